@@ -77,10 +77,6 @@ def report(*, loss: Any = None, grad_norm: Any = None) -> None:
 
     They are turned into numbers at the first steps, which are checked against the reference, and at the end of each
     block; in between they are left alone, so that nothing waits for the device.
-
-    Args:
-        loss: A number, or anything that ``float`` takes.
-        grad_norm: Likewise.
     """
     if _loop is not None:
         _loop.reported = (loss, grad_norm)

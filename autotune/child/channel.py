@@ -23,9 +23,6 @@ from autotune.child.packages import workloads_root
 class Channel:
     """Messages to and from the driver; taken once in a process.
 
-    Attributes:
-        phase: What the process is doing, as it said last.
-
     Raises:
         KeyError: If this process was not started by a study.
         OSError: If the channel is not open in this process.

@@ -78,10 +78,6 @@ class _Heard(logging.Handler):
 def find_devices(jax: Any, platform: str) -> list[Any]:
     """All devices of JAX's default platform.
 
-    Args:
-        jax: The module.
-        platform: ``cpu`` or ``cuda``, as the study has it.
-
     Raises:
         NoDeviceError: If a GPU is asked for and JAX finds none.
     """
@@ -99,17 +95,6 @@ def find_devices(jax: Any, platform: str) -> list[Any]:
     if platform == "cuda" and devices[0].platform == "cpu":
         raise NoDeviceError(_words(["it would run on the CPU", *heard.lines]))
     return devices
-
-
-def leaves_out_cpu(environment: Any = os.environ) -> str | None:
-    """A warning where JAX is told to use GPUs alone; None where it is not."""
-    named = [p.strip() for p in environment.get("JAX_PLATFORMS", "").split(",") if p.strip()]
-    if not named or "cpu" in named:
-        return None
-    return (
-        f"JAX_PLATFORMS={','.join(named)} leaves out the CPU, which host callbacks (jax.debug.print, pure_callback, "
-        f"io_callback) need: write JAX_PLATFORMS={','.join(named)},cpu"
-    )
 
 
 def _words(said: list[str]) -> str:

@@ -45,9 +45,6 @@ def module_name(hlo: str) -> str:
 def fingerprint(compiled: Any) -> str:
     """Sixteen hexadecimal digits that name what a compiled JAX function runs on this device.
 
-    Args:
-        compiled: What ``jax.jit(f).lower(...).compile()`` returns.
-
     Returns:
         The fingerprint. It begins with ``t`` where this backend serializes in a form of its own (XLA:GPU does):
         thunks and buffers are then not seen, and XLA_FLAGS counts in their stead, so that two sets of flags are

@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from uuid import UUID
 
 from autotune.child.packages import CUDA_PLUGINS, installed_versions
 
@@ -55,7 +54,6 @@ def visible_devices(nvml: Any, visible: str | None) -> list[NvmlDevice]:
     A GPU that is lost is left out, and the others keep their numbers.
 
     Args:
-        nvml: The module ``pynvml``, or None.
         visible: The variable's value; None is unset, and shows all.
     """
     if nvml is None:
@@ -154,7 +152,6 @@ _LIBRARIES = {
     "cudnn": re.compile(r"libcudnn\.so[.\d]*"),
     "nccl": re.compile(r"libnccl\.so[.\d]*"),
 }
-_CUDA = re.compile(r"libcuda\.so[.\d]*")
 _WHEELS = {
     "jax-cuda13-plugin": ("cu13/libcublas.so.13", "cudnn/libcudnn.so.9", "nccl/libnccl.so.2"),
     "jax-cuda12-plugin": ("cublas/libcublas.so.12", "cudnn/libcudnn.so.9", "nccl/libnccl.so.2"),
@@ -166,10 +163,10 @@ def ran_on(devices: Iterable[int] | None = None) -> dict[str, Any]:
     """What this process ran on: ``versions`` by name, and the figures of each of its GPUs; empty where nothing tells.
 
     Args:
-        devices: Places of its GPUs among the visible ones, as CUDA counts them; None is all.
+        devices: Places of its GPUs among the visible ones; None is all.
     """
     nvml = load_nvml()
-    visible = _cuda_devices(nvml) or visible_devices(nvml, os.environ.get(VISIBLE))
+    visible = visible_devices(nvml, os.environ.get(VISIBLE))
     chosen = visible if devices is None else [visible[i] for i in devices if i < len(visible)]
     driver = ask(nvml, "nvmlSystemGetDriverVersion") if visible else _driver_of_kernel()
     versions = {"driver": driver} if driver else {}
@@ -187,47 +184,24 @@ def is_on_gpus() -> bool:
 def loaded_versions(maps: Path = MAPS) -> dict[str, str]:
     """Versions of NVIDIA's libraries that this process has loaded, as they say themselves."""
     found = {}
-    for name, path in _loaded(maps, _LIBRARIES).items():
+    for name, path in _loaded(maps).items():
         if (version := _version(name, path)) is not None:
             found[name] = version
     return found
 
 
-def _loaded(maps: Path, libraries: Mapping[str, re.Pattern[str]]) -> dict[str, str]:
-    """Files of some libraries that lie in the memory of a process, by name (see proc(5))."""
+def _loaded(maps: Path) -> dict[str, str]:
+    """Files of NVIDIA's libraries that are mapped into a process, by name (see proc(5))."""
     try:
         lines = maps.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return {}
     found: dict[str, str] = {}
     for path in dict.fromkeys(line.split(maxsplit=5)[5] for line in lines if "/" in line):
-        for name, pattern in libraries.items():
+        for name, pattern in _LIBRARIES.items():
             if pattern.fullmatch(Path(path).name):
                 found.setdefault(name, path)
     return found
-
-
-def _cuda_devices(nvml: Any) -> list[NvmlDevice]:
-    """The GPUs in the order in which CUDA counts them in this process; none where it does not use CUDA.
-
-    The order is CUDA's own choice where a machine has different GPUs (CUDA_DEVICE_ORDER), and not that of NVML.
-    """
-    path = _loaded(MAPS, {"cuda": _CUDA}).get("cuda")
-    if path is None or nvml is None:
-        return []
-    found, count, uuid = list[NvmlDevice](), ctypes.c_int(), (ctypes.c_ubyte * 16)()
-    try:
-        cuda = ctypes.CDLL(path)
-        if cuda.cuDeviceGetCount(ctypes.byref(count)) != 0:
-            return []
-        for device in range(count.value):
-            if cuda.cuDeviceGetUuid_v2(uuid, ctypes.c_int(device)) != 0:
-                return []
-            name = UUID(bytes=bytes(uuid))
-            found += visible_devices(nvml, f"GPU-{name}") or visible_devices(nvml, f"MIG-{name}")
-    except (OSError, AttributeError):
-        return []
-    return found if len(found) == count.value else []
 
 
 def _version(name: str, path: str) -> str | None:
@@ -303,8 +277,6 @@ def load_as_jax_does() -> None:
             except OSError:
                 continue
             break
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL("libcuda.so.1").cuInit(0)  # counts the GPUs; nothing is made on any
 
 
 def _in_wheel(package: str, library: str) -> list[str]:

@@ -39,7 +39,6 @@ class BoundedLog:
 
     Args:
         path: File to write; errors are swallowed, for a full disk must not kill a trial that runs.
-        limit: Bytes kept in all.
     """
 
     def __init__(self, path: str, limit: int) -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.child.channel import Channel, pack, serve
-from autotune.child.devices import dtype_name, find_devices, leaves_out_cpu, memory_in_use
+from autotune.child.devices import dtype_name, find_devices, memory_in_use
 from autotune.child.gpus import is_on_gpus, ran_on
 from autotune.child.packages import CUDA_PLUGINS, installed_versions
 
@@ -33,7 +33,6 @@ def take_profile(run_step: Callable[[], object], steps: int) -> bytes:
     """Runs steps under JAX's profiler and gives what each instruction took, as a ``ProfiledInstructionsProto``.
 
     Args:
-        run_step: Runs one step and waits for it.
         steps: How many are profiled, each in a session of its own.
 
     Returns:
@@ -127,7 +126,6 @@ class Job:
             **_memory(jax, compiled),
             **workload.figures,
             "versions": {**installed_versions(["jax", "jaxlib", *CUDA_PLUGINS]), "python": platform.python_version()},
-            "warnings": [warning] if (warning := leaves_out_cpu()) else [],
         }
         if is_on_gpus():  # now that the steps have loaded all that they need
             told = ran_on(_own_places(job, wanted))

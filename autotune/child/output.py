@@ -151,7 +151,6 @@ class Tail:
     """Follows a file that the program appends to, from the size it had before; starts anew if it is cut or replaced.
 
     Args:
-        path: Of the file.
         whole: Whether what it holds already counts.
     """
 

@@ -18,10 +18,6 @@ _PROC = Path("/proc")
 def xla_processes(root: int, names: Iterable[str] = ()) -> list[dict[str, Any]]:
     """Every process of a tree that has loaded jaxlib.
 
-    Args:
-        root: Process number of the program.
-        names: Variables whose values are wanted.
-
     Returns:
         For each its ``pid``, ``python`` (path of its interpreter), ``packages`` (the folder in which its jaxlib lies),
         ``versions`` of what lies there, ``opens_gpu`` (None if that is not visible), and ``values``: the variables with

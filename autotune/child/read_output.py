@@ -45,12 +45,7 @@ def _interrupt(*_: object) -> None:
 
 
 class Session:
-    """One run of the user's program under a driver.
-
-    Args:
-        channel: To the driver.
-        job: ``command``, ``cwd``, ``rules``, ``warmup_steps``, ``check_steps``, ``limit_s``, ``variables``.
-    """
+    """One run of the user's program under a driver."""
 
     def __init__(self, channel: Channel, job: Mapping[str, Any]) -> None:
         self._channel = channel

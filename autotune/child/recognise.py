@@ -81,29 +81,22 @@ class Recognised:
         rules: What goes into ``[workload.read]``: `preset`, or `pattern`, or `json_key` and `unit`, and `loss`.
         steps: Lines that gave a step's duration.
         step_s: Median of these durations, seconds; None where only the clock tells and no times of lines were given.
-        losses: Lines that gave a loss.
-        loss: The last loss that was read, or None.
         example: A line that is read as a step.
-        by_clock: Whether the time between lines counts.
         agrees: Median printed duration over the time between lines, or None where it can not be told. A loop that does
             not wait for the device prints far less than passes between its lines.
         needs_tokens: Whether a rate of tokens is read, so that `tokens_per_step` must be given.
         in_bursts: Whether most lines came at once, as where Python holds its output back in a pipe (PYTHONUNBUFFERED=1
             helps): the time between lines then says nothing.
-        lines_seen: All lines that were looked at.
     """
 
     rules: Mapping[str, Any]
     steps: int
     step_s: float | None
-    losses: int
-    loss: float | None
     example: str
     by_clock: bool
     agrees: float | None
     needs_tokens: bool
     in_bursts: bool
-    lines_seen: int
 
     @property
     def doubtful(self) -> bool:
@@ -122,7 +115,6 @@ def recognise(
     many steps, a preset before a JSON key before a pattern.
 
     Args:
-        lines: Output of a program, without the ends of the lines.
         at: When each line came, seconds on any clock; without it a reading by the clock has no `step_s`.
         tokens_per_step: Tokens of a step, where known; needed for durations of programs that print tokens per second.
 
@@ -197,13 +189,11 @@ def _fit(
     reads_tokens = "tokens_per_s" in (rules.get("unit"), _duration_of(rules)) or unit == "tokens"
     blind = reads_tokens and tokens is None
     reader = StepReader({**rules, "tokens_per_step": tokens or 1} if reads_tokens else rules)
-    times, losses, examples = [], [], []
+    times, examples = [], []
     came: list[tuple[float, int | None]] = []
     for i, line in enumerate(lines):
         now = at[i] if at is not None else float(i)
         step = reader.read(line, now)
-        if step is not None and step.loss is not None:
-            losses.append(step.loss)
         if step is not None and step.step_s is not None:
             times.append(step.step_s)
             examples.append(line)
@@ -218,8 +208,8 @@ def _fit(
         agrees = None  # perhaps not every step has a line: nothing counts them
     return Recognised(
         {**rules, **({"tokens_per_step": tokens} if reads_tokens and tokens else {})}, len(times),
-        None if blind or (clock and at is None) else typical, len(losses), losses[-1] if losses else None,
-        examples[len(examples) // 2], clock, agrees, reads_tokens, bursts, len(lines),
+        None if blind or (clock and at is None) else typical, examples[len(examples) // 2], clock, agrees, reads_tokens,
+        bursts,
     )  # fmt: skip
 
 

@@ -42,8 +42,6 @@ class LineView:
     """Plain lines, one for each thing that happened; for logs, pipes and CI.
 
     Args:
-        console: Where to print.
-        watch: The study's time.
         sesoi: Its smallest effect of interest, as a share: by that a trial is promising or not.
     """
 
@@ -106,15 +104,7 @@ class LineView:
 
 
 class LiveView(LineView):
-    """A panel that is redrawn in place, above which finished things scroll by as lines.
-
-    Args:
-        console: A terminal.
-        watch: The study's time.
-        sesoi: Its smallest effect of interest, as a share.
-        name: Of the study.
-        budget_s: Time budget, if there is one.
-    """
+    """A panel that is redrawn in place, above which finished things scroll by as lines."""
 
     def __init__(self, console: Console, watch: Stopwatch, *, sesoi: float, name: str, budget_s: float | None) -> None:
         super().__init__(console, watch, sesoi=sesoi)

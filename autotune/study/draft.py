@@ -63,8 +63,6 @@ class Plan:
     """What a study of a program is going to do, and the file that asks for it.
 
     Attributes:
-        spec: The study.
-        text: Its file, with comments.
         kind: What is searched for: a key of `GROUPS`.
         run_s: Seconds of one run of the program.
         trial_s: Seconds of a trial.
@@ -88,11 +86,7 @@ def plan_of(found: ProbeResult, *, name: str, trials: int, budget_s: float | Non
     """A study of a program that was looked at.
 
     Args:
-        found: What one run of it showed.
-        name: Of the study.
-        trials: Most trials.
         budget_s: Seconds for the whole study; None for a proposal.
-        said: The command line that asked for it, for the file.
 
     Raises:
         StudyFileError: If no study can be of it.
@@ -140,13 +134,7 @@ def plan_unseen(
 
     Args:
         what: A preset or ``package.module:function``; or a command with ``autotune.hook.steps`` in its loop.
-        name: Of the study.
-        platform: ``cpu`` or ``cuda``.
-        count: Devices.
-        device: Their kind.
-        trials: Most trials.
         budget_s: Seconds for the whole study; None for a proposal.
-        said: The command line that asked for it, for the file.
 
     Raises:
         StudyFileError: If no study can be of it.
@@ -177,10 +165,6 @@ def example_studies() -> dict[str, Path]:
 
 def example_text(name: str, study: str) -> str:
     """The file of an example study, as a study of another name.
-
-    Args:
-        name: Of the example.
-        study: Of the copy.
 
     Raises:
         StudyFileError: If there is no such (all are named), or no study may have that name.

@@ -51,11 +51,7 @@ class ProbeRequest:
     """A program to look at.
 
     Attributes:
-        command: It and its arguments.
-        cwd: Folder to run it in.
-        platform: ``cpu`` or ``cuda``.
         rules: How its steps are read, as `[workload.read]` has it; None to find out.
-        limit_s: Longest time, seconds.
         terminal: Whether it gets a pseudo-terminal; None to try one if it shows no steps in a pipe.
     """
 
@@ -72,9 +68,7 @@ class ProbeResult:
     """What a study must know of a program.
 
     Attributes:
-        request: What was asked.
         rules: How its steps are read.
-        how: The same in words.
         example: A line from which a step was read.
         doubt: What speaks against the durations that are printed; empty if nothing does.
         step_s: Median of a step, seconds.
@@ -83,10 +77,7 @@ class ProbeResult:
         start_s: Seconds until its warm-up was over.
         steps: Lines with a step; all of them if it `ended`.
         ended: Whether it ended by itself.
-        device: Kind of device.
-        device_count: Devices that it sees.
         python: Interpreter that loaded jaxlib; None if none was seen.
-        jaxlib: Version of that; None if its folder does not tell.
     """
 
     request: ProbeRequest
@@ -138,11 +129,6 @@ class Steps:
 
 def read_steps(lines: Sequence[str], at_s: Sequence[float], rules: Mapping[str, Any]) -> Steps:
     """The steps that some rules find in lines.
-
-    Args:
-        lines: Output of a program.
-        at_s: Second at which each line came.
-        rules: As `StepReader` takes them.
 
     Raises:
         ValueError: If a rule cannot work.
@@ -219,10 +205,6 @@ def _recognised(lines: Sequence[str], at_s: Sequence[float]) -> Recognised | Non
 def run_request(request: ProbeRequest, *, tell: Callable[[str], None]) -> tuple[Probe, StepWatch]:
     """Runs a program until enough of its steps were seen; once more on a pseudo-terminal if it shows none in a pipe.
 
-    Args:
-        request: The program.
-        tell: Called from time to time with how far it is.
-
     Raises:
         LaunchError: If it cannot be started.
     """
@@ -256,10 +238,6 @@ def run_request(request: ProbeRequest, *, tell: Callable[[str], None]) -> tuple[
 
 def probe_program(request: ProbeRequest, *, tell: Callable[[str], None]) -> ProbeResult:
     """Runs a program once and finds out what a study of it must say.
-
-    Args:
-        request: The program.
-        tell: Called from time to time with how far it is.
 
     Raises:
         LaunchError: If it cannot be started, fails, or makes no steps that can be read; the message shows its last
@@ -358,8 +336,6 @@ def program_python(spec: StudySpec, study_dir: Path, *, note: Callable[[str], No
     If the program then runs on another build, `refuse_other_build` ends the study after the reference.
 
     Args:
-        spec: The study.
-        study_dir: Folder of the study file, in which the command runs.
         note: Called with a warning if the interpreter is not known.
 
     Raises:
@@ -391,9 +367,6 @@ def refuse_other_build(asked: str, python: str, spec: StudySpec, facts: Workload
     """Refuses to go on where the reference ran on another jaxlib than the one whose settings were checked.
 
     Args:
-        asked: Version of the jaxlib that was asked.
-        python: Its interpreter.
-        spec: The study.
         facts: What the reference reported; without a version it refutes nothing.
 
     Raises:
@@ -450,7 +423,6 @@ def reading_of(probe: Probe, fits: Sequence[Recognised], rules: Mapping[str, Any
     """What some rules read in the lines of a run or a log, line by line and in all, as data.
 
     Args:
-        probe: The run or log.
         fits: What was recognised, best first; empty where the rules were given, or nothing fits.
         rules: As `StepReader` takes them; empty if none are known.
 

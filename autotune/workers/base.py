@@ -79,11 +79,6 @@ class Launcher(Protocol):
     def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> Worker:
         """Starts a worker under `settings` (baseline merged in) and waits until it is compiled and warm.
 
-        Args:
-            settings: Everything that steers the worker.
-            folder: Where its log goes.
-            progress: Called with each phase.
-
         Raises:
             WorkerFailed: If it never became ready.
         """
@@ -106,11 +101,6 @@ class GuardedProcess(ChildProcess):
     Every message has a ``type``, and the last one of all is of type ``exit``.
 
     Args:
-        command: What the guard runs.
-        env: Its whole environment.
-        log: Where its output goes.
-        log_bytes: How much of the output is kept.
-        cwd: Folder to run in; default: the driver's.
         through: What carries the guard to another machine, such as ``srun ...``; then `env` is that program's own, and
             the command's goes to the guard as its first message.
 

@@ -112,10 +112,6 @@ class CommandWorker(LocalWorker):
     """A user's program, whose compiled programs are seen from outside.
 
     Args:
-        process: Its guarded process.
-        spec: The study.
-        settings: Under which it was started.
-        study_dir: Folder in which it runs.
         watch: Sees its compiled programs, and is closed with the worker; None if they are not seen.
         problem: Why they are not.
     """

@@ -63,11 +63,6 @@ def classify_failure(
 
     Args:
         exit_status: Of the process; negative for a signal, None if the guard itself vanished.
-        phase: What the worker was doing.
-        error_type: Class of the Python exception that it reported, if it did.
-        message: Text of that exception.
-        last_lines: The end of its output.
-        log: Where the whole output is.
     """
     kind, said = _judge(exit_status, phase, error_type, (message or "").strip(), last_lines)
     return Failure(

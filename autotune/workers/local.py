@@ -45,12 +45,7 @@ def keeps_kernels(spec: StudySpec) -> bool:
 
 
 def where_to_leave(settings: FlagSet, folder: Path) -> dict[str, str]:
-    """The variables that make a process do so; none where its settings say themselves what becomes of results.
-
-    Args:
-        settings: All that the process runs under.
-        folder: Where its log goes.
-    """
+    """The variables that make a process do so; none where its settings say themselves what becomes of results."""
     if KERNELS in settings or any(name in settings for name in DUMP_HERE):
         return {}
     flags = settings.merge(DUMP_HERE).to_environment()["XLA_FLAGS"]
@@ -112,7 +107,6 @@ class LocalLauncher:
     """Starts workers here, under the caller's environment less what steers plus the settings under trial.
 
     Args:
-        spec: The study.
         study_dir: Folder of the study file, where the user's own modules are found.
         base: The caller's environment.
     """
@@ -213,13 +207,7 @@ class LocalLauncher:
 
 
 class LocalWorker:
-    """All processes of one trial; rank 0 tells the time.
-
-    Args:
-        processes: One for each rank.
-        spec: The study.
-        settings: Under which the processes were started.
-    """
+    """All processes of one trial; rank 0 tells the time."""
 
     report: WorkerReport
 

@@ -27,14 +27,11 @@ class Probe:
     """What one run of a program, or its saved log, shows.
 
     Attributes:
-        lines: What was printed.
         at_s: Seconds after the start at which each line came; empty for a saved log.
         processes: Those that have loaded XLA, by process number, as `autotune.child.processes` describes them.
         status: How it ended by itself, as `subprocess` counts; None if it was stopped.
         took_s: Seconds until it ended or was stopped.
-        terminal: Whether it had a pseudo-terminal.
         last_lines: The end of its output where it ended by itself.
-        notes: What a person should know of the run.
     """
 
     lines: list[str] = field(default_factory=list)
@@ -75,11 +72,7 @@ def run_probe(
 
     Args:
         command: It and its arguments; ``{folder}`` stands for a folder that is removed afterwards.
-        environment: Its whole environment.
-        cwd: Folder to run in.
-        limit_s: Longest time, seconds.
         is_enough: Asked about twice a second.
-        terminal: Whether its output goes to a pseudo-terminal instead of a pipe.
 
     Raises:
         LaunchError: If it cannot be started.
@@ -143,7 +136,6 @@ class WorkloadFigures:
     """What a built workload says of itself.
 
     Attributes:
-        mesh: Axes of its mesh with their sizes, if it says so.
         layer_bytes: Bytes of ``weights`` and ``gradients`` of one layer, if it says so.
     """
 
@@ -153,11 +145,6 @@ class WorkloadFigures:
 
 def describe_workload(spec: StudySpec, *, study_dir: Path, device_count: int) -> WorkloadFigures:
     """Builds a study's workload in a child process, on virtual devices of the CPU; no step is compiled.
-
-    Args:
-        spec: A study of an `entry`.
-        study_dir: Folder of the study file, where the user's own modules are found.
-        device_count: Devices that the workload is built for.
 
     Raises:
         WorkerFailed: If it cannot be built here.

@@ -69,7 +69,6 @@ class Programs:
     Attributes:
         fingerprint: Equal for equal programs in every process of one machine and build.
         peak_bytes: What the largest module needs of memory, arguments and results included.
-        compile_s: Seconds that XLA took for all of them.
     """
 
     fingerprint: str
@@ -125,9 +124,6 @@ class ProgramWatch:
 
     def told(self, process_count: int) -> Programs:
         """The programs so far.
-
-        Args:
-            process_count: How many processes of the tree have loaded XLA.
 
         Raises:
             NotKnown: If they are not all in the dump.

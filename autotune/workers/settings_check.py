@@ -34,7 +34,6 @@ def check_environment(settings: FlagSet, values: Mapping[str, str | None]) -> Se
     """Compares settings with the environment that a running program has now.
 
     Args:
-        settings: What it was given.
         values: The variables through which they travel, as the program has them; None for one that is not set.
     """
     lost: list[str] = []
@@ -60,12 +59,7 @@ def check_environment(settings: FlagSet, values: Mapping[str, str | None]) -> Se
 
 
 def check_options(settings: FlagSet, options: Mapping[str, str]) -> tuple[str, ...]:
-    """One sentence for each JAX option that a program changed by ``jax.config.update``.
-
-    Args:
-        settings: What it was given.
-        options: Options as text, as the program has them now.
-    """
+    """One sentence for each JAX option that a program changed by ``jax.config.update``."""
     return tuple(
         f"{name}={settings[name]}: the program made it {got}"
         for name, got in options.items()
@@ -77,7 +71,6 @@ def check_processes(settings: FlagSet, processes: Iterable[Mapping[str, Any]]) -
     """Compares settings with the environments of all processes of a program that have loaded XLA.
 
     Args:
-        settings: What it was given.
         processes: As `autotune.child.processes.xla_processes` gives them.
     """
     found = list(processes)

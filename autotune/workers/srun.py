@@ -61,11 +61,6 @@ FOR_SURE_OF_SETTINGS = frozenset(
 class SrunLauncher(LocalLauncher):
     """Starts the ranks of a study's `entry` on the nodes of the SLURM job in which the driver runs.
 
-    Args:
-        spec: The study.
-        study_dir: Folder of the study file, on a disk that all nodes share.
-        base: The caller's environment.
-
     Raises:
         LaunchError: If there is no job, or it has too few nodes.
     """
@@ -166,14 +161,7 @@ class Place:
 
 
 class SrunWorker(LocalWorker):
-    """All ranks of one trial on several nodes.
-
-    Args:
-        steps: One for each rank.
-        spec: The study.
-        settings: Under which the processes were started.
-        place: Where they run.
-    """
+    """All ranks of one trial on several nodes."""
 
     def __init__(self, steps: list[StepProcess], spec: StudySpec, settings: FlagSet, place: Place) -> None:
         super().__init__([*steps], spec, settings)

@@ -93,13 +93,6 @@ def test_the_gpus_of_a_process_are_those_that_cuda_would_give_it(tmp_path: Path)
     assert answer(EACH.format(cases=VISIBLE), str(nvml.folder)) == [indices for _, _, indices in VISIBLE]
 
 
-def test_where_cuda_counts_in_an_order_of_its_own_cuda_is_asked(tmp_path: Path) -> None:
-    """On a machine of different GPUs CUDA puts the fastest first, whatever NVML calls it."""
-    cuda, nvml = make_cuda(tmp_path / "cuda", order="210"), FakeNvml(tmp_path / "nvml", gpus=3)
-    found = told(nvml, path=str(cuda), load=("libcuda.so.1",), devices="range(1)")
-    assert [g["uuid"] for g in found["gpus"]] == [uuid_of(2)]
-
-
 def test_a_lost_gpu_leaves_the_others(tmp_path: Path) -> None:
     nvml = FakeNvml(tmp_path / "nvml", gpus=2)
     nvml.fail(0, "nvmlDeviceGetHandleByIndex", GPU_IS_LOST)
