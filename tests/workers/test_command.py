@@ -15,7 +15,7 @@ import pytest
 from autotune.child.processes import xla_processes
 from autotune.model.measurement import FailureKind
 from autotune.workers.base import WorkerFailed
-from tests.workers.conftest import PROGRAMS, Start, command, study
+from tests.workers.conftest import PRINTED, PROGRAMS, Start, command, study
 
 HOOKED: dict[str, Any] = {"program": "hooked.py", "hook": True}
 HANGS_SOON = {"block_limit_s": 2}
@@ -157,6 +157,16 @@ def test_the_folder_of_the_trial_can_be_an_argument(start: Start, tmp_path: Path
     code = "import sys, time; open(sys.argv[1] + '/made', 'w')\nwhile True: print('5 ms', flush=True), time.sleep(.01)"
     start(study({"command": [sys.executable, "-c", code, "{folder}"], "read": {"pattern": "(?P<step_ms>5) ms"}}))
     assert (tmp_path / "made").exists()
+
+
+def test_the_process_that_a_launcher_starts_is_the_one_that_is_reported(start: Start) -> None:
+    launcher = ["bash", "-c", f"cd {PROGRAMS}; export A=1; {sys.executable} train.py & wait"]
+    report = start(study({"command": launcher, "read": PRINTED})).report
+    assert report.versions["jaxlib"] == importlib.metadata.version("jaxlib")
+    assert report.versions["python"].startswith(f"{sys.version_info[0]}.{sys.version_info[1]}")
+    assert report.device_kind == "cpu"
+    assert report.packages is not None
+    assert (Path(report.packages).expanduser() / "jaxlib").is_dir()
 
 
 # ---------------------------------------------------------------------- settings that do not arrive

@@ -95,33 +95,12 @@ def test_a_study_of_a_program_that_is_only_read(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_setting_that_does_not_arrive_fails_its_trial_and_is_named(tmp_path: Path) -> None:
-    _, store, _ = run(tmp_path, command("sets-flags"))
-    (result,) = store.of(TrialResult)
-    assert result.failure is not None
-    assert result.failure.kind is FailureKind.NOT_APPLIED
-    assert "xla_backend_optimization_level=1: the program took it away" in result.failure.message
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_a_study_of_a_hooked_program_takes_turns(tmp_path: Path) -> None:
     _, store, _ = run(tmp_path, command(program="hooked.py", hook=True))
     (result,) = store.of(TrialResult)
     assert result.status is TrialStatus.MEASURED
     assert result.comparison is not None
     assert result.comparison.mode == "turns"
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_a_study_of_two_processes(tmp_path: Path) -> None:
-    device = {"count": 2, "process_count": 2}
-    _, store, _ = run(tmp_path, {"entry": "faulty:build"}, device=device)
-    (result,) = store.of(TrialResult)
-    assert result.worker is not None
-    assert result.worker.process_count == 2
-    assert result.failure is None
 
 
 @pytest.mark.parametrize("name", ["command_read", "command_hook", "command_maxtext"])
