@@ -6,22 +6,52 @@ Standard library only. It gets a ``job`` (``command``, ``cwd``, ``terminal``) ov
 
 from __future__ import annotations
 
-import contextlib
 import os
-import select
-import subprocess
-import sys
 import time
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from autotune.child.channel import Channel
-from autotune.child.output import Lines, read_piece, start_program
 from autotune.child.processes import xla_processes
+from autotune.child.read_output import ProgramRun
 
-SEND_EVERY_S = 0.2
 LOOK_EVERY_S = 0.5
 MOST_LINES = 20_000
 """Lines that are sent; of a program that prints more only the first ones count."""
+
+
+class ProbedRun(ProgramRun):
+    """A run whose lines and processes are reported as they are."""
+
+    def __init__(self, channel: Channel, job: Mapping[str, Any]) -> None:
+        super().__init__(channel, job, terminal=bool(job["terminal"]))
+        self._began = self._looked = time.monotonic()
+        self._count = 0
+        self._processes: list[dict[str, Any]] = []
+
+    def take(self, lines: Iterable[str]) -> None:
+        """Sends lines with the time at which they came."""
+        at_s = time.monotonic() - self._began
+        waiting = [(at_s, line) for line in lines][: MOST_LINES - self._count]
+        self._count += len(waiting)
+        if waiting:
+            self.channel.send("lines", lines=waiting)
+
+    def look(self) -> None:
+        """Sends the processes that have loaded XLA, if they are others than before."""
+        if time.monotonic() - self._looked < LOOK_EVERY_S:
+            return
+        self._looked = time.monotonic()
+        # Below the guard, which inherits the processes whose parents end: a launcher may leave a daemon.
+        found = xla_processes(os.getppid())
+        if found != self._processes:
+            self._processes = found
+            self.channel.send("processes", processes=found)
+
+    def ended(self) -> int:
+        """Sends how the program ended."""
+        self.channel.send("ended", status=self.program.returncode)
+        return 0
 
 
 def main() -> int:
@@ -31,71 +61,8 @@ def main() -> int:
     if job["type"] != "job":
         return 0
     try:
-        program, output = start_program(job["command"], job["cwd"], terminal=bool(job.get("terminal")))
+        run = ProbedRun(channel, job)
     except OSError as error:
         channel.send("cannot_start", reason=error.strerror or str(error))
         return 127
-    return _Run(channel, program, output).run()
-
-
-class _Run:
-    """One run of the program."""
-
-    def __init__(self, channel: Channel, program: subprocess.Popen[bytes], output: int) -> None:
-        self._channel = channel
-        self._program = program
-        self._output = output
-        self._lines = Lines()
-        self._waiting: list[tuple[float, str]] = []
-        self._count = 0
-        self._processes: list[dict[str, Any]] = []
-
-    def run(self) -> int:
-        """Passes on output until the program ends or the driver says stop; gives the exit status."""
-        began = sent = looked = time.monotonic()
-        output = self._output
-        sources = [output, self._channel.fileno()]
-        while True:
-            readable, _, _ = select.select(sources, [], [], SEND_EVERY_S)
-            if self._channel.fileno() in readable:
-                return 0  # whatever the driver says means stop; the guard ends what runs
-            now = time.monotonic()
-            if output in readable:
-                data = read_piece(output)
-                if not data:
-                    sources.remove(output)
-                with contextlib.suppress(OSError):  # the log is the guard's
-                    os.write(1, data)
-                self._take(data or b"\n", now - began)
-            if now - looked >= LOOK_EVERY_S:
-                looked = now
-                self._send_processes()
-            is_over = self._program.poll() is not None and output not in readable
-            if now - sent >= SEND_EVERY_S or is_over:
-                sent = now
-                self._send()
-            if is_over:
-                self._channel.send("ended", status=self._program.returncode, lines=self._count)
-                return 0
-
-    def _take(self, data: bytes, at_s: float) -> None:
-        for line in self._lines.feed(data):
-            self._count += 1
-            if self._count <= MOST_LINES:
-                self._waiting.append((at_s, line))
-
-    def _send(self) -> None:
-        if self._waiting:
-            self._channel.send("lines", lines=self._waiting)
-            self._waiting = []
-
-    def _send_processes(self) -> None:
-        # Below the guard, which inherits the processes whose parents end: a launcher may leave a daemon.
-        found = xla_processes(os.getppid())
-        if found != self._processes:
-            self._processes = found
-            self._channel.send("processes", processes=found)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return run.run()
