@@ -9,7 +9,6 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -93,8 +92,9 @@ class SrunLauncher(LocalLauncher):
 
     def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> LocalWorker:
         """Starts all ranks and waits until they are ready; see `base.Launcher`."""
-        place = Place(self._nodes, self._base, self._worker_environment(settings))
-        worker = SrunWorker(self._steps(settings, folder), self._spec, settings, place)
+        env = self._worker_environment(settings)
+        steps = self._steps(settings, folder)
+        worker = SrunWorker(steps, self._spec, settings, nodes=self._nodes, base=self._base, env=env)
         return self._begin(worker, self._jobs(settings, folder), progress)
 
     def _steps(self, settings: FlagSet, folder: Path) -> list[StepProcess]:
@@ -140,42 +140,47 @@ class StepProcess(GuardedProcess):
         return self.end is not None and "stopped" not in self.end
 
     @property
-    def is_stopped(self) -> bool:
-        """Whether its guard was told to stop, which nobody here did before the end was looked at."""
-        return self.end is not None and bool(self.end.get("stopped"))
+    def was_ended_from_outside(self) -> bool:
+        """Whether it has vanished, or its guard was stopped, which nobody here did before the end was looked at."""
+        return self.end is not None and bool(self.end.get("stopped", True))
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where the ranks of one trial run.
+class SrunWorker(LocalWorker):
+    """All ranks of one trial on several nodes.
 
-    Attributes:
+    Args:
+        steps: One for each rank.
+        spec: The study.
+        settings: Under which the processes were started.
         nodes: In the order of their ranks.
         base: The driver's own environment, in which SLURM is asked.
         env: The whole environment of each rank, but for what its node sets.
     """
 
-    nodes: Sequence[str]
-    base: Mapping[str, str]
-    env: Mapping[str, str]
-
-
-class SrunWorker(LocalWorker):
-    """All ranks of one trial on several nodes."""
-
-    def __init__(self, steps: list[StepProcess], spec: StudySpec, settings: FlagSet, place: Place) -> None:
+    def __init__(
+        self,
+        steps: list[StepProcess],
+        spec: StudySpec,
+        settings: FlagSet,
+        *,
+        nodes: Sequence[str],
+        base: Mapping[str, str],
+        env: Mapping[str, str],
+    ) -> None:
         super().__init__([*steps], spec, settings)
         self._steps = steps
-        self._place = place
+        self._nodes = nodes
+        self._base = base
+        self._env = env
 
     def wait_ready(self, jobs: list[dict[str, Any]], progress: Progress) -> None:
         """Waits for the guards, tells the ranks where they meet, and waits until all are compiled and warm."""
         progress("launch")
         for step in self._steps:
-            step.send({"environment": self._place.env, "keep": SET_BY_NODE})
+            step.send({"environment": self._env, "keep": SET_BY_NODE})
         hello = self._gather("hello", STEP_LIMIT_S, None)
         try:
-            host = slurm_address(hello[0]["node"], self._place.base)
+            host = slurm_address(hello[0]["node"], self._base)
         except LaunchError as error:
             raise of_machine(str(error), phase="launch") from error
         for step, message in zip(self._steps, hello, strict=True):
@@ -191,12 +196,12 @@ class SrunWorker(LocalWorker):
         super().close()
         for step in self._steps if is_first else ():
             if step.number is not None and step.has_vanished:
-                end_slurm_step(step.number, self._place.base)
+                end_slurm_step(step.number, self._base)
 
     def _ended(self, errors: dict[int, dict[str, Any]]) -> WorkerFailed:
         """What it means that a rank has ended: its step may have been taken away from it, or its whole node."""
         failed = super()._ended(errors)
-        vanished = [r for r, step in enumerate(self._steps) if step.has_vanished or step.is_stopped]
+        vanished = [r for r, step in enumerate(self._steps) if step.was_ended_from_outside]
         said = [line for step in self._steps for line in self._last_words(step, failed.failure)]
         if any(map(is_kernel_kill, said)):
             update = {"kind": FailureKind.OUT_OF_MEMORY, "message": next(filter(is_kernel_kill, said))}
@@ -228,7 +233,7 @@ class SrunWorker(LocalWorker):
         if failed.failure.kind in FOR_SURE_OF_SETTINGS:
             return failed
         self.close()
-        lost = lost_slurm_nodes(self._place.nodes, self._place.base)
+        lost = lost_slurm_nodes(self._nodes, self._base)
         if not lost:
             return failed
         named = "; ".join(f"{node}: {why}" for node, why in lost.items())
