@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from autotune.model import ConfirmRun, ReplaySpec
-from benchmarks.coverage import BLOCK_STEPS, DEFAULTS
+from autotune.model import BLOCK_STEPS, ConfirmRun, ReplaySpec
+from benchmarks.coverage import DEFAULTS
 
 STEP_S = ReplaySpec().step_s
 PAIR_S = 2 * BLOCK_STEPS * STEP_S

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from autotune.model import StudySpec, parse_study
+from autotune.model import BLOCK_STEPS, StudySpec, parse_study
 from autotune.stats import Estimate, Sandwich, SequentialPlan, confirm, estimate_sandwiches
 from autotune.stats.intervals import Floats, hodges_lehmann
 from autotune.stats.noise_models import NoiseModel
@@ -18,7 +18,6 @@ from autotune.study import sequential
 from benchmarks.machines import Case
 
 DEFAULTS: StudySpec = parse_study({"name": "defaults", "workload": {"entry": "llama"}})
-BLOCK_STEPS = DEFAULTS.measure.block_steps
 FINALISTS, PROCESSES, CONFIRM_PAIRS = 3, 5, 20
 """Of the fixed proof: so many finalists, each in so many pairs of processes of so many pairs of blocks."""
 PLAN = SequentialPlan(cap=DEFAULTS.measure.pairs_cap)
@@ -104,7 +103,7 @@ def process_centres(
 
 def _at_stop(ratios: list[float]) -> Estimate:
     """What a trial with these log ratios reports when its rule stops it."""
-    rule = sequential(PLAN, sesoi=DEFAULTS.measure.smallest_effect, incumbent=None)
+    rule = sequential(PLAN, min_effect=DEFAULTS.measure.min_effect, incumbent=None)
     for count in range(1, len(ratios) + 1):
         decision = rule.stop(ratios[:count])
         if decision is not None and decision.stop:

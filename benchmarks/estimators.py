@@ -9,10 +9,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autotune.stats.estimates import DEFAULT_SESOI
+from autotune.model import BLOCK_STEPS
+from autotune.stats.estimates import DEFAULT_MIN_EFFECT
 from autotune.stats.intervals import hodges_lehmann, student_quantile
 from autotune.stats.simulate import Machine, Process, log_ratios, run_pairs
-from benchmarks.coverage import BLOCK_STEPS, FINALISTS, PLAN, process_centres, without_process_effects
+from benchmarks.coverage import FINALISTS, PLAN, process_centres, without_process_effects
 from benchmarks.machines import Case
 from benchmarks.proportions import crossing
 
@@ -36,7 +37,7 @@ def budget(name: str, case: Case, samples: int, rng: np.random.Generator, pool: 
         for gate, family in (("", FINALISTS), (" uncorrected", 1)):
             critical = [student_quantile(0.05 / k, processes - 1) for k in (family, 1)]
             # The largest log ratio that both stages would call faster: shares for any effect follow.
-            needed = (math.log1p(-DEFAULT_SESOI) - middle - spread * critical).min(axis=-1)
+            needed = (math.log1p(-DEFAULT_MIN_EFFECT) - middle - spread * critical).min(axis=-1)
             shares = [float(np.mean(math.log1p(-e) < needed)) for e in effects]
             smallest[f"{processes}x{pairs}{gate}"] = crossing(effects.tolist(), shares)
     return Budget(machine=name, smallest=smallest)

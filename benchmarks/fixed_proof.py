@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from autotune.stats.estimates import DEFAULT_SESOI
+from autotune.stats.estimates import DEFAULT_MIN_EFFECT
 from autotune.stats.intervals import Floats, student_quantile
 from autotune.stats.noise_models import NoiseModel
 from benchmarks.costs import Cost
@@ -81,4 +81,4 @@ def _gate(
     centres = process_centres(model, rng, effects, processes=PROCESSES, pairs=CONFIRM_PAIRS)
     half = student_quantile(2.0 * error, PROCESSES - 1) * centres.std(axis=-1, ddof=1) / math.sqrt(PROCESSES)
     ratio = centres.mean(axis=-1)
-    return ratio, ratio + half < math.log1p(-DEFAULT_SESOI)
+    return ratio, ratio + half < math.log1p(-DEFAULT_MIN_EFFECT)

@@ -54,13 +54,11 @@ platform = "cpu"
 trials = {trials}
 sampler = "{sampler}"
 groups = ["cpu"]
-use_environment = false
 [measure]
 pairs_cap = 16
 [confirm]
 finalists = 2
 processes = 4
-pairs = 10
 soak = 0
 [replay.effects]
 "xla_cpu_prefer_vector_width=512" = 0.97
@@ -143,12 +141,12 @@ class Clocked(LineView):
     """Lines for nobody, and the driver's processor seconds at the end of each trial."""
 
     def __init__(self, watch: Stopwatch) -> None:
-        super().__init__(Console(file=Path(os.devnull).open("w", encoding="utf-8")), watch, sesoi=0.005)  # noqa: SIM115
+        super().__init__(Console(file=Path(os.devnull).open("w", encoding="utf-8")), watch, min_effect=0.005)  # noqa: SIM115
         self.spent_s: list[float] = []
         self.engine: InProcess | None = None
 
     def trial_ends(self, result: TrialResult) -> None:
-        """See `autotune.model.View`."""
+        """See `autotune.model.Callbacks`."""
         super().trial_ends(result)
         self.spent_s.append(time.process_time() - (self.engine.lanes_s if self.engine is not None else 0.0))
 

@@ -30,8 +30,7 @@ from autotune.compiler.targets import Target, Topology
 from autotune.compiler.verdicts import Screener
 from autotune.model.errors import AutotuneError, LaunchError, StudyFileError
 from autotune.model.flags import FlagSet
-from autotune.model.records import FloorResult
-from autotune.model.trial import TrialResult, TrialStatus
+from autotune.model.records import FloorResult, TrialResult, TrialStatus
 from autotune.rundir.store import Store
 from autotune.settings.catalog import Stage
 

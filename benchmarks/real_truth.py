@@ -33,9 +33,8 @@ from autotune.cli.live import LineView
 from autotune.machine import describe_machine
 from autotune.model import Stopwatch
 from autotune.model.flags import FlagSet
-from autotune.model.records import ConclusionRecord, ConfirmRun, FloorResult
+from autotune.model.records import ConclusionRecord, ConfirmRun, FloorResult, TrialResult
 from autotune.model.spec import StudySpec, parse_study
-from autotune.model.trial import TrialResult
 from autotune.rundir.store import Store
 from autotune.study import Compared, StudyRun, fixed, new_run, noise_floor, probe, prove, run_study
 from harness.simulated import runner_of
@@ -54,7 +53,6 @@ def study(name: str, *, candidates: list[dict[str, Any]], baseline: dict[str, An
             "baseline": baseline,
             "search": {
                 "trials": len(candidates),
-                "use_environment": False,
                 "first": [{"name": f"c{i}", "settings": c} for i, c in enumerate(candidates)],
             },
         }
@@ -86,7 +84,7 @@ def begin(spec: StudySpec, folder: str, console: Console | None = None) -> Study
     """A session of a study in a folder, made or gone on with."""
     watch = Stopwatch()
     console = console or Console(width=160, no_color=True, stderr=True)
-    view = LineView(console, watch, sesoi=spec.measure.smallest_effect)
+    view = LineView(console, watch, min_effect=spec.measure.min_effect)
     return new_run(spec, Path(folder) / "run", study_dir=HERE, view=view, watch=watch)
 
 
@@ -119,7 +117,7 @@ def describe(store: Store, conclusion: ConclusionRecord) -> dict[str, Any]:
         "trials": [
             {
                 "status": str(r.status),
-                "outlook": r.outlook_at(sesoi=store.spec.measure.smallest_effect),
+                "outlook": r.outlook_at(min_effect=store.spec.measure.min_effect),
                 "estimate": _interval(r.comparison.estimate) if r.comparison else None,
                 "pairs": r.comparison.pair_count if r.comparison else 0,
             }
@@ -145,7 +143,7 @@ def calibrate(effect: float, *, large: int = 3000) -> int:
             FlagSet({VARIABLE: str(large)}),
             session.store.folder("trials", "large"),
             name="c",
-            rule=fixed(30, sesoi=0.005),
+            rule=fixed(30, min_effect=0.005),
         )
     assert found.comparison is not None
     ratio = found.comparison.estimate.ratio

@@ -40,13 +40,11 @@ platform = "cpu"
 trials = {trials}
 sampler = "{sampler}"
 groups = ["cpu"]
-use_environment = false
 [measure]
 pairs_cap = 16
 [confirm]
 finalists = 2
 processes = 4
-pairs = 10
 soak = 0
 [replay.effects]
 "xla_cpu_prefer_vector_width=512" = 0.97

@@ -38,8 +38,8 @@ from autotune.machine import caller_environment, environment
 from autotune.machine.environment import default_cache_dir
 from autotune.model import Stopwatch
 from autotune.model.flags import FlagSet
+from autotune.model.records import TrialResult
 from autotune.model.spec import StudySpec, parse_study
-from autotune.model.trial import TrialResult
 from autotune.settings.catalog import load_catalog
 from autotune.settings.parameters import Parameter, SearchSpace
 from autotune.study import Compared, StudyRun, fixed, probe, run_study
@@ -120,7 +120,7 @@ def measured(screen: Screener, space: Mapping[str, Sequence[str]], folder: Path)
     launcher = LocalLauncher(spec, study_dir=str(folder), base=caller_environment())
     setup = GivenSetup(given_space=SearchSpace(()), given_launcher=launcher, read_at_run_time=lambda s: s)
     session = given_run(
-        spec, folder / "measured", setup, LineView(Console(), watch, sesoi=spec.measure.smallest_effect)
+        spec, folder / "measured", setup, LineView(Console(), watch, min_effect=spec.measure.min_effect)
     )
     probe(session)
     dead = {s.name for s in screen.run(space, {}).of_effect(Effect.DEAD)}
@@ -152,7 +152,7 @@ def measured(screen: Screener, space: Mapping[str, Sequence[str]], folder: Path)
 def _point(session: StudyRun, screen: Screener, settings: FlagSet, number: int, dead: set[str]) -> dict[str, Any]:
     """One point: its real program, its ratio, and what the screen says."""
     folder = session.store.folder("trials", f"{number:04d}")
-    rule = fixed(PAIRS, sesoi=0.005)
+    rule = fixed(PAIRS, min_effect=0.005)
     measured: Compared[None] = runner_of(session).comparer.compare(settings, folder, name=f"point-{number}", rule=rule)
     assert measured.comparison is not None
     found = measured.comparison.estimate
@@ -199,7 +199,7 @@ def _study(spec: StudySpec, screen: Screener, target: Target, folder: Path, *, t
     launcher = CompiledMachine(spec, screen, target)
     spec = spec.model_copy(update={"search": spec.search.model_copy(update={"trials": trials})})
     setup = GivenSetup(given_space=space, given_launcher=launcher)
-    view = LineView(Console(quiet=True), Stopwatch(), sesoi=spec.measure.smallest_effect)
+    view = LineView(Console(quiet=True), Stopwatch(), min_effect=spec.measure.min_effect)
     session = given_run(spec, folder, setup, view)
     started = time.monotonic()
     conclusion = run_study(session)

@@ -31,7 +31,6 @@ name = "killed"
 entry = "llama"
 [search]
 trials = {trials}
-use_environment = false
 [search.settings]
 xla_cpu_prefer_vector_width = [128, 256, 512]
 xla_backend_optimization_level = [0, 1, 2, 3]
@@ -43,9 +42,7 @@ pairs_cap = 12
 [confirm]
 processes = 3
 finalists = 2
-pairs = 6
 soak = "30s"
-soak_steps = 20
 [replay]
 delay_s = {delay_s}
 noise = "drift"
@@ -60,7 +57,6 @@ name = "killed-real"
 entry = "harness.slow_unoptimised:build"
 [search]
 trials = {trials}
-use_environment = false
 [search.settings]
 xla_cpu_prefer_vector_width = [128, 256, 512]
 xla_backend_optimization_level = [1, 2, 3]
@@ -69,11 +65,9 @@ xla_backend_optimization_level = 0
 [measure]
 pairs_cap = 12
 block_s = 0.02
-floor_processes = 2
 [confirm]
 processes = 4
 finalists = 1
-pairs = 6
 alone = 0
 soak = "5s"
 """

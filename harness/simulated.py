@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from autotune.model import FlagSet, Pair, Stamped, Stopwatch, StudySpec, View, WorkloadFacts
+from autotune.model import Callbacks, FlagSet, Pair, Stamped, Stopwatch, StudySpec, WorkloadFacts
 from autotune.rundir import Store
 from autotune.settings import SearchSpace
 from autotune.study import NO_LESSONS, Here, Lessons, Runner, StudyRun
@@ -47,11 +47,11 @@ class GivenSetup:
         return make(store.spec.replay, seed=store.spec.seed, platform=store.spec.device.platform)
 
 
-class _Silent(View):
+class _Silent(Callbacks):
     pass
 
 
-def silent() -> View:
+def silent() -> Callbacks:
     """A view that is told, and says nothing."""
     return _Silent()  # type: ignore[abstract]  # its methods do nothing, as the protocol has them
 
@@ -103,7 +103,7 @@ def given_run(
     spec: StudySpec,
     folder: Path | None,
     setup: GivenSetup,
-    view: View,
+    view: Callbacks,
     *,
     storage: str | None = None,
     equip: Callable[[Runner], None] = lambda runner: None,

@@ -23,8 +23,7 @@ from typer.testing import CliRunner
 
 from autotune.cli.app import app
 from autotune.model import AutotuneError, ConclusionRecord
-from autotune.model.records import AblationResult, ConfirmRun
-from autotune.model.trial import TrialResult, TrialStatus
+from autotune.model.records import AblationResult, ConfirmRun, TrialResult, TrialStatus
 from autotune.rundir import check_run
 from autotune.rundir.store import Store
 from harness.disks import ROOT, PowerDisk

@@ -5,17 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from autotune.model.ablation import AblationResult, names_left_out
-from autotune.model.blocks import log_ratio
 from autotune.model.errors import RunDirectoryError
+from autotune.model.measurement import log_ratio
 from autotune.model.records import (
+    AblationResult,
     ConclusionRecord,
     ConfirmRun,
     FinalistResult,
     FloorResult,
     SoakRecord,
+    TrialResult,
+    TrialStatus,
+    names_left_out,
 )
-from autotune.model.trial import TrialResult, TrialStatus
 from autotune.rundir.optuna_study import NUMBER_KEY
 from autotune.rundir.store import Store
 from harness.sandbox import Postgres
@@ -55,7 +57,12 @@ def stage_of(run: Path) -> str:
         found = [f for f in store.of(FinalistResult) if f.is_passed]
         best = min(found, key=lambda f: f.corrected.ratio if f.corrected else 1.0, default=None)
         # Settings that were left out in a group that did not pay are done with; the others have their turn.
-        done = {n for a in store.of(AblationResult) if not a.is_group or not a.kept for n in names_left_out(a.left_out)}
+        done = {
+            n
+            for a in store.of(AblationResult)
+            if isinstance(a.left_out, str) or not a.kept
+            for n in names_left_out(a.left_out)
+        }
         return "minimise" if best is not None and not done >= set(best.settings) else "final proof"
     if not any(f.stage != "confirm" for f in store.of(FinalistResult)):
         return "final proof"

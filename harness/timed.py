@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from autotune.model import ConfirmRun, FlagSet, Stopwatch, StudySpec, View
+from autotune.model import Callbacks, ConfirmRun, FlagSet, Stopwatch, StudySpec
 from autotune.stats import STARTS
 from autotune.study import Stopped, StudyRun
 from autotune.workers import ReplayLauncher
@@ -119,7 +119,7 @@ class TimedStudy:
         self.store: MemoryStore | None = None
         self._setup, self._factor = setup, start_factor
 
-    def session(self, spec: StudySpec, view: View) -> StudyRun:
+    def session(self, spec: StudySpec, view: Callbacks) -> StudyRun:
         """One session of it."""
         launcher = TimedLauncher(spec, self.clock, start_factor=self._factor)
         run = given_run(spec, None, dataclasses.replace(self._setup, given_launcher=launcher), view)

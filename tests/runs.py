@@ -10,9 +10,16 @@ from typing import Any
 import pytest
 
 from autotune.model.flags import FlagSet
-from autotune.model.records import AblationResult, ConclusionRecord, ConfirmRun, FinalistResult, FloorResult
+from autotune.model.records import (
+    AblationResult,
+    ConclusionRecord,
+    ConfirmRun,
+    FinalistResult,
+    FloorResult,
+    TrialConfig,
+    TrialResult,
+)
 from autotune.model.spec import StudySpec, parse_study
-from autotune.model.trial import TrialConfig, TrialResult
 from autotune.results.conditions import Conditions
 from autotune.results.winner import Winner
 from autotune.rundir.store import Store

@@ -34,12 +34,10 @@ platform = "cpu"
 count = 1
 [search]
 trials = 1
-use_environment = false
 [search.settings]
 xla_cpu_prefer_vector_width = [256]
 [measure]
 pairs_cap = 6
-floor_processes = 2
 """
 
 

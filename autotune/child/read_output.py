@@ -215,7 +215,7 @@ class Session(ProgramRun):
         least = self.job["warmup_steps"] + self.job["run_steps"] + 1
         return self.no_result(
             f"the program ended by itself after {len(self._times)} steps that could be read but {least} are needed "
-            "(measure.warmup_steps + measure.run_steps + 1); let it run longer"
+            "(warm-up, measure.run_steps and one more); let it run longer"
         )
 
     def _nothing_read(self) -> str:

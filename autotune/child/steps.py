@@ -223,8 +223,6 @@ class StepReader:
         self._raw = False
         if self._key is None:
             self._take_patterns(rules.get("pattern") or preset["pattern"], rules.get("loss") or preset.get("loss"))
-        if self._unit == "tokens_per_s" and not self._tokens:
-            raise ValueError("`tokens_per_step` must be given to read tokens_per_s")
         self._last: tuple[float, int] | None = None
 
     def _take_patterns(self, pattern: str, loss: str | None) -> None:
@@ -246,6 +244,11 @@ class StepReader:
             raise ValueError("the groups `value` and `unit` of a `pattern` must come together, as 12.5 and ms do")
         self._unit = units[0] if units else "step"
         self._raw = any(escape in pattern for escape in ("\x1b", "\\x1b", "\\033"))
+
+    @property
+    def needs_tokens(self) -> bool:
+        """Whether a rate of tokens is read, which says nothing without the tokens of a step."""
+        return bool(self._unit == "tokens_per_s")
 
     @property
     def uses_clock(self) -> bool:

@@ -231,7 +231,7 @@ def symptoms(
     for symptom in found:
         print(f"{symptom.name}: {symptom.title}")
         print(f"  {symptom.advice}")
-        print(f"  groups: {', '.join(symptom.groups)}    (in a study: search.symptoms = [{symptom.name!r}])")
+        print(f"  groups: {', '.join(symptom.groups)}    (in a study: search.groups)")
 
 
 def space(

@@ -42,13 +42,13 @@ class LineView:
     """Plain lines, one for each thing that happened; for logs, pipes and CI.
 
     Args:
-        sesoi: Its smallest effect of interest, as a share: by that a trial is promising or not.
+        min_effect: Its smallest effect of interest, as a share: by that a trial is promising or not.
     """
 
-    def __init__(self, console: Console, watch: Stopwatch, *, sesoi: float) -> None:
+    def __init__(self, console: Console, watch: Stopwatch, *, min_effect: float) -> None:
         self._console = console
         self._watch = watch
-        self._sesoi = sesoi
+        self._min_effect = min_effect
 
     def line(self, text: str) -> None:
         """Prints one line with the study's time before it."""
@@ -57,57 +57,59 @@ class LineView:
         self._console.print(line, markup=False, highlight=False, emoji=False, soft_wrap=True)
 
     def stage(self, name: str, detail: str) -> None:
-        """See `autotune.model.View`."""
+        """See `autotune.model.Callbacks`."""
         self.line(f"== {name}: {detail}")
 
     def phase(self, what: str, lane: str = "") -> None:
-        """See `autotune.model.View`; too fine for lines."""
+        """See `autotune.model.Callbacks`; too fine for lines."""
 
     def pair(self, ratios: list[float], lane: str = "") -> None:
-        """See `autotune.model.View`; too fine for lines."""
+        """See `autotune.model.Callbacks`; too fine for lines."""
 
     def proof(self, run: ConfirmRun, asked: int) -> None:
-        """See `autotune.model.View`."""
+        """See `autotune.model.Callbacks`."""
         found = "failed" if run.log_ratio is None else f"ratio {format_ratio(math.exp(run.log_ratio))}"
         trial = f"trial {run.trial}, " if run.trial else ""
         self.line(f"  {trial}fresh pair {run.repeat + 1} of {asked}: {found}")
 
     def floor(self, result: FloorResult) -> None:
-        """See `autotune.model.View`."""
+        """See `autotune.model.Callbacks`."""
         for text in describe_floor(result):
             self.line(f"lane {result.by}: {text}" if result.by else text)
 
     def trial_starts(self, config: TrialConfig, asked: int) -> None:
-        """See `autotune.model.View`."""
+        """See `autotune.model.Callbacks`."""
         self.line(f"trial {config.number} of {asked} ({config.origin}): {shorten(config.settings)}")
 
     def trial_ends(self, result: TrialResult) -> None:
-        """See `autotune.model.View`."""
+        """See `autotune.model.Callbacks`."""
         whose = f"trial {result.number} on lane {result.by}: " if result.by else ""
-        found = describe_trial(result, result.outlook_at(sesoi=self._sesoi))
+        found = describe_trial(result, result.outlook_at(min_effect=self._min_effect))
         self.line(f"  -> {whose}{found} ({format_seconds(result.duration_s)})")
         for warning in result.comparison.warnings if result.comparison else ():
             self.note(warning)
 
     def finalist(self, result: FinalistResult) -> None:
-        """See `autotune.model.View`."""
+        """See `autotune.model.Callbacks`."""
         trial = f" trial {result.trial}" if result.trial else ""  # a recheck is of no trial
         self.line(f"  {result.stage}{trial}: {describe_finalist(result)}")
 
     def ablation(self, result: AblationResult) -> None:
-        """See `autotune.model.View`."""
+        """See `autotune.model.Callbacks`."""
         self.line(f"  without {result.what}: {'kept' if result.kept else 'dropped'}, {result.reason}")
 
     def note(self, text: str) -> None:
-        """See `autotune.model.View`."""
+        """See `autotune.model.Callbacks`."""
         self.line(f"note: {text}")
 
 
 class LiveView(LineView):
     """A panel that is redrawn in place, above which finished things scroll by as lines."""
 
-    def __init__(self, console: Console, watch: Stopwatch, *, sesoi: float, name: str, budget_s: float | None) -> None:
-        super().__init__(console, watch, sesoi=sesoi)
+    def __init__(
+        self, console: Console, watch: Stopwatch, *, min_effect: float, name: str, budget_s: float | None
+    ) -> None:
+        super().__init__(console, watch, min_effect=min_effect)
         self._name = name
         self._budget_s = budget_s
         self._stage = "starting"
@@ -126,34 +128,34 @@ class LiveView(LineView):
         self._live.stop()
 
     def stage(self, name: str, detail: str) -> None:
-        """See `autotune.model.View`."""
+        """See `autotune.model.Callbacks`."""
         super().stage(name, detail)
         self._stage, self._detail, self._what, self._doing = name, detail, "", {}
 
     def phase(self, what: str, lane: str = "") -> None:
-        """See `autotune.model.View`."""
+        """See `autotune.model.Callbacks`."""
         is_screen = what.startswith("screening")
         self._doing[lane] = what if is_screen else f"a worker is {_PHASE_WORDS.get(what, what)}"
 
     def pair(self, ratios: list[float], lane: str = "") -> None:
-        """See `autotune.model.View`."""
+        """See `autotune.model.Callbacks`."""
         about = format_ratio(math.exp(statistics.median(ratios)))
         self._doing[lane] = f"{len(ratios)} pairs of blocks measured, ratio about {about}"
 
     def floor(self, result: FloorResult) -> None:
-        """See `autotune.model.View`."""
+        """See `autotune.model.Callbacks`."""
         super().floor(result)
         self._floor = f"a trial finds speed-ups from {format_detectable(result.floor.detectable)}"
 
     def trial_starts(self, config: TrialConfig, asked: int) -> None:
-        """See `autotune.model.View`."""
+        """See `autotune.model.Callbacks`."""
         super().trial_starts(config, asked)
         self._what = f"trial {config.number} of {asked}, proposed by {config.origin}: {shorten(config.settings)}"
         self._left = asked - config.number + 1
         self._doing.setdefault("", "starting a worker")
 
     def trial_ends(self, result: TrialResult) -> None:
-        """See `autotune.model.View`."""
+        """See `autotune.model.Callbacks`."""
         super().trial_ends(result)
         self._durations.append(result.duration_s)
         found = result.comparison.estimate if result.failure is None and result.comparison is not None else None
@@ -162,7 +164,7 @@ class LiveView(LineView):
             self._best = f"trial {result.number}: {format_estimate(found)}, not yet proven"
 
     def finalist(self, result: FinalistResult) -> None:
-        """See `autotune.model.View`."""
+        """See `autotune.model.Callbacks`."""
         super().finalist(result)
         if result.verdict is Verdict.FASTER and result.estimate is not None:
             self._best = f"trial {result.trial}: {format_estimate(result.estimate)}, proven in fresh processes"

@@ -52,20 +52,21 @@ def read(
     Exits with 1 if no steps are read. Example: autotune read -- python train.py
     """
     from autotune.child import recognise
-    from autotune.model import AutotuneError, ReadSpec, close_matches, load_study, parse_duration
+    from autotune.model import AutotuneError, FlagSet, ReadSpec, close_matches, load_study, parse_duration
     from autotune.study import ProbeRequest, default_platform, read_log, reading_of, run_request
 
     given = {"preset": preset, "pattern": pattern, "json_key": json_key, "unit": unit, "loss": loss}
     rules: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
-    if tokens_per_step is not None and rules:
-        rules["tokens_per_step"] = tokens_per_step
     if study is not None:
         spec = load_study(study)
         if spec.workload.read is None:
             raise AutotuneError(f"the study must say how steps are read but {study} has no [workload.read]")
         rules = {**spec.workload.read.rules(), **rules}
+        tokens_per_step = tokens_per_step or spec.work_under(FlagSet())
     if rules:
         ReadSpec.refuse_bad(rules)
+    if rules and tokens_per_step is not None:
+        rules["tokens_per_step"] = tokens_per_step
     path = Path(what[0])
     if len(what) > 1 and path.is_file() and not os.access(path, os.X_OK):
         raise AutotuneError(
@@ -145,6 +146,8 @@ def _summary(found: Mapping[str, Any], fits: Sequence[Recognised], probe: Probe)
             f"what is printed is {by.agrees:.3g} times what passes between the lines: it does not wait for the device?"
         )
     if by is not None and by.needs_tokens and "tokens_per_step" not in found["rules"]:
-        said.append("tokens each second are read: say `tokens_per_step` (--tokens-per-step) to have steps of them")
-    terminal = {"terminal": True} if found["terminal"] else {}
-    return [*said, "", "[workload.read]", *toml_lines({**found["rules"], **terminal})]
+        said.append("tokens each second are read: say --tokens-per-step to have steps of them")
+    rules = {**found["rules"], **({"terminal": True} if found["terminal"] else {})}
+    tokens = rules.pop("tokens_per_step", None)
+    said += ["", "[workload.read]", *toml_lines(rules)]
+    return said if tokens is None else [*said, "", "[workload]", f"tokens_per_step = {tokens}"]

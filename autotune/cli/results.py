@@ -315,7 +315,7 @@ def recheck(
     spec, folder = recheck_study(file, study)
     path = run_dir or recheck_directory(options.RUNS, spec.name)
     watch = Stopwatch()
-    view = LineView(make_console(stderr=as_json), watch, sesoi=spec.measure.smallest_effect)
+    view = LineView(make_console(stderr=as_json), watch, min_effect=spec.measure.min_effect)
     run = new_recheck(spec, path, study_dir=folder, view=view, watch=watch, command=sys.argv)
     conclusion = recheck_winner(run, winner, artefacts)
     if as_json:

@@ -91,12 +91,12 @@ def _run(spec: StudySpec, study: Path, path: Path, *, as_json: bool, **session: 
     from autotune.study import new_run, run_study
 
     console, watch = make_console(stderr=as_json), Stopwatch()
-    budget, sesoi = spec.search.time_budget, spec.measure.smallest_effect
-    live = LiveView(console, watch, sesoi=sesoi, name=spec.name, budget_s=budget) if console.is_terminal else None
-    run = new_run(
-        spec, path, study_dir=study.resolve().parent, view=live or LineView(console, watch, sesoi=sesoi), watch=watch,
-        command=sys.argv, **session,
-    )  # fmt: skip
+    budget, min_effect = spec.search.time_budget, spec.measure.min_effect
+    live = None
+    if console.is_terminal:
+        live = LiveView(console, watch, min_effect=min_effect, name=spec.name, budget_s=budget)
+    view = live or LineView(console, watch, min_effect=min_effect)
+    run = new_run(spec, path, study_dir=study.resolve().parent, view=view, watch=watch, command=sys.argv, **session)
     with live or contextlib.nullcontext():
         conclusion = run_study(run)
     return conclusion, run.store

@@ -85,7 +85,7 @@ def _show_trial(store: Store, result: TrialResult, *, as_json: bool) -> None:
     from autotune.results import describe_energy, describe_trial
 
     pairs = list(store.pairs(result.directory)) if result.directory else []
-    outlook = result.outlook_at(sesoi=store.spec.measure.smallest_effect)
+    outlook = result.outlook_at(min_effect=store.spec.measure.min_effect)
     if as_json:
         print_json({**result.model_dump(mode="json", exclude_none=True), "outlook": outlook, "pairs": pairs})
         return

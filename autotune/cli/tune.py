@@ -286,18 +286,18 @@ def refuse_unbuilt(text: str, file: Path) -> None:
 
 def said() -> str:
     """This call, as it was typed, with secrets redacted."""
-    from autotune.model import strike_command
+    from autotune.model import redact_command
 
-    return shlex.join(["autotune", *strike_command(sys.argv[1:])])
+    return shlex.join(["autotune", *redact_command(sys.argv[1:])])
 
 
 def planned(asked: ProbeRequest, name: str, *, trials: int, budget: str | None) -> tuple[Plan, ProbeResult]:
     """Looks at a program once, with its progress on the console, and draws up its study."""
-    from autotune.model import strike_command
+    from autotune.model import redact_command
     from autotune.study import plan_of, probe_program
 
     console = make_console(stderr=True)
-    what = f"running it once, to see how it prints its steps: {shlex.join(strike_command(asked.command))}"
+    what = f"running it once, to see how it prints its steps: {shlex.join(redact_command(asked.command))}"
     budget_s = seconds_of(budget, "--time-budget")
     try:
         if console.is_terminal:
@@ -339,7 +339,6 @@ def show_plan(found: ProbeResult, plan: Plan, file: Path) -> None:
         ("times", f"ready after {format_seconds(found.start_s)}, a step takes {format_seconds(found.step_s)}; {steps}"),
         ("search", f"{len(names)} settings of {told.build}: {', '.join(names[:MOST_NAMES])}{more}"),
         ("because", WHY[plan.kind]),
-        *([("symptoms", ", ".join(plan.spec.search.symptoms))] if plan.spec.search.symptoms else []),
         ("time", f"{_about(plan.budget_s)} in all; a run takes {format_seconds(plan.run_s)}, a trial "
                  f"{_about(plan.trial_s)}: reference, candidate, reference, three times"),
         *([("careful", _too_short(plan))] if plan.budget_s < plan.needed_s else []),
@@ -387,9 +386,9 @@ def _print_rows(rows: list[tuple[str, str]]) -> None:
 
 def write_study(file: Path, text: str, asked: ProbeRequest | None) -> None:
     """Writes a study file that is not there yet; one with a secret in it is for nobody else to read."""
-    from autotune.model import StudyFileError, strike_command
+    from autotune.model import StudyFileError, redact_command
 
-    has_secret = asked is not None and strike_command(asked.command) != asked.command
+    has_secret = asked is not None and redact_command(asked.command) != asked.command
     try:
         number = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if has_secret else 0o666)
         with os.fdopen(number, "w", encoding="utf-8") as stream:

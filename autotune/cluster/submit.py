@@ -24,7 +24,7 @@ from autotune.machine import (
     slurm_client_environment,
     slurm_partitions,
 )  # fmt: skip
-from autotune.model import STOPPED, LaunchError, StudyFileError, StudySpec, close_matches, strike_text
+from autotune.model import STOPPED, LaunchError, StudyFileError, StudySpec, close_matches, redact_text
 
 MOST_REQUEUES = 100
 STORAGE_VARIABLE = "AUTOTUNE_STORAGE"
@@ -61,9 +61,9 @@ def _check_setup(lines: Sequence[str]) -> None:
         StudyFileError: If they are no bash, or one has the shape of a secret.
     """
     text = "\n".join(lines)
-    if secret := [line for line in lines if strike_text(line) != line]:
+    if secret := [line for line in lines if redact_text(line) != line]:
         raise StudyFileError(
-            f"a set-up line must hold no secret, for the script is a file, but got {strike_text(secret[0])!r}; set it "
+            f"a set-up line must hold no secret, for the script is a file, but got {redact_text(secret[0])!r}; set it "
             "in the environment of your call instead, which the job inherits"
         )
     if any(not (c.isprintable() or c in "\n\t") for c in text):

@@ -75,7 +75,7 @@ def cluster_that_ran(spec: StudySpec, ran: WorkerReport) -> tuple[Target | None,
     """
     asked, nodes = spec.screen, spec.device.node_count
     target = load_target(asked.target) if asked.target else target_here(ran.device_kind)
-    target = target and target.on_network(spec.network.nic_bytes_per_s)
+    target = target and target.on_network(spec.device.nic_bytes_per_s)
     if asked.topology:
         return target, parse_topology(asked.topology)
     return target, Topology(nodes, max(1, ran.device_count // nodes))
@@ -116,7 +116,7 @@ def open_screener(
         )
     moved, cluster = on_cluster(spec, target, topology)
     if target is not None:  # as the reference will have it: XLA's scheduler overlaps less where memory is short
-        target = target.with_memory(memory_fraction(spec.baseline)).on_network(spec.network.nic_bytes_per_s)
+        target = target.with_memory(memory_fraction(spec.baseline)).on_network(spec.device.nic_bytes_per_s)
     job = CompileJob(
         entry=spec.workload.entry,
         options=spec.under(FlagSet()).workload.options,

@@ -1,4 +1,4 @@
-"""`FlagSet`: settings as plain data; parsed, merged, rendered and hashed, never interpreted.
+"""Which names and values may be settings, and `FlagSet`, an immutable set of them as plain data.
 
 A setting is a name and a text value. Its name says how it reaches the process:
 
@@ -7,7 +7,8 @@ A setting is a name and a text value. Its name says how it reaches the process:
 * a variable in upper case (``NCCL_PROTO``, ``OMP_NUM_THREADS``) is passed as it stands;
 * ``option.NAME`` is an option of the workload, its value JSON; see `autotune.model.options`.
 
-Which names and values there may be is said in `autotune.model.names`; no set holds any other.
+Settings come from files of other people (run directories, exports, libraries) and end in the environment of a process:
+so names are allowed by a list, and one that nobody thought of is refused.
 
 The parser follows XLA's own (``xla/parse_flags_from_env.cc``), as seen by asking jaxlib 0.10.2 to 0.12.0.1:
 blanks, tabs and line ends separate tokens; quotes group only right behind ``--name=``, and a backslash
@@ -20,11 +21,145 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from autotune.model.errors import SettingError
-from autotune.model.names import OPTION, kind_of, refuse_unprintable
+from autotune.model.redaction import is_secret_name
+
+_XLA_NAME = re.compile(r"xla_[a-z0-9_]+")
+_JAX_NAME = re.compile(r"jax_[a-z0-9_]+")
+_ENV_NAME = re.compile(r"[A-Z][A-Z0-9_]*")
+
+OPTION = "option."
+"""Starts the name under which an option of the workload is part of a set: ``option.batch``."""
+_OPTION_NAME = re.compile(r"option\.[A-Za-z_][A-Za-z0-9_]{0,63}")
+
+_VARIABLE = re.compile(
+    r"NCCL_[A-Z0-9_]+|JAX_[A-Z0-9_]+|XLA_(PYTHON_)?CLIENT_[A-Z0-9_]+|PJRT_NPROC|NPROC"
+    r"|TF_(GPU_ALLOCATOR|CPP_MIN_LOG_LEVEL|FORCE_[A-Z0-9_]+|CUDNN_[A-Z0-9_]+)"
+    r"|CUDA_(DEVICE_MAX_CONNECTIONS|DEVICE_ORDER|LAUNCH_BLOCKING|MODULE_LOADING|VISIBLE_DEVICES)"
+    r"|(OMP|MKL|OPENBLAS)_NUM_THREADS|OMP_(DYNAMIC|PLACES|PROC_BIND|SCHEDULE|WAIT_POLICY)|FI_PROVIDER|FI_EFA_[A-Z0-9_]+"
+    r"|NVTE_[A-Z0-9_]+|NVSHMEM_[A-Z0-9_]+|UCX_(TLS|NET_DEVICES|MEMTYPE_CACHE|(IB|MAX|RC|RNDV)_[A-Z0-9_]+)"
+    r"|MALLOC_(ARENA_MAX|ARENA_TEST|MMAP_MAX_|MMAP_THRESHOLD_|PERTURB_|TOP_PAD_|TRIM_THRESHOLD_)|GLIBC_TUNABLES"
+)
+"""Variables that steer XLA, JAX, NCCL and other transports, Transformer Engine, threads or the allocator."""
+
+_REACHES_OUT = re.compile(
+    r"(^|_)(ADDR|ADDRESS|COMM_ID|CONF|DIR|DUMP|FILE|FILENAME|LIB|LIBRARY|LIBRARIES|PATH|PLUGIN|PLUGINS|TO)(_|$)"
+)
+"""Of those, what names a library to load, a file to write or read, or another machine to talk to."""
+
+_FILE_OPTION = re.compile(
+    r"(^|_)(dir|directory|dump|dumping|dumps|file|filename|(?<!fast_)path|plugins?)(_|$)|_(to|from)$"
+    r"|^jax_\w*address|xla_backend_extra_options|xla_gpu_(asm|ptx_compiler)_extra_flags"
+)
+"""XLA flags and JAX options that write or read files or load code: found in all of the catalogue, and by their names in
+builds to come. The options for LLVM and for the assembler can name files, too."""
+
+
+PROFILE = "xla_gpu_pgle_profile_file_or_directory_path"
+KERNELS = "xla_gpu_load_autotune_results_from"
+DUMPED_KERNELS = "xla_gpu_dump_autotune_results_to"
+ARTEFACT_SETTINGS = (PROFILE, KERNELS)
+"""Settings whose file may be an artefact of a winner: what a step's instructions take, which kernels were chosen."""
+
+_ARTEFACT = re.compile(r"artefact:[0-9a-f]{64}")
+
+
+def is_artefact(name: str, value: str) -> bool:
+    """Whether a setting stands for an artefact, which is named by its content: see `autotune.model.artefacts`."""
+    return name in ARTEFACT_SETTINGS and _ARTEFACT.fullmatch(value) is not None
+
+
+def kind_of(name: str) -> str:
+    """How a setting reaches the process: ``"xla"``, ``"jax"``, ``"env"``, or as an ``"option"`` of the workload.
+
+    Raises:
+        SettingError: If the name has none of the four forms, or is a variable that is not on the list.
+    """
+    if _XLA_NAME.fullmatch(name):
+        return "xla"
+    if _JAX_NAME.fullmatch(name):
+        return "jax"
+    if _OPTION_NAME.fullmatch(name):
+        _refuse_secret(name)
+        return "option"
+    if not _ENV_NAME.fullmatch(name):
+        raise SettingError(
+            f"a setting must be named like xla_gpu_..., jax_... or NCCL_PROTO but got {name!r:.200}; "
+            "write it without dashes and without a value"
+        )
+    _refuse_secret(name)
+    if not is_variable(name):
+        raise SettingError(
+            f"a study may set what is known to steer XLA, JAX, NCCL or the allocator but {name:.200} changes which "
+            "program runs, or is not known to steer them; take it out of the settings"
+        )
+    return "env"
+
+
+def _refuse_secret(name: str) -> None:
+    if is_secret_name(name.removeprefix(OPTION)):
+        raise SettingError(
+            f"settings are recorded and exported, so none must be a secret, but {name:.200} is one by its name; set it "
+            "in the environment of your call instead: programs inherit it, and it is never recorded"
+        )
+
+
+def is_variable(name: str) -> bool:
+    """Whether an environment variable may be a setting."""
+    return _VARIABLE.fullmatch(name) is not None and _REACHES_OUT.search(name) is None
+
+
+def refuse_unprintable(name: str, value: str) -> None:
+    """Refuses a value with control characters, also where JSON of an option escapes them.
+
+    Raises:
+        SettingError: If it holds anything but printable text.
+    """
+    for text in (value, *(_texts(value) if name.startswith(OPTION) else ())):
+        if not text.isprintable():
+            odd = next(c for c in text if not c.isprintable())
+            raise SettingError(
+                f"the value of {name} must be printable text (no NUL, tab, line end or other control character) but "
+                f"holds {odd!a}; write it without"
+            )
+
+
+def _texts(value: str) -> Iterator[str]:
+    """All texts in a value that is JSON, names in tables included; none where it is not."""
+    try:
+        left = [json.loads(value)]
+    except (ValueError, RecursionError):
+        return
+    while left:
+        found = left.pop()
+        if isinstance(found, str):
+            yield found
+        elif isinstance(found, list):
+            left += found
+        elif isinstance(found, dict):
+            left += [*found, *found.values()]
+
+
+def refuse_reaching_out(names: Iterable[str]) -> None:
+    """Refuses settings that write or read files or load code, for what is handed on to others; artefacts pass.
+
+    Args:
+        names: Of settings; as a mapping, with their values.
+
+    Raises:
+        SettingError: If there is one, with its name.
+    """
+    values: Mapping[str, str] = names if isinstance(names, Mapping) else {}
+    reaching = [n for n in names if kind_of(n) in ("xla", "jax") and _FILE_OPTION.search(n)]
+    if found := [n for n in reaching if not is_artefact(n, values.get(n, ""))]:
+        raise SettingError(
+            f"what is handed on must not write or read files or load code but {', '.join(found)} can; "
+            "take it out of the study and prove the rest again"
+        )
+
 
 LISTS = frozenset(
     {
@@ -61,7 +196,6 @@ EDITABLE = frozenset(
 )
 """Flags whose value may be a change of the list so far: ``+COLLECTIVES,-CUDNN``."""
 
-_XLA_NAME = re.compile(r"xla_[a-z0-9_]+")
 _SPACE = " \t\r\n"  # other white space is part of a token for XLA
 _QUOTED = re.compile(r"""(-[-_A-Za-z0-9]*=)(?:"((?:[^"\\]|\\.|\\\Z)*)"?|'([^']*)'?)""", re.DOTALL)
 _DASHES = "‐‑‒–—―−"  # what word processors make of "--"  # noqa: RUF001
@@ -100,9 +234,9 @@ def split_tokens(text: str) -> list[str]:
 
 
 def parse_tokens(text: str) -> tuple[FlagToken, ...]:
-    """Parses an XLA_FLAGS text into its tokens, in order, nothing merged or judged.
+    """Parses an XLA_FLAGS text into its tokens, in order.
 
-    XLA itself stops, without a word, at the first token that does not start with a dash.
+    XLA itself stops silently at the first token that does not start with a dash.
     """
     found = []
     for token in split_tokens(text):
@@ -113,7 +247,7 @@ def parse_tokens(text: str) -> tuple[FlagToken, ...]:
 
 
 def render_value(value: Value) -> str:
-    """The text of a value as XLA, NCCL and JAX read it: booleans in lower case, integers in decimal."""
+    """Renders a value as XLA, NCCL and JAX read it: booleans in lower case, integers in decimal."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
@@ -194,11 +328,11 @@ class FlagSet(Mapping[str, str]):
         return hashlib.sha256(json.dumps(self._items, sort_keys=True).encode()).hexdigest()[:12]
 
     def of_kind(self, kind: str) -> FlagSet:
-        """The settings that reach the process in one way: ``"xla"``, ``"jax"``, ``"env"`` or ``"option"``."""
+        """The settings that reach the process in one way, see `kind_of`."""
         return FlagSet({n: v for n, v in self._items.items() if kind_of(n) == kind})
 
     def merge(self, other: Mapping[str, Value]) -> FlagSet:
-        """Both sets together; where both name a setting, `other` wins."""
+        """Both sets together; `other` wins."""
         return FlagSet({**self._items, **other})
 
     def without(self, *names: str) -> FlagSet:
@@ -218,7 +352,7 @@ class FlagSet(Mapping[str, str]):
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str], names: Iterable[str] = ()) -> FlagSet:
-        """The settings that an environment holds: XLA_FLAGS, and those of `names` that are set."""
+        """The settings in an environment: XLA_FLAGS, and those of `names` that are set."""
         found: dict[str, str] = dict(cls.parse(environment.get("XLA_FLAGS", "")))
         for name in names:
             variable = name.upper() if kind_of(name) == "jax" else name
@@ -228,7 +362,7 @@ class FlagSet(Mapping[str, str]):
 
 
 def _unquoted(name: str, value: str) -> str:
-    """The value of a setting; of an option that is text, without the quotes of JSON."""
+    """The value of a setting; of an option that is text, without JSON's quotes."""
     if not name.startswith(OPTION) or not value.startswith('"'):
         return value
     try:
@@ -259,7 +393,7 @@ def _is_edit(value: str) -> bool:
 
 
 def quote_token(value: str) -> str:
-    """A value quoted so that XLA's tokenizer (and `split_tokens`) gives it back unchanged."""
+    """Quotes a value so that XLA's tokenizer (and `split_tokens`) gives it back unchanged."""
     if value and not any(c.isspace() or c in "'\"" for c in value):
         return value
     if not value:
@@ -268,7 +402,7 @@ def quote_token(value: str) -> str:
 
 
 def parse_set(text: str) -> FlagSet:
-    """A set as people type it: ``--xla_...=value`` tokens, and ``NAME=VALUE`` for variables and JAX options.
+    """Parses ``--xla_...=value`` tokens, and ``NAME=VALUE`` for variables and JAX options.
 
     Raises:
         SettingError: If a token has neither form.
@@ -285,6 +419,30 @@ def parse_set(text: str) -> FlagSet:
     return found
 
 
-def format_set(settings: FlagSet) -> str:
-    """A set as `parse_set` reads it."""
-    return " ".join(f"{'--' if n.startswith('xla_') else ''}{n}={quote_token(v)}" for n, v in settings.items())
+def shrink(settings: FlagSet, fails: Callable[[FlagSet], bool | None]) -> tuple[FlagSet, bool]:
+    """Finds a minimal failing part of a set by delta debugging, and tells whether it is minimal.
+
+    Zeller and Hildebrandt, "Simplifying and isolating failure-inducing input", IEEE TSE 28(2), 2002.
+
+    Args:
+        settings: A set that fails.
+        fails: Whether a part does; None if no more may be asked.
+    """
+    current, pieces = list(settings), 2
+    while len(current) > 1:
+        size = -(-len(current) // pieces)
+        chunks = [current[i : i + size] for i in range(0, len(current), size)]
+        rests = [[n for n in current if n not in chunk] for chunk in chunks] if len(chunks) > 2 else []
+        for names in (*chunks, *rests):
+            verdict = fails(FlagSet({n: settings[n] for n in names}))
+            if verdict is None:
+                return FlagSet({n: settings[n] for n in current}), False
+            if verdict:
+                pieces = 2 if names in chunks else max(2, pieces - 1)
+                current = names
+                break
+        else:
+            if size == 1:
+                break
+            pieces = min(len(current), 2 * pieces)
+    return FlagSet({n: settings[n] for n in current}), True

@@ -1,4 +1,4 @@
-"""Which kernels XLA's autotuner chose in a process: it times them anew in each, and two may end with different ones.
+"""Reads which kernels XLA's autotuner chose in a process: it times them in each, and two processes may differ.
 
 The results are left by the process itself (`xla_gpu_dump_autotune_results_to`), as text, in one of two forms: until
 about jaxlib 0.10 a list of ``results`` by HLO text, since then one of ``entries`` by a fingerprint of it. Neither is a
@@ -14,22 +14,18 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from autotune.model.base import Record
-from autotune.model.names import DUMPED_KERNELS
-from autotune.model.numbers import Count, LogRatio
+from autotune.model.flags import DUMPED_KERNELS
+from autotune.model.numbers import Count, LogRatio, Record
 
 DUMP_FILE = "autotune.textproto"
 """Name of the file beside a process's log; XLA tells text from binary by it."""
 
 DUMP_VARIABLE = "TEST_UNDECLARED_OUTPUTS_DIR"
-"""Variable whose name XLA replaces by its value in that path: so every process has its own file under one text of
-XLA_FLAGS, and a set's name for its program stays the same in all of them."""
+"""Variable whose name XLA replaces by its value in that path: every process has its own file under the same XLA_FLAGS,
+and programs keep their names."""
 
 DUMP_HERE = {DUMPED_KERNELS: f"{DUMP_VARIABLE}/{DUMP_FILE}"}
 """What makes a process leave its results where that variable says."""
-
-MOST_NAMED = 8
-"""Kernels that are named where more than those differ."""
 
 DEEPEST = 50
 """Messages within each other; XLA's have six."""
@@ -39,51 +35,29 @@ _TIMES = frozenset({"run_time", "scratch_bytes", "optimal_backend_version"})
 """What is said of a choice and is none."""
 
 
-class OtherKernel(Record):
-    """A kernel for which a process chose otherwise than the first process of the same set.
-
-    Attributes:
-        what: Its name: the beginning of its HLO, or a fingerprint.
-        chose: What this process runs; empty if it has no such kernel.
-        instead_of: What the first one runs; empty if that has none.
-    """
-
-    what: str
-    chose: str
-    instead_of: str
-
-
 class Kernels(Record):
-    """What one process chose.
+    """Kernels that the autotuner chose in one process.
 
     Attributes:
         count: Kernels for which there was a choice.
         digest: Equal for equal choices.
-        other_count: For how many of them the first process of the same set, on the same lane, chose otherwise.
-        others: The first few of those.
     """
 
     count: Count
     digest: str
-    other_count: Count = 0
-    others: tuple[OtherKernel, ...] = ()
 
 
 class KernelSpread(Record):
-    """What equal processes chose.
+    """How the choices of equal processes differ.
 
     Attributes:
-        processes: How many told.
-        others: How many of them chose otherwise than most did.
-        kernels: Of how many kernels at least one process chose otherwise than the first, at most.
-        which: The first few of those.
-        apart: By how much longer a step of the others takes than of most, as a log ratio; None where that is not known.
+        processes: Those that reported theirs.
+        others: Of these, how many chose otherwise than most did.
+        apart: Log ratio of their step time over that of most; None where that is not known.
     """
 
     processes: Count
     others: Count
-    kernels: Count = 0
-    which: tuple[OtherKernel, ...] = ()
     apart: LogRatio | None = None
 
 
@@ -108,39 +82,30 @@ def read_choices(text: str) -> dict[str, str]:
     return found
 
 
-def kernels_of(choices: Mapping[str, str], first: Mapping[str, str]) -> Kernels:
-    """What a process chose, beside the first process of the same set."""
-    apart = [n for n in sorted({**choices, **first}) if choices.get(n) != first.get(n)]
-    others = [OtherKernel(what=n, chose=choices.get(n, ""), instead_of=first.get(n, "")) for n in apart[:MOST_NAMED]]
+def kernels_of(choices: Mapping[str, str]) -> Kernels:
+    """The choices of one process, by which kernel they are for."""
     body = "\n".join(f"{name}={choice}" for name, choice in sorted(choices.items()))
-    return Kernels(count=len(choices), digest=_digest(body), other_count=len(apart), others=tuple(others))
+    return Kernels(count=len(choices), digest=_digest(body))
 
 
 def kernel_spread(
     processes: Sequence[Kernels | None], log_times: Sequence[float | None] | None = None
 ) -> KernelSpread | None:
-    """What equal processes chose; None where fewer than two of them told.
+    """Compares the choices of equal processes; None where fewer than two reported theirs.
 
     Args:
-        processes: Of each what it chose, None where it did not tell.
-        log_times: Of each the logarithm of its step time, against whatever they all are against.
+        processes: Choices of each.
+        log_times: Log of each one's step time, against whatever they all are against.
     """
     times = log_times or [None] * len(processes)
-    told = [(k, t) for k, t in zip(processes, times, strict=True) if k is not None]
+    told = [(k.digest, t) for k, t in zip(processes, times, strict=True) if k is not None]
     if len(told) < 2:
         return None
-    usual, most = Counter(k.digest for k, _ in told).most_common(1)[0]
-    which = {o.what: o for k, _ in told for o in k.others}
-    slow, base = (
-        [t for k, t in told if t is not None and (k.digest == usual) is is_usual] for is_usual in (False, True)
-    )
-    return KernelSpread(
-        processes=len(told),
-        others=len(told) - most,
-        kernels=max(len(which), *(k.other_count for k, _ in told)),
-        which=tuple(which[name] for name in sorted(which)[:MOST_NAMED]),
-        apart=fmean(slow) - fmean(base) if slow and base else None,
-    )
+    usual, most = Counter(digest for digest, _ in told).most_common(1)[0]
+    others = [t for digest, t in told if digest != usual and t is not None]
+    base = [t for digest, t in told if digest == usual and t is not None]
+    apart = fmean(others) - fmean(base) if others and base else None
+    return KernelSpread(processes=len(told), others=len(told) - most, apart=apart)
 
 
 def _digest(text: str) -> str:

@@ -1,40 +1,128 @@
-"""What a process, a pair of blocks and a comparison tell: the parts that records are made of."""
+"""What one comparison measures: worker reports, GPUs, pairs of blocks, losses, energy, estimates."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Annotated, Protocol
 
-from pydantic import (
-    BeforeValidator,
-    Field,
-    InstanceOf,
-    PlainSerializer,
-    WithJsonSchema,
-    field_validator,
-)
+from pydantic import BeforeValidator, Field, InstanceOf, PlainSerializer, WithJsonSchema, field_validator
 
-from autotune.model.base import Record as Record
 from autotune.model.flags import FlagSet
-from autotune.model.gpus import GpusDuring, GpuState
 from autotune.model.kernels import Kernels
 from autotune.model.numbers import (
     Amount,
     AtLeastOne,
+    Change,
     Count,
     Elapsed,
     Finite,
     Joules,
+    Record,
     StepJoules,
     StepTime,
 )
-from autotune.model.secrets import strike_text
+from autotune.model.redaction import redact_text
+from autotune.model.turn_sizes import TurnSizes
+from autotune.model.units import format_share
 from autotune.stats import Estimate
+
+HELD_BACK: Mapping[str, str] = {
+    "sw_power_cap": "its power limit",
+    "hw_slowdown": "a hardware slowdown",
+    "sw_thermal": "heat (software)",
+    "hw_thermal": "heat (hardware)",
+    "power_brake": "a power brake from outside",
+}
+"""What lowers the clocks of a GPU below those that it could have, in words."""
+
+LEAST_SHARE = 0.05
+"""Share of one arm's time from which on it counts as held back: what is less can't have made the difference."""
+
+OTHER_SHARE = 0.2
+"""Share of that share which the other arm may have, if one alone is to be called held back."""
+
+LEAST_S = 0.5
+"""Seconds in all below which nothing is made of it."""
+
+
+class GpuState(Record):
+    """State of one GPU as the process on it found it; None for what the GPU does not report.
+
+    Attributes:
+        name: As its driver calls it; of a MIG part, the part's.
+        index: As nvidia-smi counts.
+        gsp: Firmware version of its system processor.
+        application_clock_mhz: Clock that it was set to keep where it can.
+    """
+
+    name: str | None = None
+    uuid: str | None = None
+    index: Count | None = None
+    vbios: str | None = None
+    gsp: str | None = None
+    max_clock_mhz: Count | None = None
+    max_memory_clock_mhz: Count | None = None
+    application_clock_mhz: Count | None = None
+    application_memory_clock_mhz: Count | None = None
+    power_limit_w: Amount | None = None
+    persistence: bool | None = None
+    mig: bool | None = None
+    ecc: bool | None = None
+
+
+class ArmOfGpus(Record):
+    """What the GPUs did while the blocks of one arm ran.
+
+    Attributes:
+        seconds: All blocks together.
+        looks: Samples of each GPU within them.
+        held_back: Seconds for which the worst GPU was held back, by reason (`HELD_BACK`); a reason that the GPUs do not
+            report is missing in both arms.
+        clock_mhz: Mean clock of the slowest GPU; None where no sample fell into a block.
+        power_w: Mean power of all GPUs together.
+        temperature_c: Highest of any GPU.
+    """
+
+    seconds: Elapsed
+    looks: Count = 0
+    held_back: dict[str, Elapsed] = Field(default_factory=dict)
+    clock_mhz: Amount | None = None
+    power_w: Amount | None = None
+    temperature_c: Count | None = None
+
+
+class GpusDuring(Record):
+    """What the GPUs did while the blocks of both arms ran."""
+
+    reference: ArmOfGpus
+    candidate: ArmOfGpus
+
+
+def held_in_one_arm(during: Sequence[GpusDuring]) -> list[str]:
+    """Reasons for which one arm alone was held back, over some measurements together, one sentence each.
+
+    Then the two arms did not run on the same machine, and neither a gain nor a loss can be told.
+    """
+    known = set(HELD_BACK).intersection(*(d.reference.held_back.keys() & d.candidate.held_back.keys() for d in during))
+    found = []
+    for reason in [r for r in HELD_BACK if r in known]:
+        held = {arm: sum(getattr(d, arm).held_back[reason] for d in during) for arm in ("reference", "candidate")}
+        whole = {arm: sum(getattr(d, arm).seconds for d in during) for arm in held}
+        shares = {arm: held[arm] / whole[arm] if whole[arm] else 0.0 for arm in held}
+        one = max(shares, key=lambda arm: shares[arm])
+        other = min(shares.values())
+        if held[one] >= LEAST_S and shares[one] >= LEAST_SHARE and other <= OTHER_SHARE * shares[one]:
+            found.append(
+                f"the {one} alone was held back by {HELD_BACK[reason]}: "
+                f"{format_share(shares[one])} of its time, the other arm {format_share(other)}"
+            )
+    return found
 
 
 def _settings(value: object) -> FlagSet:
-    """Settings from what JSON or TOML holds: a table of names and plain values."""
+    """Parses a table of names and plain values."""
     if isinstance(value, FlagSet):
         return value
     if not isinstance(value, dict) or not all(isinstance(v, str | bool | int | float) for v in value.values()):
@@ -56,8 +144,8 @@ class Stamped(Record):
     """A record of `records.jsonl`.
 
     Attributes:
-        at_s: Seconds since the study began, over all its sessions, when the record was written.
-        by: Name of the lane that it was measured on, where the study has several.
+        at_s: Seconds since the study began, over all its sessions.
+        by: Lane that it was measured on, where the study has several.
     """
 
     at_s: Elapsed = 0.0
@@ -65,7 +153,7 @@ class Stamped(Record):
 
 
 class FailureKind(StrEnum):
-    """Why a trial has no number; the words are shown to users and kept in records."""
+    """Why a trial has no number; the values are shown to users and kept in records."""
 
     UNKNOWN_FLAG = "unknown_flag"
     COMPILE_ERROR = "compile_error"
@@ -84,10 +172,7 @@ class FailureKind(StrEnum):
 
 
 class Failure(Record):
-    """One failure: what kind, in which phase, in whose words, and where the whole log is.
-
-    What a program prints as it ends is recorded and shown, so secrets that can be told there are struck out.
-    """
+    """One failure: its kind, phase and message, with secrets redacted, and where the whole log is."""
 
     kind: FailureKind
     message: str
@@ -99,17 +184,17 @@ class Failure(Record):
 
     @field_validator("message")
     @classmethod
-    def _strike_message(cls, message: str) -> str:
-        return strike_text(message)
+    def _redact_message(cls, message: str) -> str:
+        return redact_text(message)
 
     @field_validator("last_lines")
     @classmethod
-    def _strike_lines(cls, lines: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(map(strike_text, lines))
+    def _redact_lines(cls, lines: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(map(redact_text, lines))
 
 
 class DeviceMemory(Record):
-    """Memory of one device, in bytes: the most that was in use, and what the allocator may take if it says."""
+    """Peak memory of one device, and what its allocator may take if it reports that, in bytes."""
 
     peak_bytes: Count
     limit_bytes: Count | None = None
@@ -125,28 +210,23 @@ NOT_TOLD = "not told"
 
 
 class WorkerReport(Record):
-    """What a worker says of itself once its program is compiled and warm.
+    """What a worker reports once its program is compiled and warm.
 
     Attributes:
-        fingerprint: Name of the compiled program; equal programs have equal names, whatever flags made them.
-        program_problem: Why the compiled program of a command is not known, so that `fingerprint` names its settings;
-            None where it is.
-        compile_s: Seconds spent lowering and compiling the step; of a command XLA's, for all that it compiled; None
-            for a program of which that is not known.
+        fingerprint: Names the compiled program; equal programs have equal names, whatever flags made them.
+        program_problem: Why the compiled program of a command is not known, so that `fingerprint` names its settings.
+        compile_s: Seconds of lowering and compiling the step; of a command, of all that XLA compiled.
         start_s: Seconds from the start of the process to readiness.
-        losses: Loss of each of the first steps, from the agreed seed and data.
-        grad_norms: Global gradient norm of the same steps.
+        losses: Of the first steps, from the agreed seed and data.
+        grad_norms: Global gradient norms of the same steps.
         dtype: In which a step computes.
-        loss_dtype: In which its loss is told; None where that is not known.
-        norm_dtype: Likewise of its gradient norm.
-        attention: How a preset's attention is computed on its devices (xla, cudnn, ring); empty if it does not tell.
-        warmup_step_times_s: Duration of each warm-up step, in seconds; never part of an estimate.
-        peak_bytes: Peak device memory, bytes, over the devices (host memory of the process on CPU; of a command there:
-            what the largest of its compiled programs needs).
-        kernels: What XLA's autotuner chose in this process; None where it left no results.
-        versions: Of JAX, of the libraries that the process had loaded when its steps ran, and of the GPUs' driver.
-        packages: Folder from which a user's program had jaxlib, ``~`` for the user's home; None where it is not told.
-        gpus: On which its steps ran; None where nothing tells.
+        loss_dtype: In which its loss is reported.
+        attention: How a preset computes attention (xla, cudnn, ring).
+        warmup_step_times_s: Never part of an estimate.
+        peak_bytes: Largest over the devices; on CPU host memory, of a command there its largest compiled program.
+        kernels: What XLA's autotuner chose in this process.
+        versions: Of JAX, loaded libraries and the GPUs' driver.
+        packages: Folder from which a user's program imported jaxlib, ``~`` for the user's home.
     """
 
     fingerprint: str
@@ -181,7 +261,7 @@ class WorkerReport(Record):
 
 
 class WorkloadFacts(Protocol):
-    """What a search space is built from: told by a process that runs the workload, or by its compiled program."""
+    """What a search space is built from, reported by a running process or read from its compiled program."""
 
     @property
     def device_count(self) -> int | None:
@@ -193,25 +273,24 @@ class WorkloadFacts(Protocol):
 
     @property
     def layer_bytes(self) -> Mapping[str, int]:
-        """Bytes of ``weights`` and ``gradients`` of one layer, as far as they are known."""
+        """Bytes of ``weights`` and ``gradients`` of one layer, as far as known."""
 
 
 class Arm(StrEnum):
-    """Who ran a block."""
+    """Side of a comparison."""
 
     REFERENCE = "reference"
     CANDIDATE = "candidate"
 
 
 class SameStep(Record):
-    """What both arms told of one step: the same for both, if they compute the same.
+    """What both arms reported of one step.
 
     Attributes:
         step: Counted from 0 since a process began.
-        reference: Loss of the reference there, in this pair or, where it has lived longer, in an earlier one.
-        candidate: Loss of the candidate there.
-        reference_norm: Global gradient norm of the reference, where it is told.
-        candidate_norm: Likewise of the candidate.
+        reference: Its loss there, in this pair or, if it has lived longer, an earlier one.
+        candidate: Its loss there.
+        reference_norm: Its global gradient norm.
     """
 
     step: Count
@@ -225,15 +304,11 @@ class Pair(Record):
     """Two neighbouring blocks, one of each arm, in the order in which they ran.
 
     Attributes:
-        reference_s: Duration of each counted step of the reference's block, in seconds.
-        candidate_s: Likewise of the candidate's block.
-        reference_settling_s: Of each step before those, not counted, for the device had not come to rest yet after the
-            switch; None where every step counts.
-        candidate_settling_s: Likewise of the candidate's block.
+        reference_s: Seconds of each counted step.
+        reference_settling_s: Seconds of each step before those, in which the device settled after the switch.
         at_s: Seconds since the study began, over all its sessions.
-        reference_j: Joules that the whole devices drew during the reference's block; None if nothing counted them.
-        candidate_j: Likewise during the candidate's block.
-        loss: What both told of the step that ended the candidate's block; None where one of them told nothing of it.
+        reference_j: Joules that all devices drew during the block; None if nothing counted them.
+        loss: Of the step that ended the candidate's block.
     """
 
     index: Count
@@ -248,42 +323,35 @@ class Pair(Record):
     loss: SameStep | None = None
 
     def ran_s(self, arm: Arm) -> tuple[float, ...]:
-        """Seconds of all steps of an arm's block, in order: those that settled the device, and those that count."""
+        """Seconds of all steps of an arm's block, settling ones first."""
         if arm is Arm.REFERENCE:
             return (*(self.reference_settling_s or ()), *self.reference_s)
         return (*(self.candidate_settling_s or ()), *self.candidate_s)
 
     @property
     def lasted_s(self) -> float:
-        """Seconds of both blocks, every step of them."""
+        """Seconds of both blocks, settling included."""
         return sum(sum(self.ran_s(arm)) for arm in Arm)
 
 
 class WorkPerStep(Record):
-    """What one step of each arm gets done, in the study's unit (tokens), where that differs.
-
-    Attributes:
-        reference: Units in a step of the reference.
-        candidate: Units in a step of the candidate.
-    """
+    """Tokens in a step of each arm, where they differ."""
 
     reference: AtLeastOne
     candidate: AtLeastOne
 
     @property
     def ratio(self) -> float:
-        """Candidate over reference; time per unit is step time over this."""
+        """Candidate over reference; time per token is step time over this."""
         return self.candidate / self.reference
 
 
 class EnergyUse(Record):
-    """Energy of the whole devices in the measured blocks, what they draw when idle included.
+    """Energy of whole devices in the measured blocks, idle draw included.
 
     Attributes:
         source: Who counted, in words.
-        reference_step_j: Mean energy of one step of the reference, in joules.
-        candidate_step_j: Likewise of the candidate.
-        estimate: Candidate over reference, with the ordinary 95 % interval; per unit of work where that differs.
+        estimate: Candidate over reference with its 95 % interval; per token where a step's tokens differ.
     """
 
     source: str
@@ -293,21 +361,16 @@ class EnergyUse(Record):
 
 
 class Comparison(Record):
-    """Candidate against reference in one pair of processes: the estimate, and what both arms took.
-
-    It holds no word of judgement: that follows from the estimate (`autotune.stats.outlook_of`).
+    """Candidate against reference in one pair of processes.
 
     Attributes:
-        reference_step_s: Median step of the reference in these pairs, in seconds.
-        candidate_step_s: Median step of the candidate, in seconds.
-        mode: ``turns`` (both resident, blocks in pairs) or ``sandwich`` (reference, candidate, reference, each a fresh
-            run; two pairs with one candidate's run in common for each sandwich).
-        warnings: What the machine did meanwhile that makes the figures doubtful, in words.
-        energy: Energy of both arms; None where nothing counted it, or blocks were too short for the counters.
-        energy_problem: Why there is no figure of energy although something counted, in words.
-        during: What the GPUs did while the blocks of either arm ran; None where they do not tell.
-        work: Where a step of one arm does more than one of the other: then `estimate`, and that of `energy`, are of
-            time and energy per unit of work. Step times stay those of steps.
+        reference_step_s: Median step, seconds.
+        candidate_step_s: Median step, seconds.
+        mode: ``turns`` (interleaved pairs) or ``sandwich`` (fresh runs reference, candidate, reference).
+        warnings: What the machine did meanwhile that makes the figures doubtful.
+        energy: None where nothing counted it, or blocks were too short for the counters.
+        energy_problem: Why there is no energy although something counted.
+        work: Where set, `estimate` and that of `energy` are per token; step times are never.
     """
 
     estimate: Estimate
@@ -326,3 +389,71 @@ class Comparison(Record):
     def work_ratio(self) -> float:
         """Work of a step of the candidate over one of the reference."""
         return self.work.ratio if self.work is not None else 1.0
+
+
+LOSS_NOT_CHECKED = "loss not checked"
+"""Stands wherever a set is spoken well of whose program tells no loss."""
+
+
+class LossBasis(StrEnum):
+    """How a candidate's loss was compared with the reference's."""
+
+    STEPS = "steps"
+    ROUNDING = "rounding"
+    WORK = "work"
+    DTYPE = "dtype"
+
+
+class LossCheck(Record):
+    """Whether a candidate trains as the reference does.
+
+    Attributes:
+        basis: ``steps``: flags alone, step by step. ``rounding``: other options, the same work, step by step.
+            ``work``: another batch, at equal work. ``dtype``: another arithmetic, over a long run.
+        is_ok: None where it cannot be decided: inconclusive, and no proof.
+        steps: Number of steps compared one by one.
+        difference: Largest relative difference; above 0 the candidate's loss is higher.
+        words: What was compared and what came out.
+        is_final: Whether a later, longer check adds nothing.
+    """
+
+    basis: LossBasis
+    is_ok: bool | None = None
+    difference: Change | None = None
+    tolerance: Amount | None = None
+    steps: Count | None = None
+    words: str
+    is_final: bool = True
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether flags alone differ and no loss was reported: neither for nor against the set."""
+        return self.is_ok is None and self.basis is LossBasis.STEPS
+
+
+TURNS = "turns"
+"""Mode of a comparison whose blocks are in pairs; the other one is `autotune.study.alone.MODE`."""
+
+
+def block_step_s(step_times_s: Sequence[float]) -> float:
+    """Mean step time of a block, in seconds: training pays for slow steps too."""
+    return sum(step_times_s) / len(step_times_s)
+
+
+def log_ratio(pair: Pair, work: WorkPerStep | None = None) -> float:
+    """Log of candidate over reference of one pair: of step time, or of time per token where `work` differs."""
+    shift = math.log(work.ratio) if work is not None else 0.0
+    return math.log(block_step_s(pair.candidate_s) / block_step_s(pair.reference_s)) - shift
+
+
+def is_divided_as_told(pair: Pair, sizes: TurnSizes, *, is_alone: bool = False) -> bool:
+    """Whether a pair counts exactly the steps that the study's sizes say.
+
+    Args:
+        pair: Its raw blocks.
+        sizes: Of the study.
+        is_alone: Whether it surely holds isolated runs; else it may, for a study may come to measure one at a time.
+    """
+    counted = (pair.reference_s, pair.candidate_s)
+    ways = (sizes.split_alone,) if is_alone else (sizes.split, sizes.split_alone)
+    return any(tuple(way(pair.ran_s(arm))[1] for arm in Arm) == counted for way in ways)

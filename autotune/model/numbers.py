@@ -1,6 +1,6 @@
-"""Types of the numbers in records: what was measured is finite and in range, and what was edited is refused on reading.
+"""Base class of records and the number types in them: what was measured is finite and in range.
 
-Bounds are far beyond anything that a study can take, and near enough that no sum, logarithm or power of them overflows.
+Bounds are far beyond anything that a study can take, and near enough that no sum, logarithm or power overflows.
 """
 
 from __future__ import annotations
@@ -8,6 +8,13 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+
+class Record(BaseModel):
+    """Base of all records: immutable, and unknown fields are an error (another schema wrote them)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
+
 
 LONGEST_S = 1e11
 """Three thousand years, in seconds."""

@@ -1,19 +1,22 @@
-"""Options of a workload as part of a set: choices that are no flags, such as the batch or the kind of attention.
+"""Options of a workload as part of a set, and rules between options and settings.
 
 An option is a setting named ``option.NAME`` whose value is JSON text; where a set does not name it, the reference's
 value holds (`workload.options`, else the first that `search.options` lists). An `entry` takes options as they are. A
-`command` has ``{NAME}`` where they go: in its arguments, or in `workload.environment`.
+`command` has ``{NAME}`` where they go in its arguments. A rule such as ``batch * accumulate == 16`` names options as
+they are and settings in full.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from autotune.model.errors import SettingError
-from autotune.model.names import OPTION, kind_of
+from autotune.model.errors import SettingError, StudyFileError, close_matches
+from autotune.model.expressions import CONSTANTS, Expression
+from autotune.model.flags import OPTION, kind_of
 
 FOLDER = "folder"
 """The placeholder that stands for the folder of the trial; no option may have its name."""
@@ -25,7 +28,7 @@ _PLACEHOLDER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
 def option_setting(name: str) -> str:
-    """Under which name an option is part of a set.
+    """Name of an option in a set.
 
     Raises:
         SettingError: If the option cannot have that name.
@@ -44,10 +47,10 @@ def option_setting(name: str) -> str:
 
 
 def option_text(value: Any) -> str:
-    """The value of an option as it stands in a set: equal values have equal texts.
+    """The canonical text of an option's value.
 
     Raises:
-        SettingError: If it is nothing that JSON can say.
+        SettingError: If JSON cannot express it.
     """
     try:
         return json.dumps(value, sort_keys=True, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
@@ -58,10 +61,10 @@ def option_text(value: Any) -> str:
 
 
 def options_in(settings: Mapping[str, str]) -> dict[str, Any]:
-    """The options that a set names, with their values.
+    """The options of a set, with their values.
 
     Raises:
-        SettingError: If one is no JSON.
+        SettingError: If one is not JSON.
     """
     found = {}
     for name, text in settings.items():
@@ -79,12 +82,12 @@ def option_sets(options: Mapping[str, Any]) -> dict[str, str]:
 
 
 def placeholders(parts: Iterable[str]) -> set[str]:
-    """Names that stand in braces in some texts."""
+    """Names in braces in some texts."""
     return {name for part in parts for name in _PLACEHOLDER.findall(part)}
 
 
 def filled(part: str, options: Mapping[str, Any]) -> str:
-    """A text with each option in its place; what else stands in braces stays, and no value is looked at again."""
+    """A text with each option in its place; other braces stay, and no value is substituted again."""
 
     def value(match: re.Match[str]) -> str:
         return plain(options[match[1]]) if match[1] in options else match[0]
@@ -93,7 +96,7 @@ def filled(part: str, options: Mapping[str, Any]) -> str:
 
 
 def dotted(options: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    """Options with tables taken apart: ``{"mesh": {"fsdp": 8}}`` as ``{"mesh.fsdp": 8}``, as Hydra and MaxText do."""
+    """Flattens tables of options: ``{"mesh": {"fsdp": 8}}`` to ``{"mesh.fsdp": 8}``, as Hydra and MaxText do."""
     found: dict[str, Any] = {}
     for name, value in options.items():
         found |= dotted(value, f"{above}{name}.") if isinstance(value, dict) and value else {f"{above}{name}": value}
@@ -103,3 +106,110 @@ def dotted(options: Mapping[str, Any], above: str = "") -> dict[str, Any]:
 def plain(value: Any) -> str:
     """An option as a program's argument: text as it is, all else as JSON."""
     return value if isinstance(value, str) else option_text(value)
+
+
+MOST_COMBINATIONS = 10_000
+"""Of the values of one rule's names that are tried when the study is loaded."""
+
+
+def broken_rule(
+    settings: Mapping[str, str],
+    rules: Sequence[str],
+    *,
+    options: Mapping[str, Any],
+    baseline: Mapping[str, str] | None = None,
+    defaults: Mapping[str, str] | None = None,
+) -> str | None:
+    """The first rule that a set breaks, or None.
+
+    Args:
+        settings: A candidate: settings, and options as ``option.NAME``.
+        rules: `limits.rules` of a study, checked by `check_rules`.
+        options: The reference's options (`StudySpec.reference_options`).
+        baseline: The reference's settings.
+        defaults: What the installed build has where nobody sets anything.
+
+    Raises:
+        StudyFileError: If a rule cannot be evaluated for this set, such as a sum over text.
+    """
+    if not rules:
+        return None
+    values: dict[str, object] = {n: plain_value(v) for n, v in {**(defaults or {}), **(baseline or {})}.items()}
+    values |= {n: plain_value(v) for n, v in settings.items() if not n.startswith(OPTION)}
+    values |= {**options, **options_in(settings)}
+    for text in rules:
+        if not _holds(Expression(text, is_condition=True), values):
+            return text
+    return None
+
+
+def check_rules(rules: Iterable[str], domains: Mapping[str, Sequence[Any]]) -> None:
+    """Refuses rules that are malformed, name an unknown option or setting, or hold for no candidate.
+
+    Args:
+        rules: `limits.rules` of a study.
+        domains: Option to all values that a candidate may have, the reference's included. Settings need none.
+
+    Raises:
+        ValueError: With the rule and what is wrong with it.
+    """
+    for text in rules:
+        try:
+            rule = Expression(text, is_condition=True)
+        except ValueError as error:
+            raise ValueError(f"`limits.rules` must be: {error}") from None
+        for name in rule.names:
+            if name not in domains and not _is_setting(name):
+                hint = close_matches(name, [*domains, *CONSTANTS])
+                raise ValueError(
+                    f"`limits.rules`: {text!r} names {name!r}, which is neither a setting nor an option in "
+                    f"`workload.options` or `search.options`; write it there{hint}"
+                )
+        if all(name in domains for name in rule.names):
+            _try_all(rule, domains)
+
+
+def combinations(names: Sequence[str], domains: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
+    """The first `MOST_COMBINATIONS` combinations of some options' values."""
+    for values in itertools.islice(itertools.product(*(domains[n] for n in names)), MOST_COMBINATIONS):
+        yield dict(zip(names, values, strict=True))
+
+
+def _try_all(rule: Expression, domains: Mapping[str, Sequence[Any]]) -> None:
+    """Evaluates a rule for all values of its options, so that none fails in the middle of a study."""
+    truths = set()
+    for values in combinations(rule.names, domains):
+        try:
+            truths.add(_holds(rule, values))
+        except StudyFileError as error:
+            raise ValueError(f"{error}") from None
+    if truths == {False}:
+        raise ValueError(f"`limits.rules`: nothing that is searched keeps {rule.text!r}")
+
+
+def _holds(rule: Expression, values: Mapping[str, object]) -> bool:
+    known = {name: values.get(name) for name in rule.names}
+    shown = ", ".join(f"{n} = {v!r:.40}" for n, v in known.items())
+    try:
+        found = rule.value(known)
+    except ValueError as error:
+        raise StudyFileError(f"`limits.rules` must be true or false of every candidate but {error} ({shown})") from None
+    if not isinstance(found, bool):
+        raise StudyFileError(f"`limits.rules` must be true or false but {rule.text!r} is {found!r:.60} ({shown})")
+    return found
+
+
+def _is_setting(name: str) -> bool:
+    try:
+        return kind_of(name) != "option"
+    except SettingError:
+        return False
+
+
+def plain_value(text: str) -> object:
+    """A setting's text as a rule means it: ``true`` and numbers are that, all else is text."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return value if isinstance(value, bool | int | float) else text

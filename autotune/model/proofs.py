@@ -1,32 +1,181 @@
-"""What the pairs of processes of one proof come to: one rule, for whoever proves and for whoever checks a proof."""
+"""Decides what the pairs of processes of a proof, and the soak after it, say of a set."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+import itertools
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
-from autotune.model.records import ONCE_MORE, ConfirmRun, FinalistResult, ProofRecord
-from autotune.model.totals import training_total, veto_of
-from autotune.model.units import format_change
-from autotune.stats import FIRST_LOOK, Estimate, ProofPlan, Verdict, confirm, judge, look, look_alone
+from autotune.model.measurement import Failure, FailureKind, Pair, WorkPerStep, held_in_one_arm, log_ratio
+from autotune.model.records import REESTIMATES, ConfirmRun, FinalistResult, ProofRecord, SoakArms, SoakLook
+from autotune.model.units import format_change, format_seconds
+from autotune.stats import (
+    FIRST_LOOK,
+    Estimate,
+    ProofPlan,
+    Stalls,
+    TotalTime,
+    Verdict,
+    add_stalls,
+    apart_total,
+    compare_totals,
+    confirm,
+    estimate_pairs,
+    find_leak,
+    growing_step,
+    judge,
+    look,
+    look_alone,
+    slower_run,
+    slower_total,
+    stalled_total,
+)
 
-GAIN, ALONE = ONCE_MORE
+PHASE = "soak"
+
+LEAST_SEGMENTS = 4
+"""Of each run, for its time to be judged."""
+
+
+def total_of(pairs: Sequence[Pair], work: WorkPerStep | None = None) -> TotalTime:
+    """Total times of both arms over the raw pairs of one pair of processes, untrimmed; per token where work differs."""
+    return compare_totals(
+        list(itertools.chain.from_iterable(p.reference_s for p in pairs)),
+        list(itertools.chain.from_iterable(p.candidate_s for p in pairs)),
+        work_ratio=work.ratio if work is not None else 1.0,
+    )
+
+
+def figures_of(pairs: Sequence[Pair], work: WorkPerStep | None = None) -> dict[str, Any]:
+    """The fields of a `ConfirmRun` that its raw pairs give."""
+    return {
+        "pair_count": len(pairs),
+        "log_ratio": math.log(estimate_pairs([log_ratio(p, work) for p in pairs]).ratio),
+        "reference_step_s": statistics.median(t for p in pairs for t in p.reference_s),
+        "candidate_step_s": statistics.median(t for p in pairs for t in p.candidate_s),
+        "total": total_of(pairs, work),
+    }
+
+
+def veto_of(runs: Sequence[ConfirmRun], typical: Estimate | None) -> str | None:
+    """Why a set is no winner although its typical step may be faster; None if nothing speaks against it.
+
+    One arm alone was held back by its GPUs, or the set is slower in total.
+
+    Args:
+        runs: All pairs of processes of one proof of the set.
+        typical: The proof's estimate of the typical step.
+    """
+    if typical is not None and (held := held_in_one_arm([r.during for r in runs if r.during is not None])):
+        return "; ".join(held)
+    totals, log_ratios = _told(runs)
+    if typical is None or len(totals) < 2 or (found := slower_total(totals, log_ratios, typical)) is None:
+        return None
+    mine, base = (add_stalls([getattr(t, arm) for t in totals]) for arm in ("candidate", "reference"))
+    return f"{_stalls_beside(mine, base)}: {_in_total(found.ratio, math.log(typical.ratio))}"
+
+
+def training_total(runs: Sequence[ConfirmRun], typical: Estimate) -> Estimate | None:
+    """Ratio of total times where it differs from that of the typical step; None where it does not."""
+    totals, log_ratios = _told(runs)
+    return apart_total(totals, log_ratios, typical) if len(totals) >= 2 else None
+
+
+def _told(runs: Sequence[ConfirmRun]) -> tuple[list[TotalTime], list[float]]:
+    """Total times and typical log ratios of the pairs of processes that have both."""
+    told = [(r.total, r.log_ratio) for r in runs if r.total is not None and r.log_ratio is not None]
+    return [total for total, _ in told], [log_ratio for _, log_ratio in told]
+
+
+def judge_soak(arms: SoakArms) -> Failure | None:
+    """What a soak shows against a set: a leak, or stalls or slow steps that take its gain back; None if nothing.
+
+    What one look shows must show in the others, too.
+    """
+    found = [_judge_look(arms, arms.looks[: count + 1]) for count in range(len(arms.looks))]
+    return found[-1] if None not in found else None
+
+
+def _judge_look(arms: SoakArms, looks: Sequence[SoakLook]) -> Failure | None:
+    """The gravest thing that the last look shows against the set."""
+    found = next(itertools.chain(_leaks(looks[-1]), _slow(arms, looks)), None)
+    return Failure(kind=found[0], message=found[1], phase=PHASE) if found is not None else None
+
+
+def _leaks(look: SoakLook) -> Iterator[tuple[FailureKind, str]]:
+    mine, base = look.candidate, look.reference
+    for what, samples, beside in (
+        ("memory", mine.host, base.host if base else ()),
+        ("device memory", mine.device, base.device if base else ()),
+    ):
+        leak = find_leak(samples, beside, step_s=mine.stalls.typical_s)
+        if leak is not None:
+            yield FailureKind.LEAK, f"its {what} grows by {format_growth(leak.candidate, leak.reference)}"
+
+
+def _slow(arms: SoakArms, looks: Sequence[SoakLook]) -> Iterator[tuple[FailureKind, str]]:
+    candidates, references = [x.candidate for x in looks], [x.reference for x in looks if x.reference is not None]
+    if len(references) < len(candidates) or any(len(a.segment_s) < LEAST_SEGMENTS for a in (*candidates, *references)):
+        return
+    typical, work_ratio = arms.typical, arms.work.ratio if arms.work is not None else 1.0
+    stalls, beside = [a.stalls for a in candidates], [a.stalls for a in references]
+    parts, parts_beside = [a.segment_s for a in candidates], [a.segment_s for a in references]
+    ratio = stalled_total(stalls, beside, log_ratio=typical) if typical is not None else None
+    ratio = ratio or slower_run(parts, parts_beside, work_ratio=work_ratio, process_sd=arms.process_sd)
+    if ratio is not None:
+        said = f"{_stalls_beside(add_stalls(stalls), add_stalls(beside))}: {_in_total(ratio, typical)}"
+        yield FailureKind.SLOWER_IN_TOTAL, said
+    growth = growing_step(parts[-1], parts_beside[-1], log_ratio=typical) if typical is not None else None
+    if growth is not None:
+        yield (
+            FailureKind.SLOWS_DOWN,
+            f"its steps grow {growth:.2f} times as long over {candidates[-1].step_count} steps, the reference's do "
+            f"not, so it loses what a typical step gains ({format_change(math.exp(typical or 0.0))})",
+        )
+
+
+def _in_total(total: float, typical: float | None) -> str:
+    though = "" if typical is None else f" though a typical step is {format_change(math.exp(typical))}"
+    return f"{format_change(total)} in total{though}"
+
+
+def _stalls_beside(mine: Stalls, base: Stalls) -> str:
+    return f"{describe_stalls(mine)} (reference: {describe_stalls(base)})"
+
+
+def describe_stalls(stalls: Stalls) -> str:
+    """How many stalls of what size: ``one stall of 500 ms in 40 steps, 5 in all``."""
+    if not stalls.count:
+        return "no stall"
+    size = stalls.typical_s + stalls.lost_s / stalls.count
+    return f"one stall of {format_seconds(size)} in {round(stalls.steps / stalls.count)} steps, {stalls.count} in all"
+
+
+def format_growth(mine: float, base: float) -> str:
+    """Growth of memory: ``2.0 MB a step (reference 0.0)``."""
+    unit, name = (1e6, "MB") if max(abs(mine), abs(base)) >= 5e4 else (1e3, "kB")
+    return f"{mine / unit:z.1f} {name} a step (reference {base / unit:z.1f})"
+
+
+GAIN, ALONE = REESTIMATES
 
 
 class Standing(NamedTuple):
-    """How a proof stands: what it says now, and whether it has ended."""
+    """Sequential state of a proof: its verdict so far, and whether it has ended."""
 
     result: FinalistResult
     is_over: bool
 
 
-class OnceMore(NamedTuple):
-    """What came after a proof.
+class Reestimate(NamedTuple):
+    """Post-selection estimate of a proven set.
 
     Attributes:
         estimate: The figure to report, see `reported_gain`; None where nothing was measured.
-        alone: Pairs of runs alone that have a say in it.
-        objection: What speaks against the set; None where nothing does.
+        alone: Pairs of isolated runs that are part of it.
+        objection: What speaks against the set.
     """
 
     estimate: Estimate | None = None
@@ -40,19 +189,18 @@ def standing(
     *,
     trial: int,
     most: int,
-    sesoi: float,
+    min_effect: float,
 ) -> Standing:
-    """What a proof says, and whether more pairs of processes are to be run.
+    """The verdict of a proof so far, and whether more pairs of processes are to be run.
 
-    The pairs count in the order of their numbers, up to the first that is missing and to the look at which the proof
-    ended: what ran beside that or after it can change nothing.
+    Pairs count in the order of their numbers, up to the first missing one and to the look at which the proof ended.
 
     Args:
         proof: Its plan.
         runs: Pairs of processes, those of other proofs included.
         trial: Number of the trial that had the set first.
         most: Pairs after which it ends in any case.
-        sesoi: Smallest effect of interest.
+        min_effect: As a share.
     """
     mine = runs_of(proof, runs)
     base = FinalistResult(
@@ -69,12 +217,12 @@ def standing(
     def is_clear(count: int) -> bool:
         return veto_of(mine[:count], hurdle.estimate(ratios[:count])) is None
 
-    found = look(ratios, hurdle, most=most, sesoi=sesoi, is_clear=is_clear)
+    found = look(ratios, hurdle, most=most, min_effect=min_effect, is_clear=is_clear)
     used = found.used if found.stop else len(mine)
     if used < 2:
         return Standing(base, is_over=False)
     corrected = claim.estimate(ratios[:used])
-    verdict, veto = judge(corrected, sesoi=sesoi), None
+    verdict, veto = judge(corrected, min_effect=min_effect), None
     if found.stop and verdict is Verdict.FASTER:
         veto = veto_of(mine[:used], corrected)
     return Standing(
@@ -94,7 +242,7 @@ def standing(
 
 
 def runs_of(proof: ProofRecord, runs: Sequence[ConfirmRun]) -> list[ConfirmRun]:
-    """The pairs of processes of one proof, in the order of their numbers, up to the first that is missing."""
+    """The pairs of processes of one proof, in order, up to the first missing one."""
     by_repeat = {r.repeat: r for r in runs if r.stage == proof.stage and r.settings == proof.settings}
     found: list[ConfirmRun] = []
     while (following := by_repeat.get(proof.first + len(found))) is not None:
@@ -103,28 +251,28 @@ def runs_of(proof: ProofRecord, runs: Sequence[ConfirmRun]) -> list[ConfirmRun]:
 
 
 def plain_estimate(runs: Sequence[ConfirmRun]) -> Estimate | None:
-    """Mean ratio of some pairs of processes that nothing has chosen, with its 95 % interval; None of fewer than two."""
+    """Mean ratio of pairs of processes that nothing has selected, with its 95 % interval; None of fewer than two."""
     ratios = ratios_of(runs)
     return confirm(ratios).ordinary if len(ratios) >= 2 else None
 
 
-def gain_of(proven: FinalistResult, runs: Sequence[ConfirmRun], *, sesoi: float) -> FinalistResult:
-    """The gain of a proven set in pairs of processes that decide nothing, unless they contradict the proof.
+def gain_of(proven: FinalistResult, runs: Sequence[ConfirmRun], *, min_effect: float) -> FinalistResult:
+    """Gain of a proven set in pairs of processes that decide nothing, unless they contradict the proof.
 
     Args:
         proven: The proof.
         runs: Pairs of processes, those of other stages and sets included.
-        sesoi: Smallest effect of interest.
+        min_effect: As a share.
     """
     mine = runs_after(proven, runs, GAIN)
     estimate, veto = plain_estimate(mine), None
-    if estimate is not None and estimate.low > 1.0 - sesoi:
+    if estimate is not None and estimate.low > 1.0 - min_effect:
         veto = f"{len(mine)} more fresh pairs of processes contradict that: {format_change(estimate.ratio)}"
-    return _after(proven, GAIN, mine, len(mine), sesoi=sesoi, veto=veto, reason="these pairs decide nothing")
+    return _after(proven, GAIN, mine, len(mine), min_effect=min_effect, veto=veto, reason="these pairs decide nothing")
 
 
-def alone_of(proven: FinalistResult, runs: Sequence[ConfirmRun], *, most: int, sesoi: float) -> FinalistResult:
-    """What runs of each arm with nothing beside it say of a proven set; `most` of them, otherwise as `gain_of`."""
+def alone_of(proven: FinalistResult, runs: Sequence[ConfirmRun], *, most: int, min_effect: float) -> FinalistResult:
+    """Gain of a proven set in at most `most` isolated runs of each arm; otherwise as `gain_of`."""
     mine, beside, most = runs_after(proven, runs, ALONE), runs_after(proven, runs, GAIN), max(most, FIRST_LOOK)
     found = look_alone(ratios_of(mine), ratios_of(beside), most=most)
     alone, in_turns, veto = plain_estimate(mine), plain_estimate(beside), None
@@ -134,12 +282,12 @@ def alone_of(proven: FinalistResult, runs: Sequence[ConfirmRun], *, most: int, s
             f"{format_change(alone.ratio)} than the default, in turns {format_change(in_turns.ratio)}; "
             '`measure.mode = "sandwich"` measures everything alone'
         )
-    result = _after(proven, ALONE, mine, found.used, sesoi=sesoi, veto=veto, reason=found.reason)
+    result = _after(proven, ALONE, mine, found.used, min_effect=min_effect, veto=veto, reason=found.reason)
     return result.model_copy(update={"most": most})
 
 
 def runs_after(proven: FinalistResult, runs: Sequence[ConfirmRun], stage: str) -> list[ConfirmRun]:
-    """The pairs of processes that measured a proven set once more, in the order of their numbers."""
+    """The pairs of processes that re-estimated a proven set in one stage, in order."""
     return sorted((r for r in runs if (r.stage, r.settings) == (stage, proven.settings)), key=lambda r: r.repeat)
 
 
@@ -149,15 +297,15 @@ def _after(
     runs: Sequence[ConfirmRun],
     used: int,
     *,
-    sesoi: float,
+    min_effect: float,
     veto: str | None,
     reason: str,
 ) -> FinalistResult:
-    """The figures of so many of the pairs; one that failed speaks against the set, whichever it is."""
+    """Result of the first `used` pairs; a failed one speaks against the set, whichever it is."""
     failure = next((r.failure for r in runs if r.failure is not None), None)
     counted = [r for r in runs if r.failure is None][:used]
     estimate = plain_estimate(counted)
-    verdict = judge(estimate, sesoi=sesoi) if estimate is not None else Verdict.UNRESOLVED
+    verdict = judge(estimate, min_effect=min_effect) if estimate is not None else Verdict.UNRESOLVED
     return FinalistResult(
         stage=stage, trial=proven.trial, settings=proven.settings, estimate=estimate, corrected=estimate,
         verdict=verdict if failure is None else Verdict.UNRESOLVED, process_count=len(counted), failure=failure,
@@ -165,8 +313,8 @@ def _after(
     )  # fmt: skip
 
 
-def once_more(gain: FinalistResult, alone: FinalistResult | None, runs: Sequence[ConfirmRun]) -> OnceMore:
-    """What the pairs after a proof come to.
+def reestimate(gain: FinalistResult, alone: FinalistResult | None, runs: Sequence[ConfirmRun]) -> Reestimate:
+    """Combines what the pairs after a proof measured.
 
     Args:
         gain: See `gain_of`.
@@ -177,26 +325,26 @@ def once_more(gain: FinalistResult, alone: FinalistResult | None, runs: Sequence
     estimate, last = reported_gain(gain, alone, every), alone or gain
     if (failure := last.failure) is not None:
         told = f"{failure.kind.replace('_', ' ')} in a fresh process: {failure.message}"[:300]
-        return OnceMore(estimate=estimate, objection=told)
+        return Reestimate(estimate=estimate, objection=told)
     if last.veto is not None:
-        return OnceMore(estimate=estimate, objection=last.veto)
+        return Reestimate(estimate=estimate, objection=last.veto)
     counts = alone is not None and estimate != reported_gain(gain, None, every)
     count = alone.process_count if alone is not None and counts else 0
-    return OnceMore(estimate=estimate, alone=count, objection=veto_of(every, gain.estimate))
+    return Reestimate(estimate=estimate, alone=count, objection=veto_of(every, gain.estimate))
 
 
 def reported_gain(
     gain: FinalistResult, alone: FinalistResult | None, runs: Sequence[ConfirmRun] = ()
 ) -> Estimate | None:
-    """The figure that a winner is reported with, whose interval holds the truth although the set was proven first.
+    """The estimate to report for a winner, whose interval holds the truth although the set was proven first.
 
-    In turns a neighbour idles beside each arm, and in production none does. So where runs alone can tell a gain, the
-    interval reaches over what they say, too; and where the figure in turns is none that they could mean, theirs counts.
+    In turns a neighbour idles beside each arm, in production none does. So where isolated runs show a gain, the
+    interval covers theirs, too; and where the figure in turns lies outside their interval, theirs is reported.
     Likewise of total times, where a typical step is not what training gets.
 
     Args:
-        gain: What pairs in turns measured after the proof.
-        alone: What runs of each arm alone did; None where there are none.
+        gain: Pairs in turns after the proof.
+        alone: Isolated runs; None where there are none.
         runs: All pairs of processes of the set.
     """
     found = gain.estimate
@@ -212,5 +360,5 @@ def reported_gain(
 
 
 def ratios_of(runs: Sequence[ConfirmRun]) -> list[float]:
-    """The log ratios of some pairs of processes, of those that have one."""
+    """Log ratios of the pairs of processes that have one."""
     return [r.log_ratio for r in runs if r.log_ratio is not None]

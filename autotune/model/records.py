@@ -1,51 +1,372 @@
-"""The records that flow through a study and lie in its run directory, and what the worker reports.
+"""All records of a run, and the callbacks that are told of them while it runs.
 
-Everything here is data: frozen, checked when read back, written as one JSON object a line. `SCHEMA_VERSION` counts
-changes that older readers cannot follow.
+Records are frozen, checked when read back, and written as one JSON object a line.
 """
 
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol, Self
 
-from pydantic import (
-    Field,
-    TypeAdapter,
-)
+from pydantic import Field, TypeAdapter, model_validator
 
-from autotune.model.ablation import AblationResult as AblationResult
 from autotune.model.artefacts import Artefact
-from autotune.model.effects import EffectsRecord
-from autotune.model.gpus import GpusDuring
+from autotune.model.flags import FlagSet
 from autotune.model.kernels import Kernels, KernelSpread
-from autotune.model.long_run import SoakArms
-from autotune.model.losses import LossCheck
 from autotune.model.measurement import (
     Comparison,
     EnergyUse,
     Failure,
     FailureKind,
+    GpusDuring,
+    LossCheck,
     Settings,
     Stamped,
     WorkerReport,
     WorkPerStep,
 )
-from autotune.model.numbers import Amount, Count, Elapsed, Facts, LogRatio, Ratio, StepTime
-from autotune.model.promise import Promise
-from autotune.model.trial import TrialResult
-from autotune.stats import Estimate, LossSpread, NoiseFloor, TotalTime, Verdict
+from autotune.model.numbers import Amount, AtLeastOne, Count, Elapsed, Facts, LogRatio, Ratio, Record, StepTime
+from autotune.stats import Estimate, LossSpread, NoiseFloor, Outlook, Stalls, TotalTime, Verdict, outlook_of
+
+LeftOut = str | tuple[str, ...]
+"""Name of the setting that is left out, or of several that are left out together."""
+
+
+def names_left_out(left_out: LeftOut) -> tuple[str, ...]:
+    """All names of what was left out."""
+    return (left_out,) if isinstance(left_out, str) else left_out
+
+
+class AblationResult(Stamped):
+    """One setting left out of the winner, or several together, measured against the whole winner."""
+
+    kind: Literal["ablation"] = "ablation"
+    settings: Settings
+    left_out: LeftOut
+    comparison: Comparison | None = None
+    failure: Failure | None = None
+    kept: bool
+    reason: str
+    duration_s: Elapsed = 0.0
+    directory: str | None = None
+
+    @property
+    def what(self) -> str:
+        """What was left out, for people."""
+        if isinstance(self.left_out, str):
+            return self.left_out
+        return f"{len(self.left_out)} settings together ({', '.join(self.left_out)})"
+
+
+Chance = Annotated[float, Field(ge=0, le=1)]
+"""A probability."""
+
+INERT = 0.2
+"""Chance to act below which a setting counts as inert: sets that differ by such settings alone are one finalist, and a
+winner's are left out together by one measurement. That measurement decides, so that the bound need not be strict."""
+
+
+class Believed(Record):
+    """Ratio of step times that the model expects, with its 95 % interval."""
+
+    ratio: Ratio
+    low: Ratio
+    high: Ratio
+
+
+class ValueEffect(Believed):
+    """Effect of one value beside the defaults of all other settings.
+
+    Attributes:
+        trials: How many had it and ran.
+    """
+
+    value: str
+    trials: Count
+
+
+class SettingEffect(Record):
+    """Effect of one setting.
+
+    Attributes:
+        chance: That it acts, alone or together with another.
+        values: Those that were tried, less the default.
+        needs: Other settings that decide whether this one can act.
+    """
+
+    name: str
+    chance: Chance
+    values: tuple[ValueEffect, ...] = ()
+    needs: tuple[str, ...] = ()
+
+    def is_useless(self, value: str, *, least: float) -> bool:
+        """Whether it counts as inert, or this value surely gains less than `least` (a share)."""
+        found = next((v for v in self.values if v.value == value), None)
+        return self.chance < INERT or (found is not None and found.low > 1.0 - least)
+
+
+class PairValueEffect(Believed):
+    """Effect of two values together, beyond what each does alone."""
+
+    values: tuple[str, str]
+    trials: Count
+
+
+class PairEffect(Record):
+    """Two settings that may interact, with the chance that they do and the values tried together."""
+
+    names: tuple[str, str]
+    chance: Chance
+    values: tuple[PairValueEffect, ...] = ()
+
+
+class Suspect(Record):
+    """A value, or two together, that may make a set fail."""
+
+    settings: Settings
+    chance: Chance
+
+
+class BestPredicted(Believed):
+    """The set with the best predicted step time, made of settings that are believed to help on their own."""
+
+    settings: Settings
+
+
+class EffectsRecord(Stamped):
+    """Effects that a model of the trials found when a session's search ended: no proof, see docs/search.md.
+
+    Attributes:
+        trials: Of the study at that time.
+        measured: Those that the model could learn speed from.
+        settings: All that are searched, likeliest first.
+        pairs: Those with some chance to interact, likeliest first.
+        suspects: Likeliest first.
+        best: Empty settings where that is the default.
+        left: Bound (95 %) of the fastest set's ratio over `best`.
+        together: Whether more than two settings interact; then all else here says little.
+    """
+
+    kind: Literal["effects"] = "effects"
+    trials: Count
+    measured: Count
+    settings: tuple[SettingEffect, ...]
+    pairs: tuple[PairEffect, ...] = ()
+    suspects: tuple[Suspect, ...] = ()
+    best: BestPredicted
+    left: Ratio
+    together: bool = False
+
+    def useful(self, settings: FlagSet, *, least: float) -> FlagSet:
+        """The set without inert settings and without values that surely gain less than `least` (a share).
+
+        A setting stays if another that stays needs it or interacts with it, and if it was not searched.
+        """
+        known = {s.name: s for s in self.settings}
+        kept = {n for n, v in settings.items() if n not in known or not known[n].is_useless(v, least=least)}
+        for pair in self.pairs:
+            if pair.chance >= INERT and set(pair.names) <= set(settings):
+                kept |= set(pair.names)
+        grown = True
+        while grown:
+            needed = {other for n in kept if n in known for other in known[n].needs if other in settings}
+            grown = not needed <= kept
+            kept |= needed
+        return settings.without(*(n for n in settings if n not in kept))
+
+
+Share = Annotated[float, Field(ge=0, lt=1)]
+
+
+class Need(Record):
+    """What it takes to prove a gain 9 times in 10.
+
+    Attributes:
+        gain: Share of the default's step time.
+        pairs: Cap of fresh pairs of processes of each proof; None if above `Promise.highest`.
+        proof_s: Seconds of all proofs on one lane, enough for 97 of 100 studies.
+    """
+
+    gain: Share
+    pairs: AtLeastOne | None = None
+    proof_s: Elapsed | None = None
+
+
+class Promise(Record):
+    """Power analysis of a study's proofs, from a cautious estimate of the spread between processes.
+
+    Attributes:
+        pair_sd: Standard deviation of the log ratio between fresh pairs of processes.
+        pairs: Pairs of blocks in each.
+        pair_s: Seconds of one.
+        most: The study's cap of pairs of processes in each proof.
+        smallest: Smallest gain proven 9 times in 10 within that cap; None if there is none below 50 %.
+        proof_s: Seconds of all proofs with that gain on one lane, enough for 97 of 100 studies.
+        highest: Largest cap considered in `needs`.
+    """
+
+    pair_sd: Annotated[float, Field(ge=0)]
+    pairs: AtLeastOne
+    pair_s: Elapsed
+    most: AtLeastOne
+    smallest: Share | None = None
+    proof_s: Elapsed | None = None
+    needs: tuple[Need, ...] = ()
+    highest: AtLeastOne
+
+
+MemorySamples = tuple[tuple[Count, Count], ...]
+"""Steps that were done so far and bytes in use then."""
+
+
+class MemoryUse(Record):
+    """Memory in use at the end of a block.
+
+    Attributes:
+        host_bytes: Of all processes of a trial and their children, mapped files excluded.
+        device_bytes: Of all their devices; None where that is not reported.
+    """
+
+    host_bytes: Count | None = None
+    device_bytes: Count | None = None
+
+
+class SoakArm(Record):
+    """One arm alone for a while.
+
+    Attributes:
+        segment_s: Mean step of equal parts of the run, in order, in seconds.
+        host: Memory of its first process and its children; empty where not reported.
+        device: Likewise of its devices.
+    """
+
+    step_count: AtLeastOne
+    steps_s: Elapsed
+    stalls: Stalls
+    segment_s: Annotated[tuple[StepTime, ...], Field(min_length=1, max_length=100)]
+    host: Annotated[MemorySamples, Field(max_length=1000)] = ()
+    device: Annotated[MemorySamples, Field(max_length=1000)] = ()
+
+
+class SoakLook(Record):
+    """Both arms, one after the other.
+
+    Attributes:
+        reference: As many steps of the reference; None if it failed, then memory alone is judged.
+    """
+
+    candidate: SoakArm
+    reference: SoakArm | None = None
+
+
+class SoakArms(Record):
+    """Both arms of a soak.
+
+    Attributes:
+        looks: One; up to three if something spoke against the set, then only what all show counts.
+        typical: Log ratio of the typical step in the proof, per token.
+        process_sd: Standard deviation of that between pairs of processes.
+        work: What a step of each arm does, where it differs.
+    """
+
+    looks: Annotated[tuple[SoakLook, ...], Field(min_length=1, max_length=3)]
+    typical: LogRatio | None = None
+    process_sd: Amount = 0.0
+    work: WorkPerStep | None = None
+
+
+REFERENCE_NUMBER = 0
+"""`same_as` of a trial whose program is the reference's own."""
+
+
+class TrialStatus(StrEnum):
+    """How a trial came to its result."""
+
+    MEASURED = "measured"
+    SAME_SET = "same_set"
+    SAME_PROGRAM = "same_program"
+    FAILED = "failed"
+
+
+class TrialConfig(Record):
+    """One proposed flag set and who proposed it."""
+
+    number: Count
+    settings: Settings
+    origin: str
+    params: dict[str, str] = Field(default_factory=dict)
+
+
+class TrialOutcome(Record):
+    """What became of a set.
+
+    Attributes:
+        comparison: Its figures, or those of the trial that it duplicates.
+        failure: Why it has none, or why that trial has none.
+        same_as: Number of the trial that a duplicate was not measured for; `REFERENCE_NUMBER` is the reference.
+    """
+
+    status: TrialStatus
+    comparison: Comparison | None = None
+    failure: Failure | None = None
+    same_as: Count | None = None
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        told = {n for n in ("comparison", "failure", "same_as") if getattr(self, n) is not None}
+        needed = {TrialStatus.MEASURED: "comparison", TrialStatus.FAILED: "failure"}.get(self.status, "same_as")
+        if needed not in told or (needed != "same_as" and told != {needed}):
+            raise ValueError(f"a trial that is {self.status} must tell {needed} but tells {sorted(told)}")
+        return self
+
+
+class TrialResult(TrialOutcome, Stamped):
+    """What became of one trial; the raw samples are in `directory`.
+
+    Attributes:
+        worker: What the candidate's process reported, if it became ready.
+        program_key: Names the program that ran and the settings that are read at run time.
+        compiled_key: Likewise, as the screen compiled it without a device. Sets with one key need one measurement.
+    """
+
+    kind: Literal["trial"] = "trial"
+    number: Count
+    settings: Settings
+    origin: str
+    params: dict[str, str] = Field(default_factory=dict)
+    worker: WorkerReport | None = None
+    program_key: str | None = None
+    compiled_key: str | None = None
+    loss: LossCheck | None = None
+    duration_s: Elapsed = 0.0
+    directory: str | None = None
+
+    @property
+    def is_the_default(self) -> bool:
+        """Whether the program turned out to be the reference's own."""
+        return self.status is TrialStatus.SAME_PROGRAM and self.same_as == REFERENCE_NUMBER
+
+    def outlook_at(self, *, min_effect: float) -> Outlook | None:
+        """Whether its figures make it a candidate for a proof; None where it has none."""
+        return outlook_of(self.comparison.estimate, min_effect=min_effect) if self.comparison is not None else None
+
+    @property
+    def tokens_per_j(self) -> float | None:
+        """Tokens trained per joule; None where energy or tokens are not known."""
+        tokens = self.worker.tokens_per_step if self.worker else None
+        energy = self.comparison.energy if self.comparison else None
+        return tokens / energy.candidate_step_j if tokens and energy else None
+
 
 SCHEMA_VERSION = 2
-# 1: first published form (2026-11).
+"""Counts the changes of records that other readers cannot follow."""
 
 
 class ScreenRecord(Stamped):
-    """What compiling alone said before anything was measured, or why the study is not screened.
+    """Result of compiling without measuring, or why the study is not screened.
 
     Attributes:
         report: An `autotune.compiler.verdicts.ScreenReport` as plain data; None if nothing could be compiled.
-        reason: Why there is no report.
     """
 
     kind: Literal["screen"] = "screen"
@@ -61,7 +382,7 @@ class SessionRecord(Stamped):
     """One start of the driver; its budgets go on where the last session's stopped.
 
     Attributes:
-        identity: Of the study (`StudySpec.identity`): records can be told from another study's without `study.json`.
+        identity: `StudySpec.identity`, by which records can be told from another study's without `study.json`.
     """
 
     kind: Literal["session"] = "session"
@@ -74,7 +395,7 @@ class SessionRecord(Stamped):
 
 
 class SpanRecord(Stamped):
-    """One end of the driver: how long it ran, and how much of that its own processor did nothing."""
+    """One end of the driver: how long it ran, and how long its own processor idled."""
 
     kind: Literal["span"] = "span"
     wall_s: Elapsed
@@ -83,11 +404,11 @@ class SpanRecord(Stamped):
 
 
 class LedgerRecord(Stamped):
-    """What the study has used up so far, all sessions together; written now and then, for a driver may be killed.
+    """What the study has used so far in all sessions, written now and then, for a driver may be killed.
 
     Attributes:
-        device_s: Seconds of devices that stood ready for it, summed over them: what a cluster charges.
-        lanes: Lanes there are now.
+        device_s: Seconds of devices reserved for it, summed over devices: what a cluster charges.
+        lanes: Those of now.
     """
 
     kind: Literal["ledger"] = "ledger"
@@ -96,15 +417,14 @@ class LedgerRecord(Stamped):
 
 
 class FloorResult(Stamped):
-    """The noise floor: the reference against other processes of itself.
+    """The noise floor: the reference against other processes of itself (A/A).
 
     Attributes:
-        loss_tolerance: Largest relative difference of loss and gradient norm between any of them and the living one.
+        loss_tolerance: Largest relative difference of loss and gradient norm between any two of them.
         rounding: Likewise to the reference in another rounding; None where that did not run.
-        loss_spread: How far references were apart, by step, through blocks too; what candidates are held to. Older
-            runs have none.
-        promise: What the study's proofs can find here; of its first noise floor, where times are known and real.
-        kernels: What XLA's autotuner chose in its processes; None where fewer than two told.
+        loss_spread: How far references were apart, by step; candidates are held to it.
+        promise: Of the study's first noise floor, where times are known and real.
+        kernels: None where fewer than two processes reported theirs.
     """
 
     kind: Literal["floor"] = "floor"
@@ -121,23 +441,19 @@ class FloorResult(Stamped):
 
 
 class ConfirmRun(Stamped):
-    """One fresh pair of processes of one finalist, or the failure that took its place.
+    """One fresh pair of processes of a finalist, or the failure in its place.
 
     Attributes:
         stage: ``confirm`` for finalists, ``final`` for the minimal set, ``full`` for the set before minimisation,
-            ``pgle`` for a set with its profile against the same without; ``gain`` and ``alone`` for what a proven set
-            is measured by once more.
-        log_ratio: Logarithm of candidate over reference step time, estimated from this pair of processes alone.
-        work: What these two processes said that a step of them does, where it differs; the ratios are then per unit.
-        loss: How their losses were compared, or that they were not.
+            ``pgle`` for a set with its profile against the same without, ``gain`` and ``alone`` to re-estimate a proven
+            set.
+        log_ratio: Log of candidate over reference step time in this pair alone.
+        work: Where set, ratios are per token.
         against: What it was compared with; None is the study's reference.
-        is_alone: Whether each ran with nothing beside it, one after the other, though the study measures in turns.
-        total: Total times and stalls of both arms over the raw pairs; runs of older versions have none.
-        reference_kernels: What XLA's autotuner chose in the reference's process; None where it did not tell.
-        candidate_kernels: Likewise in the candidate's.
-        warnings: What the machine did meanwhile that makes the figures doubtful, in words; None if nothing.
+        is_alone: Whether each arm ran with nothing beside it though the study measures in turns.
+        total: Total times and stalls of both arms.
+        warnings: What the machine did meanwhile that makes the figures doubtful.
         energy_problem: As in `Comparison`.
-        during: What the GPUs did while the blocks of either arm ran; None where they do not tell.
     """
 
     kind: Literal["confirm_run"] = "confirm_run"
@@ -165,19 +481,19 @@ class ConfirmRun(Stamped):
     directory: str | None = None
 
 
-ONCE_MORE = ("gain", "alone")
+REESTIMATES = ("gain", "alone")
 """Stages that measure what is proven once more; they decide nothing but may speak against it."""
 
 
 class ProofRecord(Stamped):
-    """The plan of one proof, made before its first pair of processes: what it may err, over all looks at it.
+    """Plan of one proof, made before its first pair of processes: its error over all looks.
 
     Attributes:
         stage: As in `ConfirmRun`.
         base: Pairs of processes within which most of the error is spent; see `autotune.stats.ProofPlan`.
-        hurdle: One-sided error at which the set goes on to what comes next.
-        claim: One-sided error of what is said of it.
-        first: Number of the first pair that counts: those before were seen before the plan was made.
+        hurdle: One-sided error at which the set goes on to the next stage.
+        claim: One-sided error of the reported verdict.
+        first: Number of the first pair that counts: earlier ones were seen before the plan was made.
     """
 
     kind: Literal["proof"] = "proof"
@@ -190,16 +506,16 @@ class ProofRecord(Stamped):
 
 
 class FinalistResult(Stamped):
-    """A finalist's verdict over fresh processes.
+    """Verdict on a finalist over fresh processes.
 
     Attributes:
-        estimate: Ratio with its ordinary 95 % interval over processes; what stopped the proof has chosen it, too.
-        corrected: The same with the interval that holds over all looks and all sets of the stage; this one decides.
-        goes_on: Whether the set holds at the error of the plan's hurdle.
-        most: Pairs of processes after which the proof would have ended in any case; None of what has no cap.
-        reason: Why it ended, in plain words.
-        veto: Why the set is no winner although it is faster by its typical step; None if nothing speaks against it.
-        work: As its processes told it, where it differs from the reference's.
+        estimate: With its ordinary 95 % interval over processes, biased by the stopping rule.
+        corrected: With the interval that holds over all looks and sets of the stage; this one decides.
+        goes_on: Whether the set holds at the plan's hurdle.
+        most: Cap of pairs of processes; None of what has none.
+        reason: Why the proof ended.
+        veto: Why a set with a faster typical step is no winner.
+        work: Where it differs from the reference's.
     """
 
     kind: Literal["finalist"] = "finalist"
@@ -224,19 +540,17 @@ class FinalistResult(Stamped):
 
     @property
     def is_passed(self) -> bool:
-        """Whether it goes on to what comes next."""
+        """Whether it goes on to the next stage."""
         return self.goes_on and not self.is_vetoed
 
 
 class ProfileRecord(Stamped):
-    """What the instructions of a set's program take: the profile that XLA's scheduler reads in the next compilation.
+    """Instruction times of a set's program, which XLA's scheduler reads in the next compilation.
 
     Attributes:
-        settings: The set that was profiled.
         steps: Steps that were profiled.
-        profile: None where there is none.
-        failure: Why there is none, if its process failed.
-        reason: Why there is none otherwise.
+        failure: Of its process.
+        reason: Why there is no profile otherwise.
     """
 
     kind: Literal["profile"] = "profile"
@@ -250,11 +564,7 @@ class ProfileRecord(Stamped):
 
 
 class Outcome(StrEnum):
-    """How a study ended.
-
-    ``nothing_beats_the_default``: gains above the bound that its sentence tells are ruled out; ``inconclusive``: they
-    are not.
-    """
+    """How a study ended. Whether gains above a bound are ruled out divides the second from the third."""
 
     WINNER = "winner"
     NOTHING_BEATS_THE_DEFAULT = "nothing_beats_the_default"
@@ -263,7 +573,7 @@ class Outcome(StrEnum):
 
 
 class ConclusionRecord(Stamped):
-    """The study's one sentence, and the set that earned it if there is one."""
+    """The study's sentence, and the proven set if there is one."""
 
     kind: Literal["conclusion"] = "conclusion"
     outcome: Outcome
@@ -281,21 +591,17 @@ class SoakRecord(Stamped):
     """The winner's long run under a watchdog.
 
     Attributes:
-        asked_s: Seconds of steps that were asked for.
-        asked_steps: Fewest steps that were asked for.
-        steps_s: Seconds of steps that were run.
-        starts: Processes that it took; more than one where a program ends by itself.
+        steps_s: Seconds of all steps.
+        starts: Processes that it took; several where a program ends by itself.
         drift: Median step of the last quarter over that of the first.
-        loss: Its loss against the reference's after as much work, where dtype or batch differ.
-        failure: What ended it early, or what both arms say against it; a winner that fails here is none.
-        kernels: The autotuner's results of its last process; None where none were kept.
-        arms: What both arms did; soaks of older versions, and failed ones, have none.
+        loss: Against the reference's after as much work, where dtype or batch differ.
+        failure: What ended it early, or what both arms show against it.
+        kernels: The autotuner's results of its last process.
+        arms: None of a soak that failed early.
     """
 
     kind: Literal["soak"] = "soak"
     settings: Settings
-    asked_s: Elapsed
-    asked_steps: Count
     steps_s: Elapsed
     step_count: Count
     starts: Count
@@ -309,12 +615,11 @@ class SoakRecord(Stamped):
 
 
 class BlameRecord(Stamped):
-    """The smallest part of a failing set that still fails in the same way.
+    """The smallest part of a failing set that fails in the same way.
 
     Attributes:
         settings: The whole set of the trial.
-        smallest: Its part.
-        is_minimal: Whether no setting of it can be left out, as far as single starts tell.
+        is_minimal: Whether no setting of it can be left out, by single starts.
         starts: Processes that were started to find it.
     """
 
@@ -330,7 +635,7 @@ class BlameRecord(Stamped):
 
 
 class IncidentRecord(Stamped):
-    """Something that happened to the tuner, not to a trial: the reference died and was started again."""
+    """Something that happened to the tuner, not to a trial, such as a restart of the reference."""
 
     kind: Literal["incident"] = "incident"
     what: str
@@ -358,3 +663,37 @@ AnyRecord = Annotated[
 
 RECORD: TypeAdapter[AnyRecord] = TypeAdapter(AnyRecord)
 """Reads and checks one line of `records.jsonl`."""
+
+
+class Callbacks(Protocol):
+    """Called as a study goes on: the command line shows it, tests record it."""
+
+    def phase(self, what: str, lane: str = "") -> None:
+        """A worker reached a phase of its start; on which lane, if there are several."""
+
+    def pair(self, ratios: list[float], lane: str = "") -> None:
+        """One more pair is done; log ratios so far."""
+
+    def proof(self, run: ConfirmRun, asked: int) -> None:
+        """One more fresh pair of processes is done, of so many."""
+
+    def stage(self, name: str, detail: str) -> None:
+        """A stage begins."""
+
+    def floor(self, result: FloorResult) -> None:
+        """The noise floor is known."""
+
+    def trial_starts(self, config: TrialConfig, asked: int) -> None:
+        """A set is about to be tried."""
+
+    def trial_ends(self, result: TrialResult) -> None:
+        """A set has its result."""
+
+    def finalist(self, result: FinalistResult) -> None:
+        """A finalist has its verdict."""
+
+    def ablation(self, result: AblationResult) -> None:
+        """One setting was left out."""
+
+    def note(self, text: str) -> None:
+        """Something the user should know."""

@@ -2,38 +2,114 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    BaseModel,
     BeforeValidator,
+    ConfigDict,
     Field,
+    GetJsonSchemaHandler,
+    PlainSerializer,
     SerializationInfo,
     SerializerFunctionWrapHandler,
     ValidationError,
-    ValidationInfo,
     WithJsonSchema,
     field_serializer,
     field_validator,
     model_validator,
 )
+from pydantic_core import CoreSchema
 
 from autotune.child import PRESETS, StepReader
-from autotune.model.descriptions import Described
 from autotune.model.errors import StudyFileError, close_matches
 from autotune.model.expressions import Expression
-from autotune.model.names import is_variable
-from autotune.model.options import FOLDER, filled, placeholders
-from autotune.model.quantities import DurationOrNone, Seconds, SoakSeconds
-from autotune.model.secrets import is_secret_name, strike_command, strike_data
-from autotune.model.turn_sizes import AT_ONCE, CPU_SIZES, GPU_SIZES, TurnSizes
-from autotune.stats import DEFAULT_PROOF_SIZE, NoiseFloor, proof_size
+from autotune.model.flags import FlagSet, kind_of
+from autotune.model.measurement import Settings
+from autotune.model.options import FOLDER, filled, option_sets, option_setting, option_text, placeholders
+from autotune.model.redaction import redact_command, redact_data
+from autotune.model.turn_sizes import BLOCK_STEPS, CPU_SIZES, GPU_SIZES, TurnSizes
+from autotune.model.units import parse_bytes, parse_duration
+
+
+class Described(BaseModel):
+    """A frozen table without other keys than its own, whose schema says what each is for."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """The schema with the docstring's words: its head for the table, its attributes for the keys."""
+        schema = handler(core_schema)
+        table = handler.resolve_ref_schema(schema)
+        head, told = read_docstring(cls.__doc__ or "")
+        table["description"] = head
+        for name, key in table.get("properties", {}).items():
+            if name in told:
+                key["description"] = told[name]
+        return schema
+
+
+def read_docstring(text: str) -> tuple[str, dict[str, str]]:
+    """The head of a docstring in Google's style, and what it says of each attribute, each as one line."""
+    head, _, attributes = inspect.cleandoc(text).partition("\nAttributes:\n")
+    told: dict[str, str] = {}
+    name = ""
+    for line in attributes.splitlines():
+        found = re.match(r"    (\w+): (.*)", line)
+        if found:
+            name = found[1]
+            told[name] = found[2].strip()
+        elif name and line.strip():
+            told[name] += " " + line.strip()
+    return "\n\n".join(" ".join(part.split()) for part in head.strip().split("\n\n")), told
+
+
+def number_or_text(pattern: str, *, least: str = "exclusiveMinimum") -> WithJsonSchema:
+    """What a file may hold for a quantity with a unit: a number, or text such as ``30m``; for annotations.
+
+    Args:
+        pattern: Of the text.
+        least: Whether 0 is legal: ``minimum``, or ``exclusiveMinimum``.
+    """
+    return WithJsonSchema(
+        {"anyOf": [{"type": "number", least: 0}, {"type": "string", "pattern": pattern}]}, mode="validation"
+    )
+
+
+_DURATION = r"^(\s*\d+(\.\d+)?\s*(ms|s|m|min|h|d)?)+\s*$"
+
+Seconds = Annotated[
+    float,
+    BeforeValidator(parse_duration),
+    PlainSerializer(lambda v: v, return_type=float),
+    number_or_text(_DURATION),
+]
+
+
+def _duration_or_none(value: str | float) -> float:
+    """Seconds of a duration that may be 0, for none."""
+    return 0.0 if value in (0, "0", "0s") else parse_duration(value)
+
+
+DurationOrNone = Annotated[
+    float, BeforeValidator(_duration_or_none), Field(ge=0), number_or_text(_DURATION, least="minimum")
+]
+
+SoakSeconds = Annotated[float, BeforeValidator(_duration_or_none), number_or_text(_DURATION, least="minimum")]
+
+Bytes = Annotated[
+    int,
+    BeforeValidator(parse_bytes),
+    PlainSerializer(lambda v: v, return_type=int),
+    number_or_text(r"^\s*\d+(\.\d+)?\s*([KMGT]i?)?B?\s*$"),
+]
 
 AXES = ("data", "fsdp", "tensor", "pipeline", "context", "expert")
 """Ways to split a step over devices: axes of `workload.mesh`."""
-
-USES = ("loops", "collective-permute", "several-devices", "several-nodes", *AXES)
-"""What a program may be said to have: words of `workload.uses`."""
 
 WITH_SECRETS = {"secrets": True}
 """Context of a dump that keeps the secrets of a workload, for what stays in this process."""
@@ -57,7 +133,6 @@ class ReadSpec(Section):
         file: Read this file instead of the output: lines, JSON lines or ``.csv``; below the study's folder, or
             ``{folder}/...`` for that of the trial; with ``*``, or of a folder, the newest that the program writes.
         loss: For the correctness gate: an expression with a group ``loss``, or with `json_key` the key of the loss.
-        tokens_per_step: Needed for ``tokens_per_s``.
         terminal: Give the program a pseudo-terminal, for one that prints nothing, or all at once, into a pipe.
     """
 
@@ -67,7 +142,6 @@ class ReadSpec(Section):
     unit: Literal["step_s", "step_ms", "step_us", "steps_per_s", "tokens_per_s", "step"] = "step_s"
     file: str | None = None
     loss: str | None = None
-    tokens_per_step: Annotated[int | None, Field(ge=1)] = None
     terminal: bool = False
 
     @model_validator(mode="after")
@@ -100,23 +174,20 @@ class ReadSpec(Section):
 class WorkloadSpec(Section):
     """What runs: a workload that a worker builds, or the user's own program.
 
-    `command` and `options` hold secrets as they are, for the program; dumps have them struck out, so that none is kept,
+    `command` and `options` hold secrets as they are, for the program; dumps have them redacted, so that none is kept,
     and so that none is part of a study's identity.
 
     Attributes:
         entry: ``llama``, ``llama-small`` ... or ``package.module:function``, found beside the study file.
         options: Passed to the workload as they stand (sizes, mesh, batch, dtype ...); of a `command`, what stands for
-            ``{NAME}`` in its arguments and its `environment`.
+            ``{NAME}`` in its arguments.
         command: Instead of `entry`: a program and its arguments, run in the study's folder; ``{folder}`` in an
             argument stands for the folder of the trial, ``{NAME}`` for an option.
-        environment: Variables of the `command` that hold options, such as ``BATCH = "{batch}"``.
         hook: The program has ``autotune.hook.steps`` in its loop, so it takes turns and reports by itself.
         read: How the steps of a program without the hook are read.
         mesh: Declares over how many devices the program splits its work, and in which ways: all of them, see `AXES`.
-        uses: Declares what the program has, all of it, see `USES`: settings that act on nothing of it are not searched.
         tokens_per_step: What a step does, as an expression over options such as ``batch * seq``; for programs that do
-            not tell it themselves, where options are searched that change it.
-        unit: What that counts, as shown to users: tables then say ``time per image``.
+            not tell it themselves, where options are searched that change it, or where rates of tokens are read.
         python: Interpreter of the `command`, whose packages are asked which settings they have; default: the command
             itself if that is one, else the interpreter of autotune.
     """
@@ -124,20 +195,17 @@ class WorkloadSpec(Section):
     entry: str | None = None
     options: dict[str, Any] = Field(default_factory=dict)
     command: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
-    environment: dict[str, str] = Field(default_factory=dict)
     hook: bool = False
     read: ReadSpec | None = None
     mesh: dict[str, Annotated[int, Field(ge=1)]] | None = None
-    uses: tuple[str, ...] | None = None
 
-    @field_validator("mesh", "uses")
+    @field_validator("mesh")
     @classmethod
-    def _is_known(cls, declared: Any, info: ValidationInfo) -> Any:
-        legal = AXES if info.field_name == "mesh" else USES
-        for word in declared or ():
-            if word not in legal:
-                raise ValueError(f"of {', '.join(legal)} but got {word!r}{close_matches(word, legal)}")
-        return declared
+    def _has_known_axes(cls, mesh: dict[str, int] | None) -> dict[str, int] | None:
+        for axis in mesh or ():
+            if axis not in AXES:
+                raise ValueError(f"of {', '.join(AXES)} but got {axis!r}{close_matches(axis, AXES)}")
+        return mesh
 
     tokens_per_step: (
         Annotated[
@@ -147,7 +215,6 @@ class WorkloadSpec(Section):
         ]
         | None
     ) = None
-    unit: Annotated[str, Field(pattern=r"^[a-z][a-z -]{0,30}$")] = "token"
     python: Annotated[str, Field(min_length=1)] | None = None
 
     @field_validator("tokens_per_step")
@@ -165,56 +232,37 @@ class WorkloadSpec(Section):
             raise ValueError("`hook` and `read` belong to a `command`, an `entry` needs neither")
         if self.entry is not None and self.python is not None:
             raise ValueError("`python` belongs to a `command`; an `entry` runs under the interpreter of autotune")
-        if self.entry is not None and self.environment:
-            raise ValueError("`environment` belongs to a `command`; an `entry` takes its `options` as they are")
         if self.command is not None:
             if unused := sorted(set(self.options) - self.placeholders):
                 raise ValueError(
-                    f"`options` of a `command` stand in its arguments or its `environment` as {{name}}, but "
-                    f"{{{unused[0]}}} is nowhere there"
+                    f"`options` of a `command` stand in its arguments as {{name}}, but {{{unused[0]}}} is nowhere there"
                 )
+            if self.read is not None and self.tokens_per_step is None and StepReader(self.read.rules()).needs_tokens:
+                raise ValueError("`tokens_per_step` must be given where tokens_per_s is read")
             if self.hook == (self.read is not None):
                 raise ValueError("a `command` needs either `hook = true` or a section [workload.read]")
         return self
 
-    @field_validator("environment")
-    @classmethod
-    def _own_variables(cls, environment: dict[str, str]) -> dict[str, str]:
-        for name in environment:
-            if not name.isidentifier() or not name.isascii():
-                raise ValueError(f"names of variables, such as BATCH, not {name!r:.100}")
-            if name == "XLA_FLAGS" or is_variable(name):
-                raise ValueError(f"variables of the program's own; {name} is a setting: [baseline], or search.settings")
-            if is_secret_name(name):
-                raise ValueError(f"no secret, for it is recorded; set {name} in the environment of your call instead")
-        return environment
-
     @property
     def placeholders(self) -> set[str]:
-        """Names in braces in the command's arguments and its variables."""
-        return placeholders((*(self.command or ()), *self.environment.values()))
+        """Names in braces in the command's arguments."""
+        return placeholders(self.command or ())
 
     def arguments(self, folder: str) -> list[str]:
         """The command with its options in place, and the folder of the trial."""
         return [filled(part, {**self.options, FOLDER: folder}) for part in self.command or ()]
 
-    @property
-    def variables(self) -> dict[str, str]:
-        """The command's own variables with its options in place."""
-        return {name: filled(value, self.options) for name, value in self.environment.items()}
-
-    @field_serializer("options", "command", "environment", mode="wrap")
+    @field_serializer("options", "command", mode="wrap")
     def _without_secrets(self, value: Any, dump: SerializerFunctionWrapHandler, info: SerializationInfo) -> Any:
         if value is None or (info.context or {}).get("secrets"):
             return dump(value)
-        return dump(strike_data(value) if isinstance(value, dict) else strike_command(value))
+        return dump(redact_data(value) if isinstance(value, dict) else redact_command(value))
 
     @property
     def shown(self) -> WorkloadSpec:
-        """The same with its secrets struck out, to be looked at and handed on."""
-        command = None if self.command is None else strike_command(self.command)
-        struck = {"options": strike_data(self.options), "environment": strike_data(self.environment)}
-        return self.model_copy(update={**struck, "command": command})
+        """The same with its secrets redacted, to be looked at and handed on."""
+        command = None if self.command is None else redact_command(self.command)
+        return self.model_copy(update={"options": redact_data(self.options), "command": command})
 
     @property
     def takes_turns(self) -> bool:
@@ -232,12 +280,15 @@ class DeviceSpec(Section):
         process_count: Processes that share the devices through `jax.distributed`; 1 is one process for all. Of several
             nodes: all of them together, the same number on each; 1 is one for each node.
         node_count: Machines that one trial spans; more than one needs SLURM, see docs/cluster.md.
+        nic_bytes_per_s: Bytes/s that each GPU can send to other machines, one way; predictions count on it. Default:
+            what `autotune targets list` knows of the GPU. Google's A3 has 12.5e9, A3 Mega 25e9, NVIDIA's DGX H100 50e9.
     """
 
     platform: Literal["cpu", "cuda"] = "cpu"
     count: Annotated[int, Field(ge=1, le=4096)] | None = None
     process_count: Annotated[int, Field(ge=1, le=4096)] = 1
     node_count: Annotated[int, Field(ge=1, le=1024)] = 1
+    nic_bytes_per_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
 
     @model_validator(mode="after")
     def _divides(self) -> DeviceSpec:
@@ -267,76 +318,60 @@ class ScreenSpec(Section):
         enabled: ``auto`` screens studies on GPUs whose workload is an `entry`, if XLA's CUDA plugin is there.
         target: The GPU to compile for (`autotune targets list`, or a .txtpb file); default: the kind that runs.
         topology: Nodes x GPUs on each, such as ``8x8``; default: what runs.
-        cache: Take from and add to the cache of compiled programs.
-        time_budget: Longest time for the screen; default: a quarter of the study's, if that has one.
-        compile_limit: Longest time for one compilation; default: eight times the processor time that the reference's
-            took, at least 1 minute of it, and at most four times as long by the clock.
     """
 
     enabled: bool | Literal["auto"] = "auto"
     target: str | None = None
     topology: Annotated[str, Field(pattern=r"^(\d{1,5}x)?\d{1,3}$")] | None = None
-    cache: bool = True
-    time_budget: Seconds | None = None
-    compile_limit: Seconds | None = None
 
 
 class MeasureSpec(Section):
     """How a comparison is measured.
 
     Attributes:
-        smallest_effect: Smallest effect of interest, as a share of step time (0.005 is 0.5 %).
-        pairs_cap: Pairs of blocks after which a trial ends in any case.
-        block_s: Shortest counted part of a block, seconds, which has at least `block_steps` steps; ``auto``: 0.05, and
-            on GPUs, whose clocks follow power, 2 (`autotune.model.turn_sizes`).
-        block_steps: Fewest counted steps of a block.
-        settle_s: Steps of a block that begin within its first so many seconds are kept raw and not counted; ``auto``:
-            none, and on GPUs those of 3 s.
-        steady_s: Likewise of a run alone, where the program takes turns; ``auto``: none, and on GPUs 10 s.
-        warmup_steps: Steps that are run before the first block and never used.
-        check_steps: First steps whose loss and gradient norm are compared with the reference's.
+        min_effect: Smallest effect of interest, as a share of step time (0.005 is 0.5 %).
+        pairs_cap: Pairs of blocks after which a trial ends in any case. The noise floor starts two processes and one
+            more for every 20 of them; a trial in sandwiches has one sandwich for every 13.
+        block_s: Shortest counted part of a block, seconds; ``auto``: 0.05, and on GPUs, whose clocks follow power, 2
+            (`autotune.model.turn_sizes`).
         start_limit_s: Longest time from process start to readiness (import, compilation, warm-up); default: four times
             what the reference took, at least 2 minutes, and 10 minutes for the reference itself.
         block_limit_s: Longest time for one block; past it the worker counts as hung. Default: ten times the
             reference's steps, at least 2 minutes.
-        log_bytes: Most that is kept of a worker's output (half from its start, half from its end).
         mode: ``turns``: two processes are resident and run blocks in pairs. ``sandwich``: one at a time, in fresh
             runs reference, candidate, reference. ``auto``: turns where the program can and the memory holds two.
         run_steps: Steps that are measured in each fresh run of a sandwich.
-        sandwiches: How many sandwiches a trial has.
-        floor_processes: How many processes of the reference the noise floor starts beside the living one, in turns.
     """
 
-    smallest_effect: Annotated[float, Field(gt=0, lt=0.5)] = 0.005
+    min_effect: Annotated[float, Field(gt=0, lt=0.5)] = 0.005
     pairs_cap: Annotated[int, Field(ge=6, le=1000)] = 40
     block_s: Seconds | Literal["auto"] = "auto"
-    block_steps: Annotated[int, Field(ge=1, le=1000)] = 3
-    settle_s: DurationOrNone | Literal["auto"] = "auto"
-    steady_s: DurationOrNone | Literal["auto"] = "auto"
-    warmup_steps: Annotated[int, Field(ge=1, le=1000)] = 5
-    check_steps: Annotated[int, Field(ge=1, le=100)] = 5
     start_limit_s: Seconds | None = None
     block_limit_s: Seconds | None = None
-    log_bytes: Annotated[int, Field(ge=4096)] = 4_000_000
     mode: Literal["auto", "turns", "sandwich"] = "auto"
     run_steps: Annotated[int, Field(ge=1, le=100_000)] = 20
-    sandwiches: Annotated[int, Field(ge=2, le=50)] = 3
-    floor_processes: Annotated[int, Field(ge=2, le=50)] = 4
+
+    @property
+    def sandwiches(self) -> int:
+        """Sandwiches of a trial."""
+        return max(2, round(3 * self.pairs_cap / 40))
+
+    @property
+    def floor_processes(self) -> int:
+        """Processes of the reference that the noise floor starts beside the living one, in turns."""
+        return 2 + self.pairs_cap // 20
 
     def turns_on(self, platform: str, *, takes_turns: bool = True) -> TurnSizes:
-        """Sizes of blocks and of runs alone on a platform, with what "auto" stands for there.
+        """Sizes of blocks and of runs alone on a platform (``cpu`` or ``cuda``).
 
-        Args:
-            platform: ``cpu`` or ``cuda``.
-            takes_turns: Whether the program waits for its turns; of one that runs by itself nothing is left out but
-                its warm-up, for it may end.
+        Of a program that does not take turns nothing is left out but its warm-up, for it may end.
         """
-        usual = GPU_SIZES if platform == "cuda" else CPU_SIZES
-        told = {n: getattr(self, n) for n in ("block_s", "settle_s", "steady_s")}
-        sizes = {**usual, **{n: value for n, value in told.items() if value != "auto"}}
+        sizes = dict(GPU_SIZES if platform == "cuda" else CPU_SIZES)
+        if self.block_s != "auto":
+            sizes["block_s"] = self.block_s
         if not takes_turns:
             sizes["steady_s"] = 0.0
-        return TurnSizes(block_steps=self.block_steps, **sizes)
+        return TurnSizes(block_steps=BLOCK_STEPS, **sizes)
 
 
 class ConfirmSpec(Section):
@@ -347,44 +382,115 @@ class ConfirmSpec(Section):
         processes: Most fresh pairs of processes for each finalist, and again for the minimal set; a proof ends as soon
             as it is settled. It may be raised later: the same command then goes on.
         minimise: Drop each setting that does not pay for itself.
-        pairs: Pairs of blocks in each pair of processes; ``auto``: as many as the noise floor makes best, see
-            `autotune.stats.proof_size`.
         soak: Seconds of steps that the winner must run without a fault; 0 leaves that out, and exports say so.
-        soak_steps: Fewest steps of that run.
         alone: Most runs of each arm with nothing beside it, by which a set that was proven in turns is checked: as many
             as are needed, at least 4. 0 leaves them out.
         loss_tolerance: Share by which the loss of a winner with another dtype or batch may be above the reference's
             after the same tokens.
+        pgle: Profile guided latency estimation, the winner compiled again with what its instructions took. ``auto``:
+            of an `entry` on several GPUs; ``true``: on one, too.
     """
 
     finalists: Annotated[int, Field(ge=1, le=20)] = 3
     processes: Annotated[int, Field(ge=3, le=1000)] = 20
-    pairs: Annotated[int, Field(ge=4, le=1000)] | Literal["auto"] = "auto"
     minimise: bool = True
     alone: Annotated[int, Field(ge=0, le=1000)] = 12
     soak: SoakSeconds = 60.0
-    soak_steps: Annotated[int, Field(ge=0, le=10_000_000)] = 200
     loss_tolerance: Annotated[float, Field(gt=0, lt=1)] = 0.02
-
-    def pairs_after(self, floor: NoiseFloor | None, *, starts: float = AT_ONCE) -> int:
-        """Pairs of blocks in each pair of processes, once the noise floor is known.
-
-        Args:
-            floor: It, or None.
-            starts: Starts' worth of seconds that a pair of processes takes to start.
-        """
-        if self.pairs != "auto":
-            return self.pairs
-        return proof_size(floor, starts=starts) if floor is not None else DEFAULT_PROOF_SIZE
+    pgle: bool | Literal["auto"] = "auto"
 
 
-class PgleSpec(Section):
-    """Profile guided latency estimation: the winner compiled again with what its instructions took.
+class LimitsSpec(Section):
+    """What a candidate must keep, whatever its speed.
 
     Attributes:
-        enabled: ``auto`` profiles the winner-to-be of an `entry` on several GPUs; ``true`` on one, too.
-        steps: Steps that are profiled.
+        memory: Most bytes that it may need of each device, by its compiled program or as measured: ``"72GiB"``.
+        rules: Constraints between options (by name) and settings (by full name), such as
+            ``batch * accumulate == 16``; see `autotune.model.options`.
     """
 
-    enabled: bool | Literal["auto"] = "auto"
-    steps: Annotated[int, Field(ge=1, le=100)] = 5
+    memory: Bytes | None = None
+    rules: tuple[str, ...] = ()
+
+
+SAMPLERS = ("additive", "tpe", "random")
+"""Samplers that have a name of their own."""
+
+_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
+SettingValue = bool | int | float | str
+Domain = list[SettingValue] | dict[str, SettingValue | list[SettingValue]]
+
+
+class NamedSet(Section):
+    """A flag set with a name, tried before the sampler proposes.
+
+    Attributes:
+        name: Shown in tables, as ``set NAME``.
+        settings: Setting to value, of what is tried beside the baseline.
+        options: Options of the workload to values, likewise.
+    """
+
+    name: str
+    settings: Settings = Field(default_factory=FlagSet)
+    options: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def whole(self) -> FlagSet:
+        """Settings and options as one set."""
+        return self.settings.merge(option_sets(self.options))
+
+
+class SearchSpec(Section):
+    """What is searched, how long, and what is tried first.
+
+    Attributes:
+        trials: Distinct proposals, failed ones included; recipes and `first` count too.
+        time_budget: Seconds for the whole study, over all its sessions; part is kept back for confirming.
+        gpu_hours: Likewise hours of devices, summed over all that stood ready for the study.
+        settings: Setting to its domain: a list of values, or ``{low, high, log, power_of_two, step}``.
+        options: Option of the workload to the values that are tried; the reference has that of `workload.options`, else
+            the first. ``process_count`` is that of `device`.
+        groups: Groups of the catalogue whose settings are searched.
+        recipes: Published sets that are tried first, each filtered to what the installed build has.
+        learn_from: Folder of a library of winners (`autotune library`): the nearest ones are tried first, and settings
+            that winners hold are thought likelier to act.
+        first: Sets with names that are tried before the sampler proposes.
+        sampler: Who proposes: ``additive`` (a sparse model of effects), ``tpe``, ``random``, or a sampler of Optuna by
+            import path, ``module:Class``.
+    """
+
+    trials: Annotated[int, Field(ge=1, le=100_000)] = 30
+    time_budget: Seconds | None = None
+    gpu_hours: Annotated[float, Field(gt=0)] | None = None
+    settings: dict[str, Domain] = Field(default_factory=dict)
+    options: dict[str, Annotated[list[Any], Field(min_length=1)]] = Field(default_factory=dict)
+    groups: tuple[str, ...] = ()
+    recipes: tuple[str, ...] = ()
+    learn_from: Annotated[str, Field(min_length=1)] | None = None
+    first: tuple[NamedSet, ...] = ()
+    sampler: str = "additive"
+
+    @field_validator("settings")
+    @classmethod
+    def _names_settings(cls, settings: dict[str, Domain]) -> dict[str, Domain]:
+        for name in settings:
+            kind_of(name)
+        return settings
+
+    @field_validator("options")
+    @classmethod
+    def _distinct_values(cls, options: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        for name, values in options.items():
+            option_setting(name)
+            texts = [option_text(v) for v in values]
+            if len(set(texts)) < len(texts):
+                raise ValueError(f"distinct values of `{name}`")
+        return options
+
+    @field_validator("sampler")
+    @classmethod
+    def _names_a_sampler(cls, sampler: str) -> str:
+        if sampler not in SAMPLERS and not _PATH.fullmatch(sampler):
+            raise ValueError(f"one of {', '.join(SAMPLERS)}, or a sampler of Optuna as module:Class")
+        return sampler

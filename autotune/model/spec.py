@@ -1,4 +1,4 @@
-"""The study file: TOML in, a checked `StudySpec` out, before anything starts.
+"""Reads a study file: TOML in, a checked `StudySpec` out, before anything starts.
 
 Errors name the file, the key, what was got, what is legal, and close matches of a misspelt key.
 """
@@ -14,29 +14,75 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
 from autotune.model.errors import SettingError, StudyFileError, close_matches
-from autotune.model.explain import explain
 from autotune.model.expressions import Expression
-from autotune.model.flags import FlagSet
-from autotune.model.limits import LimitsSpec
+from autotune.model.flags import OPTION, FlagSet
 from autotune.model.measurement import Settings
-from autotune.model.names import OPTION
-from autotune.model.network import NetworkSpec
-from autotune.model.options import PROCESS_COUNT, option_sets, options_in
+from autotune.model.options import PROCESS_COUNT, broken_rule, check_rules, combinations, option_sets, options_in
+from autotune.model.redaction import redact_data
 from autotune.model.replay import ReplaySpec
-from autotune.model.rules import broken_rule, check_rules, combinations
-from autotune.model.search_sections import SearchSpec
-from autotune.model.sections import ConfirmSpec, DeviceSpec, MeasureSpec, PgleSpec, ScreenSpec, Section, WorkloadSpec
+from autotune.model.sections import (
+    ConfirmSpec,
+    DeviceSpec,
+    LimitsSpec,
+    MeasureSpec,
+    ScreenSpec,
+    SearchSpec,
+    Section,
+    WorkloadSpec,
+)
 from autotune.model.turn_sizes import TurnSizes
+
+
+def explain(error: Any, model: type[BaseModel]) -> str:
+    """One line for one error of pydantic: the key as written in TOML, what was got, what is legal.
+
+    Args:
+        error: As `ValidationError.errors` lists it.
+        model: Of the whole file.
+    """
+    location = [p for p in error["loc"] if not (isinstance(p, str) and p.startswith(("list[", "dict[", "function")))]
+    key = ".".join(str(p) for p in location)
+    if error["type"] == "extra_forbidden":
+        legal = _legal_keys(location[:-1], model)
+        return f"`{key}` is not a key of a study{close_matches(str(location[-1]), legal)} (legal: {', '.join(legal)})"
+    if error["type"] == "missing":
+        return f"`{key}` must be given; see studies/quickstart.toml for an example"
+    got = error.get("input")
+    redacted = redact_data(got, str(location[-1]) if location else "")
+    shown = "" if isinstance(got, dict) and len(got) > 3 else f" but got {redacted!r}"
+    message = error["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    if not location:  # of the study as a whole; such a message names its keys itself
+        return str(message)
+    return f"`{key}` must be: {message}{'' if 'but got' in message else shown}"
+
+
+def _legal_keys(location: list[Any], whole: type[BaseModel]) -> list[str]:
+    """Keys of the section at a location."""
+    model: Any = whole
+    for part in location:
+        if isinstance(part, int):
+            continue
+        annotation = model.model_fields[part].annotation
+        candidates = (annotation, *getattr(annotation, "__args__", ()))
+        model = next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), None)
+        if model is None:
+            return []
+    return sorted(model.model_fields)
+
 
 STUDY_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 """Pattern of a study's name."""
 
 
+SOAK_STEPS, SOAK_STEPS_OF_RUNS = 200, 20
+"""Fewest steps of a soak, where the program takes turns and where it runs by itself."""
+
+
 class Effort(StrEnum):
-    """How much measuring a study may spend; scales the caps of `[measure]` and `[confirm]`."""
+    """How much a study measures: scales the caps of `[measure]` and `[confirm]`."""
 
     QUICK = "quick"
     STANDARD = "standard"
@@ -52,14 +98,12 @@ class StudySpec(Section):
         seed: Of proposals, data and order: the same seed proposes the same.
         workload: What runs.
         device: Where it runs.
-        network: What connects its machines.
         baseline: Settings of the reference, and so of every candidate: setting to value.
         search: What is searched, how long, and what is tried first.
         screen: What is compiled before anything is measured.
         measure: How a comparison is measured.
         confirm: How finalists prove themselves.
         limits: What a candidate must keep, whatever its speed.
-        pgle: Whether the winner is compiled again with what its instructions took.
         replay: A formula instead of a machine: for tests, and to try a search.
     """
 
@@ -68,14 +112,12 @@ class StudySpec(Section):
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     workload: WorkloadSpec
     device: DeviceSpec = DeviceSpec()
-    network: NetworkSpec = NetworkSpec()
     baseline: Settings = Field(default_factory=FlagSet)
     search: SearchSpec = SearchSpec()
     screen: ScreenSpec = ScreenSpec()
     measure: MeasureSpec = MeasureSpec()
     confirm: ConfirmSpec = ConfirmSpec()
     limits: LimitsSpec = LimitsSpec()
-    pgle: PgleSpec = PgleSpec()
     replay: ReplaySpec | None = None
 
     @field_validator("name")
@@ -108,8 +150,8 @@ class StudySpec(Section):
         workload, options = self.workload, self.search.options
         if workload.command is not None and (lost := sorted(set(options) - workload.placeholders)):
             raise ValueError(
-                f"`search.options.{lost[0]}` must stand in an argument of `workload.command`, or in "
-                f"`workload.environment`, as {{{lost[0]}}} but does not"
+                f"`search.options.{lost[0]}` must stand in an argument of `workload.command` as {{{lost[0]}}} but "
+                "does not"
             )
         for first in self.search.first:
             if unknown := sorted({*first.options, *options_in(first.settings)} - set(options)):
@@ -165,10 +207,10 @@ class StudySpec(Section):
         )
 
     def work_under(self, settings: FlagSet) -> int | None:
-        """What a step does under the options of a set, by `workload.tokens_per_step`; None where that is not given.
+        """Tokens of a step under a set's options, by `workload.tokens_per_step`; None where that is not given.
 
         Raises:
-            ValueError: If it comes to nothing, or to no whole number above 0.
+            ValueError: If the expression does not give a whole number above 0.
         """
         if (text := self.workload.tokens_per_step) is None:
             return None
@@ -183,19 +225,19 @@ class StudySpec(Section):
 
     @property
     def reference_options(self) -> dict[str, Any]:
-        """Options under which the reference runs: those of the workload, else the first that are searched."""
+        """Options of the reference: those of the workload, else the first that are searched."""
         found = {**{n: values[0] for n, values in self.search.options.items()}, **self.workload.options}
         if self.workload.entry is not None and PROCESS_COUNT in self.search.options:
             found[PROCESS_COUNT] = self.device.process_count
         return found
 
     def under(self, settings: FlagSet) -> StudySpec:
-        """The study as it is under the options of one set: every one in its place, none left to search.
+        """The study with the options of one set in place, none left to search.
 
-        Sets come from files of other people too, and options end in a command: only what the study lists is put in.
+        Sets come from files of other people too, and options end in a command: only listed values are used.
 
         Raises:
-            SettingError: If an option of the set, or its value, is none of the study, or is no JSON.
+            SettingError: If an option or value of the set is not in the study.
         """
         named = options_in(settings)
         known = self.reference_options
@@ -220,14 +262,19 @@ class StudySpec(Section):
 
     @property
     def turns(self) -> TurnSizes:
-        """How long blocks and runs alone last on this study's devices, and what they cost: `TurnSizes.costs`."""
+        """Sizes of blocks and isolated runs on this study's devices."""
         return self.measure.turns_on(self.device.platform, takes_turns=self.workload.takes_turns)
 
     @property
+    def soak_steps(self) -> int:
+        """Fewest steps of a soak: fewer of a program that runs by itself, which may end and then starts again."""
+        return SOAK_STEPS if self.workload.takes_turns else SOAK_STEPS_OF_RUNS
+
+    @property
     def workload_hash(self) -> str:
-        """Names what is measured: workload, its options, devices and processes; flags play no part."""
-        workload = self.workload.model_dump(exclude={"mesh", "uses", "python"})  # change nothing
-        return _digest({"workload": workload, "device": self.device.model_dump()})
+        """Names what is measured: workload, its options, devices and processes, but no flags."""
+        workload = self.workload.model_dump(exclude={"mesh", "python"})  # change nothing
+        return _digest({"workload": workload, "device": self.device.model_dump(exclude={"nic_bytes_per_s"})})
 
     @property
     def identity(self) -> str:
@@ -236,28 +283,21 @@ class StudySpec(Section):
 
     def lasting(self) -> dict[str, Any]:
         """The study without what may change on resume: budgets, how finalists are proven, what is only shown."""
-        data = self.model_dump(mode="json", exclude={"name", "description", "screen", "network", "confirm", "pgle"})
+        data = self.model_dump(mode="json", exclude={"name", "description", "screen", "confirm"})
+        data["device"].pop("nic_bytes_per_s")
         for key in ("trials", "time_budget", "gpu_hours"):
             data["search"].pop(key)
-        data["measure"].pop("floor_processes")  # a run whose noise floor is measured goes on with it
         if data["replay"] is not None:
             data["replay"].pop("delay_s")
         return data
 
     def at_effort(self, effort: Effort) -> StudySpec:
-        """The same study with its measuring scaled: `quick` about halves it, `full` doubles it and soaks for longer."""
+        """The study with its measuring scaled: `quick` about halves it, `full` doubles it and soaks longer."""
         if effort is Effort.STANDARD:
             return self
         factor = 0.5 if effort is Effort.QUICK else 2.0
-        measure = self.measure.model_copy(
-            update={
-                "pairs_cap": max(12, round(self.measure.pairs_cap * factor)),
-                "sandwiches": max(2, round(self.measure.sandwiches * factor)),
-                "floor_processes": min(
-                    50, max(min(3, self.measure.floor_processes), round(self.measure.floor_processes * factor))
-                ),
-            },
-        )
+        pairs_cap = max(12, round(self.measure.pairs_cap * factor))
+        measure = self.measure.model_copy(update={"pairs_cap": pairs_cap})
         confirm = self.confirm.model_copy(
             update={
                 "finalists": max(1, min(20, round(self.confirm.finalists * factor))),
@@ -272,8 +312,7 @@ def load_study(path: Path) -> StudySpec:
     """Reads and checks a study file.
 
     Raises:
-        StudyFileError: If the file is missing, is not TOML, or a key or value is not legal; the message names
-            the file and every offending key.
+        StudyFileError: If the file is missing, is not TOML, or has an illegal key or value; all are named.
     """
     try:
         text = path.read_text(encoding="utf-8")

@@ -162,7 +162,7 @@ def compare_stores(stores: Sequence[Store], *, by: Sequence[str] = ()) -> Compar
         frame=pd.DataFrame([_row(n, s, m, by) for n, s, m in zip(names, stores, facts, strict=True)]),
         settings=_settings_table(states),
         changes=tuple(_changes(states, facts, by)),
-        effects=_effects_chart(rows, states, band=min(s.spec.measure.smallest_effect for s in stores)),
+        effects=_effects_chart(rows, states, band=min(s.spec.measure.min_effect for s in stores)),
     )
 
 

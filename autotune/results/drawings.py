@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from autotune.model import (
-    ONCE_MORE,
+    REESTIMATES,
     REFERENCE_NUMBER,
     AutotuneError,
     ConfirmRun,
@@ -62,7 +62,7 @@ def forest_chart(store: Store, trials: Sequence[TrialRow], *, most: int | None =
         short = r.settings.replace("xla_gpu_", "").replace("xla_cpu_", "").replace("xla_", "")
         label, ends = f"{r.trial}  {short}", (r.low, r.high)
         rows.append(Mark(label=label, detail=_detail(r), x=r.ratio, x_ends=ends, style=r.style))
-    draw = functools.partial(charts.forest, rows, band=store.spec.measure.smallest_effect, of=time_words(store))
+    draw = functools.partial(charts.forest, rows, band=store.spec.measure.min_effect, of=time_words(store))
     note = "Intervals hold over all looks at a trial. The shaded band is too small to matter."
     note = f"{note} Search figures choose; they prove nothing."
     return Chart(title="All trials", svg=draw(), note=note, narrow=draw(is_narrow=True))
@@ -137,7 +137,7 @@ def trace_charts(store: Store, trials: Sequence[TrialRow]) -> list[Chart]:
     if measured:
         best = min(measured, key=lambda r: r.rank)
         wanted.append((f"trial {best.trial}, the best of the search", best.result.directory))
-    others = ("confirm", *ONCE_MORE)
+    others = ("confirm", *REESTIMATES)
     proofs = [r for r in store.of(ConfirmRun) if r.stage not in others and r.directory and r.failure is None]
     if proofs:
         last = proofs[-1]

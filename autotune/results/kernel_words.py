@@ -7,23 +7,13 @@ from collections.abc import Iterable
 
 from autotune.model import ConfirmRun, FloorResult, KernelSpread, format_change, kernel_spread
 
-NAMED = 2
-"""Kernels that a sentence names."""
-
 
 def describe_kernels(spread: KernelSpread) -> str:
     """What equal processes chose, in words."""
     if not spread.others:
         return f"all {spread.processes} processes chose the same kernels"
-    plural = "s" if spread.kernels != 1 else ""
-    apart = f"; they are {format_change(math.exp(spread.apart))}" if spread.apart is not None else ""
-    which = "; ".join(
-        f"{o.what}: {o.chose or 'none'} instead of {o.instead_of or 'none'}" for o in spread.which[:NAMED]
-    )
-    return (
-        f"processes chose other kernels: {spread.others} of {spread.processes} ({spread.kernels} kernel{plural}{apart})"
-        + (f": {which}" if which else "")
-    )
+    apart = f" (they are {format_change(math.exp(spread.apart))})" if spread.apart is not None else ""
+    return f"processes chose other kernels: {spread.others} of {spread.processes}{apart}"
 
 
 def kernel_lines(floors: Iterable[FloorResult], runs: Iterable[ConfirmRun]) -> list[str]:

@@ -159,7 +159,7 @@ def describe_entry(match: Match) -> list[str]:
     """A match in words, one line each."""
     winner = match.entry.winner
     ratio = format_ratio(winner.estimate.ratio) if winner.estimate else "-"
-    of = time_of(winner.work, winner.unit or "token")
+    of = time_of(winner.work)
     head = "proven for just this" if match.is_tested else "nearest match, untested here"
     lines = [f"{head}: {winner.settings}", f"{of} ratio {ratio} on {match.entry.count} x {match.entry.gpu}"]
     return [*lines, *match.distance, f"file: {match.entry.path}"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autotune.model import ONCE_MORE, FinalistResult, format_interval
+from autotune.model import REESTIMATES, FinalistResult, format_interval
 from autotune.results.words import describe_failure, format_estimate
 from autotune.stats import Estimate, Outlook, Verdict
 
@@ -36,7 +36,7 @@ def word_of(result: FinalistResult) -> str:
         return "failed"
     if result.veto is not None:
         return "no winner"
-    if result.stage in ONCE_MORE:
+    if result.stage in REESTIMATES:
         return "measured" if result.stage == "gain" else "compared"
     if result.verdict is Verdict.UNRESOLVED and result.goes_on:
         return Outlook.PROMISING
@@ -52,7 +52,7 @@ def _why(result: FinalistResult) -> str:
     """What there is to say beside the word: what speaks against the set, or why no more was measured."""
     if result.veto is not None:
         return f": {result.veto}"
-    if result.stage not in ONCE_MORE and result.goes_on:  # the reason is of the hurdle, the word of the claim
+    if result.stage not in REESTIMATES and result.goes_on:  # the reason is of the hurdle, the word of the claim
         return ", and goes on" if result.verdict is Verdict.UNRESOLVED else ""
-    told = result.stage in ONCE_MORE or result.verdict is Verdict.UNRESOLVED
+    told = result.stage in REESTIMATES or result.verdict is Verdict.UNRESOLVED
     return f", {result.reason}" if told and result.reason else ""

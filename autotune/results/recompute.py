@@ -36,7 +36,7 @@ from autotune.model import (
     gain_of,
     is_divided_as_told,
     judge_soak,
-    once_more,
+    reestimate,
     standing,
 )
 from autotune.results.words import format_estimate
@@ -156,17 +156,17 @@ def _of_proof(
     spec: StudySpec, proof: FinalistResult, plan: ProofRecord | None, runs: Sequence[ConfirmRun]
 ) -> Iterator[str]:
     """What in a verdict does not follow from its pairs of processes."""
-    name, sesoi, most = f"{proof.settings} ({proof.stage})", spec.measure.smallest_effect, proof.most or 0
+    name, min_effect, most = f"{proof.settings} ({proof.stage})", spec.measure.min_effect, proof.most or 0
     try:
         if proof.stage == GAIN:
-            here = gain_of(proof, runs, sesoi=sesoi)
+            here = gain_of(proof, runs, min_effect=min_effect)
         elif proof.stage == ALONE:
-            here = alone_of(proof, runs, most=most, sesoi=sesoi)
+            here = alone_of(proof, runs, most=most, min_effect=min_effect)
         elif plan is None:
             yield f"the proof of {name} has no plan"
             return
         else:
-            here = standing(plan, runs, trial=proof.trial, most=most, sesoi=sesoi).result
+            here = standing(plan, runs, trial=proof.trial, most=most, min_effect=min_effect).result
     except ValueError:
         yield f"{name}: its pairs of processes give no figures"
         return
@@ -189,7 +189,7 @@ def _of_winner(
         yield f"the gain of {settings} was never measured in as many pairs as follow a proof"
     if gain is None:
         return
-    after = once_more(gain, proofs.get((ALONE, settings)), runs)
+    after = reestimate(gain, proofs.get((ALONE, settings)), runs)
     if after.objection is not None:
         yield f"{settings}: {after.objection}; the conclusion has it as the winner"
     yield from _differing(f"{settings}: its proof gives", conclusion, {"estimate": after.estimate})

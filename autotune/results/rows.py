@@ -14,7 +14,7 @@ from statistics import median
 from typing import Any
 
 from autotune.model import (
-    ONCE_MORE,
+    REESTIMATES,
     TURNS,
     AblationResult,
     FinalistResult,
@@ -54,7 +54,7 @@ def _at(path: str, missing: float | None = math.nan) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialRow:
-    """One trial; a twin of an earlier program has that program's figures and names it in `same_as`.
+    """One trial; a duplicate of an earlier program has that program's figures and names it in `same_as`.
 
     Attributes:
         result: The record that it is made of; not a column.
@@ -124,10 +124,10 @@ _FIELDS = tuple(f for f in fields(TrialRow) if f.name != "result")
 TRIAL_COLUMNS = tuple(f.name for f in _FIELDS)
 
 
-def trial_row(result: TrialResult, *, sesoi: float) -> TrialRow:
-    """The one place where a trial's record becomes columns; `sesoi` is the study's smallest effect of interest."""
+def trial_row(result: TrialResult, *, min_effect: float) -> TrialRow:
+    """The one place where a trial's record becomes columns; `min_effect` is the study's smallest effect of interest."""
     columns = {f.name: _look_up(result, **f.metadata) for f in _FIELDS}
-    outlook = result.outlook_at(sesoi=sesoi)
+    outlook = result.outlook_at(min_effect=min_effect)
     columns["outlook"] = str(outlook) if outlook is not None else None
     columns["tokens_per_s"] /= columns["candidate_step_s"]
     if result.comparison is None and result.is_the_default:
@@ -147,7 +147,7 @@ def _look_up(record: object, path: str, missing: object) -> Any:
 
 def trial_rows(store: Store) -> list[TrialRow]:
     """Every trial, in the order of their ends."""
-    return [trial_row(r, sesoi=store.spec.measure.smallest_effect) for r in store.of(TrialResult)]
+    return [trial_row(r, min_effect=store.spec.measure.min_effect) for r in store.of(TrialResult)]
 
 
 def finalists(store: Store) -> list[FinalistResult]:
@@ -211,10 +211,10 @@ def effect_rows(store: Store) -> list[EffectRow]:
     results = store.of(TrialResult)
     pairs = sorted({(n, v) for r in results for n, v in r.settings.items()})
     ablations = {a.left_out: a for a in store.of(AblationResult) if isinstance(a.left_out, str)}
-    proven = {f.settings: f for f in finalists(store) if f.corrected and f.stage not in ONCE_MORE}
+    proven = {f.settings: f for f in finalists(store) if f.corrected and f.stage not in REESTIMATES}
     rows = (_effect(n, v, results, ablations.get(n), proven.get(FlagSet({n: v}))) for n, v in pairs)
     rows = (_with_group(row, store.of(AblationResult)) for row in rows)
-    return [_with_outlook(row, sesoi=store.spec.measure.smallest_effect) for row in rows]
+    return [_with_outlook(row, min_effect=store.spec.measure.min_effect) for row in rows]
 
 
 def _with_group(row: EffectRow, ablations: Sequence[AblationResult]) -> EffectRow:
@@ -226,12 +226,12 @@ def _with_group(row: EffectRow, ablations: Sequence[AblationResult]) -> EffectRo
     return row
 
 
-def _with_outlook(row: EffectRow, *, sesoi: float) -> EffectRow:
+def _with_outlook(row: EffectRow, *, min_effect: float) -> EffectRow:
     """What an interval promises, where no proof says more."""
     if row.finding or math.isnan(row.low):
         return row
     estimate = Estimate(ratio=row.ratio, low=row.low, high=row.high, level=0.95, pair_count=0)
-    return replace(row, finding=str(outlook_of(estimate, sesoi=sesoi)))
+    return replace(row, finding=str(outlook_of(estimate, min_effect=min_effect)))
 
 
 def _effect(

@@ -202,7 +202,7 @@ def beliefs_chart(store: Store) -> Chart:
         label = f"{r.label.replace('xla_gpu_', '').replace('xla_', '')}  ({format_chance(r.chance)})"
         detail = f"{r.label}: {format_figures(r.ratio, r.low, r.high)}, {r.belief}, {r.trials} trials"
         marks.append(Mark(x=r.ratio, x_ends=(r.low, r.high), label=label, detail=detail, style=r.style))
-    band = store.spec.measure.smallest_effect
+    band = store.spec.measure.min_effect
     draw = functools.partial(charts.forest, marks, band=band, of=time_words(store), description="effects of settings")
     note = (
         "Each value beside the defaults of all others; of pairs, what both do beyond that. Intervals of 95 % are a "

@@ -97,8 +97,7 @@ class Winner(Record):
         node_count: Machines that the workload spans.
         soaked_s: Seconds of the long run before the export; None if there was none.
         soak: What that run showed, in words; None in files of older versions.
-        work: What a step does where it differs from the default's: then `estimate` is of time per `unit`.
-        unit: What that counts, in one word.
+        work: What a step does where it differs from the default's: then `estimate` is of time per token.
         loss: How its loss was compared with the default's, or that it was not; None in files of older versions.
         run: Name of the run directory whose records prove it, without the folder that it lies in.
         hosts: Machines on which the driver of that ran.
@@ -122,7 +121,6 @@ class Winner(Record):
     soaked_s: Elapsed | None = None
     soak: str | None = None
     work: WorkPerStep | None = None
-    unit: str | None = None
     loss: LossCheck | None = None
     conditions: Conditions
     versions: dict[str, str] = Field(default_factory=dict)
@@ -249,7 +247,6 @@ def _winner_at(store: Store, conclusion: ConclusionRecord) -> Winner:
         soaked_s=conclusion.soaked_s,
         soak=describe_soak(soaks[-1]) if soaks and conclusion.soaked_s is not None else None,
         work=work,
-        unit=spec.workload.unit if work is not None else None,
         loss=loss_of(mine),
         conditions=conditions_of(spec, floor, facts),
         versions=versions_of(report, facts),

@@ -57,14 +57,14 @@ def time_words(store: Store, settings: FlagSet | None = None) -> str:
     """
     if settings is not None:
         proofs = [f for f in store.of(FinalistResult) if f.settings == settings]
-        return time_of(proofs[-1].work if proofs else None, store.spec.workload.unit)
+        return time_of(proofs[-1].work if proofs else None)
     known = (r.comparison.work for r in store.of(TrialResult) if r.comparison is not None)
-    return time_of(next((w for w in known if w is not None), None), store.spec.workload.unit)
+    return time_of(next((w for w in known if w is not None), None))
 
 
-def time_of(work: WorkPerStep | None, unit: str) -> str:
+def time_of(work: WorkPerStep | None) -> str:
     """The same of one comparison: `work` where a step of its arms differs."""
-    return "step time" if work is None else f"time per {unit}"
+    return "step time" if work is None else "time per token"
 
 
 def shorten(settings: FlagSet, *, limit: int = 100) -> str:
@@ -319,12 +319,12 @@ def evidence(winner: Winner) -> list[str]:
     lines = [f"autotune study {winner.study}, {winner.ended}"]
     if estimate is not None:
         lines.append(
-            f"{time_of(winner.work, winner.unit or 'token')} over the default's: {format_estimate(estimate)} "
+            f"{time_of(winner.work)} over the default's: {format_estimate(estimate)} "
             f"({format_change(estimate.ratio)}, "
             f"{estimate.level:.0%} interval over {estimate.pair_count} fresh process pairs)"
         )
     if winner.work is not None:
-        lines.append(f"work: {winner.work.candidate} {winner.unit}s a step, the default's {winner.work.reference}")
+        lines.append(f"work: {winner.work.candidate} tokens a step, the default's {winner.work.reference}")
     if winner.step_s is not None:
         lines.append(f"step: {format_seconds(winner.step_s)}, the median in that proof")
     soaked = f"{winner.soaked_s:.0f} s" if winner.soaked_s is not None else "not run"

@@ -97,7 +97,7 @@ class CurrentStage:
     """Where the holder of a run directory is.
 
     Attributes:
-        name: Of the stage, as `autotune.model.View.stage` is told.
+        name: Of the stage, as `autotune.model.Callbacks.stage` is told.
         since: When it began, UTC, ISO 8601.
     """
 

@@ -21,7 +21,7 @@ from optuna.storages import BaseStorage, JournalStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.trial import FrozenTrial, TrialState
 
-from autotune.model import StudyFileError, strike_text
+from autotune.model import StudyFileError, redact_text
 from autotune.rundir.files import append_synced
 
 T = TypeVar("T")
@@ -69,7 +69,7 @@ class OptunaStudy:
             if isinstance(storage, str) and not may_pass(error):
                 raise StudyFileError(
                     "the Optuna storage must be reachable, like sqlite:///FILE, postgresql://... or journal:FILE, "
-                    f"but {strike_text(f'{storage}: {error}')}"
+                    f"but {redact_text(f'{storage}: {error}')}"
                 ) from error
             self._lose(error)
 
@@ -276,4 +276,4 @@ def _root(error: BaseException) -> str:
     """The first line of what began a chain of errors: Optuna's own text hides the database's."""
     while error.__cause__ is not None:
         error = error.__cause__
-    return strike_text((str(error).strip() or type(error).__name__).splitlines()[0])
+    return redact_text((str(error).strip() or type(error).__name__).splitlines()[0])

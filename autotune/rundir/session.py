@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from autotune.machine import utc_now
-from autotune.model import SessionRecord, SpanRecord, strike_command
+from autotune.model import SessionRecord, SpanRecord, redact_command
 from autotune.rundir.store import Store
 
 
@@ -29,7 +29,7 @@ def driver_session(store: Store, *, trials: int, command: Sequence[str]) -> Iter
             pid=os.getpid(),
             host=socket.gethostname(),
             asked_trials=trials,
-            command=strike_command(command),
+            command=redact_command(command),
         )
     )
     began_s = time.process_time()

@@ -2,5 +2,5 @@
 
 from autotune.search.additive import EXPECTED, MOST_LIKELY
 from autotune.search.coded import Flag
-from autotune.search.sampler import SD_KEY, TWIN_KEY, AdditiveFlagSampler
+from autotune.search.sampler import SD_KEY, DUPLICATE_KEY, AdditiveFlagSampler
 from autotune.search.taught import Change, Taught, as_ratio

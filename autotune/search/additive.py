@@ -45,14 +45,14 @@ class Observations:
         codes: Sets, shape (trials, factors).
         values: Log of step time over the reference's, shape (trials,).
         sds: Standard error of each by its own interval, shape (trials,).
-        twins: Pairs of rows of which the first is known to run the second one's program: they are equally fast,
+        duplicates: Pairs of rows of which the first is known to run the second one's program: they are equally fast,
             and only the second was measured.
     """
 
     codes: Codes
     values: Floats
     sds: Floats
-    twins: tuple[tuple[int, int], ...] = ()
+    duplicates: tuple[tuple[int, int], ...] = ()
 
 
 class AdditiveModel:
@@ -308,12 +308,12 @@ def _is_in(state: State) -> NDArray[np.bool_]:
 
 
 def _as_rows(design: Design, seen: Observations) -> tuple[Floats, Floats, Floats]:
-    """Features, values and variances of what was measured; a twin tells that what it differs by does nothing."""
+    """Features, values and variances of what was measured; a duplicate tells that what it differs by does nothing."""
     features = design.features(seen.codes)
     values, variances = seen.values.copy(), seen.sds**2
-    for twin, original in seen.twins:
-        features[twin] -= features[original]
-        values[twin], variances[twin] = 0.0, 0.0
+    for duplicate, original in seen.duplicates:
+        features[duplicate] -= features[original]
+        values[duplicate], variances[duplicate] = 0.0, 0.0
     return features, values, variances
 
 

@@ -30,7 +30,7 @@ from autotune.search.policy import IMPROVING_SHARE, key, propose
 SD_KEY = "autotune:log_sd"
 """User attribute of a trial: standard error of its value, or of the value's log where values are no log ratios."""
 
-TWIN_KEY = "autotune:twin_of"
+DUPLICATE_KEY = "autotune:duplicate_of"
 """User attribute of a trial: number of the trial whose program it shares, so that it was not measured itself."""
 
 NUMBER_KEY = "autotune:number"
@@ -243,7 +243,7 @@ class AdditiveFlagSampler(BaseSampler):
         """The model of whole sets, where that tells more than a sum of effects."""
         if not self._with_whole_sets:
             return None
-        own = [(codes, t) for codes, t in kept if TWIN_KEY not in t.user_attrs]  # what is a copy tells nothing more
+        own = [(codes, t) for codes, t in kept if DUPLICATE_KEY not in t.user_attrs]  # copies tell nothing more
         values = sign * self._as_logs(np.array([t.value for _, t in own], dtype=float))
         tried = Tried(
             coded.table([*(codes for codes, _ in own), *failed]),
@@ -256,10 +256,10 @@ class AdditiveFlagSampler(BaseSampler):
         """What was measured, and what was expected before."""
         sds = np.array([_sd(t) for t in kept])
         places = {t.user_attrs.get(NUMBER_KEY, t.number): at for at, t in enumerate(kept)}
-        twins = tuple(
+        duplicates = tuple(
             (at, places[of])
             for at, t in enumerate(kept)
-            if (of := t.user_attrs.get(TWIN_KEY)) in places and places[of] != at
+            if (of := t.user_attrs.get(DUPLICATE_KEY)) in places and places[of] != at
         )
         values = sign * self._as_logs(np.array([t.value for t in kept], dtype=float))
         lean_rows, lean_values, lean_sds = coded.lean()
@@ -267,7 +267,7 @@ class AdditiveFlagSampler(BaseSampler):
             np.concatenate([rows, lean_rows]),
             np.concatenate([values, lean_values]),
             np.concatenate([sds, lean_sds]),
-            twins,
+            duplicates,
         )
 
     def _as_logs(self, values: Floats) -> Floats:

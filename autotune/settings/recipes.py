@@ -85,16 +85,6 @@ def load_symptoms() -> dict[str, Symptom]:
     return read_entries(resources.files("autotune") / "data" / "symptoms.toml", Symptom)
 
 
-def find_symptom(name: str) -> Symptom:
-    """The symptom of a name.
-
-    Raises:
-        SettingError: If there is none; close matches are named.
-    """
-    symptoms = load_symptoms()
-    return _find(name, symptoms, f"a symptom must be one of {', '.join(symptoms)}")
-
-
 def _find(name: str, entries: Mapping[str, T], rule: str) -> T:
     if name not in entries:
         raise SettingError(f"{rule} but got {name!r}{close_matches(name, entries)}")

@@ -1,7 +1,7 @@
 """What a study's program has, as far as that is certain: a setting is left out only for what is surely not there.
 
-Certain are counts of devices and nodes, and what the study declares (`workload.uses`, `workload.mesh`). A program
-that declares nothing may have anything: then a screen or a measurement judges.
+Certain are counts of devices and nodes, and how the study says that the program splits its work (`workload.mesh`). A
+program of which nothing is said may have anything: then a screen or a measurement judges.
 """
 
 from __future__ import annotations
@@ -15,23 +15,18 @@ from autotune.settings.catalog import Scope, Setting
 _SEVERAL = frozenset({Scope.MULTI_DEVICE})
 
 GIVES: Mapping[str, frozenset[Scope]] = {
-    "loops": frozenset({Scope.LOOP}),
-    "several-devices": _SEVERAL,
-    "several-nodes": _SEVERAL | {Scope.MULTI_NODE},
-    "collective-permute": _SEVERAL | {Scope.COLLECTIVE_PERMUTE},
     "data": _SEVERAL,
     "fsdp": _SEVERAL | {Scope.SHARDED_MATMUL},
     "tensor": _SEVERAL | {Scope.SHARDED_MATMUL, Scope.COLLECTIVE_PERMUTE},
     "expert": _SEVERAL | {Scope.SHARDED_MATMUL, Scope.COLLECTIVE_PERMUTE},
-    "context": _SEVERAL | {Scope.SHARDED_MATMUL, Scope.COLLECTIVE_PERMUTE, Scope.LOOP},
-    "pipeline": _SEVERAL | {Scope.SHARDED_MATMUL, Scope.COLLECTIVE_PERMUTE, Scope.LOOP},
+    "context": _SEVERAL | {Scope.SHARDED_MATMUL, Scope.COLLECTIVE_PERMUTE},
+    "pipeline": _SEVERAL | {Scope.SHARDED_MATMUL, Scope.COLLECTIVE_PERMUTE},
 }
-"""Each word of `workload.uses`, axes of `workload.mesh` among them, to what a program has under it."""
+"""Each axis of `workload.mesh` to what a program has under it."""
 
 _MISSING = {
     Scope.MULTI_DEVICE: "acts on several devices, the study has one",
     Scope.MULTI_NODE: "acts across nodes, the study has one",
-    Scope.LOOP: "acts on loops, `workload.uses` tells of none",
     Scope.COLLECTIVE_PERMUTE: "acts on collective-permutes, the study declares nothing that has any",
     Scope.SHARDED_MATMUL: "acts on matrix products that are split over devices, the study declares none",
 }
@@ -48,15 +43,13 @@ def known_scopes(spec: StudySpec, reference: WorkloadFacts | None) -> dict[Scope
     """
     workload, nodes = spec.workload, spec.device.node_count
     mesh, count = workload.mesh, _device_count(spec, reference)
-    words = {*(workload.uses or ()), *(axis for axis, size in (mesh or {}).items() if size > 1)}
-    has = {Scope.SINGLE_DEVICE, *(scope for word in words for scope in GIVES[word])}
+    axes = [axis for axis, size in (mesh or {}).items() if size > 1]
+    has = {Scope.SINGLE_DEVICE, *(scope for axis in axes for scope in GIVES[axis])}
     if max(count or 1, nodes, math.prod((mesh or {}).values())) > 1:
         has.add(Scope.MULTI_DEVICE)
     if nodes > 1:
         has.add(Scope.MULTI_NODE)
     lacks: set[Scope] = set()
-    if workload.uses is not None:
-        lacks |= set(Scope)
     if mesh is not None:
         lacks |= {Scope.MULTI_DEVICE, Scope.COLLECTIVE_PERMUTE, Scope.SHARDED_MATMUL}
     if count == 1:

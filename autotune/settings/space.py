@@ -1,6 +1,6 @@
 """Builds the search space of a study for one build and one program.
 
-Groups, settings and symptoms all name settings; the catalogue gives them values and conditions.
+Groups and settings name settings; the catalogue gives them values and conditions.
 Every setting that is not searched is listed with its reason.
 """
 
@@ -13,9 +13,8 @@ from dataclasses import replace
 from autotune.model import SettingError, StudySpec, Value, WorkloadFacts, close_matches, render_value
 from autotune.settings.catalog import NEVER_SEARCHED, Scope, Setting, Stage, Tier, older
 from autotune.settings.known import KnownSetting, KnownSettings, canonical_value
-from autotune.settings.options import Conditions, option_parameters, own_conditions
+from autotune.settings.options import option_parameters
 from autotune.settings.parameters import DEFAULT, LISTABLE, Parameter, SearchSpace
-from autotune.settings.recipes import find_symptom
 from autotune.settings.scopes import known_scopes, why_asleep
 
 DEFAULT_GROUPS = {
@@ -58,7 +57,7 @@ def build_space(
         SettingError: If a name or value is not legal; close matches are named.
     """
     search = spec.search
-    asked = [*search.groups, *(g for s in search.symptoms for g in find_symptom(s).groups)]
+    asked = list(search.groups)
     if not (asked or search.settings or search.options):
         asked = list(DEFAULT_GROUPS[spec.device.platform])
     legal = known.catalog.groups
@@ -75,7 +74,7 @@ def build_space(
         builder.add_from_catalog(setting, numerics=setting.group in search.groups)
     for parameter in option_parameters(spec):
         builder.found[parameter.name] = parameter
-    return builder.space(own_conditions(spec, builder.named))
+    return builder.space()
 
 
 def space_of_all(spec: StudySpec, known: KnownSettings, reference: WorkloadFacts | None) -> SearchSpace:
@@ -91,7 +90,7 @@ def space_of_all(spec: StudySpec, known: KnownSettings, reference: WorkloadFacts
     builder = _Builder(spec, known, reference, 1)
     for entry in known.catalog.values():
         builder.add_to_compile(entry)
-    return builder.space({}, is_dropping=False)
+    return builder.space(is_dropping=False)
 
 
 class _Builder:
@@ -222,20 +221,14 @@ class _Builder:
         choices = _choices(_as_spelled(values, setting), blank)
         return replace(blank, choices=choices) if len(choices) > 1 else None
 
-    @property
-    def named(self) -> set[str]:
-        """Every name that was looked at, whether it is searched or left out."""
-        return {*self.found, *self._left_out}
-
-    def space(self, own: Conditions, *, is_dropping: bool = True) -> SearchSpace:
+    def space(self, *, is_dropping: bool = True) -> SearchSpace:
         """The space: adds conditions, drops what can never act, puts each parameter behind those it depends on.
 
         Args:
-            own: What the study says besides the catalogue.
             is_dropping: Whether what can never act goes; else it stays, as if it could always.
         """
         while True:
-            conditions = {name: self._conditions(name, own.get(name, {})) for name in self.found}
+            conditions = {name: self._conditions(name) for name in self.found}
             never = {name: c for name, c in conditions.items() if isinstance(c, str)}
             if not never:
                 break
@@ -262,12 +255,12 @@ class _Builder:
             tuple(ordered.values()), self._left_out, {n: w for n, w in self._notes.items() if n in ordered}
         )
 
-    def _conditions(self, name: str, own: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]] | str:
+    def _conditions(self, name: str) -> dict[str, tuple[str, ...]] | str:
         """Other parameters to the values under which this one acts; or the reason why it never does."""
         entry = self._known[name].entry
-        rules = [(other, values, True) for other, values in own.items()]
+        rules = []
         if entry is not None and not (entry.condition_since and older(self._known.build.jaxlib, entry.condition_since)):
-            rules += [(o, v, True) for o, v in entry.when.items()] + [(o, v, False) for o, v in entry.unless.items()]
+            rules = [(o, v, True) for o, v in entry.when.items()] + [(o, v, False) for o, v in entry.unless.items()]
         active: dict[str, tuple[str, ...]] = {}
         for other, values, wanted in rules:
             parameter = self.found.get(other, _blank(self._known[other]))

@@ -25,7 +25,7 @@ import numpy as np
 from autotune.stats.intervals import Floats, hodges_lehmann, pocock_critical_value, student_quantile
 
 DEFAULT_LEVEL = 0.95
-DEFAULT_SESOI = 0.005
+DEFAULT_MIN_EFFECT = 0.005
 """Smallest effect of interest, as a share of the reference step time."""
 
 _NORMAL = NormalDist()
@@ -97,20 +97,20 @@ def standard_error(estimate: Estimate) -> float:
     return math.log(estimate.high / estimate.low) / (2.0 * NormalDist().inv_cdf(0.5 + estimate.level / 2.0))
 
 
-def judge(estimate: Estimate, *, sesoi: float = DEFAULT_SESOI) -> Verdict:
-    """Verdict of an interval against the band of +-`sesoi` around 1."""
-    if estimate.high < 1.0 - sesoi:
+def judge(estimate: Estimate, *, min_effect: float = DEFAULT_MIN_EFFECT) -> Verdict:
+    """Verdict of an interval against the band of +-`min_effect` around 1."""
+    if estimate.high < 1.0 - min_effect:
         return Verdict.FASTER
-    if estimate.low > 1.0 + sesoi:
+    if estimate.low > 1.0 + min_effect:
         return Verdict.SLOWER
-    if estimate.low > 1.0 - sesoi and estimate.high < 1.0 + sesoi:
+    if estimate.low > 1.0 - min_effect and estimate.high < 1.0 + min_effect:
         return Verdict.NO_DIFFERENCE
     return Verdict.UNRESOLVED
 
 
-def outlook_of(estimate: Estimate, *, sesoi: float) -> Outlook:
+def outlook_of(estimate: Estimate, *, min_effect: float) -> Outlook:
     """Whether a trial is worth a proof: its ratio is below 1, and its interval leaves room for an effect."""
-    is_promising = estimate.ratio < 1.0 and estimate.low < 1.0 - sesoi
+    is_promising = estimate.ratio < 1.0 and estimate.low < 1.0 - min_effect
     return Outlook.PROMISING if is_promising else Outlook.NOT_PROMISING
 
 
@@ -228,7 +228,7 @@ def decide(
     log_ratios: Sequence[float] | Floats,
     plan: SequentialPlan,
     *,
-    sesoi: float = DEFAULT_SESOI,
+    min_effect: float = DEFAULT_MIN_EFFECT,
     incumbent: Estimate | None = None,
     spread: float = 0.0,
 ) -> Decision:
@@ -237,14 +237,14 @@ def decide(
     Args:
         log_ratios: All pairs of the trial so far; their count should be one of `plan.looks`.
         plan: The looks and their levels.
-        sesoi: Smallest effect of interest.
+        min_effect: Smallest effect of interest.
         incumbent: What the candidate must beat to matter: the best candidate so far, or `REFERENCE` while
             there is none. None when the candidate's verdict is wanted whatever it is.
         spread: What one pair of equal processes may differ by, in log (see `NoiseFloor.spread`): it is in the interval,
             and no further pair of blocks takes it out.
     """
     estimate = widen(plan.estimate(log_ratios), spread)
-    verdict = judge(estimate, sesoi=sesoi)
+    verdict = judge(estimate, min_effect=min_effect)
 
     def decision(stop: bool, reason: str) -> Decision:
         return Decision(stop=stop, reason=reason, estimate=estimate, verdict=verdict)
@@ -257,8 +257,8 @@ def decide(
         # Both estimates are uncertain, so the interval of their quotient decides: to hold the candidate
         # against the incumbent's estimate alone would favour whoever was lucky first.
         for name, other in (("the reference", REFERENCE), ("the best so far", incumbent)):
-            if least_ratio(estimate, other) > 1.0 - sesoi:
-                return decision(True, f"surely no gain of {sesoi:.1%} or more over {name}")
+            if least_ratio(estimate, other) > 1.0 - min_effect:
+                return decision(True, f"surely no gain of {min_effect:.1%} or more over {name}")
     if estimate.pair_count >= plan.cap:
         return decision(True, f"cap of {plan.cap} pairs reached")
     if spread > 0.0 and estimate.low > 0.0 and math.log(estimate.high / estimate.low) <= 2.0 * NARROWEST * spread:

@@ -15,7 +15,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from autotune.stats.estimates import DEFAULT_LEVEL, DEFAULT_SESOI, Estimate, SequentialPlan, finite, widen
+from autotune.stats.estimates import DEFAULT_LEVEL, DEFAULT_MIN_EFFECT, Estimate, SequentialPlan, finite, widen
 from autotune.stats.intervals import Floats, hodges_lehmann, student_quantile
 
 _NORMAL = NormalDist()
@@ -109,7 +109,7 @@ def read_noise_floor(
     processes: Sequence[Sequence[float] | Floats],
     *,
     plan: SequentialPlan,
-    sesoi: float = DEFAULT_SESOI,
+    min_effect: float = DEFAULT_MIN_EFFECT,
     start_s: float = 0.0,
     pair_s: float = 0.0,
     least: int = 8,
@@ -119,7 +119,7 @@ def read_noise_floor(
     Args:
         processes: log(second process / living one) of each pair of blocks, of each second process.
         plan: The plan trials will follow.
-        sesoi: Smallest effect of interest.
+        min_effect: Smallest effect of interest.
         start_s: Seconds until a process is ready.
         pair_s: Seconds of one pair of blocks.
         least: Fewest pairs of blocks that each of them may have: 4 are enough where each averages seconds.
@@ -147,7 +147,7 @@ def read_noise_floor(
         estimate=widen(estimate, spread),
         is_honest=_is_noise_of_pairs(centres, within_sd, count) and not _has_memory(residuals),
         pair_sd=float(np.median(np.abs(everything - np.median(everything)))) * 1.4826,
-        detectable=sesoi
+        detectable=min_effect
         + math.hypot(plan.critical_value * capped_sd, spread)
         + _NORMAL.inv_cdf(0.9) * math.hypot(capped_sd, math.sqrt(2.0) * process_sd),
         process_sd=process_sd,

@@ -17,7 +17,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from autotune.stats.estimates import DEFAULT_SESOI
+from autotune.stats.estimates import DEFAULT_MIN_EFFECT
 from autotune.stats.proof_plan import FIRST_LOOK, ProofPlan, simulate_looks
 
 CLAIM = 0.025
@@ -93,7 +93,7 @@ class StudyPower:
 
 @lru_cache(maxsize=4096)
 def study_power(
-    effect: float, pair_sd: float, *, most: int, finalists: int = 3, sesoi: float = DEFAULT_SESOI
+    effect: float, pair_sd: float, *, most: int, finalists: int = 3, min_effect: float = DEFAULT_MIN_EFFECT
 ) -> StudyPower:
     """Power and cost of the proofs of a study in which one finalist is faster and the others equal the default.
 
@@ -104,14 +104,14 @@ def study_power(
         pair_sd: Standard deviation of the log ratio from one fresh pair of processes to the next.
         most: Cap of each proof.
         finalists: Sets that are proven together.
-        sesoi: Smallest effect of interest.
+        min_effect: Smallest effect of interest.
     """
     hurdle = ProofPlan(base=most, error=allot(HURDLE, 0.0, [1.0] * finalists)[0])
     claim = ProofPlan(base=most, error=allot(CLAIM, 0.0, candidate_weights(2))[0])
     gain = math.log1p(-effect)
 
     def looks(plan: ProofPlan, truth: float, stream: int) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
-        return simulate_looks(plan, effect=truth, pair_sd=pair_sd, most=most, sesoi=sesoi, stream=stream)
+        return simulate_looks(plan, effect=truth, pair_sd=pair_sd, most=most, min_effect=min_effect, stream=stream)
 
     goes_on, pairs = looks(hurdle, gain, 0)
     holds, ended = looks(claim, gain, 1)
@@ -135,18 +135,18 @@ def pairs_to_find(
     pair_sd: float,
     *,
     finalists: int = 3,
-    sesoi: float = DEFAULT_SESOI,
+    min_effect: float = DEFAULT_MIN_EFFECT,
     power: float = 0.9,
     highest: int = 100,
 ) -> StudyPower | None:
     """The least cap at which a gain is found in time with some chance, and its cost; None if above `highest`."""
     low, high = FIRST_LOOK, highest
-    found = study_power(effect, pair_sd, most=high, finalists=finalists, sesoi=sesoi)
-    if effect <= sesoi or found.found_in_time < power:
+    found = study_power(effect, pair_sd, most=high, finalists=finalists, min_effect=min_effect)
+    if effect <= min_effect or found.found_in_time < power:
         return None
     while low < high:
         middle = (low + high) // 2
-        tried = study_power(effect, pair_sd, most=middle, finalists=finalists, sesoi=sesoi)
+        tried = study_power(effect, pair_sd, most=middle, finalists=finalists, min_effect=min_effect)
         if tried.found_in_time >= power:
             high, found = middle, tried
         else:
@@ -155,16 +155,17 @@ def pairs_to_find(
 
 
 def smallest_gain(
-    pair_sd: float, *, most: int, finalists: int = 3, sesoi: float = DEFAULT_SESOI, power: float = 0.9
+    pair_sd: float, *, most: int, finalists: int = 3, min_effect: float = DEFAULT_MIN_EFFECT, power: float = 0.9
 ) -> float | None:
     """The smallest gain found in time with some chance within a cap, to a tenth of a per cent; None above 50 %."""
-    low, high = int(sesoi * 1000), 500
-    if study_power(high / 1000, pair_sd, most=most, finalists=finalists, sesoi=sesoi).found_in_time < power:
+    low, high = int(min_effect * 1000), 500
+    if study_power(high / 1000, pair_sd, most=most, finalists=finalists, min_effect=min_effect).found_in_time < power:
         return None
     while low + 1 < high:
         middle = (low + high) // 2
         is_found = (
-            study_power(middle / 1000, pair_sd, most=most, finalists=finalists, sesoi=sesoi).found_in_time >= power
+            study_power(middle / 1000, pair_sd, most=most, finalists=finalists, min_effect=min_effect).found_in_time
+            >= power
         )
         low, high = (low, middle) if is_found else (middle, high)
     return high / 1000

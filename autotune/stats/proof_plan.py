@@ -20,7 +20,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from autotune.stats.estimates import DEFAULT_SESOI, Estimate, Verdict, finite, judge
+from autotune.stats.estimates import DEFAULT_MIN_EFFECT, Estimate, Verdict, finite, judge
 from autotune.stats.intervals import Floats
 
 FIRST_LOOK = 4
@@ -134,7 +134,7 @@ def look(
     plan: ProofPlan,
     *,
     most: int,
-    sesoi: float = DEFAULT_SESOI,
+    min_effect: float = DEFAULT_MIN_EFFECT,
     is_clear: Callable[[int], bool] | None = None,
 ) -> ProofLook:
     """Goes through the looks of a proof in order, up to the first at which it ends.
@@ -145,7 +145,7 @@ def look(
         log_ratios: Log ratio of each fresh pair of processes, in the order in which they were planned.
         plan: How error is spent.
         most: Pairs after which it ends in any case.
-        sesoi: Smallest effect of interest.
+        min_effect: Smallest effect of interest.
         is_clear: Given so many pairs, whether nothing but their ratios speaks against the set; where something does, a
             proof goes on, for more pairs may clear it.
     """
@@ -153,7 +153,7 @@ def look(
     for count in range(FIRST_LOOK, min(len(values), most) + 1):
         seen = values[:count]
         estimate = plan.estimate(seen)
-        verdict = judge(estimate, sesoi=sesoi)
+        verdict = judge(estimate, min_effect=min_effect)
         if verdict is Verdict.FASTER and is_clear is not None and not is_clear(count):
             unclear += 1
             if unclear == PATIENCE:
@@ -163,11 +163,11 @@ def look(
             return ProofLook(
                 stop=True, holds=verdict is Verdict.FASTER, reason=f"verdict reached: {verdict}", used=count
             )
-        if estimate.low > 1.0 - sesoi:
-            return ProofLook(stop=True, holds=False, reason=f"surely no gain of {sesoi:.1%} or more", used=count)
+        if estimate.low > 1.0 - min_effect:
+            return ProofLook(stop=True, holds=False, reason=f"surely no gain of {min_effect:.1%} or more", used=count)
         at = np.asarray([count])
         mean, sd = np.mean(seen, keepdims=True), np.std(seen, ddof=1, keepdims=True)
-        if count < most and _is_hopeless(at, mean, sd, plan, most=most, sesoi=sesoi)[0]:
+        if count < most and _is_hopeless(at, mean, sd, plan, most=most, min_effect=min_effect)[0]:
             reason = f"a gain can hardly be proven any more with {most} pairs of processes"
             return ProofLook(stop=True, holds=False, reason=reason, used=count)
     if len(values) >= most:
@@ -176,7 +176,7 @@ def look(
 
 
 def chance_to_prove(
-    log_ratios: Floats, plan: ProofPlan, *, most: int, sesoi: float, optimism: float = OPTIMISM
+    log_ratios: Floats, plan: ProofPlan, *, most: int, min_effect: float, optimism: float = OPTIMISM
 ) -> Floats:
     """Chance of a gain proven at the cap, were the true effect as good as it may still be, `[...]`.
 
@@ -184,15 +184,15 @@ def chance_to_prove(
         log_ratios: Of the pairs so far, `[..., n]` with n from 2 to `most` - 1.
         plan: How error is spent.
         most: The cap.
-        sesoi: Smallest effect of interest.
+        min_effect: Smallest effect of interest.
         optimism: One-sided level of the effect that is assumed: 0.5 for the one that is seen.
     """
     mean, sd = log_ratios.mean(axis=-1), log_ratios.std(axis=-1, ddof=1)
-    return _chance(log_ratios.shape[-1], mean, sd, plan, most=most, sesoi=sesoi, optimism=optimism)
+    return _chance(log_ratios.shape[-1], mean, sd, plan, most=most, min_effect=min_effect, optimism=optimism)
 
 
 def _chance(
-    n: int | npt.NDArray[np.int64], mean: Floats, sd: Floats, plan: ProofPlan, *, most: int, sesoi: float,
+    n: int | npt.NDArray[np.int64], mean: Floats, sd: Floats, plan: ProofPlan, *, most: int, min_effect: float,
     optimism: float = OPTIMISM,
 ) -> Floats:  # fmt: skip
     """The same from number, mean and standard deviation of the pairs so far."""
@@ -200,7 +200,7 @@ def _chance(
 
     sd = np.maximum(sd, 1e-12)
     benefit = -stdtrit(np.asarray(n) - 1, optimism) * sd / np.sqrt(n)
-    needed = math.log1p(-sesoi) - plan.half_widths([most])[0] * sd / math.sqrt(most)
+    needed = math.log1p(-min_effect) - plan.half_widths([most])[0] * sd / math.sqrt(most)
     rest = most - n
     expected = (n * mean + rest * (mean - benefit)) / most
     chance: Floats = ndtr((needed - expected) / (sd * np.sqrt(rest) / most))
@@ -208,7 +208,7 @@ def _chance(
 
 
 def _is_hopeless(
-    n: npt.NDArray[np.int64], mean: Floats, sd: Floats, plan: ProofPlan, *, most: int, sesoi: float
+    n: npt.NDArray[np.int64], mean: Floats, sd: Floats, plan: ProofPlan, *, most: int, min_effect: float
 ) -> npt.NDArray[np.bool_]:
     """Whether a gain can hardly be proven any more; not where as many pairs again tell that there is none.
 
@@ -216,8 +216,8 @@ def _is_hopeless(
     """
     soon = np.minimum(2 * n, most)
     half = plan.half_widths(soon.tolist()) * sd / np.sqrt(soon)
-    is_told_soon = (abs(mean) + half < math.log1p(sesoi)) | (mean - half > math.log1p(sesoi))
-    hopeless: npt.NDArray[np.bool_] = _chance(n, mean, sd, plan, most=most, sesoi=sesoi) < HOPELESS
+    is_told_soon = (abs(mean) + half < math.log1p(min_effect)) | (mean - half > math.log1p(min_effect))
+    hopeless: npt.NDArray[np.bool_] = _chance(n, mean, sd, plan, most=most, min_effect=min_effect) < HOPELESS
     return hopeless & ~is_told_soon
 
 
@@ -227,7 +227,7 @@ def simulate_looks(
     effect: float,
     pair_sd: float,
     most: int,
-    sesoi: float = DEFAULT_SESOI,
+    min_effect: float = DEFAULT_MIN_EFFECT,
     repeats: int = 2000,
     stream: int = 0,
 ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
@@ -238,16 +238,16 @@ def simulate_looks(
         effect: True log ratio.
         pair_sd: Standard deviation of the log ratio from one fresh pair of processes to the next.
         most: The cap.
-        sesoi: Smallest effect of interest.
+        min_effect: Smallest effect of interest.
         repeats: How many; the same ones every time.
         stream: Of random numbers; proofs of different sets have different ones.
     """
     rng = np.random.default_rng([stream, 20261122])
-    return looks_of(effect + pair_sd * rng.standard_normal((repeats, most)), plan, sesoi=sesoi)
+    return looks_of(effect + pair_sd * rng.standard_normal((repeats, most)), plan, min_effect=min_effect)
 
 
 def looks_of(
-    log_ratios: Floats, plan: ProofPlan, *, sesoi: float
+    log_ratios: Floats, plan: ProofPlan, *, min_effect: float
 ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
     """`look` for many proofs of equal length at once, `[repeats, most]`; whether each holds, and where it ended."""
     most = log_ratios.shape[-1]
@@ -256,9 +256,9 @@ def looks_of(
     sums, squares = (np.cumsum(x, axis=-1)[:, FIRST_LOOK - 1 :] for x in (centred, centred**2))
     sd = np.sqrt(np.maximum(squares - sums**2 / counts, 0.0) / (counts - 1))
     mean, half = sums / counts + log_ratios.mean(), plan.half_widths(counts.tolist()) * sd / np.sqrt(counts)
-    won = mean + half < math.log1p(-sesoi)
-    stop = won | (mean - half > math.log1p(-sesoi))
-    stop[:, :-1] |= _is_hopeless(counts[:-1], mean[:, :-1], sd[:, :-1], plan, most=most, sesoi=sesoi)
+    won = mean + half < math.log1p(-min_effect)
+    stop = won | (mean - half > math.log1p(-min_effect))
+    stop[:, :-1] |= _is_hopeless(counts[:-1], mean[:, :-1], sd[:, :-1], plan, most=most, min_effect=min_effect)
     stop[:, -1] = True
     first = stop.argmax(axis=-1)
     holds, ended = won[np.arange(len(won)), first], counts[first]

@@ -54,14 +54,14 @@ def pairs_in_process(
     return min(most, max(least, round(best)))
 
 
-def proof_size(floor: NoiseFloor, *, starts: float = STARTS) -> int:
+def proof_size(floor: NoiseFloor | None, *, starts: float = STARTS) -> int:
     """The same from a noise floor; `DEFAULT_PROOF_SIZE` where that does not tell what starting or processes cost.
 
     Args:
-        floor: Of this machine.
+        floor: Of this machine; None where it is not known yet.
         starts: What starting a pair of processes takes, over starting one.
     """
-    if floor.process_sd is None or floor.within_sd is None or not (floor.start_s and floor.pair_s):
+    if floor is None or floor.process_sd is None or floor.within_sd is None or not (floor.start_s and floor.pair_s):
         return DEFAULT_PROOF_SIZE
     least = LEAST_LONG if floor.pair_s >= LONG_PAIR_S else LEAST
     least = max(least, moments(starts * floor.start_s, floor.pair_s))

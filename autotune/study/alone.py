@@ -201,14 +201,14 @@ class OneAtATime(Comparer):
     def _floor(self, folder: Path, plan: SequentialPlan) -> MeasuredFloor:
         """Each run of a sandwich is a fresh process already; sandwiches are few, whatever a plan of pairs says."""
         spec = self.bench.spec
-        rule = fixed(spec.measure.sandwiches, sesoi=spec.measure.smallest_effect)
+        rule = fixed(spec.measure.sandwiches, min_effect=spec.measure.min_effect)
         self._is_first = True
         found: Compared[None] = self._compare(FlagSet(), folder, name="floor", rule=rule, against=None, inspect=None)
         assert found.comparison is not None
         reports = (found.reference, found.candidate)
         noise = sandwich_floor(
             found.pairs,
-            sesoi=spec.measure.smallest_effect,
+            min_effect=spec.measure.min_effect,
             start_s=statistics.mean(r.start_s for r in reports),
         )
         return MeasuredFloor(
@@ -217,12 +217,12 @@ class OneAtATime(Comparer):
         )  # fmt: skip
 
 
-def sandwich_floor(pairs: Sequence[Pair], *, sesoi: float, start_s: float = 0.0) -> NoiseFloor:
+def sandwich_floor(pairs: Sequence[Pair], *, min_effect: float, start_s: float = 0.0) -> NoiseFloor:
     """What sandwiches of the reference with itself say about this machine.
 
     Args:
         pairs: Sandwiches stored as pairs.
-        sesoi: Smallest effect of interest.
+        min_effect: Smallest effect of interest.
         start_s: Seconds until a process is ready.
     """
     found = estimate(pairs)
@@ -235,7 +235,7 @@ def sandwich_floor(pairs: Sequence[Pair], *, sesoi: float, start_s: float = 0.0)
         is_honest=found.low <= 1.0 <= found.high,
         pair_sd=math.sqrt(sum((r - mean) ** 2 for r in ratios) / max(1, count - 1)),
         # A true effect of twice the half width is found more than 9 times in 10.
-        detectable=sesoi + 1.0 - math.exp(-2 * half),
+        detectable=min_effect + 1.0 - math.exp(-2 * half),
         process_sd=(run_sd := _run_sd(pairs)),
         within_sd=0.0,
         degrees=2 * count,

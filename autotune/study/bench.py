@@ -153,7 +153,7 @@ class Bench:
             try:
                 self.kernels.forget(folder)
                 worker = self._checked(self._launcher.start(merged, folder, progress=self.desk.phase), settings)
-                worker.report = self.kernels.told_by(worker.report, settings, folder)
+                worker.report = self.kernels.told_by(worker.report, folder)
                 return worker
             except WorkerFailed as error:
                 if is_given and self.share.is_refused(error.failure):

@@ -1,6 +1,6 @@
 """When a set crashes or hangs: looks on a lane for its smallest part that still does.
 
-The search is delta debugging (see `autotune.model.delta`) with a bounded number of starts.
+The search is delta debugging (see `autotune.model.flags`) with a bounded number of starts.
 """
 
 from __future__ import annotations

@@ -110,7 +110,7 @@ class StoppingRule:
 def sequential(
     plan: SequentialPlan,
     *,
-    sesoi: float,
+    min_effect: float,
     incumbent: Estimate | None,
     spread: float = 0.0,
     most: int | None = None,
@@ -119,7 +119,7 @@ def sequential(
 
     Args:
         plan: The looks.
-        sesoi: Smallest effect of interest.
+        min_effect: Smallest effect of interest.
         incumbent: See `autotune.stats.decide`.
         spread: What one pair of equal processes may differ by, in log; it is in the estimate's interval.
         most: Pairs for which there is time: it ends at the last look within them, but never before the first one.
@@ -129,7 +129,7 @@ def sequential(
     def stop(ratios: list[float]) -> Decision | None:
         if len(ratios) not in plan.looks and len(ratios) < plan.cap:
             return None
-        found = decide(ratios, plan, sesoi=sesoi, incumbent=incumbent, spread=spread)
+        found = decide(ratios, plan, min_effect=min_effect, incumbent=incumbent, spread=spread)
         if len(ratios) >= last and not found.stop:
             return replace(found, stop=True, reason="no time for more pairs")
         return found
@@ -137,7 +137,7 @@ def sequential(
     return StoppingRule(stop, lambda ratios: widen(plan.estimate(ratios), spread))
 
 
-def fixed(count: int, *, sesoi: float) -> StoppingRule:
+def fixed(count: int, *, min_effect: float) -> StoppingRule:
     """The rule of a proof, and of each process of a noise floor: a number of pairs settled beforehand."""
 
     def stop(ratios: list[float]) -> Decision | None:
@@ -145,7 +145,10 @@ def fixed(count: int, *, sesoi: float) -> StoppingRule:
             return None
         estimate = estimate_pairs(ratios)
         return Decision(
-            stop=True, reason=f"all {count} pairs run", estimate=estimate, verdict=judge(estimate, sesoi=sesoi)
+            stop=True,
+            reason=f"all {count} pairs run",
+            estimate=estimate,
+            verdict=judge(estimate, min_effect=min_effect),
         )
 
     return StoppingRule(stop, estimate_pairs)

@@ -45,15 +45,15 @@ def record_conclusion(run: StudyRun) -> ConclusionRecord:
 
 def _found(run: StudyRun, results: Sequence[TrialResult]) -> dict[str, object]:
     """Outcome and sentence, and of a winner its set and figures."""
-    spec, proven, once_more = run.spec, run.proven, run.once_more
+    spec, proven, reestimate = run.spec, run.proven, run.reestimate
     where = _where(spec)
     soaks = run.store.of(SoakRecord)
     if proven is not None and proven.estimate is not None:
-        ratio = once_more.estimate or proven.estimate
+        ratio = reestimate.estimate or proven.estimate
         mine = [s for s in soaks if s.settings == proven.settings]
         soaked = [s.steps_s for s in mine]
-        after = f" and {once_more.alone} of runs alone" if once_more.alone else ""
-        after += f", after a proof of {proven.process_count}" if once_more.estimate is not None else ""
+        after = f" and {reestimate.alone} of runs alone" if reestimate.alone else ""
+        after += f", after a proof of {proven.process_count}" if reestimate.estimate is not None else ""
         proofs = [r for r in run.store.of(ConfirmRun) if (r.stage, r.settings) == (proven.stage, proven.settings)]
         loss = loss_addition([*proofs, *mine])
         if proven.corrected is not None and ratio.high >= 1.0:  # those pairs decide nothing, and may be few
@@ -61,7 +61,7 @@ def _found(run: StudyRun, results: Sequence[TrialResult]) -> dict[str, object]:
         return {
             "outcome": Outcome.WINNER,
             "sentence": f"{proven.settings} is {format_change(ratio.ratio)} than the default {where}: "
-            f"{time_of(proven.work, spec.workload.unit)} ratio {format_estimate(ratio)} over "
+            f"{time_of(proven.work)} ratio {format_estimate(ratio)} over "
             f"{ratio.pair_count} fresh pairs of processes{after}{loss}",
             "settings": proven.settings,
             "trial": proven.trial,
@@ -93,10 +93,10 @@ def _where(spec: StudySpec) -> str:
 
 def _no_winner(run: StudyRun, results: Sequence[TrialResult], where: str) -> tuple[Outcome, str]:
     """What a study says that proved no winner: that there is none, where gains above a bound are ruled out."""
-    sesoi = run.spec.measure.smallest_effect
+    min_effect = run.spec.measure.min_effect
     open_gain, settings = max(_open_gains(run, results), default=(0.0, ""))
     if left_over := run.time.unproven:
-        dull = {r.settings for r in results if r.outlook_at(sesoi=sesoi) is Outlook.NOT_PROMISING}
+        dull = {r.settings for r in results if r.outlook_at(min_effect=min_effect) is Outlook.NOT_PROMISING}
         dull -= {f.settings for f in run.store.of(FinalistResult)}  # of these a proof says more than their trial
         worth = [s for s in left_over if s not in dull]
         if not worth:
@@ -110,15 +110,15 @@ def _no_winner(run: StudyRun, results: Sequence[TrialResult], where: str) -> tup
             "inconclusive: nothing is proven: the budget left no time for that. Worth a proof: "
             f"{worth[0]}{more}; with a larger one the same command goes on from here"
         )
-    if open_gain > max(sesoi, RULED_OUT):
+    if open_gain > max(min_effect, RULED_OUT):
         return Outcome.INCONCLUSIVE, (
             f"inconclusive: no setting tried is proven to beat the default {where}, but gains of step time up to "
             f"{format_share(open_gain)} are not ruled out ({settings})"
         )
     beats = f"no setting tried beats the default {where} by more than"
-    if open_gain > sesoi:
+    if open_gain > min_effect:
         return Outcome.NOTHING_BEATS_THE_DEFAULT, f"{beats} {format_share(open_gain)}"
-    return Outcome.NOTHING_BEATS_THE_DEFAULT, f"{beats} the smallest effect of interest ({format_share(sesoi)})"
+    return Outcome.NOTHING_BEATS_THE_DEFAULT, f"{beats} the smallest effect of interest ({format_share(min_effect)})"
 
 
 def _open_gains(run: StudyRun, results: Sequence[TrialResult]) -> list[tuple[float, str]]:

@@ -46,11 +46,11 @@ def doubt_of(space: SearchSpace, report: ScreenReport) -> Doubt | None:
     return Doubt(tuple(dict.fromkeys(sets)), narrowed(space, report, keeps_dead=True))
 
 
-def contradicts(results: Iterable[TrialResult], *, sesoi: float) -> bool:
+def contradicts(results: Iterable[TrialResult], *, min_effect: float) -> bool:
     """Whether a trial of dead settings did what no set of dead settings can do."""
 
     def is_off(r: TrialResult) -> bool:
-        found = judge(r.comparison.estimate, sesoi=sesoi) if r.comparison is not None else None
+        found = judge(r.comparison.estimate, min_effect=min_effect) if r.comparison is not None else None
         return r.failure is not None or found in (Verdict.FASTER, Verdict.SLOWER)
 
     return any(is_off(r) for r in results if r.origin == DEAD_TOGETHER)

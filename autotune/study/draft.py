@@ -12,24 +12,28 @@ from pathlib import Path
 from typing import Any
 
 from autotune.child import workloads_root
-from autotune.model import StudyFileError, StudySpec, close_matches, format_seconds, parse_study, strike_command
+from autotune.model import (
+    SOAK_STEPS_OF_RUNS,
+    WARMUP_STEPS,
+    StudyFileError,
+    StudySpec,
+    close_matches,
+    format_seconds,
+    parse_study,
+    redact_command,
+)
 from autotune.stats import proof_pairs, smallest_gain, study_power
-from autotune.study.probe import LEAST_STEPS, WARMUP_STEPS, ProbeResult
+from autotune.study.probe import LEAST_STEPS, ProbeResult
 
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "cpu": ("cpu",),
     "one GPU": ("gemm", "fusion", "command_buffer", "scheduling", "loops"),
     "several GPUs": (
         "combining", "pipelining", "scheduling", "async", "collective_kernels", "command_buffer", "loops",
+        "optimization_level",
     ),
 }  # fmt: skip
 """Groups of the catalogue that are searched, by what there is; the example studies have the same."""
-
-SYMPTOMS: Mapping[str, tuple[str, ...]] = {
-    "cpu": (),
-    "one GPU": ("slow_matmul", "launch_overhead"),
-    "several GPUs": ("overlap",),
-}
 
 WHY: Mapping[str, str] = {
     "cpu": "all settings of XLA's CPU compiler that are known to change a program",
@@ -92,11 +96,11 @@ def plan_of(found: ProbeResult, *, name: str, trials: int, budget_s: float | Non
         StudyFileError: If no study can be of it.
     """
     asked = found.request
-    steps, soak_s, soak_steps = _sizes(found)
+    steps, soak_s = _sizes(found)
     run_s = found.start_s + steps * found.line_s
     trial_s = SANDWICHES * 3 * run_s
     pairs = proof_pairs(FINALISTS, most=PROCESSES)
-    needed_s = trial_s + WORTH_TRIALS * trial_s + pairs * 2 * run_s + 2 * max(soak_s, soak_steps * found.line_s)
+    needed_s = trial_s + WORTH_TRIALS * trial_s + pairs * 2 * run_s + 2 * max(soak_s, SOAK_STEPS_OF_RUNS * found.line_s)
     budget_s = budget_s or max(LEAST_BUDGET_S, 300.0 * math.ceil(needed_s / 300.0))
     kind = kind_of_devices(asked.platform, found.device_count)
     workload: dict[str, Any] = {"command": list(asked.command)}
@@ -111,12 +115,12 @@ def plan_of(found: ProbeResult, *, name: str, trials: int, budget_s: float | Non
             "measure",
             f"A step takes about {format_seconds(found.step_s)} here, and a run is ready after about "
             f"{format_seconds(found.start_s)}. Steps are counted by the lines that tell them.",
-            {"run_steps": steps, "sandwiches": SANDWICHES},
+            {"run_steps": steps},
         ),
         (
             "confirm",
             "A winner must prove itself in fresh processes, then run for a while by itself.",
-            {"finalists": FINALISTS, "processes": PROCESSES, "soak": soak_s, "soak_steps": soak_steps},
+            {"finalists": FINALISTS, "processes": PROCESSES, "soak": soak_s},
         ),
     ]
     text = study_text(name, _for_command(asked.command), sections, said=said)
@@ -193,16 +197,16 @@ def checked(text: str) -> StudySpec:
     return parse_study(tomllib.loads(text), source="the study that was drawn up")
 
 
-def _sizes(found: ProbeResult) -> tuple[int, float, int]:
-    """Counted steps of a run, seconds and fewest steps of the soak: no more than the program makes, if it ended."""
+def _sizes(found: ProbeResult) -> tuple[int, float]:
+    """Counted steps of a run and seconds of the soak: no more than the program makes, if it ended."""
     run_s = min(LONGEST_RUN_S, max(SHORTEST_RUN_S, RUN_SHARE * found.start_s))
     steps = min(MOST_STEPS, max(LEAST_STEPS, math.ceil(run_s / found.line_s)))
-    soak_s, soak_steps = SOAK_S, min(200, max(2 * LEAST_STEPS, int(SOAK_S / found.line_s)))
+    soak_s = SOAK_S
     if found.ended:
         left = found.steps - WARMUP_STEPS - 1
-        steps, soak_steps = min(steps, left), min(soak_steps, left)
+        steps = min(steps, left)
         soak_s = min(soak_s, math.floor(10 * 0.8 * left * found.line_s) / 10)
-    return steps, soak_s, soak_steps
+    return steps, soak_s
 
 
 def _gain(spread: float, pair_s: float) -> tuple[float, float] | None:
@@ -222,16 +226,15 @@ def _search(kind: str, trials: int, budget_s: float) -> Section:
     remark = (
         f"{WHY[kind][0].upper()}{WHY[kind][1:]}.\n# The time is for all of it; proofs are reserved first "
         "(docs/budgets.md). More to search: "
-        '`settings = { xla_... = [...] }`,\n# `recipes = ["..."]` (`autotune recipes list`), `symptoms = ["..."]` '
-        "(`autotune symptoms`); what comes of it: `autotune space FILE`."
+        '`settings = { xla_... = [...] }`,\n# `recipes = ["..."]` (`autotune recipes list`); '
+        "what comes of it: `autotune space FILE`."
     )
-    symptoms = {"symptoms": list(SYMPTOMS[kind])} if SYMPTOMS[kind] else {}
-    keys = {"trials": trials, "time_budget": _duration(budget_s), "groups": list(GROUPS[kind]), **symptoms}
+    keys = {"trials": trials, "time_budget": _duration(budget_s), "groups": list(GROUPS[kind])}
     return "search", remark, keys
 
 
 def _for_command(command: Sequence[str]) -> str:
-    return f"Settings for {_one_line(' '.join(strike_command(command)))}"
+    return f"Settings for {_one_line(' '.join(redact_command(command)))}"
 
 
 # ---------------------------------------------------------------------- TOML

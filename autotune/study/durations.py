@@ -16,7 +16,7 @@ from autotune.model import (
     WorkerReport,
     format_seconds,
 )
-from autotune.stats import ALONE_PAIRS, NoiseFloor, SequentialPlan
+from autotune.stats import ALONE_PAIRS, NoiseFloor, SequentialPlan, proof_size
 
 FLOOR_SHARE = 0.2
 """Share of a time budget beyond which a noise floor starts no more processes than it must."""
@@ -66,7 +66,7 @@ def durations_of(spec: StudySpec, result: FloorResult, runs: Sequence[ConfirmRun
     floor, step_s = result.floor, result.comparison.reference_step_s
     if not (floor.start_s and floor.pair_s):
         return None
-    soak_s = max(spec.confirm.soak, spec.confirm.soak_steps * step_s) + floor.start_s if spec.confirm.soak else 0.0
+    soak_s = max(spec.confirm.soak, spec.soak_steps * step_s) + floor.start_s if spec.confirm.soak else 0.0
     planned = (_in_turns if result.comparison.mode == TURNS else _one_at_a_time)(spec, result, 2.0 * soak_s)
     took = [r.duration_s for r in runs if r.duration_s and r.stage != "alone" and r.failure is None][-RECENT:]
     longer = max(1.0, statistics.median(took) / planned.pair_s) if took else 1.0  # candidates may choose kernels
@@ -111,7 +111,7 @@ def _costs(spec: StudySpec, result: FloorResult) -> TurnCosts:
 
 def pairs_of_blocks(spec: StudySpec, floor: NoiseFloor) -> int:
     """Pairs of blocks that each fresh pair of processes runs in turns."""
-    return spec.confirm.pairs_after(floor, starts=spec.turns.starts)
+    return proof_size(floor, starts=spec.turns.starts)
 
 
 def pair_of_processes_s(spec: StudySpec, result: FloorResult) -> float:

@@ -7,8 +7,8 @@ from collections.abc import Container, Sequence
 from autotune.model import (
     EffectsRecord,
     FlagSet,
-    Measured,
     TrialResult,
+    TrialStatus,
 )
 from autotune.study.run import StudyRun
 
@@ -23,12 +23,12 @@ def choose_finalists(run: StudyRun, without: Container[FlagSet] = ()) -> list[Tr
         without: Sets that have had theirs.
     """
     spec, results = run.spec, [r for r in run.store.of(TrialResult) if r.settings not in without]
-    count, sesoi = spec.confirm.finalists, spec.measure.smallest_effect
-    return worth_proving(results, count=count, sesoi=sesoi, taught=run.store.last(EffectsRecord))
+    count, min_effect = spec.confirm.finalists, spec.measure.min_effect
+    return worth_proving(results, count=count, min_effect=min_effect, taught=run.store.last(EffectsRecord))
 
 
 def worth_proving(
-    results: Sequence[TrialResult], *, count: int, sesoi: float, taught: EffectsRecord | None = None
+    results: Sequence[TrialResult], *, count: int, min_effect: float, taught: EffectsRecord | None = None
 ) -> list[TrialResult]:
     """The best few of the measured trials whose intervals leave room for an effect, best first.
 
@@ -38,15 +38,15 @@ def worth_proving(
     Args:
         results: The trials.
         count: How many, at most.
-        sesoi: Smallest effect of interest, as a share.
+        min_effect: Smallest effect of interest, as a share.
         taught: What they taught: of trials that differ only in what is believed to be of no use one is taken, and first
             of all the one of the set that promises most, which has nothing of that. One that holds nothing else is
             taken if it was faster all the same.
     """
     hopeful = [
-        (r.outcome.comparison.estimate, r)
+        (r.comparison.estimate, r)
         for r in results
-        if isinstance(r.outcome, Measured) and r.outcome.comparison.estimate.low < 1.0 - sesoi
+        if r.status is TrialStatus.MEASURED and r.comparison and r.comparison.estimate.low < 1.0 - min_effect
     ]
     ranked = [r for _, r in sorted(hopeful, key=lambda found: found[0].ratio)]
     if taught is None:
@@ -54,7 +54,7 @@ def worth_proving(
     ranked.sort(key=lambda r: r.settings != taught.best.settings)  # the others stay in their order
     different: dict[FlagSet, TrialResult] = {}
     for result in ranked:
-        useful = taught.useful(result.settings, least=sesoi)
-        if useful or (result.comparison is not None and result.comparison.estimate.ratio < 1.0 - sesoi):
+        useful = taught.useful(result.settings, least=min_effect)
+        if useful or (result.comparison is not None and result.comparison.estimate.ratio < 1.0 - min_effect):
             different.setdefault(useful, result)
     return list(different.values())[:count]

@@ -17,11 +17,11 @@ from autotune.model import (
     ConfirmRun,
     FinalistResult,
     FloorResult,
-    OnceMore,
+    Reestimate,
     alone_of,
     gain_of,
-    once_more,
     ratios_of,
+    reestimate,
     runs_after,
 )
 from autotune.stats import ALONE_PAIRS, FIRST_LOOK, gain_pairs, look_alone
@@ -30,20 +30,20 @@ from autotune.study.run import StudyRun
 from autotune.study.units import PairUnit
 
 
-def measure_once_more(run: StudyRun, proven: FinalistResult) -> OnceMore:
+def measure_again(run: StudyRun, proven: FinalistResult) -> Reestimate:
     """The gain of a set that its proof calls faster, and what speaks against it."""
     run.begin_stage("final proof", "gain: more fresh pairs of processes, which decide nothing: how much faster is it?")
     gain, alone = measure_gain(run, proven), None
     if not gain.is_vetoed:
         alone = check_alone(run, proven)
-    return once_more(gain, alone, run.store.of(ConfirmRun))
+    return reestimate(gain, alone, run.store.of(ConfirmRun))
 
 
 def measure_gain(run: StudyRun, proven: FinalistResult) -> FinalistResult:
     """The gain of a proven set in fresh pairs of processes that decide nothing, unless they contradict the proof."""
     count = gain_pairs(proven.process_count)
     _run(run, proven, GAIN, lambda done, begun: begun < count, asked=count)
-    return _record(run, gain_of(proven, run.store.of(ConfirmRun), sesoi=run.spec.measure.smallest_effect))
+    return _record(run, gain_of(proven, run.store.of(ConfirmRun), min_effect=run.spec.measure.min_effect))
 
 
 def check_alone(run: StudyRun, proven: FinalistResult) -> FinalistResult | None:
@@ -60,8 +60,8 @@ def check_alone(run: StudyRun, proven: FinalistResult) -> FinalistResult | None:
         return begun == len(done) and not look_alone(ratios_of(done), turns, most=most).stop
 
     _run(run, proven, ALONE, goes_on, asked=most)
-    every, sesoi = run.store.of(ConfirmRun), run.spec.measure.smallest_effect
-    return _record(run, alone_of(proven, every, most=asked, sesoi=sesoi))
+    every, min_effect = run.store.of(ConfirmRun), run.spec.measure.min_effect
+    return _record(run, alone_of(proven, every, most=asked, min_effect=min_effect))
 
 
 def _run(

@@ -1,11 +1,11 @@
-"""What XLA's autotuner chose in each process of a lane, held against the first process of the same set."""
+"""Which kernels XLA's autotuner chose in each process of a lane."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
 
-from autotune.model import DUMP_FILE, FlagSet, WorkerReport, kernels_of, read_choices
+from autotune.model import DUMP_FILE, WorkerReport, kernels_of, read_choices
 
 MOST_BYTES = 64_000_000
 """Of the results of one process; more is not read."""
@@ -20,18 +20,16 @@ class KernelBook:
 
     def __init__(self, incident: Callable[[str], None]) -> None:
         self._incident = incident
-        self._first: dict[FlagSet, dict[str, str]] = {}
 
     def forget(self, folder: Path) -> None:
         """Takes away what an earlier process has left in a folder: nobody shall be said to have chosen that."""
         (folder / DUMP_FILE).unlink(missing_ok=True)
 
-    def told_by(self, report: WorkerReport, settings: FlagSet, folder: Path) -> WorkerReport:
+    def told_by(self, report: WorkerReport, folder: Path) -> WorkerReport:
         """A process's report with what it chose; as it is where it left nothing, as where nothing was autotuned.
 
         Args:
             report: Of the process.
-            settings: The set under which it runs.
             folder: Where its log is.
         """
         file = folder / DUMP_FILE
@@ -44,5 +42,4 @@ class KernelBook:
         except (OSError, ValueError) as error:
             self._incident(f"what the autotuner chose is not known: {file.parent.name}/{file.name}: {error}"[:300])
             return report
-        first = self._first.setdefault(settings, choices)
-        return report.model_copy(update={"kernels": kernels_of(choices, first)})
+        return report.model_copy(update={"kernels": kernels_of(choices)})

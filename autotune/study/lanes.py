@@ -19,6 +19,7 @@ from autotune.model import (
     RECORD,
     TURNS,
     AnyRecord,
+    Callbacks,
     FlagSet,
     FloorResult,
     IncidentRecord,
@@ -29,11 +30,11 @@ from autotune.model import (
     TimeLimits,
     TrialResult,
     TrialStatus,
-    View,
     WorkPerStep,
     limits_after,
 )
 from autotune.rundir import Store, artefacts_for, refuse_strangers, refuse_upgraded
+from autotune.stats import proof_size
 from autotune.study.alone import SANDWICH
 from autotune.study.bench import floor_folder
 from autotune.study.ledger import Ledger
@@ -79,7 +80,7 @@ class Lanes:
     engine: Engine
     must_be_alone: Callable[[AnyUnit], bool] = staticmethod(lambda unit: False)
 
-    def __init__(self, store: Store, view: View, runtime: Callable[[FlagSet], FlagSet]) -> None:
+    def __init__(self, store: Store, view: Callbacks, runtime: Callable[[FlagSet], FlagSet]) -> None:
         self._store = store
         self._view = view
         self._runtime = runtime
@@ -209,7 +210,7 @@ class Lanes:
             return unit
         floors = self._store.of(FloorResult)
         spec = self._store.spec
-        pairs = spec.confirm.pairs_after(floors[0].floor if floors else None, starts=spec.turns.starts)
+        pairs = proof_size(floors[0].floor if floors else None, starts=spec.turns.starts)
         return unit.model_copy(update={"pairs": pairs, "is_alone": unit.is_alone or is_alone})
 
     def _settings_of(self, unit: AnyUnit) -> FlagSet:

@@ -8,15 +8,12 @@ from pathlib import Path
 from autotune.machine import reproduction_environment
 from autotune.model import (
     REFERENCE_NUMBER,
-    Failed,
     Failure,
     FlagSet,
     LossCheck,
-    Measured,
     TrialOutcome,
     TrialResult,
     TrialStatus,
-    Twin,
     WorkerReport,
 )
 from autotune.stats import SequentialPlan
@@ -31,7 +28,7 @@ from autotune.workers import WorkerFailed
 def measure_trial(
     bench: Bench, comparer: Comparer, plan: SequentialPlan, unit: TrialUnit, folder: Path, *, name: str
 ) -> TrialResult:
-    """Measures one proposed set, unless its program turns out to be known; then the driver adds the twin's figures.
+    """Measures one proposed set, unless its program is known already; then the driver adds the duplicate's figures.
 
     Args:
         bench: Where.
@@ -57,13 +54,15 @@ def measure_trial(
         report, key = candidate, bench.program_key(config.settings, candidate)
         checked = bench.check_loss(config.settings, reference, candidate)
         if isinstance(checked, Failure):
-            return Failed(failure=checked)
+            return TrialOutcome(status=TrialStatus.FAILED, failure=checked)
         loss = checked
         programs = {**bench.programs, bench.program_key(FlagSet(), reference): REFERENCE_NUMBER}
-        return Twin(status=TrialStatus.SAME_PROGRAM, same_as=programs[key]) if key in programs else None
+        if key not in programs:
+            return None
+        return TrialOutcome(status=TrialStatus.SAME_PROGRAM, same_as=programs[key])
 
     rule = sequential(
-        plan, sesoi=bench.spec.measure.smallest_effect, incumbent=unit.incumbent, spread=bench.spread, most=unit.most
+        plan, min_effect=bench.spec.measure.min_effect, incumbent=unit.incumbent, spread=bench.spread, most=unit.most
     )
     outcome: TrialOutcome
     try:
@@ -71,18 +70,18 @@ def measure_trial(
     except ReferenceFailed:
         raise
     except WorkerFailed as error:
-        outcome = Failed(failure=_relative(bench, error.failure))
+        outcome = TrialOutcome(status=TrialStatus.FAILED, failure=_relative(bench, error.failure))
     else:
         if found.settled is not None:
             outcome = found.settled
         else:
             assert found.comparison is not None
             loss = with_blocks(loss, found.pairs, found.reference, bench.loss_spread)
-            outcome = Measured(comparison=found.comparison)
+            outcome = TrialOutcome(status=TrialStatus.MEASURED, comparison=found.comparison)
             if key is not None and bench.program_key(config.settings, found.candidate) != key:
                 report, key = found.candidate, None  # it compiles more as it runs, or another program each time
     return TrialResult(
-        **dict(config), outcome=outcome, worker=report, program_key=key, compiled_key=unit.compiled_key, loss=loss
+        **dict(config), **dict(outcome), worker=report, program_key=key, compiled_key=unit.compiled_key, loss=loss
     )
 
 

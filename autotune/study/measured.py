@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from autotune.compiler import Screener, domains, facts_of
 from autotune.model import (
-    Failed,
     FlagSet,
     FloorResult,
     TrialConfig,
     TrialOutcome,
     TrialResult,
+    TrialStatus,
     WorkerReport,
 )
 from autotune.settings import SearchSpace
@@ -60,7 +60,7 @@ def narrow_space(run: StudyRun, space: SearchSpace) -> SearchSpace:
 
 def _is_refuted(run: StudyRun, results: Sequence[TrialResult]) -> bool:
     """Whether what the screen calls dead turned out to act."""
-    return contradicts(results, sesoi=run.spec.measure.smallest_effect)
+    return contradicts(results, min_effect=run.spec.measure.min_effect)
 
 
 def is_same_program(run: StudyRun, one: FlagSet, other: FlagSet) -> bool:
@@ -79,10 +79,10 @@ def evaluate(run: StudyRun, config: TrialConfig, known: Known) -> TrialResult | 
         if config.origin == DEAD_TOGETHER or _is_refuted(run, known.results):
             precheck = Precheck(failure=precheck.failure)  # its word for what is equal is what is in doubt
         if precheck.failure is not None:
-            outcome = Failed(failure=precheck.failure)
+            outcome = TrialOutcome(status=TrialStatus.FAILED, failure=precheck.failure)
         elif precheck.key is not None:
             outcome = known.same_program(precheck.key, run.screener.precheck(FlagSet()).key)
     if outcome is not None:
-        return TrialResult(**dict(config), outcome=outcome, compiled_key=precheck.key)
+        return TrialResult(**dict(config), **dict(outcome), compiled_key=precheck.key)
     best = known.incumbent if config.origin != DEAD_TOGETHER else None  # what is surely not the best is given up
     return TrialUnit(config=config, incumbent=best, compiled_key=precheck.key)

@@ -47,7 +47,7 @@ def _of_no_use(run: StudyRun, winner: FlagSet) -> tuple[str, ...]:
     taught = run.store.last(EffectsRecord)
     if taught is None:
         return ()
-    useful = taught.useful(winner, least=run.spec.measure.smallest_effect)
+    useful = taught.useful(winner, least=run.spec.measure.min_effect)
     likeliest = next((s.name for s in taught.settings if s.name in winner), None)
     group = tuple(n for n in winner if n not in useful and (useful or n != likeliest))
     is_allowed = run.spec.broken_rule(winner.without(*group), run.setup.rule_defaults) is None
@@ -84,7 +84,7 @@ def _ablation(run: StudyRun, settings: FlagSet, left_out: LeftOut, *, share: flo
     names = names_left_out(left_out)
     # A compiler that is given a set without its artefacts goes on without them: what it says is of another program.
     if not artefacts_of(settings) and is_same_program(run, settings, settings.without(*names)):
-        kept, reason = pays(None, run.spec.measure.smallest_effect)
+        kept, reason = pays(None, run.spec.measure.min_effect)
         run.store.append(AblationResult(settings=settings, left_out=left_out, kept=kept, reason=reason))
     else:
         what = names[0].lower() if isinstance(left_out, str) else f"{len(names)}-of-{settings.without(*names).digest}"

@@ -13,19 +13,18 @@ from autotune.study.proof import prove
 from autotune.study.run import StudyRun
 from autotune.study.units import Job, ProfileUnit
 
+PROFILED_STEPS = 5
+
 ON_CPU = "on a CPU nothing reads a profile: XLA:CPU has no latency hiding scheduler"
-OF_COMMAND = (
-    "a program that compiles by itself is profiled by JAX itself: search the group `pgle` (jax_enable_pgle), with "
-    "`measure.warmup_steps` above jax_pgle_profiling_runs"
-)
+OF_COMMAND = "a program that compiles by itself is profiled by JAX itself: search the group `pgle` (jax_enable_pgle)"
 ONE_DEVICE = (
-    "one device has no collectives whose waiting the scheduler could hide; `pgle.enabled = true` profiles all the same"
+    "one device has no collectives whose waiting the scheduler could hide; `confirm.pgle = true` profiles all the same"
 )
 
 
 def profile_guide(run: StudyRun) -> None:
     """Needs candidates; where the first one is proven faster with a profile, the set with it becomes the first."""
-    if not run.candidates or run.spec.pgle.enabled is False:
+    if not run.candidates or run.spec.confirm.pgle is False:
         return
     if (why := why_not(run)) is not None:
         if why:
@@ -35,7 +34,7 @@ def profile_guide(run: StudyRun) -> None:
         run.view.note("no profile: what is left of the budget is kept for the final proof")
         return
     stage, trial, settings = run.candidates[0]
-    run.begin_stage("pgle", f"{run.spec.pgle.steps} steps are profiled, and compiled again with what they took")
+    run.begin_stage("pgle", f"{PROFILED_STEPS} steps are profiled, and compiled again with what they took")
     record = _profile(run, settings)
     if record.profile is None:
         run.view.note(f"no profile: {record.failure.message if record.failure else record.reason}")
@@ -60,7 +59,7 @@ def why_not(run: StudyRun) -> str | None:
         return OF_COMMAND if spec.device.platform != "cpu" else ""
     if spec.device.platform == "cpu":
         return ON_CPU
-    if spec.pgle.enabled == "auto" and spec.replay is None and (run.facts.device_count or 1) < 2:
+    if spec.confirm.pgle == "auto" and spec.replay is None and (run.facts.device_count or 1) < 2:
         return ONE_DEVICE
     return None
 
@@ -70,6 +69,6 @@ def _profile(run: StudyRun, settings: FlagSet) -> ProfileRecord:
     for known in run.store.of(ProfileRecord):
         if known.settings == settings and known.profile is not None:
             return known
-    unit = ProfileUnit(settings=settings, steps=run.spec.pgle.steps)
+    unit = ProfileUnit(settings=settings, steps=PROFILED_STEPS)
     run.lanes.do(Job(unit, ("pgle", settings.digest), f"profile-{settings.digest}", run.store.append))
     return run.store.of(ProfileRecord)[-1]

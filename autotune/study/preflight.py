@@ -15,7 +15,7 @@ from autotune.model import (
     artefacts_of,
     close_matches,
     kind_of,
-    refuse_struck,
+    refuse_redacted,
 )
 from autotune.results import Entry
 from autotune.rundir import Store
@@ -34,13 +34,7 @@ from autotune.study.library_priors import Lessons, entries_for, lessons_of
 from autotune.study.probe import program_python, refuse_other_build
 from autotune.study.proposer import open_study
 from autotune.study.samplers import check_sampler
-from autotune.workers import (
-    CommandLauncher,
-    Launcher,
-    LocalLauncher,
-    ReplayLauncher,
-    SrunLauncher,
-)
+from autotune.workers import CommandLauncher, Launcher, LocalLauncher, ReplayLauncher, SrunLauncher
 
 REFUSED = frozenset({SettingVerdict.DANGEROUS})
 """Verdicts for which a setting is refused although a process would start with it."""
@@ -149,14 +143,14 @@ def make_launcher(spec: StudySpec, study_dir: str) -> Launcher:
 
 
 def refuse_missing_secrets(spec: StudySpec, *, source: str) -> None:
-    """Refuses to start a program without the secrets that were struck out of a record of its study.
+    """Refuses to start a program without the secrets that were redacted in a record of its study.
 
     Raises:
         StudyFileError: If there are any, by name.
     """
     advice = "name the study file that has them (`recheck --study STUDY.toml`, or `run STUDY.toml`)"
     if spec.replay is None:  # a formula needs none
-        refuse_struck(spec.workload.command, spec.workload.options, source=source, advice=advice)
+        refuse_redacted(spec.workload.command, spec.workload.options, source=source, advice=advice)
 
 
 def _refuse(spec: StudySpec, known: KnownSettings) -> None:
@@ -203,7 +197,7 @@ def _first_sets(spec: StudySpec, known: KnownSettings, note: Callable[[str], Non
         return for_build(settings, known, over=spec.baseline, note=lambda text: note(f"{whose}: {text}"))
 
     found: list[tuple[str, FlagSet]] = []
-    if spec.search.use_environment and spec.replay is None:
+    if spec.replay is None:
         own = steering_settings(caller_environment())
         found.append(("your environment", here(own, "your environment")))
     found += [(f"set {s.name}", s.whole) for s in spec.search.first]

@@ -14,6 +14,7 @@ from typing import Any
 from autotune.child import Follow, Recognised, StepReader, find, last_exception, lines_of, plain, recognise
 from autotune.machine import caller_environment, child_environment, driver_python, processor_name, visible_gpus
 from autotune.model import (
+    WARMUP_STEPS,
     AutotuneError,
     FlagSet,
     LaunchError,
@@ -22,12 +23,9 @@ from autotune.model import (
     WorkloadFacts,
     format_seconds,
     parse_tokens,
-    strike_command,
+    redact_command,
 )
 from autotune.workers import Probe, run_probe
-
-WARMUP_STEPS = 5
-"""Steps that a study leaves out, as `measure.warmup_steps` has them."""
 
 LEAST_STEPS = 10
 """Steps after warm-up that a study needs in each run."""
@@ -249,7 +247,7 @@ def probe_program(request: ProbeRequest, *, tell: Callable[[str], None]) -> Prob
     steps = watch.steps(probe)
     count = len(steps.took_s) if steps is not None else 0
     if probe.status:
-        raise LaunchError(_why_failed(shlex.join(strike_command(request.command)), probe))
+        raise LaunchError(_why_failed(shlex.join(redact_command(request.command)), probe))
     if steps is None or watch.rules is None or count <= WARMUP_STEPS:
         raise LaunchError(_why_no_steps(request, probe, count))
     if probe.status is not None and count < WARMUP_STEPS + LEAST_STEPS + 1:

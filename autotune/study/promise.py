@@ -38,30 +38,30 @@ def promise_of(spec: StudySpec, result: FloorResult) -> Promise | None:
     pairs = pairs_of_blocks(spec, floor) if result.comparison.mode == TURNS else 1
     pair_s = pair_of_processes_s(spec, result)
     pair_sd = _round_up(math.hypot(math.sqrt(2.0) * floor.cautious_process_sd(), floor.within_sd / math.sqrt(pairs)))
-    finalists, sesoi = spec.confirm.finalists, spec.measure.smallest_effect
-    smallest = smallest_gain(pair_sd, most=most, finalists=finalists, sesoi=sesoi)
-    cost = study_power(smallest, pair_sd, most=most, finalists=finalists, sesoi=sesoi) if smallest else None
-    needs = tuple(_need(gain, pair_sd, pair_s=pair_s, finalists=finalists, sesoi=sesoi) for gain in GAINS)
+    finalists, min_effect = spec.confirm.finalists, spec.measure.min_effect
+    smallest = smallest_gain(pair_sd, most=most, finalists=finalists, min_effect=min_effect)
+    cost = study_power(smallest, pair_sd, most=most, finalists=finalists, min_effect=min_effect) if smallest else None
+    needs = tuple(_need(gain, pair_sd, pair_s=pair_s, finalists=finalists, min_effect=min_effect) for gain in GAINS)
     return Promise(
         pair_sd=pair_sd, pairs=pairs, pair_s=pair_s, most=most, smallest=smallest,
         proof_s=cost.pairs * pair_s if cost else None, needs=needs, highest=HIGHEST,
     )  # fmt: skip
 
 
-def _need(gain: float, pair_sd: float, *, pair_s: float, finalists: int, sesoi: float) -> Need:
+def _need(gain: float, pair_sd: float, *, pair_s: float, finalists: int, min_effect: float) -> Need:
     """What proving a gain 9 times in 10 takes; without figures where it takes too much."""
-    if not _is_out_of_reach(gain, pair_sd, sesoi=sesoi):
-        found = pairs_to_find(gain, pair_sd, finalists=finalists, sesoi=sesoi, highest=HIGHEST)
+    if not _is_out_of_reach(gain, pair_sd, min_effect=min_effect):
+        found = pairs_to_find(gain, pair_sd, finalists=finalists, min_effect=min_effect, highest=HIGHEST)
         if found is not None:
             return Need(gain=gain, pairs=found.most, proof_s=found.pairs * pair_s)
     return Need(gain=gain)
 
 
-def _is_out_of_reach(gain: float, pair_sd: float, *, sesoi: float) -> bool:
+def _is_out_of_reach(gain: float, pair_sd: float, *, min_effect: float) -> bool:
     """Whether even a proof that is looked at once, after `HIGHEST` pairs of a known spread, would find it too seldom.
 
     No proof with several looks finds more at the same error; this spares the seconds that it takes to simulate one.
     """
     normal = NormalDist()
     needed = normal.inv_cdf(1.0 - CLAIM) + normal.inv_cdf(0.9)
-    return (math.log1p(-sesoi) - math.log1p(-gain)) * math.sqrt(HIGHEST) < needed * pair_sd
+    return (math.log1p(-min_effect) - math.log1p(-gain)) * math.sqrt(HIGHEST) < needed * pair_sd

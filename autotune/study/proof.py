@@ -88,7 +88,7 @@ class _Open:
         if self._known is None or self._known[0] != len(runs):
             found = standing(
                 self.plan, runs, trial=self.trial, most=most_processes(self._run),
-                sesoi=spec.measure.smallest_effect,
+                min_effect=spec.measure.min_effect,
             )  # fmt: skip
             self._known = (len(runs), found)
         return self._known[1]
@@ -205,22 +205,22 @@ class Unsettled(NamedTuple):
 
 def unsettled(store: Store) -> Unsettled | None:
     """What a study that proved nothing leaves open: of the proofs without a verdict, that which needs least."""
-    sesoi = store.spec.measure.smallest_effect
+    min_effect = store.spec.measure.min_effect
     found = []
     for result in {(f.stage, f.settings): f for f in store.of(FinalistResult)}.values():
         plan = proof_of(store, result.stage, result.settings)
         if plan is None or result.corrected is None or result.verdict is not Verdict.UNRESOLVED or result.is_vetoed:
             continue
-        if (gain := 1.0 - result.corrected.low) > sesoi:
+        if (gain := 1.0 - result.corrected.low) > min_effect:
             runs = runs_of(plan, _runs(store, result.stage, result.settings))[: result.process_count]
             ratios = np.asarray([r.log_ratio for r in runs], dtype=np.float64)
-            needed = _settling_cap(ratios, ProofPlan(base=plan.base, error=plan.hurdle), sesoi=sesoi)
+            needed = _settling_cap(ratios, ProofPlan(base=plan.base, error=plan.hurdle), min_effect=min_effect)
             found.append(Unsettled(result, gain, needed))
     return min(found, key=lambda u: (u.processes or HIGHEST + 1, -u.gain), default=None)
 
 
-def _settling_cap(ratios: npt.NDArray[np.float64], plan: ProofPlan, *, sesoi: float) -> int | None:
+def _settling_cap(ratios: npt.NDArray[np.float64], plan: ProofPlan, *, min_effect: float) -> int | None:
     for most in range(len(ratios) + 1, HIGHEST + 1):
-        if chance_to_prove(ratios, plan, most=most, sesoi=sesoi, optimism=0.5) >= LIKELY:
+        if chance_to_prove(ratios, plan, most=most, min_effect=min_effect, optimism=0.5) >= LIKELY:
             return most
     return None

@@ -56,6 +56,9 @@ NO_PRIORS: Mapping[str, Prior] = MappingProxyType({})
 PREDICTED_BEST = "predicted best"
 """Origin of the trial with which a search ends: the set that promises most by all the others."""
 
+STARTUP_TRIALS = 8
+"""Random trials before a sampler other than `additive` proposes."""
+
 CHANGES = 2
 """Settings that a random proposal changes on average."""
 
@@ -100,7 +103,7 @@ class Proposer:
         self._spec = spec
         self._space = space
         self._doubt = doubt
-        self._sesoi = spec.measure.smallest_effect
+        self._min_effect = spec.measure.min_effect
         self._rule_defaults = rule_defaults
         self._notes: list[str] = []
         doubted = doubt.sets if doubt else ()
@@ -136,7 +139,7 @@ class Proposer:
         Samplers do not see failed trials: told as FAIL, a toy study spent 83 % of its trials where everything failed.
         """
         self._see(result.settings)
-        if self._doubt is not None and contradicts([result], sesoi=self._sesoi):
+        if self._doubt is not None and contradicts([result], min_effect=self._min_effect):
             self._widen(self._doubt.whole)
         feasible = result.failure is None
         value = math.log(result.comparison.estimate.ratio) if result.comparison is not None else 0.0
@@ -230,7 +233,7 @@ class Proposer:
     def _lesson(self) -> Lesson:
         """The model of the trials told so far."""
         return Lesson(
-            self._space, self._additive(), self._history, is_allowed=self._is_allowed, least=self._sesoi
+            self._space, self._additive(), self._history, is_allowed=self._is_allowed, least=self._min_effect
         )  # fmt: skip
 
     def _is_allowed(self, settings: FlagSet) -> bool:
@@ -249,7 +252,7 @@ class Proposer:
         # After a few repeats it is stuck on its favourite, as is the neighbourhood of the default: look everywhere.
         if repeat >= FEW_REPEATS:
             return self._random(random.Random(seed), changes=len(self._space.parameters)), RANDOM
-        if name == RANDOM or (name != ADDITIVE and len(self._history) < self._spec.search.startup_trials):
+        if name == RANDOM or (name != ADDITIVE and len(self._history) < STARTUP_TRIALS):
             return self._random(random.Random(seed), changes=CHANGES), RANDOM
         if self._opened is not None:
             return self._opened.point(self._space), name

@@ -16,9 +16,9 @@ from autotune.model import (
     ConclusionRecord,
     FinalistResult,
     FlagSet,
-    OnceMore,
     Outcome,
     ProfileRecord,
+    Reestimate,
     StudySpec,
     WorkloadFacts,
     load_study,
@@ -27,7 +27,7 @@ from autotune.results import Winner, describe_finalist, format_estimate, keep_in
 from autotune.rundir import Store
 from autotune.settings import SearchSpace
 from autotune.stats import Estimate, Verdict
-from autotune.study.gain import measure_once_more
+from autotune.study.gain import measure_again
 from autotune.study.library_priors import NO_LESSONS, Lessons
 from autotune.study.preflight import make_launcher, refuse_missing_secrets
 from autotune.study.proof import most_processes, prove
@@ -85,16 +85,16 @@ def recheck_winner(run: StudyRun, winner: Winner, artefacts: Sequence[Artefact] 
             run.store.append_news(ProfileRecord(settings=without, steps=0, profile=artefact, reason=FROM_PROOF))
         run.begin_stage(STAGE, f"{winner.settings} in up to {most_processes(run)} fresh pairs of processes")
         result = prove(run, [(0, winner.settings)], stage=STAGE)[0]
-        after = OnceMore(objection=result.veto)
+        after = Reestimate(objection=result.veto)
         if result.verdict is Verdict.FASTER:
-            after = measure_once_more(run, result)
+            after = measure_again(run, result)
         conclusion = _conclusion(winner, result, after)
         run.store.append(conclusion)
         keep_in_run(run.store, winner.settings, None)
     return conclusion
 
 
-def _conclusion(winner: Winner, result: FinalistResult, after: OnceMore) -> ConclusionRecord:
+def _conclusion(winner: Winner, result: FinalistResult, after: Reestimate) -> ConclusionRecord:
     holds = result.verdict is Verdict.FASTER and after.objection is None
     if (found := after.estimate) is not None:
         result = result.model_copy(update={"estimate": found, "process_count": found.pair_count})
@@ -116,7 +116,7 @@ def _sentence(winner: Winner, result: FinalistResult, *, objection: str | None) 
         return f"{winner.settings} does not run any more: {describe_finalist(result)}; it was {before}"
     figures = _figures(result.estimate)
     figures = f"{figures} over {result.process_count} fresh pairs of processes, it was {before}"
-    of = time_of(result.work, winner.unit or "token")
+    of = time_of(result.work)
     if objection is not None:
         return f"{winner.settings} does not hold any more: {of} ratio {figures}; {objection}"
     verdicts = {

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from autotune.child import workloads_root
 from autotune.machine import reproduction_environment
-from autotune.model import STRUCK, AutotuneError, TrialResult, struck_names
+from autotune.model import REDACTED, AutotuneError, TrialResult, redacted_names
 from autotune.rundir import Store
 
 
@@ -56,13 +56,12 @@ def reproduce_trial(store: Store, result: TrialResult) -> Reproduction:
     )
     if workload.command is not None:
         command = workload.arguments(str(store.path / (result.directory or ".")))
-        environment = {**environment, **workload.variables}
     else:
         options = [text for n, v in workload.options.items() for text in ("--set", f"{n}={json.dumps(v)}")]
         if (root := workloads_root()).name == "bundled":  # there, `-m` does not find it by itself
             environment["PYTHONPATH"] = str(root)
         command = ["python", "-m", "workloads", str(workload.entry), *options, "--steps", "20"]
-    secrets = () if store.spec.replay else struck_names(command)
+    secrets = () if store.spec.replay else redacted_names(command)
     return Reproduction(environment=environment, command=command, secrets=secrets, directory=store.study_dir)
 
 
@@ -80,9 +79,9 @@ def shell_lines(found: Reproduction) -> list[str]:
 
 def _shell_word(part: str, before: list[str]) -> str:
     """One word of a command; a variable where a secret was, called after its option."""
-    if STRUCK not in part:
+    if REDACTED not in part:
         return shlex.quote(part)
-    names = struck_names([*before[-1:], part])
+    names = redacted_names([*before[-1:], part])
     variable = re.sub(r"\W", "_", names[-1].upper())
     hole = '"${' + variable + ':?is a secret and was not recorded: set it first}"'
-    return hole.join(shlex.quote(text) if text else "" for text in part.split(STRUCK))
+    return hole.join(shlex.quote(text) if text else "" for text in part.split(REDACTED))

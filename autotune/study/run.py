@@ -10,13 +10,13 @@ from typing import Protocol
 from autotune.cluster import Engine
 from autotune.machine import caller_environment, parse_devices, reserve_devices, visible_gpu_ids
 from autotune.model import (
+    Callbacks,
     ConclusionRecord,
     FinalistResult,
     FlagSet,
     FloorResult,
-    OnceMore,
+    Reestimate,
     StudySpec,
-    View,
     WorkerReport,
     WorkloadFacts,
 )
@@ -100,13 +100,13 @@ class StudyRun:
         finalists: Set by `confirm`: finalists with their verdicts.
         candidates: Set by `minimise`: sets to prove, best first: name of the proof, trial, settings.
         proven: Set by `final_proof`, taken back by `soak`: what holds.
-        once_more: Set by `final_proof`: how much faster that is, from pairs that decided nothing.
+        reestimate: Set by `final_proof`: how much faster that is, from pairs that decided nothing.
         objections: Set by `final_proof`: what speaks against sets that held in their final proof.
         conclusion: Set by `conclude`.
     """
 
     spec: StudySpec
-    view: View
+    view: Callbacks
     open_store: Callable[[], Store]
     prepare: Callable[[Callable[[str], None]], Setup]
     storage: str | None = None
@@ -128,7 +128,7 @@ class StudyRun:
     finalists: list[FinalistResult] = field(default_factory=list, init=False)
     candidates: list[tuple[str, int, FlagSet]] = field(default_factory=list, init=False)
     proven: FinalistResult | None = field(default=None, init=False)
-    once_more: OnceMore = field(default_factory=OnceMore, init=False)
+    reestimate: Reestimate = field(default_factory=Reestimate, init=False)
     objections: dict[FlagSet, str] = field(default_factory=dict, init=False)
     conclusion: ConclusionRecord = field(init=False)
     _resources: contextlib.ExitStack = field(default_factory=contextlib.ExitStack, init=False)

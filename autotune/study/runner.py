@@ -223,29 +223,30 @@ class Runner:
 
     def _ablation(self, unit: AblationUnit, folder: Path, name: str) -> AblationResult:
         """A set without one setting, or several, against the whole set."""
-        bench, settings, sesoi = self.bench, unit.settings, self._spec.measure.smallest_effect
+        bench, settings, min_effect = self.bench, unit.settings, self._spec.measure.min_effect
         less = unit.rest
 
         def is_one_program(whole: WorkerReport, without: WorkerReport) -> bool | None:
             return bench.program_key(settings, whole) == bench.program_key(less, without) or None
 
-        rule = sequential(self._plan, sesoi=sesoi, incumbent=None, spread=bench.spread, most=unit.most)
+        rule = sequential(self._plan, min_effect=min_effect, incumbent=None, spread=bench.spread, most=unit.most)
         base = AblationResult(settings=settings, left_out=unit.left_out, kept=True, reason="")
         try:
             found = self.comparer.compare(less, folder, name=name, rule=rule, against=settings, inspect=is_one_program)
         except WorkerFailed as error:
             return base.model_copy(update={"failure": error.failure, "reason": "the rest does not run without it"})
-        kept, reason = pays(found.comparison, sesoi)
+        kept, reason = pays(found.comparison, min_effect)
         return base.model_copy(update={"comparison": found.comparison, "kept": kept, "reason": reason})
 
 
-def pays(comparison: Comparison | None, sesoi: float) -> tuple[bool, str]:
+def pays(comparison: Comparison | None, min_effect: float) -> tuple[bool, str]:
     """Whether a setting stays, from what leaving it out does (None: nothing, the program is the same), and why."""
     if comparison is None:
         return False, "the program is the same without it"
-    found = judge(comparison.estimate, sesoi=sesoi)  # of the set without it, in two processes: no proof either
+    # Of the set without it, in two processes: no proof either.
+    found = judge(comparison.estimate, min_effect=min_effect)
     if found is Verdict.SLOWER:
         return True, "it seems to pay"
-    if found is Verdict.UNRESOLVED and comparison.estimate.ratio > 1 + sesoi:
+    if found is Verdict.UNRESOLVED and comparison.estimate.ratio > 1 + min_effect:
         return True, "not settled, but it pays by its estimate"
     return False, "no sign that it pays"

@@ -12,8 +12,8 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, IntD
 from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState
 
-from autotune.model import REFERENCE_NUMBER, FlagSet, SearchSpec, StudyFileError, TrialResult, Twin
-from autotune.search import SD_KEY, TWIN_KEY, AdditiveFlagSampler, Flag
+from autotune.model import REFERENCE_NUMBER, FlagSet, SearchSpec, StudyFileError, TrialResult
+from autotune.search import DUPLICATE_KEY, SD_KEY, AdditiveFlagSampler, Flag
 from autotune.settings import Parameter, SearchSpace
 from autotune.stats import standard_error
 from autotune.study.priors import SAME_PROGRAM_SD, Prior
@@ -110,7 +110,7 @@ def check_sampler(search: SearchSpec) -> None:
     """Makes the study's sampler once, so that a mistake is told before anything starts.
 
     Raises:
-        StudyFileError: If there is none of that name, or it does not take the options.
+        StudyFileError: If there is none of that name, or it does not take a seed alone.
     """
     make_sampler(search, SearchSpace(()), 0)
 
@@ -132,9 +132,9 @@ def make_sampler(
         flags: What is known of settings.
 
     Raises:
-        StudyFileError: If there is none of that name, or it does not take the options.
+        StudyFileError: If there is none of that name, or it does not take a seed alone.
     """
-    name, options = search.sampler, dict(search.sampler_options)
+    name = search.sampler
     distributions = {p.name: distribution_of(p) for p in space.parameters}
     made: Callable[..., Any]
     own: dict[str, Any]
@@ -155,11 +155,9 @@ def make_sampler(
         # `group` (densities of their own for conditional settings) is marked experimental, and so are others.
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         try:
-            sampler = made(**{**own, **options})
+            sampler = made(**own)
         except (TypeError, ValueError, ImportError) as error:
-            raise StudyFileError(
-                f"`search.sampler_options` must be options of {name} but got {options!r}: {error}"
-            ) from error
+            raise StudyFileError(f"the sampler {name} must take `seed` alone but: {error}") from error
     if not isinstance(sampler, BaseSampler):
         raise StudyFileError(f"`search.sampler` must name a sampler of Optuna but {name} makes {sampler!r}")
     return sampler
@@ -178,10 +176,8 @@ def _find(name: str) -> Callable[..., Any]:
 
 def certainty_of(result: TrialResult) -> dict[str, float | int]:
     """What the sampler is told of how sure a result is, and of whose it is."""
-    if isinstance(result.outcome, Twin):
-        if result.outcome.same_as == REFERENCE_NUMBER:
-            return {SD_KEY: SURE_SD}
-        return {TWIN_KEY: result.outcome.same_as}
+    if result.same_as is not None:
+        return {SD_KEY: SURE_SD} if result.same_as == REFERENCE_NUMBER else {DUPLICATE_KEY: result.same_as}
     if result.comparison is None:
         return {}
     return {SD_KEY: standard_error(result.comparison.estimate)}

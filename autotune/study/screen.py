@@ -33,12 +33,12 @@ from autotune.compiler import (
 from autotune.machine import caller_environment, default_cache_dir, spare_processors
 from autotune.model import (
     AutotuneError,
+    Callbacks,
     Failure,
     FlagSet,
     LaunchError,
     ScreenRecord,
     StudySpec,
-    View,
     WorkerReport,
     format_seconds,
 )
@@ -91,7 +91,7 @@ class StudyScreener:
 
     Args:
         store: The run directory, locked.
-        view: View what happens.
+        view: Callbacks what happens.
 
     Attributes:
         report: What the screen found; None before it ran, and where it cannot.
@@ -99,7 +99,7 @@ class StudyScreener:
         kept_s: Seconds of the time budget that are kept from it, for search and proofs.
     """
 
-    def __init__(self, store: Store, view: View) -> None:
+    def __init__(self, store: Store, view: Callbacks) -> None:
         self.report: ScreenReport | None = None
         self.is_measuring: Callable[[], bool] = lambda: False
         self._store = store
@@ -165,16 +165,15 @@ class StudyScreener:
             return self._screen
         if self._screen is not None:  # opened for a cluster that is not the one that runs
             self._screen.abort()
-        asked, self._opened_for = self._spec.screen, (target, topology)
+        self._opened_for = (target, topology)
         _, self._screen = self._resources.enter_context(
             open_screener(
                 self._spec,
                 study_dir=Path(self._store.study_dir),
                 target=target,
                 topology=topology,
-                cache_dir=default_cache_dir(caller_environment()) / "screen" if asked.cache else None,
+                cache_dir=default_cache_dir(caller_environment()) / "screen",
                 processors=lambda: len(os.sched_getaffinity(0)),  # beside what is measured fewer: `_give_way`
-                limit_s=asked.compile_limit,
                 progress=lambda what: self._view.phase(f"screening, {what[:80]}"),
             )
         )
@@ -241,9 +240,8 @@ class StudyScreener:
 
     def _limit_s(self) -> float | None:
         budget_s = self._spec.search.time_budget
-        own = self._spec.screen.time_budget
-        if own is not None or budget_s is None:
-            return own
+        if budget_s is None:
+            return None
         left_s = budget_s - self._store.watch.total_s - self.kept_s
         return max(0.0, min(SHARE_OF_BUDGET * budget_s, left_s))
 
@@ -372,7 +370,7 @@ class StudyScreener:
 
 
 @contextlib.contextmanager
-def open_study_screener(store: Store, view: View) -> Iterator[StudyScreener | None]:
+def open_study_screener(store: Store, view: Callbacks) -> Iterator[StudyScreener | None]:
     """The screen of a study, or None with a note where it has none; closed with the block."""
     asked, why_not = is_wanted(store.spec)
     if why_not:

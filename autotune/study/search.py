@@ -93,10 +93,10 @@ class Search:
 
     def _results(self) -> Sequence[TrialResult]:
         """All results so far; what is new of them is told to the proposer."""
-        sesoi = self._run.spec.measure.smallest_effect
+        min_effect = self._run.spec.measure.min_effect
         for result in self._known.refresh():
             self._proposer.tell(result)
-            self._is_hopeful = self._is_hopeful or bool(worth_proving([result], count=1, sesoi=sesoi))
+            self._is_hopeful = self._is_hopeful or bool(worth_proving([result], count=1, min_effect=min_effect))
             if result.failure is not None:
                 self._cases.append(result)
         return self._known.results
@@ -197,7 +197,7 @@ class Search:
 
     def _end(self, result: TrialResult) -> None:
         self._tried.pop(result.number, None)
-        self._results()  # what it may be a twin of
+        self._results()  # what it may be a duplicate of
         result = self._known.complete(result)
         self._store.append(result)
         self._run.view.trial_ends(result)

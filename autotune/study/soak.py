@@ -1,6 +1,6 @@
 """The winner runs for a while under a watchdog: some settings hang, diverge, stall or leak after hundreds of steps.
 
-Then the reference runs as many steps: total time, stalls and memory of both are compared (`autotune.model.totals`),
+Then the reference runs as many steps: total time, stalls and memory of both are compared (`autotune.model.proofs`),
 and, where the candidate's options change dtype or batch, their losses, for which both learn from batches that they have
 not seen before. What speaks against a set by its time or memory must come again in a second process of it.
 """
@@ -143,8 +143,6 @@ def soak_alone(bench: Bench, unit: SoakUnit, folder: Path) -> SoakRecord:
     times, quarter = run.times, max(1, len(run.times) // 4)
     return SoakRecord(
         settings=unit.settings,
-        asked_s=least_s,
-        asked_steps=least_steps,
         steps_s=round(sum(times), 3),
         step_count=len(times),
         starts=run.starts,

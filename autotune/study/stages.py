@@ -38,7 +38,7 @@ from autotune.stats import Verdict, candidate_weights
 from autotune.study.atlas_priors import by_atlas
 from autotune.study.conclude import record_conclusion
 from autotune.study.finalists import choose_finalists
-from autotune.study.gain import measure_once_more
+from autotune.study.gain import measure_again
 from autotune.study.library_priors import by_library
 from autotune.study.measured import measure_reference, narrow_space
 from autotune.study.minimise import minimise_set
@@ -172,10 +172,10 @@ def final_proof(run: StudyRun) -> None:
         result = prove(run, [(trial, settings)], stage=stage)[0]
         if result.verdict is not Verdict.FASTER:
             continue
-        run.once_more = measure_once_more(run, result)
-        run.proven = result if run.once_more.objection is None else None
-        if run.once_more.objection is not None:
-            run.objections[settings] = run.once_more.objection
+        run.reestimate = measure_again(run, result)
+        run.proven = result if run.reestimate.objection is None else None
+        if run.reestimate.objection is not None:
+            run.objections[settings] = run.reestimate.objection
 
 
 def _begun(run: StudyRun) -> list[tuple[FlagSet, int]]:
@@ -203,7 +203,7 @@ def _soaked(run: StudyRun, proven: FinalistResult, least_s: float) -> SoakRecord
     """The soak of a set: what an earlier session soaked at least as long is not repeated."""
     settings, of_proof = proven.settings, (proven.stage, proven.settings)
     ratios = [r.log_ratio for r in run.store.of(ConfirmRun) if (r.stage, r.settings) == of_proof and r.log_ratio]
-    least_steps = run.spec.confirm.soak_steps
+    least_steps = run.spec.soak_steps
     for record in run.store.of(SoakRecord):
         enough = record.steps_s >= least_s and record.step_count >= least_steps
         if record.settings == settings and (enough or record.failure is not None):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.cluster import Engine
-from autotune.model import WITH_SECRETS, Effort, Stopwatch, StudySpec, View, load_study, parse_study
+from autotune.model import WITH_SECRETS, Callbacks, Effort, Stopwatch, StudySpec, load_study, parse_study
 from autotune.rundir import Store
 from autotune.study.preflight import prepare
 from autotune.study.recheck import NothingToSearch
@@ -20,7 +20,7 @@ def new_run(
     path: Path,
     *,
     study_dir: Path,
-    view: View,
+    view: Callbacks,
     watch: Stopwatch,
     storage: str | None = None,
     devices: Sequence[Sequence[str]] = (),
@@ -54,7 +54,7 @@ def new_run(
 
 
 def new_recheck(
-    spec: StudySpec, path: Path, *, study_dir: Path, view: View, watch: Stopwatch, command: Sequence[str] = ()
+    spec: StudySpec, path: Path, *, study_dir: Path, view: Callbacks, watch: Stopwatch, command: Sequence[str] = ()
 ) -> StudyRun:
     """The context of a recheck, for `recheck_winner`; see `new_run`."""
     create = functools.partial(Store.create_or_resume, path.resolve(), spec, study_dir=study_dir)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Literal
 
-from autotune.model import REFERENCE_NUMBER, FlagSet, Measured, TrialResult, TrialStatus, Twin
+from autotune.model import REFERENCE_NUMBER, FlagSet, TrialOutcome, TrialResult, TrialStatus
 from autotune.rundir import Store
 from autotune.stats import REFERENCE, Estimate
 
@@ -52,12 +51,12 @@ class Known:
             number += 1
         return number
 
-    def same_set(self, settings: FlagSet) -> Twin | None:
+    def same_set(self, settings: FlagSet) -> TrialOutcome | None:
         """The trial that had this very set, if one did."""
         earlier = self._by_set.get(settings)
-        return _twin_of(earlier, TrialStatus.SAME_SET) if earlier is not None else None
+        return _duplicate_of(earlier, TrialStatus.SAME_SET) if earlier is not None else None
 
-    def same_program(self, key: str, reference_key: str | None) -> Twin | None:
+    def same_program(self, key: str, reference_key: str | None) -> TrialOutcome | None:
         """The reference or the trial that stands for a program, if one does.
 
         Args:
@@ -65,25 +64,23 @@ class Known:
             reference_key: Names the reference's.
         """
         if key == reference_key:
-            return Twin(status=TrialStatus.SAME_PROGRAM, same_as=REFERENCE_NUMBER)
+            return TrialOutcome(status=TrialStatus.SAME_PROGRAM, same_as=REFERENCE_NUMBER)
         earlier = self._by_key.get(key)
-        return _twin_of(earlier, TrialStatus.SAME_PROGRAM) if earlier is not None else None
+        return _duplicate_of(earlier, TrialStatus.SAME_PROGRAM) if earlier is not None else None
 
     def complete(self, result: TrialResult) -> TrialResult:
         """A result with the figures of the trial that stands for it, which a lane does not know."""
-        if not isinstance(result.outcome, Twin) or result.outcome.same_as == REFERENCE_NUMBER:
+        if result.same_as is None or result.same_as == REFERENCE_NUMBER:
             return result
-        earlier = self._by_number[result.outcome.same_as]
-        return result.model_copy(update={"outcome": _twin_of(earlier, result.outcome.status)})
+        return result.model_copy(update=dict(_duplicate_of(self._by_number[result.same_as], result.status)))
 
 
-def _twin_of(earlier: TrialResult, status: Literal[TrialStatus.SAME_SET, TrialStatus.SAME_PROGRAM]) -> Twin:
-    figures = {n: getattr(earlier, n) for n in ("comparison", "failure")}
-    return Twin(status=status, same_as=earlier.number, **figures)
+def _duplicate_of(earlier: TrialResult, status: TrialStatus) -> TrialOutcome:
+    return TrialOutcome(status=status, same_as=earlier.number, comparison=earlier.comparison, failure=earlier.failure)
 
 
 def incumbent(results: Iterable[TrialResult]) -> Estimate:
     """The best estimate so far, the reference's own while nothing is better."""
-    found = [r.outcome.comparison.estimate for r in results if isinstance(r.outcome, Measured)]
+    found = [r.comparison.estimate for r in results if r.status is TrialStatus.MEASURED and r.comparison is not None]
     best = min(found, key=lambda e: e.ratio, default=None)
     return best if best is not None and best.ratio < 1 else REFERENCE

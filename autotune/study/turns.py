@@ -66,7 +66,7 @@ class InTurns(Comparer):
     def _fresh_pair(
         self, candidate: FlagSet, folder: Path, *, name: str, pairs: int, against: FlagSet, inspect: Inspect[S] | None
     ) -> Compared[S]:
-        rule = fixed(pairs, sesoi=self.bench.spec.measure.smallest_effect)
+        rule = fixed(pairs, min_effect=self.bench.spec.measure.min_effect)
         with self._fresh(against, candidate, folder, name) as (reference, worker):
             sets = (against, candidate)
             return self._run(sets, reference, worker, folder, name=name, rule=rule, inspect=inspect)
@@ -160,7 +160,7 @@ class InTurns(Comparer):
         noise = read_noise_floor(
             groups,
             plan=plan,
-            sesoi=spec.measure.smallest_effect,
+            min_effect=spec.measure.min_effect,
             start_s=statistics.median(r.start_s for r in (reference.report, *reports)),
             pair_s=statistics.median(p.lasted_s for p in pairs),
             least=FEWEST_LONG_PAIRS,
@@ -190,7 +190,7 @@ class InTurns(Comparer):
             steps=steps,
             sizes=bench.spec.turns,
             rng=random.Random(f"{bench.spec.seed}/floor/{begin}" if begin else f"{bench.spec.seed}/floor"),
-            stop=fixed(count, sesoi=bench.spec.measure.smallest_effect).stop,
+            stop=fixed(count, min_effect=bench.spec.measure.min_effect).stop,
             on_pair=on_pair,
             clock=lambda: bench.now_s,
             meter=bench.meter,

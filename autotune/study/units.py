@@ -19,7 +19,6 @@ from autotune.model import (
     Artefact,
     BlameRecord,
     ConfirmRun,
-    Failed,
     Failure,
     FailureKind,
     FlagSet,
@@ -32,6 +31,7 @@ from autotune.model import (
     TimeLimits,
     TrialConfig,
     TrialResult,
+    TrialStatus,
     names_left_out,
 )
 from autotune.stats import Estimate, LossSpread
@@ -71,7 +71,8 @@ class TrialUnit(Unit):
 
     def failed(self, failure: Failure) -> AnyRecord:
         """See `Unit`."""
-        return TrialResult(**dict(self.config), outcome=Failed(failure=failure), compiled_key=self.compiled_key)
+        status = TrialStatus.FAILED
+        return TrialResult(**dict(self.config), status=status, failure=failure, compiled_key=self.compiled_key)
 
 
 class PairUnit(Unit):
@@ -147,7 +148,7 @@ class SoakUnit(Unit):
     def failed(self, failure: Failure) -> AnyRecord:
         """See `Unit`."""
         return SoakRecord(
-            settings=self.settings, asked_s=self.least_s, asked_steps=self.least_steps, steps_s=0.0, step_count=0,
+            settings=self.settings, steps_s=0.0, step_count=0,
             starts=0, failure=failure,
         )  # fmt: skip
 

@@ -13,10 +13,7 @@ from autotune.model import (
 )
 from autotune.workers import WorkerFailed
 
-HOW_TO_SAY = (
-    'say what a step does: `workload.tokens_per_step = "batch * seq"`, an expression over the options '
-    '(and `workload.unit = "image"` or the like, where it is no tokens)'
-)
+HOW_TO_SAY = 'say what a step does: `workload.tokens_per_step = "batch * seq"`, an expression over the options'
 
 
 def work_between(settings: tuple[FlagSet, FlagSet], reports: tuple[WorkerReport, WorkerReport]) -> WorkPerStep | None:
@@ -58,7 +55,7 @@ def with_declared_work(spec: StudySpec, settings: FlagSet, report: WorkerReport)
     if declared is None:
         return report
     told = report.tokens_per_step
-    if told and told != declared and spec.workload.unit == "token":
+    if told and told != declared:
         raise _not_comparable(
             f"`workload.tokens_per_step` gives {declared} for {settings.of_kind('option')} but the program says "
             f"{told} tokens a step; mend the expression, or take it out"

@@ -12,6 +12,8 @@ from autotune.child import GUARD_PROGRAM
 from autotune.machine import ChildProcess, driver_python
 from autotune.model import Failure, FailureKind, FlagSet, MemoryUse, TimeLimits, WorkerReport
 
+LOG_BYTES = 4_000_000
+
 _ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -116,7 +118,7 @@ class GuardedProcess(ChildProcess):
         command: list[str],
         env: Mapping[str, str],
         log: Path,
-        log_bytes: int,
+        log_bytes: int = LOG_BYTES,
         cwd: str | None = None,
         through: Sequence[str] = (),
     ) -> None:

@@ -59,7 +59,7 @@ class CommandLauncher(LocalLauncher):
             else:
                 kind, command = ReadWorker, reader_command("read_output")
             log = folder / log_name(0)
-            process = GuardedProcess(command, env, log, self._spec.measure.log_bytes, cwd=self._study_dir)
+            process = GuardedProcess(command, env, log, cwd=self._study_dir)
             worker = kind(process, self._spec, settings, self._study_dir, watch, problem)
         except BaseException:
             if watch is not None:
@@ -75,9 +75,6 @@ class CommandLauncher(LocalLauncher):
             return ProgramWatch(), ""
         except OSError as error:
             return None, f"there is no folder for it: {error.strerror or error}"
-
-    def _environment(self, settings: FlagSet) -> dict[str, str]:
-        return {**super()._environment(settings), **self._spec.under(settings).workload.variables}
 
     def _command(self, settings: FlagSet, folder: Path) -> list[str]:
         return self._spec.under(settings).workload.arguments(str(folder))
@@ -256,6 +253,5 @@ def _report(
         grad_norms=(),
         dtype=READ_DTYPE,
         warmup_step_times_s=tuple(message["warmup_step_times_s"]),
-        tokens_per_step=spec.workload.read.tokens_per_step if spec.workload.read else None,
         warnings=check.notes,
     )

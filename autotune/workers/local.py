@@ -16,9 +16,11 @@ from pydantic import ValidationError
 from autotune.machine import child_environment, driver_python, let_import_packages, variables_of
 from autotune.model import (
     ARTEFACT_SETTINGS,
+    CHECK_STEPS,
     DUMP_HERE,
     DUMP_VARIABLE,
     KERNELS,
+    WARMUP_STEPS,
     Failure,
     FailureKind,
     FlagSet,
@@ -166,10 +168,7 @@ class LocalLauncher:
         ranks = self._spec.under(settings).device.rank_count
         if self._keeps_kernels and ranks == 1:
             env |= where_to_leave(settings, folder)
-        return [
-            GuardedProcess(worker_command(), env, folder / log_name(rank), self._spec.measure.log_bytes)
-            for rank in range(ranks)
-        ]
+        return [GuardedProcess(worker_command(), env, folder / log_name(rank)) for rank in range(ranks)]
 
     def _jobs(self, settings: FlagSet, folder: Path) -> list[dict[str, Any]]:
         under = self._spec.under(settings)
@@ -197,8 +196,8 @@ class LocalLauncher:
         """The first message to a process: what every kind of worker is told, and what its own kind needs besides."""
         return {
             "type": "job",
-            "check_steps": self._spec.measure.check_steps,
-            "warmup_steps": self._spec.measure.warmup_steps,
+            "check_steps": CHECK_STEPS,
+            "warmup_steps": WARMUP_STEPS,
             "variables": sorted({"XLA_FLAGS", *MEMORY_VARIABLES, *variables_of(settings)}),
             "jax_options": [n for n in settings if kind_of(n) == "jax"],
             "platform": self._spec.device.platform,
@@ -273,7 +272,7 @@ class LocalWorker:
         for process in self._processes:
             asked = {"fresh": self.fresh_batches, "memory": self.watches_memory}
             process.send({"type": "block", "steps": steps, **{k: True for k, is_asked in asked.items() if is_asked}})
-        blocks = self._gather("block", self._block_limit_s(steps), None)
+        blocks = self._gather("block", self.limits.of_block(steps), None)
         self._trained += steps
         self._take_loss(blocks[0])
         self.last_memory = _memory_of(blocks)
@@ -303,10 +302,6 @@ class LocalWorker:
             return profile_text(unpack(found["packed"])).encode()
         except (KeyError, TypeError, ValueError) as error:
             raise self._failed(FailureKind.NO_RESULT, f"the profile cannot be read: {error}") from error
-
-    def _block_limit_s(self, steps: int) -> float:
-        """How long a block may take before the worker counts as hung."""
-        return self.limits.of_block(steps)
 
     def close(self) -> None:
         """Asks politely, then ends everything; see `base.Worker`."""
@@ -394,7 +389,7 @@ class LocalWorker:
 
 def first_step(spec: StudySpec) -> int:
     """Number of the first step of a worker's first block, counted from 0 since it began to train."""
-    return spec.measure.warmup_steps + (spec.measure.check_steps if spec.workload.takes_turns else 0)
+    return WARMUP_STEPS + (CHECK_STEPS if spec.workload.takes_turns else 0)
 
 
 def _memory_of(blocks: Sequence[Mapping[str, Any]]) -> MemoryUse | None:

@@ -15,7 +15,6 @@ from autotune.machine import caller_environment, child_environment, driver_pytho
 from autotune.model import Failure, FailureKind, FlagSet, LaunchError, StudySpec, filled
 from autotune.workers.base import GuardedProcess, WorkerFailed, reader_command
 
-PROBE_LOG_BYTES = 4_000_000
 ASK_EVERY_S = 0.5
 END_PATIENCE_S = 15.0
 BUILD_LIMIT_S = 300.0
@@ -80,7 +79,7 @@ def run_probe(
     with tempfile.TemporaryDirectory(prefix="autotune-probe-", ignore_cleanup_errors=True) as folder:
         arguments = [filled(part, {"folder": folder}) for part in command]
         log = Path(folder) / "probe.log"
-        process = GuardedProcess(reader_command("probe"), environment, log, PROBE_LOG_BYTES, cwd=str(cwd))
+        process = GuardedProcess(reader_command("probe"), environment, log, cwd=str(cwd))
         found, began = Probe(terminal=terminal), time.monotonic()
         try:
             process.send({"type": "job", "command": arguments, "cwd": str(cwd), "terminal": terminal})
@@ -162,7 +161,7 @@ def describe_workload(spec: StudySpec, *, study_dir: Path, device_count: int) ->
     }
     with tempfile.TemporaryDirectory(prefix="autotune-build-") as folder:
         command = [driver_python(), "-m", "autotune.child.measure"]
-        process = GuardedProcess(command, env, Path(folder) / "build.log", PROBE_LOG_BYTES)
+        process = GuardedProcess(command, env, Path(folder) / "build.log")
         try:
             process.send(job)
             answer = process.first(("figures", "error"), BUILD_LIMIT_S)

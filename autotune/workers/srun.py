@@ -106,7 +106,7 @@ class SrunLauncher(LocalLauncher):
                 node = self._nodes[rank // ranks_per_node]
                 srun = slurm_step_command(node, client, f"--job-name=rank-{rank}", *self._extra)
                 log = folder / log_name(rank)
-                started.append(StepProcess(worker_command(), client, log, self._spec.measure.log_bytes, through=srun))
+                started.append(StepProcess(worker_command(), client, log, through=srun))
         except BaseException:
             for process in started:
                 process.close(KILL_PATIENCE_S)

@@ -15,7 +15,7 @@ from benchmarks.gpu.prepare import prepared
 from benchmarks.gpu.ranks import STUDIES, runs_of, steady_rows
 from workloads.flops import peak_flops_per_s
 
-SESOI = 0.005
+MIN_EFFECT = 0.005
 PARTS = ("accept", "search-dense", "table-dense", "table-moe", "ranks")
 
 Section = tuple[str, list[str]]
@@ -95,7 +95,7 @@ def table(out: Path, study: str, mark: str, plots: dict[str, Chart]) -> list[str
         Mark(x=r.ratio, x_ends=(r.low, r.high), label=name, detail=f"{name}: {shown(r)}", style=style_of(r))
         for name, r in sorted(found.ratios.items(), key=lambda pair: pair[1].ratio)
     ]
-    plots[f"gpu-{study}"] = Chart(title=label, svg=forest(marks, band=SESOI, of=f"{label}: step time"))
+    plots[f"gpu-{study}"] = Chart(title=label, svg=forest(marks, band=MIN_EFFECT, of=f"{label}: step time"))
     return [*lines, "", *words(found, rows), "", f"![Step times over the default's{mark}](gpu-{study}.svg)"]
 
 
@@ -159,7 +159,7 @@ def itself(accepted: dict[str, Row], mark: str, plots: dict[str, Chart]) -> list
                 detail=f"{len(pairs)} pairs", style="floor",
             )
         )  # fmt: skip
-    plots["gpu-itself"] = Chart(title=f"A/A{mark}", svg=forest(marks, band=SESOI, of=f"A/A{mark}: step time"))
+    plots["gpu-itself"] = Chart(title=f"A/A{mark}", svg=forest(marks, band=MIN_EFFECT, of=f"A/A{mark}: step time"))
     beside, alone = statistics.mean(row["beside_s"]), statistics.mean(row["alone_s"])
     if watts := accepted.get("idle", {}).get("block", {}).get("power_w"):
         lines += ["", f"At rest the GPU draws {watts:.0f} W."]

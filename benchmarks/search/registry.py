@@ -47,8 +47,6 @@ RIVALS: dict[str, Rival] = {
     "additive": Rival(_product(), "this project's search as shipped"),
     "without priors": Rival(_product(has_priors=False), "the same, every setting as likely to act"),
     "without widths": Rival(_product(has_widths=False), "the same, every trial told the same standard error"),
-    "without pairs": Rival(_product(options={"with_pairs": False}), "the same, settings act alone only"),
-    "always drawn": Rival(_product(options={"improving_share": 0.0}), "the same, every draw is tried as it comes"),
     "ceiling": Rival(
         lambda p, seed, has_recipes: Ceiling(p, seed, has_recipes=has_recipes),
         "no rival: this project's search, told beforehand which settings act",

@@ -29,7 +29,7 @@ from autotune.compiler.verdicts import Screener
 from autotune.machine import caller_environment
 from autotune.machine.environment import default_cache_dir
 from autotune.model import FlagSet, Stopwatch, parse_study
-from autotune.model.trial import TrialResult
+from autotune.model.records import TrialResult
 from autotune.settings import for_build, load_catalog, load_recipes
 from autotune.study import run_study
 from benchmarks.compiled_machine import CompiledMachine
@@ -70,7 +70,7 @@ def study(search: str, seed: int, trials: int, screen: Screener, target: Target,
         if fitting and space.locate(fitting) is not None:
             first.setdefault(fitting, f"recipe {name}")
     setup = GivenSetup(given_space=space, given_launcher=launcher, first=[(w, s) for s, w in first.items()])
-    view = LineView(Console(quiet=True), Stopwatch(), sesoi=spec.measure.smallest_effect)
+    view = LineView(Console(quiet=True), Stopwatch(), min_effect=spec.measure.min_effect)
     session = given_run(spec, folder, setup, view)
     conclusion = run_study(session)
     results = session.store.of(TrialResult)
@@ -80,7 +80,7 @@ def study(search: str, seed: int, trials: int, screen: Screener, target: Target,
     for result in results:
         step_s = launcher.step_s(result.settings)
         tried.append(None if step_s is None else round(math.log(step_s / default), 5))
-        comparison = getattr(result.outcome, "comparison", None)
+        comparison = result.comparison
         pairs.append(comparison.pair_count if comparison is not None else 0)
     costs = spec.turns.costs(step_s=default, start_s=START_S)
     winner = conclusion.settings if conclusion.settings else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,7 +15,7 @@ from optuna.trial import TrialState
 
 from autotune.model import FlagSet, TrialResult, parse_study
 from autotune.model.measurement import Comparison, Failure, FailureKind
-from autotune.model.trial import Failed, Measured
+from autotune.model.records import TrialOutcome, TrialStatus
 from autotune.search import AdditiveFlagSampler
 from autotune.search.draws import smallest
 from autotune.search.policy import _penalties
@@ -77,7 +77,6 @@ class Product(Remembers):
         seed: Of the study.
         has_recipes: Whether recipes are tried first.
         sampler: `search.sampler`.
-        options: `search.sampler_options`.
         has_widths: Whether each trial tells its own standard error, or all the usual one.
         finds_culprits: Whether what made a set fail is told after it, as by the study's own search for culprits.
         has_priors: Whether settings that recipes hold are thought likelier to act, as in a study.
@@ -90,13 +89,12 @@ class Product(Remembers):
         *,
         has_recipes: bool,
         sampler: str = "additive",
-        options: Mapping[str, Any] | None = None,
         has_widths: bool = True,
         finds_culprits: bool = False,
         has_priors: bool = True,
     ) -> None:
         super().__init__(problem, seed)
-        search = {"sampler": sampler, "sampler_options": dict(options or {}), "trials": 1000}
+        search = {"sampler": sampler, "trials": 1000}
         study = {"name": "search", "seed": seed, "workload": {"entry": "llama"}, "search": search}
         recipes = problem.recipes if has_recipes else ()
         first = [(f"recipe {i}", problem.as_set(r)) for i, r in enumerate(recipes)]
@@ -124,7 +122,7 @@ class Product(Remembers):
                 settings=settings,
                 origin="search",
                 params=self.problem.space.locate(settings) or {},
-                outcome=_failed() if value is None else _measured(value, told_sd),
+                **dict(_failed() if value is None else _measured(value, told_sd)),
             )
         )
         if value is None and self._finds_culprits:
@@ -197,7 +195,7 @@ class Ceiling(Product):
         return whole
 
 
-def _measured(value: float, sd: float) -> Measured:
+def _measured(value: float, sd: float) -> TrialOutcome:
     estimate = Estimate(
         ratio=math.exp(value), low=math.exp(value - _Z * sd), high=math.exp(value + _Z * sd), level=0.95, pair_count=8
     )
@@ -209,11 +207,12 @@ def _measured(value: float, sd: float) -> Measured:
         mode="turns",
         stopped="simulated",
     )
-    return Measured(comparison=comparison)
+    return TrialOutcome(status=TrialStatus.MEASURED, comparison=comparison)
 
 
-def _failed() -> Failed:
-    return Failed(failure=Failure(kind=FailureKind.CRASH, message="simulated", phase="run"))
+def _failed() -> TrialOutcome:
+    failure = Failure(kind=FailureKind.CRASH, message="simulated", phase="run")
+    return TrialOutcome(status=TrialStatus.FAILED, failure=failure)
 
 
 class Asked(Remembers):

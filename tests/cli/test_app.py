@@ -26,7 +26,6 @@ name = "typed"
 entry = "llama"
 [search]
 trials = 5
-use_environment = false
 [search.settings]
 xla_backend_optimization_level = [1, 2, 3]
 xla_cpu_prefer_vector_width = [128, 256, 512]
@@ -35,7 +34,6 @@ pairs_cap = 12
 [confirm]
 processes = 3
 finalists = 1
-pairs = 6
 [replay]
 noise = "quiet"
 effects = { "xla_backend_optimization_level=1" = 0.9 }
@@ -168,9 +166,9 @@ def test_a_study_cannot_set_what_program_runs(study: Path) -> None:
 
 
 def test_unknown_group_and_recipe_are_refused_with_close_matches(study: Path) -> None:
-    folder = edited(study, "use_environment = false", 'groups = ["cpuu"]')
+    folder = edited(study, "[search]\n", '[search]\ngroups = ["cpuu"]\n')
     assert "did you mean `cpu" in refused(folder, "run", "typed.toml")
-    folder = edited(study, "use_environment = false", 'recipes = ["dreamerv4"]')
+    folder = edited(study, "[search]\n", '[search]\nrecipes = ["dreamerv4"]\n')
     assert "did you mean `dreamerv3`" in refused(folder, "run", "typed.toml")
 
 

@@ -20,8 +20,7 @@ from autotune.cli.app import app
 from autotune.cli.live import LineView, LiveView
 from autotune.cli.shapes import all_schemas
 from autotune.model.clock import Stopwatch
-from autotune.model.records import AblationResult, FinalistResult
-from autotune.model.trial import TrialConfig, TrialResult
+from autotune.model.records import AblationResult, FinalistResult, TrialConfig, TrialResult
 from autotune.results.api import compare, load
 from autotune.results.rows import trial_rows
 from autotune.results.tables import study_tables
@@ -29,7 +28,7 @@ from autotune.rundir.store import RECORDS, Store
 from autotune.stats import Outlook, Verdict, judge
 from tests.runs import Run, replay_study
 
-SESOI = 0.005
+MIN_EFFECT = 0.005
 OF_PROOFS = re.compile(r"\b(" + "|".join(map(re.escape, Verdict)) + r")\b", re.IGNORECASE)
 REFUSED = {"export", "exec", "verify", "recheck", "library add"}
 """Commands that need a winner: what they say of this run is that it has none."""
@@ -112,7 +111,7 @@ def test_what_a_trial_says_instead(runs: Path) -> None:
     said = {row.trial: row.outlook for row in trial_rows(Store.open(runs / "a"))}
     for result in Store.open(runs / "a").of(TrialResult):
         if (found := result.comparison) is not None:
-            promising = found.estimate.ratio < 1 and found.estimate.low < 1 - SESOI
+            promising = found.estimate.ratio < 1 and found.estimate.low < 1 - MIN_EFFECT
             assert said[result.number] == (Outlook.PROMISING if promising else Outlook.NOT_PROMISING)
         else:
             assert said[result.number] is None
@@ -142,8 +141,8 @@ def test_no_view_says_it_while_a_study_runs(runs: Path) -> None:
     out = io.StringIO()
     console, watch = Console(file=out, width=200), Stopwatch()
     views = [
-        LineView(console, watch, sesoi=SESOI),
-        LiveView(console, watch, sesoi=SESOI, name="x", budget_s=None),
+        LineView(console, watch, min_effect=MIN_EFFECT),
+        LiveView(console, watch, min_effect=MIN_EFFECT, name="x", budget_s=None),
     ]
     for view in views:
         for r in Store.open(runs / "a").of(TrialResult):

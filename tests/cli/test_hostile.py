@@ -18,12 +18,19 @@ from autotune.cli.app import main
 from autotune.cli.live import LineView, LiveView
 from autotune.cli.printing import make_console
 from autotune.model.clock import Stopwatch
-from autotune.model.escapes import visible, visible_line
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Failure, FailureKind
-from autotune.model.records import RECORD, BlameRecord, IncidentRecord, SoakRecord
+from autotune.model.records import (
+    RECORD,
+    BlameRecord,
+    IncidentRecord,
+    SoakRecord,
+    TrialConfig,
+    TrialResult,
+    TrialStatus,
+)
+from autotune.model.redaction import visible, visible_line
 from autotune.model.spec import StudySpec
-from autotune.model.trial import Failed, TrialConfig, TrialResult
 from autotune.results.api import load
 from autotune.results.export import ExportFormat
 from autotune.rundir.store import Store
@@ -61,12 +68,14 @@ FAILURE = Failure(
 )
 MORE = (
     IncidentRecord(what="tried again"),
-    SoakRecord(settings=FlagSet({"xla_a": "1"}), asked_s=1, asked_steps=1, steps_s=1, step_count=1, starts=1),
+    SoakRecord(settings=FlagSet({"xla_a": "1"}), steps_s=1, step_count=1, starts=1),
     BlameRecord(
         trial=1, failure_kind=FailureKind.CRASH, settings=FlagSet({"xla_a": "1"}), smallest=FlagSet({"xla_a": "1"}),
         is_minimal=True, starts=2,
     ),
-    TrialResult(number=41, settings=FlagSet({"xla_a": "1"}), origin="TPE", params={}, outcome=Failed(failure=FAILURE)),
+    TrialResult(
+        number=41, settings=FlagSet({"xla_a": "1"}), origin="TPE", status=TrialStatus.FAILED, failure=FAILURE
+    ),
 )  # fmt: skip
 
 
@@ -243,14 +252,17 @@ def test_what_is_told_while_a_study_runs(stream: type[io.StringIO], monkeypatch:
     monkeypatch.setattr(sys, "stdout", out := stream())
     console, watch = make_console(), Stopwatch()
     config = TrialConfig(number=1, settings=FlagSet({"xla_a": "[/b][old]`x`<script>"}), origin=EVIL, params={})
-    views = [LineView(console, watch, sesoi=0.005), LiveView(console, watch, sesoi=0.005, name=EVIL, budget_s=9.0)]
+    views = [
+        LineView(console, watch, min_effect=0.005),
+        LiveView(console, watch, min_effect=0.005, name=EVIL, budget_s=9.0),
+    ]
     for view in views:
         view.stage(EVIL, EVIL)
         view.phase(EVIL)
         view.note(EVIL)
         view.trial_starts(config, 5)
         view.trial_ends(
-            TrialResult(**dict(config), outcome=Failed(failure=FAILURE.model_copy(update={"message": EVIL})))
+            TrialResult(**dict(config), status=TrialStatus.FAILED, failure=FAILURE.model_copy(update={"message": EVIL}))
         )
     assert isinstance(views[1], LiveView)
     console.print(views[1]._panel())

@@ -42,7 +42,6 @@ pattern = 'step \\d+: (?P<step_ms>[\\d.]+) ms'
 loss = 'loss = (?P<loss>\\S+)'
 [search]
 trials = 2
-use_environment = false
 [search.settings]
 xla_backend_optimization_level = [1, 2]
 xla_cpu_prefer_vector_width = [128, 512]
@@ -53,11 +52,8 @@ settings = { xla_backend_optimization_level = 1 }
 name = "bad"
 settings = { xla_backend_optimization_level = 2 }
 [measure]
-warmup_steps = 3
-check_steps = 2
 run_steps = 6
-sandwiches = 2
-smallest_effect = 0.05
+min_effect = 0.05
 [confirm]
 processes = 3
 finalists = 1
@@ -173,9 +169,9 @@ def test_a_real_program_gets_them_and_nobody_else(tmp_path: Path) -> None:
     assert leaks(tmp_path) == []
 
 
-def test_a_study_file_with_struck_out_secrets_is_refused(folder: Path) -> None:
-    (folder / "struck.toml").write_text(text_of(["--token", "***"]))
-    assert "secrets (token)" in secretly("run", "struck.toml", "--run-dir", "other", cwd=folder, code=2).stderr
+def test_a_study_file_with_redacted_secrets_is_refused(folder: Path) -> None:
+    (folder / "redacted.toml").write_text(text_of(["--token", "***"]))
+    assert "secrets (token)" in secretly("run", "redacted.toml", "--run-dir", "other", cwd=folder, code=2).stderr
     assert not (folder / "other").exists()
 
 

@@ -44,14 +44,11 @@ xla_backend_optimization_level = [1, 2, 3]
 [measure]
 pairs_cap = 8
 block_s = 0.01
-floor_processes = 2
 [confirm]
 processes = 3
 finalists = 1
-pairs = 4
 alone = 0
 soak = "1s"
-soak_steps = 20
 """
 REPLAY = """
 [replay]
@@ -151,7 +148,6 @@ def test_a_trial_on_this_machine_listens_on_loopback_only(tmp_path: Path, proces
             "name": "quiet",
             "workload": {"entry": "faulty:build"},
             "device": {"count": 2, "process_count": process_count},
-            "measure": {"check_steps": 2, "warmup_steps": 2},
         }
     )
     launcher = LocalLauncher(spec, study_dir=str(PROGRAMS), base=os.environ)

@@ -31,7 +31,6 @@ name = "shapes"
 entry = "llama"
 [search]
 trials = 4
-use_environment = false
 [search.settings]
 xla_backend_optimization_level = [1, 2, 3]
 xla_cpu_prefer_vector_width = [128, 256]
@@ -40,7 +39,6 @@ pairs_cap = 8
 [confirm]
 processes = 3
 finalists = 1
-pairs = 4
 [replay]
 noise = "quiet"
 effects = { "xla_backend_optimization_level=1" = 0.9 }

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from autotune.cli.tune import name_of
-from autotune.model import load_study
+from autotune.model import WARMUP_STEPS, load_study
 from tests.console import autotune
 
 ROOT = Path(__file__).parents[2]
@@ -70,8 +70,7 @@ def test_a_program_that_ends_is_asked_for_no_more_steps_than_it_makes(tmp_path: 
     assert done.returncode == 0, done.stderr
     assert "then it ended by itself" in done.stdout
     spec = load_study(tmp_path / "train.toml")
-    assert spec.measure.run_steps <= 40 - spec.measure.warmup_steps - 1
-    assert spec.confirm.soak_steps <= 40 - spec.measure.warmup_steps - 1
+    assert spec.measure.run_steps <= 40 - WARMUP_STEPS - 1
 
 
 HOSTILE = {
@@ -215,9 +214,7 @@ def test_the_end_is_an_env_file_and_the_line_that_uses_it(tmp_path: Path) -> Non
     """A formula takes the place of the measuring, so that there is a winner; all else is real."""
     look(tmp_path, PLAIN.format(steps=2000))
     study = (tmp_path / "train.toml").read_text()
-    study = study.replace(
-        'groups = ["cpu"]', "use_environment = false\nsettings = { xla_backend_optimization_level = [1, 2] }"
-    )
+    study = study.replace('groups = ["cpu"]', "settings = { xla_backend_optimization_level = [1, 2] }")
     effects = '{ "xla_backend_optimization_level=1" = 0.9 }'
     (tmp_path / "train.toml").write_text(f'{study}\n[replay]\nnoise = "quiet"\neffects = {effects}\n')
     done = autotune("tune", "--yes", "--", sys.executable, "train.py", cwd=tmp_path)
@@ -247,8 +244,8 @@ def test_a_program_that_runs_is_tuned_by_a_real_start_to_its_env_file(tmp_path: 
     assert look(tmp_path, QUICK).returncode == 0
     study = (tmp_path / "train.toml").read_text()
     smaller = {
-        'groups = ["cpu"]': "use_environment = false\nsettings = { xla_backend_optimization_level = [1] }",
-        "sandwiches = 3": "sandwiches = 2", "processes = 20": "processes = 3", "finalists = 2": "finalists = 1",
+        'groups = ["cpu"]': "settings = { xla_backend_optimization_level = [1] }",
+        "processes = 20": "processes = 3", "finalists = 2": "finalists = 1",
     }  # fmt: skip
     for before, after in smaller.items():
         assert before in study

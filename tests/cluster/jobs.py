@@ -22,7 +22,6 @@ entry = "llama"
 node_count = {node_count}
 [search]
 trials = {trials}
-use_environment = false
 {search}
 [search.settings]
 xla_cpu_prefer_vector_width = [128, 256, 512]
@@ -33,7 +32,6 @@ pairs_cap = 8
 [confirm]
 processes = 3
 finalists = 1
-pairs = 4
 soak = 0
 [replay]
 delay_s = {delay_s}
@@ -50,19 +48,16 @@ count = {count}
 node_count = {node_count}
 [search]
 trials = {trials}
-use_environment = false
 [search.settings]
 xla_cpu_prefer_vector_width = [128, 256, 512]
 xla_backend_optimization_level = [1, 2]
 [measure]
 pairs_cap = 8
 block_limit_s = 25
-floor_processes = 2
 [confirm]
 alone = 0
 processes = 3
 finalists = 1
-pairs = 4
 soak = 0
 """
 

@@ -13,8 +13,7 @@ pytest.importorskip("distributed", reason="Dask is not installed")
 
 from autotune.cluster.dask_engine import DaskEngine
 from autotune.cluster.engine import JOINED, LEFT, Message, Told
-from autotune.model.records import FloorResult, IncidentRecord, Outcome
-from autotune.model.trial import TrialResult
+from autotune.model.records import FloorResult, IncidentRecord, Outcome, TrialResult
 from autotune.study.engines import study_message
 from autotune.study.run import StudyRun
 from autotune.study.stages import run_study

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.model.records import LedgerRecord, SpanRecord
-from autotune.model.trial import TrialResult
+from autotune.model.records import LedgerRecord, SpanRecord, TrialResult
 from autotune.rundir.store import Store
 from harness.sandbox import Slurm, wait_for
 from tests.cluster.conftest import marked

@@ -9,8 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from autotune.model.records import FloorResult
-from autotune.model.trial import TrialResult
+from autotune.model.records import FloorResult, TrialResult
 from autotune.rundir.store import Store
 from harness.sandbox import Slurm, wait_for
 from tests.cluster.conftest import ROOT, Allocate, autotune, marked

@@ -10,7 +10,7 @@ import optuna
 import pytest
 from optuna.trial import FrozenTrial, TrialState
 
-from autotune.model.trial import TrialResult
+from autotune.model.records import TrialResult
 from autotune.rundir.optuna_study import NUMBER_KEY
 from autotune.rundir.store import Store
 from harness.sandbox import Postgres, wait_for

@@ -25,7 +25,7 @@ from tests.cluster.conftest import ROOT, Allocate, marked
 pytestmark = pytest.mark.cluster
 
 PROGRAMS = ROOT / "tests/workers/programs"
-QUICK = {"check_steps": 2, "warmup_steps": 2, "start_limit_s": 120, "block_limit_s": 30}
+QUICK = {"start_limit_s": 120, "block_limit_s": 30}
 
 
 def two_nodes(

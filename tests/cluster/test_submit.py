@@ -13,7 +13,7 @@ import pytest
 
 from autotune.machine.slurm import ask_slurm
 from autotune.model.errors import LaunchError
-from autotune.model.trial import TrialResult
+from autotune.model.records import TrialResult
 from autotune.rundir.store import Store
 from harness.sandbox import Slurm, wait_for
 from tests.cluster.conftest import ROOT, Allocate, autotune, marked

@@ -12,9 +12,8 @@ import pytest
 from autotune.compiler.compiler import Compiler
 from autotune.compiler.program import CompiledProgram, CompileResult, Op, OpKind
 from autotune.model.artefacts import Artefact
-from autotune.model.flags import FlagSet
+from autotune.model.flags import DUMPED_KERNELS, KERNELS, PROFILE, FlagSet
 from autotune.model.kernels import DUMP_HERE, DUMP_VARIABLE
-from autotune.model.names import DUMPED_KERNELS, KERNELS, PROFILE
 from autotune.rundir.artefacts import in_force, place_artefacts
 from autotune.study.profiling import NO_GRAPHS
 

@@ -12,9 +12,8 @@ from autotune.child import load_nvml
 from autotune.machine.energy import NO_METER, Counter, EnergyMeter, open_meter, rapl_meter
 from autotune.machine.telemetry import GpuWatch
 from autotune.model.measurement import Arm, Pair
-from autotune.model.records import ConfirmRun, FloorResult
+from autotune.model.records import ConfirmRun, FloorResult, TrialResult
 from autotune.model.spec import StudySpec, parse_study
-from autotune.model.trial import TrialResult
 from autotune.rundir.store import Store
 from autotune.study.runner import Runner
 from autotune.study.stages import run_study

@@ -19,7 +19,6 @@ pytestmark = pytest.mark.gpu
 
 STUDY: dict[str, Any] = {
     "name": "gpu", "workload": {"entry": "llama"}, "device": {"platform": "cuda", "count": 1},
-    "measure": {"check_steps": 2, "warmup_steps": 3},
 }  # fmt: skip
 
 

@@ -10,8 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from autotune.model.errors import SettingError
-from autotune.model.flags import FlagSet, combine, parse_tokens, render_value, split_tokens
-from autotune.model.names import kind_of
+from autotune.model.flags import FlagSet, combine, kind_of, parse_tokens, render_value, split_tokens
 from autotune.settings.parser import ParserProcess
 
 NAMES = st.text(string.ascii_lowercase + string.digits + "_", min_size=1, max_size=12).map("xla_".__add__)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from autotune.model.errors import SettingError
-from autotune.model.flags import FlagSet
-from autotune.model.names import kind_of, refuse_reaching_out
+from autotune.model.flags import FlagSet, kind_of, refuse_reaching_out
 from autotune.model.spec import parse_study
 from autotune.settings.catalog import load_catalog
 from autotune.settings.recipes import load_recipes

@@ -14,8 +14,7 @@ from autotune.model.spec import StudySpec, parse_study
 
 ENTRY = {"entry": "llama-small", "options": {"batch": 8}}
 COMMAND = {
-    "command": ["python", "train.py", "--batch={batch}", "{folder}", "{literal}", '{"a": 1}'],
-    "environment": {"ATTENTION": "{attention}"},
+    "command": ["python", "train.py", "--batch={batch}", "{attention}", "{folder}", "{literal}", '{"a": 1}'],
     "options": {"attention": "xla"},
     "read": {"preset": "clu"},
     "tokens_per_step": 512,
@@ -85,11 +84,10 @@ def test_the_number_of_processes_is_an_option_of_an_entry() -> None:
         parse_study({"name": "s", "workload": ENTRY, "device": device, "search": {"options": {"process_count": [3]}}})
 
 
-def test_a_command_has_options_in_its_arguments_and_variables() -> None:
+def test_a_command_has_options_in_its_arguments() -> None:
     spec = study(COMMAND, options={"batch": [8, 16], "attention": ["xla", "cudnn"]})
     under = spec.under(FlagSet(option_sets({"batch": 16, "attention": "cudnn"}))).workload
-    assert under.arguments("/run/1") == ["python", "train.py", "--batch=16", "/run/1", "{literal}", '{"a": 1}']
-    assert under.variables == {"ATTENTION": "cudnn"}
+    assert under.arguments("/run/1") == ["python", "train.py", "--batch=16", "cudnn", "/run/1", "{literal}", '{"a": 1}']
 
 
 @pytest.mark.parametrize(
@@ -97,15 +95,10 @@ def test_a_command_has_options_in_its_arguments_and_variables() -> None:
     [
         ({"search": {"options": {"lost": [1]}}}, "must stand in an argument of `workload.command`"),
         ({"workload": {**COMMAND, "options": {"lost": 1}}}, r"\{lost\} is nowhere there"),
-        ({"workload": {**COMMAND, "environment": {"NCCL_PROTO": "x"}}}, "NCCL_PROTO is a setting"),
-        ({"workload": {**COMMAND, "environment": {"XLA_FLAGS": "x"}}}, "XLA_FLAGS is a setting"),
-        ({"workload": {**COMMAND, "environment": {"WANDB_API_KEY": "x"}}}, "no secret"),
-        ({"workload": {**COMMAND, "environment": {"A=B": "x"}}}, "names of variables"),
         ({"search": {"options": {"batch": []}}}, "at least 1"),
         ({"search": {"options": {"batch": [1, 1]}}}, "distinct values of `batch`"),
         ({"search": {"options": {"batch": [1, 2]}, "first": [{"name": "x", "options": {"bach": 2}}]}}, "bach"),
         ({"search": {"options": {"batch": [1, 2]}}, "baseline": {"option.batch": "2"}}, "into `workload.options`"),
-        ({"workload": {**ENTRY, "environment": {"A": "x"}}}, "`environment` belongs to a `command`"),
     ],
 )
 def test_what_has_no_place_is_refused_when_the_study_is_read(change: dict[str, Any], said: str) -> None:

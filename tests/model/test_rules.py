@@ -8,7 +8,7 @@ import pytest
 
 from autotune.model.errors import StudyFileError
 from autotune.model.flags import FlagSet
-from autotune.model.rules import broken_rule, check_rules
+from autotune.model.options import broken_rule, check_rules
 from autotune.model.spec import StudySpec, parse_study
 from autotune.model.units import parse_bytes
 

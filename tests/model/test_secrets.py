@@ -1,4 +1,4 @@
-"""Secrets by name and by shape: struck out of commands, options and text, and nothing else is."""
+"""Secrets by name and by shape: redacted in commands, options and text, and nothing else is."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from autotune.model.errors import StudyFileError
-from autotune.model.secrets import (
-    STRUCK,
+from autotune.model.redaction import (
+    REDACTED,
     is_secret_name,
-    refuse_struck,
-    strike_command,
-    strike_data,
-    strike_text,
-    struck_names,
+    redact_command,
+    redact_data,
+    redact_text,
+    redacted_names,
+    refuse_redacted,
 )
 from autotune.model.sections import WITH_SECRETS
 from autotune.model.spec import StudySpec, parse_study
@@ -49,15 +49,15 @@ def test_names_of_secrets_are_told_from_those_of_everyday_things() -> None:
         ["wandb", "--key", "0123456789abcdef0123456789abcdef01234567"],
     ],
 )
-def test_secrets_of_a_command_are_struck_out_once_and_for_all(command: list[str]) -> None:
-    struck = strike_command(command)
+def test_secrets_of_a_command_are_redacted_once_and_for_all(command: list[str]) -> None:
+    redacted = redact_command(command)
     for secret in ("abc", "xyz", "...", "p@ss", "ss/w", "=12", "0123", "ABCD"):
-        assert not any(secret in part for part in struck), struck
-    assert "12" not in struck
-    assert len(struck) == len(command)
-    assert struck[0] == command[0]
-    assert strike_command(struck) == struck  # or a study would change when it is read back
-    assert struck_names(struck)
+        assert not any(secret in part for part in redacted), redacted
+    assert "12" not in redacted
+    assert len(redacted) == len(command)
+    assert redacted[0] == command[0]
+    assert redact_command(redacted) == redacted  # or a study would change when it is read back
+    assert redacted_names(redacted)
 
 
 @pytest.mark.parametrize(
@@ -70,29 +70,30 @@ def test_secrets_of_a_command_are_struck_out_once_and_for_all(command: list[str]
     ],
 )  # fmt: skip
 def test_what_is_no_secret_stays(command: list[str]) -> None:
-    assert strike_command(command) == tuple(command)
-    assert struck_names(strike_command(command)) == ()
+    assert redact_command(command) == tuple(command)
+    assert redacted_names(redact_command(command)) == ()
 
 
-def test_secrets_of_options_are_struck_out_wherever_they_lie() -> None:
+def test_secrets_of_options_are_redacted_wherever_they_lie() -> None:
     options: dict[str, Any] = {
         "api_key": "abc", "logging": {"wandb": {"key": "abc"}, "args": ["--token", "abc"]}, "auth": {"user": "u"},
         "credentials": {"id": "abc", "pin": 1234}, "password": 1234, "secrets": ["abc", "abc"],
         "mesh": {"fsdp": 8}, "key": 7, "scan": True, "tokens": 4096, "lr": 1e-3, "note": "two words", "list": [1, None],
     }  # fmt: skip
-    struck = strike_data(options)
-    assert "abc" not in str(struck)
-    assert "1234" not in str(struck)
+    redacted = redact_data(options)
+    assert "abc" not in str(redacted)
+    assert "1234" not in str(redacted)
     kept = ("auth", "mesh", "key", "scan", "tokens", "lr", "note", "list")
-    assert {n: struck[n] for n in kept} == {n: options[n] for n in kept}
-    assert strike_data(struck) == struck
-    assert struck_names(struck) == ("api_key", "key", "token", "id", "pin", "password", "secrets")
+    assert {n: redacted[n] for n in kept} == {n: options[n] for n in kept}
+    assert redact_data(redacted) == redacted
+    assert redacted_names(redacted) == ("api_key", "key", "token", "id", "pin", "password", "secrets")
 
 
 def test_text_keeps_its_sense() -> None:
     said = "postgresql+psycopg://me:pw@h/db: refused; unexpected token: 'x'; KeyError: 'key'; password=pw&x=1"
-    assert strike_text(said) == (
-        f"postgresql+psycopg://me:{STRUCK}@h/db: refused; unexpected token: 'x'; KeyError: 'key'; password={STRUCK}&x=1"
+    assert redact_text(said) == (
+        f"postgresql+psycopg://me:{REDACTED}@h/db: refused; unexpected token: 'x'; KeyError: 'key'; "
+        f"password={REDACTED}&x=1"
     )
 
 
@@ -126,9 +127,9 @@ def test_an_error_of_the_study_file_does_not_show_it() -> None:
         assert "hunter2" not in str(error.value)
 
 
-def test_what_was_struck_out_is_refused_by_name() -> None:
+def test_what_was_redacted_is_refused_by_name() -> None:
     spec = StudySpec.model_validate(study("--token", "abc", "--wandb-key=abc").model_dump(mode="json"))
     with pytest.raises(
         StudyFileError, match=r"its secrets \(token, wandb-key\) but the run has \*\*\* .*; give it again"
     ):
-        refuse_struck(spec.workload.command, spec.workload.options, source="the run", advice="give it again")
+        refuse_redacted(spec.workload.command, spec.workload.options, source="the run", advice="give it again")

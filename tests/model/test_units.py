@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from autotune.model.totals import format_growth
+from autotune.model.proofs import format_growth
 from autotune.model.units import format_interval
 
 

@@ -10,8 +10,7 @@ import pytest
 
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Comparison, WorkerReport
-from autotune.model.records import FinalistResult
-from autotune.model.trial import TrialResult, TrialStatus
+from autotune.model.records import FinalistResult, TrialResult, TrialStatus
 from autotune.results import analysis
 from autotune.rundir.store import Store
 from autotune.stats.estimates import Estimate
@@ -62,12 +61,12 @@ def test_trials_hold_what_the_formula_says(finished: Store) -> None:
             assert row["failure"] == "out_of_memory"
 
 
-def test_twins_have_the_figures_of_the_program_that_was_measured(finished: Store) -> None:
+def test_duplicates_have_the_figures_of_the_program_that_was_measured(finished: Store) -> None:
     frame = analysis.trials_frame(finished).set_index("trial")
-    twins = frame[frame["same_as"] > 0]
-    assert len(twins) > 3
-    for _, twin in twins.iterrows():
-        assert twin["ratio"] == frame.loc[int(twin["same_as"]), "ratio"]
+    duplicates = frame[frame["same_as"] > 0]
+    assert len(duplicates) > 3
+    for _, duplicate in duplicates.iterrows():
+        assert duplicate["ratio"] == frame.loc[int(duplicate["same_as"]), "ratio"]
 
 
 def test_steps_are_all_there_in_the_order_of_running(finished: Store) -> None:

@@ -16,8 +16,7 @@ from autotune.child.channel import pack
 from autotune.cli.app import app
 from autotune.model.artefacts import MOST_BYTES, Artefact, unpack
 from autotune.model.errors import AutotuneError, SettingError
-from autotune.model.flags import FlagSet
-from autotune.model.names import KERNELS, PROFILE, refuse_reaching_out
+from autotune.model.flags import KERNELS, PROFILE, FlagSet, refuse_reaching_out
 from autotune.model.records import ConclusionRecord, ProfileRecord
 from autotune.results.artefacts import loading_kernels, put_beside, settings_in_force
 from autotune.results.carried import parse_winner, read_winner

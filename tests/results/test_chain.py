@@ -28,21 +28,17 @@ xla_backend_optimization_level = 0
 
 [search]
 trials = 1
-use_environment = false
 settings = { xla_backend_optimization_level = [0, 2] }
 
 [measure]
 pairs_cap = 12
 block_s = 0.1
-floor_processes = 2
 
 [confirm]
 finalists = 1
 processes = 6  # most: a proof ends where it is settled, and goes on where a busy machine hides it
-pairs = 6
 alone = 0
 soak = "2s"
-soak_steps = 20
 """
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from autotune.model.flags import FlagSet
-from autotune.model.proofs import ALONE, GAIN, alone_of, gain_of, once_more, standing
+from autotune.model.proofs import ALONE, GAIN, alone_of, gain_of, reestimate, standing
 from autotune.model.records import RECORD, ConclusionRecord, ConfirmRun, FinalistResult, ProofRecord
 from autotune.results.recompute import disagreements
 from autotune.results.words import format_estimate
@@ -34,17 +34,17 @@ def forged(store: Store, change: Callable[[Record], None]) -> Store:
     plans = {r.stage: r for r in whole if isinstance(r, ProofRecord)}
     after: dict[str, FinalistResult] = {}
     for record in (r for r in records if r["kind"] == "finalist"):
-        found, sesoi = FinalistResult.model_validate(record), 0.005
+        found, min_effect = FinalistResult.model_validate(record), 0.005
         if found.stage in plans:
             plan, most = plans[found.stage], found.most or 0
-            made = standing(plan, runs, trial=found.trial, most=most, sesoi=sesoi).result
+            made = standing(plan, runs, trial=found.trial, most=most, min_effect=min_effect).result
         elif found.stage == GAIN:
-            made = gain_of(found, runs, sesoi=sesoi)
+            made = gain_of(found, runs, min_effect=min_effect)
         else:
-            made = alone_of(found, runs, most=found.most or 0, sesoi=sesoi)
+            made = alone_of(found, runs, most=found.most or 0, min_effect=min_effect)
         after[found.stage] = made
         record |= made.model_dump(mode="json", exclude={"at_s", "by"})
-    last = once_more(after[GAIN], after.get(ALONE), runs).estimate
+    last = reestimate(after[GAIN], after.get(ALONE), runs).estimate
     assert last is not None
     for record in (r for r in records if r["kind"] == "conclusion"):
         record |= {"estimate": asdict(last), "sentence": f"ratio {format_estimate(last)}"}

@@ -8,9 +8,8 @@ import pytest
 
 from autotune.model.errors import AutotuneError
 from autotune.model.flags import FlagSet
-from autotune.model.records import ConclusionRecord, ConfirmRun, FloorResult, Outcome
+from autotune.model.records import ConclusionRecord, ConfirmRun, FloorResult, Outcome, TrialResult
 from autotune.model.spec import StudySpec
-from autotune.model.trial import TrialResult
 from autotune.results.carried import read_winner
 from autotune.results.library import LibraryQuery, add_to_library, best_known, describe_entry, library_entries
 from autotune.results.report import build

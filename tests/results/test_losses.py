@@ -9,7 +9,7 @@ import pytest
 
 from autotune.model.errors import AutotuneError
 from autotune.model.flags import FlagSet
-from autotune.model.losses import LOSS_NOT_CHECKED, LossBasis, LossCheck
+from autotune.model.measurement import LOSS_NOT_CHECKED, LossBasis, LossCheck
 from autotune.model.records import ConfirmRun, SoakRecord
 from autotune.results.carried import parse_winner
 from autotune.results.export import ExportFormat, is_unchanged, render_winner
@@ -34,7 +34,7 @@ def run(loss: LossCheck | None) -> ConfirmRun:
 
 
 def soak(loss: LossCheck | None) -> SoakRecord:
-    data: dict[str, Any] = {"asked_s": 1, "asked_steps": 1, "steps_s": 1, "step_count": 1, "starts": 1}
+    data: dict[str, Any] = {"steps_s": 1, "step_count": 1, "starts": 1}
     return SoakRecord(settings=FlagSet(), loss=loss, **data)
 
 

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.model.records import FloorResult, IncidentRecord
-from autotune.model.trial import Measured, TrialResult
+from autotune.model.records import FloorResult, IncidentRecord, TrialResult, TrialStatus
 from autotune.results import charts
 from autotune.results.report import build, render_html, render_markdown
 from autotune.rundir.store import Store
@@ -153,11 +152,10 @@ def test_the_command_that_made_a_study_is_shown_as_a_user_types_it(tmp_path: Pat
 
 def test_what_the_machine_did_meanwhile_is_said_before_the_figures(finished: Store, tmp_path: Path) -> None:
     store = Store.create_or_resume(tmp_path, finished.spec, study_dir=tmp_path)
-    measured = next(r for r in finished.of(TrialResult) if isinstance(r.outcome, Measured))
-    assert isinstance(measured.outcome, Measured)
+    measured = next(r for r in finished.of(TrialResult) if r.status is TrialStatus.MEASURED)
+    assert measured.comparison is not None
     warned = {"warnings": ("GPU 3 was held back by heat in 2 of 5 looks",)}
-    doubtful = Measured(comparison=measured.outcome.comparison.model_copy(update=warned))
-    store.append(measured.model_copy(update={"outcome": doubtful}))
+    store.append(measured.model_copy(update={"comparison": measured.comparison.model_copy(update=warned)}))
     store.close()
     assert f"trial {measured.number}: GPU 3 was held back by heat in 2 of 5 looks" in build(store)["warnings"]
 

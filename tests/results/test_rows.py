@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from autotune.model.trial import TrialResult
+from autotune.model.records import TrialResult
 from autotune.results.rows import TRIAL_COLUMNS, TrialRow, trial_row
 
 ESTIMATE = {"ratio": 0.9, "low": 0.8, "high": 0.95, "level": 0.95, "pair_count": 7}
@@ -24,7 +24,7 @@ WORKER = {
 
 def row(**outcome: Any) -> TrialRow:
     fields = {"number": 3, "settings": {"xla_a": "1"}, "origin": "tpe", "at_s": 9.0, "duration_s": 8.0, "by": "w"}
-    return trial_row(TrialResult.model_validate({**fields, **outcome}), sesoi=0.005)
+    return trial_row(TrialResult.model_validate({**fields, **outcome}), min_effect=0.005)
 
 
 def is_known(value: object) -> bool:
@@ -43,9 +43,9 @@ def test_a_measured_trial_fills_every_column_that_is_its() -> None:
     assert (found.style, found.over, found.rank) == ("promising", "7 pairs", (0, 0.9))
 
 
-def test_a_twin_has_its_twins_figures_and_the_default_has_ratio_one() -> None:
-    twin = row(status="same_program", same_as=2, comparison=COMPARISON)
-    assert (twin.ratio, twin.same_as, twin.is_measured) == (0.9, 2, True)
+def test_a_duplicate_has_the_figures_of_its_original_and_the_default_has_ratio_one() -> None:
+    duplicate = row(status="same_program", same_as=2, comparison=COMPARISON)
+    assert (duplicate.ratio, duplicate.same_as, duplicate.is_measured) == (0.9, 2, True)
     default = row(status="same_program", same_as=0)
     assert (default.ratio, default.is_measured, default.style, default.rank) == (1.0, False, "same", (1, 3))
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from autotune.model.records import FloorResult
-from autotune.model.trial import TrialResult
+from autotune.model.records import FloorResult, TrialResult
 from autotune.results import analysis, api
 from autotune.results.report import build, render_html, render_markdown
 from autotune.results.tables import study_tables

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from autotune.model.effects import BestPredicted, EffectsRecord, PairEffect, PairValueEffect, SettingEffect, Suspect
 from autotune.model.flags import FlagSet
+from autotune.model.records import BestPredicted, EffectsRecord, PairEffect, PairValueEffect, SettingEffect, Suspect
 from autotune.results.api import load
 from autotune.results.report import render_html, render_markdown
 from autotune.results.tables import study_tables

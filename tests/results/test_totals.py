@@ -12,8 +12,8 @@ import pytest
 
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Arm, Pair, WorkPerStep
+from autotune.model.proofs import total_of, veto_of
 from autotune.model.records import ConclusionRecord, ConfirmRun, FinalistResult, Outcome
-from autotune.model.totals import total_of, veto_of
 from autotune.results.proof_words import describe_finalist
 from autotune.results.recompute import disagreements
 from autotune.results.report import render_markdown

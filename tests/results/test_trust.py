@@ -178,7 +178,7 @@ def test_so_is_a_gain_without_its_unlucky_pairs(tmp_path: Path) -> None:
     kept = [r for r in records if not (r["kind"] == "confirm_run" and r["stage"] == "gain" and r["repeat"] > 2)]
     runs = [ConfirmRun.model_validate(r) for r in kept if r["kind"] == "confirm_run"]
     gain = next(r for r in kept if r["kind"] == "finalist" and r["stage"] == "gain")
-    made = gain_of(FinalistResult.model_validate(gain), runs, sesoi=0.005)
+    made = gain_of(FinalistResult.model_validate(gain), runs, min_effect=0.005)
     gain.update(made.model_dump(mode="json", exclude={"at_s", "by"}))
     (run / "records.jsonl").write_text("".join(json.dumps(r) + "\n" for r in kept))
     with pytest.raises(AutotuneError, match="was never measured in as many pairs as follow a proof"):

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from autotune.cli.app import app
 from autotune.model import AutotuneError, ConclusionRecord, ConfirmRun, FinalistResult, RunDirectoryError
-from autotune.model.trial import TrialResult
+from autotune.model.records import TrialResult
 from autotune.rundir import check_run, mend_run
 from autotune.rundir.store import Store
 from autotune.study.stages import run_study

@@ -24,18 +24,15 @@ command = ['{sys.executable}', '{PLAIN}']
 hook = true
 [search]
 trials = {{trials}}
-use_environment = false
 [search.settings]
 xla_cpu_prefer_vector_width = [128, 256, 512]
 xla_backend_optimization_level = [1, 2, 3]
 [measure]
 pairs_cap = 8
 block_s = 0.05
-floor_processes = 2
 [confirm]
 processes = 3
 finalists = 1
-pairs = 4
 alone = 0
 soak = 0
 """

@@ -23,8 +23,8 @@ from sqlalchemy.exc import OperationalError
 
 from autotune.model.errors import StudyFileError
 from autotune.model.flags import FlagSet
+from autotune.model.records import TrialResult
 from autotune.model.replay import ReplaySpec
-from autotune.model.trial import TrialResult
 from autotune.rundir import optuna_study
 from autotune.rundir.optuna_study import JOURNAL, NUMBER_KEY, OptunaStudy
 from autotune.workers.replay import ReplayLauncher, ReplayWorker

@@ -11,9 +11,8 @@ import pytest
 from autotune.model.clock import Stopwatch
 from autotune.model.errors import RunDirectoryError
 from autotune.model.measurement import Pair
-from autotune.model.records import RECORD, SCHEMA_VERSION, IncidentRecord
+from autotune.model.records import RECORD, SCHEMA_VERSION, IncidentRecord, TrialResult
 from autotune.model.spec import StudySpec, parse_study
-from autotune.model.trial import TrialResult
 from autotune.rundir.files import append_synced, write_atomically
 from autotune.rundir.lock import is_held
 from autotune.rundir.store import RECORDS, Store

@@ -13,7 +13,7 @@ import pytest
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import TrialState
 
-from autotune.search import SD_KEY, TWIN_KEY, AdditiveFlagSampler, Flag
+from autotune.search import DUPLICATE_KEY, SD_KEY, AdditiveFlagSampler, Flag
 from autotune.search.additive import GREEDY
 from autotune.search.posterior import BURN_IN, JUMPS
 from autotune.search.sampler import MOST_PAIRS
@@ -157,13 +157,13 @@ def test_a_trial_without_a_width_at_all_teaches_nothing(width: float) -> None:
     assert model.acts()[coded.names.index("flag_09")] < 0.2
 
 
-def test_a_twin_is_no_second_measurement_but_tells_what_does_nothing() -> None:
+def test_a_duplicate_is_no_second_measurement_but_tells_what_does_nothing() -> None:
     one = told({"flag_09": "true"}, -0.02, **{SD_KEY: 0.01})
-    same = told({"flag_09": "true", "flag_10": "true"}, -0.02, **{TWIN_KEY: 0, SD_KEY: 0.01})
+    same = told({"flag_09": "true", "flag_10": "true"}, -0.02, **{DUPLICATE_KEY: 0, SD_KEY: 0.01})
     found = {}
     for name, trials in {
         "one": [one],
-        "twin": [one, same],
+        "duplicate": [one, same],
         "two": [one, told(same.params, -0.02, **{SD_KEY: 0.01})],
     }.items():
         made, study = sampler(), optuna.create_study()
@@ -171,9 +171,9 @@ def test_a_twin_is_no_second_measurement_but_tells_what_does_nothing() -> None:
         coded, model, _ = made.learn(study)
         chance = dict(zip(coded.names, model.acts(), strict=True))
         found[name] = (chance["flag_09"], chance["flag_10"])
-    assert abs(found["twin"][0] - found["one"][0]) < 0.05
-    assert found["twin"][1] < found["one"][1] / 2
-    assert found["two"][1] > found["twin"][1]
+    assert abs(found["duplicate"][0] - found["one"][0]) < 0.05
+    assert found["duplicate"][1] < found["one"][1] / 2
+    assert found["two"][1] > found["duplicate"][1]
 
 
 def test_priors_lead_until_data_wash_them_out() -> None:

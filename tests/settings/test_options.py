@@ -5,9 +5,6 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-import pytest
-
-from autotune.model.errors import SettingError
 from autotune.model.flags import FlagSet
 from autotune.model.spec import parse_study
 from autotune.settings.known import KnownSettings
@@ -49,36 +46,6 @@ def test_options_alone_are_all_that_is_searched(known: KnownSettings) -> None:
 def test_the_references_value_is_absence_and_is_searched_though_not_listed(known: KnownSettings) -> None:
     found = space(known, options={"dtype": ["bfloat16"]})
     assert points(found) == {FlagSet(), FlagSet({"option.dtype": '"bfloat16"'})}
-
-
-def test_conditions_of_the_study_hold_across_flags_and_options(known: KnownSettings) -> None:
-    when = {"attention": {"dtype": ["bfloat16"]}, FLAG: {"attention": ["cudnn"]}}
-    found = space(known, options=OPTIONS, settings={FLAG: [256, 512]}, when=when)
-    for point in points(found):
-        assert point.get("option.attention") != '"cudnn"' or point["option.dtype"] == '"bfloat16"'
-        assert FLAG not in point or point["option.attention"] == '"cudnn"'
-        assert found.locate(point) is not None
-    assert len(points(found)) == found.size() == 2 * (1 + (1 + 2))
-
-
-def test_a_condition_that_can_never_hold_leaves_its_parameter_out(known: KnownSettings) -> None:
-    found = space(known, options=OPTIONS, when={"attention": {"dtype": ["float8"]}})
-    assert "option.attention" in found.left_out
-    assert "acts only if" in found.left_out["option.attention"]
-
-
-@pytest.mark.parametrize(
-    ("when", "said"),
-    [
-        ({"attenton": {"dtype": ["float32"]}}, "did you mean"),
-        ({"attention": {"dtipe": ["float32"]}}, "did you mean"),
-        ({"attention": {"dtype": ["x"]}, "dtype": {"attention": ["xla"]}}, "circle"),
-        ({"attention": {"attention": ["xla"]}}, "circle"),
-    ],
-)
-def test_conditions_that_make_no_sense_are_refused(known: KnownSettings, when: dict[str, Any], said: str) -> None:
-    with pytest.raises(SettingError, match=said):
-        space(known, options=OPTIONS, when=when)
 
 
 def test_an_options_values_are_matched_as_json(known: KnownSettings) -> None:

@@ -9,7 +9,7 @@ from autotune.settings.catalog import load_catalog
 from autotune.settings.check import SettingVerdict, check_settings, for_build, would_start
 from autotune.settings.known import KnownSettings
 from autotune.settings.parser import ParserProcess
-from autotune.settings.recipes import find_recipe, find_symptom, load_recipes, load_symptoms, search_symptoms
+from autotune.settings.recipes import find_recipe, load_recipes, search_symptoms
 
 
 def test_all_published_sets_are_there_with_source_and_date() -> None:
@@ -105,6 +105,3 @@ def test_words_that_nobody_knows_lead_nowhere() -> None:
 def test_unknown_names_are_answered_with_close_ones() -> None:
     with pytest.raises(SettingError, match="alphafold3"):
         find_recipe("alphafold")
-    with pytest.raises(SettingError, match="hangs"):
-        find_symptom("hang")
-    assert find_symptom("hangs") is load_symptoms()["hangs"]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from autotune.model.errors import SettingError, StudyFileError
-from autotune.model.sections import AXES, USES
+from autotune.model.sections import AXES
 from autotune.model.spec import parse_study
 from autotune.settings.catalog import Scope, Stage, Tier, load_catalog
 from autotune.settings.known import KnownSettings
@@ -99,9 +99,8 @@ def test_a_setting_is_called_one_of_several_devices_only_if_one_gpu_was_tried_wi
     assert claimed - tried == set()
 
 
-def test_every_word_of_a_study_says_what_the_program_has() -> None:
-    assert set(GIVES) == set(USES)
-    assert set(AXES) < set(USES)
+def test_every_axis_of_a_mesh_says_what_the_program_has() -> None:
+    assert set(GIVES) == set(AXES)
     assert all(scopes for scopes in GIVES.values())
 
 
@@ -134,11 +133,6 @@ def test_the_memory_limit_acts_without_the_latency_hiding_scheduler(build: Build
 @pytest.mark.parametrize(
     ("declared", "searched", "left_out"),
     [
-        ({"uses": ["data"]}, {COMBINE}, {DECOMPOSER, PIPELINED, EINSUM, IN_LOOPS, "NCCL_P2P_NET_CHUNKSIZE"}),
-        ({"uses": ["data", "loops"]}, {COMBINE, IN_LOOPS}, {DECOMPOSER, EINSUM}),
-        ({"uses": ["context"]}, {DECOMPOSER, PIPELINED, EINSUM, IN_LOOPS}, {"NCCL_P2P_NET_CHUNKSIZE"}),
-        ({"uses": ["several-nodes"]}, {"NCCL_P2P_NET_CHUNKSIZE", COMBINE}, {DECOMPOSER, IN_LOOPS}),
-        ({"uses": []}, {SLOP}, {COMBINE, IN_LOOPS, "NCCL_PROTO"}),
         (
             {"mesh": {"pipeline": 4, "data": 2}},
             {DECOMPOSER, PIPELINED, COMBINE, IN_LOOPS, "NCCL_P2P_NET_CHUNKSIZE"},
@@ -150,7 +144,6 @@ def test_the_memory_limit_acts_without_the_latency_hiding_scheduler(build: Build
             {SLOP, IN_LOOPS},
             {COMBINE, DECOMPOSER, EINSUM, "NCCL_PROTO", "NCCL_P2P_NET_CHUNKSIZE"},
         ),
-        ({"mesh": {"data": 8}, "uses": ["collective-permute"]}, {DECOMPOSER, COMBINE}, {EINSUM, IN_LOOPS}),
     ],
 )
 def test_a_declaration_leaves_out_what_it_does_not_tell_of(
@@ -162,19 +155,19 @@ def test_a_declaration_leaves_out_what_it_does_not_tell_of(
 
 
 def test_what_a_searched_setting_brings_into_the_program_can_be_acted_on(build: Build) -> None:
-    declared = {**COMMAND, "mesh": {"fsdp": 8}, "uses": ["fsdp"]}
+    declared = {**COMMAND, "mesh": {"fsdp": 8}}
     assert DECOMPOSER in build(declared, groups=["p2p"]).left_out
     assert {DECOMPOSER, PIPELINED} <= names(build(declared, groups=["p2p", "collective_matmul"]))
     assert DECOMPOSER in names(build(declared, groups=["p2p"], settings={EINSUM: [0, 100_000]}))
     # What can not act itself brings nothing.
-    data = {**COMMAND, "mesh": {"data": 8}, "uses": ["data"]}
+    data = {**COMMAND, "mesh": {"data": 8}}
     assert DECOMPOSER in build(data, groups=["p2p", "collective_matmul"]).left_out
 
 
 def test_what_the_baseline_brings_into_the_program_can_be_acted_on(known: KnownSettings) -> None:
     data = {
         "name": "baseline",
-        "workload": {**COMMAND, "uses": ["fsdp"]},
+        "workload": {**COMMAND, "mesh": {"fsdp": 8}},
         "device": {"platform": "cuda"},
         "search": {"groups": ["p2p"]},
     }
@@ -188,8 +181,7 @@ def test_what_the_baseline_brings_into_the_program_can_be_acted_on(known: KnownS
     [
         (COMBINE, [0, 1024], {"entry": "llama"}, {"count": 1}),
         ("NCCL_P2P_NET_CHUNKSIZE", [131072, 524288], {"entry": "llama"}, {"count": 8}),
-        (DECOMPOSER, [0, 1024], {**COMMAND, "uses": ["data"]}, {}),
-        (IN_LOOPS, [True, False], {**COMMAND, "uses": []}, {}),
+        (DECOMPOSER, [0, 1024], {**COMMAND, "mesh": {"data": 8}}, {}),
         ("xla_gpu_autotune_level", [1, 4], {"entry": "llama"}, {"platform": "cpu"}),
     ],
 )
@@ -216,8 +208,6 @@ def test_what_is_not_known_is_no_reason() -> None:
 @pytest.mark.parametrize(
     ("declared", "message"),
     [
-        ({"uses": ["loop"]}, "loops"),
-        ({"uses": ["pipelin"]}, "pipeline"),
         ({"mesh": {"model": 4}}, "of data, fsdp, tensor, pipeline, context, expert but got 'model'"),
         ({"mesh": {"tensr": 4}}, "tensor"),
         ({"mesh": {"tensor": 0}}, "greater than or equal to 1"),
@@ -231,6 +221,6 @@ def test_a_wrong_declaration_is_told_what_is_legal(declared: dict[str, Any], mes
 
 def test_a_declaration_changes_what_is_searched_and_not_what_is_measured() -> None:
     plain = parse_study({"name": "x", "workload": {"entry": "llama"}})
-    declared = parse_study({"name": "x", "workload": {"entry": "llama", "uses": ["loops"]}})
+    declared = parse_study({"name": "x", "workload": {"entry": "llama", "mesh": {"data": 1}}})
     assert declared.workload_hash == plain.workload_hash
     assert declared.identity != plain.identity

@@ -102,7 +102,7 @@ def test_settings_that_change_results_need_their_group(build: Build) -> None:
     honor = next(p for p in space.parameters if p.name == "xla_cpu_fast_math_honor_nans")
     assert honor.condition == {fast_math: ("true",)}
     # Named by nothing but a symptom, they stay out.
-    assert not {n for n in names(build(symptoms=["slow_matmul"], **SINGLE)) if "deterministic" in n}
+    assert not {n for n in names(build(groups=["gemm", "fusion"], **SINGLE)) if "deterministic" in n}
 
 
 def test_one_device_has_nothing_for_several(build: Build) -> None:
@@ -233,7 +233,6 @@ def test_domains_of_a_study(build: Build) -> None:
     ("changes", "message"),
     [
         ({"groups": ["comining"]}, "combining"),
-        ({"symptoms": ["overlaps"]}, "overlap"),
         ({"settings": {"xla_gpu_autotun_level": [1]}}, "xla_gpu_autotune_level"),
         ({"settings": {"xla_gpu_autotune_level": [9]}}, "must be at most 5"),
         ({"settings": {"xla_gpu_autotune_level": ["high"]}}, "32-bit integer"),
@@ -248,10 +247,6 @@ def test_domains_of_a_study(build: Build) -> None:
 def test_a_wrong_study_is_told_what_is_legal(build: Build, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingError, match=message):
         build(**changes)
-
-
-def test_a_symptom_opens_its_groups(build: Build) -> None:
-    assert names(build(symptoms=["small_collectives"], **FSDP)) == names(build(groups=["combining"], **FSDP))
 
 
 def test_process_layout_is_explained(build: Build) -> None:

@@ -95,7 +95,7 @@ def test_pairs_without_a_time_are_refused(values: list[float]) -> None:
     ],
 )
 def test_verdict_needs_the_interval_clear_of_the_band(low: float, high: float, verdict: Verdict) -> None:
-    assert judge(estimate((low + high) / 2, low, high), sesoi=0.005) is verdict
+    assert judge(estimate((low + high) / 2, low, high), min_effect=0.005) is verdict
 
 
 def test_looks_grow_by_half_and_end_at_the_cap() -> None:
@@ -128,7 +128,7 @@ def test_critical_value_is_pococks_for_equal_steps(looks: int, constant: float) 
 def test_a_trial_is_promising_if_its_ratio_is_below_1_and_its_interval_leaves_room(
     ratio: float, low: float, high: float, outlook: Outlook
 ) -> None:
-    assert outlook_of(estimate(ratio, low, high), sesoi=0.005) is outlook
+    assert outlook_of(estimate(ratio, low, high), min_effect=0.005) is outlook
 
 
 def test_blocks_of_two_processes_prove_nothing_of_their_settings() -> None:

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from autotune.model.measurement import Record
+from autotune.model.numbers import Record
 from autotune.stats.estimates import REFERENCE, Estimate, SequentialPlan, decide, widen
 from autotune.stats.intervals import Floats
 from autotune.stats.noise_floor import NoiseFloor, read_noise_floor, spread_of
@@ -141,7 +141,7 @@ def test_noise_floor_scales_with_the_pairs() -> None:
     assert small.pair_sd == pytest.approx(0.049, rel=0.15)
     assert small.within_sd == pytest.approx(0.049, rel=0.15)
     assert small.process_sd == 0.0
-    # A true effect is found 9 times in 10 (1.2816 sigma) if it lies that far beyond the half interval and the sesoi.
+    # A true effect is found 9 times in 10 (1.2816 sigma) if it lies that far beyond the half interval and min_effect.
     assert small.detectable == pytest.approx(0.005 + (2.4227 + 1.2816) * 0.049 / math.sqrt(40), rel=0.15)
     powers = [SequentialPlan(cap=c).critical_value + 1.2816 for c in (40, 160)]
     assert (large.detectable - 0.005) / (small.detectable - 0.005) == pytest.approx(

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from autotune.stats import proof_plan
-from autotune.stats.estimates import DEFAULT_SESOI, Estimate, confirm
+from autotune.stats.estimates import DEFAULT_MIN_EFFECT, Estimate, confirm
 from autotune.stats.intervals import student_quantile
 from autotune.stats.proof_design import (
     CLAIM,
@@ -23,7 +23,7 @@ from autotune.stats.proof_design import (
 )
 from autotune.stats.proof_plan import ProofPlan, look, looks_of
 
-BOUND = math.log1p(-DEFAULT_SESOI)
+BOUND = math.log1p(-DEFAULT_MIN_EFFECT)
 """The log ratio at which a wrong `faster` is most likely to be said."""
 
 REPEATS = 20_000
@@ -49,7 +49,7 @@ def relentless(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_error_over_all_looks_is_no_more_than_planned(base: int, most: int, error: float) -> None:
     plan = ProofPlan(base=base, error=error)
     for tails in (None, 3.0):
-        holds, _ = looks_of(made_up(most, tails=tails), plan, sesoi=DEFAULT_SESOI)
+        holds, _ = looks_of(made_up(most, tails=tails), plan, min_effect=DEFAULT_MIN_EFFECT)
         assert holds.mean() <= plan.spent(most) + 3 * math.sqrt(error / REPEATS)
         if tails is None:  # and it is spent, or power would be given away
             assert holds.mean() >= 0.6 * plan.spent(most)
@@ -59,7 +59,7 @@ def test_the_error_over_all_looks_is_no_more_than_planned(base: int, most: int, 
 def test_whoever_raises_the_cap_when_it_looks_well_gains_nothing() -> None:
     plan, data, most = ProofPlan(base=8, error=0.025), made_up(96), 96
     # Each cap from 8 to 96, one more pair whenever it is not yet proven: the same as every look there is.
-    holds, _ = looks_of(data, plan, sesoi=DEFAULT_SESOI)
+    holds, _ = looks_of(data, plan, min_effect=DEFAULT_MIN_EFFECT)
     assert holds.mean() <= plan.error + 3 * math.sqrt(plan.error / REPEATS)
     # What the same attacker wins where each cap is judged at the plain level of a fixed proof.
     sums, squares = np.cumsum(data, axis=1), np.cumsum(data**2, axis=1)
@@ -93,7 +93,7 @@ def test_one_proof_and_many_at_once_follow_the_same_rule() -> None:
     rng, plan = np.random.default_rng(5), ProofPlan(base=12, error=0.02)
     for centre in (0.0, -0.01, -0.02, 0.03):
         for values in centre + 0.01 * rng.standard_normal((60, 12)):
-            one, many = look(values, plan, most=12), looks_of(values[None], plan, sesoi=DEFAULT_SESOI)
+            one, many = look(values, plan, most=12), looks_of(values[None], plan, min_effect=DEFAULT_MIN_EFFECT)
             assert (one.holds, one.used) == (bool(many[0][0]), int(many[1][0]))
             assert one.stop
 
@@ -172,7 +172,7 @@ def test_what_success_does_to_a_proof_s_own_figure_it_does_not_do_to_the_gain() 
     rng, truth = np.random.default_rng(3), math.log1p(-0.01)
     plan = ProofPlan(base=20, error=allot(CLAIM, 0.0, candidate_weights(2))[0])
     data = truth + 0.018 * rng.standard_normal((REPEATS, 20))
-    holds, ended = looks_of(data, plan, sesoi=DEFAULT_SESOI)
+    holds, ended = looks_of(data, plan, min_effect=DEFAULT_MIN_EFFECT)
     own = [confirm(data[i, : ended[i]]).ordinary for i in np.flatnonzero(holds)]
     again = [
         confirm(truth + 0.018 * rng.standard_normal(gain_pairs(int(ended[i])))).ordinary for i in np.flatnonzero(holds)

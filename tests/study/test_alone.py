@@ -13,16 +13,24 @@ import pytest
 from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Arm, Failure, FailureKind, Pair
-from autotune.model.records import AblationResult, ConfirmRun, FinalistResult, FloorResult, IncidentRecord, Outcome
+from autotune.model.records import (
+    AblationResult,
+    ConfirmRun,
+    FinalistResult,
+    FloorResult,
+    IncidentRecord,
+    Outcome,
+    TrialResult,
+    TrialStatus,
+)
 from autotune.model.spec import StudySpec
-from autotune.model.trial import TrialResult, TrialStatus
 from autotune.stats.estimates import Verdict
 from autotune.study import alone as sandwich
 from autotune.workers.base import WorkerFailed
 from autotune.workers.replay import ReplayLauncher, ReplayWorker
 from tests.runs import Run, replay_study
 
-ALONE = {"measure": {"mode": "sandwich", "sandwiches": 3}}
+ALONE = {"measure": {"mode": "sandwich"}}
 EFFECTS = {"xla_a=1": 0.9, "xla_d=2": 0.95}
 BEST = (("best and more", FlagSet({"xla_a": 1, "xla_c": 1, "xla_d": 2})),)
 
@@ -92,7 +100,7 @@ def test_a_steady_drift_cancels() -> None:
 
 
 def test_the_floor_says_what_can_be_found() -> None:
-    floor = sandwich.sandwich_floor(pairs_of((1, 1.01, 1), (1, 0.99, 1), (1, 1.0, 1)), sesoi=0.005)
+    floor = sandwich.sandwich_floor(pairs_of((1, 1.01, 1), (1, 0.99, 1), (1, 1.0, 1)), min_effect=0.005)
     half = math.log(floor.estimate.high / floor.estimate.low) / 2
     assert floor.is_honest
     assert floor.pair_sd == pytest.approx(0.01, rel=1e-3)
@@ -133,7 +141,7 @@ def test_no_effect_means_no_winner(run_replay: Run) -> None:
 
 
 def test_equal_programs_are_not_measured_in_sandwiches_either(run_replay: Run) -> None:
-    first = (("twin", FlagSet({"xla_c": 1})),)
+    first = (("duplicate", FlagSet({"xla_c": 1})),)
     _, store, _ = run_replay(replay_study(inert=["xla_c=1"], study=ALONE), trials=1, first=first)
     assert [r.status for r in store.of(TrialResult)] == [TrialStatus.SAME_PROGRAM]
 

@@ -82,8 +82,8 @@ def test_no_proof_runs_beside_a_compilation(tmp_path: Path, monkeypatch: pytest.
         noise={"white_sd": 1e-4},
         study={
             "device": {"platform": "cuda", "count": 8},
-            "screen": {"enabled": True, "target": "h100-sxm", "cache": False},
-            "confirm": {"processes": 4, "pairs": 6},
+            "screen": {"enabled": True, "target": "h100-sxm"},
+            "confirm": {"processes": 4},
         },
     )
     rules = Slow()

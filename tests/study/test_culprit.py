@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from autotune.model.delta import shrink
-from autotune.model.flags import FlagSet
-from autotune.model.records import BlameRecord
-from autotune.model.trial import TrialResult
+from autotune.model.flags import FlagSet, shrink
+from autotune.model.records import BlameRecord, TrialResult
 from autotune.study.blame import MOST_STARTS
 from autotune.study.culprit import walks_into
 from tests.runs import Run, replay_study

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from autotune.model.flags import FlagSet
+from autotune.model.records import TrialResult, TrialStatus
 from autotune.model.spec import parse_study
-from autotune.model.trial import TrialResult, TrialStatus
 from autotune.rundir.store import Store
 from autotune.settings.parameters import Parameter, SearchSpace
 from autotune.study import screen as stage
@@ -39,8 +39,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
         spec = parse_study(
             {
                 "name": "doubted", "workload": {"entry": "llama"}, "device": {"platform": platform, "count": 8},
-                "screen": {"enabled": True, "target": "h100-sxm" if platform == "cuda" else None, "cache": False},
-                "confirm": {"processes": 3, "pairs": 6}, "replay": {"noise": {"white_sd": 1e-4}, **replay},
+                "screen": {"enabled": True, "target": "h100-sxm" if platform == "cuda" else None},
+                "confirm": {"processes": 3}, "replay": {"noise": {"white_sd": 1e-4}, **replay},
             }
         )  # fmt: skip
         rules = Rules(target="h100-sxm" if platform == "cuda" else None)
@@ -69,11 +69,11 @@ def test_dead_settings_that_do_nothing_here_are_tried_together_and_never_again(r
 def test_dead_setting_that_acts_here_returns_to_the_space_and_wins_if_it_can(run: Run, effect: float) -> None:
     store, diary = run(8, effects={f"{MERGER}=0": effect})
     results = store.of(TrialResult)
-    assert contradicts(results, sesoi=0.005)
+    assert contradicts(results, min_effect=0.005)
     assert sum("2 settings are searched after all" in note for note in diary.notes) == 1
     later = [r for r in results if r.origin != DEAD_TOGETHER]
     assert any(MERGER in r.settings for r in later)
-    # The screen's word for what is equal does not count any more: nothing is a twin of a program.
+    # The screen's word for what is equal does not count any more: nothing is a duplicate of a program.
     assert not any(r.status is TrialStatus.SAME_PROGRAM for r in later)
 
 

@@ -12,15 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.model.blocks import log_ratio
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import Comparison, Failure, FailureKind
-from autotune.model.records import AblationResult, ConfirmRun, FloorResult, IncidentRecord
+from autotune.model.measurement import Comparison, Failure, FailureKind, log_ratio
+from autotune.model.records import AblationResult, ConfirmRun, FloorResult, IncidentRecord, TrialResult, TrialStatus
 from autotune.model.spec import Effort, StudySpec
-from autotune.model.trial import TrialResult, TrialStatus
 from autotune.rundir.store import Store
 from autotune.stats.estimates import Estimate, SequentialPlan, widen
 from autotune.stats.noise_floor import read_noise_floor, spread_of
+from autotune.stats.sizes import proof_size
 from autotune.study.alone import sandwich_floor
 from autotune.study.runner import pays
 from autotune.study.turns import floor_pairs
@@ -73,22 +72,19 @@ def test_one_living_reference_and_several_others(run_replay: Run) -> None:
     assert np.std(centres) > 3 * 0.004 * math.sqrt(2 / 3 / 8)  # they are processes of their own
 
 
-def test_the_number_of_processes_is_a_key_and_scales_with_effort(run_replay: Run) -> None:
-    spec = replay_study(noise=NOISE, study={"measure": {"floor_processes": 2}})
+def test_processes_and_sandwiches_follow_from_the_cap_of_pairs_and_scale_with_effort(run_replay: Run) -> None:
+    spec = replay_study(noise=NOISE, study={"measure": {"pairs_cap": 20}})
     launcher = Counting(spec)
     run_replay(spec, trials=0, launcher=launcher)
-    assert len(launcher.started) == 3
-    standard = replay_study()
-    counts = [standard.at_effort(e).measure.floor_processes for e in (Effort.QUICK, Effort.STANDARD, Effort.FULL)]
-    assert counts == [3, 4, 8]
-    assert spec.at_effort(Effort.QUICK).measure.floor_processes == 2
+    assert len(launcher.started) == 1 + spec.measure.floor_processes
+    found = [replay_study().at_effort(e).measure for e in (Effort.QUICK, Effort.STANDARD, Effort.FULL)]
+    assert [m.floor_processes for m in found] == [3, 4, 6]
+    assert [m.sandwiches for m in found] == [2, 3, 6]
 
 
-def test_a_run_goes_on_with_other_numbers_of_processes_and_not_with_another_replay() -> None:
+def test_a_run_goes_on_with_other_proofs_and_not_with_another_replay() -> None:
     spec = replay_study()
-    assert "floor_processes" not in spec.lasting()["measure"]
-    assert spec.identity == replay_study(study={"measure": {"floor_processes": 7}}).identity
-    assert spec.identity == replay_study(study={"confirm": {"pairs": 20}}).identity
+    assert spec.identity == replay_study(study={"confirm": {"processes": 30}}).identity
     assert spec.identity != replay_study(start_s=3.0).identity
 
 
@@ -159,20 +155,15 @@ def counted(store: Store) -> set[int]:
     return {r.pair_count for r in store.of(ConfirmRun) if r.failure is None and not r.is_alone}
 
 
-def test_a_proof_s_pairs_follow_from_the_floor_unless_the_study_says(run_replay: Run) -> None:
+def test_a_proof_s_pairs_follow_from_the_floor(run_replay: Run) -> None:
     first = (("fast", FlagSet({"xla_a": 1})),)
     _, store, _ = run_replay(replay_study(effects=EFFECTS, noise=NOISE), trials=1, first=first)
     assert counted(store) == {20}  # a formula does not say what starting costs
     told = {"start_s": 4.0, "step_s": 0.1}
     auto = replay_study(effects=EFFECTS, noise=NOISE, **told, study={"confirm": {"processes": 4, "finalists": 1}})
     _, store, _ = run_replay(auto, trials=1, first=first, folder="auto")
-    assert counted(store) == {auto.confirm.pairs_after(store.of(FloorResult)[0].floor)}
+    assert counted(store) == {proof_size(store.of(FloorResult)[0].floor)}
     assert 4 <= counted(store).pop() < 20
-    fixed = replay_study(
-        effects=EFFECTS, noise=NOISE, **told, study={"confirm": {"processes": 4, "finalists": 1, "pairs": 11}}
-    )
-    _, store, _ = run_replay(fixed, trials=1, first=first, folder="fixed")
-    assert counted(store) == {11}
 
 
 @pytest.mark.slow
@@ -215,7 +206,7 @@ def test_a_wider_interval_keeps_no_setting_that_was_dropped(
 
 
 def test_sandwiches_tell_the_spread_of_fresh_runs() -> None:
-    floor = sandwich_floor(pairs_of((1, 1.01, 1), (1, 0.99, 1), (1.01, 1.0, 0.99)), sesoi=0.005, start_s=30.0)
+    floor = sandwich_floor(pairs_of((1, 1.01, 1), (1, 0.99, 1), (1.01, 1.0, 0.99)), min_effect=0.005, start_s=30.0)
     log = math.log
     middles = [log(1.01), log(0.99), -(log(1.01) + log(0.99)) / 2]
     total = sum(m**2 / 1.5 for m in middles) + (log(1.01) - log(0.99)) ** 2 / 2
@@ -230,7 +221,7 @@ def test_the_spread_of_fresh_runs_is_right_on_average() -> None:
     found = []
     for _ in range(400):
         runs = np.exp(0.01 * rng.standard_normal((3, 3))).tolist()
-        found.append((sandwich_floor(pairs_of(*map(tuple, runs)), sesoi=0.005).process_sd or 0) ** 2)
+        found.append((sandwich_floor(pairs_of(*map(tuple, runs)), min_effect=0.005).process_sd or 0) ** 2)
     assert np.mean(found) == pytest.approx(1e-4, abs=4 * 1e-4 * math.sqrt(2 / 6 / 400))
 
 
@@ -239,5 +230,5 @@ def test_a_study_in_sandwiches_has_it_too(run_replay: Run) -> None:
     _, store, _ = run_replay(spec, trials=0)
     floor = store.of(FloorResult)[0]
     assert floor.comparison.mode == "sandwich"
-    assert floor.floor == sandwich_floor(list(store.pairs("floor")), sesoi=0.005)
+    assert floor.floor == sandwich_floor(list(store.pairs("floor")), min_effect=0.005)
     assert floor.floor.process_sd == pytest.approx(0.004, rel=0.8)

@@ -38,7 +38,6 @@ platform = "cpu"
 count = 1
 [search]
 trials = 1
-use_environment = false
 groups = ["cpu"]
 settings = { xla_gpu_autotune_level = [1, 4] }
 [confirm]
@@ -56,7 +55,6 @@ platform = "cuda"
 count = 8
 [search]
 trials = 1
-use_environment = false
 groups = ["combining", "p2p", "nccl"]
 [screen]
 target = "h100-sxm"

@@ -14,6 +14,7 @@ from autotune.model.flags import FlagSet
 from autotune.model.measurement import Arm, Failure, FailureKind
 from autotune.model.records import ConfirmRun, FloorResult, Outcome
 from autotune.model.spec import StudySpec
+from autotune.model.turn_sizes import CPU_SIZES
 from autotune.results.recompute import disagreements
 from autotune.rundir.store import Store
 from autotune.study.bench import Bench, ReferenceFailed
@@ -22,7 +23,6 @@ from autotune.workers.replay import ReplayLauncher, ReplayWorker
 from tests.runs import Run, replay_study
 
 GPU: dict[str, Any] = {"device": {"platform": "cuda", "count": 1}}
-SHORT = {"block_s": 0.05, "settle_s": 0, "steady_s": 0}
 QUICK = {"finalists": 1, "minimise": False, "soak": 0}
 POWER = {"white_sd": 0.003, "process_sd": 0.001, "clock_s": 1.0, "power_cost": 0.1, "candidate_power_cost": 0.03}
 
@@ -30,7 +30,7 @@ POWER = {"white_sd": 0.003, "process_sd": 0.001, "clock_s": 1.0, "power_cost": 0
 def gpu_study(
     *, measure: dict[str, Any] | None = None, confirm: dict[str, Any] | None = None, **replay: Any
 ) -> StudySpec:
-    more = {**GPU, "measure": {"floor_processes": 3, **(measure or {})}, "confirm": {**QUICK, **(confirm or {})}}
+    more = {**GPU, "measure": measure or {}, "confirm": {**QUICK, **(confirm or {})}}
     return replay_study(study=more, **{"step_s": 0.2, "start_s": 45.0, **replay})
 
 
@@ -74,12 +74,15 @@ def test_who_counts_other_steps_than_the_study_says_is_found_by_the_audit(run_re
     assert any("it leaves out other steps" in line for line in disagreements(Store.open(store.path), conclusion))
 
 
-def test_a_set_that_is_fast_only_while_its_power_is_shared_out_is_no_winner(run_replay: Run) -> None:
+def test_a_set_that_is_fast_only_while_its_power_is_shared_out_is_no_winner(
+    run_replay: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """2 % faster by its program, 1 % slower by what it draws: in short turns the second is hidden."""
     spec = gpu_study(noise=POWER, effects={"xla_a=1": 0.98}, step_s=0.05)
     conclusion, _, _ = run_replay(spec, trials=6)
     assert conclusion.outcome is Outcome.NOTHING_BEATS_THE_DEFAULT
-    short = gpu_study(noise=POWER, effects={"xla_a=1": 0.98}, step_s=0.05, measure=SHORT, confirm={"alone": 0})
+    monkeypatch.setattr("autotune.model.sections.GPU_SIZES", {**CPU_SIZES, "in_order": True})
+    short = gpu_study(noise=POWER, effects={"xla_a=1": 0.98}, step_s=0.05, confirm={"alone": 0})
     fooled, _, _ = run_replay(short, trials=6, folder="short")
     assert fooled.outcome is Outcome.WINNER  # which is why
 

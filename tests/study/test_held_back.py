@@ -13,10 +13,16 @@ from autotune.child import load_nvml
 from autotune.machine import telemetry
 from autotune.machine.telemetry import GpuWatch
 from autotune.model.flags import FlagSet
-from autotune.model.gpus import ArmOfGpus, GpusDuring, held_in_one_arm
-from autotune.model.measurement import Failure, FailureKind
-from autotune.model.records import ConclusionRecord, ConfirmRun, FinalistResult, FloorResult, Outcome
-from autotune.model.trial import TrialResult, TrialStatus
+from autotune.model.measurement import ArmOfGpus, Failure, FailureKind, GpusDuring, held_in_one_arm
+from autotune.model.records import (
+    ConclusionRecord,
+    ConfirmRun,
+    FinalistResult,
+    FloorResult,
+    Outcome,
+    TrialResult,
+    TrialStatus,
+)
 from autotune.results.recompute import doubts
 from autotune.results.words import warning_lines
 from autotune.rundir.store import Store

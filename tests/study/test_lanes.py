@@ -13,9 +13,8 @@ import pytest
 from autotune.cluster.engine import JOINED, LEFT, Message, Told
 from autotune.model.errors import LaunchError, NodeLostError
 from autotune.model.measurement import Failure, FailureKind
-from autotune.model.records import ConfirmRun, FloorResult, IncidentRecord, LedgerRecord, Outcome
+from autotune.model.records import ConfirmRun, FloorResult, IncidentRecord, LedgerRecord, Outcome, TrialResult
 from autotune.model.spec import StudySpec
-from autotune.model.trial import TrialResult
 from autotune.rundir.store import Store
 from autotune.study.lanes import SILENT_S
 from autotune.study.run import StudyRun

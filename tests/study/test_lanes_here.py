@@ -13,8 +13,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from autotune.model.records import BlameRecord, ConclusionRecord, ConfirmRun, FloorResult, IncidentRecord, Outcome
-from autotune.model.trial import TrialResult
+from autotune.model.records import (
+    BlameRecord,
+    ConclusionRecord,
+    ConfirmRun,
+    FloorResult,
+    IncidentRecord,
+    Outcome,
+    TrialResult,
+)
 from autotune.rundir.store import Store
 from harness.driven import Driven
 from harness.kills import REAL, REPLAYED
@@ -192,7 +199,7 @@ def test_nothing_outlives_the_driver_and_the_same_command_goes_on(tmp_path: Path
 @pytest.mark.timeout(600)
 def test_two_lanes_measure_with_real_workers(tmp_path: Path) -> None:
     unproven = REAL.replace("[baseline]\nxla_backend_optimization_level = 0\n", "")
-    unproven = unproven.replace("[measure]\n", "[measure]\nsmallest_effect = 0.4\n")  # so large that no set is proven
+    unproven = unproven.replace("[measure]\n", "[measure]\nmin_effect = 0.4\n")  # so large that no set is proven
     write_study(tmp_path, trials=4, text=unproven)
     driver = Driven(tmp_path, ("--devices", "0,1"))
     wait_until(lambda: len(driver.measuring()) >= 3, driver, limit_s=180)  # both lanes at once

@@ -10,9 +10,8 @@ import pytest
 from autotune.model.errors import LaunchError, SettingError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import DeviceMemory, Failure, FailureKind, WorkerReport
-from autotune.model.records import ConfirmRun, FloorResult, Outcome
+from autotune.model.records import ConfirmRun, FloorResult, Outcome, TrialResult
 from autotune.model.spec import StudySpec
-from autotune.model.trial import TrialResult
 from autotune.study.alone import OneAtATime
 from autotune.study.limits import PHASE, compiled_over_limit, over_limit, refuse_over_limit
 from autotune.study.preflight import keeping_rules, rule_defaults

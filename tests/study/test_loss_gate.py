@@ -12,11 +12,9 @@ import pytest
 
 from autotune.model.errors import AutotuneError
 from autotune.model.flags import FlagSet
-from autotune.model.losses import LossBasis
-from autotune.model.measurement import FailureKind
-from autotune.model.records import ConfirmRun, FloorResult, Outcome, SoakRecord
+from autotune.model.measurement import FailureKind, LossBasis
+from autotune.model.records import ConfirmRun, FloorResult, Outcome, SoakRecord, TrialResult
 from autotune.model.spec import StudySpec, parse_study
-from autotune.model.trial import TrialResult
 from autotune.results.export import ExportFormat, render_export
 from autotune.results.recompute import disagreements
 from autotune.results.report import render_markdown

@@ -1,4 +1,4 @@
-"""A trial's program: a twin of one that is known is not measured, and no name outlives the program that it was of."""
+"""A trial's program: a duplicate of a known one is not measured, and no name outlives its program."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from autotune.model import REFERENCE_NUMBER, FlagSet, TrialConfig, TrialStatus, WorkerReport
-from autotune.model.trial import TrialResult
+from autotune.model.records import TrialResult
 from autotune.rundir.store import Store
 from autotune.stats import SequentialPlan
 from autotune.study.comparer import Compared
@@ -47,12 +47,12 @@ def tried(finished: Store, folder: Path, *, reference: str, first: str, last: st
     return measure_trial(bench, comparer, SequentialPlan(), unit, folder, name="trial-9"), len(measured)
 
 
-@pytest.mark.parametrize(("program", "twin"), [("the default's", REFERENCE_NUMBER), ("known", 7)])
+@pytest.mark.parametrize(("program", "duplicate"), [("the default's", REFERENCE_NUMBER), ("known", 7)])
 def test_a_program_that_is_known_is_not_measured_again(
-    program: str, twin: int, finished: Store, tmp_path: Path
+    program: str, duplicate: int, finished: Store, tmp_path: Path
 ) -> None:
     result, count = tried(finished, tmp_path, reference="the default's", first=program, last=program)
-    assert (result.status, result.outcome.same_as, count) == (TrialStatus.SAME_PROGRAM, twin, 0)  # type: ignore[union-attr]
+    assert (result.status, result.same_as, count) == (TrialStatus.SAME_PROGRAM, duplicate, 0)
 
 
 def test_a_program_of_its_own_is_measured_and_known_from_then_on(finished: Store, tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_a_program_of_its_own_is_measured_and_known_from_then_on(finished: Store
 
 
 def test_one_that_compiled_another_program_later_stands_for_none(finished: Store, tmp_path: Path) -> None:
-    """It compiles at random, or more as it runs: another set with its first program is no twin of it."""
+    """It compiles at random, or more as it runs: another set with its first program is no duplicate of it."""
     result, _ = tried(finished, tmp_path, reference="the default's", first="new", last="another")
     assert (result.status, result.program_key) == (TrialStatus.MEASURED, None)
     assert result.worker is not None

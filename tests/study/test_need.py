@@ -42,8 +42,8 @@ def study(**more: Any) -> StudySpec:
         noise={"white_sd": 1e-4},
         study={
             "device": {"platform": "cuda", "count": 8},
-            "screen": {"enabled": True, "target": "h100-sxm", "cache": False},
-            "confirm": {"processes": 4, "pairs": 6},
+            "screen": {"enabled": True, "target": "h100-sxm"},
+            "confirm": {"processes": 4},
             **more,
         },
     )
@@ -107,7 +107,7 @@ def test_a_set_known_not_to_fit_twice_is_never_tried_so_in_trial_proof_and_ablat
 
 def test_what_is_compiled_is_not_believed_where_the_default_takes_turns_all_the_same(run: Run) -> None:
     """A compiler without the GPU may need more: it computes attention otherwise."""
-    first, _, _ = run(lambda settings: 20.0, screen={"enabled": True, "target": None, "cache": False})
+    first, _, _ = run(lambda settings: 20.0, screen={"enabled": True, "target": None})
     floor = first.last(FloorResult)
     assert floor is not None
     assert floor.comparison.mode == "turns"
@@ -132,9 +132,10 @@ def test_what_the_real_compiler_says_of_memory_decides(tmp_path: Path, monkeypat
     spec = study(
         workload={"entry": "llama", "options": {"size": "small", "attention": "xla"}},
         device={"platform": "cuda", "count": 1},
-        screen={"enabled": True, "target": str(small), "cache": False, "time_budget": 1e-9},
+        screen={"enabled": True, "target": str(small)},
     )
     monkeypatch.setattr(stage, "is_wanted", lambda spec: (True, ""))
+    monkeypatch.setattr(stage.StudyScreener, "_limit_s", lambda self: 1e-9)
     launcher, diary = OnSharedGpu(spec, need=lambda settings: 32 / 1024, gpu=GpuMemory(size)), Diary()
     setup = GivenSetup(given_space=SearchSpace(()), given_launcher=launcher)
     made = given_run(asking(spec, 0), tmp_path / "run", setup, diary)

@@ -9,14 +9,11 @@ from typing import Any
 import pytest
 
 from autotune.machine.environment import caller_environment
-from autotune.model.blocks import log_ratio
 from autotune.model.flags import FlagSet
-from autotune.model.losses import LossBasis
-from autotune.model.measurement import FailureKind
+from autotune.model.measurement import FailureKind, LossBasis, log_ratio
 from autotune.model.options import option_sets
-from autotune.model.records import FloorResult, SoakRecord
+from autotune.model.records import FloorResult, SoakRecord, TrialConfig, TrialResult
 from autotune.model.spec import parse_study
-from autotune.model.trial import TrialConfig, TrialResult
 from autotune.rundir.folders import Folders
 from autotune.stats.estimates import estimate_pairs
 from autotune.study.runner import Runner
@@ -38,7 +35,7 @@ SPEC = parse_study(
             "options": {"mesh": {"data": 1}, "layers": 1, "batch": 4, "dtype": "float32"},
         },
         "search": {"options": OPTIONS},
-        "measure": {"pairs_cap": 6, "block_s": 0.01, "start_limit_s": 170, "run_steps": 10, "floor_processes": 2},
+        "measure": {"pairs_cap": 6, "block_s": 0.01, "start_limit_s": 170, "run_steps": 10},
         "confirm": {"loss_tolerance": 0.2},
     }
 )

@@ -9,13 +9,11 @@ from typing import Any
 
 import pytest
 
-from autotune.model.blocks import log_ratio
 from autotune.model.errors import LaunchError, StudyFileError
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import FailureKind, WorkerReport, WorkPerStep
-from autotune.model.records import AblationResult, ConfirmRun, FinalistResult, FloorResult, Outcome
+from autotune.model.measurement import FailureKind, WorkerReport, WorkPerStep, log_ratio
+from autotune.model.records import AblationResult, ConfirmRun, FinalistResult, FloorResult, Outcome, TrialResult
 from autotune.model.spec import StudySpec, parse_study
-from autotune.model.trial import TrialResult
 from autotune.results.rows import trial_rows
 from autotune.results.winner import winner_of
 from autotune.results.words import evidence, time_words
@@ -88,15 +86,15 @@ def test_raw_pairs_stay_raw_and_figures_follow_from_them(run_replay: Run) -> Non
 
 
 def test_words_and_rows_say_what_ratios_are_of(run_replay: Run) -> None:
-    spec = study({"option.batch=16": 1.6}, workload={"unit": "image"})
+    spec = study({"option.batch=16": 1.6})
     _, store, _ = run_replay(spec, trials=1, first=sets(BIG), space=SPACE)
-    assert time_words(store) == "time per image"
+    assert time_words(store) == "time per token"
     (row,) = trial_rows(store)
     assert row.work_ratio == 2.0
     assert row.tokens_per_s == pytest.approx(8192 / row.candidate_step_s)
     lines = evidence(winner_of(store))
-    assert any(line.startswith("time per image over the default's: 0.80") for line in lines)
-    assert "work: 8192 images a step, the default's 4096" in lines
+    assert any(line.startswith("time per token over the default's: 0.80") for line in lines)
+    assert "work: 8192 tokens a step, the default's 4096" in lines
 
 
 def test_where_every_step_does_the_same_nothing_is_recorded_and_nothing_said(run_replay: Run) -> None:
@@ -187,15 +185,6 @@ def test_what_the_study_says_of_a_step_counts_and_a_program_that_says_otherwise_
     failure = trial_of(store, BIG).failure
     assert failure is not None
     assert "gives 8192 for batch=16 but the program says 20480" in failure.message
-
-
-def test_the_units_of_another_kind_take_the_place_of_tokens(run_replay: Run) -> None:
-    workload = {"tokens_per_step": "batch", "unit": "sample"}
-    spec = study({"option.batch=16": 1.6}, workload=workload)
-    _, store, _ = run_replay(spec, trials=1, first=sets(BIG), space=SPACE)
-    comparison = trial_of(store, BIG).comparison
-    assert comparison is not None
-    assert comparison.work == WorkPerStep(reference=8, candidate=16)
 
 
 # ---------------------------------------------------------------------- before anything is measured

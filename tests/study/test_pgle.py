@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from autotune.model.artefacts import MOST_PACKED, Artefact, digest_of
-from autotune.model.flags import FlagSet
+from autotune.model.flags import DUMPED_KERNELS, KERNELS, PROFILE, FlagSet
 from autotune.model.measurement import Failure, FailureKind
-from autotune.model.names import DUMPED_KERNELS, KERNELS, PROFILE
 from autotune.model.records import AblationResult, ConclusionRecord, ConfirmRun, FinalistResult, Outcome, ProfileRecord
 from autotune.model.spec import StudySpec
 from autotune.results.recompute import disagreements
@@ -35,7 +34,7 @@ PROFILED = BARE.merge({PROFILE: REFERENCE})
 
 def study(**replay: Any) -> StudySpec:
     """A study on GPUs that a formula stands for, with a recorded profile of its winner."""
-    quick = {"soak": "2s", "soak_steps": 20, "finalists": 1, "processes": 4}
+    quick = {"soak": "2s", "finalists": 1, "processes": 4}
     more = {"device": {"platform": "cuda"}, "confirm": quick, **replay.pop("study", {})}
     return replay_study(**{"effects": {"xla_a=1": 0.9}, "profile": TEXT, **replay}, study=more)
 
@@ -179,7 +178,7 @@ def test_kernels_under_a_profiler_run_outside_of_graphs(run_replay: Run) -> None
     [
         ({"device": {"platform": "cpu"}}, "XLA:CPU has no latency hiding scheduler"),
         ({"baseline": {PROFILE: "/own/profile.pbtxt"}}, "the study names a profile itself"),
-        ({"pgle": {"enabled": False}}, None),
+        ({"confirm": {"pgle": False}}, None),
     ],
 )
 def test_where_nothing_is_profiled_one_note_says_why(run_replay: Run, more: dict[str, Any], said: str | None) -> None:

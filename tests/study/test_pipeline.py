@@ -23,8 +23,9 @@ from autotune.model.records import (
     IncidentRecord,
     Outcome,
     SessionRecord,
+    TrialResult,
+    TrialStatus,
 )
-from autotune.model.trial import TrialResult, TrialStatus
 from autotune.results.words import format_estimate
 from autotune.rundir.store import Store
 from autotune.settings.parameters import Parameter, SearchSpace
@@ -91,9 +92,9 @@ def test_a_gain_that_the_last_pairs_do_not_settle_stands_beside_its_proof(
     last = [f for f in store.of(FinalistResult) if f.stage == "final" and f.settings == sure.settings][-1]
     assert sure.estimate is not None
     assert last.corrected is not None
-    once_more = SimpleNamespace(estimate=dataclasses.replace(sure.estimate, high=1.02), alone=0)
+    reestimate = SimpleNamespace(estimate=dataclasses.replace(sure.estimate, high=1.02), alone=0)
     run: Any = SimpleNamespace(
-        spec=store.spec, store=store, proven=last, once_more=once_more, members=(), objections={}
+        spec=store.spec, store=store, proven=last, reestimate=reestimate, members=(), objections={}
     )
     sentence = _found(run, store.of(TrialResult))["sentence"]
     assert f"that it is faster at all the proof says: {format_estimate(last.corrected)}" in str(sentence)
@@ -148,9 +149,10 @@ def test_equal_programs_share_one_measurement(run_replay: Run) -> None:
     by_set = {str(r.settings): r for r in store.of(TrialResult)}
     assert by_set["xla_c=1"].status is TrialStatus.SAME_PROGRAM
     assert by_set["xla_c=1"].same_as == 0
-    twins = [by_set["xla_a=1"], by_set["xla_a=1 xla_c=1"]]
-    assert sorted(str(t.status) for t in twins) == ["measured", "same_program"]
-    assert {t.comparison.estimate.ratio for t in twins if t.comparison} == {twins[0].comparison.estimate.ratio}  # type: ignore[union-attr]
+    duplicates = [by_set["xla_a=1"], by_set["xla_a=1 xla_c=1"]]
+    assert sorted(str(t.status) for t in duplicates) == ["measured", "same_program"]
+    one = duplicates[0].comparison.estimate.ratio  # type: ignore[union-attr]
+    assert {t.comparison.estimate.ratio for t in duplicates if t.comparison} == {one}
 
 
 def test_settings_read_at_run_time_are_measured_though_the_program_is_equal(run_replay: Run) -> None:

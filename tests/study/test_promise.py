@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autotune.model.promise import Need, Promise
-from autotune.model.records import FloorResult
+from autotune.model.records import FloorResult, Need, Promise
 from autotune.results.promise_words import describe_promise
 from autotune.results.report import render_markdown
 from autotune.results.words import describe_begin
@@ -94,12 +93,12 @@ def test_what_is_out_of_reach_is_never_found() -> None:
     reach = 0.0
     for _ in range(80):  # the smallest spread that is out of reach of 2 %
         reach += 1e-3
-        if _is_out_of_reach(0.02, reach, sesoi=0.005):
+        if _is_out_of_reach(0.02, reach, min_effect=0.005):
             break
     assert 0.02 < reach < 0.08
     assert study_power(0.02, reach, most=HIGHEST).found < 0.9
-    assert not _is_out_of_reach(0.02, 0.9 * reach, sesoi=0.005)
-    assert _is_out_of_reach(0.004, 1e-6, sesoi=0.005)  # below the smallest effect of interest
+    assert not _is_out_of_reach(0.02, 0.9 * reach, min_effect=0.005)
+    assert _is_out_of_reach(0.004, 1e-6, min_effect=0.005)  # below the smallest effect of interest
 
 
 def test_without_times_or_with_too_few_processes_nothing_is_promised() -> None:

@@ -10,8 +10,7 @@ import pytest
 
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Failure, FailureKind
-from autotune.model.records import ConclusionRecord, ConfirmRun, FinalistResult, Outcome, ProofRecord
-from autotune.model.trial import TrialResult
+from autotune.model.records import ConclusionRecord, ConfirmRun, FinalistResult, Outcome, ProofRecord, TrialResult
 from autotune.results.recompute import disagreements
 from autotune.rundir.store import RECORDS, Store
 from autotune.settings.parameters import SearchSpace
@@ -214,8 +213,8 @@ def test_a_set_that_one_pair_of_processes_makes_look_slow_is_proven_all_the_same
         spec = study(0.98, noise=NOISY["noise"], processes=4).model_copy(update={"seed": seed})
         _, store, _ = run_replay(spec, trials=1, first=FIRST, space=NOTHING, folder=f"run-{seed}")
         (trial,) = store.of(TrialResult)
-        unlucky += trial.outlook_at(sesoi=0.005) is Outlook.NOT_PROMISING
-        assert stages(store).get("confirm", 0) >= 4, trial.outcome
+        unlucky += trial.outlook_at(min_effect=0.005) is Outlook.NOT_PROMISING
+        assert stages(store).get("confirm", 0) >= 4, trial.status
         if unlucky == 2:
             return
     raise AssertionError("no seed makes the set look slow")

@@ -34,10 +34,10 @@ def study(**more: Any) -> StudySpec:
             "name": "screened",
             "workload": {"entry": "llama"},
             "device": {"platform": "cuda", "count": 8},
-            "search": {"trials": 2, "use_environment": False},
-            "screen": {"enabled": True, "target": "h100-sxm", "cache": False, **more},
-            "confirm": {"processes": 3, "pairs": 6},
-            "measure": {"block_s": 0.01, "settle_s": 0, "steady_s": 0},
+            "search": {"trials": 2},
+            "screen": {"enabled": True, "target": "h100-sxm", **more},
+            "confirm": {"processes": 3},
+            "measure": {"block_s": 0.01},
             "replay": {"effects": {f"{COMBINE}=11": 0.93}, "noise": {"white_sd": 1e-4}},
         }
     )

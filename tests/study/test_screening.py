@@ -17,9 +17,8 @@ from autotune.compiler.toolkit import toolkit_of
 from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import FailureKind
-from autotune.model.records import AblationResult, ConclusionRecord, Outcome, ScreenRecord
+from autotune.model.records import AblationResult, ConclusionRecord, Outcome, ScreenRecord, TrialResult, TrialStatus
 from autotune.model.spec import StudySpec, parse_study
-from autotune.model.trial import TrialResult, TrialStatus
 from autotune.rundir.store import Store
 from autotune.study import screen as stage
 from autotune.study import stages
@@ -41,8 +40,8 @@ def study(platform: str = "cuda", **more: Any) -> StudySpec:
             "name": "screened",
             "workload": {"entry": "llama"},
             "device": {"platform": platform, "count": 8},
-            "screen": {"enabled": True, "target": "h100-sxm" if platform == "cuda" else None, "cache": False},
-            "confirm": {"processes": 3, "pairs": 6},
+            "screen": {"enabled": True, "target": "h100-sxm" if platform == "cuda" else None},
+            "confirm": {"processes": 3},
             "replay": {"effects": EFFECTS, "inert": INERT, "noise": {"white_sd": 1e-4}},
             **more,
         }
@@ -123,7 +122,7 @@ def test_memory_is_not_believed_where_the_reference_runs_though_it_should_not_fi
 def test_equal_programs_share_one_measurement_unless_something_is_read_at_run_time(run: Run) -> None:
     first = (
         ("measured", FlagSet({COMBINE: "11"})),
-        ("twin", FlagSet({COMBINE: "11", SLOP: "17"})),
+        ("duplicate", FlagSet({COMBINE: "11", SLOP: "17"})),
         ("default's", FlagSet({SLOP: "19"})),
         ("read later", FlagSet({COMBINE: "11", "NCCL_PROTO": "LL"})),
         ("of the autotuner", FlagSet({COMBINE: "11", "xla_gpu_autotune_level": "0"})),
@@ -143,7 +142,7 @@ def test_equal_programs_share_one_measurement_unless_something_is_read_at_run_ti
 def test_a_resumed_study_is_not_screened_again_and_still_shares(run: Run) -> None:
     run(study(), Rules(), trials=1, first=(("measured", FlagSet({COMBINE: "11"})),))
     rules = Rules()
-    later = (("twin", FlagSet({COMBINE: "11", SLOP: "17"})),)
+    later = (("duplicate", FlagSet({COMBINE: "11", SLOP: "17"})),)
     _, store, diary, _ = run(study(), rules, trials=2, first=later)
     assert len(store.of(ScreenRecord)) == 1
     assert "screen" not in diary.stages
@@ -246,8 +245,9 @@ def test_a_compiler_that_breaks_in_mid_study_costs_a_note(run: Run) -> None:
     assert any("broken pipe" in note for note in diary.notes)
 
 
-def test_what_the_time_does_not_suffice_for_stays_in_the_space(run: Run) -> None:
-    spec = study(screen={"enabled": True, "target": "h100-sxm", "cache": False, "time_budget": 1e-9})
+def test_what_the_time_does_not_suffice_for_stays_in_the_space(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StudyScreener, "_limit_s", lambda self: 1e-9)
+    spec = study(screen={"enabled": True, "target": "h100-sxm"})
     _, store, diary, _ = run(spec, Rules(), trials=1)
     record = store.last(ScreenRecord)
     assert record is not None

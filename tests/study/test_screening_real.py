@@ -9,21 +9,17 @@ from typer.testing import CliRunner
 
 from autotune.cli.app import app
 from autotune.model.flags import FlagSet
-from autotune.model.records import ConclusionRecord, ScreenRecord
-from autotune.model.trial import TrialResult, TrialStatus
+from autotune.model.records import ConclusionRecord, ScreenRecord, TrialResult, TrialStatus
 from autotune.rundir.store import Store
 
 FAST = """
 [measure]
 pairs_cap = 12
-floor_processes = 2
 [confirm]
 processes = 3
 finalists = 1
-pairs = 6
 alone = 0
 soak = "2s"
-soak_steps = 20
 """
 ON_CPU = f"""
 name = "screened-cpu"
@@ -31,7 +27,6 @@ name = "screened-cpu"
 entry = "workloads.example:build"
 [search]
 trials = 4
-use_environment = false
 [search.settings]
 xla_cpu_parallel_codegen_split_count = [1]
 xla_cpu_max_isa = ["SSE4_2"]
@@ -46,7 +41,6 @@ platform = "cuda"
 count = 8
 [search]
 trials = 4
-use_environment = false
 [search.settings]
 xla_gpu_enable_while_loop_double_buffering = [false, true]
 xla_gpu_memory_limit_slop_factor = [95, 80]

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from autotune.model.flags import FlagSet
-from autotune.model.long_run import MemoryUse
 from autotune.model.measurement import Failure, FailureKind
-from autotune.model.records import IncidentRecord, Outcome, SoakRecord
+from autotune.model.records import IncidentRecord, MemoryUse, Outcome, SoakRecord
 from autotune.results.export import ExportFormat, render_export
 from autotune.results.recompute import disagreements
 from autotune.results.report import render_markdown
@@ -51,12 +50,12 @@ class LateFaults(ReplayLauncher):
 
 
 def test_a_winner_is_soaked_and_its_conclusion_says_how_long(run_replay: Run) -> None:
-    spec = replay_study(effects=FAST, study={"confirm": {"soak": "20s", "soak_steps": 900}})
+    spec = replay_study(effects=FAST, study={"confirm": {"soak": "20s"}})
     conclusion, store, diary = run_replay(spec, trials=2, first=PLANTED)
     (record,) = store.of(SoakRecord)
     assert conclusion.outcome is Outcome.WINNER
     assert conclusion.settings == record.settings == FlagSet({"xla_a": "1"})
-    assert record.step_count >= 900  # 900 steps of 27 ms are more than 20 s
+    assert record.step_count >= 700  # steps of 27 ms
     assert conclusion.soaked_s == record.steps_s >= 20
     assert diary.stages[-1] == "soak"
 
@@ -129,11 +128,12 @@ class Acting(ReplayLauncher):
 
 
 @pytest.fixture
-def soaked(run_replay: Run) -> Callable[..., Any]:
+def soaked(run_replay: Run, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """A study whose winner soaks beside the reference, both acting as told: conclusion, store, its soak, launcher."""
+    monkeypatch.setattr("autotune.model.spec.SOAK_STEPS", 480)
 
     def run(*candidate: Block, reference: Block = steady) -> Any:
-        spec = replay_study(effects=FAST, noise="quiet", study={"confirm": {"soak": "6s", "soak_steps": 480}})
+        spec = replay_study(effects=FAST, noise="quiet", study={"confirm": {"soak": "6s"}})
         launcher = Acting(spec.replay, seed=0, platform="cpu")  # type: ignore[arg-type]
         launcher.parts, launcher.started = {"candidate": list(candidate), "reference": [reference]}, []
         only = SearchSpace((Parameter(name="xla_a", choices=("0", "1"), default="0"),))

@@ -8,12 +8,20 @@ from typing import Any
 
 import pytest
 
-from autotune.model.ablation import AblationResult
-from autotune.model.effects import BestPredicted, EffectsRecord, PairEffect, SettingEffect, ValueEffect
 from autotune.model.flags import FlagSet
-from autotune.model.records import ConclusionRecord, FinalistResult
+from autotune.model.records import (
+    AblationResult,
+    BestPredicted,
+    ConclusionRecord,
+    EffectsRecord,
+    FinalistResult,
+    PairEffect,
+    SettingEffect,
+    TrialResult,
+    TrialStatus,
+    ValueEffect,
+)
 from autotune.model.spec import StudySpec
-from autotune.model.trial import Measured, TrialResult
 from autotune.rundir.store import Store
 from autotune.settings.parameters import Parameter, SearchSpace
 from autotune.study.finalists import worth_proving
@@ -143,19 +151,20 @@ def test_finalists_differ_in_what_acts_and_the_best_predicted_one_is_among_them(
 
 
 def test_a_trial_of_nothing_that_acts_is_no_finalist_unless_it_was_faster_all_the_same(wide: Store) -> None:
-    measured, outcome = next((r, r.outcome) for r in wide.of(TrialResult) if isinstance(r.outcome, Measured))
+    measured = next(r for r in wide.of(TrialResult) if r.status is TrialStatus.MEASURED)
+    figures = measured.comparison
+    assert figures is not None
 
     def result(settings: FlagSet, ratio: float) -> TrialResult:
-        estimate = dataclasses.replace(outcome.comparison.estimate, ratio=ratio, low=0.9, high=1.1)
-        comparison = outcome.comparison.model_copy(update={"estimate": estimate})
-        found = outcome.model_copy(update={"comparison": comparison})
-        return measured.model_copy(update={"settings": settings, "outcome": found})
+        estimate = dataclasses.replace(figures.estimate, ratio=ratio, low=0.9, high=1.1)
+        comparison = figures.model_copy(update={"estimate": estimate})
+        return measured.model_copy(update={"settings": settings, "comparison": comparison})
 
     inert, lucky, good = FlagSet({"xla_09": 1}), FlagSet({"xla_10": 1}), FlagSet({"xla_00": 1, "xla_09": 1})
     results = [result(inert, 0.999), result(lucky, 0.98), result(good, 0.99)]
-    found = worth_proving(results, count=3, sesoi=0.005, taught=taught(wide))
+    found = worth_proving(results, count=3, min_effect=0.005, taught=taught(wide))
     assert [r.settings for r in found] == [lucky, good]
-    assert len(worth_proving(results, count=3, sesoi=0.005)) == 3  # where nothing was taught, all may be
+    assert len(worth_proving(results, count=3, min_effect=0.005)) == 3  # where nothing was taught, all may be
 
 
 # ---------------------------------------------------------------------- minimising

@@ -14,9 +14,18 @@ import pytest
 
 from autotune.model.errors import LaunchError
 from autotune.model.measurement import FailureKind
-from autotune.model.records import ConclusionRecord, ConfirmRun, FinalistResult, FloorResult, Outcome, SoakRecord
+from autotune.model.records import (
+    ConclusionRecord,
+    ConfirmRun,
+    FinalistResult,
+    FloorResult,
+    Outcome,
+    SoakRecord,
+    TrialResult,
+    TrialStatus,
+)
 from autotune.model.spec import StudySpec, parse_study
-from autotune.model.trial import TrialResult, TrialStatus
+from autotune.model.turn_sizes import CPU_SIZES
 from autotune.stats.estimates import Outlook
 from autotune.study.durations import RECENT
 from autotune.study.interrupt import Stopped
@@ -78,8 +87,8 @@ class Ended:
     @property
     def found(self) -> bool:
         """Whether some trial looked promising."""
-        sesoi = self.spec.measure.smallest_effect
-        return any(r.outlook_at(sesoi=sesoi) is Outlook.PROMISING for r in self.of(TrialResult))
+        min_effect = self.spec.measure.min_effect
+        return any(r.outlook_at(min_effect=min_effect) is Outlook.PROMISING for r in self.of(TrialResult))
 
     def said(self, text: str) -> bool:
         return any(text in note for note in self.diary.notes)
@@ -226,7 +235,7 @@ def test_what_it_says_is_needed_is_enough() -> None:
         probe = Ended(study(step_s, start_s, 20 * MINUTE, trials=1))
         assert probe.table is not None
         if not probe.table.is_enough:
-            spec = study(step_s, start_s, probe.table.needed_s + MINUTE, trials=1, search={"use_environment": False})
+            spec = study(step_s, start_s, probe.table.needed_s + MINUTE, trials=1)
             again = Ended(spec)
             assert again.table is not None
             assert again.table.is_enough or again.table.used_s > probe.table.used_s  # a longer floor than the least
@@ -275,12 +284,11 @@ def test_the_search_as_it_was_spends_the_time_of_the_proof(monkeypatch: pytest.M
 
 
 @pytest.mark.gate
-def test_what_a_proof_of_nothing_leaves_goes_back_to_the_search() -> None:
+def test_what_a_proof_of_nothing_leaves_goes_back_to_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a noisy machine without any effect trials look promising, and do not hold: the search goes on."""
     noisy = {"effects": {}, "noise": {"white_sd": 0.02, "process_sd": 0.006}}
-    spec = study(
-        0.05, 7.0, 20 * MINUTE, trials=60, replay=noisy, measure={"block_s": 0.05, "settle_s": 0, "steady_s": 0}
-    )
+    monkeypatch.setattr("autotune.model.sections.GPU_SIZES", CPU_SIZES)
+    spec = study(0.05, 7.0, 20 * MINUTE, trials=60, replay=noisy)
     ended = Ended(spec)
     assert ended.timed.clock.now_s <= 22 * MINUTE
     stages = ended.diary.stages
@@ -337,8 +345,8 @@ def test_what_is_called_worth_a_proof_looks_promising_or_has_begun(
     assert ended.conclusion is not None
     if (told := re.search(r"Worth a proof: (.*?)(?: and \d+ more)?; with", ended.conclusion.sentence)) is None:
         return
-    sesoi = ended.spec.measure.smallest_effect
-    promising = {r.settings for r in ended.of(TrialResult) if r.outlook_at(sesoi=sesoi) is Outlook.PROMISING}
+    min_effect = ended.spec.measure.min_effect
+    promising = {r.settings for r in ended.of(TrialResult) if r.outlook_at(min_effect=min_effect) is Outlook.PROMISING}
     assert told[1] in map(str, promising | {f.settings for f in ended.of(FinalistResult)})
 
 

@@ -12,11 +12,9 @@ import pytest
 
 from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
-from autotune.model.losses import LOSS_NOT_CHECKED, LossBasis
-from autotune.model.measurement import Failure, FailureKind, Pair, WorkerReport
-from autotune.model.records import ConfirmRun, FloorResult, IncidentRecord, Outcome, SoakRecord
+from autotune.model.measurement import LOSS_NOT_CHECKED, Failure, FailureKind, LossBasis, Pair, WorkerReport
+from autotune.model.records import ConfirmRun, FloorResult, IncidentRecord, Outcome, SoakRecord, TrialResult
 from autotune.model.spec import parse_study
-from autotune.model.trial import TrialResult
 from autotune.results.winner import winner_of
 from autotune.rundir.store import Store
 from autotune.study.traces import OTHER_ROUNDING, ROUNDINGS, LossTrace, refuse_not_finite, spread_of_floor

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from autotune.model.blocks import log_ratio
-from autotune.model.long_run import MemoryUse
-from autotune.model.measurement import Arm, Pair, WorkerReport
+from autotune.model.measurement import Arm, Pair, WorkerReport, log_ratio
+from autotune.model.records import MemoryUse
 from autotune.model.sections import MeasureSpec
 from autotune.model.turn_sizes import LONGEST_BLOCK_STEPS
 from autotune.stats.estimates import Outlook, SequentialPlan, estimate_pairs, outlook_of
@@ -65,7 +64,7 @@ def test_a_block_is_long_against_the_timer(step_s: float, steps: int) -> None:
 
 
 def test_every_pair_has_one_block_of_each_in_the_order_told() -> None:
-    pairs, _, diary = run(1.0, comparer.fixed(23, sesoi=0.005).stop)
+    pairs, _, diary = run(1.0, comparer.fixed(23, min_effect=0.005).stop)
     assert len(pairs) == 23
     told = "".join("rc" if p.first is Arm.REFERENCE else "cr" for p in pairs)
     assert told == "".join(diary)
@@ -73,7 +72,7 @@ def test_every_pair_has_one_block_of_each_in_the_order_told() -> None:
 
 
 def test_the_order_is_a_function_of_the_seed() -> None:
-    one, two, other = (run(1.0, comparer.fixed(31, sesoi=0.005).stop, seed)[2] for seed in (5, 5, 6))
+    one, two, other = (run(1.0, comparer.fixed(31, min_effect=0.005).stop, seed)[2] for seed in (5, 5, 6))
     assert one == two
     assert one != other
 
@@ -85,7 +84,7 @@ def test_log_ratio_is_of_whole_blocks() -> None:
 
 def test_a_clear_effect_stops_at_the_first_look() -> None:
     plan = SequentialPlan(cap=40)
-    pairs, why, _ = run(0.9, comparer.sequential(plan, sesoi=0.005, incumbent=None).stop)
+    pairs, why, _ = run(0.9, comparer.sequential(plan, min_effect=0.005, incumbent=None).stop)
     assert len(pairs) == plan.looks[0]
     assert why == "its interval is narrow enough"
 
@@ -94,8 +93,8 @@ def test_what_cannot_beat_the_incumbent_stops_early() -> None:
     plan = SequentialPlan(cap=40)
     noisy = [math.log(0.98) + 0.05 * (-1) ** i + 0.001 * i for i in range(plan.looks[0])]
     best = estimate_pairs([math.log(0.8)] * 12)
-    alone = comparer.sequential(plan, sesoi=0.005, incumbent=None).stop(noisy)
-    against = comparer.sequential(plan, sesoi=0.005, incumbent=best).stop(noisy)
+    alone = comparer.sequential(plan, min_effect=0.005, incumbent=None).stop(noisy)
+    against = comparer.sequential(plan, min_effect=0.005, incumbent=best).stop(noisy)
     assert alone is not None
     assert against is not None
     assert not alone.stop
@@ -104,10 +103,10 @@ def test_what_cannot_beat_the_incumbent_stops_early() -> None:
 
 
 def test_figures_of_a_comparison() -> None:
-    pairs: Sequence[Pair] = run(0.5, comparer.fixed(7, sesoi=0.005).stop)[0]
+    pairs: Sequence[Pair] = run(0.5, comparer.fixed(7, min_effect=0.005).stop)[0]
     found = comparer.make_comparison(pairs, estimate_pairs([log_ratio(p) for p in pairs]), stopped="x")
     assert found.candidate_step_s == pytest.approx(0.05)
     assert found.reference_step_s == pytest.approx(0.1)
-    assert outlook_of(found.estimate, sesoi=0.005) is Outlook.PROMISING
+    assert outlook_of(found.estimate, min_effect=0.005) is Outlook.PROMISING
     assert "verdict" not in found.model_dump(mode="json")
     assert found.pair_count == 7

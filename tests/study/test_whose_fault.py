@@ -11,9 +11,8 @@ from autotune.model.clock import Stopwatch
 from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Failure, FailureKind
-from autotune.model.records import ConclusionRecord, IncidentRecord
+from autotune.model.records import ConclusionRecord, IncidentRecord, TrialResult
 from autotune.model.spec import StudySpec, parse_study
-from autotune.model.trial import TrialResult
 from autotune.study.bench import REFERENCE_RESTARTS
 from autotune.study.runner import MOST_LOST_IN_A_ROW
 from autotune.study.stages import run_study
@@ -84,7 +83,7 @@ def test_a_candidate_that_was_ended_once_is_measured_after_all(run_replay: Run) 
 
 
 def test_a_set_that_ends_the_reference_beside_it_fails_and_the_study_goes_on(run_replay: Run) -> None:
-    spec = replay_study(effects={"xla_b=1": 0.9}, study={"search": {"startup_trials": 100}})
+    spec = replay_study(effects={"xla_b=1": 0.9})
     spec = spec.model_copy(update={"seed": 3})
     launcher = Mortal(spec, dies="xla_d", beside=True, times=2 * (REFERENCE_RESTARTS + 1))
     _, store, _ = run_replay(spec, trials=14, launcher=launcher)
@@ -125,9 +124,9 @@ def test_a_real_program_that_ends_itself_by_sigterm(tmp_path: Path) -> None:
         {
             "name": "term",
             "workload": {"entry": "faulty:build", "options": {"fault": "term"}},
-            "search": {"trials": 2, "settings": {"xla_cpu_enable_fast_math": [False, True]}, "use_environment": False},
-            "measure": {"pairs_cap": 6, "block_s": 0.01, "check_steps": 3, "warmup_steps": 3, "floor_processes": 2},
-            "confirm": {"finalists": 1, "processes": 3, "pairs": 4, "alone": 0, "soak": "1s", "soak_steps": 20},
+            "search": {"trials": 2, "settings": {"xla_cpu_enable_fast_math": [False, True]}},
+            "measure": {"pairs_cap": 6, "block_s": 0.01},
+            "confirm": {"finalists": 1, "processes": 3, "alone": 0, "soak": "1s"},
         }
     )
     run = new_run(spec, tmp_path / "run", study_dir=PROGRAMS, view=Diary(), watch=Stopwatch())

@@ -18,7 +18,7 @@ from autotune.workers.local import LocalLauncher, LocalWorker
 
 PROGRAMS = Path(__file__).parent / "programs"
 PRINTED = {"pattern": r"step \d+: (?P<step_ms>[\d.]+) ms", "loss": r"loss = (?P<loss>\S+)"}
-QUICK = {"check_steps": 3, "warmup_steps": 3, "start_limit_s": 120, "block_limit_s": 60}
+QUICK = {"start_limit_s": 120, "block_limit_s": 60}
 
 
 def study(workload: dict[str, Any], **more: Any) -> StudySpec:

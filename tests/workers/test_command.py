@@ -14,6 +14,7 @@ import pytest
 
 from autotune.child.processes import xla_processes
 from autotune.model.measurement import FailureKind
+from autotune.model.turn_sizes import CHECK_STEPS, WARMUP_STEPS
 from autotune.workers.base import WorkerFailed
 from tests.workers.conftest import PRINTED, PROGRAMS, Start, command, study
 
@@ -29,9 +30,9 @@ def test_steps_and_losses_of_an_unknown_program_are_read(start: Start, tmp_path:
     worker = start(study(command()))
     times = worker.run_block(17)
     assert len(times) == 17
-    assert len(worker.report.warmup_step_times_s) == 3
+    assert len(worker.report.warmup_step_times_s) == WARMUP_STEPS
     assert worker.report.losses[0] == 1.0
-    assert len(worker.report.losses) == 3
+    assert len(worker.report.losses) == CHECK_STEPS
     assert all(0 < t < 10 for t in times)
     # The first step compiles: what is read is what the program says, in seconds.
     lines = (tmp_path / "worker.log").read_text().splitlines()
@@ -59,18 +60,18 @@ def test_what_goes_wrong_in_a_program_is_named(start: Start, fault: str, kind: F
 
 
 def test_a_loss_that_is_not_a_number_is_read_as_such(start: Start) -> None:
-    worker = start(study(plain("early-nan"), measure={"check_steps": 4, "warmup_steps": 4}))
+    worker = start(study(plain("early-nan")))
     assert math.isnan(worker.report.losses[3])
 
 
 def test_a_program_that_is_too_short_says_how_long_it_must_be(start: Start) -> None:
     worker = start(study(plain("", "11"), measure={"run_steps": 20}))
-    with pytest.raises(WorkerFailed, match="after 11 steps that could be read but 24 are needed"):
+    with pytest.raises(WorkerFailed, match="after 11 steps that could be read but 26 are needed"):
         worker.run_block(20)
 
 
 def test_steps_read_before_the_program_ended_count(start: Start) -> None:
-    assert len(start(study(plain("", "11"))).run_block(8)) == 8
+    assert len(start(study(plain("", "13"))).run_block(8)) == 8
 
 
 def test_output_without_steps_is_told_with_its_last_lines(start: Start, tmp_path: Path) -> None:
@@ -149,7 +150,7 @@ for i in range(1000):
 """
     read = {"json_key": "perf.step", "loss": "loss", "file": str(file)}
     worker = start(study({"command": [sys.executable, "-c", code], "read": read}))
-    assert worker.report.losses == pytest.approx((1, 1 / 2, 1 / 3))
+    assert worker.report.losses == pytest.approx([1 / n for n in range(1, 1 + CHECK_STEPS)])
     assert worker.run_block(5) == (0.25,) * 5
 
 
@@ -229,7 +230,7 @@ def test_processes_without_xla_are_left_out() -> None:
 def test_a_hooked_loop_waits_for_its_turns_and_reports(start: Start, tmp_path: Path) -> None:
     worker = start(study(command(**HOOKED), device={"count": 2}))
     assert worker.report.losses[0] == 1.0
-    assert worker.report.grad_norms == (1.5, 1.5, 1.5)
+    assert worker.report.grad_norms == (1.5,) * CHECK_STEPS
     assert worker.report.device_count == 2
     assert worker.report.versions["jaxlib"] == importlib.metadata.version("jaxlib")
     assert worker.report.packages is not None

@@ -24,9 +24,8 @@ import pytest
 from autotune.cli.live import LineView
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import FailureKind
-from autotune.model.records import ConclusionRecord
+from autotune.model.records import ConclusionRecord, TrialResult, TrialStatus
 from autotune.model.spec import parse_study
-from autotune.model.trial import TrialResult, TrialStatus
 from autotune.rundir.store import Store
 from autotune.workers.base import WorkerFailed
 from autotune.workers.command import CommandLauncher
@@ -56,20 +55,15 @@ name = "faults"
 entry = "faults:build"
 [search]
 trials = {trials}
-use_environment = false
 [measure]
 pairs_cap = 6
-smallest_effect = 0.4
-floor_processes = 2
-check_steps = 3
-warmup_steps = 3
+min_effect = 0.4
 block_s = 0.01
 start_limit_s = 40
 block_limit_s = 8
 [confirm]
 processes = 3
 finalists = 1
-pairs = 4
 soak = 0
 """
 
@@ -79,17 +73,14 @@ name = "replayed"
 entry = "llama"
 [search]
 trials = 9
-use_environment = false
 [search.settings]
 xla_cpu_prefer_vector_width = [128, 256, 512]
 xla_backend_optimization_level = [0, 1, 2, 3]
 [measure]
 pairs_cap = 12
-floor_processes = 2
 [confirm]
 processes = 3
 finalists = 1
-pairs = 6
 [replay]
 noise = "quiet"
 effects = { "xla_backend_optimization_level=1" = 0.9 }

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from autotune.model.flags import FlagSet
+from autotune.model.flags import DUMPED_KERNELS, KERNELS, FlagSet
 from autotune.model.kernels import DUMP_FILE, DUMP_HERE, DUMP_VARIABLE
 from autotune.model.measurement import Failure, FailureKind
-from autotune.model.names import DUMPED_KERNELS, KERNELS
 from autotune.model.options import option_setting
 from autotune.model.spec import parse_study
 from autotune.workers import local
@@ -26,7 +25,7 @@ OURS = f"--{DUMPED_KERNELS}={DUMP_VARIABLE}/{DUMP_FILE}"
 def told(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str]]:
     """Environments of the processes that would have been started."""
     found: list[dict[str, str]] = []
-    monkeypatch.setattr(local, "GuardedProcess", lambda command, env, log, limit: found.append(dict(env)))
+    monkeypatch.setattr(local, "GuardedProcess", lambda command, env, log: found.append(dict(env)))
     return found
 
 

@@ -12,9 +12,9 @@ from autotune.model.clock import Stopwatch
 from autotune.model.errors import AutotuneError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import FailureKind
+from autotune.model.proofs import describe_stalls
 from autotune.model.records import ConclusionRecord, ConfirmRun, FinalistResult, Outcome, SoakRecord
 from autotune.model.spec import parse_study
-from autotune.model.totals import describe_stalls
 from autotune.results.export import ExportFormat, render_export
 from autotune.results.recompute import disagreements
 from autotune.results.winner import winner_of
@@ -27,23 +27,30 @@ from tests.workers.conftest import PROGRAMS, command
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 PLANTED = {"xla_cpu_enable_fast_math": "true"}
-MEASURE = {"pairs_cap": 16, "check_steps": 3, "warmup_steps": 3, "floor_processes": 2}
-CONFIRM = {"finalists": 1, "processes": 3, "alone": 0, "soak": "3s", "soak_steps": 280}
+MEASURE = {"pairs_cap": 16}
+CONFIRM = {"finalists": 1, "processes": 3, "alone": 0, "soak": "3s"}
+
+
+@pytest.fixture(autouse=True)
+def sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autotune.model.spec.SOAK_STEPS", 280)
 
 
 def study(tmp_path: Path, fault: str, *, pairs: int = 6) -> tuple[ConclusionRecord, Store]:
     """A whole study of the program with one fault."""
-    search = {"trials": 1, "settings": {"xla_cpu_enable_fast_math": [False, True]}, "use_environment": False}
+    search = {"trials": 1, "settings": {"xla_cpu_enable_fast_math": [False, True]}}
     data: dict[str, Any] = {
         "name": "planted",
         "workload": command(fault, program="planted.py", hook=True),
         "search": search,
         "measure": MEASURE,
-        "confirm": {**CONFIRM, "pairs": pairs},
+        "confirm": CONFIRM,
     }
     diary = Diary()
     run = new_run(parse_study(data), tmp_path / "run", study_dir=PROGRAMS, view=diary, watch=Stopwatch())
-    return run_study(run), run.store
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("autotune.study.lanes.proof_size", lambda *_, **__: pairs)
+        return run_study(run), run.store
 
 
 def refused(store: Store) -> str:
@@ -104,7 +111,7 @@ def test_what_shows_only_in_a_long_run_is_no_winner(
 
 
 @pytest.mark.parametrize("fault", ["honest", "warm-up"])
-def test_an_honest_twin_is_exported_with_what_its_soak_saw(tmp_path: Path, fault: str) -> None:
+def test_an_honest_set_is_exported_with_what_its_soak_saw(tmp_path: Path, fault: str) -> None:
     conclusion, store = study(tmp_path, fault)
     assert conclusion.settings == FlagSet(PLANTED), conclusion.sentence
     assert disagreements(store, conclusion) == []

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.model.names import PROFILE
+from autotune.model.flags import PROFILE
 from autotune.workers.base import WorkerFailed
 from autotune.workers.local import profile_text
 from tests.workers.conftest import Start, study

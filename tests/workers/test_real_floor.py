@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from autotune.model.blocks import log_ratio
 from autotune.model.clock import Stopwatch
+from autotune.model.measurement import log_ratio
 from autotune.model.records import FloorResult
 from autotune.model.spec import parse_study
 from autotune.results.words import describe_begin
@@ -31,7 +31,7 @@ def test_a_floor_of_several_real_processes(tmp_path: Path) -> None:
             "workload": {"entry": "harness.slow_unoptimised:build"},
             "device": {"count": 1},
             "search": {"trials": 1, "settings": {"xla_backend_optimization_level": [3, 1]}},
-            "measure": {"floor_processes": 3, "block_s": 0.01, "pairs_cap": 12, "start_limit_s": 170},
+            "measure": {"block_s": 0.01, "pairs_cap": 12, "start_limit_s": 170},
             "confirm": {"finalists": 1, "processes": 4, "soak": 0, "minimise": False},
         }
     )

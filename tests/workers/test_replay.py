@@ -12,9 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from autotune.model.blocks import log_ratio
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import Pair
+from autotune.model.measurement import Pair, log_ratio
 from autotune.model.replay import ReplaySpec
 from autotune.stats.estimates import Decision, estimate_pairs, judge
 from autotune.stats.noise_models import NoiseModel

@@ -18,7 +18,7 @@ from autotune.workers.command import CommandLauncher
 from tests.workers.conftest import PROGRAMS, command, study
 
 # The seconds that clocks of a real GPU take to settle are not what this is about.
-AT_ONCE = {"block_s": 0.01, "settle_s": 0.0, "steady_s": 0.0}
+AT_ONCE = {"block_s": 0.01, "settle_s": 0.0, "steady_s": 0.0, "in_order": True}
 
 OLDER = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 
@@ -41,15 +41,19 @@ class Desk:
 
 
 @pytest.fixture
-def benches(tmp_path: Path) -> Iterator[Any]:
+def benches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Makes a bench for the program with some arguments: `benches(needed, "NAME=VALUE")`."""
     made: list[Bench] = []
     ledger = tmp_path / "ledger"
     ledger.touch()
+    monkeypatch.setattr("autotune.model.sections.GPU_SIZES", AT_ONCE)
 
     def make(needed: int, *variables: str) -> tuple[Bench, Desk]:
         workload = command(str(ledger), str(needed), *variables, program="shared_gpu.py", hook=True)
-        spec = study(workload, device={"platform": "cuda"}, measure=AT_ONCE)
+        spec = study(
+            workload,
+            device={"platform": "cuda"},
+        )
         launcher = CommandLauncher(spec, study_dir=str(PROGRAMS), base=os.environ)
         made.append(Bench(spec, Folders(tmp_path / "run"), launcher, desk := Desk()))
         return made[-1], desk

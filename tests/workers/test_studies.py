@@ -11,9 +11,8 @@ import pytest
 
 from autotune.model.clock import Stopwatch
 from autotune.model.measurement import FailureKind
-from autotune.model.records import ConclusionRecord, FloorResult, Outcome
+from autotune.model.records import ConclusionRecord, FloorResult, Outcome, TrialResult, TrialStatus
 from autotune.model.spec import parse_study
-from autotune.model.trial import TrialResult, TrialStatus
 from autotune.rundir.store import Store
 from autotune.study.stages import run_study
 from autotune.study.start import new_run
@@ -21,18 +20,14 @@ from tests.runs import Diary
 from tests.workers.conftest import PROGRAMS, command
 
 ROOT = Path(__file__).parents[2]
-SEARCH = {"trials": 2, "settings": {"xla_backend_optimization_level": [1, 3]}, "use_environment": False}
+SEARCH = {"trials": 2, "settings": {"xla_backend_optimization_level": [1, 3]}}
 MEASURE = {
     "pairs_cap": 8,
     "block_s": 0.01,
     "start_limit_s": 170,
-    "check_steps": 3,
-    "warmup_steps": 3,
     "run_steps": 7,
-    "sandwiches": 2,
-    "floor_processes": 2,
 }
-CONFIRM = {"finalists": 1, "processes": 3, "pairs": 4, "alone": 0, "soak": "2s", "soak_steps": 20}
+CONFIRM = {"finalists": 1, "processes": 3, "alone": 0, "soak": "2s"}
 
 
 def run(
@@ -62,7 +57,7 @@ def test_a_study_of_each_workload_on_eight_devices(tmp_path: Path, entry: str, m
     # What LLVM makes of it does not matter here, and takes half of the time of a start.
     soon = {"xla_backend_optimization_level": 0}
     search = {**SEARCH, "trials": 1, "settings": {"xla_cpu_prefer_vector_width": [128, 256]}}
-    measure = {**MEASURE, "smallest_effect": 0.4}  # so large that noise alone brings about no proof
+    measure = {**MEASURE, "min_effect": 0.4}  # so large that noise alone brings about no proof
     more: dict[str, Any] = {"device": {"count": 8}, "baseline": soon, "search": search, "measure": measure}
     smallest = {"horizon": 2, "seq": 4} if entry == "rssm-tiny" else {"layers": 1}
     conclusion, store, _ = run(tmp_path, {"entry": entry, "options": {"mesh": mesh, **smallest}}, **more)

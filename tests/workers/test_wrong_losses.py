@@ -12,11 +12,9 @@ import pytest
 
 from autotune.model.clock import Stopwatch
 from autotune.model.errors import AutotuneError, LaunchError
-from autotune.model.losses import LOSS_NOT_CHECKED, LossBasis
-from autotune.model.measurement import FailureKind
-from autotune.model.records import ConclusionRecord, ConfirmRun, FloorResult, Outcome
+from autotune.model.measurement import LOSS_NOT_CHECKED, FailureKind, LossBasis
+from autotune.model.records import ConclusionRecord, ConfirmRun, FloorResult, Outcome, TrialResult
 from autotune.model.spec import parse_study
-from autotune.model.trial import TrialResult
 from autotune.results.export import ExportFormat, render_export
 from autotune.results.report import render_markdown
 from autotune.results.winner import winner_of
@@ -27,11 +25,10 @@ from tests.runs import Diary
 from tests.workers.conftest import PROGRAMS, command
 
 FLAG = {"xla_cpu_enable_fast_min_max": True}
-MEASURE = {"pairs_cap": 8, "block_s": 0.01, "start_limit_s": 170, "warmup_steps": 3, "floor_processes": 2}
+MEASURE = {"pairs_cap": 8, "block_s": 0.01, "start_limit_s": 170}
 SEARCH = {
     "trials": 1,
     "settings": {"xla_cpu_enable_fast_min_max": [False, True]},
-    "use_environment": False,
     "first": [{"name": "planted", "settings": FLAG}],
 }
 
@@ -44,7 +41,7 @@ def run(tmp_path: Path, workload: dict[str, Any], **measure: Any) -> tuple[Concl
             "workload": workload,
             "search": SEARCH,
             "measure": {**MEASURE, **measure},
-            "confirm": {"finalists": 1, "processes": 3, "alone": 0, "soak": "1s", "soak_steps": 50},
+            "confirm": {"finalists": 1, "processes": 3, "alone": 0, "soak": "1s"},
         }
     )
     study = new_run(spec, tmp_path / "run", study_dir=PROGRAMS, view=Diary(), watch=Stopwatch())

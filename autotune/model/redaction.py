@@ -1,8 +1,7 @@
-"""Secrets in what a user hands over: recognised by name or shape, and struck out of all that is kept or shown.
+"""Makes text from outside safe to keep and to show: redacts secrets, spells out control characters.
 
 A program gets its arguments and options as they are. What is recorded, exported, shown or hashed goes through here
-first, so a secret's value is no part of a study's identity. Best is a secret that no study file holds: programs
-read them from environment variables, which are inherited and never recorded.
+first, so a secret's value is no part of a study's identity.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Any
 
 from autotune.model.errors import StudyFileError
 
-STRUCK = "***"
+REDACTED = "***"
 """Stands where a secret was."""
 
 _STRONG = re.compile(
@@ -54,7 +53,7 @@ _NO_SECRET = re.compile(r"(?i:|none|null|true|false|yes|no|on|off|auto)|\$\(\w+\
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether what an option, variable or key of this name holds is a secret."""
+    """Whether an option, variable or key of this name holds a secret."""
     words = _words(name)
     if not words or _ABOUT.fullmatch(words[-1]):
         return False
@@ -63,57 +62,52 @@ def is_secret_name(name: str) -> bool:
     return words[-1] in _WEAK and (len(words) == 1 or not _EVERYDAY.fullmatch(words[-2]))
 
 
-def strike_text(text: str) -> str:
-    """Text, such as a URL, a message or a shell's command, with the secrets in it struck out."""
-    text = _URL.sub(rf"\1{STRUCK}@", text)
-    text = _SHAPES.sub(STRUCK, text)
+def redact_text(text: str) -> str:
+    """Redacts the secrets in a text, such as a URL, a message or a shell's command."""
+    text = _URL.sub(rf"\1{REDACTED}@", text)
+    text = _SHAPES.sub(REDACTED, text)
     for pattern in (_HEADER, _ASSIGNED, _OPTION):
-        text = _strike_values(pattern, text)
+        text = _redact_values(pattern, text)
     return text
 
 
-def strike_command(command: Sequence[str]) -> tuple[str, ...]:
-    """A program's arguments with the secrets in them struck out: ``--key=abc``, ``--token abc``, ``API_KEY=abc``."""
-    struck = []
+def redact_command(command: Sequence[str]) -> tuple[str, ...]:
+    """Redacts the secrets in a program's arguments: ``--key=abc``, ``--token abc``, ``API_KEY=abc``."""
+    redacted = []
     before = ""
     for part in command:
         whole, option = _WHOLE.fullmatch(part), _BARE_OPTION.fullmatch(before)
         if option and not part.startswith("-") and _is_secret(option["name"], part):
-            struck.append(STRUCK)
+            redacted.append(REDACTED)
         elif whole and _is_secret(whole["name"], whole["value"]):
-            struck.append(whole["head"] + STRUCK)
+            redacted.append(whole["head"] + REDACTED)
         else:
-            struck.append(strike_text(part))
+            redacted.append(redact_text(part))
         before = part
-    return tuple(struck)
+    return tuple(redacted)
 
 
-def strike_data(data: Any, name: str = "") -> Any:
-    """Plain data, such as a workload's options, with the secrets in it struck out.
-
-    Args:
-        data: Tables, lists, texts, numbers.
-        name: Key under which it lies.
-    """
+def redact_data(data: Any, name: str = "") -> Any:
+    """Redacts the secrets in plain data, such as a workload's options, which lies under the key `name`."""
     if isinstance(data, Mapping):
-        return {k: strike_data(v, _nearer(str(k), name)) for k, v in data.items()}
+        return {k: redact_data(v, _nearer(str(k), name)) for k, v in data.items()}
     if isinstance(data, str):
-        return STRUCK if name and _is_secret(name, data) else strike_text(data)
+        return REDACTED if name and _is_secret(name, data) else redact_text(data)
     if isinstance(data, list | tuple):
         if all(isinstance(v, str) for v in data) and not is_secret_name(name):
-            return type(data)(strike_command(data))
-        return type(data)(strike_data(v, name) for v in data)
+            return type(data)(redact_command(data))
+        return type(data)(redact_data(v, name) for v in data)
     is_number = isinstance(data, int | float) and not isinstance(data, bool)
-    return STRUCK if is_number and _is_secret(name, str(data)) else data
+    return REDACTED if is_number and _is_secret(name, str(data)) else data
 
 
-def struck_names(data: Any, name: str = "") -> tuple[str, ...]:
-    """Names of what was struck out of a command or of options, each once; a text without a name has that of its key."""
-    return tuple(dict.fromkeys(_struck_names(data, name)))
+def redacted_names(data: Any, name: str = "") -> tuple[str, ...]:
+    """Names of what was redacted in a command or in options, each once; a text without a name is named by its key."""
+    return tuple(dict.fromkeys(_redacted_names(data, name)))
 
 
-def refuse_struck(*parts: Any, source: str, advice: str) -> None:
-    """Refuses to run with what stands where secrets were.
+def refuse_redacted(*parts: Any, source: str, advice: str) -> None:
+    """Refuses to run with placeholders where secrets were.
 
     Args:
         parts: Command and options that are to be run.
@@ -121,38 +115,38 @@ def refuse_struck(*parts: Any, source: str, advice: str) -> None:
         advice: What the user should do.
 
     Raises:
-        StudyFileError: If a secret was struck out of them.
+        StudyFileError: If a secret was redacted in them.
     """
-    names = [n for part in parts for n in struck_names(part)]
+    names = [n for part in parts for n in redacted_names(part)]
     if names:
         raise StudyFileError(
-            f"the workload must get its secrets ({', '.join(names)}) but {source} has {STRUCK} in their place, "
+            f"the workload must get its secrets ({', '.join(names)}) but {source} has {REDACTED} in their place, "
             f"for they are never recorded; {advice}, or let the program read them from environment variables"
         )
 
 
-def _struck_names(data: Any, name: str) -> Iterator[str]:
+def _redacted_names(data: Any, name: str) -> Iterator[str]:
     if isinstance(data, Mapping):
         for key, value in data.items():
-            yield from _struck_names(value, str(key))
+            yield from _redacted_names(value, str(key))
     elif isinstance(data, list | tuple):
         before = ""
         for value in data:
             option = _BARE_OPTION.fullmatch(before)
-            yield from _struck_names(value, option["name"] if option else name)
+            yield from _redacted_names(value, option["name"] if option else name)
             before = value if isinstance(value, str) else ""
-    elif isinstance(data, str) and STRUCK in data:
-        found = re.findall(rf"([A-Za-z_][\w.-]*)=[^\s=]*?{re.escape(STRUCK)}", data)
+    elif isinstance(data, str) and REDACTED in data:
+        found = re.findall(rf"([A-Za-z_][\w.-]*)=[^\s=]*?{re.escape(REDACTED)}", data)
         yield from found or [name or "a secret"]
 
 
 def _nearer(key: str, outer: str) -> str:
-    """The name that judges a value in a table: its own key, or that of a table which holds nothing but secrets."""
+    """The name that judges a value in a table: its own key, or that of a table of secrets."""
     return key if is_secret_name(key) or not _STRONG.search("".join(_words(outer))) else outer
 
 
 def _words(name: str) -> list[str]:
-    """The words of a name in snake, kebab or camel case, lower case, without a number at the end."""
+    """Words of a name in snake, kebab or camel case, in lower case, without a number at the end."""
     words = [w.lower() for w in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+", name)]
     while words and words[-1].isdigit():
         words.pop()
@@ -160,20 +154,42 @@ def _words(name: str) -> list[str]:
 
 
 def _is_secret(name: str, value: str) -> bool:
-    """Whether a value under a name is one; a short number under a weak name is a count or a seed."""
+    """Whether a value under a name is a secret; a short number under a weak name is a count or a seed."""
     if not is_secret_name(name) or _NO_SECRET.fullmatch(value.strip("\"' ")):
         return False
     return _STRONG.search("".join(_words(name))) is not None or not re.fullmatch(r"[\d.+-]{1,6}", value)
 
 
-def _strike_values(pattern: re.Pattern[str], text: str) -> str:
-    """Text without the values of secret names; what is not secret may hold one: ``--env=API_KEY=abc``."""
+def _redact_values(pattern: re.Pattern[str], text: str) -> str:
+    """Redacts the values of secret names; what is not secret may hold one: ``--env=API_KEY=abc``."""
     done, at = [], 0
     while (match := pattern.search(text, at)) is not None:
         done.append(text[at : match.end("head")])
         at = match.end("head")
         if _is_secret(match["name"] or "bearer", value := match["value"]):
             quote = value[0] if value[0] in "\"'" else ""
-            done.append(f"{quote}{STRUCK}{quote}")
+            done.append(f"{quote}{REDACTED}{quote}")
             at = match.end()
     return "".join([*done, text[at:]])
+
+
+_OBEYED = re.compile(
+    "[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f"  # C0 less tab and line end, DEL, C1
+    "\\u061c\\u200e\\u200f\\u202a-\\u202e\\u2066-\\u2069"  # marks, overrides and isolates of direction
+    "\\u2028\\u2029\\ud800-\\udfff]"  # line ends of Unicode's own; halves of pairs, which no encoding takes
+)
+_ENDS = re.compile(r"[\t\n]")
+
+
+def visible(text: str) -> str:
+    r"""Text with its control characters spelt ``\u001b``; tabs and line ends stay. Of JSON it makes equal JSON."""
+    return _OBEYED.sub(_spell, text)
+
+
+def visible_line(text: str) -> str:
+    """The same on one line: one that pretends to be several would pass for the program's own."""
+    return _ENDS.sub(_spell, visible(text))
+
+
+def _spell(match: re.Match[str]) -> str:
+    return {"\n": "\\n", "\t": "\\t"}.get(match[0], f"\\u{ord(match[0]):04x}")
