@@ -329,7 +329,7 @@ def show_plan(found: ProbeResult, plan: Plan, file: Path) -> None:
     steps = f"{found.steps} lines of steps seen{', then it ended by itself' if found.ended else ''}"
     if found.line_s > SEVERAL * found.step_s:
         steps = f"a line comes every {format_seconds(found.line_s)}; {steps}"
-    _print_rows([
+    rows = [
         ("command", shlex.join(plan.spec.workload.shown.command or ())),
         ("interpreter", f"{found.python}{jaxlib}" if found.python else "none loaded jaxlib; autotune's own is asked"),
         ("device", f"{found.device_count} x {found.device} ({found.request.platform})"),
@@ -345,7 +345,8 @@ def show_plan(found: ProbeResult, plan: Plan, file: Path) -> None:
         *((("can prove" if i == 0 else ""), f"gains from {gain}") for i, gain in enumerate(gains)),
         *([("", "the noise floor, measured first, tells which of these it is")] if gains else []),
         ("file", f"{file}, run directory {options.RUNS / plan.spec.name}"),
-    ])  # fmt: skip
+    ]  # fmt: skip
+    print_lines([f"{name:<12} {text}".rstrip() for name, text in rows])
 
 
 def _too_short(plan: Plan) -> str:
@@ -363,25 +364,6 @@ def _about(seconds: float) -> str:
     from autotune.model import format_seconds
 
     return format_seconds(seconds if seconds < 60 else 60 * round(seconds / 60)).removesuffix(" 0 s")
-
-
-def _print_rows(rows: list[tuple[str, str]]) -> None:
-    """Names and what they are: folded beside their names on a terminal, a line each elsewhere."""
-    from rich.table import Table
-    from rich.text import Text
-
-    from autotune.model import visible_line
-
-    console = make_console()
-    if not console.is_terminal:
-        print_lines([f"{name:<12} {text}".rstrip() for name, text in rows])
-        return
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, text in rows:
-        table.add_row(name, Text(visible_line(text)))
-    console.print(table)
 
 
 def write_study(file: Path, text: str, asked: ProbeRequest | None) -> None:
