@@ -1,4 +1,4 @@
-"""One line in your own training loop, and a study can measure it in turns.
+"""One line in your training loop, with which a study can measure it in interleaved blocks.
 
 ::
 
@@ -43,7 +43,7 @@ class HookError(RuntimeError):
 
 
 def steps(batches: Iterable[T], *, sync: Callable[[], Any] | None = None) -> Iterator[T]:
-    """Gives the batches of a training loop, under a study in measured blocks.
+    """Yields the batches of a training loop, under a study in measured blocks.
 
     Args:
         batches: What the loop goes over. Under a study it is gone through as often as needed, if it can be.
@@ -73,7 +73,7 @@ def steps(batches: Iterable[T], *, sync: Callable[[], Any] | None = None) -> Ite
 
 
 def report(*, loss: Any = None, grad_norm: Any = None) -> None:
-    """Tells the loss and the global gradient norm of the present step; outside a study nothing happens.
+    """Reports the loss and the global gradient norm of the present step; does nothing outside a study.
 
     They are turned into numbers at the first steps, which are checked against the reference, and at the end of each
     block; in between they are left alone, so that nothing waits for the device.
@@ -101,7 +101,7 @@ def _connect() -> Channel | None:
 
 
 class _Loop:
-    """Where a loop under a study is: its first steps are checked, then warm-up, then blocks when told."""
+    """State of a loop under a study: checked steps, then warm-up, then blocks on demand."""
 
     def __init__(self, channel: Channel, sync: Callable[[], Any] | None) -> None:
         self._channel = channel
@@ -147,7 +147,7 @@ class _Loop:
         self._last = time.perf_counter()
 
     def _early(self, check: int) -> None:
-        """A step of the check or of the warm-up: each is waited for."""
+        """Ends a step of the check or of the warm-up; waits for the device."""
         self._sync()
         if self._step <= check:
             loss, norm = (_number(x) for x in self.reported)
@@ -201,7 +201,7 @@ def _wait_for_arrays() -> None:
 
 
 def _of_jax(options: list[str]) -> dict[str, Any]:
-    """What JAX says of its devices and of the options under trial, if the program has imported it."""
+    """Devices, memory and options of JAX, if the program has imported it."""
     jax = sys.modules.get("jax")
     if jax is None:
         return {"jax": None}
@@ -223,7 +223,7 @@ def _of_jax(options: list[str]) -> dict[str, Any]:
 
 
 def _endless(batches: Iterable[T]) -> Iterator[T]:
-    """Goes through the batches again and again; those that can be gone through only once are kept no longer."""
+    """Iterates over the batches again and again."""
     for turn in itertools.count():
         empty = True
         for batch in batches:

@@ -77,7 +77,7 @@ def both_names(python: str, flags: str) -> tuple[str, tuple[str, ...]] | str:
             if not line:
                 return "it does not run"
             told = json.loads(line)
-            found = watch.told(1)
+            found = watch.read_programs(1)
             process.kill()
         return found.fingerprint, tuple(told["names"])
     except NotKnown as error:

@@ -1,6 +1,6 @@
-"""A child's side of its talk with the driver: one JSON object a line, over the socket that its guard handed down.
+"""The child's end of the channel to the driver: one JSON object a line, over a socket that the guard passes on.
 
-Standard library only, for any program that has a hook imports it.
+Standard library only, because every program with the hook imports it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from autotune.child.packages import workloads_root
 
 
 class Channel:
-    """Messages to and from the driver; taken once in a process.
+    """Sends and receives messages; may be opened once in a process.
 
     Raises:
         KeyError: If this process was not started by a study.
@@ -36,12 +36,12 @@ class Channel:
         self.phase = "start"
 
     def fileno(self) -> int:
-        """What to wait on for messages, where `has_message` is false."""
+        """The descriptor to wait on while `has_message` is false."""
         return self._socket.fileno()
 
     @property
     def has_message(self) -> bool:
-        """Whether a message is here already."""
+        """Whether a message has been received already."""
         return b"\n" in self._buffer
 
     def send(self, kind: str, **fields: Any) -> None:
@@ -49,16 +49,16 @@ class Channel:
         self._socket.sendall(json.dumps({"type": kind, **fields}).encode() + b"\n")
 
     def enter(self, phase: str) -> None:
-        """Says what the process does from now on."""
+        """Reports the phase that begins."""
         self.phase = phase
         self.send("phase", phase=phase)
 
     def send_error(self, error_type: str, message: str) -> None:
-        """Says why this process is about to end."""
+        """Reports why this process is about to end."""
         self.send("error", phase=self.phase, error_type=error_type, message=message[:4000])
 
     def receive(self) -> dict[str, Any]:
-        """Waits for one message; a driver that is gone reads as ``stop``."""
+        """Waits for one message; returns ``stop`` if the driver has ended."""
         while not self.has_message:
             try:
                 data = self._socket.recv(1 << 16)
@@ -72,9 +72,9 @@ class Channel:
 
 
 def serve(work: Callable[[Channel, dict[str, Any]], None]) -> int:
-    """Takes the job and works on it; gives the exit status.
+    """Receives the job and works on it; returns the exit status.
 
-    Whatever the work raises, ``SystemExit`` included, is the trial's result: it is told and printed.
+    Whatever the work raises, ``SystemExit`` included, is the trial's result: it is reported and printed.
     """
     channel = Channel()
     job = channel.receive()
@@ -92,5 +92,5 @@ def serve(work: Callable[[Channel, dict[str, Any]], None]) -> int:
 
 
 def pack(content: bytes) -> str:
-    """A content as it travels in a message, which has a longest line: deflated and in base64."""
+    """Packs bytes for a message: deflated and in base64, because the length of a line is limited."""
     return base64.b64encode(zlib.compress(content, 9)).decode()

@@ -12,10 +12,7 @@ from autotune.child.guard import descendants
 
 
 def dtype_name(dtype: Any) -> str | None:
-    """The name of a format: of a text itself, of a dtype of NumPy, or of a scalar type such as ``jax.numpy.bfloat16``.
-
-    None where nothing is said.
-    """
+    """The name of a number format, given as text, as a NumPy dtype or as a scalar type such as ``jax.numpy.bfloat16``."""
     if dtype is None or isinstance(dtype, str):
         return dtype or None
     if isinstance(name := getattr(dtype, "name", None), str):
@@ -25,11 +22,11 @@ def dtype_name(dtype: Any) -> str | None:
 
 
 OWN = (b"RssAnon:", b"RssShmem:")
-"""Pages of a process that no file can give back: what is mapped of files may go whenever the machine needs room."""
+"""Memory that no file backs: the kernel may drop mapped files whenever the machine needs room."""
 
 
 def memory_in_use(root: int | None = None) -> dict[str, int | None]:
-    """Bytes of a process and everything below it, and of the devices of this one; None where that is not known.
+    """Bytes used by a process and its descendants, and on the devices of this process; None where not known.
 
     Args:
         root: Process number; None is this process, which alone can tell of its devices.
@@ -40,7 +37,7 @@ def memory_in_use(root: int | None = None) -> dict[str, int | None]:
 
 
 def _own_bytes(pid: int) -> int | None:
-    """Bytes of one process; None where it is gone or the kernel does not tell (see proc(5))."""
+    """Bytes of one process (proc(5)); None if it has ended."""
     try:
         with open(f"/proc/{pid}/status", "rb") as stream:  # noqa: PTH123
             lines = [line.split() for line in stream if line.startswith(OWN)]
@@ -50,7 +47,7 @@ def _own_bytes(pid: int) -> int | None:
 
 
 def _device_bytes() -> int | None:
-    """Bytes in use on the devices that JAX sees in this process, if it runs JAX and they tell."""
+    """Bytes in use on the devices of JAX in this process, if it runs JAX and the backend reports them."""
     jax: Any = sys.modules.get("jax")
     stats = [d.memory_stats() or {} for d in jax.local_devices()] if jax is not None else []
     told = [int(s["bytes_in_use"]) for s in stats if "bytes_in_use" in s]
@@ -61,8 +58,8 @@ class NoDeviceError(RuntimeError):
     """JAX does not find the kind of device that the study asks for."""
 
 
-class _Heard(logging.Handler):
-    """What JAX logs while it looks for devices: that a plugin fails is said nowhere else."""
+class _JaxLog(logging.Handler):
+    """Collects what JAX logs while it looks for devices: the failure of a plugin is reported nowhere else."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -81,7 +78,7 @@ def find_devices(jax: Any, platform: str) -> list[Any]:
     Raises:
         NoDeviceError: If a GPU is asked for and JAX finds none.
     """
-    logger, heard = logging.getLogger("jax"), _Heard()
+    logger, heard = logging.getLogger("jax"), _JaxLog()
     logger.addHandler(heard)
     try:
         devices = list(jax.devices())

@@ -1,4 +1,4 @@
-"""A fingerprint of a compiled program: equal for equal programs, in every process, whatever set its options.
+"""Fingerprint of a compiled program: equal for equal programs, in every process, whatever their options.
 
 Two parts are hashed. The optimized HLO text without names of source lines says what is computed and in
 which order. The serialized executable says what the text cannot: buffers, thunks and machine code (on
@@ -85,7 +85,7 @@ def code_parts(blob: bytes, module: str) -> list[bytes]:
 
 
 def _without_module_number(data: bytes, module: bytes, *, depth: int) -> bytes:
-    """A message (or plain bytes) in which no thunk says which number its module has in this process.
+    """Removes the number that a module has in this process from all thunks of a message.
 
     A thunk's record is (1: operation, 2: module name, 3: module number). Lengths are not kept: they depend
     on the number too. Plain bytes that parse as a message come out changed, but equal for equal bytes.

@@ -96,7 +96,7 @@ def named_devices(uuids: Mapping[int, str], visible: str | None) -> list[int]:
 
 
 def ask(nvml: Any, name: str, *arguments: Any) -> Any:
-    """The answer of one of NVML's functions; None where this GPU, driver or nvidia-ml-py has none."""
+    """Calls a function of NVML; None if this GPU, driver or nvidia-ml-py does not support it."""
     with contextlib.suppress(nvml.NVMLError, AttributeError):
         answer = getattr(nvml, name)(*arguments)
         return plain(answer) if isinstance(answer, bytes) else answer
@@ -104,7 +104,7 @@ def ask(nvml: Any, name: str, *arguments: Any) -> Any:
 
 
 def plain(text: str | bytes) -> str:
-    """Text as text: some versions of nvidia-ml-py give bytes."""
+    """Decodes text, which some versions of nvidia-ml-py return as bytes."""
     return text.decode(errors="replace") if isinstance(text, bytes) else str(text)
 
 
@@ -122,7 +122,7 @@ def _whole(handles: Mapping[int, Any], uuids: Mapping[int, str], entry: str) -> 
 
 
 def _part(nvml: Any, handles: Mapping[int, Any], uuids: Mapping[int, str], entry: str) -> NvmlDevice | None:
-    """The GPU of a part that MIG made, named ``MIG-UUID``, or as drivers before 470 do ``MIG-GPU-UUID/1/0``."""
+    """The GPU of a MIG instance, named ``MIG-UUID`` or, by drivers before 470, ``MIG-GPU-UUID/1/0``."""
     if entry.startswith("MIG-GPU-"):
         index = _index(uuids, entry.removeprefix("MIG-").partition("/")[0])
         return NvmlDevice(index, handles[index], entry) if index is not None else None
@@ -136,7 +136,7 @@ def _part(nvml: Any, handles: Mapping[int, Any], uuids: Mapping[int, str], entry
 
 
 def first_of(devices: Iterable[NvmlDevice]) -> dict[int, NvmlDevice]:
-    """Each GPU once, by its index: two parts of one are one."""
+    """Each GPU once, by its index, for two MIG instances may be on one."""
     found: dict[int, NvmlDevice] = {}
     for device in devices:
         found.setdefault(device.index, device)
@@ -160,7 +160,7 @@ _WHEELS = {
 
 
 def ran_on(devices: Iterable[int] | None = None) -> dict[str, Any]:
-    """What this process ran on: ``versions`` by name, and the figures of each of its GPUs; empty where nothing tells.
+    """Versions of NVIDIA's driver and loaded libraries by name (``versions``), and the state of each GPU (``gpus``).
 
     Args:
         devices: Places of its GPUs among the visible ones; None is all.
@@ -177,12 +177,12 @@ def ran_on(devices: Iterable[int] | None = None) -> dict[str, Any]:
 
 
 def is_on_gpus() -> bool:
-    """Whether this process was told to run on GPUs; the driver tells every process that it measures."""
+    """Whether this process must run on GPUs, by the JAX_PLATFORMS that every measured process gets."""
     return os.environ.get("JAX_PLATFORMS", "").split(",")[0] not in ("", "cpu")
 
 
 def loaded_versions(maps: Path = MAPS) -> dict[str, str]:
-    """Versions of NVIDIA's libraries that this process has loaded, as they say themselves."""
+    """Versions of NVIDIA's libraries that this process has loaded, as the libraries report them."""
     found = {}
     for name, path in _loaded(maps).items():
         if (version := _version(name, path)) is not None:
@@ -205,7 +205,7 @@ def _loaded(maps: Path) -> dict[str, str]:
 
 
 def _version(name: str, path: str) -> str | None:
-    """The version that a library tells when it is asked; None if it does not answer."""
+    """The version that a library reports; None if it does not."""
     try:
         library = ctypes.CDLL(path)
         if name == "nccl":
@@ -235,7 +235,7 @@ def _nccl_version(get: Callable[..., int]) -> str | None:
 
 
 def _state(nvml: Any, device: NvmlDevice) -> dict[str, Any]:
-    """Firmware, limits and modes of one GPU; None for what it does not tell."""
+    """Firmware, limits and modes of one GPU; None for what is not supported."""
     own = device.part if device.part is not None and not isinstance(device.part, str) else device.handle
 
     def of(name: str, *more: Any, handle: Any = device.handle) -> Any:
@@ -288,7 +288,7 @@ def _in_wheel(package: str, library: str) -> list[str]:
 
 
 def main() -> None:
-    """Answers the question of the command line."""
+    """Prints the answer to the question of the command line."""
     count = json.loads(sys.argv[1])["count"]
     load_as_jax_does()
     print(json.dumps(ran_on(range(count) if count is not None else None)))

@@ -1,4 +1,4 @@
-"""The guard: a small process between driver and worker that no worker outlives.
+"""The guard: a small process between driver and worker; no process of the worker outlives it.
 
 Run as ``python -I -S guard.py LOG LOG_BYTES [--remote] -- COMMAND ...`` by a launcher, here or through ``srun``.
 Standard library only, for it must start in milliseconds. It
@@ -134,7 +134,7 @@ def die_with_parent(parent: int) -> None:
 
 
 def start(command: list[str], channel: socket.socket, output: int) -> int:
-    """Forks and runs the command in a session of its own; gives its process number."""
+    """Forks and runs the command in a session of its own; returns its process number."""
     guard = os.getpid()
     pid = os.fork()
     if pid:
@@ -158,7 +158,7 @@ def start(command: list[str], channel: socket.socket, output: int) -> int:
 
 
 def run(log: BoundedLog, command: list[str], received: bytes = b"") -> dict[str, object]:
-    """Runs one command to its end, or to the end of stdin; gives what the last line says.
+    """Runs one command to its end, or to the end of stdin; returns the message ``exit``.
 
     `received` is what of stdin was read already and is the command's.
     """
@@ -280,7 +280,7 @@ def _lines(data: bytes, count: int) -> list[str]:
 
 
 def take_environment() -> bytes:
-    """Takes the command's environment from the first line of stdin and says hello; gives what came after that line.
+    """Reads the command's environment from the first line of stdin and answers ``hello``; returns what came after it.
 
     Raises:
         SystemExit: If stdin ended first.
@@ -305,7 +305,7 @@ def take_environment() -> bytes:
 
 
 def main(arguments: list[str]) -> int:
-    """Entry point; see the module's first lines."""
+    """Runs the command of the arguments under guard."""
     path, limit, *rest = arguments
     remote = rest[:1] == ["--remote"]
     dashes, *command = rest[remote:]

@@ -1,7 +1,6 @@
-"""The worker: compiles one training step under the flags of its environment and runs blocks of it when told.
+"""The measuring worker: compiles one training step under the flags of its environment and runs blocks of it.
 
-Speaks over the channel (see `autotune.child.channel`); whatever the workload prints goes to the log and can't disturb
-the talk. Messages:
+Messages over the channel (`autotune.child.channel`):
 
 * in: ``job`` (once), then any number of ``block`` and ``profile``, then ``stop``;
 * out: ``phase`` while starting, ``ready`` (a `WorkerReport`), one ``block`` or ``profile`` for each, or ``error`` and
@@ -30,7 +29,7 @@ PERCENTILE = 90
 
 
 def take_profile(run_step: Callable[[], object], steps: int) -> bytes:
-    """Runs steps under JAX's profiler and gives what each instruction took, as a ``ProfiledInstructionsProto``.
+    """Profiles steps; returns the cost of each instruction as a ``ProfiledInstructionsProto``.
 
     Args:
         steps: How many are profiled, each in a session of its own.
@@ -164,7 +163,7 @@ class Job:
         self._jax.block_until_ready(self._batches)  # type: ignore[no-untyped-call]
 
     def run_block(self, steps: int, *, fresh: bool = False) -> list[float]:
-        """Runs steps and gives the seconds between their ends; the next one is queued while one runs.
+        """Runs steps and returns the seconds between their ends; the next step is queued while one runs.
 
         So the device is never idle between steps, as in a real training loop, and still every step has a time. With
         `fresh` each step has a batch of its own, as where losses are compared over long runs.
@@ -188,7 +187,7 @@ class Job:
 
 
 def work(channel: Channel, job: dict[str, Any]) -> None:
-    """Builds the job, then runs blocks until told to stop; if only its figures are asked for, sends those."""
+    """Builds the job and runs blocks until ``stop``; with ``figures_only`` sends the workload's figures instead."""
     if job.get("figures_only"):
         import jax
 
@@ -241,7 +240,7 @@ def _memory(jax: Any, compiled: Any) -> dict[str, Any]:
 
 
 def _refuse_missing(files: Mapping[str, str]) -> None:
-    """Refuses to compile without a file that a setting names: XLA goes on without a profile, one rank alone even.
+    """Refuses to compile without a file that a setting names: XLA would go on without it.
 
     Raises:
         FileNotFoundError: If one is not on this machine.

@@ -54,7 +54,7 @@ def own_packages() -> dict[str, Any]:
 
 
 def near_home(folder: str) -> str:
-    """A folder without the name of the user whose home it lies in, as `Path.expanduser` takes it."""
+    """A folder with ``~`` for the user's home, so that records do not hold the user's name."""
     home = str(Path.home())
     return f"~{folder.removeprefix(home)}" if home != "/" and folder.startswith(f"{home}/") else folder
 
@@ -73,7 +73,7 @@ def versions_in(folder: str) -> dict[str, str]:
 
 
 def _python_of(folder: Path) -> dict[str, str]:
-    """The version of the Python to which a folder of packages belongs, as exactly as its environment tells."""
+    """The version of the Python to which a folder of packages belongs, as exactly as its environment says."""
     found = re.search(r"/python(\d+\.\d+)(?:/|$)", str(folder))
     if found is None:
         return {}

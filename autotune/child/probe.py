@@ -55,7 +55,7 @@ class ProbedRun(ProgramRun):
 
 
 def main() -> int:
-    """Takes the job and runs the program; gives the exit status."""
+    """Takes the job and runs the program; returns the exit status."""
     channel = Channel()
     job = channel.receive()
     if job["type"] != "job":

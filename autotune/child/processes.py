@@ -49,7 +49,7 @@ def _folder_of_jaxlib(pid: int) -> str | None:
 
 
 def _python_of(pid: int, folder: str) -> str | None:
-    """The interpreter of the environment in which the packages lie, if that leads to the file that runs; else this."""
+    """The interpreter of the environment that holds the packages if it is the running file, else the running file."""
     with contextlib.suppress(OSError):
         file = (_PROC / str(pid) / "exe").readlink()
         parents = Path(folder).parents

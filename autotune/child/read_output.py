@@ -1,9 +1,9 @@
-"""Stands between the guard and a program that knows nothing of this project, and reads its steps.
+"""Runs a user's program between guard and driver, and reads the steps from its output.
 
-Standard library only. Every line is seen however much is printed, and nothing that the driver does waits for a regular
-expression. It gets a ``job`` over the channel (see `autotune.child.channel`), runs the program, passes its output on,
-and speaks as a worker does: ``phase``, ``ready``, ``block``, ``error``. The program can not wait, so a ``block`` is the
-next steps that it makes. Told to stop it ends the program politely (SIGTERM), then firmly.
+Standard library only. Lines are matched here, so that the driver never waits for a regular expression. A ``job`` comes
+over the channel (`autotune.child.channel`), and ``phase``, ``ready``, ``block`` and ``error`` go back, as from a worker.
+The program cannot wait, so a ``block`` is the next steps that it makes. On ``stop`` the program is ended politely
+(SIGTERM), then firmly.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class ProgramRun:
         self.program, self.output = start_program(job["command"], job["cwd"], terminal=terminal)
 
     def run(self) -> int:
-        """Runs the program to its end, or until it is stopped; gives the status to end with."""
+        """Runs the program to its end, or until it is stopped; returns the exit status."""
         lines, waiting = Lines(), [self.output, self.channel.fileno()]
         while True:
             readable, _, _ = select.select(waiting, [], [], POLL_S)
@@ -79,7 +79,7 @@ class ProgramRun:
                 return self.ended()
 
     def take_orders(self) -> bool:
-        """Takes what the driver says; False to stop."""
+        """Receives messages of the driver; False to stop."""
         return False
 
     def take(self, lines: Iterable[str]) -> None:
@@ -91,7 +91,7 @@ class ProgramRun:
         raise NotImplementedError
 
     def ended(self) -> int:
-        """Called when the program has ended by itself; gives the status to end with."""
+        """Called when the program has ended by itself; returns the exit status."""
         raise NotImplementedError
 
 
@@ -116,7 +116,7 @@ class Session(ProgramRun):
         signal.signal(signal.SIGVTALRM, _interrupt)
 
     def take_orders(self) -> bool:
-        """Takes the orders that are there, at least one; ends the program if one is to stop."""
+        """Receives the orders that have come, at least one; ends the program on ``stop``."""
         if self._wait_for_order():
             return True
         self._end()
@@ -193,7 +193,7 @@ class Session(ProgramRun):
             self.channel.send("block", step_times_s=times, loss=loss, loss_lag=self._sent - step, **told)
 
     def ended(self) -> int:
-        """Says why there is no result, or waits for the last orders."""
+        """Reports why there is no result, or waits for the last orders."""
         status = self.program.returncode
         if status < 0:
             # Ends as the program did, so that the guard tells its signal.
@@ -224,7 +224,7 @@ class Session(ProgramRun):
         return f"no step could be read {where} ({self._line_count} lines){shown}. Check [workload.read] of the study"
 
     def no_result(self, message: str) -> int:
-        """Tells why there is no result; gives the status to end with."""
+        """Reports why there is no result; returns the status to end with."""
         self.channel.send_error("NoResult", message)
         return 1
 
@@ -242,7 +242,7 @@ class Session(ProgramRun):
                 return
 
     def pattern_too_slow(self) -> int:
-        """The end of a session whose pattern backtracks for ever."""
+        """Ends a session whose pattern backtracks for ever."""
         return self.no_result(
             f"a pattern of [workload.read] took over {MATCH_LIMIT_S:.0f} s for one line; write it simpler"
         )
@@ -267,7 +267,7 @@ def _pass_on(data: bytes) -> None:
 
 
 def main() -> int:
-    """Takes the job and runs the program; gives the exit status."""
+    """Takes the job and runs the program; returns the exit status."""
     channel = Channel()
     job = channel.receive()
     if job["type"] != "job":

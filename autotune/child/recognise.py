@@ -1,6 +1,6 @@
-"""Which reading fits the lines of a program that nobody has described: presets, JSON keys, words with units, the clock.
+"""Finds rules that read the steps of an unknown program: presets, JSON keys, words with units, the clock.
 
-Standard library only, pure: the caller runs the program (or has its log) and hands the lines on.
+Standard library only.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ _JSON_NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class Recognised:
-    """A reading that fits.
+    """Rules that read the steps of some lines.
 
     Attributes:
         rules: What goes into ``[workload.read]``: `preset`, or `pattern`, or `json_key` and `unit`, and `loss`.
@@ -109,7 +109,7 @@ class Recognised:
 def recognise(
     lines: Sequence[str], *, at: Sequence[float] | None = None, tokens_per_step: int | None = None
 ) -> list[Recognised]:
-    """The readings that fit some lines of output, best first; empty if no steps are read.
+    """Finds the rules that fit some lines of output, best first; empty if no steps are read.
 
     Durations that are printed come before the clock between lines, unless they are far from it; of those that read as
     many steps, a preset before a JSON key before a pattern.
@@ -173,7 +173,7 @@ def _json_rules(lines: Sequence[str]) -> Iterator[dict[str, Any]]:
 
 
 def _flat(data: Any, before: str = "") -> Iterator[str]:
-    """Keys of numbers in tables within tables, with dots."""
+    """Keys of numbers in nested tables, with dots."""
     if isinstance(data, dict):
         for key, value in data.items():
             yield from _flat(value, f"{before}.{key}" if before else str(key))
@@ -184,7 +184,7 @@ def _flat(data: Any, before: str = "") -> Iterator[str]:
 def _fit(
     rules: Mapping[str, Any], lines: Sequence[str], at: Sequence[float] | None, tokens: int | None
 ) -> Recognised | None:
-    """How some rules read the lines; None if they do not."""
+    """What some rules read in the lines; None if too few steps."""
     unit = _unit_seen(rules, lines)
     reads_tokens = "tokens_per_s" in (rules.get("unit"), _duration_of(rules)) or unit == "tokens"
     blind = reads_tokens and tokens is None
@@ -214,7 +214,7 @@ def _fit(
 
 
 def _rank(fit: Recognised, most: int) -> tuple[Any, ...]:
-    """What the readings are sorted by. A bar that is drawn twice a step has a rate in each line: its counter counts."""
+    """Sort key of the readings. A bar may be drawn twice a step with a rate in each line: its counter comes first."""
     known = fit.rules.get("preset", "absl") != "absl"
     blind = fit.needs_tokens and fit.step_s is None
     vague = fit.by_clock and not known
@@ -240,7 +240,7 @@ def _duration_of(rules: Mapping[str, Any]) -> str | None:
 
 
 def _unit_seen(rules: Mapping[str, Any], lines: Sequence[str]) -> str | None:
-    """What the unit counts that stands beside the number in the first line that a pattern with such a group matches."""
+    """What the unit counts in the first line that a pattern with a group ``unit`` matches."""
     if "(?P<unit>" not in rules.get("pattern", ""):
         return None
     pattern = re.compile(rules["pattern"])

@@ -87,7 +87,7 @@ def plain(line: str) -> str:
 
 
 def number(text: str | None) -> float | None:
-    """The number that a text is, or None: with separators of thousands or a k, M, G, B behind it, too."""
+    """Parses a number, also with separators of thousands or k, M, G, B behind it; None if it is none."""
     if text is None:
         return None
     value, rest = split(text)
@@ -95,7 +95,7 @@ def number(text: str | None) -> float | None:
 
 
 def split(text: str) -> tuple[float | None, str]:
-    """The number that a text begins with (None if none) and what follows it: of ``12.5 ms`` 12.5 and ``ms``."""
+    """Splits ``12.5 ms`` into 12.5 and ``ms``; None and the text if it begins with no number."""
     found = _NUMBER.fullmatch(text.strip().rstrip(",.;"))
     if found is None:
         return None, text
@@ -106,7 +106,7 @@ def split(text: str) -> tuple[float | None, str]:
 
 
 def search(pattern: re.Pattern[str], line: str) -> re.Match[str] | None:
-    """Where a pattern matches a line, as it is or else without the separators of thousands."""
+    """Searches a line for a pattern, first as it is, then without separators of thousands."""
     found = pattern.search(line)
     if found is None and "," in line:
         found = pattern.search(_THOUSANDS.sub(lambda number: number[0].replace(",", ""), line))
@@ -114,7 +114,7 @@ def search(pattern: re.Pattern[str], line: str) -> re.Match[str] | None:
 
 
 def whole(found: re.Match[str], group: str) -> str | None:
-    """What a group of a match holds, with what its pattern cut off: of 1,234.5 digits and dots are only 1, or 234.5.
+    """The whole number around a group of a match: a pattern of digits and dots matches only 1, or 234.5, of 1,234.5.
 
     Commas that the pattern itself has beside the group are no separators.
     """
@@ -132,7 +132,7 @@ def whole(found: re.Match[str], group: str) -> str | None:
 
 
 def _behind_group(pattern: str) -> str:
-    """What follows the group in whose inside a pattern begins."""
+    """The rest of a pattern after the group inside which it begins."""
     depth, i = 1, 0
     while i < len(pattern) and depth:
         if pattern[i] == "\\":
@@ -202,7 +202,7 @@ class Step:
 
 
 class StepReader:
-    """From lines to steps.
+    """Reads steps from lines by some rules.
 
     Args:
         rules: ``preset``, ``pattern`` or ``json_key`` with ``unit``; ``loss``; ``tokens_per_step``
@@ -252,11 +252,11 @@ class StepReader:
 
     @property
     def uses_clock(self) -> bool:
-        """Whether the time between lines counts, for none of them says how long a step took."""
+        """Whether the time between lines counts, because no duration is printed."""
         return bool(self._unit == "step")
 
     def read(self, line: str, now_s: float) -> Step | None:
-        """What one line says, or None.
+        """Reads one line; None if it says nothing.
 
         Args:
             line: Without its end; colours and other sequences of a terminal are passed over.

@@ -1,4 +1,4 @@
-"""What a person sees while a study runs: plain lines, and on a terminal what is under way below them."""
+"""Progress of a running study on the console: plain lines, and on a terminal a live status below them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _PHASE_WORDS = {
 
 
 class LineView:
-    """Plain lines, one for each thing that happened; for logs, pipes and CI.
+    """Prints a plain line for each event; for logs, pipes and CI.
 
     Args:
         min_effect: Its smallest effect of interest, as a share: by that a trial is promising or not.
@@ -100,7 +100,7 @@ class LineView:
 
 
 class LiveView(LineView):
-    """A few lines that are redrawn in place, below the finished things that scroll by."""
+    """Keeps a few lines of status on the terminal, below the lines of finished events."""
 
     def __init__(
         self, console: Console, watch: Stopwatch, *, min_effect: float, name: str, budget_s: float | None

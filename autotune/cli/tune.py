@@ -147,7 +147,9 @@ def init(
         write_study(file, plan.text, asked)
     else:
         what = entry or command or []
-        text = plan_unseen(what, **place_of(platform), name=study, trials=trials, budget_s=budget_s, said=said())
+        text = plan_unseen(
+            what, **place_of(platform), name=study, trials=trials, budget_s=budget_s, said=typed_command()
+        )
         if entry:
             refuse_unbuilt(text, file)
         write_study(file, text, None)
@@ -161,7 +163,7 @@ def ask_for(
     command: list[str] | None, platform: str | None, rules: dict[str, Any] | None, limit: str, *, verb: str,
     cwd: Path | None = None,
 ) -> ProbeRequest:  # fmt: skip
-    """What the options of a call ask of a program."""
+    """The program to look at, by the options of a call."""
     from autotune.model import StudyFileError
     from autotune.study import ProbeRequest, default_platform, refuse_one_word
 
@@ -189,7 +191,7 @@ def seconds_of(text: str | None, option: str) -> float | None:
 def rules_of(
     preset: str | None, pattern: str | None, key: str | None, unit: str | None, file: str | None, loss: str | None
 ) -> dict[str, Any] | None:
-    """What the options say of `[workload.read]`; None for nothing."""
+    """The keys of `[workload.read]` that options give; None without any."""
     from autotune.model import StudyFileError
 
     given = {"preset": preset, "pattern": pattern, "json_key": key, "unit": unit, "file": file, "loss": loss}
@@ -246,7 +248,7 @@ def file_of(asked: ProbeRequest, name: str | None) -> tuple[Path, StudySpec | No
 
 
 def refuse_other_rules(asked: ProbeRequest, file: Path, platform: str | None, known: StudySpec) -> None:
-    """Refuses to go on with a study that says something else than this call."""
+    """Refuses to continue a study with other rules or another platform than this call."""
     from autotune.model import StudyFileError
 
     read = known.workload.read.rules() if known.workload.read is not None else {}
@@ -267,7 +269,7 @@ def place_of(platform: str | None) -> dict[str, Any]:
 
 
 def refuse_unbuilt(text: str, file: Path) -> None:
-    """Builds an entry in a child process: that it is not there must be said before a run."""
+    """Builds an entry in a child process, so that a mistyped one is refused before a run."""
     from autotune.model import StudyFileError
     from autotune.study import checked
     from autotune.workers import WorkerFailed, describe_workload
@@ -284,7 +286,7 @@ def refuse_unbuilt(text: str, file: Path) -> None:
 # ---------------------------------------------------------------------- look, show, write
 
 
-def said() -> str:
+def typed_command() -> str:
     """This call, as it was typed, with secrets redacted."""
     from autotune.model import redact_command
 
@@ -309,7 +311,7 @@ def planned(asked: ProbeRequest, name: str, *, trials: int, budget: str | None) 
     except KeyboardInterrupt:
         print("\nautotune: stopped; the program was ended, and nothing is written", file=sys.stderr)
         raise typer.Exit(130) from None
-    return plan_of(found, name=name, trials=trials, budget_s=budget_s, said=said()), found
+    return plan_of(found, name=name, trials=trials, budget_s=budget_s, said=typed_command()), found
 
 
 def show_plan(found: ProbeResult, plan: Plan, file: Path) -> None:
@@ -360,14 +362,14 @@ def _too_short(plan: Plan) -> str:
 
 
 def _about(seconds: float) -> str:
-    """A time as well as it is known: whole minutes from one on."""
+    """Formats an estimate of time: whole minutes from one minute on."""
     from autotune.model import format_seconds
 
     return format_seconds(seconds if seconds < 60 else 60 * round(seconds / 60)).removesuffix(" 0 s")
 
 
 def write_study(file: Path, text: str, asked: ProbeRequest | None) -> None:
-    """Writes a study file that is not there yet; one with a secret in it is for nobody else to read."""
+    """Writes a new study file, readable for the user alone if it holds a secret."""
     from autotune.model import StudyFileError, redact_command
 
     has_secret = asked is not None and redact_command(asked.command) != asked.command

@@ -64,7 +64,7 @@ SCHEMA = Path(str(resources.files("autotune") / "data" / "study.schema.json"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What a study of a program is going to do, and the file that asks for it.
+    """A study that was drawn up, its file, and what it takes.
 
     Attributes:
         kind: What is searched for: a key of `GROUPS`.
@@ -184,7 +184,7 @@ def example_text(name: str, study: str) -> str:
 
 
 def kind_of_devices(platform: str, count: int) -> str:
-    """What there is: a key of `GROUPS`."""
+    """The kind of devices, a key of `GROUPS`."""
     return "cpu" if platform == "cpu" else "one GPU" if count == 1 else "several GPUs"
 
 
@@ -210,7 +210,7 @@ def _sizes(found: ProbeResult) -> tuple[int, float]:
 
 
 def _gain(spread: float, pair_s: float) -> tuple[float, float] | None:
-    """The smallest gain that is proven where equal runs differ so, and the seconds of proofs that it takes."""
+    """The smallest gain that can be proven if equal runs differ by `spread`, and the seconds of its proofs."""
     pair_sd = math.sqrt(2.0) * spread
     gain = smallest_gain(pair_sd, most=PROCESSES, finalists=FINALISTS)
     if gain is None:
@@ -268,7 +268,7 @@ def toml_lines(keys: Mapping[str, Any]) -> list[str]:
 
 
 def _one_line(text: str) -> str:
-    """Text for a comment: what could end one, or steer a terminal, is spelled out."""
+    """Text for a comment, with control characters escaped."""
     shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
     return shown if len(shown) <= 160 else shown[:159] + "…"
 
@@ -295,5 +295,5 @@ def _escaped(char: str) -> str:
 
 
 def _duration(seconds: float) -> str:
-    """Such as ``25m``, as `search.time_budget` takes it."""
+    """Formats seconds as `search.time_budget` takes them, such as ``25m``."""
     return f"{seconds / 60:g}m" if seconds % 60 == 0 else f"{seconds:g}s"

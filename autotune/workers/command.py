@@ -1,4 +1,4 @@
-"""The user's own program as a worker: with the hook in its loop it takes turns, without it its output is read."""
+"""The user's own program as a worker: measured in turns with the hook, else by reading its output."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class CommandLauncher(LocalLauncher):
         return self._spec.under(settings).workload.arguments(str(folder))
 
     def _tokens(self, settings: FlagSet) -> dict[str, int]:
-        """Tokens of a step under these options, where the study says so: a rate of tokens is read with them."""
+        """Tokens of a step under these options, if the study gives them; a rate of tokens is read with them."""
         tokens = self._spec.work_under(settings)
         return {} if tokens is None else {"tokens_per_step": tokens}
 
@@ -128,9 +128,9 @@ class CommandWorker(LocalWorker):
         self._problem = problem
 
     def run_block(self, steps: int) -> tuple[float, ...]:
-        """Runs a block; see `base.Worker`. A program that compiled in it is not the one that was known before."""
+        """Runs a block; see `base.Worker`. If the program compiled in it, its fingerprint is not known any more."""
         times = super().run_block(steps)
-        if self._watch is not None and self._watch.has_more():
+        if self._watch is not None and self._watch.has_compiled_more():
             self.report = self.report.model_copy(update=self._unknown("it compiled more after its warm-up"))
         return times
 
@@ -141,7 +141,7 @@ class CommandWorker(LocalWorker):
             self._watch.close()
 
     def _own_values(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The variables of the program as the study gave them: less what the watch added."""
+        """The variables of the program, less what the watch added."""
         return dict(values) if self._watch is None else self._watch.without_own(values)
 
     def _programs(self, process_count: int) -> dict[str, Any]:
@@ -149,7 +149,7 @@ class CommandWorker(LocalWorker):
         try:
             if self._watch is None:
                 raise NotKnown(self._problem)
-            found = self._watch.told(process_count)
+            found = self._watch.read_programs(process_count)
         except (NotKnown, OSError) as error:
             return self._unknown(str(error))
         return {"fingerprint": found.fingerprint, "peak_bytes": found.peak_bytes, "compile_s": found.compile_s}
@@ -220,7 +220,7 @@ class ReadWorker(CommandWorker):
         )
 
     def _files_that_name_xla_flags(self) -> tuple[str, ...]:
-        """A warning for each file in the command that may set XLA_FLAGS: from outside only its text shows that."""
+        """A warning for each file of the command whose text names XLA_FLAGS."""
         found = []
         for word in self._spec.workload.command or ():
             with contextlib.suppress(OSError, ValueError):
@@ -231,7 +231,7 @@ class ReadWorker(CommandWorker):
 
 
 def _versions(jax: Mapping[str, Any]) -> dict[str, str]:
-    """What the hook tells of the libraries of its process; nothing where that has not imported JAX."""
+    """Versions in the process of the hook; empty if it has not imported JAX."""
     if not jax:
         return {}
     return {**jax.get("versions", {}), "jax": jax["version"], **jax.get("ran_on", {}).get("versions", {})}
@@ -240,7 +240,7 @@ def _versions(jax: Mapping[str, Any]) -> dict[str, str]:
 def _report(
     spec: StudySpec, settings: FlagSet, message: Mapping[str, Any], check: SettingsCheck, *, begun: float
 ) -> WorkerReport:
-    """What is known of a program that was not built by a worker."""
+    """The report of a program that was not built by a worker."""
     return WorkerReport(
         # Unless the compiled program is seen, only equal settings are known to give equal programs.
         fingerprint=f"settings-{settings.digest}",

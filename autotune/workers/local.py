@@ -1,4 +1,4 @@
-"""Workers as processes of this machine, each behind a guard."""
+"""Workers as guarded processes of this machine."""
 
 from __future__ import annotations
 
@@ -39,23 +39,23 @@ from autotune.workers.settings_check import MEMORY_VARIABLES, check_environment,
 
 
 def keeps_kernels(spec: StudySpec) -> bool:
-    """Whether processes of a study are told to leave their results.
+    """Whether processes of a study leave the results of XLA's autotuner beside their log; see `autotune.model.kernels`.
 
     Several ranks would write over each other, and a program of the user's own may have another use for the variable.
     """
     return spec.device.platform == "cuda" and spec.workload.entry is not None and spec.device.rank_count == 1
 
 
-def where_to_leave(settings: FlagSet, folder: Path) -> dict[str, str]:
-    """The variables that make a process do so; none where its settings say themselves what becomes of results."""
+def kernel_variables(settings: FlagSet, folder: Path) -> dict[str, str]:
+    """Variables that make a process leave those results in a folder; empty if its settings decide that themselves."""
     if KERNELS in settings or any(name in settings for name in DUMP_HERE):
         return {}
     flags = settings.merge(DUMP_HERE).to_environment()["XLA_FLAGS"]
     return {"XLA_FLAGS": flags, DUMP_VARIABLE: str(folder.resolve())}
 
 
-def is_refused(failure: Failure) -> bool:
-    """Whether a process ended because it does not take that."""
+def rejects_kernel_flag(failure: Failure) -> bool:
+    """Whether a process failed because its build does not know that flag."""
     words = (failure.message, *failure.last_lines)
     return any(name in line for name in DUMP_HERE for line in words)
 
@@ -106,7 +106,7 @@ LAST_WORDS_S = 0.5
 
 
 class LocalLauncher:
-    """Starts workers here, under the caller's environment less what steers plus the settings under trial.
+    """Starts workers here, under the caller's environment with the settings under trial in place of its own.
 
     Args:
         study_dir: Folder of the study file, where the user's own modules are found.
@@ -127,7 +127,7 @@ class LocalLauncher:
             worker = LocalWorker(self._processes(settings, folder), self._spec, settings)
             return self._begin(worker, self._jobs(settings, folder), progress)
         except WorkerFailed as error:
-            if not self._keeps_kernels or not is_refused(error.failure):
+            if not self._keeps_kernels or not rejects_kernel_flag(error.failure):
                 raise
             self._keeps_kernels = False  # this build does not know how: no study may end by that
             return self.start(settings, folder, progress=progress)
@@ -167,7 +167,7 @@ class LocalLauncher:
         env = self._worker_environment(settings)
         ranks = self._spec.under(settings).device.rank_count
         if self._keeps_kernels and ranks == 1:
-            env |= where_to_leave(settings, folder)
+            env |= kernel_variables(settings, folder)
         return [GuardedProcess(worker_command(), env, folder / log_name(rank)) for rank in range(ranks)]
 
     def _jobs(self, settings: FlagSet, folder: Path) -> list[dict[str, Any]]:
@@ -193,7 +193,7 @@ class LocalLauncher:
         ]
 
     def _job(self, settings: FlagSet, **fields: Any) -> dict[str, Any]:
-        """The first message to a process: what every kind of worker is told, and what its own kind needs besides."""
+        """The first message to a process: what every kind of worker needs, and the fields of its own kind."""
         return {
             "type": "job",
             "check_steps": CHECK_STEPS,
@@ -206,7 +206,7 @@ class LocalLauncher:
 
 
 class LocalWorker:
-    """All processes of one trial; rank 0 tells the time."""
+    """All processes of one trial."""
 
     report: WorkerReport
 
@@ -259,7 +259,7 @@ class LocalWorker:
         return report.model_copy(update={"warnings": (*report.warnings, *check.notes)})
 
     def _refuse_lost(self, lost: Sequence[str]) -> None:
-        """Ends a worker that does not run under the settings that it was given: its time would be another set's."""
+        """Ends a worker that does not run under the settings that it was given."""
         if lost:
             self._phase = "check"
             raise self._failed(
@@ -280,7 +280,7 @@ class LocalWorker:
         return tuple(float(t) for t in slowest["step_times_s"])
 
     def _take_loss(self, block: Mapping[str, Any]) -> None:
-        """Keeps what a block tells of its loss and gradient norm.
+        """Keeps the loss and gradient norm of a block.
 
         Raises:
             WorkerFailed: If that is not finite.
@@ -294,7 +294,7 @@ class LocalWorker:
             self.last_loss, self.last_norm, self.loss_lag = loss, norm, lag
 
     def profile(self, steps: int) -> bytes:
-        """Profiles all ranks at once; see `base.Worker`. JAX, too, gives all of them the profile of rank 0."""
+        """Profiles all ranks at once and returns the profile of rank 0; see `base.Worker`."""
         for process in self._processes:
             process.send({"type": "profile", "steps": steps})
         found = self._gather("profile", self.limits.start_s, None)[0]
@@ -343,7 +343,7 @@ class LocalWorker:
         return [got[i] for i in range(len(self._processes))]
 
     def _wait_for_ends(self, limit_s: float) -> dict[int, dict[str, Any]]:
-        """Waits some seconds for all processes to end; gives the errors that they tell meanwhile, by rank."""
+        """Waits some seconds for all processes to end; returns the errors that they report meanwhile, by rank."""
         errors: dict[int, dict[str, Any]] = {}
         deadline = time.monotonic() + limit_s
         while any(p.end is None for p in self._processes) and (remaining := deadline - time.monotonic()) > 0:
@@ -351,7 +351,7 @@ class LocalWorker:
         return errors
 
     def _ended(self, errors: dict[int, dict[str, Any]]) -> WorkerFailed:
-        """What it means that a rank's process has ended.
+        """Classifies the end of a rank's process.
 
         One that is lost takes its peers with it, which complain of their connections: so all get a moment to end,
         and the one that was killed by a signal, without a word, counts as the cause.
@@ -393,7 +393,7 @@ def first_step(spec: StudySpec) -> int:
 
 
 def _memory_of(blocks: Sequence[Mapping[str, Any]]) -> MemoryUse | None:
-    """Memory of all ranks together at the end of a block; None where one does not tell."""
+    """Memory of all ranks together at the end of a block; None if a rank does not report it."""
     told = [b.get("memory") for b in blocks]
     known = [m for m in told if isinstance(m, dict)]
     if len(known) < len(told):

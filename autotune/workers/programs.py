@@ -64,7 +64,7 @@ class NotKnown(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Programs:
-    """What a process has compiled.
+    """The programs that a process has compiled.
 
     Attributes:
         fingerprint: Equal for equal programs in every process of one machine and build.
@@ -122,7 +122,7 @@ class ProgramWatch:
         found = ((n, v, o[n]) for n, v in flags.items() for o in options if n in o and n not in SET_BY_JAX)
         return tuple(dict.fromkeys(f"{n}={v}: the program made it {got}" for n, v, got in found if _differ(v, got)))
 
-    def told(self, process_count: int) -> Programs:
+    def read_programs(self, process_count: int) -> Programs:
         """The programs so far.
 
         Raises:
@@ -131,14 +131,14 @@ class ProgramWatch:
         if process_count != 1:
             raise NotKnown(f"{process_count or 'none'} of its processes have loaded XLA, not one")
         before = self._listing()
-        programs = self._programs(before)
+        programs = self._programs_of(before)
         if self._listing() != before:
             raise NotKnown("a module is being written")
         self._read = before
         return programs
 
-    def has_more(self) -> bool:
-        """Whether something was compiled since the programs were read: they are not all then."""
+    def has_compiled_more(self) -> bool:
+        """Whether something was compiled since the programs were read."""
         return self._read is not None and self._listing() != self._read
 
     def close(self) -> None:
@@ -150,7 +150,7 @@ class ProgramWatch:
         files = {p.name: p.stat() for p in self._scratch.path.iterdir() if p.is_file() and not p.is_symlink()}
         return {name: (status.st_size, status.st_mtime_ns) for name, status in files.items()}
 
-    def _programs(self, listing: Mapping[str, tuple[int, int]]) -> Programs:
+    def _programs_of(self, listing: Mapping[str, tuple[int, int]]) -> Programs:
         modules = {n.removesuffix(AFTER) for n in listing if n.endswith(AFTER)}
         if not modules:
             raise NotKnown("it has compiled nothing, or has XLA dump elsewhere")

@@ -1,4 +1,4 @@
-"""Whether settings are in force in a running program: one that sets XLA_FLAGS itself is measured under other ones."""
+"""Checks whether settings are in force in a running program, which may set XLA_FLAGS itself."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MEMORY_VARIABLES = (
 
 @dataclass(frozen=True, slots=True)
 class SettingsCheck:
-    """What a program made of the settings that it was given.
+    """Which settings are in force in a program.
 
     Attributes:
         lost: One sentence for each setting that is not in force.

@@ -1,7 +1,7 @@
-"""Trials that span several nodes of a SLURM job: each rank a step of its own, behind a guard on its node.
+"""Trials on several nodes of a SLURM job: each rank is a step of its own, behind a guard on its node.
 
-``srun`` carries the guard's stdin and stdout, so the talk with a rank is the same as with a local one, nothing listens
-but what the ranks need among themselves, and a driver that ends, however it ends, takes all ranks with it.
+``srun`` carries the guard's stdin and stdout, so that ranks are reached as local ones are, no port is opened for it,
+and all ranks end with the driver.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ class SrunWorker(LocalWorker):
         try:
             host = slurm_address(hello[0]["node"], self._base)
         except LaunchError as error:
-            raise of_machine(str(error), phase="launch") from error
+            raise machine_failure(str(error), phase="launch") from error
         for step, message in zip(self._steps, hello, strict=True):
             step.number = message["step"]
         for job in jobs:
@@ -199,7 +199,7 @@ class SrunWorker(LocalWorker):
                 end_slurm_step(step.number, self._base)
 
     def _ended(self, errors: dict[int, dict[str, Any]]) -> WorkerFailed:
-        """What it means that a rank has ended: its step may have been taken away from it, or its whole node."""
+        """Classifies the end of a rank: its step may have been cancelled, or its node lost."""
         failed = super()._ended(errors)
         vanished = [r for r, step in enumerate(self._steps) if step.was_ended_from_outside]
         said = [line for step in self._steps for line in self._last_words(step, failed.failure)]
@@ -207,7 +207,7 @@ class SrunWorker(LocalWorker):
             update = {"kind": FailureKind.OUT_OF_MEMORY, "message": next(filter(is_kernel_kill, said))}
             return WorkerFailed(failed.failure.model_copy(update=update))
         if vanished and failed.failure.kind not in FOR_SURE_OF_SETTINGS:
-            failed = of_machine(
+            failed = machine_failure(
                 f"the step of rank {vanished[0]} was ended from outside: {' '.join(said) or 'srun does not say why'}",
                 phase=failed.failure.phase,
                 log=str(self._steps[vanished[0]].log),
@@ -218,18 +218,18 @@ class SrunWorker(LocalWorker):
         if kind is FailureKind.HANG and self._phase == "launch":
             said = " ".join(line for step in self._steps for line in step.said_by_carrier())
             self.close()
-            return self._unless_lost(of_machine(f"the steps did not start: {message}; {said}", phase="launch"))
+            return self._unless_lost(machine_failure(f"the steps did not start: {message}; {said}", phase="launch"))
         return self._unless_lost(super()._failed(kind, message))
 
     def _last_words(self, step: StepProcess, failure: Failure) -> tuple[str, ...]:
-        """What ``srun`` says of one step; that the kernel killed something it says only at its end."""
+        """What ``srun`` printed of one step; it reports a kill by the kernel only at its end."""
         deadline = time.monotonic() + SRUN_LAST_WORDS_S
         while failure.signal == "SIGKILL" and step.is_running and time.monotonic() < deadline:
             time.sleep(0.05)
         return step.said_by_carrier()
 
     def _unless_lost(self, failed: WorkerFailed) -> WorkerFailed:
-        """The failure, or that one of the nodes is gone: then what its peers say of it is not the settings' fault."""
+        """The failure, or the loss of a node if that explains it."""
         if failed.failure.kind in FOR_SURE_OF_SETTINGS:
             return failed
         self.close()
@@ -238,12 +238,12 @@ class SrunWorker(LocalWorker):
             return failed
         named = "; ".join(f"{node}: {why}" for node, why in lost.items())
         log, phase = failed.failure.log, failed.failure.phase
-        return of_machine(f"lost a node ({named})", kind=FailureKind.NODE_LOST, phase=phase, log=log)
+        return machine_failure(f"lost a node ({named})", kind=FailureKind.NODE_LOST, phase=phase, log=log)
 
 
-def of_machine(
+def machine_failure(
     message: str, *, phase: str, kind: FailureKind = FailureKind.LAUNCH, log: str | None = None
 ) -> WorkerFailed:
-    """A failure for which the machines stand, not the settings."""
+    """A failure of the machines, not of the settings."""
     failure = Failure(kind=kind, message=message[:1000], phase=phase, log=log)
     return WorkerFailed(failure, infrastructure=True)

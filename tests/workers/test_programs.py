@@ -47,7 +47,7 @@ def name_of(flags: str = "", **module: Any) -> str:
     try:
         compile_module(folder_of(watch), **module)
         watch.variables({"XLA_FLAGS": flags})
-        return watch.told(1).fingerprint
+        return watch.read_programs(1).fingerprint
     finally:
         watch.close()
 
@@ -63,11 +63,11 @@ def test_equal_programs_have_one_name_and_others_another() -> None:
 
 def test_memory_is_that_of_the_largest_module(watch: ProgramWatch) -> None:
     compile_module(folder_of(watch))
-    found = watch.told(1)
+    found = watch.read_programs(1)
     assert (found.peak_bytes, found.compile_s < 10) == (4096, True)
-    assert not watch.has_more()
+    assert not watch.has_compiled_more()
     compile_module(folder_of(watch), "jit_eval", 9)
-    assert watch.has_more()
+    assert watch.has_compiled_more()
 
 
 def remove(folder: Path) -> None:
@@ -92,16 +92,16 @@ def test_a_dump_that_is_not_whole_names_no_program(fault: Callable[[Path], None]
     compile_module(folder_of(watch))
     fault(folder_of(watch))
     with pytest.raises(NotKnown):
-        watch.told(1)
+        watch.read_programs(1)
 
 
 def test_several_processes_or_none_name_no_program(watch: ProgramWatch) -> None:
     with pytest.raises(NotKnown, match="compiled nothing"):
-        watch.told(1)
+        watch.read_programs(1)
     compile_module(folder_of(watch))
     for count in (0, 2):
         with pytest.raises(NotKnown, match="of its processes"):
-            watch.told(count)
+            watch.read_programs(count)
     with pytest.raises(NotKnown, match="dump elsewhere"):
         watch.variables({"XLA_FLAGS": "--xla_dump_to=/tmp/mine"})
 
