@@ -12,7 +12,7 @@ from autotune.child.guard import descendants
 
 
 def dtype_name(dtype: Any) -> str | None:
-    """The name of a number format, given as text, as a NumPy dtype or as a scalar type such as ``jax.numpy.bfloat16``."""
+    """The name of a number format, given as text, NumPy dtype or scalar type such as ``jax.numpy.bfloat16``."""
     if dtype is None or isinstance(dtype, str):
         return dtype or None
     if isinstance(name := getattr(dtype, "name", None), str):

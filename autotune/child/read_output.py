@@ -1,7 +1,7 @@
 """Runs a user's program between guard and driver, and reads the steps from its output.
 
 Standard library only. Lines are matched here, so that the driver never waits for a regular expression. A ``job`` comes
-over the channel (`autotune.child.channel`), and ``phase``, ``ready``, ``block`` and ``error`` go back, as from a worker.
+over the channel (`autotune.child.channel`), and ``phase``, ``ready``, ``block``, ``error`` go back, as from workers.
 The program cannot wait, so a ``block`` is the next steps that it makes. On ``stop`` the program is ended politely
 (SIGTERM), then firmly.
 """
