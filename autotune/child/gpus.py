@@ -122,10 +122,7 @@ def _whole(handles: Mapping[int, Any], uuids: Mapping[int, str], entry: str) -> 
 
 
 def _part(nvml: Any, handles: Mapping[int, Any], uuids: Mapping[int, str], entry: str) -> NvmlDevice | None:
-    """The GPU of a MIG instance, named ``MIG-UUID`` or, by drivers before 470, ``MIG-GPU-UUID/1/0``."""
-    if entry.startswith("MIG-GPU-"):
-        index = _index(uuids, entry.removeprefix("MIG-").partition("/")[0])
-        return NvmlDevice(index, handles[index], entry) if index is not None else None
+    """The GPU of a MIG instance, named ``MIG-UUID``."""
     part = ask(nvml, "nvmlDeviceGetHandleByUUID", entry)
     if part is None:
         return None
@@ -236,7 +233,7 @@ def _nccl_version(get: Callable[..., int]) -> str | None:
 
 def _state(nvml: Any, device: NvmlDevice) -> dict[str, Any]:
     """Firmware, limits and modes of one GPU; None for what is not supported."""
-    own = device.part if device.part is not None and not isinstance(device.part, str) else device.handle
+    own = device.handle if device.part is None else device.part
 
     def of(name: str, *more: Any, handle: Any = device.handle) -> Any:
         return ask(nvml, f"nvmlDeviceGet{name}", handle, *more)

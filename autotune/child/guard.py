@@ -32,6 +32,8 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 CHANNEL_VARIABLE = "AUTOTUNE_CHANNEL"
 GUARD_PROGRAM = __file__
+LAST_LINES, LAST_BYTES = 20, 20_000
+"""Of the output that the last message holds."""
 
 
 class BoundedLog:
@@ -47,11 +49,13 @@ class BoundedLog:
         self._half = limit // 2
         self._head = 0
         self._tail = bytearray()
+        self._last = b""
         self.total = 0
 
     def write(self, data: bytes) -> None:
         """Takes a piece of output."""
         self.total += len(data)
+        self._last = (self._last + data)[-LAST_BYTES:]
         if self._head < self._half:
             piece, data = data[: self._half - self._head], data[self._half - self._head :]
             self._head += len(piece)
@@ -60,19 +64,10 @@ class BoundedLog:
         if len(self._tail) > 2 * self._half:
             del self._tail[: -self._half]
 
-    def last_lines(self, count: int = 20) -> list[str]:
+    def last_lines(self) -> list[str]:
         """The last lines of the output, each cut to 500 characters."""
-        if len(self._tail) < 20_000:
-            with contextlib.suppress(OSError):
-                size = min(self._head, 20_000)
-                head = b""
-                reader = os.open(f"/proc/self/fd/{self._descriptor}", os.O_RDONLY)
-                try:
-                    head = os.pread(reader, size, self._head - size)
-                finally:
-                    os.close(reader)
-                return _lines(head + bytes(self._tail), count)
-        return _lines(bytes(self._tail[-20_000:]), count)
+        text = self._last.decode("utf-8", errors="replace")
+        return [line[:500] for line in text.splitlines() if line.strip()][-LAST_LINES:]
 
     def close(self) -> None:
         """Writes what is left, with a note on how much was left out."""
@@ -272,11 +267,6 @@ def _drain(descriptor: int, log: BoundedLog) -> None:
     with contextlib.suppress(OSError):
         while data := os.read(descriptor, 1 << 16):
             log.write(data)
-
-
-def _lines(data: bytes, count: int) -> list[str]:
-    text = data.decode("utf-8", errors="replace")
-    return [line[:500] for line in text.splitlines() if line.strip()][-count:]
 
 
 def take_environment() -> bytes:

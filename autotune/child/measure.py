@@ -60,8 +60,6 @@ class Job:
     """The compiled step with its state: what one process of a trial holds."""
 
     def __init__(self, job: dict[str, Any], tell: Callable[[str], None]) -> None:
-        started = time.perf_counter()
-        self._since_exec_s = _seconds_since_exec()
         _refuse_missing(job["files"])
         tell("import")
         import jax
@@ -114,7 +112,6 @@ class Job:
             "device_count": wanted,
             "process_count": job["process_count"],
             "compile_s": compile_s,
-            "start_s": self._since_exec_s + time.perf_counter() - started,
             "losses": losses,
             "grad_norms": norms,
             "dtype": dtype_name(workload.config.get("dtype")) or "float32",
@@ -207,16 +204,6 @@ def work(channel: Channel, job: dict[str, Any]) -> None:
         times = built.run_block(message["steps"], fresh=fresh)
         told = {"memory": memory_in_use()} if message.get("memory") else {}
         channel.send("block", step_times_s=times, loss=built.loss, grad_norm=built.grad_norm, **told)
-
-
-def _seconds_since_exec() -> float:
-    """Seconds since this process began, from the kernel; 0 where /proc does not say."""
-    try:
-        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
-        uptime = float(Path("/proc/uptime").read_text().split()[0])
-    except (OSError, ValueError, IndexError):
-        return 0.0
-    return max(0.0, uptime - ticks / os.sysconf("SC_CLK_TCK"))
 
 
 def _memory(jax: Any, compiled: Any) -> dict[str, Any]:

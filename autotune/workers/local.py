@@ -255,7 +255,7 @@ class LocalWorker:
         """
         check = check_environment(self._settings, message["values"])
         self._refuse_lost((*check.lost, *check_options(self._settings, message["jax_options"])))
-        report = WorkerReport.model_validate(message["report"])
+        report = WorkerReport.model_validate({**message["report"], "start_s": time.monotonic() - self._begun})
         return report.model_copy(update={"warnings": (*report.warnings, *check.notes)})
 
     def _refuse_lost(self, lost: Sequence[str]) -> None:
