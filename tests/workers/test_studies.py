@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -102,22 +101,3 @@ def test_a_study_of_a_hooked_program_takes_turns(tmp_path: Path) -> None:
 def test_the_studies_that_are_shipped_are_legal(name: str) -> None:
     spec = parse_study(tomllib.loads((ROOT / "studies" / f"{name}.toml").read_text()))
     assert spec.workload.takes_turns == (name == "command_hook")
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-@pytest.mark.skipif(
-    "AUTOTUNE_MAXTEXT_PYTHON" not in os.environ,
-    reason="AUTOTUNE_MAXTEXT_PYTHON must name the interpreter of an environment in which MaxText from PyPI runs",
-)
-def test_maxtext_as_it_comes_from_pypi(tmp_path: Path) -> None:
-    data = tomllib.loads((ROOT / "studies" / "command_maxtext.toml").read_text())
-    data["workload"]["command"][0] = os.environ["AUTOTUNE_MAXTEXT_PYTHON"]
-    measure = {**MEASURE, "run_steps": 20}
-    search = {**SEARCH, "trials": 1}
-    _, store, _ = run(tmp_path, data["workload"], study_dir=tmp_path, measure=measure, search=search)
-    (result,) = store.of(TrialResult)
-    assert result.failure is None
-    assert result.comparison is not None
-    assert result.worker is not None
-    assert len(result.worker.losses) == 3
