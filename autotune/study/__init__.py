@@ -19,7 +19,7 @@ from autotune.study.recheck import recheck_directory, recheck_study, recheck_win
 from autotune.study.reproduce import Reproduction, find_trial, reproduce_trial, shell_lines
 from autotune.study.run import StudyRun
 from autotune.study.runner import Runner
-from autotune.study.stages import STAGES, noise_floor, probe, run_study
+from autotune.study.stages import noise_floor, probe, run_study
 from autotune.study.start import new_recheck, new_run, study_with
 from autotune.study.status import StudyStatus, UnreadableRun, describe_lanes, describe_stage, study_status
 from autotune.study.verify import Verification, verify_winner
