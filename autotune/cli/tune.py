@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -71,9 +72,7 @@ def tune(
     """
     from autotune.model import AutotuneError
 
-    asked = ask_for(
-        command, platform, rules_of(preset, pattern, json_key, unit, step_file, loss), look_limit, verb="tune"
-    )
+    asked = ask_for(command, platform, rules_of(preset, pattern, json_key, unit, step_file, loss), look_limit)
     if not (yes or dry_run or sys.stdin.isatty()):
         raise AutotuneError(
             "a study must be agreed to but there is no terminal to ask on: add --yes to start it, or --dry-run to look "
@@ -87,7 +86,7 @@ def tune(
         if not dry_run and not yes and not typer.confirm("Start the study?", default=True):
             print_lines(["nothing was started or written; --dry-run writes the study file only"])
             raise typer.Exit(1)
-        write_study(file, plan.text, asked)
+        write_study(file, plan.text, asked.command)
     else:
         refuse_other_rules(asked, file, platform, known)
         print_lines([f"going on with the study {file}, as it stands there"])
@@ -111,17 +110,10 @@ def init(
     trials: Trials = DEFAULT_TRIALS,
     platform: Platform = None,
     name: Name = None,
-    preset: Preset = None,
-    pattern: Pattern = None,
-    json_key: JsonKey = None,
-    unit: StepUnit = None,
-    step_file: StepFile = None,
-    loss: Loss = None,
-    look_limit: LookLimit = "10m",
 ) -> None:
-    """Writes a commented study file for a program, a preset or a function of yours; never over another file.
+    """Writes a commented study file for a program with the hook, a preset or a function of yours.
 
-    A program without the hook is run once, to see how its steps are printed.
+    It never overwrites a file. For a program as it is: autotune tune --dry-run -- python train.py
     """
     from autotune.model import StudyFileError
     from autotune.study import example_text, plan_unseen
@@ -129,6 +121,11 @@ def init(
     if (entry is not None) + (example is not None) + bool(command) != 1:
         raise StudyFileError(
             "exactly one of --entry ENTRY, --example NAME and -- COMMAND must be given: autotune init --entry llama"
+        )
+    if command and not hook:
+        raise StudyFileError(
+            "--hook must be given with a command, for init does not run it; without the hook in its loop: "
+            f"autotune tune --dry-run -- {shlex.join(command)}"
         )
     if example is not None and (time_budget, trials, platform) != (None, DEFAULT_TRIALS, None):
         raise StudyFileError("with --example only --name and --output may be given: edit the file that is written")
@@ -138,42 +135,31 @@ def init(
         raise StudyFileError(f"a new study file must not lie on another but {file} is there: give --output or --name")
     study, budget_s = name or file.stem, seconds_of(time_budget, "--time-budget")
     if example is not None:
-        write_study(file, example_text(example, study), None)
-    elif entry is None and not hook:
-        rules = rules_of(preset, pattern, json_key, unit, step_file, loss)
-        asked = ask_for(command, platform, rules, look_limit, verb="init", cwd=file.resolve().parent)
-        plan, found = planned(asked, study, trials=trials, budget=time_budget)
-        show_plan(found, plan, file)
-        write_study(file, plan.text, asked)
+        text = example_text(example, study)
     else:
-        what = entry or command or []
-        text = plan_unseen(
-            what, **place_of(platform), name=study, trials=trials, budget_s=budget_s, said=typed_command()
-        )
-        if entry:
-            refuse_unbuilt(text, file)
-        write_study(file, text, None)
+        what, place = entry or command or [], place_of(platform)
+        text = plan_unseen(what, **place, name=study, trials=trials, budget_s=budget_s, said=typed_command())
+    if entry is not None:
+        refuse_unbuilt(text, file)
+    write_study(file, text, command or ())
     print_lines([f"look at it, then: autotune run {shlex.quote(str(file))}"])
 
 
 # ---------------------------------------------------------------------- options
 
 
-def ask_for(
-    command: list[str] | None, platform: str | None, rules: dict[str, Any] | None, limit: str, *, verb: str,
-    cwd: Path | None = None,
-) -> ProbeRequest:  # fmt: skip
+def ask_for(command: list[str] | None, platform: str | None, rules: dict[str, Any] | None, limit: str) -> ProbeRequest:
     """The program to look at, by the options of a call."""
     from autotune.model import StudyFileError
     from autotune.study import ProbeRequest, default_platform, refuse_one_word
 
     if not command:
-        raise StudyFileError(f"a command must follow, after --, but there is none: autotune {verb} -- python train.py")
+        raise StudyFileError("a command must follow, after --, but there is none: autotune tune -- python train.py")
     refuse_one_word(command)
     limit_s = seconds_of(limit, "--look-limit")
     assert limit_s is not None
     return ProbeRequest(
-        command=tuple(command), cwd=cwd or Path.cwd(), platform=platform or default_platform(), rules=rules,
+        command=tuple(command), cwd=Path.cwd(), platform=platform or default_platform(), rules=rules,
         limit_s=limit_s,
     )  # fmt: skip
 
@@ -368,11 +354,11 @@ def _about(seconds: float) -> str:
     return format_seconds(seconds if seconds < 60 else 60 * round(seconds / 60)).removesuffix(" 0 s")
 
 
-def write_study(file: Path, text: str, asked: ProbeRequest | None) -> None:
+def write_study(file: Path, text: str, command: Sequence[str]) -> None:
     """Writes a new study file, readable for the user alone if it holds a secret."""
     from autotune.model import StudyFileError, redact_command
 
-    has_secret = asked is not None and redact_command(asked.command) != asked.command
+    has_secret = redact_command(command) != tuple(command)
     try:
         number = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if has_secret else 0o666)
         with os.fdopen(number, "w", encoding="utf-8") as stream:
