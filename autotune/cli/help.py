@@ -32,7 +32,7 @@ EXAMPLES: Mapping[str, str] = {
     "report": "autotune report runs/quickstart --html report.html",
     "compare": "autotune compare runs/a runs/b --by jaxlib",
     "repro": "autotune repro runs/quickstart 3",
-    "fsck": "autotune fsck runs/quickstart --mend",
+    "fsck": "autotune fsck runs/quickstart",
     "export": "autotune export runs/quickstart --format env -o winner.env",
     "exec": "autotune exec winner.env -- python train.py",
     "verify": "autotune verify winner.env",

@@ -1,4 +1,4 @@
-"""The commands that show what is known: `status`, `show`, `repro`, `schema`."""
+"""The commands that show a run: `status`, `show`, `repro`, `fsck`; and `schema`."""
 
 from __future__ import annotations
 
@@ -134,6 +134,36 @@ def repro(
     print(f"# trial {trial} of {store.spec.name}: {result.status}")
     for line in shell_lines(found):
         print(line)
+
+
+def fsck(
+    run_path: options.Run,
+    unlock: Annotated[
+        bool, typer.Option("--unlock", help="Take away the lock of a driver that died on another machine.")
+    ] = False,
+    as_json: options.Json = False,
+) -> None:
+    """Says what is wrong with a run directory, whether it matters, and what to do; changes nothing.
+
+    Ends with status 1 if anything is lost.
+    """
+    from autotune.rundir import check_run
+    from autotune.rundir import unlock as take_lock_away
+
+    dead = take_lock_away(run_path) if unlock else None
+    found = check_run(run_path)
+    if as_json:
+        print_json(found)
+    else:
+        lines = [f"the lock of {dead} is taken away" if dead else "no lock was left"] if unlock else []
+        if found.writer is not None:
+            lines.append(f"{found.writer} is writing this run now: the end of its files may be on the way still")
+        lines += map(str, found.problems)
+        if not found.problems:
+            lines.append(f"{found.run}: {found.record_count} records, nothing wrong")
+        print_lines(lines)
+    if not all(p.is_harmless for p in found.problems):
+        raise typer.Exit(1)
 
 
 def schema() -> None:

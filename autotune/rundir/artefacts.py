@@ -1,8 +1,7 @@
-"""The files of artefacts: written once under the name of their content, and looked at before anything reads them.
+"""The files of artefacts: named by their content, and checked before anything reads them.
 
-XLA goes on without a word where a profile is missing or is none, and would read any file that a path leads to. So the
-path is never a foreign file's: it is made here, of a folder that the caller chose, and only if a plain file lies there
-that holds what the digest says.
+XLA silently ignores a profile that is missing or damaged, and reads any file that a path leads to. So the path is made
+here, of a folder that the caller chose, and only if a plain file with the right digest lies there.
 """
 
 from __future__ import annotations
@@ -56,12 +55,7 @@ def place_artefacts(artefacts: Iterable[Artefact], folder: Path) -> None:
 
 
 def why_not_whole(path: Path, digest: str) -> str | None:
-    """Why a file is not the artefact that it should be; None if it is.
-
-    Args:
-        path: Where it should lie.
-        digest: SHA-256 of what it should hold.
-    """
+    """Says why a file is not the artefact of a SHA-256 digest; None if it is."""
     try:
         got = digest_of(plain_content(path))
     except OSError as error:
@@ -93,11 +87,7 @@ def artefact_problems(settings: FlagSet, folder: Path) -> list[str]:
 
 
 def in_force(settings: FlagSet, folder: Path) -> FlagSet:
-    """The set as a program is started under it: with the paths of its artefacts, each of which was looked at.
-
-    Args:
-        settings: A set; one without artefacts is given back.
-        folder: Where they must lie.
+    """Puts the paths of a set's artefacts into it, each checked; a set without artefacts is returned as it is.
 
     Raises:
         AutotuneError: If one is missing, a link, no plain file, or holds something else.

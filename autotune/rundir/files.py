@@ -1,7 +1,7 @@
-"""Writing that survives: appended lines, whole files, plain names.
+"""Durable writing: appended lines, whole files, plain names.
 
-What is told is on disk: a line, and the name of its file in its folder, are synced before a call returns. Nothing is
-written through a symbolic link: a link inside a run directory could lead to any file of the user who runs the study.
+A line, and the name of its file in its folder, are synced before a call returns. Nothing is written through a symbolic
+link: a link inside a run directory could lead to any file of the user who runs the study.
 """
 
 from __future__ import annotations
@@ -76,8 +76,7 @@ def append_synced(path: Path, line: str, *, sync: bool = True) -> None:
 
     Args:
         path: The file, made if it is missing; only this process writes it.
-        line: The line with its newline.
-        sync: Whether to wait until it is on disk.
+        line: With its newline.
 
     Raises:
         RunDirectoryError: If it cannot be written, or is a symbolic link.
@@ -120,12 +119,7 @@ def _write_whole(descriptor: int, data: bytes) -> None:
 
 
 def sync_measurement(root: Path, directory: str, *names: str) -> None:
-    """Waits until raw files of one measurement, and all folders down to them, are on disk.
-
-    Args:
-        root: The run directory.
-        directory: The measurement's folder, relative to it.
-        names: Of the files; one that was never made is left out.
+    """Waits until raw files of one measurement and all folders down to them are on disk; skips missing ones.
 
     Raises:
         RunDirectoryError: If the disk fails, or a file is a symbolic link.
@@ -162,26 +156,6 @@ def write_atomically(path: Path, content: str | bytes) -> None:
         raise cannot_write(path, error) from error
 
 
-def cut_torn_line(path: Path) -> None:
-    """Cuts off what follows the last newline of a file: the trace of a write that never ended.
-
-    Raises:
-        RunDirectoryError: If it cannot be written, or is a symbolic link.
-    """
-    try:
-        descriptor = os.open(path, os.O_RDWR | _FLAGS)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise cannot_write(path, error) from error
-    try:
-        _cut(descriptor)
-    except OSError as error:
-        raise cannot_write(path, error) from error
-    finally:
-        os.close(descriptor)
-
-
 def _cut(descriptor: int) -> int:
     """Cuts a torn last line off; returns where the file ends now."""
     end = size = os.fstat(descriptor).st_size
@@ -210,7 +184,7 @@ def is_fault_of_disk(error: OSError) -> bool:
 
 
 def cannot_write(path: Path, error: OSError) -> RunDirectoryError:
-    """What to say of a file or folder that cannot be written."""
+    """Makes the error of a file or folder that cannot be written."""
     if error.errno == errno.ELOOP and path.is_symlink():
         return _is_link(path)
     advice = "make it writable"
@@ -225,7 +199,7 @@ def cannot_write(path: Path, error: OSError) -> RunDirectoryError:
 
 
 def cannot_read(file: Path, error: OSError) -> RunDirectoryError:
-    """What to say of a file that the file system does not give."""
+    """Makes the error of a file that cannot be read."""
     return RunDirectoryError(
         f"{file} must be readable but: {error.strerror or error}; see to the disk or its permissions and try again"
     )

@@ -1,9 +1,8 @@
 """The lock of a run directory: one driver writes, on whatever file system.
 
-The kernel's own lock (flock) is let go however a driver dies, so where it holds for everybody who sees the folder it is
-all that is asked. Some shared file systems keep it to one machine; there the file also names its holder, and a holder
-on another machine counts until its session has ended or a person says that it is dead. Behind the holder's name stands
-which stage it is in: that is gone with the holder, and nobody goes on from it.
+The kernel releases its lock (flock) however a driver dies, so on most file systems that is enough. Some shared file
+systems keep the lock to one machine; there the file also names its holder, and a holder on another machine counts until
+its session has ended or a person says that it is dead. A second line names the stage that the holder is in.
 """
 
 from __future__ import annotations
@@ -53,12 +52,7 @@ class Mount:
 
 
 def mount_of(path: Path, table: str | None = None) -> Mount:
-    """The mount that a path lies on.
-
-    Args:
-        path: An absolute path.
-        table: Text in the form of ``/proc/self/mountinfo``; default: that of this process.
-    """
+    """Finds the mount of an absolute path in the text of a ``mountinfo`` table; default: this process's."""
     if table is None:
         try:
             table = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")
@@ -69,9 +63,8 @@ def mount_of(path: Path, table: str | None = None) -> Mount:
         fields, _, source = line.partition(" - ")
         point = re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), fields.split()[4])
         kind, _, more = source.split(" ", 2)
-        if path.is_relative_to(point) and len(point) >= len(
-            found.point
-        ):  # of two on one point the later hides the other
+        # Of two mounts on one point the later hides the other.
+        if path.is_relative_to(point) and len(point) >= len(found.point):
             found = Mount(point, kind, frozenset(f"{fields.split()[5]},{more}".split(",")))
     return found
 
@@ -94,22 +87,14 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class CurrentStage:
-    """Where the holder of a run directory is.
-
-    Attributes:
-        name: Of the stage, as `autotune.model.View.stage` is told.
-        since: When it began, UTC, ISO 8601.
-    """
+    """The stage of a run's driver, and when it began (UTC, ISO 8601)."""
 
     name: str
     since: str
 
 
 class Lock:
-    """The lock of one run directory, held by this process until it is closed.
-
-    Args:
-        path: The run directory, which exists.
+    """The lock of one run directory, which exists; held by this process until it is closed.
 
     Raises:
         RunDirectoryError: If another driver holds it, the file system has no locks, or the file cannot be written.
@@ -156,7 +141,7 @@ class Lock:
             raise RunDirectoryError(f"only one driver may write {path} but another began just now; wait for it")
 
     def tell_stage(self, name: str) -> None:
-        """Leaves word behind the holder's name which stage begins; a disk that takes no more is told of elsewhere."""
+        """Writes the stage behind the holder's name; ignores a disk that takes no more."""
         with contextlib.suppress(OSError):
             start = os.pread(self._descriptor, _LONGEST, 0).partition(b"\n")[0] + b"\n"
             told = f"{json.dumps({'name': name, 'since': utc_now()})}\n".encode()
@@ -164,7 +149,7 @@ class Lock:
             os.ftruncate(self._descriptor, len(start) + len(told))
 
     def close(self) -> None:
-        """Gives the lock back, and takes this process's name off it."""
+        """Releases the lock and removes this process's name from it."""
         if self._descriptor >= 0:
             with contextlib.suppress(OSError):  # the kernel's lock is gone all the same
                 os.ftruncate(self._descriptor, 0)
@@ -189,14 +174,7 @@ def read_stage(path: Path) -> CurrentStage | None:
         told = (path / LOCK).read_bytes()[:_LONGEST].split(b"\n")[1]
         found = json.loads(told)
         return CurrentStage(name=str(found["name"]), since=datetime.fromisoformat(found["since"]).isoformat())
-    except (
-        OSError,
-        IndexError,
-        ValueError,
-        KeyError,
-        TypeError,
-        RecursionError,
-    ):  # half written, or by an older driver
+    except (OSError, IndexError, ValueError, KeyError, TypeError, RecursionError):  # half written
         return None
 
 
@@ -219,7 +197,7 @@ def is_held(path: Path) -> bool:
 
 
 def unlock(path: Path) -> Holder | None:
-    """Takes a dead holder's name off the lock; gives that name, or None if there was none.
+    """Removes a dead holder's name from the lock; returns it, or None if there was none.
 
     Raises:
         RunDirectoryError: If the holder lives on this machine.

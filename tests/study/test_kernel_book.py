@@ -13,7 +13,7 @@ from autotune.model.records import ConfirmRun, FloorResult, IncidentRecord, Outc
 from autotune.model.spec import StudySpec
 from autotune.model.trial import TrialResult
 from autotune.results.words import floor_lines, warning_lines
-from autotune.rundir.folders import Folders
+from autotune.rundir.store import Folders
 from autotune.study.bench import Bench
 from autotune.workers.base import Progress
 from autotune.workers.replay import ReplayLauncher, ReplayWorker

@@ -17,7 +17,7 @@ from autotune.model.options import option_sets
 from autotune.model.records import FloorResult, SoakRecord
 from autotune.model.spec import parse_study
 from autotune.model.trial import TrialConfig, TrialResult
-from autotune.rundir.folders import Folders
+from autotune.rundir.store import Folders
 from autotune.stats.estimates import estimate_pairs
 from autotune.study.runner import Runner
 from autotune.study.units import AnyUnit, Assignment, FloorUnit, SoakUnit, TrialUnit
