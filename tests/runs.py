@@ -13,8 +13,7 @@ from autotune.model.flags import FlagSet
 from autotune.model.records import AblationResult, ConclusionRecord, ConfirmRun, FinalistResult, FloorResult
 from autotune.model.spec import StudySpec, parse_study
 from autotune.model.trial import TrialConfig, TrialResult
-from autotune.results.conditions import Conditions
-from autotune.results.winner import Winner
+from autotune.results.winner import Conditions, Winner
 from autotune.rundir.store import Store
 from autotune.settings.parameters import Parameter, SearchSpace
 from autotune.stats.estimates import Estimate
@@ -140,7 +139,7 @@ def make_winner(settings: Mapping[str, str], **conditions: Any) -> Winner:
         "jax": "0.11.1",
         "jaxlib": "0.11.1",
         "plugin": "jax-cuda12-plugin 0.11.1",
-        "driver_major": "580",
+        "driver": "580",
         "workload": "0123456789ab",
         **conditions,
     }

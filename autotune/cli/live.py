@@ -23,7 +23,7 @@ from autotune.model import (
     format_seconds,
     visible_line,
 )
-from autotune.results import describe_finalist, describe_floor, describe_trial, format_estimate, shorten
+from autotune.results import format_estimate, format_finalist, format_floor, format_trial, shorten
 from autotune.stats import Verdict
 from autotune.study import STAGES
 
@@ -76,7 +76,7 @@ class LineView:
 
     def floor(self, result: FloorResult) -> None:
         """See `autotune.model.View`."""
-        for text in describe_floor(result):
+        for text in format_floor(result):
             self.line(f"lane {result.by}: {text}" if result.by else text)
 
     def trial_starts(self, config: TrialConfig, asked: int) -> None:
@@ -86,7 +86,7 @@ class LineView:
     def trial_ends(self, result: TrialResult) -> None:
         """See `autotune.model.View`."""
         whose = f"trial {result.number} on lane {result.by}: " if result.by else ""
-        found = describe_trial(result, result.outlook_at(sesoi=self._sesoi))
+        found = format_trial(result, result.outlook_at(sesoi=self._sesoi))
         self.line(f"  -> {whose}{found} ({format_seconds(result.duration_s)})")
         for warning in result.comparison.warnings if result.comparison else ():
             self.note(warning)
@@ -94,7 +94,7 @@ class LineView:
     def finalist(self, result: FinalistResult) -> None:
         """See `autotune.model.View`."""
         trial = f" trial {result.trial}" if result.trial else ""  # a recheck is of no trial
-        self.line(f"  {result.stage}{trial}: {describe_finalist(result)}")
+        self.line(f"  {result.stage}{trial}: {format_finalist(result)}")
 
     def ablation(self, result: AblationResult) -> None:
         """See `autotune.model.View`."""

@@ -97,12 +97,12 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 def print_study(store: Store) -> None:
     """The tables of a study, and what it concluded if it did."""
     from autotune.model import ConclusionRecord
-    from autotune.results import conclusion_style, study_tables, taught_lines
+    from autotune.results import conclusion_style, effect_lines, study_tables
 
     console = make_console()
     for table in study_tables(store):
         console.print(table)
-    print_lines(taught_lines(store))
+    print_lines(effect_lines(store))
     if (conclusion := store.last(ConclusionRecord)) is not None:
         print_lines(["", conclusion.sentence], style=conclusion_style(conclusion))
 

@@ -281,7 +281,7 @@ def best(
     as_json: options.Json = False,
 ) -> None:
     """Gives the best known configuration for a GPU, count, jaxlib and workload, or the nearest, labelled untested."""
-    from autotune.results import LibraryQuery, describe_entry, library_entries
+    from autotune.results import LibraryQuery, format_match, library_entries
     from autotune.results import best_known as nearest
 
     match = nearest(library_entries(library), LibraryQuery(gpu=gpu, count=count, jaxlib=jaxlib, workload=workload))
@@ -290,7 +290,7 @@ def best(
         tested, file = match.is_tested, str(match.entry.path)
         print_json(plain(match.entry.winner, tested=tested, distance=match.distance, file=file, status=status))
         return
-    print_lines(describe_entry(match))
+    print_lines(format_match(match))
 
 
 def recheck(

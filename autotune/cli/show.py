@@ -64,7 +64,7 @@ def show(
     as_json: options.Json = False,
 ) -> None:
     """Shows a study's results, or all that is known of one trial."""
-    from autotune.results import describe_begin, doubts, origin_of_run
+    from autotune.results import doubts, format_begin, origin_of_run
     from autotune.rundir import Store
     from autotune.study import find_trial
 
@@ -75,14 +75,14 @@ def show(
         print_json(store.records(), exclude_none=True)
     else:
         origin = origin_of_run(store)
-        print_lines([*describe_begin(store), *([origin] if origin is not None else []), *doubts(store)])
+        print_lines([*format_begin(store), *([origin] if origin is not None else []), *doubts(store)])
         print_study(store)
 
 
 def _show_trial(store: Store, result: TrialResult, *, as_json: bool) -> None:
     """One trial: settings, result, figures, raw pairs, the end of its log."""
     from autotune.model import block_step_s, format_bytes, format_seconds, log_ratio
-    from autotune.results import describe_energy, describe_trial
+    from autotune.results import format_energy, format_trial
 
     pairs = list(store.pairs(result.directory)) if result.directory else []
     outlook = result.outlook_at(sesoi=store.spec.measure.smallest_effect)
@@ -92,7 +92,7 @@ def _show_trial(store: Store, result: TrialResult, *, as_json: bool) -> None:
     print_lines([f"trial {result.number} of {store.spec.name}, proposed by {result.origin}"], style="bold")
     lines = [f"  {name} = {value}" for name, value in result.settings.items()]
     loss = f"loss: {result.loss.words}" if result.loss is not None else ""
-    lines += filter(None, (describe_trial(result, outlook), describe_energy(result), loss))
+    lines += filter(None, (format_trial(result, outlook), format_energy(result), loss))
     if (worker := result.worker) is not None:
         lines.append(
             f"compiled in {format_seconds(worker.compile_s)}, ready after {format_seconds(worker.start_s)}, "

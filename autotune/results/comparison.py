@@ -1,4 +1,4 @@
-"""Studies side by side: winners, which settings agree, which are dead where. Nothing incomparable meets."""
+"""Compares studies: winners, settings that agree, settings that are no-ops; refuses runs that are not comparable."""
 
 from __future__ import annotations
 
@@ -31,15 +31,12 @@ from autotune.model import (
     format_ratio,
     format_seconds,
 )
-from autotune.results import charts
-from autotune.results.charts import Chart, Mark
-from autotune.results.conditions import conditions_of
+from autotune.results.format import format_figures, spaced
 from autotune.results.pages import Styled, render
-from autotune.results.rows import EffectRow, effect_rows
-from autotune.results.winner import workload_name
-from autotune.results.words import format_figures, spaced
+from autotune.results.tables import EffectRow, effect_rows
+from autotune.results.winner import conditions_of, workload_name
 from autotune.rundir import Store
-from autotune.stats import Outlook, Verdict
+from autotune.stats import Verdict
 
 FIELDS = ("gpu", "count", "jaxlib", "plugin", "driver", "workload", "mesh")
 """What must be equal in studies that are compared, unless it is the axis of the comparison."""
@@ -50,23 +47,7 @@ _IMPLIED = {"workload": ("mesh",), "count": ("mesh",), "jaxlib": ("plugin",)}
 _GOOD = ("in the winner", Verdict.FASTER)
 _NOTHING = ("dead", Verdict.NO_DIFFERENCE)
 _BAD = (Verdict.SLOWER, "failed")
-"""What is known of a setting: by a proof, its program or a failure. What trials promise is no such state."""
-
-
-_STYLES = {
-    **dict.fromkeys(_GOOD, "good"),
-    **dict.fromkeys(_NOTHING, "same"),
-    **dict.fromkeys(_BAD, "bad"),
-    Outlook.PROMISING: "promising",
-    Outlook.NOT_PROMISING: "unpromising",
-}
-"""How a state is drawn."""
-
-_KEY = tuple(dict.fromkeys(_STYLES.values()))
-"""The styles, in the order in which they are explained."""
-
-MOST_DRAWN = 60
-"""Settings in the chart of effects."""
+"""States of a setting by a proof, its program or a failure; an outlook of trials is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +63,6 @@ class ComparisonTable:
             nothing ran, or it has not ended).
         settings: One row a setting and value, one column a study, and `agreement`: agree, differ or empty.
         changes: From each study to the next, in words.
-        effects: What each setting does in each study, as one chart.
     """
 
     by: tuple[str, ...]
@@ -90,7 +70,6 @@ class ComparisonTable:
     frame: pd.DataFrame
     settings: pd.DataFrame
     changes: tuple[str, ...]
-    effects: Chart
 
     def to_markdown(self) -> str:
         """The comparison as Markdown."""
@@ -101,10 +80,7 @@ class ComparisonTable:
         script = render("tables.js.j2")
         digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
         shown = {"rows": _shown(self), "settings": _shown_settings(self)}
-        cells = [cell for column in self.settings.drop(columns="agreement") for cell in self.settings[column]]
-        known = [state for state in _STYLES if any(cell.startswith(state) for cell in cells)]
-        key = [(style, " or ".join(s for s in known if _STYLES[s] == style)) for style in _KEY]
-        return render("compare.html.j2", c=self, script=Markup(script), script_digest=digest, key=key, **shown)
+        return render("compare.html.j2", c=self, script=Markup(script), script_digest=digest, **shown)
 
     def to_json(self) -> dict[str, Any]:
         """The comparison as plain data."""
@@ -122,11 +98,7 @@ class ComparisonTable:
 
 
 def compare_stores(stores: Sequence[Store], *, by: Sequence[str] = ()) -> ComparisonTable:
-    """Sets studies side by side.
-
-    Args:
-        stores: Two or more run directories whose noise floor is known.
-        by: Fields of `FIELDS` in which they may differ.
+    """Compares two or more runs, which may differ in the fields named in `by`.
 
     Raises:
         NotComparableError: If there are fewer than two, one has not measured its reference, or they differ in
@@ -154,15 +126,13 @@ def compare_stores(stores: Sequence[Store], *, by: Sequence[str] = ()) -> Compar
     order = sorted(range(len(stores)), key=lambda i: [_natural(facts[i][f]) for f in by])
     stores, facts = [stores[i] for i in order], [facts[i] for i in order]
     names = _names(stores)
-    rows = {name: effect_rows(store) for name, store in zip(names, stores, strict=True)}
-    states = {name: _states(store, rows[name]) for name, store in zip(names, stores, strict=True)}
+    states = {name: _states(store) for name, store in zip(names, stores, strict=True)}
     return ComparisonTable(
         by=tuple(by),
         same={f: facts[0][f] for f in FIELDS if len({m[f] for m in facts}) == 1},
         frame=pd.DataFrame([_row(n, s, m, by) for n, s, m in zip(names, stores, facts, strict=True)]),
         settings=_settings_table(states),
         changes=tuple(_changes(states, facts, by)),
-        effects=_effects_chart(rows, states, band=min(s.spec.measure.smallest_effect for s in stores)),
     )
 
 
@@ -183,7 +153,7 @@ def _facts(store: Store) -> dict[str, str]:
         "count": " in ".join(p for p in (str(report.device_count), layout) if p),
         "jaxlib": str(c.jaxlib),
         "plugin": c.plugin or "none",
-        "driver": c.driver_major or "unknown",
+        "driver": (c.driver or "unknown").partition(".")[0],
         "workload": f"{workload_name(spec)} {options}".strip(),
         "mesh": " x ".join(f"{k} {v}" for k, v in report.mesh.items() if v > 1) or "none",
     }
@@ -235,12 +205,12 @@ def _row(name: str, store: Store, facts: Mapping[str, str], by: Sequence[str]) -
 # ---------------------------------------------------------------------- settings
 
 
-def _states(store: Store, rows: Sequence[EffectRow]) -> dict[str, tuple[str, str]]:
+def _states(store: Store) -> dict[str, tuple[str, str]]:
     """For each setting and value that was tried: its state in one word or two, and its figures."""
     conclusion = store.last(ConclusionRecord)
     winner = conclusion.settings if conclusion and conclusion.settings else {}
     found = {}
-    for row in rows:
+    for row in effect_rows(store):
         figures = ""
         if not math.isnan(row.low):
             figures = format_figures(row.ratio, row.low, row.high)
@@ -248,12 +218,8 @@ def _states(store: Store, rows: Sequence[EffectRow]) -> dict[str, tuple[str, str
             figures = f"about {format_ratio(row.ratio)}"
         is_in = winner.get(row.setting) == row.value
         state = "in the winner" if is_in else _state(row)
-        found[_name(row)] = (state, figures)
+        found[f"{row.setting}={row.value}"] = (state, figures)
     return found
-
-
-def _name(row: EffectRow) -> str:
-    return f"{row.setting}={row.value}"
 
 
 def _state(row: EffectRow) -> str:
@@ -306,46 +272,6 @@ def _changes(
     return lines
 
 
-# ---------------------------------------------------------------------- the chart
-
-
-def _effects_chart(
-    rows: Mapping[str, Sequence[EffectRow]], states: Mapping[str, Mapping[str, tuple[str, str]]], *, band: float
-) -> Chart:
-    """What each setting does: a row each, a forest for each study; what is furthest from 1 anywhere comes first."""
-    by_name = {study: {_name(row): row for row in found} for study, found in rows.items()}
-    far = dict[str, float]()
-    for found in rows.values():
-        for row in found:
-            if math.isfinite(row.ratio) and row.ratio > 0.0:
-                far[_name(row)] = max(far.get(_name(row), 0.0), abs(math.log(row.ratio)))
-    names = sorted(far, key=lambda name: (-far[name], name))[:MOST_DRAWN]
-    columns = [
-        (study, [_cell(by_name[study].get(name), *states[study].get(name, ("not tried", ""))) for name in names])
-        for study in rows
-    ]
-    labels = [re.sub(r"^xla_(gpu_|cpu_)?", "", name) for name in names]
-    description = "effects of each setting in each study"
-    svg, narrow = (
-        charts.panels(labels, columns, band=band, description=description, is_narrow=is_narrow)
-        for is_narrow in (False, True)
-    )
-    left_out = len(far) - len(names)
-    note = "Each ratio is against its own study's default. A mark without an interval rests on medians among other "
-    note += "settings. The shaded band is too small to matter."
-    note += f" {left_out} settings with less effect are in the table alone." if left_out else ""
-    return Chart(title="Effect of each setting, study by study", svg=svg, note=note, narrow=narrow)
-
-
-def _cell(row: EffectRow | None, state: str, figures: str) -> Mark | str:
-    """A setting in one study: its ratio, or the word for why there is none."""
-    if row is None or not (math.isfinite(row.ratio) and row.ratio > 0.0):
-        return state
-    how = f" ({row.how})" if row.how else ""
-    detail = f"{_name(row)}: {' '.join(filter(None, (state, figures)))}{how}"
-    return Mark(x=row.ratio, x_ends=(row.low, row.high), detail=detail, style=_STYLES.get(state, "open"))
-
-
 def _shown(table: ComparisonTable) -> list[dict[str, str]]:
     """The rows of `frame` as text; energy only where a study knows it."""
     has_energy = table.frame["default_step_j"].notna().any()
@@ -364,7 +290,7 @@ def _shown(table: ComparisonTable) -> list[dict[str, str]]:
                 "dead settings": str(row["dead"]),
                 "default's step": format_seconds(row["default_step_s"]),
                 **(energy if has_energy else {}),
-                "smallest effect found": format_detectable(row["detectable"]),
+                "smallest gain detected": format_detectable(row["detectable"]),
             }
         )
     return rows

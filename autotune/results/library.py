@@ -1,4 +1,4 @@
-"""The best known configuration per GPU, count, jaxlib and workload: a plain folder of winners, made for git."""
+"""The library: a plain folder of winners by GPU, count, jaxlib and workload, made for git."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.model import AutotuneError, format_ratio
-from autotune.results.artefacts import put_beside
-from autotune.results.carried import parse_winner
-from autotune.results.export import ExportFormat, render_winner
+from autotune.results.export import ExportFormat, parse_winner, put_beside, render_winner
+from autotune.results.format import time_of
 from autotune.results.winner import Winner
-from autotune.results.words import time_of
 from autotune.rundir import write_atomically
 
 
@@ -69,15 +67,12 @@ class Match:
 
 
 def add_to_library(winner: Winner, folder: Path, source: Path | None = None) -> Path:
-    """Puts a winner into a library; it takes the place of an older one of the same conditions.
+    """Puts a winner into a library, in place of an older one of the same conditions; gives the file.
 
     Args:
         winner: What was proven.
         folder: The library.
-        source: What it was read from, for the artefacts that belong to it; they go beside its file.
-
-    Returns:
-        The file written.
+        source: The run or file that it was read from; its artefacts are copied, too.
 
     Raises:
         AutotuneError: If the file there is of a later proof, the winner's figures do not show it faster, or artefacts
@@ -155,7 +150,7 @@ def _match(entry: Entry, query: LibraryQuery) -> Match:
     return Match(entry=entry, distance=tuple(words), cost=cost)
 
 
-def describe_entry(match: Match) -> list[str]:
+def format_match(match: Match) -> list[str]:
     """A match in words, one line each."""
     winner = match.entry.winner
     ratio = format_ratio(winner.estimate.ratio) if winner.estimate else "-"

@@ -1,7 +1,6 @@
-"""Recomputes what the records of a run say, with the code that drew its conclusion, and compares.
+"""Recomputes a run's figures from its raw pairs, with the code that drew its conclusion, and compares.
 
-What nothing follows from (machine, versions, dates) is taken as recorded: who forges raw pairs and records together is
-not found out.
+Machine, versions and dates are taken as recorded; forging raw pairs and records together is not found out.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from autotune.model import (
     once_more,
     standing,
 )
-from autotune.results.words import format_estimate
+from autotune.results.format import format_estimate
 from autotune.rundir import Store
 from autotune.stats import CLAIM, HURDLE, Estimate, Verdict, gain_pairs
 

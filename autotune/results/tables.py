@@ -1,17 +1,27 @@
-"""The tables of a study: on a terminal, and the rows that its report shows, each under the heading of its column."""
+"""A study's trials, proofs and settings as typed rows, and as tables on a terminal and in the report.
+
+Tables, reports, frames and comparisons take their columns from here. Times are in seconds, sizes in bytes, ratios are
+candidate over reference (below 1 is faster); a number that is not known is NaN, a text None.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from enum import StrEnum
+from statistics import median
+from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
 from autotune.model import (
+    ONCE_MORE,
     TURNS,
+    AblationResult,
     FinalistResult,
+    FlagSet,
     FloorResult,
     TrialResult,
     format_bytes,
@@ -20,26 +30,32 @@ from autotune.model import (
     format_joules,
     format_ratio,
     format_seconds,
-    format_share,
 )
-from autotune.results import taught, words
+from autotune.results.format import (
+    STAGE_WORDS,
+    format_figures,
+    format_finalist,
+    format_trial,
+    shorten,
+    spaced,
+    time_words,
+    verdict_of,
+)
 from autotune.results.pages import Styled
-from autotune.results.proof_words import STAGE_WORDS, describe_finalist, word_of
-from autotune.results.rows import (
-    STYLES,
-    EffectRow,
-    TrialRow,
-    finalist_style,
-    finalists,
-    pareto_rows,
-    trial_rows,
-)
 from autotune.rundir import Store, node_effects
-
-if TYPE_CHECKING:
-    import pandas as pd
+from autotune.stats import Estimate, Outlook, Verdict, outlook_of
 
 Row = dict[str, str]
+
+STYLES: Mapping[str, str] = {
+    Verdict.FASTER: "good",
+    Verdict.SLOWER: "bad",
+    Verdict.NO_DIFFERENCE: "same",
+    Verdict.UNRESOLVED: "open",
+    Outlook.PROMISING: "promising",
+    Outlook.NOT_PROMISING: "unpromising",
+}
+"""Classes of the style sheet: of proofs, and of single trials."""
 
 _COLOURS = {
     "good": "bold green",
@@ -50,68 +66,282 @@ _COLOURS = {
     "unpromising": "dim",
     "failed": "magenta",
 }
-"""Of the classes of the style sheet, on a terminal."""
+"""Colours of the classes on a terminal."""
 
 _LONGEST_SETTINGS = 120
+
+
+def finalist_style(result: FinalistResult) -> str:
+    """The class of a proof, or of what came after it."""
+    if result.is_vetoed:
+        return "failed" if result.failure is not None else "bad"
+    return STYLES.get(verdict_of(result), "same")
+
+
+# ---------------------------------------------------------------------- rows
+
+
+def _at(path: str, missing: float | None = math.nan) -> Any:
+    """A column at a path in a trial's record; `missing` where a part of the path is not there."""
+    return field(metadata={"path": path, "missing": missing})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialRow:
+    """One trial; a duplicate of an earlier program has that program's figures and names it in `same_as`.
+
+    Attributes:
+        result: The record; not a column.
+        outlook: Whether it is promising; a trial alone never says more. None without an interval.
+        ratio: Step time over the reference's; 1 without an interval where the program is the reference's own.
+        step_j: Energy of a step of the candidate, joules.
+        work_ratio: Work of a step over that of one of the reference's; `ratio` is of time per unit of it.
+        by: The lane, where there are several.
+    """
+
+    result: TrialResult
+    trial: int = _at("number", None)
+    origin: str = _at("origin")
+    status: str = _at("status")
+    outlook: str | None = _at("outlook", None)  # by the study's smallest effect, see `trial_row`
+    ratio: float = _at("comparison.estimate.ratio")
+    low: float = _at("comparison.estimate.low")
+    high: float = _at("comparison.estimate.high")
+    pair_count: int = _at("comparison.estimate.pair_count", 0)
+    reference_step_s: float = _at("comparison.reference_step_s")
+    candidate_step_s: float = _at("comparison.candidate_step_s")
+    work_ratio: float = _at("comparison.work_ratio")
+    tokens_per_s: float = _at("worker.tokens_per_step")  # over the step's time, see `trial_row`
+    compile_s: float = _at("worker.compile_s")
+    start_s: float = _at("worker.start_s")
+    peak_bytes: float = _at("worker.peak_bytes")
+    mode: str | None = _at("comparison.mode", None)
+    step_j: float = _at("comparison.energy.candidate_step_j")
+    energy_ratio: float = _at("comparison.energy.estimate.ratio")
+    energy_low: float = _at("comparison.energy.estimate.low")
+    energy_high: float = _at("comparison.energy.estimate.high")
+    tokens_per_j: float = _at("tokens_per_j")
+    failure: str | None = _at("failure.kind", None)
+    message: str | None = _at("failure.message", None)
+    same_as: int | None = _at("same_as", None)
+    duration_s: float = _at("duration_s")
+    at_s: float = _at("at_s")
+    by: str | None = _at("by", None)
+    settings: str = _at("settings")
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether it has a ratio with an interval."""
+        return not math.isnan(self.low)
+
+    @property
+    def rank(self) -> tuple[int, float]:
+        """Sorts the fastest first, then no-ops, then failures."""
+        if self.failure is not None:
+            return (2, self.trial)
+        return (0, self.ratio) if self.is_measured else (1, self.trial)
+
+    @property
+    def style(self) -> str:
+        """Class of the style sheet."""
+        if self.failure is not None:
+            return "failed"
+        return STYLES[self.outlook] if self.outlook else "same"
+
+    @property
+    def over(self) -> str:
+        """How often it was compared: pairs of blocks, or sandwiches of fresh runs."""
+        return f"{self.pair_count} {'pairs' if self.mode == TURNS else 'sandwiches'}" if self.is_measured else ""
+
+
+_FIELDS = tuple(f for f in fields(TrialRow) if f.name != "result")
+TRIAL_COLUMNS = tuple(f.name for f in _FIELDS)
+
+
+def trial_row(result: TrialResult, *, sesoi: float) -> TrialRow:
+    """Makes a trial's record a row; `sesoi` is the study's smallest effect of interest."""
+    columns = {f.name: _look_up(result, **f.metadata) for f in _FIELDS}
+    outlook = result.outlook_at(sesoi=sesoi)
+    columns["outlook"] = str(outlook) if outlook is not None else None
+    columns["tokens_per_s"] /= columns["candidate_step_s"]
+    if result.comparison is None and result.is_the_default:
+        columns["ratio"] = 1.0
+    return TrialRow(result=result, **columns)
+
+
+def _look_up(record: object, path: str, missing: object) -> Any:
+    for name in path.split("."):
+        record = getattr(record, name, None)
+    if record is None:
+        return missing
+    if isinstance(record, StrEnum | FlagSet):
+        return str(record)
+    return float(record) if isinstance(record, int) and isinstance(missing, float) else record
+
+
+def trial_rows(store: Store) -> list[TrialRow]:
+    """Every trial, in the order of their ends."""
+    return [trial_row(r, sesoi=store.spec.measure.smallest_effect) for r in store.of(TrialResult)]
+
+
+def finalists(store: Store) -> list[FinalistResult]:
+    """The newest result of each stage and set: a study that went on judges its finalists anew."""
+    return list({(f.stage, f.settings): f for f in store.of(FinalistResult)}.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EffectRow:
+    """What one value of one setting does, from the best evidence there is.
+
+    Attributes:
+        how: The evidence. Best first: ``left out`` (the paired measurement without it, inverted: the ratio that the
+            setting brings inside the winner), ``fresh processes`` (confirmed or refuted as a finalist of its own),
+            ``alone`` (a trial of that setting only), ``same program`` (a trial that had it was the reference's own
+            program: it changes nothing), ``among others`` (median ratio of the trials with it over the median of
+            those without: other settings are mixed in, no interval).
+        finding: The verdict of a proof for ``fresh processes``, else whether its interval is promising, which proves
+            nothing; empty without an interval.
+        trials: How many had it.
+        failed: How many of those have no number.
+        is_dead: Whether a trial that had it was the reference's own program.
+    """
+
+    setting: str
+    value: str
+    ratio: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
+    how: str = ""
+    finding: str = ""
+    trials: int
+    failed: int
+    is_dead: bool
+    reason: str = ""
+
+
+EFFECT_COLUMNS = tuple(f.name for f in fields(EffectRow))
+
+
+def effect_rows(store: Store) -> list[EffectRow]:
+    """Every value of every setting that was tried, by name."""
+    results = store.of(TrialResult)
+    pairs = sorted({(n, v) for r in results for n, v in r.settings.items()})
+    ablations = {a.left_out: a for a in store.of(AblationResult) if isinstance(a.left_out, str)}
+    proven = {f.settings: f for f in finalists(store) if f.corrected and f.stage not in ONCE_MORE}
+    rows = (_effect(n, v, results, ablations.get(n), proven.get(FlagSet({n: v}))) for n, v in pairs)
+    rows = (_with_group(row, store.of(AblationResult)) for row in rows)
+    return [_with_outlook(row, sesoi=store.spec.measure.smallest_effect) for row in rows]
+
+
+def _with_group(row: EffectRow, ablations: Sequence[AblationResult]) -> EffectRow:
+    """Adds the reason why a setting was left out of the winner together with others."""
+    for a in ablations:
+        together = () if isinstance(a.left_out, str) else a.left_out
+        if row.setting in together and a.settings.get(row.setting) == row.value and not (row.reason or a.kept):
+            return replace(row, reason=f"dropped with {len(together) - 1} others: {a.reason}")
+    return row
+
+
+def _with_outlook(row: EffectRow, *, sesoi: float) -> EffectRow:
+    """Adds whether an interval is promising, where there is no proof."""
+    if row.finding or math.isnan(row.low):
+        return row
+    estimate = Estimate(ratio=row.ratio, low=row.low, high=row.high, level=0.95, pair_count=0)
+    return replace(row, finding=str(outlook_of(estimate, sesoi=sesoi)))
+
+
+def _effect(
+    name: str, value: str, results: Sequence[TrialResult], ablation: AblationResult | None, proof: FinalistResult | None
+) -> EffectRow:
+    having = [r for r in results if r.settings.get(name) == value]
+    failed, is_dead = sum(r.failure is not None for r in having), any(r.is_the_default for r in having)
+    row = EffectRow(setting=name, value=value, trials=len(having), failed=failed, is_dead=is_dead)
+    if ablation is not None and ablation.settings.get(name) == value:
+        row = replace(row, reason=f"{'kept' if ablation.kept else 'dropped'}: {ablation.reason}")
+        if ablation.comparison is not None:
+            e = ablation.comparison.estimate
+            high = 1 / e.low if e.low > 0 else math.inf
+            return replace(row, ratio=1 / e.ratio, low=1 / e.high, high=high, how="left out")
+        if not ablation.kept:
+            return replace(row, ratio=1.0, how="same program")
+    alone = next((r for r in having if len(r.settings) == 1), None)
+    if proof is not None and (p := proof.corrected) is not None:
+        found = str(proof.verdict)
+        return replace(row, ratio=p.ratio, low=p.low, high=p.high, how="fresh processes", finding=found)
+    if alone is not None and alone.comparison is not None:
+        e = alone.comparison.estimate
+        return replace(row, ratio=e.ratio, low=e.low, high=e.high, how="alone")
+    if alone is not None and alone.failure is not None:
+        return replace(row, how="alone", reason=f"failed: {alone.failure.kind}")
+    if row.is_dead:
+        return replace(row, ratio=1.0, how="same program")
+    mine = [x for r in having if (x := log_ratio_of(r)) is not None]
+    others = [x for r in results if r.settings.get(name) != value and (x := log_ratio_of(r)) is not None]
+    if mine and others:
+        return replace(row, ratio=math.exp(median(mine) - median(others)), how="among others")
+    return row
+
+
+def log_ratio_of(result: TrialResult) -> float | None:
+    """Log of a trial's step-time ratio; 0 for the reference's own program, None without a figure."""
+    if result.is_the_default:
+        return 0.0
+    return math.log(result.comparison.estimate.ratio) if result.comparison is not None else None
 
 
 # ---------------------------------------------------------------------- on a terminal
 
 
-def study_tables(store: Store) -> list[Table]:
-    """The table of all trials, best first; what they taught."""
-    tables = [_results_table(store, sorted(trial_rows(store), key=lambda r: r.rank))]
-    if (beliefs := taught.terminal_table(store)) is not None:
-        tables.append(beliefs)
-    return tables
-
-
-def _table(title: str, names: Sequence[str], *, right: Sequence[str]) -> Table:
+def make_table(title: str, names: Sequence[str], *, right: Sequence[str]) -> Table:
+    """Makes an empty table for a terminal; the columns named in `right` are aligned there."""
     table = Table(title=title, title_justify="left")
     for name in names:
         table.add_column(name, justify="right" if name in right else "left", overflow="fold")
     return table
 
 
-def _results_table(store: Store, trials: Sequence[TrialRow]) -> Table:
-    """Every trial's ratio with interval and outlook, then proofs with their verdicts; the reference on top."""
+def results_table(store: Store) -> Table:
+    """The reference, every trial's ratio with interval and outlook, best first, and proofs with their verdicts."""
+    trials = sorted(trial_rows(store), key=lambda r: r.rank)
     energy = ["energy of a step"] if has_energy(trials) else []
     columns = ["trial", "settings", "ratio", "95 % interval", "outlook or verdict", *energy]
-    table = _table(f"{words.time_words(store)} over the default's (below 1 is less)", columns, right=("trial", "ratio"))
+    table = make_table(f"{time_words(store)} over the default's (below 1 is less)", columns, right=("trial", "ratio"))
     if (floor := store.last(FloorResult)) is not None:
-        found, noise = floor.comparison, floor.floor.estimate
-        settings = f"(default), {format_seconds(found.reference_step_s)} a step; against itself:"
-        joules = [format_joules(found.energy.reference_step_j) if found.energy else ""] if energy else []
+        default, noise = floor.comparison, floor.floor.estimate
+        settings = f"(default), {format_seconds(default.reference_step_s)} a step; against itself:"
+        joules = [format_joules(default.energy.reference_step_j) if default.energy else ""] if energy else []
         cells = (format_ratio(noise.ratio), format_interval(noise.low, noise.high), "noise floor")
         table.add_row("ref", settings, *cells, *joules)
     for r in trials:
         joules = [_energy_cell(r)] if energy else []
-        table.add_row(str(r.trial), _cut(r.result), _ratio_cell(r), _interval_cell(r), _outlook_cell(r), *joules)
+        table.add_row(
+            str(r.trial), _cut(r.result.settings), _ratio_cell(r), _interval_cell(r), _outlook_cell(r), *joules
+        )
     for f in finalists(store):
         stage, e, c = STAGE_WORDS.get(f.stage, f.stage), f.estimate, f.corrected
         ratio, interval, said, style = "-", "", "failed", "failed"
         if e is not None and c is not None:
             ratio, interval = format_ratio(e.ratio), format_interval(c.low, c.high)
-            said, style = word_of(f), finalist_style(f)
+            said, style = verdict_of(f), finalist_style(f)
         verdict = Text(f"{said} ({stage})", style=_COLOURS[style])
         number = str(f.trial) if f.trial else ""  # a recheck is of no trial
-        table.add_row(number, _cut(f), ratio, interval, verdict)
+        table.add_row(number, _cut(f.settings), ratio, interval, verdict)
     return table
 
 
-def _cut(result: TrialResult | FinalistResult) -> str:
-    return words.shorten(result.settings, limit=_LONGEST_SETTINGS)
+def _cut(settings: FlagSet) -> str:
+    return shorten(settings, limit=_LONGEST_SETTINGS)
 
 
 def _outlook_cell(row: TrialRow) -> Text:
     how = "" if row.outlook is None or row.mode == TURNS else f", {row.over}"
-    return Text(words.spaced(row.failure or row.outlook or row.status) + how, style=_COLOURS[row.style])
+    return Text(spaced(row.failure or row.outlook or row.status) + how, style=_COLOURS[row.style])
 
 
 def _energy_cell(row: TrialRow) -> str:
     if math.isnan(row.step_j):
         return ""
-    return f"{format_joules(row.step_j)}, {words.format_figures(row.energy_ratio, row.energy_low, row.energy_high)}"
+    return f"{format_joules(row.step_j)}, {format_figures(row.energy_ratio, row.energy_low, row.energy_high)}"
 
 
 # ---------------------------------------------------------------------- in a report
@@ -129,7 +359,7 @@ def trial_table(trials: Sequence[TrialRow]) -> list[Row]:
 
 
 def _trial_cells(r: TrialRow, *, has_energy: bool) -> Row:
-    outlook = r.outlook if r.outlook and r.failure is None else words.describe_trial(r.result, r.outlook)
+    outlook = r.outlook if r.outlook and r.failure is None else format_trial(r.result, r.outlook)
     return {
         "trial": str(r.trial),
         "settings": r.settings,
@@ -158,11 +388,11 @@ def finalist_table(found: Sequence[FinalistResult]) -> list[Row]:
     rows = []
     for f in found:
         e, c = f.estimate, f.corrected
-        verdict = Styled(word_of(f), finalist_style(f))
+        verdict = Styled(verdict_of(f), finalist_style(f))
         rows.append(
             {
                 "trial": str(f.trial),
-                "verdict": verdict if f.failure is None else Styled(describe_finalist(f), "failed"),
+                "verdict": verdict if f.failure is None else Styled(format_finalist(f), "failed"),
                 "ratio": format_ratio(e.ratio) if e else "-",
                 "corrected interval": format_interval(c.low, c.high) if c else "",
                 "settings": str(f.settings),
@@ -175,7 +405,7 @@ def finalist_table(found: Sequence[FinalistResult]) -> list[Row]:
 
 
 def effect_table(effects: Sequence[EffectRow]) -> list[Row]:
-    """Every value of every setting with the best evidence of what it does."""
+    """Every value of every setting with the best evidence of its effect."""
     rows = []
     for r in effects:
         is_known, has_interval = not math.isnan(r.ratio), not math.isnan(r.low)
@@ -194,22 +424,6 @@ def effect_table(effects: Sequence[EffectRow]) -> list[Row]:
     return rows
 
 
-def pareto_table(trials: Sequence[TrialRow]) -> list[Row]:
-    """The trials that no other beats in all that they cost."""
-    energy = has_energy(trials)
-    return [
-        {
-            "trial": str(r.trial),
-            "ratio": format_ratio(r.ratio),
-            "peak memory": format_bytes(r.peak_bytes),
-            "compile": format_seconds(r.compile_s),
-            **({"energy ratio": format_ratio(r.energy_ratio)} if energy else {}),
-            "settings": r.settings,
-        }
-        for r in pareto_rows(trials)
-    ]
-
-
 def node_table(store: Store) -> list[Row]:
     """The reference on each lane of a study by several, slowest first."""
     trials = store.of(TrialResult)
@@ -224,13 +438,4 @@ def node_table(store: Store) -> list[Row]:
             "": Styled("slow" if n.is_slow else "", "bad"),
         }
         for n in node_effects(store.of(FloorResult), trials)
-    ]
-
-
-def interaction_table(interactions: pd.DataFrame) -> list[Row]:
-    """The strongest pairs of settings that do not simply add up, from `analysis.interactions_frame`."""
-    strongest = interactions[interactions["interaction"] >= 0.01].head(8)
-    return [
-        {"settings": r["first"], "and": r["second"], "explain together": format_share(r["interaction"])}
-        for r in strongest.to_dict("records")
     ]

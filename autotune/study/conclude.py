@@ -17,8 +17,8 @@ from autotune.model import (
     format_share,
 )
 from autotune.results import (
-    describe_soak,
     format_estimate,
+    format_soak,
     keep_in_run,
     loss_addition,
     time_of,
@@ -81,7 +81,7 @@ def _found(run: StudyRun, results: Sequence[TrialResult]) -> dict[str, object]:
     sentence += "".join(f"; {settings} looked faster but {why}" for settings, why in objections.items())
     if failed := [s for s in soaks if s.failure is not None]:
         least = min(failed, key=lambda s: len(s.settings))
-        sentence += f"; {least.settings} was faster but {describe_soak(least)}"
+        sentence += f"; {least.settings} was faster but {format_soak(least)}"
     if (left := unsettled(run.store)) is not None:
         sentence += f"; not settled: {left.result.settings}, a gain of up to {format_share(left.gain)} is not ruled out"
     return {"outcome": outcome, "sentence": sentence}

@@ -23,7 +23,7 @@ from autotune.model import (
     WorkloadFacts,
     load_study,
 )
-from autotune.results import Winner, describe_finalist, format_estimate, keep_in_run, time_of
+from autotune.results import Winner, format_estimate, format_finalist, keep_in_run, time_of
 from autotune.rundir import Store
 from autotune.settings import SearchSpace
 from autotune.stats import Estimate, Verdict
@@ -113,7 +113,7 @@ def _sentence(winner: Winner, result: FinalistResult, *, objection: str | None) 
     """What became of a winner, with both figures."""
     before = _figures(winner.estimate)
     if result.failure is not None:
-        return f"{winner.settings} does not run any more: {describe_finalist(result)}; it was {before}"
+        return f"{winner.settings} does not run any more: {format_finalist(result)}; it was {before}"
     figures = _figures(result.estimate)
     figures = f"{figures} over {result.process_count} fresh pairs of processes, it was {before}"
     of = time_of(result.work, winner.unit or "token")

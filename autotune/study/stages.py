@@ -32,7 +32,7 @@ from autotune.model import (
     TrialResult,
     format_seconds,
 )
-from autotune.results import describe_soak
+from autotune.results import format_soak
 from autotune.rundir import JOURNAL
 from autotune.stats import Verdict, candidate_weights
 from autotune.study.atlas_priors import by_atlas
@@ -192,7 +192,7 @@ def soak(run: StudyRun) -> None:
             "or leak later?",
         )
         record = _soaked(run, run.proven, least_s)
-        run.view.note(describe_soak(record))
+        run.view.note(format_soak(record))
         if record.failure is None:
             return
         run.proven = None

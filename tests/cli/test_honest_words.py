@@ -23,8 +23,8 @@ from autotune.model.clock import Stopwatch
 from autotune.model.records import AblationResult, FinalistResult
 from autotune.model.trial import TrialConfig, TrialResult
 from autotune.results.api import compare, load
-from autotune.results.rows import trial_rows
-from autotune.results.tables import study_tables
+from autotune.results.effects import study_tables
+from autotune.results.tables import trial_rows
 from autotune.rundir.store import RECORDS, Store
 from autotune.stats import Outlook, Verdict, judge
 from tests.runs import Run, replay_study
@@ -121,16 +121,16 @@ def test_what_a_trial_says_instead(runs: Path) -> None:
     assert any("| promising |" in row for row in rows)
     assert any("| not promising |" in row for row in rows)
     assert any("out of memory" in row for row in rows)
-    assert any("changes nothing here" in row for row in rows)
+    assert any("no-op" in row for row in rows)
 
 
 def test_no_frame_chart_or_notebook_says_it(runs: Path) -> None:
     study = load(runs / "a")
-    frames = (study.trials, study.effects(), study.pareto(), study.settings)
+    frames = (study.trials, study.effects(), study.settings)
     for frame in frames:
         assert "verdict" not in frame.columns
         refuse_words_of_proofs(frame.to_csv() + frame.to_json())
-    charts = (study.plot.forest(), study.plot.history(), study.plot.importance(), study.plot.steps())
+    charts = (study.plot.forest(), study.plot.steps())
     for text in (repr(study), study._repr_html_(), *(c.picture + c.note for c in charts)):
         refuse_words_of_proofs(text)
     table = compare([runs / "a", runs / "b"])

@@ -18,9 +18,9 @@ from typer.testing import CliRunner, Result
 
 from autotune.cli import results as cli_results
 from autotune.model.errors import AutotuneError
-from autotune.results import conditions
-from autotune.results.conditions import Conditions, differences, this_machine
+from autotune.results import winner as winner_module
 from autotune.results.export import ExportFormat, render_export, render_winner
+from autotune.results.winner import Conditions, differences, this_machine
 from autotune.rundir.lock import Lock
 from autotune.rundir.store import Store
 from autotune.study import verify
@@ -58,8 +58,8 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
         "cpus_usable": 3,
         "driver": "580.65.06",
     }
-    monkeypatch.setattr(conditions, "describe_machine", lambda: facts)
-    monkeypatch.setattr(conditions, "visible_gpus", lambda environment: [SimpleNamespace(name="NVIDIA H200")] * 8)
+    monkeypatch.setattr(winner_module, "describe_machine", lambda: facts)
+    monkeypatch.setattr(winner_module, "visible_gpus", lambda environment: [SimpleNamespace(name="NVIDIA H200")] * 8)
 
 
 def exported(folder: Path, form: ExportFormat = ExportFormat.ENV, **conditions: Any) -> Path:
@@ -163,7 +163,7 @@ def test_verify_holds_where_it_was_proven(finished: Store, tmp_path: Path, monke
         ("jax", "0.12.0"),
         ("jaxlib", "0.10.2"),
         ("plugin", "jax-cuda13-plugin 0.11.1"),
-        ("driver_major", "570"),
+        ("driver", "570"),
     ],
 )
 def test_verify_names_each_difference_and_fails(here: None, tmp_path: Path, field: str, proven: object) -> None:

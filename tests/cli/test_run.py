@@ -13,7 +13,7 @@ from autotune.cli.run import _more_for
 from autotune.model import AutotuneError
 from autotune.model.records import ConclusionRecord
 from autotune.model.trial import TrialResult
-from autotune.results.carried import read_winner
+from autotune.results.export import read_winner
 from autotune.rundir.store import Store
 from tests.runs import replay_study
 

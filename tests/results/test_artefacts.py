@@ -19,13 +19,19 @@ from autotune.model.errors import AutotuneError, SettingError
 from autotune.model.flags import FlagSet
 from autotune.model.names import KERNELS, PROFILE, refuse_reaching_out
 from autotune.model.records import ConclusionRecord, ProfileRecord
-from autotune.results.artefacts import loading_kernels, put_beside, settings_in_force
-from autotune.results.carried import parse_winner, read_winner
-from autotune.results.conditions import this_machine
-from autotune.results.export import ExportFormat, is_unchanged, render_winner
+from autotune.results.export import (
+    ExportFormat,
+    is_unchanged,
+    loading_kernels,
+    parse_winner,
+    put_beside,
+    read_winner,
+    render_winner,
+    settings_in_force,
+)
 from autotune.results.library import add_to_library
 from autotune.results.recompute import disagreements
-from autotune.results.winner import Winner
+from autotune.results.winner import Winner, this_machine
 from autotune.rundir.artefacts import place_artefacts
 from autotune.rundir.store import Store
 from autotune.study.stages import run_study

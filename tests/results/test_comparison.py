@@ -15,8 +15,8 @@ import pytest
 
 import autotune
 from autotune.model.errors import NotComparableError, RunDirectoryError
-from autotune.results.charts import Mark, panels
 from autotune.results.comparison import FIELDS, compare_stores
+from autotune.results.pages import Mark, forest
 from autotune.rundir.store import Store
 from tests.runs import EFFECTS, record, replay_study
 
@@ -124,38 +124,6 @@ def test_every_field_is_known_of_every_run(finished: Store) -> None:
 EVIL = "</script><script>alert(1)</script>\"'><img src=x onerror=alert(1)>"
 
 
-def test_the_chart_has_each_setting_that_has_a_ratio_in_each_study(
-    finished: Store, newer: Store, altered: Alter
-) -> None:
-    old = Store.open(altered(finished, "before", versions={"jaxlib": "0.9.2"}))
-    new = Store.open(altered(newer, "after", versions={"jaxlib": "0.10.0"}))
-    chart = compare_stores([old, new], by=["jaxlib"]).effects
-    for svg in (chart.svg, chart.narrow):
-        titles = [f"{s}" for s in re.findall(r"<title>(.*?)</title>", svg)]
-        assert len(titles) == 2 * len(set(re.findall(r"xla_\w=\d", " ".join(titles))))
-        assert any(title.startswith("xla_a=1: in the winner 0.950") for title in titles)
-        assert "xla_a=1: dead (same program)" in titles
-        assert "b=2" not in svg  # it fails in both: no ratio anywhere, so the table alone has it
-        assert ">a=1</text>" in svg
-        assert svg.count('class="band"') == (2 if svg is chart.svg else 1)
-        for number in re.findall(r'(?:x|cx|width)="(-?[\d.]+)"', svg):  # nothing is drawn beside the picture
-            assert 0 <= float(number) <= float(re.search(r'viewBox="0 0 (\d+)', svg)[1])  # type: ignore[index]
-
-
-def test_panels_share_rows_and_axis() -> None:
-    one, other = (Mark(x=x, x_ends=(x - 0.01, x + 0.01), detail=f"{x}", style="good") for x in (0.8, 0.9))
-    svg = panels(["a", "b"], [("A", [one, "dead"]), ("B", [one, other])], band=0.01, description="d")
-    at = [(float(x), float(y)) for x, y in re.findall(r'cx="([\d.]+)" cy="([\d.]+)"', svg)]
-    (a, row), (b, same_row), (c, next_row) = at
-    assert row == same_row < next_row
-    units = [float(x) for x in re.findall(r'class="unit" d="M([\d.]+)', svg)]
-    assert a - units[0] == pytest.approx(b - units[1], abs=0.2)
-    assert a < units[0]
-    assert b < c < units[1]
-    assert "<title>A: b: dead</title>" in svg
-    assert panels([], [("A", [])], band=0.01, description="d") == ""
-
-
 def test_hostile_names_are_text_on_the_page(finished: Store, altered: Alter) -> None:
     evil = Store.open(altered(finished, "evil", device_kind=EVIL))
     table = compare_stores([finished, evil], by=["gpu"])
@@ -163,9 +131,7 @@ def test_hostile_names_are_text_on_the_page(finished: Store, altered: Alter) -> 
     assert "&lt;img src=x onerror=alert(1)&gt;" in page
     assert "<img" not in page
     assert page.count("<script>") == page.count("</script>") == 1
-    drawn = panels(
-        [EVIL], [(EVIL, [EVIL]), (EVIL, [Mark(x=1.0, detail=EVIL, style="good")])], band=0.1, description=EVIL
-    )
+    drawn = forest([Mark(x=1.0, label=EVIL, detail=EVIL, style="good")], band=0.1, description=EVIL)
     assert "<img" not in drawn
     assert "<script" not in drawn
 

@@ -21,8 +21,7 @@ from hypothesis import strategies as st
 
 from autotune.model.errors import AutotuneError
 from autotune.model.flags import FlagSet
-from autotune.results.carried import parse_winner, read_winner
-from autotune.results.export import ExportFormat, is_unchanged, render_export, render_winner
+from autotune.results.export import ExportFormat, is_unchanged, parse_winner, read_winner, render_export, render_winner
 from autotune.rundir.store import Store
 from tests.runs import make_winner
 

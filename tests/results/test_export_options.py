@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from autotune.model.options import option_sets
-from autotune.results.carried import parse_winner
-from autotune.results.export import ExportFormat, render_winner
+from autotune.results.export import ExportFormat, parse_winner, render_winner
 from autotune.results.winner import Winner
 from tests.runs import make_winner
 

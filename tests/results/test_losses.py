@@ -11,10 +11,8 @@ from autotune.model.errors import AutotuneError
 from autotune.model.flags import FlagSet
 from autotune.model.losses import LOSS_NOT_CHECKED, LossBasis, LossCheck
 from autotune.model.records import ConfirmRun, SoakRecord
-from autotune.results.carried import parse_winner
-from autotune.results.export import ExportFormat, is_unchanged, render_winner
-from autotune.results.losses import loss_addition, loss_of, require_loss
-from autotune.results.winner import Winner
+from autotune.results.export import ExportFormat, is_unchanged, parse_winner, render_winner
+from autotune.results.winner import Winner, loss_addition, loss_of, require_loss
 from tests.runs import make_winner
 
 SILENT = LossCheck(basis=LossBasis.STEPS, words=f"{LOSS_NOT_CHECKED}: the reference tells no loss")

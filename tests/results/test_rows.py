@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from autotune.model.trial import TrialResult
-from autotune.results.rows import TRIAL_COLUMNS, TrialRow, trial_row
+from autotune.results.tables import TRIAL_COLUMNS, TrialRow, trial_row
 
 ESTIMATE = {"ratio": 0.9, "low": 0.8, "high": 0.95, "level": 0.95, "pair_count": 7}
 ENERGY = {"source": "x", "reference_step_j": 6.0, "candidate_step_j": 3.0, "estimate": {**ESTIMATE, "ratio": 0.5}}

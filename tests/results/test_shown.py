@@ -10,10 +10,10 @@ from rich.console import Console
 
 from autotune.model.records import FloorResult
 from autotune.model.trial import TrialResult
-from autotune.results import analysis, api
+from autotune.results import api
+from autotune.results.effects import study_tables
+from autotune.results.format import format_energy, format_floor
 from autotune.results.report import build, render_html, render_markdown
-from autotune.results.tables import study_tables
-from autotune.results.words import describe_energy, describe_floor
 from autotune.rundir.store import Store
 from tests.machine.test_energy import metered_run
 
@@ -40,21 +40,19 @@ def terminal(store: Store) -> str:
 def test_energy_stands_in_every_view(metered: Store) -> None:
     floor = metered.last(FloorResult)
     assert floor is not None
-    assert "energy: 3 J a step, of whole devices (a test)" in describe_floor(floor)
+    assert "energy: 3 J a step, of whole devices (a test)" in format_floor(floor)
     costly = next(r for r in metered.of(TrialResult) if r.settings.get("xla_a") == "1" and r.comparison)
-    assert describe_energy(costly).startswith("energy: 5.4 J a step; ratio 1.80")
+    assert format_energy(costly).startswith("energy: 5.4 J a step; ratio 1.80")
     assert "energy of a step" in terminal(metered)
     assert "5.4 J, 1.80" in terminal(metered)
     page, text = render_html(metered), render_markdown(metered)
-    assert "Step time and energy" in page
     assert "<th>energy</th>" in page
     assert "- default's energy of a step: 3 J" in text
     assert "| memory | energy |" in text
-    frame = analysis.trials_frame(metered)
+    frame = api.load(metered.path).trials
     row = frame[frame["trial"] == costly.number].iloc[0]
     assert row["step_j"] == pytest.approx(5.4, rel=0.01)
     assert row["energy_low"] < row["energy_ratio"] < row["energy_high"]
-    assert "energy_ratio" in analysis.pareto_frame(metered)
 
 
 def test_studies_are_compared_by_energy_where_both_know_it(metered: Store, finished: Store, alone: Store) -> None:
@@ -79,17 +77,17 @@ def test_where_energy_is_not_known_nothing_speaks_of_it(finished: Store) -> None
     assert "nergy" not in terminal(finished)
     assert "nergy" not in render_html(finished)
     assert "nergy" not in render_markdown(finished)
-    assert analysis.trials_frame(finished)["step_j"].isna().all()
+    assert api.load(finished.path).trials["step_j"].isna().all()
 
 
 def test_sandwiches_are_told_from_pairs(alone: Store, metered: Store) -> None:
     floor = alone.last(FloorResult)
     assert floor is not None
-    assert any("in sandwiches of fresh runs" in line for line in describe_floor(floor))
+    assert any("in sandwiches of fresh runs" in line for line in format_floor(floor))
     assert "promising, 3 sandwiches" in terminal(alone)
     assert "sandwich" not in terminal(metered)
     measured = {row["over"] for row in build(alone)["trials"]}
     assert "3 sandwiches" in measured
     assert all(not m or m.endswith(" pairs") for m in {row["over"] for row in build(metered)["trials"]})
     assert any("intervals are over sandwiches" in w for w in build(alone)["warnings"])
-    assert set(analysis.trials_frame(alone)["mode"].dropna()) == {"sandwich"}
+    assert set(api.load(alone.path).trials["mode"].dropna()) == {"sandwich"}

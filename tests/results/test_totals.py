@@ -14,7 +14,7 @@ from autotune.model.flags import FlagSet
 from autotune.model.measurement import Arm, Pair, WorkPerStep
 from autotune.model.records import ConclusionRecord, ConfirmRun, FinalistResult, Outcome
 from autotune.model.totals import total_of, veto_of
-from autotune.results.proof_words import describe_finalist
+from autotune.results.format import format_finalist
 from autotune.results.recompute import disagreements
 from autotune.results.report import render_markdown
 from autotune.rundir.store import Store
@@ -71,7 +71,7 @@ def test_a_proof_that_is_faster_by_its_typical_step_alone_proves_nothing(
     )
     assert re.fullmatch(words, proof.veto)
     assert conclusion.outcome is Outcome.NOTHING_BEATS_THE_DEFAULT
-    for text in (conclusion.sentence, describe_finalist(proof), render_markdown(store)):
+    for text in (conclusion.sentence, format_finalist(proof), render_markdown(store)):
         assert proof.veto in text
 
 

@@ -15,8 +15,7 @@ from autotune.model.errors import AutotuneError, RunDirectoryError, SettingError
 from autotune.model.proofs import gain_of
 from autotune.model.records import ConclusionRecord, ConfirmRun, FinalistResult
 from autotune.results import winner as module
-from autotune.results.carried import parse_winner, read_winner
-from autotune.results.export import ExportFormat, render_export, render_winner
+from autotune.results.export import ExportFormat, parse_winner, read_winner, render_export, render_winner
 from autotune.results.library import add_to_library, library_entries
 from autotune.results.recompute import disagreements
 from autotune.results.report import render_markdown

@@ -17,8 +17,8 @@ from autotune.model.gpus import ArmOfGpus, GpusDuring, held_in_one_arm
 from autotune.model.measurement import Failure, FailureKind
 from autotune.model.records import ConclusionRecord, ConfirmRun, FinalistResult, FloorResult, Outcome
 from autotune.model.trial import TrialResult, TrialStatus
+from autotune.results.format import warning_lines
 from autotune.results.recompute import doubts
-from autotune.results.words import warning_lines
 from autotune.rundir.store import Store
 from autotune.study.runner import Runner
 from autotune.study.stages import run_study

@@ -12,7 +12,7 @@ from autotune.model.kernels import DUMP_FILE
 from autotune.model.records import ConfirmRun, FloorResult, IncidentRecord, Outcome
 from autotune.model.spec import StudySpec
 from autotune.model.trial import TrialResult
-from autotune.results.words import floor_lines, warning_lines
+from autotune.results.format import floor_lines, warning_lines
 from autotune.rundir.store import Folders
 from autotune.study.bench import Bench
 from autotune.workers.base import Progress

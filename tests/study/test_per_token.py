@@ -16,9 +16,9 @@ from autotune.model.measurement import FailureKind, WorkerReport, WorkPerStep
 from autotune.model.records import AblationResult, ConfirmRun, FinalistResult, FloorResult, Outcome
 from autotune.model.spec import StudySpec, parse_study
 from autotune.model.trial import TrialResult
-from autotune.results.rows import trial_rows
-from autotune.results.winner import winner_of
-from autotune.results.words import evidence, time_words
+from autotune.results.format import time_words
+from autotune.results.tables import trial_rows
+from autotune.results.winner import format_evidence, winner_of
 from autotune.rundir.store import Store
 from autotune.settings.parameters import Parameter, SearchSpace
 from autotune.stats.estimates import Verdict, judge
@@ -94,7 +94,7 @@ def test_words_and_rows_say_what_ratios_are_of(run_replay: Run) -> None:
     (row,) = trial_rows(store)
     assert row.work_ratio == 2.0
     assert row.tokens_per_s == pytest.approx(8192 / row.candidate_step_s)
-    lines = evidence(winner_of(store))
+    lines = format_evidence(winner_of(store))
     assert any(line.startswith("time per image over the default's: 0.80") for line in lines)
     assert "work: 8192 images a step, the default's 4096" in lines
 

@@ -25,7 +25,7 @@ from autotune.model.records import (
     SessionRecord,
 )
 from autotune.model.trial import TrialResult, TrialStatus
-from autotune.results.words import format_estimate
+from autotune.results.format import format_estimate
 from autotune.rundir.store import Store
 from autotune.settings.parameters import Parameter, SearchSpace
 from autotune.stats.estimates import Verdict

@@ -10,9 +10,8 @@ import pytest
 
 from autotune.model.promise import Need, Promise
 from autotune.model.records import FloorResult
-from autotune.results.promise_words import describe_promise
+from autotune.results.format import format_begin, format_promise
 from autotune.results.report import render_markdown
-from autotune.results.words import describe_begin
 from autotune.stats import smallest_gain, study_power
 from autotune.stats.estimates import SequentialPlan
 from autotune.stats.noise_floor import NoiseFloor, read_noise_floor
@@ -119,19 +118,17 @@ def promise(**more: Any) -> Promise:
 
 
 def test_the_sentence() -> None:
-    assert describe_promise(promise()) == (
-        "with up to 20 pairs of processes in each proof, a gain of 1.6 % is proven 9 times in 10 (up to 9 min of "
-        "proofs); 1 % would need up to 44 pairs (20 min), 2 % 14 (7 min), 3 % 8 (50 s)"
+    assert format_promise(promise()) == (
+        "smallest gain that can be proven: 1.6 % with up to 20 pairs of processes in each proof (9 min); pairs needed "
+        "for 1 %: 44 (20 min), 2 %: 14 (7 min), 3 %: 8 (50 s)"
     )
 
 
 def test_a_hopeless_machine_is_called_so() -> None:
     none = tuple(Need(gain=g) for g in (0.01, 0.02, 0.03))
-    said = describe_promise(promise(smallest=0.12, needs=none))
-    assert said.startswith("gains below 12.0 % cannot be proven here: with up to 20 pairs")
-    assert said.endswith("; 1 % would need more than 60 pairs, 2 % more than 60 pairs, 3 % more than 60 pairs")
-    said = describe_promise(promise(smallest=None, proof_s=None, needs=none))
+    said = format_promise(promise(smallest=None, proof_s=None, needs=none))
     assert said.startswith("no gain below 50 % can be proven here with up to 20 pairs")
+    assert said.endswith("1 %: more than 60, 2 %: more than 60, 3 %: more than 60")
 
 
 @pytest.mark.slow
@@ -142,7 +139,7 @@ def test_what_is_shown_is_the_first_floor_s_promise(run_replay: Run) -> None:
     _, store, _ = run_replay(spec, trials=1)
     floor = store.of(FloorResult)[0]
     assert floor.promise is None
-    assert not any("9 times in 10" in line for line in describe_begin(store))
+    assert not any("can be proven" in line for line in format_begin(store))
     made = promise_of(spec, floor)
     assert made is not None
     assert made.most == 8
@@ -151,5 +148,5 @@ def test_what_is_shown_is_the_first_floor_s_promise(run_replay: Run) -> None:
     other = floor.model_copy(update={"by": "w1", "directory": "floor/w1"})
     for record in (floor.model_copy(update={"promise": made}), other):
         store.append(record)
-    assert describe_begin(store)[-1] == describe_promise(made)  # what `show` prints
-    assert describe_promise(made) in render_markdown(store)
+    assert format_begin(store)[-1] == format_promise(made)  # what `show` prints
+    assert format_promise(made) in render_markdown(store)

@@ -15,9 +15,9 @@ from autotune.model.long_run import MemoryUse
 from autotune.model.measurement import Failure, FailureKind
 from autotune.model.records import IncidentRecord, Outcome, SoakRecord
 from autotune.results.export import ExportFormat, render_export
+from autotune.results.format import format_soak
 from autotune.results.recompute import disagreements
 from autotune.results.report import render_markdown
-from autotune.results.soak_words import describe_soak
 from autotune.rundir.store import Store
 from autotune.settings.parameters import Parameter, SearchSpace
 from autotune.workers.base import Progress, WorkerFailed
@@ -183,7 +183,7 @@ def test_what_only_the_first_process_shows_is_the_machines(soaked: Any, acts: Bl
     conclusion, store, record, _ = soaked(acts, steady)
     assert conclusion.settings == FlagSet({"xla_a": "1"})
     assert len(record.arms.looks) == 2
-    assert "run twice, for something spoke against the first run and not against the second" in describe_soak(record)
+    assert "run twice, for something spoke against the first run and not against the second" in format_soak(record)
     assert disagreements(store, conclusion) == []
 
 
@@ -204,7 +204,7 @@ def test_every_text_says_what_the_soak_saw(soaked: Any) -> None:
         "device memory grows by 0.0 kB a step (reference 0.0)"
     )
     assert f"# soak: {record.step_count} steps in" in render_export(store, ExportFormat.ENV)
-    for text in (describe_soak(record), render_export(store, ExportFormat.SHELL), render_markdown(store)):
+    for text in (format_soak(record), render_export(store, ExportFormat.SHELL), render_markdown(store)):
         assert words in text
 
 
@@ -220,7 +220,7 @@ def test_a_reference_that_fails_beside_it_is_tried_again_and_then_memory_alone_i
     conclusion, store, record, launcher = soaked(steady, reference=failing)
     assert launcher.started == ["candidate", "reference", "reference"]
     assert conclusion.settings == FlagSet({"xla_a": "1"})
-    assert "the reference failed beside it, so total times are not compared" in describe_soak(record)
+    assert "the reference failed beside it, so total times are not compared" in format_soak(record)
     assert sum("the reference died" in r.what for r in store.of(IncidentRecord)) == 2
 
 

@@ -12,7 +12,7 @@ from autotune.model.blocks import log_ratio
 from autotune.model.clock import Stopwatch
 from autotune.model.records import FloorResult
 from autotune.model.spec import parse_study
-from autotune.results.words import describe_begin
+from autotune.results.format import format_begin
 from autotune.stats.estimates import SequentialPlan
 from autotune.stats.noise_floor import read_noise_floor
 from autotune.stats.sizes import MOST, moments
@@ -61,6 +61,6 @@ def test_a_floor_of_several_real_processes(tmp_path: Path) -> None:
     assert again == figures
     assert floor.promise is not None
     assert floor.promise == promise_of(spec, floor)
-    said = [line for line in describe_begin(store) if "pairs of processes in each proof" in line]
+    said = [line for line in format_begin(store) if "pairs of processes in each proof" in line]
     assert len(said) == 1
     assert re.search(r"1 % would need .* 2 % .* 3 % ", said[0])

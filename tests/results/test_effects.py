@@ -1,4 +1,4 @@
-"""What the trials taught, in every place that shows results."""
+"""Estimated effects of settings, in every place that shows results."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from rich.console import Console
 from autotune.model.effects import BestPredicted, EffectsRecord, PairEffect, PairValueEffect, SettingEffect, Suspect
 from autotune.model.flags import FlagSet
 from autotune.results.api import load
+from autotune.results.effects import effect_lines, estimate_rows, format_chance, left_to_gain, study_tables
 from autotune.results.report import render_html, render_markdown
-from autotune.results.tables import study_tables
-from autotune.results.taught import belief_rows, format_chance, left_to_gain, taught_lines
 from autotune.rundir.store import Store
 
 SMALL = Path(__file__).parents[1] / "rundir" / "small"
@@ -33,19 +32,18 @@ def test_it_stands_in_every_view(finished: Store) -> None:
     assert record is not None
     html, markdown, shown = render_html(finished), render_markdown(finished), terminal(finished)
     for view in (html, markdown, shown):
-        assert "hat the trials taught" in view
-        assert "believed to act" in view
-    for line in taught_lines(finished):
+        assert "(model, unverified)" in view
+    for line in effect_lines(finished):
         assert line.replace("<", "&lt;").replace(">", "&gt;") in html
-    assert any("the set that promises most: a=1 d=2" in line for line in taught_lines(finished))
-    assert any(line.startswith("left to gain: ") for line in taught_lines(finished))
+    assert any("best set by the model (unverified): a=1 d=2" in line for line in effect_lines(finished))
+    assert any(line.startswith("left to gain: ") for line in effect_lines(finished))
     assert 'aria-label="effects of settings"' in html
 
 
 def test_a_frame_has_every_value_and_the_chart_what_may_act(finished: Store) -> None:
     study, record = load(finished.path), finished.last(EffectsRecord)
     assert record is not None
-    frame = study.taught()
+    frame = study.estimated_effects()
     tried = {(s.name, v.value) for s in record.settings for v in s.values}
     alone = frame[frame.beside == ""]
     assert set(zip(alone.setting, alone.value, strict=True)) == tried
@@ -53,7 +51,6 @@ def test_a_frame_has_every_value_and_the_chart_what_may_act(finished: Store) -> 
     assert row.chance > 0.95
     assert row.low <= 0.95 <= row.high
     assert "a=1" in study.plot.effects().svg
-    assert study.lessons == taught_lines(finished)
 
 
 def test_a_run_that_was_taught_nothing_shows_nothing_of_it(tmp_path: Path) -> None:
@@ -61,12 +58,12 @@ def test_a_run_that_was_taught_nothing_shows_nothing_of_it(tmp_path: Path) -> No
     lines = (run / "records.jsonl").read_text().splitlines(keepends=True)
     (run / "records.jsonl").write_text("".join(line for line in lines if json.loads(line)["kind"] != "effects"))
     store, study = Store.open(run), load(run)
-    assert taught_lines(store) == []
-    assert study.taught().empty
-    assert "chance" in study.taught().columns
+    assert effect_lines(store) == []
+    assert study.estimated_effects().empty
+    assert "chance" in study.estimated_effects().columns
     assert not study.plot.effects().svg
     for view in (render_html(store), render_markdown(store), terminal(store)):
-        assert "hat the trials taught" not in view
+        assert "(model, unverified)" not in view
 
 
 def record(**more: object) -> EffectsRecord:
@@ -85,19 +82,19 @@ def test_sentences(finished: Store, tmp_path: Path) -> None:
             suspects=(Suspect(settings=FlagSet({"xla_b": 2}), chance=0.44),),
         )
     )
-    text = "\n".join(taught_lines(store))
-    assert "after 8 trials with a figure, believed to act: xla_a (72 %); 1 other searched settings" in text
-    assert "beyond what each does: xla_a and xla_b (30 %)" in text
-    assert "suspected to make a set fail: xla_b=2 (44 %)" in text
-    assert "ratio 0.950 [0.940, 0.960] as the model expects it: no proof" in text
-    assert "no set of this space is more than 2.0 % faster than the set that promises most" in text
-    (row,) = belief_rows(store)
+    text = "\n".join(effect_lines(store))
+    for said in (
+        "8 trials: xla_a (72 %) probably active; 1", "interacting: xla_a and xla_b (30 %)", "fail: xla_b=2 (44 %)",
+        "ratio 0.950 [0.940, 0.960]", "more than 2.0 % faster than the best set",
+    ):  # fmt: skip
+        assert said in text
+    (row,) = estimate_rows(store)
     assert row.label == "xla_a=1 with xla_b=2"
     store.close()
 
 
 def test_nothing_left_and_nothing_found_are_said_plainly() -> None:
-    assert "nothing to speak of" in left_to_gain(record(left=0.9999))
+    assert "no set is 0.05 % faster" in left_to_gain(record(left=0.9999))
     default = BestPredicted(settings=FlagSet(), ratio=1, low=1, high=1)
     assert "not known" in left_to_gain(record(left=0.9999, together=True))
     assert "1.0 % faster than the default" in left_to_gain(record(best=default, left=0.99))

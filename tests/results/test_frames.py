@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from pathlib import Path
 
 import pytest
 
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import Comparison, WorkerReport
+from autotune.model.measurement import Comparison
 from autotune.model.records import FinalistResult
 from autotune.model.trial import TrialResult, TrialStatus
-from autotune.results import analysis
+from autotune.results.api import Study
 from autotune.rundir.store import Store
 from autotune.stats.estimates import Estimate
 from tests.runs import EFFECTS, replay_study
@@ -50,7 +49,7 @@ def store_of(path: Path, results: list[TrialResult]) -> Store:
 
 
 def test_trials_hold_what_the_formula_says(finished: Store) -> None:
-    frame = analysis.trials_frame(finished)
+    frame = Study(finished.path).trials
     assert list(frame["trial"]) == list(range(1, 41))
     results = {r.number: r for r in finished.of(TrialResult)}
     for row in frame.to_dict("records"):
@@ -63,7 +62,7 @@ def test_trials_hold_what_the_formula_says(finished: Store) -> None:
 
 
 def test_twins_have_the_figures_of_the_program_that_was_measured(finished: Store) -> None:
-    frame = analysis.trials_frame(finished).set_index("trial")
+    frame = Study(finished.path).trials.set_index("trial")
     twins = frame[frame["same_as"] > 0]
     assert len(twins) > 3
     for _, twin in twins.iterrows():
@@ -71,7 +70,7 @@ def test_twins_have_the_figures_of_the_program_that_was_measured(finished: Store
 
 
 def test_steps_are_all_there_in_the_order_of_running(finished: Store) -> None:
-    steps = analysis.steps_frame(finished)
+    steps = Study(finished.path).steps
     assert set(steps["stage"]) == {"floor", "trial", "confirm", "minimise", "final", "gain", "alone"}
     files = list(finished.path.rglob("pairs.jsonl"))
     assert steps["measurement"].nunique() == len(files)
@@ -82,14 +81,14 @@ def test_steps_are_all_there_in_the_order_of_running(finished: Store) -> None:
 
 
 def test_settings_are_text_with_the_default_marked(finished: Store) -> None:
-    frame = analysis.settings_frame(finished)
+    frame = Study(finished.path).settings
     assert list(frame.columns) == ["xla_a", "xla_b", "xla_c", "xla_d"]
     first = finished.of(TrialResult)[0]
     assert dict(frame.loc[1]) == {n: first.settings.get(n, "(default)") for n in frame.columns}
 
 
 def test_ablation_gives_what_a_setting_brings(finished: Store) -> None:
-    effects = analysis.effects_frame(finished)
+    effects = Study(finished.path).effects()
     for setting, value in (("xla_a", "1"), ("xla_d", "2")):
         row = effects[(effects["setting"] == setting) & (effects["value"] == value)].iloc[0]
         assert row["how"] == "left out"
@@ -113,7 +112,7 @@ def test_effects_by_rank_of_evidence(tmp_path: Path) -> None:
             failure={"kind": "hang", "message": "", "phase": "step"},
         ),
     ]
-    rows = analysis.effects_frame(store_of(tmp_path, results)).set_index("setting")
+    rows = Study(store_of(tmp_path, results).path).effects().set_index("setting")
     assert tuple(rows.loc["xla_a", ["how", "ratio", "finding"]]) == ("alone", 0.9, "promising")
     assert tuple(rows.loc["xla_b", ["how", "ratio", "is_dead"]]) == ("same program", 1.0, True)
     # With xla_c: median of log 0.81 and log 1; without: of log 0.9 and log 1.
@@ -127,80 +126,6 @@ def test_a_finalist_of_one_setting_is_judged_by_its_fresh_processes(tmp_path: Pa
     proof = {"ratio": 1.14, "low": 0.66, "high": 1.98, "level": 0.95, "pair_count": 4}
     fields = {"stage": "confirm", "trial": 1, "settings": {"xla_a": "1"}, "verdict": "unresolved", "process_count": 4}
     store.append(FinalistResult.model_validate({**fields, "estimate": proof, "corrected": proof}))
-    row = analysis.effects_frame(store).iloc[0]
+    row = Study(store.path).effects().iloc[0]
     assert tuple(row[["how", "ratio", "low", "high"]]) == ("fresh processes", 1.14, 0.66, 1.98)
     assert row["finding"] == "unresolved"  # the proof's own word, not what its interval would promise
-
-
-def test_importance_is_the_share_of_spread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    results = [
-        trial(1 + i, {"xla_a": str(i % 2), "xla_b": str(i // 2 % 2), "xla_c": str(i // 4 % 2)}, 0.8 if i % 2 else 1.0)
-        for i in range(16)
-    ]
-    frame = analysis.importance_frame(store_of(tmp_path, results)).set_index("setting")
-    assert frame.loc["xla_a", "importance"] == pytest.approx(1.0)
-    assert frame.loc[["xla_b", "xla_c"], "importance"].max() == 0.0
-    assert set(frame["method"]) == {"variance explained"}
-
-
-def test_fanova_finds_the_setting_that_matters(tmp_path: Path) -> None:
-    pytest.importorskip("sklearn", reason="fANOVA needs scikit-learn")
-    results = [trial(1 + i, {"xla_a": str(i % 2), "xla_b": str(i // 2 % 2)}, 0.8 if i % 2 else 1.0) for i in range(16)]
-    frame = analysis.importance_frame(store_of(tmp_path, results))
-    assert frame["method"].iloc[0] == "fANOVA"
-    assert frame["setting"].iloc[0] == "xla_a"
-    assert frame["importance"].iloc[0] > 0.9
-
-
-def test_pairs_that_only_act_together_are_found(tmp_path: Path) -> None:
-    # Faster only when a and b differ: neither explains anything alone.
-    results = [
-        trial(
-            1 + i,
-            {"xla_a": str(i % 2), "xla_b": str(i // 2 % 2), "xla_c": str(i // 4 % 2)},
-            0.8 if i % 2 != i // 2 % 2 else 1.0,
-        )
-        for i in range(16)
-    ]
-    frame = analysis.interactions_frame(store_of(tmp_path, results))
-    assert set(frame.loc[0, ["first", "second"]]) == {"xla_a", "xla_b"}
-    assert frame["interaction"].iloc[0] == pytest.approx(1.0)
-
-
-def test_a_handful_of_trials_has_no_importance(tmp_path: Path) -> None:
-    store = store_of(tmp_path, [trial(1, {"xla_a": "1"}, 0.5), trial(2, {"xla_b": "1"}, 1.0)])
-    assert analysis.importance_frame(store).empty
-    assert analysis.interactions_frame(store).empty
-
-
-def test_pareto_keeps_what_no_other_beats(tmp_path: Path) -> None:
-    def worker(peak_bytes: int, compile_s: float) -> WorkerReport:
-        return WorkerReport(
-            fingerprint="f",
-            platform="cpu",
-            device_kind="cpu",
-            device_count=1,
-            compile_s=compile_s,
-            start_s=1.0,
-            losses=(),
-            grad_norms=(),
-            warmup_step_times_s=(),
-            peak_bytes=peak_bytes,
-        )
-
-    results = [
-        trial(1, {"xla_a": "1"}, 0.9, worker=worker(700, 5.0)),
-        trial(2, {"xla_a": "2"}, 0.95, worker=worker(500, 5.0)),
-        trial(3, {"xla_a": "3"}, 0.96, worker=worker(500, 7.0)),
-        trial(4, {"xla_a": "4"}, 0.99, worker=worker(900, 3.0)),
-    ]
-    assert list(analysis.pareto_frame(store_of(tmp_path, results))["trial"]) == [1, 2, 4]
-
-
-def test_frames_of_an_empty_run_are_empty_with_their_columns(tmp_path: Path) -> None:
-    store = store_of(tmp_path, [])
-    for frame in (analysis.trials_frame, analysis.steps_frame, analysis.effects_frame, analysis.importance_frame):
-        assert frame(store).empty
-        assert len(frame(store).columns) > 2
-    assert analysis.pareto_frame(store).empty
