@@ -139,7 +139,7 @@ def make_winner(settings: Mapping[str, str], **conditions: Any) -> Winner:
         "jax": "0.11.1",
         "jaxlib": "0.11.1",
         "plugin": "jax-cuda12-plugin 0.11.1",
-        "driver": "580",
+        "driver": "580.65.06",
         "workload": "0123456789ab",
         **conditions,
     }

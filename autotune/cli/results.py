@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from autotune.results import RecordCheck, Winner
 
 WATCH_S = 10
-"""A page takes about a second of a processor that may be measuring."""
+"""Seconds between two pages, each of which takes about one of a processor that may be measuring."""
 
 # ---------------------------------------------------------------------- report, compare
 
@@ -57,16 +57,15 @@ def compare(
         ),
     ] = "",
     as_json: options.Json = False,
-    markdown: Annotated[bool, typer.Option("--md", help="Print Markdown (the default).")] = False,
-    html: Annotated[Path | None, typer.Option(help="Write a page instead.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a page instead of printing Markdown.")] = None,
 ) -> None:
-    """Sets studies side by side: winners, which settings agree, which are dead where; refuses the incomparable."""
+    """Compares studies: winners, settings that agree, settings that are no-ops; refuses what is not comparable."""
     from autotune.model import AutotuneError
     from autotune.results import compare_stores as set_side_by_side
     from autotune.rundir import Store
 
-    if as_json + markdown + (html is not None) > 1:
-        raise AutotuneError("only one of --json, --md and --html must be given but got several")
+    if as_json and html is not None:
+        raise AutotuneError("only one of --json and --html must be given but got both")
     table = set_side_by_side([Store.open(r) for r in runs], by=[f.strip() for f in by.split(",") if f.strip()])
     if as_json:
         print_json(table.to_json())
@@ -122,7 +121,7 @@ def verify(
     run: options.FromRun = None,
     as_json: options.Json = False,
 ) -> None:
-    """Says whether this machine is one on which a winner was proven; exits with 1 if not."""
+    """Checks that this machine is as it was when a winner was proven; exits with 1 if not."""
     from autotune.results import read_winner
     from autotune.study import verify_winner
 
@@ -155,7 +154,7 @@ def exec_(
 ) -> None:
     """Runs a command under the winner, merged with your XLA_FLAGS: autotune exec FILE -- python train.py.
 
-    Of a winner that holds options of the program, each must stand in the command: autotune exec FILE -- python
+    If the winner holds options of the program, the command must have a place for each: autotune exec FILE -- python
     train.py --batch {batch}.
     """
     from autotune.machine import caller_environment, merge_for_exec
@@ -194,10 +193,10 @@ def exec_(
 
 
 def _with_options(command: list[str], winner: Winner, *, force: bool) -> list[str]:
-    """The command with the winner's options in their places.
+    """Puts the winner's options into their places in the command.
 
     Raises:
-        AutotuneError: If one has none: what would run was never proven.
+        AutotuneError: If one has no place: what would run was never proven.
     """
     from autotune.model import AutotuneError, filled, placeholders
 
@@ -210,10 +209,10 @@ def _with_options(command: list[str], winner: Winner, *, force: bool) -> list[st
 
 
 def _read_checked(file: Path) -> tuple[Winner, RecordCheck]:
-    """A winner that somebody is about to use: says whose it is, and refuses one that its records do not give.
+    """Reads a winner that is about to be used, and compares it with its records if they are here.
 
     Raises:
-        AutotuneError: If there is no winner in it, or its records give another; `exec --force` is not for that.
+        AutotuneError: If there is no winner in it, or its records give another one, even with `exec --force`.
     """
     from autotune.model import AutotuneError
     from autotune.results import RecordCheck, check_records, origin_line, read_winner
@@ -234,7 +233,7 @@ def _read_checked(file: Path) -> tuple[Winner, RecordCheck]:
 
 
 def _say(line: str | None) -> None:
-    """A line beside the output, if there is one."""
+    """Prints a line, if there is one, to standard error."""
     if line is not None:
         print(f"autotune: {line}", file=sys.stderr, flush=True)
 
@@ -280,7 +279,7 @@ def best(
     library: options.Library = Path("library"),
     as_json: options.Json = False,
 ) -> None:
-    """Gives the best known configuration for a GPU, count, jaxlib and workload, or the nearest, labelled untested."""
+    """Gives the best known winner for a GPU, count, jaxlib and workload, or the nearest one, labelled untested."""
     from autotune.results import LibraryQuery, format_match, library_entries
     from autotune.results import best_known as nearest
 

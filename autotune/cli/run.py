@@ -1,4 +1,4 @@
-"""The command that measures: `run`. Mounted by `autotune.cli`."""
+"""The command `run`."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def run(
 def run_and_print(
     spec: StudySpec, study: Path, path: Path, *, as_json: bool, **session: Any
 ) -> tuple[ConclusionRecord, Store]:
-    """Runs a study to its conclusion and prints that, or says how to go on; `session` as `new_run` takes it."""
+    """Runs a study to its conclusion and prints it, or says how to go on; `session` as `new_run` takes it."""
     from autotune.model import STOPPED
     from autotune.study import Stopped, stoppable
 
@@ -85,7 +85,7 @@ def run_and_print(
 
 
 def _run(spec: StudySpec, study: Path, path: Path, *, as_json: bool, **session: Any) -> tuple[ConclusionRecord, Store]:
-    """All stages; what is printed meanwhile goes to stderr if stdout is for JSON."""
+    """Runs all stages; progress goes to stderr if stdout is for JSON."""
     from autotune.cli.live import LineView, LiveView
     from autotune.model import Stopwatch
     from autotune.study import new_run, run_study
@@ -103,8 +103,8 @@ def _run(spec: StudySpec, study: Path, path: Path, *, as_json: bool, **session: 
 
 
 def _print_results(store: Store, conclusion: ConclusionRecord, path: Path, study: Path) -> None:
-    """The table, the one sentence, where everything lies, what to type next."""
-    from autotune.model import Outcome, SpanRecord, format_seconds, format_share
+    """Prints the table, the conclusion, where everything lies, what to type next."""
+    from autotune.model import Outcome, format_seconds
     from autotune.study import unsettled
 
     print()
@@ -114,14 +114,10 @@ def _print_results(store: Store, conclusion: ConclusionRecord, path: Path, study
     if left is not None and left.processes is not None:
         lines.append(
             f"not settled: {left.result.settings}; up to {left.processes} fresh pairs of processes may settle it: "
-            f"{_more_for(left.processes, store.spec)} and run the same command again, it goes on where it stopped: the "
-            "looks beyond were planned, too"
+            f"{_more_for(left.processes, store.spec)} and run the same command again, it goes on where it stopped"
         )
-    spans = store.of(SpanRecord)
-    wall_s, waited_s = sum(s.wall_s for s in spans), sum(s.waited_s for s in spans)
     lines += [
-        f"{conclusion.trial_count} trials in {format_seconds(store.watch.total_s)}; "
-        f"the driver's own share of the wall time: {format_share(1 - waited_s / wall_s) if wall_s else '-'}",
+        f"{conclusion.trial_count} trials in {format_seconds(store.watch.total_s)}",
         f"everything lies in {path} (records.jsonl, trials/*/pairs.jsonl, logs)",
         "",
         "next:",
@@ -130,14 +126,14 @@ def _print_results(store: Store, conclusion: ConclusionRecord, path: Path, study
 
 
 def _more_for(processes: int, spec: StudySpec) -> str:
-    """What a proof needs to come to so many pairs of processes: a larger cap, or only the time for them."""
+    """What to change for so many pairs of processes: the cap, or only the budget."""
     if processes > spec.confirm.processes:
         return f"set `[confirm] processes = {processes}`"
     return "give it a larger budget (--time-budget, --gpu-hours)"
 
 
 def _next_steps(spec: StudySpec, conclusion: ConclusionRecord, path: Path, study: Path) -> list[str]:
-    """What to type next, what is most likely wanted first."""
+    """The commands to type next."""
     from autotune.model import Outcome
 
     # Without an activated environment the command is found by the path it was called by.

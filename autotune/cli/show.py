@@ -167,10 +167,11 @@ def fsck(
 
 
 def schema() -> None:
-    """Prints the JSON schema of study files, and of everything that any command prints with --json."""
-    from autotune.cli.shapes import all_schemas
+    """Prints the JSON schemas of study files, records and raw pairs of blocks."""
+    from autotune.model import RECORD, SCHEMA_VERSION, Pair, StudySpec
 
-    print_json(all_schemas())
+    schemas = {"study": StudySpec.model_json_schema(), "record": RECORD.json_schema(), "pair": Pair.model_json_schema()}
+    print_json({"schema_version": SCHEMA_VERSION, **schemas})
 
 
 def _steps_of(pair: Pair) -> str:

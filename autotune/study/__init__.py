@@ -8,11 +8,10 @@ from autotune.study.here import Here
 from autotune.study.interrupt import Stopped, stoppable
 from autotune.study.interpreter import program_python
 from autotune.study.library_priors import NO_LESSONS, Lessons
-from autotune.study.priors import Prior
 from autotune.study.proof import prove, unsettled
 from autotune.study.read_lines import read_command, read_log, show_reading
 from autotune.study.recheck import recheck_directory, recheck_study, recheck_winner
-from autotune.study.reproduce import Reproduction, find_trial, reproduce_trial, shell_lines
+from autotune.study.reproduce import find_trial, reproduce_trial, shell_lines
 from autotune.study.run import StudyRun
 from autotune.study.runner import Runner
 from autotune.study.stages import STAGES, noise_floor, probe, run_study
@@ -21,4 +20,4 @@ from autotune.study.status import StudyStatus, UnreadableRun, describe_lanes, de
 from autotune.study.understanding import (
     Asked, Understood, default_platform, device_count, device_words, refuse_one_word, understand,
 )  # fmt: skip
-from autotune.study.verify import Verification, verify_winner
+from autotune.study.verify import verify_winner

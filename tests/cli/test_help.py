@@ -67,12 +67,6 @@ def test_every_help_ends_with_an_example_that_the_command_itself_would_take(name
     command.make_context(name, rest)  # parses, runs nothing
 
 
-@pytest.mark.parametrize("name", sorted(ALL))
-def test_no_help_shows_a_type_of_python(name: str) -> None:
-    options = re.findall(r"^  (?:-\w, )?--[\w-]+ (<[^|>]*>)", shown(*name.split()), re.MULTILINE)
-    assert options == []
-
-
 def test_the_version_is_told_once_and_the_same_everywhere() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     assert project["project"]["dynamic"] == ["version"]

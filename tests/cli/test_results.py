@@ -107,7 +107,7 @@ def test_compare_prints_or_writes(finished: Store, tmp_path: Path) -> None:
     call("compare", finished.path, copy, "--html", tmp_path / "c.html")
     assert "</html>" in (tmp_path / "c.html").read_text()
     with pytest.raises(AutotuneError, match="only one of"):
-        call("compare", finished.path, copy, "--json", "--md")
+        call("compare", finished.path, copy, "--json", "--html", "page.html")
 
 
 def test_library_from_run_to_best(finished: Store, tmp_path: Path) -> None:
