@@ -94,7 +94,7 @@ def export(
 ) -> None:
     """Writes the proven winner as a file, with its evidence in comments; what it needs besides goes beside it."""
     from autotune.model import AutotuneError, close_matches
-    from autotune.results import USE, ExportFormat, origin_of_run, render_export
+    from autotune.results import USE, ExportFormat, render_export
     from autotune.rundir import Store
 
     if form not in set(ExportFormat):
@@ -109,7 +109,6 @@ def export(
         same_kernels=same_kernels,
         needs_loss=needs_loss,
     )
-    _say(origin_of_run(store))
     write_text(text, output, hint=f"use it: {USE[ExportFormat(form)].format(file=output)}")
 
 
@@ -215,10 +214,9 @@ def _read_checked(file: Path) -> tuple[Winner, RecordCheck]:
         AutotuneError: If there is no winner in it, or its records give another one, even with `exec --force`.
     """
     from autotune.model import AutotuneError
-    from autotune.results import RecordCheck, check_records, origin_line, read_winner
+    from autotune.results import RecordCheck, check_records, read_winner
 
     winner, found = read_winner(file), RecordCheck()
-    _say(origin_line(file, winner.hosts))
     if file.is_file():
         found = check_records(winner, file)
         if found.unchecked is not None:

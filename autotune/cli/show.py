@@ -64,7 +64,7 @@ def show(
     as_json: options.Json = False,
 ) -> None:
     """Shows a study's results, or all that is known of one trial."""
-    from autotune.results import doubts, format_begin, origin_of_run
+    from autotune.results import doubts, format_begin
     from autotune.rundir import Store
     from autotune.study import find_trial
 
@@ -74,8 +74,7 @@ def show(
     elif as_json:
         print_json(store.records(), exclude_none=True)
     else:
-        origin = origin_of_run(store)
-        print_lines([*format_begin(store), *([origin] if origin is not None else []), *doubts(store)])
+        print_lines([*format_begin(store), *doubts(store)])
         print_study(store)
 
 

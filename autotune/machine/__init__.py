@@ -13,7 +13,7 @@ from autotune.machine.facts import GpuFacts, gpu_facts
 from autotune.machine.processors import spare_processors
 from autotune.machine.gpus import Gpu, Runner, find_gpus, gpu_topology, run_program, visible_gpu_ids, visible_gpus
 from autotune.machine.host_memory import available_memory_bytes
-from autotune.machine.provenance import describe_machine, foreign_owner, is_this_host, processor_name, utc_now
+from autotune.machine.provenance import describe_machine, processor_name, utc_now
 from autotune.machine.ran_on import RanOn, would_run_on
 from autotune.machine.scratch import COMPILES, LANE, Scratch
 from autotune.machine.slurm import (

@@ -16,8 +16,7 @@ from autotune.results.library import (
 )  # fmt: skip
 from autotune.results.recompute import doubts
 from autotune.results.winner import (
-    Difference, RecordCheck, Status, Winner, check_records, differences, loss_addition, origin_line, origin_of_run,
-    require_loss, this_machine,
+    Difference, RecordCheck, Status, Winner, check_records, differences, loss_addition, require_loss, this_machine,
 )  # fmt: skip
 
 if TYPE_CHECKING:

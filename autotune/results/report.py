@@ -91,7 +91,6 @@ def build(store: Store) -> dict[str, Any]:
         "figures": _figures(store, trials, floor),
         "finalists": tables.finalist_table(finalists(store)),
         "soak": soak_lines(store),
-        "nodes": tables.node_table(store),
         "floor": floor_lines(store),
         "screen": [line for record in store.of(ScreenRecord)[-1:] for line in describe_screen_record(record)],
         "forest": forest_chart(store, trials) if trials or floor else None,

@@ -42,7 +42,7 @@ from autotune.results.format import (
     verdict_of,
 )
 from autotune.results.pages import Styled
-from autotune.rundir import Store, node_effects
+from autotune.rundir import Store
 from autotune.stats import Estimate, Outlook, Verdict, outlook_of
 
 Row = dict[str, str]
@@ -422,20 +422,3 @@ def effect_table(effects: Sequence[EffectRow]) -> list[Row]:
             }
         )
     return rows
-
-
-def node_table(store: Store) -> list[Row]:
-    """The reference on each lane of a study by several, slowest first."""
-    trials = store.of(TrialResult)
-    return [
-        {
-            "lane": n.lane,
-            "host": n.host,
-            "step": format_seconds(n.step_s),
-            "over the median lane's": format_ratio(n.ratio),
-            "80 % of its measurements": format_interval(n.low, n.high),
-            "trials": str(sum(t.by == n.lane for t in trials)),
-            "": Styled("slow" if n.is_slow else "", "bad"),
-        }
-        for n in node_effects(store.of(FloorResult), trials)
-    ]

@@ -10,7 +10,6 @@ import shlex
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -22,8 +21,6 @@ from autotune.machine import (
     caller_environment,
     cuda_plugin,
     describe_machine,
-    foreign_owner,
-    is_this_host,
     visible_gpus,
     would_run_on,
 )
@@ -49,7 +46,6 @@ from autotune.model import (
     Outcome,
     Record,
     RunDirectoryError,
-    SessionRecord,
     SettingError,
     Settings,
     SoakRecord,
@@ -77,9 +73,6 @@ _ARTEFACTS = {PROFILE: "the profile that it was compiled with", KERNELS: "the au
 
 RUNS = "runs"
 """Folder of run directories."""
-
-RECHECK_DAYS = 180
-"""Days after which a proof should be repeated though no version changed: firmware is patched quietly."""
 
 
 # ---------------------------------------------------------------------- conditions of a proof
@@ -312,7 +305,6 @@ class Winner(Record):
         unit: What that counts, in one word.
         loss: How its loss was compared with the default's, or that it was not.
         run: Name of the run directory whose records prove it, without the folder that it lies in.
-        hosts: Machines on which its driver ran.
         kernels: SHA-256 of the autotuner's results of its soak; None where none were kept.
         loads_kernels: Whether they are loaded, so that the same kernels run; the proof let each process choose.
     """
@@ -327,7 +319,6 @@ class Winner(Record):
     sentence: str
     workload_entry: str
     workload_options: dict[str, Any]
-    mesh: dict[str, int] = Field(default_factory=dict)
     process_count: AtLeastOne = 1
     node_count: AtLeastOne = 1
     soaked_s: Elapsed | None = None
@@ -339,7 +330,6 @@ class Winner(Record):
     versions: dict[str, str] = Field(default_factory=dict)
     machine: str = ""
     run: str
-    hosts: tuple[str, ...] = ()
     kernels: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
     loads_kernels: bool = False
 
@@ -348,14 +338,6 @@ class Winner(Record):
         if self.loads_kernels and self.kernels is None:
             raise ValueError("a winner that loads results of the autotuner must have some")
         return self
-
-    @property
-    def recheck_by(self) -> str:
-        """The day after which the proof counts as old, ISO 8601; empty if the end has no date."""
-        try:
-            return (datetime.fromisoformat(self.ended) + timedelta(days=RECHECK_DAYS)).date().isoformat()
-        except (ValueError, OverflowError):
-            return ""
 
     @property
     def options(self) -> dict[str, Any]:
@@ -450,7 +432,6 @@ def _winner_at(store: Store, conclusion: ConclusionRecord) -> Winner:
         sentence=conclusion.sentence,
         workload_entry=workload_name(spec),
         workload_options=spec.under(FlagSet()).workload.shown.options,
-        mesh=report.mesh if report else {},
         process_count=report.process_count if report else spec.device.process_count,
         node_count=spec.device.node_count,
         soaked_s=conclusion.soaked_s,
@@ -462,7 +443,6 @@ def _winner_at(store: Store, conclusion: ConclusionRecord) -> Winner:
         versions=versions_of(report, facts),
         machine=f"{facts.get('cpu')}, {facts.get('cpus_usable')} CPUs, {facts.get('system')}",
         run=store.path.resolve().name,
-        hosts=_hosts_of(store),
         kernels=soaks[-1].kernels.digest if soaks and soaks[-1].kernels else None,
     )
 
@@ -470,11 +450,6 @@ def _winner_at(store: Store, conclusion: ConclusionRecord) -> Winner:
 def workload_name(spec: StudySpec) -> str:
     """The name of the workload, or the user's own command without its secrets."""
     return spec.workload.entry or shlex.join(spec.workload.shown.command or ())
-
-
-def _hosts_of(store: Store) -> tuple[str, ...]:
-    """The machines on which a run was recorded, each once."""
-    return tuple(dict.fromkeys(s.host for s in store.of(SessionRecord)))
 
 
 # ---------------------------------------------------------------------- its loss
@@ -566,9 +541,8 @@ def format_evidence(winner: Winner) -> list[str]:
         lines.append(f"options, part of this winner, that no variable carries: {changed}")
         lines.append("give them to the program: exec with {NAME} in its arguments, or --format arguments, maxtext")
     lines.append(
-        "expires with any change of GPU, count, jax, jaxlib, plugin, driver, firmware, clocks or workload"
-        + (f"; measure again by {winner.recheck_by} in any case" if winner.recheck_by else "")
-        + " (autotune recheck)"
+        "expires with any change of GPU, count, jax, jaxlib, plugin, driver, firmware, clocks or workload "
+        "(autotune recheck)"
     )
     return [one_line(line) for line in lines]
 
@@ -632,7 +606,7 @@ def check_records(winner: Winner, file: Path, *, run: Path | None = None) -> Rec
         differences=tuple(
             Difference(field=name, proven=f"{ours[name]} in its records", here=f"{theirs[name]} in the file")
             for name in ours
-            if name not in ("run", "hosts", "loads_kernels") and ours[name] != theirs[name]
+            if name not in ("run", "loads_kernels") and ours[name] != theirs[name]
         )
     )
 
@@ -648,17 +622,3 @@ def _find_run(name: str, file: Path) -> Path | None:
     beside = file.resolve().parent
     found = [beside if beside.name == name else beside / name, beside / RUNS / name, Path(RUNS) / name]
     return next((path for path in found if (path / "study.json").is_file()), None)
-
-
-def origin_line(path: Path, hosts: Sequence[str]) -> str | None:
-    """Says which other user or machines recorded a run or file; None for one's own."""
-    owner, far = foreign_owner(path), [h for h in hosts if not is_this_host(h)]
-    if owner is None and not far:
-        return None
-    said = [*([f"by user {owner}"] if owner is not None else []), *([f"on host {', '.join(far)}"] if far else [])]
-    return one_line(f"{path} was recorded {' '.join(said)}")
-
-
-def origin_of_run(store: Store) -> str | None:
-    """Says which other user or machines recorded a run; None for one's own."""
-    return origin_line(store.path, _hosts_of(store))

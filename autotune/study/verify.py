@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 from autotune.model import load_study
@@ -16,7 +15,6 @@ from autotune.results import (
     check_records,
     differences,
     is_unchanged,
-    origin_line,
     this_machine,
 )
 
@@ -64,12 +62,8 @@ def verify_winner(winner: Winner, file: Path, *, study: Path | None = None, run:
         found += records.differences
         if records.unchecked is not None:
             notes.append(records.unchecked)
-    if (line := origin_line(file, winner.hosts)) is not None:
-        notes.append(line)
     if workload is None:
         notes.append(f"the workload is not checked (proven: {winner.workload_entry}); name it with --study")
-    if winner.recheck_by and datetime.now(UTC).date().isoformat() > winner.recheck_by:
-        notes.append(f"the proof is of {winner.ended[:10]}: repeat it with autotune recheck")
     if winner.soaked_s is None:
         notes.append("it was never soaked: watch the first long run for hangs")
     return Verification(status="differs" if found else records.status, differences=tuple(found), notes=tuple(notes))

@@ -191,12 +191,6 @@ def test_verify_notices_a_file_that_was_edited(here: None, tmp_path: Path) -> No
     assert "differs  file: " in call("verify", file, code=1).stdout
 
 
-def test_verify_says_that_an_old_proof_should_be_repeated(here: None, tmp_path: Path) -> None:
-    old = make_winner({"xla_gpu_a": "1"}).model_copy(update={"ended": "2020-01-01T00:00:00+00:00"})
-    (tmp_path / "old").write_text(render_winner(old, ExportFormat.ENV))
-    assert "autotune recheck" in call("verify", tmp_path / "old").stdout
-
-
 def test_a_machine_without_the_gpu_differs() -> None:
     proven = make_winner({}).conditions
     fields = {d.field for d in differences(proven, this_machine(platform="cuda"))}

@@ -14,12 +14,11 @@ import pytest
 from autotune.model.errors import AutotuneError, RunDirectoryError, SettingError
 from autotune.model.proofs import gain_of
 from autotune.model.records import ConclusionRecord, ConfirmRun, FinalistResult
-from autotune.results import winner as module
 from autotune.results.export import ExportFormat, parse_winner, read_winner, render_export, render_winner
 from autotune.results.library import add_to_library, library_entries
 from autotune.results.recompute import disagreements
 from autotune.results.report import render_markdown
-from autotune.results.winner import RecordCheck, check_records, origin_line, origin_of_run, winner_of
+from autotune.results.winner import RecordCheck, check_records, winner_of
 from autotune.rundir.store import Store
 from tests.runs import make_winner
 
@@ -270,21 +269,6 @@ def test_a_library_file_with_a_forbidden_setting_is_named(tmp_path: Path) -> Non
     path.write_text(path.read_text().replace("NCCL_X", "LD_PRELOAD"))
     with pytest.raises(AutotuneError, match=rf"{path.name} .*LD_PRELOAD changes"):
         library_entries(tmp_path)
-
-
-# ---------------------------------------------------------------------- records of others
-
-
-def test_records_of_another_machine_or_user_are_named(
-    finished: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert origin_of_run(finished) is None
-    run = edited(finished.path, tmp_path / "run", "session", lambda r: r.update(host="far\x1b[2Jaway"))
-    line = origin_of_run(Store.open(run))
-    assert line == f"{run} was recorded on host far [2Jaway"
-    monkeypatch.setattr(module, "foreign_owner", lambda path: "mallory")
-    assert origin_line(run, ()) == f"{run} was recorded by user mallory"
-    assert origin_line(run, ("far",)) == f"{run} was recorded by user mallory on host far"
 
 
 def test_what_is_shown_of_an_edited_run_says_so(tmp_path: Path) -> None:
