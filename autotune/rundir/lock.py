@@ -12,12 +12,13 @@ import errno
 import fcntl
 import json
 import os
-import re
 import socket
 import time
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+
+import psutil
 
 from autotune.machine import like_folder, utc_now
 from autotune.model import RunDirectoryError
@@ -51,21 +52,13 @@ class Mount:
         return self.kind in _EVERYWHERE and not self.options & _ONLY_HERE
 
 
-def mount_of(path: Path, table: str | None = None) -> Mount:
-    """Finds the mount of an absolute path in the text of a ``mountinfo`` table; default: this process's."""
-    if table is None:
-        try:
-            table = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")
-        except OSError:
-            table = ""
+def mount_of(path: Path) -> Mount:
+    """Finds the mount of an absolute path."""
     found = Mount("/", "unknown", frozenset())
-    for line in table.splitlines():
-        fields, _, source = line.partition(" - ")
-        point = re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), fields.split()[4])
-        kind, _, more = source.split(" ", 2)
+    for part in psutil.disk_partitions(all=True):
         # Of two mounts on one point the later hides the other.
-        if path.is_relative_to(point) and len(point) >= len(found.point):
-            found = Mount(point, kind, frozenset(f"{fields.split()[5]},{more}".split(",")))
+        if path.is_relative_to(part.mountpoint) and len(part.mountpoint) >= len(found.point):
+            found = Mount(part.mountpoint, part.fstype, frozenset(part.opts.split(",")))
     return found
 
 

@@ -52,13 +52,6 @@ def test_what_reads_data_finds_it_as_data(loss: LossCheck, is_checked: bool) -> 
     assert json.loads(render_winner(found, ExportFormat.JSON))["loss_checked"] is is_checked
 
 
-@pytest.mark.parametrize("form", ExportFormat)
-def test_files_of_older_versions_say_nothing_of_it_and_stay_as_they_are(form: ExportFormat) -> None:
-    text = render_winner(winner(None), form)
-    assert "loss" not in text.lower()
-    assert is_unchanged(text, parse_winner(text, source="it"))
-
-
 def test_who_requires_a_loss_is_refused_a_winner_without_one() -> None:
     require_loss(winner(CHECKED))
     for loss in (SILENT, None):

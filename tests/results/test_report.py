@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import html.parser
-import json
 import re
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -195,17 +192,6 @@ def test_outlooks_have_shapes_of_their_own() -> None:
     assert re.search(r'<rect class="mark unpromising"', svg)
 
 
-def test_forest_axis_is_logarithmic_and_labelled() -> None:
-    rows = [pages.Mark(label="x", detail="x", x=1.0, x_ends=(0.5, 2.0), style="same")]
-    svg = pages.forest(rows, band=0.005)
-    bar = re.search(r'class="bar same" d="M([\d.]+) [\d.]+L([\d.]+)', svg)
-    mark = re.search(r'cx="([\d.]+)"', svg)
-    assert bar is not None
-    assert mark is not None
-    # 1 lies in the middle of 1/2 and 2.
-    assert float(mark[1]) == pytest.approx((float(bar[1]) + float(bar[2])) / 2, abs=0.2)
-
-
 def test_unbounded_intervals_are_drawn_to_the_edge() -> None:
     rows = [
         pages.Mark(label="a", detail="a", x=0.9, x_ends=(0.0, float("inf")), style="open"),
@@ -214,37 +200,6 @@ def test_unbounded_intervals_are_drawn_to_the_edge() -> None:
     svg = pages.forest(rows, band=0.005)
     assert "nan" not in svg
     assert "inf" not in svg
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("width", [1100, 360])
-def test_the_page_in_a_browser_is_no_wider_than_its_window(finished: Store, tmp_path: Path, width: int) -> None:
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        pytest.skip("chromium is not installed")
-    # The probe writes what it sees into the page that --dump-dom prints.
-    probe = (
-        "<script>document.title = JSON.stringify([document.documentElement.scrollWidth, innerWidth,"
-        " getComputedStyle(document.body).backgroundColor])</script></body>"
-    )
-    page = tmp_path / "page.html"
-    page.write_text(render_html(finished).replace("</body>", probe), encoding="utf-8")
-    # Headless windows have a least width: the phone is a frame of its own.
-    frame = tmp_path / "frame.html"
-    frame.write_text(
-        f'<iframe src="page.html" width="{width}" height="800" style="border:0"'
-        ' onload="document.title = this.contentDocument.title"></iframe>'
-    )
-    flags = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
-    more = "--disable-component-update --disable-sync --allow-file-access-from-files --virtual-time-budget=5000"
-    command = [chromium, *flags.split(), *more.split(), f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom"]
-    done = subprocess.run([*command, frame.as_uri()], capture_output=True, text=True, timeout=100, check=True)
-    title = re.search(r"<title>(.*?)</title>", done.stdout)
-    assert title is not None
-    scroll_width, inner_width, background = json.loads(title[1])
-    assert inner_width == width
-    assert scroll_width <= inner_width
-    assert background.startswith("rgb(")
 
 
 def test_every_stage_name_of_a_run_is_known(finished: Store) -> None:

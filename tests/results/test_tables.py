@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from autotune.model.measurement import Comparison
 from autotune.model.records import FinalistResult
 from autotune.model.trial import TrialResult, TrialStatus
 from autotune.results.api import Study
+from autotune.results.tables import TRIAL_COLUMNS, TrialRow, trial_row
 from autotune.rundir.store import Store
 from autotune.stats.estimates import Estimate
 from tests.runs import EFFECTS, replay_study
@@ -129,3 +131,51 @@ def test_a_finalist_of_one_setting_is_judged_by_its_fresh_processes(tmp_path: Pa
     row = Study(store.path).effects().iloc[0]
     assert tuple(row[["how", "ratio", "low", "high"]]) == ("fresh processes", 1.14, 0.66, 1.98)
     assert row["finding"] == "unresolved"  # the proof's own word, not what its interval would promise
+
+
+ESTIMATE = {"ratio": 0.9, "low": 0.8, "high": 0.95, "level": 0.95, "pair_count": 7}
+ENERGY = {"source": "x", "reference_step_j": 6.0, "candidate_step_j": 3.0, "estimate": {**ESTIMATE, "ratio": 0.5}}
+COMPARISON = {
+    "estimate": ESTIMATE, "reference_step_s": 2.0, "candidate_step_s": 1.8, "pair_count": 8,
+    "mode": "turns", "stopped": "settled", "energy": ENERGY,
+}  # fmt: skip
+WORKER = {
+    "fingerprint": "f", "platform": "cpu", "device_kind": "cpu", "device_count": 1, "compile_s": 4.0, "start_s": 5.0,
+    "losses": (), "grad_norms": (), "warmup_step_times_s": (), "peak_bytes": 1024, "tokens_per_step": 90,
+}  # fmt: skip
+
+
+def row(**outcome: Any) -> TrialRow:
+    fields = {"number": 3, "settings": {"xla_a": "1"}, "origin": "tpe", "at_s": 9.0, "duration_s": 8.0, "by": "w"}
+    return trial_row(TrialResult.model_validate({**fields, **outcome}), sesoi=0.005)
+
+
+def is_known(value: object) -> bool:
+    return value is not None and not (isinstance(value, float) and math.isnan(value))
+
+
+def test_a_measured_trial_fills_every_column_that_is_its() -> None:
+    found = row(status="measured", comparison=COMPARISON, worker=WORKER)
+    unknown = {c for c in TRIAL_COLUMNS if not is_known(getattr(found, c))}
+    assert unknown == {"failure", "message", "same_as"}
+    assert (found.trial, found.settings, found.status, found.outlook) == (3, "xla_a=1", "measured", "promising")
+    assert (found.ratio, found.low, found.high, found.pair_count) == (0.9, 0.8, 0.95, 7)
+    assert found.tokens_per_s == pytest.approx(50.0)
+    assert found.tokens_per_j == 30.0
+    assert (found.step_j, found.energy_ratio, found.peak_bytes) == (3.0, 0.5, 1024.0)
+    assert (found.style, found.over, found.rank) == ("promising", "7 pairs", (0, 0.9))
+
+
+def test_a_twin_has_its_twins_figures_and_the_default_has_ratio_one() -> None:
+    twin = row(status="same_program", same_as=2, comparison=COMPARISON)
+    assert (twin.ratio, twin.same_as, twin.is_measured) == (0.9, 2, True)
+    default = row(status="same_program", same_as=0)
+    assert (default.ratio, default.is_measured, default.style, default.rank) == (1.0, False, "same", (1, 3))
+
+
+def test_a_failure_has_nothing_measured() -> None:
+    failed = row(status="failed", failure={"kind": "hang", "message": "m", "phase": "step"})
+    assert (failed.failure, failed.message, failed.style, failed.rank) == ("hang", "m", "failed", (2, 3))
+    assert math.isnan(failed.ratio)
+    assert not failed.is_measured
+    assert failed.over == ""
