@@ -8,7 +8,6 @@ import itertools
 import json
 import math
 import re
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,16 +17,13 @@ from markupsafe import Markup
 
 from autotune.model import (
     ConclusionRecord,
-    ConfirmRun,
     FloorResult,
     NotComparableError,
     Outcome,
     TrialResult,
     close_matches,
-    format_count,
     format_detectable,
     format_interval,
-    format_joules,
     format_ratio,
     format_seconds,
 )
@@ -58,9 +54,8 @@ class ComparisonTable:
         by: The fields that were allowed to differ.
         same: Fields that all studies share, with their values.
         frame: One row a study: study, the fields of `by`, outcome, ratio, low, high, process_pairs, trials,
-            failed, dead (settings), default_step_s, default_step_j, winner_step_j, winner_tokens_per_j (each NaN where
-            nothing counted energy), detectable, winner (``(not settled)``, with a ratio of NaN, if it is inconclusive,
-            nothing ran, or it has not ended).
+            failed, dead (settings), default_step_s, detectable, winner (``(not settled)``, with a ratio of NaN, if it
+            is inconclusive, nothing ran, or it has not ended).
         settings: One row a setting and value, one column a study, and `agreement`: agree, differ or empty.
         changes: From each study to the next, in words.
     """
@@ -178,10 +173,6 @@ def _row(name: str, store: Store, facts: Mapping[str, str], by: Sequence[str]) -
     e = conclusion.estimate if conclusion else None
     outcome = conclusion.outcome if conclusion else None
     keeps_default = outcome is Outcome.NOTHING_BEATS_THE_DEFAULT  # of any other without a winner nothing is known
-    default = floor.comparison.energy if floor else None
-    tokens = floor.reference.tokens_per_step if floor else None
-    proofs = [r.energy for r in store.of(ConfirmRun) if r.settings == settings and r.energy is not None]
-    winner_j = statistics.median(e.candidate_step_j for e in proofs) if proofs else math.nan
     return {
         "study": name,
         **{field: facts[field] for field in by},
@@ -194,9 +185,6 @@ def _row(name: str, store: Store, facts: Mapping[str, str], by: Sequence[str]) -
         "failed": sum(r.failure is not None for r in results),
         "dead": len({s for r in results if r.is_the_default for s in r.settings.items()}),
         "default_step_s": floor.comparison.reference_step_s if floor else math.nan,
-        "default_step_j": default.reference_step_j if default else math.nan,
-        "winner_step_j": winner_j,
-        "winner_tokens_per_j": tokens / winner_j if tokens else math.nan,
         "detectable": floor.floor.detectable if floor else math.nan,
         "winner": str(settings) if settings else "(default)" if keeps_default else "(not settled)",
     }
@@ -211,13 +199,8 @@ def _states(store: Store) -> dict[str, tuple[str, str]]:
     winner = conclusion.settings if conclusion and conclusion.settings else {}
     found = {}
     for row in effect_rows(store):
-        figures = ""
-        if not math.isnan(row.low):
-            figures = format_figures(row.ratio, row.low, row.high)
-        elif row.how == "among others":
-            figures = f"about {format_ratio(row.ratio)}"
-        is_in = winner.get(row.setting) == row.value
-        state = "in the winner" if is_in else _state(row)
+        figures = "" if math.isnan(row.low) else format_figures(row.ratio, row.low, row.high)
+        state = "in the winner" if winner.get(row.setting) == row.value else _state(row)
         found[f"{row.setting}={row.value}"] = (state, figures)
     return found
 
@@ -273,27 +256,21 @@ def _changes(
 
 
 def _shown(table: ComparisonTable) -> list[dict[str, str]]:
-    """The rows of `frame` as text; energy only where a study knows it."""
-    has_energy = table.frame["default_step_j"].notna().any()
-    rows = []
-    for row in table.frame.to_dict("records"):
-        joules = f"{format_joules(row['default_step_j'])}, winner {format_joules(row['winner_step_j'])}"
-        energy = {"energy of a step": joules, "winner's tokens/J": format_count(row["winner_tokens_per_j"])}
-        rows.append(
-            {
-                **{k: str(row[k]) for k in ("study", *table.by, "winner")},
-                "outcome": spaced(row["outcome"]),
-                "ratio": format_ratio(row["ratio"]),
-                "interval": "" if math.isnan(row["low"]) else format_interval(row["low"], row["high"]),
-                "process pairs": str(row["process_pairs"]),
-                "trials": f"{row['trials']} ({row['failed']} failed)",
-                "dead settings": str(row["dead"]),
-                "default's step": format_seconds(row["default_step_s"]),
-                **(energy if has_energy else {}),
-                "smallest gain detected": format_detectable(row["detectable"]),
-            }
-        )
-    return rows
+    """The rows of `frame` as text."""
+    return [
+        {
+            **{k: str(row[k]) for k in ("study", *table.by, "winner")},
+            "outcome": spaced(row["outcome"]),
+            "ratio": format_ratio(row["ratio"]),
+            "interval": "" if math.isnan(row["low"]) else format_interval(row["low"], row["high"]),
+            "process pairs": str(row["process_pairs"]),
+            "trials": f"{row['trials']} ({row['failed']} failed)",
+            "dead settings": str(row["dead"]),
+            "default's step": format_seconds(row["default_step_s"]),
+            "smallest gain detected": format_detectable(row["detectable"]),
+        }
+        for row in table.frame.to_dict("records")
+    ]
 
 
 def _shown_settings(table: ComparisonTable) -> list[dict[str, str]]:

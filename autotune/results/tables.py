@@ -10,7 +10,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
-from statistics import median
 from typing import Any
 
 from rich.table import Table
@@ -33,7 +32,6 @@ from autotune.model import (
 )
 from autotune.results.format import (
     STAGE_WORDS,
-    format_figures,
     format_finalist,
     format_trial,
     shorten,
@@ -197,8 +195,7 @@ class EffectRow:
         how: The evidence. Best first: ``left out`` (the paired measurement without it, inverted: the ratio that the
             setting brings inside the winner), ``fresh processes`` (confirmed or refuted as a finalist of its own),
             ``alone`` (a trial of that setting only), ``same program`` (a trial that had it was the reference's own
-            program: it changes nothing), ``among others`` (median ratio of the trials with it over the median of
-            those without: other settings are mixed in, no interval).
+            program: it changes nothing). Empty where only trials of several settings had it.
         finding: The verdict of a proof for ``fresh processes``, else whether its interval is promising, which proves
             nothing; empty without an interval.
         trials: How many had it.
@@ -275,18 +272,7 @@ def _effect(
         return replace(row, how="alone", reason=f"failed: {alone.failure.kind}")
     if row.is_dead:
         return replace(row, ratio=1.0, how="same program")
-    mine = [x for r in having if (x := log_ratio_of(r)) is not None]
-    others = [x for r in results if r.settings.get(name) != value and (x := log_ratio_of(r)) is not None]
-    if mine and others:
-        return replace(row, ratio=math.exp(median(mine) - median(others)), how="among others")
     return row
-
-
-def log_ratio_of(result: TrialResult) -> float | None:
-    """Log of a trial's step-time ratio; 0 for the reference's own program, None without a figure."""
-    if result.is_the_default:
-        return 0.0
-    return math.log(result.comparison.estimate.ratio) if result.comparison is not None else None
 
 
 # ---------------------------------------------------------------------- on a terminal
@@ -303,20 +289,15 @@ def make_table(title: str, names: Sequence[str], *, right: Sequence[str]) -> Tab
 def results_table(store: Store) -> Table:
     """The reference, every trial's ratio with interval and outlook, best first, and proofs with their verdicts."""
     trials = sorted(trial_rows(store), key=lambda r: r.rank)
-    energy = ["energy of a step"] if has_energy(trials) else []
-    columns = ["trial", "settings", "ratio", "95 % interval", "outlook or verdict", *energy]
+    columns = ["trial", "settings", "ratio", "95 % interval", "outlook or verdict"]
     table = make_table(f"{time_words(store)} over the default's (below 1 is less)", columns, right=("trial", "ratio"))
     if (floor := store.last(FloorResult)) is not None:
         default, noise = floor.comparison, floor.floor.estimate
         settings = f"(default), {format_seconds(default.reference_step_s)} a step; against itself:"
-        joules = [format_joules(default.energy.reference_step_j) if default.energy else ""] if energy else []
         cells = (format_ratio(noise.ratio), format_interval(noise.low, noise.high), "noise floor")
-        table.add_row("ref", settings, *cells, *joules)
+        table.add_row("ref", settings, *cells)
     for r in trials:
-        joules = [_energy_cell(r)] if energy else []
-        table.add_row(
-            str(r.trial), _cut(r.result.settings), _ratio_cell(r), _interval_cell(r), _outlook_cell(r), *joules
-        )
+        table.add_row(str(r.trial), _cut(r.result.settings), _ratio_cell(r), _interval_cell(r), _outlook_cell(r))
     for f in finalists(store):
         stage, e, c = STAGE_WORDS.get(f.stage, f.stage), f.estimate, f.corrected
         ratio, interval, said, style = "-", "", "failed", "failed"
@@ -336,12 +317,6 @@ def _cut(settings: FlagSet) -> str:
 def _outlook_cell(row: TrialRow) -> Text:
     how = "" if row.outlook is None or row.mode == TURNS else f", {row.over}"
     return Text(spaced(row.failure or row.outlook or row.status) + how, style=_COLOURS[row.style])
-
-
-def _energy_cell(row: TrialRow) -> str:
-    if math.isnan(row.step_j):
-        return ""
-    return f"{format_joules(row.step_j)}, {format_figures(row.energy_ratio, row.energy_low, row.energy_high)}"
 
 
 # ---------------------------------------------------------------------- in a report

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -43,8 +42,6 @@ def test_energy_stands_in_every_view(metered: Store) -> None:
     assert "energy: 3 J a step, of whole devices (a test)" in format_floor(floor)
     costly = next(r for r in metered.of(TrialResult) if r.settings.get("xla_a") == "1" and r.comparison)
     assert format_energy(costly).startswith("energy: 5.4 J a step; ratio 1.80")
-    assert "energy of a step" in terminal(metered)
-    assert "5.4 J, 1.80" in terminal(metered)
     page, text = render_html(metered), render_markdown(metered)
     assert "<th>energy</th>" in page
     assert "- default's energy of a step: 3 J" in text
@@ -53,24 +50,6 @@ def test_energy_stands_in_every_view(metered: Store) -> None:
     row = frame[frame["trial"] == costly.number].iloc[0]
     assert row["step_j"] == pytest.approx(5.4, rel=0.01)
     assert row["energy_low"] < row["energy_ratio"] < row["energy_high"]
-
-
-def test_studies_are_compared_by_energy_where_both_know_it(metered: Store, finished: Store, alone: Store) -> None:
-    table = api.compare([metered.path, alone.path])
-    assert list(table.frame["winner_step_j"]) == pytest.approx([5.4, 5.4], rel=0.01)
-    assert "| energy of a step |" in table.to_markdown()
-    assert "3 J, winner 5.4" in table.to_markdown()
-    assert "energy" not in api.compare([finished.path, _again(finished)]).to_markdown().split("## Settings")[0]
-
-
-def _again(store: Store) -> Path:
-    """The same run under another path."""
-    link = store.path.with_name("again")
-    if not link.exists():
-        import shutil
-
-        shutil.copytree(store.path, link)
-    return link
 
 
 def test_where_energy_is_not_known_nothing_speaks_of_it(finished: Store) -> None:
