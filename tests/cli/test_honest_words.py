@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import json
-import math
 import re
 import shutil
 from collections.abc import Iterator
@@ -12,15 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 from typer.main import get_command
 from typer.testing import CliRunner
 
 from autotune.cli.app import app
-from autotune.cli.live import LineView, LiveView
-from autotune.model.clock import Stopwatch
 from autotune.model.records import AblationResult, FinalistResult
-from autotune.model.trial import TrialConfig, TrialResult
+from autotune.model.trial import TrialResult
 from autotune.results.api import compare, load
 from autotune.results.effects import study_tables
 from autotune.results.tables import trial_rows
@@ -135,30 +130,6 @@ def test_no_frame_chart_or_notebook_says_it(runs: Path) -> None:
     table = compare([runs / "a", runs / "b"])
     refuse_words_of_proofs(table.to_markdown() + table.to_html() + json.dumps(table.to_json()))
     refuse_words_of_proofs(table._repr_html_())
-
-
-def test_no_view_says_it_while_a_study_runs(runs: Path) -> None:
-    out = io.StringIO()
-    console, watch = Console(file=out, width=200), Stopwatch()
-    views = [
-        LineView(console, watch, sesoi=SESOI),
-        LiveView(console, watch, sesoi=SESOI, name="x", budget_s=None),
-    ]
-    for view in views:
-        for r in Store.open(runs / "a").of(TrialResult):
-            view.trial_starts(TrialConfig(number=r.number, settings=r.settings, origin=r.origin), 40)
-            view.pair([math.log(0.9)])
-            view.trial_ends(r)
-    assert isinstance(views[1], LiveView)
-    console.print(views[1]._panel())
-    assert "promising" in out.getvalue()
-    refuse_words_of_proofs(out.getvalue())
-
-
-def test_the_schema_of_a_trial_has_no_verdict() -> None:
-    record = json.loads(CliRunner().invoke(app, ["schema"]).output)["record"]["$defs"]
-    assert "verdict" not in record["Comparison"]["properties"]
-    assert "verdict" in record["FinalistResult"]["properties"]
 
 
 def test_a_trial_keeps_its_word_beside_a_proof_that_refutes_it(run_replay: Run) -> None:

@@ -31,6 +31,7 @@ for step in range(200):
     print(f"step {step}: {8.0 if fast else 10.0} ms, loss = 1.0", flush=True)
 """
 
+MORE = {"SECRET_TOKEN": "hunter2-g", "AWS_SECRET_ACCESS_KEY": "hunter2-h", "WANDB_API_KEY": "hunter2-i"}
 SECRET = ["--wandb-key=hunter2-a", "--token", "hunter2-b", "API_KEY=hunter2-c", "--db=postgresql://me:hunter2-d@h/x"]
 
 STUDY = """
@@ -77,8 +78,8 @@ def text_of(secrets: list[str]) -> str:
 
 
 def secretly(*arguments: str, cwd: Path, code: int = 0) -> subprocess.CompletedProcess[str]:
-    """What a command prints that has one more secret in its environment."""
-    done = autotune(*arguments, cwd=cwd, HF_TOKEN="hunter2-e", XDG_DATA_HOME=str(cwd / "data"))
+    """What a command prints that has more secrets in its environment."""
+    done = autotune(*arguments, cwd=cwd, HF_TOKEN="hunter2-e", **MORE, XDG_DATA_HOME=str(cwd / "data"))
     assert done.returncode == code, done.stdout + done.stderr
     return done
 
@@ -134,6 +135,7 @@ def test_nothing_that_is_shown_or_shared_has_them(folder: Path) -> None:
         ["show", "run"], ["show", "run", "--json"], ["show", "run", "1"], ["status", "run", "--json"],
         ["report", "run", "--md"], ["report", "run", "--html", "report.html"], ["repro", "run", "1"],
         ["repro", "run", "1", "--json"],
+        ["submit", "study.toml", "--dry-run", "--storage", "postgresql://me:hunter2-f@h/x"],
         ["library", "add", "run"], ["library", "list", "--json"], ["best", "--json"],
         *(["export", "run", "--format", form, "-o", f"winner.{form}"] for form in ExportFormat),
     ):  # fmt: skip

@@ -14,9 +14,8 @@ from typer.testing import CliRunner
 
 from autotune.cli.app import app
 from autotune.model.artefacts import Artefact
-from autotune.model.errors import AutotuneError, SettingError
-from autotune.model.flags import FlagSet
-from autotune.model.names import KERNELS, PROFILE, refuse_reaching_out
+from autotune.model.errors import AutotuneError
+from autotune.model.names import KERNELS, PROFILE
 from autotune.results.export import (
     ExportFormat,
     is_unchanged,
@@ -144,12 +143,6 @@ def test_a_path_edited_in_the_lines_of_a_file_is_found_out_and_not_used(exported
     assert settings_in_force(read_winner(exported), exported)[PROFILE] == str(beside(exported))
 
 
-@pytest.mark.parametrize("name", ["xla_dump_to", "xla_gpu_kernel_cache_file", "xla_gpu_dump_autotune_results_to"])
-def test_only_what_has_artefacts_may_stand_for_one(name: str) -> None:
-    with pytest.raises(SettingError, match="must not write or read files"):
-        refuse_reaching_out(FlagSet({name: ARTEFACT.reference}))
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -271,10 +264,3 @@ def test_a_recheck_measures_with_the_same_profile(run: Path, tmp_path: Path) -> 
     assert found.estimate is not None
     assert found.estimate.ratio == pytest.approx(0.9 * 0.93, rel=0.02)
     assert settings_in_force(found, folder)[PROFILE] == str(folder / "artefacts" / ARTEFACT.file_name)
-
-
-def test_a_recheck_without_its_profile_does_not_begin(run: Path, tmp_path: Path) -> None:
-    (run / "artefacts" / ARTEFACT.file_name).unlink()
-    with pytest.raises(AutotuneError, match="no such file"):
-        call("recheck", run, "--run-dir", tmp_path / "again")
-    assert not (tmp_path / "again").exists()

@@ -182,16 +182,6 @@ def test_many_trials_stay_one_readable_page(finished: Store, tmp_path: Path, tri
     assert len(set(re.findall(r"<title>trial (\d+):", page))) > trials / 2  # those that did not fail
 
 
-def test_outlooks_have_shapes_of_their_own() -> None:
-    rows = [
-        pages.Mark(label=s, detail=s, x=1.0 + i / 100, x_ends=(0.9, 1.1), style=s)
-        for i, s in enumerate(("promising", "unpromising", "same"))
-    ]
-    svg = pages.forest(rows, band=0.005)
-    assert re.search(r'<circle class="mark promising"', svg)
-    assert re.search(r'<rect class="mark unpromising"', svg)
-
-
 def test_unbounded_intervals_are_drawn_to_the_edge() -> None:
     rows = [
         pages.Mark(label="a", detail="a", x=0.9, x_ends=(0.0, float("inf")), style="open"),

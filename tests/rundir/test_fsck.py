@@ -164,13 +164,6 @@ def test_a_lost_study_file_is_written_anew_by_its_own_study_only(run_dir: Path, 
     assert check_run(run_dir).problems == ()
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"\0" * 4096])
-def test_a_torn_study_file_is_replaced_by_the_next_session(run_dir: Path, content: bytes) -> None:
-    (run_dir / "study.json").write_bytes(content)
-    goes_on(run_dir)
-    assert check_run(run_dir).problems == ()
-
-
 def test_records_that_do_not_say_whose_they_are_are_not_taken(run_dir: Path) -> None:
     (run_dir / "study.json").unlink()
     lines = [json.loads(line) for line in lines_of(run_dir)]

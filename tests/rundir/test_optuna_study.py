@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import sqlite3
 import stat
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,7 +25,7 @@ from autotune.model.trial import TrialResult
 from autotune.rundir import optuna_study
 from autotune.rundir.optuna_study import JOURNAL, NUMBER_KEY, OptunaStudy
 from autotune.workers.replay import ReplayLauncher, ReplayWorker
-from tests.runs import EFFECTS, Run, replay_study
+from tests.runs import Run, replay_study
 
 ROOT = Path(__file__).parents[2]
 
@@ -263,41 +260,3 @@ def test_a_study_outlives_its_storage_and_the_next_session_fills_it(
     _, _, diary = run_replay(spec, trials=9, storage=database.url)
     assert sorted(numbers(database.url)) == list(range(1, 10))
     assert diary.notes == []
-
-
-def get(url: str) -> Any:
-    """What a server answers, once it does."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    for _ in range(150):
-        try:
-            with opener.open(url, timeout=5) as response:
-                return json.load(response)
-        except urllib.error.URLError:
-            time.sleep(0.2)
-    raise AssertionError(f"{url} never answered")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("url", [None, "sqlite:///{}/study.db"])
-def test_the_dashboard_shows_every_trial(run_replay: Run, tmp_path: Path, url: str | None) -> None:
-    pytest.importorskip("optuna_dashboard", reason="needs optuna-dashboard")
-    url = url.format(tmp_path) if url is not None else None
-    _, store, _ = run_replay(replay_study(effects=EFFECTS), trials=7, storage=url)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    storage = url or str(store.path / "optuna.log")
-    command = [sys.executable, "-c", "from optuna_dashboard._cli import main; main()", storage]
-    server = subprocess.Popen(
-        [*command, "--host", "127.0.0.1", "--port", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    try:
-        base = f"http://127.0.0.1:{port}/api/studies"
-        (study,) = get(base)["study_summaries"]
-        assert study["study_name"].startswith("replayed-")
-        trials = get(f"{base}/{study['study_id']}")["trials"]
-        assert len(trials) == 7
-        assert {t["state"] for t in trials} == {"Complete"}
-    finally:
-        server.terminate()
-        server.wait(timeout=20)
