@@ -41,7 +41,7 @@ _IMPLIED = {"workload": ("mesh",), "count": ("mesh",), "jaxlib": ("plugin",)}
 """Fields that cannot stay the same when another is the axis."""
 
 _GOOD = ("in the winner", Verdict.FASTER)
-_NOTHING = ("dead", Verdict.NO_DIFFERENCE)
+_NOTHING = ("no-op", Verdict.NO_DIFFERENCE)
 _BAD = (Verdict.SLOWER, "failed")
 """States of a setting by a proof, its program or a failure; an outlook of trials is none."""
 
@@ -54,7 +54,7 @@ class ComparisonTable:
         by: The fields that were allowed to differ.
         same: Fields that all studies share, with their values.
         frame: One row a study: study, the fields of `by`, outcome, ratio, low, high, process_pairs, trials,
-            failed, dead (settings), default_step_s, detectable, winner (``(not settled)``, with a ratio of NaN, if it
+            failed, no_ops (settings), default_step_s, detectable, winner (``(not settled)``, with a ratio of NaN, if it
             is inconclusive, nothing ran, or it has not ended).
         settings: One row a setting and value, one column a study, and `agreement`: agree, differ or empty.
         changes: From each study to the next, in words.
@@ -183,7 +183,7 @@ def _row(name: str, store: Store, facts: Mapping[str, str], by: Sequence[str]) -
         "process_pairs": e.pair_count if e is not None else 0,
         "trials": len(results),
         "failed": sum(r.failure is not None for r in results),
-        "dead": len({s for r in results if r.is_the_default for s in r.settings.items()}),
+        "no_ops": len({s for r in results if r.is_the_default for s in r.settings.items()}),
         "default_step_s": floor.comparison.reference_step_s if floor else math.nan,
         "detectable": floor.floor.detectable if floor else math.nan,
         "winner": str(settings) if settings else "(default)" if keeps_default else "(not settled)",
@@ -206,8 +206,8 @@ def _states(store: Store) -> dict[str, tuple[str, str]]:
 
 
 def _state(row: EffectRow) -> str:
-    if row.is_dead or row.how == "same program":
-        return "dead"
+    if row.is_no_op or row.how == "same program":
+        return "no-op"
     if row.trials and row.failed == row.trials:
         return "failed"
     return row.finding if row.finding and row.finding != Verdict.UNRESOLVED else "unclear"
@@ -265,7 +265,7 @@ def _shown(table: ComparisonTable) -> list[dict[str, str]]:
             "interval": "" if math.isnan(row["low"]) else format_interval(row["low"], row["high"]),
             "process pairs": str(row["process_pairs"]),
             "trials": f"{row['trials']} ({row['failed']} failed)",
-            "dead settings": str(row["dead"]),
+            "no-ops": str(row["no_ops"]),
             "default's step": format_seconds(row["default_step_s"]),
             "smallest gain detected": format_detectable(row["detectable"]),
         }

@@ -48,8 +48,8 @@ STAGE_WORDS = {
     "pgle": "with its profile, against without",
     "final": "final proof",
     "full": "final proof, whole set",
-    "gain": "its gain, measured once more",
-    "alone": "each arm alone",
+    "gain": "gain, measured again",
+    "alone": "isolated runs",
     "recheck": "recheck",
 }
 """Stages of `FinalistResult`, as shown to users."""
@@ -138,7 +138,7 @@ def format_floor(result: FloorResult) -> list[str]:
         lines[1] += f" ({_spreads(floor)})"
     if result.comparison.mode != TURNS:
         lines.append(
-            "one process at a time, in sandwiches of fresh runs (reference, candidate, reference): "
+            "one process at a time, in ABA runs (reference, candidate, reference, each a fresh process): "
             f"{result.comparison.estimate.pair_count} here, and each counts once in an interval"
         )
     if (energy := result.comparison.energy) is not None:
@@ -377,9 +377,7 @@ def warning_lines(store: Store) -> list[str]:
             found.append(f"its compiled program is not known, so sets that make the same one are measured: {problem}")
         found += [p] if (p := floor.comparison.energy_problem) else []
         if floor.comparison.mode != TURNS:
-            found.append(
-                "one process at a time: intervals are over sandwiches of fresh runs, fewer than pairs of blocks"
-            )
+            found.append("one process at a time: intervals are over ABA runs, fewer than pairs of blocks")
         if not floor.floor.is_honest:
             found.append(_DIFFERENT)
         load, cpus = floor.provenance.get("load_1min"), floor.provenance.get("cpus_usable")

@@ -148,8 +148,8 @@ class TrialRow:
 
     @property
     def over(self) -> str:
-        """How often it was compared: pairs of blocks, or sandwiches of fresh runs."""
-        return f"{self.pair_count} {'pairs' if self.mode == TURNS else 'sandwiches'}" if self.is_measured else ""
+        """How often it was compared: pairs of blocks, or ABA runs."""
+        return f"{self.pair_count} {'pairs' if self.mode == TURNS else 'ABA runs'}" if self.is_measured else ""
 
 
 _FIELDS = tuple(f for f in fields(TrialRow) if f.name != "result")
@@ -200,7 +200,7 @@ class EffectRow:
             nothing; empty without an interval.
         trials: How many had it.
         failed: How many of those have no number.
-        is_dead: Whether a trial that had it was the reference's own program.
+        is_no_op: Whether a trial that had it was the reference's own program.
     """
 
     setting: str
@@ -212,7 +212,7 @@ class EffectRow:
     finding: str = ""
     trials: int
     failed: int
-    is_dead: bool
+    is_no_op: bool
     reason: str = ""
 
 
@@ -251,8 +251,8 @@ def _effect(
     name: str, value: str, results: Sequence[TrialResult], ablation: AblationResult | None, proof: FinalistResult | None
 ) -> EffectRow:
     having = [r for r in results if r.settings.get(name) == value]
-    failed, is_dead = sum(r.failure is not None for r in having), any(r.is_the_default for r in having)
-    row = EffectRow(setting=name, value=value, trials=len(having), failed=failed, is_dead=is_dead)
+    failed, is_no_op = sum(r.failure is not None for r in having), any(r.is_the_default for r in having)
+    row = EffectRow(setting=name, value=value, trials=len(having), failed=failed, is_no_op=is_no_op)
     if ablation is not None and ablation.settings.get(name) == value:
         row = replace(row, reason=f"{'kept' if ablation.kept else 'dropped'}: {ablation.reason}")
         if ablation.comparison is not None:
@@ -270,7 +270,7 @@ def _effect(
         return replace(row, ratio=e.ratio, low=e.low, high=e.high, how="alone")
     if alone is not None and alone.failure is not None:
         return replace(row, how="alone", reason=f"failed: {alone.failure.kind}")
-    if row.is_dead:
+    if row.is_no_op:
         return replace(row, ratio=1.0, how="same program")
     return row
 
@@ -393,7 +393,7 @@ def effect_table(effects: Sequence[EffectRow]) -> list[Row]:
                 "seen": r.how,
                 "says": r.finding,
                 "trials": f"{r.trials}" + (f" ({r.failed} failed)" if r.failed else ""),
-                "": r.reason or ("changes nothing in the program" if r.is_dead else ""),
+                "": r.reason or ("no-op: the program does not change" if r.is_no_op else ""),
             }
         )
     return rows

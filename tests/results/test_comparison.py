@@ -46,9 +46,9 @@ def test_versions_side_by_side(finished: Store, newer: Store, altered: Alter) ->
     assert table.same["workload"] == "llama"
     assert table.settings.loc["xla_d=2", "agreement"] == "agree"
     assert table.settings.loc["xla_a=1", "agreement"] == "differ"
-    assert table.settings.loc["xla_a=1", "after"] == "dead"
+    assert table.settings.loc["xla_a=1", "after"] == "no-op"
     assert table.settings.loc["xla_b=2", "agreement"] == "agree"
-    assert any(c.startswith("xla_a=1: in the winner 0.950") and c.endswith("dead with 0.10.0") for c in table.changes)
+    assert any(c.startswith("xla_a=1: in the winner 0.950") and c.endswith("no-op with 0.10.0") for c in table.changes)
 
 
 @pytest.mark.parametrize(

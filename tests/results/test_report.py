@@ -194,7 +194,7 @@ def test_unbounded_intervals_are_drawn_to_the_edge() -> None:
 
 def test_every_stage_name_of_a_run_is_known(finished: Store) -> None:
     stages = {f["stage"] for f in build(finished)["finalists"]}
-    assert stages == {"fresh processes", "final proof", "its gain, measured once more", "each arm alone"}
+    assert stages == {"fresh processes", "final proof", "gain, measured again", "isolated runs"}
 
 
 def test_soak_and_causes_are_shown(tmp_path: Path) -> None:

@@ -62,11 +62,11 @@ def test_where_energy_is_not_known_nothing_speaks_of_it(finished: Store) -> None
 def test_sandwiches_are_told_from_pairs(alone: Store, metered: Store) -> None:
     floor = alone.last(FloorResult)
     assert floor is not None
-    assert any("in sandwiches of fresh runs" in line for line in format_floor(floor))
-    assert "promising, 3 sandwiches" in terminal(alone)
-    assert "sandwich" not in terminal(metered)
+    assert any("in ABA runs" in line for line in format_floor(floor))
+    assert "promising, 3 ABA runs" in terminal(alone)
+    assert "ABA" not in terminal(metered)
     measured = {row["over"] for row in build(alone)["trials"]}
-    assert "3 sandwiches" in measured
+    assert "3 ABA runs" in measured
     assert all(not m or m.endswith(" pairs") for m in {row["over"] for row in build(metered)["trials"]})
-    assert any("intervals are over sandwiches" in w for w in build(alone)["warnings"])
+    assert any("intervals are over ABA runs" in w for w in build(alone)["warnings"])
     assert set(api.load(alone.path).trials["mode"].dropna()) == {"sandwich"}
