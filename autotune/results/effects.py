@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
 from rich.table import Table
-from rich.text import Text
 
 from autotune.model import INERT, EffectsRecord, TrialResult, format_change, format_interval, format_ratio
 from autotune.results.format import format_figures, shorten, time_words
@@ -164,21 +163,10 @@ def estimate_table(store: Store) -> list[dict[str, str]]:
 
 def study_tables(store: Store) -> list[Table]:
     """The tables of a study on a terminal: all trials and proofs, and the estimated effects."""
-    estimates = terminal_table(store)
-    return [results_table(store), *([estimates] if estimates is not None else [])]
-
-
-def terminal_table(store: Store) -> Table | None:
-    """The same for a terminal; None where there is nothing to show."""
-    if not (rows := _shown(store)):
-        return None
-    title = "Estimated effect of each flag (model, unverified)"
-    table = make_table(title, ("setting", "ratio", "95 % interval", "", "trials"), right=("ratio", "trials"))
-    for r in rows:
-        acts = Text(r.acts, style={"promising": "cyan", "unpromising": "red", "open": "yellow"}.get(r.style, "dim"))
-        cells = (r.label, format_ratio(r.ratio), format_interval(r.low, r.high))
-        table.add_row(*map(Text, cells), acts, str(r.trials))
-    return table
+    tables = [results_table(store)]
+    if rows := estimate_table(store):
+        tables.append(make_table("Estimated effect of each flag (model, unverified)", rows, tuple(rows[0])))
+    return tables
 
 
 def effects_chart(store: Store) -> Chart:

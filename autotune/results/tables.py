@@ -33,7 +33,6 @@ from autotune.model import (
 from autotune.results.format import (
     STAGE_WORDS,
     format_finalist,
-    format_trial,
     shorten,
     spaced,
     time_words,
@@ -275,51 +274,7 @@ def _effect(
     return row
 
 
-# ---------------------------------------------------------------------- on a terminal
-
-
-def make_table(title: str, names: Sequence[str], *, right: Sequence[str]) -> Table:
-    """Makes an empty table for a terminal; the columns named in `right` are aligned there."""
-    table = Table(title=title, title_justify="left")
-    for name in names:
-        table.add_column(name, justify="right" if name in right else "left", overflow="fold")
-    return table
-
-
-def results_table(store: Store) -> Table:
-    """The reference, every trial's ratio with interval and outlook, best first, and proofs with their verdicts."""
-    trials = sorted(trial_rows(store), key=lambda r: r.rank)
-    columns = ["trial", "settings", "ratio", "95 % interval", "outlook or verdict"]
-    table = make_table(f"{time_words(store)} over the default's (below 1 is less)", columns, right=("trial", "ratio"))
-    if (floor := store.last(FloorResult)) is not None:
-        default, noise = floor.comparison, floor.floor.estimate
-        settings = f"(default), {format_seconds(default.reference_step_s)} a step; against itself:"
-        cells = (format_ratio(noise.ratio), format_interval(noise.low, noise.high), "noise floor")
-        table.add_row("ref", settings, *cells)
-    for r in trials:
-        table.add_row(str(r.trial), _cut(r.result.settings), _ratio_cell(r), _interval_cell(r), _outlook_cell(r))
-    for f in finalists(store):
-        stage, e, c = STAGE_WORDS.get(f.stage, f.stage), f.estimate, f.corrected
-        ratio, interval, said, style = "-", "", "failed", "failed"
-        if e is not None and c is not None:
-            ratio, interval = format_ratio(e.ratio), format_interval(c.low, c.high)
-            said, style = verdict_of(f), finalist_style(f)
-        verdict = Text(f"{said} ({stage})", style=_COLOURS[style])
-        number = str(f.trial) if f.trial else ""  # a recheck is of no trial
-        table.add_row(number, _cut(f.settings), ratio, interval, verdict)
-    return table
-
-
-def _cut(settings: FlagSet) -> str:
-    return shorten(settings, limit=_LONGEST_SETTINGS)
-
-
-def _outlook_cell(row: TrialRow) -> Text:
-    how = "" if row.outlook is None or row.mode == TURNS else f", {row.over}"
-    return Text(spaced(row.failure or row.outlook or row.status) + how, style=_COLOURS[row.style])
-
-
-# ---------------------------------------------------------------------- in a report
+# ---------------------------------------------------------------------- tables as rows of text
 
 
 def has_energy(trials: Sequence[TrialRow]) -> bool:
@@ -330,32 +285,29 @@ def has_energy(trials: Sequence[TrialRow]) -> bool:
 def trial_table(trials: Sequence[TrialRow]) -> list[Row]:
     """Every trial."""
     energy = has_energy(trials)
-    return [_trial_cells(r, has_energy=energy) for r in trials]
+    return [
+        {
+            "trial": str(r.trial),
+            "settings": r.settings,
+            "by": r.origin,
+            "ratio": format_ratio(r.ratio) if r.is_measured else "-",
+            "interval": format_interval(r.low, r.high) if r.is_measured else "",
+            "outlook": Styled(_outlook_of(r), r.style),
+            "over": r.over,
+            "step": format_seconds(r.candidate_step_s),
+            "compile": format_seconds(r.compile_s),
+            "memory": format_bytes(r.peak_bytes),
+            **({"energy": format_joules(r.step_j)} if energy else {}),
+        }
+        for r in trials
+    ]
 
 
-def _trial_cells(r: TrialRow, *, has_energy: bool) -> Row:
-    outlook = r.outlook if r.outlook and r.failure is None else format_trial(r.result, r.outlook)
-    return {
-        "trial": str(r.trial),
-        "settings": r.settings,
-        "by": r.origin,
-        "ratio": _ratio_cell(r),
-        "interval": _interval_cell(r),
-        "outlook": Styled(outlook, r.style),
-        "over": r.over,
-        "step": format_seconds(r.candidate_step_s),
-        "compile": format_seconds(r.compile_s),
-        "memory": format_bytes(r.peak_bytes),
-        **({"energy": format_joules(r.step_j)} if has_energy else {}),
-    }
-
-
-def _ratio_cell(row: TrialRow) -> str:
-    return format_ratio(row.ratio) if row.is_measured else "-"
-
-
-def _interval_cell(row: TrialRow) -> str:
-    return format_interval(row.low, row.high) if row.is_measured else ""
+def _outlook_of(row: TrialRow) -> str:
+    """A trial's failure, its outlook, or why it has none."""
+    if row.failure is None and row.result.is_the_default:
+        return "no-op"
+    return spaced(row.failure or row.outlook or row.status)
 
 
 def finalist_table(found: Sequence[FinalistResult]) -> list[Row]:
@@ -366,7 +318,7 @@ def finalist_table(found: Sequence[FinalistResult]) -> list[Row]:
         verdict = Styled(verdict_of(f), finalist_style(f))
         rows.append(
             {
-                "trial": str(f.trial),
+                "trial": str(f.trial) if f.trial else "",  # a recheck is of no trial
                 "verdict": verdict if f.failure is None else Styled(format_finalist(f), "failed"),
                 "ratio": format_ratio(e.ratio) if e else "-",
                 "corrected interval": format_interval(c.low, c.high) if c else "",
@@ -397,3 +349,35 @@ def effect_table(effects: Sequence[EffectRow]) -> list[Row]:
             }
         )
     return rows
+
+
+# ---------------------------------------------------------------------- on a terminal
+
+
+def make_table(title: str, rows: Sequence[Row], columns: Sequence[str]) -> Table:
+    """Makes a table for a terminal of some columns of rows."""
+    table = Table(title=title, title_justify="left")
+    for name in columns:
+        table.add_column(name, justify="right" if name in ("trial", "ratio", "trials") else "left", overflow="fold")
+    for row in rows:
+        cells = [row.get(name, "") for name in columns]
+        table.add_row(*(Text(cell, style=_COLOURS.get(getattr(cell, "style", ""), "")) for cell in cells))
+    return table
+
+
+def results_table(store: Store) -> Table:
+    """The reference, every trial's ratio with interval and outlook, best first, and proofs with their verdicts."""
+    rows = list[Row]()
+    if (floor := store.last(FloorResult)) is not None:
+        e, step = floor.floor.estimate, format_seconds(floor.comparison.reference_step_s)
+        found = {"ratio": format_ratio(e.ratio), "interval": format_interval(e.low, e.high), "outlook": "noise floor"}
+        rows.append({"trial": "ref", "settings": f"(default), {step} a step; against itself:", **found})
+    trials = sorted(trial_rows(store), key=lambda r: r.rank)
+    for r, cells in zip(trials, trial_table(trials), strict=True):
+        rows.append({**cells, "settings": shorten(r.result.settings, limit=_LONGEST_SETTINGS)})
+    for f, cells in zip(proofs := finalists(store), finalist_table(proofs), strict=True):
+        verdict = Styled(f"{verdict_of(f)} ({cells['stage']})", finalist_style(f))
+        settings = shorten(f.settings, limit=_LONGEST_SETTINGS)
+        rows.append({**cells, "settings": settings, "interval": cells["corrected interval"], "outlook": verdict})
+    title = f"{time_words(store)} over the default's (below 1 is less)"
+    return make_table(title, rows, ("trial", "settings", "ratio", "interval", "outlook", "over"))
