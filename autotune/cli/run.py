@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import shlex
 import shutil
@@ -114,7 +113,7 @@ def _print_results(store: Store, conclusion: ConclusionRecord, path: Path, study
     if left is not None and left.processes is not None:
         lines.append(
             f"not settled: {left.result.settings}; up to {left.processes} fresh pairs of processes may settle it: "
-            f"{_more_for(left.processes, store.spec)} and run the same command again, it goes on where it stopped"
+            f"raise `[confirm] processes` (now {store.spec.confirm.processes}) or the budget and run the same command again"
         )
     lines += [
         f"{conclusion.trial_count} trials in {format_seconds(store.watch.total_s)}",
@@ -125,13 +124,6 @@ def _print_results(store: Store, conclusion: ConclusionRecord, path: Path, study
     print_lines([*lines, *(f"  {step}" for step in _next_steps(store.spec, conclusion, path, study))])
 
 
-def _more_for(processes: int, spec: StudySpec) -> str:
-    """What to change for so many pairs of processes: the cap, or only the budget."""
-    if processes > spec.confirm.processes:
-        return f"set `[confirm] processes = {processes}`"
-    return "give it a larger budget (--time-budget, --gpu-hours)"
-
-
 def _next_steps(spec: StudySpec, conclusion: ConclusionRecord, path: Path, study: Path) -> list[str]:
     """The commands to type next."""
     from autotune.model import Outcome
@@ -139,6 +131,7 @@ def _next_steps(spec: StudySpec, conclusion: ConclusionRecord, path: Path, study
     # Without an activated environment the command is found by the path it was called by.
     is_found = shutil.which("autotune") or not sys.argv[0].endswith("autotune")
     me = "autotune" if is_found else os.path.relpath(sys.argv[0])
+    more = f"--trials {2 * max(1, conclusion.trial_count)}   # goes on; or with a larger budget"
     steps = []
     if conclusion.outcome is Outcome.WINNER and conclusion.trial is not None:
         steps += [
@@ -146,25 +139,9 @@ def _next_steps(spec: StudySpec, conclusion: ConclusionRecord, path: Path, study
             f"{me} exec {path} -- {shlex.join(spec.workload.shown.command or ('python', 'train.py'))}",
             f"{me} repro {path} {conclusion.trial}",
         ]
-    again = f"{me} run {study} --run-dir {path}"
     return [
         *steps,
         f"{me} show {path}",
         f"{me} report {path} --html report.html",
-        *_more_of(spec, conclusion, again),
+        f"{me} run {study} --run-dir {path} {more}",
     ]
-
-
-def _more_of(spec: StudySpec, conclusion: ConclusionRecord, again: str) -> list[str]:
-    """The command that goes on: with more time where that ended the search, with more trials where those did."""
-    from autotune.model import Outcome
-
-    search, count = spec.search, conclusion.trial_count
-    is_open = conclusion.outcome in (Outcome.INCONCLUSIVE, Outcome.NOTHING_RAN)
-    if search.time_budget is not None and (count < search.trials or is_open):
-        return [f"{again} --time-budget {math.ceil(2 * search.time_budget / 60)}m   # goes on from here"]
-    if search.gpu_hours is not None and (count < search.trials or is_open):
-        return [f"{again} --gpu-hours {2 * search.gpu_hours:g}   # goes on from here"]
-    if count < search.trials:  # the space is used up, or nothing more is worth a trial
-        return []
-    return [f"{again} --trials {2 * count}   # goes on from here"]
