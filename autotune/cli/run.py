@@ -113,7 +113,7 @@ def _print_results(store: Store, conclusion: ConclusionRecord, path: Path, study
     if left is not None and left.processes is not None:
         lines.append(
             f"not settled: {left.result.settings}; up to {left.processes} fresh pairs of processes may settle it: "
-            f"raise `[confirm] processes` (now {store.spec.confirm.processes}) or the budget and run the same command again"
+            f"raise `[confirm] processes` (now {store.spec.confirm.processes}) or the budget and run it again"
         )
     lines += [
         f"{conclusion.trial_count} trials in {format_seconds(store.watch.total_s)}",
