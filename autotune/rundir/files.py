@@ -118,27 +118,24 @@ def _write_whole(descriptor: int, data: bytes) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def sync_measurement(root: Path, directory: str, *names: str) -> None:
-    """Waits until raw files of one measurement and all folders down to them are on disk; skips missing ones.
+def sync_upwards(file: Path, root: Path) -> None:
+    """Waits until a file and all folders from it up to a root are on disk; a missing file is skipped.
 
     Raises:
-        RunDirectoryError: If the disk fails, or a file is a symbolic link.
+        RunDirectoryError: If the disk fails, or the file is a symbolic link.
     """
-    folder = path = root / directory
+    path = file
     try:
-        for name in names:
-            path = folder / name
-            with contextlib.suppress(FileNotFoundError):
-                descriptor = os.open(path, os.O_RDONLY | _FLAGS)
-                try:
-                    os.fsync(descriptor)
-                finally:
-                    os.close(descriptor)
-        for path in (folder, *folder.parents):
+        descriptor = os.open(file, os.O_RDONLY | _FLAGS)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        for path in file.parents:
             sync_folder(path)
             if path == root:
                 return
-    except FileNotFoundError:  # what has no folder has nothing that could be lost
+    except FileNotFoundError:
         return
     except OSError as error:
         raise cannot_write(path, error) from error

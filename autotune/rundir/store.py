@@ -50,7 +50,7 @@ from autotune.rundir.files import (
     folder_within,
     refuse_links,
     refuse_path,
-    sync_measurement,
+    sync_upwards,
     write_atomically,
 )
 from autotune.rundir.lock import LOCK, Lock
@@ -344,7 +344,7 @@ class Store(Folders):
     def _persist(self, record: Stamped) -> int:
         """Writes one record; returns its bytes in the file."""
         if (directory := getattr(record, "directory", None)) is not None:
-            sync_measurement(self.path, directory, PAIRS)  # a figure rests on its raw samples
+            sync_upwards(self.path / directory / PAIRS, self.path)  # a figure rests on its raw samples
         line = record.model_dump_json(exclude_none=True) + "\n"
         append_synced(self._file, line)
         return len(line.encode())
