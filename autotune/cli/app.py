@@ -59,13 +59,13 @@ def _root(
 
 
 def _indented(message: str) -> str:
-    """A message whose first line alone begins at the edge: what it quotes must not pass for another message."""
+    """Indents all lines of a message but the first, so that no quoted text looks like another message."""
     first, *rest = message.split("\n")
     return "\n".join([first, *(line if line.startswith("  ") else f"  {line}" for line in rest)])
 
 
 def main() -> None:
-    """Console entry: errors a user can mend are one message and exit status 2, never a traceback."""
+    """Runs the command line: a user's mistake gives one message and exit status 2, no traceback."""
     guard_streams()
     try:
         app(standalone_mode=True)

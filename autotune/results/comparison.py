@@ -240,7 +240,7 @@ def _agreement(found: Sequence[str]) -> str:
 def _changes(
     states: Mapping[str, Mapping[str, tuple[str, str]]], facts: Sequence[Mapping[str, str]], by: Sequence[str]
 ) -> list[str]:
-    """What became different from one study to the next, for settings that both resolved."""
+    """Lists the settings whose state changed from one study to the next, if both know it."""
     lines = []
     names = list(states)
     for i, (a, b) in enumerate(itertools.pairwise(names)):

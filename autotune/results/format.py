@@ -153,7 +153,7 @@ def format_floor(result: FloorResult) -> list[str]:
 
 
 def _spreads(floor: NoiseFloor) -> str:
-    """What a process and a pair of blocks spread by, as standard deviations."""
+    """The spread of processes and of pairs of blocks, as standard deviations."""
     of_process, of_pair = (f"{(sd or 0.0) * 100:.2g} %" for sd in (floor.process_sd, floor.within_sd))
     if not floor.within_sd:
         return f"standard deviation of a fresh run {of_process}"

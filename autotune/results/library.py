@@ -54,7 +54,7 @@ class LibraryQuery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Match:
-    """An entry and how far it is from what was asked, in words; no words: it was proven for just that."""
+    """An entry, and in what it differs from the query; nothing if it was proven for just that."""
 
     entry: Entry
     distance: tuple[str, ...]
@@ -132,7 +132,7 @@ def nearest_known(known: Sequence[Entry], query: LibraryQuery) -> list[Match]:
 
 
 def _match(entry: Entry, query: LibraryQuery) -> Match:
-    """How far an entry is from a query. Another GPU weighs most, then another workload, count, version."""
+    """Rates the distance of an entry from a query: GPU weighs most, then workload, count, version."""
     words, cost = [], 0.0
     if query.gpu is not None and not _same_name(query.gpu, entry.gpu):
         words.append(f"proven on {entry.gpu}, not on {query.gpu}")
@@ -161,7 +161,7 @@ def format_match(match: Match) -> list[str]:
 
 
 def _same_name(asked: str, known: str) -> bool:
-    """Whether a device is meant: H200 is an NVIDIA H200, but an A100 of 40 GB is not one of 80."""
+    """Whether a query names a device: H200 is an NVIDIA H200, but an A100 of 40 GB is not one of 80."""
     wanted, words = (re.findall(r"[a-z0-9]+", t.lower()) for t in (asked, known))
     return bool(wanted) and set(wanted) <= set(words)
 

@@ -33,7 +33,7 @@ MOST_READ = 64_000_000
 
 
 def artefacts_for(store: Store, settings: FlagSet) -> tuple[Artefact, ...]:
-    """The artefacts that a set stands for, as far as a run's records hold them."""
+    """The artefacts that a set needs, as far as a run's records hold them."""
     wanted = set(artefacts_of(settings).items())
     if not wanted:
         return ()
@@ -43,7 +43,7 @@ def artefacts_for(store: Store, settings: FlagSet) -> tuple[Artefact, ...]:
 
 
 def place_artefacts(artefacts: Iterable[Artefact], folder: Path) -> None:
-    """Writes artefacts into a folder that is there; one that lies there already, whole, is left alone.
+    """Writes artefacts into an existing folder, except those that lie there unchanged.
 
     Raises:
         RunDirectoryError: If it cannot be written.
@@ -64,7 +64,7 @@ def why_not_whole(path: Path, digest: str) -> str | None:
 
 
 def plain_content(path: Path) -> bytes:
-    """What a plain file holds; a link is not followed, and nothing that could wait for ever is opened.
+    """Reads a plain file; follows no link, and opens nothing that could block.
 
     Raises:
         OSError: If it is none.
@@ -77,7 +77,7 @@ def plain_content(path: Path) -> bytes:
 
 
 def artefact_problems(settings: FlagSet, folder: Path) -> list[str]:
-    """What is wrong with the artefacts of a set in a folder, one sentence each; none if all lie there as they were."""
+    """Lists what is wrong with the artefacts of a set in a folder."""
     found = []
     for name, digest in artefacts_of(settings).items():
         path = folder / file_name(name, digest)
@@ -104,7 +104,7 @@ def in_force(settings: FlagSet, folder: Path) -> FlagSet:
 
 
 def read_artefacts(settings: FlagSet, folder: Path) -> tuple[Artefact, ...]:
-    """The artefacts of a set, each of which was looked at; see `in_force`.
+    """Reads the artefacts of a set, each checked; see `in_force`.
 
     Raises:
         AutotuneError: If one is missing, a link, no plain file, or holds something else.

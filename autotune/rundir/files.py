@@ -33,7 +33,7 @@ def refuse_path(name: str) -> None:
 
 
 def refuse_links(folder: Path) -> None:
-    """Refuses a folder that holds symbolic links: whatever is opened in it for writing could be any file.
+    """Refuses a folder that holds symbolic links: a file opened in it for writing could be any file.
 
     Raises:
         RunDirectoryError: If it holds one, or cannot be read.
@@ -48,7 +48,7 @@ def refuse_links(folder: Path) -> None:
 
 
 def folder_within(root: Path, *parts: str) -> Path:
-    """A folder below another, made if needed; it is on disk, and neither it nor anything in it is a symbolic link.
+    """Makes a folder below another if needed, on disk; neither it nor anything in it may be a symbolic link.
 
     Raises:
         RunDirectoryError: If a part is not a plain name or is a link, it holds a link, or it cannot be made.
@@ -105,7 +105,7 @@ def append_synced(path: Path, line: str, *, sync: bool = True) -> None:
 
 
 def _open_to_append(path: Path) -> tuple[int, bool]:
-    """A descriptor, and whether the file was made just now."""
+    """Opens or makes a file; gives the descriptor and whether it is new."""
     flags = os.O_RDWR | os.O_APPEND | _FLAGS
     try:
         return os.open(path, flags), False
@@ -176,7 +176,7 @@ def _is_link(path: Path) -> RunDirectoryError:
 
 
 def is_fault_of_disk(error: OSError) -> bool:
-    """Whether an error is of the disk, and no mistake of a program: full, failed, gone or read-only."""
+    """Whether an error is the disk's (full, failed, gone, read-only) and not a program's."""
     return error.errno in (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ESTALE, errno.ENODEV)
 
 

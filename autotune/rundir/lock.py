@@ -40,7 +40,7 @@ _CANNOT = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """What a path lies on."""
+    """The mount of a path."""
 
     point: str
     kind: str
@@ -64,7 +64,7 @@ def mount_of(path: Path) -> Mount:
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who holds a lock, as its file says: process, machine, and the boot of that machine."""
+    """The holder of a lock: process, machine, and the boot of that machine."""
 
     pid: str
     host: str = ""
@@ -151,7 +151,7 @@ class Lock:
 
 
 def read_holder(path: Path) -> Holder | None:
-    """Who holds a run directory as its lock file says, dead or alive; None if the last one ended in order."""
+    """Reads the holder of a run directory, dead or alive; None if the last one ended in order."""
     try:
         words = (path / LOCK).read_text(encoding="utf-8", errors="replace").strip("\0\n ").split()
     except OSError:
@@ -160,7 +160,7 @@ def read_holder(path: Path) -> Holder | None:
 
 
 def read_stage(path: Path) -> CurrentStage | None:
-    """The stage that the holder of a run directory is in; None where nobody holds it, or none has begun."""
+    """Reads the stage of the holder of a run directory; None if there is no holder or no stage."""
     if not is_held(path):
         return None
     try:
@@ -235,7 +235,7 @@ def _try_lock(descriptor: int, how: int, path: Path, mount: Mount, *, tries: int
 
 
 def _boot() -> str:
-    """Names this start of this machine's kernel: alike in all containers on it."""
+    """The identity of this boot of the machine, the same in all its containers."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
     except OSError:

@@ -39,7 +39,7 @@ class NodeEffect:
 
     @property
     def is_slow(self) -> bool:
-        """Whether nearly every measurement says that it is slower than the others, and the median clearly so."""
+        """Whether nearly every measurement is slower than the others' median, and the median clearly."""
         return self.ratio > 1 + SLOW and self.low > 1
 
 
@@ -92,7 +92,7 @@ def refuse_strangers(own: FloorResult, others: Iterable[FloorResult]) -> None:
 
 
 def refuse_upgraded(known: FloorResult, versions: Mapping[str, str]) -> None:
-    """Refuses to go on with a study after an upgrade: what was measured before is not comparable with what comes.
+    """Refuses to go on with a study after an upgrade: old and new measurements are not comparable.
 
     Raises:
         LaunchError: If a version that matters is another one than when the noise floor was measured.

@@ -85,7 +85,7 @@ class OptunaStudy:
             self._flush()
 
     def finish(self) -> None:
-        """Tries a last time to write what waits; trials that are still open have no result and are told as failed."""
+        """Tries a last time to write what waits; tells trials that are still open as failed."""
         self._waiting = {n: t for n, t in self._waiting.items() if t.state.is_finished()}
         self._flush(is_last=True)
         if self._is_lost and (count := len(self._waiting)):
@@ -95,7 +95,7 @@ class OptunaStudy:
             )
 
     def news(self) -> list[str]:
-        """What the user should know since the last call."""
+        """Takes the notes for the user since the last call."""
         news, self._news = self._news, []
         return news
 
@@ -177,7 +177,7 @@ class OptunaStudy:
             self._told.add(number)
 
     def _within_limit(self, work: Callable[[], T]) -> T:
-        """Does something that may hang, in a thread that may be left behind.
+        """Runs a function that may hang in a thread that may be left behind.
 
         Raises:
             TimeoutError: If it takes longer than `LIMIT_S`.
@@ -239,7 +239,7 @@ def _open_trials(study: optuna.Study) -> list[FrozenTrial]:
 
 
 def _root(error: BaseException) -> str:
-    """The first line of what began a chain of errors: Optuna's own text hides the database's."""
+    """The first line of the error that began a chain: Optuna's own text hides the database's."""
     while error.__cause__ is not None:
         error = error.__cause__
     return strike_text((str(error).strip() or type(error).__name__).splitlines()[0])

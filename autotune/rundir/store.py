@@ -85,7 +85,7 @@ class Folders:
         return path.relative_to(self.path).as_posix()
 
     def pair_writer(self, folder: Path) -> Callable[[Pair], None]:
-        """Gives the function that keeps each raw pair of a measurement; what a killed session left of it goes."""
+        """Makes the function that appends raw pairs of a measurement; deletes what a killed session left of it."""
         file = folder / PAIRS
         try:
             file.unlink(missing_ok=True)
@@ -350,7 +350,7 @@ class Store(Folders):
         return len(line.encode())
 
     def append_news(self, record: R) -> None:
-        """Appends a record unless a session before said the same: any earlier one, of a conclusion the newest.
+        """Appends a record unless an earlier one (of conclusions: the newest one) says the same.
 
         Raises:
             RunDirectoryError: If it cannot be written.
@@ -383,7 +383,7 @@ class Store(Folders):
         return list(self._records.of(kind))
 
     def since(self, kind: type[R], count: int) -> list[R]:
-        """All records of one type but for the first so many: what a driver has not seen yet."""
+        """All records of one type after the first `count`."""
         self._refresh()
         return self._records.of(kind)[count:]
 
