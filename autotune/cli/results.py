@@ -57,20 +57,14 @@ def compare(
         ),
     ] = "",
     as_json: options.Json = False,
-    html: Annotated[Path | None, typer.Option(help="Write a page instead of printing Markdown.")] = None,
 ) -> None:
-    """Compares studies: winners, settings that agree, settings that are no-ops; refuses what is not comparable."""
-    from autotune.model import AutotuneError
+    """Compares studies as Markdown: winners, settings that agree, no-ops; refuses what is not comparable."""
     from autotune.results import compare_stores as set_side_by_side
     from autotune.rundir import Store
 
-    if as_json and html is not None:
-        raise AutotuneError("only one of --json and --html must be given but got both")
     table = set_side_by_side([Store.open(r) for r in runs], by=[f.strip() for f in by.split(",") if f.strip()])
     if as_json:
         print_json(table.to_json())
-    elif html is not None:
-        write_text(table.to_html(), html, hint="open it in a browser")
     else:
         sys.stdout.write(table.to_markdown())
 

@@ -156,11 +156,7 @@ class Plots:
         return effects_chart(self._store)
 
     def steps(self, trial: int | None = None) -> Chart:
-        """Raw step times of a trial, or of the noise floor, in the order of running.
-
-        Raises:
-            AutotuneError: If it has none.
-        """
+        """Raw step times of a trial, or of the noise floor, in the order of running."""
         return report.steps_chart(self._store, trial or REFERENCE_NUMBER)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import itertools
 import json
 import math
@@ -13,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
-from markupsafe import Markup
 
 from autotune.model import (
     ConclusionRecord,
@@ -28,7 +25,7 @@ from autotune.model import (
     format_seconds,
 )
 from autotune.results.format import format_figures, spaced
-from autotune.results.pages import Styled, render
+from autotune.results.pages import render
 from autotune.results.tables import EffectRow, effect_rows
 from autotune.results.winner import conditions_of, workload_name
 from autotune.rundir import Store
@@ -68,14 +65,12 @@ class ComparisonTable:
 
     def to_markdown(self) -> str:
         """The comparison as Markdown."""
-        return render("compare.md.j2", c=self, rows=_shown(self), settings=_shown_settings(self))
-
-    def to_html(self) -> str:
-        """The comparison as one HTML page that loads nothing; its one script sorts and filters its tables."""
-        script = render("tables.js.j2")
-        digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-        shown = {"rows": _shown(self), "settings": _shown_settings(self)}
-        return render("compare.html.j2", c=self, script=Markup(script), script_digest=digest, **shown)
+        return render(
+            "compare.md.j2",
+            c=self,
+            rows=_shown(self),
+            settings=self.settings.reset_index().astype(str).to_dict("records"),
+        )
 
     def to_json(self) -> dict[str, Any]:
         """The comparison as plain data."""
@@ -270,15 +265,4 @@ def _shown(table: ComparisonTable) -> list[dict[str, str]]:
             "smallest gain detected": format_detectable(row["detectable"]),
         }
         for row in table.frame.to_dict("records")
-    ]
-
-
-def _shown_settings(table: ComparisonTable) -> list[dict[str, str]]:
-    """The rows of `settings` as text."""
-    return [
-        {
-            **{str(k): str(v) for k, v in row.items()},
-            "agreement": Styled(row["agreement"], "bad" if row["agreement"] == "differ" else ""),
-        }
-        for row in table.settings.reset_index().to_dict("records")
     ]

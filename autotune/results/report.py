@@ -9,18 +9,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from autotune.model import (
-    ONCE_MORE,
     REFERENCE_NUMBER,
     AutotuneError,
     ConclusionRecord,
-    ConfirmRun,
     FloorResult,
     LedgerRecord,
     Outcome,
     ScreenRecord,
     SessionRecord,
     TrialResult,
-    TrialStatus,
     artefacts_of,
     format_bytes,
     format_count,
@@ -31,7 +28,6 @@ from autotune.model import (
 from autotune.results import tables
 from autotune.results.effects import effect_lines, effects_chart, estimate_table
 from autotune.results.format import (
-    STAGE_WORDS,
     cause_lines,
     floor_lines,
     format_estimate,
@@ -52,8 +48,6 @@ from autotune.rundir import Store, is_held
 LONGEST_TABLE = 300
 """Rows of the table of trials; a longer study's rest is in `autotune show` and `records.jsonl`."""
 
-LONGEST_TRACE_BLOCKS = 240
-_FLOOR_TITLE = "the default against itself (noise floor)"
 _TONES = {Outcome.WINNER: "winner", Outcome.NOTHING_RAN: "none", Outcome.INCONCLUSIVE: "none"}
 
 
@@ -94,7 +88,7 @@ def build(store: Store) -> dict[str, Any]:
         "floor": floor_lines(store),
         "screen": [line for record in store.of(ScreenRecord)[-1:] for line in describe_screen_record(record)],
         "forest": forest_chart(store, trials) if trials or floor else None,
-        "traces": trace_charts(store, trials),
+        "steps": steps_chart(store),
         "effect_lines": effect_lines(store),
         "estimates": estimate_table(store),
         "estimates_chart": effects_chart(store),
@@ -167,50 +161,18 @@ def forest_chart(store: Store, trials: Sequence[TrialRow], *, most: int | None =
 
 
 def steps_chart(store: Store, number: int = REFERENCE_NUMBER) -> Chart:
-    """Raw step times of a trial, or of the noise floor, in the order of running.
-
-    Raises:
-        AutotuneError: If it has none.
-    """
+    """Raw step times of a trial, or of the noise floor, in the order of running; empty if there are none."""
     directories = {r.number: r.directory for r in store.of(TrialResult)}
     if (floor := store.last(FloorResult)) is not None:
         directories[REFERENCE_NUMBER] = floor.directory
-    title = f"trial {number}" if number != REFERENCE_NUMBER else _FLOOR_TITLE
-    found = _trace(store, title, directories.get(number), most=None)
-    if found is None:
-        raise AutotuneError(f"a trial with raw steps must be named but {number} has none; see `.steps`")
-    return found
-
-
-def trace_charts(store: Store, trials: Sequence[TrialRow]) -> list[Chart]:
-    """The floor, the best trial and one pair of the proof, raw."""
-    wanted: list[tuple[str, str | None]] = []
-    if (floor := store.last(FloorResult)) is not None:
-        wanted.append((_FLOOR_TITLE, floor.directory))
-    measured = [r for r in trials if r.status == TrialStatus.MEASURED and r.result.directory]
-    if measured:
-        best = min(measured, key=lambda r: r.rank)
-        wanted.append((f"trial {best.trial}, the best of the search", best.result.directory))
-    others = ("confirm", *ONCE_MORE)
-    proofs = [r for r in store.of(ConfirmRun) if r.stage not in others and r.directory and r.failure is None]
-    if proofs:
-        last = proofs[-1]
-        title = f"{STAGE_WORDS.get(last.stage, last.stage)} of trial {last.trial}, pair of processes {last.repeat + 1}"
-        wanted.append((title, last.directory))
-    found = [_trace(store, title, directory, most=LONGEST_TRACE_BLOCKS) for title, directory in wanted]
-    return [chart for chart in found if chart is not None]
-
-
-def _trace(store: Store, title: str, directory: str | None, *, most: int | None) -> Chart | None:
-    """One measurement; None if it has no raw steps."""
     blocks: list[tuple[str, Sequence[float]]] = []
+    directory = directories.get(number)
     for pair in store.pairs(directory) if directory else ():
         arms = [("reference", pair.reference_s), ("candidate", pair.candidate_s)]
         blocks += arms if pair.first == "reference" else arms[::-1]
-    if not blocks:
-        return None
-    svg = traces(blocks[:most], y_format=format_seconds)
-    return Chart(title=title, svg=svg, note=f"{len(blocks) // 2} pairs of blocks; raw in {directory}/pairs.jsonl")
+    title = f"trial {number}" if number != REFERENCE_NUMBER else "the default against itself (noise floor)"
+    note = f"{len(blocks) // 2} pairs of blocks; raw in {directory}/pairs.jsonl"
+    return Chart(title=title, svg=traces(blocks, y_format=format_seconds), note=note)
 
 
 # ---------------------------------------------------------------------- what went wrong, where from

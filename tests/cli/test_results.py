@@ -104,10 +104,6 @@ def test_compare_prints_or_writes(finished: Store, tmp_path: Path) -> None:
     assert call("compare", finished.path, copy).stdout.startswith("# Comparison of 2 studies")
     data = json.loads(call("compare", finished.path, copy, "--json", "--by", "gpu, jaxlib").stdout)
     assert data["by"] == ["gpu", "jaxlib"]
-    call("compare", finished.path, copy, "--html", tmp_path / "c.html")
-    assert "</html>" in (tmp_path / "c.html").read_text()
-    with pytest.raises(AutotuneError, match="only one of"):
-        call("compare", finished.path, copy, "--json", "--html", "page.html")
 
 
 def test_library_from_run_to_best(finished: Store, tmp_path: Path) -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -95,8 +92,6 @@ def test_all_forms_hold_the_same(finished: Store, altered: Alter) -> None:
     data = json.loads(json.dumps(table.to_json()))
     assert [s["study"] for s in data["studies"]] == list(table.frame["study"])
     assert {s["setting"] for s in data["settings"]} == set(table.settings.index)
-    assert "&lt;i&gt;GPU&lt;/i&gt;|" in table.to_html()
-    assert "<i>" not in table.to_html()
     text = table.to_markdown()
     assert "&lt;i>GPU&lt;/i>\\|" in text
     head = next(line for line in text.splitlines() if line.startswith("| study"))
@@ -107,21 +102,7 @@ def test_all_forms_hold_the_same(finished: Store, altered: Alter) -> None:
 EVIL = "</script><script>alert(1)</script>\"'><img src=x onerror=alert(1)>"
 
 
-def test_hostile_names_are_text_on_the_page(finished: Store, altered: Alter) -> None:
-    evil = Store.open(altered(finished, "evil", device_kind=EVIL))
-    table = compare_stores([finished, evil], by=["gpu"])
-    page = table.to_html()
-    assert "&lt;img src=x onerror=alert(1)&gt;" in page
-    assert "<img" not in page
-    assert page.count("<script>") == page.count("</script>") == 1
+def test_hostile_names_are_text_in_a_chart() -> None:
     drawn = forest([Mark(x=1.0, label=EVIL, detail=EVIL, style="good")], band=0.1, description=EVIL)
     assert "<img" not in drawn
     assert "<script" not in drawn
-
-
-def test_the_page_runs_its_own_script_and_loads_nothing(finished: Store, altered: Alter) -> None:
-    page = compare_stores([finished, Store.open(altered(finished, "other", device_count=7))], by=["count"]).to_html()
-    script = page.partition("<script>")[2].partition("</script>")[0]
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    assert f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'" in page
-    assert not re.findall(r"(?:src|href)=|url\(|fetch\(", page)

@@ -72,7 +72,7 @@ def test_a_finished_study_says_everything(finished: Store) -> None:
     for expected in (
         "Finalists, in fresh processes",
         "final proof",
-        "the default against itself (noise floor)",
+        "Noise floor",
         "kept: it seems to pay",
         "Estimated effect of each setting",
         "out of memory: ",
