@@ -3,40 +3,16 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import (
-    Callable,
-    Mapping,
-    Sequence,
-)
-from dataclasses import (
-    dataclass,
-    field,
-)
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from unittest import mock
 
-from autotune.machine import (
-    NO_WATCH,
-    EnergyMeter,
-)
-from autotune.model import (
-    Callbacks,
-    FlagSet,
-    Pair,
-    Stamped,
-    Stopwatch,
-    StudySpec,
-    WorkloadFacts,
-)
+from autotune.machine import NO_WATCH, EnergyMeter
+from autotune.model import Callbacks, FlagSet, Pair, Stamped, Stopwatch, StudySpec, WorkloadFacts
 from autotune.rundir import Store
 from autotune.settings import SearchSpace
-from autotune.study import (
-    LibraryWinners,
-    LocalExecutor,
-    StudyRun,
-    TaskRunner,
-    lanes,
-)
+from autotune.study import LibraryWinners, LocalExecutor, StudyRun, TaskRunner, lanes
 from autotune.workers import Launcher
 from harness.simulated_machine import SimulatedLauncher
 
@@ -139,7 +115,7 @@ def given_run(
 
     def here(run: StudyRun) -> LocalExecutor:
         runner = TaskRunner(run.spec, run.store, run.setup.launcher(run.store), run.lanes)
-        runner.context.meter = EnergyMeter(problem="a simulated machine has no device that draws any")
+        runner.context.meter = EnergyMeter()
         runner.context.gpus = NO_WATCH
         if isinstance(run.store, MemoryStore):  # of thousands: what their proofs could find takes seconds to work out
             run._resources.enter_context(mock.patch.object(lanes, "power_analysis", return_value=None))

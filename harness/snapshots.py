@@ -193,8 +193,7 @@ def _missing(told: Told, run_dir: Path) -> Iterator[str]:
                 and len(pairs) != result.comparison.pair_count
             ):
                 yield f"trial {result.number} has {len(pairs)} of its {result.comparison.pair_count} pairs"
-        # A torn end and what an interrupted write left can be mended; nothing else may be wrong.
-        yield from (str(p) for p in check_run(run_dir).problems if not p.mending)
+        yield from (str(p) for p in check_run(run_dir).problems if not p.is_harmless)
     except AutotuneError as error:
         yield str(error).replace(f"{run_dir}/", "")
 

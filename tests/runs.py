@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import (
-    Callable,
-    Iterator,
-    Mapping,
-)
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from autotune.machine import (
-    NO_METER,
-    NO_WATCH,
-)
+from autotune.machine import NO_METER, NO_WATCH
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Pair
 from autotune.model.records import (
@@ -30,26 +23,16 @@ from autotune.model.records import (
     TrialResult,
 )
 from autotune.model.spec import StudySpec
-from autotune.results.conditions import Conditions
-from autotune.results.winner import Winner
+from autotune.results.winner import Conditions, Winner
 from autotune.rundir.store import Store
-from autotune.settings.space import (
-    Parameter,
-    SearchSpace,
-)
+from autotune.settings.space import Parameter, SearchSpace
 from autotune.stats.estimates import Estimate
 from autotune.study.compare import InterleavedBlocks
 from autotune.study.loss_gate import LossTrace
 from autotune.study.priors import LibraryWinners
 from autotune.study.stages import run_study
-from autotune.workers.base import (
-    Launcher,
-    Worker,
-)
-from harness.simulated import (
-    GivenSetup,
-    given_run,
-)
+from autotune.workers.base import Launcher, Worker
+from harness.simulated import GivenSetup, given_run
 from harness.simulated_machine import parse_simulated
 
 
@@ -184,7 +167,7 @@ def make_winner(settings: Mapping[str, str], **conditions: Any) -> Winner:
         "jax": "0.11.1",
         "jaxlib": "0.11.1",
         "plugin": "jax-cuda12-plugin 0.11.1",
-        "driver_major": "580",
+        "driver": "580.65.06",
         "workload": "0123456789ab",
         **conditions,
     }

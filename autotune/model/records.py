@@ -317,13 +317,6 @@ class TrialResult(TrialConfig, TrialOutcome, TaskRecord):
         """Whether its figures make it a candidate for a proof; None where it has none."""
         return outlook_of(self.comparison.estimate, min_effect=min_effect) if self.comparison is not None else None
 
-    @property
-    def tokens_per_j(self) -> float | None:
-        """Tokens trained per joule; None where energy or tokens are not known."""
-        tokens = self.worker.tokens_per_step if self.worker else None
-        energy = self.comparison.energy if self.comparison else None
-        return tokens / energy.candidate_step_j if tokens and energy else None
-
 
 SCHEMA_VERSION = 2
 """Counts the changes of records that other readers cannot follow."""
@@ -420,7 +413,6 @@ class ConfirmRun(TaskRecord):
         is_alone: Whether each arm ran with nothing beside it though the study measures in turns.
         total: Total times and stalls of both arms.
         warnings: What the machine did meanwhile that makes the figures doubtful.
-        energy_problem: As in `Comparison`.
     """
 
     kind: Literal["confirm_run"] = "confirm_run"
@@ -442,7 +434,6 @@ class ConfirmRun(TaskRecord):
     reference_kernels: Kernels | None = None
     candidate_kernels: Kernels | None = None
     warnings: tuple[str, ...] | None = None
-    energy_problem: str | None = None
     during: GpusDuring | None = None
 
 

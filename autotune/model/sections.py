@@ -107,7 +107,7 @@ class ReadSpec(Section):
     between two matching lines counts), and ``step`` (its number, for lines that do not come at every step).
 
     Attributes:
-        preset: Lines of a known trainer, see `autotune.child.read_rules.PRESETS`.
+        preset: Lines of a known trainer, see `autotune.child.steps.PRESETS`.
         pattern: Regular expression, searched in each line (its first 4,000 characters).
         json_key: Instead: the key of the duration in JSON lines, dots lead into inner tables.
         unit: Unit of that key.
@@ -148,7 +148,7 @@ class ReadSpec(Section):
             raise StudyFileError(f"how steps are read must be legal but: {said}") from None
 
     def rules(self) -> dict[str, Any]:
-        """The rules as `autotune.child.read_rules.StepReader` takes them."""
+        """What `autotune.child.steps.StepReader` takes."""
         return self.model_dump(exclude_none=True)
 
 

@@ -89,7 +89,7 @@ def main() -> int:
             spec = StudySpec.model_validate(told["study"])
             make_launcher = pkgutil.resolve_name(told["launcher"])
             launcher = make_launcher(spec, told["study_dir"], told["devices"])
-            runner = TaskRunner(spec, folders, launcher, progress, is_shared=True)
+            runner = TaskRunner(spec, folders, launcher, progress)
         except AutotuneError as error:
             channel.receive()
             progress.send("error", message=str(error))

@@ -19,7 +19,7 @@ from autotune.model import (
     close_matches,
     kind_of,
     refuse_redacted,
-)
+)  # fmt: skip
 from autotune.results import Entry
 from autotune.rundir import Store
 from autotune.settings import (
@@ -32,9 +32,9 @@ from autotune.settings import (
     find_recipe,
     for_build,
     probe_build,
-)
-from autotune.study.interpreter import program_python, refuse_other_build
+)  # fmt: skip
 from autotune.study.priors import LibraryWinners, Prior, library_of, priors_of, screened_by, winners_for
+from autotune.study.probe import program_python, refuse_other_build
 from autotune.study.proposer import open_study
 from autotune.study.samplers import check_sampler
 from autotune.workers import CommandLauncher, Launcher, LocalLauncher, SrunLauncher

@@ -35,7 +35,7 @@ from autotune.model import (
     TrialResult,
     load_study,
     parse_study,
-)
+)  # fmt: skip
 from autotune.rundir import JOURNAL, Store
 from autotune.study.conclude import record_conclusion
 from autotune.study.confirm import confirm, final_proof, minimise, soak

@@ -127,7 +127,7 @@ class Machine:
         meter = open_meter(spec, self._watch)
         with self._watch.block(ARM):
             times, joules = meter.measure(work)
-        self._watch.look(folder)
+        self._watch.look()
         seen = self._watch.take().arms.get(ARM)
         if seen is None:
             return Block(step_s=times, joules=joules)

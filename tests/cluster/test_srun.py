@@ -102,15 +102,10 @@ def test_one_trial_runs_over_two_nodes_under_exactly_the_environment_of_its_sett
     assert sorted(p.name for p in tmp_path.glob("*.log")) == ["worker.1.log", "worker.log"]
 
 
-def test_several_ranks_on_each_node_know_their_place(allocate: Allocate, start: Start) -> None:
-    worker = start(two_nodes(process_count=4, count=4), allocate(2))
-    assert (worker.report.process_count, worker.report.device_count) == (4, 4)
-    assert len(worker.run_block(3)) == 3
-
-
-def test_two_trials_take_turns_on_the_same_nodes(allocate: Allocate, start: Start) -> None:
-    base = allocate(2)
-    reference, candidate = start(two_nodes(), base), start(two_nodes(), base, {"xla_cpu_enable_fast_math": True})
+def test_two_trials_of_two_ranks_a_node_take_turns_on_the_same_nodes(allocate: Allocate, start: Start) -> None:
+    base, spec = allocate(2), two_nodes(process_count=4, count=4)
+    reference, candidate = start(spec, base), start(spec, base, {"xla_cpu_enable_fast_math": True})
+    assert (reference.report.process_count, reference.report.device_count) == (4, 4)
     for _ in range(3):
         assert len(reference.run_block(2)) == len(candidate.run_block(2)) == 2
     assert reference.report.losses == pytest.approx(candidate.report.losses)

@@ -16,7 +16,7 @@ from autotune.compiler.compiler import Compiler
 from autotune.compiler.program import CompiledProgram, CompileResult
 from autotune.compiler.screen import Screener
 from autotune.compiler.targets import parse_topology
-from autotune.machine.host_memory import available_memory_bytes
+from autotune.machine.host import available_memory_bytes
 from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
 from autotune.model.time_limits import CompileLimits

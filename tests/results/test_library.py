@@ -8,41 +8,18 @@ import pytest
 
 from autotune.model.errors import AutotuneError
 from autotune.model.flags import FlagSet
-from autotune.model.records import (
-    ConclusionRecord,
-    ConfirmRun,
-    FloorResult,
-    Outcome,
-    TrialResult,
-)
+from autotune.model.records import ConclusionRecord, ConfirmRun, FloorResult, Outcome, TrialResult
 from autotune.model.spec import StudySpec
-from autotune.results.carried import read_winner
-from autotune.results.library import (
-    LibraryQuery,
-    add_to_library,
-    best_known,
-    describe_entry,
-    library_entries,
-)
+from autotune.results.export import read_winner
+from autotune.results.library import LibraryQuery, add_to_library, best_known, format_match, library_entries
 from autotune.results.report import build
-from autotune.results.winner import (
-    Winner,
-    winner_of,
-)
+from autotune.results.winner import Winner, winner_of
 from autotune.rundir.store import Store
 from autotune.settings.space import SearchSpace
 from autotune.study.recheck import recheck_winner
-from harness.simulated import (
-    GivenSetup,
-    given_run,
-)
+from harness.simulated import GivenSetup, given_run
 from harness.simulated_machine import SimulatedLauncher
-from tests.runs import (
-    EFFECTS,
-    Diary,
-    make_winner,
-    replay_study,
-)
+from tests.runs import EFFECTS, Diary, make_winner, replay_study
 
 
 def h200(**conditions: object) -> Winner:
@@ -79,7 +56,7 @@ def test_an_exact_match_is_tested(tmp_path: Path, gpu: str, jaxlib: str | None, 
     add_to_library(h200(), tmp_path)
     match = best_known(library_entries(tmp_path), LibraryQuery(gpu=gpu, count=8, jaxlib=jaxlib, workload=workload))
     assert match.is_tested
-    assert describe_entry(match)[0] == "proven for just this: xla_gpu_a=1"
+    assert format_match(match)[0] == "proven for just this: xla_gpu_a=1"
 
 
 def test_the_nearest_is_labelled_untested_with_the_distance_in_words(tmp_path: Path) -> None:
@@ -91,7 +68,7 @@ def test_the_nearest_is_labelled_untested_with_the_distance_in_words(tmp_path: P
     )
     assert not match.is_tested
     assert match.distance == ("proven with jaxlib 0.9.2, not with 0.12",)
-    assert describe_entry(match)[0].startswith("nearest match, untested here")
+    assert format_match(match)[0].startswith("nearest match, untested here")
     match = best_known(
         library_entries(tmp_path), LibraryQuery(gpu="H200", count=32, jaxlib="0.11", workload="moe-80gb")
     )

@@ -133,7 +133,7 @@ class Silent:
 
 
 def start(tmp_path: Path, platform: str, name: str = "n", fails: tuple[str, ...] = ()) -> Watched:
-    from autotune.rundir.folders import Folders
+    from autotune.rundir.store import Folders
 
     spec = replay_study(study={"device": {"platform": platform}})
     launcher, folders = Watched(spec, fails=fails), Folders(tmp_path)

@@ -23,8 +23,8 @@ from autotune.model.records import (
     TrialResult,
     TrialStatus,
 )
+from autotune.results.format import warning_lines
 from autotune.results.recompute import doubts
-from autotune.results.words import warning_lines
 from autotune.rundir.store import Store
 from autotune.study.runner import TaskRunner
 from autotune.study.stages import run_study

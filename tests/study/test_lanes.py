@@ -83,9 +83,7 @@ class Scripted:
         spec, said = self._run.spec, list[Told]()
         if lane not in self._runners:
             launcher = SimulatedLauncher(spec, seed=len(self._runners))
-            self._runners[lane] = TaskRunner(
-                spec, self._run.store, launcher, Sink(self._run, said, lane), is_shared=True
-            )
+            self._runners[lane] = TaskRunner(spec, self._run.store, launcher, Sink(self._run, said, lane))
         self._runners[lane].context.progress = Sink(self._run, said, lane)
         try:
             record = self._runners[lane].do(assignment)

@@ -22,8 +22,8 @@ from autotune.study.preflight import SpacePreview, preview_space
 from autotune.study.run import StudyRun
 from autotune.study.stages import run_study
 from autotune.workers.base import WorkerFailed
-from autotune.workers.describe import describe_workload
 from autotune.workers.local import LocalLauncher
+from autotune.workers.probe import describe_workload
 from harness.simulated_machine import write_study
 from tests.runs import Diary, record, replay_study
 

@@ -1,0 +1,148 @@
+"""What `--json` prints is JSON and nothing else: every command that has the option, in one process."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from autotune.cli import compile as compile_commands
+from autotune.cli import options
+from autotune.cli.app import app
+from autotune.model import Effort, load_study
+from autotune.results.export import ExportFormat, render_winner
+from autotune.results.library import add_to_library
+from harness.simulated_machine import write_study
+from tests import atlas_tables
+from tests.compiler.rules import COMBINE, Rules, screen
+from tests.runs import make_winner
+
+STUDY = """
+name = "shapes"
+[workload]
+entry = "llama"
+[search]
+trials = 4
+[search.settings]
+xla_backend_optimization_level = [1, 2, 3]
+xla_cpu_prefer_vector_width = [128, 256]
+[measure]
+pairs_cap = 8
+[confirm]
+processes = 3
+finalists = 1
+[simulation]
+noise = "quiet"
+effects = { "xla_backend_optimization_level=1" = 0.9 }
+failures = { "xla_cpu_prefer_vector_width=128" = "compile_error" }
+"""
+FLAGS = "--xla_gpu_autotune_level=3 --xla_gpu_graph_level=0"
+
+CALLS: Mapping[str, tuple[str, ...]] = {
+    "atlas show": ("atlas", "show", "xla_gpu_enable_command_buffer", "--table", "table"),
+    "best": ("best",),
+    "compare": ("compare", "runs/shapes", "runs/again"),
+    "doctor": ("doctor", "--plugin", "cpu"),
+    "flags check": ("flags", "check", FLAGS, "--plugin", "cpu"),
+    "flags list": ("flags", "list"),
+    "flags migrate": ("flags", "migrate", FLAGS, "--plugin", "cpu"),
+    "flags show": ("flags", "show", "xla_gpu_enable_command_buffer", "--plugin", "cpu"),
+    "fsck": ("fsck", "runs/shapes"),
+    "library list": ("library", "list"),
+    "predict": ("predict", "shapes.toml", "--set", f"--{COMBINE}=11", "--set", f"--{COMBINE}=13"),
+    "read": ("read", "train.log"),
+    "recheck": ("recheck", "runs/shapes"),
+    "recipes list": ("recipes", "list"),
+    "recipes show": ("recipes", "show", "jax_toolbox_perf_doc_head_all"),
+    "repro": ("repro", "runs/shapes", "1"),
+    "run": ("run", "shapes.toml"),
+    "screen": ("screen", "shapes.toml"),
+    "show": ("show", "runs/shapes"),
+    "show TRIAL": ("show", "runs/shapes", "1"),
+    "space": ("space", "shapes.toml"),
+    "status": ("status",),
+    "symptoms": ("symptoms",),
+    "targets list": ("targets", "list"),
+    "verify": ("verify", "winner.env"),
+}
+
+
+def commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
+    """Every command with its whole name."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, (*path, name))
+        else:
+            yield " ".join((*path, name)), command
+
+
+def with_json() -> set[str]:
+    tree = commands(typer.main.get_command(app))
+    return {name for name, command in tree if any("--json" in p.opts for p in command.params)}
+
+
+def call(name: str) -> list[str]:
+    """What is typed, the option before the rest: what follows a program belongs to the program."""
+    words = len(command_of(name).split())
+    return [*CALLS[name][:words], "--json", *CALLS[name][words:]]
+
+
+def command_of(name: str) -> str:
+    """The command of a call: its name without the argument in capitals."""
+    return " ".join(word for word in name.split() if not word.isupper())
+
+
+def test_every_command_with_json_is_called_here() -> None:
+    assert {command_of(name) for name in CALLS} == with_json()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run, a run that cannot be read, a library and an exported file."""
+    folder = tmp_path_factory.mktemp("shapes")
+    write_study(folder / "shapes.toml", STUDY)
+    (folder / "train.log").write_text("".join(f"step {i}: {9 + i % 2} ms loss=0.5\n" for i in range(20)))
+    study, runs = str(folder / "shapes.toml"), folder / "runs"
+    assert CliRunner().invoke(app, ["run", study, "--run-dir", str(runs / "shapes"), "--json"]).exit_code == 0
+    shutil.copytree(runs / "shapes", runs / "again")
+    atlas_tables.write(atlas_tables.small(), folder / "table")
+    (runs / "broken").mkdir()
+    (runs / "broken/study.json").write_text("{", encoding="utf-8")
+    winner = make_winner({"xla_gpu_a": "1"})
+    (folder / "winner.env").write_text(render_winner(winner, ExportFormat.ENV), encoding="utf-8")
+    add_to_library(winner, folder / "library")
+    return folder
+
+
+@pytest.fixture
+def simulated_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What would be compiled for GPUs follows rules instead, so that no plugin is needed."""
+
+    @contextlib.contextmanager
+    def opened(study: Path, *_: object, **__: object) -> Iterator[tuple[Any, Any]]:
+        yield load_study(study), screen(Rules())
+
+    monkeypatch.setattr(compile_commands, "_open_screen", opened)
+
+
+@pytest.mark.usefixtures("simulated_compiler")
+@pytest.mark.parametrize("name", sorted(CALLS))
+def test_json_is_printed_and_nothing_else(
+    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: Any
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp()))
+    monkeypatch.chdir(folder)
+    result = CliRunner().invoke(app, call(name))
+    assert isinstance(result.exception, SystemExit | None), result.exception
+    assert json.loads(result.stdout)
+
+
+def test_choices_of_options_are_those_of_the_model() -> None:
+    assert get_args(options.EffortChoice) == tuple(Effort)
