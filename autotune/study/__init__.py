@@ -16,7 +16,6 @@ from autotune.study.preflight import preview_space
 from autotune.study.priors import LibraryWinners
 from autotune.study.confirm import prove, unsettled
 from autotune.study.recheck import (
-    Verification,
     new_recheck,
     recheck_directory,
     recheck_study,
