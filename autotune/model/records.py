@@ -28,6 +28,19 @@ from autotune.model.measurement import (
 from autotune.model.numbers import Amount, AtLeastOne, Count, Elapsed, Facts, LogRatio, Ratio, Record, StepTime
 from autotune.stats import Estimate, LossSpread, NoiseFloor, Outlook, Stalls, TotalTime, Verdict, outlook_of
 
+
+class TaskRecord(Stamped):
+    """Result of one task of a lane.
+
+    Attributes:
+        duration_s: Seconds that it took.
+        directory: Folder of its logs and raw samples, within the run directory.
+    """
+
+    duration_s: Elapsed = 0.0
+    directory: str | None = None
+
+
 LeftOut = str | tuple[str, ...]
 """Name of the setting that is left out, or of several that are left out together."""
 
@@ -37,7 +50,7 @@ def names_left_out(left_out: LeftOut) -> tuple[str, ...]:
     return (left_out,) if isinstance(left_out, str) else left_out
 
 
-class AblationResult(Stamped):
+class AblationResult(TaskRecord):
     """One setting left out of the winner, or several together, measured against the whole winner."""
 
     kind: Literal["ablation"] = "ablation"
@@ -47,8 +60,6 @@ class AblationResult(Stamped):
     failure: Failure | None = None
     kept: bool
     reason: str
-    duration_s: Elapsed = 0.0
-    directory: str | None = None
 
     @property
     def what(self) -> str:
@@ -320,7 +331,7 @@ class TrialOutcome(Record):
         return self
 
 
-class TrialResult(TrialOutcome, Stamped):
+class TrialResult(TrialConfig, TrialOutcome, TaskRecord):
     """What became of one trial; the raw samples are in `directory`.
 
     Attributes:
@@ -330,16 +341,10 @@ class TrialResult(TrialOutcome, Stamped):
     """
 
     kind: Literal["trial"] = "trial"
-    number: Count
-    settings: Settings
-    origin: str
-    params: dict[str, str] = Field(default_factory=dict)
     worker: WorkerReport | None = None
     program_key: str | None = None
     compiled_key: str | None = None
     loss: LossCheck | None = None
-    duration_s: Elapsed = 0.0
-    directory: str | None = None
 
     @property
     def is_the_default(self) -> bool:
@@ -440,7 +445,7 @@ class FloorResult(Stamped):
     directory: str
 
 
-class ConfirmRun(Stamped):
+class ConfirmRun(TaskRecord):
     """One fresh pair of processes of a finalist, or the failure in its place.
 
     Attributes:
@@ -477,8 +482,6 @@ class ConfirmRun(Stamped):
     warnings: tuple[str, ...] | None = None
     energy_problem: str | None = None
     during: GpusDuring | None = None
-    duration_s: Elapsed = 0.0
-    directory: str | None = None
 
 
 REESTIMATES = ("gain", "alone")
@@ -544,7 +547,7 @@ class FinalistResult(Stamped):
         return self.goes_on and not self.is_vetoed
 
 
-class ProfileRecord(Stamped):
+class ProfileRecord(TaskRecord):
     """Instruction times of a set's program, which XLA's scheduler reads in the next compilation.
 
     Attributes:
@@ -559,8 +562,6 @@ class ProfileRecord(Stamped):
     profile: Artefact | None = None
     failure: Failure | None = None
     reason: str = ""
-    duration_s: Elapsed = 0.0
-    directory: str | None = None
 
 
 class Outcome(StrEnum):
@@ -587,7 +588,7 @@ class ConclusionRecord(Stamped):
     provenance: Facts = Field(default_factory=dict)
 
 
-class SoakRecord(Stamped):
+class SoakRecord(TaskRecord):
     """The winner's long run under a watchdog.
 
     Attributes:
@@ -610,11 +611,9 @@ class SoakRecord(Stamped):
     failure: Failure | None = None
     kernels: Artefact | None = None
     arms: SoakArms | None = None
-    duration_s: Elapsed = 0.0
-    directory: str | None = None
 
 
-class BlameRecord(Stamped):
+class BlameRecord(TaskRecord):
     """The smallest part of a failing set that fails in the same way.
 
     Attributes:
@@ -630,8 +629,6 @@ class BlameRecord(Stamped):
     smallest: Settings
     is_minimal: bool
     starts: Count
-    duration_s: Elapsed = 0.0
-    directory: str | None = None
 
 
 class IncidentRecord(Stamped):
