@@ -7,7 +7,7 @@ Draws as many rows that say ``same`` as rows that say ``changes``, of the releas
 value alone, without the cache. A row of ``same`` is right where the program is the default's; one of ``changes`` where
 it is the very program that the table names. Some settings make the compiler itself unsteady: compiled anew they give
 now one program, now another. Where a program is neither the table's nor the default's it is compiled again, up to
-``TRIES`` times; the row is right if the table's comes up, and named as unsteady. Rows that act only in company
+``TRIES`` times; the row is right if the table's comes up, and named as unsteady. Rows that act only with others
 (``needs``) are not drawn: alone they do nothing.
 """
 
@@ -22,10 +22,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from autotune.compiler import compiler_versions, open_screener
+from autotune.compiler import compiler_versions, open_screener, planned_cells
 from autotune.model.flags import FlagSet
 from autotune.settings import AtlasRow, AtlasVerdict, load_atlas
-from autotune.survey import planned_cells
 
 HERE = Path(__file__).parent
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from autotune.stats.noise_models import EVEN_MODELS, NOISE_MODELS, UNEVEN_MODELS, NoiseModel
+from harness.noise import EVEN_MODELS, NOISE_MODELS, UNEVEN_MODELS, NoiseModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

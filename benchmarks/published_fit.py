@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from autotune.compiler.program import Memory
+from autotune.compiler.screen import DEFAULT_MEMORY_FRACTION
 from autotune.compiler.targets import load_target, parse_topology
-from autotune.compiler.verdicts import DEFAULT_MEMORY_FRACTION
 
 HERE = Path(__file__).parent
 IN_TURNS_FRACTION = 0.45  # what each of two processes on one GPU takes, see README

@@ -22,12 +22,10 @@ from typing import Any
 import numpy as np
 from scipy.stats import kendalltau, spearmanr
 
-from autotune.compiler.open import cluster_that_ran, open_screener
-from autotune.compiler.plugin import compiler_versions
 from autotune.compiler.predict import predict_step
 from autotune.compiler.program import CompiledProgram
-from autotune.compiler.targets import Target, Topology
-from autotune.compiler.verdicts import Screener
+from autotune.compiler.screen import Screener, cluster_that_ran, open_screener
+from autotune.compiler.targets import Target, Topology, compiler_versions
 from autotune.model.errors import AutotuneError, LaunchError, StudyFileError
 from autotune.model.flags import FlagSet
 from autotune.model.records import FloorResult, TrialResult, TrialStatus
@@ -121,7 +119,7 @@ def _cluster(store: Store) -> tuple[Target, Topology]:
     if floor is None or spec.device.platform != "cuda":
         raise StudyFileError(f"a run must be measured on GPUs but {store.path} has no measurement on a GPU")
     target, topology = cluster_that_ran(spec, floor.reference)
-    if target is None or target.network is None or not target.flops_per_s:
+    if target is None:
         raise StudyFileError(
             f"the GPU must be one of `autotune targets list` but {store.path} ran on {floor.reference.device_kind!r}"
         )

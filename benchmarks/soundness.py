@@ -4,9 +4,9 @@ Two parts, run as ``python -m benchmarks.soundness [spaces | orders] [--space NA
 
 * *spaces*: pipeline, tensor parallel, fsdp, one GPU, and one GPU whose products are cuBLAS's: steps of a few kernels
   (`harness.tiny_steps`) for four described H100s. Each space is screened as in a study, then all of its points
-  are compiled under every kernel choice. A point is lost if the space without the dead settings has no point of that
+  are compiled under every kernel choice. A point is lost if the space without the no-ops has no point of that
   program; there must be none, and the exit status says so.
-* *orders*: random compilers whose effects hinge on a known number of settings: how often does the search for company
+* *orders*: random compilers whose effects hinge on a known number of settings: how often does the interaction test
   lose a program? Up to the order that it guarantees, never.
 
 Writes ``benchmarks/results/soundness_JAXLIB.json``, and ``benchmarks/results/soundness_orders.json``.
@@ -22,8 +22,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from autotune.compiler.company import PAIRS_ALONE
-from autotune.compiler.plugin import compiler_versions
+from autotune.compiler.interaction import PAIRS_ALONE
+from autotune.compiler.targets import compiler_versions
 from harness.interacting import SPACES, brute_force
 from harness.known_programs import points, random_compiler
 
@@ -47,10 +47,10 @@ def orders() -> dict[str, Any]:
             for seed in range(COMPILERS):
                 most = 1 if unless else 3
                 compiler = random_compiler(random.Random(seed), needs=needs, unless=unless, most_values=most)
-                dead, _ = compiler.screened(seed, pairs_alone=pairs_alone)
+                no_ops, _ = compiler.screened(seed, pairs_alone=pairs_alone)
                 compiled += len(compiler.compiled)
                 size += sum(1 for _ in points(compiler.domains))
-                lost += bool(compiler.lost(dead))
+                lost += bool(compiler.lost(no_ops))
             found[words][name] = {
                 "compilers": COMPILERS, "with_a_lost_program": lost,
                 "mean_compilations": round(compiled / COMPILERS, 1), "mean_points": round(size / COMPILERS, 1),

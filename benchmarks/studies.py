@@ -1,7 +1,7 @@
 """Whole studies on simulated machines: the shipped stages, from the noise floor to the conclusion, none of them copied.
 
-What is simulated is what lies below the stages: workers that draw step times of known truth (`ReplayLauncher`), and a
-run directory in memory. Candidates are two settings each, one that carries the effect and one that does nothing, so
+What is simulated is what lies below the stages: workers that draw step times of known truth (`SimulatedLauncher`), and
+a run directory in memory. Candidates are two settings each, one that carries the effect and one that does nothing, so
 that a winner is minimised and, where the minimal set does not hold, the whole set gets its second chance.
 """
 
@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from autotune.model import (
+    BLOCK_STEPS,
     AblationResult,
     ConclusionRecord,
     ConfirmRun,
@@ -24,14 +25,72 @@ from autotune.model import (
     Outcome,
     StudySpec,
     TrialResult,
-    parse_study,
 )
 from autotune.settings import SearchSpace
 from autotune.stats import Estimate
 from autotune.study import StudyRun, run_study
-from benchmarks.costs import Cost, cost_of
+from benchmarks.coverage import DEFAULTS
 from benchmarks.machines import Case
 from harness.simulated import GivenSetup, given_run, silent
+from harness.simulated_machine import Simulation, parse_simulated
+
+STEP_S = Simulation().step_s
+PAIR_S = 2 * BLOCK_STEPS * STEP_S
+"""Seconds of one pair of blocks of a simulated study."""
+BOTH_AT_ONCE = 1.5
+"""What starting two processes at once takes, over starting one: they share the machine that compiles them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """What proofs used, all stages together; means where it is of many studies.
+
+    Attributes:
+        process_pairs: Fresh pairs of processes that took turns, both started at once.
+        block_pairs: Pairs of blocks in them.
+        alone_pairs: Pairs of processes of which each ran alone, started one after the other.
+        alone_s: Seconds of the steps of all these.
+    """
+
+    process_pairs: float
+    block_pairs: float
+    alone_pairs: float = 0.0
+    alone_s: float = 0.0
+
+    def minutes(self, start_s: float) -> float:
+        """Minutes, where starting one process takes so many seconds, and two at once half as long again."""
+        in_turns = self.process_pairs * BOTH_AT_ONCE * start_s + self.block_pairs * PAIR_S
+        return (in_turns + 2 * self.alone_pairs * start_s + self.alone_s) / 60.0
+
+
+def cost_of(runs: Sequence[ConfirmRun]) -> Cost:
+    """What the proofs of one study used."""
+    in_turns, alone = [r for r in runs if not r.is_alone], [r for r in runs if r.is_alone]
+    # A run alone is as long as all blocks of its arm in turns.
+    steps = max([DEFAULTS.measure.run_steps, *(BLOCK_STEPS * r.pair_count for r in in_turns)])
+    return Cost(
+        process_pairs=len(in_turns),
+        block_pairs=sum(r.pair_count for r in in_turns),
+        alone_pairs=len(alone),
+        alone_s=2 * len(alone) * steps * STEP_S,
+    )
+
+
+def mean_cost(costs: Sequence[Cost]) -> Cost:
+    """The mean over studies."""
+    rows = [asdict(c) for c in costs]
+    return Cost(**{key: float(np.mean([row[key] for row in rows])) for key in rows[0]})
+
+
+def cost_columns(cost: Cost) -> dict[str, float]:
+    """As tables show it."""
+    return {
+        "process_pairs": cost.process_pairs,
+        "alone_pairs": cost.alone_pairs,
+        "minutes_at_20_s": cost.minutes(20.0),
+        "minutes_at_90_s": cost.minutes(90.0),
+    }
+
 
 CANDIDATES = 12
 FINAL_STAGES = ("final", "full")
@@ -81,7 +140,7 @@ def simulated_study(case: Case, effects: Sequence[float], *, seed: int, processe
         seed: Of the study and of the noise.
         processes: Pairs of processes that a proof may have at most; default: the shipped number.
     """
-    return parse_study(
+    return parse_simulated(
         {
             "name": "simulated",
             "seed": seed,
@@ -89,7 +148,7 @@ def simulated_study(case: Case, effects: Sequence[float], *, seed: int, processe
             "device": {"platform": "cpu"},
             "search": {"trials": len(effects)},
             "confirm": ({} if case.soaks else {"soak": 0}) | ({} if processes is None else {"processes": processes}),
-            "replay": {
+            "simulation": {
                 "noise": asdict(case.model),
                 "effects": {f"xla_effect_{i}=1": math.exp(e) for i, e in enumerate(effects)},
                 "start_s": START_S,

@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from benchmarks.announced import FINALISTS_ALONE, announced
-from benchmarks.coverage import PLAN, coverage
-from benchmarks.estimators import budget, estimators
+from benchmarks.coverage import coverage
 from benchmarks.machines import ANNOUNCED, CASES, Case
 from benchmarks.results_file import Row, keep, markdown_table, read
 from benchmarks.studies import CANDIDATES
@@ -35,9 +34,6 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 RESULTS = Path(__file__).parent / "results"
-
-
-EVEN = tuple(name for name, case in CASES.items() if case.is_even)
 
 
 class Part(NamedTuple):
@@ -57,10 +53,9 @@ PARTS = {
         1500,
         11,
         f"""Studies of {CANDIDATES} candidates of which none is a winner: how often one is named (goal: at most
-1 %), with the 95 % upper bound of that rate; `fixed`: the same of the fixed proof, as it was and with the error that
-the goal allows; in how many studies a whole set was proven because its minimal one did not hold. Pairs, and the minutes
-of the proofs at two times that a process takes to start, are means per study.""",
-        (("studies", "false_winners", "false_winner_rate", "upper_bound", "fixed", "second_chances"),
+1 %), with the 95 % upper bound of that rate; in how many studies a whole set was proven because its minimal one did
+not hold. Pairs, and the minutes of the proofs at two times that a process takes to start, are means per study.""",
+        (("studies", "false_winners", "false_winner_rate", "upper_bound", "second_chances"),
          ("search_pairs", "ablation_pairs", "cost")),
     ),
     "coverage": Part(
@@ -79,15 +74,14 @@ purpose (at least 95 %). What should be at least 95 % counts as missed below 94 
         100,
         5,
         f"""One candidate is faster, {CANDIDATES - 1} are no winners: share of studies that name it, by true speed-up
-in total; the same of the fixed proof as it was, and with the error that the goal allows; the smallest speed-up found 9
-times in 10. Then process pairs of the proofs by true speed-up, and their cost over all, beside the fixed proof's. Then
-what is reported of winners: how often by speed-up, how many of these intervals hold the true ratio in total, bias (mean
-log of reported over true ratio), coverage of the true ratio in total and of that of typical steps in typical processes,
-which is what is reported (goal: 95 %); the two differ where some of a set's own processes or steps are slow. Last:
-studies that name a wrong one, bias of the search's own figure, share of named sets without the setting that does
-nothing, share of studies with a second chance for the whole set.""",
-        (("studies", "found", "found_9_in_10"), ("fixed", "fixed_at_1_percent"), ("pairs", "fixed_pairs"),
-         ("cost", "fixed_cost"), ("winners", "held", "coverage", "typical_coverage"), ("bias",),
+in total, and the smallest speed-up found 9 times in 10. Then process pairs of the proofs by true speed-up, and their
+cost over all. Then what is reported of winners: how often by speed-up, how many of these intervals hold the true ratio
+in total, bias (mean log of reported over true ratio), coverage of the true ratio in total and of that of typical steps
+in typical processes, which is what is reported (goal: 95 %); the two differ where some of a set's own processes or
+steps are slow. Last: studies that name a wrong one, bias of the search's own figure, share of named sets without the
+setting that does nothing, share of studies with a second chance for the whole set.""",
+        (("studies", "found", "found_9_in_10"), ("pairs",), ("cost",),
+         ("winners", "held", "coverage", "typical_coverage"), ("bias",),
          ("named_wrong", "search_bias", "minimal", "second_chances", "search_pairs", "ablation_pairs")),
     ),
     "announced": Part(
@@ -101,21 +95,6 @@ right one before it is proven, of 3 all are. Share of studies in which the noise
 found with its lower 95 % bound, the share found within the announced time (goal, with 3: 90 %), that time in minutes,
 and the time taken.""",
         machines=ANNOUNCED,
-    ),
-    "budget": Part(
-        budget,
-        4000,
-        120,
-        """Smallest true speed-up that passes confirmation and final of a fixed proof 9 times in 10, by process pairs x
-block pairs in each; confirmation corrected for three finalists, or not.""",
-        machines=EVEN,
-    ),
-    "estimators": Part(
-        estimators,
-        4000,
-        120,
-        f"Standard error of one process pair's log ratio after {PLAN.cap} pairs: why signed ranks.",
-        machines=EVEN,
     ),
 }  # fmt: skip
 

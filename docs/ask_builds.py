@@ -22,8 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from autotune.machine import packages_of
-from autotune.settings.descriptor import library_strings, read_debug_options
-from autotune.settings.parser import ParserProcess
+from autotune.settings.probe import ParserProcess, library_strings, read_debug_options
 
 ROOT = Path(__file__).resolve().parent.parent
 TABLE = ROOT / "tests" / "settings" / "flags_by_build.json"

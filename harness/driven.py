@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -28,8 +28,7 @@ class Driven:
             all processes of the study, of this session and of others.
         arguments: More of the command line.
         env: In place of this process's environment.
-        program: What runs ``autotune``, in place of ``-m autotune``.
-        outlive: Processes that may outlive the driver, such as workers of its Dask cluster; not so what is below them.
+        program: What runs ``autotune``; default: on the simulated machine that is described beside the study, if any.
     """
 
     def __init__(
@@ -38,11 +37,9 @@ class Driven:
         arguments: Sequence[str] = (),
         *,
         env: Mapping[str, str] = os.environ,
-        program: Sequence[str] = ("-m", "autotune"),
-        outlive: Callable[[], Collection[int]] = tuple,
+        program: Sequence[str] = ("-m", "harness.simulated_machine"),
     ) -> None:
         self.mark = str(folder)
-        self._outlive = outlive
         self.run = folder / "run"
         self._log = folder / "driver.log"
         self._written = _size(self.run / RECORDS)
@@ -98,12 +95,9 @@ class Driven:
     def left(self, patience_s: float = 15.0) -> list[psutil.Process]:
         """Processes of this folder that are still there some seconds later; none is how it should be."""
         end = time.monotonic() + patience_s
-        while (alive := self._not_to_outlive()) and time.monotonic() < end:
+        while (alive := marked(self.mark)) and time.monotonic() < end:
             time.sleep(0.05)
         return alive
-
-    def _not_to_outlive(self) -> list[psutil.Process]:
-        return [p for p in marked(self.mark) if p.pid not in self._outlive()]
 
 
 def marking(folder: Path, env: Mapping[str, str] = os.environ) -> dict[str, str]:

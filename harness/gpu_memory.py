@@ -1,4 +1,4 @@
-"""A GPU whose memory is really used up: replayed processes take shares of it, and find too little.
+"""A GPU whose memory is really used up: simulated processes take shares of it, and find too little.
 
 What it imitates: jaxlib's `xla_client.py` reads the share from the environment of a process; XLA's allocator takes it
 when the process first uses the device, does with nine tenths of it again and again where less is left, and raises
@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from autotune.model import FailureKind, FlagSet, StudySpec
-from autotune.workers import ReplayLauncher, WorkerFailed, classify_failure
+from autotune.workers import WorkerFailed, classify_failure
 from autotune.workers.base import Progress
-from autotune.workers.replay import ReplayWorker
+from harness.simulated_machine import SimulatedLauncher, SimulatedWorker
 
 GIB = 1 << 30
 DEFAULT_SHARE = 0.75
@@ -63,11 +63,11 @@ class GpuMemory:
         self.held[who] = max(needed, self.held.get(who, 0))
 
 
-class OnSharedGpu(ReplayLauncher):
-    """Replays a study on one GPU, whose memory every process takes its share of.
+class OnSharedGpu(SimulatedLauncher):
+    """A simulated study on one GPU, whose memory every process takes its share of.
 
     Args:
-        spec: The study, with a section [replay].
+        spec: The study, with its simulated machine.
         need: GiB that the step of a set needs.
         grown: GiB that it needs from the third block of a process on; default: no more.
         environment: What the program puts into its own environment before JAX looks.
@@ -87,8 +87,7 @@ class OnSharedGpu(ReplayLauncher):
         environment: Mapping[str, str] | None = None,
         gpu: GpuMemory | None = None,
     ) -> None:
-        assert spec.replay is not None
-        super().__init__(spec.replay, seed=spec.seed, platform=spec.device.platform)
+        super().__init__(spec)
         self._need, self._grown = need, grown or need
         self._environment = environment or {}
         self.gpu = gpu or GpuMemory()
@@ -96,7 +95,7 @@ class OnSharedGpu(ReplayLauncher):
         self.failed: list[FlagSet] = []
         self.most = 0
 
-    def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> ReplayWorker:
+    def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> SimulatedWorker:
         """Starts a process, or fails as a real one does; see `autotune.workers.Launcher`."""
         self.started.append(settings)
         own = settings.without(*FRACTIONS)

@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from autotune.compiler.compile_worker import CompileJob
 from autotune.compiler.compiler import Compiler
-from autotune.compiler.job import CompileJob
-from autotune.compiler.reports import Effect
+from autotune.compiler.screen import Effect, Screener
 from autotune.compiler.targets import load_target, parse_topology
-from autotune.compiler.verdicts import Screener
 from autotune.model import FlagSet
 from autotune.settings import load_catalog
 from harness.known_programs import Domains, lost_programs, points
@@ -84,14 +83,14 @@ def brute_force(space: Space, kernel_cache: Path) -> dict[str, Any]:
         started = time.monotonic()
         report = screen.run(space.domains, {})
         screened_s = time.monotonic() - started
-        dead = {s.name for s in report.of_effect(Effect.DEAD)}
+        no_ops = {s.name for s in report.of_effect(Effect.NO_OP)}
 
         def program(settings: FlagSet) -> str | None:
             found = [screen.result(settings.merge(forced)).program for forced in screen.choices.values()]
             return None if None in found else "-".join(p.fingerprint for p in found if p is not None)
 
         programs = {p: program(p) for p in points(space.domains)}
-        lost = lost_programs(space.domains, dead, programs.__getitem__)
+        lost = lost_programs(space.domains, no_ops, programs.__getitem__)
         by_own = {p: r.fingerprint for p in programs if (r := screen.result(p).program)}
     return {
         "settings": {n: list(v) for n, v in space.domains.items()},
@@ -101,12 +100,12 @@ def brute_force(space: Space, kernel_cache: Path) -> dict[str, Any]:
         "points_that_fail": sum(p is None for p in programs.values()),
         "distinct_programs": len({p for p in programs.values() if p is not None}),
         "distinct_with_the_compilers_own_choice": len(set(by_own.values())),
-        "dead": sorted(dead),
-        "live_only_in_company": {s.name: s.company for s in report.settings if s.together},
-        "live_only_under": {s.name: s.under for s in report.settings if s.under},
+        "no_ops": sorted(no_ops),
+        "active_only_with": {s.name: s.interacts_with for s in report.settings if s.interacts_with},
+        "active_only_under": {s.name: s.under for s in report.settings if s.under},
         "fails": [s.name for s in report.of_effect(Effect.FAILS)],
         "points_lost": [dict(p) for p, found in programs.items() if found in lost],
-        "points_changed_by_dead": [dict(p) for p, found in programs.items() if found != programs[p.without(*dead)]],
+        "points_changed_by_no_ops": [dict(p) for p, found in programs.items() if found != programs[p.without(*no_ops)]],
         "compilations_of_the_screen": report.compiled_count,
         "compilations_of_brute_force": len(programs) * len(screen.choices),
         "screen_s": round(screened_s, 1),

@@ -23,9 +23,10 @@ from autotune.model import STOPPED
 from harness.driven import Driven
 from harness.places import Here, Place
 from harness.sandbox import Postgres
+from harness.simulated_machine import write_study
 from harness.tally import STAGES, stage_of, tally_in, tally_of
 
-REPLAYED = """
+SIMULATED = """
 name = "killed"
 [workload]
 entry = "llama"
@@ -43,7 +44,7 @@ pairs_cap = 12
 processes = 3
 finalists = 2
 soak = "30s"
-[replay]
+[simulation]
 delay_s = {delay_s}
 noise = "drift"
 effects = {{ "xla_backend_optimization_level=1" = 0.9, "xla_cpu_prefer_vector_width=512" = 0.95 }}
@@ -87,7 +88,7 @@ class Victim(NamedTuple):
 
 
 ALONE = (Victim("driver", 5), Victim("SIGTERM", 1), Victim("SIGUSR1", 1))
-LANES = (*ALONE, Victim("lane", 4), Victim("dask worker", 3), Victim("frozen lane", 2))
+LANES = (*ALONE, Victim("lane", 4), Victim("frozen lane", 2))
 MEASURING, DATABASE = Victim("process that measures", 3), Victim("database", 2)
 
 
@@ -101,7 +102,7 @@ class Killing:
         trials: Asked for.
         place: Where its lanes are.
         rng: Chooses when and whom.
-        delay_s: Of a replayed block.
+        delay_s: Of a simulated block.
         database: Holds the Optuna study.
 
     Attributes:
@@ -123,7 +124,7 @@ class Killing:
     def __post_init__(self) -> None:
         """Writes the study and starts its driver."""
         text = self.text.format(trials=self.trials, delay_s=self.delay_s)
-        (self.folder / "study.toml").write_text(text, encoding="utf-8")
+        write_study(self.folder / "study.toml", text)
         self.driver = self._start()
 
     def _start(self) -> Driven:
@@ -226,7 +227,6 @@ class Killing:
             "SIGTERM": lambda: self._end_driver(signal.SIGTERM),
             "SIGUSR1": lambda: self._end_driver(signal.SIGUSR1),
             "lane": lambda: self._kill_one(list(self.driver.lanes().values()), "lane"),
-            "dask worker": self._kill_member,
             "frozen lane": self._freeze_lane,
             "process that measures": lambda: self._kill_one(self.driver.measuring(), "process that measures"),
             "database": self._kill_database,
@@ -276,14 +276,6 @@ class Killing:
         self._note(what)
         with contextlib.suppress(psutil.NoSuchProcess):
             self.rng.choice(living).kill()
-        return True
-
-    def _kill_member(self) -> bool:
-        at = len(self.strikes)
-        self._note("dask worker")
-        if not self.place.kill_member(self.rng):
-            del self.strikes[at:]
-            return False
         return True
 
     def _freeze_lane(self) -> bool:

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from autotune.compiler.company import PAIRS_ALONE, Company, look_in_company
+from autotune.compiler.interaction import PAIRS_ALONE, Interactions, find_interactions
 from autotune.model import FlagSet
 
 Domains = Mapping[str, Sequence[str]]
@@ -19,9 +19,9 @@ def points(domains: Domains) -> Iterator[FlagSet]:
         yield FlagSet({n: v for n, v in zip(domains, values, strict=True) if v is not None})
 
 
-def lost_programs(domains: Domains, dead: set[str], program: Callable[[FlagSet], str | None]) -> set[str]:
-    """Programs of a space that the space without the dead settings lacks; what does not compile counts as none."""
-    kept = {program(p) for p in points({n: v for n, v in domains.items() if n not in dead})}
+def lost_programs(domains: Domains, no_ops: set[str], program: Callable[[FlagSet], str | None]) -> set[str]:
+    """Programs of a space that the space without the no_ops settings lacks; what does not compile counts as none."""
+    kept = {program(p) for p in points({n: v for n, v in domains.items() if n not in no_ops})}
     return {found for p in points(domains) if (found := program(p)) is not None and found not in kept}
 
 
@@ -58,21 +58,21 @@ class KnownCompiler:
         seed: int = 0,
         chains: Mapping[str, Sequence[FlagSet]] | None = None,
         pairs_alone: int = PAIRS_ALONE,
-    ) -> tuple[set[str], Company]:
-        """The settings that are called dead as a screen does it, alone and then in company; see `look_in_company`."""
+    ) -> tuple[set[str], Interactions]:
+        """The settings that are called no-ops, alone and then with others; see `find_interactions`."""
         plain = self.program(FlagSet())
         alone = {n: {v: self.program(FlagSet({n: v})) for v in values} for n, values in self.domains.items()}
         compiles = {n: [v for v, found in of.items() if found is not None] for n, of in alone.items()}
-        dead = {n: v for n, v in compiles.items() if {alone[n][w] for w in self.domains[n]} == {plain}}
-        live = {n: v for n, v in compiles.items() if n not in dead}
+        no_ops = {n: v for n, v in compiles.items() if {alone[n][w] for w in self.domains[n]} == {plain}}
+        active = {n: v for n, v in compiles.items() if n not in no_ops}
         failing = [FlagSet({n: v}) for n, of in alone.items() for v, found in of.items() if found is None]
         how = {"failing": failing, "chains": chains, "seed": seed, "pairs_alone": pairs_alone}
-        found = look_in_company(self.program, dead, live, **how)  # type: ignore[arg-type]
-        return set(dead) - set(found.awake) - set(found.unsettled), found
+        found = find_interactions(self.program, no_ops, active, **how)  # type: ignore[arg-type]
+        return set(no_ops) - set(found.found_active) - set(found.unsettled), found
 
-    def lost(self, dead: set[str]) -> set[str]:
-        """Programs of the whole space that the space without the dead ones lacks."""
-        return lost_programs(self.domains, dead, self.program)
+    def lost(self, no_ops: set[str]) -> set[str]:
+        """Programs of the whole space that the space without the no_ops ones lacks."""
+        return lost_programs(self.domains, no_ops, self.program)
 
 
 def random_compiler(

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import random
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar, Protocol, Self
 
-from harness.driven import Driven, marking
+from harness.driven import Driven
 from harness.sandbox import Slurm
 
 
@@ -35,19 +33,8 @@ class Place(Protocol):
     def start(self, folder: Path, arguments: Sequence[str]) -> Driven:
         """Starts a driver, or starts it again; `folder` as `Driven` has it."""
 
-    def kill_member(self, rng: random.Random) -> bool:
-        """Kills one of those that bring lanes from outside, and starts it again; False where there is none."""
 
-
-class _WithoutMembers:
-    """Lanes that the driver starts itself."""
-
-    def kill_member(self, rng: random.Random) -> bool:
-        """See `Place`."""
-        return False
-
-
-class Here(_WithoutMembers):
+class Here:
     """The driver's own machine; with several lanes, processes on some of its devices."""
 
     longest_s = 1.5
@@ -69,7 +56,7 @@ class Here(_WithoutMembers):
         return Driven(folder, [*self._devices, *arguments])
 
 
-class InSlurmJob(_WithoutMembers):
+class InSlurmJob:
     """A lane on each node of a SLURM job, whose driver runs where the job was asked for.
 
     Args:
@@ -103,61 +90,3 @@ class InSlurmJob(_WithoutMembers):
         listed = self._slurm.call("squeue", "-h", "-j", self._job, "-o", "%N").strip()
         job = {"SLURM_JOB_ID": self._job, "SLURM_JOB_NODELIST": listed, "SLURM_JOB_NUM_NODES": str(self._nodes)}
         return Driven(folder, arguments, env={**self._slurm.env, **job})
-
-
-class OnDask:
-    """A Dask cluster on loopback, whose scheduler and workers outlive the driver."""
-
-    name = "dask"
-    has_lanes = True
-    longest_s = 1.5
-
-    def __init__(self, workers: int = 3) -> None:
-        self._names = [f"w{i}" for i in range(workers)]
-        self._members: dict[str, subprocess.Popen[bytes]] = {}
-        self._folder = Path()
-
-    def __enter__(self) -> Self:
-        """See `Place`."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Ends workers and scheduler."""
-        for member in self._members.values():
-            member.kill()
-            member.wait()
-
-    def start(self, folder: Path, arguments: Sequence[str]) -> Driven:
-        """See `Place`: what is gone of the cluster is started again, too."""
-        self._folder = folder
-        if "scheduler" not in self._members:
-            self._begin("scheduler", "scheduler", "--port", "0", "--host", "127.0.0.1")
-        for name in self._names:
-            if name not in self._members or self._members[name].poll() is not None:
-                self._join(name)
-        return Driven(
-            folder, ["--scheduler-file", str(self._file), *arguments],
-            outlive=lambda: [m.pid for m in self._members.values()],
-        )  # fmt: skip
-
-    @property
-    def _file(self) -> Path:
-        return self._folder / "scheduler.json"
-
-    def _join(self, name: str) -> None:
-        self._begin(name, "worker", "--no-nanny", "--nthreads", "1", "--name", name)
-
-    def _begin(self, name: str, what: str, *options: str) -> None:
-        command = [sys.executable, "-m", "dask", what, "--scheduler-file", str(self._file), "--no-dashboard", *options]
-        with (self._folder / f"{name}.log").open("ab") as log:
-            self._members[name] = subprocess.Popen(
-                command, cwd=self._folder, env=marking(self._folder), stdout=log, stderr=log, stdin=subprocess.DEVNULL
-            )
-
-    def kill_member(self, rng: random.Random) -> bool:
-        """See `Place`."""
-        name = rng.choice(self._names)
-        self._members[name].kill()
-        self._members[name].wait()
-        self._join(name)
-        return True

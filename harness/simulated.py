@@ -3,15 +3,42 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import (
+    Callable,
+    Mapping,
+    Sequence,
+)
+from dataclasses import (
+    dataclass,
+    field,
+)
 from pathlib import Path
+from unittest import mock
 
-from autotune.model import Callbacks, FlagSet, Pair, Stamped, Stopwatch, StudySpec, WorkloadFacts
+from autotune.machine import (
+    NO_WATCH,
+    EnergyMeter,
+)
+from autotune.model import (
+    Callbacks,
+    FlagSet,
+    Pair,
+    Stamped,
+    Stopwatch,
+    StudySpec,
+    WorkloadFacts,
+)
 from autotune.rundir import Store
 from autotune.settings import SearchSpace
-from autotune.study import NO_LESSONS, Here, Lessons, Runner, StudyRun
-from autotune.workers import Launcher, ReplayLauncher
+from autotune.study import (
+    LibraryWinners,
+    LocalExecutor,
+    StudyRun,
+    TaskRunner,
+    lanes,
+)
+from autotune.workers import Launcher
+from harness.simulated_machine import SimulatedLauncher
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,28 +50,27 @@ class GivenSetup:
     given_launcher: Launcher | None = None
     rule_defaults: Mapping[str, str] = field(default_factory=dict)
     jaxlib: str = ""
-    given_lessons: Lessons = NO_LESSONS
+    given_library: LibraryWinners = field(default_factory=LibraryWinners)
     read_at_run_time: Callable[[FlagSet], FlagSet] = lambda settings: settings.of_kind("env")
 
     def space(self, facts: WorkloadFacts | None) -> SearchSpace:
         """The given space, whatever the workload."""
         return self.given_space
 
-    def lessons(self, kind: str | None, count: int | None, note: Callable[[str], None]) -> Lessons:
+    def library_winners(self, kind: str | None, count: int | None, note: Callable[[str], None]) -> LibraryWinners:
         """The given ones, whatever the devices."""
-        return self.given_lessons
+        return self.given_library
 
     def runtime_settings(self, settings: FlagSet) -> FlagSet:
         """As given; default: environment variables."""
         return self.read_at_run_time(settings)
 
     def launcher(self, store: Store) -> Launcher:
-        """The given one, or what replays the study's formula."""
+        """The given one, or the study's simulated machine."""
         if self.given_launcher is not None:
             return self.given_launcher
-        assert store.spec.replay is not None
-        make = UnloggedReplay if isinstance(store, MemoryStore) else ReplayLauncher
-        return make(store.spec.replay, seed=store.spec.seed, platform=store.spec.device.platform)
+        make = UnloggedLauncher if isinstance(store, MemoryStore) else SimulatedLauncher
+        return make(store.spec)
 
 
 class _Silent(Callbacks):
@@ -56,8 +82,8 @@ def silent() -> Callbacks:
     return _Silent()  # type: ignore[abstract]  # its methods do nothing, as the protocol has them
 
 
-class UnloggedReplay(ReplayLauncher):
-    """A replay whose workers leave no log."""
+class UnloggedLauncher(SimulatedLauncher):
+    """A simulated machine whose workers leave no log."""
 
     def log(self, settings: FlagSet, folder: Path) -> Path:
         """Where it would be."""
@@ -93,9 +119,9 @@ class MemoryStore(Store):
         """Writes nothing."""
 
 
-def runner_of(run: StudyRun) -> Runner:
+def runner_of(run: StudyRun) -> TaskRunner:
     """What does the work of a study whose only lane is this process."""
-    assert isinstance(run.lanes.engine, Here)
+    assert isinstance(run.lanes.engine, LocalExecutor)
     return run.lanes.engine.runner
 
 
@@ -106,15 +132,19 @@ def given_run(
     view: Callbacks,
     *,
     storage: str | None = None,
-    equip: Callable[[Runner], None] = lambda runner: None,
+    equip: Callable[[TaskRunner], None] = lambda runner: None,
 ) -> StudyRun:
     """The context of a study in `folder`, or in memory (None); `equip` may change what measures."""
     create = functools.partial(Store.create_or_resume, study_dir=folder.parent, watch=Stopwatch()) if folder else None
 
-    def here(run: StudyRun) -> Here:
-        runner = Runner(run.spec, run.store, run.setup.launcher(run.store), run.lanes)
+    def here(run: StudyRun) -> LocalExecutor:
+        runner = TaskRunner(run.spec, run.store, run.setup.launcher(run.store), run.lanes)
+        runner.context.meter = EnergyMeter()
+        runner.context.gpus = NO_WATCH
+        if isinstance(run.store, MemoryStore):  # of thousands: what their proofs could find takes seconds to work out
+            run._resources.enter_context(mock.patch.object(lanes, "promise_of", return_value=None))
         equip(runner)
-        return Here(runner)
+        return LocalExecutor(runner)
 
     return StudyRun(
         spec=spec,

@@ -1,8 +1,8 @@
 """Power cuts in the middle of a study: what ext4 on a disk with a volatile cache holds then, and what becomes of it.
 
-A replayed study runs by the real command on ext4 on a loop device on `harness.disks.PowerDisk`. While it runs, what the
-disk would hold after a power cut at that moment is copied again and again; nothing is unmounted or flushed for it. Each
-copy is mounted, as after the reboot, and must hold all that the driver had told before the cut began.
+A simulated study runs by the real command on ext4 on a loop device on `harness.disks.PowerDisk`. While it runs, what
+the disk would hold after a power cut at that moment is copied again and again; nothing is unmounted or flushed for it.
+Each copy is mounted, as after the reboot, and must hold all that the driver had told before the cut began.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from autotune.model.records import AblationResult, ConfirmRun, TrialResult, Tria
 from autotune.rundir import check_run
 from autotune.rundir.store import Store
 from harness.disks import ROOT, PowerDisk
-from harness.kills import REPLAYED
+from harness.kills import SIMULATED
+from harness.simulated_machine import write_study
 from harness.tally import tally_of
 
 BYTES = 24 << 20
@@ -116,7 +117,7 @@ def take_cuts(folder: Path, *, options: str, count: int, trials: int, seed: int,
     with blank.open("wb") as stream:
         stream.truncate(BYTES)
     subprocess.run(["mkfs.ext4", "-q", "-J", "size=4", str(blank)], check=True)
-    study.write_text(REPLAYED.format(trials=trials, delay_s=0.008), encoding="utf-8")
+    write_study(study, SIMULATED.format(trials=trials, delay_s=0.008))
     (folder / "site").mkdir()
     (folder / "site/sitecustomize.py").write_text(spoiled_by)
     with PowerDisk(folder / "fuse", blank) as disk, mounted(disk.image, folder / "disk", options) as root:
@@ -146,7 +147,7 @@ def take_cuts(folder: Path, *, options: str, count: int, trials: int, seed: int,
 
 def command(study: Path, run_dir: Path) -> list[str]:
     """The command that starts the study, and goes on with it."""
-    return [sys.executable, "-m", "autotune", "run", str(study), "--run-dir", str(run_dir)]
+    return [sys.executable, "-m", "harness.simulated_machine", "run", str(study), "--run-dir", str(run_dir)]
 
 
 def _environment(folder: Path) -> dict[str, str]:

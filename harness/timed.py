@@ -1,4 +1,4 @@
-"""Replayed studies on a simulated clock: what a study of half an hour takes is told in a second, without sleeping."""
+"""Simulated studies on a simulated clock: what a study of half an hour takes is told in a second, without sleeping."""
 
 from __future__ import annotations
 
@@ -8,13 +8,28 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from autotune.model import Callbacks, ConfirmRun, FlagSet, Stopwatch, StudySpec
+from autotune.model import (
+    Callbacks,
+    ConfirmRun,
+    FlagSet,
+    Stopwatch,
+    StudySpec,
+)
 from autotune.stats import STARTS
-from autotune.study import Stopped, StudyRun
-from autotune.workers import ReplayLauncher
+from autotune.study import (
+    Stopped,
+    StudyRun,
+)
 from autotune.workers.base import Progress
-from autotune.workers.replay import ReplayWorker
-from harness.simulated import GivenSetup, MemoryStore, given_run
+from harness.simulated import (
+    GivenSetup,
+    MemoryStore,
+    given_run,
+)
+from harness.simulated_machine import (
+    SimulatedLauncher,
+    SimulatedWorker,
+)
 
 LONGEST_JUMP_S = 20.0
 """A stopwatch takes a longer gap between two looks for a pause."""
@@ -51,8 +66,8 @@ class SimulatedClock:
                 raise Stopped
 
 
-class TimedLauncher(ReplayLauncher):
-    """Replayed workers whose starts and steps take their time.
+class TimedLauncher(SimulatedLauncher):
+    """Simulated workers whose starts and steps take their time.
 
     Args:
         spec: The study.
@@ -61,11 +76,10 @@ class TimedLauncher(ReplayLauncher):
     """
 
     def __init__(self, spec: StudySpec, clock: SimulatedClock, *, start_factor: float = 1.0) -> None:
-        assert spec.replay is not None
-        super().__init__(spec.replay, seed=spec.seed, platform=spec.device.platform)
-        self._clock, self._factor, self._start_s = clock, start_factor, spec.replay.start_s
+        super().__init__(spec)
+        self._clock, self._factor, self._start_s = clock, start_factor, self.simulation.start_s
 
-    def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> ReplayWorker:
+    def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> SimulatedWorker:
         """See `base.Launcher`; two that are started at once, by threads, share the machine that compiles them."""
         is_at_once = threading.current_thread() is not threading.main_thread()
         own_s = self._start_s * (self._factor if settings else 1.0)

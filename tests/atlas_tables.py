@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from autotune.settings import Atlas, AtlasRow, AtlasVerdict, atlas_text, load_catalog, load_recipes
+from autotune.settings import Atlas, AtlasRow, AtlasVerdict, atlas_text, load_catalog
 
 KINDS = ("dense-fsdp", "tensor-parallel", "pipeline", "moe", "recurrent", "long-context")
 TARGETS = ("a100-sxm-80", "h100-sxm", "h200", "b200", "gb200")
@@ -37,7 +37,6 @@ def small() -> Atlas:
         "kind": "cell",
         "program": "p0",
         "peak_bytes": 40_000_000_000,
-        "step_s": 1.25,
         "compiled": 45,
         "seconds": 512.0,
     }
@@ -57,10 +56,9 @@ def small() -> Atlas:
             "changes",
             changes=merged,
             program="p1",
-            predicted_change=-0.031,
             peak_bytes=41_000_000_000,
         ),
-        row(b, combine, "1073741824", "changes", changes=merged[:1], program="p1", predicted_change=0.012),
+        row(b, combine, "1073741824", "changes", changes=merged[:1], program="p1"),
         row(c, combine, "1073741824", "same", tried="alone", program="p0"),
         row(d, combine, "1073741824", "same", tried="together"),
         row(e, combine, "1073741824", "same", tried="together"),
@@ -73,13 +71,6 @@ def small() -> Atlas:
         *(row(x, level, "0", "unseen", message="decided on the device") for x in every),
         row(c, "xla_gpu_graph_level", "2", "fails", message="crash: <script>alert(1)</script>"),
     ]
-    names = list(load_recipes())[:3]
-    for x in every:
-        rows += [
-            row(x, names[0], "xla_a=1", "changes", kind="recipe", program="p1"),
-            row(x, names[1], "xla_a=1 xla_b=2", "changes", kind="recipe", program="p1"),
-            row(x, names[2], "xla_c=1", "same", kind="recipe", tried="together"),
-        ]
     return Atlas(rows)
 
 
@@ -98,14 +89,8 @@ def big(*, seed: int = 0, jaxlibs: tuple[str, ...] = JAXLIBS, most: int = 150) -
         for kind, target, gpus in places:
             cell = (jaxlib, kind, target, gpus)
             told = {"kind": "cell", "program": "p0", "peak_bytes": chance.randrange(30, 70) * 10**9, "compiled": 45}
-            rows.append(row(cell, "", "", "default", **told, step_s=round(chance.uniform(0.3, 4), 3), seconds=540.0))
+            rows.append(row(cell, "", "", "default", **told, seconds=540.0))
             rows += [_drawn(cell, s, v, habits[s.name], chance) for s, v in values]
-            for number, name in enumerate(load_recipes()):
-                program = f"r{chance.choice((number, number // 2))}"
-                verdict = "changes" if chance.random() < 0.8 else "same"
-                rows.append(
-                    row(cell, name, "(as published)", verdict, kind="recipe", program=program * (verdict == "changes"))
-                )
         rows += [
             row((jaxlib, "", "", 0), s.name, "true", "rejected", message=f"{jaxlib} does not have it")
             for s in load_catalog().values()
@@ -147,11 +132,9 @@ def _drawn(cell: tuple[str, str, str, int], setting: Any, value: str, habit: Any
     clause = CLAUSES.get(setting.group, "kernels: 1{0}0 -> 1{1}1").format(
         chance.randrange(9, 90), chance.randrange(1, 9)
     )
-    predicts = setting.group in ("combining", "async", "scheduling", "pipelining", "loops")
     return row(
         cell, setting.name, value, "changes", changes=(clause, f"order of {chance.randrange(900)} instructions"),
         program=f"{setting.name[-6:]}{value}{chance.randrange(2)}", peak_bytes=chance.randrange(30, 80) * 10**9,
-        predicted_change=round(chance.gauss(-0.004, 0.015), 4) if predicts else None,
     )  # fmt: skip
 
 

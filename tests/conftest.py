@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from harness import simulated_machine
 from tests.runs import _own_data_dir as _own_data_dir
 from tests.runs import altered as altered
 from tests.runs import finished as finished
@@ -26,6 +27,12 @@ def pytest_configure(config: pytest.Config) -> None:
     if shutil.disk_usage(memory).free > 4 << 30 and not os.statvfs(memory).f_flag & os.ST_NOEXEC:
         config.option.basetemp = tempfile.mkdtemp(prefix="autotune-tests-", dir=memory)
         config.add_cleanup(lambda: shutil.rmtree(config.option.basetemp, ignore_errors=True))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _simulated_machines() -> None:
+    """Studies beside which a simulated machine is described run on it."""
+    simulated_machine.install()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

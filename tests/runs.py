@@ -1,15 +1,25 @@
-"""What several tests of the driver need: replayed studies without a file, and a view that remembers."""
+"""What several tests of the driver need: simulated studies without a file, and a view that remembers."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import (
+    Callable,
+    Iterator,
+    Mapping,
+)
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from autotune.machine import (
+    NO_METER,
+    NO_WATCH,
+)
 from autotune.model.flags import FlagSet
+from autotune.model.measurement import Pair
 from autotune.model.records import (
     AblationResult,
     ConclusionRecord,
@@ -19,16 +29,42 @@ from autotune.model.records import (
     TrialConfig,
     TrialResult,
 )
-from autotune.model.spec import StudySpec, parse_study
+from autotune.model.spec import StudySpec
 from autotune.results.conditions import Conditions
 from autotune.results.winner import Winner
 from autotune.rundir.store import Store
-from autotune.settings.parameters import Parameter, SearchSpace
+from autotune.settings.space import (
+    Parameter,
+    SearchSpace,
+)
 from autotune.stats.estimates import Estimate
-from autotune.study.library_priors import NO_LESSONS, Lessons
+from autotune.study.compare import InterleavedBlocks
+from autotune.study.loss_gate import LossTrace
+from autotune.study.priors import LibraryWinners
 from autotune.study.stages import run_study
-from autotune.workers.base import Launcher
-from harness.simulated import GivenSetup, given_run
+from autotune.workers.base import (
+    Launcher,
+    Worker,
+)
+from harness.simulated import (
+    GivenSetup,
+    given_run,
+)
+from harness.simulated_machine import parse_simulated
+
+
+def interleaved_pairs(
+    reference: Worker, candidate: Worker, stop: Callable[[list[float]], str | None], *, steps: int = 3, seed: int = 0
+) -> tuple[list[Pair], str]:
+    """Interleaved pairs of two workers, and why they ended."""
+    spec = replay_study(study={"seed": seed})
+    context: Any = SimpleNamespace(
+        spec=spec, steps_for=lambda worker: steps, now_s=1.5, meter=NO_METER, gpus=NO_WATCH,
+        progress=SimpleNamespace(pair=lambda *_: None),
+    )  # fmt: skip
+    traces = (LossTrace(spec, reference.report), LossTrace(spec, candidate.report))
+    blocks = InterleavedBlocks(context, Path("nowhere"), (reference, candidate), traces)
+    return blocks.measure(stop, seed="test")
 
 
 class Diary:
@@ -77,6 +113,7 @@ class Diary:
         self.notes.append(text)
 
 
+NO_WINNERS = LibraryWinners()
 SPACE = SearchSpace(
     (
         Parameter(name="xla_a", choices=("0", "1", "2"), default="0"),
@@ -95,7 +132,7 @@ def asking(spec: StudySpec, trials: int) -> StudySpec:
 def replay_study(**replay: Any) -> StudySpec:
     """A study of `SPACE` on a formula; the rest of the study under the key `study`."""
     more = replay.pop("study", {})
-    return parse_study({"name": "replayed", "workload": {"entry": "llama"}, "replay": replay, **more})
+    return parse_simulated({"name": "replayed", "workload": {"entry": "llama"}, "simulation": replay, **more})
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -111,7 +148,7 @@ Run = Callable[..., tuple[ConclusionRecord, Store, Diary]]
 
 @pytest.fixture
 def run_replay(tmp_path: Path) -> Run:
-    """Runs a replayed study to its end, or goes on with it: `run_replay(spec, trials=..., folder=...)`."""
+    """Runs a simulated study to its end, or goes on with it: `run_replay(spec, trials=..., folder=...)`."""
 
     def run(
         spec: StudySpec,
@@ -123,10 +160,10 @@ def run_replay(tmp_path: Path) -> Run:
         launcher: Launcher | None = None,
         budget_s: float | None = None,
         space: SearchSpace = SPACE,
-        lessons: Lessons = NO_LESSONS,
+        library: LibraryWinners = NO_WINNERS,
     ) -> tuple[ConclusionRecord, Store, Diary]:
         search = spec.search.model_copy(update={"trials": trials, "time_budget": budget_s})
-        setup = GivenSetup(given_space=space, first=first, given_launcher=launcher, given_lessons=lessons)
+        setup = GivenSetup(given_space=space, first=first, given_launcher=launcher, given_library=library)
         diary = Diary()
         asked = spec.model_copy(update={"search": search})
         study = given_run(asked, tmp_path / folder, setup, diary, storage=storage)
@@ -170,7 +207,7 @@ def make_winner(settings: Mapping[str, str], **conditions: Any) -> Winner:
 
 
 def record(path: Path, spec: StudySpec, *, trials: int, space: SearchSpace = SPACE) -> Store:
-    """Runs a replayed study to its end; for runs that several tests only read."""
+    """Runs a simulated study to its end; for runs that several tests only read."""
     run = given_run(asking(spec, trials), path, GivenSetup(given_space=space), Diary())
     run_study(run)
     return run.store

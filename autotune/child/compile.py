@@ -108,7 +108,7 @@ def abstract_arguments(workload: Any, entry: str, devices: Sequence[Any]) -> Any
 
 
 def prepare(job: dict[str, Any]) -> tuple[Lower, dict[str, Any]]:
-    """Does what may be done before a fork; gives what a fork calls for the lowered step, and what to tell the driver.
+    """Prepares the job before forks; gives a function that lowers the step, and facts for the driver.
 
     What is told holds ``touched_by``: ``import`` or ``build`` where that started a backend, else None.
     """
@@ -142,7 +142,7 @@ def prepare(job: dict[str, Any]) -> tuple[Lower, dict[str, Any]]:
 
 
 def give_way(order: dict[str, Any]) -> None:
-    """Lets other processes go first, and keeps to the processors that the order names; to all if it names none.
+    """Lowers the priority and sets the processors of this process, as the order says.
 
     Done before any thread is started: each begins with what its maker has. Where the system refuses, all is as before.
     """
@@ -154,7 +154,7 @@ def give_way(order: dict[str, Any]) -> None:
 
 
 def keep_to_limits(processor_s: float | None) -> None:
-    """Ends this process by SIGXCPU after so much processor time; for want of memory the kernel ends it before others.
+    """Limits the processor time (SIGXCPU), and makes the kernel end this process first when memory is short.
 
     A setting may make the compiler take 26 times as long, or all memory there is (docs/screening.md).
     """
@@ -168,7 +168,7 @@ def keep_to_limits(processor_s: float | None) -> None:
 
 
 def has_backend() -> bool:
-    """Whether a backend of JAX has been started here; a JAX that does not tell is taken to have one."""
+    """Whether a JAX backend was started in this process; True if JAX does not tell."""
     from jax._src import xla_bridge
 
     return bool(getattr(xla_bridge, "backends_are_initialized", lambda: True)())

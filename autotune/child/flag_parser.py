@@ -1,6 +1,6 @@
 """Parses XLA_FLAGS texts with the jaxlib of this Python, one JSON line per question and answer.
 
-Started by `autotune.settings.parser`, never imported. jaxlib parses XLA_FLAGS once per process and ends the process on
+Started by `autotune.settings.probe`, never imported. jaxlib parses XLA_FLAGS once per process and ends the process on
 an error; so the library is loaded once, and each question is put to a fork of this process (milliseconds
 each).
 
@@ -65,7 +65,6 @@ def jax_options() -> dict[str, dict[str, Any]]:
             "type": kind if isinstance(kind, str) else kind.__name__,
             "values": [str(v) for v in details.get("enum_values") or ()],
             "default": None if value is None else str(value),
-            "help": str(details.get("help") or ""),
         }
     return found
 

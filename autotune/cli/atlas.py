@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,12 +11,15 @@ import typer
 
 from autotune.cli import options
 from autotune.cli.printing import print_json, print_table
+from autotune.cli.tune import seconds_of
 
 if TYPE_CHECKING:
-    from autotune.results import ToldPart
     from autotune.settings import Atlas
 
 atlas_app = typer.Typer(help="What each setting does to each kind of model, compiled beforehand.", no_args_is_help=True)
+
+MOST_PLACES = 3
+"""Cells up to this number are named; of more, only their number."""
 
 Table = Annotated[
     Path | None,
@@ -48,30 +52,71 @@ def html(
 
 @atlas_app.command("show")
 def show(
-    name: Annotated[str, typer.Argument(help="A setting, with or without dashes, or a published set.")],
-    where: options.Places = None,
+    name: Annotated[str, typer.Argument(help="A setting, with or without dashes.")],
     table: Table = None,
     as_json: options.Json = False,
 ) -> None:
-    """Tells where a setting is alive, and what it does there."""
-    from autotune.results import told_setting
-    from autotune.settings import Places, load_recipes, parse_places
+    """Tells where a setting is active, and what it does there."""
+    from autotune.results import atlas_findings
 
-    found, bare = _table(table), name.strip().lstrip("-").partition("=")[0]
-    places = parse_places(where, found) if where else Places()
-    kind = "recipe" if bare in load_recipes() else "setting"
-    told = told_setting(found, bare, places, kind=kind)
+    found = atlas_findings(_table(table), name.strip().lstrip("-").partition("=")[0])
     if as_json:
-        print_json(told)
+        print_json(found)
         return
-    rows = [(t.jaxlib, t.value or "''", t.verdict, cells_words(t), t.words) for t in told]
+    rows = []
+    for f in found:
+        count = f"{f.cells} of {f.of} cells"
+        are_named = 0 < len(f.places) <= MOST_PLACES and f.cells < f.of
+        where = f"{count}: {', '.join(f.places)}" if are_named else count
+        rows.append((f.jaxlib, f.value or "''", f.verdict, where, f.words))
     print_table(("jaxlib", "value", "verdict", "in", "what"), rows)
 
 
-def cells_words(told: ToldPart, *, most: int = 3) -> str:
-    """In how many cells, and in which if they are few."""
-    count = f"{told.cells} of {told.of} cells"
-    return f"{count}: {', '.join(told.places)}" if 0 < len(told.places) <= most and told.cells < told.of else count
+@atlas_app.command("build")
+def build(
+    kind: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--kind", metavar="KIND", help="Kind of model, such as dense-fsdp; may be repeated. Default: all."
+        ),
+    ] = None,
+    target: Annotated[
+        list[str] | None,
+        typer.Option("--target", metavar="GPU", help="GPU (`autotune targets list`); may be repeated."),
+    ] = None,
+    gpus: Annotated[
+        list[int] | None, typer.Option("--gpus", metavar="N", min=1, help="How many of them; may be repeated.")
+    ] = None,
+    into: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Where the table lies; default: within this package.")
+    ] = None,
+    time_budget: Annotated[str | None, typer.Option(help="No compilation begins after that, such as 2h.")] = None,
+) -> None:
+    """Compiles every setting for every kind of model and GPU, by the jaxlib that is installed; needs no GPU.
+
+    The table of that release is written cell by cell; the same command goes on where it was stopped.
+    """
+    from importlib.resources import as_file
+
+    from autotune.compiler import Plan, build_atlas, planned_cells
+    from autotune.machine import caller_environment, default_cache_dir
+    from autotune.settings import atlas_folder
+
+    began_s = time.monotonic()
+
+    def say(text: str) -> None:
+        minutes, seconds = divmod(int(time.monotonic() - began_s), 60)
+        print(f"[{minutes:3d}:{seconds:02d}] {text}", file=sys.stderr, flush=True)
+
+    cells = planned_cells(kind or (), target or (), gpus or ())
+    with as_file(atlas_folder()) as packaged:
+        plan = Plan(
+            cells=cells,
+            folder=into or packaged,
+            cache_dir=default_cache_dir(caller_environment()) / "screen",
+            limit_s=seconds_of(time_budget, "--time-budget"),
+        )
+        print(build_atlas(plan, say))
 
 
 def _table(folder: Path | None) -> Atlas:

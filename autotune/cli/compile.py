@@ -31,7 +31,7 @@ def screen(
     limit_s: options.Limit = None,
     as_json: options.Json = False,
 ) -> None:
-    """Says which settings change this program on that cluster, which are dead, and what does not fit."""
+    """Says which settings change this program on that cluster, which are no-ops, and what does not fit."""
     from autotune.compiler import chains, domains, facts_of
     from autotune.machine import driver_python
     from autotune.settings import KnownSettings, build_space, named_sets, probe_build
@@ -53,25 +53,19 @@ def explain(
     settings: Annotated[str, typer.Option("--set", metavar="FLAGS", help="Such as '--xla_...=true NCCL_PROTO=LL'.")],
     target: options.Target = None,
     topology: options.Topology = None,
-    html: Annotated[Path | None, typer.Option(metavar="FILE.html", help="Write a page with a time line.")] = None,
     option: options.WorkloadOption = None,
     cache: options.Cache = True,
     limit_s: options.Limit = None,
 ) -> None:
-    """Shows what one set changes in the program: collectives, schedule, memory, predicted times."""
-    from autotune.compiler import as_page, as_text, explain_set
+    """Shows what one set changes in the program: collectives, schedule, memory, overlap."""
+    from autotune.compiler import explain_set, explanation
     from autotune.model import parse_set
 
     candidate = parse_set(settings)
     with _open_screen(study, target, topology, option, folder=_cache_dir(cache), limit_s=limit_s) as (_, opened):
         sides = [explain_set(opened, s) for s in (parse_set(""), candidate)]
     limit = opened.limit_bytes(opened.baseline.merge(candidate))
-    print(as_text(*sides, memory_limit_bytes=limit))
-    if html is not None:
-        place = opened.job.target.title if opened.job.target else "this CPU"
-        title = f"{opened.job.entry} on {opened.job.topology} {place}"
-        html.write_text(as_page(*sides, title=title, memory_limit_bytes=limit), encoding="utf-8")
-        print(f"\npage: {html}")
+    print(explanation(*sides, memory_limit_bytes=limit))
 
 
 def predict(
@@ -114,7 +108,6 @@ def list_targets(as_json: options.Json = False) -> None:
         return
     width = max(len(t.name) for t in found)
     for t in found:
-        assert t.network is not None
         links = f"NVLink over {t.network.nvlink_domain} GPUs" if t.network.nvlink_links else "PCIe"
         print(
             f"{t.name:<{width}}  {t.title}: {format_bytes(t.memory_bytes)}, "
@@ -133,10 +126,10 @@ def _open_screen(
     limit_s: float | None,
 ) -> Iterator[tuple[StudySpec, Screener]]:
     """The study as it is for that cluster, and what compiles it; progress goes to stderr."""
-    from autotune.compiler import load_target, open_screener, parse_topology, target_here, with_options
+    from autotune.compiler import load_target, open_screener, parse_topology, target_here
     from autotune.model import load_study
 
-    spec = with_options(load_study(study), options or ())
+    spec = _with_options(load_study(study), options or ())
     attached = target_here() if target is None and spec.device.platform == "cuda" else None
     with open_screener(
         spec,
@@ -149,6 +142,24 @@ def _open_screen(
         processors=lambda: len(os.sched_getaffinity(0)),
     ) as opened:
         yield opened
+
+
+def _with_options(spec: StudySpec, pairs: Sequence[str]) -> StudySpec:
+    """The study with options of its workload as ``NAME=VALUE``; a value that is no JSON is text."""
+    import json
+
+    from autotune.model import StudyFileError
+
+    merged = dict(spec.workload.options)
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        if not equals:
+            raise StudyFileError(f"--option must be NAME=VALUE but got {pair!r}")
+        try:
+            merged[name] = json.loads(text)
+        except json.JSONDecodeError:
+            merged[name] = text
+    return spec.model_copy(update={"workload": spec.workload.model_copy(update={"options": merged})})
 
 
 def _cache_dir(cache: bool) -> Path | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from autotune.cli import options
 from autotune.cli.printing import plain, print_exact, print_json, print_table
 
 if TYPE_CHECKING:
-    from autotune.settings import Migration, ProbeReport, SettingCheck
+    from autotune.settings import ProbeReport, SettingCheck
 
 flags_app = typer.Typer(help="Every published setting: what the installed build says.", no_args_is_help=True)
 recipes_app = typer.Typer(help="Published flag sets: what the installed build has.", no_args_is_help=True)
@@ -49,31 +50,17 @@ def show_flag(
     as_json: options.Json = False,
 ) -> None:
     """Tells all that is known of one setting, and what the installed build says of it."""
-    from autotune.results import alive_lines
-    from autotune.settings import KnownSettings, describe_setting, help_of_build, load_atlas, load_catalog, load_recipes
+    from autotune.settings import KnownSettings, format_setting, load_catalog, load_recipes
 
-    catalog = load_catalog()
-    setting = catalog.find(name)
+    setting = load_catalog().find(name)
     report = _report(plugin, python)
-    info, option = report.flags.get(setting.name), report.jax_options.get(setting.name)
     recipes = [r.name for r in load_recipes().values() if setting.name in r.settings]
-    there = info is not None or option is not None
-    own_words = help_of_build(setting.name, python) if there else ""
-    alive = alive_lines(load_atlas(), setting.name)
     if as_json:
-        more = {
-            "build": report.build,
-            "in_build": info or option,
-            "recipes": recipes,
-            "help_of_build": own_words,
-            "atlas": alive,
-        }
-        print_json(plain(setting, kind=setting.kind, **more))
+        in_build = report.flags.get(setting.name) or report.jax_options.get(setting.name)
+        print_json(plain(setting, kind=setting.kind, build=report.build, in_build=in_build, recipes=recipes))
         return
     print(f"{setting.name}: {setting.summary}")
-    atlas = [("atlas" if not i else "", line) for i, line in enumerate(alive)]
-    last = (("recipes", ", ".join(recipes)), *atlas, ("the build says", own_words))
-    for label, text in (*describe_setting(setting, KnownSettings(report)), *last):
+    for label, text in (*format_setting(setting, KnownSettings(report)), ("recipes", ", ".join(recipes))):
         if text:
             print(f"  {label:16} {text}")
 
@@ -84,37 +71,20 @@ def check_flags(
     recipe: Annotated[str | None, typer.Option(help="A recipe of `autotune recipes list`.")] = None,
     file: options.Script = None,
     env: Annotated[bool, typer.Option("--env", help="Check the environment of this call.")] = False,
-    where: Annotated[
-        str | None,
-        typer.Option(
-            "--for",
-            metavar="PLACE|STUDY.toml",
-            help="Kind of model and GPUs, such as dense-fsdp@8xh100-sxm; or a study, for the build that it runs on.",
-        ),
+    study: Annotated[
+        Path | None,
+        typer.Option("--for", metavar="STUDY.toml", help="A study: check for the build that it runs on.", exists=True),
     ] = None,
     plugin: options.Plugin = "auto",
     python: options.Python = None,
     as_json: options.Json = False,
 ) -> None:
     """Says of each setting what it really is for the installed build; fails if any would stop a process."""
-    from autotune.cli.atlas import cells_words
-    from autotune.results import told_parts
-    from autotune.settings import KnownSettings, check_given, load_atlas, parse_places, would_start
+    from autotune.settings import KnownSettings, check_given, would_start
 
-    table = load_atlas()
-    is_study = where is not None and where.endswith(".toml")
-    places = parse_places(where, table) if where and not is_study else None
-    report = _report_for(Path(where), plugin, python) if where and is_study else _report(plugin, python)
+    report = _report_for(study, plugin, python) if study is not None else _report(plugin, python)
     checks = check_given(KnownSettings(report), flags=text or (), recipe=recipe, file=file, from_environment=env)
-    told = told_parts(table, [(c.name, c.value) for c in checks], report.jaxlib, places) if places else []
-    if as_json:
-        print_json({"build": report.build, "starts": would_start(checks), "settings": checks, "atlas": told})
-    else:
-        _print_checks(checks, report, as_json=False)
-    if told and not as_json:
-        rows = [(t.name, t.value, t.verdict or "not known", cells_words(t), t.words) for t in told]
-        print(f"the atlas, by jaxlib {told[0].jaxlib}:")
-        print_table(("setting", "value", "verdict", "in", "what"), rows)
+    _print_checks(checks, report, as_json=as_json)
     if not would_start(checks):
         raise typer.Exit(1)
 
@@ -123,26 +93,25 @@ def check_flags(
 def migrate_flags(
     text: options.Flags = None,
     file: options.Script = None,
-    write: Annotated[bool, typer.Option("--write", help="Change the file; a copy stays beside it.")] = False,
     plugin: options.Plugin = "auto",
     python: options.Python = None,
     as_json: options.Json = False,
 ) -> None:
-    """Rewrites a block of settings for the installed build, with a reason for each change."""
+    """Prints a block of settings as the installed build takes it; on stderr what was renamed or left out, and why."""
     from autotune.model import SettingError
-    from autotune.settings import KnownSettings, migrate_text, read_script, replace_script
+    from autotune.settings import KnownSettings, migrate_text, read_script
 
-    if (file is None) == (not text) or (write and file is None):
-        raise SettingError("give either flags or --file, and --write only with --file")
+    if (file is None) == (not text):
+        raise SettingError("give either flags or --file")
     before = read_script(file) if file is not None else " ".join(text or ())
     migration = migrate_text(before, KnownSettings(_report(plugin, python)))
     if as_json:
         print_json(migration)
-    else:
-        _print_migration(migration)
-    if write and file is not None and migration.changes:
-        backup = replace_script(file, before, migration.text)
-        print(f"written: {file}; the old text is in {backup}", file=sys.stderr)
+        return
+    for name, value in migration.settings.to_environment().items():
+        print_exact(f"{name}={shlex.quote(value)}\n")
+    for text_ in migration.notes:
+        print(text_, file=sys.stderr)
 
 
 @recipes_app.command("list")
@@ -167,50 +136,20 @@ def show_recipe(
     as_json: options.Json = False,
 ) -> None:
     """Prints one set as it was published, or what is left of it for the installed build."""
-    from autotune.results import recipe_lines
-    from autotune.settings import KnownSettings, find_recipe, for_build, load_atlas
+    from autotune.settings import KnownSettings, find_recipe, for_build
 
     recipe = find_recipe(name)
     settings = recipe.settings
     if existing:
         settings = for_build(settings, KnownSettings(_report(plugin, python)))
-    programs = recipe_lines(load_atlas(), recipe.name)
     if as_json:
-        print_json(plain(recipe, settings=settings, atlas=programs))
+        print_json(plain(recipe, settings=settings))
         return
-    for line in (recipe.source, recipe.date, recipe.for_hardware, recipe.note, *programs):
+    for line in (recipe.source, recipe.date, recipe.for_hardware, recipe.note):
         if line:
             print(f"# {line}")
     for name_, value in settings.items():
         print(f"{name_}={value}")
-
-
-@recipes_app.command("check")
-def check_recipes(
-    name: Annotated[str | None, typer.Argument(help="A recipe; default: all, one line each.")] = None,
-    plugin: options.Plugin = "auto",
-    python: options.Python = None,
-    as_json: options.Json = False,
-) -> None:
-    """Says what of a published set the installed build takes; fails if any of it would stop a process."""
-    from autotune.settings import KnownSettings, check_settings, find_recipe, load_recipes, would_start
-
-    report = _report(plugin, python)
-    known = KnownSettings(report)
-    chosen = [find_recipe(name)] if name else list(load_recipes().values())
-    checks = {r.name: check_settings(r.settings, known) for r in chosen}
-    if name:
-        _print_checks(checks[name], report, as_json=as_json)
-    elif as_json:
-        print_json(checks)
-    else:
-        rows = [
-            (n, "yes" if would_start(found) else "no", ", ".join(c.name for c in found if not c.starts))
-            for n, found in checks.items()
-        ]
-        print_table(("recipe", f"starts on {report.build}", "refused"), rows)
-    if not all(would_start(found) for found in checks.values()):
-        raise typer.Exit(1)
 
 
 def symptoms(
@@ -245,35 +184,36 @@ def space(
 ) -> None:
     """Prints what a run of a study searches, its size, and the reason for every setting left out."""
     from autotune.model import load_study
-    from autotune.settings import describe_condition, describe_domain
-    from autotune.study import foretell_space
+    from autotune.settings import format_condition, format_domain
+    from autotune.study import preview_space
 
     spec = load_study(study)
     path, folder = run_dir or options.RUNS / spec.name, study.resolve().parent
-    told = foretell_space(spec, study_dir=folder, run_dir=path, is_asked=run_dir is not None, python=python, note=_note)
-    found = told.space
+    is_asked = run_dir is not None
+    preview = preview_space(spec, study_dir=folder, run_dir=path, is_asked=is_asked, python=python, note=_note)
+    found = preview.space
     if as_json:
-        facts = {"told_by": told.told_by, "device_count": told.device_count, "layer_bytes": told.layer_bytes}
+        facts = {"source": preview.source, "device_count": preview.device_count, "layer_bytes": preview.layer_bytes}
         print_json(
             {
                 **plain(found),
                 "size": found.size(),
-                "build": told.build,
+                "build": preview.build,
                 "facts": facts,
-                "priors": {n: plain(p) for n, p in told.priors.items()},
-                "first": {name: dict(settings) for name, settings in told.first},
+                "priors": {n: plain(p) for n, p in preview.priors.items()},
+                "first": {name: dict(settings) for name, settings in preview.first},
             }
         )
         return
-    rows = [(p.name, describe_domain(p), p.default_choice or "''", describe_condition(p)) for p in found.parameters]
+    rows = [(p.name, format_domain(p), p.default_choice or "''", format_condition(p)) for p in found.parameters]
     print_table(("parameter", "values", "default", "acts"), rows)
     if why:
-        likely = sorted(told.priors.items(), key=lambda item: -item[1].act)
-        thought = [(n, f"{100 * p.act:.0f} %", "; ".join(p.why) or "nothing is known of it") for n, p in likely]
+        likely = sorted(preview.priors.items(), key=lambda item: -item[1].p_active)
+        thought = [(n, f"{100 * p.p_active:.0f} %", "; ".join(p.why) or "nothing is known of it") for n, p in likely]
         print_table(("parameter", "thought to act", "for"), thought)
-    for name, settings in told.first:
+    for name, settings in preview.first:
         print(f"tried first, {name}: {settings}")
-    print(f"{found.size():.6g} points on {told.build}; told by {told.told_by}")
+    print(f"{found.size():.6g} points on {preview.build}; told by {preview.source}")
     for title, reasons in (("to know:", found.notes), ("left out:", found.left_out)):
         if reasons:
             print(title)
@@ -285,7 +225,7 @@ def doctor(plugin: options.Plugin = "auto", python: options.Python = None, as_js
     """Shows what this machine offers, what steers it already, and what is missing for which feature."""
     from autotune.machine import caller_environment, driver_python
     from autotune.model import LaunchError
-    from autotune.settings import KnownSettings, describe_diagnosis, diagnose
+    from autotune.settings import KnownSettings, diagnose, format_diagnosis
 
     try:
         known: KnownSettings | None = KnownSettings(_report(plugin, python))
@@ -296,7 +236,7 @@ def doctor(plugin: options.Plugin = "auto", python: options.Python = None, as_js
     if as_json:
         print_json(found)
         return
-    for line in describe_diagnosis(found):
+    for line in format_diagnosis(found):
         print(line)
 
 
@@ -326,24 +266,12 @@ def _note(text: str) -> None:
 
 
 def _print_checks(checks: Sequence[SettingCheck], report: ProbeReport, *, as_json: bool) -> None:
-    from autotune.settings import describe_check, would_start
+    from autotune.settings import format_check, would_start
 
     if as_json:
         print_json({"build": report.build, "starts": would_start(checks), "settings": checks})
         return
-    print_table(("setting", "verdict", "starts", "why, and what to do"), map(describe_check, checks))
+    print_table(("setting", "verdict", "starts", "why, and what to do"), map(format_check, checks))
     refused = sum(not c.starts for c in checks)
     outcome = f"{refused} would stop a process" if refused else "all would start"
     print(f"{report.build}: {len(checks)} settings, {outcome}")
-
-
-def _print_migration(migration: Migration) -> None:
-    """The new text on standard output, the reasons on standard error."""
-    print_exact(migration.text if migration.text.endswith("\n") else migration.text + "\n")
-    for change in migration.changes:
-        after = change.after or "(removed)"
-        print(f"line {change.line}: {change.before} -> {after}: {change.reason}", file=sys.stderr)
-    for remark in migration.remarks:
-        print(f"left as it is, {remark}", file=sys.stderr)
-    if not migration.changes:
-        print("nothing to change", file=sys.stderr)

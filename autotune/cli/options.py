@@ -51,13 +51,8 @@ Plugin = Annotated[PluginChoice, typer.Option(help="Which build is asked; auto: 
 Python = Annotated[str | None, typer.Option(help="Interpreter whose packages are meant.")]
 Script = Annotated[Path | None, typer.Option(help="A script with XLA flags and variables.", dir_okay=False)]
 
-Places = Annotated[
-    str | None,
-    typer.Option("--for", metavar="PLACE", help="Kind of model and GPUs, such as dense-fsdp@8xh100-sxm, moe or @h200."),
-]
-
 Target = Annotated[
-    str | None, typer.Option(help="GPU that is compiled for (`autotune targets list`), or a .txtpb file.")
+    str | None, typer.Option(help="GPU that is compiled for (`autotune targets list`), or a .toml file of that form.")
 ]
 Topology = Annotated[str | None, typer.Option(help="Nodes x GPUs on each, such as 8x8.")]
 WorkloadOption = Annotated[

@@ -3,14 +3,39 @@
 from __future__ import annotations
 
 from types import GenericAlias
-from typing import Any, Literal, get_type_hints
+from typing import (
+    Any,
+    Literal,
+    get_type_hints,
+)
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, create_model
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    TypeAdapter,
+    create_model,
+)
 from pydantic.json_schema import GenerateJsonSchema
 
-from autotune.compiler import Prediction, ScreenReport, Target
-from autotune.model import RECORD, SCHEMA_VERSION, AnyRecord, ConclusionRecord, Pair, StudySpec, TrialResult
-from autotune.results import Status, ToldPart, Winner
+from autotune.compiler import (
+    Prediction,
+    ScreenReport,
+    Target,
+)
+from autotune.model import (
+    RECORD,
+    SCHEMA_VERSION,
+    AnyRecord,
+    ConclusionRecord,
+    Pair,
+    StudySpec,
+    TrialResult,
+)
+from autotune.results import (
+    AtlasFinding,
+    Status,
+    Winner,
+)
 from autotune.rundir import RunCheck
 from autotune.settings import (
     Diagnosis,
@@ -24,7 +49,13 @@ from autotune.settings import (
     Symptom,
 )
 from autotune.stats import Outlook
-from autotune.study import Prior, Reproduction, StudyStatus, UnreadableRun, Verification
+from autotune.study import (
+    Prior,
+    Reproduction,
+    StudyStatus,
+    UnreadableRun,
+    Verification,
+)
 
 
 class _Shape(BaseModel):
@@ -38,7 +69,7 @@ class _Checks(_Shape):
 
 
 class _Facts(_Shape):
-    told_by: str
+    source: str
     device_count: int | None
     layer_bytes: dict[str, int]
 
@@ -109,25 +140,21 @@ _Winner = _with(Winner, file=str, status=Status)
 _Conclusion = _with(ConclusionRecord, run=str)
 
 SHAPES: dict[str, Any] = {
-    "atlas show": _list_of(ToldPart),
+    "atlas show": _list_of(AtlasFinding),
     "best": _with(_Winner, tested=bool, distance=list[str]),
     "compare": _Comparison,
     "doctor": Diagnosis,
-    "flags check": _with(_Checks, atlas=list[ToldPart]),
+    "flags check": _Checks,
     "flags list": _list_of(_Setting),
-    "flags migrate": Migration,
-    "flags show": _with(
-        _Setting, build=str, in_build=FlagInfo | JaxOption | None, recipes=list[str], help_of_build=str, atlas=list[str]
-    ),
+    "flags migrate": _with(Migration, settings=dict[str, str]),
+    "flags show": _with(_Setting, build=str, in_build=FlagInfo | JaxOption | None, recipes=list[str]),
     "fsck": RunCheck,
     "library list": _list_of(_Winner),
     "predict": _list_of(_Predicted | _Failed),
     "read": _Reading,
     "recheck": _Conclusion,
-    "recipes check": dict[str, list[SettingCheck]],
-    "recipes check NAME": _Checks,
     "recipes list": list[Recipe],
-    "recipes show": _with(Recipe, settings=dict[str, str], atlas=list[str]),
+    "recipes show": _with(Recipe, settings=dict[str, str]),
     "repro": Reproduction,
     "run": _Conclusion,
     "screen": ScreenReport,

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from autotune.compiler.arrival import require_arrival
-from autotune.compiler.job import CompileJob, Progress
+from autotune.child import workloads_root
+from autotune.compiler.flags_applied import require_applied
 from autotune.compiler.program import CompileResult
-from autotune.compiler.reading import FATAL, LOG, OPTIONS, RESULT, last_lines, read_program, read_text
-from autotune.machine import COMPILES, Scratch, child_environment, driver_python, let_import_packages
+from autotune.compiler.schedule import FATAL, LOG, OPTIONS, RESULT, last_lines, read_program, read_text
+from autotune.compiler.targets import Target, Topology, compiler_versions
+from autotune.machine import (
+    COMPILES,
+    Scratch,
+    caller_environment,
+    child_environment,
+    driver_python,
+    let_import_packages,
+)
 from autotune.model import (
     COMPILE_FACTOR,
     OPTION,
@@ -40,8 +50,56 @@ ESTIMATES = "--xla_gpu_collect_cost_model_stats=true"
 """Makes XLA write its own estimates beside each kernel; the program stays the same."""
 
 
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompileJob:
+    """What is compiled, and for which GPUs.
+
+    Attributes:
+        target: The GPU; None compiles for this machine's CPU.
+        topology: Machines and GPUs; for the CPU, its virtual devices.
+        versions: Installed versions that decide what comes out: part of the cache's key.
+    """
+
+    entry: str
+    options: Mapping[str, Any]
+    target: Target | None
+    topology: Topology
+    paths: tuple[str, ...] = ()
+    versions: Mapping[str, str] = field(default_factory=compiler_versions)
+    base: Mapping[str, str] = field(default_factory=caller_environment)
+
+    @property
+    def digest(self) -> str:
+        """Identifies everything but the flag set that decides the program, including the user's source."""
+        known = {
+            "entry": self.entry,
+            "options": self.options,
+            "source": _source_digest(self.entry, self.paths),
+            "target": self.target.digest if self.target else "cpu",
+            "topology": str(self.topology),
+            "versions": dict(self.versions),
+        }
+        return hashlib.sha256(json.dumps(known, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def _source_digest(entry: str, paths: Sequence[str]) -> str:
+    """Digest of the source of the user's entry and of the packaged workloads."""
+    module = entry.partition(":")[0]
+    digest = hashlib.sha256()
+    roots = [Path(p) for p in paths] if ":" in entry else []
+    packaged = workloads_root() / "workloads"
+    files = [r / (module.replace(".", "/") + ".py") for r in roots] + sorted(packaged.glob("*.py"))
+    for path in files:
+        if path.is_file():
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
 def is_too_slow(result: CompileResult) -> bool:
-    """Whether a compilation was ended because it took many times as long as the default's."""
+    """Whether a compilation was ended because it exceeded its processor time."""
     return result.failure is not None and result.failure.signal == TOO_SLOW
 
 
@@ -50,13 +108,13 @@ def jax_settings(settings: FlagSet) -> FlagSet:
     return FlagSet({n: v for n, v in settings.items() if n.startswith(("jax_", "JAX_"))})
 
 
-def of_worker(settings: FlagSet) -> FlagSet:
-    """The part of a set that decides which worker compiles it: what JAX reads, and options of the workload."""
+def worker_settings(settings: FlagSet) -> FlagSet:
+    """The part of a set that a worker must be started with: JAX options and options of the workload."""
     return jax_settings(settings).merge(settings.of_kind("option"))
 
 
 class CompileWorker:
-    """One compile worker behind its guard, in a folder of its own that goes with it."""
+    """A guarded compile worker process with its scratch folder."""
 
     def __init__(
         self, job: CompileJob, shared: FlagSet, progress: Progress, *, in_fork: str, kept_to: frozenset[int]
@@ -141,7 +199,7 @@ class CompileWorker:
         if answer["exit_status"] != 0 or answer["timed_out"]:
             failure = self._failure(folder, answer, found)
             return CompileResult(settings=settings, failure=failure, **cost)
-        require_arrival(
+        require_applied(
             settings, asked, marker=str(folder / "dump"), written=read_text(folder / OPTIONS),
             jax_options=found["jax_options"],
         )  # fmt: skip
@@ -199,5 +257,5 @@ class CompileWorker:
         self._scratch.close()
 
     def abort(self) -> None:
-        """Ends the process from another thread; whoever waits for it is told that it is gone."""
+        """Ends the process from another thread; a pending `compile` returns None."""
         self._process.abort()

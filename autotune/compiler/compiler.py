@@ -6,17 +6,57 @@ compilation takes of that is known from those before it, and the first one is al
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
-from autotune.compiler import plugin
-from autotune.compiler.cache import Cache
-from autotune.compiler.compile_worker import CompileWorker, is_too_slow, of_worker
-from autotune.compiler.job import CompileJob, Progress
-from autotune.compiler.program import CompileResult
-from autotune.machine import available_memory_bytes
+from pydantic import ValidationError
+
+from autotune.compiler.compile_worker import CompileJob, CompileWorker, Progress, is_too_slow, worker_settings
+from autotune.compiler.program import SCHEMA_VERSION, CompileResult
+from autotune.compiler.targets import compiler_problem
+from autotune.machine import available_memory_bytes, replace_file
 from autotune.model import Failure, FailureKind, FlagSet, LaunchError, compile_limits
+
+# Failures that say something about the set; what the machine did to a worker may be otherwise next time.
+_LASTING = frozenset({FailureKind.UNKNOWN_FLAG, FailureKind.COMPILE_ERROR, FailureKind.CRASH})
+
+
+class Cache:
+    """Results of one job (workload, versions, target, topology), by flag set."""
+
+    def __init__(self, root: Path | None, job: str) -> None:
+        self._folder = root / f"v{SCHEMA_VERSION}-{job}" if root else None
+
+    def load(self, settings: FlagSet) -> CompileResult | None:
+        """The cached result of a set; None if there is none that can be read."""
+        path = self._path(settings)
+        if path is None:
+            return None
+        try:
+            found = CompileResult.model_validate_json(path.read_bytes())
+        except (OSError, ValidationError):
+            return None
+        return found.model_copy(update={"from_cache": True}) if found.settings == settings else None
+
+    def store(self, result: CompileResult) -> None:
+        """Caches a result unless it is a failure of the machine; errors of the disk are ignored."""
+        path = self._path(result.settings)
+        if path is None or (result.failure is not None and result.failure.kind not in _LASTING):
+            return
+        with contextlib.suppress(OSError):
+            replace_file(path, result.model_dump_json())
+
+    def drop(self, settings: FlagSet) -> None:
+        """Removes the result of a set."""
+        if (path := self._path(settings)) is not None:
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+    def _path(self, settings: FlagSet) -> Path | None:
+        return self._folder / f"{settings.digest}.json" if self._folder else None
+
 
 WORKER_RESTARTS = 2
 
@@ -35,14 +75,14 @@ fork always imports, for the devices themselves start a backend.
 
 
 class _Seat:
-    """Where one worker after the other compiles, one set at a time."""
+    """Holds one worker at a time."""
 
     def __init__(self) -> None:
         self.worker: CompileWorker | None = None
 
     @property
     def shared(self) -> FlagSet | None:
-        """What its worker was started with; None without one."""
+        """The settings that its worker was started with; None without a worker."""
         return self.worker.shared if self.worker is not None else None
 
     def close(self) -> None:
@@ -53,17 +93,13 @@ class _Seat:
 
 
 class Compiler:
-    """Compiles flag sets for one job; keeps its workers, each with the lowered step, from call to call.
+    """Compiles flag sets for one job; its workers live until `close`.
 
     Args:
-        job: What is compiled.
-        cache_dir: Where results are kept; None keeps none.
         limit_s: Longest time for one compilation; default: what follows from the first one, which is the reference's.
-        progress: Told what is under way.
         processors: Gives how many compilations may run at once, if there is memory for them.
 
     Attributes:
-        job: What is compiled.
         kept_to: Processors to which compilations that begin from now on keep; empty for all.
 
     Raises:
@@ -79,7 +115,7 @@ class Compiler:
         progress: Progress = lambda what: None,
         processors: Callable[[], int] = lambda: 1,
     ) -> None:
-        if job.target is not None and (problem := plugin.compiler_problem(job.versions)):
+        if job.target is not None and (problem := compiler_problem(job.versions)):
             raise LaunchError(problem)
         self.job = job
         self.kept_to: frozenset[int] = frozenset()
@@ -96,16 +132,13 @@ class Compiler:
 
     @property
     def workers(self) -> list[CompileWorker]:
-        """Those that are there now."""
+        """The running workers."""
         return [seat.worker for seat in self._seats if seat.worker is not None]
 
     def compile(self, sets: Sequence[FlagSet]) -> Generator[CompileResult, None, None]:
-        """Compiles each distinct set; one that fails is a result like any other.
+        """Compiles each distinct set; a failure is a result like any other.
 
-        Who takes no more results starts no more compilations; those under way are waited for, and kept.
-
-        Args:
-            sets: Flag sets, the baseline merged in, in the order in which they matter; equal ones are compiled once.
+        Closing the generator starts no more compilations; those under way are finished and cached.
 
         Yields:
             One result for each distinct set, cached ones first.
@@ -122,7 +155,7 @@ class Compiler:
             else:
                 self._learn(kept)
                 yield kept
-        missing.sort(key=lambda s: str(of_worker(s)))  # a worker serves those that it lowered for; else as they were
+        missing.sort(key=lambda s: str(worker_settings(s)))  # those of one worker together
         if self._most_at_once(missing) > 1:
             yield from self._side_by_side(missing)
             return
@@ -130,7 +163,7 @@ class Compiler:
             yield self._one(self._seats[0], settings)
 
     def _most_at_once(self, missing: Sequence[FlagSet]) -> int:
-        """How many of some sets are compiled at once: one, until it is known what that takes."""
+        """How many sets are compiled at once: one until the memory of a compilation is known."""
         if not self._host_bytes:
             return 1
         room = int(MEMORY_SHARE * available_memory_bytes() / self._host_bytes)
@@ -146,7 +179,7 @@ class Compiler:
             while waiting or running:
                 while waiting and free:
                     seat = free.pop(0)
-                    settings = next((s for s in waiting if of_worker(s) == seat.shared), waiting[0])
+                    settings = next((s for s in waiting if worker_settings(s) == seat.shared), waiting[0])
                     waiting.remove(settings)
                     running[pool.submit(self._one, seat, settings)] = seat
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
@@ -154,19 +187,19 @@ class Compiler:
                     yield future.result()
 
     def _one(self, seat: _Seat, settings: FlagSet) -> CompileResult:
-        """Compiles one set and keeps what that gave; a worker that dies of it is started again some times."""
+        """Compiles one set and caches the result."""
         result = self._tried(seat, settings)
         self._cache.store(result)
         self._learn(result)
         return result
 
     def _learn(self, result: CompileResult) -> None:
-        """Takes in what a compilation takes."""
+        """Records the memory and time that a compilation took."""
         self._host_bytes = max(self._host_bytes, result.host_bytes)
         self._first_s = self._first_s or (result.cpu_s if result.program is not None else 0.0)
 
     def _tried(self, seat: _Seat, settings: FlagSet) -> CompileResult:
-        shared = of_worker(settings)
+        shared = worker_settings(settings)
         for _ in range(WORKER_RESTARTS + 1):
             if self._is_stopped:
                 raise LaunchError("compiling was stopped")
@@ -195,7 +228,7 @@ class Compiler:
         return CompileResult(settings=settings, failure=failure)
 
     def _start(self, seat: _Seat, shared: FlagSet) -> None:
-        """Starts a worker; one in which a backend of JAX was started is of no use, so the next does less."""
+        """Starts a worker; if building started a JAX backend in it, the next one leaves that to its forks."""
         for _ in IN_FORK:
             seat.close()
             seat.worker = CompileWorker(self.job, shared, self._progress, in_fork=self._in_fork, kept_to=self.kept_to)
@@ -210,13 +243,13 @@ class Compiler:
             self._cache.drop(settings)
 
     def abort(self) -> None:
-        """Stops, from any thread: what is being compiled, and whatever is asked for after it, is a `LaunchError`."""
+        """Stops all compilations, from any thread; they and later ones raise `LaunchError` until `resume`."""
         self._is_stopped = True
         for worker in self.workers:
             worker.abort()
 
     def resume(self) -> None:
-        """Compiles again after `abort`; nothing may be under way."""
+        """Allows compilations again after `abort`."""
         self.close()
         self._is_stopped = False
 
@@ -233,5 +266,5 @@ class Compiler:
 
 
 def _may_be_of_estimates(result: CompileResult) -> bool:
-    """Whether a compilation failed, perhaps because estimates were asked for; a hang costs too much to look again."""
+    """Whether a compilation may have failed because of `ESTIMATES`; a hang costs too much to retry."""
     return result.failure is not None and result.failure.kind is not FailureKind.HANG and not is_too_slow(result)

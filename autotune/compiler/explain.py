@@ -1,158 +1,80 @@
-"""One set against the reference: tables of both programs, what waits for what, as text and as a page."""
+"""One set against the reference: what differs between the programs, and how much communication is hidden."""
 
 from __future__ import annotations
 
-import importlib.resources
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autotune.compiler import program as programs
-from autotune.compiler.predict import MAIN, Event, Prediction
+from autotune.compiler.predict import MAIN, Event, Prediction, predict_step
 from autotune.compiler.program import CompiledProgram, changes
-from autotune.model import format_bytes, format_seconds, format_share, visible
+from autotune.compiler.screen import Screener
+from autotune.model import FlagSet, LaunchError, format_seconds, format_share
 
-PREDICTED = "Step times are predicted from the compiled program, not measured."
-_LANE_HEIGHT, _LABEL_WIDTH, _DRAWN_WIDTH = 26, 190, 2200
-_LEAST_WIDTH = 0.15
-_LOOP_SHARE = 0.08
-"""Width of "n more iterations" on the page, as a share of what is drawn to scale."""
+MOST_COLLECTIVES = 8
+"""Collectives whose overlap is shown one by one: those that computing waits for longest."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Side:
-    """One of the two programs, with its prediction if the target's rates are known."""
+    """One of the two programs, with its prediction; None for a CPU."""
 
     settings: str
     program: CompiledProgram
     prediction: Prediction | None
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
-    """Rows of (what, reference, candidate)."""
+def explain_set(screener: Screener, settings: FlagSet) -> Side:
+    """One set as a side of an explanation.
 
-    title: str
-    head: tuple[str, str, str]
-    rows: tuple[tuple[str, str, str], ...]
-
-
-def tables(reference: Side, candidate: Side, *, memory_limit_bytes: int | None) -> list[Table]:
-    """Collectives, memory, schedule and predicted times of both programs."""
-    found = [_collective_table(reference.program, candidate.program)]
-    found.append(_memory_table(reference.program, candidate.program, memory_limit_bytes))
-    found.append(_schedule_table(reference.program, candidate.program))
-    if reference.prediction and candidate.prediction:
-        found.append(_time_table(reference.prediction, candidate.prediction))
-        found.append(_overlap_table(reference.prediction, candidate.prediction))
-    return [t for t in found if t.rows]
+    Raises:
+        LaunchError: If it does not compile.
+    """
+    result = screener.result(settings)
+    if result.program is None:
+        assert result.failure is not None
+        words = "\n  ".join([result.failure.message, *result.failure.last_lines[:6]])
+        raise LaunchError(f"the set must compile to be explained but did not: {words}")
+    target, topology = screener.job.target, screener.job.topology
+    prediction = predict_step(result.program, target, topology) if target is not None else None
+    return Side(settings=str(screener.baseline.merge(settings)), program=result.program, prediction=prediction)
 
 
-def as_text(reference: Side, candidate: Side, *, memory_limit_bytes: int | None) -> str:
-    """The whole explanation as text for a terminal."""
+def explanation(reference: Side, candidate: Side, *, memory_limit_bytes: int | None) -> str:
+    """What differs between two programs, and how their communication overlaps, as text for a terminal."""
     lines = [f"set:     {candidate.settings}", f"against: {reference.settings}", ""]
-    told = list(changes(reference.program, candidate.program))
-    lines += ["what differs:", *(f"  {c}" for c in told)] if told else ["The two sets give one and the same program."]
-    for table in tables(reference, candidate, memory_limit_bytes=memory_limit_bytes):
-        rows = [table.head, *table.rows]
-        widths = [max(len(r[i]) for r in rows) for i in range(3)]
-        lines += ["", table.title]
-        for row in rows:
-            mark = "*" if row is not table.head and row[1] != row[2] else " "
-            cells = f"{row[0]:<{widths[0]}}  {row[1]:>{widths[1]}}  {row[2]:>{widths[2]}}"
-            lines.append(f"  {mark} {cells}".rstrip())
-    if candidate.prediction:
-        lines += ["", PREDICTED]
+    differences = list(changes(reference.program, candidate.program))
+    if differences:
+        lines += ["what differs:", *(f"  {c}" for c in differences)]
+    else:
+        lines.append("The two sets give one and the same program.")
+    if candidate.program.memory is not None and memory_limit_bytes:
+        share = format_share(candidate.program.memory.peak_bytes / memory_limit_bytes)
+        lines.append(f"  the candidate's peak is {share} of what JAX takes of a GPU's memory")
+    if reference.prediction and candidate.prediction:
+        lines += ["", "overlap, predicted from the compiled programs, not measured (reference, candidate):"]
+        lines += _overlap_lines(reference.prediction, candidate.prediction)
     return "\n".join(lines)
 
 
-def as_page(reference: Side, candidate: Side, *, title: str, memory_limit_bytes: int | None) -> str:
-    """The explanation as one HTML page without any outside part."""
-    import jinja2
-
-    template = importlib.resources.files("autotune") / "data" / "explain.html.j2"
-    environment = jinja2.Environment(
-        autoescape=True,
-        finalize=lambda shown: visible(shown) if isinstance(shown, str) else shown,
-        trim_blocks=True,
-        undefined=jinja2.StrictUndefined,
-    )
-    sides = [("Reference", reference), ("Candidate", candidate)]
-    return environment.from_string(template.read_text(encoding="utf-8")).render(
-        title=title,
-        settings=candidate.settings,
-        baseline=reference.settings,
-        note=PREDICTED if candidate.prediction else "The target's rates are not known: no time is predicted.",
-        changes=list(changes(reference.program, candidate.program)),
-        tables=tables(reference, candidate, memory_limit_bytes=memory_limit_bytes),
-        timelines=[_timeline(name, s.prediction) for name, s in sides if s.prediction],
-    )
-
-
-def _collective_table(reference: CompiledProgram, candidate: CompiledProgram) -> Table:
-    before, after = programs.collectives(reference), programs.collectives(candidate)
-    rows = []
-    for kind, is_async in sorted({*before, *after}):
-        what = f"{kind}, {'asynchronous' if is_async else 'synchronous'}"
-        old, new = (t.get((kind, is_async), (0, 0, 0)) for t in (before, after))
-        rows.append((what, _collective_cell(old), _collective_cell(new)))
-    head = ("collectives: in the program, runs and bytes a step", "reference", "candidate")
-    return Table("Collectives", head, tuple(rows))
-
-
-def _collective_cell(found: tuple[int, int, int]) -> str:
-    count, runs, size = found
-    return f"{count}, {runs} runs, {format_bytes(size)}" if count else "-"
-
-
-def _memory_table(reference: CompiledProgram, candidate: CompiledProgram, limit: int | None) -> Table:
-    before, after = reference.memory, candidate.memory
-    if before is None or after is None:
-        return Table("Memory", ("", "", ""), ())
-    rows = [
-        ("arguments", before.argument_bytes, after.argument_bytes),
-        ("results in the arguments' place", before.alias_bytes, after.alias_bytes),
-        ("temporaries", before.temp_bytes, after.temp_bytes),
-        ("peak", before.peak_bytes, after.peak_bytes),
-    ]
-    shown = [(what, format_bytes(old), format_bytes(new)) for what, old, new in rows]
-    if limit:
-        old, new = (format_share(m.peak_bytes / limit) for m in (before, after))
-        shown.append((f"share of {format_bytes(limit)}", old, new))
-    return Table("Memory of one GPU", ("bytes", "reference", "candidate"), tuple(shown))
-
-
-def _schedule_table(reference: CompiledProgram, candidate: CompiledProgram) -> Table:
-    before, after = programs.figures(reference), programs.figures(candidate)
-    names = [n for n in [*before, *(n for n in after if n not in before)] if "bytes" not in n and "sync)" not in n]
-    rows = tuple((n, str(before.get(n, 0)), str(after.get(n, 0))) for n in names if before.get(n) or after.get(n))
-    return Table("Schedule", ("count", "reference", "candidate"), rows)
-
-
-def _time_table(reference: Prediction, candidate: Prediction) -> Table:
+def _overlap_lines(reference: Prediction, candidate: Prediction) -> list[str]:
+    """Communication of a step, and of single runs of collectives how much computing hides."""
     rows = [
         (what, format_seconds(getattr(reference, name)), format_seconds(getattr(candidate, name)))
         for what, name in (
-            ("step", "step_s"),
-            ("kernels", "compute_s"),
-            ("communication, hidden or not", "communication_s"),
-            ("exposed communication", "exposed_s"),
-            ("idle", "idle_s"),
+            ("all communication of a step", "communication_s"),
+            ("exposed: computing waits for it", "exposed_s"),
         )
     ]
-    if reference.mfu is not None and candidate.mfu is not None:
-        rows.append(("MFU", format_share(reference.mfu), format_share(candidate.mfu)))
-    return Table("Predicted times", ("of one step", "reference", "candidate"), tuple(rows))
-
-
-def _overlap_table(reference: Prediction, candidate: Prediction) -> Table:
-    """The collectives that computing waits for longest, of what was simulated one by one: how much is hidden."""
     sides = [_exposures(p.events) for p in (reference, candidate)]
-    names = sorted({n for s in sides for n in s}, key=lambda n: -max(s.get(n, (0.0, 0.0))[1] for s in sides))[:8]
-    rows = tuple((n, _exposure_cell(sides[0].get(n)), _exposure_cell(sides[1].get(n))) for n in names)
-    return Table("Overlap", ("one run of a collective, and what of it computing hides", "reference", "candidate"), rows)
+    names = sorted({n for s in sides for n in s}, key=lambda n: -max(s.get(n, (0.0, 0.0))[1] for s in sides))
+    for name in names[:MOST_COLLECTIVES]:
+        before, after = (_format_exposure(s.get(name)) for s in sides)
+        rows.append((f"one {name}", before, after))
+    widths = [max(len(r[i]) for r in rows) for i in range(3)]
+    return [f"  {r[0]:<{widths[0]}}  {r[1]:>{widths[1]}}  {r[2]:>{widths[2]}}" for r in rows]
 
 
-def _exposure_cell(found: tuple[float, float] | None) -> str:
+def _format_exposure(found: tuple[float, float] | None) -> str:
     if found is None:
         return "-"
     seconds, exposed = found
@@ -172,41 +94,3 @@ def _exposures(events: Sequence[Event]) -> dict[str, tuple[float, float]]:
         exposed = seconds if event.stream == MAIN else min(waited, seconds)
         found[event.name] = max(found.get(event.name, (seconds, 0.0)), (seconds, exposed), key=lambda f: f[1])
     return found
-
-
-def _timeline(title: str, prediction: Prediction) -> dict[str, object]:
-    """Boxes of a page's time line; what stands for many iterations is drawn short."""
-    streams = sorted({e.stream for e in prediction.events}, key=lambda s: (s != MAIN, s))
-    loops = [(e.start_s, e.end_s) for e in prediction.events if e.kind == "loop"]
-    total = max((e.end_s for e in prediction.events), default=0.0)
-    exact = total - sum(end - start for start, end in loops)
-    short = _LOOP_SHARE * exact
-    drawn = exact + short * len(loops)
-    scale = _DRAWN_WIDTH / drawn if drawn else 0.0
-
-    def place(at_s: float) -> float:
-        cut = 0.0
-        for start, end in loops:
-            if at_s > start and end > start:
-                cut += (min(at_s, end) - start) * (1 - short / (end - start))
-        return _LABEL_WIDTH + (at_s - cut) * scale
-
-    boxes = [
-        {
-            "kind": e.kind,
-            "x": round(place(e.start_s), 2),
-            "y": 4 + _LANE_HEIGHT * streams.index(e.stream),
-            "width": round(max(place(e.end_s) - place(e.start_s), _LEAST_WIDTH), 2),
-            "label": f"{e.name}: {format_seconds(e.end_s - e.start_s)}",
-        }
-        for e in prediction.events
-    ]
-    return {
-        "title": title,
-        "caption": f"predicted step {format_seconds(prediction.step_s)}, exposed communication "
-        f"{format_seconds(prediction.exposed_s)}; loops after their first iterations are drawn short",
-        "width": _LABEL_WIDTH + _DRAWN_WIDTH + 10,
-        "height": _LANE_HEIGHT * max(1, len(streams)) + 8,
-        "lanes": [{"name": s, "y": 4 + _LANE_HEIGHT * i} for i, s in enumerate(streams)],
-        "boxes": boxes,
-    }

@@ -1,12 +1,25 @@
-"""Reads the text of an optimized HLO module: computations, instructions, shapes, groups of devices."""
+"""Reads optimized HLO modules as XLA prints them: instructions, groups of devices, trip counts, work of kernels.
+
+Trip counts: passes that peel a loop, as those of pipelining do, lose count of how often it runs. The counter is read
+off the loop itself: what it begins with, what an iteration adds, and what ends it. All of that are scalar integers, and
+everything else is *not known*: a wrong count would be a wrong step time. XLA's own counting before that is in
+`xla/service/while_loop_trip_count_annotator.cc` and `xla/service/while_loop_analysis.cc`.
+
+Work of kernels: the rules follow XLA's own cost analysis (xla/service/hlo_cost_analysis.cc and
+gpu_hlo_cost_analysis.cc): a dot is 2 FLOPs for each multiplied pair, an elementwise operation 1 for each element, and
+an operand of which a fusion reads a slice counts as that slice. Convolutions and custom calls other than cuBLAS's and
+cuDNN's attention count as bytes only.
+"""
 
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
 
 _BITS: Mapping[str, float] = {
     "pred": 8, "token": 0, "opaque": 0, "s1": 1, "u1": 1, "s2": 2, "u2": 2, "s4": 4, "u4": 4, "f4e2m1fn": 4,
@@ -46,14 +59,11 @@ class Instruction:
     """One instruction.
 
     Attributes:
-        name: Without the per cent sign.
         opcode: ``fusion``, ``all-gather-start``, ``custom-call`` ...
         shape: The arrays of its result; a tuple's are side by side.
         operands: Names of instructions of the same computation.
         members: For each operand, which member of its tuple is meant (``%while#4``); None for all of it.
-        attributes: What follows the operands, as text.
         called: Attribute to the computation that it names: ``calls``, ``body``, ``condition``, ``to_apply``.
-        is_root: Whether its value is that of its computation.
         index: Of a parameter, which one.
         literal: Of a scalar integer constant, its value.
         last: Of a tuple-shaped start, the arrays of the second member (the results).
@@ -87,7 +97,6 @@ class Computation:
     """Instructions by name, in the order in which they run."""
 
     name: str
-    is_entry: bool
     instructions: dict[str, Instruction] = field(default_factory=dict)
 
     @property
@@ -131,7 +140,7 @@ def parse_module(text: str) -> Module:
         if line and not line[0].isspace():
             found = _COMPUTATION.match(line)
             if found:
-                current = Computation(found[2], bool(found[1]))
+                current = Computation(found[2])
                 computations[current.name] = current
             continue
         found = _INSTRUCTION.match(line)
@@ -188,12 +197,7 @@ def _second_member(shape: str) -> tuple[Array, ...]:
 
 
 def device_groups(instruction: Instruction, device_count: int) -> list[list[int]]:
-    """Which devices take part together in a collective; for a permute, its pairs.
-
-    Args:
-        instruction: The collective itself, not its start.
-        device_count: All devices, for the empty list that means everybody.
-    """
+    """The groups of devices of a collective (not of its start); for a permute, its pairs."""
     text = instruction.attributes
     pairs = re.search(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}", text)
     if pairs:
@@ -254,3 +258,323 @@ def _rest(coordinate: int, size: int, parts: Sequence[tuple[int, int]]) -> int:
         coordinate = coordinate // (part * inner) * inner + coordinate % inner
         size //= part
     return coordinate
+
+
+_SEEN_THROUGH = frozenset({"bitcast", "copy", "opt-barrier"})
+_CALLS = frozenset({"call", "fusion"})
+MOST_STEPS = 100
+"""Instructions that are looked at for one loop; real ones take about ten."""
+
+_MIRRORED = {"LT": "GT", "LE": "GE", "GT": "LT", "GE": "LE", "NE": "NE"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Sum:
+    """A scalar integer: a member of the loop's state (None: no member) plus a constant."""
+
+    member: int | None
+    constant: int
+
+
+class _Whole(Enum):
+    """Stands for all of a loop's state, whose members are asked for."""
+
+    STATE = "state"
+
+
+_Value = _Sum | _Whole | None
+_Given = Callable[[int], _Value]
+"""What a computation was given, by the parameter's number."""
+
+
+def trip_count(module: Module, computation: Computation, loop: Instruction) -> int | None:
+    """How often the body of a ``while`` runs; None if that is not known."""
+    told = loop.attribute(r'"known_trip_count":\{"n":"(\d+)"\}')
+    if told is not None:
+        return int(told)
+    condition, body = (module.computations.get(loop.called.get(name, "")) for name in ("condition", "body"))
+    if condition is None or body is None or len(loop.operands) != 1:
+        return None
+    reader = _Reader(module)
+    ends = reader.end(condition)
+    if ends is None:
+        return None
+    member, direction, limit = ends
+    step = reader.member(body, body.root, member, lambda number: _Whole.STATE)
+    begins = reader.member(computation, computation.instructions.get(loop.operands[0]), member, lambda number: None)
+    if not isinstance(step, _Sum) or step.member != member or not isinstance(begins, _Sum) or begins.member is not None:
+        return None
+    return _count(limit - begins.constant, step.constant, direction)
+
+
+def _count(left: int, step: int, direction: str) -> int | None:
+    """Iterations until a counter that starts at zero no longer compares with ``left``."""
+    if direction == "NE":
+        return left // step if step and left % step == 0 and left // step >= 0 else None
+    if direction in ("GT", "GE"):
+        left, step = -left, -step
+    if direction in ("LE", "GE"):
+        left += 1
+    if left <= 0:
+        return 0
+    return -(-left // step) if step > 0 else None  # else it runs until the counter overflows
+
+
+@dataclass(slots=True)
+class _Reader:
+    """Evaluates scalar integers of a module symbolically, in at most `MOST_STEPS` steps."""
+
+    module: Module
+    steps: int = 0
+
+    def end(self, condition: Computation) -> tuple[int, str, int] | None:
+        """The condition of a loop: member of the state, comparison, constant."""
+        root, inside = condition.root, condition
+        given: _Given = lambda number: _Whole.STATE  # noqa: E731
+        while root.opcode in _CALLS and (called := self._called(root)) is not None:
+            given, inside, root = self._giving(inside, root, given), called, called.root
+        direction = root.attribute(r"direction=(\w+)")
+        if root.opcode != "compare" or direction not in _MIRRORED or len(root.operands) != 2:
+            return None
+        one, other = (self._operand(inside, root, number, given) for number in range(2))
+        if not isinstance(one, _Sum) or not isinstance(other, _Sum):
+            return None
+        if one.member is None:
+            one, other, direction = other, one, _MIRRORED[direction]
+        if one.member is None or other.member is not None:
+            return None
+        return one.member, direction, other.constant - one.constant
+
+    def member(self, computation: Computation, whole: Instruction | None, member: int, given: _Given) -> _Value:
+        """Evaluates one member of a tuple."""
+        self.steps += 1
+        if whole is None or self.steps > MOST_STEPS:
+            return None
+        if whole.opcode == "tuple":
+            return self._operand(computation, whole, member, given)
+        if whole.opcode in _CALLS:
+            called = self._called(whole)
+            inside = self._giving(computation, whole, given)
+            return None if called is None else self.member(called, called.root, member, inside)
+        if whole.opcode in _SEEN_THROUGH and len(whole.operands) == 1:
+            return self.member(computation, computation.instructions.get(whole.operands[0]), member, given)
+        return _Sum(member, 0) if self._value(computation, whole, given) is _Whole.STATE else None
+
+    def _value(self, computation: Computation, instruction: Instruction | None, given: _Given) -> _Value:
+        """Evaluates an instruction; None for anything but scalar integers and the state."""
+        self.steps += 1
+        if instruction is None or self.steps > MOST_STEPS:
+            return None
+        if instruction.opcode == "parameter":
+            return None if instruction.index is None else given(instruction.index)
+        if instruction.opcode == "constant":
+            return None if instruction.literal is None else _Sum(None, instruction.literal)
+        if instruction.opcode == "get-tuple-element":
+            at = instruction.attribute(r"index=(\d+)")
+            whole = computation.instructions.get(next(iter(instruction.operands), ""))
+            return self.member(computation, whole, int(at), given) if at else None
+        if instruction.opcode in _CALLS:
+            called = self._called(instruction)
+            inside = self._giving(computation, instruction, given)
+            return None if called is None else self._value(called, called.root, inside)
+        if instruction.opcode in _SEEN_THROUGH and len(instruction.operands) == 1:
+            return self._operand(computation, instruction, 0, given)
+        if instruction.opcode in ("add", "subtract") and len(instruction.operands) == 2:
+            one, other = (self._operand(computation, instruction, number, given) for number in range(2))
+            if isinstance(one, _Sum) and isinstance(other, _Sum):
+                return _sum(one, other) if instruction.opcode == "add" else _difference(one, other)
+        return None
+
+    def _operand(self, computation: Computation, instruction: Instruction, number: int, given: _Given) -> _Value:
+        if number >= len(instruction.operands):
+            return None
+        operand = computation.instructions.get(instruction.operands[number])
+        member = instruction.members[number]
+        return (
+            self._value(computation, operand, given)
+            if member is None
+            else self.member(computation, operand, member, given)
+        )
+
+    def _giving(self, computation: Computation, caller: Instruction, given: _Given) -> _Given:
+        return lambda number: self._operand(computation, caller, number, given)
+
+    def _called(self, caller: Instruction) -> Computation | None:
+        return self.module.computations.get(caller.called.get("calls", caller.called.get("to_apply", "")))
+
+
+def _sum(one: _Sum, other: _Sum) -> _Sum | None:
+    if one.member is not None and other.member is not None:
+        return None
+    return _Sum(other.member if one.member is None else one.member, one.constant + other.constant)
+
+
+def _difference(one: _Sum, other: _Sum) -> _Sum | None:
+    return None if other.member is not None else _Sum(one.member, one.constant - other.constant)
+
+
+_FREE = frozenset({
+    "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "reshape", "broadcast", "iota", "copy",
+    "transpose", "slice", "dynamic-slice", "dynamic-update-slice", "concatenate", "pad", "gather", "reverse",
+    "partition-id", "replica-id", "after-all", "optimization-barrier",
+})  # fmt: skip
+_VIEWS = frozenset({"bitcast", "reshape", "copy", "convert", "transpose"})
+_SLICERS = frozenset({"dynamic-slice", "slice", "gather"})
+
+Product = tuple[int, int, int, int]
+"""Batch, rows, columns and depth of a matrix product: b x m x n x k."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a kernel does.
+
+    Attributes:
+        flops: FLOPs outside of matrix products.
+        matrix_flops: FLOPs of matrix products.
+        matrix_dtype: Type of what is multiplied, None without a product.
+        product: Batch, rows, columns and depth of its (largest) matrix product; None without one, and of attention.
+    """
+
+    flops: float = 0.0
+    matrix_flops: float = 0.0
+    matrix_dtype: str | None = None
+    bytes: float = 0.0
+    product: Product | None = None
+
+
+def kernel_work(module: Module, computation: Computation, instruction: Instruction) -> Work:
+    """The work of one instruction outside of fusions."""
+    if instruction.opcode == "fusion":
+        fused = module.computations[instruction.called["calls"]]
+        done = _of_computation(module, fused)
+        return replace(done, bytes=_fusion_bytes(fused, instruction))
+    operands = module.operand_arrays(computation, instruction)
+    touched = float(sum(a.bytes for arrays in operands for a in arrays) + instruction.bytes)
+    if instruction.opcode == "custom-call":
+        return replace(_of_custom_call(instruction, [arrays[0] for arrays in operands if arrays]), bytes=touched)
+    return replace(_of_one(module, computation, instruction), bytes=touched)
+
+
+def _of_computation(module: Module, computation: Computation) -> Work:
+    """FLOPs of a computation, the type of its last product and the shape of its largest."""
+    total = Work()
+    for instruction in computation.instructions.values():
+        one = _of_one(module, computation, instruction)
+        total = Work(
+            flops=total.flops + one.flops,
+            matrix_flops=total.matrix_flops + one.matrix_flops,
+            matrix_dtype=one.matrix_dtype or total.matrix_dtype,
+            product=max((total.product, one.product), key=lambda p: math.prod(p or (0,))),
+        )
+    return total
+
+
+def _of_one(module: Module, computation: Computation, instruction: Instruction) -> Work:
+    """FLOPs of one instruction."""
+    if instruction.opcode in ("dot", "scaled-dot"):
+        return _of_dot(module, computation, instruction)
+    if instruction.opcode in ("reduce", "reduce-window"):
+        arrays = module.operand_arrays(computation, instruction)
+        return Work(float(sum(a.elements for a in arrays[0][:1])) if arrays else 0.0)
+    if instruction.opcode == "fusion" and "calls" in instruction.called:  # Triton nests its dots
+        return _of_computation(module, module.computations[instruction.called["calls"]])
+    if instruction.opcode in _FREE or not instruction.shape:
+        return Work()
+    return Work(float(instruction.shape[0].elements))
+
+
+def _of_dot(module: Module, computation: Computation, dot: Instruction) -> Work:
+    """A matrix product of HLO."""
+    left = next(iter(module.operand_arrays(computation, dot)), ())
+    if not left or not dot.shape:
+        return Work()
+    depth, batch = (
+        math.prod(left[0].dims[int(d)] for d in (dot.attribute(rf"{name}=\{{([\d,]*)\}}") or "").split(",") if d)
+        for name in ("lhs_contracting_dims", "lhs_batch_dims")
+    )
+    return _product(left[0], dot.shape[0], depth, batch)
+
+
+def _product(left: Array, result: Array, depth: int, batch: int) -> Work:
+    """The work of a matrix product."""
+    rows = max(1, left.elements // max(1, depth * batch))
+    shape = (batch, rows, max(1, result.elements // (rows * batch)), depth)
+    return Work(matrix_flops=2.0 * result.elements * depth, matrix_dtype=left.dtype, product=shape)
+
+
+def _fusion_bytes(fused: Computation, fusion: Instruction) -> float:
+    """Bytes a fusion reads and writes: of sliced operands the slice, of updates in place the update."""
+    users: dict[str, list[Instruction]] = {}
+    for instruction in fused.instructions.values():
+        for operand in instruction.operands:
+            users.setdefault(operand, []).append(instruction)
+    read = sum(_read_bytes(i, users) for i in fused.instructions.values() if i.opcode == "parameter")
+    written = sum(_written_bytes(fused, root) for root in _roots(fused))
+    return float(read + (written or fusion.bytes))
+
+
+def _read_bytes(value: Instruction, users: dict[str, list[Instruction]]) -> float:
+    """How much of one operand of a fusion is read."""
+    total = 0.0
+    for user in users.get(value.name, ()):
+        if user.opcode in _SLICERS and user.operands[0] == value.name:
+            total += user.bytes
+        elif user.opcode == "dynamic-update-slice" and user.operands[0] == value.name:
+            continue  # overwritten in place
+        elif user.opcode in _VIEWS:
+            total += _read_bytes(user, users)
+        elif user.opcode == "tuple":
+            continue
+        else:
+            return float(value.bytes)
+    return min(total, float(value.bytes))
+
+
+def _roots(fused: Computation) -> Iterable[Instruction]:
+    root = fused.root
+    return (
+        [fused.instructions[o] for o in root.operands if o in fused.instructions] if root.opcode == "tuple" else [root]
+    )
+
+
+def _written_bytes(fused: Computation, root: Instruction) -> float:
+    """How much one result of a fusion writes."""
+    seen = root
+    while seen.opcode in _VIEWS and seen.operands and seen.operands[0] in fused.instructions:
+        seen = fused.instructions[seen.operands[0]]
+    if seen.opcode == "dynamic-update-slice" and len(seen.operands) > 1 and seen.operands[1] in fused.instructions:
+        return float(fused.instructions[seen.operands[1]].bytes)
+    return float(root.bytes)
+
+
+def _of_custom_call(call: Instruction, operands: list[Array]) -> Work:
+    """The library calls that XLA writes matrix products and attention as."""
+    target = call.attribute(r'custom_call_target="([^"]*)"') or ""
+    if target.startswith("__cublas") and operands:
+        left = operands[0]
+        depth, batch = (_dims(call, name, left) for name in ("lhs_contracting", "lhs_batch"))
+        return _product(left, call.shape[0], depth or left.dims[-1], batch or 1)
+    if target.startswith("__cudnn$fmha") and len(operands) >= 2:
+        flops = _attention_flops(call, target, operands[0], operands[1])
+        return Work(matrix_flops=flops, matrix_dtype=operands[0].dtype)
+    return Work()
+
+
+def _dims(call: Instruction, name: str, left: Array) -> int | None:
+    """Size of the left operand along the dimensions of a name; None if the call does not say."""
+    found = re.search(rf'"{name}_dimensions":\s*(\[[^\]]*\])', call.attributes)
+    return math.prod(left.dims[int(d)] for d in json.loads(found[1])) if found else None
+
+
+def _attention_flops(call: Instruction, target: str, query: Array, key: Array) -> float:
+    """Two products forward, five backward (FlashAttention-2, arXiv:2307.08691, section 3).
+
+    Under a causal mask half of the pairs count: the kernel skips tiles above the diagonal (section 3.1.1 there). Both
+    operands are [batch, length, heads, size].
+    """
+    if len(query.dims) != 4 or len(key.dims) != 4:
+        return 0.0
+    # JAX writes a space behind the colon, XLA none.
+    pairs = 0.5 if re.search(r'"mask_type":\s*"(PADDING_)?CAUSAL"', call.attributes) else 1.0
+    return (5 if "Backward" in target else 2) * 2.0 * query.elements * key.dims[1] * pairs

@@ -6,30 +6,40 @@ uses the network. It is for ranking programs and for seeing where time goes.
 Sources:
     Roofline: Williams, Waterman, Patterson, doi:10.1145/1498765.1498785.
     Kernels: xla/service/gpu/model/gpu_performance_model.cc, as XLA writes it into `reification_cost`.
-    Matrix products: `autotune.compiler.product_time`.
-    Reachable shares: `Shares`.
-    Launches: "Getting Started with CUDA Graphs", developer.nvidia.com/blog/cuda-graphs: gaps of 0.9 us
-        between
+    Matrix products: XLA's own measured table, ``kDefaultMatmulPTable`` in the installed plugin
+        (xla/service/gpu/model/matmul_interpolator_data.h). `_TILES` and `WAVE_S` were fitted to its bf16 products of
+        256 to 4096 on a side (1, 2 and 4 at once) on H100 and B200; of those above 10 GFLOP they give the time within
+        3.5 and 3.7 % (root mean square of the log ratio). Its float8 figures are not used: on H100 they exceed peaks.
+    Launches: "Getting Started with CUDA Graphs", developer.nvidia.com/blog/cuda-graphs: gaps of 0.9 us between
         kernels of a stream, 0.5 us inside a graph.
-    Streams: xla/backends/gpu/runtime: a start waits for what its stream has been given so far, a done
-        makes it wait.
+    Streams: xla/backends/gpu/runtime: a start waits for what its stream has been given so far, a done makes it wait.
     Overlap: NCCL's kernels share no multiprocessor with others, and each of its channels holds one
         (github.com/NVIDIA/nccl issues 689 and 1656): 16 with NVLink (XLA's own model of NCCL counts on as many,
         kMaxNumChannelsRing in xla/service/gpu/model), 2 over PCIe (NCCL's log of such machines).
+    Collectives: NCCL's own tuning model, src/graph/tuning.cc (v2.10): latencies and bandwidth factors of ring and tree,
+        LL, LL128 and Simple; of all algorithms and protocols the fastest is taken, as NCCL does.
+    NVLS: XLA's measured table, see `NCCL_LAUNCH_S`: all-reduces of 1 and 2 GB on 8 GPUs. NCCL's own tuning counts on
+        more (src/graph/tuning.cc v2.19 on: 85 % of the links with NVLink SHARP on Hopper).
+    Networks: xla/service/gpu/model/sol_gpu_cost_model.cc (header overhead, one-shot kernels, barrier).
+    Published runs: ``autotune/data/published.json``, written by ``python -m benchmarks.published``: one ratio of
+        predicted to published step time for each published run of a dense model in bfloat16 (`docs/predictions.md`).
 """
 
 from __future__ import annotations
 
+import functools
+import importlib.resources
+import json
 import math
-from collections.abc import Mapping, Sequence
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from autotune.compiler.collective_time import collective_time
-from autotune.compiler.product_time import product_time
-from autotune.compiler.program import CompiledProgram, Op, OpKind
-from autotune.compiler.published import published_error
+from autotune.compiler.program import Collective, CompiledProgram, Op, OpKind
+from autotune.compiler.screen import Screener
 from autotune.compiler.targets import Network, Target, Topology
-from autotune.model import LaunchError, StudyFileError
+from autotune.model import FlagSet, LaunchError, StudyFileError
 
 MAIN = "compute"
 _EXACT_TRIPS = 3
@@ -38,59 +48,34 @@ _EXACT_TRIPS = 3
 NVLINK_CORES, PCIE_CORES = 16, 2
 """Multiprocessors that a collective keeps from the kernels beside it: one for each of NCCL's channels."""
 
+ATTENTION_SHARE, ATTENTION_BACKWARD_SHARE = 0.57, 0.45
+"""Of the matrix units' peak, what cuDNN's attention reaches. FlashAttention-3 (arXiv:2407.08608, figures 5 and 6) has
+0.5 to 0.6 forward and 0.4 to 0.5 backward, for heads of 128 under a causal mask on H100."""
+
+MEMORY_SHARE = 0.90
+"""Of the memory's rate: BabelStream reaches 0.9 to 0.93 on A100 and H100 (github.com/UoB-HPC/BabelStream)."""
+
+KERNEL_GAP_S, GRAPH_GAP_S = 0.9e-6, 0.5e-6
+"""Between kernels of a stream, and of a command buffer."""
+
+HOST_LAUNCH_S = 2.5e-6
+"""Time of the host for one launch; a graph is one launch."""
+
 SANE = 4.0
 """Largest factor between a roofline and XLA's own estimate of a kernel without products at which that is believed."""
 
 _RATES = {"f32": "tf32", "bf16": "bf16", "f16": "f16", "f64": "f64", "s8": "f8", "u8": "f8"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Shares:
-    """Shares of the peaks that real kernels reach, and the cost of launches; defaults are published figures.
-
-    Attributes:
-        matrix_share: Of the matrix units' peak, what large products reach while a GPU trains; None takes the target's.
-            XLA's measured table has 0.87 on an H100 and 0.76 on a B200 that were idle before (see
-            `autotune.compiler.product_time`); under load clocks fall.
-        attention_share: Likewise of cuDNN's attention, forward; FlashAttention-3 (arXiv:2407.08608, figure 5) has 0.5
-            to 0.6 for heads of 128 under a causal mask on H100.
-        attention_backward_share: Likewise, backward; 0.4 to 0.5 there (figure 6).
-        memory_share: Of the memory's rate: BabelStream reaches 0.9 to 0.93 on A100 and H100
-            (github.com/UoB-HPC/BabelStream).
-        kernel_gap_s: Between kernels of a stream.
-        graph_gap_s: Between kernels of a command buffer.
-        host_launch_s: Time of the host for one launch; a graph is one launch.
-        collective_cores: Multiprocessors that a collective keeps from the kernels beside it, at most half of all; None
-            takes `NVLINK_CORES`, or `PCIE_CORES` without NVLink.
-    """
-
-    matrix_share: float | None = None
-    attention_share: float = 0.57
-    attention_backward_share: float = 0.45
-    memory_share: float = 0.90
-    kernel_gap_s: float = 0.9e-6
-    graph_gap_s: float = 0.5e-6
-    host_launch_s: float = 2.5e-6
-    collective_cores: int | None = None
-
-
-PUBLISHED_SHARES = Shares()
-
-
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that ran on a stream.
-
-    Attributes:
-        count: How many times over it stands for: later iterations of a loop are one event.
-    """
+    """Something that ran on a stream; of a loop, its first iterations."""
 
     stream: str
     name: str
     kind: str
     start_s: float
     end_s: float
-    count: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +83,6 @@ class Prediction:
     """What a step would take.
 
     Attributes:
-        step_s: Predicted seconds of one step.
         compute_s: Kernels on the compute stream.
         communication_s: All collectives, hidden ones included.
         exposed_s: Communication that computing waits for.
@@ -106,7 +90,6 @@ class Prediction:
         interval_s: Where a measured step would be in 95 % of cases, by step times that others published.
         mfu: Model FLOPs over the peak of the matrix units; None if the workload does not say its FLOPs.
         unknown_loops: Loops whose length is not known; counted once, so that the step may take far longer.
-        events: The simulated time line.
     """
 
     step_s: float
@@ -122,11 +105,11 @@ class Prediction:
 
     @property
     def published(self) -> str:
-        """How near the model is to what others published, in words."""
+        """How close the model is to published step times, as text."""
         return str(published_error())
 
     def to_json(self) -> dict[str, object]:
-        """Plain data, the time line left out; labelled as what it is."""
+        """Plain data, without the events."""
         names = ("step_s", "compute_s", "communication_s", "exposed_s", "idle_s", "mfu", "tokens_per_s")
         return {
             "predicted": True,
@@ -137,27 +120,13 @@ class Prediction:
         }
 
 
-def predict_step(
-    program: CompiledProgram, target: Target, topology: Topology, shares: Shares = PUBLISHED_SHARES
-) -> Prediction:
+def predict_step(program: CompiledProgram, target: Target, topology: Topology) -> Prediction:
     """Predicts one program.
 
-    Args:
-        program: Compiled for this target and topology.
-        target: The GPU.
-        topology: The cluster.
-        shares: Of the peaks.
-
     Raises:
-        StudyFileError: If the target's rates are not known (a file of the user's).
         LaunchError: If the step would take no time: its program is empty, or could not be read.
     """
-    if target.network is None or not target.flops_per_s:
-        raise StudyFileError(
-            f"to predict, the rates of {target.name} must be known but its file has none; name one of "
-            "`autotune targets list`, or give the file the device_description_str of one of them"
-        )
-    simulation = _Simulation(target, target.network, topology, shares)
+    simulation = _Simulation(target, topology)
     simulation.run(program.schedule, MAIN)
     done = simulation.totals
     compute_s, exposed_s = done["compute"], done["exposed"]
@@ -184,31 +153,30 @@ def predict_step(
     )
 
 
-def kernel_time(op: Op, target: Target, shares: Shares) -> float:
+def kernel_time(op: Op, target: Target) -> float:
     """Seconds of one kernel or copy.
 
     The slowest of matrix units, scalar units and memory; of other kernels than matrix products XLA's own estimate, if
     it is near that. XLA knows more of a fusion (which reads repeat, how many threads there are), but its models give
     absurd figures for some: those are not taken. Of a product it estimates a tiling that no autotuner has chosen.
     """
-    rates, matrix_s = target.flops_per_s, _matrix_time(op, target, shares)
-    other_s = max(op.flops / rates["scalar"], op.bytes / (target.memory_bytes_per_s * shares.memory_share))
+    rates, matrix_s = target.flops_per_s, _matrix_time(op, target)
+    other_s = max(op.flops / rates["scalar"], op.bytes / (target.memory_bytes_per_s * MEMORY_SHARE))
     if matrix_s:
         return max(matrix_s, other_s)
     is_sane = op.xla_s is not None and other_s / SANE <= op.xla_s <= other_s * SANE
     return op.xla_s if is_sane and op.xla_s is not None else other_s
 
 
-def _matrix_time(op: Op, target: Target, shares: Shares) -> float:
+def _matrix_time(op: Op, target: Target) -> float:
     """Seconds of what a kernel multiplies; 0 for one that multiplies nothing."""
     kind, rates = op.matrix_dtype or "", target.flops_per_s
     name = "f8" if kind.startswith("f8") else _RATES.get(kind, "bf16")
     peak = rates.get(name, rates["scalar"])
     if op.detail.startswith("__cudnn$fmha"):
-        is_backward = "Backward" in op.detail
-        share = shares.attention_backward_share if is_backward else shares.attention_share
+        share = ATTENTION_BACKWARD_SHARE if "Backward" in op.detail else ATTENTION_SHARE
         return op.matrix_flops / (peak * share)
-    reached = peak * (target.matrix_share if shares.matrix_share is None else shares.matrix_share)
+    reached = peak * target.matrix_share
     if op.product is None:
         return op.matrix_flops / reached
     alone = product_time(op.product, reached, target.core_count)
@@ -218,17 +186,14 @@ def _matrix_time(op: Op, target: Target, shares: Shares) -> float:
 class _Simulation:
     """Issues a schedule as the host does and keeps the clock of every stream."""
 
-    def __init__(self, target: Target, network: Network, topology: Topology, shares: Shares) -> None:
+    def __init__(self, target: Target, topology: Topology) -> None:
         self._target = target
-        self._network = network
         self._gpus_per_node = topology.gpus_per_node
-        self._shares = shares
         self._host = 0.0
         self._clock: dict[str, float] = {MAIN: 0.0}
         self._moving_until = 0.0
         self._finished: dict[int, float] = {}
         self._in_graph = False
-        self._is_recorded = True
         self.totals = {"compute": 0.0, "communication": 0.0, "exposed": 0.0}
         self.events: list[Event] = []
         self.unknown_loops: set[str] = set()
@@ -252,17 +217,17 @@ class _Simulation:
             elif op.kind is OpKind.BRANCH:
                 self._branch(op, stream)
             elif op.collective is not None:
-                best = collective_time(op.collective, self._network, self._gpus_per_node)
-                self._launch(op, stream, best.seconds, "communication")
+                seconds = collective_time(op.collective, self._target.network, self._gpus_per_node)
+                self._launch(op, stream, seconds, "communication")
             elif op.kind in (OpKind.KERNEL, OpKind.COPY):
-                self._launch(op, stream, kernel_time(op, self._target, self._shares), "compute")
+                self._launch(op, stream, kernel_time(op, self._target), "compute")
             else:
                 self.run(op.content, stream)
 
     def _launch(self, op: Op, stream: str, seconds: float, kind: str) -> None:
-        gap = self._shares.graph_gap_s if self._in_graph else self._shares.kernel_gap_s
+        gap = GRAPH_GAP_S if self._in_graph else KERNEL_GAP_S
         if not self._in_graph:
-            self._host += self._shares.host_launch_s
+            self._host += HOST_LAUNCH_S
         begin = max(self._clock.get(stream, 0.0) + gap, self._host)
         if kind == "compute":
             seconds = self._beside(begin, seconds)
@@ -274,29 +239,26 @@ class _Simulation:
                 self.totals["exposed"] += seconds
         elif stream == MAIN:
             self.totals["compute"] += seconds
-        if self._is_recorded:
-            self.events.append(Event(stream, op.name, kind, begin, begin + seconds))
+        self.events.append(Event(stream, op.name, kind, begin, begin + seconds))
 
     def _beside(self, begin: float, seconds: float) -> float:
-        """Seconds of a kernel beside collectives: while they move, it has the multiprocessors that they leave."""
-        held, cores = self._shares.collective_cores, self._target.core_count
-        if held is None:
-            held = NVLINK_CORES if self._network.nvlink_links else PCIE_CORES
-        left = 1.0 - min(held / cores, 0.5)
+        """Seconds of a kernel that shares the multiprocessors with running collectives."""
+        held = NVLINK_CORES if self._target.network.nvlink_links else PCIE_CORES
+        left = 1.0 - min(held / self._target.core_count, 0.5)
         moving = max(0.0, self._moving_until - begin)
         return min(seconds / left, seconds + (1.0 - left) * moving)
 
     def _graph(self, op: Op, stream: str) -> None:
         """One launch of the host for all that a command buffer holds."""
         if not self._in_graph:
-            self._host += self._shares.host_launch_s
+            self._host += HOST_LAUNCH_S
             self._clock[stream] = max(self._clock.get(stream, 0.0), self._host)
         outer, self._in_graph = self._in_graph, True
         self.run(op.content, stream)
         self._in_graph = outer
 
     def _start(self, op: Op, stream: str) -> None:
-        """Content on another stream, after everything that this one has been given so far."""
+        """Runs the content on another stream, after everything issued on this one."""
         other = op.stream or "stream"
         self._clock[other] = max(self._clock.get(other, 0.0), self._clock.get(stream, 0.0))
         self.run(op.content, other)
@@ -310,17 +272,16 @@ class _Simulation:
             self._clock[stream] = ready
             if stream == MAIN:
                 self.totals["exposed"] += ready - now
-                if self._is_recorded:
-                    self.events.append(Event(stream, f"waits for {op.name}", "wait", now, ready))
+                self.events.append(Event(stream, f"waits for {op.name}", "wait", now, ready))
 
     def _branch(self, op: Op, stream: str) -> None:
-        """The branch that takes longest: which one is taken is not known."""
-        longest = max(op.content, key=lambda b: _rough(b, self._target, self._shares), default=None)
+        """Runs the longest branch: which one is taken is not known."""
+        longest = max(op.content, key=lambda b: _rough(b, self._target), default=None)
         if longest is not None:
             self.run(longest.content, stream)
 
     def _loop(self, op: Op, stream: str) -> None:
-        """Some iterations exactly; the clocks then move on by the last one for each that is left."""
+        """Simulates some iterations and extrapolates the rest from the last one."""
         if op.trip_count is None:
             self.unknown_loops.add(op.name)
         trips = 1 if op.trip_count is None else op.trip_count
@@ -333,7 +294,6 @@ class _Simulation:
         if left <= 0:
             return
         one = self._clock.get(stream, 0.0) - before["stream:" + stream]
-        began = self._clock.get(stream, 0.0)
         self._host += (self._host - before["host"]) * left
         for name, clock in list(self._clock.items()):
             if clock > before.get("stream:" + name, 0.0):  # a stream that the loop uses
@@ -342,15 +302,214 @@ class _Simulation:
             self._moving_until += one * left
         for name, value in self.totals.items():
             self.totals[name] = value + (value - sums[name]) * left
-        if self._is_recorded:
-            label = f"{left} more iterations of {op.name}"
-            self.events.append(Event(stream, label, "loop", began, began + one * left, count=left))
 
     def _state(self) -> Mapping[str, float]:
         return {"host": self._host, "moving": self._moving_until, **{"stream:" + n: c for n, c in self._clock.items()}}
 
 
-def _rough(op: Op, target: Target, shares: Shares) -> float:
+def _rough(op: Op, target: Target) -> float:
     """Kernel seconds of everything below an entry, for comparing branches."""
-    own = kernel_time(op, target, shares)
-    return own + sum(_rough(inner, target, shares) * (op.trip_count or 1) for inner in (*op.content, *op.condition))
+    own = kernel_time(op, target)
+    return own + sum(_rough(inner, target) * (op.trip_count or 1) for inner in (*op.content, *op.condition))
+
+
+NCCL_LAUNCH_S = 23e-6
+"""Launch of NCCL's kernel and the meeting of all ranks. XLA's own measured table (``kDefaultCollectivePTable`` in its
+plugin: 8 H100 or B200) has 27 to 50 us for gathers, reductions and exchanges of 1 kB to 1 MB, of which NCCL's model
+explains 7 to 12; gpu_performance_model_base.h counts 5 us."""
+
+HEADER_OVERHEAD = 0.025
+PCIE_SHARE = 0.76  # what NCCL counts on of a PCIe 3 slot: 12 of 15.75 GB/s (src/graph/topo.h)
+ONE_SHOT_LAUNCH_S = 1e-6
+BARRIER_S = 1.5e-6
+
+
+@dataclass(frozen=True, slots=True)
+class _Protocol:
+    """Latencies of a protocol in seconds: base, and for each hop over NVLink, PCIe and the network."""
+
+    ring: tuple[float, float, float, float]
+    tree: tuple[float, float, float, float]
+
+
+_PROTOCOLS = {
+    "LL": _Protocol((3.6e-6, 0.47e-6, 1.0e-6, 2.7e-6), (4.4e-6, 0.52e-6, 1.0e-6, 5.0e-6)),
+    "LL128": _Protocol((10.0e-6, 1.9e-6, 2.5e-6, 4.0e-6), (4.4e-6, 1.2e-6, 1.9e-6, 8.5e-6)),
+    "Simple": _Protocol((8.4e-6, 3.4e-6, 5.7e-6, 9.6e-6), (0.0, 28e-6, 28e-6, 50e-6)),
+}
+_ROUNDS = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1, "collective-broadcast": 1}
+
+
+def collective_time(collective: Collective, network: Network, gpus_per_node: int) -> float:
+    """Seconds of one collective with its launch, by the fastest algorithm and protocol."""
+    if collective.group_size < 2 or collective.bytes == 0:
+        return NCCL_LAUNCH_S
+    link = _Links(collective, network, gpus_per_node)
+    if collective.implementation == "kernel" and not link.crosses and link.has_nvlink:
+        moved = (collective.group_size - 1) * collective.bytes / link.local_bytes_per_s
+        return ONE_SHOT_LAUNCH_S + moved + BARRIER_S
+    if collective.kind in _ROUNDS:
+        return NCCL_LAUNCH_S + min(_candidates(collective, network, link))
+    return NCCL_LAUNCH_S + _direct(collective, link)
+
+
+class _Links:
+    """The links that one GPU of a collective's group can use."""
+
+    def __init__(self, collective: Collective, network: Network, gpus_per_node: int) -> None:
+        self.local_count = max(1, collective.group_size // collective.node_count)
+        reach = max(network.nvlink_domain, 1)
+        nodes_of_domain = max(1, reach // gpus_per_node)
+        self.has_nvlink = network.nvlink_links > 0 and reach > 1
+        # A group within one NVLink domain never uses the network, whatever machines it spreads over.
+        self.crosses = collective.node_count > (nodes_of_domain if self.has_nvlink else 1)
+        self.node_count = (
+            math.ceil(collective.node_count / nodes_of_domain) if self.has_nvlink else collective.node_count
+        )
+        nvlink = network.nvlink_links * network.nvlink_bytes_per_s
+        self.local_bytes_per_s = nvlink if self.has_nvlink else PCIE_SHARE * network.pcie_bytes_per_s
+        self.nic_bytes_per_s = network.nic_bytes_per_s / (1 + HEADER_OVERHEAD)
+
+    @property
+    def ring_bytes_per_s(self) -> float:
+        """Rate of a ring: the slower of the local links and all network cards of the group on one machine."""
+        if not self.crosses:
+            return self.local_bytes_per_s
+        outside = self.nic_bytes_per_s * self.local_count
+        return outside if self.local_count == 1 else min(self.local_bytes_per_s, outside)
+
+
+def _candidates(collective: Collective, network: Network, link: _Links) -> Iterator[float]:
+    """Seconds of every algorithm and protocol that NCCL could choose for a reduction or gather, without the launch."""
+    size, rounds = collective.group_size, _ROUNDS[collective.kind]
+    steps = rounds * (size - 1)
+    outside = rounds * (link.node_count - 1) if link.crosses else 0
+    local = 1 if link.has_nvlink else 2
+    for name, protocol in _PROTOCOLS.items():
+        rate = link.ring_bytes_per_s * _ring_share(name, collective.kind, link)
+        wait = protocol.ring[0] + (steps - outside) * protocol.ring[local] + outside * protocol.ring[3]
+        yield wait + collective.bytes * steps / size / rate
+        if collective.kind == "all-reduce":
+            yield _tree(collective, link, name, protocol, local)
+    if collective.kind == "all-reduce" and network.nvls_share and not link.crosses:
+        # Each GPU sends its array once for the switch to reduce, and its share of the sum once more.
+        moved = collective.bytes * (1 + 1 / size) / (network.nvls_share * link.local_bytes_per_s)
+        yield _PROTOCOLS["Simple"].ring[0] + moved
+
+
+def _ring_share(protocol: str, kind: str, link: _Links) -> float:
+    """Share of a link that a protocol's own flags and fences leave to the data, on a ring."""
+    if protocol == "LL":
+        return 1 / 4 if link.crosses or kind == "all-reduce" else 1 / 3
+    return 0.92 if protocol == "LL128" else 1.0
+
+
+def _tree(collective: Collective, link: _Links, name: str, protocol: _Protocol, local: int) -> float:
+    """Two passes over a tree of machines, chains inside each."""
+    share = {"LL": 1 / 3.8, "LL128": 0.915 if link.crosses else 7 / 9, "Simple": 1.0}[name]
+    rate = 0.9 * link.ring_bytes_per_s * share
+    depth = math.log2(link.node_count) if link.crosses else 0
+    inside = collective.group_size / max(link.node_count, 1) - 1
+    wait = protocol.tree[0] + 2 * (inside * protocol.tree[local] + depth * protocol.tree[3])
+    return wait + 2 * collective.bytes / rate
+
+
+def _direct(collective: Collective, link: _Links) -> float:
+    """All-to-all and permute: every GPU sends its pieces straight to their places."""
+    size = collective.group_size
+    is_permute = collective.kind in ("collective-permute", "send", "recv")
+    share_out = (1.0 if is_permute else (size - link.local_count) / size) if link.crosses else 0.0
+    share_in = (0.0 if link.crosses else 1.0) if is_permute else (link.local_count - 1) / size
+    if not link.crosses and not is_permute:
+        share_in = (size - 1) / size
+    moved = max(
+        share_out * collective.bytes / link.nic_bytes_per_s,
+        share_in * collective.bytes / link.local_bytes_per_s,
+    )
+    simple = _PROTOCOLS["Simple"].ring
+    hop = simple[3] if link.crosses else simple[1 if link.has_nvlink else 2]
+    return simple[0] + hop + moved
+
+
+_TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 1.0), (64, 128, 0.5), (128, 64, 0.5), (64, 64, 0.25))
+"""Rows and columns of what one core computes at a time, and its share of the rate that large tiles reach."""
+
+WAVE_S = 1.35e-6
+"""Fills and drains the pipeline of a core, once for each tile that it computes."""
+
+
+def product_time(product: tuple[int, int, int, int], flops_per_s: float, core_count: int) -> float:
+    """Seconds of a matrix product on an idle GPU, without the launch.
+
+    Args:
+        product: Batch, rows, columns, depth.
+        flops_per_s: What the matrix units of the whole GPU reach inside a large tile.
+    """
+    batch, rows, columns, depth = product
+    of_core = flops_per_s / core_count
+    return min(
+        math.ceil(batch * math.ceil(rows / high) * math.ceil(columns / wide) / core_count)
+        * (2.0 * high * wide * depth / (of_core * share) + WAVE_S)
+        for high, wide, share in _TILES
+    )
+
+
+FACTOR = 1.2
+"""Predictions within this factor of what was published are counted in words."""
+
+NORMAL_95 = 1.96
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedError:
+    """How far predictions are from published step times; `ratios` holds predicted over published, by run."""
+
+    ratios: Mapping[str, float]
+
+    @property
+    def within(self) -> int:
+        """Runs that were predicted within `FACTOR`."""
+        return sum(1 / FACTOR <= r <= FACTOR for r in self.ratios.values())
+
+    @property
+    def spread(self) -> float:
+        """Leave-one-out standard deviation of the log ratios."""
+        logs = [math.log(r) for r in self.ratios.values()]
+        total = sum(logs)
+        return math.sqrt(statistics.fmean((x - (total - x) / (len(logs) - 1)) ** 2 for x in logs))
+
+    def interval(self, step_s: float) -> tuple[float, float]:
+        """Where 95 % of the published runs would lie around a prediction, if their errors are log-normal."""
+        mean = statistics.fmean(math.log(r) for r in self.ratios.values())
+        half = NORMAL_95 * self.spread
+        return step_s * math.exp(-mean - half), step_s * math.exp(-mean + half)
+
+    def __str__(self) -> str:
+        return f"within x{FACTOR:g} in {self.within} of {len(self.ratios)} published runs"
+
+
+@functools.cache
+def published_error() -> PublishedError:
+    """The error on the published runs that come with the package."""
+    resource = importlib.resources.files("autotune") / "data" / "published.json"
+    return PublishedError(json.loads(resource.read_text(encoding="utf-8"))["ratios"])
+
+
+def predict_set(screener: Screener, settings: FlagSet) -> dict[str, Any]:
+    """The prediction of one set as plain data, or why there is none.
+
+    Raises:
+        StudyFileError: If it compiles for the CPU, of which no time is predicted.
+    """
+    target, topology = screener.job.target, screener.job.topology
+    if target is None:
+        raise StudyFileError("times are predicted for GPUs only: add --target, such as --target h100-sxm")
+    row: dict[str, Any] = {
+        "settings": dict(settings),
+        "target": target.name,
+        "topology": str(topology),
+    }
+    result = screener.result(settings)
+    if result.program is None:
+        return {**row, "failure": result.failure.message if result.failure else ""}
+    return {**row, **predict_step(result.program, target, topology).to_json()}

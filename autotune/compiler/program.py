@@ -1,4 +1,4 @@
-"""What is kept of one compiled program: small enough for a cache, enough to explain and to predict."""
+"""A compiled program, reduced to what explaining and predicting need."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ from pydantic import Field
 
 from autotune.model import Failure, Record, Settings, format_bytes
 
-SCHEMA_VERSION = 6
-# 2: mesh and layer_bytes of the workload; XLA's own estimate of each kernel.
-# 3: flags are proven to have arrived; results of before are not.
-# 4: cuDNN's kernels are kernels, a causal mask counts; the shape of each product.
+SCHEMA_VERSION = 7
+"""Of cached results; raised when their form or meaning changes."""
 
 
 class OpKind(StrEnum):
@@ -37,9 +35,6 @@ class Collective(Record):
     Attributes:
         kind: ``all-gather``, ``all-reduce``, ``reduce-scatter``, ``all-to-all``, ``collective-permute`` ...
         bytes: Of the whole array: gathered, reduced, exchanged or (permute) sent by one GPU.
-        dtype: Of its first array.
-        array_count: Arrays that travel together (what combiners merge).
-        group_size: GPUs that take part together.
         node_count: Machines over which one such group spreads.
         implementation: ``nccl``, or ``kernel`` for XLA's own.
     """
@@ -47,7 +42,6 @@ class Collective(Record):
     kind: str
     bytes: int
     dtype: str
-    array_count: int
     group_size: int
     node_count: int
     implementation: str = "nccl"
@@ -57,14 +51,13 @@ class Op(Record):
     """One entry of the schedule, in the order in which the host issues it.
 
     Attributes:
-        name: The HLO instruction.
         detail: Kind of fusion, target of a custom call, or the thunk's kind.
         stream: Of a start, the stream on which its content runs.
         async_id: Pairs a start with its done.
         content: What runs inside: of a start, a graph (command buffer), a loop's body, all branches.
         condition: Of a loop, what decides whether to go on.
         trip_count: Of a loop; None if the compiler does not know it.
-        flops, matrix_flops, matrix_dtype, product, bytes: Work of a kernel; see `autotune.compiler.kernel_work.Work`.
+        flops, matrix_flops, matrix_dtype, product, bytes: Work of a kernel; see `autotune.compiler.hlo.Work`.
         xla_s: Seconds of a kernel by XLA's own cost model, if it says so.
     """
 
@@ -106,17 +99,13 @@ class CompiledProgram(Record):
 
     Attributes:
         fingerprint: Equal for equal programs: optimized HLO (without metadata) and thunk sequence.
-        versions: Of jax, jaxlib and the compiler's plugin.
         schedule: What the host issues, in order; empty for CPU programs.
         opcodes: How many instructions of each kind the optimized module has outside of fusions.
         custom_calls: Calls of library kernels by target.
         flops_per_step: Of the model, over all GPUs, if the workload says so.
-        tokens_per_step: Likewise.
-        mesh: Axes of the workload's mesh, if it says so.
         layer_bytes: ``weights`` and ``gradients`` of one layer, if it says so.
     """
 
-    schema_version: int = SCHEMA_VERSION
     fingerprint: str
     versions: dict[str, str]
     compile_s: float
@@ -126,18 +115,14 @@ class CompiledProgram(Record):
     custom_calls: dict[str, int] = Field(default_factory=dict)
     flops_per_step: float | None = None
     tokens_per_step: int | None = None
-    mesh: dict[str, int] = Field(default_factory=dict)
     layer_bytes: dict[str, int] = Field(default_factory=dict)
 
 
 class CompileResult(Record):
-    """What became of one set.
+    """The result of compiling one set.
 
     Attributes:
         settings: The set, baseline merged in.
-        program: None if it failed.
-        failure: Kind and the compiler's words; None if it compiled.
-        from_cache: Whether nothing was compiled for it.
         duration_s: Seconds it took, with its fork.
         cpu_s: Seconds of processor time it took, over all cores: what a loaded machine does not stretch.
         host_bytes: Memory of the host that it took at its height; 0 where that is not known.
@@ -153,7 +138,7 @@ class CompileResult(Record):
 
 
 def walk(ops: tuple[Op, ...], times: int = 1) -> Iterator[tuple[Op, int]]:
-    """Every entry of a schedule with how often a step runs it; a loop of unknown length counts once."""
+    """Yields every entry of a schedule and how often a step runs it; loops of unknown length count once."""
     for op in ops:
         yield op, times
         inner = times * (op.trip_count or 1) if op.kind is OpKind.LOOP else times
@@ -199,7 +184,7 @@ def kernels(program: CompiledProgram) -> Counter[str]:
 
 
 def figures(program: CompiledProgram) -> dict[str, Any]:
-    """The program in numbers, as differences are shown in."""
+    """Countable figures of a program, by name."""
     if not program.schedule:  # XLA:CPU shows no thunks
         return {f"instructions: {name}": n for name, n in program.opcodes.items()} | _memory_figures(program)
     table = collectives(program)
@@ -233,7 +218,7 @@ def _memory_figures(program: CompiledProgram) -> dict[str, int]:
 
 
 def changes(reference: CompiledProgram, candidate: CompiledProgram) -> Iterator[str]:
-    """Clauses such as ``all-gather (async): 9 -> 3``; empty for equal programs, never for different ones."""
+    """Yields the differences, such as ``all-gather (async): 9 -> 3``; none only for equal programs."""
     if reference.fingerprint == candidate.fingerprint:
         return
     before, after = figures(reference), figures(candidate)

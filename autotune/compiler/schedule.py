@@ -1,4 +1,4 @@
-"""Reads XLA's dump of the thunk sequence (what the host really issues) and joins it with the HLO."""
+"""Reads what a compilation leaves in its folder: the HLO, and the thunk sequence (what the host really issues)."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
-from autotune.compiler import kernel_work as work
-from autotune.compiler.hlo import Computation, Instruction, Module, device_groups
-from autotune.compiler.program import Collective, Op, OpKind
-from autotune.compiler.trip_count import trip_count
+from autotune.compiler.hlo import Computation, Instruction, Module, device_groups, kernel_work, parse_module, trip_count
+from autotune.compiler.program import Collective, CompiledProgram, Memory, Op, OpKind
+from autotune.model import LaunchError
 
 _THUNK = re.compile(r"^( *)(\d+): k(\w+)\s*(?:\[[^\]]*\])?\s*(.*)$")
 _SECTION = re.compile(r"^\s*(\w+):\s*$")
@@ -87,7 +88,7 @@ def parse_thunks(text: str) -> list[Thunk]:
 
 
 def _open_section(stack: list[Thunk], name: str) -> None:
-    """Says of which loop or branch the next deeper lines are a part."""
+    """Assigns the next deeper lines to a section of the innermost open loop or branch."""
     for thunk in reversed(stack):
         if thunk.kind == "While" and (name == "condition" or thunk.current == "condition"):
             if name == "condition" and thunk.current:
@@ -108,8 +109,6 @@ def fingerprint(hlo_digest: str, thunks: str) -> str:
     """Names a program compiled for a described GPU.
 
     Args:
-        hlo_digest: Digest of the optimized module without metadata; see
-            `autotune.child.fingerprint.strip_hlo`.
         thunks: The dump of the thunk sequence; the notes on neighbours in it say nothing new.
     """
     return hashlib.sha256(f"{hlo_digest}\0{_LINKS.sub('', thunks)}".encode()).hexdigest()[:16]
@@ -119,7 +118,6 @@ class Reader:
     """Turns thunks into the schedule of one program.
 
     Args:
-        module: Its optimized HLO.
         names: Thunk number to HLO instruction.
         device_count: All GPUs of the topology.
         gpus_per_node: GPUs of one machine, to see which groups cross machines.
@@ -174,10 +172,10 @@ class Reader:
     def _kernel(
         self, kind: OpKind, fields: dict[str, object], computation: Computation, instruction: Instruction
     ) -> Op:
-        """A kernel or copy with its work; other thunks (events, ids) are kept without."""
+        """An entry for a kernel or copy with its work, or for another thunk without."""
         if kind is OpKind.OTHER:
             return Op(kind=kind, **fields)
-        done = work.count(self._module, computation, instruction)
+        done = kernel_work(self._module, computation, instruction)
         fields["detail"] = _what(self._module, instruction)
         return Op(
             kind=kind, flops=done.flops, matrix_flops=done.matrix_flops, matrix_dtype=done.matrix_dtype,
@@ -186,7 +184,7 @@ class Reader:
         )  # fmt: skip
 
     def _collective(self, found: tuple[Computation, Instruction] | None, thunk: Thunk) -> Collective | None:
-        """The collective that a thunk runs, if it is one; starts and dones around it are not."""
+        """The collective that a thunk runs; None for starts, dones and other thunks."""
         if found is None or thunk.sections:
             return None
         computation, instruction = found
@@ -209,7 +207,6 @@ class Reader:
             kind=kind,
             bytes=per_gpu * size if kind == "all-gather" else per_gpu,
             dtype=operands[0].dtype if operands else "",
-            array_count=len(operands),
             group_size=size,
             node_count=max(len({d // self._gpus_per_node for d in g}) for g in moved),
             implementation="kernel" if own_kernel else "nccl",
@@ -217,7 +214,7 @@ class Reader:
 
 
 def _unnamed(thunk: Thunk, instruction: Instruction | None) -> OpKind:
-    """A kind that is not listed moves its arrays at least: taken for nothing, a set that has it would look faster."""
+    """The kind of an unlisted thunk: a kernel that moves its arrays, so that it does not look free."""
     is_done = instruction is None or "Done" in thunk.kind or instruction.opcode.endswith(("-start", "-done"))
     return OpKind.OTHER if is_done or thunk.nested else OpKind.KERNEL
 
@@ -258,3 +255,71 @@ def counts(module: Module) -> tuple[dict[str, int], dict[str, int]]:
     opcodes = Counter(i.opcode for i in outside)
     targets = Counter(_what(module, i) for i in outside if i.opcode == "custom-call")
     return dict(sorted(opcodes.items())), dict(sorted(targets.items()))
+
+
+# Names of the worker's files; it is never imported here.
+HLO, THUNKS, NAMES, OPTIONS, LOG, RESULT = (
+    "optimized.hlo",
+    "thunks.txt",
+    "thunk_names.txt",
+    "debug_options.txt",
+    "compile.log",
+    "result.json",
+)
+
+FATAL = re.compile(r"[EF]\d{4} [\d:.]+ +\d+ [\w.]+:\d+\] (.*)")
+_HARMLESS = re.compile(r"cuda drivers|InitializeLog|cuInit|computation_placer|Unable to register")
+
+
+def read_program(
+    folder: Path, found: Mapping[str, Any], *, is_gpu: bool, device_count: int, gpus_per_node: int
+) -> CompiledProgram:
+    """The program that a fork of the worker left in its folder.
+
+    Raises:
+        LaunchError: If it left none: nothing that a step does can be read.
+    """
+    hlo, thunks, names = (read_text(folder / name) for name in (HLO, THUNKS, NAMES))
+    module = parse_module(hlo)
+    parsed = parse_thunks(thunks)
+    if not any(c.instructions for c in module.computations.values()) or (is_gpu and not parsed):
+        what = "thunks" if hlo else "optimized HLO"
+        raise LaunchError(
+            f"a compiled step must have instructions and a GPU's must have thunks but XLA's dump holds no {what}; "
+            "a workload may have switched it off (xla_dump_to): leave XLA_FLAGS to autotune"
+        )
+    reader = Reader(module, parse_names(names), device_count=device_count, gpus_per_node=gpus_per_node)
+    opcodes, custom_calls = counts(module)
+    return CompiledProgram(
+        fingerprint=found.get("fingerprint") or fingerprint(found["hlo_digest"], thunks),
+        versions=found["versions"],
+        compile_s=found["compile_s"],
+        memory=Memory(**found["memory"]) if found["memory"] else None,
+        schedule=reader.schedule(parsed),
+        opcodes=opcodes,
+        custom_calls=custom_calls,
+        flops_per_step=found.get("flops_per_step"),
+        tokens_per_step=found.get("tokens_per_step"),
+        layer_bytes=found.get("layer_bytes", {}),
+    )
+
+
+def read_text(path: Path) -> str:
+    """The text of a file; empty without it."""
+    return path.read_text(encoding="utf-8") if path.is_file() else ""
+
+
+def last_lines(log: Path, count: int = 12) -> tuple[str, ...]:
+    """The last lines of a compiler's log without harmless ones, each cut to 500 characters."""
+    try:
+        text = log.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ()
+    usage = text.find("\nusage: ")  # of a bad value: all flags follow
+    lines = [
+        line[:500]
+        for line in text[: usage if usage >= 0 else None].splitlines()
+        if line.strip() and not _HARMLESS.search(line)
+    ]
+    fatal = [line for line in lines if FATAL.match(line)][:2]
+    return (*fatal, *(line for line in lines[-count:] if line not in fatal))

@@ -1,19 +1,19 @@
-"""The GPUs and clusters that can be compiled for: data files, topologies, and XLA's description of a GPU."""
+"""The GPUs and clusters that can be compiled for: data files, topologies, XLA's description of a GPU, its plugin."""
 
 from __future__ import annotations
 
 import hashlib
 import importlib.resources
 import re
+import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import ConfigDict
 
-from autotune.compiler.toolkit import Toolkit, installed_toolkit
-from autotune.machine import GpuFacts, caller_environment, gpu_facts
+from autotune.machine import CUDA_PLUGINS, GpuFacts, caller_environment, gpu_facts, installed_versions
 from autotune.model import StudyFileError, close_matches
 from autotune.settings import read_data
 
@@ -36,6 +36,15 @@ _COUNTED_ON = 0.80
 
 MATRIX_SHARE = 0.65
 """Of GPUs whose file says nothing else: what an H100 reaches, see `docs/predictions.md`."""
+
+_GENERATIONS = {"jax-cuda13-plugin": ("13.0.0", "-cu13"), "jax-cuda12-plugin": ("12.8.0", "-cu12")}
+"""Plugin to the CUDA that it is built for, and how NVIDIA's own wheels of that generation end."""
+
+_NEWEST_DRIVER = "13.0.0"  # of a GPU that is not here: it can run whatever is compiled
+_DNN = "9.10.0"  # of XLA's own descriptions
+
+EXTRA = ".[screen]"
+_WHOLE_PLUGINS = tuple((plugin, plugin.replace("-plugin", "-pjrt")) for plugin in CUDA_PLUGINS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,20 +94,11 @@ class Target:
     """One kind of GPU.
 
     Attributes:
-        name: As `load_target` takes it.
-        title: For people.
         config_text: The ``stream_executor.GpuTargetConfigProto`` that is given to XLA, as text.
-        memory_bytes: Device memory.
-        memory_bytes_per_s: Rate of that memory.
         core_count: Streaming multiprocessors.
-        flops_per_s: Peak rate of the matrix units by type of input (``bf16``, ``f8``, ``tf32`` ...), and
-            ``scalar``.
+        flops_per_s: Peak rate of the matrix units by type of input (``bf16``, ``f8``, ``tf32`` ...), and ``scalar``.
         matrix_share: Of the matrix units' peak, what large products reach while the GPU trains.
-        network: Its links; None if not known (a file of the user's), then no communication can be predicted.
-        sources: Where the figures are from.
         kinds: Names that JAX gives it.
-        asked: Fields of the description that the GPU or the installed packages told.
-        assumed: Those of its kind that a table told, for nobody here could be asked.
     """
 
     name: str
@@ -107,13 +107,11 @@ class Target:
     memory_bytes: int
     memory_bytes_per_s: float
     core_count: int
-    flops_per_s: Mapping[str, float] = field(default_factory=dict)
+    flops_per_s: Mapping[str, float]
+    network: Network
     matrix_share: float = MATRIX_SHARE
-    network: Network | None = None
     sources: tuple[str, ...] = ()
     kinds: tuple[str, ...] = ()
-    asked: tuple[str, ...] = ()
-    assumed: tuple[str, ...] = ()
 
     @property
     def digest(self) -> str:
@@ -134,7 +132,7 @@ class Target:
 
     def on_network(self, nic_bytes_per_s: float | None) -> Target:
         """The same GPU in a cluster whose network has this rate for each GPU; None leaves the table's."""
-        if nic_bytes_per_s is None or self.network is None:
+        if nic_bytes_per_s is None:
             return self
         return replace(self, network=replace(self.network, nic_bytes_per_s=nic_bytes_per_s))
 
@@ -154,12 +152,7 @@ def memory_fraction(settings: Mapping[str, str]) -> float | None:
 
 @dataclass(frozen=True)
 class Topology:
-    """Machines and GPUs on each.
-
-    Attributes:
-        nodes: Machines.
-        gpus_per_node: GPUs on each of them.
-    """
+    """Machines and GPUs on each."""
 
     nodes: int
     gpus_per_node: int
@@ -172,7 +165,7 @@ class Topology:
     def __str__(self) -> str:
         return f"{self.nodes}x{self.gpus_per_node}"
 
-    def for_xla(self, network: Network | None) -> str:
+    def for_xla(self, network: Network) -> str:
         """As XLA's plugin takes it: partitions x hosts of a partition x GPUs of a host.
 
         A partition is what NVLink connects. Machines of their own are therefore partitions of one host;
@@ -182,7 +175,7 @@ class Topology:
         Raises:
             StudyFileError: If the machines do not fill the NVLink domains.
         """
-        domain = network.nvlink_domain if network else self.gpus_per_node
+        domain = network.nvlink_domain
         hosts = min(self.nodes, max(1, domain // self.gpus_per_node))
         if self.nodes % hosts:
             raise StudyFileError(
@@ -215,28 +208,19 @@ def load_target(name: str, *, facts: GpuFacts | None = None, toolkit: Toolkit | 
     """The target of a name, or the one that a file describes.
 
     Args:
-        name: One of `target_names`, or the path of a ``.txtpb`` file with a GpuTargetConfigProto.
-        facts: What a GPU of this kind told of itself; that goes before the table. Of no use with a file.
-        toolkit: CUDA and cuDNN; those installed here when None.
+        name: One of `target_names`, or the path of a ``.toml`` file of the same form.
+        facts: What a GPU of this kind told of itself; that goes before the table.
 
     Raises:
         StudyFileError: If there is no such target, or the file cannot be read or says too little.
     """
-    if name.endswith((".txtpb", ".pbtxt", ".textproto")):
-        return _from_proto_text(Path(name))
-    resource = _folder() / f"{name}.toml"
-    if name not in target_names():
-        raise StudyFileError(
-            f"a target must be one of {', '.join(target_names())}, or a .txtpb file, but got {name!r}"
-            f"{close_matches(name, target_names())}"
-        )
-    found = read_data(resource, _TargetFile)
-    network, told = found.network, _told(found, facts)
-    device = {**found.device, **told}
-    tools = toolkit or installed_toolkit()
-    if facts is not None and facts.cuda is not None:
-        tools = replace(tools, driver=facts.cuda, asked=(*tools.asked, "driver"))
-    links = facts.nvlinks if facts is not None and facts.nvlinks is not None else network.nvlink_links
+    found = _read_target(name)
+    device = {**found.device, **_told(found, facts)}
+    tools = toolkit or toolkit_of(installed_versions(toolkit_names()))
+    links = found.network.nvlink_links
+    if facts is not None:
+        tools = replace(tools, driver=facts.cuda or tools.driver)
+        links = links if facts.nvlinks is None else facts.nvlinks
     config = {
         "gpu_device_info": {
             **SHARED_FIELDS,
@@ -248,9 +232,8 @@ def load_target(name: str, *, facts: GpuFacts | None = None, toolkit: Toolkit | 
         "dnn_version_info": tools.dnn_fields,
         "device_description_str": device["name"],
     }
-    asked = (*told, *(["nvlinks"] if facts is not None and facts.nvlinks is not None else []), *tools.asked)
     return Target(
-        name=name,
+        name=name.removesuffix(".toml").rpartition("/")[2],
         title=found.title,
         config_text=proto_text(config),
         memory_bytes=device["device_memory_size"],
@@ -258,12 +241,24 @@ def load_target(name: str, *, facts: GpuFacts | None = None, toolkit: Toolkit | 
         core_count=device["core_count"],
         flops_per_s=found.flops_per_s,
         matrix_share=found.matrix_share,
-        network=network,
+        network=found.network,
         sources=found.sources,
         kinds=(found.device["name"], *found.kinds),
-        asked=asked,
-        assumed=tuple(n for n in (*found.device, "nvlinks", "driver", "runtime", "dnn") if n not in asked),
     )
+
+
+def _read_target(name: str) -> _TargetFile:
+    if name.endswith(".toml"):
+        try:
+            return read_data(Path(name), _TargetFile)
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise StudyFileError(f"the target file must be readable TOML but {name}: {error}") from error
+    if name not in target_names():
+        raise StudyFileError(
+            f"a target must be one of {', '.join(target_names())}, or a .toml file of the same form, but got {name!r}"
+            f"{close_matches(name, target_names())}"
+        )
+    return read_data(_folder() / f"{name}.toml", _TargetFile)
 
 
 def _told(found: _TargetFile, facts: GpuFacts | None) -> dict[str, Any]:
@@ -326,34 +321,81 @@ def _folder() -> Any:
     return importlib.resources.files("autotune") / "data" / "targets"
 
 
-def _from_proto_text(path: Path) -> Target:
-    """A target from XLA's own form; rates that it lacks are those of the packaged GPU of that name."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise StudyFileError(f"the target file must be readable text but {path}: {error}") from error
+@dataclass(frozen=True, kw_only=True)
+class Toolkit:
+    """The CUDA and cuDNN that a program is compiled against, as ``major.minor.patch``.
 
-    def number(key: str) -> float:
-        found = re.search(rf"\b{key}:\s*([0-9.eE+]+)", text)
-        if not found:
-            raise StudyFileError(
-                f"{path} must hold `{key}` (a stream_executor.GpuTargetConfigProto as text) but does not; "
-                "XLA's own examples: xla/backends/gpu/target_config/specs"
-            )
-        return float(found[1])
+    Attributes:
+        runtime: CUDA runtime: of the installed wheel, else what the plugin is built for.
+        driver: The newest CUDA that the driver can run.
+    """
 
-    title = re.search(r'device_description_str:\s*"([^"]*)"', text)
-    known = {t.title: t for t in map(load_target, target_names())}
-    like = next((t for t in known.values() if title and f'"{title[1]}"' in t.config_text), None)
-    return Target(
-        name=path.stem,
-        title=title[1] if title else path.stem,
-        config_text=text,
-        memory_bytes=int(number("device_memory_size")),
-        memory_bytes_per_s=number("memory_bandwidth"),
-        core_count=int(number("core_count")),
-        flops_per_s=like.flops_per_s if like else {},
-        matrix_share=like.matrix_share if like else MATRIX_SHARE,
-        network=like.network if like else None,
-        sources=(str(path),),
+    runtime: str
+    toolkit: str
+    dnn: str
+    driver: str = _NEWEST_DRIVER
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """Fields of ``GpuDeviceInfoProto``."""
+        return {
+            "driver_version": self.driver,
+            "runtime_version": self.runtime,
+            "compile_time_toolkit_version": self.toolkit,
+        }
+
+    @property
+    def dnn_fields(self) -> dict[str, int]:
+        """Fields of ``DnnVersionInfoProto``."""
+        major, minor, patch = (int(n) for n in self.dnn.split("."))
+        return {"major": major, "minor": minor, **({"patch": patch} if patch else {})}
+
+
+def toolkit_of(versions: Mapping[str, str]) -> Toolkit:
+    """The toolkit that belongs to some installed distributions (name to version); of several plugins JAX's choice."""
+    plugin = next((p for p in CUDA_PLUGINS if p in versions), CUDA_PLUGINS[-1])
+    built_for, suffix = _GENERATIONS[plugin]
+    unsuffixed = versions.get("nvidia-cuda-runtime", "")  # the runtime's wheel of CUDA 13 and later
+    is_same_major = unsuffixed.split(".")[0] == built_for.split(".")[0]
+    wheel = versions.get(f"nvidia-cuda-runtime{suffix}") or (unsuffixed if is_same_major else None)
+    return Toolkit(
+        runtime=_numbers(wheel, 2) or built_for,  # the runtime itself tells no more than two
+        toolkit=built_for,
+        dnn=_numbers(versions.get(f"nvidia-cudnn{suffix}"), 3) or _DNN,
     )
+
+
+def toolkit_names() -> tuple[str, ...]:
+    """The distributions that decide: plugins, and NVIDIA's wheels of runtime and cuDNN."""
+    suffixes = ("", *(suffix for _, suffix in _GENERATIONS.values()))
+    wheels = (f"{wheel}{suffix}" for wheel in ("nvidia-cuda-runtime", "nvidia-cudnn") for suffix in suffixes)
+    return (*CUDA_PLUGINS, *wheels)
+
+
+def _numbers(version: str | None, count: int) -> str | None:
+    """The first numbers of a version, filled up to three with zeros; None without a version."""
+    numbers = re.findall(r"\d+", version or "")[:count]
+    return ".".join([*numbers, "0", "0"][:3]) if numbers else None
+
+
+def compiler_versions() -> dict[str, str]:
+    """Versions of jax, jaxlib and the plugin's parts, as far as they are installed."""
+    return installed_versions(("jax", "jaxlib", *(part for parts in _WHOLE_PLUGINS for part in parts)))
+
+
+def compiler_problem(versions: Mapping[str, str]) -> str | None:
+    """Why some `compiler_versions` cannot compile for a described GPU, and what to install; None if they can."""
+    jaxlib = versions.get("jaxlib")
+    parts = {n: v for n, v in versions.items() if n not in ("jax", "jaxlib")}
+    if not any(all(part in parts for part in whole) for whole in _WHOLE_PLUGINS):
+        got = f"only {', '.join(parts)} is installed" if parts else "none is installed"
+        return (
+            f"compiling for a GPU needs XLA's CUDA plugin but {got}; in autotune's folder run: pip install -e '{EXTRA}'"
+        )
+    wrong = [f"{name} {version}" for name, version in parts.items() if version != jaxlib]
+    if wrong:
+        fix = " ".join(f"{name}=={jaxlib}" for name in parts)
+        return (
+            f"the CUDA plugin must be of jaxlib's version {jaxlib} but got {', '.join(wrong)}; run: pip install {fix}"
+        )
+    return None

@@ -6,13 +6,26 @@ Records are frozen, checked when read back, and written as one JSON object a lin
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Any, Literal, Protocol, Self
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    Protocol,
+    Self,
+)
 
-from pydantic import Field, TypeAdapter, model_validator
+from pydantic import (
+    Field,
+    TypeAdapter,
+    model_validator,
+)
 
 from autotune.model.artefacts import Artefact
 from autotune.model.flags import FlagSet
-from autotune.model.kernels import Kernels, KernelSpread
+from autotune.model.kernels import (
+    Kernels,
+    KernelSpread,
+)
 from autotune.model.measurement import (
     Comparison,
     EnergyUse,
@@ -25,8 +38,27 @@ from autotune.model.measurement import (
     WorkerReport,
     WorkPerStep,
 )
-from autotune.model.numbers import Amount, AtLeastOne, Count, Elapsed, Facts, LogRatio, Ratio, Record, StepTime
-from autotune.stats import Estimate, LossSpread, NoiseFloor, Outlook, Stalls, TotalTime, Verdict, outlook_of
+from autotune.model.numbers import (
+    Amount,
+    AtLeastOne,
+    Count,
+    Elapsed,
+    Facts,
+    LogRatio,
+    Ratio,
+    Record,
+    StepTime,
+)
+from autotune.stats import (
+    Estimate,
+    LossSpread,
+    NoiseFloor,
+    Outlook,
+    Stalls,
+    TotalTime,
+    Verdict,
+    outlook_of,
+)
 
 
 class TaskRecord(Stamped):
@@ -116,25 +148,10 @@ class SettingEffect(Record):
         return self.chance < INERT or (found is not None and found.low > 1.0 - least)
 
 
-class PairValueEffect(Believed):
-    """Effect of two values together, beyond what each does alone."""
-
-    values: tuple[str, str]
-    trials: Count
-
-
 class PairEffect(Record):
-    """Two settings that may interact, with the chance that they do and the values tried together."""
+    """Two settings that may interact, with the chance that they do."""
 
     names: tuple[str, str]
-    chance: Chance
-    values: tuple[PairValueEffect, ...] = ()
-
-
-class Suspect(Record):
-    """A value, or two together, that may make a set fail."""
-
-    settings: Settings
     chance: Chance
 
 
@@ -152,10 +169,7 @@ class EffectsRecord(Stamped):
         measured: Those that the model could learn speed from.
         settings: All that are searched, likeliest first.
         pairs: Those with some chance to interact, likeliest first.
-        suspects: Likeliest first.
         best: Empty settings where that is the default.
-        left: Bound (95 %) of the fastest set's ratio over `best`.
-        together: Whether more than two settings interact; then all else here says little.
     """
 
     kind: Literal["effects"] = "effects"
@@ -163,10 +177,7 @@ class EffectsRecord(Stamped):
     measured: Count
     settings: tuple[SettingEffect, ...]
     pairs: tuple[PairEffect, ...] = ()
-    suspects: tuple[Suspect, ...] = ()
     best: BestPredicted
-    left: Ratio
-    together: bool = False
 
     def useful(self, settings: FlagSet, *, least: float) -> FlagSet:
         """The set without inert settings and without values that surely gain less than `least` (a share).
@@ -189,22 +200,8 @@ class EffectsRecord(Stamped):
 Share = Annotated[float, Field(ge=0, lt=1)]
 
 
-class Need(Record):
-    """What it takes to prove a gain 9 times in 10.
-
-    Attributes:
-        gain: Share of the default's step time.
-        pairs: Cap of fresh pairs of processes of each proof; None if above `Promise.highest`.
-        proof_s: Seconds of all proofs on one lane, enough for 97 of 100 studies.
-    """
-
-    gain: Share
-    pairs: AtLeastOne | None = None
-    proof_s: Elapsed | None = None
-
-
-class Promise(Record):
-    """Power analysis of a study's proofs, from a cautious estimate of the spread between processes.
+class PowerAnalysis(Record):
+    """What the proofs of a study can detect, from a cautious estimate of the spread between processes.
 
     Attributes:
         pair_sd: Standard deviation of the log ratio between fresh pairs of processes.
@@ -213,7 +210,6 @@ class Promise(Record):
         most: The study's cap of pairs of processes in each proof.
         smallest: Smallest gain proven 9 times in 10 within that cap; None if there is none below 50 %.
         proof_s: Seconds of all proofs with that gain on one lane, enough for 97 of 100 studies.
-        highest: Largest cap considered in `needs`.
     """
 
     pair_sd: Annotated[float, Field(ge=0)]
@@ -222,8 +218,6 @@ class Promise(Record):
     most: AtLeastOne
     smallest: Share | None = None
     proof_s: Elapsed | None = None
-    needs: tuple[Need, ...] = ()
-    highest: AtLeastOne
 
 
 MemorySamples = tuple[tuple[Count, Count], ...]
@@ -355,13 +349,6 @@ class TrialResult(TrialConfig, TrialOutcome, TaskRecord):
         """Whether its figures make it a candidate for a proof; None where it has none."""
         return outlook_of(self.comparison.estimate, min_effect=min_effect) if self.comparison is not None else None
 
-    @property
-    def tokens_per_j(self) -> float | None:
-        """Tokens trained per joule; None where energy or tokens are not known."""
-        tokens = self.worker.tokens_per_step if self.worker else None
-        energy = self.comparison.energy if self.comparison else None
-        return tokens / energy.candidate_step_j if tokens and energy else None
-
 
 SCHEMA_VERSION = 2
 """Counts the changes of records that other readers cannot follow."""
@@ -371,7 +358,7 @@ class ScreenRecord(Stamped):
     """Result of compiling without measuring, or why the study is not screened.
 
     Attributes:
-        report: An `autotune.compiler.verdicts.ScreenReport` as plain data; None if nothing could be compiled.
+        report: An `autotune.compiler.screen.ScreenReport` as plain data; None if nothing could be compiled.
     """
 
     kind: Literal["screen"] = "screen"
@@ -428,7 +415,7 @@ class FloorResult(Stamped):
         loss_tolerance: Largest relative difference of loss and gradient norm between any two of them.
         rounding: Likewise to the reference in another rounding; None where that did not run.
         loss_spread: How far references were apart, by step; candidates are held to it.
-        promise: Of the study's first noise floor, where times are known and real.
+        power: Of the study's first noise floor, where times are known and real.
         kernels: None where fewer than two processes reported theirs.
     """
 
@@ -439,8 +426,8 @@ class FloorResult(Stamped):
     provenance: Facts
     loss_tolerance: Amount
     rounding: Amount | None = None
-    loss_spread: LossSpread | None = None
-    promise: Promise | None = None
+    loss_spread: LossSpread
+    power: PowerAnalysis | None = None
     kernels: KernelSpread | None = None
     directory: str
 
@@ -458,7 +445,6 @@ class ConfirmRun(TaskRecord):
         is_alone: Whether each arm ran with nothing beside it though the study measures in turns.
         total: Total times and stalls of both arms.
         warnings: What the machine did meanwhile that makes the figures doubtful.
-        energy_problem: As in `Comparison`.
     """
 
     kind: Literal["confirm_run"] = "confirm_run"
@@ -480,7 +466,6 @@ class ConfirmRun(TaskRecord):
     reference_kernels: Kernels | None = None
     candidate_kernels: Kernels | None = None
     warnings: tuple[str, ...] | None = None
-    energy_problem: str | None = None
     during: GpusDuring | None = None
 
 

@@ -329,7 +329,7 @@ class ScreenSpec(Section):
 
     Attributes:
         enabled: ``auto`` screens studies on GPUs whose workload is an `entry`, if XLA's CUDA plugin is there.
-        target: GPU to compile for (`autotune targets list`, or a .txtpb file); default: the kind that runs.
+        target: The GPU to compile for (`autotune targets list`, or a .toml file of that form); default: what runs.
         topology: Nodes x GPUs on each, such as ``8x8``; default: what runs.
     """
 

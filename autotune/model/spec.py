@@ -12,17 +12,39 @@ import tomllib
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import (
+    Annotated,
+    Any,
+)
 
-from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
-from autotune.model.errors import SettingError, StudyFileError, close_matches
+from autotune.model.errors import (
+    SettingError,
+    StudyFileError,
+    close_matches,
+)
 from autotune.model.expressions import Expression
-from autotune.model.flags import OPTION, FlagSet
+from autotune.model.flags import (
+    OPTION,
+    FlagSet,
+)
 from autotune.model.measurement import Settings
-from autotune.model.options import PROCESS_COUNT, broken_rule, check_rules, combinations, option_sets, options_in
+from autotune.model.options import (
+    PROCESS_COUNT,
+    broken_rule,
+    check_rules,
+    combinations,
+    option_sets,
+    options_in,
+)
 from autotune.model.redaction import redact_data
-from autotune.model.replay import ReplaySpec
 from autotune.model.sections import (
     ConfirmSpec,
     DeviceSpec,
@@ -104,7 +126,6 @@ class StudySpec(Section):
         measure: How a comparison is measured.
         confirm: How finalists prove themselves.
         limits: What a candidate must keep, whatever its speed.
-        replay: A formula instead of a machine: for tests, and to try a search.
     """
 
     name: Annotated[str, Field(pattern=STUDY_NAME)]
@@ -118,7 +139,6 @@ class StudySpec(Section):
     measure: MeasureSpec = MeasureSpec()
     confirm: ConfirmSpec = ConfirmSpec()
     limits: LimitsSpec = LimitsSpec()
-    replay: ReplaySpec | None = None
 
     @field_validator("name")
     @classmethod
@@ -177,7 +197,7 @@ class StudySpec(Section):
                 )
             for values in combinations(Expression(text).names, domains):
                 self.work_under(FlagSet(option_sets(values)))
-        elif self.workload.command is not None and self.search.options and self.replay is None:
+        elif self.workload.command is not None and self.search.options:
             raise ValueError(
                 "where the options of a `command` are searched, what a step does must be told: "
                 '`workload.tokens_per_step = "batch * seq"`, or a number if no option changes it'
@@ -287,8 +307,6 @@ class StudySpec(Section):
         data["device"].pop("nic_bytes_per_s")
         for key in ("trials", "time_budget", "gpu_hours"):
             data["search"].pop(key)
-        if data["replay"] is not None:
-            data["replay"].pop("delay_s")
         return data
 
     def at_effort(self, effort: Effort) -> StudySpec:

@@ -23,10 +23,7 @@ from autotune.results.words import (
 )  # fmt: skip
 
 if TYPE_CHECKING:
-    from autotune.results.atlas_page import render_atlas
-    from autotune.results.atlas_words import (
-        ToldPart, alive_lines, atlas, recipe_lines, told_parts, told_setting,
-    )  # fmt: skip
+    from autotune.results.atlas_views import AtlasFinding, atlas, atlas_findings, render_atlas
     from autotune.results.api import Study, compare, load
     from autotune.results.comparison import compare_stores
     from autotune.results.report import render_html, render_markdown
@@ -38,8 +35,7 @@ if TYPE_CHECKING:
 
 # Fetched when first used: they bring pandas, Jinja, Rich or the compiler's SciPy, which a study's driver never needs.
 _LATER = {
-    "atlas_page": ("render_atlas",),
-    "atlas_words": ("ToldPart", "alive_lines", "atlas", "recipe_lines", "told_parts", "told_setting"),
+    "atlas_views": ("AtlasFinding", "atlas", "atlas_findings", "render_atlas"),
     "api": ("Study", "compare", "load"),
     "comparison": ("compare_stores",),
     "report": ("render_html", "render_markdown"),

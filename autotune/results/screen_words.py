@@ -1,60 +1,53 @@
-"""How the results of compiling alone read: screens, predictions, and how far those may be trusted."""
+"""The results of compiling alone as text: screens and predictions."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from autotune.compiler import (
-    Effect,
-    ScreenReport,
-    SettingReport,
-)  # fmt: skip
+from autotune.compiler import Effect, ScreenReport, SettingReport
 from autotune.model import ScreenRecord, format_bytes, format_seconds, format_share
 
 MOST_NAMED = 4
-"""Company up to this size is named; of more, most does not matter."""
+"""Up to so many settings of an interaction are named; of more, most do not matter."""
+
+MOST_CHANGES = 6
+"""Differences between two programs that are shown of each value or set."""
+
+_EFFECTS = {
+    Effect.ACTIVE: "active",
+    Effect.NO_OP: "no-ops",
+    Effect.MEASURE: "to be measured",
+    Effect.FAILS: "do not compile",
+}
 
 
 def describe_screen(report: ScreenReport) -> list[str]:
     """A report in a few lines."""
     place = f"{report.target} {report.topology}" if report.limit_bytes is not None else "this CPU"
     counts = ", ".join(f"{len(report.of_effect(effect))} {words}" for effect, words in _EFFECTS.items())
-    lines = [f"screen for {place}: {counts}{_canary(report)}"]
-    if dead := report.of_effect(Effect.DEAD):
-        lines.append(f"dead here, left out of the search: {', '.join(s.name for s in dead)}")
-    lines += [f"{s.name} acts {how}" for s in report.settings if (how := describe_company(s))]
+    canary = f"; flags are applied: the canary [{report.canary.settings}] changes the program" if report.canary else ""
+    lines = [f"screen for {place}: {counts}{canary}"]
+    if no_ops := report.of_effect(Effect.NO_OP):
+        lines.append(f"no-ops here, left out of the search: {', '.join(s.name for s in no_ops)}")
+    lines += [f"{s.name} acts {how}" for s in report.settings if (how := format_interaction(s))]
     lines += [f"{s.name} is the same program as {s.same_as}" for s in report.sets if s.same_as and not s.to_measure]
     lines += [f"{s.name} does not fit: peak {format_bytes(s.peak_bytes)}" for s in report.sets if s.fits is False]
     peak, limit = report.reference.peak_bytes, report.limit_bytes
     if peak is not None and limit:
-        lines.append(f"the reference takes {format_bytes(peak)}, {format_share(peak / limit)} of {format_bytes(limit)}")
+        verdict = ": DOES NOT FIT" if report.reference.fits is False else ""
+        share = format_share(peak / limit)
+        lines.append(f"the reference takes {format_bytes(peak)}, {share} of {format_bytes(limit)}{verdict}")
     if report.skipped:
         lines.append(f"not screened, for the time was up: {', '.join(report.skipped)}")
     return lines
 
 
-def _canary(report: ScreenReport) -> str:
-    return f"; flags arrive: the canary [{report.canary.settings}] changes the program" if report.canary else ""
-
-
-def _told(report: ScreenReport) -> str:
-    asked = report.target_asked
-    return f"itself and what is installed ({', '.join(asked)}), for the rest by a table" if asked else "a table"
-
-
-_EFFECTS = {
-    Effect.LIVE: "settings change the program",
-    Effect.DEAD: "do not",
-    Effect.MEASURE: "only a measurement can judge",
-    Effect.FAILS: "do not compile",
-}
-
-
-def describe_company(setting: SettingReport) -> str:
+def format_interaction(setting: SettingReport) -> str:
     """Among which settings one acts that changes nothing alone, as a clause; empty if it acts alone."""
-    few = setting.company[:MOST_NAMED] if len(setting.company) <= MOST_NAMED else ()
-    with_others = f"only together with {', '.join(few) or 'some of the others'}" if setting.together else ""
+    others = setting.interacts_with
+    named = ", ".join(others) if len(others) <= MOST_NAMED else "some of the others"
+    with_others = f"only together with {named}" if others else ""
     return ", ".join(filter(None, (with_others, setting.under and f"only {setting.under}")))
 
 
@@ -65,79 +58,31 @@ def describe_screen_record(record: ScreenRecord) -> list[str]:
     return describe_screen(ScreenReport.model_validate(record.report))
 
 
-def predicted_lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """A table of predicted steps."""
-    for row in rows:
-        name = " ".join(f"{n}={v}" for n, v in row["settings"].items()) or "reference"
-        if "failure" in row:
-            yield f"{name}: does not compile: {row['failure']}"
-            continue
-        loops = row["unknown_loops"]
-        mfu = f", MFU {format_share(row['mfu'])}" if row["mfu"] is not None else ""
-        yield (
-            f"{name}: predicted step {format_seconds(row['step_s'])} (kernels "
-            f"{format_seconds(row['compute_s'])}, exposed communication {format_seconds(row['exposed_s'])}, "
-            f"idle {format_seconds(row['idle_s'])}{mfu}){_interval(row)}"
-        )
-        if loops:
-            yield f"  no figure to go by: how often {', '.join(loops)} runs is not known, and each was counted once"
-    if published := next((row["published"] for row in rows if "published" in row), None):
-        yield f"the model is {published}"
-    yield "PREDICTED, NOT MEASURED"
-
-
-def _interval(row: dict[str, Any]) -> str:
-    """Where a measured step would be, by what others published."""
-    low_s, high_s = row["interval_s"]
-    return f", measured 95 % between {format_seconds(low_s)} and {format_seconds(high_s)}"
-
-
 def screen_lines(report: ScreenReport) -> list[str]:
-    """The report in words."""
-    versions = ", ".join(f"{n} {v}" for n, v in report.versions.items())
-    lines = [f"{report.target}, {report.topology} (nodes x GPUs), {versions}{_canary(report)}"]
-    if report.target_assumed:
-        lines.append(f"the GPU is described by {_told(report)}")
-    peak, limit = report.reference.peak_bytes, report.limit_bytes
-    if peak is not None:
-        share = f", {format_share(peak / limit)} of {format_bytes(limit)}" if limit else ""
-        verdict = "" if report.reference.fits is not False else ": DOES NOT FIT"
-        lines.append(f"reference: peak {format_bytes(peak)} on each GPU{share}{verdict}")
-    titles = {
-        Effect.LIVE: "live: these change the program",
-        Effect.DEAD: "dead here: no value changes the program, alone or in company",
-        Effect.MEASURE: "to be measured: read at run time or by the autotuner on the device",
-        Effect.FAILS: "do not compile",
-    }
-    for effect, title in titles.items():
-        members = report.of_effect(effect)
-        if members:
-            lines += ["", f"{title} ({len(members)})"]
+    """A report with all values of each setting."""
+    lines = describe_screen(report)
+    for effect in (Effect.ACTIVE, Effect.MEASURE, Effect.FAILS):
+        if members := report.of_effect(effect):
+            lines += ["", f"{_EFFECTS[effect]} ({len(members)})"]
             lines += [line for member in members for line in _setting_lines(member)]
     if report.sets:
         lines += ["", f"sets ({len(report.sets)})", *_set_lines(report)]
-    lines += [
-        "",
-        f"{report.compiled_count} compiled in {format_seconds(report.duration_s)}, "
-        f"{report.cached_count} taken from the cache",
-    ]
-    return lines
+    compiled = f"{report.compiled_count} compiled in {format_seconds(report.duration_s)}"
+    versions = ", ".join(f"{n} {v}" for n, v in report.versions.items())
+    return [*lines, "", f"{compiled}, {report.cached_count} taken from the cache, by {versions}"]
 
 
 def _setting_lines(setting: SettingReport) -> list[str]:
-
-    if setting.effect in (Effect.DEAD, Effect.MEASURE):
-        return [f"  {setting.name}" + (f" ({setting.stage})" if setting.effect is Effect.MEASURE else "")]
-    company = describe_company(setting)
-    lines = [f"  {setting.name}" + (f" ({company})" if company else "")]
+    note = setting.stage if setting.effect is Effect.MEASURE else format_interaction(setting)
+    lines = [f"  {setting.name}" + (f" ({note})" if note else "")]
     for value in setting.values:
         if value.message:
             lines.append(f"    {value.value}: {value.message}")
-        elif not value.is_live:
+        elif not value.is_active:
             lines.append(f"    {value.value}: same program")
         else:
             fit = " DOES NOT FIT;" if value.fits is False else ""
-            lines.append(f"    {value.value}:{fit} {'; '.join(value.changes[:6])}")
+            lines.append(f"    {value.value}:{fit} {'; '.join(value.changes[:MOST_CHANGES])}")
     return lines
 
 
@@ -149,9 +94,31 @@ def _set_lines(report: ScreenReport) -> list[str]:
         elif found.same_as is not None:
             said = f"same program as {found.same_as}"
         else:
-            said = "; ".join(found.changes[:6]) or "same program as reference"
+            said = "; ".join(found.changes[:MOST_CHANGES]) or "same program as reference"
         if found.fits is False:
             said = f"DOES NOT FIT; {said}"
         rest = f" (to be measured: {', '.join(found.to_measure)})" if found.to_measure else ""
         lines.append(f"  {found.name}: {said}{rest}")
     return lines
+
+
+def predicted_lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """A table of predicted steps; see `autotune.compiler.predict_set`."""
+    for row in rows:
+        name = " ".join(f"{n}={v}" for n, v in row["settings"].items()) or "reference"
+        if "failure" in row:
+            yield f"{name}: does not compile: {row['failure']}"
+            continue
+        mfu = f", MFU {format_share(row['mfu'])}" if row["mfu"] is not None else ""
+        low_s, high_s = row["interval_s"]
+        yield (
+            f"{name}: predicted step {format_seconds(row['step_s'])} (kernels "
+            f"{format_seconds(row['compute_s'])}, exposed communication {format_seconds(row['exposed_s'])}, "
+            f"idle {format_seconds(row['idle_s'])}{mfu}), measured 95 % between {format_seconds(low_s)} and "
+            f"{format_seconds(high_s)}"
+        )
+        if loops := row["unknown_loops"]:
+            yield f"  no figure to go by: how often {', '.join(loops)} runs is not known, and each was counted once"
+    if published := next((row["published"] for row in rows if "published" in row), None):
+        yield f"the model is {published}"
+    yield "PREDICTED, NOT MEASURED"

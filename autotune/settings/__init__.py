@@ -9,23 +9,48 @@ from autotune.settings.atlas import (
     atlas_text,
     load_atlas,
     load_kinds,
+    newest_not_after,
+    place_of,
     read_atlas,
     read_rows,
 )
-from autotune.settings.build import FlagInfo, JaxOption, ProbeReport
-from autotune.settings.catalog import NEVER_SEARCHED, Catalog, Setting, Stage, Tier, load_catalog, read_data
+from autotune.settings.catalog import (
+    NEVER_SEARCHED,
+    Catalog,
+    Recipe,
+    Setting,
+    Stage,
+    Symptom,
+    Tier,
+    find_recipe,
+    load_catalog,
+    load_recipes,
+    load_symptoms,
+    read_data,
+    search_symptoms,
+    select_settings,
+)
 from autotune.settings.check import (
-    SettingCheck, SettingVerdict, check_settings, for_build, would_start,
-)  # fmt: skip
-from autotune.settings.doctor import Diagnosis, diagnose, gpu_findings
-from autotune.settings.known import KnownSettings, is_default
-from autotune.settings.lookup import (
-    check_given, help_of_build, named_sets, probe_named, read_script, replace_script, select_settings,
-)  # fmt: skip
-from autotune.settings.migrate import Migration, migrate_text
-from autotune.settings.parameters import Parameter, SearchSpace, describe_condition, describe_domain
-from autotune.settings.places import Places, newest_not_after, parse_places, place_of
-from autotune.settings.probe import probe_build
-from autotune.settings.recipes import Recipe, Symptom, find_recipe, load_recipes, load_symptoms, search_symptoms
-from autotune.settings.space import build_space, space_of_all
-from autotune.settings.words import describe_check, describe_diagnosis, describe_setting
+    Migration,
+    SettingCheck,
+    SettingVerdict,
+    check_given,
+    check_settings,
+    for_build,
+    format_check,
+    migrate_text,
+    named_sets,
+    read_script,
+    would_start,
+)
+from autotune.settings.doctor import Diagnosis, diagnose, format_diagnosis, gpu_findings
+from autotune.settings.known import KnownSettings, format_setting
+from autotune.settings.probe import FlagInfo, JaxOption, ProbeReport, probe_build, probe_named
+from autotune.settings.space import (
+    Parameter,
+    SearchSpace,
+    build_space,
+    format_condition,
+    format_domain,
+    space_of_all,
+)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from importlib import resources
@@ -20,7 +20,7 @@ from typing import Any
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from autotune.model import Record, SettingError
-from autotune.settings.catalog import read_entries, release_of
+from autotune.settings.catalog import older, read_entries, release_of
 
 SCHEMA_VERSION = 1
 _HEADER = f'{{"atlas": {SCHEMA_VERSION}}}'
@@ -53,20 +53,17 @@ class AtlasRow(Record):
         workload: Kind of model, a name of ``kinds.toml``; empty in a row for all cells of the release.
         target: GPU, a name of `autotune targets list`; empty likewise.
         gpus: How many of them; 0 likewise.
-        kind: ``setting``, ``recipe`` (a published set), or ``cell``: the default's own program.
-        name: Of the setting or recipe; empty for the cell.
-        value: Of the setting as in a `FlagSet`; the whole set of a recipe; empty for the cell.
+        kind: ``setting``, or ``cell``: the default's own program.
+        name: Of the setting; empty for the cell.
+        value: Of the setting as in a `FlagSet`; empty for the cell.
         verdict: What it does.
-        tried: How ``same`` was found: ``alone``; ``together``, in sets of all that change nothing; or ``company``, with
-            every two values in some set, as a screen does (docs/screening.md).
+        tried: How ``same`` was found: ``alone``, or ``together``, in sets of all that change nothing.
         changes: What is different from the default's program, in clauses such as ``all-gather (async): 9 -> 3``.
         needs: Settings among which some value of it acts, if none does alone; which values do was not told apart. Where
-            some value of a setting acts alone, its others are not looked at in company.
+            some value of a setting acts alone, its others are not tried with other settings.
         program: Names the program, within a cell: rows with an equal name have one program; empty if none was compiled
             for it alone.
         peak_bytes: Device memory that the step needs.
-        predicted_change: Predicted step time over the default's, minus one; None where no model can say.
-        step_s: Predicted seconds of a step; of a cell only.
         compiled: Sets that were compiled for a cell; of a cell only.
         seconds: What compiling them took, one after the other; of a cell only.
         message: Why it is rejected or fails; what cannot be seen.
@@ -85,8 +82,6 @@ class AtlasRow(Record):
     needs: tuple[str, ...] = ()
     program: str = ""
     peak_bytes: int | None = None
-    predicted_change: float | None = None
-    step_s: float | None = None
     compiled: int | None = None
     seconds: float | None = None
     message: str = ""
@@ -102,13 +97,8 @@ class ModelKind:
     """A kind of model, and the workload that stands for it.
 
     Attributes:
-        name: As in the table.
-        title: For people.
         entry: The preset that is compiled.
-        options: Its options.
         sequences_per_gpu: Sequences of a step for each GPU; the batch is that times the GPUs.
-        gpus: How many GPUs it is compiled for.
-        nodes_of: GPUs of one machine; more are several machines.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -126,20 +116,13 @@ class ModelKind:
 
 
 class Atlas:
-    """The table, to be asked.
-
-    Args:
-        rows: All lines.
-
-    Attributes:
-        rows: The same.
-    """
+    """The table."""
 
     def __init__(self, rows: Iterable[AtlasRow]) -> None:
         self.rows = tuple(rows)
-        self._by_name: dict[tuple[str, str], list[AtlasRow]] = defaultdict(list)
+        self._by_name: dict[str, list[AtlasRow]] = defaultdict(list)
         for row in self.rows:
-            self._by_name[row.kind, row.name].append(row)
+            self._by_name[row.name].append(row)
 
     def __iter__(self) -> Iterator[AtlasRow]:
         return iter(self.rows)
@@ -153,11 +136,11 @@ class Atlas:
     @property
     def cells(self) -> tuple[AtlasRow, ...]:
         """The row of each cell that was compiled."""
-        return tuple(self._by_name["cell", ""])
+        return tuple(r for r in self.rows if r.kind == "cell")
 
-    def of(self, name: str, *, kind: str = "setting") -> tuple[AtlasRow, ...]:
-        """All rows of a setting, or of a recipe."""
-        return tuple(self._by_name.get((kind, name), ()))
+    def of(self, name: str) -> tuple[AtlasRow, ...]:
+        """All rows of a setting."""
+        return tuple(self._by_name.get(name, ()))
 
 
 def load_kinds() -> dict[str, ModelKind]:
@@ -167,12 +150,12 @@ def load_kinds() -> dict[str, ModelKind]:
 
 @functools.cache
 def load_atlas() -> Atlas:
-    """The table that comes with this package; without a row where none was built."""
+    """The table that comes with this package."""
     return read_atlas(atlas_folder())
 
 
 def read_atlas(folder: Traversable) -> Atlas:
-    """A table that lies in a folder; without a row where no file of one is.
+    """Reads the table in a folder.
 
     Raises:
         SettingError: If there is no such folder, or a file is no table of this schema.
@@ -187,9 +170,6 @@ def read_atlas(folder: Traversable) -> Atlas:
 
 def read_rows(path: Traversable) -> list[AtlasRow]:
     """The rows of one file of the table.
-
-    Args:
-        path: A file of JSON lines; the first holds the schema's version.
 
     Raises:
         SettingError: If a line is not one of this schema; it is named.
@@ -211,7 +191,7 @@ def read_rows(path: Traversable) -> list[AtlasRow]:
 
 
 def atlas_text(rows: Iterable[AtlasRow]) -> str:
-    """The text of a file with some rows, in one order whatever theirs is; what is as by default is left out."""
+    """The text of a table's file, rows sorted, defaults left out."""
     ordered = sorted(rows, key=lambda r: (*r.cell, r.kind, r.name, r.value))
     return "\n".join([_HEADER, *(r.model_dump_json(exclude_defaults=True) for r in ordered)]) + "\n"
 
@@ -219,3 +199,19 @@ def atlas_text(rows: Iterable[AtlasRow]) -> str:
 def atlas_folder() -> Traversable:
     """Where the table lies in this package."""
     return resources.files("autotune") / "data" / "atlas"
+
+
+def place_of(row: AtlasRow) -> str:
+    """The cell of a row: ``dense-fsdp@8xh100-sxm``; ``all cells`` for a row of a whole release."""
+    return f"{row.workload}@{row.gpus}x{row.target}" if row.workload else "all cells"
+
+
+def newest_not_after(jaxlib: str, releases: Sequence[str]) -> str:
+    """The newest of sorted releases that is not after `jaxlib`, else the oldest.
+
+    Raises:
+        SettingError: If there are none.
+    """
+    if not releases:
+        raise SettingError("the atlas must have a release but has none; `autotune atlas build` compiles one")
+    return ([r for r in releases if not older(jaxlib, r)] or [releases[0]])[-1]

@@ -8,6 +8,7 @@ real builds.
 from __future__ import annotations
 
 import functools
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
-from autotune.model import SettingError, close_matches
+from autotune.model import FlagSet, SettingError, close_matches
 
 T = TypeVar("T")
 
@@ -94,37 +95,25 @@ class Setting:
 
     Attributes:
         name: As in a `FlagSet`; ``process_layout`` is the one entry that is no setting of a process.
-        summary: What it does.
         group: Name under which it is searched.
         also_in: Further groups that it belongs to.
-        tier: Whether it belongs in a search.
         platform: ``cuda``, ``cpu``, ``any``, or one of `NEVER_SEARCHED`.
         type: One of bool, int, int32, int64, float, string, enum, message.
         tri_state: Whether being unset differs from every value.
         repeated: Whether it holds a list or a map.
         values: Values worth trying, spelled as in a `FlagSet`; the default is always among the choices.
-        low: Least value worth trying, for ranges.
-        high: Greatest value worth trying.
-        step: Step of the range.
-        power_of_two: Whether the range holds powers of two only.
         minimum: Least sensible value; the parser may let others pass.
         maximum: Greatest sensible value.
         scopes: What the program must have; all of them.
         makes: What it may bring into a program that had none, so that other settings act.
-        stage: Where it acts.
         since: First jaxlib that has it, of those that `docs/ask_builds.py` asked; empty if the oldest of them has it.
         removed: First asked jaxlib that lacks it after one that has it.
         defaults: Version from which on, to default; an empty key if it never changed.
-        in_xla_flags: Whether the XLA_FLAGS parser takes it, where it exists.
-        xla_flag_until: First tested jaxlib whose parser no longer takes it.
-        in_compiler_options: Whether a single compilation takes it, where it exists.
-        compiler_option_until: First tested jaxlib where it does not.
         numerics: ``rounding``, ``order``, ``precision`` or ``values``; empty if results do not change.
         memory: How it moves peak memory; empty if not at all, or not known.
         compile: How it moves compile time; empty if little, or not known.
         danger: Why it must not be used in training; empty if it may.
         needs: What must hold for it to act, in words.
-        excludes: Settings that contradict it.
         when: Other setting to the values under which this one acts.
         unless: Other setting to the values under which it does nothing.
         condition_since: First jaxlib for which `when` and `unless` hold; empty if for all.
@@ -133,7 +122,6 @@ class Setting:
             replacement.
         layer_bytes: ``weights`` or ``gradients`` if its values are multiples of one layer's bytes.
         changed_programs: Test programs whose executable one value changed; None if that was not tried.
-        sources: Keys of ``sources.toml``.
         source_line: ``FILE:LINE`` of XLA's source from which the summary was taken, at the commit of the source
             ``xla``, or ``FILE:LINE@COMMIT`` of the last one that had it; empty if the flag is newer than that.
     """
@@ -162,10 +150,6 @@ class Setting:
     since: str = ""
     removed: str = ""
     defaults: Defaults = field(default_factory=dict)
-    in_xla_flags: bool = True
-    xla_flag_until: str = ""
-    in_compiler_options: bool = True
-    compiler_option_until: str = ""
     numerics: str = ""
     memory: str = ""
     compile: str = ""
@@ -197,7 +181,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a fact comes from; a source that changes daily with the commit that was read."""
+    """The source of a fact; `commit` is the one that was read."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
@@ -226,7 +210,7 @@ class Catalog(dict[str, Setting]):
         return tuple(sorted({s.group for s in self.values() if s.tier in (Tier.TUNE, Tier.NUMERICS)}))
 
     def find(self, name: str) -> Setting:
-        """The setting of a name, dashes and all.
+        """The setting of a name, with or without dashes and value.
 
         Raises:
             SettingError: If it is not in the catalogue; close matches are named.
@@ -268,10 +252,6 @@ def load_catalog() -> Catalog:
 def read_entries(path: Traversable, kind: type[T]) -> dict[str, T]:
     """The entries of one data file of this package, by name.
 
-    Args:
-        path: A TOML file with one table for each entry.
-        kind: Dataclass of an entry.
-
     Raises:
         SettingError: See `read_data`.
     """
@@ -282,7 +262,6 @@ def read_data(path: Traversable, kind: type[T], *, named: bool = False) -> T:
     """One data file of this package.
 
     Args:
-        path: A TOML file.
         kind: What it holds, with the types of all keys.
         named: Whether each table takes its own name as ``name``.
 
@@ -298,3 +277,113 @@ def read_data(path: Traversable, kind: type[T], *, named: bool = False) -> T:
         wrong = error.errors()[0]
         key = ".".join(str(part) for part in wrong["loc"])
         raise SettingError(f"{path.name}: `{key}`: {wrong['msg']} but got {wrong['input']!r}") from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """One published flag set, as it was published.
+
+    Attributes:
+        source: Where it stands, with the revision that was read.
+        date: When it was published or last read there, as far as known: year, year-month or ``HEAD`` of mid
+            2026.
+        for_hardware: What its authors used it on; empty if they do not say.
+    """
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    name: str
+    source: str
+    date: str
+    flags: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    for_hardware: str = ""
+    note: str = ""
+
+    @property
+    def settings(self) -> FlagSet:
+        """The recipe as a flag set; JAX options by their lower-case names."""
+        named = {n.lower() if n.startswith("JAX_") else n: v for n, v in self.environment.items()}
+        return FlagSet.parse(self.flags).merge(named)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Symptom:
+    """A performance problem and the groups of settings that may help."""
+
+    name: str
+    title: str
+    words: tuple[str, ...]
+    groups: tuple[str, ...]
+    advice: str
+
+
+@functools.cache
+def load_recipes() -> dict[str, Recipe]:
+    """All recipes by name, in the order of the files."""
+    folder = resources.files("autotune") / "data" / "recipes"
+    found: dict[str, Recipe] = {}
+    for path in sorted(folder.iterdir(), key=lambda p: p.name):
+        found |= read_entries(path, Recipe)
+    return found
+
+
+def find_recipe(name: str) -> Recipe:
+    """The recipe of a name.
+
+    Raises:
+        SettingError: If there is none; close matches are named.
+    """
+    recipes = load_recipes()
+    if name not in recipes:
+        raise SettingError(
+            f"a recipe must be one of `autotune recipes list` but got {name!r}{close_matches(name, recipes)}"
+        )
+    return recipes[name]
+
+
+@functools.cache
+def load_symptoms() -> dict[str, Symptom]:
+    """All symptoms by name."""
+    return read_entries(resources.files("autotune") / "data" / "symptoms.toml", Symptom)
+
+
+def search_symptoms(text: str) -> tuple[Symptom, ...]:
+    """Symptoms that fit a free text, best first; none if no word of it is known."""
+    asked = re.findall(r"[a-z0-9]+", text.lower())
+
+    def score(symptom: Symptom) -> int:
+        title = re.findall(r"[a-z0-9]{4,}", symptom.title.lower())
+        return sum(
+            3 * (word == symptom.name) + 2 * _stands_in(word, symptom.words) + _stands_in(word, title)
+            for word in asked
+            if len(word) > 2
+        )
+
+    scored = [(score(s), s) for s in load_symptoms().values()]
+    return tuple(s for points, s in sorted(scored, key=lambda p: -p[0]) if points)
+
+
+def _stands_in(word: str, words: list[str] | tuple[str, ...]) -> bool:
+    """Whether a word is among others, plural or not."""
+    return any(word.rstrip("s") == other.rstrip("s") for other in words)
+
+
+def select_settings(catalog: Catalog, *, group: str | None, scope: str | None, word: str = "") -> list[Setting]:
+    """Filters settings by group, scope, and a word in name or summary.
+
+    Raises:
+        SettingError: If there is no such group or scope.
+    """
+    every_group = sorted({s.group for s in catalog.values()})
+    for given, legal, what in ((group, every_group, "group"), (scope, list(Scope), "scope")):
+        if given is not None and given not in legal:
+            hint = close_matches(given, legal)
+            raise SettingError(f"--{what} must be one of {', '.join(legal)} but got {given!r}{hint}")
+    return [
+        s
+        for s in catalog.values()
+        if (group is None or group in (s.group, *s.also_in))
+        and (scope is None or scope in s.scopes)
+        and (word.lower() in s.name.lower() or word.lower() in s.summary.lower())
+    ]

@@ -1,17 +1,20 @@
-"""Says of each setting what it really is for the installed build, and what to write instead.
+"""Judges settings for the installed build, and says what to write instead.
 
 Nothing is started here: the verdicts follow from what `autotune.settings.known` has on a setting and its value.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from pathlib import Path
 
-from autotune.model import FlagSet, FlagToken, close_matches, combine, parse_tokens
-from autotune.settings.catalog import NEVER_SEARCHED, Tier
-from autotune.settings.known import KnownSettings, ValueFacts, renamed_value
+from autotune.machine import caller_environment
+from autotune.model import FlagSet, FlagToken, SettingError, StudySpec, close_matches, combine, parse_tokens
+from autotune.settings.catalog import NEVER_SEARCHED, Catalog, Setting, Tier, find_recipe, load_recipes
+from autotune.settings.known import KnownSetting, KnownSettings, Pair, renamed_value
 
 
 class SettingVerdict(StrEnum):
@@ -40,10 +43,6 @@ class SettingCheck:
     Attributes:
         name: As written, without dashes.
         value: As written; None for a bare name.
-        verdict: What it is.
-        starts: Whether a process with it would start.
-        reason: Why, in words.
-        advice: What to do; empty if nothing.
         replacement: Name and value to write instead; None if there is none, or nothing need be written.
     """
 
@@ -57,24 +56,18 @@ class SettingCheck:
 
 
 def check_settings(settings: Mapping[str, str], known: KnownSettings) -> tuple[SettingCheck, ...]:
-    """Checks every setting of a set, in its order.
-
-    Args:
-        settings: XLA flags, JAX options and environment variables.
-        known: What is known of settings on the installed build.
-    """
+    """Checks every setting of a set, in its order."""
     return tuple(check_setting(name, value, known) for name, value in settings.items())
 
 
 def check_setting(name: str, value: str, known: KnownSettings) -> SettingCheck:
     """One setting with its value, wherever it goes."""
-    facts = known.look(name, value)
-    entry = facts.setting.entry
-    if facts.setting.exists:
-        return _check_existing(facts, known)
-    if name.startswith(("xla_", "jax_")) or (entry is not None and entry.tier is Tier.REMOVED):
-        return _check_missing(facts, known)
-    return _check_variable(facts, known)
+    setting = known[name]
+    if setting.exists:
+        return _check_existing(setting, value, known)
+    if name.startswith(("xla_", "jax_")) or (setting.entry is not None and setting.entry.tier is Tier.REMOVED):
+        return _check_missing(setting, value, known)
+    return _check_variable(setting, value, known)
 
 
 def would_start(checks: Iterable[SettingCheck]) -> bool:
@@ -89,11 +82,9 @@ def for_build(
     over: FlagSet | None = None,
     note: Callable[[str], None] = lambda text: None,
 ) -> FlagSet:
-    """What of a set made elsewhere the installed build acts on: new names, nothing dead, wrong or dangerous.
+    """Translates a set made elsewhere for the installed build: new names, without no-ops, wrong and dangerous values.
 
     Args:
-        settings: The set.
-        known: What is known of settings on the installed build.
         over: Settings that are in force beneath: what is the default stays if it undoes one of these.
         note: Told of each setting that is renamed or left out, except for those that are the default already.
     """
@@ -119,78 +110,83 @@ def for_build(
     return FlagSet(kept)
 
 
-def _check_existing(facts: ValueFacts, known: KnownSettings) -> SettingCheck:
+def _check_existing(setting: KnownSetting, value: str, known: KnownSettings) -> SettingCheck:
     """A flag that the parser knows, or an option of jax: a value that is refused ends the process."""
-    setting, replacement = facts.setting, None
-    if facts.refused:
-        named = setting.legal_values and "legal" not in facts.refused
+    replacement, refused = None, setting.refused(value)
+    if refused:
+        named = setting.legal_values and "legal" not in refused
         advice = f"legal: {', '.join(setting.legal_values)}" if named else "mend the value"
-        judged = SettingVerdict.BAD_VALUE, facts.refused, advice
-    elif setting.is_flag and facts.is_older_name:
-        judged, replacement = _judge_older_name(facts), facts.replacement
+        judged = SettingVerdict.BAD_VALUE, refused, advice
+    elif setting.is_flag and known.is_older_name(setting):
+        replacement = known.replacement(setting, value)
+        judged = _judge_older_name(setting, value, replacement)
     else:
-        judged = _judge_flag(facts, known) if setting.is_flag else _judge_option(facts, known)
-    return _said(facts.setting.name, facts.value, judged, starts=not facts.refused, replacement=replacement)
+        judged = _judge_flag(setting, value, known) if setting.is_flag else _judge_option(setting, value, known)
+    return _said(setting.name, value, judged, starts=not refused, replacement=replacement)
 
 
-def _judge_flag(facts: ValueFacts, known: KnownSettings) -> Judgement:
+def _judge_flag(setting: KnownSetting, value: str, known: KnownSettings) -> Judgement:
     """A value that the XLA_FLAGS parser takes."""
-    setting, build = facts.setting, known.build.build
-    entry, flag = setting.entry, setting.flag
-    if setting.danger and not facts.is_default:
+    build, entry, flag = known.build.build, setting.entry, setting.flag
+    is_default = setting.is_default(value)
+    if setting.danger and not is_default:
         return SettingVerdict.DANGEROUS, setting.danger, _IN_TRAINING
-    if facts.out_of_range:
-        return SettingVerdict.BAD_VALUE, f"{facts.out_of_range}; the parser lets it pass", "use a value in range"
-    if entry is not None and entry.tier is Tier.NOOP:
-        return SettingVerdict.NO_EFFECT, entry.summary.rstrip("."), "remove it"
-    if entry is not None and entry.platform in NEVER_SEARCHED:
-        return SettingVerdict.NO_EFFECT, NEVER_SEARCHED[entry.platform], "remove it"
+    if out_of_range := setting.out_of_range(value):
+        return SettingVerdict.BAD_VALUE, f"{out_of_range}; the parser lets it pass", "use a value in range"
+    if entry is not None and (reason := _never_acts(entry)):
+        return SettingVerdict.NO_EFFECT, reason, "remove it"
     if flag is not None and not flag.sets:
         return SettingVerdict.NO_EFFECT, f"{build} takes it and stores it nowhere", "remove it"
-    if facts.is_default:
+    if is_default:
         return SettingVerdict.ALREADY_DEFAULT, f"{setting.default!r} is the default of {build}", "remove it"
     shown = "it is unset by default" if setting.default is None else f"the default is {setting.default!r}"
     return SettingVerdict.EFFECTIVE, f"changes the resolved options; {shown}", ""
 
 
-def _judge_option(facts: ValueFacts, known: KnownSettings) -> Judgement:
+def _never_acts(entry: Setting) -> str:
+    """Why a setting does nothing in any program here; empty if it may."""
+    if entry.tier is Tier.NOOP:
+        return entry.summary.rstrip(".")
+    return NEVER_SEARCHED.get(entry.platform, "")
+
+
+def _judge_option(setting: KnownSetting, value: str, known: KnownSettings) -> Judgement:
     """A value that jax takes."""
-    setting = facts.setting
-    if facts.is_default:
+    if setting.is_default(value):
         return SettingVerdict.ALREADY_DEFAULT, f"{setting.default!r} is the default", "remove it"
     if setting.danger:
         return SettingVerdict.DANGEROUS, setting.danger, _IN_TRAINING
-    if facts.out_of_range:
-        return SettingVerdict.BAD_VALUE, facts.out_of_range, "use a value in range"
+    if out_of_range := setting.out_of_range(value):
+        return SettingVerdict.BAD_VALUE, out_of_range, "use a value in range"
     return SettingVerdict.EFFECTIVE, f"jax {known.build.jax} reads it; the default is {setting.default!r}", ""
 
 
-def _judge_older_name(facts: ValueFacts) -> Judgement:
+def _judge_older_name(setting: KnownSetting, value: str, replacement: Pair | None) -> Judgement:
     """An old name that the parser still takes."""
-    entry = facts.setting.entry
+    entry = setting.entry
     assert entry is not None
-    reason = f"an older name that now sets {entry.renamed_to}={renamed_value(entry, facts.value)}"
-    if facts.replacement is None:
+    reason = f"an older name that now sets {entry.renamed_to}={renamed_value(entry, value)}"
+    if replacement is None:
         return SettingVerdict.RENAMED, f"{reason}, which is the default", "remove it"
     return SettingVerdict.RENAMED, reason, "write the new name"
 
 
-def _check_missing(facts: ValueFacts, known: KnownSettings) -> SettingCheck:
+def _check_missing(setting: KnownSetting, value: str, known: KnownSettings, *, as_flag: bool = False) -> SettingCheck:
     """A name that the build lacks: nobody complains about a variable that nobody reads, the parser does."""
-    setting, build = facts.setting, known.build.build
     is_variable = setting.name.startswith("jax_") or (setting.entry is not None and setting.entry.kind == "env")
-    if facts.replacement is not None:
-        target = "=".join(facts.replacement)
-        judged = SettingVerdict.RENAMED, f"{build} does not have it; {target} takes its place", f"write {target}"
+    replacement = known.replacement(setting, value)
+    if replacement is not None:
+        target = "=".join(replacement)
+        reason = f"{known.build.build} does not have it; {target} takes its place"
+        judged = SettingVerdict.RENAMED, reason, f"write {target}"
     else:
-        judged = _judge_missing(facts, known)
-    return _said(facts.setting.name, facts.value, judged, starts=is_variable, replacement=facts.replacement)
+        judged = _judge_missing(setting, known, as_flag=as_flag)
+    return _said(setting.name, value, judged, starts=is_variable, replacement=replacement)
 
 
-def _judge_missing(facts: ValueFacts, known: KnownSettings) -> Judgement:
+def _judge_missing(setting: KnownSetting, known: KnownSettings, *, as_flag: bool) -> Judgement:
     """A name that nothing replaces."""
-    setting, build = facts.setting, known.build
-    name, entry = setting.name, setting.entry
+    build, name, entry = known.build, setting.name, setting.entry
     bare, dash, rest = name.partition("-")
     if dash and bare in build.flags:  # seen in a published script: --xla_gpu_enable_triton_gemm-false
         return SettingVerdict.UNKNOWN, f"{build.build} does not know it", f"write --{bare}={rest}"
@@ -203,27 +199,26 @@ def _judge_missing(facts: ValueFacts, known: KnownSettings) -> Judgement:
     if entry is not None or name in build.removed:
         what = entry.summary.rstrip(".") if entry is not None else "an XLA flag of other releases"
         return SettingVerdict.REMOVED, f"{build.build} does not have it: {what}", "remove it"
-    return SettingVerdict.UNKNOWN, f"{build.build} does not know it{facts.hint}", "correct the name or remove it"
+    reason = f"{build.build} does not know it{known.hint(setting, as_flag=as_flag)}"
+    return SettingVerdict.UNKNOWN, reason, "correct the name or remove it"
 
 
-def _check_variable(facts: ValueFacts, known: KnownSettings) -> SettingCheck:
+def _check_variable(setting: KnownSetting, value: str, known: KnownSettings) -> SettingCheck:
     """An environment variable: nothing refuses it at start, so the catalogue alone speaks."""
-    judged = _judge_variable(facts, known)
-    replacement = facts.replacement if judged[0] is SettingVerdict.RENAMED else None
-    return _said(facts.setting.name, facts.value, judged, replacement=replacement)
+    judged = _judge_variable(setting, value, known)
+    replacement = known.replacement(setting, value) if judged[0] is SettingVerdict.RENAMED else None
+    return _said(setting.name, value, judged, replacement=replacement)
 
 
-def _judge_variable(facts: ValueFacts, known: KnownSettings) -> Judgement:
-    entry = facts.setting.entry
+def _judge_variable(setting: KnownSetting, value: str, known: KnownSettings) -> Judgement:
+    entry = setting.entry
     if entry is None:
         advice = "check the spelling; nobody complains about a variable that nobody reads"
-        return SettingVerdict.UNKNOWN, f"not in the catalogue{facts.hint}", advice
-    if entry.tier is Tier.NOOP:
-        return SettingVerdict.NO_EFFECT, entry.summary.rstrip("."), "remove it"
-    if entry.platform in NEVER_SEARCHED:
-        return SettingVerdict.NO_EFFECT, NEVER_SEARCHED[entry.platform], "remove it"
-    if facts.refused or facts.out_of_range:
-        return SettingVerdict.BAD_VALUE, facts.refused or facts.out_of_range, "mend the value"
+        return SettingVerdict.UNKNOWN, f"not in the catalogue{known.hint(setting)}", advice
+    if reason := _never_acts(entry):
+        return SettingVerdict.NO_EFFECT, reason, "remove it"
+    if problem := setting.refused(value) or setting.out_of_range(value):
+        return SettingVerdict.BAD_VALUE, problem, "mend the value"
     if entry.danger:
         return SettingVerdict.DANGEROUS, entry.danger, _IN_TRAINING
     if entry.platform == "cuda" and known.build.platform == "cpu":
@@ -231,8 +226,8 @@ def _judge_variable(facts: ValueFacts, known: KnownSettings) -> Judgement:
     if entry.renamed_to:
         advice = "write the new name; setting both is an error"
         return SettingVerdict.RENAMED, f"an older spelling of {entry.renamed_to}", advice
-    if facts.is_default:
-        return SettingVerdict.ALREADY_DEFAULT, f"{facts.value!r} is the default", "remove it"
+    if setting.is_default(value):
+        return SettingVerdict.ALREADY_DEFAULT, f"{value!r} is the default", "remove it"
     return SettingVerdict.EFFECTIVE, "read from the environment", ""
 
 
@@ -263,9 +258,12 @@ def check_xla_flags(text: str, known: KnownSettings) -> tuple[SettingCheck, ...]
             checks = [_overridden(c, token.name, value) for c in checks]
             value = combine(token.name, merged[token.name], value)
         merged[token.name] = value
-        facts = known.look(token.name, value, as_flag=True)
-        judge = _check_existing if facts.setting.is_flag else _check_missing
-        checks.append(replace(judge(facts, known), value=token.value))
+        setting = known[token.name]
+        if setting.is_flag:
+            check = _check_existing(setting, value, known)
+        else:
+            check = _check_missing(setting, value, known, as_flag=True)
+        checks.append(replace(check, value=token.value))
     return tuple(checks)
 
 
@@ -286,7 +284,7 @@ def _check_stray(token: FlagToken, *, first: bool, known: KnownSettings) -> Sett
 
 
 def _overridden(check: SettingCheck, name: str, value: str) -> SettingCheck:
-    """A check of an earlier token of the same name, if the later one takes all of its effect."""
+    """Marks an earlier token of the same name as overridden if the later one replaces it whole."""
     if check.name != name or not check.starts or combine(name, check.value or "", value) != value:
         return check
     judged = SettingVerdict.NO_EFFECT, f"a later --{name}={value} overrides it", "remove it"
@@ -300,3 +298,154 @@ def _said(
     return SettingCheck(
         name=name, value=value, verdict=verdict, starts=starts, reason=reason, advice=advice, replacement=replacement
     )
+
+
+_FLAG = re.compile(
+    r"(?P<dash>--|[‐‑‒–—―−]{1,2})(?P<name>xla_[a-z0-9_]+)"  # noqa: RUF001
+    r"(?P<rest>=(?P<value>\\\"[^\"]*\\\"|\"[^\"\n]*\"|'[^'\n]*'|[^\s\"'\\;)`]*))?"
+)
+_VARIABLE = re.compile(
+    r"^[ \t]*(?:export[ \t]+|ENV[ \t]+)?"
+    r"(?P<name>[A-Z][A-Z0-9_]+)=(?P<value>\"[^\"\n]*\"|'[^'\n]*'|[^\s#]*)",
+    re.MULTILINE,
+)
+_COMPUTED = re.compile(r"[$`{]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """One setting in a script: an XLA flag anywhere, or a variable assigned at the start of a line.
+
+    Attributes:
+        value: Its value without quotes; None for a bare flag.
+        is_computed: Whether the value holds a variable of the shell, so that only the name can be judged.
+    """
+
+    name: str
+    value: str | None
+    is_computed: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Migration:
+    """Settings for the installed build, and a note on each that was renamed or left out."""
+
+    settings: FlagSet
+    notes: tuple[str, ...]
+
+
+def migrate_text(text: str, known: KnownSettings) -> Migration:
+    """Finds the settings in the text of a script and gives what the installed build acts on of them."""
+    asked: dict[str, str] = {}
+    notes: list[str] = []
+    for found in find_settings(text, known.catalog):
+        value = "true" if found.value is None else found.value
+        if found.is_computed:
+            notes.append(f"{found.name} is left out: the script computes its value, {value}")
+        else:
+            asked[found.name] = combine(found.name, asked[found.name], value) if found.name in asked else value
+    settings = for_build(FlagSet(asked), known, note=notes.append)
+    return Migration(settings=settings, notes=tuple(notes))
+
+
+def find_settings(text: str, catalog: Catalog) -> list[Found]:
+    """The settings in a script of any language, in order; variables only if the catalogue has them."""
+    matches = [(m.start(), m["name"], m["value"]) for m in _FLAG.finditer(text)]
+    for m in _VARIABLE.finditer(text):
+        name = m["name"].lower() if m["name"].startswith("JAX_") else m["name"]
+        if name in catalog and name != "XLA_FLAGS":
+            matches.append((m.start("name"), name, m["value"]))
+    return [
+        Found(
+            name=name,
+            value=None if value is None else _unquoted(value),
+            is_computed=bool(_COMPUTED.search(value or "")),
+        )
+        for _, name, value in sorted(matches, key=lambda match: match[0])
+    ]
+
+
+def check_found(found: Found, known: KnownSettings) -> SettingCheck:
+    """The verdict on one setting of a script; computed values are not checked."""
+    value = "true" if found.value is None else found.value
+    if found.is_computed and known[found.name].is_flag:
+        return SettingCheck(
+            name=found.name,
+            value=found.value,
+            verdict=SettingVerdict.EFFECTIVE,
+            starts=True,
+            reason="the value is computed by the script, only the name was checked",
+        )
+    return check_setting(found.name, value, known)
+
+
+def _unquoted(value: str) -> str:
+    for quote in ('\\"', '"', "'"):
+        if len(value) >= 2 * len(quote) and value.startswith(quote) and value.endswith(quote):
+            return value[len(quote) : -len(quote)]
+    return value
+
+
+def find_steering(environment: Mapping[str, str], known: KnownSettings) -> tuple[SettingCheck, ...]:
+    """Verdicts on all variables that the catalogue or the build knows, XLA_FLAGS taken apart."""
+    checks = list(check_xla_flags(environment.get("XLA_FLAGS", ""), known))
+    for variable, value in sorted(environment.items()):
+        name = variable.lower() if variable.startswith("JAX_") else variable
+        is_known = (name in known.catalog and name.isupper()) or name in known.build.jax_options
+        if variable != "XLA_FLAGS" and (is_known or re.match(r"(NCCL|XLA_PYTHON_CLIENT|XLA_CLIENT)_", variable)):
+            checks.append(check_setting(name, value, known))
+    return tuple(checks)
+
+
+def named_sets(spec: StudySpec, known: KnownSettings, *, every: bool) -> dict[str, FlagSet]:
+    """The study's own sets and recipes, or with `every` all published recipes, as far as the build has them."""
+    names = list(load_recipes()) if every else list(spec.search.recipes)
+    found = {f"set {s.name}": s.settings for s in spec.search.first}
+    found |= {f"recipe {n}": for_build(find_recipe(n).settings, known) for n in names}
+    return {name: settings for name, settings in found.items() if settings}
+
+
+def check_given(
+    known: KnownSettings,
+    *,
+    flags: Sequence[str],
+    recipe: str | None,
+    file: Path | None,
+    from_environment: bool,
+) -> tuple[SettingCheck, ...]:
+    """Verdicts on either flags, a recipe, a script, or the caller's environment.
+
+    Raises:
+        SettingError: If none or several are given, or what is given cannot be read.
+    """
+    if sum((bool(flags), recipe is not None, file is not None, from_environment)) != 1:
+        raise SettingError("give one of: flags, --recipe NAME, --file SCRIPT, --env")
+    if recipe is not None:
+        return check_settings(find_recipe(recipe).settings, known)
+    if file is not None:
+        return tuple(check_found(f, known) for f in find_settings(read_script(file), known.catalog))
+    if from_environment:
+        return find_steering(caller_environment(), known)
+    return check_xla_flags(" ".join(flags), known)
+
+
+def read_script(file: Path) -> str:
+    """The text of a script.
+
+    Raises:
+        SettingError: If it is no readable text.
+    """
+    try:
+        return file.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingError(f"--file must be readable UTF-8 text but {file}: {error}") from error
+
+
+def format_check(check: SettingCheck) -> tuple[str, str, str, str]:
+    """Setting, verdict, whether it starts, and why with what to do."""
+    verdict = str(check.verdict)
+    if check.verdict is SettingVerdict.RENAMED and check.replacement is not None:
+        verdict = f"renamed -> {check.replacement[0]}"
+    value = "" if check.value is None else f"={check.value}"
+    reason = "; ".join(filter(None, (check.reason, check.advice)))
+    return f"{check.name}{value}", verdict, "yes" if check.starts else "NO", reason

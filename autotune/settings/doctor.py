@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
-from autotune.machine import CUDA_PLUGINS, Gpu, Runner, find_gpus, gpu_topology, packages_of, run_program
+from autotune.machine import CUDA_PLUGINS, Gpu, Runner, find_gpus, packages_of, run_program
 from autotune.model import format_bytes
-from autotune.settings.check import SettingCheck, check_setting, check_xla_flags
+from autotune.settings.check import SettingCheck, find_steering
 from autotune.settings.known import KnownSettings
 
 _PACKAGES = {
@@ -27,7 +27,6 @@ _PACKAGES = {
     "optax": ("optax",),
     "optuna": ("optuna",),
     "nvidia-ml-py": ("nvidia-ml-py",),
-    "psycopg": ("psycopg",),
 }
 _MISSING = "not installed"
 _WITH_GPUS = {
@@ -41,10 +40,11 @@ _WITH_GPUS = {
 }
 """Who keeps GPUs from a process unless asked, and how to ask."""
 
+_ON_GPUS = "runs on the GPUs"
 _SHM_NEEDED_BYTES = 1 << 30  # NCCL exchanges data between processes of a node through /dev/shm
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Finding:
     """Something that is missing or in the way: for which feature, and the command that mends it."""
 
@@ -59,14 +59,9 @@ class Diagnosis:
 
     Attributes:
         versions: Software to its version; ``not installed`` if it is missing.
-        cpus: CPUs that this process may use.
-        memory_bytes: Memory of the machine.
         load_1min: Mean number of running processes over the last minute.
-        gpus: The GPUs.
-        topology: How they are connected, as ``nvidia-smi topo -m`` shows it; empty without GPUs.
         places: Schedulers and containers seen: SLURM, Docker, Kubernetes ...
         steering: Verdicts on the variables that already steer XLA, NCCL or JAX.
-        findings: What is missing or in the way.
     """
 
     versions: Mapping[str, str]
@@ -74,7 +69,6 @@ class Diagnosis:
     memory_bytes: int
     load_1min: float
     gpus: tuple[Gpu, ...]
-    topology: str
     places: tuple[str, ...]
     steering: tuple[SettingCheck, ...]
     findings: tuple[Finding, ...]
@@ -91,11 +85,7 @@ def diagnose(
     """Looks at software, devices, scheduler, container and environment.
 
     Args:
-        python: Interpreter whose packages are meant.
-        environment: The caller's environment.
         known: What is known of settings on the installed build; None if it could not be asked.
-        run: Runs nvidia-smi and the like.
-        root: Where the file system begins, for tests.
     """
     gpus = find_gpus(run)
     versions = find_versions(python, run)
@@ -118,7 +108,6 @@ def diagnose(
         memory_bytes=psutil.virtual_memory().total,
         load_1min=load,
         gpus=gpus,
-        topology=gpu_topology(run) if gpus else "",
         places=places,
         steering=steering,
         findings=tuple(findings),
@@ -131,9 +120,7 @@ def gpu_findings(
     """What keeps JAX from a GPU that was asked for, as far as it can be seen; see `diagnose`."""
     gpus, versions = find_gpus(run), find_versions(python, run)
     found = [] if gpus else _device_findings(environment, root, find_places(environment, root))
-    if (problem := _plugin_finding(python, versions, is_gpu_asked=True)) is not None:
-        found.append(problem)
-    return found
+    return [*found, *_plugin_findings(python, versions, is_gpu_asked=True)]
 
 
 def find_versions(python: str, run: Runner) -> dict[str, str]:
@@ -172,58 +159,33 @@ def find_places(environment: Mapping[str, str], root: Path) -> tuple[str, ...]:
     return tuple(found)
 
 
-def find_steering(environment: Mapping[str, str], known: KnownSettings) -> tuple[SettingCheck, ...]:
-    """Verdicts on all variables that the catalogue or the build knows, XLA_FLAGS taken apart."""
-    checks = list(check_xla_flags(environment.get("XLA_FLAGS", ""), known))
-    for variable, value in sorted(environment.items()):
-        name = variable.lower() if variable.startswith("JAX_") else variable
-        is_known = (name in known.catalog and name.isupper()) or name in known.build.jax_options
-        if variable != "XLA_FLAGS" and (is_known or re.match(r"(NCCL|XLA_PYTHON_CLIENT|XLA_CLIENT)_", variable)):
-            checks.append(check_setting(name, value, known))
-    return tuple(checks)
-
-
 def _software_findings(
     python: str, versions: Mapping[str, str], gpus: Sequence[Gpu], *, is_build_known: bool, is_gpu_asked: bool
-) -> list[Finding]:
+) -> Iterator[Finding]:
     pip = f"{python} -m pip install"
-    found = []
-
-    def missing(label: str) -> bool:
-        return versions[label] == _MISSING
-
     if not is_build_known:
-        found.append(Finding(feature="everything", problem="jaxlib cannot be asked", command=f"{pip} jax"))
+        yield Finding("everything", "jaxlib cannot be asked", f"{pip} jax")
     for label in ("flax", "optax"):
-        if missing(label):
-            problem = f"{label} is not installed"
-            found.append(Finding(feature="the built-in workloads", problem=problem, command=f"{pip} {label}"))
-    if (of_plugin := _plugin_finding(python, versions, is_gpu_asked=bool(gpus) or is_gpu_asked)) is not None:
-        found.append(of_plugin)
-    if gpus and missing("nvidia-ml-py"):
-        problem = "nvidia-ml-py is not installed"
+        if versions[label] == _MISSING:
+            yield Finding("the built-in workloads", f"{label} is not installed", f"{pip} {label}")
+    yield from _plugin_findings(python, versions, is_gpu_asked=bool(gpus) or is_gpu_asked)
+    if gpus and versions["nvidia-ml-py"] == _MISSING:
         feature = "clocks, power, temperature and energy of each trial"
-        found.append(Finding(feature=feature, problem=problem, command=f"{pip} nvidia-ml-py"))
-    if missing("psycopg"):
-        problem = "psycopg is not installed"
-        feature = "several drivers on one PostgreSQL storage"
-        found.append(Finding(feature=feature, problem=problem, command=f'{pip} "psycopg[binary]"'))
-    return found
+        yield Finding(feature, "nvidia-ml-py is not installed", f"{pip} nvidia-ml-py")
 
 
-def _plugin_finding(python: str, versions: Mapping[str, str], *, is_gpu_asked: bool) -> Finding | None:
+def _plugin_findings(python: str, versions: Mapping[str, str], *, is_gpu_asked: bool) -> Iterator[Finding]:
     """What is wrong with the CUDA plugin, without which JAX has no GPU and nothing compiles for one."""
     pip, jaxlib = f"{python} -m pip install", versions["jaxlib"]
     if versions["CUDA plugin"] == _MISSING:
         screening = f"jax-cuda12-plugin=={jaxlib} jax-cuda12-pjrt=={jaxlib} nvidia-cuda-nvcc-cu12"
         command = f'{pip} "jax[cuda13]=={jaxlib}"' if is_gpu_asked else f"{pip} {screening}"
-        feature = "runs on the GPUs" if is_gpu_asked else "compiling for GPUs on this machine (screening)"
-        return Finding(feature=feature, problem="the CUDA plugin is not installed", command=command)
-    if not versions["CUDA plugin"].startswith(f"{jaxlib} "):
+        feature = _ON_GPUS if is_gpu_asked else "compiling for GPUs on this machine (screening)"
+        yield Finding(feature, "the CUDA plugin is not installed", command)
+    elif not versions["CUDA plugin"].startswith(f"{jaxlib} "):
         name = re.sub(r".*\((.*)\)", r"\1", versions["CUDA plugin"])
         problem = f"the CUDA plugin is {versions['CUDA plugin']}, jaxlib is {jaxlib}"
-        return Finding(feature="runs on GPUs", problem=problem, command=f"{pip} {name}=={jaxlib}")
-    return None
+        yield Finding(_ON_GPUS, problem, f"{pip} {name}=={jaxlib}")
 
 
 def _names_gpus(environment: Mapping[str, str]) -> bool:
@@ -233,61 +195,67 @@ def _names_gpus(environment: Mapping[str, str]) -> bool:
 
 def _device_findings(environment: Mapping[str, str], root: Path, places: Sequence[str]) -> list[Finding]:
     """Why no GPU is seen where one was asked for: hidden, not handed to the container or job, or no driver."""
-    feature = "runs on the GPUs"
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     if visible is not None and visible.strip() in ("", "-1", "NoDevFiles"):
-        problem = f"CUDA_VISIBLE_DEVICES={visible} hides every GPU"
-        return [Finding(feature=feature, problem=problem, command="unset CUDA_VISIBLE_DEVICES")]
+        return [Finding(_ON_GPUS, f"CUDA_VISIBLE_DEVICES={visible} hides every GPU", "unset CUDA_VISIBLE_DEVICES")]
     if any((root / "dev" / name).exists() for name in ("nvidia0", "nvidiactl", "dxg")):
         problem = "there is a device file of a GPU, but nvidia-smi does not answer: driver and library may differ"
-        return [Finding(feature=feature, problem=problem, command="nvidia-smi; cat /proc/driver/nvidia/version")]
+        return [Finding(_ON_GPUS, problem, "nvidia-smi; cat /proc/driver/nvidia/version")]
     for word, command in _WITH_GPUS.items():
         if any(word in place for place in places):
-            problem = f"no GPU is here (no /dev/nvidia*): {word} must hand it over"
-            return [Finding(feature=feature, problem=problem, command=command)]
-    problem = "no GPU is here (no /dev/nvidia*), or its driver is not loaded"
-    return [Finding(feature=feature, problem=problem, command="nvidia-smi")]
+            return [Finding(_ON_GPUS, f"no GPU is here (no /dev/nvidia*): {word} must hand it over", command)]
+    return [Finding(_ON_GPUS, "no GPU is here (no /dev/nvidia*), or its driver is not loaded", "nvidia-smi")]
 
 
-def _share_findings(environment: Mapping[str, str]) -> list[Finding]:
-    """What JAX itself makes of variables about platforms and memory."""
-    found = []
-    if _names_gpus(environment) and "cpu" not in (own := environment["JAX_PLATFORMS"]).split(","):
-        problem = f"JAX_PLATFORMS={own} leaves out the CPU, which host callbacks (jax.debug.print, pure_callback) need"
-        command = f"export JAX_PLATFORMS={own},cpu"
-        found.append(Finding(feature="host callbacks in your own programs", problem=problem, command=command))
-    if all(environment.get(name) for name in ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")):
-        problem = "XLA_CLIENT_MEM_FRACTION and its older name XLA_PYTHON_CLIENT_MEM_FRACTION are both set: JAX refuses"
-        command = "unset XLA_PYTHON_CLIENT_MEM_FRACTION"
-        found.append(Finding(feature="your own programs on GPUs", problem=problem, command=command))
-    return found
-
-
-def _environment_findings(environment: Mapping[str, str], steering: Sequence[SettingCheck]) -> list[Finding]:
-    found = []
+def _environment_findings(environment: Mapping[str, str], steering: Sequence[SettingCheck]) -> Iterator[Finding]:
     if refused := [c.name for c in steering if not c.starts]:
         problem = f"your environment names what the build refuses: {', '.join(refused)}"
-        command = "autotune flags check --env"
-        found.append(Finding(feature="every process that starts JAX", problem=problem, command=command))
+        yield Finding("every process that starts JAX", problem, "autotune flags check --env")
     if environment.get("JAX_COMPILATION_CACHE_DIR"):
         problem = "JAX_COMPILATION_CACHE_DIR is set: its key ignores NCCL, CUDA and memory variables"
-        command = "unset JAX_COMPILATION_CACHE_DIR"
-        found.append(Finding(feature="comparing settings by hand", problem=problem, command=command))
-    return [*found, *_share_findings(environment)]
+        yield Finding("comparing settings by hand", problem, "unset JAX_COMPILATION_CACHE_DIR")
+    if _names_gpus(environment) and "cpu" not in (own := environment["JAX_PLATFORMS"]).split(","):
+        problem = f"JAX_PLATFORMS={own} leaves out the CPU, which host callbacks (jax.debug.print, pure_callback) need"
+        yield Finding("host callbacks in your own programs", problem, f"export JAX_PLATFORMS={own},cpu")
+    if all(environment.get(name) for name in ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")):
+        problem = "XLA_CLIENT_MEM_FRACTION and its older name XLA_PYTHON_CLIENT_MEM_FRACTION are both set: JAX refuses"
+        yield Finding("your own programs on GPUs", problem, "unset XLA_PYTHON_CLIENT_MEM_FRACTION")
 
 
-def _machine_findings(gpus: Sequence[Gpu], load: float, cpus: int, root: Path) -> list[Finding]:
-    found = []
+def _machine_findings(gpus: Sequence[Gpu], load: float, cpus: int, root: Path) -> Iterator[Finding]:
     if load > 0.5 * cpus:
         problem = f"the machine is busy: {load:.1f} running processes on {cpus} CPUs"
-        found.append(Finding(feature="narrow intervals", problem=problem, command="top -o %CPU"))
+        yield Finding("narrow intervals", problem, "top -o %CPU")
     for gpu in gpus:
         if gpu.busy_percent or gpu.used_bytes > gpu.memory_bytes // 20:
             problem = f"GPU {gpu.index} is in use: {gpu.busy_percent} % busy, {format_bytes(gpu.used_bytes)} taken"
-            found.append(Finding(feature="measuring on it", problem=problem, command="nvidia-smi"))
+            yield Finding("measuring on it", problem, "nvidia-smi")
     shm = root / "dev/shm"
     if len(gpus) > 1 and shm.exists() and shutil.disk_usage(shm).total < _SHM_NEEDED_BYTES:
         problem = f"/dev/shm has only {format_bytes(shutil.disk_usage(shm).total)}"
-        command = "docker run --shm-size=8g ..."
-        found.append(Finding(feature="NCCL with one process for each GPU", problem=problem, command=command))
-    return found
+        yield Finding("NCCL with one process for each GPU", problem, "docker run --shm-size=8g ...")
+
+
+def format_diagnosis(found: Diagnosis) -> Iterator[str]:
+    """The lines of `autotune doctor`."""
+    yield "versions"
+    for name, version in found.versions.items():
+        yield f"  {name:14} {version}"
+    yield "machine"
+    yield f"  {found.cpus} CPUs, {format_bytes(found.memory_bytes)} memory, load {found.load_1min:.1f}"
+    for gpu in found.gpus:
+        capability = f"compute capability {gpu.compute_capability}"
+        yield f"  GPU {gpu.index}: {gpu.name}, {format_bytes(gpu.memory_bytes)}, {capability}"
+    for line in found.places if found.gpus else ("no GPU", *found.places):
+        yield f"  {line}"
+    yield "your environment"
+    for check in found.steering:
+        yield f"  {check.name}={check.value}: {check.verdict}; {check.reason}"
+    if not found.steering:
+        yield "  nothing steers XLA, NCCL or JAX"
+    yield "missing or in the way"
+    for finding in found.findings:
+        yield f"  {finding.feature}: {finding.problem}"
+        yield f"    {finding.command}"
+    if not found.findings:
+        yield "  nothing"

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from autotune.model import close_matches
-from autotune.settings.build import FlagInfo, JaxOption, ProbeReport
 from autotune.settings.catalog import Catalog, Setting, Stage, load_catalog, older
+from autotune.settings.probe import FlagInfo, JaxOption, ProbeReport
 
 Pair = tuple[str, str]
+Row = tuple[str, str]
 
 _JAX_BOOLEANS = {
     **dict.fromkeys(("y", "yes", "t", "true", "on", "1"), "true"),
@@ -25,15 +26,11 @@ UNSET = "(unset)"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownSetting:
-    """One name; anything may be a name, and all three sources may be silent.
+    """A setting by name, joined from catalogue, build and jax, each of which may not know it.
 
     Attributes:
-        name: As in a `FlagSet`.
-        entry: What the catalogue says.
         flag: What the build says, if it is an XLA flag or a compiler option.
-        option: What jax says, if it is an option of ``jax.config``.
-        default: What is in force when it is not set; None if that is a state of its own, or not known.
-        jaxlib: Version of the build.
+        default: Value in force when it is not set; None if unset is a state of its own, or not known.
     """
 
     name: str
@@ -114,42 +111,12 @@ class KnownSetting:
         return bool(since) and older(self.jaxlib, since)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ValueFacts:
-    """What is known of one value of a setting.
-
-    Attributes:
-        setting: The setting.
-        value: As written.
-        refused: Why a process with it would not start (or an environment variable makes no sense), as a clause.
-        out_of_range: Why it makes no sense although it is taken, as a clause.
-        is_default: Whether it is in force anyway.
-        is_older_name: Whether what the build calls by another name is meant.
-        replacement: Name and value to write instead; None if nothing need be written, or nothing replaces it.
-        hint: Names that are meant perhaps, where nobody knows this one, as a clause.
-    """
-
-    setting: KnownSetting
-    value: str
-    refused: str
-    out_of_range: str
-    is_default: bool
-    is_older_name: bool
-    replacement: Pair | None
-    hint: str
-
-
 class KnownSettings:
-    """Everything that can be said of settings on one build.
+    """All settings, as the catalogue and one build know them."""
 
-    Args:
-        build: What the installed build says.
-        catalog: What settings mean; the one that comes with this package if None.
-    """
-
-    def __init__(self, build: ProbeReport, catalog: Catalog | None = None) -> None:
+    def __init__(self, build: ProbeReport) -> None:
         self.build = build
-        self.catalog = load_catalog() if catalog is None else catalog
+        self.catalog = load_catalog()
 
     def __getitem__(self, name: str) -> KnownSetting:
         entry, flag = self.catalog.get(name), self.build.flags.get(name)
@@ -162,34 +129,15 @@ class KnownSettings:
             default = entry.default_in(self.build.jaxlib) if entry is not None else None
         return KnownSetting(name=name, entry=entry, flag=flag, option=option, default=default, jaxlib=self.build.jaxlib)
 
-    def look(self, name: str, value: str, *, as_flag: bool = False) -> ValueFacts:
-        """What is known of a setting with its value, wherever it goes.
-
-        Args:
-            name: Name of the setting.
-            value: Its value.
-            as_flag: Whether it stands in XLA_FLAGS, so that a name nobody knows must be meant for a flag.
-        """
-        setting = self[name]
-        return ValueFacts(
-            setting=setting,
-            value=value,
-            refused=setting.refused(value),
-            out_of_range=setting.out_of_range(value),
-            is_default=setting.is_default(value),
-            is_older_name=self._is_older_name(setting),
-            replacement=self._replacement(setting, value),
-            hint=self._hint(setting, as_flag=as_flag),
-        )
-
-    def _is_older_name(self, setting: KnownSetting) -> bool:
+    def is_older_name(self, setting: KnownSetting) -> bool:
+        """Whether what the build calls by another name is meant."""
         entry, flag = setting.entry, setting.flag
         if entry is None or entry.renamed_to not in self.build.flags:
             return False
         return flag is None or flag.sets != (setting.name,)
 
-    def _replacement(self, setting: KnownSetting, value: str) -> Pair | None:
-        """What to write instead: the newer name, or on an old build the older one."""
+    def replacement(self, setting: KnownSetting, value: str) -> Pair | None:
+        """Name and value to write instead: the newer name, or on an old build the older one; None if there is none."""
         entry = setting.entry
         if entry is not None and entry.kind == "env":
             return (entry.renamed_to, value) if entry.renamed_to else None
@@ -210,7 +158,12 @@ class KnownSettings:
                     return old.name, old_value
         return None
 
-    def _hint(self, setting: KnownSetting, *, as_flag: bool) -> str:
+    def hint(self, setting: KnownSetting, *, as_flag: bool = False) -> str:
+        """Names that are meant perhaps, where nobody knows this one, as a clause.
+
+        Args:
+            as_flag: Whether it stands in XLA_FLAGS, so that a name nobody knows must be meant for a flag.
+        """
         if setting.exists or setting.entry is not None:
             return ""
         is_of_build = as_flag or setting.name.startswith(("xla_", "jax_"))
@@ -218,7 +171,7 @@ class KnownSettings:
 
 
 def renamed_value(entry: Setting, value: str) -> str | None:
-    """What a value of a setting is in what took its place; None if it needs no replacement."""
+    """A value translated to the setting that replaced this one; None if it needs no replacement."""
     return entry.renamed_values.get(canonical_value(value, entry.type, {}))
 
 
@@ -288,3 +241,75 @@ def _enum_problem(value: str, flag: FlagInfo) -> str:
             shown = close_matches(item, flag.spellings) or f"; legal: {', '.join(flag.values)}"
             return f"has no value {item!r}{shown}"
     return ""
+
+
+def format_setting(entry: Setting, known: KnownSettings) -> list[Row]:
+    """Label and text of all that is known of a setting; an empty text where nothing is."""
+    return [*_in_build(entry, known), *_in_catalog(entry, known.catalog)]
+
+
+def _in_build(entry: Setting, known: KnownSettings) -> list[Row]:
+    setting, build = known[entry.name], known.build
+    said = setting.flag or setting.option
+    if said is None and entry.kind == "env":
+        return [("in this build", "an environment variable"), ("type", entry.type)]
+    if said is None:
+        return [("in this build", "" if entry.kind == "layout" else f"{build.build} does not have it")]
+    kind, edits = said.type, ""
+    ways = f"jax {build.jax}: through its variable in upper case, or jax.config"
+    if setting.flag is not None:
+        ways = _ways(setting.flag, build)
+        kind += " list" if setting.flag.repeated and kind != "message" else ""
+        edits = "; +X and -X change the default list" if setting.flag.edits else ""
+    return [
+        ("in this build", ways),
+        ("type", kind),
+        ("legal values", ", ".join(said.values) + edits),
+        ("default here", "unset" if said.default is None else repr(said.default)),
+    ]
+
+
+def _ways(flag: FlagInfo, build: ProbeReport) -> str:
+    """How a flag reaches the build, and what it sets if that goes by another name."""
+    ways = ["XLA_FLAGS"] * flag.in_xla_flags + ["compiler options"] * flag.in_compiler_options
+    sets = "" if flag.sets in ((flag.name,), ()) else f"; sets {', '.join(flag.sets)}"
+    if flag.in_xla_flags and not flag.sets:
+        sets = "; stored nowhere"
+    return f"{build.build}: through {' and '.join(ways) or 'nothing'}{sets}"
+
+
+def _in_catalog(setting: Setting, catalog: Catalog) -> list[Row]:
+    versions = [f"from {v} {d!r}" if v else repr(d) for v, d in setting.defaults.items()]
+    needs = [*setting.needs, *_conditions("if", setting.when), *_conditions("unless", setting.unless)]
+    trying = [repr(v) for v in setting.values]
+    if setting.low is not None:
+        trying = [f"{setting.low} to {setting.high}"]
+    sensible = [f"at least {setting.minimum:g}"] if setting.minimum is not None else []
+    sensible += [f"at most {setting.maximum:g}"] if setting.maximum is not None else []
+    changed = setting.changed_programs
+    seen = "" if changed is None else ", ".join(changed) or "none of the test programs"
+    sources = [catalog.sources[s] for s in setting.sources]
+    return [
+        ("known defaults", "; ".join(versions)),
+        ("since", setting.since),
+        ("gone since", setting.removed),
+        ("replaced by", setting.renamed_to),
+        ("group", f"{', '.join((setting.group, *setting.also_in))} ({setting.tier})"),
+        ("scope", ", ".join(setting.scopes)),
+        ("stage", setting.stage),
+        ("worth trying", ", ".join(trying)),
+        ("sensible range", ", ".join(sensible)),
+        ("changes results", setting.numerics),
+        ("memory", setting.memory),
+        ("compile time", setting.compile),
+        ("danger", setting.danger),
+        ("acts", "; ".join(needs)),
+        ("excludes", ", ".join(setting.excludes)),
+        ("seen to change", seen),
+        ("sources", "; ".join(f"{s.title} <{s.url}>" for s in sources)),
+        ("source line", setting.source_line and catalog.sources["xla"].link(setting.source_line)),
+    ]
+
+
+def _conditions(word: str, rules: Mapping[str, Iterable[str]]) -> list[str]:
+    return [f"{word} {name} is {' or '.join(map(repr, values))}" for name, values in rules.items()]

@@ -13,25 +13,327 @@ import dataclasses
 import hashlib
 import itertools
 import json
+import mmap
+import re
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import TracebackType
 from typing import Any, Literal
+
+from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto
+from google.protobuf.message import DecodeError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from autotune.machine import (
     CUDA_PLUGINS,
+    ChildProcess,
     Packages,
     caller_environment,
     cuda_plugin,
     default_cache_dir,
+    driver_python,
     packages_of,
     replace_file,
 )
 from autotune.model import LaunchError
-from autotune.settings.build import SCHEMA_VERSION, FlagInfo, JaxOption, ProbeReport
-from autotune.settings.descriptor import library_strings, read_debug_options
-from autotune.settings.parser import Answer, ParserProcess, quiet_environment
+
+SCHEMA_VERSION = 2
+_UNSET_MEANS = {"bool": "false", "int32": "0", "int64": "0", "float": "0", "string": ""}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlagInfo:
+    """What the installed build says about one XLA flag.
+
+    Attributes:
+        type: One of bool, int32, int64, float, string, enum, message.
+        repeated: Whether it holds a list (comma separated in XLA_FLAGS) or a map (``key=value,...``).
+        values: Legal values of an enum, as XLA_FLAGS takes them; empty where not known or not an enum.
+        spellings: Every spelling that the parser takes to the value it means; lower case if any case will do.
+        default: Value in force when nothing is set, as JAX will use it and XLA_FLAGS spells it; None if
+            unset.
+        in_xla_flags: Whether the XLA_FLAGS parser takes the name.
+        in_compiler_options: Whether ``compiler_options`` of a compilation takes the name.
+        any_case: Whether the values of an enum may be written in any case.
+        edits: Whether a list takes ``+X`` and ``-X`` to change the default list.
+        allows_empty: Whether an empty value is taken.
+        sets: Options that another value of the flag changes; empty if it is stored nowhere.
+    """
+
+    name: str
+    type: str
+    repeated: bool = False
+    values: tuple[str, ...] = ()
+    spellings: Mapping[str, str] = field(default_factory=dict)
+    default: str | None = None
+    deprecated: bool = False
+    in_xla_flags: bool = True
+    in_compiler_options: bool = True
+    any_case: bool = False
+    edits: bool = False
+    allows_empty: bool = True
+    sets: tuple[str, ...] = ()
+
+    @property
+    def effective_default(self) -> str | None:
+        """The default, with unset flags at what unset amounts to; None if unknown."""
+        if self.default is not None:
+            return self.default
+        if self.type == "enum":
+            return self.values[0] if self.values else None
+        return _UNSET_MEANS.get(self.type)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JaxOption:
+    """One option of ``jax.config``; set by the environment variable of the same name in upper case."""
+
+    type: str
+    values: tuple[str, ...] = ()
+    default: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeReport:
+    """Everything one installed build says about its settings.
+
+    Attributes:
+        plugin: Name and version of the CUDA plugin; None on the CPU, or if it is not installed. The flag list
+            of the CPU library is then the answer: both libraries of a release register the same flags.
+        removed: Names the build reserves because they were removed.
+    """
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    platform: str
+    python: str
+    jax: str | None
+    jaxlib: str
+    plugin: str | None
+    flags: Mapping[str, FlagInfo] = field(repr=False)
+    removed: frozenset[str] = field(repr=False)
+    jax_options: Mapping[str, JaxOption] = field(repr=False)
+
+    @property
+    def build(self) -> str:
+        """The build in a few words, for messages: ``jaxlib 0.10.2``."""
+        return f"jaxlib {self.jaxlib}" + (f" with {self.plugin}" if self.plugin else "")
+
+    @property
+    def names(self) -> list[str]:
+        """Names of all flags and jax options."""
+        return [*self.flags, *self.jax_options]
+
+
+_REPORT = TypeAdapter(ProbeReport)
+
+# Field 1 (name) "xla/xla.proto", then field 2 (package) "xla".
+_FILE_START = b"\x0a\x0dxla/xla.proto\x12\x03xla"
+# Field 4 (message_type), whose own field 1 (name) is "DebugOptions".
+_MESSAGE_START = re.compile(rb"\x22(?P<length>[\x80-\xff]{0,4}[\x00-\x7f])\x0a\x0cDebugOptions")
+_TYPES = {
+    FieldDescriptorProto.TYPE_DOUBLE: "float",
+    FieldDescriptorProto.TYPE_FLOAT: "float",
+    FieldDescriptorProto.TYPE_INT64: "int64",
+    FieldDescriptorProto.TYPE_UINT64: "int64",
+    FieldDescriptorProto.TYPE_INT32: "int32",
+    FieldDescriptorProto.TYPE_UINT32: "int32",
+    FieldDescriptorProto.TYPE_BOOL: "bool",
+    FieldDescriptorProto.TYPE_MESSAGE: "message",
+    FieldDescriptorProto.TYPE_ENUM: "enum",
+}
+"""As `FlagInfo.type` names them; a string is all else."""
+
+
+def read_debug_options(library: Path) -> tuple[tuple[FlagInfo, ...], frozenset[str]]:
+    """The fields of DebugOptions, and the names it reserves because they were removed.
+
+    Of an enum the values are its full names, empty if it is defined elsewhere; what a descriptor does not hold
+    (defaults, spellings, effects) is not filled.
+
+    Raises:
+        LaunchError: If the library holds no such descriptor.
+    """
+    with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        start = data.find(_FILE_START)
+        found = _MESSAGE_START.search(data, start) if start >= 0 else None
+        if found is None:
+            raise LaunchError(f"{library} must hold the descriptor of xla.DebugOptions but does not")
+        length = sum((byte & 0x7F) << 7 * i for i, byte in enumerate(found["length"]))
+        text = data[found.end("length") : found.end("length") + length]
+    try:
+        message = DescriptorProto.FromString(text)
+    except DecodeError as error:
+        raise LaunchError(f"{library} must hold the descriptor of xla.DebugOptions but it is torn: {error}") from error
+    enums = {e.name: tuple(v.name for v in e.value) for e in message.enum_type}
+    fields = tuple(
+        FlagInfo(
+            name=f.name,
+            type=_TYPES.get(f.type, "string"),
+            repeated=f.label == FieldDescriptorProto.LABEL_REPEATED,
+            deprecated=f.options.deprecated,
+            values=enums.get(f.type_name.rpartition(".")[2], ()),
+        )
+        for f in message.field
+    )
+    return fields, frozenset(message.reserved_name)
+
+
+def library_strings(library: Path, pattern: bytes) -> set[str]:
+    """Whole NUL-terminated strings of the library that match `pattern`."""
+    with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        return {m.decode() for m in re.findall(rb"\x00(" + pattern + rb")(?=\x00)", data)}
+
+
+_CHILD = Path(__file__).parents[1] / "child" / "flag_parser.py"
+STOP_PATIENCE_S = 1.0
+_UNKNOWN = re.compile(r"Unknown flags? in XLA_FLAGS: (.*)")
+_BAD_VALUE = re.compile(r"Couldn't interpret value .* for flag (xla_\w+)")
+_BATCH = 100  # jaxlib cuts what it logs at 15,000 characters: the names of unknown flags, and the text of --help
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """How the parser took one text.
+
+    Attributes:
+        starts: Whether a process with this text in XLA_FLAGS would start.
+        unknown: Names the parser does not know; it names them only if no value was refused.
+        refused: Names of flags whose value was refused, as far as the parser names them.
+        options: Every resolved option as text, lists joined by commas; empty if the process would not start.
+    """
+
+    starts: bool
+    unknown: tuple[str, ...]
+    refused: tuple[str, ...]
+    options: Mapping[str, str]
+    log: str
+
+
+def quiet_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """An environment for a child that only answers questions: nothing steers XLA or hides its messages."""
+    steering = ("XLA_", "JAX_", "TF_", "LIBTPU", "NCCL_", "CUDA_")
+    kept = {k: v for k, v in environment.items() if not k.startswith(steering)}
+    return {**kept, "JAX_PLATFORMS": "cpu", "OPENBLAS_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+
+
+class ParserProcess:
+    """One child that has loaded jaxlib; each question costs it a fork of some milliseconds."""
+
+    def __init__(self, python: str, *, timeout_s: float = 60.0) -> None:
+        self._python = python
+        # -P: modules beside the child's file must not hide others of the same name.
+        self._timeout_s = timeout_s
+        try:
+            env = quiet_environment(caller_environment())
+            self._child = ChildProcess([python, "-P", str(_CHILD)], env, errors=subprocess.DEVNULL)
+        except OSError as error:
+            raise LaunchError(f"{python} must be a working Python but could not be started: {error}") from error
+        self._deadline = time.monotonic() + timeout_s
+
+    def __enter__(self) -> ParserProcess:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._child.close(STOP_PATIENCE_S)
+
+    def ask(self, text: str) -> Answer:
+        """How the parser takes one text.
+
+        Raises:
+            LaunchError: If the child does not answer.
+        """
+        reply = self._question({"xla_flags": text})
+        log = str(reply["log"])
+        found = _UNKNOWN.search(log)
+        return Answer(
+            starts=reply["exit_code"] == 0,
+            unknown=tuple(re.findall(r"(?:^|\s)--([^\s=]+)", found.group(1))) if found else (),
+            refused=tuple(_BAD_VALUE.findall(log)),
+            options=parse_text_proto(str(reply["options"] or "")),
+            log=log,
+        )
+
+    def sort_out(self, tokens: Mapping[str, str]) -> tuple[set[str], set[str]]:
+        """Finds the unknown and the refused names among many one-flag texts, in few questions."""
+        unknown: set[str] = set()
+        refused: set[str] = set()
+        names = list(tokens)
+        pending = [names[i : i + _BATCH] for i in range(0, len(names), _BATCH)]
+        while pending:
+            group = pending.pop()
+            answer = self.ask(" ".join(tokens[n] for n in group))
+            named = set(group) & {*answer.unknown, *answer.refused}
+            if answer.starts or not group:
+                continue
+            unknown |= named & set(answer.unknown)
+            refused |= named - set(answer.unknown)
+            if not named and len(group) == 1:
+                refused |= set(group)
+                continue
+            rest = [n for n in group if n not in named]
+            half = len(rest) if named else len(rest) // 2
+            pending += [part for part in (rest[:half], rest[half:]) if part]
+        return unknown, refused
+
+    def jax_options(self) -> dict[str, dict[str, Any]]:
+        """Type, legal values and present value of every ``jax.config`` option.
+
+        Raises:
+            LaunchError: If the child does not answer.
+        """
+        return self._question({"jax_options": True})
+
+    def _question(self, question: Mapping[str, Any]) -> dict[str, Any]:
+        self._child.send(question)
+        answer = next(self._child.messages(self._deadline - time.monotonic()), None)
+        if answer is None:
+            raise LaunchError(
+                f"jaxlib's flag parser must answer within {self._timeout_s:g} s but {self._child.describe_end()}; "
+                f"try: {self._python} -c 'import jaxlib.xla_client'"
+            )
+        return answer
+
+
+def parse_text_proto(text: str) -> dict[str, str]:
+    """Fields of a text proto; repeated ones joined by commas, map entries as ``key=value``."""
+    fields: dict[str, list[str]] = {}
+    inner: list[tuple[str, str]] = []
+    blocks: list[str] = []
+    for line in map(str.strip, text.splitlines()):
+        if line.endswith("{"):
+            blocks.append(line[:-1].strip())
+        elif line == "}" and blocks:
+            block = blocks.pop()
+            if not blocks:
+                entry = dict(inner)
+                is_map = entry.keys() <= {"key", "value"}
+                pair = f"{entry.get('key', '')}={entry.get('value', '')}" if is_map else ";".join(map("=".join, inner))
+                fields.setdefault(block, []).append(pair)
+                inner = []
+        elif match := re.fullmatch(r"(\w+): (.*)", line):
+            name, value = match.groups()
+            if value.startswith('"'):
+                value = _unescape(value[1:-1])
+            if blocks:
+                inner.append((name, value))
+            else:
+                fields.setdefault(name, []).append(value)
+    return {name: ",".join(values) for name, values in fields.items()}
+
+
+def _unescape(text: str) -> str:
+    """Undoes the escapes of a text proto, where bytes beyond ASCII are octal."""
+    return (
+        text.encode("ascii", "backslashreplace").decode("unicode_escape").encode("latin-1").decode("utf-8", "replace")
+    )
+
 
 Platform = Literal["cpu", "cuda"]
 
@@ -50,10 +352,8 @@ def probe_build(
     """What the build installed for `python` says about its settings; from the cache if it was asked before.
 
     Args:
-        python: Interpreter whose packages are meant.
         platform: ``"cuda"`` also reads the CUDA plugin, if it is installed.
         cache_dir: Folder of the cache; default ``$XDG_CACHE_HOME/autotune``.
-        timeout_s: Longest time for the questions.
 
     Raises:
         LaunchError: If the interpreter cannot be started, has no jaxlib, or does not answer in time.
@@ -66,8 +366,8 @@ def probe_build(
         libraries.append(Path(here.folders[_PLUGIN_FOLDERS[plugin.split()[0]]]) / "xla_cuda_plugin.so")
     path = (cache_dir or default_cache_dir(caller_environment())) / _cache_name(here, libraries)
     try:
-        report = ProbeReport.from_json(json.loads(path.read_text("utf-8")))
-    except (OSError, ValueError):  # absent, or torn by a killed process: ask
+        report = _REPORT.validate_json(path.read_bytes())
+    except (OSError, ValidationError):  # absent, or torn by a killed process: ask
         with ParserProcess(python, timeout_s=timeout_s) as parser:
             flags, removed = _ask_flags(parser, libraries)
             options = {n: _jax_option(d) for n, d in parser.jax_options().items()} if "jax" in here.versions else {}
@@ -82,7 +382,7 @@ def probe_build(
             jax_options=options,
         )
         with contextlib.suppress(OSError):  # a read-only home costs the next call some seconds, nothing else
-            replace_file(path, json.dumps(report.to_json()))
+            replace_file(path, _REPORT.dump_json(report).decode())
     # Without a plugin both platforms ask one library and share one file.
     return dataclasses.replace(report, platform=platform)
 
@@ -136,9 +436,9 @@ def _ask_flags(parser: ParserProcess, libraries: list[Path]) -> tuple[dict[str, 
     # Enums and maps need a word each; all else is sorted out together, by a value that its type takes.
     plain = {f.name: f"--{f.name}={_SOME_VALUE[f.type]}" for f in fields if f.type in _SOME_VALUE}
     missing, refused = parser.sort_out(plain)
-    for field in fields:
-        if field.name not in plain and field.name in parser.ask(f"--{field.name}=?").unknown:
-            missing.add(field.name)
+    for found in fields:
+        if found.name not in plain and found.name in parser.ask(f"--{found.name}=?").unknown:
+            missing.add(found.name)
     flags = {f.name: _from_field(f, base, parser, known=f.name not in missing) for f in fields}
     for name in refused:  # a text that must not be empty, such as a duration
         flags[name] = dataclasses.replace(flags[name], allows_empty=False)
@@ -154,7 +454,7 @@ def _ask_flags(parser: ParserProcess, libraries: list[Path]) -> tuple[dict[str, 
 
 
 def _with_effect(info: FlagInfo, sets: tuple[str, ...], flags: Mapping[str, FlagInfo]) -> FlagInfo:
-    """Adds the effect; an alias of unclear number type takes that of the option it sets."""
+    """Adds the effect; an alias takes the number type of the option it sets."""
     target = flags.get(sets[0]) if len(sets) == 1 else None
     kind = info.type
     if target is not None and kind == "int64" and target.name != info.name:
@@ -229,7 +529,7 @@ def _takes(parser: ParserProcess, name: str, values: Sequence[str]) -> bool:
 
 
 def _other_values(info: FlagInfo) -> list[str]:
-    """Legal values of which at least one is not the present one."""
+    """Legal values, at least one of which is not the default."""
     if info.values:
         return [v for v in info.values if v != info.default] or list(info.values)
     if info.type == "bool":
@@ -257,3 +557,26 @@ def _ask_effects(flags: Mapping[str, FlagInfo], base: Answer, parser: ParserProc
             changed |= {k for k in {*alone, *base.options} if alone and alone.get(k) != base.options.get(k)}
         effects[name] = tuple(sorted(changed))
     return effects
+
+
+def probe_named(plugin: str, python: str | None, *, note: Callable[[str], None]) -> ProbeReport:
+    """What the chosen build says.
+
+    Args:
+        plugin: ``cpu``, ``cuda``, or ``auto`` for the CUDA plugin if it is installed.
+        note: Told if another library has to answer.
+
+    Raises:
+        LaunchError: If the interpreter cannot be asked.
+    """
+    interpreter = python or driver_python()
+    if plugin == "cpu":
+        return probe_build(interpreter, platform="cpu")
+    report = probe_build(interpreter, platform="cuda")
+    if report.plugin is None:
+        if plugin == "auto":
+            return dataclasses.replace(report, platform="cpu")  # without a plugin both ask the same library
+        note(
+            "the CUDA plugin is not installed; the CPU library of the same release answers, which holds the same flags"
+        )
+    return report

@@ -1,21 +1,217 @@
-"""Builds the search space of a study for one build and one program.
+"""The search space: typed, conditional parameters, and how a study, a build and a program give them.
 
-Groups and settings name settings; the catalogue gives them values and conditions.
-Every setting that is not searched is listed with its reason.
+Groups and settings name settings; the catalogue gives them values and conditions. Every setting that is not searched
+is listed with its reason, and left out only for what is surely not in the program: counts of devices and nodes, and how
+the study says that the program splits its work (`workload.mesh`). A program of which nothing is said may have anything.
+
+A value that equals the default of the build is rendered as absence, so that equal sets have equal hashes. A parameter
+that cannot act, given the choices made before it, is not asked for.
 """
 
 from __future__ import annotations
 
+import functools
+import math
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from autotune.model import SettingError, StudySpec, Value, WorkloadFacts, close_matches, render_value
+from autotune.model import (
+    FlagSet,
+    SettingError,
+    StudySpec,
+    Value,
+    WorkloadFacts,
+    close_matches,
+    option_setting,
+    option_text,
+    render_value,
+)
 from autotune.settings.catalog import NEVER_SEARCHED, Scope, Setting, Stage, Tier, older
-from autotune.settings.known import KnownSetting, KnownSettings, canonical_value
-from autotune.settings.options import option_parameters
-from autotune.settings.parameters import DEFAULT, LISTABLE, Parameter, SearchSpace
-from autotune.settings.scopes import known_scopes, why_asleep
+from autotune.settings.known import KnownSetting, KnownSettings, canonical_value, is_default
+
+DEFAULT = "(default)"
+"""The choice that leaves a setting alone, where the build's default has no name."""
+
+LISTABLE = 4096
+"""Ranges up to this size can carry conditions of others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """One setting that is searched: either a list of choices, or a range of integers.
+
+    Attributes:
+        choices: Texts to choose from, the default among them; None for a range.
+        step: Distance of its values; 1 if `power_of_two`.
+        log: Whether the range is better searched on a logarithmic scale.
+        power_of_two: Whether the range holds powers of two only (`low` and `high` are such).
+        default: What is in force when the setting is absent, as text; None if the build does not say.
+        spellings: Further spellings of enum values to the value they mean.
+        condition: Other parameter to the values under which this one acts; None if always.
+    """
+
+    name: str
+    choices: tuple[str, ...] | None = None
+    low: int | None = None
+    high: int | None = None
+    step: int = 1
+    log: bool = False
+    power_of_two: bool = False
+    default: str | None = None
+    type: str = "string"
+    spellings: Mapping[str, str] = field(default_factory=dict)
+    condition: Mapping[str, tuple[str, ...]] | None = None
+    group: str = ""
+
+    def __post_init__(self) -> None:
+        if (self.choices is None) == (self.low is None or self.high is None):
+            raise ValueError(f"{self.name} must have either choices or a range")
+        if self.choices is not None and (not self.choices or len(set(self.choices)) != len(self.choices)):
+            raise ValueError(f"{self.name} must have distinct choices but got {self.choices!r}")
+
+    @property
+    def size(self) -> int:
+        """How many values it has."""
+        return len(self.choices) if self.choices is not None else len(self._range())
+
+    def _range(self) -> range | tuple[int, ...]:
+        assert self.low is not None
+        assert self.high is not None
+        if self.power_of_two:
+            return tuple(1 << k for k in range(self.low.bit_length() - 1, self.high.bit_length()))
+        return range(self.low, self.high + 1, self.step)
+
+    def values(self) -> Iterator[str]:
+        """All its values, in order."""
+        return iter(self.choices) if self.choices is not None else map(str, self._range())
+
+    def holds(self, value: str) -> bool:
+        """Whether a value is one of its values."""
+        if self.choices is not None:
+            return value in self.choices
+        return value.lstrip("+-").isdigit() and int(value) in self._range()
+
+    def match(self, text: str) -> str | None:
+        """The value that means the same as a text; None if there is none."""
+        if self.holds(text):
+            return text
+        if self.is_absent(text):
+            return self.default_choice
+        named = (v for v in self.choices or () if v != DEFAULT)
+        return next((v for v in named if is_default(text, v, self.type, self.spellings)), None)
+
+    def is_absent(self, value: str) -> bool:
+        """Whether a value means that the setting is left alone."""
+        return value == DEFAULT or is_default(value, self.default, self.type, self.spellings)
+
+    @property
+    def default_choice(self) -> str:
+        """The value that leaves the setting alone; `DEFAULT` if none of its values does."""
+        listable = self.values() if self.size <= LISTABLE else ()
+        return next((v for v in listable if self.is_absent(v)), DEFAULT)
+
+
+@dataclass(frozen=True, slots=True)
+class SearchSpace:
+    """Parameters in an order in which each follows those it depends on.
+
+    Attributes:
+        left_out: Setting to the reason why it is not searched.
+        notes: Setting that is searched to what a person should know of it.
+    """
+
+    parameters: tuple[Parameter, ...]
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    notes: Mapping[str, str] = field(default_factory=dict)
+
+    def suggest(self, ask: Callable[[Parameter], str]) -> FlagSet:
+        """One point: walks the parameters in order and asks for the active ones only.
+
+        Args:
+            ask: Gives one of the parameter's values as text: one of its choices, or an integer of its range.
+
+        Raises:
+            SettingError: If an answer is not one of the values.
+        """
+        chosen: dict[str, str] = {}
+        for parameter in self.parameters:
+            if not self._is_active(parameter, chosen):
+                chosen[parameter.name] = parameter.default_choice
+                continue
+            value = ask(parameter)
+            if not parameter.holds(value):
+                raise SettingError(f"{parameter.name} must have one of its values but got {value!r}")
+            chosen[parameter.name] = value
+        return self._render(chosen)
+
+    def locate(self, settings: FlagSet) -> dict[str, str] | None:
+        """Values of the active parameters that give this set; None if it is not a point of the space.
+
+        What `suggest` would have been told: it lets a known set be told to a sampler.
+        """
+        chosen: dict[str, str] = {}
+        asked: dict[str, str] = {}
+        for parameter in self.parameters:
+            value = parameter.match(settings.get(parameter.name, DEFAULT))
+            if not self._is_active(parameter, chosen):
+                value = parameter.default_choice
+            elif value is None:
+                return None
+            else:
+                asked[parameter.name] = value
+            chosen[parameter.name] = value
+        rendered = self._render(chosen)
+        absent = {p.name for p in self.parameters if p.is_absent(settings.get(p.name, DEFAULT))}
+        return asked if set(rendered) == set(settings) - absent else None
+
+    def size(self) -> int:
+        """How many distinct points the space has, conditions taken into account."""
+        needed_later = [
+            {n for later in self.parameters[i:] for n in later.condition or {}} for i in range(len(self.parameters) + 1)
+        ]
+
+        @functools.cache
+        def count(index: int, context: tuple[tuple[str, str], ...]) -> int:
+            if index == len(self.parameters):
+                return 1
+            parameter, chosen = self.parameters[index], dict(context)
+            keep = needed_later[index + 1]
+
+            def rest(value: str) -> int:
+                kept = {n: v for n, v in {**chosen, parameter.name: value}.items() if n in keep}
+                return count(index + 1, tuple(sorted(kept.items())))
+
+            if not self._is_active(parameter, chosen):
+                return rest(parameter.default_choice)
+            if parameter.name not in keep:
+                return parameter.size * rest(DEFAULT)
+            return sum(rest(v) for v in parameter.values())
+
+        return count(0, ())
+
+    def _is_active(self, parameter: Parameter, chosen: Mapping[str, str]) -> bool:
+        return all(chosen.get(n, DEFAULT) in values for n, values in (parameter.condition or {}).items())
+
+    def _render(self, chosen: Mapping[str, str]) -> FlagSet:
+        return FlagSet({p.name: chosen[p.name] for p in self.parameters if not p.is_absent(chosen[p.name])})
+
+
+def format_condition(parameter: Parameter) -> str:
+    """When a parameter acts, as a clause; ``always`` if it has no condition."""
+    condition = parameter.condition or {}
+    clauses = [f"{name} is {' or '.join(map(repr, values))}" for name, values in condition.items()]
+    return "if " + " and ".join(clauses) if clauses else "always"
+
+
+def format_domain(parameter: Parameter) -> str:
+    """The values of a parameter, as a clause."""
+    if parameter.choices is not None:
+        return ", ".join(map(repr, parameter.choices))
+    how = " in powers of two" if parameter.power_of_two else ""
+    how = how or (f" in steps of {parameter.step}" if parameter.step > 1 else "")
+    return f"{parameter.low} to {parameter.high}{how}"
+
 
 DEFAULT_GROUPS = {
     "cpu": ("cpu", "cpu_process"),
@@ -48,10 +244,7 @@ def build_space(
     """The space of one study; where it names nothing to search, that of `DEFAULT_GROUPS`.
 
     Args:
-        spec: The study.
-        known: What is known of settings on the installed build.
         reference: What the program told when it ran or was compiled; None before that.
-        cpu_count: CPUs that threads are counted against; default those of this process.
 
     Raises:
         SettingError: If a name or value is not legal; close matches are named.
@@ -81,11 +274,6 @@ def space_of_all(spec: StudySpec, known: KnownSettings, reference: WorkloadFacts
     """Every setting that a compilation can judge, with the values worth a try: what the atlas compiles.
 
     Whether the program has what a setting acts on is not asked, for that is what compiling shows.
-
-    Args:
-        spec: Names the platform and the workload.
-        known: What is known of settings on the installed build.
-        reference: What the program told when it was compiled.
     """
     builder = _Builder(spec, known, reference, 1)
     for entry in known.catalog.values():
@@ -111,7 +299,7 @@ class _Builder:
         self._is_entry = spec.workload.entry is not None
 
     def add_from_study(self, name: str, domain: Domain) -> None:
-        """Adds a setting with the study's own domain: what a person names is tried, whatever the catalogue thinks.
+        """Adds a setting with the study's own domain, whatever the catalogue says.
 
         Raises:
             SettingError: If it does not exist, is dangerous, or a value is not legal.
@@ -128,14 +316,13 @@ class _Builder:
             self._notes[name] = f"named by the study, so it is searched; the catalogue says: {reason}"
         parameter = _own_parameter(name, domain, _blank(setting))
         for value in parameter.choices or (str(parameter.low), str(parameter.high)):
-            facts = self._known.look(name, value)
-            refused = facts.refused if setting.flag is not None and value != DEFAULT else ""
-            if problem := refused or facts.out_of_range:
+            refused = setting.refused(value) if setting.flag is not None and value != DEFAULT else ""
+            if problem := refused or setting.out_of_range(value):
                 raise SettingError(f"`search.settings.{name}`: {value!r} {problem}")
         self.found[name] = parameter
 
     def expect(self, picked: Sequence[Setting]) -> None:
-        """Looks up what settings may bring into the program: those of the study, its baseline, and picked ones."""
+        """Notes which scopes settings of the study, its baseline and `picked` may bring into the program."""
         named = [self._known[n].entry for n in (*self.found, *self._baseline)]
         makers = [s for s in picked if s.makes and not self._cannot_act(self._known[s.name])]
         self._made = {scope for s in (*named, *makers) if s is not None for scope in s.makes}
@@ -144,7 +331,6 @@ class _Builder:
         """Adds a setting with the catalogue's domain, or the reason why it is not searched.
 
         Args:
-            entry: The setting.
             numerics: Whether the study names its group, and so takes settings that change results.
         """
         setting = self._known[entry.name]
@@ -193,7 +379,7 @@ class _Builder:
             return f"acts on {entry.platform}, the study runs on {self._platform}"
         if entry.group == "pgle" and entry.kind == "jax" and self._is_entry:
             return "does nothing to a step that is compiled ahead of time: PGLE is a stage of its own, see [pgle]"
-        return why_asleep(entry, self._scopes, self._made)
+        return why_no_effect(entry, self._scopes, self._made)
 
     def _catalog_parameter(self, entry: Setting, setting: KnownSetting) -> Parameter | None:
         """The setting with the values that the catalogue says are worth trying; None without any."""
@@ -222,7 +408,7 @@ class _Builder:
         return replace(blank, choices=choices) if len(choices) > 1 else None
 
     def space(self, *, is_dropping: bool = True) -> SearchSpace:
-        """The space: adds conditions, drops what can never act, puts each parameter behind those it depends on.
+        """Builds the space: conditions, no parameter that can never act, each after those it depends on.
 
         Args:
             is_dropping: Whether what can never act goes; else it stays, as if it could always.
@@ -329,7 +515,7 @@ def _own_parameter(name: str, domain: Domain, blank: Parameter) -> Parameter:
 
 
 def _as_spelled(values: Sequence[str], setting: KnownSetting) -> list[str]:
-    """Those values that the build takes, as it spells them."""
+    """The values that the build takes, in its spelling."""
     flag = setting.flag
     if flag is None:
         return list(values)
@@ -345,3 +531,76 @@ def _choices(values: Sequence[str], blank: Parameter) -> tuple[str, ...]:
     if named is None and blank.type == "bool" and blank.default is not None:
         named = blank.default
     return (DEFAULT if named is None else named, *others)
+
+
+def option_parameters(spec: StudySpec) -> Iterator[Parameter]:
+    """One parameter for each option that the study searches; its default is the reference's value."""
+    reference = spec.reference_options
+    for name, values in spec.search.options.items():
+        own = option_text(reference[name])
+        choices = tuple(dict.fromkeys([own, *map(option_text, values)]))
+        yield Parameter(name=option_setting(name), choices=choices, default=own)
+
+
+_SEVERAL = frozenset({Scope.MULTI_DEVICE})
+
+GIVES: Mapping[str, frozenset[Scope]] = {
+    "data": _SEVERAL,
+    "fsdp": _SEVERAL | {Scope.SHARDED_MATMUL},
+    "tensor": _SEVERAL | {Scope.SHARDED_MATMUL, Scope.COLLECTIVE_PERMUTE},
+    "expert": _SEVERAL | {Scope.SHARDED_MATMUL, Scope.COLLECTIVE_PERMUTE},
+    "context": _SEVERAL | {Scope.SHARDED_MATMUL, Scope.COLLECTIVE_PERMUTE},
+    "pipeline": _SEVERAL | {Scope.SHARDED_MATMUL, Scope.COLLECTIVE_PERMUTE},
+}
+"""Each axis of `workload.mesh` to what a program has under it."""
+
+_MISSING = {
+    Scope.MULTI_DEVICE: "acts on several devices, the study has one",
+    Scope.MULTI_NODE: "acts across nodes, the study has one",
+    Scope.COLLECTIVE_PERMUTE: "acts on collective-permutes, the study declares nothing that has any",
+    Scope.SHARDED_MATMUL: "acts on matrix products that are split over devices, the study declares none",
+}
+
+
+def known_scopes(spec: StudySpec, reference: WorkloadFacts | None) -> dict[Scope, bool]:
+    """Whether the program has each scope; unknown scopes are missing.
+
+    Where counts and declarations differ, what one of them tells is there.
+
+    Args:
+        reference: What the program told when it ran or was compiled; None before that.
+    """
+    workload, nodes = spec.workload, spec.device.node_count
+    mesh, count = workload.mesh, _device_count(spec, reference)
+    axes = [axis for axis, size in (mesh or {}).items() if size > 1]
+    has = {Scope.SINGLE_DEVICE, *(scope for axis in axes for scope in GIVES[axis])}
+    if max(count or 1, nodes, math.prod((mesh or {}).values())) > 1:
+        has.add(Scope.MULTI_DEVICE)
+    if nodes > 1:
+        has.add(Scope.MULTI_NODE)
+    lacks: set[Scope] = set()
+    if mesh is not None:
+        lacks |= {Scope.MULTI_DEVICE, Scope.COLLECTIVE_PERMUTE, Scope.SHARDED_MATMUL}
+    if count == 1:
+        lacks.add(Scope.MULTI_DEVICE)
+    if workload.command is None or (Scope.MULTI_DEVICE in lacks and Scope.MULTI_DEVICE not in has):
+        lacks.add(Scope.MULTI_NODE)  # a command may start processes elsewhere, an entry runs where it is put
+    return {scope: scope in has for scope in Scope if scope in has | lacks}
+
+
+def why_no_effect(entry: Setting, known: Mapping[Scope, bool], made: Collection[Scope] = ()) -> str:
+    """Why a setting certainly does nothing in this program, as a clause; empty if it may act.
+
+    Args:
+        made: What other settings of the study may bring into the program.
+    """
+    missing = (s for s in entry.scopes if known.get(s) is False and s not in made)
+    return next((_MISSING[s] for s in missing), "")
+
+
+def _device_count(spec: StudySpec, reference: WorkloadFacts | None) -> int | None:
+    """Devices of the program; None if not certain."""
+    told = reference.device_count if reference is not None else None
+    if spec.workload.command is not None:  # a program of the user's tells of its own process at most
+        return spec.device.count or (told if told and told > 1 else None)
+    return told or spec.device.count or (1 if spec.device.platform == "cpu" else None)

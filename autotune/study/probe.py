@@ -344,7 +344,7 @@ def program_python(spec: StudySpec, study_dir: Path, *, note: Callable[[str], No
         if (found := _there(named, study_dir) or shutil.which(named)) is None:
             raise StudyFileError(f"`workload.python` must be an interpreter that can be started but got {named!r}")
         return found
-    if command is None or spec.replay is not None:
+    if command is None:
         return driver_python()
     if (direct := direct_python(command, study_dir)) is not None:
         return direct

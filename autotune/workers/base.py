@@ -4,13 +4,31 @@ from __future__ import annotations
 
 import contextlib
 import select
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Mapping,
+    Sequence,
+)
 from pathlib import Path
-from typing import Any, Protocol
+from typing import (
+    Any,
+    Protocol,
+)
 
 from autotune.child import GUARD_PROGRAM
-from autotune.machine import ChildProcess, driver_python
-from autotune.model import Failure, FailureKind, FlagSet, MemoryUse, TimeLimits, WorkerReport
+from autotune.machine import (
+    ChildProcess,
+    driver_python,
+)
+from autotune.model import (
+    Failure,
+    FailureKind,
+    FlagSet,
+    MemoryUse,
+    TimeLimits,
+    WorkerReport,
+)
 
 LOG_BYTES = 4_000_000
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.compiler.published import FACTOR, PublishedError
+from autotune.compiler.predict import FACTOR, PublishedError
 
 Rows = Mapping[str, Mapping[str, Any]]
 
@@ -42,11 +42,7 @@ NOTES = """
 figure was set. `autotune predict` prints the 95 % interval of the dense rows in bfloat16. Frameworks differ by a fifth
 for similar configurations, so a prediction says what such a step takes somewhere, not what yours takes.
 
-* Pax of early 2024 on H100 took 6 to 13 % longer than predicted, while the same code on A100 is met within 1 %. MaxText
-  a year later on DGX H100 took up to 9 % less than predicted, on GCP's A3 up to 14 % more. The model knows no software
-  versions.
-* float8 with delayed scales: MaxText's rows are met within 13 %, Pax's at 175B within 5 %; Pax's small model took 9 to
-  21 % longer than predicted.
+* The model knows no software versions: Pax of early 2024 took longer than predicted on H100, MaxText a year later less.
 * Not modelled: Transformer Engine's GELU kernel, PGLE schedules of DGX Cloud's MaxText, AXLearn's Triton attention.
 """
 

@@ -8,7 +8,8 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from autotune.compiler import Prediction, load_target, open_screener, parse_topology, predict_step
+from autotune.compiler import Prediction, load_target, open_screener, parse_topology
+from autotune.compiler.predict import predict_step
 from autotune.compiler.program import CompiledProgram
 from autotune.machine import caller_environment, default_cache_dir
 from autotune.model import FlagSet, parse_set, parse_study

@@ -43,14 +43,8 @@ def test_flags_are_listed_and_filtered(call: Call) -> None:
     scoped = json.loads(call("flags", "list", "--scope", "multi_node", "--json").stdout)
     assert "NCCL_IB_SL" in {s["name"] for s in scoped}
     assert all("multi_node" in s["scopes"] for s in scoped)
-
-
-@pytest.mark.parametrize(
-    ("option", "word"), [(("--group", "combinin"), "combining"), (("--scope", "multidevice"), "multi_device")]
-)
-def test_a_filter_that_nothing_has_is_answered_with_close_ones(call: Call, option: tuple[str, str], word: str) -> None:
-    with pytest.raises(SettingError, match=word):
-        call("flags", "list", *option)
+    with pytest.raises(SettingError, match="combining"):
+        call("flags", "list", "--group", "combinin")
 
 
 def test_one_flag_is_shown_with_build_catalogue_and_recipes(call: Call) -> None:
@@ -98,30 +92,21 @@ def test_what_is_checked_must_be_clear(call: Call, arguments: tuple[str, ...]) -
         call("flags", "check", *arguments)
 
 
-def test_a_script_is_rewritten_only_on_request_and_a_copy_stays(call: Call, tmp_path: Path) -> None:
+def test_the_block_of_a_script_is_printed_for_this_build(call: Call, tmp_path: Path) -> None:
     script = tmp_path / "train.sh"
     old = "export XLA_FLAGS='--xla_gpu_graph_level=0'\n"
-    new = "export XLA_FLAGS='--xla_gpu_enable_command_buffer='\n"
     script.write_text(old)
-    (tmp_path / "train.sh.orig").write_text("an earlier copy")
     shown = call("flags", "migrate", "--file", str(script))
-    assert shown.stdout == new
-    assert "line 1: --xla_gpu_graph_level=0 ->" in shown.stderr
+    assert shown.stdout == "XLA_FLAGS=--xla_gpu_enable_command_buffer=\n"
+    assert "xla_gpu_graph_level is taken as xla_gpu_enable_command_buffer=" in shown.stderr
     assert script.read_text() == old
-    call("flags", "migrate", "--file", str(script), "--write")
-    assert script.read_text() == new
-    assert (tmp_path / "train.sh.orig").read_text() == "an earlier copy"
-    assert (tmp_path / "train.sh.orig.1").read_text() == old
-
-
-def test_flags_are_rewritten_from_the_command_line(call: Call) -> None:
     data = json.loads(call("flags", "migrate", "--json", "--", "--xla_gpu_cudnn_gemm_fusion=true").stdout)
-    assert data["text"] == "--xla_gpu_cudnn_gemm_fusion_level=1"
+    assert data["settings"] == {"xla_gpu_cudnn_gemm_fusion_level": "1"}
     with pytest.raises(SettingError, match="either flags or --file"):
         call("flags", "migrate")
 
 
-def test_recipes_are_listed_shown_and_checked(call: Call) -> None:
+def test_recipes_are_listed_and_shown(call: Call) -> None:
     assert len(json.loads(call("recipes", "list", "--json").stdout)) == 38
     assert call("recipes", "list").stdout.count("\n") == 39
     published = call("recipes", "show", "dreamerv3").stdout
@@ -129,18 +114,7 @@ def test_recipes_are_listed_shown_and_checked(call: Call) -> None:
     assert "xla_gpu_graph_level=0" in published
     assert "xla_gpu_graph_level" not in left
     assert "xla_gpu_enable_command_buffer=\n" in left
-    assert call("recipes", "check", "alphafold3").exit_code == 0
-    every = call("recipes", "check")
-    assert every.exit_code == 1
-    assert "dreamerv3\tno\txla_gpu_enable_triton_softmax_fusion, xla_gpu_graph_level" in every.stdout
-    assert len(json.loads(call("recipes", "check", "--json").stdout)) == 38
-
-
-def test_symptoms_are_looked_up(call: Call) -> None:
-    assert call("symptoms", "many small collectives").stdout.startswith("small_collectives: ")
-    assert len(json.loads(call("symptoms", "--json").stdout)) > 8
-    with pytest.raises(SettingError, match="small_collectives"):
-        call("symptoms", "zzz")
+    assert call("flags", "check", "--recipe", "alphafold3").exit_code == 0
 
 
 STUDY = """
@@ -171,12 +145,6 @@ def test_the_doctor_sees_this_machine(call: Call) -> None:
     data = json.loads(call("doctor", "--json").stdout)
     assert data["versions"]["jaxlib"] != "not installed"
     assert data["cpus"] >= 1
-
-
-def test_the_plugin_is_asked_for_or_its_absence_is_said(call: Call) -> None:
-    result = call("flags", "check", "--plugin", "cuda", "--json", "--", "--xla_gpu_autotune_level=3")
-    build = json.loads(result.stdout)["build"]
-    assert "plugin" in build or "CUDA plugin is not installed" in result.stderr
 
 
 def test_another_interpreter_is_asked(call: Call, tmp_path: Path) -> None:

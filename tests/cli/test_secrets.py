@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +14,7 @@ from autotune.model import StudyFileError
 from autotune.results.export import ExportFormat
 from autotune.rundir.store import Store
 from autotune.study import recheck_study
+from harness.simulated_machine import write_study
 from tests.console import autotune
 
 pytestmark = pytest.mark.filterwarnings("ignore:Query string argument")
@@ -60,8 +60,8 @@ finalists = 1
 soak = 0
 minimise = false
 """
-REPLAY = """
-[replay]
+SIMULATION = """
+[simulation]
 noise = "quiet"
 effects = { "xla_backend_optimization_level=1" = 0.8 }
 failures = { "xla_backend_optimization_level=2" = "crash" }
@@ -73,15 +73,16 @@ def text_of(secrets: list[str]) -> str:
 
 
 def secretly(*arguments: str, cwd: Path, code: int = 0) -> subprocess.CompletedProcess[str]:
-    """What a command prints that has one more secret in its environment."""
-    done = autotune(*arguments, cwd=cwd, HF_TOKEN="hunter2-e", XDG_DATA_HOME=str(cwd / "data"))
+    """What a command prints that has more secrets in its environment."""
+    more = {"AWS_SECRET_ACCESS_KEY": "hunter2-aws", "SECRET_TOKEN": "hunter2-f3a9", "NCCL_HUNTER": "plain"}
+    done = autotune(*arguments, cwd=cwd, HF_TOKEN="hunter2-e", XDG_DATA_HOME=str(cwd / "data"), **more)
     assert done.returncode == code, done.stdout + done.stderr
     return done
 
 
 def finish(folder: Path, study: str) -> Path:
     (folder / "train.py").write_text(PROGRAM)
-    (folder / "study.toml").write_text(study)
+    write_study(folder / "study.toml", study)
     url = "sqlite:///s.db?password=hunter2-f"
     done = secretly("run", "study.toml", "--run-dir", "run", "--storage", url, cwd=folder)
     assert "hunter2" not in done.stdout + done.stderr
@@ -91,17 +92,7 @@ def finish(folder: Path, study: str) -> Path:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished study of such a program, called with more secrets; a formula takes the place of measuring."""
-    return finish(tmp_path_factory.mktemp("secretive"), text_of(SECRET) + REPLAY)
-
-
-@pytest.fixture
-def measured(folder: Path, tmp_path: Path) -> Path:
-    """Its run, as if the program had been measured: a formula needs no secrets."""
-    run = shutil.copytree(folder / "run", tmp_path / "run")
-    study = json.loads((run / "study.json").read_text())
-    del study["study"]["replay"]
-    (run / "study.json").write_text(json.dumps(study))
-    return run
+    return finish(tmp_path_factory.mktemp("secretive"), text_of(SECRET) + SIMULATION)
 
 
 OWN = {"study.toml", "got.txt", "worker.log"}
@@ -131,6 +122,7 @@ def test_nothing_that_is_shown_or_shared_has_them(folder: Path) -> None:
         ["report", "run", "--md"], ["report", "run", "--html", "report.html"], ["repro", "run", "1"],
         ["repro", "run", "1", "--json"],
         ["library", "add", "run"], ["library", "list", "--json"], ["best", "--json"],
+        ["submit", "study.toml", "--dry-run", "--storage", "postgresql://me:hunter2-db@127.0.0.1:1/x"],
         *(["export", "run", "--format", form, "-o", f"winner.{form}"] for form in ExportFormat),
     ):  # fmt: skip
         done = secretly(*command, cwd=folder)
@@ -141,11 +133,15 @@ def test_nothing_that_is_shown_or_shared_has_them(folder: Path) -> None:
     assert (folder / "report.html").read_text().count("--wandb-key=***") > 0
 
 
-def test_a_recheck_asks_for_them_instead_of_running_without(folder: Path, measured: Path) -> None:
+def test_a_recheck_asks_for_them_instead_of_running_without(folder: Path) -> None:
     words = r"secrets \(wandb-key, token, API_KEY, db\).*--study STUDY.toml.*environment variables"
     with pytest.raises(StudyFileError, match=words):
-        recheck_study(measured, None)
-    assert recheck_study(measured, folder / "study.toml")[0].workload.command == (sys.executable, "train.py", *SECRET)
+        recheck_study(folder / "run", None)
+    assert recheck_study(folder / "run", folder / "study.toml")[0].workload.command == (
+        sys.executable,
+        "train.py",
+        *SECRET,
+    )
 
 
 @pytest.mark.gate
@@ -169,14 +165,19 @@ def test_a_real_program_gets_them_and_nobody_else(tmp_path: Path) -> None:
     assert leaks(tmp_path) == []
 
 
-def test_a_study_file_with_redacted_secrets_is_refused(folder: Path) -> None:
-    (folder / "redacted.toml").write_text(text_of(["--token", "***"]))
-    assert "secrets (token)" in secretly("run", "redacted.toml", "--run-dir", "other", cwd=folder, code=2).stderr
+def test_a_study_file_with_struck_out_secrets_or_one_as_a_setting_is_refused(folder: Path) -> None:
+    (folder / "struck.toml").write_text(text_of(["--token", "***"]))
+    assert "secrets (token)" in secretly("run", "struck.toml", "--run-dir", "other", cwd=folder, code=2).stderr
+    (folder / "setting.toml").write_text(text_of(["--lr", "1"]) + '[baseline]\nWANDB_API_KEY = "hunter2-g"\n')
+    done = secretly("run", "setting.toml", "--run-dir", "other", cwd=folder, code=2)
+    (folder / "setting.toml").unlink()
+    assert "WANDB_API_KEY" in done.stderr
+    assert "hunter2" not in done.stderr
     assert not (folder / "other").exists()
 
 
-def test_a_reproduction_stops_until_each_secret_is_given(folder: Path, measured: Path) -> None:
-    lines = secretly("repro", str(measured), "1", cwd=folder).stdout
+def test_a_reproduction_stops_until_each_secret_is_given(folder: Path) -> None:
+    lines = secretly("repro", "run", "1", cwd=folder).stdout
     got = folder / "got.txt"
     done = subprocess.run(["sh", "-c", lines], cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode != 0
@@ -187,15 +188,6 @@ def test_a_reproduction_stops_until_each_secret_is_given(folder: Path, measured:
     assert got.read_text().strip() == repr(
         ["--wandb-key=a b", "--token", "t", "API_KEY=k", "--db=postgresql://me:p@h/x"]
     )
-
-
-def test_a_secret_is_no_setting(folder: Path) -> None:
-    (folder / "setting.toml").write_text(text_of(["--lr", "1"]) + '[baseline]\nWANDB_API_KEY = "hunter2-g"\n')
-    done = secretly("run", "setting.toml", "--run-dir", "set", cwd=folder, code=2)
-    (folder / "setting.toml").unlink()
-    assert "WANDB_API_KEY" in done.stderr
-    assert "environment of your call" in done.stderr
-    assert "hunter2" not in done.stderr
 
 
 def test_the_run_directory_is_private(folder: Path) -> None:

@@ -5,24 +5,45 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import (
+    Iterator,
+    Mapping,
+)
 from pathlib import Path
-from typing import Any, get_args
+from typing import (
+    Any,
+    get_args,
+)
 
 import jsonschema  # type: ignore[import-untyped]
 import pytest
 import typer
 from typer.testing import CliRunner
 
-from autotune.cli import compile as compile_commands
-from autotune.cli import options
+from autotune.cli import (
+    compile as compile_commands,
+)
+from autotune.cli import (
+    options,
+)
 from autotune.cli.app import app
 from autotune.cli.shapes import SHAPES
-from autotune.model import Effort, load_study
-from autotune.results.export import ExportFormat, render_winner
+from autotune.model import (
+    Effort,
+    load_study,
+)
+from autotune.results.export import (
+    ExportFormat,
+    render_winner,
+)
 from autotune.results.library import add_to_library
+from harness.simulated_machine import write_study
 from tests import atlas_tables
-from tests.compiler.rules import COMBINE, Rules, screen
+from tests.compiler.rules import (
+    COMBINE,
+    Rules,
+    screen,
+)
 from tests.runs import make_winner
 
 STUDY = """
@@ -39,7 +60,7 @@ pairs_cap = 8
 [confirm]
 processes = 3
 finalists = 1
-[replay]
+[simulation]
 noise = "quiet"
 effects = { "xla_backend_optimization_level=1" = 0.9 }
 failures = { "xla_cpu_prefer_vector_width=128" = "compile_error" }
@@ -60,8 +81,6 @@ CALLS: Mapping[str, tuple[str, ...]] = {
     "predict": ("predict", "shapes.toml", "--set", f"--{COMBINE}=11", "--set", f"--{COMBINE}=13"),
     "read": ("read", "train.log"),
     "recheck": ("recheck", "runs/shapes"),
-    "recipes check": ("recipes", "check", "--plugin", "cpu"),
-    "recipes check NAME": ("recipes", "check", "jax_toolbox_perf_doc_head_all", "--plugin", "cpu"),
     "recipes list": ("recipes", "list"),
     "recipes show": ("recipes", "show", "jax_toolbox_perf_doc_head_all"),
     "repro": ("repro", "runs/shapes", "1"),
@@ -112,7 +131,7 @@ def test_every_command_with_json_has_a_shape_and_a_call_here() -> None:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run, a run that cannot be read, a library and an exported file."""
     folder = tmp_path_factory.mktemp("shapes")
-    (folder / "shapes.toml").write_text(STUDY, encoding="utf-8")
+    write_study(folder / "shapes.toml", STUDY)
     (folder / "train.log").write_text("".join(f"step {i}: {9 + i % 2} ms loss=0.5\n" for i in range(20)))
     study, runs = str(folder / "shapes.toml"), folder / "runs"
     assert CliRunner().invoke(app, ["run", study, "--run-dir", str(runs / "shapes"), "--json"]).exit_code == 0
@@ -156,7 +175,7 @@ def test_what_is_printed_has_the_printed_schema(
     jsonschema.Draft202012Validator(schemas[shape]).validate(shown)
 
 
-@pytest.mark.parametrize("shape", ["flags check", "repro", "verify", "run", "best", "flags show"])
+@pytest.mark.parametrize("shape", ["repro", "run"])
 def test_a_field_that_the_schema_lacks_is_seen(
     shape: str, folder: Path, schemas: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path_factory: Any
 ) -> None:

@@ -58,9 +58,9 @@ def allocate(slurm: Slurm) -> Iterator[Allocate]:
 
 
 def autotune(*arguments: str, cwd: Path, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """The command as a user types it."""
+    """The command as a user types it, on simulated machines where they are described."""
     return subprocess.run(
-        [sys.executable, "-m", "autotune", *arguments], cwd=cwd, env={**env, "PYTHONPATH": str(ROOT)},
+        [sys.executable, "-m", "harness.simulated_machine", *arguments], cwd=cwd, env={**env, "PYTHONPATH": str(ROOT)},
         capture_output=True, text=True, check=False, timeout=170,
     )  # fmt: skip
 

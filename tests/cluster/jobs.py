@@ -11,11 +11,12 @@ from pathlib import Path
 from autotune.model.records import IncidentRecord
 from autotune.rundir.store import Store
 from harness.sandbox import Slurm, wait_for
+from harness.simulated_machine import write_study
 from harness.tally import tally_of
 from tests.cluster.conftest import ROOT, autotune, copy_programs
 
-REPLAYED = """
-name = "replayed"
+SIMULATED = """
+name = "simulated"
 [workload]
 entry = "llama"
 [device]
@@ -33,7 +34,7 @@ pairs_cap = 8
 processes = 3
 finalists = 1
 soak = 0
-[replay]
+[simulation]
 delay_s = {delay_s}
 noise = "quiet"
 effects = {{ "xla_backend_optimization_level=1" = 0.9 }}
@@ -62,12 +63,12 @@ soak = 0
 """
 
 
-def write(folder: Path, text: str = REPLAYED, **values: object) -> Path:
+def write(folder: Path, text: str = SIMULATED, **values: object) -> Path:
     """Writes a study into a folder, with the programs that it may need beside it."""
     folder.mkdir(exist_ok=True)
     file = folder / "study.toml"
     values = {"node_count": 1, "count": 2, "trials": 12, "delay_s": 0.01, "search": "", **values}
-    file.write_text(text.format(**values), encoding="utf-8")
+    write_study(file, text.format(**values))
     copy_programs(folder)
     return file
 
@@ -105,9 +106,12 @@ def driving(
         arguments: More of the command line.
         code: Python that is run first in the same process.
     """
-    start = ["-m", "autotune"]
+    start = ["-m", "harness.simulated_machine"]
     if code is not None:
-        start = ["-c", f"import sys; sys.argv[0] = 'autotune'\n{code}\nfrom autotune.cli import main; main()"]
+        start = [
+            "-c",
+            f"import sys; sys.argv[0] = 'autotune'\n{code}\nfrom harness.simulated_machine import main; main()",
+        ]
     command = [sys.executable, *start, "run", "study.toml", "--run-dir", "run", *arguments]
     env = {"PYTHONPATH": str(ROOT), "MARK": str(folder), **env}  # lanes get it, too: by the mark they are found
     with (folder / "driver.log").open("ab") as log:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from autotune.compiler.job import CompileJob
+from autotune.compiler.compile_worker import CompileJob
 from autotune.compiler.targets import load_target, parse_topology
 
 HERE = Path(__file__).parent

@@ -6,14 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from autotune.compiler.canary import CPU_CANARIES, GPU_CANARIES
 from autotune.compiler.program import CompiledProgram, CompileResult, Memory, Op, OpKind
+from autotune.compiler.screen import CPU_CANARIES, GPU_CANARIES, Screener
 from autotune.compiler.targets import load_target, parse_topology
-from autotune.compiler.verdicts import Screener
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Failure, FailureKind
 from autotune.settings.catalog import load_catalog
-from autotune.settings.parameters import Parameter, SearchSpace
+from autotune.settings.space import Parameter, SearchSpace
 
 COMBINE = "xla_gpu_all_gather_combine_threshold_bytes"
 BUFFER = "xla_gpu_enable_while_loop_double_buffering"
@@ -76,7 +75,7 @@ class Rules:
         parts = [f"combine {settings[COMBINE]}"] if settings.get(COMBINE, "7") != "7" else []
         if settings.get(BUFFER) == "true":
             parts.append("buffered")
-            if OVERLAP in settings:  # acts in company only
+            if OVERLAP in settings:  # acts only with another
                 parts.append(f"overlap {settings[OVERLAP]}")
         if settings.get(P2P) == "true" and DECOMPOSE in settings:  # each alone does nothing
             parts.append(f"permutes decomposed at {settings[DECOMPOSE]}")
@@ -85,18 +84,6 @@ class Rules:
             if settings.get(GRAPHS) == "FUSION,CUSTOM_CALL":  # a graph of fusions holds all there is with Triton
                 parts.append("fewer kernels in graphs")
         return "; ".join(parts) or "plain"
-
-
-class LosingCount(Rules):
-    """A compiler that under a combine threshold of 11 no longer knows how often a loop runs: it looks far faster."""
-
-    def _result(self, settings: FlagSet) -> CompileResult:
-        result = super()._result(settings)
-        if result.program is None or settings.get(COMBINE) != "11":
-            return result
-        turn = Op(kind=OpKind.KERNEL, name="k", bytes=1e10)
-        schedule = (Op(kind=OpKind.LOOP, name="while.9", content=(turn,)),)
-        return result.model_copy(update={"program": result.program.model_copy(update={"schedule": schedule})})
 
 
 def screen(rules: Rules, baseline: Mapping[str, str] | None = None) -> Screener:

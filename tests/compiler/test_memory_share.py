@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from autotune.compiler import plugin
-from autotune.compiler.open import open_screener
+from autotune.compiler import compiler
 from autotune.compiler.program import CompiledProgram
-from autotune.compiler.targets import Target, Topology, load_target, memory_fraction
+from autotune.compiler.screen import open_screener
+from autotune.compiler.targets import Target, Topology, load_target
 from autotune.model.flags import FlagSet
 from autotune.model.spec import StudySpec
 
@@ -32,7 +32,7 @@ def opened(baseline: dict[str, str], target: Target = H100) -> tuple[Target, int
 @pytest.fixture
 def _plugin(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if it were installed: what is compiled for is told before anything is compiled."""
-    monkeypatch.setattr(plugin, "compiler_problem", lambda versions: "")
+    monkeypatch.setattr(compiler, "compiler_problem", lambda versions: "")
 
 
 @pytest.mark.usefixtures("_plugin")
@@ -49,16 +49,6 @@ def test_without_a_share_that_the_client_takes_the_description_is_left_alone(bas
     target, limit = opened(baseline)
     assert target.config_text == H100.config_text
     assert limit == int(H100.memory_bytes * 0.75)
-
-
-@pytest.mark.usefixtures("_plugin")
-def test_share_that_was_described_by_the_caller_stays() -> None:
-    described = H100.with_memory(0.94)
-    assert opened({}, described)[0] == described
-
-
-def test_more_than_all_is_all() -> None:
-    assert memory_fraction({NEWER: "4.0"}) == 1.0
 
 
 @pytest.mark.aot

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.compiler.open import open_screener
-from autotune.compiler.reports import Effect
+from autotune.compiler.screen import Effect, open_screener
 from autotune.model.flags import FlagSet
 from autotune.model.spec import parse_study
 

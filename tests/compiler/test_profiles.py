@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Iterable, Iterator
+from collections.abc import (
+    Iterable,
+    Iterator,
+)
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from autotune.compiler.compiler import Compiler
-from autotune.compiler.program import CompiledProgram, CompileResult, Op, OpKind
+from autotune.compiler.program import (
+    CompiledProgram,
+    CompileResult,
+    Op,
+    OpKind,
+)
 from autotune.model.artefacts import Artefact
-from autotune.model.flags import DUMPED_KERNELS, KERNELS, PROFILE, FlagSet
-from autotune.model.kernels import DUMP_HERE, DUMP_VARIABLE
-from autotune.rundir.artefacts import in_force, place_artefacts
-from autotune.study.profiling import NO_GRAPHS
+from autotune.model.flags import (
+    KERNELS,
+    PROFILE,
+    FlagSet,
+)
+from autotune.rundir.artefacts import (
+    in_force,
+    place_artefacts,
+)
+from autotune.study.runner import NO_GRAPHS
 
 pytestmark = pytest.mark.aot
 
@@ -94,23 +107,6 @@ def test_the_compiler_goes_on_without_a_word_where_a_profile_is_none(
     assert found.fingerprint == program(compile_one(NO_GRAPHS)).fingerprint  # which is why files are looked at before
 
 
-def test_leaving_the_autotuner_s_results_changes_no_program(compile_one: Any, tmp_path: Path) -> None:
-    found = program(compile_one(FlagSet({DUMPED_KERNELS: str(tmp_path / "autotune.textproto")})))
-    assert found.fingerprint == program(compile_one(FlagSet())).fingerprint
-
-
-def test_where_a_process_leaves_them_is_a_variable_of_its_own_and_changes_no_program(
-    compile_one: Any, tmp_path: Path
-) -> None:
-    found = program(compile_one(FlagSet(DUMP_HERE)))  # one text of XLA_FLAGS in every process
-    assert found.fingerprint == program(compile_one(FlagSet())).fingerprint
-    plugin = importlib.util.find_spec("jax_plugins.xla_cuda12") or importlib.util.find_spec("jax_plugins.xla_cuda13")
-    assert plugin is not None
-    assert plugin.origin is not None
-    library = (Path(plugin.origin).parent / "xla_cuda_plugin.so").read_bytes()
-    assert f"the {DUMP_VARIABLE} prefix can be used".encode() in library  # what its help says of the flag
-
-
 @pytest.mark.parametrize(("content", "said"), [(None, "does not exist"), ("no results {{", "parse autotune results")])
 def test_the_compiler_refuses_results_that_are_none(
     compile_one: Any, tmp_path: Path, content: str | None, said: str
@@ -121,10 +117,3 @@ def test_the_compiler_refuses_results_that_are_none(
     result = compile_one(FlagSet({KERNELS: str(path)}))
     assert result.failure is not None
     assert said in result.failure.message
-
-
-def test_results_that_hold_nothing_are_taken_and_change_nothing(compile_one: Any, tmp_path: Path) -> None:
-    path = tmp_path / "results.textproto"
-    path.write_text("version: 3\n")
-    found = program(compile_one(FlagSet({KERNELS: str(path)})))
-    assert found.fingerprint == program(compile_one(FlagSet())).fingerprint

@@ -1,16 +1,13 @@
 from __future__ import annotations
 
-import re
-
 import pytest
 
 from autotune.compiler import program as P
-from autotune.compiler import schedule
-from autotune.compiler.explain import Side, as_page, as_text
+from autotune.compiler.explain import Side, explanation
 from autotune.compiler.hlo import parse_module
 from autotune.compiler.predict import Event, Prediction, predict_step
 from autotune.compiler.program import CompiledProgram, Memory, OpKind, changes
-from autotune.compiler.schedule import Reader, Thunk, fingerprint, parse_names, parse_thunks
+from autotune.compiler.schedule import Reader, Thunk, fingerprint, parse_thunks
 from autotune.compiler.targets import load_target, parse_topology
 
 # As XLA writes it: the marks of loops are not indented with the loop they belong to.
@@ -107,11 +104,6 @@ def test_marks_of_nested_loops_belong_to_the_innermost_open_loop() -> None:
     assert numbers(inner.sections["body"]) == [10]
 
 
-def test_names_are_read_with_their_numbers() -> None:
-    text = 'thunk_info {\n profile_annotation: "fusion.7"\n thunk_id: 13\n }\n thunk_kind: "kCopy"'
-    assert parse_names(text) == {13: "fusion.7"}
-
-
 def test_loops_carry_their_trip_counts_and_unknown_ones_say_so() -> None:
     assert P.loops(read()) == [("while.1", 5), ("while.2", None)]
 
@@ -122,28 +114,11 @@ def test_collectives_are_counted_in_the_program_and_in_a_step() -> None:
     assert table["reduce-scatter", False] == (1, 5, 5 * 4 * 8 * 7)
 
 
-def test_groups_of_four_out_of_eight_cross_two_nodes_of_four() -> None:
-    found = {op.collective.kind: op.collective for op, _ in P.walk(read().schedule) if op.collective}
-    assert (found["reduce-scatter"].group_size, found["reduce-scatter"].node_count) == (4, 2)
-    assert (found["all-gather"].group_size, found["all-gather"].node_count) == (8, 2)
-
-
 def test_command_buffer_holds_its_kernels_and_a_sliced_copy_is_one() -> None:
     assert P.graphs(read()) == [2]
     sliced = next(op for op, _ in P.walk(read().schedule) if op.name == "piece")
     assert sliced.kind is OpKind.COPY
     assert sliced.bytes == 2 * 4 * 7
-
-
-def test_branches_stay_apart() -> None:
-    branch = next(op for op, _ in P.walk(read().schedule) if op.kind is OpKind.BRANCH)
-    assert [(b.name, len(b.content)) for b in branch.content] == [("false_branch", 1), ("true_branch", 2)]
-
-
-def test_peak_counts_results_in_an_arguments_place_once() -> None:
-    memory = read().memory
-    assert memory is not None
-    assert memory.peak_bytes == 700 + (500 - 300) + 1100
 
 
 def test_fingerprint_ignores_notes_on_neighbours_and_sees_streams() -> None:
@@ -168,11 +143,7 @@ def test_equal_programs_have_no_differences_and_different_ones_always_one() -> N
     assert any(c.startswith("loops of unknown length, counted once: 1 -> 2") for c in changes(one, uncounted))
 
 
-def test_program_survives_its_json_form() -> None:
-    assert CompiledProgram.model_validate_json(read().model_dump_json()) == read()
-
-
-def test_explanation_shows_both_programs_as_text_and_page() -> None:
+def test_explanation_shows_both_programs() -> None:
     target, topology = load_target("h100-sxm"), parse_topology("2x4")
     one = read()
     other = one.model_copy(update={"fingerprint": "two", "schedule": one.schedule[:4]})
@@ -180,25 +151,9 @@ def test_explanation_shows_both_programs_as_text_and_page() -> None:
         Side(settings=s, program=p, prediction=predict_step(p, target, topology))
         for s, p in (("(default)", one), ("a=<b>", other))
     ]
-    text = as_text(*sides, memory_limit_bytes=3000)
-    assert "reduce-scatter, synchronous" in text
+    text = explanation(*sides, memory_limit_bytes=3000)
+    assert "kernels: multiply: 4 -> 1" in text
     assert "not measured" in text
-    page = as_page(*sides, title="llama", memory_limit_bytes=3000)
-    assert page.count("<svg") == 2
-    assert "a=&lt;b&gt;" in page
-    assert "communication_stream[0]" in page
-    assert "http" not in page.replace("http://www.w3.org", "")
-
-
-def test_same_program_is_said_to_be_one() -> None:
-    side = Side(settings="x", program=read(), prediction=None)
-    assert "one and the same program" in as_text(side, side, memory_limit_bytes=None)
-
-
-def test_counts_look_outside_of_fusions() -> None:
-    opcodes, _ = schedule.counts(parse_module(HLO))
-    assert opcodes["fusion"] == 1
-    assert "slice" not in opcodes
 
 
 def test_overlap_says_how_much_of_a_collective_computing_hides() -> None:
@@ -216,10 +171,9 @@ def test_overlap_says_how_much_of_a_collective_computing_hides() -> None:
         interval_s=(0.6, 1.2), unknown_loops=(), events=line,
     )  # fmt: skip
     side = Side(settings="x", program=read(), prediction=prediction)
-    text = as_text(side, side, memory_limit_bytes=None)
+    text = explanation(side, side, memory_limit_bytes=None)
     assert "800 ms, 75.0 % hidden" in text
     assert "100 ms, 0.0 % hidden" in text
-    assert re.search(r"loops of unknown length, counted once +1 +1", text)
 
 
 @pytest.mark.parametrize("colon", [":", ": "], ids=["as XLA writes it", "as JAX does, and XLA leaves it"])

@@ -4,24 +4,37 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import (
+    Callable,
+    Iterator,
+)
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from autotune.compiler import compiler as module
+from autotune.compiler.compile_worker import CompileJob
 from autotune.compiler.compiler import Compiler
-from autotune.compiler.job import CompileJob
-from autotune.compiler.program import CompiledProgram, CompileResult
+from autotune.compiler.program import (
+    CompiledProgram,
+    CompileResult,
+)
+from autotune.compiler.screen import Screener
 from autotune.compiler.targets import parse_topology
-from autotune.compiler.verdicts import Screener, by_promise
-from autotune.machine.host_memory import available_memory_bytes
+from autotune.machine.host import available_memory_bytes
 from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
 from autotune.model.time_limits import CompileLimits
 from autotune.settings.catalog import load_catalog
-from tests.compiler.rules import BUFFER, COMBINE, SLOP, Rules, space
+from tests.compiler.rules import (
+    BUFFER,
+    COMBINE,
+    SLOP,
+    Rules,
+    screen,
+    space,
+)
 
 GIB = 1 << 30
 PATIENCE_S = 20.0
@@ -113,14 +126,6 @@ def test_the_first_is_alone_and_then_as_many_as_there_are_processors(machine: Ma
     assert machine.started == 4
 
 
-def test_beside_a_measurement_as_many_as_there_are_processors_to_spare(machine: Machine) -> None:
-    with compiler(16) as opened:
-        list(opened.compile([FlagSet()]))
-        opened.kept_to = frozenset({6, 7})
-        list(opened.compile(sets(8)))
-    assert machine.most <= 2
-
-
 def test_memory_bounds_how_many(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "available_memory_bytes", lambda: 9 * GIB)  # half of it is enough for two
     with compiler(16) as opened:
@@ -155,14 +160,6 @@ def test_a_worker_serves_those_sets_that_it_lowered_for(machine: Machine) -> Non
     assert machine.started <= 4  # eight if each took turns
 
 
-def test_one_that_cannot_be_compiled_at_all_ends_the_others(machine: Machine) -> None:
-    with compiler(2) as opened:
-        list(opened.compile([FlagSet()]))
-        machine.fails = lambda settings: settings == sets(5)[4]
-        with pytest.raises(LaunchError, match="the machine failed"):
-            list(opened.compile(sets(5)))
-
-
 def test_limits_follow_from_the_first_unless_they_are_given(machine: Machine) -> None:
     with compiler(1) as opened:
         list(opened.compile([FlagSet(), *sets(1)]))
@@ -174,10 +171,10 @@ def test_limits_follow_from_the_first_unless_they_are_given(machine: Machine) ->
 
 
 def test_named_sets_go_first_then_settings_that_many_of_them_hold() -> None:
-    named = {"one": FlagSet({"xla_c": 1}), "two": FlagSet({"xla_c": 1, "xla_b": 1})}
-    order = by_promise({"xla_a": ["1"], "xla_b": ["1", "2"], "xla_c": ["1"]}, named)
+    named = {"one": FlagSet({SLOP: "1"}), "two": FlagSet({SLOP: "1", BUFFER: "1"})}
+    order = screen(Rules()).wanted({COMBINE: ["1"], BUFFER: ["1", "2"], SLOP: ["1"]}, named)
     assert order[:2] == [*named.values()]
-    assert [next(iter(s)) for s in order[2:]] == ["xla_c", "xla_b", "xla_b", "xla_a"]
+    assert [next(iter(s)) for s in order[2:]] == [SLOP, BUFFER, BUFFER, COMBINE]
 
 
 class Batches(Rules):

@@ -20,14 +20,14 @@ def test_sends_and_receives_of_a_pipeline_are_found_though_no_setting_alone_make
     whole = SPACES["pipeline"]
     found = brute_force(replace(whole, domains={n: whole.domains[n] for n in names}), tmp_path / "kernels")
     assert found["distinct_programs"] == 2
-    assert {n: set(c) for n, c in found["live_only_in_company"].items()} == {P2P[0]: {P2P[1]}, P2P[1]: {P2P[0]}}
-    assert found["dead"] == [names[2]]
+    assert {n: set(c) for n, c in found["active_only_with"].items()} == {P2P[0]: {P2P[1]}, P2P[1]: {P2P[0]}}
+    assert found["no_ops"] == [names[2]]
     assert found["points_lost"] == []
 
 
 @pytest.mark.gate
-def test_what_a_graph_holds_is_live_though_only_with_cublas_kernels(tmp_path: Path) -> None:
+def test_what_a_graph_holds_is_active_though_only_with_cublas_kernels(tmp_path: Path) -> None:
     found = brute_force(replace(SPACES["one GPU"], domains=GRAPHS), tmp_path / "kernels")
-    assert found["live_only_under"] == {"xla_gpu_enable_command_buffer": "with cuBLAS GEMMs"}
+    assert found["active_only_under"] == {"xla_gpu_enable_command_buffer": "with cuBLAS GEMMs"}
     assert found["distinct_programs"] > found["distinct_with_the_compilers_own_choice"]
     assert found["points_lost"] == []

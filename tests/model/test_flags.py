@@ -8,8 +8,14 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import (
+    HealthCheck,
+    given,
+    settings,
+)
+from hypothesis import (
+    strategies as st,
+)
 
 from autotune.model.errors import SettingError
 from autotune.model.flags import (
@@ -21,9 +27,8 @@ from autotune.model.flags import (
     split_tokens,
 )
 from autotune.model.spec import parse_study
-from autotune.settings.catalog import load_catalog
-from autotune.settings.parser import ParserProcess
-from autotune.settings.recipes import load_recipes
+from autotune.settings.catalog import load_catalog, load_recipes
+from autotune.settings.probe import ParserProcess
 
 NAMES = st.text(string.ascii_lowercase + string.digits + "_", min_size=1, max_size=12).map("xla_".__add__)
 TEXTS = st.text(st.characters(exclude_categories=["C", "Z"], include_characters=" "), max_size=20)

@@ -6,22 +6,23 @@ from typing import Any
 
 import pytest
 
-from autotune.model.spec import StudySpec, parse_study
+from autotune.model.spec import StudySpec
 from autotune.model.time_limits import CompileLimits, TimeLimits, compile_limits, limits_after
 from autotune.study.stages import run_study
 from harness.simulated import GivenSetup
+from harness.simulated_machine import parse_simulated
 from harness.timed import TimedLauncher, TimedStudy
 from tests.runs import SPACE, Diary
 
 
 def study(**measure: Any) -> StudySpec:
-    return parse_study(
+    return parse_simulated(
         {
             "name": "limited",
             "workload": {"entry": "llama"},
             "search": {"trials": 1},
             "measure": measure,
-            "replay": {"step_s": 2.0, "start_s": 45.0, "noise": {"white_sd": 1e-4}},
+            "simulation": {"step_s": 2.0, "start_s": 45.0, "noise": {"white_sd": 1e-4}},
         }
     )
 

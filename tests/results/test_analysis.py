@@ -1,4 +1,4 @@
-"""Frames of a nearly noiseless replayed run, against the formula that made it."""
+"""Frames of a nearly noiseless simulated run, against the formula that made it."""
 
 from __future__ import annotations
 

@@ -14,26 +14,71 @@ from typer.testing import CliRunner
 
 from autotune.child.channel import pack
 from autotune.cli.app import app
-from autotune.model.artefacts import MOST_BYTES, Artefact, unpack
-from autotune.model.errors import AutotuneError, SettingError
-from autotune.model.flags import KERNELS, PROFILE, FlagSet, refuse_reaching_out
-from autotune.model.records import ConclusionRecord, ProfileRecord
-from autotune.results.artefacts import loading_kernels, put_beside, settings_in_force
-from autotune.results.carried import parse_winner, read_winner
+from autotune.model.artefacts import (
+    MOST_BYTES,
+    Artefact,
+    unpack,
+)
+from autotune.model.errors import (
+    AutotuneError,
+    SettingError,
+)
+from autotune.model.flags import (
+    KERNELS,
+    PROFILE,
+    FlagSet,
+    refuse_reaching_out,
+)
+from autotune.model.records import (
+    ConclusionRecord,
+    ProfileRecord,
+)
+from autotune.results.artefacts import (
+    loading_kernels,
+    put_beside,
+    settings_in_force,
+)
+from autotune.results.carried import (
+    parse_winner,
+    read_winner,
+)
 from autotune.results.conditions import this_machine
-from autotune.results.export import ExportFormat, is_unchanged, render_winner
+from autotune.results.export import (
+    ExportFormat,
+    is_unchanged,
+    render_winner,
+)
 from autotune.results.library import add_to_library
 from autotune.results.recompute import disagreements
 from autotune.results.winner import Winner
 from autotune.rundir.artefacts import place_artefacts
 from autotune.rundir.store import Store
+from autotune.study import preflight
+from autotune.study.recheck import verify_winner
 from autotune.study.stages import run_study
-from autotune.study.verify import verify_winner
-from harness.simulated import GivenSetup, given_run
+from harness.simulated import (
+    GivenSetup,
+    given_run,
+)
+from harness.simulated_machine import (
+    SimulatedLauncher,
+    simulation_of,
+)
 from tests.cli.test_results import call
 from tests.results.test_trust import edited
-from tests.runs import SPACE, Diary, asking, make_winner
-from tests.study.test_pgle import BARE, PROFILED, RESULTS, TEXT, study
+from tests.runs import (
+    SPACE,
+    Diary,
+    asking,
+    make_winner,
+)
+from tests.study.test_pgle import (
+    BARE,
+    PROFILED,
+    RESULTS,
+    TEXT,
+    study,
+)
 
 CONTENT = TEXT.encode()
 ARTEFACT = Artefact.of(PROFILE, CONTENT)
@@ -245,9 +290,12 @@ def test_none_can_be_loaded_where_none_were_kept() -> None:
 # ---------------------------------------------------------------------- from a run
 
 
+STUDY = study(profile_effect=0.93, autotune_results=RESULTS)
+
+
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    spec = asking(study(profile_effect=0.93, autotune_results=RESULTS), 1)
+    spec = asking(STUDY, 1)
     setup = GivenSetup(given_space=SPACE, first=(("set fast", BARE),))
     begun = given_run(spec, tmp_path_factory.mktemp("recorded") / "run", setup, Diary())
     run_study(begun)
@@ -295,7 +343,9 @@ def test_the_command_line_exports_both_and_refuses_what_would_not_run(run: Path,
         call("export", run)
 
 
-def test_a_recheck_measures_with_the_same_profile(run: Path, tmp_path: Path) -> None:
+def test_a_recheck_measures_with_the_same_profile(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = simulation_of(STUDY)
+    monkeypatch.setattr(preflight, "make_launcher", lambda spec, study_dir: SimulatedLauncher(spec, machine))
     folder = tmp_path / "again"
     call("recheck", run, "--run-dir", folder)
     found = read_winner(folder)

@@ -15,10 +15,11 @@ import pytest
 
 from autotune.model.flags import parse_tokens
 from autotune.results import render_atlas
-from autotune.results.atlas_page import pack
+from autotune.results.atlas_views import pack
 from autotune.results.pages import render
-from autotune.settings import Atlas, AtlasRow, is_default, load_catalog, load_recipes
-from autotune.settings.migrate import find_settings
+from autotune.settings import Atlas, AtlasRow, load_catalog
+from autotune.settings.check import find_settings
+from autotune.settings.known import is_default
 from tests.atlas_tables import big, row, small
 
 COMBINE = "xla_gpu_all_gather_combine_threshold_bytes"
@@ -87,15 +88,6 @@ def test_values_are_equal_where_python_says_so() -> None:
                 assert (normal[one] == normal[other]) == is_default(one, other, kind, {}), (kind, one, other)
 
 
-def test_names_that_are_meant_perhaps_come_closest_first() -> None:
-    assert ask("near(given, model.byName.keys())", "xla_gpu_enable_latency_hidding_scheduler") == [SCHEDULE]
-    assert (
-        ask("near(given, model.byName.keys())", "xla_gpu_enable_async_colectives")[0]
-        == "xla_gpu_enable_async_collectives"
-    )
-    assert ask("near(given, model.byName.keys())", "qqqq") == []
-
-
 # ---------------------------------------------------------------------- what it answers
 
 
@@ -135,25 +127,10 @@ def test_what_changed_between_two_releases() -> None:
     assert ask("compareReleases(model, '0.10.2', '0.10.2')") == []
 
 
-def test_sets_with_one_program_know_of_each_other() -> None:
-    one, other, dead = list(load_recipes())[:3]
-    same = "equals(model, cell('0.10.2', given), rowAt(model.byName.get('%s').values[0], cell('0.10.2', given)), '')"
-    assert ask(same % SCHEDULE, PLACE) == [
-        f"{COMBINE}=1073741824",
-        f"{SCHEDULE}=true",
-        f"recipe {one}",
-        f"recipe {other}",
-    ]
-    assert ask(same % COMBINE, "moe@8xh200") == ["the default", f"{COMBINE}=1073741824"]
-    letters = ask("[...letters(model, cell('0.12.0.1', given)).found]", PLACE)
-    assert letters == [[one, "A"], [other, "A"], [dead, "="]]
-    assert ask("given.map(label)", [0, 25, 26, 27, 701, 702]) == ["A", "Z", "AA", "AB", "ZZ", "AAA"]
-
-
 def test_every_row_of_a_big_table_comes_out_of_the_page_as_it_went_in() -> None:
     table = big(jaxlibs=("0.10.2", "0.12.0.1"), most=40, seed=7)
     told = ask(
-        "[...model.settings, ...model.recipes].flatMap((e) => e.values.flatMap((v) => model.cells.map((c) =>"
+        "model.settings.flatMap((e) => e.values.flatMap((v) => model.cells.map((c) =>"
         " [c, rowAt(v, c)]).filter(([, r]) => r && r.where >= 0).map(([c, r]) => [c.jaxlib, c.place, e.name, v.value,"
         " r.verdict, r.tried, r.changes, r.program, r.peak, r.message])))",
         atlas=table,
@@ -171,13 +148,6 @@ def test_every_row_of_a_big_table_comes_out_of_the_page_as_it_went_in() -> None:
 # ---------------------------------------------------------------------- the page
 
 
-@pytest.mark.slow
-def test_a_table_of_100_cells_by_150_values_is_small() -> None:
-    table = big()
-    assert len(table.cells) > 100
-    assert len(render_atlas(table).encode()) < 2_000_000
-
-
 HOSTILE = [
     "</script><script>document.title='taken'</script>",
     "<img src=x onerror=\"document.title='taken'\">",
@@ -193,7 +163,6 @@ def hostile_table() -> Atlas:
     for text in HOSTILE:
         more = {"message": text, "changes": (text,), "needs": (text,), "program": text, "tried": text}
         rows += [row(c, name, text, "changes", **more) for c in cells for name in (COMBINE, text)]
-        rows += [row(c, text, text, "changes", kind="recipe", **more) for c in cells]
     return Atlas(rows)
 
 
@@ -260,7 +229,6 @@ def browse(folder: Path, page: str, address: str = "", *, width: int = 1200) -> 
             f"#v=check&flags=--{COMBINE}=1073741824+stray&place={PLACE}&jaxlib=0.10.2",
             ["all-gather: 226 -> 33", "no flag"],
         ),
-        ("#v=recipes", ["distinct programs", "program A, as 1 other"]),
         (
             "#v=about",
             [
@@ -275,11 +243,6 @@ def test_each_view_shows_its_answers_in_a_browser(tmp_path: Path, address: str, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("address", ["", "#v=recipes", "#v=releases", f"#s={COMBINE}&jaxlib=0.10.2&c={PLACE}"])
+@pytest.mark.parametrize("address", ["", "#v=releases", f"#s={COMBINE}&jaxlib=0.10.2&c={PLACE}"])
 def test_hostile_texts_are_shown_and_not_obeyed_even_on_a_phone(tmp_path: Path, address: str) -> None:
     assert browse(tmp_path, render_atlas(hostile_table()), address, width=360)
-
-
-@pytest.mark.slow
-def test_an_empty_page_in_a_browser(tmp_path: Path) -> None:
-    assert "The table is empty" in browse(tmp_path, render_atlas(Atlas([])))

@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from autotune.cli.app import app
+from harness.simulated_machine import write_study
 
 ROOT = Path(__file__).parents[2]
 
@@ -45,7 +46,7 @@ soak = "2s"
 def autotune(folder: Path, *arguments: str, code: int = 0) -> str:
     """What a command prints, run as a user runs it."""
     done = subprocess.run(
-        [sys.executable, "-m", "autotune", *arguments],
+        [sys.executable, "-m", "harness.simulated_machine", *arguments],
         cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=800,
         check=False,
     )  # fmt: skip
@@ -64,7 +65,7 @@ def called(folder: Path, *arguments: str, code: int = 0) -> str:
 RUN = "runs/slow-baseline"
 
 
-FORMULA = "\n[replay]\neffects = { 'xla_backend_optimization_level=2' = 0.4 }\n"
+FORMULA = "\n[simulation]\neffects = { 'xla_backend_optimization_level=2' = 0.4 }\n"
 
 
 BY_FORMULA, REAL = pytest.param(FORMULA, marks=pytest.mark.gate), pytest.param("", marks=pytest.mark.slow)
@@ -74,7 +75,7 @@ BY_FORMULA, REAL = pytest.param(FORMULA, marks=pytest.mark.gate), pytest.param("
 def proven(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a study whose steps come from a formula, or are real."""
     folder = tmp_path_factory.mktemp("chain")
-    (folder / "study.toml").write_text(SLOW_BASELINE + request.param)
+    write_study(folder / "study.toml", SLOW_BASELINE + request.param)
     (folder / "conclusion.json").write_text(autotune(folder, "run", "study.toml", "--json"))
     return folder
 
@@ -82,7 +83,7 @@ def proven(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 @pytest.mark.parametrize("proven", [BY_FORMULA], indirect=True, ids=["formula"])
 def test_a_winner_that_was_proven_elsewhere_is_executed_by_force_alone(proven: Path) -> None:
     called(proven, "export", RUN, "--format", "env", "-o", "winner.env")
-    assert "device_kind: proven with replay, here cpu" in called(proven, "verify", "winner.env", code=1)
+    assert "device_kind: proven with simulated, here cpu" in called(proven, "verify", "winner.env", code=1)
     command = ("winner.env", "--", "sh", "-c", 'printf %s "$XLA_FLAGS"')
     assert autotune(proven, "exec", *command, code=2) == ""
     assert autotune(proven, "exec", "--force", *command) == "--xla_backend_optimization_level=2"

@@ -8,18 +8,41 @@ import pytest
 
 from autotune.model.errors import AutotuneError
 from autotune.model.flags import FlagSet
-from autotune.model.records import ConclusionRecord, ConfirmRun, FloorResult, Outcome, TrialResult
+from autotune.model.records import (
+    ConclusionRecord,
+    ConfirmRun,
+    FloorResult,
+    Outcome,
+    TrialResult,
+)
 from autotune.model.spec import StudySpec
 from autotune.results.carried import read_winner
-from autotune.results.library import LibraryQuery, add_to_library, best_known, describe_entry, library_entries
+from autotune.results.library import (
+    LibraryQuery,
+    add_to_library,
+    best_known,
+    describe_entry,
+    library_entries,
+)
 from autotune.results.report import build
-from autotune.results.winner import Winner, winner_of
+from autotune.results.winner import (
+    Winner,
+    winner_of,
+)
 from autotune.rundir.store import Store
-from autotune.settings.parameters import SearchSpace
+from autotune.settings.space import SearchSpace
 from autotune.study.recheck import recheck_winner
-from autotune.workers.replay import ReplayLauncher
-from harness.simulated import GivenSetup, given_run
-from tests.runs import EFFECTS, Diary, make_winner, replay_study
+from harness.simulated import (
+    GivenSetup,
+    given_run,
+)
+from harness.simulated_machine import SimulatedLauncher
+from tests.runs import (
+    EFFECTS,
+    Diary,
+    make_winner,
+    replay_study,
+)
 
 
 def h200(**conditions: object) -> Winner:
@@ -99,8 +122,7 @@ def test_a_strange_file_in_the_library_is_named(tmp_path: Path) -> None:
 
 
 def again(spec: StudySpec, folder: Path, winner: Winner) -> tuple[ConclusionRecord, Store]:
-    assert spec.replay is not None
-    launcher = ReplayLauncher(spec.replay, seed=spec.seed + 1, platform="cpu")
+    launcher = SimulatedLauncher(spec, seed=spec.seed + 1)
     setup = GivenSetup(given_space=SearchSpace(()), given_launcher=launcher, read_at_run_time=lambda s: s)
     run = given_run(spec, folder, setup, Diary())
     return recheck_winner(run, winner), run.store

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from autotune.model.spec import load_study
-from autotune.settings.catalog import load_catalog
-from autotune.settings.recipes import find_recipe
+from autotune.settings.catalog import find_recipe, load_catalog
 
 STUDIES = sorted((Path(__file__).parents[2] / "studies").glob("*.toml"))
 

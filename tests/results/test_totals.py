@@ -11,27 +11,48 @@ from typing import Any
 import pytest
 
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import Arm, Pair, WorkPerStep
-from autotune.model.proofs import total_of, veto_of
-from autotune.model.records import ConclusionRecord, ConfirmRun, FinalistResult, Outcome
+from autotune.model.measurement import (
+    Arm,
+    Pair,
+    WorkPerStep,
+)
+from autotune.model.proofs import (
+    total_of,
+    veto_of,
+)
+from autotune.model.records import (
+    ConclusionRecord,
+    ConfirmRun,
+    FinalistResult,
+    Outcome,
+)
 from autotune.results.proof_words import describe_finalist
 from autotune.results.recompute import disagreements
 from autotune.results.report import render_markdown
 from autotune.rundir.store import Store
-from autotune.settings.parameters import Parameter, SearchSpace
+from autotune.settings.space import (
+    Parameter,
+    SearchSpace,
+)
 from autotune.stats.estimates import Verdict
 from autotune.workers.base import Progress
-from autotune.workers.replay import ReplayLauncher, ReplayWorker
-from tests.runs import Run, replay_study
+from harness.simulated_machine import (
+    SimulatedLauncher,
+    SimulatedWorker,
+)
+from tests.runs import (
+    Run,
+    replay_study,
+)
 
 FAST = FlagSet({"xla_a": "1"})
 SPACE = SearchSpace((Parameter(name="xla_a", choices=("0", "1"), default="0"),))
 
 
-class Stalling(ReplayLauncher):
+class Stalling(SimulatedLauncher):
     """Workers under xla_a=1 stand still for ten steps, once in every twenty-five."""
 
-    def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> ReplayWorker:
+    def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> SimulatedWorker:
         worker = super().start(settings, folder, progress=progress)
         if settings.get("xla_a") != "1":
             return worker
@@ -50,7 +71,7 @@ class Stalling(ReplayLauncher):
 @pytest.fixture
 def stalled(run_replay: Run) -> tuple[ConclusionRecord, Store]:
     spec = replay_study(effects={"xla_a=1": 0.8}, noise="quiet")
-    launcher = Stalling(spec.replay, seed=0, platform="cpu")  # type: ignore[arg-type]
+    launcher = Stalling(spec)
     conclusion, store, _ = run_replay(spec, trials=1, launcher=launcher, space=SPACE)
     return conclusion, store
 

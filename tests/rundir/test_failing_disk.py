@@ -12,8 +12,9 @@ import pytest
 from autotune.rundir import check_run
 from autotune.rundir.store import Store
 from harness.disks import ROOT, FailingFolder, missing
-from harness.kills import REPLAYED
+from harness.kills import SIMULATED
 from harness.sandbox import wait_for
+from harness.simulated_machine import write_study
 from harness.snapshots import command
 from harness.tally import tally_of
 
@@ -37,7 +38,7 @@ FAULTS = [
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[FailingFolder]:
     (tmp_path / "below").mkdir()
-    (tmp_path / "study.toml").write_text(REPLAYED.format(trials=TRIALS, delay_s=0.01))
+    write_study(tmp_path / "study.toml", SIMULATED.format(trials=TRIALS, delay_s=0.01))
     with FailingFolder(tmp_path / "disk", tmp_path / "below") as disk:
         yield disk
 

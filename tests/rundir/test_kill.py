@@ -1,4 +1,4 @@
-"""What a study is made of is killed or stopped at random moments; `benchmarks/kill_tally.py` does it at length."""
+"""What a study is made of is killed or stopped at random moments."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from harness.kills import REAL, REPLAYED, kill_study
+from harness.kills import REAL, SIMULATED, kill_study
 from harness.places import Here, InSlurmJob
 from harness.sandbox import Postgres, Slurm, missing_slurm
 
@@ -54,8 +54,8 @@ def test_a_killed_driver_takes_its_workers_along_and_the_next_goes_on(tmp_path: 
 
 
 @pytest.mark.slow
-def test_replayed_study_survives_twenty_kills(tmp_path: Path) -> None:
-    tally = kill_study(tmp_path, REPLAYED, trials=37, strikes=20, rng=random.Random(1), place=Here(), delay_s=0.04)
+def test_simulated_study_survives_twenty_kills(tmp_path: Path) -> None:
+    tally = kill_study(tmp_path, SIMULATED, trials=37, strikes=20, rng=random.Random(1), place=Here(), delay_s=0.04)
     assert_exact(tally)
     assert len(tally["strikes"]) >= 10
 
@@ -79,7 +79,7 @@ def database() -> Iterator[Postgres | None]:
 @pytest.mark.slow
 def test_four_lanes_and_their_database_survive_kills(tmp_path: Path, database: Postgres | None) -> None:
     tally = kill_study(
-        tmp_path, REPLAYED, trials=29, strikes=8, rng=random.Random(4), place=Here(4), delay_s=0.04, database=database
+        tmp_path, SIMULATED, trials=29, strikes=8, rng=random.Random(4), place=Here(4), delay_s=0.04, database=database
     )
     assert_exact(tally)
     if database is not None:
@@ -93,6 +93,6 @@ def test_lanes_on_nodes_of_a_slurm_job_survive_kills(tmp_path: Path) -> None:
         pytest.skip(f"SLURM is not installed here ({', '.join(missing_slurm())})")
     with tempfile.TemporaryDirectory() as folder, Slurm(Path(folder), node_count=2) as cluster:
         place = InSlurmJob(cluster)
-        tally = kill_study(tmp_path, REPLAYED, trials=29, strikes=8, rng=random.Random(5), place=place, delay_s=0.04)
+        tally = kill_study(tmp_path, SIMULATED, trials=29, strikes=8, rng=random.Random(5), place=place, delay_s=0.04)
     assert_exact(tally)
     assert tally["floors_measured_again"] == 0  # a node's name lasts

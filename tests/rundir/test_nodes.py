@@ -12,7 +12,7 @@ from autotune.rundir.store import Store
 
 @pytest.fixture
 def floor(finished: Store) -> FloorResult:
-    """The noise floor of a short replayed study."""
+    """The noise floor of a short simulated study."""
     return finished.of(FloorResult)[0]
 
 

@@ -24,10 +24,10 @@ from sqlalchemy.exc import OperationalError
 from autotune.model.errors import StudyFileError
 from autotune.model.flags import FlagSet
 from autotune.model.records import TrialResult
-from autotune.model.replay import ReplaySpec
+from autotune.model.spec import StudySpec
 from autotune.rundir import optuna_study
 from autotune.rundir.optuna_study import JOURNAL, NUMBER_KEY, OptunaStudy
-from autotune.workers.replay import ReplayLauncher, ReplayWorker
+from harness.simulated_machine import SimulatedLauncher, SimulatedWorker
 from tests.runs import Run, replay_study
 
 ROOT = Path(__file__).parents[2]
@@ -298,15 +298,15 @@ def test_of_a_file_only_a_lock_passes() -> None:
     assert optuna_study.may_pass(TimeoutError("no answer within 15 s"))
 
 
-class Interrupting(ReplayLauncher):
+class Interrupting(SimulatedLauncher):
     """Does something before the start of some workers."""
 
-    def __init__(self, replay: ReplaySpec, at: dict[int, Callable[[], None]]) -> None:
-        super().__init__(replay, seed=0, platform="cpu")
+    def __init__(self, spec: StudySpec, at: dict[int, Callable[[], None]]) -> None:
+        super().__init__(spec)
         self._deeds = at
         self._begun = 0
 
-    def start(self, settings: FlagSet, folder: Path, **more: Any) -> ReplayWorker:
+    def start(self, settings: FlagSet, folder: Path, **more: Any) -> SimulatedWorker:
         self._begun += 1
         self._deeds.pop(self._begun, lambda: None)()
         return super().start(settings, folder, **more)
@@ -317,8 +317,7 @@ def test_a_study_outlives_its_storage_and_the_next_session_fills_it(
 ) -> None:
     monkeypatch.setattr(optuna_study, "PAUSE_S", 0.01)
     spec = replay_study()
-    assert spec.replay is not None
-    launcher = Interrupting(spec.replay, {10: database.spoil})
+    launcher = Interrupting(spec, {10: database.spoil})
     _, store, diary = run_replay(spec, trials=8, storage=database.url, launcher=launcher)
     assert len(store.of(TrialResult)) == 8
     assert sum("does not answer" in n for n in diary.notes) == 1

@@ -1,4 +1,4 @@
-"""The power fails in the middle of a study on ext4; `benchmarks/power_cut.py` does it at length."""
+"""The power fails in the middle of a study on ext4."""
 
 from __future__ import annotations
 

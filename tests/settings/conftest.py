@@ -7,10 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from autotune.settings.build import ProbeReport
 from autotune.settings.known import KnownSettings
-from autotune.settings.parser import ParserProcess
-from autotune.settings.probe import probe_build
+from autotune.settings.probe import ParserProcess, ProbeReport, probe_build
 
 
 @pytest.fixture(scope="session")

@@ -15,11 +15,9 @@ from types import ModuleType
 import pytest
 
 from autotune.model.spec import parse_study
-from autotune.settings.build import ProbeReport
 from autotune.settings.catalog import NEVER_SEARCHED, Catalog, Setting, Tier, load_catalog, older
 from autotune.settings.known import KnownSettings
-from autotune.settings.lookup import help_of_build
-from autotune.settings.parser import ParserProcess
+from autotune.settings.probe import ParserProcess, ProbeReport
 from autotune.settings.space import build_space
 
 ROOT = Path(__file__).parents[2]
@@ -111,22 +109,6 @@ def test_the_script_finds_the_same_lives(script: ModuleType, builds: Mapping[str
     assert script.life("b", came_back) == ("", "1")
 
 
-def test_the_script_writes_one_key_and_leaves_the_rest(script: ModuleType, tmp_path: Path) -> None:
-    text = '[xla_a]\nsummary = "x"\nstage = "program"\nsince = "1"\n\n[xla_ab]\nstage = "program"\n'
-    assert script.set_key(text, "xla_a", "since", "2") == text.replace('"1"', '"2"')
-    assert script.set_key(text, "xla_a", "since", "") == text.replace('since = "1"\n', "")
-    assert script.set_key(text, "xla_ab", "since", "3") == text + 'since = "3"\n'
-    script.write_table({"0.10.0": {"b"}, "0.9.1": {"a"}}, tmp_path / "t.json")
-    assert script.read_table(tmp_path / "t.json") == {"0.9.1": {"a"}, "0.10.0": {"b"}}
-
-
-def test_a_reserved_name_defines_nothing(script: ModuleType) -> None:
-    proto = '  reserved "xla_a";\n  // xla_a\n  optional bool xla_a = 7;\n  reserved "xla_b";\n'
-    flags = 'push(\n  tsl::Flag("xla_ab", x),\n  tsl::Flag("xla_a", y));\n'
-    assert [script.defining_line(proto, n) for n in ("xla_a", "xla_b")] == [3, 0]
-    assert [script.defining_line(flags, n) for n in ("xla_a", "xla_b")] == [3, 0]
-
-
 def undescribed(catalog: Catalog) -> list[str]:
     """Settings without a meaning, or XLA flags without the place that it was taken from."""
     wrong = []
@@ -170,25 +152,16 @@ def test_a_source_line_is_a_link() -> None:
     assert xla.link("xla/a.cc:7@0123456789ab") == "https://github.com/openxla/xla/blob/0123456789ab/xla/a.cc#L7"
 
 
-def test_the_build_tells_of_its_first_flags_itself(parser: ParserProcess, report: ProbeReport) -> None:
-    texts = parser.help_texts()
-    assert len({n for n, i in report.flags.items() if i.in_xla_flags} & {*texts}) > 60
-    assert texts["xla_gpu_autotune_level"].endswith(".")
-    assert parser.ask("--xla_gpu_autotune_level=1").starts  # the process answers on
-
-
 def test_no_summary_is_the_library_s_own_sentence(parser: ParserProcess) -> None:
-    texts = parser.help_texts()
+    log = parser.ask("--help").log
+    usage = r"^\t--(\w+)=(?:\".*?\"|\S*)\s*\t\w+\t(.*?)(?=\n\t--\w+=|\Z)"
+    texts = {name: " ".join(text.split()) for name, text in re.findall(usage, log, re.MULTILINE | re.DOTALL)}
+    assert len(texts) > 60
 
     def likeness(setting: Setting) -> float:
         return difflib.SequenceMatcher(None, texts.get(setting.name, "").lower(), setting.summary.lower()).ratio()
 
     assert {s.name: s.summary for s in load_catalog().values() if likeness(s) > 0.8} == {}
-
-
-def test_help_of_an_option_of_jax_and_of_a_variable() -> None:
-    assert "compile" in help_of_build("jax_enable_pgle", None)
-    assert help_of_build("NCCL_PROTO", None) == ""
 
 
 def test_what_acts_on_tpus_or_amd_gpus_is_catalogued_and_never_searched(known: KnownSettings) -> None:

@@ -1,15 +1,21 @@
 from __future__ import annotations
 
+import dataclasses
 import random
 
 import pytest
 
 from autotune.model.flags import FlagSet
-from autotune.settings.build import ProbeReport
-from autotune.settings.check import SettingVerdict, check_setting, check_settings, check_xla_flags, would_start
+from autotune.settings.check import (
+    SettingVerdict,
+    check_setting,
+    check_settings,
+    check_xla_flags,
+    migrate_text,
+    would_start,
+)
 from autotune.settings.known import KnownSettings
-from autotune.settings.migrate import migrate_text
-from autotune.settings.parser import ParserProcess
+from autotune.settings.probe import ParserProcess, ProbeReport
 
 V = SettingVerdict
 
@@ -56,7 +62,7 @@ def test_the_check_of_the_page_names_what_the_build_rejects_and_nothing_else(
 
 
 def test_a_migrated_page_starts(parser: ParserProcess, known: KnownSettings) -> None:
-    assert parser.ask(migrate_text(PAGE, known).text).starts
+    assert parser.ask(migrate_text(PAGE, known).settings.render_xla_flags()).starts
 
 
 @pytest.mark.gate
@@ -138,7 +144,7 @@ def test_the_latency_hiding_scheduler_may_be_neither_on_nor_off(report: ProbeRep
 
 
 def test_variables_of_gpus_act_under_the_plugin(report: ProbeReport, known: KnownSettings) -> None:
-    cuda = ProbeReport.from_json({**report.to_json(), "platform": "cuda"})
+    cuda = dataclasses.replace(report, platform="cuda")
     assert check_setting("NCCL_PROTO", "Simple", KnownSettings(cuda)).verdict is V.EFFECTIVE
     check = check_setting("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.9", KnownSettings(cuda))
     assert check.replacement == ("XLA_CLIENT_MEM_FRACTION", "0.9")
@@ -169,18 +175,6 @@ def test_a_text_is_judged_as_the_real_parser_reads_it(
     assert would_start(checks) == parser.ask(text).starts
 
 
-def test_advice_names_what_to_write(known: KnownSettings) -> None:
-    def advice(text: str) -> str:
-        return check_xla_flags(text, known)[0].advice
-
-    assert advice("--xla_gpu_enable_triton_gemm-false") == "write --xla_gpu_enable_triton_gemm=false"
-    assert advice("–xla_gpu_autotune_level=3") == "write --xla_gpu_autotune_level=3"  # noqa: RUF001
-    (wrong,) = check_xla_flags("--xla_gpu_command_buffer_scheduling_mode=fast", known)
-    assert "LHS" in wrong.reason
-    (typo,) = check_xla_flags("--xla_gpu_autotun_level=3", known)
-    assert "xla_gpu_autotune_level" in typo.reason
-
-
 SCRIPT = """#!/bin/bash
 export NCCL_LL_BUFFSIZE=-2
 export XLA_PYTHON_CLIENT_MEM_FRACTION=0.9
@@ -193,31 +187,29 @@ python train.py
 """
 
 
-def test_a_script_is_rewritten_and_the_rest_stays_as_it_is(report: ProbeReport, known: KnownSettings) -> None:
-    cuda = ProbeReport.from_json({**report.to_json(), "platform": "cuda"})
+def test_the_settings_of_a_script_are_given_as_the_build_takes_them(report: ProbeReport) -> None:
+    cuda = dataclasses.replace(report, platform="cuda")
     migration = migrate_text(SCRIPT, KnownSettings(cuda))
-    assert (
-        migration.text
-        == """#!/bin/bash
-export NCCL_LL_BUFFSIZE=-2
-export XLA_CLIENT_MEM_FRACTION=0.9
-export XLA_FLAGS="--xla_gpu_enable_latency_hiding_scheduler=true --xla_gpu_enable_command_buffer= \\
-  --xla_gpu_all_reduce_combine_threshold_bytes=$THRESHOLD --xla_gpu_enable_dynamic_slice_fusion=true \\
-  --xla_gpu_autotune_level=99"
-python train.py
-"""
-    )
-    assert [c.line for c in migration.changes] == [3, 4, 5, 6, 7]
-    assert all(c.reason for c in migration.changes)
-    assert [r.partition(":")[0] for r in migration.remarks] == ["line 2", "line 8"]
+    assert dict(migration.settings.without("xla_gpu_enable_latency_hiding_scheduler")) == {
+        "XLA_CLIENT_MEM_FRACTION": "0.9",
+        "xla_gpu_enable_command_buffer": "",
+        "xla_gpu_enable_dynamic_slice_fusion": "true",
+    }
+    named = [note.partition(" ")[0] for note in migration.notes]
+    assert set(named) == {
+        "NCCL_LL_BUFFSIZE",
+        "XLA_PYTHON_CLIENT_MEM_FRACTION",
+        "xla_gpu_all_reduce_combine_threshold_bytes",  # the script computes its value
+        "xla_gpu_autotune_level",
+        "xla_gpu_enable_address_computation_fusion",
+        "xla_gpu_enable_custom_fusions",
+        "xla_gpu_enable_triton_softmax_fusion",
+        "xla_gpu_graph_level",
+    }
 
 
-def test_python_sources_are_rewritten_too(known: KnownSettings) -> None:
+def test_flags_are_found_in_python_sources_too(known: KnownSettings) -> None:
     source = "FLAGS = ('--xla_gpu_triton_gemm_any=True '\n         '--xla_gpu_cudnn_gemm_fusion=true')\n"
-    text = migrate_text(source, known).text
-    assert text == source.replace("xla_gpu_cudnn_gemm_fusion=true", "xla_gpu_cudnn_gemm_fusion_level=1")
-
-
-def test_a_text_without_settings_stays(known: KnownSettings) -> None:
-    migration = migrate_text("python train.py --xla=1\n", known)
-    assert (migration.text, migration.changes) == ("python train.py --xla=1\n", ())
+    assert migrate_text(source, known).settings["xla_gpu_cudnn_gemm_fusion_level"] == "1"
+    nothing = migrate_text("python train.py --xla=1\n", known)
+    assert (dict(nothing.settings), nothing.notes) == ({}, ())

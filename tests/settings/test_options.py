@@ -8,8 +8,7 @@ from typing import Any
 from autotune.model.flags import FlagSet
 from autotune.model.spec import parse_study
 from autotune.settings.known import KnownSettings
-from autotune.settings.parameters import Parameter, SearchSpace
-from autotune.settings.space import build_space
+from autotune.settings.space import Parameter, SearchSpace, build_space
 
 FLAG = "xla_cpu_prefer_vector_width"
 OPTIONS: dict[str, list[Any]] = {
@@ -34,13 +33,6 @@ def points(found: SearchSpace) -> set[FlagSet]:
         return found.suggest(lambda p: choice[p.name])
 
     return {ask(choice) for choice in chosen}
-
-
-def test_options_alone_are_all_that_is_searched(known: KnownSettings) -> None:
-    found = space(known, options=OPTIONS)
-    assert [p.name for p in found.parameters] == ["option.attention", "option.dtype", "option.mesh"]
-    assert len(points(found)) == found.size() == 8
-    assert FlagSet() in points(found)
 
 
 def test_the_references_value_is_absence_and_is_searched_though_not_listed(known: KnownSettings) -> None:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -9,13 +8,16 @@ from pathlib import Path
 import pytest
 
 import autotune.settings.probe
-from autotune.machine.environment import default_cache_dir
 from autotune.model.errors import LaunchError
-from autotune.settings.build import FlagInfo, ProbeReport
-from autotune.settings.descriptor import read_debug_options
-from autotune.settings.known import canonical_value
-from autotune.settings.parser import ParserProcess, parse_text_proto, quiet_environment
-from autotune.settings.probe import _common_prefix, probe_build
+from autotune.settings.probe import (
+    FlagInfo,
+    ParserProcess,
+    ProbeReport,
+    _common_prefix,
+    parse_text_proto,
+    probe_build,
+    read_debug_options,
+)
 
 FLAG_COUNTS = {"0.10.2": 309, "0.11.2": 339, "0.12.0.1": 350}  # counted in the builds' own usage text
 
@@ -59,32 +61,6 @@ def test_values_are_spelled_as_the_parser_takes_them(report: ProbeReport) -> Non
     assert not report.flags["xla_gpu_disable_async_collectives"].edits
 
 
-def test_a_flag_that_jax_overrules_is_stored_nowhere(report: ProbeReport) -> None:
-    assert report.flags["xla_gpu_enable_fast_min_max"].sets == ()
-
-
-def test_an_alias_names_the_option_that_it_sets(report: ProbeReport) -> None:
-    alias = report.flags["xla_gpu_enable_libnvjitlink"]
-    assert (alias.sets, alias.type, alias.in_compiler_options) == (("xla_gpu_libnvjitlink_mode",), "bool", False)
-    assert report.flags["xla_cpu_collective_call_warn_stuck_timeout_seconds"].type == "int32"
-
-
-def test_removed_names_and_jax_options_are_reported(report: ProbeReport) -> None:
-    assert "xla_gpu_graph_level" in report.removed
-    assert report.jax_options["jax_optimization_level"].values[:3] == ("UNKNOWN", "O0", "O1")
-    assert report.jax_options["jax_enable_pgle"].default == "false"
-
-
-def test_a_report_survives_json(report: ProbeReport) -> None:
-    assert ProbeReport.from_json(json.loads(json.dumps(report.to_json()))) == report
-
-
-@pytest.mark.parametrize("damage", [{"schema": 0}, {"flags": None}, {"jaxlib": "1", "surprise": 2}])
-def test_a_damaged_report_is_refused(report: ProbeReport, damage: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match=r"schema|report"):
-        ProbeReport.from_json({**report.to_json(), **damage})
-
-
 def test_a_build_is_asked_once(
     report: ProbeReport, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,11 +98,6 @@ def test_the_plugin_holds_the_flags_of_the_cpu_library(
         pytest.skip("the CUDA plugin is not installed, so both asked the CPU library")
 
 
-def test_a_missing_interpreter_is_said(tmp_path: Path) -> None:
-    with pytest.raises(LaunchError, match="must be a working Python"):
-        probe_build(str(tmp_path / "python"), cache_dir=tmp_path)
-
-
 def test_a_python_without_jaxlib_is_told_how_to_get_it(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "bare")], check=True)
     with pytest.raises(LaunchError, match="pip install jax"):
@@ -153,19 +124,6 @@ def test_sorting_out_names_unknown_and_refused_flags(parser: ParserProcess) -> N
     unknown, refused = parser.sort_out(tokens)
     assert unknown == {"xla_gpu_no_such", "xla_gpu_graph_level"}
     assert refused == {"xla_gpu_shape_checks", "xla_gpu_enable_pdl"}
-
-
-def test_nothing_of_the_callers_environment_steers_the_answers() -> None:
-    asked = {"XLA_FLAGS": "--xla_gpu_x", "TF_CPP_MIN_LOG_LEVEL": "3", "JAX_PLATFORMS": "cuda", "HOME": "/h"}
-    quiet = quiet_environment(asked)
-    assert quiet["HOME"] == "/h"
-    assert quiet["JAX_PLATFORMS"] == "cpu"
-    assert not {"XLA_FLAGS", "TF_CPP_MIN_LOG_LEVEL"} & set(quiet)
-
-
-def test_the_cache_follows_the_xdg_rules() -> None:
-    assert default_cache_dir({"XDG_CACHE_HOME": "/c"}) == Path("/c/autotune")
-    assert default_cache_dir({}) == Path.home() / ".cache/autotune"
 
 
 def test_text_protos_are_read_with_lists_maps_and_escapes() -> None:
@@ -213,21 +171,6 @@ def test_a_descriptor_is_read_out_of_surrounding_bytes(tmp_path: Path) -> None:
         ),
         frozenset({"xla_gone"}),
     )
-
-
-def test_a_library_without_the_descriptor_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "library.so").write_bytes(b"\x7fELF nothing here")
-    with pytest.raises(LaunchError, match="descriptor"):
-        read_debug_options(tmp_path / "library.so")
-
-
-@pytest.mark.parametrize(
-    ("value", "kind", "canonical"),
-    [("1", "bool", "true"), ("FALSE", "bool", "false"), ("+MODE_B,-a", "enum", "+b,-a"), ("x", "string", "x")],
-)
-def test_spellings_of_one_value_become_one(value: str, kind: str, canonical: str) -> None:
-    spellings = {"a": "a", "b": "b", "mode_b": "b"} if kind == "enum" else {}
-    assert canonical_value(value, kind, spellings) == canonical
 
 
 def test_the_prefix_of_an_enumeration_s_values_ends_where_they_differ() -> None:

@@ -10,14 +10,11 @@ from typing import Any
 
 import pytest
 
-from autotune.model.errors import SettingError, StudyFileError
-from autotune.model.sections import AXES
+from autotune.model.errors import StudyFileError
 from autotune.model.spec import parse_study
 from autotune.settings.catalog import Scope, Stage, Tier, load_catalog
 from autotune.settings.known import KnownSettings
-from autotune.settings.parameters import SearchSpace
-from autotune.settings.scopes import GIVES, known_scopes, why_asleep
-from autotune.settings.space import build_space
+from autotune.settings.space import GIVES, SearchSpace, build_space
 
 # Which programs were compiled for described H100s, and what each of them has: a scanned or unrolled transformer step.
 LOOP, SEVERAL, NODES = Scope.LOOP, Scope.MULTI_DEVICE, Scope.MULTI_NODE
@@ -99,11 +96,6 @@ def test_a_setting_is_called_one_of_several_devices_only_if_one_gpu_was_tried_wi
     assert claimed - tried == set()
 
 
-def test_every_axis_of_a_mesh_says_what_the_program_has() -> None:
-    assert set(GIVES) == set(AXES)
-    assert all(scopes for scopes in GIVES.values())
-
-
 def test_nothing_is_left_out_of_what_a_command_does_not_tell(build: Build) -> None:
     space = build()
     assert not [reason for reason in space.left_out.values() if reason.startswith("acts on ")]
@@ -111,23 +103,6 @@ def test_nothing_is_left_out_of_what_a_command_does_not_tell(build: Build) -> No
     assert {DECOMPOSER, EINSUM, COMBINE, IN_LOOPS, "NCCL_PROTO", "NCCL_P2P_NET_CHUNKSIZE"} <= names(space)
     # Nor is "one device" believed of a program that only told of its own process.
     assert names(build(told=1)) == names(space)
-
-
-def test_a_mesh_of_an_entry_is_no_proof_that_its_program_has_no_permute_loop_or_einsum(build: Build) -> None:
-    assert {DECOMPOSER, EINSUM, IN_LOOPS, PIPELINED} <= names(build(ENTRY, told=8))
-    assert "NCCL_P2P_NET_CHUNKSIZE" not in names(build(ENTRY, told=8))  # but where it runs is certain
-
-
-def test_one_gpu_searches_what_acts_on_one(build: Build) -> None:
-    space = build(ENTRY, told=1)
-    assert {SLOP, IN_LOOPS, "CUDA_DEVICE_MAX_CONNECTIONS"} <= names(space)
-    assert not {COMBINE, DECOMPOSER, "NCCL_PROTO"} & names(space)
-    assert space.left_out[COMBINE] == "acts on several devices, the study has one"
-
-
-def test_the_memory_limit_acts_without_the_latency_hiding_scheduler(build: Build) -> None:
-    space = build(ENTRY, told=1, settings={SLOP: [70, 95], "xla_gpu_enable_latency_hiding_scheduler": [False]})
-    assert {p.name: p.condition for p in space.parameters}[SLOP] is None
 
 
 @pytest.mark.parametrize(
@@ -194,17 +169,6 @@ def test_what_a_person_names_is_searched_and_what_the_catalogue_thinks_is_said(
     assert space.left_out == {}
 
 
-def test_what_the_build_lacks_is_an_error_though_a_person_names_it(build: Build) -> None:
-    with pytest.raises(SettingError, match="but it lacks xla_gpu_no_such_thing"):
-        build(settings={"xla_gpu_no_such_thing": [1]})
-
-
-def test_what_is_not_known_is_no_reason() -> None:
-    spec = parse_study({"name": "x", "workload": COMMAND, "device": {"platform": "cuda"}})
-    assert known_scopes(spec, None) == {Scope.SINGLE_DEVICE: True}
-    assert not why_asleep(load_catalog()[DECOMPOSER], {})
-
-
 @pytest.mark.parametrize(
     ("declared", "message"),
     [
@@ -217,10 +181,3 @@ def test_what_is_not_known_is_no_reason() -> None:
 def test_a_wrong_declaration_is_told_what_is_legal(declared: dict[str, Any], message: str) -> None:
     with pytest.raises(StudyFileError, match=message):
         parse_study({"name": "x", "workload": {**COMMAND, **declared}, "device": {"platform": "cuda", "count": 8}})
-
-
-def test_a_declaration_changes_what_is_searched_and_not_what_is_measured() -> None:
-    plain = parse_study({"name": "x", "workload": {"entry": "llama"}})
-    declared = parse_study({"name": "x", "workload": {"entry": "llama", "mesh": {"data": 1}}})
-    assert declared.workload_hash == plain.workload_hash
-    assert declared.identity != plain.identity

@@ -14,8 +14,7 @@ import typer.main
 
 from autotune.cli.app import app
 from autotune.model import SettingError
-from autotune.settings.catalog import load_catalog
-from autotune.settings.recipes import load_recipes, load_symptoms
+from autotune.settings.catalog import load_catalog, load_recipes, load_symptoms
 
 ROOT = Path(__file__).parents[2]
 SEEDS = (ROOT / "docs" / "seeds.md").read_text("utf-8")

@@ -11,12 +11,10 @@ import pytest
 from autotune.model.errors import SettingError
 from autotune.model.flags import FlagSet
 from autotune.model.spec import StudySpec, parse_study
-from autotune.settings.build import ProbeReport
 from autotune.settings.catalog import load_catalog
 from autotune.settings.known import KnownSettings
-from autotune.settings.parameters import DEFAULT, Parameter, SearchSpace, describe_condition, describe_domain
-from autotune.settings.parser import ParserProcess
-from autotune.settings.space import DEFAULT_GROUPS, build_space
+from autotune.settings.probe import ParserProcess, ProbeReport
+from autotune.settings.space import DEFAULT, Parameter, SearchSpace, build_space
 
 CUDA_GROUPS = tuple(g for g in load_catalog().groups if not g.startswith("cpu"))
 SINGLE = {"device_count": 1}
@@ -84,16 +82,6 @@ def test_all_cpu_values_start(build: Build, parser: ParserProcess) -> None:
         assert parser.ask(space.suggest(choose(generator)).render_xla_flags()).starts
 
 
-def test_threads_do_not_outnumber_cpus(build: Build) -> None:
-    threads = next(p for p in build(platform="cpu").parameters if p.name == "PJRT_NPROC")
-    assert threads.choices == (DEFAULT, "1", "2", "4")
-
-
-def test_a_study_that_names_nothing_gets_the_default_groups(build: Build) -> None:
-    assert names(build(platform="cpu")) == names(build(platform="cpu", groups=DEFAULT_GROUPS["cpu"]))
-    assert "xla_gpu_enable_command_buffer" in names(build())
-
-
 def test_settings_that_change_results_need_their_group(build: Build) -> None:
     assert "xla_cpu_enable_fast_math" not in names(build(platform="cpu"))
     space = build(platform="cpu", groups=["cpu_numerics"])
@@ -154,17 +142,6 @@ def test_what_can_never_act_is_left_out(build: Build) -> None:
     assert "xla_gpu_enable_nccl_user_buffers is 'true'" in space.left_out["XLA_PYTHON_CLIENT_COLLECTIVE_MEM_SIZE_MB"]
 
 
-def test_an_inactive_parameter_is_not_asked(build: Build) -> None:
-    asked: list[str] = []
-
-    def no_graphs(parameter: Parameter) -> str:
-        asked.append(parameter.name)
-        return "" if parameter.name == "xla_gpu_enable_command_buffer" else parameter.default_choice
-
-    assert build(groups=["command_buffer"]).suggest(no_graphs) == FlagSet({"xla_gpu_enable_command_buffer": ""})
-    assert asked == ["xla_gpu_enable_command_buffer"]
-
-
 @pytest.mark.parametrize("groups", [["command_buffer", "memory"], ["gemm"], ["loops"], ["cpu"]])
 def test_the_size_is_the_number_of_points(build: Build, groups: list[str]) -> None:
     space = build(groups=groups, platform="cpu" if groups == ["cpu"] else "cuda")
@@ -187,14 +164,6 @@ def test_a_point_is_found_again_from_its_set(build: Build, workload: dict[str, A
         found = space.locate(point)
         assert found is not None
         assert space.suggest(lambda p, found=found: found[p.name]) == point  # type: ignore[misc]
-
-
-def test_a_set_outside_is_not_located(build: Build) -> None:
-    space = build(groups=["command_buffer"])
-    outside = FlagSet({"xla_gpu_autotune_level": 3})
-    assert space.locate(outside) is None
-    inactive = FlagSet({"xla_gpu_enable_command_buffer": "", "xla_gpu_graph_min_graph_size": "20"})
-    assert space.locate(inactive) is None
 
 
 def test_other_spellings_of_a_value_are_the_same_point(build: Build) -> None:
@@ -253,23 +222,6 @@ def test_process_layout_is_explained(build: Build) -> None:
     assert "process_count" in build(groups=["layout"], **FSDP).left_out["process_layout"]
 
 
-@pytest.mark.parametrize(
-    "wrong", [{}, {"choices": ()}, {"choices": ("a", "a")}, {"choices": ("a",), "low": 1, "high": 2}, {"low": 1}]
-)
-def test_a_parameter_is_either_a_list_or_a_range(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"must have (either choices or a range|distinct choices)"):
-        Parameter(name="xla_x", **wrong)
-
-
-def test_parameters_describe_themselves() -> None:
-    ranged = Parameter(name="xla_x", low=2, high=16, power_of_two=True, condition={"xla_y": ("a", "b")})
-    assert describe_domain(ranged) == "2 to 16 in powers of two"
-    assert describe_condition(ranged) == "if xla_y is 'a' or 'b'"
-    assert describe_domain(Parameter(name="xla_x", low=0, high=6, step=3)) == "0 to 6 in steps of 3"
-    plain = Parameter(name="xla_x", choices=("a",))
-    assert (describe_domain(plain), describe_condition(plain)) == ("'a'", "always")
-
-
 def test_a_setting_with_options_is_searched_as_a_text(build: Build, parser: ParserProcess) -> None:
     name = "xla_gpu_analytical_latency_estimator_options"
     space = build(groups=["scheduling"], **PIPELINE)
@@ -283,17 +235,3 @@ def test_a_setting_with_options_is_searched_as_a_text(build: Build, parser: Pars
 
 
 PGLE = ("jax_enable_pgle", "jax_pgle_profiling_runs")
-
-
-def test_what_does_nothing_to_a_step_compiled_ahead_of_time_is_not_searched(build: Build) -> None:
-    asked = {"jax_pgle_aggregation_percentile": ["50", "90"]}
-    space = build(groups=("pgle",), settings=asked, **FSDP)
-    assert names(space) == set(asked)  # what a person names is tried, and told what is known of it
-    for said in (*(space.left_out[name] for name in PGLE if name not in asked), *(space.notes[n] for n in asked)):
-        assert "a stage of its own, see [pgle]" in said
-
-
-def test_a_program_that_compiles_by_itself_is_profiled_by_jax(build: Build) -> None:
-    workload = {"command": ["python", "train.py"], "read": {"json_key": "step_s"}}
-    space = build(groups=("pgle",), workload=workload, **FSDP)
-    assert names(space) == set(PGLE)

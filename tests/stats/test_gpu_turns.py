@@ -11,8 +11,7 @@ from autotune.model.sections import MeasureSpec
 from autotune.model.turn_sizes import TurnSizes
 from autotune.stats.estimates import SequentialPlan, estimate_pairs, widen
 from autotune.stats.noise_floor import read_noise_floor
-from autotune.stats.noise_models import NoiseModel
-from autotune.stats.simulate import Floats, Machine, Process, log_ratios, run_pairs
+from harness.noise import Floats, Machine, NoiseModel, Process, log_ratios, run_pairs
 
 CPU, GPU = MeasureSpec().turns_on("cpu"), MeasureSpec().turns_on("cuda")
 COST = 0.03

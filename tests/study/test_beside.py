@@ -16,9 +16,8 @@ from autotune.model import ConfirmRun, FlagSet, LaunchError, StudySpec
 from autotune.study import screen as stage
 from autotune.study.search import Search
 from autotune.study.stages import run_study
-from autotune.workers import ReplayLauncher
-from autotune.workers.replay import ReplayWorker
 from harness.simulated import GivenSetup, given_run
+from harness.simulated_machine import SimulatedLauncher, SimulatedWorker
 from tests.compiler.rules import BUFFER, COMBINE, SLOP, Rules, screen, space
 from tests.runs import Diary, asking, replay_study
 
@@ -57,16 +56,15 @@ class Slow(Rules):
         self.stopped.clear()
 
 
-class Watching(ReplayLauncher):
+class Watching(SimulatedLauncher):
     """Notes of each start in a proof whether the compiler is at work."""
 
     def __init__(self, spec: StudySpec, rules: Slow) -> None:
-        assert spec.replay is not None
-        super().__init__(spec.replay, seed=0, platform="cuda", device_count=8)
+        super().__init__(spec)
         self._rules = rules
         self.busy_in_proofs: list[bool] = []
 
-    def start(self, settings: FlagSet, folder: Path, *, progress: Any) -> ReplayWorker:
+    def start(self, settings: FlagSet, folder: Path, *, progress: Any) -> SimulatedWorker:
         if {"confirm", "minimise", "soak"} & set(folder.parts):
             self.busy_in_proofs.append(self._rules.busy.is_set())
         elif folder.parts[-2:] == ("trials", f"{LAST:04d}"):

@@ -8,23 +8,21 @@ from typing import Any
 import pytest
 
 from autotune.model import FailureKind, FlagSet, LaunchError, StudySpec, TrialResult, TrialStatus
-from autotune.workers import ReplayLauncher
 from autotune.workers.base import Progress
-from autotune.workers.replay import ReplayWorker
+from harness.simulated_machine import SimulatedLauncher, SimulatedWorker
 from tests.runs import Run, replay_study
 
 FIRST = (("fast", FlagSet({"xla_a": 1})), ("other", FlagSet({"xla_b": 1})))
 
 
-class Speaking(ReplayLauncher):
+class Speaking(SimulatedLauncher):
     """Workers that name their formats: one for all, another for those with a setting."""
 
     def __init__(self, spec: StudySpec, every: dict[str, Any], some: dict[str, Any] | None = None) -> None:
-        assert spec.replay is not None
-        super().__init__(spec.replay, seed=spec.seed, platform="cpu")
+        super().__init__(spec)
         self.every, self.some = every, some or {}
 
-    def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> ReplayWorker:
+    def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> SimulatedWorker:
         worker = super().start(settings, folder, progress=progress)
         update = {**self.every, **(self.some if "xla_a" in settings else {})}
         worker.report = worker.report.model_copy(update=update)

@@ -26,12 +26,12 @@ from autotune.model.records import (
 from autotune.results.recompute import doubts
 from autotune.results.words import warning_lines
 from autotune.rundir.store import Store
-from autotune.study.runner import Runner
+from autotune.study.runner import TaskRunner
 from autotune.study.stages import run_study
 from autotune.workers.base import WorkerFailed
-from autotune.workers.replay import ReplayLauncher, ReplayWorker
 from harness.fake_nvml import HW_THERMAL, SW_POWER_CAP, FakeNvml, missing
 from harness.simulated import GivenSetup, given_run
+from harness.simulated_machine import SimulatedLauncher, SimulatedWorker
 from tests.runs import SPACE, Diary, asking, replay_study
 
 needs_nvml = pytest.mark.skipif(bool(missing()), reason=missing())
@@ -39,7 +39,7 @@ ShareOf = Callable[[Mapping[str, str]], dict[str, float]]
 COUNTERS = {"hw_thermal": HW_THERMAL, "sw_power_cap": SW_POWER_CAP}
 
 
-class Heated(ReplayLauncher):
+class Heated(SimulatedLauncher):
     """Workers in whose blocks a GPU is held back for a share of the time, which depends on what they run under."""
 
     now_s = 0.0
@@ -47,7 +47,7 @@ class Heated(ReplayLauncher):
     def heat(self, fake: FakeNvml, share_of: ShareOf) -> None:
         self._fake, self._share_of = fake, share_of
 
-    def start(self, settings: Any, folder: Path, **more: Any) -> ReplayWorker:
+    def start(self, settings: Any, folder: Path, **more: Any) -> SimulatedWorker:
         worker = super().start(settings, folder, **more)
         run_block: Callable[[int], tuple[float, ...]] = worker.run_block
         blocks = 0
@@ -84,13 +84,12 @@ def heated_run(
 ) -> Store:
     """A finished study of one set that takes a tenth off the step."""
     spec = replay_study(noise={"white_sd": 1e-4}, effects={"xla_a=1": 0.9}, study={"measure": {"mode": mode}})
-    assert spec.replay is not None
-    launcher = Heated(spec.replay, seed=0, platform="cpu")
+    launcher = Heated(spec)
     launcher.heat(fake, share_of)
     monkeypatch.setattr(telemetry, "time", SimpleNamespace(monotonic=lambda: launcher.now_s))
 
-    def watched(runner: Runner) -> None:
-        runner.bench.gpus = GpuWatch(load_nvml(), None)
+    def watched(runner: TaskRunner) -> None:
+        runner.context.gpus = GpuWatch(load_nvml(), None)
 
     setup = GivenSetup(given_space=SPACE, first=first, given_launcher=launcher, read_at_run_time=lambda s: s)
     run = given_run(asking(spec, len(first)), path, setup, Diary(), equip=watched)

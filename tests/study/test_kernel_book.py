@@ -13,9 +13,9 @@ from autotune.model.records import ConfirmRun, FloorResult, IncidentRecord, Outc
 from autotune.model.spec import StudySpec
 from autotune.results.words import floor_lines, warning_lines
 from autotune.rundir.folders import Folders
-from autotune.study.bench import Bench
+from autotune.study.context import MeasurementContext
 from autotune.workers.base import Progress
-from autotune.workers.replay import ReplayLauncher, ReplayWorker
+from harness.simulated_machine import SimulatedLauncher, SimulatedWorker
 from tests.runs import Run, replay_study
 from tests.study.test_gpu_turns import Silent
 
@@ -25,16 +25,15 @@ RESULTS = (
 QUICK = {"confirm": {"finalists": 1, "minimise": False, "soak": 0, "alone": 0}}
 
 
-class Choosing(ReplayLauncher):
+class Choosing(SimulatedLauncher):
     """Every third process of a set runs another kernel, which takes longer; each leaves what it chose."""
 
     def __init__(self, spec: StudySpec, *, text: str = RESULTS) -> None:
-        assert spec.replay is not None
-        super().__init__(spec.replay, seed=spec.seed, platform=spec.device.platform)
+        super().__init__(spec)
         self._text = text
         self.started: dict[str, int] = {}
 
-    def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> ReplayWorker:
+    def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> SimulatedWorker:
         number = self.started[str(settings)] = self.started.get(str(settings), 0) + 1
         worker = super().start(settings, folder, progress=progress)
         is_other = number % 3 == 0
@@ -77,11 +76,10 @@ def test_processes_that_chose_other_kernels_are_counted_and_timed(run_replay: Ru
 def test_what_a_dead_process_left_is_not_said_of_the_next_one(tmp_path: Path) -> None:
     spec, folders = study(), Folders(tmp_path)
     leaves, folder = Choosing(spec), folders.folder("trials", "0001")
-    assert Bench(spec, folders, leaves, Silent()).start(FlagSet(), folder).report.kernels is not None
+    assert MeasurementContext(spec, folders, leaves, Silent()).start(FlagSet(), folder).report.kernels is not None
     assert (folder / DUMP_FILE).exists()
-    assert spec.replay is not None
-    silent = ReplayLauncher(spec.replay, seed=0, platform="cuda")
-    assert Bench(spec, folders, silent, Silent()).start(FlagSet(), folder).report.kernels is None
+    silent = SimulatedLauncher(spec)
+    assert MeasurementContext(spec, folders, silent, Silent()).start(FlagSet(), folder).report.kernels is None
 
 
 def test_results_that_cannot_be_read_are_an_incident_and_nothing_else(run_replay: Run) -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,8 +20,9 @@ from autotune.model.records import (
     TrialResult,
 )
 from autotune.rundir.store import Store
+from harness import simulated_machine
 from harness.driven import Driven
-from harness.kills import REAL, REPLAYED
+from harness.kills import REAL, SIMULATED
 from harness.tally import tally_of
 
 THREE = ("--devices", "0,1,2")
@@ -32,7 +30,7 @@ THREE = ("--devices", "0,1,2")
 IMPATIENT = """
 import pathlib, sys, threading, time
 import autotune.study.lanes as lanes
-from autotune.cli import main
+from harness.simulated_machine import main
 
 def lower():
     while not pathlib.Path("impatient").exists():
@@ -46,8 +44,8 @@ main()
 """A driver that waits a minute for a silent lane until there is a file, then some seconds."""
 
 
-def write_study(folder: Path, *, trials: int, delay_s: float = 0.005, text: str = REPLAYED) -> None:
-    (folder / "study.toml").write_text(text.format(trials=trials, delay_s=delay_s), encoding="utf-8")
+def write_study(folder: Path, *, trials: int, delay_s: float = 0.005, text: str = SIMULATED) -> None:
+    simulated_machine.write_study(folder / "study.toml", text.format(trials=trials, delay_s=delay_s))
 
 
 def wait_until(condition: Callable[[], object], driver: Driven, limit_s: float = 90.0) -> None:
@@ -99,31 +97,6 @@ def test_three_lanes_end_at_the_exact_count_with_one_conclusion(tmp_path: Path) 
     assert sorted(str(f.by) for f in store.of(FloorResult)) == sorted(lanes)
     assert store.of(ConclusionRecord)[0].outcome is Outcome.WINNER
     assert not (driver.run / "records").exists()  # one driver writes one file
-    shown = subprocess.run(
-        [sys.executable, "-m", "autotune", "status", str(driver.run), "--json"],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    (status,) = json.loads(shown.stdout)
-    assert [(x["lane"], x["is_here"]) for x in status["lanes"]] == [(n, False) for n in sorted(lanes)]
-    assert all(0.5 < x["ratio"] < 2 for x in status["lanes"])
-
-
-@pytest.mark.slow
-def test_status_says_which_lanes_are_here_while_a_study_runs(tmp_path: Path) -> None:
-    write_study(tmp_path, trials=400, delay_s=0.05)
-    driver = Driven(tmp_path, THREE)
-
-    def here() -> int:
-        shown = subprocess.run(
-            [sys.executable, "-m", "autotune", "status", str(driver.run), "--json"],
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        return sum(x["is_here"] for x in json.loads(shown.stdout)[0].get("lanes", [])) if shown.returncode == 0 else 0
-
-    wait_until(lambda: here() == 3, driver)
-    driver.tell(signal.SIGTERM)
-    assert driver.wait() == 75
-    assert here() == 0
 
 
 @pytest.mark.gate
@@ -153,24 +126,6 @@ def test_a_frozen_lane_is_given_up_and_what_it_held_is_done_by_another(tmp_path:
     store = assert_whole(driver, trials=31)
     assert any(i.by == name and "silent" in i.what for i in store.of(IncidentRecord))
     assert given_again(store)
-
-
-@pytest.mark.slow
-def test_a_lane_whose_guard_is_frozen_is_given_up_too(tmp_path: Path) -> None:
-    write_study(tmp_path, trials=31, delay_s=0.05)
-    driver = Driven(tmp_path, THREE, program=("-c", IMPATIENT))
-    wait_until(lambda: len(driver.lanes()) == 3 and len(trials_of(driver)) >= 3, driver)
-    name, lane = sorted(driver.lanes().items())[0]
-    guard = lane.parent()
-    assert guard is not None
-    guard.suspend()
-    seen = len(trials_of(driver))
-    wait_until(lambda: len(trials_of(driver)) >= seen + 4, driver)
-    (tmp_path / "impatient").touch()
-    assert driver.wait() == 0, driver.said
-    assert f"lane {name} has been silent" in driver.said
-    assert driver.left(patience_s=10) == []  # the study may be over before the frozen guard is
-    assert_whole(driver, trials=31)
 
 
 @pytest.mark.parametrize(
@@ -207,5 +162,5 @@ def test_two_lanes_measure_with_real_workers(tmp_path: Path) -> None:
     store = assert_whole(driver, trials=4)
     floors = store.of(FloorResult)
     assert sorted(str(f.by) for f in floors) == ["device-0", "device-1"]
-    assert all(f.reference.device_kind != "replay" for f in floors)
+    assert all(f.reference.device_kind != "simulated" for f in floors)
     assert {r.by for r in store.of(TrialResult)} == {"device-0", "device-1"}

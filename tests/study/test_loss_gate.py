@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import (
+    dataclass,
+    field,
+)
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +15,39 @@ import pytest
 
 from autotune.model.errors import AutotuneError
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import FailureKind, LossBasis
-from autotune.model.records import ConfirmRun, FloorResult, Outcome, SoakRecord, TrialResult
-from autotune.model.spec import StudySpec, parse_study
-from autotune.results.export import ExportFormat, render_export
+from autotune.model.measurement import (
+    FailureKind,
+    LossBasis,
+)
+from autotune.model.records import (
+    ConfirmRun,
+    FloorResult,
+    Outcome,
+    SoakRecord,
+    TrialResult,
+)
+from autotune.model.spec import StudySpec
+from autotune.results.export import (
+    ExportFormat,
+    render_export,
+)
 from autotune.results.recompute import disagreements
 from autotune.results.report import render_markdown
 from autotune.results.winner import winner_of
 from autotune.rundir.store import Store
-from autotune.settings.parameters import Parameter, SearchSpace
-from autotune.study.traces import OTHER_ROUNDING
-from autotune.study.verify import verify_winner
+from autotune.settings.space import (
+    Parameter,
+    SearchSpace,
+)
+from autotune.study.loss_gate import OTHER_ROUNDING
+from autotune.study.recheck import verify_winner
 from autotune.workers.base import Progress
-from autotune.workers.replay import LOSSES, ReplayLauncher, ReplayWorker
+from harness.simulated_machine import (
+    LOSSES,
+    SimulatedLauncher,
+    SimulatedWorker,
+    parse_simulated,
+)
 from tests.runs import Run
 
 FUSED = FlagSet({"option.attention": '"cudnn"'})
@@ -41,10 +64,10 @@ def study(soak: str = "30s", **more: Any) -> StudySpec:
         "token_effects": {"option.batch=16": 2.0},
     }
     data: dict[str, Any] = {
-        "name": "gated", "workload": {"entry": "llama"}, "replay": replay, "search": {"options": OPTIONS},
+        "name": "gated", "workload": {"entry": "llama"}, "simulation": replay, "search": {"options": OPTIONS},
         "confirm": {"soak": soak, **more},
     }  # fmt: skip
-    return parse_study(data)
+    return parse_simulated(data)
 
 
 Losses = tuple[float, ...]
@@ -58,13 +81,13 @@ class Behaviour:
     late: Callable[[int], float] | None = None
 
 
-class Acting(ReplayLauncher):
+class Acting(SimulatedLauncher):
     """Workers of some sets tell other losses than the formula's."""
 
     parts: dict[FlagSet, Behaviour]
     fresh: list[bool]
 
-    def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> ReplayWorker:
+    def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> SimulatedWorker:
         worker = super().start(settings, folder, progress=progress)
         part = self.parts.get(settings)
         if part is None:
@@ -87,7 +110,7 @@ class Acting(ReplayLauncher):
 def tried(run_replay: Run) -> Callable[..., tuple[Any, Store, TrialResult]]:
     def run(settings: FlagSet, *, soak: str = "30s", folder: str = "run", **parts: Behaviour) -> Any:
         spec = study(soak)
-        launcher = Acting(spec.replay, seed=0, platform="cpu")  # type: ignore[arg-type]
+        launcher = Acting(spec)
         launcher.parts = {{"reference": FlagSet(), "mine": settings, "rounding": OTHER_ROUNDING}[n]: p
                           for n, p in parts.items()}  # fmt: skip
         launcher.fresh = []
@@ -214,7 +237,7 @@ def test_without_a_soak_it_is_exported_only_by_force_and_never_holds(tried: Any,
 
 def test_another_batch_is_compared_at_equal_work_and_both_soak_with_fresh_batches(run_replay: Run) -> None:
     spec = study()
-    launcher = Acting(spec.replay, seed=0, platform="cpu")  # type: ignore[arg-type]
+    launcher = Acting(spec)
     launcher.parts, launcher.fresh = {BIG: Behaviour(late=lambda step: scattered(3.0)(2 * step))}, []
     launcher.parts[FlagSet()] = Behaviour(late=scattered(3.0, seed=5))
     conclusion, store, _ = run_replay(spec, trials=1, first=(("big", BIG),), space=SPACE, launcher=launcher)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from pathlib import Path
 from typing import Any
@@ -11,19 +10,17 @@ import pytest
 
 from autotune.model.errors import LaunchError, StudyFileError
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import FailureKind, WorkerReport, WorkPerStep, log_ratio
+from autotune.model.measurement import FailureKind, WorkerReport, WorkPerStep
 from autotune.model.records import AblationResult, ConfirmRun, FinalistResult, FloorResult, Outcome, TrialResult
 from autotune.model.spec import StudySpec, parse_study
-from autotune.results.rows import trial_rows
-from autotune.results.winner import winner_of
-from autotune.results.words import evidence, time_words
+from autotune.results.words import time_words
 from autotune.rundir.store import Store
-from autotune.settings.parameters import Parameter, SearchSpace
+from autotune.settings.space import Parameter, SearchSpace
 from autotune.stats.estimates import Verdict, judge
-from autotune.study.work import refuse_untold_work
+from autotune.study.context import refuse_untold_work
 from autotune.workers.base import Progress
-from autotune.workers.replay import ReplayLauncher, ReplayWorker
-from tests.runs import Run, asking
+from harness.simulated_machine import SimulatedLauncher, SimulatedWorker, parse_simulated
+from tests.runs import Run
 
 BIG, SMALL = FlagSet({"option.batch": "16"}), FlagSet({"option.batch": "4"})
 SPACE = SearchSpace((Parameter(name="option.batch", choices=("4", "8", "16"), default="8"),))
@@ -35,8 +32,8 @@ def study(effects: dict[str, float], *, tokens: dict[str, float] | None = None, 
     workload = {"entry": "llama", "options": {"batch": 8}, **more.pop("workload", {})}
     replay = {"effects": effects, "token_effects": TOKENS if tokens is None else tokens}
     search = {"options": {"batch": [8, 4, 16]}}
-    data: dict[str, Any] = {"name": "per-token", "workload": workload, "replay": replay, "search": search, **more}
-    return parse_study(data)
+    data: dict[str, Any] = {"name": "per-token", "workload": workload, "simulation": replay, "search": search, **more}
+    return parse_simulated(data)
 
 
 def trial_of(store: Store, settings: FlagSet) -> TrialResult:
@@ -73,30 +70,6 @@ def test_a_longer_step_with_more_tokens_wins_and_a_shorter_one_with_fewer_does_n
     assert all(r.work == big.work for r in store.of(ConfirmRun))
 
 
-def test_raw_pairs_stay_raw_and_figures_follow_from_them(run_replay: Run) -> None:
-    _, store, _ = run_replay(study({"option.batch=16": 1.6}), trials=1, first=sets(BIG), space=SPACE)
-    trial = trial_of(store, BIG)
-    assert trial.comparison is not None
-    assert trial.directory is not None
-    pairs = list(store.pairs(trial.directory))
-    raw = sorted(log_ratio(p) for p in pairs)
-    assert raw[len(raw) // 2] == pytest.approx(math.log(1.6), abs=0.02)
-    shifted = sorted(log_ratio(p, trial.comparison.work) for p in pairs)
-    assert shifted[len(raw) // 2] == pytest.approx(math.log(0.8), abs=0.02)
-
-
-def test_words_and_rows_say_what_ratios_are_of(run_replay: Run) -> None:
-    spec = study({"option.batch=16": 1.6})
-    _, store, _ = run_replay(spec, trials=1, first=sets(BIG), space=SPACE)
-    assert time_words(store) == "time per token"
-    (row,) = trial_rows(store)
-    assert row.work_ratio == 2.0
-    assert row.tokens_per_s == pytest.approx(8192 / row.candidate_step_s)
-    lines = evidence(winner_of(store))
-    assert any(line.startswith("time per token over the default's: 0.80") for line in lines)
-    assert "work: 8192 tokens a step, the default's 4096" in lines
-
-
 def test_where_every_step_does_the_same_nothing_is_recorded_and_nothing_said(run_replay: Run) -> None:
     spec = study({"option.batch=16": 0.8}, tokens={"option.batch=4": 0.5})
     conclusion, store, _ = run_replay(spec, trials=1, first=sets(BIG), space=SPACE)
@@ -131,12 +104,12 @@ def test_a_batch_that_pays_is_kept_although_the_step_is_shorter_without_it(run_r
 # ---------------------------------------------------------------------- liars
 
 
-class Telling(ReplayLauncher):
+class Telling(SimulatedLauncher):
     """Workers of some sets say that their steps do something else."""
 
     told: tuple[FlagSet, int | None]
 
-    def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> ReplayWorker:
+    def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> SimulatedWorker:
         worker = super().start(settings, folder, progress=progress)
         if settings == self.told[0]:
             worker.report = worker.report.model_copy(update={"tokens_per_step": self.told[1]})
@@ -144,7 +117,7 @@ class Telling(ReplayLauncher):
 
 
 def lying(spec: StudySpec, settings: FlagSet, tokens: int | None) -> Telling:
-    launcher = Telling(spec.replay, seed=0, platform="cpu")  # type: ignore[arg-type]
+    launcher = Telling(spec)
     launcher.told = (settings, tokens)
     return launcher
 
@@ -233,12 +206,3 @@ def test_a_command_must_say_what_a_step_does_when_the_study_is_loaded() -> None:
 def test_a_wrong_expression_is_an_error_when_the_study_is_loaded(text: str, words: str) -> None:
     with pytest.raises(StudyFileError, match=words):
         command(tokens_per_step=text)
-
-
-def test_a_run_that_is_gone_on_with_takes_the_same_figures(run_replay: Run) -> None:
-    spec = study({"option.batch=16": 1.6})
-    run_replay(asking(spec, 1), trials=1, first=sets(SMALL), space=SPACE)
-    _, store, _ = run_replay(asking(spec, 2), trials=2, first=sets(SMALL, BIG), space=SPACE)
-    comparison = trial_of(store, BIG).comparison
-    assert comparison is not None
-    assert comparison.estimate.ratio == pytest.approx(0.8, rel=0.02)

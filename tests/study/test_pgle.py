@@ -9,21 +9,48 @@ from typing import Any
 
 import pytest
 
-from autotune.model.artefacts import MOST_PACKED, Artefact, digest_of
-from autotune.model.flags import DUMPED_KERNELS, KERNELS, PROFILE, FlagSet
-from autotune.model.measurement import Failure, FailureKind
-from autotune.model.records import AblationResult, ConclusionRecord, ConfirmRun, FinalistResult, Outcome, ProfileRecord
+from autotune.model.artefacts import (
+    MOST_PACKED,
+    Artefact,
+    digest_of,
+)
+from autotune.model.flags import (
+    DUMPED_KERNELS,
+    KERNELS,
+    PROFILE,
+    FlagSet,
+)
+from autotune.model.measurement import (
+    Failure,
+    FailureKind,
+)
+from autotune.model.records import (
+    AblationResult,
+    ConclusionRecord,
+    ConfirmRun,
+    Outcome,
+    ProfileRecord,
+)
 from autotune.model.spec import StudySpec
 from autotune.results.recompute import disagreements
 from autotune.results.winner import winner_of
 from autotune.rundir.fsck import check_run
 from autotune.rundir.store import Store
-from autotune.stats import Verdict
-from autotune.study import minimise
-from autotune.study.profiling import NO_GRAPHS
-from autotune.workers.base import Progress, WorkerFailed
-from autotune.workers.replay import ReplayLauncher, ReplayWorker
-from tests.runs import Diary, Run, replay_study
+from autotune.study import confirm
+from autotune.study.runner import NO_GRAPHS
+from autotune.workers.base import (
+    Progress,
+    WorkerFailed,
+)
+from harness.simulated_machine import (
+    SimulatedLauncher,
+    SimulatedWorker,
+)
+from tests.runs import (
+    Diary,
+    Run,
+    replay_study,
+)
 
 TEXT = 'costs { name: "all-gather-start" cost_us: 2000 }\n'
 RESULTS = "version: 3\n"
@@ -85,18 +112,12 @@ def test_a_profile_that_changes_nothing_is_told_by_the_program(run_replay: Run) 
     assert conclusion.settings == BARE
 
 
-def test_an_effect_too_small_to_matter_is_no_reason_for_a_profile(run_replay: Run) -> None:
-    conclusion, store, _ = quick(run_replay, study(profile_effect=0.998))
-    assert conclusion.settings == BARE
-    assert not [f for f in store.of(FinalistResult) if f.stage == "pgle" and f.verdict is Verdict.FASTER]
-
-
-class FailingWithProfile(ReplayLauncher):
+class FailingWithProfile(SimulatedLauncher):
     """A machine on which a program with a profile hangs in its soak, or cannot be profiled at all."""
 
     where = "soak"
 
-    def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> ReplayWorker:
+    def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> SimulatedWorker:
         worker = super().start(settings, folder, progress=progress)
         hang = WorkerFailed(Failure(kind=FailureKind.HANG, message="no answer within 120 s", phase="step"))
 
@@ -114,9 +135,8 @@ class FailingWithProfile(ReplayLauncher):
         return worker
 
 
-def launcher_of(spec: StudySpec, where: str) -> ReplayLauncher:
-    assert spec.replay is not None
-    launcher = FailingWithProfile(spec.replay, seed=0, platform="cuda")
+def launcher_of(spec: StudySpec, where: str) -> SimulatedLauncher:
+    launcher = FailingWithProfile(spec)
     launcher.where = where
     return launcher
 
@@ -159,14 +179,13 @@ def test_it_goes_on_where_it_stopped(run_replay: Run) -> None:
 def test_kernels_under_a_profiler_run_outside_of_graphs(run_replay: Run) -> None:
     seen: list[tuple[FlagSet, Path]] = []
 
-    class Watched(ReplayLauncher):
-        def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> ReplayWorker:
+    class Watched(SimulatedLauncher):
+        def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> SimulatedWorker:
             seen.append((settings, folder))
             return super().start(settings, folder, progress=progress)
 
     spec = study(profile_effect=0.93)
-    assert spec.replay is not None
-    quick(run_replay, spec, launcher=Watched(spec.replay, seed=0, platform="cuda"))
+    quick(run_replay, spec, launcher=Watched(spec))
     (profiled,) = [s for s, folder in seen if folder.parts[-2] == "pgle"]
     assert profiled == BARE.merge(NO_GRAPHS)
     with_profile = {s[PROFILE] for s, _ in seen if PROFILE in s}
@@ -200,24 +219,16 @@ def test_the_kernels_of_the_soak_are_kept_beside_the_winner(run_replay: Run) -> 
 
 
 @pytest.mark.gate
-def test_on_a_cpu_no_process_is_told_to_leave_any(run_replay: Run) -> None:
-    cpu = {"device": {"platform": "cpu"}}
-    _, store, _ = quick(run_replay, study(autotune_results=RESULTS, study=cpu))
-    assert winner_of(store).kernels is None
-
-
-@pytest.mark.gate
 def test_a_program_that_cannot_be_told_to_leave_them_is_soaked_without(run_replay: Run) -> None:
     spec = study(failures={}, autotune_results=RESULTS)
-    assert spec.replay is not None
 
-    class Refusing(ReplayLauncher):
-        def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> ReplayWorker:
+    class Refusing(SimulatedLauncher):
+        def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> SimulatedWorker:
             if DUMPED_KERNELS in settings:
                 raise WorkerFailed(Failure(kind=FailureKind.NOT_APPLIED, message="it did not arrive", phase="check"))
             return super().start(settings, folder, progress=progress)
 
-    conclusion, store, _ = quick(run_replay, spec, launcher=Refusing(spec.replay, seed=0, platform="cuda"))
+    conclusion, store, _ = quick(run_replay, spec, launcher=Refusing(spec))
     assert conclusion.outcome is Outcome.WINNER
     assert conclusion.soaked_s is not None
     assert winner_of(store).kernels is None
@@ -227,6 +238,6 @@ def test_a_program_that_cannot_be_told_to_leave_them_is_soaked_without(run_repla
 def test_what_a_screen_says_of_a_set_whose_profile_it_lacks_is_not_believed(
     run_replay: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(minimise, "is_same_program", lambda run, one, other: True)  # XLA passes over a missing file
+    monkeypatch.setattr(confirm, "is_same_program", lambda run, one, other: True)  # XLA passes over a missing file
     conclusion, _, _ = quick(run_replay, study(profile_effect=0.93))
     assert conclusion.settings == PROFILED

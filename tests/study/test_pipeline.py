@@ -15,6 +15,7 @@ import pytest
 from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Failure, FailureKind
+from autotune.model.proofs import Reestimate
 from autotune.model.records import (
     ConclusionRecord,
     ConfirmRun,
@@ -25,20 +26,21 @@ from autotune.model.records import (
     SessionRecord,
     TrialResult,
     TrialStatus,
-)
+)  # fmt: skip
 from autotune.results.words import format_estimate
 from autotune.rundir.store import Store
-from autotune.settings.parameters import Parameter, SearchSpace
+from autotune.settings.space import Parameter, SearchSpace
 from autotune.stats.estimates import Verdict
-from autotune.stats.noise_models import NOISE_MODELS
 from autotune.study.conclude import _found
+from autotune.study.run import Candidate, SetState
 from autotune.workers.base import WorkerFailed
-from autotune.workers.replay import ReplayLauncher, ReplayWorker
+from harness.noise import NOISE_MODELS
+from harness.simulated_machine import SimulatedLauncher, SimulatedWorker
 from tests.runs import SPACE, Run, record, replay_study
 
 EFFECTS = {"xla_a=1": 0.95, "xla_b=1": 1.04, "xla_d=2": 0.97}
 RANDOM = {"search": {"sampler": "random"}}
-"""For studies whose proposals do not matter: a model of the trials costs half of a replay."""
+"""For studies whose proposals do not matter: a model of the trials costs half of a run."""
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +58,7 @@ def test_the_best_set_is_found_minimised_and_proven(run_replay: Run) -> None:
     assert conclusion.outcome is Outcome.WINNER
     assert conclusion.settings == FlagSet({"xla_a": 1, "xla_d": 2})
     assert conclusion.estimate is not None
-    # One interval in twenty misses; coverage is tested where many are drawn. Here: the figure is the right one.
+    # One interval in twenty misses; coverage is tested where many are drawn. Here the figure is the right one.
     assert conclusion.estimate.ratio == pytest.approx(0.95 * 0.97, abs=0.005)
     assert diary.stages[:3] == ["noise floor", "search", "confirm"]
     assert diary.stages[-2:] == ["final proof", "soak"]
@@ -66,7 +68,7 @@ def test_no_effect_means_no_winner(run_replay: Run) -> None:
     conclusion, _, _ = run_replay(replay_study(noise="drift"), trials=20)
     assert conclusion.outcome is Outcome.NOTHING_BEATS_THE_DEFAULT
     assert conclusion.settings is None
-    assert re.search(r"no setting tried beats the default in this replay by more than [\d.]+ %", conclusion.sentence)
+    assert re.search(r"no setting tried beats the default on this machine by more than [\d.]+ %", conclusion.sentence)
 
 
 @pytest.mark.parametrize("noise", list(NOISE_MODELS))
@@ -92,10 +94,9 @@ def test_a_gain_that_the_last_pairs_do_not_settle_stands_beside_its_proof(
     last = [f for f in store.of(FinalistResult) if f.stage == "final" and f.settings == sure.settings][-1]
     assert sure.estimate is not None
     assert last.corrected is not None
-    reestimate = SimpleNamespace(estimate=dataclasses.replace(sure.estimate, high=1.02), alone=0)
-    run: Any = SimpleNamespace(
-        spec=store.spec, store=store, proven=last, reestimate=reestimate, members=(), objections={}
-    )
+    after = Reestimate(estimate=dataclasses.replace(sure.estimate, high=1.02))
+    winner = Candidate("final", last.trial, last.settings, SetState.PROVEN, proof=last, after=after)
+    run: Any = SimpleNamespace(spec=store.spec, store=store, winner=winner, candidates=[winner])
     sentence = _found(run, store.of(TrialResult))["sentence"]
     assert f"that it is faster at all the proof says: {format_estimate(last.corrected)}" in str(sentence)
     assert "the proof says" not in sure.sentence
@@ -213,7 +214,7 @@ def test_a_reference_that_cannot_run_is_an_error_with_its_last_lines(run_replay:
         run_replay(spec)
 
 
-class Faulty(ReplayLauncher):
+class Faulty(SimulatedLauncher):
     """Fails as told before it works: which start or which block, and how."""
 
     def __init__(self, *args: Any, fail_start: Callable[[int, FlagSet], WorkerFailed | None], **kwargs: Any) -> None:
@@ -221,7 +222,7 @@ class Faulty(ReplayLauncher):
         self._fail_start = fail_start
         self.starts = 0
 
-    def start(self, settings: FlagSet, folder: Path, *, progress: Callable[[str], None]) -> ReplayWorker:
+    def start(self, settings: FlagSet, folder: Path, *, progress: Callable[[str], None]) -> SimulatedWorker:
         self.starts += 1
         if (error := self._fail_start(self.starts, settings)) is not None:
             raise error
@@ -234,9 +235,7 @@ def failure(kind: FailureKind, *, infrastructure: bool) -> WorkerFailed:
 
 def test_faults_of_the_machine_are_tried_again_and_recorded(run_replay: Run) -> None:
     spec = replay_study()
-    assert spec.replay is not None
-    launcher = Faulty(
-        spec.replay, seed=0, platform="cpu",
+    launcher = Faulty(spec,
         fail_start=lambda n, s: failure(FailureKind.LAUNCH, infrastructure=True) if n in (3, 4) else None,
     )  # fmt: skip
     _, store, _ = run_replay(spec, trials=2, launcher=launcher)
@@ -246,7 +245,6 @@ def test_faults_of_the_machine_are_tried_again_and_recorded(run_replay: Run) -> 
 
 def test_faults_of_a_set_are_never_tried_again(run_replay: Run) -> None:
     spec = replay_study(study=RANDOM)
-    assert spec.replay is not None
     crashing: list[FlagSet] = []
 
     def fail(number: int, settings: FlagSet) -> WorkerFailed | None:
@@ -255,14 +253,13 @@ def test_faults_of_a_set_are_never_tried_again(run_replay: Run) -> None:
             return failure(FailureKind.OUT_OF_MEMORY, infrastructure=False)  # whose cause is not looked for
         return None
 
-    _, store, _ = run_replay(spec, trials=8, launcher=Faulty(spec.replay, seed=0, platform="cpu", fail_start=fail))
+    _, store, _ = run_replay(spec, trials=8, launcher=Faulty(spec, fail_start=fail))
     assert len(crashing) == len(set(crashing)) == sum(r.failure is not None for r in store.of(TrialResult)) > 0
     assert store.of(IncidentRecord) == []
 
 
 def test_a_finalist_that_fails_in_a_fresh_process_does_not_win(run_replay: Run) -> None:
     spec = replay_study(effects={"xla_a=1": 0.9})
-    assert spec.replay is not None
     seen: dict[FlagSet, int] = {}
 
     def fail(number: int, settings: FlagSet) -> WorkerFailed | None:
@@ -274,7 +271,7 @@ def test_a_finalist_that_fails_in_a_fresh_process_does_not_win(run_replay: Run) 
         spec,
         trials=2,
         first=(("fickle", FlagSet({"xla_a": 1})),),
-        launcher=Faulty(spec.replay, seed=0, platform="cpu", fail_start=fail),
+        launcher=Faulty(spec, fail_start=fail),
     )
     assert conclusion.outcome is Outcome.INCONCLUSIVE  # what was not proven leaves gains open
     failed = [f for f in store.of(FinalistResult) if f.failure is not None]

@@ -13,13 +13,13 @@ from autotune.model.measurement import Failure, FailureKind
 from autotune.model.records import ConclusionRecord, ConfirmRun, FinalistResult, Outcome, ProofRecord, TrialResult
 from autotune.results.recompute import disagreements
 from autotune.rundir.store import RECORDS, Store
-from autotune.settings.parameters import SearchSpace
+from autotune.settings.space import SearchSpace
 from autotune.stats.estimates import Outlook, Verdict
-from autotune.stats.proof_design import CLAIM, HURDLE
-from autotune.study.proof import unsettled
-from autotune.study.time_left import TimeLeft
+from autotune.stats.proof import CLAIM, HURDLE
+from autotune.study.budget import TimeLeft
+from autotune.study.confirm import unsettled
 from autotune.workers.base import Progress, WorkerFailed
-from autotune.workers.replay import ReplayLauncher, ReplayWorker
+from harness.simulated_machine import SimulatedLauncher, SimulatedWorker
 from tests.runs import EFFECTS, Diary, Run, replay_study
 
 NOTHING = SearchSpace(())
@@ -167,18 +167,17 @@ def test_a_plan_that_was_edited_or_made_afterwards_is_told(run_replay: Run) -> N
         assert any(words in line for line in found), found
 
 
-class Fading(ReplayLauncher):
+class Fading(SimulatedLauncher):
     """The set is faster until its proofs are through."""
 
-    def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> ReplayWorker:
+    def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> SimulatedWorker:
         faded = settings.without("xla_a") if "/gain-" in folder.as_posix() else settings
         return super().start(faded, folder, progress=progress)
 
 
 def test_pairs_that_contradict_the_proof_are_heard(run_replay: Run) -> None:
     spec = study(0.9)
-    assert spec.replay is not None
-    launcher = Fading(spec.replay, seed=0, platform="cpu")
+    launcher = Fading(spec)
     conclusion, store, _ = run_replay(spec, trials=1, first=FIRST, space=NOTHING, launcher=launcher)
     assert conclusion.outcome is Outcome.NOTHING_BEATS_THE_DEFAULT
     assert "contradict" in conclusion.sentence
@@ -225,10 +224,10 @@ def test_a_set_whose_interval_leaves_no_room_is_not_proven(run_replay: Run) -> N
     assert not store.of(ConfirmRun)
 
 
-class FailingAlone(ReplayLauncher):
+class FailingAlone(SimulatedLauncher):
     """The set fails in its third run alone."""
 
-    def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> ReplayWorker:
+    def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> SimulatedWorker:
         if "/alone-" in folder.as_posix() and folder.name.endswith("-02") and "xla_a" in settings:
             raise WorkerFailed(Failure(kind=FailureKind.CRASH, message="it fell", phase="step"))
         return super().start(settings, folder, progress=progress)
@@ -236,8 +235,7 @@ class FailingAlone(ReplayLauncher):
 
 def test_a_set_that_fails_in_any_run_alone_is_no_winner(run_replay: Run) -> None:
     spec = study(0.9)
-    assert spec.replay is not None
-    launcher = FailingAlone(spec.replay, seed=0, platform="cpu")
+    launcher = FailingAlone(spec)
     conclusion, store, _ = run_replay(spec, trials=1, first=FIRST, space=NOTHING, launcher=launcher)
     assert conclusion.outcome is Outcome.NOTHING_BEATS_THE_DEFAULT
     assert "it fell" in conclusion.sentence

@@ -71,7 +71,7 @@ def test_a_sampler_of_the_user_s_own_proposes(run_replay: Run) -> None:
 
 @pytest.mark.parametrize("sampler", [pytest.param("tpe", marks=pytest.mark.gate), "random"])
 def test_a_study_that_was_stopped_proposes_what_it_would_have(run_replay: Run, sampler: str) -> None:
-    spec = study(sampler, noise=0.0)  # a replay's noise is another one in each session
+    spec = study(sampler, noise=0.0)  # a simulated machine's noise is another one in each session
     _, whole, _ = run_replay(spec, trials=8, space=SPACE)
     run_replay(spec, trials=5, space=SPACE, folder="stopped")
     _, resumed, _ = run_replay(spec, trials=8, space=SPACE, folder="stopped")

@@ -11,6 +11,7 @@ from autotune.cli.app import app
 from autotune.model.flags import FlagSet
 from autotune.model.records import ConclusionRecord, ScreenRecord, TrialResult, TrialStatus
 from autotune.rundir.store import Store
+from harness.simulated_machine import write_study
 
 FAST = """
 [measure]
@@ -46,13 +47,13 @@ xla_gpu_enable_while_loop_double_buffering = [false, true]
 xla_gpu_memory_limit_slop_factor = [95, 80]
 CUDA_MODULE_LOADING = ["EAGER"]
 [[search.first]]
-name = "dead"
+name = "no-ops"
 settings = {{ xla_gpu_memory_limit_slop_factor = 80 }}
 [screen]
 enabled = true
 target = "h100-sxm"
 topology = "8"
-[replay]
+[simulation]
 noise = "quiet"
 effects = {{ "xla_gpu_enable_while_loop_double_buffering=true" = 0.9 }}
 {FAST}
@@ -70,7 +71,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def run_command(folder: Path, text: str, *options: str) -> Store:
     """Types `autotune run`; gives the run."""
-    (folder / "study.toml").write_text(text, encoding="utf-8")
+    write_study(folder / "study.toml", text)
     done = CliRunner().invoke(app, ["run", "study.toml", "--run-dir", "run", *options])
     assert done.exit_code == 0, (done.output, done.exception)
     return Store.open(Path("run"))
@@ -84,7 +85,7 @@ def test_cpu_study_with_real_programs(folder: Path) -> None:
     assert record is not None
     assert record.report is not None
     found = {s["name"]: s["effect"] for s in record.report["settings"]}
-    assert found == {"xla_cpu_parallel_codegen_split_count": "dead", "xla_cpu_max_isa": "live"}
+    assert found == {"xla_cpu_parallel_codegen_split_count": "no-op", "xla_cpu_max_isa": "active"}
     # What is left of the space is one setting with one value besides the default.
     assert [dict(r.settings) for r in results] == [{"xla_cpu_max_isa": "SSE4_2"}]
     assert results[0].worker is not None

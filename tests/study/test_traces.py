@@ -14,28 +14,28 @@ from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import LOSS_NOT_CHECKED, Failure, FailureKind, LossBasis, Pair, WorkerReport
 from autotune.model.records import ConfirmRun, FloorResult, IncidentRecord, Outcome, SoakRecord, TrialResult
-from autotune.model.spec import parse_study
 from autotune.results.winner import winner_of
 from autotune.rundir.store import Store
-from autotune.study.traces import OTHER_ROUNDING, ROUNDINGS, LossTrace, refuse_not_finite, spread_of_floor
+from autotune.study.loss_gate import OTHER_ROUNDING, ROUNDINGS, LossTrace, refuse_not_finite, spread_of_floor
 from autotune.workers.base import Progress, WorkerFailed
-from autotune.workers.replay import LOSSES, ReplayLauncher, ReplayWorker
+from harness.simulated_machine import LOSSES, SimulatedLauncher, SimulatedWorker, parse_simulated
 from tests.runs import Run
 
 FAST = FlagSet({"xla_a": "1"})
-SPEC = parse_study({"name": "traced", "workload": {"entry": "llama"}, "replay": {"effects": {"xla_a=1": 0.8}}})
+DATA = {"name": "traced", "workload": {"entry": "llama"}, "simulation": {"effects": {"xla_a=1": 0.8}}}
+SPEC = parse_simulated(DATA)
 FIRST = 10
 """Number of the first step of a block: five are checked, five warm up."""
 
 
-class Late(ReplayLauncher):
+class Late(SimulatedLauncher):
     """Workers of one set tell another loss, from some step of a process on."""
 
     settings: FlagSet = FAST
     told: Callable[[int, float], float | None]
     lag = 0
 
-    def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> ReplayWorker:
+    def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> SimulatedWorker:
         worker = super().start(settings, folder, progress=progress)
         if settings != self.settings:
             return worker
@@ -54,8 +54,8 @@ class Late(ReplayLauncher):
 @pytest.fixture
 def tried(run_replay: Run) -> Callable[..., tuple[Any, Store]]:
     def run(told: Callable[[int, float], float | None], *, of: FlagSet = FAST, lag: int = 0, **more: Any) -> Any:
-        spec = parse_study({**SPEC.model_dump(exclude_unset=True), **more})
-        launcher = Late(spec.replay, seed=0, platform="cpu")  # type: ignore[arg-type]
+        spec = parse_simulated({**DATA, **more})
+        launcher = Late(spec)
         launcher.told, launcher.settings, launcher.lag = told, of, lag
         conclusion, store, _ = run_replay(spec, trials=1, first=(("fast", FAST),), launcher=launcher)
         return conclusion, store
@@ -114,8 +114,8 @@ def test_runs_alone_are_of_blocks_as_short_as_those_in_turns(run_replay: Run) ->
         ends.extend([now] if now > ends[-1] else [FIRST - 1, now])  # a fresh process begins again
         return loss
 
-    spec = parse_study({**SPEC.model_dump(exclude_unset=True), "confirm": {"soak": 0}})
-    launcher = Late(spec.replay, seed=0, platform="cpu")  # type: ignore[arg-type]
+    spec = parse_simulated({**DATA, "confirm": {"soak": 0}})
+    launcher = Late(spec)
     launcher.told = told
     conclusion, store, _ = run_replay(spec, trials=1, first=(("fast", FAST),), launcher=launcher)
     assert conclusion.outcome is Outcome.WINNER
@@ -161,7 +161,7 @@ def test_another_rounding_runs_in_every_study_and_makes_the_tolerance(tried: Any
 class Fragile(Late):
     """Without its optimizations the reference does not fit into memory, or tells no number."""
 
-    def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> ReplayWorker:
+    def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> SimulatedWorker:
         if settings == OTHER_ROUNDING:
             raise WorkerFailed(Failure(kind=FailureKind.OUT_OF_MEMORY, message="too large", phase="compile"))
         return super().start(settings, folder, progress=progress)
@@ -171,11 +171,10 @@ class Fragile(Late):
 def test_where_the_reference_does_not_run_in_another_rounding_a_milder_one_is_tried(
     run_replay: Run, loss: float
 ) -> None:
-    launcher = Fragile(SPEC.replay, seed=0, platform="cpu")  # type: ignore[arg-type]
+    launcher = Fragile(SPEC)
     launcher.told, launcher.settings = lambda now, told: loss, ROUNDINGS[1]
     _, store, _ = run_replay(SPEC, trials=1, first=(("fast", FAST),), launcher=launcher)
     (floor,), (trial,) = store.of(FloorResult), store.of(TrialResult)
-    assert floor.loss_spread is not None
     assert floor.loss_spread.is_rounded == math.isfinite(loss)
     assert trial.loss is not None
     assert ("no reference ran in another rounding" in trial.loss.words) != math.isfinite(loss)

@@ -10,16 +10,38 @@ import pytest
 from autotune.model.clock import Stopwatch
 from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import Failure, FailureKind
-from autotune.model.records import ConclusionRecord, IncidentRecord, TrialResult
-from autotune.model.spec import StudySpec, parse_study
-from autotune.study.bench import REFERENCE_RESTARTS
+from autotune.model.measurement import (
+    Failure,
+    FailureKind,
+)
+from autotune.model.records import (
+    ConclusionRecord,
+    IncidentRecord,
+    TrialResult,
+)
+from autotune.model.spec import (
+    StudySpec,
+    parse_study,
+)
+from autotune.study.context import REFERENCE_RESTARTS
 from autotune.study.runner import MOST_LOST_IN_A_ROW
-from autotune.study.stages import run_study
-from autotune.study.start import new_run
-from autotune.workers.base import Progress, WorkerFailed
-from autotune.workers.replay import ReplayLauncher, ReplayWorker
-from tests.runs import Diary, Run, replay_study
+from autotune.study.stages import (
+    new_run,
+    run_study,
+)
+from autotune.workers.base import (
+    Progress,
+    WorkerFailed,
+)
+from harness.simulated_machine import (
+    SimulatedLauncher,
+    SimulatedWorker,
+)
+from tests.runs import (
+    Diary,
+    Run,
+    replay_study,
+)
 
 ANY = "any setting or none"
 PROGRAMS = Path(__file__).parents[1] / "workers" / "programs"
@@ -30,17 +52,16 @@ def ended(message: str, phase: str = "step") -> WorkerFailed:
     return WorkerFailed(Failure(kind=FailureKind.LAUNCH, message=message, phase=phase), infrastructure=True)
 
 
-class Mortal(ReplayLauncher):
+class Mortal(SimulatedLauncher):
     """Workers that end in a block: those with one setting, or references beside such a one."""
 
     def __init__(self, spec: StudySpec, *, dies: str, beside: bool, times: int = 10**9) -> None:
-        assert spec.replay is not None
-        super().__init__(spec.replay, seed=0, platform="cpu")
+        super().__init__(spec)
         self._dies, self._beside, self._left = dies, beside, times
         self._now: FlagSet = FlagSet()
         self.deaths = 0
 
-    def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> ReplayWorker:
+    def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> SimulatedWorker:
         worker = super().start(settings, folder, progress=progress)
         is_reference = not settings
         if not is_reference:
@@ -108,7 +129,7 @@ def test_sets_that_end_the_reference_one_after_the_other_end_the_study(run_repla
     spec = replay_study(study={"search": {"first": first}})
 
     class Beside(Mortal):
-        def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> ReplayWorker:
+        def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> SimulatedWorker:
             self._dies = next(iter(settings), "nothing") if settings else self._dies
             return super().start(settings, folder, progress=progress)
 

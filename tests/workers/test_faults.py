@@ -30,6 +30,7 @@ from autotune.rundir.store import Store
 from autotune.workers.base import WorkerFailed
 from autotune.workers.command import CommandLauncher
 from autotune.workers.local import LocalLauncher
+from harness.simulated_machine import write_study
 from tests.console import autotune
 
 ROOT = Path(__file__).parents[2]
@@ -67,8 +68,8 @@ finalists = 1
 soak = 0
 """
 
-REPLAYED = """
-name = "replayed"
+SIMULATED = """
+name = "simulated"
 [workload]
 entry = "llama"
 [search]
@@ -81,7 +82,7 @@ pairs_cap = 12
 [confirm]
 processes = 3
 finalists = 1
-[replay]
+[simulation]
 noise = "quiet"
 effects = { "xla_backend_optimization_level=1" = 0.9 }
 """
@@ -191,7 +192,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_full_disk_ends_the_study_with_advice_and_room_lets_it_go_on(small_disk: Path, tmp_path: Path) -> None:
-    (tmp_path / "study.toml").write_text(REPLAYED)
+    write_study(tmp_path / "study.toml", SIMULATED)
     filler = small_disk / "filler"
     filler.write_bytes(b"x" * 330_000)
     done = autotune(*RUN, "disk/run", cwd=tmp_path)
@@ -228,7 +229,7 @@ def frozen() -> Iterator[Callable[[Path, bool], None]]:
 def test_a_run_directory_that_turns_read_only_in_mid_study(
     tmp_path: Path, frozen: Callable[[Path, bool], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "study.toml").write_text(REPLAYED)
+    write_study(tmp_path / "study.toml", SIMULATED)
     records = tmp_path / "run/records.jsonl"
     end = LineView.trial_ends
 
@@ -251,7 +252,7 @@ def test_a_run_directory_that_turns_read_only_in_mid_study(
 
 
 def test_a_file_that_may_not_grow_is_told_as_such(tmp_path: Path) -> None:
-    (tmp_path / "study.toml").write_text(REPLAYED)
+    write_study(tmp_path / "study.toml", SIMULATED)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (17 * 512, hard))
     try:
@@ -265,7 +266,7 @@ def test_a_file_that_may_not_grow_is_told_as_such(tmp_path: Path) -> None:
 
 
 def test_a_clock_that_jumps_changes_no_duration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "study.toml").write_text(REPLAYED)
+    write_study(tmp_path / "study.toml", SIMULATED)
     real, jumps = time.time, itertools.cycle([0, 86400, -86400, 1e9])
     began = time.monotonic()
     with monkeypatch.context() as patch:

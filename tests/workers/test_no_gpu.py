@@ -10,7 +10,7 @@ import pytest
 
 from autotune.machine import caller_environment
 from autotune.model import FailureKind, LaunchError
-from autotune.settings.parameters import SearchSpace
+from autotune.settings.space import SearchSpace
 from autotune.study.stages import run_study
 from autotune.workers.base import WorkerFailed
 from autotune.workers.local import LocalLauncher

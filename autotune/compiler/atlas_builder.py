@@ -1,0 +1,429 @@
+"""Builds the atlas: compiles what every setting does to every kind of model on every GPU, cell by cell, without a GPU.
+
+Most settings change nothing in most cells. So settings that are thought to act are compiled alone, value by value; all
+others together, in sets that each hold all of them, until every value was in a set with the default's own program. A
+set with another program is taken apart until what changed it is found (`autotune.compiler.interaction`); that is then
+compiled alone as well. A wrong guess costs compilations, never a wrong verdict, except for effects that hide each
+other and for those that two settings have only together; see `AtlasRow.tried`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from autotune.compiler.interaction import TimeUp, find_interactions
+from autotune.compiler.program import CompiledProgram, changes
+from autotune.compiler.screen import Screener, chains, facts_of, find_canary, open_screener, spread
+from autotune.compiler.targets import Target, Topology, load_target
+from autotune.machine import driver_python, replace_file
+from autotune.model import AutotuneError, FlagSet, LaunchError, SettingError, StudySpec, close_matches, parse_study
+from autotune.settings import (
+    NEVER_SEARCHED,
+    AtlasRow,
+    AtlasVerdict,
+    KnownSettings,
+    ModelKind,
+    Parameter,
+    SearchSpace,
+    Stage,
+    Tier,
+    atlas_text,
+    load_kinds,
+    probe_build,
+    read_rows,
+    space_of_all,
+)
+
+TARGETS = ("h100-sxm", "a100-sxm-80", "h200", "b200", "gb200")
+"""GPUs of the atlas where none are named, in the order in which they are compiled for."""
+
+MOST_CHANGES = 6
+"""Clauses of a row on what changed; the first ones are on collectives."""
+
+NUMBERS = 3
+"""Values of a numeric setting that are compiled: the least, the greatest, and one between."""
+
+GUESSED_TIERS = (Tier.TUNE, Tier.NUMERICS, Tier.LEGACY)
+"""Settings of these are thought to act where neither a cell nor a test program has told of them yet."""
+
+SAY_EVERY_S = 60.0
+
+_UNSEEN = {
+    Stage.RUNTIME: "read while the program runs",
+    Stage.AUTOTUNER: "decides kernels that are timed on the device",
+    Stage.CLIENT: "read when the process or its backend starts",
+}
+_NOT_COMPILED = {
+    Tier.TOOL: "not compiled: diagnostics or compile time only",
+    Tier.DANGER: "not compiled: not for training",
+    Tier.LISTED: "not compiled: nobody judged yet which values are worth a try",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """A kind of model on so many GPUs of a kind, whatever the release."""
+
+    kind: ModelKind
+    target: Target
+    gpus: int
+
+    def __str__(self) -> str:
+        return f"{self.kind.name} on {self.gpus} {self.target.name}"
+
+    @property
+    def topology(self) -> Topology:
+        """Full machines of that GPU, or a part of one."""
+        per_node = self.target.network.gpus_per_node
+        if self.gpus <= per_node:
+            return Topology(1, self.gpus)
+        return Topology(self.gpus // per_node, per_node)
+
+    @property
+    def study(self) -> StudySpec:
+        """A study of it that sets nothing."""
+        topology = self.topology
+        options = self.kind.options_for(self.gpus)
+        device = {"platform": "cuda", "count": topology.device_count, "node_count": topology.nodes}
+        return parse_study(
+            {"name": "atlas", "workload": {"entry": self.kind.entry, "options": options}, "device": device}
+        )
+
+
+def planned_cells(kinds: Sequence[str] = (), targets: Sequence[str] = (), gpus: Sequence[int] = ()) -> list[Cell]:
+    """The cells of some kinds of models, GPUs and counts, the small ones first; empty arguments mean all.
+
+    Raises:
+        SettingError: If there is no such kind, or nothing is left of what was asked.
+        StudyFileError: If there is no such GPU.
+    """
+    known = load_kinds()
+    for name in kinds:
+        if name not in known:
+            raise SettingError(f"--kind must be one of {', '.join(known)} but got {name!r}{close_matches(name, known)}")
+    picked = [known[n] for n in kinds or known]
+    cells = [
+        Cell(kind=kind, target=load_target(name), gpus=count)
+        for count in sorted({n for k in picked for n in k.gpus})
+        for name in targets or TARGETS
+        for kind in picked
+        if count in kind.gpus and (not gpus or count in gpus)
+    ]
+    if not cells:
+        had = "; ".join(f"{k.name}: {', '.join(map(str, k.gpus))}" for k in picked)
+        raise SettingError(
+            f"--gpus must be a count that a kind is compiled for ({had}) but got {', '.join(map(str, gpus))}"
+        )
+    return cells
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What is to be built.
+
+    Attributes:
+        cache_dir: Where programs are kept, so that none is compiled twice; None keeps none.
+    """
+
+    cells: Sequence[Cell]
+    folder: Path
+    cache_dir: Path | None = None
+    limit_s: float | None = None
+
+
+def build_atlas(plan: Plan, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> Path:
+    """Compiles the cells that the table lacks, and writes each as soon as it is whole; gives the release's file.
+
+    Args:
+        say: Called with a line for each cell, for what is left out, and every minute.
+
+    Raises:
+        LaunchError: If nothing can be compiled with what is installed.
+        SettingError: If the table that is there cannot be read.
+    """
+    known = KnownSettings(probe_build(driver_python(), platform="cuda"))
+    if known.build.plugin is None:
+        raise LaunchError(
+            "to build the atlas a CUDA plugin must be installed but none is; in a clone: pip install -e '.[screen]'"
+        )
+    jaxlib = known.build.jaxlib
+    path = plan.folder / f"jaxlib-{jaxlib}.jsonl"
+    rows = read_rows(path) if path.exists() else []
+    others = [r for other in sorted(plan.folder.glob("jaxlib-*.jsonl")) if other != path for r in read_rows(other)]
+    there = {r.cell for r in rows if r.kind == "cell"}
+    started = clock()
+
+    def is_over() -> bool:
+        return plan.limit_s is not None and clock() - started > plan.limit_s
+
+    for number, cell in enumerate(plan.cells, 1):
+        if (jaxlib, cell.kind.name, cell.target.name, cell.gpus) in there:
+            continue
+        if is_over():
+            say(f"the time is up: {len(plan.cells) - number + 1} cells are left; the same command goes on")
+            break
+        say(f"cell {number} of {len(plan.cells)}: {cell}")
+        guessed = guess_active([*others, *rows], cell, known)
+        try:
+            found, space = _cell_rows(plan, cell, known, guessed, _Progress(say, clock), is_over)
+        except TimeUp:
+            say(f"the time is up within {cell}: what was compiled is kept, and the same command goes on")
+            break
+        except AutotuneError as error:
+            say(f"{cell} is left out: {error}")
+            continue
+        rows = [r for r in rows if r.workload] + found + build_rows(known, space)
+        plan.folder.mkdir(parents=True, exist_ok=True)
+        replace_file(path, atlas_text(rows))
+    return path
+
+
+class _Progress:
+    """Says every minute how many sets of a cell are compiled, and which one is under way."""
+
+    def __init__(self, say: Callable[[str], None], clock: Callable[[], float]) -> None:
+        self._say, self._clock = say, clock
+        self._said_s = clock()
+        self._done = self._of = 0
+
+    def compiled(self, done: int, of: int) -> None:
+        self._done, self._of = done, of
+
+    def at_work(self, what: str) -> None:
+        if self._clock() - self._said_s >= SAY_EVERY_S:
+            self._said_s = self._clock()
+            self._say(f"  {self._done} of {self._of} planned sets compiled; {what[:80]}")
+
+
+def _cell_rows(
+    plan: Plan, cell: Cell, known: KnownSettings, guessed: set[str], progress: _Progress, is_over: Callable[[], bool]
+) -> tuple[list[AtlasRow], SearchSpace]:
+    """All rows of a cell, and what was tried in it."""
+    fields = {"jaxlib": known.build.jaxlib, "workload": cell.kind.name, "target": cell.target.name, "gpus": cell.gpus}
+    with open_screener(
+        cell.study,
+        study_dir=Path(os.curdir),
+        target=cell.target,
+        topology=cell.topology,
+        cache_dir=plan.cache_dir,
+        processors=lambda: len(os.sched_getaffinity(0)),
+        progress=progress.at_work,
+    ) as (moved, screener):
+        space = space_of_all(moved, known, facts_of(screener.reference(), screener.job.topology))
+        builder = CellBuilder(screener, space, fields, guessed, progress=progress.compiled, is_over=is_over)
+        rows = builder.settings()
+        return [builder.cell(), *rows], space
+
+
+def guess_active(rows: Iterable[AtlasRow], cell: Cell, known: KnownSettings) -> set[str]:
+    """Settings that are thought to act in a cell: as cells of its kind of model tell, else the catalogue."""
+    told = [r for r in rows if r.workload == cell.kind.name and r.kind == "setting"]
+    seen = {r.name for r in told}
+    acting = {r.name for r in told if r.verdict is not AtlasVerdict.SAME}
+    for name, entry in known.catalog.items():
+        by_tier = entry.tier in GUESSED_TIERS
+        if name not in seen and (by_tier if entry.changed_programs is None else entry.changed_programs):
+            acting.add(name)
+    return acting
+
+
+def build_rows(known: KnownSettings, space: SearchSpace) -> list[AtlasRow]:
+    """The rows of a release that hold for all its cells: what it lacks, what cannot be seen, and all defaults."""
+    compiled = {p.name for p in space.parameters}
+    rows = []
+    for name in known.catalog:
+        verdict, message = _of_release(name, known, is_compiled=name in compiled)
+        value = known[name].default or "" if verdict is AtlasVerdict.DEFAULT else ""
+        row = AtlasRow(jaxlib=known.build.jaxlib, name=name, value=value, verdict=verdict, message=message)
+        rows.append(row)
+    return rows
+
+
+def _of_release(name: str, known: KnownSettings, *, is_compiled: bool) -> tuple[AtlasVerdict, str]:
+    """What can be said of a setting whatever the cell, and why."""
+    setting = known[name]
+    entry = setting.entry
+    assert entry is not None
+    if is_compiled:
+        return AtlasVerdict.DEFAULT, ""
+    if entry.platform in NEVER_SEARCHED:
+        return AtlasVerdict.ELSEWHERE, NEVER_SEARCHED[entry.platform]
+    if entry.kind in ("xla", "jax") and not setting.exists:
+        since = f"it came with {entry.since}" if entry.since else ""
+        gone = f"it went with {entry.removed}" if entry.removed else ""
+        return AtlasVerdict.REJECTED, "; ".join(filter(None, ["this release does not have it", since, gone]))
+    if entry.platform not in ("any", "cuda"):
+        return AtlasVerdict.ELSEWHERE, f"acts on {entry.platform}"
+    if entry.tier is Tier.NOOP or (setting.flag is not None and not setting.flag.sets):
+        return AtlasVerdict.SAME, "this release takes it, but it does nothing"
+    if entry.tier in _NOT_COMPILED:
+        return AtlasVerdict.UNSETTLED, _NOT_COMPILED[entry.tier]
+    if entry.stage is not Stage.PROGRAM:
+        return AtlasVerdict.UNSEEN, _UNSEEN[entry.stage]
+    return AtlasVerdict.UNSETTLED, "not compiled: the catalogue has no other value to try on this release"
+
+
+@dataclass(slots=True)
+class _Found:
+    """What is known of a cell so far.
+
+    Attributes:
+        needs: Setting that acts only with others to those.
+        tried: How settings that change nothing were tried; see `AtlasRow.tried`.
+    """
+
+    needs: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    tried: dict[str, str] = field(default_factory=dict)
+
+
+class CellBuilder:
+    """Makes the rows of one cell.
+
+    Args:
+        guessed: Settings that are thought to act.
+        progress: Called with how many of how many sets that are planned so far are compiled.
+        is_over: Whether nothing more may be compiled.
+
+    Raises:
+        LaunchError: By any method, if the default itself does not compile, or flags do not act.
+        TimeUp: By any method, if not all could be compiled.
+    """
+
+    def __init__(
+        self,
+        screener: Screener,
+        space: SearchSpace,
+        fields: Mapping[str, Any],
+        guessed: set[str],
+        *,
+        progress: Callable[[int, int], None] = lambda done, of: None,
+        is_over: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._screener = screener
+        self._fields = dict(fields)
+        self._guessed = guessed
+        self._progress = progress
+        self._is_over = is_over
+        self._compiled: set[FlagSet] = set()
+        self._chains = _needed_chains(space)
+        self.values = {p.name: _worth_compiling(p) for p in space.parameters}
+        self.reference = screener.reference()
+        find_canary(screener, self.reference)
+
+    def settings(self) -> list[AtlasRow]:
+        """The rows of all settings."""
+        # JAX reads its own options while it lowers: together with others they would cost a lowering each time.
+        alone = [n for n in self.values if n in self._guessed or n.startswith("jax_")]
+        self._compile([FlagSet({n: v}) for n in alone for v in self.values[n]])
+        silent = {
+            n: v for n, v in self.values.items() if n not in alone or (not n.startswith("jax_") and self._is_no_op(n))
+        }
+        found = _Found(tried=dict.fromkeys(alone, "alone") | dict.fromkeys(silent, "together"))
+        self._together(silent, found)
+        self._compile([FlagSet({n: v}) for n in found.needs for v in self.values[n]])
+        return [self._row(n, v, found) for n, values in self.values.items() for v in values]
+
+    def cell(self) -> AtlasRow:
+        """The row of the cell itself: the default's program, and what the rows cost."""
+        results = [self._screener.result(s) for s in {FlagSet(), *self._compiled}]
+        memory = self.reference.memory
+        return AtlasRow(
+            **self._fields,
+            kind="cell",
+            verdict=AtlasVerdict.DEFAULT,
+            program=_short(self.reference),
+            peak_bytes=memory.peak_bytes if memory else None,
+            compiled=len(results),
+            seconds=round(sum(r.duration_s for r in results), 1),
+        )
+
+    def _compile(self, sets: list[FlagSet]) -> None:
+        """Compiles some sets, several at once."""
+        self._screener.compile_all(sets, is_over=self._is_over, progress=self._progress)
+        self._compiled |= set(sets)
+        if not all(self._screener.is_known(s) for s in sets):
+            raise TimeUp
+
+    def _program(self, settings: FlagSet) -> str | None:
+        """Names a program, compiled now if need be."""
+        if not self._screener.is_known(settings):
+            if self._is_over():
+                raise TimeUp
+            self._compiled.add(settings)
+        return self._screener.fingerprint(settings)
+
+    def _is_no_op(self, name: str) -> bool:
+        """Whether every value of a setting that was compiled alone gives the default's program."""
+        programs = {self._screener.fingerprint(FlagSet({name: v})) for v in self.values[name]}
+        return programs == {self.reference.fingerprint}
+
+    def _together(self, silent: Mapping[str, list[str]], found: _Found) -> None:
+        """Finds which settings act after all, in sets of them, under each kernel choice."""
+        left = dict(silent)
+        own_choice = next(iter(self._screener.choices))
+        for choice, forced in self._screener.choices.items():
+
+            def under(settings: FlagSet, forced: FlagSet = forced) -> str | None:
+                return self._program(settings.merge(forced))
+
+            if under(FlagSet()) is None:
+                continue
+            acting = find_interactions(under, left, {}, chains=self._chains, progress=self._progress, is_thorough=False)
+            if acting.unsettled:
+                raise TimeUp
+            for name, others in acting.found_active.items():
+                found.needs[name] = others if choice == own_choice else (*others, choice)
+            left = {n: v for n, v in left.items() if n not in acting.found_active}
+
+    def _row(self, name: str, value: str, found: _Found) -> AtlasRow:
+        fields = {**self._fields, "name": name, "value": value}
+        if name not in found.needs and found.tried.get(name) == "together":
+            return AtlasRow(**fields, verdict=AtlasVerdict.SAME, tried="together")
+        compared = self._compared(FlagSet({name: value}))
+        needs = found.needs.get(name, ())
+        if compared["verdict"] is AtlasVerdict.SAME and needs and self._is_no_op(name):
+            compared = {"verdict": AtlasVerdict.CHANGES, "needs": needs}
+        return AtlasRow(**fields, **compared)
+
+    def _compared(self, settings: FlagSet) -> dict[str, Any]:
+        """The fields of a row that a set's program tells."""
+        result = self._screener.result(settings)
+        if result.program is None:
+            assert result.failure is not None
+            return {"verdict": AtlasVerdict.FAILS, "message": f"{result.failure.kind}: {result.failure.message}"[:300]}
+        program, memory = result.program, result.program.memory
+        if program.fingerprint == self.reference.fingerprint:
+            return {"verdict": AtlasVerdict.SAME, "tried": "alone", "program": _short(program)}
+        return {
+            "verdict": AtlasVerdict.CHANGES,
+            "program": _short(program),
+            "changes": tuple(changes(self.reference, program))[:MOST_CHANGES],
+            "peak_bytes": memory.peak_bytes if memory else None,
+        }
+
+
+def _needed_chains(space: SearchSpace) -> dict[str, list[FlagSet]]:
+    """One set for each setting whose conditions the default does not fulfil, under which they are."""
+    by_name = {p.name: p for p in space.parameters}
+
+    def acts_by_default(parameter: Parameter) -> bool:
+        conditions = (parameter.condition or {}).items()
+        return all(any(by_name[n].is_absent(v) for v in values) for n, values in conditions if n in by_name)
+
+    return {n: sets[:1] for n, sets in chains(space).items() if not acts_by_default(by_name[n])}
+
+
+def _worth_compiling(parameter: Parameter) -> list[str]:
+    """Values of a setting other than its default; of numbers so many that a trend is seen."""
+    values = [v for v in parameter.values() if not parameter.is_absent(v)]
+    is_scale = all(v.lstrip("-").isdigit() for v in values)
+    return spread(values, NUMBERS if is_scale else len(values))
+
+
+def _short(program: CompiledProgram) -> str:
+    return program.fingerprint[:12]

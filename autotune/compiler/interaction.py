@@ -1,0 +1,339 @@
+"""Interaction test: finds settings without an effect alone that change the program in combination.
+
+A row is one assignment of settings. Its context is what is left without the settings that look like no-ops; a row with
+the program of its context speaks for all combinations in it at once, so few rows speak for many. Where the program
+differs, delta debugging finds a minimal set that changes it, whose settings are active. The test ends when rows that
+were equal hold
+
+* every value of a no-op with every value of every other setting, and
+* every two settings, one of them a no-op, while any third one is left alone: it might switch them off,
+
+and when every no-op was tried with all that its conditions ask for. So a difference that hinges on two values, or on
+two settings (of one other value each) and the absence of a third, or on a chain of conditions, is found for certain. In
+small spaces every two values are tried alone, too, so that a pair is found whatever switches it off. What hinges on
+more is found by chance: `benchmarks.soundness` measures how often.
+
+A screen repeats the test under each kernel choice. Without a device XLA takes Triton kernels for matrix products. On
+one, the autotuner times those against cuBLAS and takes the faster for each product. Which kernels run decides what
+other settings act on: a command buffer of fusions and custom calls holds other kernels. So two sets have one program
+only if they have under each choice. Two can be forced on jaxlib 0.10.2 and 0.12.0.1. A third, cuDNN's fusions, cannot:
+without a device's cuDNN they end with "Failed to get configs". Levels and fallbacks of the autotuner
+(``xla_gpu_cudnn_gemm_fusion_level``, ``xla_gpu_cublas_fallback``) change nothing without a device; the catalogue says
+that they decide the autotuner, and such settings are always measured.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from autotune.model import FlagSet, shrink
+
+Program = Callable[[FlagSet], str | None]
+"""Names the program of a set; None if it does not compile. Raises `TimeUp` when nothing more may be compiled."""
+
+Domains = Mapping[str, Sequence[str]]
+Chains = Mapping[str, Sequence[FlagSet]]
+"""Setting to the sets under which its conditions are true."""
+
+RANDOM_ROWS = 8
+"""Random rows of which the one is taken that holds most combinations."""
+
+FULL_ROWS = 2
+"""Rows in which a combination is tried among much else; then it is tried alone, for others may have hidden it."""
+
+PAIRS_ALONE = 64
+"""Up to so many pairs of values, one of them a no-op's, each is tried alone in the end."""
+
+HALVES = 4
+"""Rows of half of the no-ops, where not every combination is asked for."""
+
+TRITON, CUBLAS = "with Triton GEMMs", "with cuBLAS GEMMs"
+
+CHOICES: Mapping[str, FlagSet] = {TRITON: FlagSet(), CUBLAS: FlagSet({"xla_gpu_enable_triton_gemm": False})}
+"""What forces each kernel choice. The first is what a compilation takes of itself."""
+
+
+class TimeUp(Exception):
+    """Nothing more may be compiled."""
+
+
+@dataclass(slots=True)
+class Interactions:
+    """What an interaction test found.
+
+    Attributes:
+        found_active: Settings that do act, each with all those among which it was seen to: of a minimal set none can be
+            left out, of a context that was not tried. Empty for what acts alone.
+        unsettled: Settings that nothing can be said of, because the time was up.
+    """
+
+    found_active: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    unsettled: tuple[str, ...] = ()
+    rows: int = 0
+
+
+def kernel_choices(baseline: FlagSet, *, is_gpu: bool) -> dict[str, FlagSet]:
+    """The choices that a study's programs may meet: one on a CPU, and where the baseline leaves only one.
+
+    A set that forbids Triton itself has one program under both; one that allows it in words is still subject to the
+    autotuner, so what forces a choice goes on top of any set.
+    """
+    if not is_gpu:
+        return {"": FlagSet()}
+    if baseline.merge(CHOICES[CUBLAS]) == baseline:
+        return {CUBLAS: FlagSet()}
+    return dict(CHOICES)
+
+
+def find_interactions_by_choice(
+    choices: Mapping[str, FlagSet],
+    program: Program,
+    no_ops: Domains,
+    active: Domains,
+    chains: Chains,
+    progress: Callable[[int, int], None],
+) -> dict[str, Interactions]:
+    """The interaction test under each kernel choice in turn; each tries what the one before left as no-ops."""
+    found: dict[str, Interactions] = {}
+    no_ops, active, done = dict(no_ops), dict(active), 0
+    for choice, forced in choices.items():
+        if not no_ops:
+            break
+
+        def report(row: int, of: int, before: int = done) -> None:
+            progress(before + row, before + of)
+
+        def compiled(settings: FlagSet, forced: FlagSet = forced) -> str | None:
+            return program(settings.merge(forced))
+
+        one = found[choice] = _under_choice(compiled, no_ops, active, chains, report)
+        done += one.rows
+        active |= {n: no_ops[n] for n in one.found_active}
+        no_ops = {n: v for n, v in no_ops.items() if n not in one.found_active and n not in one.unsettled}
+    return found
+
+
+def _under_choice(
+    program: Program, no_ops: Domains, active: Domains, chains: Chains, progress: Callable[[int, int], None]
+) -> Interactions:
+    """The test under one choice; where the reference does not compile under it, nothing is settled."""
+    try:
+        if program(FlagSet()) is None:
+            return Interactions(unsettled=tuple(no_ops))
+        works = {n: {v: program(FlagSet({n: v})) is not None for v in values} for n, values in active.items()}
+    except TimeUp:
+        return Interactions(unsettled=tuple(no_ops))
+    working = {n: [v for v, does in values.items() if does] for n, values in works.items()}
+    failing = [FlagSet({n: v}) for n, values in works.items() for v, does in values.items() if not does]
+    return find_interactions(program, no_ops, working, failing=failing, chains=chains, progress=progress)
+
+
+def find_interactions(
+    program: Program,
+    no_ops: Domains,
+    active: Domains,
+    *,
+    failing: Sequence[FlagSet] = (),
+    chains: Chains | None = None,
+    progress: Callable[[int, int], None] = lambda done, of: None,
+    seed: int = 0,
+    pairs_alone: int = PAIRS_ALONE,
+    is_thorough: bool = True,
+) -> Interactions:
+    """Finds combinations in which settings that change nothing alone change the program.
+
+    Args:
+        no_ops: Settings that change nothing alone, with all values of theirs that compile.
+        failing: Single settings that do not compile alone; a no-op that mends one is active.
+        is_thorough: Whether rows must hold all that the module promises; else each value of a no-op with all other
+            no-ops, conditions, and `HALVES` rows of half of them.
+    """
+    search = _Search(program, no_ops, active, seed, pairs_alone, is_thorough)
+    try:
+        search.work(failing, chains or {}, progress)
+    except TimeUp:
+        search.found.unsettled = tuple(search.no_ops)
+    return search.found
+
+
+class _Search:
+    def __init__(
+        self, program: Program, no_ops: Domains, active: Domains, seed: int, pairs_alone: int, is_thorough: bool
+    ) -> None:
+        self._is_thorough = is_thorough
+        self.no_ops = {n: list(v) for n, v in no_ops.items() if v}
+        self.found = Interactions()
+        self._program = program
+        self._domains = {n: list(v) for n, v in sorted([*self.no_ops.items(), *active.items()]) if v}
+        self._random = random.Random(seed)
+        self._pairs_alone = pairs_alone
+        self._halves = HALVES
+        self._queue: list[FlagSet] = []
+        self._equal: list[FlagSet] = []
+        self._asked: dict[tuple[str, ...], int] = {}
+
+    def work(self, failing: Sequence[FlagSet], chains: Chains, progress: Callable[[int, int], None]) -> None:
+        """Compiles rows until all combinations are covered.
+
+        Raises:
+            TimeUp: If nothing more may be compiled.
+        """
+        for name, values in self.no_ops.items():
+            self._queue += [chain.merge({name: v}) for chain in chains.get(name, ()) for v in values]
+        if not self._is_thorough:
+            self._queue = list(_joined(self._queue))
+        for alone in failing:
+            for i in range(max(map(len, self.no_ops.values()), default=0)):
+                self._queue.append(FlagSet({n: v[i % len(v)] for n, v in self.no_ops.items()}).merge(alone))
+        while self.no_ops and (self._queue or self._plan() or self._plan_pairs()):
+            self.found.rows += 1
+            self._try(self._queue.pop(0))
+            progress(self.found.rows, self.found.rows + len(self._queue))
+
+    # ------------------------------------------------------------------ one row
+
+    def _try(self, row: FlagSet) -> None:
+        """Takes a row apart until what is left of the no-ops in it changes nothing."""
+        while part := FlagSet({n: v for n, v in row.items() if n in self.no_ops}):
+            context = row.without(*part)
+            base = self._program(context)
+            if base is None and len(context) > 1:
+                half = len(context) // 2
+                for names in (list(context)[:half], list(context)[half:]):
+                    self._try(row.without(*names))
+                return
+            if self._program(row) == base:
+                if base is not None:
+                    self._equal.append(row)
+                return
+            minimal = self._minimal(part, context)
+            self._activate(minimal, context)
+            if self._program(context.merge(minimal)) is None:
+                row = row.without(*minimal)
+                if not context:  # any set that holds them fails
+                    self._queue = [r.without(*minimal) if r.merge(minimal) == r else r for r in self._queue]
+
+    def _minimal(self, part: FlagSet, context: FlagSet) -> FlagSet:
+        """A minimal part of some no-ops that changes the program of a context.
+
+        Where all of them fail, one that fails: it may be that the compiler took all the time that it may take, and each
+        further set that holds it costs that again.
+        """
+        base = self._program(context)
+        if base is not None and self._program(context.merge(part)) is None:
+            return shrink(part, lambda some: self._program(context.merge(some)) is None)[0]
+        return shrink(part, lambda some: self._program(context.merge(some)) != base)[0]
+
+    def _activate(self, minimal: FlagSet, context: FlagSet) -> None:
+        """Counts settings among the active ones; rows that were equal with them as no-ops must be tried again."""
+        for name in minimal:
+            del self.no_ops[name]
+            self.found.found_active[name] = tuple(n for n in (*minimal, *context) if n != name)
+        self._queue += [row for row in self._equal if any(n in row for n in minimal)]
+        self._equal = [row for row in self._equal if not any(n in row for n in minimal)]
+
+    # ------------------------------------------------------------------ which rows
+
+    def _plan(self) -> bool:
+        """Queues rows that hold all combinations not seen yet; whether there is any."""
+        missing: dict[tuple[str, ...], None] = dict.fromkeys(self._wanted())
+        for row in self._equal:
+            for combination in self._combinations(row):
+                missing.pop(combination, None)
+        for combination in [c for c in missing if self._asked.get(c, 0) > FULL_ROWS]:
+            del missing[combination]  # it was tried alone: it does not compile, whatever the no-op is
+        while missing:
+            seed = next(iter(missing))
+            rows = [self._row(seed) for _ in range(RANDOM_ROWS if self._asked.get(seed, 0) < FULL_ROWS else 1)]
+            held = [[c for c in self._combinations(row) if c in missing] for row in rows]
+            best = max(range(len(rows)), key=lambda i: len(held[i]))
+            self._queue.append(rows[best])
+            self._asked[seed] = self._asked.get(seed, 0) + 1
+            for combination in (seed, *held[best]):
+                missing.pop(combination, None)
+        return bool(self._queue)
+
+    def _plan_pairs(self) -> bool:
+        """Queues every pair of values alone, once, if they are few; whether there is any.
+
+        Where not all is asked for it queues rows of half of the no-ops instead: others may have hidden what one does.
+        """
+        if not self._is_thorough:
+            left, self._halves = self._halves, 0
+            row = {n: self._random.choice(v) for n, v in self.no_ops.items()}
+            self._queue += [FlagSet({n: v for n, v in row.items() if self._random.random() < 0.5}) for _ in range(left)]
+            return bool(self._queue)
+        values = [(n, v) for n, of in self._domains.items() for v in of]
+        found = [
+            FlagSet(pair)
+            for pair in itertools.combinations(values, 2)
+            if pair[0][0] != pair[1][0] and any(n in self.no_ops for n, _ in pair)
+        ]
+        if len(found) <= self._pairs_alone:
+            self._queue += [row for row in found if row not in self._equal]
+        self._pairs_alone = 0
+        return bool(self._queue)
+
+    def _wanted(self) -> Iterator[tuple[str, ...]]:
+        """All combinations that rows must hold: of no-ops alone first, for their rows have the cheapest context."""
+        active = [n for n in self._domains if n not in self.no_ops]
+        for name, values in self.no_ops.items():
+            yield from ((name, v) for v in values)
+        if not self._is_thorough:
+            return
+        together = [tuple(sorted(p)) for p in itertools.combinations(self.no_ops, 2)]
+        mixed = [tuple(sorted(p)) for p in itertools.product(self.no_ops, active)]
+        for pairs, thirds in ((together, list(self.no_ops)), (mixed, list(self._domains))):
+            for one, other in pairs:
+                for v, w in itertools.product(self._domains[one], self._domains[other]):
+                    yield one, v, other, w
+            for one, other in pairs:
+                yield from ((one, other, third) for third in thirds if third not in (one, other))
+
+    def _combinations(self, row: FlagSet) -> Iterable[tuple[str, ...]]:
+        """The combinations that a row holds; see `_wanted`."""
+        out = [n for n in self._domains if n not in row]
+        yield from row.items()
+        if not self._is_thorough:
+            return
+        for (one, v), (other, w) in itertools.combinations(row.items(), 2):
+            if one in self.no_ops or other in self.no_ops:
+                yield one, v, other, w
+                yield from ((one, other, third) for third in out)
+
+    def _row(self, combination: tuple[str, ...]) -> FlagSet:
+        """A random row that holds a combination: with as many no-ops as may be, and active ones if it has one."""
+        draw = self._random
+        asked, out = _parts(combination)
+        fixed = {n: v if v is not None else draw.choice(self._domains[n]) for n, v in asked.items()}
+        if self._asked.get(combination, 0) >= FULL_ROWS:
+            return FlagSet(fixed)
+        share_no_ops = 2 / 3 if out else 1.0
+        share_active = 0.0 if all(n in self.no_ops for n in asked) else draw.choice((1 / 3, 1 / 2, 1.0))
+        for name, values in self._domains.items():
+            share = share_no_ops if name in self.no_ops else share_active
+            if name not in fixed and name != out and draw.random() < share:
+                fixed[name] = draw.choice(values)
+        return FlagSet(fixed)
+
+
+def _joined(rows: Iterable[FlagSet]) -> Iterator[FlagSet]:
+    """Few rows that hold all of some: each is taken into the first with which it agrees on every setting."""
+    joined: list[dict[str, str]] = []
+    for row in rows:
+        fitting = next((j for j in joined if all(j.get(n, v) == v for n, v in row.items())), None)
+        if fitting is None:
+            joined.append(dict(row))
+        else:
+            fitting |= row
+    yield from map(FlagSet, joined)
+
+
+def _parts(combination: tuple[str, ...]) -> tuple[dict[str, str | None], str | None]:
+    """The settings of a combination, with their values where those count, and the one that must be left alone."""
+    if len(combination) == 3:
+        return {combination[0]: None, combination[1]: None}, combination[2]
+    return dict(zip(combination[::2], combination[1::2], strict=True)), None

@@ -1,0 +1,685 @@
+"""A screen compiles what a study could try, and says which settings change the program and which must be measured."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections import Counter
+from collections.abc import (
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from dataclasses import (
+    dataclass,
+    field,
+)
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from autotune.compiler.compile_worker import (
+    CompileJob,
+    Progress,
+)
+from autotune.compiler.compiler import Compiler
+from autotune.compiler.interaction import (
+    Chains,
+    Domains,
+    TimeUp,
+    find_interactions_by_choice,
+    kernel_choices,
+)
+from autotune.compiler.program import (
+    CompiledProgram,
+    CompileResult,
+    changes,
+)
+from autotune.compiler.targets import (
+    Target,
+    Topology,
+    load_target,
+    memory_fraction,
+    parse_topology,
+    target_here,
+)
+from autotune.machine import caller_environment
+from autotune.model import (
+    FlagSet,
+    LaunchError,
+    Record,
+    Settings,
+    StudyFileError,
+    StudySpec,
+    WorkerReport,
+)
+from autotune.settings import (
+    Catalog,
+    Parameter,
+    SearchSpace,
+    Stage,
+    load_catalog,
+)
+
+DEFAULT_MEMORY_FRACTION = 0.75
+"""Share of the device memory that JAX's client takes if nothing is set (jax/_src/xla_bridge.py)."""
+
+GPU_CANARIES = (
+    FlagSet({"xla_gpu_enable_command_buffer": ""}),  # costs no more than the reference, but not every step has graphs
+    FlagSet({"xla_disable_hlo_passes": "fusion,priority-fusion,multi_output_fusion"}),
+)
+CPU_CANARIES = (
+    FlagSet({"xla_cpu_max_isa": "SSE4_2"}),  # other machine code, on every x86 processor since 2011
+    FlagSet({"xla_disable_hlo_passes": "fusion"}),
+)
+"""Tried in turn. Both of each change the scanned toy step of the tests on jaxlib 0.10.2 and 0.12.0.1."""
+
+MOST_VALUES = 5
+"""Values of one setting that are compiled; of longer ranges, evenly spread ones."""
+
+
+class Effect(StrEnum):
+    """What a setting does here.
+
+    ``active``: some value changes the program. ``no-op``: none does, alone or with others (see
+    `autotune.compiler.interaction`), whichever kernels a device's autotuner may choose. ``measure``: read at run time
+    or by the on-device autotuner, so that equal programs prove nothing. ``fails``: no value changes the program, and
+    some do not compile.
+    """
+
+    ACTIVE = "active"
+    NO_OP = "no-op"
+    MEASURE = "measure"
+    FAILS = "fails"
+
+
+class CompiledReport(Record):
+    """What compiling alone says of one set.
+
+    Attributes:
+        fingerprint: Names its program; None if it does not compile.
+        fits: Whether the step fits in device memory; None if not known.
+        compile_s: Seconds of compiling; of a failure, until it ended.
+    """
+
+    fingerprint: str | None = None
+    changes: tuple[str, ...] = ()
+    message: str = ""
+    peak_bytes: int | None = None
+    fits: bool | None = None
+    compile_s: float = 0.0
+
+
+class ValueReport(CompiledReport):
+    """One value of a setting on top of the reference; active if its program differs from the reference's."""
+
+    value: str
+    is_active: bool
+
+
+class SettingReport(Record):
+    """One setting with all its values.
+
+    Attributes:
+        interacts_with: Settings among which alone it was seen to be active; empty if it is active by itself.
+        under: The kernel choice under which alone it is active; empty if that is the compiler's own.
+    """
+
+    name: str
+    effect: Effect
+    stage: str
+    values: tuple[ValueReport, ...] = ()
+    interacts_with: tuple[str, ...] = ()
+    under: str = ""
+
+
+class SetReport(CompiledReport):
+    """One named set: a recipe, or one that the study proposes.
+
+    Attributes:
+        same_as: Earlier set with the same program and nothing else to measure; None if there is none.
+        to_measure: Settings of it that no compilation can judge.
+    """
+
+    name: str
+    settings: Settings
+    same_as: str | None = None
+    to_measure: tuple[str, ...] = ()
+
+
+class Canary(Record):
+    """A set, without the baseline, that was compiled to see that flags act, and what it changed."""
+
+    settings: Settings
+    changes: tuple[str, ...]
+
+
+class ScreenReport(Record):
+    """All that compiling alone says of a study on one cluster.
+
+    Attributes:
+        limit_bytes: Device memory at the study's memory fraction; None for the CPU.
+        compiled_count: Programs compiled now, and `cached_count` taken from the cache.
+        skipped: Settings and sets that nothing is said of, for the time was up.
+        canary: The set that was seen to change the program before any setting was called a no-op.
+        target_digest: Names what the compiler was told of the GPU; empty for the CPU.
+        choices: Kernel choices under which equal programs were found equal.
+    """
+
+    target: str
+    topology: str
+    versions: dict[str, str]
+    reference: SetReport
+    settings: tuple[SettingReport, ...]
+    sets: tuple[SetReport, ...]
+    limit_bytes: int | None
+    compiled_count: int
+    cached_count: int
+    duration_s: float
+    skipped: tuple[str, ...] = ()
+    canary: Canary | None = None
+    target_digest: str = ""
+    choices: tuple[str, ...] = ()
+
+    def of_effect(self, effect: Effect) -> list[SettingReport]:
+        """The settings with one effect."""
+        return [s for s in self.settings if s.effect is effect]
+
+
+def find_canary(screener: Screener, reference: CompiledProgram) -> Canary:
+    """The first canary that changes the reference's program.
+
+    A canary is a set that must change the program, so that a screen to which all settings are no-ops is not believed.
+
+    Raises:
+        LaunchError: If none does. Then nothing that was compiled here is believed or kept.
+    """
+    said: list[str] = []
+    canaries = GPU_CANARIES if screener.job.target is not None else CPU_CANARIES
+    for settings in canaries:
+        if screener.baseline.merge(settings) == screener.baseline:
+            said.append(f"[{settings}] is in the baseline")
+            continue
+        result = screener.result(settings)
+        if result.program is None:
+            said.append(f"[{settings}] does not compile" + (f": {result.failure.message}" if result.failure else ""))
+        elif result.program.fingerprint == reference.fingerprint:
+            said.append(f"[{settings}] gives the reference's program")
+        else:
+            return Canary(settings=settings, changes=tuple(changes(reference, result.program))[:3])
+    screener.forget((FlagSet(), *canaries))
+    raise LaunchError(
+        "a screen must be able to see that a setting changes the program but no canary does: "
+        f"{'; '.join(said)}; flags do not seem to reach the compiler, so nothing is called a no-op"
+    )
+
+
+class Screener:
+    """Compiles what a study could try, and judges it.
+
+    Args:
+        baseline: The reference's settings; all other sets are given without them.
+    """
+
+    def __init__(self, compiler: Compiler, *, baseline: FlagSet, catalog: Catalog) -> None:
+        self.job = compiler.job
+        self.baseline = baseline
+        self._compiler = compiler
+        self._catalog = catalog
+        self._results: dict[FlagSet, CompileResult] = {}
+        self.choices = kernel_choices(baseline, is_gpu=self.job.target is not None)
+
+    def run(
+        self,
+        domains: Domains,
+        named: Mapping[str, FlagSet],
+        *,
+        chains: Chains | None = None,
+        progress: Callable[[int, int], None] = lambda done, of: None,
+        is_over: Callable[[], bool] = lambda: False,
+    ) -> ScreenReport:
+        """Screens named sets, settings one at a time, then combinations of those that change nothing alone.
+
+        Args:
+            chains: Setting to the sets under which its conditions are true.
+            progress: Called with how many of how many sets that are planned so far are compiled.
+            is_over: Asked before each compilation whether the time is up; what is not compiled then is skipped.
+
+        Raises:
+            LaunchError: If the reference itself does not compile, or flags do not act.
+        """
+        reference = self.reference()
+        canary = find_canary(self, reference)
+        judged = {n: v for n, v in domains.items() if self.stage(n) is Stage.PROGRAM}
+        # What decides the autotuner is always measured, and may interact with others.
+        others = {n: v for n, v in domains.items() if self.stage(n) is Stage.AUTOTUNER}
+        wanted = self.wanted(domains, named)
+        self.compile_all(wanted, is_over=is_over, progress=progress)
+        skipped = {n for n, values in judged.items() if not all(self.is_known(FlagSet({n: v})) for v in values)}
+        found = [self._setting(n, tuple(v), reference) for n, v in domains.items() if n not in skipped]
+
+        def row_done(done: int, of: int) -> None:
+            progress(len(wanted) + done, len(wanted) + of)
+
+        found, unsettled = self._interaction_test(found, others, chains or {}, is_over, row_done)
+        skipped |= unsettled
+        return ScreenReport(
+            target=self.target_name,
+            topology=str(self.job.topology),
+            versions=reference.versions,
+            reference=self._set_report("reference", FlagSet(), reference, {}),
+            settings=tuple(found),
+            sets=tuple(self._sets({n: s for n, s in named.items() if self.is_known(s)}, reference)),
+            limit_bytes=self.limit_bytes(self.baseline),
+            compiled_count=sum(not r.from_cache for r in self._results.values()),
+            cached_count=sum(r.from_cache for r in self._results.values()),
+            duration_s=sum(r.duration_s for r in self._results.values() if not r.from_cache),
+            skipped=(*sorted(skipped), *(n for n, s in named.items() if not self.is_known(s))),
+            canary=canary,
+            choices=tuple(filter(None, self.choices)),
+            target_digest=self.job.target.digest if self.job.target else "",
+        )
+
+    def wanted(self, domains: Domains, named: Mapping[str, FlagSet]) -> list[FlagSet]:
+        """The sets to compile first: named ones, then single settings, the most frequent ones of named sets first."""
+        compiled = [n for n in domains if self.stage(n) in (Stage.PROGRAM, Stage.AUTOTUNER)]
+        held = Counter(name for settings in named.values() for name in settings)
+        compiled.sort(key=lambda name: -held[name])
+        return [*named.values(), *(FlagSet({n: v}) for n in compiled for v in domains[n])]
+
+    def compile_all(
+        self,
+        wanted: Sequence[FlagSet],
+        *,
+        is_over: Callable[[], bool] = lambda: False,
+        progress: Callable[[int, int], None] = lambda done, of: None,
+    ) -> None:
+        """Compiles some sets, several at once where the compiler can; what is known is not compiled again.
+
+        Args:
+            is_over: Asked before each compilation whether the time is up.
+        """
+        missing = [s for s in dict.fromkeys(map(self._as_compiled, wanted)) if s not in self._results]
+        done = len(wanted) - len(missing)
+        if not missing or is_over():
+            return
+        with contextlib.closing(self._compiler.compile(missing)) as results:
+            for result in results:
+                self._results[result.settings] = result
+                done += 1
+                progress(done, len(wanted))
+                if is_over():
+                    return
+
+    @property
+    def target_name(self) -> str:
+        """Name of the target; ``cpu`` without one."""
+        return self.job.target.name if self.job.target else "cpu"
+
+    def abort(self) -> None:
+        """Stops all compilations, from any thread."""
+        self._compiler.abort()
+
+    def resume(self) -> None:
+        """Allows compilations again after `abort`."""
+        self._compiler.resume()
+
+    def keep_to(self, processors: Iterable[int]) -> None:
+        """Restricts later compilations to some processors; an empty set allows all."""
+        self._compiler.kept_to = frozenset(processors)
+
+    def stage(self, name: str) -> Stage:
+        """The stage at which a setting acts; run time if the catalogue does not know it."""
+        setting = self._catalog.get(name)
+        return setting.stage if setting is not None else Stage.RUNTIME
+
+    def limit_bytes(self, settings: Mapping[str, str]) -> int | None:
+        """Device memory that JAX would take under some settings."""
+        if self.job.target is None:
+            return None
+        fraction = memory_fraction(settings)
+        return int(self.job.target.memory_bytes * (DEFAULT_MEMORY_FRACTION if fraction is None else fraction))
+
+    def program_key(self, settings: FlagSet) -> str | None:
+        """Equal for two sets that one measurement serves: same program, same settings that are read at run time.
+
+        None if the set does not compile here, or holds a setting that decides the on-device autotuner.
+        """
+        rest = self._to_measure(self.baseline.merge(settings))
+        if any(self.stage(n) is Stage.AUTOTUNER for n in rest):
+            return None
+        programs = [self.fingerprint(settings.merge(forced)) for forced in self.choices.values()]
+        return None if None in programs else "-".join([*map(str, programs), rest.digest])
+
+    def _is_same(self, one: FlagSet, other: FlagSet) -> bool:
+        """Whether two sets have one program under every kernel choice."""
+        forced = self.choices.values()
+        return all(self.fingerprint(one.merge(f)) == self.fingerprint(other.merge(f)) for f in forced)
+
+    def fingerprint(self, settings: FlagSet) -> str | None:
+        """Names a set's program; None if it does not compile."""
+        program = self.result(settings).program
+        return program.fingerprint if program is not None else None
+
+    def result(self, settings: FlagSet) -> CompileResult:
+        """The result of compiling a set, compiled now if necessary."""
+        compiled = self._as_compiled(settings)
+        if compiled not in self._results:
+            for result in self._compiler.compile([compiled]):
+                self._results[result.settings] = result
+        return self._results[compiled]
+
+    def forget(self, sets: Sequence[FlagSet]) -> None:
+        """Forgets the results of some sets, also in the cache."""
+        compiled = [self._as_compiled(s) for s in sets]
+        for settings in compiled:
+            self._results.pop(settings, None)
+        self._compiler.forget(compiled)
+
+    def fits(self, settings: FlagSet) -> bool | None:
+        """Whether a set's step fits into device memory; None if it does not compile or that is not known."""
+        program = self.result(settings).program
+        return self._fits(program, settings) if program is not None else None
+
+    def is_known(self, settings: FlagSet) -> bool:
+        """Whether a set was compiled already."""
+        return self._as_compiled(settings) in self._results
+
+    def _as_compiled(self, settings: FlagSet) -> FlagSet:
+        """The set merged into the baseline, without variables that the compiler does not read."""
+        merged = self.baseline.merge(settings)
+        return merged.without(*(n for n in merged if n.startswith(("NCCL_", "CUDA_"))))
+
+    def reference(self) -> CompiledProgram:
+        """The reference's program.
+
+        Raises:
+            LaunchError: If it does not compile.
+        """
+        result = self.result(FlagSet())
+        if result.program is None:
+            failure = result.failure
+            words = "\n  ".join([failure.message, *failure.last_lines[:4]]) if failure else ""
+            raise LaunchError(f"the reference (baseline settings: {self.baseline}) must compile but did not: {words}")
+        return result.program
+
+    def _setting(self, name: str, values: tuple[str, ...], reference: CompiledProgram) -> SettingReport:
+        stage = self.stage(name)
+        if stage is not Stage.PROGRAM:
+            return SettingReport(name=name, effect=Effect.MEASURE, stage=stage)
+        reports = tuple(self._value(name, value, reference) for value in values)
+        effect = Effect.NO_OP
+        if any(r.is_active for r in reports):
+            effect = Effect.ACTIVE
+        elif any(r.message for r in reports):
+            effect = Effect.FAILS
+        return SettingReport(name=name, effect=effect, stage=stage, values=reports)
+
+    def _value(self, name: str, value: str, reference: CompiledProgram) -> ValueReport:
+        found = self._compiled(FlagSet({name: value}), reference)
+        is_active = found["fingerprint"] not in (None, reference.fingerprint)
+        return ValueReport(value=value, is_active=is_active, **found)
+
+    def _compiled(self, settings: FlagSet, reference: CompiledProgram) -> dict[str, Any]:
+        """The fields of a `CompiledReport` on a set."""
+        result = self.result(settings)
+        if result.program is None:
+            assert result.failure is not None
+            message = f"{result.failure.kind}: {result.failure.message}"
+            return {"fingerprint": None, "message": message, "compile_s": result.duration_s}
+        program = result.program
+        return {
+            "fingerprint": program.fingerprint,
+            "changes": tuple(changes(reference, program)),
+            "peak_bytes": program.memory.peak_bytes if program.memory else None,
+            "fits": self._fits(program, settings),
+            "compile_s": program.compile_s,
+        }
+
+    def _fits(self, program: CompiledProgram, settings: FlagSet) -> bool | None:
+        limit = self.limit_bytes(self.baseline.merge(settings))
+        return program.memory.peak_bytes <= limit if limit is not None and program.memory else None
+
+    def _interaction_test(
+        self,
+        settings: Sequence[SettingReport],
+        others: Domains,
+        chains: Chains,
+        is_over: Callable[[], bool],
+        progress: Callable[[int, int], None],
+    ) -> tuple[list[SettingReport], set[str]]:
+        """Runs the interaction test on the settings that are no-ops alone.
+
+        Returns:
+            The settings, and the names of those that nothing is said of because the time was up.
+        """
+
+        def program(candidate: FlagSet) -> str | None:
+            if not self.is_known(candidate) and is_over():
+                raise TimeUp
+            return self.fingerprint(candidate)
+
+        no_ops = {s.name: [v.value for v in s.values if not v.message] for s in settings if s.effect is Effect.NO_OP}
+        active = {s.name: [v.value for v in s.values] for s in settings if s.name not in no_ops} | dict(others)
+        found = find_interactions_by_choice(self.choices, program, no_ops, active, chains, progress)
+        own_choice = next(iter(self.choices))
+        found_active = {
+            name: {"effect": Effect.ACTIVE, "interacts_with": with_, "under": choice if choice != own_choice else ""}
+            for choice, one in found.items()
+            for name, with_ in one.found_active.items()
+        }
+        unsettled = {n for one in found.values() for n in one.unsettled}
+        left = [s.model_copy(update=found_active.get(s.name)) for s in settings if s.name not in unsettled]
+        return left, unsettled
+
+    def _sets(self, named: Mapping[str, FlagSet], reference: CompiledProgram) -> Iterator[SetReport]:
+        seen = {(reference.fingerprint, self._to_measure(self.baseline)): ("reference", FlagSet())}
+        for name, settings in named.items():
+            yield self._set_report(name, settings, reference, seen)
+
+    def _to_measure(self, settings: FlagSet) -> FlagSet:
+        """The part of a set that compiling cannot judge."""
+        return FlagSet({n: v for n, v in settings.items() if self.stage(n) is not Stage.PROGRAM})
+
+    def _set_report(
+        self,
+        name: str,
+        settings: FlagSet,
+        reference: CompiledProgram,
+        seen: dict[tuple[str, FlagSet], tuple[str, FlagSet]],
+    ) -> SetReport:
+        found, rest = self._compiled(settings, reference), self._to_measure(self.baseline.merge(settings))
+        same_as = None
+        if found["fingerprint"] is not None:
+            first, other = seen.setdefault((found["fingerprint"], rest), (name, settings))
+            same_as = first if first != name and self._is_same(settings, other) else None
+        return SetReport(name=name, settings=settings, same_as=same_as, to_measure=tuple(rest), **found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What a search space is built from, known without running the workload.
+
+    Attributes:
+        layer_bytes: ``weights`` and ``gradients`` of one layer.
+    """
+
+    device_count: int | None
+    layer_bytes: Mapping[str, int] = field(default_factory=dict)
+
+
+def facts_of(program: CompiledProgram, topology: Topology) -> Facts:
+    """The facts that follow from a compiled reference."""
+    return Facts(device_count=topology.device_count, layer_bytes=program.layer_bytes)
+
+
+def on_cluster(spec: StudySpec, target: Target | None, topology: Topology | None) -> tuple[StudySpec, Topology]:
+    """The study as it would be for a GPU (None: this machine's CPU) and a cluster, and that cluster.
+
+    Without a topology it is that of the study's own devices, else one machine of the target.
+
+    Raises:
+        StudyFileError: If a study for GPUs, or a topology, comes without a target.
+    """
+    device = spec.device
+    if target is None:
+        if topology is not None or device.platform == "cuda":
+            raise StudyFileError(
+                "to compile for GPUs the kind must be named: add --target, such as --target h100-sxm "
+                "(see `autotune targets list`)"
+            )
+        topology = Topology(1, device.count or 1)
+    elif topology is None:
+        own = device.count // device.node_count if device.platform == "cuda" and device.count else None
+        topology = Topology(device.node_count, own or target.network.gpus_per_node)
+    moved = type(device)(platform="cuda" if target else "cpu", count=topology.device_count, node_count=topology.nodes)
+    return spec.model_copy(update={"device": moved}), topology
+
+
+def cluster_that_ran(spec: StudySpec, ran: WorkerReport) -> tuple[Target | None, Topology]:
+    """The GPU and the cluster that a study names, or those that ran it; None for a GPU that is not described.
+
+    A GPU of that kind that is attached here is described by itself, see `target_here`.
+    """
+    asked, nodes = spec.screen, spec.device.node_count
+    target = load_target(asked.target) if asked.target else target_here(ran.device_kind)
+    target = target and target.on_network(spec.device.nic_bytes_per_s)
+    if asked.topology:
+        return target, parse_topology(asked.topology)
+    return target, Topology(nodes, max(1, ran.device_count // nodes))
+
+
+@contextlib.contextmanager
+def open_screener(
+    spec: StudySpec,
+    *,
+    study_dir: Path,
+    target: Target | None,
+    topology: Topology | None = None,
+    cache_dir: Path | None = None,
+    limit_s: float | None = None,
+    progress: Progress = lambda what: None,
+    processors: Callable[[], int] = lambda: 1,
+) -> Iterator[tuple[StudySpec, Screener]]:
+    """A screen with its compile worker, which ends with the block.
+
+    Args:
+        study_dir: Folder of the study file, where the user's own modules are found.
+        limit_s: Longest time for one compilation; default: what follows from the reference's.
+        processors: Gives how many compilations may run at once.
+
+    Raises:
+        StudyFileError: If the study runs a command, or the cluster does not fit.
+        LaunchError: If nothing can be compiled for GPUs with what is installed.
+    """
+    if spec.workload.entry is None:
+        raise StudyFileError(
+            "to compile without running, a study must name a workload by `workload.entry` but this one runs a "
+            "command; write the step as module:function (see workloads/example.py)"
+        )
+    moved, cluster = on_cluster(spec, target, topology)
+    if target is not None:  # as the reference will have it: XLA's scheduler overlaps less where memory is short
+        target = target.with_memory(memory_fraction(spec.baseline)).on_network(spec.device.nic_bytes_per_s)
+    job = CompileJob(
+        entry=spec.workload.entry,
+        options=spec.under(FlagSet()).workload.options,
+        target=target,
+        topology=cluster,
+        paths=(str(study_dir),),
+        base=caller_environment(),
+    )
+    with Compiler(job, cache_dir=cache_dir, limit_s=limit_s, progress=progress, processors=processors) as compiler:
+        yield moved, Screener(compiler, baseline=spec.baseline, catalog=load_catalog())
+
+
+def narrowed(space: SearchSpace, report: ScreenReport, *, keeps_no_ops: bool = False) -> SearchSpace:
+    """The space without no-ops and values that do not fit in memory.
+
+    What failed to compile stays unless it was compiled for the very CPU that runs it: without a device some sets
+    fail that compile on one. A parameter that is said to act only under a value of a no-op stays, without that
+    condition: the no-op's value makes no other program than its default, so the two act alike under both, and
+    whether that is to act or not, its own verdict says.
+
+    Args:
+        keeps_no_ops: Whether no-ops stay, because a measurement has shown that the screen is wrong about them.
+    """
+    found = {s.name: s for s in report.settings}
+    no_ops = {} if keeps_no_ops else {n: s for n, s in found.items() if s.effect is Effect.NO_OP}
+    reasons = {n: _no_op_reason(s, report) for n, s in no_ops.items()}
+    kept: list[Parameter] = []
+    for parameter in space.parameters:
+        if parameter.name in reasons:
+            continue
+        left = {n: v for n, v in (parameter.condition or {}).items() if n not in reasons} or None
+        refused = _refused_values(found.get(parameter.name), report)
+        choices = parameter.choices and tuple(c for c in parameter.choices if c not in refused)
+        if choices == ():
+            reasons[parameter.name] = "no value of it compiles and fits here"
+            continue
+        kept.append(dataclasses.replace(parameter, condition=left, choices=choices))
+    return SearchSpace(tuple(kept), {**space.left_out, **reasons}, space.notes)
+
+
+def _no_op_reason(setting: SettingReport, report: ScreenReport) -> str:
+    tried = ", ".join(v.value or "(empty)" for v in setting.values)
+    return f"no-op here: compiled for {report.target} {report.topology}, no value ({tried}) changes the program"
+
+
+def _refused_values(setting: SettingReport | None, report: ScreenReport) -> set[str]:
+    """Values that must not be launched; where not even the reference is said to fit, memory is not believed.
+
+    A value that would fit with all that other settings save, each by itself, stays: what does not fit is told of each
+    set before it is launched.
+    """
+    values = setting.values if setting else ()
+    is_cpu, believed = report.limit_bytes is None, report.reference.fits is not False
+    saved = sum(_saved_bytes(s, report) for s in report.settings if setting is None or s.name != setting.name)
+
+    def never_fits(value: ValueReport) -> bool:
+        if value.peak_bytes is None or report.limit_bytes is None:
+            return value.fits is False
+        return value.peak_bytes - saved > report.limit_bytes
+
+    return {v.value for v in values if (v.fits is False and believed and never_fits(v)) or (is_cpu and v.message)}
+
+
+def _saved_bytes(setting: SettingReport, report: ScreenReport) -> int:
+    """Device memory that the best value of a setting saves by itself."""
+    reference = report.reference.peak_bytes or 0
+    return max([0, *(reference - v.peak_bytes for v in setting.values if v.peak_bytes is not None)])
+
+
+def chains(space: SearchSpace) -> dict[str, list[FlagSet]]:
+    """Maps each parameter with conditions to sets that fulfil them, together with every fulfilling value."""
+    by_name = {p.name: p for p in space.parameters}
+
+    def needed(name: str, index: int) -> FlagSet:
+        found = FlagSet()
+        for other, values in (by_name[name].condition or {}).items():
+            value = values[index % len(values)]
+            if other in by_name and not by_name[other].is_absent(value):
+                found = found.merge(needed(other, index)).merge({other: value})
+        return found
+
+    sets = {n: [needed(n, i) for i in range(_longest_condition(by_name, n))] for n in by_name}
+    return {n: list(dict.fromkeys(s for s in of if s)) for n, of in sets.items() if any(of)}
+
+
+def _longest_condition(by_name: Mapping[str, Parameter], name: str) -> int:
+    """The largest number of values of any condition of a parameter and those it depends on."""
+    condition = (by_name[name].condition if name in by_name else None) or {}
+    return max([1, *map(len, condition.values()), *(_longest_condition(by_name, n) for n in condition)])
+
+
+def domains(space: SearchSpace) -> Mapping[str, list[str]]:
+    """Values to compile for each parameter of a search space, other than its default."""
+    return {p.name: spread([v for v in p.values() if not p.is_absent(v)]) for p in space.parameters}
+
+
+def spread(values: list[str], most: int = MOST_VALUES) -> list[str]:
+    """At most `most` (at least 2) evenly spread values, including the first and the last."""
+    if len(values) <= most:
+        return values
+    return [values[round(i * (len(values) - 1) / (most - 1))] for i in range(most)]

@@ -1,0 +1,339 @@
+"""A simulated machine in place of real processes: step times, failures and noise come from a formula of known truth.
+
+A run gets it through the product's one seam, `autotune.study.preflight.make_launcher`. In this process `install` puts
+`make_launcher` of this module there; a driver of its own is started by ``python -m harness.simulated_machine run ...``,
+and its lanes, wherever they are, make their launchers as the driver does. The machine's description is the file
+`simulation.toml` beside the study file; a study without one runs for real.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+import tomllib
+from collections import Counter
+from collections.abc import (
+    Mapping,
+    Sequence,
+)
+from pathlib import Path
+from typing import (
+    Annotated,
+    Any,
+)
+
+import numpy as np
+from pydantic import Field
+
+from autotune import cluster
+from autotune.cluster import Program
+from autotune.model import (
+    DUMPED_KERNELS,
+    PROFILE,
+    Failure,
+    FailureKind,
+    FlagSet,
+    MemoryUse,
+    StudySpec,
+    TimeLimits,
+    WorkerReport,
+    parse_study,
+)  # fmt: skip
+from autotune.model.sections import Section
+from autotune.study import preflight
+from autotune.workers import (
+    Launcher,
+    WorkerFailed,
+)
+from autotune.workers.base import Progress
+from harness.noise import (
+    NOISE_MODELS,
+    Machine,
+    NoiseModel,
+    Process,
+)
+
+LOSSES = (6.5, 6.1, 5.8, 5.6, 5.5)
+COMPILE_S, PEAK_BYTES, TOKENS = 2.0, 1 << 30, 4096
+"""Of the reference, in a study whose formula speaks of them."""
+
+FILE = "simulation.toml"
+SECTION = "simulation"
+
+
+class Simulation(Section):
+    """A simulated machine.
+
+    Attributes:
+        step_s: Step time of the reference, seconds.
+        effects: ``"name=value"`` to the factor by which it multiplies the step time. A set with such a setting, with a
+            factor of 1 too, is a candidate for the noise model.
+        memory_effects: Likewise for the peak memory.
+        compile_effects: Likewise for the compile time.
+        token_effects: Likewise for the tokens of a step; without any, a worker reports no tokens.
+        failures: ``"name=value"`` to the failure it causes, or several of them with spaces between: all together.
+        inert: ``"name=value"`` entries that change nothing in the program.
+        profile: A recorded profile of the reference's program, as text; empty where a profiler finds none.
+        profile_effect: Factor by which a program takes longer that is compiled with this very profile; None: it is the
+             same program.
+        autotune_results: Recorded results of XLA's autotuner, as text.
+        noise: Name of one of `NOISE_MODELS`, or parameters of a `NoiseModel`.
+        start_s: Seconds that a process reports for its start; 0: unknown.
+        delay_s: Real seconds that each start and each block take, so that a stop in mid-study can be tried.
+    """
+
+    step_s: Annotated[float, Field(gt=0)] = 0.03
+    effects: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
+    memory_effects: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
+    compile_effects: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
+    token_effects: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
+    failures: dict[str, FailureKind] = Field(default_factory=dict)
+    inert: tuple[str, ...] = ()
+    profile: str = ""
+    profile_effect: Annotated[float, Field(gt=0)] | None = None
+    autotune_results: str = ""
+    noise: str | dict[str, float] = "quiet"
+    start_s: Annotated[float, Field(ge=0)] = 0.0
+    delay_s: Annotated[float, Field(ge=0)] = 0.0
+
+
+class SimulatedStudy(StudySpec):
+    """A study with the machine on which it runs; what is written down of it is the study alone."""
+
+    simulation: Simulation = Field(default=Simulation(), exclude=True)
+
+
+def parse_simulated(data: Mapping[str, Any]) -> SimulatedStudy:
+    """A study given as plain data, its machine under the key ``simulation``.
+
+    Nothing is screened, and nothing profiled without a recorded profile, unless the study says so.
+
+    Raises:
+        StudyFileError: If the study is not legal.
+    """
+    study = dict(data)
+    simulation = Simulation.model_validate(study.pop(SECTION, {}))
+    confirm = {"pgle": bool(simulation.profile), **study.pop("confirm", {})}
+    spec = parse_study({"screen": {"enabled": False}, **study, "confirm": confirm})
+    return SimulatedStudy.model_construct(spec.model_fields_set, **dict(spec), simulation=simulation)
+
+
+def simulation_of(spec: StudySpec) -> Simulation:
+    """The machine of a simulated study.
+
+    Raises:
+        TypeError: If it is none.
+    """
+    if not isinstance(spec, SimulatedStudy):
+        raise TypeError(f"the study {spec.name} has no simulated machine")
+    return spec.simulation
+
+
+def write_study(file: Path, text: str) -> Path:
+    """Writes a study file; what its text says of ``[simulation]``, in any place, goes into the file beside it."""
+    study: list[str] = []
+    machine: list[str] = []
+    lines = study
+    for line in text.splitlines():
+        if line.startswith("["):
+            table = line.strip("[]").split(".", 1)
+            lines = machine if table[0] == SECTION else study
+            if lines is machine:
+                machine += [f"[{table[1]}]"] if len(table) > 1 else []
+                continue
+        lines.append(line)
+    file.write_text("\n".join([*study, ""]), encoding="utf-8")
+    if len(machine) > 0:
+        file.with_name(FILE).write_text("\n".join([*machine, ""]), encoding="utf-8")
+    return file
+
+
+class SimulatedLauncher:
+    """Starts workers whose step time is the product of their settings' factors, on one noisy machine.
+
+    Args:
+        spec: The study; it seeds the noise and says on which devices workers report to run.
+        simulation: The machine; default: that of the study.
+        seed: In place of the study's.
+    """
+
+    def __init__(self, spec: StudySpec, simulation: Simulation | None = None, *, seed: int | None = None) -> None:
+        self.simulation = simulation or simulation_of(spec)
+        noise = self.simulation.noise
+        model = NOISE_MODELS[noise] if isinstance(noise, str) else NoiseModel(**noise)
+        self._device = spec.device
+        self._tells_tokens = bool(self.simulation.token_effects or spec.search.options)
+        self._seed = spec.seed if seed is None else seed
+        self._starts: Counter[str] = Counter()
+        self.limits = TimeLimits()  # nothing hangs
+        self._machine = Machine(model, np.random.default_rng(self._seed))
+
+    def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> SimulatedWorker:
+        """Makes a worker; see `autotune.workers.Launcher`."""
+        simulation = self.simulation
+        log = self.log(settings, folder)
+        progress("compile")
+        _wait(simulation.delay_s)
+        self._leave_results(settings)
+        profiled = self._read_profile(settings)
+        entries = [f"{n}={v}" for n, v in settings.items() if n not in (PROFILE, DUMPED_KERNELS)]
+        losses: tuple[float, ...] = LOSSES
+        for entry, kind in simulation.failures.items():
+            if not all(e in entries for e in entry.split()):
+                continue
+            if kind is not FailureKind.WRONG_LOSS:
+                message = f"simulated failure of {entry}"
+                raise WorkerFailed(Failure(kind=kind, message=message, phase="compile", log=str(log)))
+            losses = tuple(x * 1.5 for x in LOSSES)
+        step_s = _factor(simulation.effects, entries, start=simulation.step_s)
+        seen = sorted(e for e in entries if e not in simulation.inert)
+        if profiled and simulation.profile_effect is not None:
+            step_s *= simulation.profile_effect
+            seen.append(PROFILE)
+        # Two are started at once by two threads: what each draws must not depend on which comes first.
+        own = np.random.default_rng(list(self._name_of_start("/".join(folder.parts[-2:])).encode()))
+        is_candidate = any(e in simulation.effects for e in entries)
+        work = _factor(simulation.token_effects, entries)
+        if work != 1.0:
+            losses = _losses_of(losses, work)
+        return SimulatedWorker(
+            Process(self._machine, step_s=step_s, rng=own, is_candidate=is_candidate),
+            self._report(entries, seen, losses),
+            delay_s=simulation.delay_s,
+            profile=simulation.profile.encode(),
+        )
+
+    def _name_of_start(self, folder: str) -> str:
+        """What seeds a process: its folder, and for a fresh process in the same folder how many were there before."""
+        before = self._starts[folder]
+        self._starts[folder] += 1
+        return f"{self._seed}/{folder}" + (f"/{before}" if before else "")
+
+    def _read_profile(self, settings: FlagSet) -> bool:
+        """Whether a program is compiled with the recorded profile: as XLA, it goes on without a word if not."""
+        path = settings.get(PROFILE)
+        if path is None:
+            return False
+        try:
+            return Path(path).read_bytes() == self.simulation.profile.encode()
+        except OSError:
+            return False
+
+    def _leave_results(self, settings: FlagSet) -> None:
+        """Leaves the recorded results of an autotuner where a process is told to."""
+        if self.simulation.autotune_results and (path := settings.get(DUMPED_KERNELS)) is not None:
+            Path(path).write_text(self.simulation.autotune_results, encoding="utf-8")
+
+    def log(self, settings: FlagSet, folder: Path) -> Path:
+        """Writes what a worker's log would hold; returns the file."""
+        log = folder / "worker.log"
+        log.write_text(f"simulated: {settings}\n", encoding="utf-8")
+        return log
+
+    def close(self) -> None:
+        """Takes the workers that are left off the machine."""
+        self._machine.candidates.clear()
+
+    def _report(self, entries: list[str], seen: list[str], losses: tuple[float, ...]) -> WorkerReport:
+        simulation = self.simulation
+        peak, compile_s = simulation.memory_effects, simulation.compile_effects
+        return WorkerReport(
+            fingerprint=hashlib.sha256("\n".join(seen).encode()).hexdigest()[:16],
+            platform=self._device.platform,
+            device_kind="simulated",
+            device_count=self._device.count or 1,
+            compile_s=COMPILE_S * _factor(compile_s, entries) if compile_s else 0.0,
+            peak_bytes=round(PEAK_BYTES * _factor(peak, entries)) if peak else None,
+            tokens_per_step=round(TOKENS * _factor(simulation.token_effects, entries)) if self._tells_tokens else None,
+            start_s=simulation.start_s,
+            losses=losses,
+            grad_norms=losses,
+            warmup_step_times_s=(simulation.step_s,) * 3,
+        )
+
+
+def _factor(effects: Mapping[str, float], entries: Sequence[str], *, start: float = 1.0) -> float:
+    return math.prod((effects.get(e, 1.0) for e in entries), start=start)
+
+
+def _losses_of(losses: tuple[float, ...], work: float) -> tuple[float, ...]:
+    """Losses of another batch: after as much work they are the reference's, but for the rows that are other ones."""
+    seen = [min(step * work, len(losses) - 1.0) for step in range(len(losses))]
+    return tuple((1 + 1e-3 * work) * float(x) for x in np.interp(seen, range(len(losses)), losses))
+
+
+class SimulatedWorker:
+    """A worker that draws its step times; its memory does not grow."""
+
+    watches_memory = False
+    last_memory: MemoryUse | None = MemoryUse(host_bytes=PEAK_BYTES)
+
+    def __init__(self, process: Process, report: WorkerReport, *, delay_s: float, profile: bytes = b"") -> None:
+        self.report = report
+        self._profile = profile
+        self._process = process
+        self.last_loss: float | None = None
+        self.last_norm: float | None = None
+        self.loss_lag = 0
+        self.fresh_batches = False
+        self._delay_s = delay_s
+
+    def run_block(self, steps: int) -> tuple[float, ...]:
+        """Draws a block; see `autotune.workers.Worker`."""
+        _wait(self._delay_s)
+        self.last_loss = self.report.losses[-1] if self.report.losses else None
+        return tuple(self._process.run_block(steps).tolist())
+
+    def profile(self, steps: int) -> bytes:
+        """The recorded one; see `autotune.workers.Worker`."""
+        return self._profile
+
+    def close(self) -> None:
+        """Leaves the machine: it is nobody's idle neighbour any more."""
+        self._process.close()
+
+
+def _wait(delay_s: float) -> None:
+    if delay_s > 0:  # a sleep of no time still costs a turn of the processor
+        time.sleep(delay_s)
+
+
+_make_real = preflight.make_launcher
+
+
+def make_launcher(spec: StudySpec, study_dir: str, devices: Sequence[str] = ()) -> Launcher:
+    """Makes the launcher of the machine that is described beside a study; a study without one gets real workers."""
+    file = Path(study_dir) / FILE
+    if not file.exists():
+        return _make_real(spec, study_dir, devices)
+    return SimulatedLauncher(spec, Simulation.model_validate(tomllib.loads(file.read_text(encoding="utf-8"))))
+
+
+def install() -> None:
+    """Lets the studies of this process, and those of the lanes that it starts, run on simulated machines."""
+    preflight.make_launcher = make_launcher
+
+
+class _Program(Program):
+    """A batch job's driver that is this module, too."""
+
+    @property
+    def command(self) -> list[str]:
+        python, _, _, *rest = super().command
+        return [python, "-m", "harness.simulated_machine", *rest]
+
+
+def main() -> None:
+    """The command line of autotune, on simulated machines."""
+    from autotune.cli import main as autotune_main
+
+    install()
+    cluster.Program = _Program  # type: ignore[misc]
+    autotune_main()
+
+
+if __name__ == "__main__":
+    from harness.simulated_machine import main as main_of_module  # lanes find `make_launcher` by the module's name
+
+    main_of_module()

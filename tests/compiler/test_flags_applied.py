@@ -1,0 +1,285 @@
+"""Flags are applied, or nothing is said: workloads that start backends, workers that lie, dumps that are empty."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.compiler import compile_worker
+from autotune.compiler import compiler as compiler_module
+from autotune.compiler.compile_worker import CompileJob
+from autotune.compiler.compiler import Compiler
+from autotune.compiler.flags_applied import FlagsLostError, parse_options, require_applied
+from autotune.compiler.predict import predict_step
+from autotune.compiler.program import SCHEMA_VERSION, CompiledProgram, CompileResult
+from autotune.compiler.schedule import HLO, read_program
+from autotune.compiler.screen import CPU_CANARIES, GPU_CANARIES, Screener
+from autotune.compiler.targets import load_target, parse_topology
+from autotune.model.errors import LaunchError
+from autotune.model.flags import FlagSet
+from autotune.settings.catalog import load_catalog
+from tests.compiler.rules import COMBINE, Rules, screen
+
+WIDTH = "xla_cpu_prefer_vector_width"
+MARKER = "/tmp/folder/dump"
+WRITTEN = f"""xla_cpu_prefer_vector_width: 128
+xla_gpu_enable_triton_gemm: false
+xla_gpu_autotune_gemm_rtol: 0.600000
+xla_disable_hlo_passes: "one"
+xla_disable_hlo_passes: "two"
+xla_dump_to: "{MARKER}"
+xla_detailed_logging: false
+"""
+
+
+# ---------------------------------------------------------------------- the proof
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {},
+        {WIDTH: "128", "xla_gpu_enable_triton_gemm": "0", "xla_gpu_autotune_gemm_rtol": "0.6000000014901161"},
+        {"xla_disable_hlo_passes": "one,two", "xla_gpu_not_listed": "7", "xla_detailed_logging": "true"},
+        {"NCCL_PROTO": "LL", "jax_default_matmul_precision": "bfloat16"},
+    ],
+)
+def test_options_in_force_prove_a_set(asked: dict[str, str]) -> None:
+    jax_options = {"jax_default_matmul_precision": "bfloat16"}
+    require_applied(FlagSet(asked), FlagSet(asked), marker=MARKER, written=WRITTEN, jax_options=jax_options)
+
+
+@pytest.mark.parametrize(
+    ("asked", "written", "said"),
+    [
+        ({}, "", "does not say that it read them"),
+        ({}, WRITTEN.replace(MARKER, "/tmp/another/dump"), "does not say that it read them"),
+        ({}, WRITTEN + f'xla_dump_to: "{MARKER}"\n', "does not say that it read them"),
+        ({WIDTH: "256"}, WRITTEN, f"{WIDTH}=256 became 128"),
+        ({"xla_gpu_enable_triton_gemm": "true"}, WRITTEN, "xla_gpu_enable_triton_gemm=true became false"),
+        ({"jax_default_matmul_precision": "float32"}, WRITTEN, "the program made it bfloat16"),
+        ({"jax_no_such_option": "1"}, WRITTEN, "no such option"),
+    ],
+)
+def test_a_compilation_without_proof_is_an_error_of_its_own(asked: dict[str, str], written: str, said: str) -> None:
+    jax_options = {"jax_default_matmul_precision": "bfloat16"}
+    with pytest.raises(FlagsLostError, match="must be applied by XLA") as error:
+        require_applied(FlagSet(asked), FlagSet(asked), marker=MARKER, written=written, jax_options=jax_options)
+    assert said in str(error.value)
+
+
+def test_quoted_options_are_read_as_the_text_that_they_are() -> None:
+    assert parse_options('a: "x\\"y\\303\\244"\nb: ENUM\nmap {\n  key: 1\n}\n') == {"a": ['x"yä'], "b": ["ENUM"]}
+
+
+# ---------------------------------------------------------------------- real workers
+
+
+def job_of(entry: str, target: str | None, **options: Any) -> CompileJob:
+    return CompileJob(
+        entry=entry,
+        options=options,
+        target=load_target(target) if target else None,
+        topology=parse_topology("1x1"),
+        paths=(str(Path(__file__).parent),),
+    )
+
+
+def kept(folder: Path) -> list[Path]:
+    return [p for p in folder.rglob("*") if p.is_file()]
+
+
+def run_screen(job: CompileJob, cache: Path) -> Any:
+    with Compiler(job, cache_dir=cache) as compiler:
+        return Screener(compiler, baseline=FlagSet(), catalog=load_catalog()).run({}, {}), compiler._in_fork
+
+
+@pytest.mark.gate
+def test_flags_act_on_the_cpu_though_building_starts_a_backend(tmp_path: Path) -> None:
+    report, _ = run_screen(job_of("small_workload:make", None, touch=True), tmp_path)
+    assert report.canary is not None
+    assert report.canary.settings in CPU_CANARIES
+    assert len(kept(tmp_path)) == report.compiled_count >= 2
+
+
+@pytest.mark.aot
+@pytest.mark.gate
+@pytest.mark.parametrize(
+    ("entry", "touch", "in_fork"),
+    [
+        ("small_workload:make", False, "lowered"),
+        ("small_workload:make", True, "build"),
+        ("touching_workload:make", False, "import"),
+    ],
+)
+def test_flags_act_for_a_described_gpu_wherever_a_workload_starts_a_backend(
+    tmp_path: Path, entry: str, touch: bool, in_fork: str
+) -> None:
+    report, how = run_screen(job_of(entry, "h100-sxm", touch=touch), tmp_path)
+    assert how == in_fork
+    assert report.canary is not None
+    assert report.canary.settings in GPU_CANARIES
+    assert report.canary.changes
+
+
+LIAR = """
+import sys
+from autotune.child import compile as worker
+from autotune.child.channel import serve
+
+honest = worker._run_fork
+
+def lie(lower, order, facts, folder, parent):
+    flags = order["environment"]["XLA_FLAGS"]
+    order["environment"]["XLA_FLAGS"] = {lie}
+    honest(lower, order, facts, folder, parent)
+
+worker._run_fork = lie
+sys.exit(serve(worker.work))
+"""
+
+
+@pytest.fixture
+def lying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Puts a worker in the place of the real one, whose forks make something else of their flags."""
+
+    def lie(expression: str) -> None:
+        program, python = tmp_path / "liar.py", tmp_path / "python"
+        program.write_text(LIAR.replace("{lie}", expression), encoding="utf-8")
+        python.write_text(f"#!/bin/sh\nexec {sys.executable} {program}\n", encoding="utf-8")
+        python.chmod(0o755)
+        monkeypatch.setattr(compile_worker, "driver_python", lambda: str(python))
+
+    return lie
+
+
+@pytest.mark.gate
+@pytest.mark.parametrize(
+    ("lie", "asked", "said"),
+    [
+        ("''", {}, "does not say that it read them"),
+        (f"flags + ' --{WIDTH}=128'", {WIDTH: "256"}, "became 128"),
+    ],
+)
+def test_worker_that_lies_is_found_by_the_proof_and_nothing_is_kept(
+    tmp_path: Path, lying: Callable[[str], None], lie: str, asked: dict[str, str], said: str
+) -> None:
+    lying(lie)
+    job = job_of("small_workload:make", None)
+    with Compiler(job, cache_dir=tmp_path / "cache") as compiler, pytest.raises(FlagsLostError, match=said):
+        list(compiler.compile([FlagSet(asked)]))
+    assert kept(tmp_path / "cache") == []
+
+
+@pytest.mark.gate
+def test_lie_that_leaves_the_proof_is_found_by_the_canary(tmp_path: Path, lying: Callable[[str], None]) -> None:
+    lying("' '.join(f for f in flags.split() if 'xla_dump_to' in f)")
+    with pytest.raises(LaunchError, match="no canary does"):
+        run_screen(job_of("small_workload:make", None), tmp_path / "cache")
+    assert kept(tmp_path / "cache") == []
+
+
+@pytest.mark.gate
+def test_option_of_jax_that_the_workload_changes_did_not_arrive(tmp_path: Path) -> None:
+    job = job_of("small_workload:make", None, matmul="float32")
+    with Compiler(job, cache_dir=tmp_path) as compiler, pytest.raises(FlagsLostError, match="program made it float32"):
+        list(compiler.compile([FlagSet({"jax_default_matmul_precision": "bfloat16"})]))
+    assert kept(tmp_path) == []
+
+
+# ---------------------------------------------------------------------- the canary
+
+
+class Deaf(Rules):
+    """A compiler that ignores all flags; it remembers what is to be forgotten."""
+
+    def __init__(self, target: str | None = "h100-sxm") -> None:
+        super().__init__(target)
+        self.forgotten: set[FlagSet] = set()
+
+    def name(self, settings: Any) -> str:
+        return "always the same"
+
+    def canaries(self, settings: FlagSet) -> list[str]:
+        return []
+
+    def forget(self, sets: Any) -> None:
+        self.forgotten |= set(sets)
+
+
+@pytest.mark.parametrize(("target", "canaries"), [("h100-sxm", GPU_CANARIES), (None, CPU_CANARIES)])
+def test_nothing_is_a_no_op_where_no_canary_acts(target: str | None, canaries: tuple[FlagSet, ...]) -> None:
+    rules = Deaf(target)
+    with pytest.raises(LaunchError, match="nothing is called a no-op"):
+        screen(rules).run({COMBINE: ["11"]}, {})
+    assert rules.compiled == [FlagSet(), *canaries]
+    assert rules.forgotten == {FlagSet(), *canaries}
+
+
+class NoGraphs(Rules):
+    """A program without command buffers: the first canary changes nothing."""
+
+    def canaries(self, settings: FlagSet) -> list[str]:
+        return [c for c in super().canaries(settings) if "command_buffer" not in c]
+
+
+def test_the_first_canary_that_changes_the_program_stands_in_the_report() -> None:
+    assert screen(Rules()).run({}, {}).canary.settings == GPU_CANARIES[0]  # type: ignore[union-attr]
+    assert screen(NoGraphs()).run({}, {}).canary.settings == GPU_CANARIES[1]  # type: ignore[union-attr]
+
+
+# ---------------------------------------------------------------------- emptiness
+
+FOUND = {"hlo_digest": "7", "versions": {}, "compile_s": 1.0, "memory": None}
+MODULE = """HloModule jit_step
+
+ENTRY %main (p: f32[4]) -> f32[4] {
+  %p = f32[4]{0} parameter(0)
+  ROOT %n = f32[4]{0} negate(f32[4]{0} %p)
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("hlo", "is_gpu", "missing"), [("", False, "HLO"), ("", True, "HLO"), (MODULE, True, "thunks")]
+)
+def test_empty_text_or_thunks_are_an_error_never_a_program(
+    tmp_path: Path, hlo: str, is_gpu: bool, missing: str
+) -> None:
+    (tmp_path / HLO).write_text(hlo, encoding="utf-8")
+    with pytest.raises(LaunchError, match=f"holds no .*{missing}"):
+        read_program(tmp_path, FOUND, is_gpu=is_gpu, device_count=1, gpus_per_node=1)
+
+
+def test_a_step_that_takes_no_time_is_an_error() -> None:
+    program = CompiledProgram(fingerprint="7", versions={}, compile_s=1.0, memory=None)
+    with pytest.raises(LaunchError, match="must take some time"):
+        predict_step(program, load_target("h100-sxm"), parse_topology("1x8"))
+
+
+def test_results_of_another_version_of_the_worker_are_not_believed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def compiled(self: Compiler, seat: object, settings: FlagSet) -> CompileResult:
+        program = CompiledProgram(fingerprint="7", versions={}, compile_s=1.0, memory=None)
+        return CompileResult(settings=settings, program=program)
+
+    monkeypatch.setattr(compiler_module.Compiler, "_tried", compiled)
+    job = dataclasses.replace(job_of("small_workload:make", None), versions={"jaxlib": "7"})
+
+    def compile_once() -> Iterator[bool]:
+        with Compiler(job, cache_dir=tmp_path) as compiler:
+            yield from (r.from_cache for r in compiler.compile([FlagSet()]))
+
+    assert list(compile_once()) == [False]
+    assert list(compile_once()) == [True]
+    (folder,) = tmp_path.iterdir()
+    now = f"v{SCHEMA_VERSION}-"
+    assert folder.name.startswith(now)
+    folder.rename(tmp_path / folder.name.replace(now, f"v{SCHEMA_VERSION - 1}-"))
+    assert list(compile_once()) == [False]

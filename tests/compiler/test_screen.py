@@ -1,0 +1,301 @@
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from autotune.compiler.screen import Effect, ScreenReport, chains, domains, narrowed
+from autotune.compiler.targets import load_target
+from autotune.model.errors import LaunchError
+from autotune.model.flags import FlagSet
+from autotune.settings.catalog import Stage, load_catalog
+from autotune.settings.space import Parameter, SearchSpace
+from tests.compiler.rules import (
+    BUFFER,
+    CHANNELS,
+    COMBINE,
+    DECOMPOSE,
+    GIB,
+    GRAPHS,
+    OVERLAP,
+    P2P,
+    SLOP,
+    TRITON,
+    Rules,
+    screen,
+    space,
+)  # fmt: skip
+
+DOMAINS = {
+    COMBINE: ["7", "11"],
+    BUFFER: ["true"],
+    SLOP: ["17", "19"],
+    OVERLAP: ["2"],
+    CHANNELS: ["3"],
+    "NCCL_PROTO": ["LL"],
+}
+
+
+def effects(rules: Rules, domains: Mapping[str, Sequence[str]] = DOMAINS) -> dict[str, Effect]:
+    return {s.name: s.effect for s in screen(rules).run(domains, {}).settings}
+
+
+def test_settings_are_active_no_op_or_to_be_measured() -> None:
+    assert effects(Rules()) == {
+        COMBINE: Effect.ACTIVE,
+        BUFFER: Effect.ACTIVE,
+        SLOP: Effect.NO_OP,
+        OVERLAP: Effect.ACTIVE,
+        CHANNELS: Effect.MEASURE,
+        "NCCL_PROTO": Effect.MEASURE,
+    }
+
+
+def test_setting_that_acts_only_with_another_is_active_and_marked() -> None:
+    report = screen(Rules()).run(DOMAINS, {})
+    assert [s.name for s in report.settings if s.interacts_with] == [OVERLAP]
+
+
+def test_nothing_read_at_run_time_is_compiled_or_called_dead() -> None:
+    rules = Rules()
+    values = {CHANNELS: ["1", "2"], "NCCL_PROTO": ["LL"], "XLA_CLIENT_MEM_FRACTION": ["0.9"], "UNKNOWN_KNOB": ["1"]}
+    found = effects(rules, values)
+    assert set(found.values()) == {Effect.MEASURE}
+    assert rules.compiled == [FlagSet()]
+
+
+def test_setting_whose_values_all_fail_says_so_in_the_compilers_words() -> None:
+    report = screen(Rules()).run({COMBINE: ["13"]}, {})
+    (setting,) = report.settings
+    assert setting.effect is Effect.FAILS
+    assert "thirteen is not allowed" in setting.values[0].message
+
+
+def test_sets_with_one_program_are_named_unless_something_is_left_to_measure() -> None:
+    named = {
+        "docs": FlagSet({SLOP: 17}),
+        "a": FlagSet({COMBINE: 11}),
+        "b": FlagSet({COMBINE: 11, SLOP: 19}),
+        "c": FlagSet({COMBINE: "11", "NCCL_PROTO": "LL"}),
+        "d": FlagSet({COMBINE: "11", "NCCL_PROTO": "LL", SLOP: "17"}),
+        "bad": FlagSet({COMBINE: 13}),
+    }
+    found = {s.name: s for s in screen(Rules()).run({}, named).sets}
+    assert {n: s.same_as for n, s in found.items()} == {
+        "docs": "reference", "a": None, "b": "a", "c": None, "d": "c", "bad": None,
+    }  # fmt: skip
+    assert found["c"].to_measure == ("NCCL_PROTO",)
+    assert "thirteen" in found["bad"].message
+
+
+def test_sets_that_do_not_fit_are_found_at_the_studys_memory_fraction() -> None:
+    named = {"buffered": FlagSet({BUFFER: True}), "more": FlagSet({BUFFER: True, "XLA_CLIENT_MEM_FRACTION": 0.95})}
+    report = screen(Rules()).run({}, named)
+    assert report.limit_bytes == int(load_target("h100-sxm").memory_bytes * 0.75)
+    assert report.reference.fits is True
+    assert [s.fits for s in report.sets] == [False, True]  # 70 GiB of 59.3 and of 75.2
+
+
+def test_reference_that_does_not_compile_is_an_error_with_the_compilers_words() -> None:
+    with pytest.raises(LaunchError, match="thirteen is not allowed"):
+        screen(Rules(), {COMBINE: "13"}).run({}, {})
+
+
+def dead_settings(count: int) -> list[str]:
+    catalog, known = load_catalog(), {*DOMAINS, P2P, DECOMPOSE, GRAPHS, TRITON}
+    program = [n for n, s in catalog.items() if s.stage is Stage.PROGRAM and s.kind == "xla" and n not in known]
+    return program[:count]
+
+
+def test_many_no_op_settings_cost_about_as_much_again_for_each_kernel_choice() -> None:
+    rules = Rules()
+    report = screen(rules).run({**{n: ["1"] for n in dead_settings(37)}, BUFFER: ["true"], OVERLAP: ["2"]}, {})
+    assert len(report.of_effect(Effect.NO_OP)) == 37
+    with_triton = [s for s in rules.compiled if TRITON not in s]
+    assert len(with_triton) <= 1 + 39 + 80  # reference, alone, with others
+    assert len(rules.compiled) - len(with_triton) <= 80
+
+
+def test_two_settings_that_act_only_together_are_active_and_name_each_other() -> None:
+    # On 2b61fbc both halves of the no-ops looked like no-ops, and so did both settings.
+    domains = {n: ["1"] for n in dead_settings(20)} | {P2P: ["true"], DECOMPOSE: ["0", "7"], COMBINE: ["11"]}
+    found = {s.name: s for s in screen(Rules()).run(domains, {}).settings}
+    assert found[P2P].effect is found[DECOMPOSE].effect is Effect.ACTIVE
+    assert found[P2P].interacts_with[:1] == (DECOMPOSE,)
+    assert found[DECOMPOSE].interacts_with[:1] == (P2P,)
+    assert sum(s.effect is Effect.NO_OP for s in found.values()) == 20
+
+
+def test_setting_that_acts_with_the_other_kernels_is_active_and_says_so() -> None:
+    # On 2b61fbc only Triton's kernels were asked, and they say that this does nothing.
+    (found,) = screen(Rules()).run({GRAPHS: ["FUSION,CUSTOM_CALL"]}, {}).settings
+    assert (found.effect, found.interacts_with, found.under) == (Effect.ACTIVE, (), "with cuBLAS GEMMs")
+
+
+def test_one_measurement_serves_two_sets_only_if_no_kernel_choice_tells_them_apart() -> None:
+    engine, graphs = screen(Rules()), FlagSet({GRAPHS: "FUSION,CUSTOM_CALL"})
+    assert engine.program_key(graphs) != engine.program_key(FlagSet())
+    report = engine.run({}, {"docs": graphs, "same": graphs.merge({SLOP: "17"})})
+    assert [s.same_as for s in report.sets] == [None, None]
+    report = screen(Rules()).run({}, {"same": FlagSet({SLOP: "17"})})
+    assert [s.same_as for s in report.sets] == ["reference"]
+
+
+def test_where_only_one_choice_is_left_only_one_is_compiled() -> None:
+    for rules, baseline in ((Rules(target=None), {}), (Rules(), {TRITON: "false"})):
+        report = screen(rules, baseline).run({SLOP: ["17"], GRAPHS: ["FUSION,CUSTOM_CALL"]}, {})
+        assert {s.get(TRITON) for s in rules.compiled} == {baseline.get(TRITON)}
+        (graphs,) = [s for s in report.settings if s.name == GRAPHS]
+        assert (graphs.effect is Effect.ACTIVE) == bool(baseline)
+
+
+def test_when_the_time_is_up_nothing_that_is_not_settled_is_called_a_no_op() -> None:
+    domains = {n: ["1"] for n in dead_settings(2)} | {P2P: ["true"], DECOMPOSE: ["0"], GRAPHS: ["FUSION,CUSTOM_CALL"]}
+    whole = Rules()
+    screen(whole).run(domains, {})
+    for allowed in range(len(whole.compiled) + 1):
+        rules = Rules()
+        report = screen(rules).run(domains, {}, is_over=lambda: len(rules.compiled) >= allowed)  # noqa: B023
+        no_op = {s.name for s in report.of_effect(Effect.NO_OP)}
+        assert not no_op & {P2P, DECOMPOSE, GRAPHS}, allowed
+        assert {s.name for s in report.settings} | set(report.skipped) == set(domains)
+        assert bool(no_op) == (allowed >= len(whole.compiled)), allowed
+
+
+def test_setting_with_a_value_that_does_not_compile_is_not_a_no_op() -> None:
+    assert effects(Rules(), {COMBINE: ["13", "7"]}) == {COMBINE: Effect.FAILS}
+    assert effects(Rules(), {COMBINE: ["13", "11"]}) == {COMBINE: Effect.ACTIVE}
+
+
+STUDY = """
+name = "toy"
+[workload]
+entry = "toy_workload:make"
+[search.settings]
+xla_gpu_enable_while_loop_double_buffering = [true]
+xla_gpu_memory_limit_slop_factor = [80]
+NCCL_PROTO = ["LL"]
+"""
+
+
+@pytest.mark.aot
+@pytest.mark.slow
+def test_screen_explain_and_predict_of_a_study_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import typer
+    from typer.testing import CliRunner
+
+    from autotune.cli import compile as cli_screen
+
+    app = typer.Typer()
+    for command in (cli_screen.screen, cli_screen.explain, cli_screen.predict):
+        app.command()(command)
+    source = Path(__file__).with_name("toy_workload.py").read_text(encoding="utf-8")
+    (tmp_path / "toy_workload.py").write_text(source, encoding="utf-8")
+    study = tmp_path / "study.toml"
+    study.write_text(STUDY, encoding="utf-8")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    where = [str(study), "--target", "h100-sxm", "--topology", "1x8"]
+
+    done = CliRunner().invoke(app, ["screen", *where])
+    assert done.exit_code == 0, done.output
+    rest = done.stdout
+    assert "xla_gpu_enable_while_loop_double_buffering" in done.stdout
+    assert "loop iterations a step: 8 -> 4" in done.stdout
+    assert "NCCL_PROTO" in rest.partition("to be measured")[2]
+
+    flags = "--xla_gpu_enable_while_loop_double_buffering=true NCCL_PROTO=LL"
+    done = CliRunner().invoke(app, ["explain", *where, "--set", flags])
+    assert done.exit_code == 0, done.output
+    assert "loop iterations a step: 8 -> 4" in done.stdout
+    assert "exposed: computing waits for it" in done.stdout
+
+    done = CliRunner().invoke(app, ["predict", *where, "--json"])
+    assert done.exit_code == 0, done.output
+    assert '"predicted": true' in done.stdout
+
+
+def test_narrowed_space_lacks_no_op_settings_and_keeps_every_reason() -> None:
+    report = screen(Rules()).run(domains(space()), {})
+    left = narrowed(space(), report)
+    assert [p.name for p in left.parameters] == [COMBINE, BUFFER, OVERLAP, "NCCL_PROTO", "NCCL_ALGO"]
+    assert left.left_out["other"] == "not asked for"
+    assert "95" not in left.left_out[SLOP]
+    assert "17" in left.left_out[SLOP]
+    # What depends on a no-op stays: it acts alike under all values of that, be it at run time.
+    assert {p.name: p.condition for p in left.parameters[2:]} == {
+        OVERLAP: {BUFFER: ("true",)}, "NCCL_PROTO": None, "NCCL_ALGO": None,
+    }  # fmt: skip
+
+
+def test_value_that_fits_with_what_others_save_stays() -> None:
+    report = screen(Rules()).run(domains(space()), {})
+
+    def with_peaks(saved_gib: int) -> ScreenReport:
+        peaks = {(BUFFER, "true"): 62, (COMBINE, "11"): 10 - saved_gib}
+        settings = tuple(
+            s.model_copy(
+                update={
+                    "values": tuple(
+                        v.model_copy(update={"peak_bytes": peaks.get((s.name, v.value), 10) * GIB}) for v in s.values
+                    )
+                }
+            )
+            for s in report.settings
+        )
+        return report.model_copy(update={"settings": settings})
+
+    for saved_gib, choices in ((2, ("false",)), (4, ("false", "true"))):  # of 59.3 GiB
+        left = {p.name: p.choices for p in narrowed(space(), with_peaks(saved_gib)).parameters}
+        assert left[BUFFER] == choices
+
+
+def test_no_point_of_the_whole_space_has_a_program_that_the_narrowed_space_lacks() -> None:
+    rules = Rules(target=None)
+    whole = space()
+    left = narrowed(whole, screen(rules).run(domains(whole), {}))
+
+    def programs(points: SearchSpace) -> set[str]:
+        choices = [[(p.name, v) for v in p.values() if v != "13"] for p in points.parameters]
+        found = set()
+        for point in itertools.product(*choices):
+            chosen = dict(point)
+            found.add(rules.name(points.suggest(lambda p: chosen[p.name])))  # noqa: B023
+        return found
+
+    assert programs(left) == programs(whole)
+
+
+def test_program_key_joins_what_one_measurement_serves() -> None:
+    engine = screen(Rules())
+    plain, no_op, active, read_later = (
+        engine.program_key(FlagSet(s)) for s in ({}, {SLOP: "17"}, {COMBINE: "11"}, {"NCCL_PROTO": "LL"})
+    )
+    assert plain == no_op
+    assert len({plain, active, read_later}) == 3
+    assert engine.program_key(FlagSet({COMBINE: "13"})) is None
+    assert engine.program_key(FlagSet({"xla_gpu_autotune_level": "0"})) is None
+
+
+def test_chain_of_conditions_is_made_true_as_a_whole_for_each_value_that_does() -> None:
+    def one(name: str, *choices: str, **condition: tuple[str, ...]) -> Parameter:
+        of = {f"xla_{n}": v for n, v in condition.items()} or None
+        return Parameter(name=f"xla_{name}", choices=choices, default=choices[0], condition=of)
+
+    whole = SearchSpace((one("a", "0", "1", "2"), one("b", "0", "1", a=("1", "2")), one("c", "0", "1", b=("1",)),
+                         one("d", "0", "1", a=("0", "1"))))  # fmt: skip
+    assert chains(whole) == {
+        "xla_b": [FlagSet({"xla_a": "1"}), FlagSet({"xla_a": "2"})],
+        "xla_c": [FlagSet({"xla_a": "1", "xla_b": "1"}), FlagSet({"xla_a": "2", "xla_b": "1"})],
+        "xla_d": [FlagSet({"xla_a": "1"})],
+    }
+
+
+def test_narrowed_space_lacks_values_that_do_not_fit_but_keeps_what_fails_without_a_device() -> None:
+    report = screen(Rules()).run(domains(space()), {})
+    by_name = {p.name: p.choices for p in narrowed(space(), report).parameters}
+    assert by_name[BUFFER] == ("false",)  # 70 GiB of 59.3
+    assert by_name[COMBINE] == ("7", "11", "13")
+    on_cpu = screen(Rules(target=None)).run(domains(space()), {})
+    assert {p.name: p.choices for p in narrowed(space(), on_cpu).parameters}[COMBINE] == ("7", "11")
