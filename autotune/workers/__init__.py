@@ -26,7 +26,7 @@ from autotune.workers.srun import (
     SRUN_VARIABLE,
     SrunLauncher,
 )
-from autotune.workers.settings_check import check_options
+from autotune.workers.settings_check import check_debug_options, check_options, parse_debug_options
 from autotune.workers.probe import (
     Probe,
     describe_workload,
