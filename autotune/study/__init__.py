@@ -66,7 +66,7 @@ from autotune.study.runner import (
     LocalExecutor,
     TaskRunner,
 )
-from autotune.study.probe import (
-    ProbeRequest, ProbeResult, default_platform, device_count, device_words, probe_program, program_python, read_log,
-    reading_of, refuse_one_word, run_request,
+from autotune.study.look import (
+    ProbeRequest, ProbeResult, default_platform, device_count, device_words, doubt_of, probe_program, program_python,
+    read_log, reading_of, refuse_one_word, run_request,
 )  # fmt: skip

@@ -52,6 +52,7 @@ from autotune.rundir import (
 )
 from autotune.settings import gpu_findings
 from autotune.stats import LossSpread
+from autotune.study.look import program_python
 from autotune.study.loss_gate import (
     LossGate,
     LossTrace,
@@ -63,7 +64,6 @@ from autotune.study.memory import (
     MemoryShare,
     refuse_over_limit,
 )
-from autotune.study.probe import program_python
 from autotune.study.tasks import Assignment
 from autotune.workers import (
     Launcher,

@@ -47,6 +47,10 @@ from autotune.settings import (
     for_build,
     probe_build,
 )  # fmt: skip
+from autotune.study.look import (
+    program_python,
+    refuse_other_build,
+)
 from autotune.study.priors import (
     LibraryWinners,
     Prior,
@@ -54,10 +58,6 @@ from autotune.study.priors import (
     priors_of,
     screened_by,
     winners_for,
-)
-from autotune.study.probe import (
-    program_python,
-    refuse_other_build,
 )
 from autotune.study.proposer import open_study
 from autotune.study.samplers import check_sampler

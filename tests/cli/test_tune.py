@@ -17,7 +17,7 @@ from autotune.model import (
     WARMUP_STEPS,
     load_study,
 )
-from autotune.study import probe
+from autotune.study import look as looking
 from harness.simulated_machine import write_study
 from tests.console import autotune
 
@@ -42,7 +42,7 @@ time.sleep(600)
 @pytest.fixture(autouse=True)
 def looks_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Enough is seen of these programs in a second: their steps take a fiftieth of one."""
-    monkeypatch.setattr(probe, "ENOUGH_S", 0.5)
+    monkeypatch.setattr(looking, "ENOUGH_S", 0.5)
 
 
 def look(folder: Path, text: str, *arguments: str) -> subprocess.CompletedProcess[str]:
