@@ -125,7 +125,7 @@ def _row(row: Mapping[str, Any]) -> str:
 def _summary(found: Mapping[str, Any], fits: Sequence[Recognised], probe: Probe) -> list[str]:
     """What the lines make, what to look at, and the table for a study file."""
     from autotune.model import format_seconds
-    from autotune.study import toml_lines
+    from autotune.study import doubt_of, toml_lines
 
     count = len(found["lines"])
     if not found["rules"]:
@@ -139,12 +139,8 @@ def _summary(found: Mapping[str, Any], fits: Sequence[Recognised], probe: Probe)
     by = fits[0] if fits else None
     if by is not None and by.by_clock and not probe.at_s:
         said.append("the time between lines counts, which a saved log does not tell; a command shows it")
-    if by is not None and by.in_bursts:
-        said.append("most lines came at once: print with flush=True, or `terminal = true`")
-    if by is not None and by.agrees is not None and by.doubtful:
-        said.append(
-            f"what is printed is {by.agrees:.3g} times what passes between the lines: it does not wait for the device?"
-        )
+    if doubt := doubt_of(by):
+        said.append(doubt)
     if by is not None and by.needs_tokens and "tokens_per_step" not in found["rules"]:
         said.append("tokens each second are read: say --tokens-per-step to have steps of them")
     rules = {**found["rules"], **({"terminal": True} if found["terminal"] else {})}

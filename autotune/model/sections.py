@@ -5,34 +5,38 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
-
+from typing import (
+    Annotated, Any, Literal,
+)
 from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    GetJsonSchemaHandler,
-    SerializationInfo,
-    SerializerFunctionWrapHandler,
-    ValidationError,
-    WithJsonSchema,
-    field_serializer,
-    field_validator,
+    BaseModel, BeforeValidator, ConfigDict, Field, GetJsonSchemaHandler, SerializationInfo,
+    SerializerFunctionWrapHandler, ValidationError, WithJsonSchema, field_serializer, field_validator,
     model_validator,
 )  # fmt: skip
 from pydantic_core import CoreSchema
-
-from autotune.child import PRESETS, StepReader
-from autotune.model.errors import StudyFileError, close_matches
+from autotune.child import (
+    PRESETS, StepReader,
+)
+from autotune.model.errors import (
+    StudyFileError, close_matches,
+)
 from autotune.model.expressions import Expression
-from autotune.model.flags import FlagSet, kind_of
+from autotune.model.flags import (
+    FlagSet, kind_of,
+)
 from autotune.model.measurement import Settings
-from autotune.model.options import FOLDER, filled, option_sets, option_setting, option_text, placeholders
-from autotune.model.redaction import redact_command, redact_data
-from autotune.model.turn_sizes import BLOCK_STEPS, CPU_SIZES, GPU_SIZES, TurnSizes
-from autotune.model.units import parse_bytes, parse_duration
-
+from autotune.model.options import (
+    FOLDER, filled, option_sets, option_setting, option_text, placeholders,
+)
+from autotune.model.redaction import (
+    redact_command, redact_data,
+)
+from autotune.model.turn_sizes import (
+    BLOCK_STEPS, CPU_SIZES, GPU_SIZES, TurnSizes,
+)
+from autotune.model.units import (
+    parse_bytes, parse_duration,
+)
 
 class Section(BaseModel):
     """A table of a study file, whose schema describes each key by the docstring."""
@@ -148,7 +152,7 @@ class ReadSpec(Section):
             raise StudyFileError(f"how steps are read must be legal but: {said}") from None
 
     def rules(self) -> dict[str, Any]:
-        """What `autotune.child.steps.StepReader` takes."""
+        """The rules as `autotune.child.steps.StepReader` takes them."""
         return self.model_dump(exclude_none=True)
 
 

@@ -23,7 +23,7 @@ from autotune.model import (
     redact_command,
 )
 from autotune.stats import proof_pairs, smallest_gain, study_power
-from autotune.study.probe import LEAST_STEPS, ProbeResult
+from autotune.study.look import LEAST_STEPS, ProbeResult
 
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "cpu": ("cpu",),

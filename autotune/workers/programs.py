@@ -10,7 +10,6 @@ one process compiled, every module is there as a whole, and nothing is compiled 
 from __future__ import annotations
 
 import hashlib
-import math
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -19,7 +18,8 @@ from typing import Any
 
 from autotune.child import strip_hlo
 from autotune.machine import COMPILES, Scratch
-from autotune.model import FlagSet, kind_of
+from autotune.model import FlagSet
+from autotune.workers.settings_check import check_debug_options, parse_debug_options
 
 DUMP_FLAG = "xla_dump_to"
 BEFORE, AFTER = ".before_optimizations.txt", ".cpu_after_optimizations.txt"
@@ -43,19 +43,7 @@ SHOWN_BY_DUMP = frozenset(
 values against the executable that XLA serializes. Any other flag counts as part of the program's name, for what it
 does may lie in thunks, which XLA does not write."""
 
-SET_BY_JAX = frozenset(
-    {
-        "xla_backend_optimization_level",
-        "xla_cpu_enable_fast_min_max",
-        "xla_detailed_logging",
-        "xla_llvm_disable_expensive_passes",
-        "xla_test_all_input_layouts",
-    }
-)
-"""Options that JAX writes over for each compilation (jax/_src/compiler.py), and one that its CPU client does."""
-
 _TOTAL = re.compile(r"^Total bytes: (\d+)", re.MULTILINE)
-_OPTION = re.compile(r"^(\w+): (.*)$", re.MULTILINE)
 
 
 class NotKnown(Exception):
@@ -111,16 +99,11 @@ class ProgramWatch:
         return {**values, "XLA_FLAGS": flags.replace(own, "").strip()}
 
     def lost(self, settings: FlagSet) -> tuple[str, ...]:
-        """One sentence for each XLA flag that is not in force, by the options that XLA wrote beside its programs.
-
-        Only switches and numbers are compared; XLA writes other values in its own words, and no defaults.
-        """
-        flags = {name: value for name, value in settings.items() if kind_of(name) == "xla"}
-        options = [_options(file) for file in self._scratch.path.glob(f"*{OPTIONS}")]
-        if flags and not options:
+        """One clause for each XLA flag that is not in force, by the options that XLA wrote beside its programs."""
+        options = [parse_debug_options(_text(file)) for file in self._scratch.path.glob(f"*{OPTIONS}")]
+        if settings.of_kind("xla") and not options:
             return ("XLA_FLAGS: XLA compiled nothing under these flags (or takes all from a compilation cache)",)
-        found = ((n, v, o[n]) for n, v in flags.items() for o in options if n in o and n not in SET_BY_JAX)
-        return tuple(dict.fromkeys(f"{n}={v}: the program made it {got}" for n, v, got in found if _differ(v, got)))
+        return tuple(dict.fromkeys(clause for found in options for clause in check_debug_options(settings, found)))
 
     def read_programs(self, process_count: int) -> Programs:
         """The programs so far.
@@ -178,8 +161,8 @@ def _digest(folder: Path, module: str, files: Collection[str]) -> str:
     Raises:
         NotKnown: If other flags decide what of it is dumped.
     """
-    options = _options(folder / (module + OPTIONS))
-    if options.pop(DUMP_FLAG, None) != f'"{folder}"' or any(name.startswith("xla_dump") for name in options):
+    options = parse_debug_options(_text(folder / (module + OPTIONS)))
+    if options.pop(DUMP_FLAG, None) != [str(folder)] or any(name.startswith("xla_dump") for name in options):
         raise NotKnown("it changes where and what XLA dumps")
     number, _, name = module.partition(".")
     found = [f"{name}\0{strip_hlo(_text(folder / (module + AFTER)))}\0{_text(folder / (module + BUFFERS))}"]
@@ -188,24 +171,6 @@ def _digest(folder: Path, module: str, files: Collection[str]) -> str:
         code = hashlib.sha256((folder / file).read_bytes()).hexdigest()
         found.append(f"{file.removeprefix(number)} {code}")
     return hashlib.sha256("\0".join(found).encode()).hexdigest()
-
-
-def _options(file: Path) -> dict[str, str]:
-    """The options in force that differ from XLA's defaults, by name, as XLA writes them."""
-    found: dict[str, str] = {}
-    for name, value in _OPTION.findall(_text(file)):
-        found[name] = f"{found[name]} {value}" if name in found else value  # a repeated one
-    return found
-
-
-def _differ(wanted: str, got: str) -> bool:
-    """Whether a switch or a number is another one; False for what is neither."""
-    switches = {"true": "1", "false": "0"}
-    try:
-        one, two = (float(switches.get(text.strip().lower(), text)) for text in (wanted, got))
-    except ValueError:
-        return False
-    return not math.isclose(one, two, rel_tol=1e-5, abs_tol=1e-6)  # XLA keeps 32 bits of some and prints six digits
 
 
 def _text(path: Path) -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +18,21 @@ MEMORY_VARIABLES = (
     "XLA_PYTHON_CLIENT_PREALLOCATE",
 )
 """What decides how much of a GPU's memory JAX takes: told where a program sets it itself."""
+
+
+SET_BY_JAX = frozenset(
+    {
+        "xla_backend_optimization_level",
+        "xla_cpu_enable_fast_min_max",
+        "xla_detailed_logging",
+        "xla_gpu_cuda_data_dir",
+        "xla_llvm_disable_expensive_passes",
+        "xla_test_all_input_layouts",
+    }
+)
+"""Options that JAX writes over for each compilation (jax/_src/compiler.py), and one that its CPU client does."""
+
+_OPTION = re.compile(r"^(\w+): (.+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +98,42 @@ def check_processes(settings: FlagSet, processes: Iterable[Mapping[str, Any]]) -
         why: Sequence[str] = [str(p["unreadable"]) for p in found] or ["none of its processes has loaded XLA"]
         notes[f"it could not be seen whether the settings arrive in the program: {why[0]}"] = None
     return SettingsCheck(tuple(dict.fromkeys(line for s in seen for line in s.lost)), tuple(notes))
+
+
+def parse_debug_options(written: str) -> dict[str, list[str]]:
+    """Reads XLA's list of the debug options in force: name to all listed values, quotes removed; no defaults."""
+    found: dict[str, list[str]] = {}
+    for name, value in _OPTION.findall(written):
+        found.setdefault(name, []).append(_plain(value))
+    return found
+
+
+def check_debug_options(settings: FlagSet, options: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+    """One clause for each XLA flag that is listed with another switch or number than the one that was given.
+
+    What is not listed may be the default; lists and enumerations have several spellings. Nothing is said of those.
+    """
+    listed = ((n, v, options.get(n, ())) for n, v in settings.of_kind("xla").items() if n not in SET_BY_JAX)
+    return tuple(f"{n}={v} became {got[0]}" for n, v, got in listed if len(got) == 1 and _contradict(v, got[0]))
+
+
+def _plain(value: str) -> str:
+    if not value.startswith('"'):
+        return value
+    try:
+        return str(ast.literal_eval(f"b{value}").decode(errors="replace"))
+    except (SyntaxError, ValueError):
+        return value
+
+
+def _contradict(wanted: str, got: str) -> bool:
+    """Whether two switches or numbers differ; False for other texts."""
+    switches = {"true": "1", "false": "0"}
+    try:
+        one, two = (float(switches.get(text.strip().lower(), text)) for text in (wanted, got))
+    except ValueError:
+        return False
+    return not math.isclose(one, two, rel_tol=1e-5, abs_tol=1e-6)  # XLA keeps 32 bits of some and prints six digits
 
 
 def _equal(wanted: str, got: str) -> bool:

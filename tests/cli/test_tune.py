@@ -8,15 +8,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-
 import psutil
 import pytest
-
 from autotune.cli.tune import name_of
-from autotune.model import WARMUP_STEPS, load_study
-from autotune.study import probe
+from autotune.model import (
+    WARMUP_STEPS, load_study,
+)
 from harness.simulated_machine import write_study
 from tests.console import autotune
+from autotune.study import look as looking
 
 ROOT = Path(__file__).parents[2]
 
@@ -39,7 +39,7 @@ time.sleep(600)
 @pytest.fixture(autouse=True)
 def looks_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Enough is seen of these programs in a second: their steps take a fiftieth of one."""
-    monkeypatch.setattr(probe, "ENOUGH_S", 0.5)
+    monkeypatch.setattr(looking, "ENOUGH_S", 0.5)
 
 
 def look(folder: Path, text: str, *arguments: str) -> subprocess.CompletedProcess[str]:

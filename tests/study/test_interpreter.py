@@ -11,7 +11,7 @@ import pytest
 
 from autotune.machine import driver_python
 from autotune.model import StudyFileError, StudySpec, parse_study
-from autotune.study.probe import program_python, refuse_other_build
+from autotune.study.look import program_python, refuse_other_build
 
 VERSION = "9.9.9"
 

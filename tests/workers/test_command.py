@@ -170,7 +170,7 @@ def test_a_program_that_adds_to_xla_flags_is_held_to_what_xla_says(start: Start)
     worker = start(study(command("adds-flags")), {"xla_cpu_enable_fast_math": False})
     assert worker.report.fingerprint.startswith("c")
     worker.close()
-    with pytest.raises(WorkerFailed, match="xla_cpu_prefer_vector_width=512: the program made it 128"):
+    with pytest.raises(WorkerFailed, match="xla_cpu_prefer_vector_width=512 became 128"):
         start(study(command("adds-flags")), {"xla_cpu_prefer_vector_width": 512})
 
 

@@ -111,7 +111,7 @@ def test_flags_that_xla_does_not_have_in_force_are_named(watch: ProgramWatch) ->
     assert watch.lost(FlagSet({"NCCL_PROTO": "LL"})) == ()
     assert len(watch.lost(given)) == 1, "nothing was compiled under them"
     compile_module(folder_of(watch), options='xla_a: 1\nxla_b: false\nxla_cpu_max_isa: "SSE4_2"\n')
-    assert watch.lost(given) == ("xla_b=true: the program made it false",)
+    assert watch.lost(given) == ("xla_b=true became false",)
 
 
 SAME = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_DEFAULT"}

@@ -263,7 +263,7 @@ def probe_program(request: ProbeRequest, *, tell: Callable[[str], None]) -> Prob
     rules = {**watch.rules, **({"terminal": True} if probe.terminal else {})}
     return ProbeResult(
         request=request, rules=rules, how=_in_words(rules, is_given=request.rules is not None), example=steps.example,
-        doubt=_doubt(watch.best), step_s=steps.typical_s, line_s=steps.line_s,
+        doubt=doubt_of(watch.best), step_s=steps.typical_s, line_s=steps.line_s,
         start_s=steps.at_s[min(WARMUP_STEPS, count - 1)], steps=count, ended=probe.status is not None,
         device=device_words(request.platform), device_count=device_count(request.platform), python=probe.python,
         jaxlib=probe.jaxlib,
@@ -461,14 +461,15 @@ def _in_words(rules: Mapping[str, Any], *, is_given: bool) -> str:
     return f"durations that are printed, as {duration[1]} ({said})"
 
 
-def _doubt(best: Recognised | None) -> str:
-    if best is not None and best.by_clock and best.in_bursts:
+def doubt_of(fit: Recognised | None) -> str:
+    """What speaks against the durations of a recognised reading; empty if nothing does."""
+    if fit is not None and fit.by_clock and fit.in_bursts:
         return "most lines came at once, so the time between them says little: let the program flush what it prints"
-    if best is None or not best.doubtful or best.agrees is None:
+    if fit is None or not fit.doubtful or fit.agrees is None:
         return ""
     return (
-        f"a step is said to take {best.agrees:.2g} times what passes between its lines: a loop that does not wait for "
-        "the device (jax.block_until_ready) prints too little; --step-pattern with a group `step` alone reads the clock"
+        f"a step is said to take {fit.agrees:.2g} times what passes between its lines: a loop that does not wait for "
+        "the device (jax.block_until_ready) prints too little; a pattern with a group `step` alone reads the clock"
     )
 
 
@@ -497,13 +498,13 @@ def _without_prompt(line: str) -> str:
 
 
 def _why_no_steps(request: ProbeRequest, probe: Probe, steps: int) -> str:
-    over = f"ended by itself after {format_seconds(probe.took_s)}"
-    how = over if probe.status is not None else f"ran for {format_seconds(probe.took_s)} (--look-limit)"
+    has_ended = probe.status is not None
+    how = "ended by itself after" if has_ended else "was stopped by --look-limit after"
+    how = f"{how} {format_seconds(probe.took_s)}"
     if steps:
-        more = "Let it run longer" if probe.status is not None else "Give it a longer --look-limit"
         return (
             f"the program must make more than {WARMUP_STEPS} steps that can be read but made {steps} and {how}. "
-            f"{_last_lines(probe.lines)}\n  {more}, or print a line at every step"
+            f"{_last_lines(probe.lines)}\n  Let it run longer, or print a line at every step"
         )
     if not probe.lines:
         return (
