@@ -41,7 +41,7 @@ test-slow: $(VENV)/.tested
 
 # The rooms that touch the interpreter, JAX, its libraries or processes; what is left out is arithmetic with seeds of its own.
 VERSIONS = tests/child tests/cli/test_app.py tests/cli/test_init.py tests/cli/test_run.py tests/cluster tests/compiler \
-    tests/machine tests/model tests/results tests/rundir tests/settings tests/study/test_foretell.py tests/survey \
+    tests/machine tests/model tests/results tests/rundir tests/settings tests/study/test_preview.py tests/survey \
     tests/workers tests/workloads
 test-versions: $(VENV)/.tested
 	$(TESTS) $(VERSIONS) -m "not (slow or cluster or aot or gpu)"

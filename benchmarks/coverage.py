@@ -9,12 +9,31 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from autotune.model import BLOCK_STEPS, StudySpec, parse_study
-from autotune.stats import Estimate, Sandwich, SequentialPlan, confirm, estimate_sandwiches
-from autotune.stats.intervals import Floats, hodges_lehmann
+from autotune.model import (
+    BLOCK_STEPS,
+    StudySpec,
+    parse_study,
+)
+from autotune.stats import (
+    Estimate,
+    SequentialPlan,
+    estimate_aba,
+    estimate_processes,
+)
+from autotune.stats.estimates import (
+    Floats,
+    hodges_lehmann,
+    student_quantile,
+)
 from autotune.study import sequential
 from benchmarks.machines import Case
-from harness.noise import Machine, NoiseModel, Process, log_ratios, run_pairs
+from harness.noise import (
+    Machine,
+    NoiseModel,
+    Process,
+    log_ratios,
+    run_pairs,
+)
 
 DEFAULTS: StudySpec = parse_study({"name": "defaults", "workload": {"entry": "llama"}})
 FINALISTS, PROCESSES, CONFIRM_PAIRS = 3, 5, 20
@@ -52,9 +71,8 @@ def coverage(name: str, case: Case, samples: int, rng: np.random.Generator) -> C
     stopped = [_at_stop(row.tolist()) for row in pairs]
     typical = np.full(n, truth - case.shift)
     centres = process_centres(case.model, rng, typical, processes=PROCESSES, pairs=CONFIRM_PAIRS)
-    confirmed = [confirm(row, family=FINALISTS) for row in centres]
     # For a family, every one of its corrected intervals must hold at once.
-    corrected = np.asarray([covers(c.corrected, truth) for c in confirmed])
+    corrected = np.asarray([_holds_for_family(row, truth) for row in centres])
     families = corrected[: n - n % FINALISTS].reshape(-1, FINALISTS).all(axis=1)
     few = n // 2
     return Coverage(
@@ -64,7 +82,7 @@ def coverage(name: str, case: Case, samples: int, rng: np.random.Generator) -> C
         one_process_40=float(_holds(hodges_lehmann(pairs, level=0.95), truth).mean()),
         every_look=float(np.all(look_holds, axis=0).mean()),
         at_stop=float(np.mean([covers(e, truth) for e in stopped])),
-        confirmed=float(np.mean([covers(c.ordinary, truth) for c in confirmed])),
+        confirmed=float(np.mean([covers(estimate_processes(row), truth) for row in centres])),
         confirmed_family=float(families.mean()),
         sandwiches_1=_sandwich_coverage(case, rng, few, 1),
         sandwiches_5=_sandwich_coverage(case, rng, few, 5),
@@ -100,12 +118,18 @@ def process_centres(
     return centres
 
 
+def _holds_for_family(centres: Floats, truth: float) -> bool:
+    """Whether the interval of one of several finalists, corrected for their number, holds the truth."""
+    error = float(np.std(centres, ddof=1)) / math.sqrt(len(centres))
+    half = student_quantile(0.05 / FINALISTS, len(centres) - 1) * error
+    return abs(float(np.mean(centres)) - truth) <= half
+
+
 def _at_stop(ratios: list[float]) -> Estimate:
     """What a trial with these log ratios reports when its rule stops it."""
     rule = sequential(PLAN, min_effect=DEFAULTS.measure.min_effect, incumbent=None)
     for count in range(1, len(ratios) + 1):
-        decision = rule.stop(ratios[:count])
-        if decision is not None and decision.stop:
+        if rule.stop(ratios[:count]) is not None:
             return rule.estimate(ratios[:count])
     raise AssertionError("the last look always stops")
 
@@ -126,8 +150,7 @@ def _sandwich_coverage(case: Case, rng: np.random.Generator, samples: int, count
     runs = np.asarray(sequences)  # [count, 3, samples]
     held = []
     for rows in np.moveaxis(runs, -1, 0):
-        sandwiches = [Sandwich(before_s=b, candidate_s=c, after_s=a) for b, c, a in rows]
-        held.append(covers(estimate_sandwiches(sandwiches), TRUE_LOG_RATIO))
+        held.append(covers(estimate_aba(rows.tolist()), TRUE_LOG_RATIO))
     return float(np.mean(held))
 
 

@@ -33,10 +33,27 @@ from autotune.cli.live import LineView
 from autotune.machine import describe_machine
 from autotune.model import Stopwatch
 from autotune.model.flags import FlagSet
-from autotune.model.records import ConclusionRecord, ConfirmRun, FloorResult, TrialResult
-from autotune.model.spec import StudySpec, parse_study
+from autotune.model.records import (
+    ConclusionRecord,
+    ConfirmRun,
+    FloorResult,
+    TrialResult,
+)
+from autotune.model.spec import (
+    StudySpec,
+    parse_study,
+)
 from autotune.rundir.store import Store
-from autotune.study import Compared, StudyRun, fixed, new_run, noise_floor, probe, prove, run_study
+from autotune.study import (
+    ComparisonRequest,
+    StudyRun,
+    fixed,
+    new_run,
+    noise_floor,
+    probe,
+    prove,
+    run_study,
+)
 from harness.simulated import runner_of
 
 HERE = Path(__file__).parent
@@ -139,12 +156,13 @@ def calibrate(effect: float, *, large: int = 3000) -> int:
         contextlib.closing(begin(spec, folder, Console(quiet=True))) as session,
     ):
         probe(session)
-        found: Compared[None] = runner_of(session).comparer.compare(
-            FlagSet({VARIABLE: str(large)}),
-            session.store.folder("trials", "large"),
+        request: ComparisonRequest[None] = ComparisonRequest(
+            candidate=FlagSet({VARIABLE: str(large)}),
+            folder=session.store.folder("trials", "large"),
             name="c",
-            rule=fixed(30, min_effect=0.005),
+            rule=fixed(30),
         )
+        found = runner_of(session).comparer.compare(request)
     assert found.comparison is not None
     ratio = found.comparison.estimate.ratio
     iterations = max(1, round(large * effect / (ratio - 1.0)))

@@ -3,16 +3,40 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import (
+    Callable,
+    Mapping,
+    Sequence,
+)
+from dataclasses import (
+    dataclass,
+    field,
+)
 from pathlib import Path
 from unittest import mock
 
-from autotune.machine import NO_WATCH, EnergyMeter
-from autotune.model import Callbacks, FlagSet, Pair, Stamped, Stopwatch, StudySpec, WorkloadFacts
+from autotune.machine import (
+    NO_WATCH,
+    EnergyMeter,
+)
+from autotune.model import (
+    Callbacks,
+    FlagSet,
+    Pair,
+    Stamped,
+    Stopwatch,
+    StudySpec,
+    WorkloadFacts,
+)
 from autotune.rundir import Store
 from autotune.settings import SearchSpace
-from autotune.study import NO_LESSONS, Here, Lessons, Runner, StudyRun, lanes
+from autotune.study import (
+    LibraryWinners,
+    LocalExecutor,
+    StudyRun,
+    TaskRunner,
+    lanes,
+)
 from autotune.workers import Launcher
 from harness.simulated_machine import SimulatedLauncher
 
@@ -26,16 +50,16 @@ class GivenSetup:
     given_launcher: Launcher | None = None
     rule_defaults: Mapping[str, str] = field(default_factory=dict)
     jaxlib: str = ""
-    given_lessons: Lessons = NO_LESSONS
+    given_library: LibraryWinners = field(default_factory=LibraryWinners)
     read_at_run_time: Callable[[FlagSet], FlagSet] = lambda settings: settings.of_kind("env")
 
     def space(self, facts: WorkloadFacts | None) -> SearchSpace:
         """The given space, whatever the workload."""
         return self.given_space
 
-    def lessons(self, kind: str | None, count: int | None, note: Callable[[str], None]) -> Lessons:
+    def library_winners(self, kind: str | None, count: int | None, note: Callable[[str], None]) -> LibraryWinners:
         """The given ones, whatever the devices."""
-        return self.given_lessons
+        return self.given_library
 
     def runtime_settings(self, settings: FlagSet) -> FlagSet:
         """As given; default: environment variables."""
@@ -95,9 +119,9 @@ class MemoryStore(Store):
         """Writes nothing."""
 
 
-def runner_of(run: StudyRun) -> Runner:
+def runner_of(run: StudyRun) -> TaskRunner:
     """What does the work of a study whose only lane is this process."""
-    assert isinstance(run.lanes.engine, Here)
+    assert isinstance(run.lanes.engine, LocalExecutor)
     return run.lanes.engine.runner
 
 
@@ -108,19 +132,19 @@ def given_run(
     view: Callbacks,
     *,
     storage: str | None = None,
-    equip: Callable[[Runner], None] = lambda runner: None,
+    equip: Callable[[TaskRunner], None] = lambda runner: None,
 ) -> StudyRun:
     """The context of a study in `folder`, or in memory (None); `equip` may change what measures."""
     create = functools.partial(Store.create_or_resume, study_dir=folder.parent, watch=Stopwatch()) if folder else None
 
-    def here(run: StudyRun) -> Here:
-        runner = Runner(run.spec, run.store, run.setup.launcher(run.store), run.lanes)
-        runner.bench.meter = EnergyMeter(problem="a simulated machine has no device that draws any")
-        runner.bench.gpus = NO_WATCH
+    def here(run: StudyRun) -> LocalExecutor:
+        runner = TaskRunner(run.spec, run.store, run.setup.launcher(run.store), run.lanes)
+        runner.context.meter = EnergyMeter(problem="a simulated machine has no device that draws any")
+        runner.context.gpus = NO_WATCH
         if isinstance(run.store, MemoryStore):  # of thousands: what their proofs could find takes seconds to work out
             run._resources.enter_context(mock.patch.object(lanes, "promise_of", return_value=None))
         equip(runner)
-        return Here(runner)
+        return LocalExecutor(runner)
 
     return StudyRun(
         spec=spec,

@@ -9,11 +9,17 @@ from collections.abc import (
     Mapping,
 )
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from autotune.machine import (
+    NO_METER,
+    NO_WATCH,
+)
 from autotune.model.flags import FlagSet
+from autotune.model.measurement import Pair
 from autotune.model.records import (
     AblationResult,
     ConclusionRecord,
@@ -32,17 +38,33 @@ from autotune.settings.space import (
     SearchSpace,
 )
 from autotune.stats.estimates import Estimate
-from autotune.study.library_priors import (
-    NO_LESSONS,
-    Lessons,
-)
+from autotune.study.compare import InterleavedBlocks
+from autotune.study.loss_gate import LossTrace
+from autotune.study.priors import LibraryWinners
 from autotune.study.stages import run_study
-from autotune.workers.base import Launcher
+from autotune.workers.base import (
+    Launcher,
+    Worker,
+)
 from harness.simulated import (
     GivenSetup,
     given_run,
 )
 from harness.simulated_machine import parse_simulated
+
+
+def interleaved_pairs(
+    reference: Worker, candidate: Worker, stop: Callable[[list[float]], str | None], *, steps: int = 3, seed: int = 0
+) -> tuple[list[Pair], str]:
+    """Interleaved pairs of two workers, and why they ended."""
+    spec = replay_study(study={"seed": seed})
+    context: Any = SimpleNamespace(
+        spec=spec, steps_for=lambda worker: steps, now_s=1.5, meter=NO_METER, gpus=NO_WATCH,
+        progress=SimpleNamespace(pair=lambda *_: None),
+    )  # fmt: skip
+    traces = (LossTrace(spec, reference.report), LossTrace(spec, candidate.report))
+    blocks = InterleavedBlocks(context, Path("nowhere"), (reference, candidate), traces)
+    return blocks.measure(stop, seed="test")
 
 
 class Diary:
@@ -91,6 +113,7 @@ class Diary:
         self.notes.append(text)
 
 
+NO_WINNERS = LibraryWinners()
 SPACE = SearchSpace(
     (
         Parameter(name="xla_a", choices=("0", "1", "2"), default="0"),
@@ -137,10 +160,10 @@ def run_replay(tmp_path: Path) -> Run:
         launcher: Launcher | None = None,
         budget_s: float | None = None,
         space: SearchSpace = SPACE,
-        lessons: Lessons = NO_LESSONS,
+        library: LibraryWinners = NO_WINNERS,
     ) -> tuple[ConclusionRecord, Store, Diary]:
         search = spec.search.model_copy(update={"trials": trials, "time_budget": budget_s})
-        setup = GivenSetup(given_space=space, first=first, given_launcher=launcher, given_lessons=lessons)
+        setup = GivenSetup(given_space=space, first=first, given_launcher=launcher, given_library=library)
         diary = Diary()
         asked = spec.model_copy(update={"search": search})
         study = given_run(asked, tmp_path / folder, setup, diary, storage=storage)

@@ -5,20 +5,63 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import (
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from dataclasses import (
+    dataclass,
+    field,
+)
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from autotune.compiler.compile_worker import CompileJob, Progress
+from autotune.compiler.compile_worker import (
+    CompileJob,
+    Progress,
+)
 from autotune.compiler.compiler import Compiler
-from autotune.compiler.interaction import Chains, Domains, TimeUp, find_interactions_by_choice, kernel_choices
-from autotune.compiler.program import CompiledProgram, CompileResult, changes
-from autotune.compiler.targets import Target, Topology, load_target, memory_fraction, parse_topology, target_here
+from autotune.compiler.interaction import (
+    Chains,
+    Domains,
+    TimeUp,
+    find_interactions_by_choice,
+    kernel_choices,
+)
+from autotune.compiler.program import (
+    CompiledProgram,
+    CompileResult,
+    changes,
+)
+from autotune.compiler.targets import (
+    Target,
+    Topology,
+    load_target,
+    memory_fraction,
+    parse_topology,
+    target_here,
+)
 from autotune.machine import caller_environment
-from autotune.model import FlagSet, LaunchError, Record, Settings, StudyFileError, StudySpec, WorkerReport
-from autotune.settings import Catalog, Parameter, SearchSpace, Stage, load_catalog
+from autotune.model import (
+    FlagSet,
+    LaunchError,
+    Record,
+    Settings,
+    StudyFileError,
+    StudySpec,
+    WorkerReport,
+)
+from autotune.settings import (
+    Catalog,
+    Parameter,
+    SearchSpace,
+    Stage,
+    load_catalog,
+)
 
 DEFAULT_MEMORY_FRACTION = 0.75
 """Share of the device memory that JAX's client takes if nothing is set (jax/_src/xla_bridge.py)."""
@@ -339,11 +382,6 @@ class Screener:
         """Whether a set's step fits into device memory; None if it does not compile or that is not known."""
         program = self.result(settings).program
         return self._fits(program, settings) if program is not None else None
-
-    def known_peak(self, settings: FlagSet) -> int | None:
-        """Bytes that a set's step needs of each device; None if it was not compiled yet, or that is not known."""
-        found = self._results.get(self._as_compiled(settings))
-        return found.program.memory.peak_bytes if found and found.program and found.program.memory else None
 
     def is_known(self, settings: FlagSet) -> bool:
         """Whether a set was compiled already."""

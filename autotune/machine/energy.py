@@ -8,14 +8,27 @@ other process does on it meanwhile. Where turns are taken the other arm's proces
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import (
+    Callable,
+    Sequence,
+)
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from autotune.machine.telemetry import GpuWatch
-from autotune.model import Arm, EnergyUse, Pair, StudySpec, WorkPerStep, format_seconds
-from autotune.stats import Sandwich, estimate_pairs, estimate_sandwiches
+from autotune.model import (
+    Arm,
+    EnergyUse,
+    Pair,
+    StudySpec,
+    WorkPerStep,
+    format_seconds,
+)
+from autotune.stats import (
+    estimate_aba,
+    estimate_pairs,
+)
 
 T = TypeVar("T")
 
@@ -107,9 +120,7 @@ class EnergyMeter:
             return None
         if sandwiches:
             runs = zip(reference[::2], candidate[::2], reference[1::2], strict=True)
-            estimate = estimate_sandwiches(
-                [Sandwich(before_s=b, candidate_s=c / per_step, after_s=a) for b, c, a in runs]
-            )
+            estimate = estimate_aba([(before, middle / per_step, after) for before, middle, after in runs])
         else:
             estimate = estimate_pairs([math.log(c / per_step / r) for r, c in zip(reference, candidate, strict=True)])
         return EnergyUse(

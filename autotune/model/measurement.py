@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import (
+    Mapping,
+    Sequence,
+)
 from enum import StrEnum
-from typing import Annotated, Protocol
+from typing import (
+    Annotated,
+    Protocol,
+)
 
-from pydantic import BeforeValidator, Field, InstanceOf, PlainSerializer, WithJsonSchema, field_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    InstanceOf,
+    PlainSerializer,
+    WithJsonSchema,
+    field_validator,
+)
 
 from autotune.model.flags import FlagSet
 from autotune.model.kernels import Kernels
@@ -428,7 +441,7 @@ class LossCheck(Record):
 
 
 TURNS = "turns"
-"""Mode of a comparison whose blocks are in pairs; the other one is `autotune.study.alone.MODE`."""
+"""Mode of a comparison whose blocks are in pairs; the other one is `autotune.study.compare.SANDWICH`."""
 
 
 def block_step_s(step_times_s: Sequence[float]) -> float:

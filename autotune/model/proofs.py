@@ -5,12 +5,35 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import (
+    Iterator,
+    Sequence,
+)
+from typing import (
+    Any,
+    NamedTuple,
+)
 
-from autotune.model.measurement import Failure, FailureKind, Pair, WorkPerStep, held_in_one_arm, log_ratio
-from autotune.model.records import REESTIMATES, ConfirmRun, FinalistResult, ProofRecord, SoakArms, SoakLook
-from autotune.model.units import format_change, format_seconds
+from autotune.model.measurement import (
+    Failure,
+    FailureKind,
+    Pair,
+    WorkPerStep,
+    held_in_one_arm,
+    log_ratio,
+)
+from autotune.model.records import (
+    REESTIMATES,
+    ConfirmRun,
+    FinalistResult,
+    ProofRecord,
+    SoakArms,
+    SoakLook,
+)
+from autotune.model.units import (
+    format_change,
+    format_seconds,
+)
 from autotune.stats import (
     FIRST_LOOK,
     Estimate,
@@ -21,8 +44,8 @@ from autotune.stats import (
     add_stalls,
     apart_total,
     compare_totals,
-    confirm,
     estimate_pairs,
+    estimate_processes,
     find_leak,
     growing_step,
     judge,
@@ -31,7 +54,7 @@ from autotune.stats import (
     slower_run,
     slower_total,
     stalled_total,
-)
+)  # fmt: skip
 
 PHASE = "soak"
 
@@ -229,7 +252,7 @@ def standing(
     return Standing(
         base.model_copy(
             update={
-                "estimate": confirm(ratios[:used]).ordinary,
+                "estimate": estimate_processes(ratios[:used]),
                 "corrected": corrected,
                 "verdict": verdict if veto is None else Verdict.UNRESOLVED,
                 "veto": veto,
@@ -254,7 +277,7 @@ def runs_of(proof: ProofRecord, runs: Sequence[ConfirmRun]) -> list[ConfirmRun]:
 def plain_estimate(runs: Sequence[ConfirmRun]) -> Estimate | None:
     """Mean ratio of some pairs of processes that nothing has chosen, with its 95 % interval; None of fewer than two."""
     ratios = ratios_of(runs)
-    return confirm(ratios).ordinary if len(ratios) >= 2 else None
+    return estimate_processes(ratios) if len(ratios) >= 2 else None
 
 
 def gain_of(proven: FinalistResult, runs: Sequence[ConfirmRun], *, min_effect: float) -> FinalistResult:

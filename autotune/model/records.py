@@ -105,25 +105,10 @@ class SettingEffect(Record):
         return self.chance < INERT or (found is not None and found.low > 1.0 - least)
 
 
-class PairValueEffect(Believed):
-    """Effect of two values together, beyond what each does alone."""
-
-    values: tuple[str, str]
-    trials: Count
-
-
 class PairEffect(Record):
-    """Two settings that may interact, with the chance that they do and the values tried together."""
+    """Two settings that may interact, with the chance that they do."""
 
     names: tuple[str, str]
-    chance: Chance
-    values: tuple[PairValueEffect, ...] = ()
-
-
-class Suspect(Record):
-    """A value, or two together, that may make a set fail."""
-
-    settings: Settings
     chance: Chance
 
 
@@ -141,10 +126,7 @@ class EffectsRecord(Stamped):
         measured: Those that the model could learn speed from.
         settings: All that are searched, likeliest first.
         pairs: Those with some chance to interact, likeliest first.
-        suspects: Likeliest first.
         best: Empty settings where that is the default.
-        left: Bound (95 %) of the fastest set's ratio over `best`.
-        together: Whether more than two settings interact; then all else here says little.
     """
 
     kind: Literal["effects"] = "effects"
@@ -152,10 +134,7 @@ class EffectsRecord(Stamped):
     measured: Count
     settings: tuple[SettingEffect, ...]
     pairs: tuple[PairEffect, ...] = ()
-    suspects: tuple[Suspect, ...] = ()
     best: BestPredicted
-    left: Ratio
-    together: bool = False
 
     def useful(self, settings: FlagSet, *, least: float) -> FlagSet:
         """The set without inert settings and without values that surely gain less than `least` (a share).
@@ -178,22 +157,8 @@ class EffectsRecord(Stamped):
 Share = Annotated[float, Field(ge=0, lt=1)]
 
 
-class Need(Record):
-    """What it takes to prove a gain 9 times in 10.
-
-    Attributes:
-        gain: Share of the default's step time.
-        pairs: Cap of fresh pairs of processes of each proof; None if above `Promise.highest`.
-        proof_s: Seconds of all proofs on one lane, enough for 97 of 100 studies.
-    """
-
-    gain: Share
-    pairs: AtLeastOne | None = None
-    proof_s: Elapsed | None = None
-
-
-class Promise(Record):
-    """Power analysis of a study's proofs, from a cautious estimate of the spread between processes.
+class PowerAnalysis(Record):
+    """What the proofs of a study can detect, from a cautious estimate of the spread between processes.
 
     Attributes:
         pair_sd: Standard deviation of the log ratio between fresh pairs of processes.
@@ -202,7 +167,6 @@ class Promise(Record):
         most: The study's cap of pairs of processes in each proof.
         smallest: Smallest gain proven 9 times in 10 within that cap; None if there is none below 50 %.
         proof_s: Seconds of all proofs with that gain on one lane, enough for 97 of 100 studies.
-        highest: Largest cap considered in `needs`.
     """
 
     pair_sd: Annotated[float, Field(ge=0)]
@@ -211,8 +175,6 @@ class Promise(Record):
     most: AtLeastOne
     smallest: Share | None = None
     proof_s: Elapsed | None = None
-    needs: tuple[Need, ...] = ()
-    highest: AtLeastOne
 
 
 MemorySamples = tuple[tuple[Count, Count], ...]
@@ -423,7 +385,7 @@ class FloorResult(Stamped):
         loss_tolerance: Largest relative difference of loss and gradient norm between any two of them.
         rounding: Likewise to the reference in another rounding; None where that did not run.
         loss_spread: How far references were apart, by step; candidates are held to it.
-        promise: Of the study's first noise floor, where times are known and real.
+        power: Of the study's first noise floor, where times are known and real.
         kernels: None where fewer than two processes reported theirs.
     """
 
@@ -434,8 +396,8 @@ class FloorResult(Stamped):
     provenance: Facts
     loss_tolerance: Amount
     rounding: Amount | None = None
-    loss_spread: LossSpread | None = None
-    promise: Promise | None = None
+    loss_spread: LossSpread
+    power: PowerAnalysis | None = None
     kernels: KernelSpread | None = None
     directory: str
 

@@ -99,9 +99,6 @@ class TurnSizes:
         return TurnCosts(self, step_s, start_s)
 
 
-EVERY_STEP = TurnSizes(block_s=0.05, block_steps=1)
-"""Blocks of which every step counts."""
-
 GPU_SIZES: dict[str, Any] = {"block_s": 2.0, "settle_s": 3.0, "steady_s": 10.0, "in_order": True}
 CPU_SIZES: dict[str, Any] = {"block_s": 0.05, "settle_s": 0.0, "steady_s": 0.0, "in_order": False}
 """What "auto" stands for. After 3 s clocks that follow power within 1 s are 95 % of the way to where they stay, and of

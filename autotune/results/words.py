@@ -38,11 +38,17 @@ from autotune.model import (
     format_ratio,
     format_seconds,
     plain,
+)  # fmt: skip
+from autotune.results.kernel_words import (
+    describe_kernels,
+    kernel_lines,
 )
-from autotune.results.kernel_words import describe_kernels, kernel_lines
-from autotune.results.promise_words import describe_promise
+from autotune.results.promise_words import format_power
 from autotune.rundir import Store
-from autotune.stats import Estimate, NoiseFloor
+from autotune.stats import (
+    Estimate,
+    NoiseFloor,
+)
 
 if TYPE_CHECKING:
     from autotune.results.winner import Winner
@@ -106,7 +112,7 @@ def describe_begin(store: Store) -> list[str]:
 def floor_lines(store: Store) -> list[str]:
     """The latest noise floor of a run in words, and what its first one promised: each lane has one of its own."""
     floors = store.of(FloorResult)
-    promised = [describe_promise(f.promise) for f in floors if f.promise is not None]
+    promised = [format_power(f.power) for f in floors if f.power is not None]
     told = [*describe_floor(floors[-1]), *_turn_lines(store, floors[-1])] if floors else []
     return list(dict.fromkeys([*told, *promised[:1]]))
 
@@ -129,8 +135,7 @@ def describe_floor(result: FloorResult) -> list[str]:
         f"noise floor: two equal processes differ by ratio {format_estimate(floor.estimate)}; "
         f"a trial finds speed-ups from {format_detectable(floor.detectable)}",
     ]
-    if floor.process_sd is not None:
-        lines[1] += f" ({_spreads(floor)})"
+    lines[1] += f" ({_spreads(floor)})"
     if result.comparison.mode != TURNS:
         lines.append(
             "one process at a time, in sandwiches of fresh runs (reference, candidate, reference): "
@@ -143,29 +148,16 @@ def describe_floor(result: FloorResult) -> list[str]:
             + (f", {tokens / energy.reference_step_j:.3g} tokens/J" if tokens else "")
             + f", of whole devices ({energy.source})"
         )
-    if result.promise is not None:
-        lines.append(describe_promise(result.promise))
+    if result.power is not None:
+        lines.append(format_power(result.power))
     if result.kernels is not None:
         lines.append(describe_kernels(result.kernels))
-    if floor.process_sd is not None and not floor.is_honest:
-        lines.append(_DIFFERENT)
-    elif not floor.is_honest:
-        lines.append(
-            "two equal processes differ here by more than their own interval says: a trial alone can't be believed on "
-            "this machine now; the proof in fresh processes can"
-        )
     return lines
-
-
-_DIFFERENT = (
-    "pairs of blocks do not tell how far equal processes differ here (by more, or one pair tells of the next): a "
-    "trial's interval includes that spread, and only a proof in several fresh processes narrows it"
-)
 
 
 def _spreads(floor: NoiseFloor) -> str:
     """What a process and a pair of blocks spread by, as standard deviations."""
-    of_process, of_pair = (f"{(sd or 0.0) * 100:.2g} %" for sd in (floor.process_sd, floor.within_sd))
+    of_process, of_pair = (f"{sd * 100:.2g} %" for sd in (floor.process_sd, floor.within_sd))
     if not floor.within_sd:
         return f"standard deviation of a fresh run {of_process}"
     return f"standard deviation of a process {of_process}, of a pair of blocks {of_pair}"
@@ -275,9 +267,6 @@ def warning_lines(store: Store) -> list[str]:
             found.append(
                 "one process at a time: intervals are over sandwiches of fresh runs, fewer than pairs of blocks"
             )
-        if not floor.floor.is_honest:
-            of_old = "two equal processes differ here by more than their interval says: believe proofs only"
-            found.append(of_old if floor.floor.process_sd is None else _DIFFERENT)
         load, cpus = floor.provenance.get("load_1min"), floor.provenance.get("cpus_usable")
         if load and cpus and load > cpus:
             found.append(f"the machine was busy when the study began: load {load} on {cpus} CPUs")

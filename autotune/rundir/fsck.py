@@ -186,7 +186,7 @@ class _Check:
             self._add_file(file, f"{_describe(file.read_bytes(), error)}; {again}")
 
     def _check_entries(self, folder: Path) -> None:
-        """Links, what an interrupted write has left, and torn files that only people read, at any depth."""
+        """Links, what an interrupted write has left, at any depth."""
         with os.scandir(folder) as entries:
             found = sorted(entries, key=lambda e: e.name)
         for entry in found:
@@ -197,11 +197,6 @@ class _Check:
                 self._check_entries(path)
             elif entry.name.startswith(".") and entry.name.endswith(".tmp") and self._writer is None:
                 self._add_file(path, "is left of a write that never ended")
-            elif entry.name == "request.json":
-                try:
-                    json.loads(path.read_bytes())
-                except (ValueError, RecursionError) as error:
-                    self._add_file(path, _describe(path.read_bytes(), error))
 
     def _read(self, file: Path, parse: Callable[[bytes], T]) -> _Lines[T]:
         """Sorts the lines of a file; of two that a power cut has joined the second is saved."""

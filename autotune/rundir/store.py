@@ -6,7 +6,7 @@ Layout::
     records.jsonl       one record a line (see `autotune.model.records`), in the order in which things happened
     optuna.log          the trials as an Optuna study, for others to look at
     lock                held by the one driver that writes
-    trials/0007/        request.json, pairs.jsonl (every step's seconds), worker.log
+    trials/0007/        pairs.jsonl (every step's seconds), worker.log
     confirm/..., minimise/, soak/, blame/, floor/ likewise
     lanes/NAME.log      what each of several lanes had to say
     records/NAME.jsonl  of runs made before 2026-11-22, which several workers recorded: read, never written

@@ -1,15 +1,14 @@
-"""Ratio, interval, sequential stop and verdict from paired measurements: numbers in, numbers out.
+"""Ratios of step times with intervals, verdicts, and the sequential stop of a trial.
 
-Everything rests on one fact that the driver makes true: within each pair of blocks the order (reference
-first or candidate first) is a fresh fair coin. Under a constant ratio the signs of the centred pair
-differences are then independent and fair whatever drift, bursts or autocorrelation the machine has, so
-inverting the signed-rank test gives an exact interval without assuming independent or Gaussian noise.
-
-Ratios are candidate / reference step time everywhere: below 1 the candidate is faster.
+Within each pair of blocks the order (reference or candidate first) is a fresh fair coin. Under a constant ratio the
+signs of the centred pair differences are then independent and fair whatever drift, bursts or autocorrelation the
+machine has, so the inverted signed-rank test gives an exact interval. Ratios are candidate / reference: below 1 the
+candidate is faster.
 
 References:
-    Zou, Donner, Statist. Med. 27 (2008) (difference of two estimates from their intervals).
-    `autotune.stats.estimates.intervals` for the intervals themselves.
+    Hollander, Wolfe, Chicken, *Nonparametric Statistical Methods*, 3rd ed., 3.2 and 3.3 (Hodges-Lehmann estimate and
+    interval). Armitage, McPherson, Rowe, JRSS A 132 (1969) (repeated looks). Pocock, Biometrika 64 (1977) (equal
+    levels). Zou, Donner, Statist. Med. 27 (2008) (difference of two estimates from their intervals).
 """
 
 from __future__ import annotations
@@ -18,24 +17,31 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import lru_cache
 from statistics import NormalDist
 
 import numpy as np
+import numpy.typing as npt
 
-from autotune.stats.intervals import Floats, hodges_lehmann, pocock_critical_value, student_quantile
+Floats = npt.NDArray[np.float64]
 
-DEFAULT_LEVEL = 0.95
+LEVEL = 0.95
+"""Coverage of intervals, over all looks together where there are several."""
+
 DEFAULT_MIN_EFFECT = 0.005
 """Smallest effect of interest, as a share of the reference step time."""
 
-_NORMAL = NormalDist()
+NORMAL = NormalDist()
+
+TRIAL_FIRST_LOOK, TRIAL_GROWTH = 8, 1.5
+"""Pairs before the first look at a trial, and the ratio of successive looks."""
 
 NARROWEST = 1.05
 """A trial ends when its interval is wider by no more than this factor than what its processes alone make it."""
 
 
 class Verdict(StrEnum):
-    """What an interval over fresh processes says about a candidate: the words of proofs, and of nothing else."""
+    """Result of a proof over fresh processes."""
 
     FASTER = "faster"
     SLOWER = "slower"
@@ -44,7 +50,7 @@ class Verdict(StrEnum):
 
 
 class Outlook(StrEnum):
-    """What a trial says about a candidate: its interval is about two processes, so it proves nothing."""
+    """Result of a trial: its interval is about two processes, so it proves nothing."""
 
     PROMISING = "promising"
     NOT_PROMISING = "not promising"
@@ -55,11 +61,10 @@ class Estimate:
     """A ratio of step times with its interval.
 
     Attributes:
-        ratio: Candidate / reference step time; below 1 is a gain.
         low: Lower end of the interval, 0 when the data are too few for the level.
         high: Upper end of the interval, infinite when the data are too few for the level.
         level: Coverage the interval claims; over all looks together for a sequential estimate.
-        pair_count: How many independent units made it: pairs of blocks, process pairs or sandwiches.
+        pair_count: Independent units: pairs of blocks, process pairs or ABA runs.
     """
 
     ratio: float
@@ -91,10 +96,10 @@ REFERENCE = Estimate(ratio=1.0, low=1.0, high=1.0, level=1.0, pair_count=0)
 
 
 def standard_error(estimate: Estimate) -> float:
-    """Standard error of the log ratio that an interval tells; infinite where it has no end."""
+    """Standard error of the log ratio, from the interval; infinite where it has no end."""
     if estimate.low <= 0.0 or math.isinf(estimate.high) or not 0.0 < estimate.level < 1.0:
         return math.inf
-    return math.log(estimate.high / estimate.low) / (2.0 * NormalDist().inv_cdf(0.5 + estimate.level / 2.0))
+    return math.log(estimate.high / estimate.low) / (2.0 * NORMAL.inv_cdf(0.5 + estimate.level / 2.0))
 
 
 def judge(estimate: Estimate, *, min_effect: float = DEFAULT_MIN_EFFECT) -> Verdict:
@@ -114,22 +119,86 @@ def outlook_of(estimate: Estimate, *, min_effect: float) -> Outlook:
     return Outlook.PROMISING if is_promising else Outlook.NOT_PROMISING
 
 
-# --- one process pair -----------------------------------------------------------------------------------
+def finite(values: Sequence[float] | Floats, *, least: int) -> Floats:
+    """Values as an array.
+
+    Raises:
+        ValueError: If there are fewer than `least`, or one is not finite.
+    """
+    array = np.asarray(values, dtype=np.float64)
+    if array.ndim != 1 or len(array) < least or not np.all(np.isfinite(array)):
+        raise ValueError(
+            f"log ratios must be a list of at least {least} finite numbers but got {array.tolist()!r:.200}; "
+            "a block or process without a time must not reach the statistics"
+        )
+    return array
 
 
-def estimate_pairs(log_ratios: Sequence[float] | Floats, *, level: float = DEFAULT_LEVEL) -> Estimate:
+def student_quantile(alpha: float, degrees: float) -> float:
+    """Two-sided critical value of Student's t."""
+    from scipy.special import stdtrit  # 0.2 s to import, so not before it is needed
+
+    return float(-stdtrit(degrees, alpha / 2.0))
+
+
+# ---------------------------------------------------------------------- one process pair
+
+
+def estimate_pairs(log_ratios: Sequence[float] | Floats, *, level: float = LEVEL) -> Estimate:
     """Hodges-Lehmann ratio of one process pair with the exact signed-rank interval.
+
+    The interval is (0, inf) when there are too few pairs for the level (under 6 for 0.95).
 
     Args:
         log_ratios: log(candidate block step time / reference block step time) of each pair, at least one.
         level: Coverage of the interval.
-
-    Returns:
-        The estimate; its interval is (0, inf) when there are too few pairs for the level (under 6 for 0.95).
     """
     values = finite(log_ratios, least=1)
     ratio, low, high = np.exp(hodges_lehmann(values, level=level))
     return Estimate(ratio=float(ratio), low=float(low), high=float(high), level=level, pair_count=len(values))
+
+
+def hodges_lehmann(log_ratios: Floats, *, level: float) -> Floats:
+    """Estimate and both ends of the signed-rank interval, on the log scale, for many samples at once.
+
+    Args:
+        log_ratios: Pair differences, `[..., n]`.
+        level: Coverage of the interval.
+
+    Returns:
+        Centre, low and high as `[3, ...]`; the ends are infinite when n is too small for the level.
+    """
+    n = log_ratios.shape[-1]
+    i, j = _triangle(n)
+    averages = np.sort((log_ratios[..., i] + log_ratios[..., j]) / 2.0, axis=-1)
+    cut = _walsh_cut(n, level)
+    centre = (averages[..., (i.size - 1) // 2] + averages[..., i.size // 2]) / 2.0
+    low = averages[..., cut - 1] if cut else np.full_like(centre, -np.inf)
+    high = averages[..., -cut] if cut else np.full_like(centre, np.inf)
+    return np.stack([centre, low, high])
+
+
+@lru_cache(maxsize=64)
+def _triangle(n: int) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+    return np.triu_indices(n)
+
+
+@lru_cache(maxsize=64)
+def _signed_rank_cdf(n: int) -> Floats:
+    """P(W+ <= w) for w = 0 .. n(n+1)/2 under fair independent signs, without ties."""
+    mass = np.zeros(n * (n + 1) // 2 + 1)
+    mass[0] = 1.0
+    for rank in range(1, n + 1):
+        shifted = np.zeros_like(mass)
+        shifted[rank:] = mass[:-rank]
+        mass = (mass + shifted) / 2.0
+    return np.cumsum(mass)
+
+
+@lru_cache(maxsize=256)
+def _walsh_cut(n: int, level: float) -> int:
+    """The largest k such that the k-th smallest and k-th largest Walsh average cover at `level`, or 0."""
+    return int(np.searchsorted(_signed_rank_cdf(n), (1.0 - level) / 2.0, side="right"))
 
 
 def widen(estimate: Estimate, spread: float) -> Estimate:
@@ -146,124 +215,105 @@ def widen(estimate: Estimate, spread: float) -> Estimate:
     return replace(estimate, low=low, high=estimate.ratio * math.exp(math.hypot(above, spread)))
 
 
-# --- looking often --------------------------------------------------------------------------------------
+# ---------------------------------------------------------------------- sequential stop of a trial
 
 
 @dataclass(frozen=True, kw_only=True)
 class SequentialPlan:
     """At which pair counts a trial may stop, and how wide its interval must be there.
 
-    Every look uses the same nominal level (Pocock's boundary), chosen by numerical integration of the random
-    walk of the looks such that the intervals of all looks together hold the true ratio with probability
-    `level`. `benchmarks/truth.py` shows what is reached on simulated machines.
+    Every look uses the same nominal level (Pocock's boundary), chosen by numerical integration such that the intervals
+    of all looks together hold the true ratio with probability `LEVEL` (`benchmarks/truth.py` measures it).
 
     Attributes:
         cap: Pairs after which a trial ends in any case.
-        level: Simultaneous coverage over all looks.
-        first_look: Pairs before the first look (at most `cap`).
-        growth: Ratio of successive looks.
         looks: The pair counts at which to decide; the last one is `cap`.
         critical_value: Normal quantile that a single look's interval uses.
     """
 
     cap: int = 40
-    level: float = DEFAULT_LEVEL
-    first_look: int = 8
-    growth: float = 1.5
     looks: tuple[int, ...] = field(init=False)
     critical_value: float = field(init=False)
 
     def __post_init__(self) -> None:
-        if not (self.cap >= 1 and self.first_look >= 1 and self.growth > 1.0 and 0.0 < self.level < 1.0):
-            raise ValueError(
-                "a sequential plan needs cap >= 1, first_look >= 1, growth > 1 and 0 < level < 1 "
-                f"but got {self.cap}, {self.first_look}, {self.growth} and {self.level}"
-            )
-        looks = [min(self.first_look, self.cap)]
-        while (following := max(looks[-1] + 1, round(looks[-1] * self.growth))) < self.cap:
+        looks = [min(TRIAL_FIRST_LOOK, self.cap)]
+        while (following := max(looks[-1] + 1, round(looks[-1] * TRIAL_GROWTH))) < self.cap:
             looks.append(following)
         # A last look just before the cap would cost level and save nothing.
-        if len(looks) > 1 and looks[-1] * (1.0 + self.growth) / 2.0 > self.cap:
+        if len(looks) > 1 and looks[-1] * (1.0 + TRIAL_GROWTH) / 2.0 > self.cap:
             looks.pop()
         if looks[-1] < self.cap:
             looks.append(self.cap)
         object.__setattr__(self, "looks", tuple(looks))
-        object.__setattr__(self, "critical_value", pocock_critical_value(tuple(looks), self.level))
+        object.__setattr__(self, "critical_value", pocock_critical_value(tuple(looks), LEVEL))
 
     @property
     def nominal_level(self) -> float:
         """Level of the single interval of each look."""
-        return 2.0 * _NORMAL.cdf(self.critical_value) - 1.0
+        return 2.0 * NORMAL.cdf(self.critical_value) - 1.0
 
     def estimate(self, log_ratios: Sequence[float] | Floats) -> Estimate:
         """Estimate whose interval stays honest although it is looked at at every look."""
-        single = estimate_pairs(log_ratios, level=self.nominal_level)
-        return Estimate(
-            ratio=single.ratio,
-            low=single.low,
-            high=single.high,
-            level=self.level,
-            pair_count=single.pair_count,
-        )
+        return replace(estimate_pairs(log_ratios, level=self.nominal_level), level=LEVEL)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
-    """Whether a trial goes on, why, and what is known now.
-
-    Attributes:
-        stop: True when no further pair should be measured.
-        reason: The rule that spoke, in plain words.
-        estimate: Ratio with the interval that is honest over all looks.
-        verdict: Verdict of that interval.
-    """
-
-    stop: bool
-    reason: str
-    estimate: Estimate
-    verdict: Verdict
+@lru_cache(maxsize=64)
+def pocock_critical_value(looks: tuple[int, ...], level: float) -> float:
+    """Value that the standardised statistic exceeds at any of the looks with probability 1 - level."""
+    low, high = 1.0, 8.0
+    while high - low > 1e-7:
+        middle = (low + high) / 2.0
+        if _stay_probability(looks, middle) < level:
+            low = middle
+        else:
+            high = middle
+    return high
 
 
-def decide(
-    log_ratios: Sequence[float] | Floats,
+def _stay_probability(looks: tuple[int, ...], critical: float, nodes: int = 64) -> float:
+    """Probability that a standard random walk stays inside +-critical * sqrt(n) at every look."""
+    x, w = np.polynomial.legendre.leggauss(nodes)
+    walk, density, previous = np.zeros(1), np.ones(1), 0
+    for n in looks:
+        bound, step_sd = critical * math.sqrt(n), math.sqrt(n - previous)
+        ahead = bound * x
+        kernel = np.exp(-0.5 * ((ahead[:, None] - walk) / step_sd) ** 2) / (step_sd * math.sqrt(2.0 * math.pi))
+        # `density` carries the quadrature weights, so its sum is the probability of having stayed inside.
+        density = (kernel @ density) * w * bound
+        walk, previous = ahead, n
+    return float(density.sum())
+
+
+def reason_to_stop(
+    estimate: Estimate,
     plan: SequentialPlan,
     *,
-    min_effect: float = DEFAULT_MIN_EFFECT,
+    min_effect: float,
     incumbent: Estimate | None = None,
     spread: float = 0.0,
-) -> Decision:
-    """Decides after a look whether a trial goes on.
+) -> str | None:
+    """Why a trial ends at a look; None where it goes on.
 
     Args:
-        log_ratios: All pairs of the trial so far; their count should be one of `plan.looks`.
-        plan: The looks and their levels.
-        min_effect: Smallest effect of interest.
-        incumbent: What the candidate must beat to matter: the best candidate so far, or `REFERENCE` while
-            there is none. None when the candidate's verdict is wanted whatever it is.
-        spread: What one pair of equal processes may differ by, in log (see `NoiseFloor.spread`): it is in the interval,
-            and no further pair of blocks takes it out.
+        estimate: Of all pairs so far, with the interval that is honest over all looks and has `spread` in it.
+        incumbent: What the candidate must beat to matter: the best candidate so far, or `REFERENCE` while there is
+            none. None when the candidate's verdict is wanted whatever it is.
+        spread: What one pair of equal processes may differ by, in log (see `NoiseFloor.spread`): no further pair of
+            blocks takes it out.
     """
-    estimate = widen(plan.estimate(log_ratios), spread)
-    verdict = judge(estimate, min_effect=min_effect)
-
-    def decision(stop: bool, reason: str) -> Decision:
-        return Decision(stop=stop, reason=reason, estimate=estimate, verdict=verdict)
-
-    if estimate.pair_count not in plan.looks and estimate.pair_count < plan.cap:
-        return decision(False, "between two looks")
-    if verdict is not Verdict.UNRESOLVED:
-        return decision(True, "its interval is narrow enough")
+    if judge(estimate, min_effect=min_effect) is not Verdict.UNRESOLVED:
+        return "its interval is narrow enough"
     if incumbent is not None:
         # Both estimates are uncertain, so the interval of their quotient decides: to hold the candidate
         # against the incumbent's estimate alone would favour whoever was lucky first.
         for name, other in (("the reference", REFERENCE), ("the best so far", incumbent)):
             if least_ratio(estimate, other) > 1.0 - min_effect:
-                return decision(True, f"surely no gain of {min_effect:.1%} or more over {name}")
+                return f"surely no gain of {min_effect:.1%} or more over {name}"
     if estimate.pair_count >= plan.cap:
-        return decision(True, f"cap of {plan.cap} pairs reached")
+        return f"cap of {plan.cap} pairs reached"
     if spread > 0.0 and estimate.low > 0.0 and math.log(estimate.high / estimate.low) <= 2.0 * NARROWEST * spread:
-        return decision(True, f"more pairs cannot narrow it: equal processes differ by up to {spread:.1%}")
-    return decision(False, "not decided yet")
+        return f"more pairs cannot narrow it: equal processes differ by up to {spread:.1%}"
+    return None
 
 
 def least_ratio(candidate: Estimate, other: Estimate) -> float:
@@ -275,105 +325,41 @@ def least_ratio(candidate: Estimate, other: Estimate) -> float:
     return candidate.ratio / other.ratio * math.exp(-math.hypot(below, above))
 
 
-# --- several processes ----------------------------------------------------------------------------------
+# ---------------------------------------------------------------------- several processes, and ABA runs
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Confirmation:
-    """What fresh processes say about one finalist.
-
-    Attributes:
-        ordinary: Ratio with its interval at the level asked for.
-        corrected: The same ratio with the interval widened for the number of finalists; this one decides.
-        family: How many finalists were confirmed together.
-        process_sd: Standard deviation of the log ratio from one process pair to the next.
-    """
-
-    ordinary: Estimate
-    corrected: Estimate
-    family: int
-    process_sd: float
-
-
-def confirm(
-    process_log_ratios: Sequence[float] | Floats, *, family: int = 1, level: float = DEFAULT_LEVEL
-) -> Confirmation:
-    """Interval over fresh process pairs, ordinary and corrected for the number of finalists.
-
-    Args:
-        process_log_ratios: log of each process pair's own estimate, at least two.
-        family: Finalists confirmed together (Bonferroni, so that all intervals hold together).
-        level: Coverage of the ordinary interval, and of all `family` corrected ones together.
-    """
-    if family < 1:
-        raise ValueError(f"`family` must be at least 1 but got {family}")
+def estimate_processes(process_log_ratios: Sequence[float] | Floats) -> Estimate:
+    """Mean ratio with Student's interval over fresh process pairs, given log of each pair's own estimate."""
     values = finite(process_log_ratios, least=2)
-    return Confirmation(
-        ordinary=_student(values, level=level),
-        corrected=_student(values, level=level, family=family),
-        family=family,
-        process_sd=float(np.std(values, ddof=1)),
-    )
+    error = float(np.std(values, ddof=1)) / math.sqrt(len(values))
+    half = student_quantile(1.0 - LEVEL, len(values) - 1) * error
+    return _around(float(np.mean(values)), half, count=len(values))
 
 
-def _student(values: Floats, *, level: float, family: int = 1) -> Estimate:
-    n = len(values)
-    centre = float(np.mean(values))
-    half = student_quantile((1.0 - level) / family, n - 1) * float(np.std(values, ddof=1)) / math.sqrt(n)
-    return _around(centre, half, level=level, count=n)
-
-
-def _around(centre: float, half: float, *, level: float, count: int) -> Estimate:
+def _around(centre: float, half: float, *, count: int) -> Estimate:
     low, high = math.exp(centre - half), math.exp(centre + half)
-    return Estimate(ratio=math.exp(centre), low=low, high=high, level=level, pair_count=count)
+    return Estimate(ratio=math.exp(centre), low=low, high=high, level=LEVEL, pair_count=count)
 
 
-def finite(values: Sequence[float] | Floats, *, least: int) -> Floats:
-    """Values as an array.
-
-    Raises:
-        ValueError: If there are fewer than `least`, or one is not finite.
-    """
-    array = np.asarray(values, dtype=np.float64)
-    if array.ndim != 1 or len(array) < least or not np.all(np.isfinite(array)):
-        raise ValueError(
-            f"log ratios must be a list of at least {least} finite numbers but got {array.tolist()!r:.200}; "
-            "a block or process without a time must not reach the statistics"
-        )
-    return array
-
-
-# --- when turns are not possible ------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sandwich:
-    """One reference, candidate, reference sequence; each number is a step time in seconds."""
-
-    before_s: float
-    candidate_s: float
-    after_s: float
-
-
-def estimate_sandwiches(sandwiches: Sequence[Sandwich], *, level: float = DEFAULT_LEVEL) -> Estimate:
+def estimate_aba(runs: Sequence[tuple[float, float, float]]) -> Estimate:
     """Ratio against the mean of both references, with the drift between them in the interval.
 
-    With noise variance v per run the ratio has variance 1.5 v and the drift 2 v, so three quarters of the
-    mean squared drift is a second measure of the first. The interval takes the larger of that and the
-    scatter between sandwiches: a machine that drifts cannot look quiet because few sandwiches agree.
+    With noise variance v per run the ratio has variance 1.5 v and the drift 2 v, so three quarters of the mean squared
+    drift is a second measure of the first. The interval takes the larger of that and the scatter between runs: a
+    machine that drifts cannot look quiet because few runs agree.
 
     Args:
-        sandwiches: At least one; a single one gives a very wide interval (one degree of freedom).
-        level: Coverage of the interval.
+        runs: Step times of reference, candidate and reference again, in seconds; a single run gives a very wide
+            interval (one degree of freedom).
     """
-    runs = np.asarray([(s.before_s, s.candidate_s, s.after_s) for s in sandwiches], dtype=np.float64)
-    if runs.size == 0 or not np.all(runs > 0.0) or not np.all(np.isfinite(runs)):
-        raise ValueError(f"sandwiches must hold positive step times but got {runs.tolist()!r:.200}")
-    before, candidate, after = np.log(runs).T
+    times = np.asarray(runs, dtype=np.float64)
+    if times.size == 0 or not np.all(times > 0.0) or not np.all(np.isfinite(times)):
+        raise ValueError(f"ABA runs must hold positive step times but got {times.tolist()!r:.200}")
+    before, candidate, after = np.log(times).T
     values = candidate - (before + after) / 2.0
     n = len(values)
     variance = 0.75 * float(np.mean((after - before) ** 2))
     if n > 1:
         variance = max(variance, float(np.var(values, ddof=1)))
-    half = student_quantile(1.0 - level, max(1, n - 1)) * math.sqrt(variance / n)
-    return _around(float(np.mean(values)), half, level=level, count=n)
+    half = student_quantile(1.0 - LEVEL, max(1, n - 1)) * math.sqrt(variance / n)
+    return _around(float(np.mean(values)), half, count=n)

@@ -1,32 +1,134 @@
-"""Correctness: does a candidate compute what the reference computes, step by step?"""
+"""Loss checks: rounding of number formats, comparison step by step, and comparison at equal work.
+
+Names of formats are those of JAX and its users: ``bfloat16``, ``float8_e4m3fn``, ``nanoo_fp8``,
+``float8_e4m3fn/float8_e5m2`` (forward / backward), ``bf16``, ``int8/bfloat16``. Of several the coarsest counts.
+"""
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import fmean, stdev
 from typing import NamedTuple
 
 import numpy as np
 
-from autotune.stats.dtypes import rounding_of
+# ---------------------------------------------------------------------- number formats
+
+
+class Format(NamedTuple):
+    """One floating-point format.
+
+    Attributes:
+        name: As NumPy or XLA has it, without the variants of 8 bits and fewer.
+        mantissa: Explicit bits of its mantissa.
+        rounding: Relative difference of the loss that its rounding may cause at the first step.
+    """
+
+    name: str
+    mantissa: int
+    rounding: float
+
+
+FORMATS = {
+    f.name: f
+    for f in (
+        Format("float64", 52, 32 * 2.0**-53),
+        Format("float32", 23, 32 * 2.0**-24),
+        Format("tensorfloat32", 10, 2.0**-10),
+        Format("float16", 10, 2.0**-10),
+        Format("bfloat16", 7, 2.0**-8),
+        Format("float8", 2, 2.0**-6),
+        Format("float6", 2, 2.0**-5),
+        Format("float4", 1, 2.0**-4),
+    )
+}
+"""By name, finest first.
+
+Narrow products are scaled and summed in float32, and their errors average out; float32's own sums do not. Seen on
+XLA:CPU (jax 0.10.2, llama-tiny, 20 steps, nine flag sets against none): float32 at most 1e-7 at the first step and
+4e-7 later, bfloat16 1.2e-4, 1.1e-3 within 5 steps and 7e-3 within 20; gradient norms 2 to 10 times that.
+"""
+
+_FLOAT = re.compile(r"(?<![a-z])(?:mx|nv)?(bfloat|bf|tensorfloat|tf|float|fp|f|complex|c)_?(\d+)(?:_?e\d+m(\d+))?")
+_PLAIN = {"half": "float16", "single": "float32", "float": "float32", "double": "float64"}
+_PLAIN_NAME = re.compile(rf"(?<![a-z\d])({'|'.join(_PLAIN)})(?![a-z\d])")
+_INTEGER = re.compile(r"(?<![a-z])(?:u?int|[su])_?(\d+)")
+
+
+def formats_of(dtype: str) -> list[Format]:
+    """The floating-point formats that a name is made of, each variant with its own mantissa.
+
+    Integers of up to 8 bits beside a float round like a float of as many; wider ones are sums, and exact.
+
+    Raises:
+        ValueError: If it names none that is known.
+    """
+    text = dtype.lower()
+    found = [_format(kind, int(bits), mantissa) for kind, bits, mantissa in _FLOAT.findall(text)]
+    found += [FORMATS[_PLAIN[name]] for name in _PLAIN_NAME.findall(text)]
+    integers = [int(bits) for bits in _INTEGER.findall(text)]
+    if None in found or not found:
+        words = "an integer has no rounding" if integers or text in ("bool", "pred") else "it is not known"
+        raise ValueError(
+            f"a dtype must be a floating-point one, such as {', '.join(FORMATS)}, but is {dtype!r:.100}: {words}; name "
+            "the one in which the loss is computed"
+        )
+    narrow = [FORMATS["float8" if bits > 4 else "float4"] for bits in integers if bits <= 8]
+    return [f for f in (*found, *narrow) if f is not None]
+
+
+def _format(kind: str, bits: int, mantissa: str) -> Format | None:
+    if kind.startswith("c"):
+        bits //= 2
+    prefix = {"b": "bfloat", "t": "tensorfloat"}.get(kind[0], "float")
+    known = FORMATS.get(f"{prefix}{bits}")
+    return known._replace(mantissa=int(mantissa)) if known is not None and mantissa else known
+
+
+@functools.cache
+def rounding_of(dtype: str) -> float:
+    """Relative difference of the loss that rounding may cause at the first step, for arithmetic in a format.
+
+    Raises:
+        ValueError: If it is no floating-point one.
+    """
+    return max(f.rounding for f in formats_of(dtype))
+
+
+@functools.cache
+def spacing_of(dtype: str) -> float:
+    """How far two numbers may be apart, relative to them, that are neighbours in a format: what storing loses.
+
+    Raises:
+        ValueError: If it is no floating-point one.
+    """
+    return max(2.0**-f.mantissa for f in formats_of(dtype))
+
+
+def is_float32(dtype: str) -> bool:
+    """Whether a name stands for float32 and nothing else."""
+    return {f.name for f in formats_of(dtype)} == {"float32"}
+
+
+# ---------------------------------------------------------------------- step by step
 
 LOSS, GRAD_NORM = "loss", "gradient norm"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceCheck:
-    """Whether a candidate computes what the reference computes.
+    """Whether every step of a candidate's trace is within tolerance of the reference's.
 
     Attributes:
-        is_ok: True when every step of both traces is within tolerance.
-        step: First step that is not, counted from 0.
-        quantity: "loss" or "gradient norm" at that step.
-        expected: What the reference had there.
+        step: First step that is not, counted from 0; the other fields are of it.
+        quantity: `LOSS` or `GRAD_NORM`.
         got: What the candidate had there, None when its trace ends before.
         tolerance: Largest relative difference allowed there.
-        largest_difference: Largest relative difference over the steps up to there.
     """
 
     is_ok: bool
@@ -35,7 +137,6 @@ class TraceCheck:
     expected: float | None = None
     got: float | None = None
     tolerance: float | None = None
-    largest_difference: float = 0.0
 
 
 _GRAD_NORM_FACTOR = 4.0
@@ -70,26 +171,26 @@ _STEEPEST = 2.0
 
 
 class StepLoss(NamedTuple):
-    """What one process told of one step: its loss, and the global gradient norm if it is known."""
+    """Loss and global gradient norm of one step, as a process reports them."""
 
     loss: float
     grad_norm: float | None = None
 
 
 Trace = Mapping[int, StepLoss]
-"""What one process told, by step, counted from 0 since it began."""
+"""What one process reports by step, counted from 0 since it began."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossSpread:
-    """How far references that do the same lie apart, by step: several processes, and one in another rounding.
+    """Spread of the loss between processes of the reference, by step; one of them may run in another rounding.
 
     Attributes:
         steps: Steps, ascending, at which they were compared.
         losses: Largest relative difference of their losses at or before each of these steps.
-        norms: Likewise of their gradient norms.
-        is_rounded: Whether one in another rounding was among them, and differed: if not, nothing was seen of what
-            rounding does, and arithmetic alone says what it may.
+        norms: Largest relative difference of their gradient norms.
+        is_rounded: Whether one in another rounding was among them and differed: if not, the tolerance follows from the
+            arithmetic alone.
     """
 
     steps: tuple[int, ...] = ()
@@ -157,15 +258,13 @@ def _unseen_growth(step: int) -> float:
 
 
 def spread_between(first: Trace, second: Trace, *, is_rounded: bool = False) -> LossSpread:
-    """What two references say of each other.
+    """Spread between two processes of the reference.
 
     Args:
-        first: Of one reference.
-        second: Of another process of it.
         is_rounded: The second one ran in another rounding; if it never differs, nothing was seen of that.
 
     Raises:
-        ValueError: If something told is not finite.
+        ValueError: If a loss or norm is not finite.
     """
     found = {}
     for step in set(first) & set(second):
@@ -195,19 +294,18 @@ def compare_traces(
 ) -> TraceCheck:
     """Compares loss and global gradient norm at every step that the reference tells; same seed and data.
 
+    A candidate that told less, or anything that is not finite, is wrong.
+
     Args:
-        reference: Finite at every step.
-        candidate: What it told: it must have told as much, and any NaN or infinity is a failure.
-        spread: How far references are apart.
-        dtype: Arithmetic of the matrix products; see `dtypes.formats_of`. On NVIDIA GPUs float32 products are
-            tensorfloat32 by default.
+        dtype: Arithmetic of the matrix products; see `formats_of`. On NVIDIA GPUs float32 products are tensorfloat32 by
+            default.
         spacing: By quantity, how far neighbours are apart in the format in which it is told, if that is narrow.
 
     Raises:
         ValueError: If the reference tells something that is not finite, or `dtype` is not known.
     """
     rounding_of(dtype)
-    largest, begins = 0.0, dict[str, float]()
+    begins = dict[str, float]()
     for step in sorted(reference):
         for quantity, expected, got in _told(reference[step], candidate.get(step)):
             if not math.isfinite(expected):
@@ -218,22 +316,15 @@ def compare_traces(
                 small = SMALL * begins.setdefault(quantity, abs(expected))
                 tolerance *= max(1.0, small / max(abs(expected), 1e-12))
             difference = math.inf if got is None else relative_difference(expected, got)
-            largest = max(largest, difference)
             if difference > (tolerance := tolerance + stored):
                 return TraceCheck(
-                    is_ok=False,
-                    step=step,
-                    quantity=quantity,
-                    expected=expected,
-                    got=got,
-                    tolerance=tolerance,
-                    largest_difference=largest,
+                    is_ok=False, step=step, quantity=quantity, expected=expected, got=got, tolerance=tolerance
                 )
-    return TraceCheck(is_ok=True, largest_difference=largest)
+    return TraceCheck(is_ok=True)
 
 
 def _told(reference: StepLoss, candidate: StepLoss | None) -> Iterator[tuple[str, float, float | None]]:
-    """What is to be compared at one step: the quantity, and what both had there."""
+    """Quantity, reference's value and candidate's value of each comparison at one step."""
     yield LOSS, reference.loss, candidate.loss if candidate is not None else None
     if reference.grad_norm is not None:
         yield GRAD_NORM, reference.grad_norm, candidate.grad_norm if candidate is not None else None
@@ -249,3 +340,149 @@ def relative_difference(expected: float, got: float) -> float:
     if not (math.isfinite(expected) and math.isfinite(got)):
         return math.inf
     return abs(got - expected) / max(abs(expected), 1e-12)
+
+
+# ---------------------------------------------------------------------- at equal work
+
+SAME_ROWS = rounding_of("float32")
+"""Relative difference below which two batches' losses and gradients are of the same rows."""
+
+SPREAD_MARGIN = 2.0
+"""How many times the largest change between neighbouring steps losses may be off: few steps show little of it."""
+
+LEAST_POINTS = 4
+"""Losses of each arm that a soak must have told for them to be compared."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparability:
+    """Result of a comparison of losses at equal work.
+
+    Attributes:
+        is_ok: Whether they agree; None if that cannot be told.
+        difference: Relative difference of the candidate, where it is largest; above 0 its loss is higher.
+        points: At how many amounts of work both were compared.
+        reason: What is wrong, or why nothing can be told; empty if they agree.
+    """
+
+    is_ok: bool | None
+    difference: float = 0.0
+    tolerance: float = 0.0
+    points: int = 0
+    reason: str = ""
+
+
+def compare_first_steps(
+    reference: Sequence[float],
+    candidate: Sequence[float],
+    norms: tuple[Sequence[float], Sequence[float]],
+    *,
+    work: tuple[int, int],
+    least_tolerance: float,
+) -> Comparability:
+    """Holds a candidate's first losses against the reference's, wherever both have seen as much.
+
+    The first step has the same initial weights. Later a candidate with another batch has made other updates, so its
+    loss must lie in the range that the reference's losses have between as many updates and as much work. Ends of that
+    range are widened by the largest relative change between two neighbouring steps of the reference (after the first
+    step twice that), more for a smaller batch: of few steps no more can be told, and a long run has the last word.
+
+    Args:
+        norms: Global gradient norms of both, as far as they are told.
+        work: What a step of reference and candidate does.
+        least_tolerance: Relative difference that arithmetic alone may make at the first step.
+    """
+    if not reference or not candidate or not all(map(math.isfinite, reference)):
+        return Comparability(is_ok=None, reason="one of them tells no loss")
+    if not all(map(math.isfinite, (*candidate, *norms[1]))):
+        return Comparability(is_ok=False, difference=math.inf, reason="its loss or gradient norm is not finite")
+    scatter = math.sqrt(max(1.0, work[0] / work[1]))  # a mean over fewer rows scatters more
+    spread = neighbour_spread(reference) * scatter
+    tolerance = max(least_tolerance, spread)  # at the first step: weights are the same there
+    if (reason := _tell_tale(reference, candidate, norms, is_other_batch=work[0] != work[1])) is not None:
+        return Comparability(is_ok=False, tolerance=tolerance, reason=reason)
+    largest, points = 0.0, 0
+    for mine in range(len(candidate)):
+        seen, rest = divmod(mine * work[1], work[0])
+        if rest or seen >= len(reference):
+            continue
+        points += 1
+        tolerance = max(least_tolerance, spread * (SPREAD_MARGIN if mine else 1.0))
+        between = reference[min(mine, seen) : max(mine, seen) + 1]
+        got = candidate[mine]
+        nearest = min(max(got, min(between)), max(between))
+        difference = math.copysign(relative_difference(nearest, got), got - nearest)
+        largest = max(largest, difference, key=abs)
+        if abs(difference) > tolerance:
+            reason = (
+                f"its loss after {mine} updates is {got:.6g}, the reference's after as much work and as many updates "
+                f"lie between {min(between):.6g} and {max(between):.6g}"
+            )
+            return Comparability(is_ok=False, difference=difference, tolerance=tolerance, points=points, reason=reason)
+    return Comparability(is_ok=True, difference=largest, tolerance=tolerance, points=points)
+
+
+def neighbour_spread(losses: Sequence[float]) -> float:
+    """Largest relative change between two neighbouring steps: what another batch, or one more update, may make."""
+    return max((relative_difference(a, b) for a, b in itertools.pairwise(losses)), default=0.0)
+
+
+def _tell_tale(
+    reference: Sequence[float],
+    candidate: Sequence[float],
+    norms: tuple[Sequence[float], Sequence[float]],
+    *,
+    is_other_batch: bool,
+) -> str | None:
+    """Sign of a program that only pretends to train; None where the reference would look the same."""
+    if len(candidate) > 1 and neighbour_spread(candidate) <= SAME_ROWS < neighbour_spread(reference):
+        return "its loss does not change from step to step, the reference's does"
+    first = [(reference[0], candidate[0]), *zip(*(n[:1] for n in norms), strict=False)]
+    is_told = len(first) == 2 and first[1][0] > 0  # weights may start such that every batch has the same loss
+    if is_other_batch and is_told and all(relative_difference(a, b) <= SAME_ROWS for a, b in first):
+        return "its first loss and gradient norm are the reference's: it trains the same rows, not another batch"
+    return None
+
+
+def compare_long_runs(
+    reference: Sequence[tuple[float, float]],
+    candidate: Sequence[tuple[float, float]],
+    *,
+    tolerance: float,
+    is_same_work: bool,
+    least_scale: float = 0.0,
+) -> Comparability:
+    """Compares the losses of two long runs over the second half of the work that both have done.
+
+    Each is work done so far, and the loss there, in order and in the same unit of work.
+
+    Args:
+        tolerance: Relative difference of the mean losses that is allowed, beside what scatter of the points makes.
+        is_same_work: Their steps do the same, so that a loss far below the reference's is as wrong as one above: with
+            a smaller batch there are more updates in as much work, and a lower loss is no fault.
+        least_scale: Of what a difference is a share, at least: what is learned by heart has a loss near 0, and any two
+            runs of it differ by far.
+    """
+    if not reference or not candidate:
+        return Comparability(is_ok=None, reason="one of them tells no loss")
+    end = min(reference[-1][0], candidate[-1][0])
+    base, mine = ([loss for work, loss in run if end / 2 <= work <= end] for run in (reference, candidate))
+    if not all(map(math.isfinite, mine)):
+        return Comparability(is_ok=False, difference=math.inf, reason="its loss is not finite")
+    points = min(len(base), len(mine))
+    if points < LEAST_POINTS:
+        return Comparability(is_ok=None, points=points, reason=f"only {points} losses are told of as much work")
+    if not any(base):
+        return Comparability(is_ok=None, points=points, reason="the reference's loss is 0 throughout")
+    scale = max(abs(fmean(base)), least_scale)
+    difference = (fmean(mine) - fmean(base)) / scale
+    scatter = 2.0 * math.hypot(*(stdev(v) / math.sqrt(len(v)) for v in (base, mine))) / scale
+    allowed = tolerance + scatter
+    found = Comparability(is_ok=True, difference=difference, tolerance=allowed, points=points)
+    if neighbour_spread(mine) <= SAME_ROWS < neighbour_spread(base):
+        return replace(found, is_ok=False, reason="its loss does not change, the reference's does")
+    if difference > allowed or (is_same_work and difference < -allowed):
+        return replace(found, is_ok=False, reason=f"its loss is {'above' if difference > 0 else 'below'}")
+    if scatter > max(tolerance, 0.25):
+        return replace(found, is_ok=None, reason="its losses scatter too much to be compared")
+    return found

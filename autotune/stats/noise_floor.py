@@ -1,9 +1,12 @@
-"""The noise of a machine, from the reference measured against itself: what can be resolved here, and how honestly.
+"""Noise floor of a machine from A/A runs, and the number of pairs of blocks that a proof should run for it.
 
 Two things make equal processes look different. Within a pair of processes every pair of blocks has noise, which more
 pairs average out. Between processes each has a constant deviation of its own (how its memory lies, which cores it got),
 which only more processes average out. So the reference is started several times beside one living process of itself:
 with that one's deviation as the zero, the centres of the others are so many more draws of the same spread.
+
+References:
+    Cochran, *Sampling Techniques*, 3rd ed., 10.6 (optimum size of subsamples).
 """
 
 from __future__ import annotations
@@ -11,49 +14,51 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
 
 import numpy as np
 
-from autotune.stats.estimates import DEFAULT_LEVEL, DEFAULT_MIN_EFFECT, Estimate, SequentialPlan, finite, widen
-from autotune.stats.intervals import Floats, hodges_lehmann, student_quantile
-
-_NORMAL = NormalDist()
+from autotune.stats.estimates import (
+    DEFAULT_MIN_EFFECT,
+    LEVEL,
+    NORMAL,
+    Estimate,
+    Floats,
+    SequentialPlan,
+    finite,
+    hodges_lehmann,
+    student_quantile,
+    widen,
+)  # fmt: skip
 
 CAUTION = 0.9
 """Confidence of the upper limit from which it is announced what can be proven. Spreads from few processes are often
-too small; with this limit the announced power of 90 % is held on average (tests/study/test_promise.py)."""
+too small; with this limit the announced power of 90 % is held on average (tests/study/test_power.py)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoiseFloor:
-    """What the reference measured against itself says about this machine.
+    """Noise of this machine, from A/A runs of the reference.
 
     Attributes:
         estimate: A/A ratio; its interval holds what one pair of equal processes may differ by.
-        is_honest: True when equal processes differ by no more than their pairs of blocks tell, and pairs have no
-            memory. False: only the spread between processes, which a trial's interval has in it, makes it honest.
-        pair_sd: Robust standard deviation of one pair's log ratio.
         detectable: Smallest true speed-up that one trial shows 9 times in 10 at the cap of pairs.
-        process_sd: Standard deviation of the constant deviation of one process, in log; None in older runs.
+        process_sd: Standard deviation of the constant deviation of one process, in log.
         within_sd: Standard deviation of one pair's log ratio about the centre of its two processes, as far as it
             matters to that centre (a few outliers do not); 0 where a whole run is one figure.
         degrees: Degrees of freedom of `process_sd`.
-        spread: By how much the log ratio of one pair of equal processes may be off (95 %); 0 in older runs.
+        spread: By how much the log ratio of one pair of equal processes may be off (95 %).
         start_s: Seconds until a process is ready; 0 where that is not known.
         pair_s: Seconds of one pair of blocks, or of the measured steps of two runs; 0 where that is not known.
     """
 
-    __pydantic_config__ = {"extra": "ignore", "ser_json_inf_nan": "strings"}  # noqa: RUF012  # records of earlier versions hold more figures
+    __pydantic_config__ = {"ser_json_inf_nan": "strings"}  # noqa: RUF012
 
     estimate: Estimate
-    is_honest: bool
-    pair_sd: float
     detectable: float
-    process_sd: float | None = None
-    within_sd: float | None = None
-    degrees: int = 0
-    spread: float = 0.0
+    process_sd: float
+    within_sd: float
+    degrees: int
+    spread: float
     start_s: float = 0.0
     pair_s: float = 0.0
 
@@ -63,29 +68,20 @@ class NoiseFloor:
         Raises:
             ValueError: If there is one.
         """
-        figures = (self.pair_sd, self.detectable, self.process_sd or 0.0, self.within_sd or 0.0, self.spread)
+        figures = (self.detectable, self.process_sd, self.within_sd, self.spread)
         if not all(figure >= 0.0 for figure in (*figures, self.start_s, self.pair_s, self.degrees)):
             raise ValueError(
-                f"a noise floor must be 0 or more but got {self.pair_sd:g} and {self.detectable:g} (processes: "
+                f"a noise floor must be 0 or more but got {self.detectable:g} (processes: "
                 f"{self.process_sd}, pairs: {self.within_sd}, {self.degrees} degrees of freedom, {self.start_s:g} s "
                 f"and {self.pair_s:g} s)"
             )
 
-    def cautious_process_sd(self, level: float = CAUTION) -> float:
-        """Upper confidence limit of `process_sd`: few processes often agree by luck.
-
-        Args:
-            level: Of the one-sided limit.
-
-        Raises:
-            ValueError: If the spread between processes was not measured (older runs).
-        """
+    def cautious_process_sd(self) -> float:
+        """Upper confidence limit of `process_sd`: few processes often agree by luck."""
         from scipy.special import chdtri  # 0.2 s to import, so not before it is needed
 
-        if self.process_sd is None or not self.degrees:
-            raise ValueError("a cautious spread needs one that was measured, but this noise floor is of an older run")
-        noise = _noise_of_centres(self.within_sd or 0.0, self.estimate.pair_count, self.degrees)
-        most = (self.process_sd**2 + noise) * self.degrees / float(chdtri(self.degrees, level))
+        noise = _noise_of_centres(self.within_sd, self.estimate.pair_count, self.degrees)
+        most = (self.process_sd**2 + noise) * self.degrees / float(chdtri(self.degrees, CAUTION))
         return math.sqrt(max(0.0, most - noise))
 
 
@@ -97,11 +93,10 @@ def spread_of(variance: float, degrees: int, *, noise: float = 0.0) -> float:
     half of the cases in which processes and blocks make equal noise, and the interval would hold in 0.87 of trials.
 
     Args:
-        variance: Of the centres of equal processes.
-        degrees: Its degrees of freedom.
+        variance: Of the centres of equal processes, with so many degrees of freedom.
         noise: What pairs of blocks have added to it.
     """
-    student, normal = student_quantile(1.0 - DEFAULT_LEVEL, degrees), _NORMAL.inv_cdf(0.95)
+    student, normal = student_quantile(1.0 - LEVEL, degrees), NORMAL.inv_cdf(0.95)
     return math.sqrt(2.0 * max(0.0, student**2 * variance - normal**2 * noise))
 
 
@@ -118,10 +113,6 @@ def read_noise_floor(
 
     Args:
         processes: log(second process / living one) of each pair of blocks, of each second process.
-        plan: The plan trials will follow.
-        min_effect: Smallest effect of interest.
-        start_s: Seconds until a process is ready.
-        pair_s: Seconds of one pair of blocks.
         least: Fewest pairs of blocks that each of them may have: 4 are enough where each averages seconds.
 
     Raises:
@@ -130,7 +121,7 @@ def read_noise_floor(
     if not processes:
         raise ValueError("a noise floor needs at least one second process but got none")
     groups = [finite(p, least=least) for p in processes]
-    centres = np.asarray([float(hodges_lehmann(g, level=DEFAULT_LEVEL)[0]) for g in groups])
+    centres = np.asarray([float(hodges_lehmann(g, level=LEVEL)[0]) for g in groups])
     residuals = [g - c for g, c in zip(groups, centres, strict=True)]
     within_sd, degrees, count = _within_sd(residuals), len(groups), sum(map(len, groups))
     noise = _noise_of_centres(within_sd, count, degrees)
@@ -138,18 +129,16 @@ def read_noise_floor(
     variance = float(np.var([0.0, *centres], ddof=1))
     process_sd, spread = math.sqrt(max(0.0, variance - noise)), spread_of(variance, degrees, noise=noise)
     capped_sd = within_sd / math.sqrt(plan.cap)
-    everything, ratio = np.concatenate(groups), math.exp(float(np.mean(centres)))
-    half = _NORMAL.inv_cdf((1.0 + DEFAULT_LEVEL) / 2.0) * within_sd / math.sqrt(count)
+    ratio = math.exp(float(np.mean(centres)))
+    half = NORMAL.inv_cdf((1.0 + LEVEL) / 2.0) * within_sd / math.sqrt(count)
     estimate = Estimate(
-        ratio=ratio, low=ratio * math.exp(-half), high=ratio * math.exp(half), level=DEFAULT_LEVEL, pair_count=count
+        ratio=ratio, low=ratio * math.exp(-half), high=ratio * math.exp(half), level=LEVEL, pair_count=count
     )
     return NoiseFloor(
         estimate=widen(estimate, spread),
-        is_honest=_is_noise_of_pairs(centres, within_sd, count) and not _has_memory(residuals),
-        pair_sd=float(np.median(np.abs(everything - np.median(everything)))) * 1.4826,
         detectable=min_effect
         + math.hypot(plan.critical_value * capped_sd, spread)
-        + _NORMAL.inv_cdf(0.9) * math.hypot(capped_sd, math.sqrt(2.0) * process_sd),
+        + NORMAL.inv_cdf(0.9) * math.hypot(capped_sd, math.sqrt(2.0) * process_sd),
         process_sd=process_sd,
         within_sd=within_sd,
         degrees=degrees,
@@ -162,9 +151,9 @@ def read_noise_floor(
 def _within_sd(residuals: Sequence[Floats]) -> float:
     """Standard deviation of a pair about its processes' centre, from the width of the interval of such a centre."""
     values = np.concatenate(residuals)
-    _, low, high = hodges_lehmann(values, level=DEFAULT_LEVEL)
+    _, low, high = hodges_lehmann(values, level=LEVEL)
     # The interval has the data's own tails in it; twice 1.96 sigma turns it into one. Each centre took one degree.
-    sigma = float(high - low) / (2.0 * _NORMAL.inv_cdf((1.0 + DEFAULT_LEVEL) / 2.0)) * math.sqrt(len(values))
+    sigma = float(high - low) / (2.0 * NORMAL.inv_cdf((1.0 + LEVEL) / 2.0)) * math.sqrt(len(values))
     return sigma * math.sqrt(len(values) / (len(values) - len(residuals)))
 
 
@@ -173,19 +162,52 @@ def _noise_of_centres(within_sd: float, count: int, degrees: int) -> float:
     return within_sd**2 * degrees / count * degrees / (degrees + 1) if count else 0.0
 
 
-def _is_noise_of_pairs(centres: Floats, within_sd: float, count: int) -> bool:
-    """Whether pairs of blocks alone explain how far the centres are from 0 (a chi-squared test at 5 %)."""
-    from scipy.special import chdtri
+LEAST, MOST, DEFAULT_PROOF_SIZE = 4, 40, 20
+"""Fewest and most pairs of blocks in a process, and how many where it is not known what is best."""
 
-    each = within_sd**2 * len(centres) / count
-    return float(centres @ centres) <= each * float(chdtri(len(centres), 1.0 - DEFAULT_LEVEL))
+STARTS = 1.5
+"""What starting two processes at once takes, over starting one: they share the machine that compiles them."""
+
+MEASURED_S = 4.0
+"""Seconds for which a process is measured at least, where starting a pair of them takes twice that or more: on a shared
+machine what others do comes and goes within seconds, and pairs of blocks that see one moment of it tell neither their
+noise nor that of processes. Where processes do differ, this costs at most half of what starting them does."""
+
+LONG_PAIR_S, LEAST_LONG = 4.0, 2
+"""From how many seconds a pair of blocks averages so much by itself that fewer of them are enough, and how few."""
 
 
-def _has_memory(residuals: Sequence[Floats]) -> bool:
-    """Whether a pair tells of the next one, by Spearman's correlation; ranks, because one outlier must not decide."""
-    ranks = np.argsort(np.argsort(np.concatenate(residuals))).astype(np.float64)
-    each = np.split(ranks, np.cumsum([len(r) for r in residuals])[:-1])
-    first, second = np.concatenate([r[:-1] for r in each]), np.concatenate([r[1:] for r in each])
-    first, second = first - first.mean(), second - second.mean()
-    correlation = float((first @ second) / math.sqrt((first @ first) * (second @ second)))
-    return correlation >= _NORMAL.inv_cdf(0.99) / math.sqrt(len(first))
+def pairs_in_process(within_sd: float, process_sd: float, start_s: float, pair_s: float, *, least: int = LEAST) -> int:
+    """The number of pairs of blocks in each pair of processes with which a proof takes least time.
+
+    A pair of processes with `n` pairs of blocks has the variance 2 p^2 + w^2 / n (p: spread between processes, w: of
+    one pair of blocks) and costs `start + n * pair` seconds. The product of both, which is the time at equal precision,
+    is least at n = w / (sqrt(2) p) * sqrt(start / pair).
+
+    Args:
+        within_sd: Standard deviation of the log ratio of one pair of blocks within a pair of processes.
+        process_sd: Standard deviation of the deviation of one process, in log.
+        start_s: Seconds to start a pair of processes.
+    """
+    if process_sd == 0.0:  # no process is like another by so much that more of them would help
+        return MOST if within_sd and start_s else least
+    best = within_sd / (math.sqrt(2.0) * process_sd) * math.sqrt(start_s / pair_s)
+    return min(MOST, max(least, round(best)))
+
+
+def proof_size(floor: NoiseFloor | None, *, starts: float = STARTS) -> int:
+    """The same from a noise floor; `DEFAULT_PROOF_SIZE` where that does not tell what starting costs.
+
+    Args:
+        starts: What starting a pair of processes takes, over starting one.
+    """
+    if floor is None or not (floor.start_s and floor.pair_s):
+        return DEFAULT_PROOF_SIZE
+    least = LEAST_LONG if floor.pair_s >= LONG_PAIR_S else LEAST
+    least = max(least, moments(starts * floor.start_s, floor.pair_s))
+    return pairs_in_process(floor.within_sd, floor.process_sd, starts * floor.start_s, floor.pair_s, least=least)
+
+
+def moments(start_s: float, pair_s: float) -> int:
+    """Pairs of blocks in `MEASURED_S`, or in half of what starting takes if that is less; at most `MOST`."""
+    return min(MOST, round(min(MEASURED_S, start_s / 2.0) / pair_s))

@@ -58,12 +58,6 @@ def choose_engine(
 ) -> MakeEngine | None:
     """The lanes of a study as it is called here; None is this process alone.
 
-    Args:
-        spec: The study.
-        groups: Devices of this machine that were named, one group for each lane.
-        scheduler: Address of a Dask cluster's scheduler.
-        scheduler_file: The file that has it.
-
     Raises:
         StudyFileError: If trials of several nodes are given devices of one machine, or lanes are named twice.
         LaunchError: If this machine does not have those devices.
@@ -92,8 +86,6 @@ def study_message(spec: StudySpec, *, study_dir: str, run: Path | None, devices:
     """What a lane's first message says.
 
     Args:
-        spec: The study.
-        study_dir: Folder of the study file, as the lane sees it.
         run: The run directory, where the lane sees it, too; None where it does not.
         devices: What it may use of its machine; empty for all.
     """

@@ -1,4 +1,4 @@
-"""The program of a lane that is a process of its own, on this machine or another: takes units, tells results.
+"""The program of a lane that is a process of its own, on this machine or another: takes tasks, tells results.
 
 Run as ``python -m autotune.study.lane`` behind a guard. Its first message is the study; see `autotune.cluster.Engine`.
 Its logs go into the run directory where that is a disk that both see, and are sent to the driver otherwise.
@@ -17,16 +17,16 @@ from autotune.child import Channel
 from autotune.machine import LANE, Scratch
 from autotune.model import AutotuneError, NodeLostError, Pair, StudySpec, WorkPerStep
 from autotune.rundir import Folders
-from autotune.study.runner import Runner
-from autotune.study.units import Assignment
+from autotune.study.runner import TaskRunner
+from autotune.study.tasks import Assignment
 
 ALIVE_EVERY_S = 5.0
 MOST_SENT = 300_000
 """Bytes of the beginning and of the end of a log that are sent: a message has a longest line."""
 
 
-class _Desk:
-    """Tells the driver what a bench says, over the channel."""
+class _Progress:
+    """Tells the driver what a lane reports, over the channel."""
 
     def __init__(self, channel: Channel, folders: Folders) -> None:
         self._channel = channel
@@ -39,17 +39,17 @@ class _Desk:
             self._channel.send(kind, **fields)
 
     def phase(self, what: str) -> None:
-        """See `autotune.study.bench.Desk`."""
+        """See `autotune.study.context.ProgressSink`."""
         self.send("phase", what=what)
 
     def pair(self, folder: Path, pair: Pair, work: WorkPerStep | None = None) -> None:
-        """See `autotune.study.bench.Desk`."""
+        """See `autotune.study.context.ProgressSink`."""
         differs = {} if work is None else {"work": work.model_dump()}
         parts = self._folders.relative(folder).split("/")
         self.send("pair", folder=parts, pair=pair.model_dump(mode="json"), **differs)
 
     def incident(self, what: str) -> None:
-        """See `autotune.study.bench.Desk`."""
+        """See `autotune.study.context.ProgressSink`."""
         self.send("incident", what=what)
 
     @contextlib.contextmanager
@@ -81,39 +81,39 @@ def main() -> int:
         scratch = Scratch(LANE)
         stack.callback(scratch.close)
         folders = Folders(Path(told["run"] or scratch.path))
-        desk = _Desk(channel, folders)
-        desk.send("alive")
-        stack.enter_context(desk.alive())
+        progress = _Progress(channel, folders)
+        progress.send("alive")
+        stack.enter_context(progress.alive())
         try:
             sees_run = told["run"] is not None
             spec = StudySpec.model_validate(told["study"])
             make_launcher = pkgutil.resolve_name(told["launcher"])
             launcher = make_launcher(spec, told["study_dir"], told["devices"])
-            runner = Runner(spec, folders, launcher, desk, is_shared=True)
+            runner = TaskRunner(spec, folders, launcher, progress, is_shared=True)
         except AutotuneError as error:
             channel.receive()
-            desk.send("error", message=str(error))
+            progress.send("error", message=str(error))
             return 1
         stack.callback(runner.close)
-        while (told := channel.receive())["type"] == "unit":
-            _do(runner, Assignment.model_validate(told["assignment"]), desk, None if sees_run else folders)
+        while (told := channel.receive())["type"] == "task":
+            _do(runner, Assignment.model_validate(told["assignment"]), progress, None if sees_run else folders)
     return 0
 
 
-def _do(runner: Runner, assignment: Assignment, desk: _Desk, logs: Folders | None) -> None:
-    """Does one unit and tells its result, after the logs where the driver cannot see them."""
+def _do(runner: TaskRunner, assignment: Assignment, progress: _Progress, logs: Folders | None) -> None:
+    """Does one task and sends its result, after the logs where the driver cannot see them."""
     try:
         record = runner.do(assignment)
     except AutotuneError as error:
-        desk.send("error", message=str(error), is_node_lost=isinstance(error, NodeLostError))
+        progress.send("error", message=str(error), is_node_lost=isinstance(error, NodeLostError))
         return
     finally:
         if logs is not None:
-            _send_logs(desk, logs, assignment.folder)
-    desk.send("result", record=record.model_dump(mode="json", exclude_none=True))
+            _send_logs(progress, logs, assignment.folder)
+    progress.send("result", record=record.model_dump(mode="json", exclude_none=True))
 
 
-def _send_logs(desk: _Desk, folders: Folders, folder: tuple[str, ...]) -> None:
+def _send_logs(progress: _Progress, folders: Folders, folder: tuple[str, ...]) -> None:
     for file in sorted(folders.folder(*folder).rglob("*")):
         if not file.is_file() or file.is_symlink():
             continue
@@ -121,7 +121,7 @@ def _send_logs(desk: _Desk, folders: Folders, folder: tuple[str, ...]) -> None:
         if len(data) > 2 * MOST_SENT:
             data = data[:MOST_SENT] + b"\n[... left out here ...]\n" + data[-MOST_SENT:]
         text = data.decode(errors="replace")
-        desk.send("file", folder=folders.relative(file.parent).split("/"), name=file.name, text=text)
+        progress.send("file", folder=folders.relative(file.parent).split("/"), name=file.name, text=text)
         file.unlink()
 
 

@@ -1,53 +1,83 @@
-"""The driver's side of lanes: gives units to free ones, records what comes back, and counts what was used up.
+"""The driver's side of lanes: gives tasks to free ones, records what comes back, and counts device-hours.
 
-One driver decides and writes. A lane that is lost takes the unit in hand with it, which goes to another lane; what it
+One driver decides and writes. A lane that is lost takes the task in hand with it, which goes to another lane; what it
 might still say has no reader. So nothing is done twice and nothing is left out, whoever dies.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import (
+    Callable,
+    Sequence,
+)
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from autotune.cluster import ANSWERS, JOINED, LEFT, Engine, Told
+from autotune.cluster import (
+    ANSWERS,
+    JOINED,
+    LEFT,
+    Engine,
+    Told,
+)
 from autotune.machine import measured_versions
 from autotune.model import (
     RECORD,
     TURNS,
     AnyRecord,
     Callbacks,
+    Failure,
+    FailureKind,
     FlagSet,
     FloorResult,
     IncidentRecord,
     LaunchError,
+    LedgerRecord,
     NodeLostError,
     Pair,
-    StudySpec,
     TimeLimits,
     TrialResult,
     TrialStatus,
     WorkPerStep,
-    limits_after,
+    log_ratio,
+)  # fmt: skip
+from autotune.rundir import (
+    Store,
+    artefacts_for,
+    refuse_strangers,
+    refuse_upgraded,
 )
-from autotune.rundir import Store, artefacts_for, refuse_strangers, refuse_upgraded
 from autotune.stats import proof_size
-from autotune.study.alone import SANDWICH
-from autotune.study.bench import floor_folder
-from autotune.study.ledger import Ledger
-from autotune.study.pair_keeper import PairKeeper
-from autotune.study.promise import promise_of
-from autotune.study.units import AnyUnit, Assignment, FloorUnit, Job, PairUnit, TrialUnit, node_lost
+from autotune.study.context import (
+    floor_folder,
+    time_limits_after,
+)
+from autotune.study.durations import power_analysis
+from autotune.study.tasks import (
+    AnyTask,
+    Assignment,
+    FloorTask,
+    PairTask,
+    PendingTask,
+    TrialTask,
+)
 
 MOST_LOST = 3
-"""A unit over which so many lanes were lost is not given to another: perhaps it kills them."""
+"""A task over which so many lanes were lost is not given to another: perhaps it kills them."""
 
 LISTEN_S = 1.0
 SILENT_S = 60.0
 """A lane at work that says nothing for so long (it would say at least that it is alive) is given up."""
+
+
+WRITE_EVERY_S = 60.0
+"""What a driver that is killed may leave uncounted."""
+
+NEWS_EVERY_S = 5.0
+"""How soon it is written down that a lane has come or gone."""
 
 
 @dataclass(slots=True)
@@ -59,26 +89,54 @@ class _Lane:
     devices: int
     heard_s: float
     floor: FloorResult | None = None
-    job: Job | None = None
+    pending: PendingTask | None = None
     told_programs: int = 0
+
+
+class Ledger:
+    """Counts device-seconds of a study over all sessions.
+
+    A device counts while it stands ready, at work or not, for that is what a cluster charges. Time in a queue, a pause
+    of the job and a jump of the clock do not count: the study's stopwatch leaves them out.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        last = store.last(LedgerRecord)
+        self.device_s = last.device_s if last else 0.0
+        self._counted_s = self._written_s = store.watch.total_s
+        self._lanes: tuple[str, ...] = ()
+
+    def count(self, devices: int) -> None:
+        """Adds the time since the last look for so many devices."""
+        now_s = self._store.watch.total_s
+        self.device_s += (now_s - self._counted_s) * devices
+        self._counted_s = now_s
+
+    def write_if_due(self, lanes: Sequence[str]) -> None:
+        """Writes it down if that was long ago, or lanes have come or gone since."""
+        every_s = WRITE_EVERY_S if tuple(filter(None, lanes)) == self._lanes else NEWS_EVERY_S
+        if self._store.watch.total_s - self._written_s >= every_s:
+            self.write(lanes)
+
+    def write(self, lanes: Sequence[str]) -> None:
+        """Writes it down, with the lanes that are there now."""
+        self._lanes = tuple(filter(None, lanes))
+        self._store.append(LedgerRecord(device_s=round(self.device_s, 3), lanes=self._lanes))
+        self._written_s = self._store.watch.total_s
 
 
 class Lanes:
     """All lanes of one session.
 
     Args:
-        store: The run directory, locked.
-        view: Told what happens.
         runtime: Tells which of some settings are read when a program runs.
 
     Attributes:
         engine: Offers the lanes; set before the first use.
-        ledger: What the study has used up.
-        must_be_alone: Whether a unit is known not to fit beside another process.
     """
 
     engine: Engine
-    must_be_alone: Callable[[AnyUnit], bool] = staticmethod(lambda unit: False)
 
     def __init__(self, store: Store, view: Callbacks, runtime: Callable[[FlagSet], FlagSet]) -> None:
         self._store = store
@@ -86,8 +144,8 @@ class Lanes:
         self._runtime = runtime
         self._lanes: dict[str, _Lane] = {}
         self._dismissed: dict[str, str] = {}
-        self._pending: list[Job] = []
-        self._keeper = PairKeeper(store)
+        self._pending: list[PendingTask] = []
+        self._writers: dict[Path, tuple[Callable[[Pair], None], list[float]]] = {}
         self._programs: list[tuple[str, int]] = []
         self._programs_seen = 0
         self._has_said_floor = False
@@ -108,33 +166,33 @@ class Lanes:
             self._begin_floors()
             self._listen()
 
-    def work(self, source: Callable[[], Job | None]) -> None:
-        """Gives units to free lanes until there is none left and the results of all are told.
+    def work(self, source: Callable[[], PendingTask | None]) -> None:
+        """Gives tasks to free lanes until there is none left and the results of all are told.
 
         Args:
-            source: Gives the next unit; None if there is none now. It is asked again after each result.
+            source: Gives the next task; None if there is none now. It is asked again after each result.
         """
         while True:
             self._begin_floors()
             is_dry = False
             while (lane := self._free()) is not None:
-                job = self._pending.pop(0) if self._pending else source()
-                if job is None:
+                pending = self._pending.pop(0) if self._pending else source()
+                if pending is None:
                     is_dry = True
                     break
-                self._begin(lane, job)
+                self._begin(lane, pending)
             if not self._at_work() and not self._pending:
                 if is_dry:
                     return
-                if (job := source()) is None:  # nothing to do, whether a lane comes or not
+                if (pending := source()) is None:  # nothing to do, whether a lane comes or not
                     return
-                self._pending.append(job)
+                self._pending.append(pending)
             self._listen()
 
-    def do(self, job: Job) -> None:
-        """Has one unit done."""
-        jobs = [job]
-        self.work(lambda: jobs.pop() if jobs else None)
+    def do(self, pending: PendingTask) -> None:
+        """Has one task done."""
+        todo = [pending]
+        self.work(lambda: todo.pop() if todo else None)
 
     def close(self) -> None:
         """Ends every lane and writes down what was used up."""
@@ -146,7 +204,7 @@ class Lanes:
     @property
     def limits(self) -> TimeLimits | None:
         """What processes may take on the first lane that has a noise floor; None before there is one."""
-        return next((_limits_after(self._store.spec, x.floor) for x in self._lanes.values() if x.floor), None)
+        return next((time_limits_after(self._store.spec, x.floor) for x in self._lanes.values() if x.floor), None)
 
     @property
     def names(self) -> Sequence[str]:
@@ -156,7 +214,7 @@ class Lanes:
     @property
     def is_measuring(self) -> bool:
         """Whether a lane is at work now."""
-        return any(x.job is not None for x in self._lanes.values())
+        return any(x.pending is not None for x in self._lanes.values())
 
     @property
     def device_count(self) -> int:
@@ -166,56 +224,50 @@ class Lanes:
     # ------------------------------------------------------------------ giving
 
     def _free(self) -> _Lane | None:
-        return next((x for x in self._lanes.values() if x.job is None and x.floor is not None), None)
+        return next((x for x in self._lanes.values() if x.pending is None and x.floor is not None), None)
 
     def _at_work(self) -> bool:
-        return any(x.job is not None and not isinstance(x.job.unit, FloorUnit) for x in self._lanes.values())
+        return any(x.pending is not None and not isinstance(x.pending.task, FloorTask) for x in self._lanes.values())
 
     def _begin_floors(self) -> None:
         for lane in self._lanes.values():
-            if lane.floor is None and lane.job is None:
+            if lane.floor is None and lane.pending is None:
                 if not self._has_said_floor:
                     self._has_said_floor = True
                     self._store.tell_stage("noise floor")
                     self._view.stage("noise floor", "the reference is measured against itself: what can be resolved?")
-                self._begin(lane, Job(FloorUnit(), floor_folder(lane.name), "floor", lambda record: None))
+                self._begin(lane, PendingTask(FloorTask(), floor_folder(lane.name), "floor", lambda record: None))
 
-    def _begin(self, lane: _Lane, job: Job) -> None:
-        lane.job, lane.heard_s = job, self._store.watch.total_s
+    def _begin(self, lane: _Lane, pending: PendingTask) -> None:
+        lane.pending, lane.heard_s = pending, self._store.watch.total_s
         self._learn_programs()
-        floor_mode = lane.floor.comparison.mode if lane.floor else None
-        is_alone = floor_mode != SANDWICH and self.must_be_alone(job.unit)
         assignment = Assignment(
-            unit=self._sized(job.unit, is_alone=is_alone),
+            task=self._sized(pending.task),
             lane=lane.name,
-            folder=job.own_folder,
-            name=job.name,
-            mode=SANDWICH if is_alone else floor_mode,
-            loss_tolerance=lane.floor.loss_tolerance if lane.floor else 0.0,
-            loss_spread=lane.floor.loss_spread if lane.floor else None,
-            spread=lane.floor.floor.spread if lane.floor else 0.0,
-            runtime=tuple(self._runtime(self._settings_of(job.unit))),
-            artefacts=artefacts_for(self._store, self._settings_of(job.unit)),
-            programs=dict(self._programs[lane.told_programs :]) if isinstance(job.unit, TrialUnit) else {},
+            folder=pending.own_folder,
+            name=pending.name,
+            floor=lane.floor,
+            runtime=tuple(self._runtime(self._settings_of(pending.task))),
+            artefacts=artefacts_for(self._store, self._settings_of(pending.task)),
+            programs=dict(self._programs[lane.told_programs :]) if isinstance(pending.task, TrialTask) else {},
             at_s=lane.heard_s,
-            limits=_limits_after(self._store.spec, lane.floor),
         )
-        if isinstance(job.unit, TrialUnit):
+        if isinstance(pending.task, TrialTask):
             lane.told_programs = len(self._programs)
-        self.engine.begin(lane.name, {"type": "unit", "assignment": assignment.model_dump(mode="json")})
+        self.engine.begin(lane.name, {"type": "task", "assignment": assignment.model_dump(mode="json")})
 
-    def _sized(self, unit: AnyUnit, *, is_alone: bool) -> AnyUnit:
+    def _sized(self, task: AnyTask) -> AnyTask:
         """A pair of processes with its number of pairs of blocks: the same on every lane, and in every session."""
-        if not isinstance(unit, PairUnit) or unit.pairs is not None:
-            return unit
+        if not isinstance(task, PairTask) or task.pairs is not None:
+            return task
         floors = self._store.of(FloorResult)
         spec = self._store.spec
         pairs = proof_size(floors[0].floor if floors else None, starts=spec.turns.starts)
-        return unit.model_copy(update={"pairs": pairs, "is_alone": unit.is_alone or is_alone})
+        return task.model_copy(update={"pairs": pairs})
 
-    def _settings_of(self, unit: AnyUnit) -> FlagSet:
-        """All settings that a unit may run under."""
-        own = unit.config.settings if isinstance(unit, TrialUnit) else getattr(unit, "settings", FlagSet())
+    def _settings_of(self, task: AnyTask) -> FlagSet:
+        """All settings that a task may run under."""
+        own = task.config.settings if isinstance(task, TrialTask) else getattr(task, "settings", FlagSet())
         return self._store.spec.baseline.merge(own)
 
     def _learn_programs(self) -> None:
@@ -237,7 +289,7 @@ class Lanes:
         self.ledger.count(self.device_count)
         self.ledger.write_if_due(self.names)
         for lane in list(self._lanes.values()):
-            if lane.job is not None and lane.name and watch.total_s - lane.heard_s > SILENT_S:
+            if lane.pending is not None and lane.name and watch.total_s - lane.heard_s > SILENT_S:
                 self._view.note(f"lane {lane.name} has been silent for {SILENT_S:.0f} s and is given up")
                 self.engine.give_up(lane.name, "silent")
                 self._lose(lane.name, f"silent for {SILENT_S:.0f} s")
@@ -254,31 +306,31 @@ class Lanes:
         lane.heard_s = self._store.watch.total_s
         if kind == LEFT:
             self._lose(name, str(message["why"]))
-        elif lane.job is None:
-            return  # of a unit that was given up
+        elif lane.pending is None:
+            return  # of a task that was given up
         elif kind == "phase":
             self.phase(str(message["what"]), name)
         elif kind == "pair":
-            folder = self._inside(lane.job, message["folder"])
+            folder = self._inside(lane.pending, message["folder"])
             work = WorkPerStep.model_validate(message["work"]) if message.get("work") else None
             self.pair(folder, Pair.model_validate(message["pair"]), work, name)
         elif kind == "incident":
             self.incident(str(message["what"]), name)
         elif kind == "file":
-            folder = self._inside(lane.job, message["folder"])
+            folder = self._inside(lane.pending, message["folder"])
             self._store.write_beside(folder, str(message["name"]), lambda: str(message["text"]))
         elif kind in ANSWERS:
-            self._answer(lane, lane.job, message)
+            self._answer(lane, lane.pending, message)
 
-    def _inside(self, job: Job, parts: Sequence[str]) -> Path:
-        """A folder of a unit in hand: a lane writes nowhere else.
+    def _inside(self, pending: PendingTask, parts: Sequence[str]) -> Path:
+        """A folder of a task in hand: a lane writes nowhere else.
 
         Raises:
             LaunchError: If it tries to.
         """
-        allowed = (job.own_folder, floor_folder(""))
+        allowed = (pending.own_folder, floor_folder(""))
         if not any(tuple(parts[: len(a)]) == a for a in allowed):
-            raise LaunchError(f"a lane must keep to the folder of its unit but asks for {'/'.join(parts)!r}")
+            raise LaunchError(f"a lane must keep to the folder of its task but asks for {'/'.join(parts)!r}")
         return self._store.folder(*parts)
 
     def _join(self, name: str, message: Any) -> None:
@@ -302,22 +354,24 @@ class Lanes:
         self._view.floor(floor)
 
     def _lose(self, name: str, why: str) -> None:
-        """A lane is gone; its unit goes to another, or is recorded as lost if that happened too often."""
+        """A lane is gone; its task goes to another, or is recorded as lost if that happened too often."""
         lane = self._lanes.pop(name, None)
         if lane is None:
             return
         self._view.note(f"lane {name} is lost: {why}")
-        job = lane.job
-        if job is None or isinstance(job.unit, FloorUnit):
+        pending = lane.pending
+        if pending is None or isinstance(pending.task, FloorTask):
             return
-        self._store.append(IncidentRecord(what=f"lane lost at {job.name}: {why}", by=name or None))
-        job.lost += 1
-        if job.lost < MOST_LOST:
-            self._pending.insert(0, job)
+        self._store.append(IncidentRecord(what=f"lane lost at {pending.name}: {why}", by=name or None))
+        pending.lost += 1
+        if pending.lost < MOST_LOST:
+            self._pending.insert(0, pending)
         else:
-            job.done(job.unit.failed(node_lost(job.lost)))
+            said = f"{pending.lost} lanes were lost over this, one after the other; it is not given to another"
+            failure = Failure(kind=FailureKind.NODE_LOST, message=said, phase="step")
+            pending.done(pending.task.failed(failure))
 
-    def _answer(self, lane: _Lane, job: Job, message: Any) -> None:
+    def _answer(self, lane: _Lane, pending: PendingTask, message: Any) -> None:
         if message["type"] == "error":
             self._dismiss(lane, str(message["message"]), is_node_lost=bool(message.get("is_node_lost")))
             return
@@ -327,14 +381,14 @@ class Lanes:
         except (ValidationError, KeyError) as error:
             self._dismiss(lane, f"what it says cannot be read: {error}")
             return
-        lane.job = None
-        if isinstance(job.unit, FloorUnit):
+        lane.pending = None
+        if isinstance(pending.task, FloorTask):
             self._first_result(lane, record)
         else:
-            job.done(record)
+            pending.done(record)
 
     def _first_result(self, lane: _Lane, floor: AnyRecord) -> None:
-        """A lane's noise floor: it is one of the study's, unless it is another kind of machine."""
+        """A lane's A/A run: the lane is one of the study's, unless it is another kind of machine."""
         assert isinstance(floor, FloorResult)
         try:
             refuse_strangers(floor, self._store.of(FloorResult))
@@ -344,7 +398,7 @@ class Lanes:
         # Its engine knows it by this name, which a machine's own may differ from: else nobody finds this again.
         floor = floor.model_copy(update={"provenance": {**floor.provenance, "host": lane.host}})
         if not self._store.of(FloorResult):
-            floor = floor.model_copy(update={"promise": promise_of(self._store.spec, floor)})
+            floor = floor.model_copy(update={"power": power_analysis(self._store.spec, floor)})
         self._store.append(floor)
         self._adopt(lane, floor)
         for warning in (*floor.reference.warnings, *floor.comparison.warnings):
@@ -362,7 +416,7 @@ class Lanes:
         if not self._lanes:
             raise NodeLostError(why) if is_node_lost else LaunchError(why)
 
-    # ------------------------------------------------------------------ the desk of a lane
+    # ------------------------------------------------------------------ progress of a lane
 
     def phase(self, what: str, lane: str = "") -> None:
         """What is under way on a lane."""
@@ -370,16 +424,13 @@ class Lanes:
 
     def pair(self, folder: Path, pair: Pair, work: WorkPerStep | None = None, lane: str = "") -> None:
         """Keeps one raw pair."""
-        self._view.pair(self._keeper.keep(folder, pair, work), lane)
+        if pair.index == 0:
+            self._writers[folder] = (self._store.pair_writer(folder), [])
+        write, ratios = self._writers[folder]
+        write(pair)
+        ratios.append(log_ratio(pair, work))
+        self._view.pair(ratios, lane)
 
     def incident(self, what: str, lane: str = "") -> None:
         """Records what happened to the tuner."""
         self._store.append(IncidentRecord(what=what, by=lane or None))
-
-
-def _limits_after(spec: StudySpec, floor: FloorResult | None) -> TimeLimits | None:
-    """What processes of a lane may take, once its noise floor has told what the reference does."""
-    if floor is None:
-        return None
-    start_s = max(floor.floor.start_s, floor.reference.start_s or 0.0)
-    return limits_after(spec.measure, start_s=start_s, step_s=floor.comparison.reference_step_s)

@@ -1,20 +1,25 @@
-"""Does a candidate train as the reference does? What stays comparable is compared, and what does not is said.
+"""Loss check: whether a candidate trains as the reference does.
 
-Flags, and options that change rounding only, are held to the reference step by step. Another batch meets it only at
-equal work, and another dtype only roughly in its first steps: of both a long run decides, in the soak.
+Flags, and options that change rounding only, are held to the reference step by step, in their first steps and after
+every block. Another batch meets it only at equal work, and another dtype only roughly in its first steps: of both a
+long run decides, in the soak.
 """
 
 from __future__ import annotations
 
+import functools
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autotune.model import (
     LOSS_NOT_CHECKED,
+    Arm,
     Failure,
     FailureKind,
     FlagSet,
+    LaunchError,
     LossBasis,
     LossCheck,
     Pair,
@@ -40,14 +45,21 @@ from autotune.stats import (
     relative_difference,
     rounding_of,
     spacing_of,
+    spread_between,
 )
-from autotune.workers import first_step
+from autotune.workers import Worker, WorkerFailed, first_step
 
 DTYPE_MARGIN = 4.0
 """How many times the coarser arithmetic's rounding the first loss may be off when the arithmetic changes."""
 
 STEP_BY_STEP = (LossBasis.STEPS, LossBasis.ROUNDING)
 """Sets that do the same work in the same arithmetic: every step of theirs is to be the reference's."""
+
+Sets = tuple[FlagSet, FlagSet]
+"""What is compared with, and the candidate."""
+
+Reports = tuple[WorkerReport, WorkerReport]
+"""Of both."""
 
 COLLAPSED = 0.05
 """Share of the first loss below which a loss counts as learned by heart: its differences are shares of this."""
@@ -58,18 +70,16 @@ _DTYPE_OPTION = re.compile(r"dtype|precision|quant|fp8|float8|bf16|amp$")
 _DATA_OPTION = re.compile(r"(^|_)(?<!micro_)(batch|seq|sequence|length|context)")
 
 
-def changed_options(spec: StudySpec, settings: FlagSet, base: FlagSet) -> list[str]:
-    """Options of a set that have another value than those of the set that it is compared with."""
-    before = {**spec.reference_options, **options_in(base)}
-    after = {**spec.reference_options, **options_in(settings)}
+def changed_options(spec: StudySpec, sets: Sets) -> list[str]:
+    """Options of a candidate that have another value than those of the set that it is compared with."""
+    before, after = ({**spec.reference_options, **options_in(settings)} for settings in sets)
     return [n for n, value in after.items() if n not in before or before[n] != value]
 
 
-def basis_of(
-    spec: StudySpec, sets: tuple[FlagSet, FlagSet], reference: WorkerReport, candidate: WorkerReport
-) -> LossBasis:
-    """By what the loss of a candidate, the second set, can be compared with that of the first."""
-    changed = changed_options(spec, sets[1], sets[0])
+def basis_of(spec: StudySpec, sets: Sets, reports: Reports) -> LossBasis:
+    """How the loss of a candidate can be compared with the reference's."""
+    reference, candidate = reports
+    changed = changed_options(spec, sets)
     if not changed:
         return LossBasis.STEPS
     if reference.dtype != candidate.dtype or any(_DTYPE_OPTION.search(n) for n in changed):
@@ -78,130 +88,124 @@ def basis_of(
     return LossBasis.WORK if is_other_work or any(map(_DATA_OPTION.search, changed)) else LossBasis.ROUNDING
 
 
-def check_loss(
-    spec: StudySpec,
-    settings: FlagSet,
-    reference: WorkerReport,
-    candidate: WorkerReport,
-    *,
-    aa_tolerance: float,
-    spread: LossSpread,
-) -> LossCheck | Failure:
-    """Compares the first steps.
+@dataclass(frozen=True, slots=True)
+class LossGate:
+    """Holds candidates to the losses of the reference.
 
-    Args:
-        spec: The study.
-        settings: Of the candidate.
-        reference: What the reference's process said of itself.
-        candidate: What the candidate's said.
+    Attributes:
+        spread: How far processes of the reference are apart by step, one in another rounding among them where that ran.
         aa_tolerance: Largest relative difference seen between the first steps of two runs of the reference.
-        spread: How far references are apart by step, one in another rounding among them where that ran.
-
-    Returns:
-        What is wrong; or what was compared, and where nothing could be, that.
     """
-    basis = basis_of(spec, (FlagSet(), settings), reference, candidate)
-    if not reference.losses:
-        return _silent(basis, "the reference")
-    if not candidate.losses and basis is not LossBasis.STEPS:
-        return _silent(basis, "the candidate")
-    if basis in STEP_BY_STEP or _is_as_much(basis, reference, candidate):
-        found = _step_by_step(basis, reference, candidate, spread)
-        if basis in STEP_BY_STEP or isinstance(found, LossCheck):
-            return found
-    return _at_equal_work(reference, candidate, basis, aa_tolerance=aa_tolerance)
 
+    spec: StudySpec
+    spread: LossSpread
+    aa_tolerance: float
 
-def check_block(
-    spec: StudySpec,
-    sets: tuple[FlagSet, FlagSet],
-    reports: tuple[WorkerReport, WorkerReport],
-    told: SameStep | None,
-    spread: LossSpread,
-) -> Failure | None:
-    """Compares what both arms told after a pair of blocks; what is wrong, if anything is.
+    def check(self, settings: FlagSet, reports: Reports) -> LossCheck | Failure:
+        """Compares the first steps: what is wrong, or what was compared, and where nothing could be, that."""
+        reference, candidate = reports
+        basis = basis_of(self.spec, (FlagSet(), settings), reports)
+        if not reference.losses:
+            return _silent(basis, "the reference")
+        if not candidate.losses and basis is not LossBasis.STEPS:
+            return _silent(basis, "the candidate")
+        if basis in STEP_BY_STEP or _is_as_much(basis, reference, candidate):
+            found = self._step_by_step(basis, reference, candidate)
+            if basis in STEP_BY_STEP or isinstance(found, LossCheck):
+                return found
+        return _at_equal_work(reference, candidate, basis, aa_tolerance=self.aa_tolerance)
 
-    Args:
-        spec: The study.
-        sets: What is compared with, and the candidate.
-        reports: Of both.
-        told: Of the same step; None where one told nothing.
-        spread: How far references are apart by step.
-    """
-    if told is None or basis_of(spec, sets, *reports) not in STEP_BY_STEP:
-        return None
-    base = {told.step: StepLoss(told.reference, told.reference_norm)}
-    mine = {told.step: StepLoss(told.candidate, told.candidate_norm)}
-    return _wrong_at(base, mine, reports[0], spread, phase="step")
+    def check_block(self, sets: Sets, reports: Reports, told: SameStep | None) -> None:
+        """Compares what both arms reported of the same step after a pair of blocks.
 
+        Raises:
+            WorkerFailed: If the candidate does not train as the reference does.
+        """
+        if told is None or basis_of(self.spec, sets, reports) not in STEP_BY_STEP:
+            return
+        if (failure := self._wrong_at(*_both(told), reports[0], phase="step")) is not None:
+            raise WorkerFailed(failure)
 
-def with_blocks(
-    check: LossCheck | None, pairs: Sequence[Pair], reference: WorkerReport, spread: LossSpread
-) -> LossCheck | None:
-    """A check of first steps, with what the blocks after them added: none of them was wrong.
+    def with_blocks(self, check: LossCheck | None, pairs: Sequence[Pair], reference: WorkerReport) -> LossCheck | None:
+        """A check of first steps, extended by the blocks after them, none of which was wrong."""
+        told = [p.loss for p in pairs if p.loss is not None]
+        if check is None or not check.is_ok or check.basis not in STEP_BY_STEP or not told:
+            return check
+        largest = max(check.difference or 0.0, *(relative_difference(t.reference, t.candidate) for t in told))
+        last = max(t.step for t in told)
+        allowed = self._allowed(last, reference)
+        count = len({t.step for t in told}) + (check.steps or 0)
+        words = self._agrees(check.basis, f"{check.steps} steps and after blocks up to step {last}", largest, allowed)
+        return check.model_copy(update={"difference": largest, "tolerance": allowed, "steps": count, "words": words})
 
-    Args:
-        check: Of the first steps.
-        pairs: All pairs of blocks.
-        reference: What the reference's process said of itself.
-        spread: How far references are apart by step.
-    """
-    told = [p.loss for p in pairs if p.loss is not None]
-    if check is None or not check.is_ok or check.basis not in STEP_BY_STEP or not told:
-        return check
-    largest = max(check.difference or 0.0, *(relative_difference(t.reference, t.candidate) for t in told))
-    last = max(t.step for t in told)
-    allowed = _allowed(spread, last, reference)
-    count = len({t.step for t in told}) + (check.steps or 0)
-    words = _agrees(check.basis, f"{check.steps} steps and after blocks up to step {last}", largest, allowed, spread)
-    return check.model_copy(update={"difference": largest, "tolerance": allowed, "steps": count, "words": words})
+    def check_soak(self, basis: LossBasis, reference: LongLosses, candidate: LongLosses) -> LossCheck | Failure:
+        """Compares the losses of two long runs: the last word on a set with another dtype or batch.
+
+        Sets that do the same work are held to the reference step by step, as far as the spread of references reaches,
+        and after that by their mean loss.
+        """
+        if basis in STEP_BY_STEP:
+            if not reference.losses or not candidate.losses:
+                return _silent(basis, "the reference" if not reference.losses else "the candidate")
+            if (failure := self._wrong_in_soak(reference, candidate)) is not None:
+                return failure
+        found = compare_long_runs(
+            reference.by_work,
+            candidate.by_work,
+            tolerance=self.spec.confirm.loss_tolerance,
+            is_same_work=reference.report.tokens_per_step == candidate.report.tokens_per_step,
+            least_scale=COLLAPSED * abs(next(iter(reference.report.losses), 0.0)) if basis in STEP_BY_STEP else 0.0,
+        )
+        return _long_run(basis, found, steps=candidate.steps)
+
+    def _wrong_in_soak(self, reference: LongLosses, candidate: LongLosses) -> Failure | None:
+        """What is wrong at a step of both within the spread of references."""
+        told, mine = dict(reference.losses), dict(candidate.losses)
+        begin, last = first_step(self.spec) - 1, max(self.spread.steps, default=0)
+        common = [n for n in told if n in mine and begin + n <= last]
+        base, own = ({begin + n: StepLoss(run[n]) for n in common} for run in (told, mine))
+        return self._wrong_at(base, own, reference.report, phase="soak")
+
+    def _step_by_step(self, basis: LossBasis, reference: WorkerReport, candidate: WorkerReport) -> LossCheck | Failure:
+        """The same work, every step held to the reference's with the tolerance that references themselves showed."""
+        base, mine = (first_steps(r.losses, r.grad_norms) for r in (reference, candidate))
+        if (failure := self._wrong_at(base, mine, reference, phase="check")) is not None:
+            return failure
+        largest = max(relative_difference(base[step].loss, mine[step].loss) for step in base)
+        allowed = self._allowed(len(base) - 1, reference)
+        words = self._agrees(basis, f"{len(base)} steps", largest, allowed)
+        return LossCheck(basis=basis, is_ok=True, difference=largest, tolerance=allowed, steps=len(base), words=words)
+
+    def _allowed(self, step: int, reference: WorkerReport) -> float:
+        return self.spread.tolerance(step, dtype=_arithmetic(reference)) + _spacing(reference).get(LOSS, 0.0)
+
+    def _agrees(self, basis: LossBasis, over: str, largest: float, allowed: float) -> str:
+        what = "options that change rounding only: " if basis is LossBasis.ROUNDING else ""
+        measured = "measured on the reference in another rounding"
+        if not self.spread.is_rounded:
+            measured = "that of its arithmetic: no reference ran in another rounding, or it did not differ"
+        return (
+            f"{what}loss step by step over {over}, difference at most {largest:.1e}, tolerance {allowed:.1e} at the "
+            f"last ({measured})"
+        )
+
+    def _wrong_at(self, base: Trace, mine: Trace, reference: WorkerReport, *, phase: str) -> Failure | None:
+        check = compare_traces(
+            base, mine, spread=self.spread, dtype=_arithmetic(reference), spacing=_spacing(reference)
+        )
+        if check.is_ok:
+            return None
+        return wrong_loss(
+            f"{check.quantity} at step {check.step} must be {check.expected!r} within {check.tolerance or 0:.1e} "
+            f"(relative) but is {check.got!r}",
+            phase=phase,
+        )
 
 
 def _silent(basis: LossBasis, who: str) -> LossCheck:
     said = "" if basis is LossBasis.STEPS else "inconclusive: "
     words = f"{LOSS_NOT_CHECKED}: {said}{who} tells no loss, so nothing says that the set trains as it should"
     return LossCheck(basis=basis, is_ok=None, words=f"{words} ({HOW_TO_TELL})")
-
-
-def _step_by_step(
-    basis: LossBasis, reference: WorkerReport, candidate: WorkerReport, spread: LossSpread
-) -> LossCheck | Failure:
-    """The same work, every step held to the reference's with the tolerance that references themselves showed."""
-    base, mine = (first_steps(r.losses, r.grad_norms) for r in (reference, candidate))
-    if (failure := _wrong_at(base, mine, reference, spread, phase="check")) is not None:
-        return failure
-    largest = max(relative_difference(base[step].loss, mine[step].loss) for step in base)
-    allowed = _allowed(spread, len(base) - 1, reference)
-    return LossCheck(
-        basis=basis, is_ok=True, difference=largest, tolerance=allowed, steps=len(base),
-        words=_agrees(basis, f"{len(base)} steps", largest, allowed, spread),
-    )  # fmt: skip
-
-
-def _allowed(spread: LossSpread, step: int, reference: WorkerReport) -> float:
-    return spread.tolerance(step, dtype=_arithmetic(reference)) + _spacing(reference).get(LOSS, 0.0)
-
-
-def _agrees(basis: LossBasis, over: str, largest: float, allowed: float, spread: LossSpread) -> str:
-    what = "options that change rounding only: " if basis is LossBasis.ROUNDING else ""
-    measured = "measured on the reference in another rounding"
-    if not spread.is_rounded:
-        measured = "that of its arithmetic: no reference ran in another rounding, or it did not differ"
-    return (
-        f"{what}loss step by step over {over}, difference at most {largest:.1e}, tolerance {allowed:.1e} at the last "
-        f"({measured})"
-    )
-
-
-def _wrong_at(base: Trace, mine: Trace, reference: WorkerReport, spread: LossSpread, *, phase: str) -> Failure | None:
-    check = compare_traces(base, mine, spread=spread, dtype=_arithmetic(reference), spacing=_spacing(reference))
-    if check.is_ok:
-        return None
-    return wrong_loss(
-        f"{check.quantity} at step {check.step} must be {check.expected!r} within {check.tolerance or 0:.1e} "
-        f"(relative) but is {check.got!r}",
-        phase=phase,
-    )
 
 
 def _at_equal_work(
@@ -237,12 +241,11 @@ def _at_equal_work(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LongLosses:
-    """What one arm of a soak told.
+    """Losses of one arm of a soak.
 
     Attributes:
         report: Of its first process.
         losses: Steps of that process since it was ready, and the loss there, in order.
-        steps: Steps of all its processes.
     """
 
     report: WorkerReport
@@ -254,45 +257,6 @@ class LongLosses:
         """Work done so far, and the loss there."""
         each = self.report.tokens_per_step or 1
         return [(n * each, loss) for n, loss in self.losses]
-
-
-def judge_soak_loss(
-    spec: StudySpec, basis: LossBasis, reference: LongLosses, candidate: LongLosses, *, spread: LossSpread
-) -> LossCheck | Failure:
-    """What a soak says of a loss: the last word on a set with another dtype or batch.
-
-    Sets that do the same work are held to the reference step by step, as far as references told how far they may be
-    apart, and after that by their mean loss.
-
-    Args:
-        spec: The study.
-        basis: By what the set's loss can be compared.
-        reference: What the reference told, which ran alone as long.
-        candidate: What the set told.
-        spread: How far references are apart by step.
-    """
-    if basis in STEP_BY_STEP:
-        if not reference.losses or not candidate.losses:
-            return _silent(basis, "the reference" if not reference.losses else "the candidate")
-        if (failure := _wrong_in_soak(spec, reference, candidate, spread)) is not None:
-            return failure
-    found = compare_long_runs(
-        reference.by_work,
-        candidate.by_work,
-        tolerance=spec.confirm.loss_tolerance,
-        is_same_work=reference.report.tokens_per_step == candidate.report.tokens_per_step,
-        least_scale=COLLAPSED * abs(next(iter(reference.report.losses), 0.0)) if basis in STEP_BY_STEP else 0.0,
-    )
-    return _long_run(basis, found, steps=candidate.steps)
-
-
-def _wrong_in_soak(spec: StudySpec, reference: LongLosses, candidate: LongLosses, spread: LossSpread) -> Failure | None:
-    """What is wrong at a step of both for which references told how far they may be apart."""
-    told, mine = dict(reference.losses), dict(candidate.losses)
-    begin, last = first_step(spec) - 1, max(spread.steps, default=0)
-    common = [n for n in told if n in mine and begin + n <= last]
-    base, own = ({begin + n: StepLoss(run[n]) for n in common} for run in (told, mine))
-    return _wrong_at(base, own, reference.report, spread, phase="soak")
 
 
 def _long_run(basis: LossBasis, found: Comparability, *, steps: int) -> LossCheck | Failure:
@@ -350,3 +314,146 @@ def unusable_dtype(report: WorkerReport) -> Failure | None:
             message = f"{what} must be told finely enough to be compared but is {dtype}: return it as float32"
             return Failure(kind=FailureKind.WORKLOAD_ERROR, message=message, phase="check")
     return None
+
+
+# ---------------------------------------------------------------------- traces of processes
+
+OTHER_ROUNDING = FlagSet({"jax_disable_most_optimizations": "true", "xla_allow_excess_precision": "false"})
+"""Under it the reference computes the same in another order, and rounds where it is told to instead of where it likes.
+
+Seen on XLA:CPU (docs/loss.md): the first alone does not round bfloat16 otherwise for several steps, the second alone
+changes nothing of float32.
+"""
+
+ROUNDINGS = (OTHER_ROUNDING, OTHER_ROUNDING.without("jax_disable_most_optimizations"))
+"""What is tried, one after the other: a program without its optimizations may not fit into memory."""
+
+SLOWEST_ROUNDING = 2.0
+"""How many times as long as the floor's own blocks those of the reference in another rounding may take together."""
+
+
+class LossTrace:
+    """Losses of one process: of each of its first steps, then of the steps that end its blocks.
+
+    Args:
+        report: Of the process, whose first block is still to come.
+
+    Attributes:
+        told: By step, counted from 0.
+        last: The last step that its last block reported; None where it reported none.
+    """
+
+    def __init__(self, spec: StudySpec, report: WorkerReport) -> None:
+        self.told: dict[int, StepLoss] = first_steps(report.losses, report.grad_norms)
+        self._done = first_step(spec)
+        self.last: int | None = None
+
+    def take(self, worker: Worker, steps: int) -> None:
+        """Takes in what a worker reports after a block of so many steps."""
+        self._done += steps
+        self.last = None
+        if worker.last_loss is not None:
+            self.last = self._done - 1 - worker.loss_lag
+            self.told[self.last] = StepLoss(worker.last_loss, worker.last_norm)
+
+    def refuse_shorter(self, reference: LossTrace) -> None:
+        """Refuses a candidate that stops reporting while the reference goes on: nobody could see it go wrong.
+
+        Raises:
+            WorkerFailed: If after a block of as many steps it reported no step as late.
+        """
+        wanted, mine = reference.last, self.last
+        if wanted is not None and (mine is None or mine < wanted):
+            ends = "is told nowhere" if mine is None else f"ends at step {mine}"
+            raise WorkerFailed(
+                wrong_loss(f"its loss must be told up to step {wanted}, as the reference's, but {ends}", phase="step")
+            )
+
+    def beside(self, reference: LossTrace) -> SameStep | None:
+        """Loss after the last block of this candidate, and the reference's at that step; None where one is missing."""
+        if self.last is None or (base := reference.told.get(self.last)) is None:
+            return None
+        mine = self.told[self.last]
+        return SameStep(
+            step=self.last, reference=base.loss, candidate=mine.loss, reference_norm=base.grad_norm,
+            candidate_norm=mine.grad_norm,
+        )  # fmt: skip
+
+
+def refuse_not_finite(report: WorkerReport) -> None:
+    """Refuses a reference whose first steps tell a loss that is no number: nothing can be held to it.
+
+    Raises:
+        LaunchError: If there is one.
+    """
+    if problem := _not_a_number(report):
+        raise not_finite(problem)
+
+
+def _not_a_number(report: WorkerReport) -> str:
+    """What is not finite of a process's first steps; empty if all is."""
+    for quantity, values in (("loss", report.losses), ("gradient norm", report.grad_norms)):
+        for step, value in enumerate(values):
+            if not math.isfinite(value):
+                return f"its {quantity} is {value} at step {step}"
+    return ""
+
+
+def not_finite(what: str) -> LaunchError:
+    """The error of a study whose reference tells something that is no number."""
+    return LaunchError(
+        "loss and gradient norm of the reference must be finite at every step, for candidates are held to them, but "
+        f"{what}; mend the workload (learning rate, data, loss scaling) or the baseline of the study, then run it in a "
+        "new run directory"
+    )
+
+
+def spread_of_floor(reports: Sequence[WorkerReport], pairs: Sequence[Pair]) -> LossSpread:
+    """How far processes of the reference were apart, over their first steps and the blocks of an A/A run.
+
+    Args:
+        reports: Of the living reference, then of the others.
+        pairs: Of the living one with all others.
+
+    Raises:
+        LaunchError: If a loss or norm is not finite.
+    """
+    for report in reports:
+        refuse_not_finite(report)
+    first, *others = (first_steps(r.losses, r.grad_norms) for r in reports)
+    found = [spread_between(first, other) for other in others]
+    found += [spread_between(*_both(p.loss)) for p in pairs if p.loss is not None]
+    return functools.reduce(LossSpread.joined, found, LossSpread())
+
+
+def _both(told: SameStep) -> tuple[dict[int, StepLoss], dict[int, StepLoss]]:
+    return (
+        {told.step: StepLoss(told.reference, told.reference_norm)},
+        {told.step: StepLoss(told.candidate, told.candidate_norm)},
+    )
+
+
+def spread_of_rounding(spec: StudySpec, worker: Worker, reference: WorkerReport, pairs: Sequence[Pair]) -> LossSpread:
+    """How far the reference in another rounding is off, over blocks like those of an A/A run.
+
+    Args:
+        worker: The reference in another rounding, fresh.
+        pairs: Of the A/A run.
+
+    Raises:
+        WorkerFailed: If the worker fails, or reports what is not finite.
+    """
+    if problem := _not_a_number(worker.report):
+        raise WorkerFailed(wrong_loss(f"{problem} in another rounding", phase="check"))
+    told = first_steps(reference.losses, reference.grad_norms)
+    told |= {p.loss.step: StepLoss(p.loss.reference, p.loss.reference_norm) for p in pairs if p.loss is not None}
+    trace, spent_s = LossTrace(spec, worker.report), 0.0
+    patience_s = SLOWEST_ROUNDING * sum(sum(p.ran_s(Arm.REFERENCE)) for p in pairs)
+    for steps in [len(p.ran_s(Arm.CANDIDATE)) for p in pairs if p.loss is not None]:
+        if spent_s > patience_s or max(trace.told) >= max(told):
+            break
+        spent_s += sum(worker.run_block(steps))
+        trace.take(worker, steps)
+        if not math.isfinite(worker.last_loss or 0.0):
+            raise WorkerFailed(wrong_loss(f"its loss is {worker.last_loss} at step {trace.last}", phase="step"))
+    return spread_between(told, trace.told, is_rounded=True)

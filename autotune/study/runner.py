@@ -1,16 +1,25 @@
-"""Does units of work on one lane: the far side of `autotune.study.lanes`, in this process or in one of its own."""
+"""Does the tasks of one lane: the far side of `autotune.study.lanes`, in this process or in one of its own."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import socket
 import time
 from pathlib import Path
 
+from autotune.cluster import (
+    JOINED,
+    Message,
+    Told,
+)
 from autotune.machine import describe_machine
 from autotune.model import (
+    PROFILE,
+    REFERENCE_NUMBER,
     AblationResult,
     AnyRecord,
+    Artefact,
     Comparison,
     Failure,
     FailureKind,
@@ -18,127 +27,178 @@ from autotune.model import (
     FloorResult,
     LaunchError,
     LossCheck,
+    ProfileRecord,
     StudySpec,
+    TrialOutcome,
+    TrialResult,
+    TrialStatus,
     WorkerReport,
     figures_of,
     kernel_spread,
-)
+)  # fmt: skip
 from autotune.rundir import Folders
-from autotune.stats import DEFAULT_PROOF_SIZE, LossSpread, SequentialPlan, Verdict, judge
-from autotune.study.alone import SANDWICH, OneAtATime
-from autotune.study.bench import Bench, Desk, ReferenceFailed
-from autotune.study.blame import minimise_failure
-from autotune.study.comparer import Comparer, MeasuredFloor, sequential
-from autotune.study.loss_gate import with_blocks
-from autotune.study.measure import measure_trial
-from autotune.study.profiling import profile_alone
+from autotune.stats import (
+    DEFAULT_PROOF_SIZE,
+    LossSpread,
+    SequentialPlan,
+    Verdict,
+    judge,
+)
+from autotune.study.compare import (
+    SANDWICH,
+    AaRun,
+    Comparer,
+    ComparisonRequest,
+    Interleaved,
+    Isolated,
+    fixed,
+    sequential,
+)
+from autotune.study.context import (
+    MeasurementContext,
+    ProgressSink,
+    ReferenceFailed,
+)
+from autotune.study.failing import minimise_failure
+from autotune.study.loss_gate import (
+    ROUNDINGS,
+    not_finite,
+    spread_of_floor,
+    spread_of_rounding,
+)
 from autotune.study.soak import soak_alone
-from autotune.study.traces import ROUNDINGS, known_at_start, not_finite, spread_of_floor, spread_of_rounding
-from autotune.study.turns import InTurns
-from autotune.study.units import AblationUnit, Assignment, FloorUnit, PairUnit, ProfileUnit, SoakUnit, TrialUnit
-from autotune.workers import Launcher, WorkerFailed
+from autotune.study.tasks import (
+    AblationTask,
+    Assignment,
+    FloorTask,
+    PairTask,
+    ProfileTask,
+    SoakTask,
+    TrialTask,
+)
+from autotune.workers import (
+    Launcher,
+    WorkerFailed,
+)
 
 MOST_LOST_IN_A_ROW = 3
-"""Units in a row over which the reference did not stay alive, after which the lane is of no use."""
+"""Tasks in a row over which the reference did not stay alive, after which the lane is of no use."""
+
+NO_GRAPHS = FlagSet({"xla_gpu_enable_command_buffer": ""})
+"""Kernels that run inside a CUDA graph are one event to the profiler: JAX profiles without graphs, too. What is
+scheduled stays the same, for graphs are made of a program that has its order."""
+
+SAW_NOTHING = (
+    "the profiler saw no instruction run; does another program hold CUPTI (Nsight Systems, DCGM's profiling metrics)?"
+)
+
+ONLY_LANE = ""
+"""Name of the only lane of this process: its records need none."""
 
 
-class Runner:
-    """One lane's bench, and how it compares.
+class TaskRunner:
+    """One lane's measurement context, and how it compares.
 
     Args:
-        spec: The study.
-        folders: Where logs go.
-        launcher: Starts workers.
-        desk: Told what is under way.
         is_shared: Other lanes may be at work on the same machine.
 
     Attributes:
-        comparer: How it compares; may change once the noise floor has told what fits into memory.
+        comparer: How it compares; may change once the A/A run has told what fits into memory.
     """
 
     def __init__(
-        self, spec: StudySpec, folders: Folders, launcher: Launcher, desk: Desk, *, is_shared: bool = False
+        self, spec: StudySpec, folders: Folders, launcher: Launcher, progress: ProgressSink, *, is_shared: bool = False
     ) -> None:
         self._spec = spec
         self._folders = folders
         self._plan = SequentialPlan(cap=spec.measure.pairs_cap)
         self._lost_in_a_row = 0
-        self.bench = Bench(spec, folders, launcher, desk, is_shared=is_shared)
+        self.context = MeasurementContext(spec, folders, launcher, progress, is_shared=is_shared)
         self.comparer = self._open_comparer(spec.measure.mode)
 
     def _open_comparer(self, mode: str) -> Comparer:
         """How a study compares: as it asks, or as its workload allows."""
-        alone = mode == SANDWICH or (mode == "auto" and not self._spec.workload.takes_turns)
-        return OneAtATime(self.bench) if alone else InTurns(self.bench)
+        is_isolated = mode == SANDWICH or (mode == "auto" and not self._spec.workload.takes_turns)
+        return Isolated(self.context) if is_isolated else Interleaved(self.context)
 
     def do(self, assignment: Assignment) -> AnyRecord:
-        """Does one unit; a failing set is data, never an exception.
+        """Does one task; a failing set is data, never an exception.
 
         Raises:
             LaunchError: If the reference cannot be kept alive here.
             RunDirectoryError: If the logs cannot be written.
         """
-        unit, bench = assignment.unit, self.bench
+        task, context = assignment.task, self.context
         started = time.monotonic()
-        bench.begin(assignment.lane, assignment.at_s)
-        bench.runtime = frozenset(assignment.runtime)
-        bench.programs.update(assignment.programs)
-        bench.loss_tolerance = assignment.loss_tolerance
-        bench.loss_spread = assignment.loss_spread or known_at_start(assignment.loss_tolerance)
-        bench.spread, bench.artefacts = assignment.spread, assignment.artefacts
-        if assignment.limits is not None:
-            bench.limit_times(assignment.limits)
-        if assignment.mode is not None and assignment.mode != self.comparer.mode:
-            self.comparer = self._open_comparer(assignment.mode)
-        if isinstance(unit, PairUnit | AblationUnit | SoakUnit | ProfileUnit) or self.comparer.mode == SANDWICH:
-            bench.release_reference()  # proofs start fresh processes of both arms, and nothing else may run beside
+        context.begin(assignment)
+        if assignment.floor is not None and assignment.floor.comparison.mode != self.comparer.mode:
+            self.comparer = self._open_comparer(assignment.floor.comparison.mode)
+        if isinstance(task, PairTask | AblationTask | SoakTask | ProfileTask) or self.comparer.mode == SANDWICH:
+            context.release_reference()  # proofs start fresh processes of both arms, and nothing else may run beside
         folder = self._folders.folder(*assignment.folder)
         try:
             record = self._record(assignment, folder)
         except ReferenceFailed as error:
             self._lost_in_a_row += 1
-            if self._lost_in_a_row >= MOST_LOST_IN_A_ROW or isinstance(unit, FloorUnit):
+            if self._lost_in_a_row >= MOST_LOST_IN_A_ROW or isinstance(task, FloorTask):
                 raise LaunchError(
                     f"the reference must stay alive but {error.failure.message}. Look at "
                     f"{'/'.join(assignment.folder)} and floor/reference/worker.log, then run the same command again"
                 ) from error
-            record = unit.failed(error.failure)
+            record = task.failed(error.failure)
         else:
             self._lost_in_a_row = 0
         done = {"directory": "/".join(assignment.folder)}
-        if not isinstance(unit, FloorUnit):
+        if not isinstance(task, FloorTask):
             done["duration_s"] = round(time.monotonic() - started, 3)  # type: ignore[assignment]
         return record.model_copy(update=done)
 
     def _record(self, assignment: Assignment, folder: Path) -> AnyRecord:
-        unit, name = assignment.unit, assignment.name
-        if isinstance(unit, FloorUnit):
+        task, name = assignment.task, assignment.name
+        if isinstance(task, FloorTask):
             return self._floor(folder)
-        if isinstance(unit, TrialUnit):
-            return measure_trial(self.bench, self.comparer, self._plan, unit, folder, name=name)
-        if isinstance(unit, PairUnit):
-            return self._pair(unit, folder, name)
-        if isinstance(unit, AblationUnit):
-            return self._ablation(unit, folder, name)
-        if isinstance(unit, SoakUnit):
-            return soak_alone(self.bench, unit, folder)
-        if isinstance(unit, ProfileUnit):
-            return profile_alone(self.bench, unit, folder)
-        return minimise_failure(self.bench, unit, folder, alone=self.comparer.mode == SANDWICH)
+        if isinstance(task, TrialTask):
+            return measure_trial(self.context, self.comparer, self._plan, task, folder, name=name)
+        if isinstance(task, PairTask):
+            return self._pair(task, folder, name)
+        if isinstance(task, AblationTask):
+            return self._ablation(task, folder, name)
+        if isinstance(task, SoakTask):
+            return soak_alone(self.context, task, folder)
+        if isinstance(task, ProfileTask):
+            return _profile(self.context, task, folder)
+        return minimise_failure(self.context, task, folder, alone=self.comparer.mode == SANDWICH)
 
     def close(self) -> None:
         """Ends every process of the lane."""
-        self.bench.close()
+        self.context.close()
 
-    # ------------------------------------------------------------------ units
+    # ------------------------------------------------------------------ A/A run
 
     def _floor(self, folder: Path) -> FloorResult:
         """The reference against other processes of itself."""
-        bench = self.bench
-        found: MeasuredFloor | None = None
-        while found is None:
+        found = self._aa_run(folder)
+        if found.comparison.mode != self.comparer.mode:
+            self.comparer = self._open_comparer(found.comparison.mode)
+        reports = [found.reference, *found.seconds]
+        spread = spread_of_floor(reports, found.pairs)
+        rounding = self._rounding(found, folder)
+        return FloorResult(
+            floor=found.noise,
+            reference=found.reference,
+            comparison=found.comparison,
+            provenance=describe_machine(),
+            loss_tolerance=found.drift,
+            rounding=rounding.seen(len(found.reference.losses)) if rounding.is_rounded else None,
+            loss_spread=spread.joined(rounding),
+            kernels=kernel_spread([r.kernels for r in reports], found.log_times),
+            directory=self._folders.relative(folder),
+        )
+
+    def _aa_run(self, folder: Path) -> AaRun:
+        while True:
             try:
-                found = self.comparer.floor(folder, plan=self._plan)
+                return self.comparer.aa_run(folder, plan=self._plan)
             except ReferenceFailed:
                 raise
             except WorkerFailed as error:
@@ -150,63 +210,53 @@ class Runner:
                         f"{error.failure.log}. If both do not fit in memory together, let them run one at a time "
                         '(measure.mode = "auto" or "sandwich")'
                     ) from error
-                bench.lose_reference(error)
-        if found.comparison.mode != self.comparer.mode:
-            self.comparer = self._open_comparer(found.comparison.mode)
-        spread = spread_of_floor([found.reference, *found.seconds], found.pairs)
-        rounding = self._rounding(found, folder)
-        return FloorResult(
-            floor=found.noise,
-            reference=found.reference,
-            comparison=found.comparison,
-            provenance=describe_machine(),
-            loss_tolerance=found.drift,
-            rounding=rounding.seen(len(found.reference.losses)) if rounding.is_rounded else None,
-            loss_spread=spread.joined(rounding),
-            kernels=kernel_spread([r.kernels for r in (found.reference, *found.seconds)], found.log_times),
-            directory=self._folders.relative(folder),
-        )
+                self.context.lose_reference(error)
 
-    def _rounding(self, found: MeasuredFloor, folder: Path) -> LossSpread:
-        """How far the reference in another rounding is off, over the steps that the floor's reference told."""
-        bench = self.bench
-        beside = self._folders.folder(*Path(self._folders.relative(folder)).parts, "rounding")
+    def _rounding(self, found: AaRun, folder: Path) -> LossSpread:
+        """How far the reference in another rounding is off, over the steps that the A/A run's reference reported."""
+        context = self.context
+        beside = context.folder_in(folder, "rounding")
 
         def look(settings: FlagSet, alone: bool) -> LossSpread:
-            with contextlib.closing(bench.start(settings, beside, alone=alone)) as worker:
+            with contextlib.closing(context.start(settings, beside, alone=alone)) as worker:
                 return spread_of_rounding(self._spec, worker, found.reference, found.pairs)
 
         for settings in ROUNDINGS:
             try:
-                return bench.where_it_fits(functools.partial(look, settings), alone=self.comparer.mode == SANDWICH)
+                return context.where_it_fits(functools.partial(look, settings), alone=self.comparer.mode == SANDWICH)
             except WorkerFailed as error:
-                bench.desk.incident(f"what rounding does to the loss is not known from {settings}: {error}"[:300])
+                context.progress.incident(f"what rounding does to the loss is not known from {settings}: {error}"[:300])
         return LossSpread()
 
-    def _pair(self, unit: PairUnit, folder: Path, name: str) -> AnyRecord:
+    # ------------------------------------------------------------------ proofs and ablations
+
+    def _pair(self, task: PairTask, folder: Path, name: str) -> AnyRecord:
         """One fresh pair of processes: its figures, or its failure."""
+        losses = self.context.losses
         loss: LossCheck | None = None
 
         def inspect(reference: WorkerReport, candidate: WorkerReport) -> Failure | None:
             nonlocal loss
-            checked = self.bench.check_loss(unit.settings, reference, candidate)
+            checked = losses.check(task.settings, (reference, candidate))
             loss = checked if isinstance(checked, LossCheck) else None
             return checked if isinstance(checked, Failure) else None
 
-        pairs = unit.pairs or DEFAULT_PROOF_SIZE
-        comparer = OneAtATime(self.bench, blocks=pairs) if unit.is_alone else self.comparer
+        pairs = task.pairs or DEFAULT_PROOF_SIZE
+        comparer = Isolated(self.context, blocks=pairs) if task.is_alone else self.comparer
+        request = ComparisonRequest(
+            candidate=task.settings, folder=folder, name=name, rule=fixed(pairs), against=task.against, is_proof=True,
+            inspect=inspect,
+        )  # fmt: skip
         try:
-            found = comparer.fresh_pair(
-                unit.settings, folder, name=name, pairs=pairs, against=unit.against, inspect=inspect
-            )
+            found = comparer.compare(request)
         except ReferenceFailed:
             raise
         except WorkerFailed as error:
-            return unit.failed(error.failure)
+            return task.failed(error.failure)
         if (figures := found.comparison) is None:
             assert found.settled is not None
-            return unit.failed(found.settled)
-        return unit.base().model_copy(
+            return task.failed(found.settled)
+        return task.base().model_copy(
             update={
                 **figures_of(found.pairs, figures.work),
                 "energy": figures.energy,
@@ -214,25 +264,30 @@ class Runner:
                 "warnings": figures.warnings or None,
                 "during": figures.during,
                 "work": figures.work,
-                "loss": with_blocks(loss, found.pairs, found.reference, self.bench.loss_spread),
+                "loss": losses.with_blocks(loss, found.pairs, found.reference),
                 "reference_kernels": found.reference.kernels,
                 "candidate_kernels": found.candidate.kernels,
-                "is_alone": unit.is_alone or figures.mode != self.comparer.mode,
+                "is_alone": task.is_alone or figures.mode != self.comparer.mode,
             }
         )
 
-    def _ablation(self, unit: AblationUnit, folder: Path, name: str) -> AblationResult:
+    def _ablation(self, task: AblationTask, folder: Path, name: str) -> AblationResult:
         """A set without one setting, or several, against the whole set."""
-        bench, settings, min_effect = self.bench, unit.settings, self._spec.measure.min_effect
-        less = unit.rest
+        context, settings, min_effect = self.context, task.settings, self._spec.measure.min_effect
+        less = task.rest
 
         def is_one_program(whole: WorkerReport, without: WorkerReport) -> bool | None:
-            return bench.program_key(settings, whole) == bench.program_key(less, without) or None
+            return context.program_key(settings, whole) == context.program_key(less, without) or None
 
-        rule = sequential(self._plan, min_effect=min_effect, incumbent=None, spread=bench.spread, most=unit.most)
-        base = AblationResult(settings=settings, left_out=unit.left_out, kept=True, reason="")
+        rule = sequential(
+            self._plan, min_effect=min_effect, incumbent=None, spread=context.assignment.spread, most=task.most
+        )
+        request = ComparisonRequest(
+            candidate=less, folder=folder, name=name, rule=rule, against=settings, inspect=is_one_program
+        )
+        base = AblationResult(settings=settings, left_out=task.left_out, kept=True, reason="")
         try:
-            found = self.comparer.compare(less, folder, name=name, rule=rule, against=settings, inspect=is_one_program)
+            found = self.comparer.compare(request)
         except WorkerFailed as error:
             return base.model_copy(update={"failure": error.failure, "reason": "the rest does not run without it"})
         kept, reason = pays(found.comparison, min_effect)
@@ -250,3 +305,123 @@ def pays(comparison: Comparison | None, min_effect: float) -> tuple[bool, str]:
     if found is Verdict.UNRESOLVED and comparison.estimate.ratio > 1 + min_effect:
         return True, "not settled, but it pays by its estimate"
     return False, "no sign that it pays"
+
+
+# ---------------------------------------------------------------------- trials
+
+
+def measure_trial(
+    context: MeasurementContext, comparer: Comparer, plan: SequentialPlan, task: TrialTask, folder: Path, *, name: str
+) -> TrialResult:
+    """Measures one proposed set, unless its program is known already; then the driver adds the duplicate's figures.
+
+    Raises:
+        ReferenceFailed: If no reference stayed alive beside it.
+        LaunchError: If the reference cannot be started.
+        RunDirectoryError: If the folder cannot be written.
+    """
+    settings = task.config.settings
+    report: WorkerReport | None = None
+    key: str | None = None
+    loss: LossCheck | None = None
+
+    def inspect(reference: WorkerReport, candidate: WorkerReport) -> TrialOutcome | None:
+        nonlocal report, key, loss
+        report, key = candidate, context.program_key(settings, candidate)
+        checked = context.losses.check(settings, (reference, candidate))
+        if isinstance(checked, Failure):
+            return TrialOutcome(status=TrialStatus.FAILED, failure=checked)
+        loss = checked
+        programs = {**context.programs, context.program_key(FlagSet(), reference): REFERENCE_NUMBER}
+        if key not in programs:
+            return None
+        return TrialOutcome(status=TrialStatus.SAME_PROGRAM, same_as=programs[key])
+
+    rule = sequential(
+        plan, min_effect=context.spec.measure.min_effect, incumbent=task.incumbent,
+        spread=context.assignment.spread, most=task.most,
+    )  # fmt: skip
+    request: ComparisonRequest[TrialOutcome] = ComparisonRequest(
+        candidate=settings, folder=folder, name=name, rule=rule, inspect=inspect
+    )
+    outcome: TrialOutcome
+    try:
+        found = comparer.compare(request)
+    except ReferenceFailed:
+        raise
+    except WorkerFailed as error:
+        outcome = TrialOutcome(status=TrialStatus.FAILED, failure=_relative(context, error.failure))
+    else:
+        if found.settled is not None:
+            outcome = found.settled
+        else:
+            assert found.comparison is not None
+            loss = context.losses.with_blocks(loss, found.pairs, found.reference)
+            outcome = TrialOutcome(status=TrialStatus.MEASURED, comparison=found.comparison)
+            if key is not None and context.program_key(settings, found.candidate) != key:
+                report, key = found.candidate, None  # it compiles more as it runs, or another program each time
+    return TrialResult(
+        **dict(task.config), **dict(outcome), worker=report, program_key=key, compiled_key=task.compiled_key, loss=loss
+    )
+
+
+def _relative(context: MeasurementContext, failure: Failure) -> Failure:
+    """The failure with its log's path relative to the run directory."""
+    if failure.log is None:
+        return failure
+    path = Path(failure.log)
+    inside = path.is_relative_to(context.folders.path)
+    return failure.model_copy(update={"log": context.folders.relative(path) if inside else path.name})
+
+
+def _profile(context: MeasurementContext, task: ProfileTask, folder: Path) -> ProfileRecord:
+    """Profiles a set in a process of its own, for the compiler to read; that it cannot be profiled is a result."""
+    base = ProfileRecord(settings=task.settings, steps=task.steps)
+    try:
+        with contextlib.closing(context.start(task.settings.merge(NO_GRAPHS), folder, alone=True)) as worker:
+            context.progress.phase(f"profiling {task.steps} steps")
+            content = worker.profile(task.steps)
+    except WorkerFailed as error:
+        return base.model_copy(update={"failure": error.failure})
+    if not content:
+        return base.model_copy(update={"reason": SAW_NOTHING})
+    try:
+        return base.model_copy(update={"profile": Artefact.of(PROFILE, content)})
+    except ValueError as error:
+        return base.model_copy(update={"reason": f"the profile cannot be kept: {error}"})
+
+
+# ---------------------------------------------------------------------- this process as the only lane
+
+
+class LocalExecutor:
+    """The engine of a study with one lane: this very process; see `autotune.cluster.Engine`."""
+
+    words = "this process"
+
+    def __init__(self, runner: TaskRunner) -> None:
+        self.runner = runner
+        self._has_joined = False
+        self._next: Assignment | None = None
+
+    def begin(self, lane: str, message: Message) -> None:
+        """Takes a task; it is done when news are asked for."""
+        self._next = Assignment.model_validate(message["assignment"])
+
+    def news(self, wait_s: float) -> list[Told]:
+        """Does what there is to do, however long it takes."""
+        if not self._has_joined:
+            self._has_joined = True
+            return [Told(ONLY_LANE, {"type": JOINED, "host": socket.gethostname(), "devices": None})]
+        if self._next is None:
+            return []
+        assignment, self._next = self._next, None
+        return [Told(ONLY_LANE, {"type": "result", "record": self.runner.do(assignment)})]
+
+    def give_up(self, lane: str, why: str, *, for_good: bool = False) -> None:
+        """Ends what runs."""
+        self.runner.close()
+
+    def close(self) -> None:
+        """Ends every process that was started."""
+        self.runner.close()

@@ -1,4 +1,4 @@
-"""The winner runs for a while under a watchdog: some settings hang, diverge, stall or leak after hundreds of steps.
+"""Long run (soak) of a winner under a watchdog: some settings hang, diverge, stall or leak after hundreds of steps.
 
 Then the reference runs as many steps: total time, stalls and memory of both are compared (`autotune.model.proofs`),
 and, where the candidate's options change dtype or batch, their losses, for which both learn from batches that they have
@@ -29,12 +29,11 @@ from autotune.model import (
     StudySpec,
     WorkerReport,
     judge_soak,
-)
+)  # fmt: skip
 from autotune.stats import SOAK_LOOKS, find_stalls, segments
-from autotune.study.bench import Bench
-from autotune.study.loss_gate import STEP_BY_STEP, LongLosses, judge_soak_loss
-from autotune.study.units import SoakUnit
-from autotune.study.work import work_between
+from autotune.study.context import MeasurementContext, work_between
+from autotune.study.loss_gate import STEP_BY_STEP, LongLosses
+from autotune.study.tasks import SoakTask
 from autotune.workers import Worker, WorkerFailed
 
 DUMP = "autotune.textproto"
@@ -54,16 +53,14 @@ LONGEST_REFERENCE = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Asked:
-    """What is asked of a long run.
+    """How long a run is to be, and for what.
 
     Attributes:
-        least_s: Seconds of steps, about.
-        least_steps: Steps, at least.
         is_compared: Its losses are compared by work done: every step gets a batch of its own, where a worker makes its
             batches.
-        block: Steps of a block, so that both arms train on the same batches; None leaves that to its own speed.
     """
 
+    is_enough: Callable[[LongRun], bool]
     least_s: float
     least_steps: int
     is_compared: bool
@@ -105,79 +102,61 @@ class LongRun:
         )
 
 
-def soak_alone(bench: Bench, unit: SoakUnit, folder: Path) -> SoakRecord:
+def soak_alone(context: MeasurementContext, task: SoakTask, folder: Path) -> SoakRecord:
     """Runs a set alone for as long as is asked, or until it fails; a program that ends is started again.
 
     The reference runs as long after it, and both once more if something speaks against the set.
     """
-    settings, least_s, least_steps = unit.settings, unit.least_s, unit.least_steps
-    dump = told_to_dump(bench.spec, settings, folder)
+    dump = told_to_dump(context.spec, task.settings, folder)
     (folder / DUMP).unlink(missing_ok=True)  # of a session that was ended in it
-    is_compared = unit.basis not in STEP_BY_STEP
-
-    def is_enough(times: list[float]) -> bool:
-        return sum(times) >= least_s and len(times) >= least_steps
-
-    def run_set(into: Path, dump: FlagSet = NOTHING) -> LongRun:
-        run, asked = LongRun(), _Asked(least_s=least_s, least_steps=least_steps, is_compared=is_compared)
-        run_long(bench, settings, into, is_enough, asked=asked, run=run, dump=dump)
-        return run
-
-    run = run_set(folder, dump)
+    asked = _Asked(
+        is_enough=lambda run: sum(run.times) >= task.least_s and len(run.times) >= task.least_steps,
+        least_s=task.least_s,
+        least_steps=task.least_steps,
+        is_compared=task.basis not in STEP_BY_STEP,
+    )
+    run = _run_long(context, task.settings, folder, asked, dump=dump)
     loss, arms, failure = None, None, run.failure
     if failure is None and run.report is not None:
-        reference = _run_reference(bench, run, folder, is_compared=is_compared)
+        reference = _run_reference(context, run, folder, is_compared=asked.is_compared)
 
         def look_again(number: int) -> tuple[LongRun, LongRun]:
-            into = _beside(bench, folder, "again" if number == 2 else f"again-{number}")
-            again = run_set(into)
-            beside = LongRun(failure=again.failure)
-            if again.failure is None:
-                beside = _run_reference(bench, again, into, is_compared=is_compared)
-            return again, beside
+            into = context.folder_in(folder, "again" if number == 2 else f"again-{number}")
+            again = _run_long(context, task.settings, into, asked)
+            if again.failure is not None:
+                return again, LongRun(failure=again.failure)
+            return again, _run_reference(context, again, into, is_compared=asked.is_compared)
 
-        arms, failure = _judge_arms(unit, run, reference, look_again)
+        arms, failure = _judge_arms(task, run, reference, look_again)
         if failure is None:
-            judged = _judge_loss(bench, unit.basis, run, reference)
+            judged = _judge_loss(context, task.basis, run, reference)
             loss, failure = (None, judged) if isinstance(judged, Failure) else (judged, None)
     times, quarter = run.times, max(1, len(run.times) // 4)
     return SoakRecord(
-        settings=unit.settings,
+        settings=task.settings,
         steps_s=round(sum(times), 3),
         step_count=len(times),
         starts=run.starts,
         drift=statistics.median(times[-quarter:]) / statistics.median(times[:quarter]) if times else None,
         loss=loss,
         failure=failure,
-        kernels=_kept_kernels(bench, folder) if failure is None else None,
+        kernels=_kept_kernels(context, folder) if failure is None else None,
         arms=arms,
     )
 
 
-def run_long(
-    bench: Bench,
-    settings: FlagSet,
-    folder: Path,
-    is_enough: Callable[[list[float]], bool],
-    *,
-    asked: _Asked,
-    run: LongRun,
-    dump: FlagSet = NOTHING,
-) -> None:
-    """Runs a set until it is enough, or it fails, kept in `run`.
+def _run_long(
+    context: MeasurementContext, settings: FlagSet, folder: Path, asked: _Asked, *, dump: FlagSet = NOTHING
+) -> LongRun:
+    """Runs a set until it is enough, or it fails.
 
     Args:
-        bench: Where.
-        settings: What.
-        folder: Where the log goes.
-        is_enough: Given the times of all steps so far.
-        asked: About how long, and for what.
-        run: What it did so far.
         dump: What makes it leave the autotuner's results; left out where it does not start with that.
     """
-    while run.failure is None and not is_enough(run.times):
+    run = LongRun()
+    while run.failure is None and not asked.is_enough(run):
         try:
-            worker = bench.start(settings.merge(dump), folder, alone=True)
+            worker = context.start(settings.merge(dump), folder, alone=True)
         except WorkerFailed as error:
             if dump and not run.starts:  # the program may not take that, and the winner must not fail by it
                 dump = NOTHING
@@ -188,63 +167,66 @@ def run_long(
         run.report = worker.report
         worker.fresh_batches, worker.watches_memory = asked.is_compared, run.starts == 1
         try:
-            _run_process(bench, worker, is_enough, asked=asked, run=run)
+            _run_process(context, worker, asked, run)
         except WorkerFailed as error:
             run.failure = error.failure
         finally:
             worker.close()
+    return run
 
 
-def _run_process(
-    bench: Bench, worker: Worker, is_enough: Callable[[list[float]], bool], *, asked: _Asked, run: LongRun
-) -> None:
+def _run_process(context: MeasurementContext, worker: Worker, asked: _Asked, run: LongRun) -> None:
     """One process of a long run, until it is enough, or for as long as a program of its own length is sure to last."""
-    longest = max(bench.spec.measure.run_steps, bench.steps_for(worker))
-    end = None if bench.spec.workload.takes_turns else len(run.times) + longest
+    longest = max(context.spec.measure.run_steps, context.steps_for(worker))
+    end = None if context.spec.workload.takes_turns else len(run.times) + longest
     step_s = statistics.median(worker.report.warmup_step_times_s)
     in_all = longest if end is not None else max(asked.least_steps, round(asked.least_s / step_s) if step_s > 0 else 0)
     steps = asked.block or max(1, min(longest, in_all // SAMPLES))
     run.block = run.block or steps
-    while not is_enough(run.times) and (end is None or len(run.times) < end):
+    while not asked.is_enough(run) and (end is None or len(run.times) < end):
         run.times += worker.run_block(steps if end is None else min(steps, end - len(run.times)))
         if run.starts == 1 and worker.last_loss is not None:  # a second process learns from the start again
             run.losses.append((len(run.times), worker.last_loss))
         if run.starts == 1 and worker.last_memory is not None:
             run.memory.append((len(run.times), worker.last_memory))
-        bench.desk.phase(f"soaking: {len(run.times)} steps, {sum(run.times):.0f} of {asked.least_s:.0f} s")
+        context.progress.phase(f"soaking: {len(run.times)} steps, {sum(run.times):.0f} of {asked.least_s:.0f} s")
 
 
-def _run_reference(bench: Bench, run: LongRun, folder: Path, *, is_compared: bool) -> LongRun:
+def _run_reference(context: MeasurementContext, run: LongRun, folder: Path, *, is_compared: bool) -> LongRun:
     """The reference alone for as many steps, and, where losses are compared, for as much work; tried twice."""
-    assert run.report is not None
-    mine, steps = run.report.tokens_per_step or 1, len(run.times)
-    block = None if is_compared else run.block
-    asked = _Asked(least_s=sum(run.times), least_steps=steps, is_compared=is_compared, block=block)
+    steps = len(run.times)
+
+    def has_done_as_much(reference: LongRun) -> bool:
+        done = len(reference.times)
+        is_as_much = not is_compared or done * reference.work >= steps * run.work
+        return done >= LONGEST_REFERENCE * steps or (done >= steps and is_as_much)
+
+    asked = _Asked(
+        is_enough=has_done_as_much,
+        least_s=sum(run.times),
+        least_steps=steps,
+        is_compared=is_compared,
+        block=None if is_compared else run.block,
+    )
     for _ in range(REFERENCE_TRIES):
-        reference = LongRun()
-
-        def has_done_as_much(times: list[float], reference: LongRun = reference) -> bool:
-            is_as_much = not is_compared or len(times) * reference.work >= steps * mine
-            return len(times) >= LONGEST_REFERENCE * steps or (len(times) >= steps and is_as_much)
-
-        run_long(bench, FlagSet(), _beside(bench, folder, "reference"), has_done_as_much, asked=asked, run=reference)
+        reference = _run_long(context, FlagSet(), context.folder_in(folder, "reference"), asked)
         if reference.failure is None:
             break
-        bench.desk.incident(f"the reference beside a soak failed: {reference.failure.message}"[:300])
+        context.progress.incident(f"the reference beside a soak failed: {reference.failure.message}"[:300])
     return reference
 
 
 def _judge_arms(
-    unit: SoakUnit, run: LongRun, reference: LongRun, look_again: Callable[[int], tuple[LongRun, LongRun]]
+    task: SoakTask, run: LongRun, reference: LongRun, look_again: Callable[[int], tuple[LongRun, LongRun]]
 ) -> tuple[SoakArms, Failure | None]:
     """What both arms did, and what that says against the set: in further processes of each, too.
 
     Memory does not depend on what else the machine does, so two looks are enough for it.
     """
-    arms = SoakArms(looks=(_look(run, reference),), typical=unit.typical, process_sd=unit.process_sd)
+    arms = SoakArms(looks=(_look(run, reference),), typical=task.typical, process_sd=task.process_sd)
     if reference.failure is None and reference.report is not None and run.report is not None:
         try:
-            work = work_between((FlagSet(), unit.settings), (reference.report, run.report))
+            work = work_between((FlagSet(), task.settings), (reference.report, run.report))
         except WorkerFailed as error:
             return arms, error.failure
         arms = arms.model_copy(update={"work": work})
@@ -261,7 +243,9 @@ def _look(run: LongRun, reference: LongRun) -> SoakLook:
     return SoakLook(candidate=run.arm(beside), reference=beside.arm(run) if beside is not None else None)
 
 
-def _judge_loss(bench: Bench, basis: LossBasis, run: LongRun, reference: LongRun) -> LossCheck | Failure | None:
+def _judge_loss(
+    context: MeasurementContext, basis: LossBasis, run: LongRun, reference: LongRun
+) -> LossCheck | Failure | None:
     """Holds the losses of a long run against those of the reference; None where that adds nothing to its blocks."""
     if reference.failure is not None:
         said = reference.failure.message
@@ -272,14 +256,9 @@ def _judge_loss(bench: Bench, basis: LossBasis, run: LongRun, reference: LongRun
         for r in (reference, run)
         if r.report is not None
     ]
-    judged = judge_soak_loss(bench.spec, basis, *arms, spread=bench.loss_spread)
+    judged = context.losses.check_soak(basis, *arms)
     is_news = isinstance(judged, Failure) or judged.is_ok is not None or not arms[0].losses
     return judged if is_news or basis not in STEP_BY_STEP else None
-
-
-def _beside(bench: Bench, folder: Path, name: str) -> Path:
-    """A folder inside that of the soak, for the logs of another process."""
-    return bench.folders.folder(*Path(bench.folders.relative(folder)).parts, name)
 
 
 def told_to_dump(spec: StudySpec, settings: FlagSet, folder: Path) -> FlagSet:
@@ -293,7 +272,7 @@ def told_to_dump(spec: StudySpec, settings: FlagSet, folder: Path) -> FlagSet:
     return FlagSet({DUMPED_KERNELS: str(folder.resolve() / DUMP)})
 
 
-def _kept_kernels(bench: Bench, folder: Path) -> Artefact | None:
+def _kept_kernels(context: MeasurementContext, folder: Path) -> Artefact | None:
     """What was left there, to be handed on with the winner."""
     try:
         content = (folder / DUMP).read_bytes()
@@ -301,5 +280,5 @@ def _kept_kernels(bench: Bench, folder: Path) -> Artefact | None:
     except FileNotFoundError:  # nothing was autotuned
         return None
     except (OSError, ValueError) as error:
-        bench.desk.incident(f"the autotuner's results of the soak are not kept: {error}")
+        context.progress.incident(f"the autotuner's results of the soak are not kept: {error}")
         return None

@@ -1,6 +1,6 @@
 """Before the hour, without a GPU: which published recipes are programs of their own, and what a model says of each.
 
-    python -m benchmarks.gpu.prepare --out DIR --target h200 [--of dense|moe] [--minutes 60] [--simulate]
+    python -m benchmarks.gpu.prepare --out DIR --target h200 [--of dense|moe] [--minutes 60]
 
 Needs XLA's CUDA plugin (the extra `screen`) in the version that the machine with the GPU has. `table` takes its sets
 from here, and `ranks` its predictions.
@@ -14,10 +14,19 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from autotune.model import FlagSet, format_set
-from benchmarks.gpu.hour import Row, read_rows
+from autotune.model import (
+    FlagSet,
+    format_set,
+)
+from benchmarks.gpu.hour import (
+    Row,
+    read_rows,
+)
 from benchmarks.gpu.machine import as_toml
-from benchmarks.gpu.processes import Part, part
+from benchmarks.gpu.processes import (
+    Part,
+    part,
+)
 from benchmarks.gpu.search import which
 
 

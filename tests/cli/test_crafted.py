@@ -136,7 +136,7 @@ def test_crafted_numbers_where_they_hurt(tmp_path: Path, value: Any) -> None:
         ("span", ("wall_s",)),
         ("session", ("started",)),
         ("floor", ("reference", "process_count")),
-        ("floor", ("floor", "pair_sd")),
+        ("floor", ("floor", "within_sd")),
     ):
         before = (run / "records.jsonl").read_text()
         chosen = max(n for n, r in enumerate(RECORDS) if r["kind"] == kind and r.get("status") != "failed")

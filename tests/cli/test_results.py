@@ -14,17 +14,34 @@ from typing import Any
 
 import pytest
 from typer import Typer
-from typer.testing import CliRunner, Result
+from typer.testing import (
+    CliRunner,
+    Result,
+)
 
 from autotune.cli import results as cli_results
 from autotune.model.errors import AutotuneError
 from autotune.results import conditions
-from autotune.results.conditions import Conditions, differences, this_machine
-from autotune.results.export import ExportFormat, render_export, render_winner
+from autotune.results.conditions import (
+    Conditions,
+    differences,
+    this_machine,
+)
+from autotune.results.export import (
+    ExportFormat,
+    render_export,
+    render_winner,
+)
 from autotune.rundir.lock import Lock
 from autotune.rundir.store import Store
-from autotune.study import preflight, verify
-from harness.simulated_machine import SimulatedLauncher, simulation_of
+from autotune.study import (
+    preflight,
+    recheck,
+)
+from harness.simulated_machine import (
+    SimulatedLauncher,
+    simulation_of,
+)
 from tests.console import autotune
 from tests.runs import make_winner
 
@@ -151,7 +168,7 @@ def test_verify_says_that_a_file_whose_run_is_not_here_is_unchecked(
 
 
 def test_verify_holds_where_it_was_proven(finished: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verify, "differences", lambda proven, here: [])
+    monkeypatch.setattr(recheck, "differences", lambda proven, here: [])
     file = tmp_path / "winner.env"
     file.write_text(render_export(finished, ExportFormat.ENV))
     assert f"holds    {finished.spec.name}" in call("verify", file, "--run", finished.path).stdout

@@ -15,7 +15,7 @@ from typing import (
     get_args,
 )
 
-import jsonschema
+import jsonschema  # type: ignore[import-untyped]
 import pytest
 import typer
 from typer.testing import CliRunner

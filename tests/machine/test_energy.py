@@ -2,25 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import (
+    Callable,
+    Iterator,
+)
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from autotune.child import load_nvml
-from autotune.machine.energy import NO_METER, Counter, EnergyMeter, open_meter, rapl_meter
+from autotune.machine.energy import (
+    NO_METER,
+    Counter,
+    EnergyMeter,
+    open_meter,
+    rapl_meter,
+)
 from autotune.machine.telemetry import GpuWatch
-from autotune.model.measurement import Arm, Pair
-from autotune.model.records import ConfirmRun, FloorResult, TrialResult
-from autotune.model.spec import StudySpec, parse_study
+from autotune.model.measurement import (
+    Arm,
+    Pair,
+)
+from autotune.model.records import (
+    ConfirmRun,
+    FloorResult,
+    TrialResult,
+)
+from autotune.model.spec import (
+    StudySpec,
+    parse_study,
+)
 from autotune.rundir.store import Store
-from autotune.study.runner import Runner
+from autotune.study.runner import TaskRunner
 from autotune.study.stages import run_study
-from harness.fake_nvml import ENERGY, NOT_SUPPORTED, FakeNvml, missing
-from harness.simulated import GivenSetup, given_run
-from harness.simulated_machine import SimulatedLauncher, SimulatedWorker
-from tests.runs import SPACE, Diary, asking, replay_study
+from harness.fake_nvml import (
+    ENERGY,
+    NOT_SUPPORTED,
+    FakeNvml,
+    missing,
+)
+from harness.simulated import (
+    GivenSetup,
+    given_run,
+)
+from harness.simulated_machine import (
+    SimulatedLauncher,
+    SimulatedWorker,
+)
+from tests.runs import (
+    SPACE,
+    Diary,
+    asking,
+    replay_study,
+)
 
 pynvml = load_nvml()
 compiles = pytest.mark.skipif(bool(missing()), reason=missing())
@@ -234,8 +269,8 @@ def metered_run(path: Path, *, mode: str, **replay: Any) -> Store:
     spec = replay_study(noise={"white_sd": 1e-4}, study={"measure": {"mode": mode}}, **replay)
     launcher = Metered(spec)
 
-    def metered(runner: Runner) -> None:
-        runner.bench.meter = EnergyMeter(counters=(Counter(read_j=lambda: launcher.joules),), source="a test")
+    def metered(runner: TaskRunner) -> None:
+        runner.context.meter = EnergyMeter(counters=(Counter(read_j=lambda: launcher.joules),), source="a test")
 
     setup = GivenSetup(given_space=SPACE, given_launcher=launcher, read_at_run_time=lambda s: s)
     run = given_run(asking(spec, 14), path, setup, Diary(), equip=metered)

@@ -129,7 +129,7 @@ def test_a_long_torn_line_is_cut_to_the_last_newline(tmp_path: Path, size: int) 
 
 PLACES = (
     "lock", "records.jsonl", "study.json", "trials", "confirm", "trials/0001", "trials/0009", "trials/0009/pairs.jsonl",
-    "trials/0009/worker.log", "trials/0009/request.json", "trials/0009/worker.guard", "lost+found",
+    "trials/0009/worker.log", "trials/0009/worker.guard", "lost+found",
     "lanes/device-0.guard",
 )  # fmt: skip
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from autotune.stats.alone import AloneLook, look_alone
+from autotune.stats.proof import AloneLook, look_alone
 
 STUDIES = 400
 

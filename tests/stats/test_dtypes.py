@@ -6,8 +6,16 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from autotune.stats.dtypes import FORMATS, is_float32, rounding_of, spacing_of
-from autotune.stats.loss_check import LOSS, LossSpread, StepLoss, compare_traces
+from autotune.stats.loss_check import (
+    FORMATS,
+    LOSS,
+    LossSpread,
+    StepLoss,
+    compare_traces,
+    is_float32,
+    rounding_of,
+    spacing_of,
+)
 
 ALL = sorted(n for n in dir(ml_dtypes) if n.startswith(("float", "bfloat")))
 

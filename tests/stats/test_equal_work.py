@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from autotune.stats.dtypes import rounding_of
-from autotune.stats.equal_work import Comparability, compare_first_steps, compare_long_runs
+from autotune.stats.loss_check import Comparability, compare_first_steps, compare_long_runs, rounding_of
 
 Trace = tuple[list[float], list[float]]
 ROWS, FEATURES, STEPS = 8192, 24, 6

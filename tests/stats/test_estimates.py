@@ -11,19 +11,20 @@ from hypothesis import strategies as st
 from autotune.stats.estimates import (
     REFERENCE,
     Estimate,
+    Floats,
     Outlook,
-    Sandwich,
     SequentialPlan,
     Verdict,
-    confirm,
-    decide,
+    estimate_aba,
     estimate_pairs,
-    estimate_sandwiches,
+    estimate_processes,
+    hodges_lehmann,
     judge,
     least_ratio,
     outlook_of,
-)
-from autotune.stats.intervals import Floats, hodges_lehmann, pocock_critical_value
+    pocock_critical_value,
+    reason_to_stop,
+)  # fmt: skip
 from harness.noise import EVEN_MODELS, NOISE_MODELS, Machine, NoiseModel, Process, log_ratios, run_pairs
 
 
@@ -103,11 +104,6 @@ def test_looks_grow_by_half_and_end_at_the_cap() -> None:
     assert SequentialPlan(cap=6).looks == (6,)
 
 
-def test_a_plan_that_cannot_be_followed_is_refused() -> None:
-    with pytest.raises(ValueError, match="growth > 1"):
-        SequentialPlan(cap=40, growth=1.0)
-
-
 @pytest.mark.parametrize(("looks", "constant"), [(1, 1.960), (2, 2.178), (5, 2.413), (10, 2.555)])
 def test_critical_value_is_pococks_for_equal_steps(looks: int, constant: float) -> None:
     assert pocock_critical_value(tuple(range(1, looks + 1)), 0.95) == pytest.approx(constant, abs=6e-4)
@@ -141,34 +137,29 @@ def test_blocks_of_two_processes_prove_nothing_of_their_settings() -> None:
     assert 0.28 < called < 0.40
 
 
-def test_a_decision_stops_once_its_interval_is_narrow_enough_and_names_no_verdict() -> None:
-    plan = SequentialPlan(cap=40)
-    fast = decide([math.log(0.9) + 0.001 * i for i in range(8)], plan)
-    assert (fast.stop, fast.verdict) == (True, Verdict.FASTER)
-    assert fast.reason == "its interval is narrow enough"
-    assert fast.estimate.level == 0.95
+def why(values: list[float], plan: SequentialPlan, incumbent: Estimate | None = None) -> str | None:
+    return reason_to_stop(plan.estimate(values), plan, min_effect=0.005, incumbent=incumbent)
 
 
-def test_decision_waits_between_looks_and_stops_at_the_cap() -> None:
-    plan = SequentialPlan(cap=12)
-    noisy = [0.1 * (-1) ** i * (1 + i / 10) for i in range(12)]
-    assert not decide(noisy[:9], plan).stop
-    assert not decide(noisy[:8], plan).stop
-    last = decide(noisy, plan)
-    assert last.stop
-    assert last.reason == "cap of 12 pairs reached"
+def test_a_trial_stops_once_its_interval_is_narrow_enough_or_at_the_cap() -> None:
+    fast = [math.log(0.9) + 0.001 * i for i in range(8)]
+    assert why(fast, SequentialPlan(cap=40)) == "its interval is narrow enough"
+    assert SequentialPlan(cap=40).estimate(fast).level == 0.95
+    plan, noisy = SequentialPlan(cap=12), [0.1 * (-1) ** i * (1 + i / 10) for i in range(12)]
+    assert why(noisy[:8], plan) is None
+    assert why(noisy, plan) == "cap of 12 pairs reached"
 
 
 def test_decision_drops_what_cannot_beat_the_reference_or_the_best_so_far() -> None:
     plan = SequentialPlan(cap=40)
     slowish = [0.002 + 0.002 * i for i in range(8)]  # [1.002, 1.016]: slower than the band or inside, never faster
-    assert not decide(slowish, plan).stop
-    assert "the reference" in decide(slowish, plan, incumbent=REFERENCE).reason
+    assert why(slowish, plan) is None
+    assert "the reference" in (why(slowish, plan, REFERENCE) or "")
     hardly = [-0.001 - 0.004 * i for i in range(8)]  # [0.971, 0.999]
-    assert not decide(hardly, plan, incumbent=REFERENCE).stop
-    assert "the best so far" in decide(hardly, plan, incumbent=estimate(0.90, 0.89, 0.91)).reason
+    assert why(hardly, plan, REFERENCE) is None
+    assert "the best so far" in (why(hardly, plan, estimate(0.90, 0.89, 0.91)) or "")
     # An incumbent that may well be worse than it looks drops nobody.
-    assert not decide(hardly, plan, incumbent=estimate(0.90, 0.80, 1.01)).stop
+    assert why(hardly, plan, estimate(0.90, 0.80, 1.01)) is None
 
 
 def test_quotient_of_two_estimates_adds_their_half_widths_in_squares() -> None:
@@ -177,30 +168,28 @@ def test_quotient_of_two_estimates_adds_their_half_widths_in_squares() -> None:
     assert least_ratio(estimate(1.0, 0.0, math.inf), other) == 0.0
 
 
-def test_confirmation_is_students_interval_over_processes() -> None:
-    found = confirm([-0.03, -0.02, -0.025, -0.035, -0.04], family=3)
-    assert found.process_sd == pytest.approx(0.0079057, rel=1e-4)
-    assert math.log(found.ordinary.ratio) == pytest.approx(-0.03)
-    assert math.log(found.ordinary.high) == pytest.approx(-0.03 + 2.77645 * 0.0035355, rel=1e-4)
-    assert math.log(found.corrected.low) == pytest.approx(-0.03 - 3.96082 * 0.0035355, rel=1e-4)
-    assert found.corrected.pair_count == 5
+def test_the_interval_over_processes_is_students() -> None:
+    found = estimate_processes([-0.03, -0.02, -0.025, -0.035, -0.04])
+    assert math.log(found.ratio) == pytest.approx(-0.03)
+    assert math.log(found.high) == pytest.approx(-0.03 + 2.77645 * 0.0035355, rel=1e-4)
+    assert found.pair_count == 5
 
 
 def test_one_process_confirms_nothing() -> None:
     with pytest.raises(ValueError, match="at least 2"):
-        confirm([-0.03])
+        estimate_processes([-0.03])
 
 
-def test_single_sandwich_has_the_drift_between_its_references_in_its_interval() -> None:
-    found = estimate_sandwiches([Sandwich(before_s=1.0, candidate_s=1.1, after_s=1.21)])
+def test_a_single_aba_run_has_the_drift_between_its_references_in_its_interval() -> None:
+    found = estimate_aba([(1.0, 1.1, 1.21)])
     assert found.ratio == pytest.approx(1.0)  # the drift is even, so its middle is where the candidate ran
     assert math.log(found.high) == pytest.approx(12.7062 * math.sqrt(0.75) * math.log(1.21), rel=1e-4)
 
 
-def test_sandwiches_that_agree_still_show_the_drift() -> None:
-    still = [Sandwich(before_s=1.0, candidate_s=1.02 + d, after_s=1.0) for d in (0.001, -0.001, 0.002)]
-    adrift = [Sandwich(before_s=1.0, candidate_s=s.candidate_s * 1.1, after_s=1.21) for s in still]
-    quiet, noisy = estimate_sandwiches(still), estimate_sandwiches(adrift)
+def test_aba_runs_that_agree_still_show_the_drift() -> None:
+    middles = [1.02 + d for d in (0.001, -0.001, 0.002)]
+    quiet = estimate_aba([(1.0, middle, 1.0) for middle in middles])
+    noisy = estimate_aba([(1.0, middle * 1.1, 1.21) for middle in middles])
     assert quiet.ratio == pytest.approx(noisy.ratio)
     assert noisy.high / noisy.low > quiet.high / quiet.low
 
@@ -228,7 +217,7 @@ def test_processes_that_differ_are_covered_by_the_confirmation_only() -> None:
     pairs = simulated_pairs(model, seed=13, samples=samples * 5, pairs=12).reshape(samples, 5, 12)
     centre, low, high = hodges_lehmann(pairs, level=0.95)
     assert np.mean((low <= 0) & (high >= 0)) < 0.6
-    held = [c.low <= 1.0 <= c.high for c in (confirm(row).ordinary for row in centre)]
+    held = [c.low <= 1.0 <= c.high for c in map(estimate_processes, centre)]
     assert np.mean(held) == pytest.approx(0.95, abs=four_sigma(0.95, samples))
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import theilslopes
 
-from autotune.stats.leak import Leak, Samples, find_leak, memory_growth
+from autotune.stats.long_run import Leak, Samples, find_leak, memory_growth
 
 MB = 1_000_000
 BASE = 800 * MB

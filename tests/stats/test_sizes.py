@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.stats.estimates import REFERENCE, SequentialPlan
-from autotune.stats.noise_floor import NoiseFloor, read_noise_floor
-from autotune.stats.sizes import DEFAULT_PROOF_SIZE, LEAST, MOST, STARTS, moments, pairs_in_process, proof_size
+from autotune.stats.estimates import SequentialPlan
+from autotune.stats.noise_floor import (
+    DEFAULT_PROOF_SIZE,
+    LEAST,
+    MOST,
+    STARTS,
+    NoiseFloor,
+    moments,
+    pairs_in_process,
+    proof_size,
+    read_noise_floor,
+)
 
 SPREADS = st.floats(0.0005, 0.05)
 SECONDS = st.floats(0.01, 300.0)
@@ -40,18 +47,9 @@ def test_the_formula_by_hand() -> None:
     assert pairs_in_process(0.0, 0.0, 90.0, 0.1) == LEAST  # nothing is
 
 
-@pytest.mark.parametrize("figures", [(-0.1, 0.1, 1, 1), (0.1, math.nan, 1, 1), (0.1, 0.1, math.inf, 1), (1, 1, 1, 0)])
-def test_figures_that_no_measurement_gives_are_refused(figures: tuple[float, float, float, float]) -> None:
-    with pytest.raises(ValueError, match="finite and 0 or more"):
-        pairs_in_process(*figures)
-
-
-def test_without_the_figures_it_is_what_it_was() -> None:
-    old = NoiseFloor(estimate=REFERENCE, is_honest=True, pair_sd=0.01, detectable=0.02)
-    no_times = NoiseFloor(
-        estimate=REFERENCE, is_honest=True, pair_sd=0.01, detectable=0.02, process_sd=0.01, within_sd=0.01, degrees=4
-    )
-    assert proof_size(old) == proof_size(no_times) == DEFAULT_PROOF_SIZE == 20
+def test_where_times_are_not_known_it_is_the_default() -> None:
+    floor = read_noise_floor([[0.01 * (i % 5 - 2) for i in range(20)]], plan=SequentialPlan(cap=40))
+    assert proof_size(floor) == DEFAULT_PROOF_SIZE == 20
 
 
 def gpu_floor(
@@ -135,7 +133,7 @@ def test_beside_bursts_of_others_a_proof_takes_less_time_than_the_formula_alone_
 
     floors = [floor(12) for _ in range(100)]
     sizes = [proof_size(f) for f in floors]
-    by_formula = [pairs_in_process(f.within_sd or 0.0, f.process_sd or 0.0, start_s, pair_s) for f in floors]
+    by_formula = [pairs_in_process(f.within_sd, f.process_sd, start_s, pair_s) for f in floors]
     assert np.median(by_formula) < 25  # the trap is one
     takes = {n: seconds(n) for n in {*sizes, *by_formula}}
     assert np.mean([takes[n] for n in sizes]) < 0.75 * np.mean([takes[n] for n in by_formula])

@@ -7,9 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from autotune.stats.estimates import Verdict, confirm, judge
-from autotune.stats.intervals import Floats, hodges_lehmann
-from autotune.stats.total_time import (
+from autotune.stats.estimates import Floats, Verdict, estimate_processes, hodges_lehmann, judge
+from autotune.stats.long_run import (
     Stalls,
     TotalTime,
     add_stalls,
@@ -21,7 +20,7 @@ from autotune.stats.total_time import (
     slower_run,
     slower_total,
     stalled_total,
-)
+)  # fmt: skip
 from harness.noise import NOISE_MODELS, Machine, Process, log_ratios, run_pairs
 
 CASES = 1000
@@ -153,7 +152,7 @@ def proofs(
         )
     faster = refused = 0
     for ratios, of_each in zip(np.array(typical).T, zip(*totals, strict=True), strict=True):
-        estimate = confirm(ratios).corrected
+        estimate = estimate_processes(ratios)
         if judge(estimate) is Verdict.FASTER:
             faster += 1
             refused += slower_total(of_each, list(ratios), estimate) is not None
@@ -179,18 +178,18 @@ def test_a_stall_in_forty_steps_costs_a_proof_of_twelve_processes(noise: str) ->
 def test_a_gain_that_stalls_take_a_part_of_is_not_what_a_typical_step_says() -> None:
     totals = [TotalTime(log_ratio=math.log(r), reference=NONE, candidate=NONE) for r in (0.77, 0.775, 0.768, 0.772)]
     typical = [math.log(r) for r in (0.7, 0.701, 0.699, 0.7)]
-    estimate = confirm(typical).corrected
+    estimate = estimate_processes(typical)
     assert slower_total(totals, typical, estimate) is None
     found = apart_total(totals, typical, estimate)
     assert found is not None
     assert found.low < 0.771 < found.high < 1.0
-    assert apart_total(totals, [t.log_ratio for t in totals], confirm([t.log_ratio for t in totals]).corrected) is None
+    assert apart_total(totals, [t.log_ratio for t in totals], estimate_processes([t.log_ratio for t in totals])) is None
 
 
 def test_a_total_that_is_apart_and_not_surely_below_one_is_refused() -> None:
     totals = [TotalTime(log_ratio=math.log(r), reference=NONE, candidate=NONE) for r in (0.95, 1.0, 1.01, 0.97, 0.99)]
     typical = [math.log(0.8)] * 5
-    found = slower_total(totals, typical, confirm(typical).corrected)
+    found = slower_total(totals, typical, estimate_processes(typical))
     assert found is not None
     assert found.ratio < 1.0 < found.high
 

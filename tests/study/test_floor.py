@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -15,14 +14,12 @@ from hypothesis import strategies as st
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Comparison, Failure, FailureKind, log_ratio
 from autotune.model.records import AblationResult, ConfirmRun, FloorResult, IncidentRecord, TrialResult, TrialStatus
-from autotune.model.spec import Effort, StudySpec
+from autotune.model.spec import StudySpec
 from autotune.rundir.store import Store
 from autotune.stats.estimates import Estimate, SequentialPlan, widen
-from autotune.stats.noise_floor import read_noise_floor, spread_of
-from autotune.stats.sizes import proof_size
-from autotune.study.alone import sandwich_floor
+from autotune.stats.noise_floor import proof_size, read_noise_floor, spread_of
+from autotune.study.compare import aba_noise_floor, floor_pairs
 from autotune.study.runner import pays
-from autotune.study.turns import floor_pairs
 from autotune.workers.base import WorkerFailed
 from harness.simulated_machine import SimulatedLauncher, SimulatedWorker
 from tests.runs import Run, replay_study
@@ -69,21 +66,6 @@ def test_one_living_reference_and_several_others(run_replay: Run) -> None:
     assert floor.floor.degrees == 4
     centres = [np.mean(g) for g in groups]
     assert np.std(centres) > 3 * 0.004 * math.sqrt(2 / 3 / 8)  # they are processes of their own
-
-
-def test_processes_and_sandwiches_follow_from_the_cap_of_pairs_and_scale_with_effort(run_replay: Run) -> None:
-    spec = replay_study(noise=NOISE, study={"measure": {"pairs_cap": 20}})
-    launcher = Counting(spec)
-    run_replay(spec, trials=0, launcher=launcher)
-    assert len(launcher.started) == 1 + spec.measure.floor_processes
-    found = [replay_study().at_effort(e).measure for e in (Effort.QUICK, Effort.STANDARD, Effort.FULL)]
-    assert [m.floor_processes for m in found] == [3, 4, 6]
-    assert [m.sandwiches for m in found] == [2, 3, 6]
-
-
-def test_a_run_goes_on_with_other_proofs() -> None:
-    spec = replay_study()
-    assert spec.identity == replay_study(study={"confirm": {"processes": 30}}).identity
 
 
 @pytest.mark.parametrize(("start_s", "step_s", "pairs"), [(0.0, 0.1, 8), (18.0, 0.05, 10), (90.0, 0.1, 20)])
@@ -163,29 +145,6 @@ def test_a_proof_s_pairs_follow_from_the_floor(run_replay: Run) -> None:
     assert 4 <= counted(store).pop() < 20
 
 
-@pytest.mark.slow
-def test_a_run_of_before_goes_on_as_it_was(run_replay: Run, tmp_path: Path) -> None:
-    """Its noise floor knows no processes: intervals are not widened, and proofs have their 20 pairs."""
-    spec = replay_study(effects=EFFECTS, noise=NOISE, start_s=4.0)
-    run_replay(spec, trials=1)
-    file = tmp_path / "run" / "records.jsonl"
-    lines = [json.loads(line) for line in file.read_text().splitlines()]
-    for line in (x for x in lines if x["kind"] == "floor"):
-        line.pop("promise", None)
-        for young in ("process_sd", "within_sd", "degrees", "spread", "start_s", "pair_s"):
-            line["floor"].pop(young)
-    lines = [x for x in lines if x["kind"] not in ("conclusion", "trial", "confirm_run", "finalist")]
-    file.write_text("".join(json.dumps(x) + "\n" for x in lines))
-    _, store, _ = run_replay(spec, trials=6)
-    assert len(store.of(FloorResult)) == 1
-    assert counted(store) == {20}
-    trial = next(r for r in store.of(TrialResult) if r.status is TrialStatus.MEASURED)
-    assert trial.directory is not None
-    assert trial.comparison is not None
-    ratios = [log_ratio(p) for p in store.pairs(trial.directory)]
-    assert trial.comparison.estimate == SequentialPlan(cap=40).estimate(ratios)
-
-
 @given(ratio=st.floats(0.9, 1.1), below=st.floats(0, 0.1), above=st.floats(0, 0.1), spread=st.floats(0, 0.1))
 def test_a_wider_interval_keeps_no_setting_that_was_dropped(
     ratio: float, below: float, above: float, spread: float
@@ -203,13 +162,13 @@ def test_a_wider_interval_keeps_no_setting_that_was_dropped(
 
 
 def test_sandwiches_tell_the_spread_of_fresh_runs() -> None:
-    floor = sandwich_floor(pairs_of((1, 1.01, 1), (1, 0.99, 1), (1.01, 1.0, 0.99)), min_effect=0.005, start_s=30.0)
+    floor = aba_noise_floor(pairs_of((1, 1.01, 1), (1, 0.99, 1), (1.01, 1.0, 0.99)), min_effect=0.005, start_s=30.0)
     log = math.log
     middles = [log(1.01), log(0.99), -(log(1.01) + log(0.99)) / 2]
     total = sum(m**2 / 1.5 for m in middles) + (log(1.01) - log(0.99)) ** 2 / 2
     assert floor.process_sd == pytest.approx(math.sqrt(total / 6))
     assert (floor.within_sd, floor.degrees, floor.start_s) == (0.0, 6, 30.0)
-    assert floor.spread == spread_of((floor.process_sd or 0) ** 2, 6)
+    assert floor.spread == spread_of(floor.process_sd**2, 6)
     assert floor.pair_s == pytest.approx(6.0, rel=0.02)
 
 
@@ -218,14 +177,5 @@ def test_the_spread_of_fresh_runs_is_right_on_average() -> None:
     found = []
     for _ in range(400):
         runs = np.exp(0.01 * rng.standard_normal((3, 3))).tolist()
-        found.append((sandwich_floor(pairs_of(*map(tuple, runs)), min_effect=0.005).process_sd or 0) ** 2)
+        found.append((aba_noise_floor(pairs_of(*map(tuple, runs)), min_effect=0.005).process_sd or 0) ** 2)
     assert np.mean(found) == pytest.approx(1e-4, abs=4 * 1e-4 * math.sqrt(2 / 6 / 400))
-
-
-def test_a_study_in_sandwiches_has_it_too(run_replay: Run) -> None:
-    spec = replay_study(noise=NOISE, study={"measure": {"mode": "sandwich"}})
-    _, store, _ = run_replay(spec, trials=0)
-    floor = store.of(FloorResult)[0]
-    assert floor.comparison.mode == "sandwich"
-    assert floor.floor == sandwich_floor(list(store.pairs("floor")), min_effect=0.005)
-    assert floor.floor.process_sd == pytest.approx(0.004, rel=0.8)

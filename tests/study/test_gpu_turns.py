@@ -17,7 +17,7 @@ from autotune.model.spec import StudySpec
 from autotune.model.turn_sizes import CPU_SIZES
 from autotune.results.recompute import disagreements
 from autotune.rundir.store import Store
-from autotune.study.bench import Bench, ReferenceFailed
+from autotune.study.context import MeasurementContext, ReferenceFailed
 from autotune.workers.base import Progress, WorkerFailed
 from harness.simulated_machine import SimulatedLauncher, SimulatedWorker
 from tests.runs import Run, replay_study
@@ -87,14 +87,6 @@ def test_a_set_that_is_fast_only_while_its_power_is_shared_out_is_no_winner(
     assert fooled.outcome is Outcome.WINNER  # which is why
 
 
-@pytest.mark.parametrize("clock_s", [0.5, 2.0])
-def test_a_gain_that_power_takes_a_part_of_is_reported_as_it_is(run_replay: Run, clock_s: float) -> None:
-    noise = {**POWER, "clock_s": clock_s, "candidate_power_cost": 0.02}
-    conclusion, _, _ = run_replay(gpu_study(noise=noise, effects={"xla_a=1": 0.93}, step_s=0.1), trials=4)
-    assert conclusion.estimate is not None
-    assert conclusion.estimate.low <= 0.93 * 1.0202 <= conclusion.estimate.high
-
-
 # ---------------------------------------------------------------------- starts
 
 
@@ -131,7 +123,7 @@ class Watched(SimulatedLauncher):
 
 
 class Silent:
-    """A desk that nobody reads."""
+    """Progress that nobody reads."""
 
     def phase(self, what: str) -> None: ...
 
@@ -145,9 +137,9 @@ def start(tmp_path: Path, platform: str, name: str = "n", fails: tuple[str, ...]
 
     spec = replay_study(study={"device": {"platform": platform}})
     launcher, folders = Watched(spec, fails=fails), Folders(tmp_path)
-    bench = Bench(spec, folders, launcher, Silent())
+    context = MeasurementContext(spec, folders, launcher, Silent())
     try:
-        bench.start_both(FlagSet(), FlagSet({"xla_a": "1"}), folders.folder("confirm", name), name=name)
+        context.start_both(FlagSet(), FlagSet({"xla_a": "1"}), folders.folder("confirm", name), name=name)
     except WorkerFailed as error:
         launcher.order.append(f"{type(error).__name__} {error.failure.message}")
     return launcher

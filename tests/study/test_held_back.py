@@ -26,7 +26,7 @@ from autotune.model.records import (
 from autotune.results.recompute import doubts
 from autotune.results.words import warning_lines
 from autotune.rundir.store import Store
-from autotune.study.runner import Runner
+from autotune.study.runner import TaskRunner
 from autotune.study.stages import run_study
 from autotune.workers.base import WorkerFailed
 from harness.fake_nvml import HW_THERMAL, SW_POWER_CAP, FakeNvml, missing
@@ -88,8 +88,8 @@ def heated_run(
     launcher.heat(fake, share_of)
     monkeypatch.setattr(telemetry, "time", SimpleNamespace(monotonic=lambda: launcher.now_s))
 
-    def watched(runner: Runner) -> None:
-        runner.bench.gpus = GpuWatch(load_nvml(), None)
+    def watched(runner: TaskRunner) -> None:
+        runner.context.gpus = GpuWatch(load_nvml(), None)
 
     setup = GivenSetup(given_space=SPACE, first=first, given_launcher=launcher, read_at_run_time=lambda s: s)
     run = given_run(asking(spec, len(first)), path, setup, Diary(), equip=watched)

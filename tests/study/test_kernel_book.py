@@ -13,7 +13,7 @@ from autotune.model.records import ConfirmRun, FloorResult, IncidentRecord, Outc
 from autotune.model.spec import StudySpec
 from autotune.results.words import floor_lines, warning_lines
 from autotune.rundir.folders import Folders
-from autotune.study.bench import Bench
+from autotune.study.context import MeasurementContext
 from autotune.workers.base import Progress
 from harness.simulated_machine import SimulatedLauncher, SimulatedWorker
 from tests.runs import Run, replay_study
@@ -76,10 +76,10 @@ def test_processes_that_chose_other_kernels_are_counted_and_timed(run_replay: Ru
 def test_what_a_dead_process_left_is_not_said_of_the_next_one(tmp_path: Path) -> None:
     spec, folders = study(), Folders(tmp_path)
     leaves, folder = Choosing(spec), folders.folder("trials", "0001")
-    assert Bench(spec, folders, leaves, Silent()).start(FlagSet(), folder).report.kernels is not None
+    assert MeasurementContext(spec, folders, leaves, Silent()).start(FlagSet(), folder).report.kernels is not None
     assert (folder / DUMP_FILE).exists()
     silent = SimulatedLauncher(spec)
-    assert Bench(spec, folders, silent, Silent()).start(FlagSet(), folder).report.kernels is None
+    assert MeasurementContext(spec, folders, silent, Silent()).start(FlagSet(), folder).report.kernels is None
 
 
 def test_results_that_cannot_be_read_are_an_incident_and_nothing_else(run_replay: Run) -> None:

@@ -12,15 +12,15 @@ import pytest
 
 from autotune.cluster.engine import JOINED, LEFT, Message, Told
 from autotune.model.errors import LaunchError, NodeLostError
-from autotune.model.measurement import Failure, FailureKind
+from autotune.model.measurement import FailureKind
 from autotune.model.records import ConfirmRun, FloorResult, IncidentRecord, LedgerRecord, Outcome, TrialResult
 from autotune.model.spec import StudySpec
 from autotune.rundir.store import Store
 from autotune.study.lanes import SILENT_S
 from autotune.study.run import StudyRun
-from autotune.study.runner import Runner
+from autotune.study.runner import TaskRunner
 from autotune.study.stages import run_study
-from autotune.study.units import Assignment
+from autotune.study.tasks import Assignment
 from harness.simulated import GivenSetup, given_run
 from harness.simulated_machine import SimulatedLauncher
 from harness.tally import tally_of
@@ -30,7 +30,7 @@ Fate = Callable[[str, Assignment], "list[Mapping[str, Any]] | None"]
 """What a lane says instead of doing a unit; None lets it do it."""
 
 
-class Desk:
+class Sink:
     """Gathers what a lane says on its way."""
 
     def __init__(self, run: StudyRun, said: list[Told], lane: str) -> None:
@@ -56,7 +56,7 @@ class Scripted:
     def __init__(self, run: StudyRun, names: list[str], fate: Fate, *, hosts: Mapping[str, str] | None = None) -> None:
         self._run, self._fate, self._hosts = run, fate, hosts or {}
         self.said: deque[Told] = deque(self._joined(n) for n in names)
-        self._runners: dict[str, Runner] = {}
+        self._runners: dict[str, TaskRunner] = {}
         self._units: deque[tuple[str, Assignment]] = deque()
         self.given_up: list[str] = []
         self.most_at_once = 0
@@ -83,8 +83,10 @@ class Scripted:
         spec, said = self._run.spec, list[Told]()
         if lane not in self._runners:
             launcher = SimulatedLauncher(spec, seed=len(self._runners))
-            self._runners[lane] = Runner(spec, self._run.store, launcher, Desk(self._run, said, lane), is_shared=True)
-        self._runners[lane].bench.desk = Desk(self._run, said, lane)
+            self._runners[lane] = TaskRunner(
+                spec, self._run.store, launcher, Sink(self._run, said, lane), is_shared=True
+            )
+        self._runners[lane].context.progress = Sink(self._run, said, lane)
         try:
             record = self._runners[lane].do(assignment)
             said.append(Told(lane, {"type": "result", "record": record.model_dump(mode="json", exclude_none=True)}))
@@ -256,41 +258,6 @@ def test_hours_of_devices_are_counted_over_sessions_and_end_a_study(tmp_path: Pa
     last = run.store.of(LedgerRecord)[-1]
     assert first.device_s < last.device_s
     assert 5 <= len(run.store.of(TrialResult)) < 54  # the space has as many
-
-
-def test_failures_of_units_have_records_of_their_own_kind() -> None:
-    from autotune.model.flags import FlagSet
-    from autotune.study import units
-
-    failure = Failure(kind=FailureKind.NODE_LOST, message="m", phase="step")
-    one = FlagSet({"xla_a": "1"})
-    for unit in (
-        units.PairUnit(stage="confirm", trial=1, settings=one, repeat=2),
-        units.AblationUnit(settings=one, left_out="xla_a"),
-        units.SoakUnit(settings=one, least_s=1.0, least_steps=1),
-        units.ProfileUnit(settings=one, steps=3),
-        units.BlameUnit(trial=1, settings=one, failure_kind=FailureKind.CRASH),
-    ):
-        record = unit.failed(failure)
-        assert getattr(record, "settings", None) == one
-        assert getattr(record, "failure", failure) == failure
-
-
-def test_hours_of_devices_are_shown_wherever_a_study_is(tmp_path: Path) -> None:
-    from autotune.results.api import load
-    from autotune.results.report import render_html
-    from autotune.study import describe_lanes, study_status
-
-    run, _ = study(tmp_path, fair, lanes=["a", "b"], trials=3)
-    run_study(run)
-    with (run.store.path / "records.jsonl").open("a") as records:
-        records.write(LedgerRecord(device_s=7.5 * 3600, lanes=("a", "b"), at_s=9e9).model_dump_json() + "\n")
-    status = study_status(run.store.path)
-    assert status.device_hours == 7.5
-    assert any("7.50 hours of devices" in line for line in describe_lanes(status))
-    assert [(x.lane, x.is_here, x.is_slow) for x in status.lanes] == [("a", False, False), ("b", False, False)]
-    assert load(run.store.path).device_hours == 7.5
-    assert "7.500, all sessions together" in render_html(Store.open(run.store.path))
 
 
 def test_a_lane_that_was_dismissed_does_not_keep_a_study_waiting_when_the_others_are_lost(tmp_path: Path) -> None:

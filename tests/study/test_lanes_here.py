@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -100,31 +97,6 @@ def test_three_lanes_end_at_the_exact_count_with_one_conclusion(tmp_path: Path) 
     assert sorted(str(f.by) for f in store.of(FloorResult)) == sorted(lanes)
     assert store.of(ConclusionRecord)[0].outcome is Outcome.WINNER
     assert not (driver.run / "records").exists()  # one driver writes one file
-    shown = subprocess.run(
-        [sys.executable, "-m", "autotune", "status", str(driver.run), "--json"],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    (status,) = json.loads(shown.stdout)
-    assert [(x["lane"], x["is_here"]) for x in status["lanes"]] == [(n, False) for n in sorted(lanes)]
-    assert all(0.5 < x["ratio"] < 2 for x in status["lanes"])
-
-
-@pytest.mark.slow
-def test_status_says_which_lanes_are_here_while_a_study_runs(tmp_path: Path) -> None:
-    write_study(tmp_path, trials=400, delay_s=0.05)
-    driver = Driven(tmp_path, THREE)
-
-    def here() -> int:
-        shown = subprocess.run(
-            [sys.executable, "-m", "autotune", "status", str(driver.run), "--json"],
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        return sum(x["is_here"] for x in json.loads(shown.stdout)[0].get("lanes", [])) if shown.returncode == 0 else 0
-
-    wait_until(lambda: here() == 3, driver)
-    driver.tell(signal.SIGTERM)
-    assert driver.wait() == 75
-    assert here() == 0
 
 
 @pytest.mark.gate
@@ -154,24 +126,6 @@ def test_a_frozen_lane_is_given_up_and_what_it_held_is_done_by_another(tmp_path:
     store = assert_whole(driver, trials=31)
     assert any(i.by == name and "silent" in i.what for i in store.of(IncidentRecord))
     assert given_again(store)
-
-
-@pytest.mark.slow
-def test_a_lane_whose_guard_is_frozen_is_given_up_too(tmp_path: Path) -> None:
-    write_study(tmp_path, trials=31, delay_s=0.05)
-    driver = Driven(tmp_path, THREE, program=("-c", IMPATIENT))
-    wait_until(lambda: len(driver.lanes()) == 3 and len(trials_of(driver)) >= 3, driver)
-    name, lane = sorted(driver.lanes().items())[0]
-    guard = lane.parent()
-    assert guard is not None
-    guard.suspend()
-    seen = len(trials_of(driver))
-    wait_until(lambda: len(trials_of(driver)) >= seen + 4, driver)
-    (tmp_path / "impatient").touch()
-    assert driver.wait() == 0, driver.said
-    assert f"lane {name} has been silent" in driver.said
-    assert driver.left(patience_s=10) == []  # the study may be over before the frozen guard is
-    assert_whole(driver, trials=31)
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,10 @@ from autotune.model.flags import FlagSet
 from autotune.model.measurement import DeviceMemory, Failure, FailureKind, WorkerReport
 from autotune.model.records import ConfirmRun, FloorResult, Outcome, TrialResult
 from autotune.model.spec import StudySpec
-from autotune.study.alone import OneAtATime
-from autotune.study.limits import PHASE, compiled_over_limit, over_limit, refuse_over_limit
+from autotune.study.compare import Interleaved, Isolated
+from autotune.study.context import ReferenceFailed
+from autotune.study.memory import LIMIT_PHASE, MemoryShare, compiled_over_limit, over_limit, refuse_over_limit
 from autotune.study.preflight import keeping_rules, rule_defaults
-from autotune.study.share import MemoryShare
-from autotune.study.turns import InTurns
 from autotune.workers.base import WorkerFailed
 from tests.runs import Run, replay_study
 
@@ -37,7 +36,7 @@ def test_the_fastest_set_is_not_the_winner_if_it_needs_too_much(run_replay: Run,
     conclusion, store, _ = run_replay(study("1.5GiB", mode=mode), trials=2, first=first)
     failure = next(t.failure for t in store.of(TrialResult) if t.settings == HUNGRY)
     assert failure is not None
-    assert (failure.kind, failure.phase) == (FailureKind.OUT_OF_MEMORY, PHASE)
+    assert (failure.kind, failure.phase) == (FailureKind.OUT_OF_MEMORY, LIMIT_PHASE)
     assert "at most 1.5 GiB of each device (limits.memory) but needs 2 GiB (measured)" in failure.message
     assert conclusion.settings == MODEST
     conclusion, _, _ = run_replay(study("2GiB", mode=mode), trials=2, first=first, folder="room")
@@ -67,24 +66,40 @@ def test_the_fullest_device_counts() -> None:
         refuse_over_limit(study("2GiB"), report)
 
 
+class OnlySpec:
+    """A context in which nothing runs."""
+
+    def __init__(self, spec: StudySpec) -> None:
+        self.spec = spec
+        self.share = MemoryShare(spec)
+
+    def release_reference(self) -> None:
+        pass
+
+
 def test_what_is_over_the_limit_is_not_tried_alone() -> None:
     """Two processes that do not fit side by side may fit one at a time; a limit is of one already."""
     spec = study("1GiB").model_copy(update={"device": study("1GiB").device.model_copy(update={"platform": "cuda"})})
-
-    class OnlySpec:
-        def __init__(self) -> None:
-            self.spec = spec
-            self.share = MemoryShare(spec)
-
-        def release_reference(self) -> None:
-            pass
-
-    comparer = InTurns(OnlySpec())  # type: ignore[arg-type]
+    comparer = Interleaved(OnlySpec(spec))  # type: ignore[arg-type]
     failure = over_limit(spec, 2 << 30, "measured")
     assert failure is not None
-    assert comparer.instead(WorkerFailed(failure), FlagSet()) is None
+    assert comparer.instead(WorkerFailed(failure), (FlagSet(), HUNGRY)) is None
     of_device = Failure(kind=FailureKind.OUT_OF_MEMORY, message="RESOURCE_EXHAUSTED", phase="warm-up")
-    assert isinstance(comparer.instead(WorkerFailed(of_device), FlagSet()), OneAtATime)
+    assert isinstance(comparer.instead(WorkerFailed(of_device), (FlagSet(), HUNGRY)), Isolated)
+    assert comparer.context.share.is_known_alone(HUNGRY)
+
+
+def test_a_base_arm_that_does_not_fit_beside_another_is_known_in_the_next_comparison() -> None:
+    """Of an ablation the whole set is the base arm: its final proof must not try it beside another process again."""
+    spec = study("64GiB").model_copy(update={"device": study("64GiB").device.model_copy(update={"platform": "cuda"})})
+    comparer = Interleaved(OnlySpec(spec))  # type: ignore[arg-type]
+    failure = Failure(kind=FailureKind.OUT_OF_MEMORY, message="RESOURCE_EXHAUSTED", phase="warm-up")
+    lost = ReferenceFailed(WorkerFailed(failure))
+    assert isinstance(comparer.instead(lost, (HUNGRY, MODEST)), Isolated)
+    assert isinstance(comparer.for_sets(FlagSet(), HUNGRY), Isolated)
+    assert comparer.for_sets(FlagSet(), MODEST) is comparer
+    assert isinstance(comparer.instead(lost, (FlagSet(), MODEST)), Isolated)
+    assert comparer.for_sets(FlagSet(), MODEST) is comparer  # of the study's reference the A/A run tells
 
 
 def test_without_a_limit_nothing_is_refused(run_replay: Run) -> None:
@@ -100,7 +115,7 @@ def test_a_compiled_program_that_needs_too_much_is_never_launched() -> None:
     assert compiled_over_limit(study("3GiB"), screen, HUNGRY) is None  # type: ignore[arg-type]
     failure = compiled_over_limit(study("2GiB"), screen, HUNGRY)  # type: ignore[arg-type]
     assert failure is not None
-    assert (failure.kind, failure.phase) == (FailureKind.OUT_OF_MEMORY, PHASE)
+    assert (failure.kind, failure.phase) == (FailureKind.OUT_OF_MEMORY, LIMIT_PHASE)
     assert "3 GiB (by its compiled program, never launched)" in failure.message
     unknown = SimpleNamespace(result=lambda settings: SimpleNamespace(program=None))
     assert compiled_over_limit(study("2GiB"), unknown, HUNGRY) is None  # type: ignore[arg-type]

@@ -39,8 +39,8 @@ from autotune.settings.space import (
     Parameter,
     SearchSpace,
 )
-from autotune.study.traces import OTHER_ROUNDING
-from autotune.study.verify import verify_winner
+from autotune.study.loss_gate import OTHER_ROUNDING
+from autotune.study.recheck import verify_winner
 from autotune.workers.base import Progress
 from harness.simulated_machine import (
     LOSSES,

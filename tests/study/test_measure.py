@@ -12,9 +12,9 @@ from autotune.model import REFERENCE_NUMBER, FlagSet, TrialConfig, TrialStatus, 
 from autotune.model.records import TrialResult
 from autotune.rundir.store import Store
 from autotune.stats import SequentialPlan
-from autotune.study.comparer import Compared
-from autotune.study.measure import measure_trial
-from autotune.study.units import TrialUnit
+from autotune.study.compare import Compared, ComparisonRequest
+from autotune.study.runner import measure_trial
+from autotune.study.tasks import Assignment, TrialTask
 
 SET = FlagSet({"xla_a": "1"})
 
@@ -31,20 +31,22 @@ def tried(finished: Store, folder: Path, *, reference: str, first: str, last: st
     comparison = next(r.comparison for r in finished.of(TrialResult) if r.comparison is not None)
     measured = []
 
-    def compare(settings: FlagSet, *_: Any, inspect: Any, **__: Any) -> Compared[Any]:
-        settled = inspect(report(reference), report(first))
+    def compare(request: ComparisonRequest[Any]) -> Compared[Any]:
+        assert request.inspect is not None
+        settled = request.inspect(report(reference), report(first))
         if settled is not None:
             return Compared(reference=report(reference), candidate=report(first), settled=settled)
-        measured.append(settings)
+        measured.append(request.candidate)
         return Compared(reference=report(reference), candidate=report(last), comparison=comparison)
 
-    bench: Any = SimpleNamespace(
-        spec=finished.spec, folders=SimpleNamespace(write_beside=lambda *_: None), programs={"known": 7}, spread=0.0,
-        loss_spread=None, check_loss=lambda *_: None, program_key=lambda settings, told: told.fingerprint,
+    context: Any = SimpleNamespace(
+        spec=finished.spec, folders=SimpleNamespace(write_beside=lambda *_: None), programs={"known": 7},
+        losses=SimpleNamespace(check=lambda *_: None, with_blocks=lambda *_: None), assignment=Assignment(),
+        program_key=lambda settings, told: told.fingerprint,
     )  # fmt: skip
-    unit = TrialUnit(config=TrialConfig(number=9, origin="test", settings=SET))
+    task = TrialTask(config=TrialConfig(number=9, origin="test", settings=SET))
     comparer: Any = SimpleNamespace(compare=compare, mode="sandwich")
-    return measure_trial(bench, comparer, SequentialPlan(), unit, folder, name="trial-9"), len(measured)
+    return measure_trial(context, comparer, SequentialPlan(), task, folder, name="trial-9"), len(measured)
 
 
 @pytest.mark.parametrize(("program", "duplicate"), [("the default's", REFERENCE_NUMBER), ("known", 7)])

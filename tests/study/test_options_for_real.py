@@ -16,8 +16,8 @@ from autotune.model.records import FloorResult, SoakRecord, TrialConfig, TrialRe
 from autotune.model.spec import parse_study
 from autotune.rundir.folders import Folders
 from autotune.stats.estimates import estimate_pairs
-from autotune.study.runner import Runner
-from autotune.study.units import AnyUnit, Assignment, FloorUnit, SoakUnit, TrialUnit
+from autotune.study.runner import TaskRunner
+from autotune.study.tasks import AnyTask, Assignment, FloorTask, SoakTask, TrialTask
 from autotune.workers.local import LocalLauncher
 
 OPTIONS = {
@@ -62,23 +62,23 @@ class Lane:
 
     def __init__(self, folder: Path) -> None:
         launcher = LocalLauncher(SPEC, study_dir=str(folder), base=caller_environment())
-        self.desk = Quiet()
-        self.runner = Runner(SPEC, Folders(folder), launcher, self.desk)
+        self.sink = Quiet()
+        self.runner = TaskRunner(SPEC, Folders(folder), launcher, self.sink)
         self.told: dict[str, Any] = {}
 
-    def do(self, unit: AnyUnit, name: str) -> Any:
-        return self.runner.do(Assignment(unit=unit, folder=(name,), name=name, **self.told))
+    def do(self, task: AnyTask, name: str) -> Any:
+        return self.runner.do(Assignment(task=task, folder=(name,), name=name, **self.told))
 
     def trial(self, **options: Any) -> TrialResult:
         config = TrialConfig(number=1, settings=FlagSet(option_sets(options)), origin="test")
-        found = self.do(TrialUnit(config=config), "-".join(options))
+        found = self.do(TrialTask(config=config), "-".join(options))
         assert isinstance(found, TrialResult)
         return found
 
     def soak(self, basis: LossBasis, **options: Any) -> SoakRecord:
         settings = FlagSet(option_sets(options))
-        unit = SoakUnit(settings=settings, least_s=0.1, least_steps=120, basis=basis)
-        found = self.do(unit, f"soak-{'-'.join(options)}")
+        task = SoakTask(settings=settings, least_s=0.1, least_steps=120, basis=basis)
+        found = self.do(task, f"soak-{'-'.join(options)}")
         assert isinstance(found, SoakRecord)
         return found
 
@@ -93,11 +93,11 @@ def lane(tmp_path: Path) -> Iterator[Lane]:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_what_real_options_do_to_work_and_first_losses(lane: Lane) -> None:
-    floor = lane.do(FloorUnit(), "floor")
+    floor = lane.do(FloorTask(), "floor")
     assert isinstance(floor, FloorResult)
     assert floor.rounding is not None
     assert floor.rounding < 1e-3
-    lane.told = {"loss_tolerance": floor.loss_tolerance, "loss_spread": floor.loss_spread}
+    lane.told = {"floor": floor}
     for found in (lane.trial(accumulate=2), lane.trial(remat="full")):
         assert found.failure is None, found.failure
         assert found.loss is not None
@@ -109,14 +109,14 @@ def test_what_real_options_do_to_work_and_first_losses(lane: Lane) -> None:
     assert half.failure is None, half.failure
     assert half.loss is not None
     assert half.loss.basis is LossBasis.DTYPE
-    lane.desk.ratios.clear()
+    lane.sink.ratios.clear()
     big = lane.trial(batch=8)
     assert big.failure is None, big.failure
     assert big.loss is not None
     assert (big.loss.basis, big.loss.is_ok) == (LossBasis.WORK, True)
     assert big.comparison is not None
     assert big.comparison.work_ratio == 2.0
-    raw = estimate_pairs(lane.desk.ratios).ratio
+    raw = estimate_pairs(lane.sink.ratios).ratio
     assert big.comparison.estimate.ratio == pytest.approx(raw / 2)
 
 

@@ -2,62 +2,25 @@
 
 from __future__ import annotations
 
-import math
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from autotune.model.errors import (
-    LaunchError,
-    StudyFileError,
-)
+from autotune.model.errors import LaunchError, StudyFileError
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import (
-    FailureKind,
-    WorkerReport,
-    WorkPerStep,
-    log_ratio,
-)
-from autotune.model.records import (
-    AblationResult,
-    ConfirmRun,
-    FinalistResult,
-    FloorResult,
-    Outcome,
-    TrialResult,
-)
-from autotune.model.spec import (
-    StudySpec,
-    parse_study,
-)
-from autotune.results.rows import trial_rows
-from autotune.results.winner import winner_of
-from autotune.results.words import (
-    evidence,
-    time_words,
-)
+from autotune.model.measurement import FailureKind, WorkerReport, WorkPerStep
+from autotune.model.records import AblationResult, ConfirmRun, FinalistResult, FloorResult, Outcome, TrialResult
+from autotune.model.spec import StudySpec, parse_study
+from autotune.results.words import time_words
 from autotune.rundir.store import Store
-from autotune.settings.space import (
-    Parameter,
-    SearchSpace,
-)
-from autotune.stats.estimates import (
-    Verdict,
-    judge,
-)
-from autotune.study.work import refuse_untold_work
+from autotune.settings.space import Parameter, SearchSpace
+from autotune.stats.estimates import Verdict, judge
+from autotune.study.context import refuse_untold_work
 from autotune.workers.base import Progress
-from harness.simulated_machine import (
-    SimulatedLauncher,
-    SimulatedWorker,
-    parse_simulated,
-)
-from tests.runs import (
-    Run,
-    asking,
-)
+from harness.simulated_machine import SimulatedLauncher, SimulatedWorker, parse_simulated
+from tests.runs import Run
 
 BIG, SMALL = FlagSet({"option.batch": "16"}), FlagSet({"option.batch": "4"})
 SPACE = SearchSpace((Parameter(name="option.batch", choices=("4", "8", "16"), default="8"),))
@@ -105,30 +68,6 @@ def test_a_longer_step_with_more_tokens_wins_and_a_shorter_one_with_fewer_does_n
     assert re.search(r"time per token ratio 0\.(79|80)", conclusion.sentence)
     assert {f.work for f in store.of(FinalistResult)} == {big.work}
     assert all(r.work == big.work for r in store.of(ConfirmRun))
-
-
-def test_raw_pairs_stay_raw_and_figures_follow_from_them(run_replay: Run) -> None:
-    _, store, _ = run_replay(study({"option.batch=16": 1.6}), trials=1, first=sets(BIG), space=SPACE)
-    trial = trial_of(store, BIG)
-    assert trial.comparison is not None
-    assert trial.directory is not None
-    pairs = list(store.pairs(trial.directory))
-    raw = sorted(log_ratio(p) for p in pairs)
-    assert raw[len(raw) // 2] == pytest.approx(math.log(1.6), abs=0.02)
-    shifted = sorted(log_ratio(p, trial.comparison.work) for p in pairs)
-    assert shifted[len(raw) // 2] == pytest.approx(math.log(0.8), abs=0.02)
-
-
-def test_words_and_rows_say_what_ratios_are_of(run_replay: Run) -> None:
-    spec = study({"option.batch=16": 1.6})
-    _, store, _ = run_replay(spec, trials=1, first=sets(BIG), space=SPACE)
-    assert time_words(store) == "time per token"
-    (row,) = trial_rows(store)
-    assert row.work_ratio == 2.0
-    assert row.tokens_per_s == pytest.approx(8192 / row.candidate_step_s)
-    lines = evidence(winner_of(store))
-    assert any(line.startswith("time per token over the default's: 0.80") for line in lines)
-    assert "work: 8192 tokens a step, the default's 4096" in lines
 
 
 def test_where_every_step_does_the_same_nothing_is_recorded_and_nothing_said(run_replay: Run) -> None:
@@ -267,12 +206,3 @@ def test_a_command_must_say_what_a_step_does_when_the_study_is_loaded() -> None:
 def test_a_wrong_expression_is_an_error_when_the_study_is_loaded(text: str, words: str) -> None:
     with pytest.raises(StudyFileError, match=words):
         command(tokens_per_step=text)
-
-
-def test_a_run_that_is_gone_on_with_takes_the_same_figures(run_replay: Run) -> None:
-    spec = study({"option.batch=16": 1.6})
-    run_replay(asking(spec, 1), trials=1, first=sets(SMALL), space=SPACE)
-    _, store, _ = run_replay(asking(spec, 2), trials=2, first=sets(SMALL, BIG), space=SPACE)
-    comparison = trial_of(store, BIG).comparison
-    assert comparison is not None
-    assert comparison.estimate.ratio == pytest.approx(0.8, rel=0.02)

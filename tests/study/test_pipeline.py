@@ -14,10 +14,8 @@ import pytest
 
 from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import (
-    Failure,
-    FailureKind,
-)
+from autotune.model.measurement import Failure, FailureKind
+from autotune.model.proofs import Reestimate
 from autotune.model.records import (
     ConclusionRecord,
     ConfirmRun,
@@ -31,24 +29,14 @@ from autotune.model.records import (
 )  # fmt: skip
 from autotune.results.words import format_estimate
 from autotune.rundir.store import Store
-from autotune.settings.space import (
-    Parameter,
-    SearchSpace,
-)
+from autotune.settings.space import Parameter, SearchSpace
 from autotune.stats.estimates import Verdict
 from autotune.study.conclude import _found
+from autotune.study.run import Candidate, SetState
 from autotune.workers.base import WorkerFailed
 from harness.noise import NOISE_MODELS
-from harness.simulated_machine import (
-    SimulatedLauncher,
-    SimulatedWorker,
-)
-from tests.runs import (
-    SPACE,
-    Run,
-    record,
-    replay_study,
-)
+from harness.simulated_machine import SimulatedLauncher, SimulatedWorker
+from tests.runs import SPACE, Run, record, replay_study
 
 EFFECTS = {"xla_a=1": 0.95, "xla_b=1": 1.04, "xla_d=2": 0.97}
 RANDOM = {"search": {"sampler": "random"}}
@@ -70,7 +58,7 @@ def test_the_best_set_is_found_minimised_and_proven(run_replay: Run) -> None:
     assert conclusion.outcome is Outcome.WINNER
     assert conclusion.settings == FlagSet({"xla_a": 1, "xla_d": 2})
     assert conclusion.estimate is not None
-    # One interval in twenty misses; coverage is tested where many are drawn. Here: the figure is the right one.
+    # One interval in twenty misses; coverage is tested where many are drawn. Here the figure is the right one.
     assert conclusion.estimate.ratio == pytest.approx(0.95 * 0.97, abs=0.005)
     assert diary.stages[:3] == ["noise floor", "search", "confirm"]
     assert diary.stages[-2:] == ["final proof", "soak"]
@@ -106,10 +94,9 @@ def test_a_gain_that_the_last_pairs_do_not_settle_stands_beside_its_proof(
     last = [f for f in store.of(FinalistResult) if f.stage == "final" and f.settings == sure.settings][-1]
     assert sure.estimate is not None
     assert last.corrected is not None
-    reestimate = SimpleNamespace(estimate=dataclasses.replace(sure.estimate, high=1.02), alone=0)
-    run: Any = SimpleNamespace(
-        spec=store.spec, store=store, proven=last, reestimate=reestimate, members=(), objections={}
-    )
+    after = Reestimate(estimate=dataclasses.replace(sure.estimate, high=1.02))
+    winner = Candidate("final", last.trial, last.settings, SetState.PROVEN, proof=last, after=after)
+    run: Any = SimpleNamespace(spec=store.spec, store=store, winner=winner, candidates=[winner])
     sentence = _found(run, store.of(TrialResult))["sentence"]
     assert f"that it is faster at all the proof says: {format_estimate(last.corrected)}" in str(sentence)
     assert "the proof says" not in sure.sentence

@@ -1,8 +1,7 @@
 from __future__ import annotations
 
 import math
-import random
-from collections.abc import Sequence
+from collections.abc import Callable
 
 import pytest
 
@@ -10,8 +9,9 @@ from autotune.model.measurement import Arm, Pair, WorkerReport, log_ratio
 from autotune.model.records import MemoryUse
 from autotune.model.sections import MeasureSpec
 from autotune.model.turn_sizes import LONGEST_BLOCK_STEPS
-from autotune.stats.estimates import Outlook, SequentialPlan, estimate_pairs, outlook_of
-from autotune.study import comparer, turns
+from autotune.stats.estimates import SequentialPlan, estimate_pairs
+from autotune.study.compare import fixed, sequential
+from tests.runs import interleaved_pairs
 
 
 class Clockwork:
@@ -42,17 +42,9 @@ class Clockwork:
         return
 
 
-def run(ratio: float, stop: object, seed: int = 0) -> tuple[list[Pair], str, list[str]]:
+def run(ratio: float, stop: Callable[[list[float]], str | None], seed: int = 0) -> tuple[list[Pair], str, list[str]]:
     diary: list[str] = []
-    pairs, why = turns.measure_pairs(
-        Clockwork(0.1, diary, "r"),
-        Clockwork(0.1 * ratio, diary, "c"),
-        steps=3,
-        rng=random.Random(seed),
-        stop=stop,  # type: ignore[arg-type]
-        on_pair=lambda pair: None,
-        clock=lambda: 1.5,
-    )
+    pairs, why = interleaved_pairs(Clockwork(0.1, diary, "r"), Clockwork(0.1 * ratio, diary, "c"), stop, seed=seed)
     return pairs, why, diary
 
 
@@ -64,7 +56,7 @@ def test_a_block_is_long_against_the_timer(step_s: float, steps: int) -> None:
 
 
 def test_every_pair_has_one_block_of_each_in_the_order_told() -> None:
-    pairs, _, diary = run(1.0, comparer.fixed(23, min_effect=0.005).stop)
+    pairs, _, diary = run(1.0, fixed(23).stop)
     assert len(pairs) == 23
     told = "".join("rc" if p.first is Arm.REFERENCE else "cr" for p in pairs)
     assert told == "".join(diary)
@@ -72,7 +64,7 @@ def test_every_pair_has_one_block_of_each_in_the_order_told() -> None:
 
 
 def test_the_order_is_a_function_of_the_seed() -> None:
-    one, two, other = (run(1.0, comparer.fixed(31, min_effect=0.005).stop, seed)[2] for seed in (5, 5, 6))
+    one, two, other = (run(1.0, fixed(31).stop, seed)[2] for seed in (5, 5, 6))
     assert one == two
     assert one != other
 
@@ -84,7 +76,7 @@ def test_log_ratio_is_of_whole_blocks() -> None:
 
 def test_a_clear_effect_stops_at_the_first_look() -> None:
     plan = SequentialPlan(cap=40)
-    pairs, why, _ = run(0.9, comparer.sequential(plan, min_effect=0.005, incumbent=None).stop)
+    pairs, why, _ = run(0.9, sequential(plan, min_effect=0.005, incumbent=None).stop)
     assert len(pairs) == plan.looks[0]
     assert why == "its interval is narrow enough"
 
@@ -93,20 +85,8 @@ def test_what_cannot_beat_the_incumbent_stops_early() -> None:
     plan = SequentialPlan(cap=40)
     noisy = [math.log(0.98) + 0.05 * (-1) ** i + 0.001 * i for i in range(plan.looks[0])]
     best = estimate_pairs([math.log(0.8)] * 12)
-    alone = comparer.sequential(plan, min_effect=0.005, incumbent=None).stop(noisy)
-    against = comparer.sequential(plan, min_effect=0.005, incumbent=best).stop(noisy)
-    assert alone is not None
+    alone = sequential(plan, min_effect=0.005, incumbent=None).stop(noisy)
+    against = sequential(plan, min_effect=0.005, incumbent=best).stop(noisy)
+    assert alone is None
     assert against is not None
-    assert not alone.stop
-    assert against.stop
-    assert "best so far" in against.reason
-
-
-def test_figures_of_a_comparison() -> None:
-    pairs: Sequence[Pair] = run(0.5, comparer.fixed(7, min_effect=0.005).stop)[0]
-    found = comparer.make_comparison(pairs, estimate_pairs([log_ratio(p) for p in pairs]), stopped="x")
-    assert found.candidate_step_s == pytest.approx(0.05)
-    assert found.reference_step_s == pytest.approx(0.1)
-    assert outlook_of(found.estimate, min_effect=0.005) is Outlook.PROMISING
-    assert "verdict" not in found.model_dump(mode="json")
-    assert found.pair_count == 7
+    assert "best so far" in against

@@ -11,28 +11,28 @@ import pytest
 
 from autotune.model import FailureKind, FlagSet, WorkerReport
 from autotune.rundir import Folders
-from autotune.study.bench import Bench
+from autotune.study.context import MeasurementContext
 from autotune.workers import LocalLauncher, WorkerFailed
 from tests.workers.conftest import PROGRAMS, study
-from tests.workers.test_shared_gpu import Desk
+from tests.workers.test_shared_gpu import Sink
 
 Report = Callable[..., WorkerReport]
 
 
 @pytest.fixture
 def report(tmp_path: Path) -> Iterator[Report]:
-    """What a real process of the workload reports, once its bench has looked at it."""
-    benches: list[Bench] = []
+    """What a real process of the workload reports, once its context has looked at it."""
+    contexts: list[MeasurementContext] = []
 
     def make(**options: Any) -> WorkerReport:
         spec = study({"entry": "odd_dtypes:build", "options": options})
         launcher = LocalLauncher(spec, study_dir=str(PROGRAMS), base=os.environ)
-        benches.append(Bench(spec, Folders(tmp_path / "run"), launcher, Desk()))
-        return benches[-1].start(FlagSet(), benches[-1].folders.folder("one")).report
+        contexts.append(MeasurementContext(spec, Folders(tmp_path / "run"), launcher, Sink()))
+        return contexts[-1].start(FlagSet(), contexts[-1].folders.folder("one")).report
 
     yield make
-    for bench in benches:
-        bench.close()
+    for context in contexts:
+        context.close()
 
 
 def test_formats_are_told_by_their_names(report: Report) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import random
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,13 +12,25 @@ import numpy as np
 import pytest
 
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import Pair, log_ratio
-from autotune.stats.estimates import Decision, estimate_pairs, judge
-from autotune.study.turns import measure_pairs
+from autotune.model.measurement import (
+    Pair,
+    log_ratio,
+)
+from autotune.stats.estimates import estimate_pairs
+from autotune.study.compare import fixed
 from autotune.workers.base import Worker
-from harness.noise import Machine, NoiseModel, Process, log_ratios, run_pairs
+from harness.noise import (
+    Machine,
+    NoiseModel,
+    Process,
+    log_ratios,
+    run_pairs,
+)
 from harness.simulated_machine import SimulatedLauncher
-from tests.runs import replay_study
+from tests.runs import (
+    interleaved_pairs,
+    replay_study,
+)
 
 REFERENCE, CANDIDATE = FlagSet(), FlagSet({"xla_effect": 1})
 STEPS = 3
@@ -43,25 +54,12 @@ class Place:
 
     def in_turns(self, pairs: int, *, candidate: FlagSet = CANDIDATE) -> list[Pair]:
         with self.start(REFERENCE) as one, self.start(candidate) as other:
-            return in_turns(one, other, pairs)
+            return interleaved_pairs(one, other, fixed(pairs).stop, steps=STEPS, seed=7)[0]
 
     def alone(self, settings: FlagSet, steps: int = 60) -> list[float]:
         """Logs of the step times of a fresh process that is alone, in blocks."""
         with self.start(settings) as worker:
             return [math.log(t) for _ in range(steps // STEPS) for t in worker.run_block(STEPS)]
-
-
-def in_turns(reference: Worker, candidate: Worker, pairs: int) -> list[Pair]:
-    def stop(ratios: list[float]) -> Decision | None:
-        if len(ratios) < pairs:
-            return None
-        estimate = estimate_pairs(ratios[-2:])
-        return Decision(stop=True, reason="enough", estimate=estimate, verdict=judge(estimate))
-
-    rng = random.Random(7)
-    return measure_pairs(
-        reference, candidate, steps=STEPS, rng=rng, stop=stop, on_pair=lambda pair: None, clock=lambda: 0.0
-    )[0]
 
 
 def mean_ratio(pairs: list[Pair]) -> float:

@@ -9,13 +9,24 @@ from typing import Any
 
 import pytest
 
-from autotune.model import FlagSet, Pair, WorkPerStep
+from autotune.model import (
+    FlagSet,
+    Pair,
+    WorkPerStep,
+)
 from autotune.rundir import Folders
-from autotune.study.bench import Bench
-from autotune.study.comparer import Compared
-from autotune.study.turns import InTurns
+from autotune.study.compare import (
+    ComparisonRequest,
+    Interleaved,
+    fixed,
+)
+from autotune.study.context import MeasurementContext
 from autotune.workers.command import CommandLauncher
-from tests.workers.conftest import PROGRAMS, command, study
+from tests.workers.conftest import (
+    PROGRAMS,
+    command,
+    study,
+)
 
 # The seconds that clocks of a real GPU take to settle are not what this is about.
 AT_ONCE = {"block_s": 0.01, "settle_s": 0.0, "steady_s": 0.0, "in_order": True}
@@ -23,8 +34,8 @@ AT_ONCE = {"block_s": 0.01, "settle_s": 0.0, "steady_s": 0.0, "in_order": True}
 OLDER = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 
 
-class Desk:
-    """Remembers what a bench tells."""
+class Sink:
+    """Remembers what a context tells."""
 
     def __init__(self) -> None:
         self.incidents: list[str] = []
@@ -42,25 +53,25 @@ class Desk:
 
 @pytest.fixture
 def benches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Makes a bench for the program with some arguments: `benches(needed, "NAME=VALUE")`."""
-    made: list[Bench] = []
+    """Makes a context for the program with some arguments: `benches(needed, "NAME=VALUE")`."""
+    made: list[MeasurementContext] = []
     ledger = tmp_path / "ledger"
     ledger.touch()
     monkeypatch.setattr("autotune.model.sections.GPU_SIZES", AT_ONCE)
 
-    def make(needed: int, *variables: str) -> tuple[Bench, Desk]:
+    def make(needed: int, *variables: str) -> tuple[MeasurementContext, Sink]:
         workload = command(str(ledger), str(needed), *variables, program="shared_gpu.py", hook=True)
         spec = study(
             workload,
             device={"platform": "cuda"},
         )
         launcher = CommandLauncher(spec, study_dir=str(PROGRAMS), base=os.environ)
-        made.append(Bench(spec, Folders(tmp_path / "run"), launcher, desk := Desk()))
-        return made[-1], desk
+        made.append(MeasurementContext(spec, Folders(tmp_path / "run"), launcher, sink := Sink()))
+        return made[-1], sink
 
     yield make
-    for bench in made:
-        bench.close()
+    for context in made:
+        context.close()
 
 
 @pytest.mark.parametrize(
@@ -75,17 +86,20 @@ def benches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 def test_processes_on_one_gpu_take_turns_where_they_fit(
     benches: Any, needed: int, variables: tuple[str, ...], mode: str, told: int
 ) -> None:
-    bench, desk = benches(needed, *variables)
-    folder = bench.folders.folder("pair")
-    found: Compared[None] = InTurns(bench).fresh_pair(FlagSet({"NCCL_PROTO": "LL"}), folder, name="pair", pairs=2)
+    context, sink = benches(needed, *variables)
+    folder = context.folders.folder("pair")
+    request: ComparisonRequest[None] = ComparisonRequest(
+        candidate=FlagSet({"NCCL_PROTO": "LL"}), folder=folder, name="pair", rule=fixed(2), is_proof=True
+    )
+    found = Interleaved(context).compare(request)
     assert found.comparison is not None
     assert found.comparison.mode == mode
-    assert len(desk.incidents) == told, desk.incidents
-    assert all("share of the GPU's memory itself" in what for what in desk.incidents)
+    assert len(sink.incidents) == told, sink.incidents
+    assert all("share of the GPU's memory itself" in what for what in sink.incidents)
 
 
 def test_what_a_program_sets_beside_our_share_is_told(benches: Any) -> None:
-    bench, desk = benches(30 * 10**9, "XLA_PYTHON_CLIENT_PREALLOCATE=false")
-    worker = bench.start(FlagSet(), bench.folders.folder("one"))
-    assert desk.incidents == []
+    context, sink = benches(30 * 10**9, "XLA_PYTHON_CLIENT_PREALLOCATE=false")
+    worker = context.start(FlagSet(), context.folders.folder("one"))
+    assert sink.incidents == []
     assert [w for w in worker.report.warnings if "XLA_PYTHON_CLIENT_PREALLOCATE=false" in w]

@@ -14,8 +14,7 @@ from autotune.model.measurement import FailureKind
 from autotune.model.records import ConclusionRecord, FloorResult, Outcome, TrialResult, TrialStatus
 from autotune.model.spec import parse_study
 from autotune.rundir.store import Store
-from autotune.study.stages import run_study
-from autotune.study.start import new_run
+from autotune.study.stages import new_run, run_study
 from tests.runs import Diary
 from tests.workers.conftest import PROGRAMS, command
 

@@ -1,0 +1,392 @@
+"""Total time, stalls, growing steps and memory leaks: what the typical step of a comparison hides.
+
+An estimate takes the middle of many pairs of blocks, so that a hiccup of the machine does not move it; nor does a stall
+that belongs to the candidate and comes once in forty steps. Training pays for it all the same, so a set that is slower
+in total is no winner, however fast its typical step.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from autotune.stats.estimates import Estimate, estimate_processes, student_quantile
+
+STALL = 3.0
+"""A step that takes more than this many times what nine of ten steps take, of either arm, is a stall. Loads that come
+and go on a shared machine make many steps long; what a set loses in such steps shows in total times, not as stalls."""
+
+USUAL = 0.9
+"""Share of an arm's steps that its usual step is not shorter than."""
+
+SEGMENTS = 10
+"""Parts into which a long run is cut: enough for an interval, each long against a burst of the machine."""
+
+ALPHA = 0.01
+"""Share of honest sets in which one look at a long run may see something; two looks in a row must, before it counts."""
+
+ALPHA_STALLS = (0.25, 0.01)
+"""Likewise of the count of stalls in one look: two to none, over as many steps, which costs another look; and of that
+in two or more together: seven to none. What does not come so often may be the machine's."""
+
+SOAK_LOOKS = 3
+"""How often a long run is looked at, at most. Until the last look, stalls are counted as many as might well have
+come instead: a look that happens to hold few of them does not clear a set, it only costs another one."""
+
+ALPHA_PROOF = 0.02
+"""Likewise over all processes of a proof, of which there is no second look: six to none."""
+
+ALPHA_GAP = 0.001
+"""Likewise of total times that are above typical steps: few processes, and stalls make what they differ by skew."""
+
+ALPHA_GROWTH = 0.001
+"""Likewise of growth: neighbouring segments of a machine with bursts are alike, and a line seems surer than it is."""
+
+LEAST_GROWTH = 1.1
+"""By how much steps must grow over a long run to count: below that a machine that warms up does the same."""
+
+LARGEST_S = 1e15
+"""Bounds what an edited record may claim."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stalls:
+    """The stalls of one arm.
+
+    Attributes:
+        count: Steps that took more than `STALL` times the usual one of either arm.
+        typical_s: The median step, in seconds.
+        lost_s: What the stalls took beyond a typical step each, in seconds.
+        longest_s: The longest of them, in seconds; 0 if there is none.
+    """
+
+    steps: int
+    count: int
+    typical_s: float
+    lost_s: float
+    longest_s: float
+
+    def __post_init__(self) -> None:
+        """Refuses figures that no run gives; those of a record may have been edited.
+
+        Raises:
+            ValueError: If there is one.
+        """
+        sizes = (self.lost_s, self.longest_s)
+        if not (1 <= self.steps <= 2**53 and 0 <= self.count <= self.steps):
+            raise ValueError(f"stalls must be counted among steps but got {self.count} of {self.steps}")
+        if not (1e-12 <= self.typical_s <= LARGEST_S and all(0.0 <= s <= LARGEST_S for s in sizes)):
+            raise ValueError(f"stalls must take finite seconds but got {self.typical_s:g}, {sizes[0]:g}, {sizes[1]:g}")
+
+    @property
+    def excess(self) -> float:
+        """Time lost in stalls over the time of as many typical steps."""
+        return self.lost_s / (self.steps * self.typical_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TotalTime:
+    """Total times of both arms of one pair of processes, nothing trimmed.
+
+    Attributes:
+        log_ratio: log(total time of the candidate / that of the reference), per unit of work.
+    """
+
+    log_ratio: float
+    reference: Stalls
+    candidate: Stalls
+
+    def __post_init__(self) -> None:
+        """Refuses a ratio that no measurement gives.
+
+        Raises:
+            ValueError: If it is one.
+        """
+        if not abs(self.log_ratio) <= 20.7:
+            raise ValueError(f"the logarithm of a ratio of total times must be finite but got {self.log_ratio:g}")
+
+
+def find_stalls(step_times_s: Sequence[float], beside_s: Sequence[float] = ()) -> Stalls:
+    """Counts the stalls of one arm.
+
+    Args:
+        step_times_s: Duration of each step in seconds, in any order, at least one.
+        beside_s: Those of the other arm: what is usual there is no stall here.
+    """
+    typical = statistics.median(step_times_s)
+    limit = STALL * max(float(np.quantile(times, USUAL)) for times in (step_times_s, beside_s) if len(times))
+    found = [t for t in step_times_s if t > limit]
+    return Stalls(
+        steps=len(step_times_s),
+        count=len(found),
+        typical_s=typical,
+        lost_s=sum(t - typical for t in found),
+        longest_s=max(found, default=0.0),
+    )
+
+
+def add_stalls(parts: Sequence[Stalls]) -> Stalls:
+    """Stalls of one arm over several processes, at least one."""
+    return Stalls(
+        steps=sum(p.steps for p in parts),
+        count=sum(p.count for p in parts),
+        typical_s=statistics.median(p.typical_s for p in parts),
+        lost_s=sum(p.lost_s for p in parts),
+        longest_s=max(p.longest_s for p in parts),
+    )
+
+
+def compare_totals(reference_s: Sequence[float], candidate_s: Sequence[float], *, work_ratio: float = 1.0) -> TotalTime:
+    """Total times of one pair of processes.
+
+    Args:
+        candidate_s: Duration of every step of the candidate.
+        work_ratio: What a step of the candidate does over what one of the reference does.
+    """
+    means = [sum(times) / len(times) for times in (candidate_s, reference_s)]
+    return TotalTime(
+        log_ratio=math.log(means[0] / means[1]) - math.log(work_ratio),
+        reference=find_stalls(reference_s, candidate_s),
+        candidate=find_stalls(candidate_s, reference_s),
+    )
+
+
+def slower_total(totals: Sequence[TotalTime], log_ratios: Sequence[float], typical: Estimate) -> Estimate | None:
+    """The estimate of total time over pairs of processes, if it takes the gain back that the typical step promises.
+
+    That is so if the total is not below the reference's and what it loses is surely the candidate's own: it has more
+    stalls than the reference, or its total is above its typical step in process after process. (Hiccups of the machine
+    fall to either arm, and a few of them make the total of an honest set look slow.) And it is so if the total lies
+    apart from the typical step, see `apart_total`, and is not surely below the reference's.
+
+    Args:
+        totals: Of each pair of processes, at least two.
+        log_ratios: log of the typical step, candidate over reference, of the same pairs of processes.
+        typical: What the proof makes of them.
+    """
+    if (apart := apart_total(totals, log_ratios, typical)) is not None and apart.high >= 1.0:
+        return apart
+    total = estimate_processes([t.log_ratio for t in totals])
+    if total.ratio < 1.0:
+        return None
+    mine, base = (add_stalls([getattr(t, arm) for t in totals]) for arm in ("candidate", "reference"))
+    return total if _goes_on(totals, log_ratios) or _has_more(mine, base, alpha=ALPHA_PROOF) else None
+
+
+def apart_total(totals: Sequence[TotalTime], log_ratios: Sequence[float], typical: Estimate) -> Estimate | None:
+    """The estimate of total time, if the typical step is not what training gets.
+
+    That is so if the whole interval of the total lies above the whole one of the typical step, and the total is above
+    it in process after process.
+    """
+    total = estimate_processes([t.log_ratio for t in totals])
+    return total if total.low > typical.high and _goes_on(totals, log_ratios) else None
+
+
+def _goes_on(totals: Sequence[TotalTime], log_ratios: Sequence[float]) -> bool:
+    """Whether total times are surely above typical steps, in process after process."""
+    gaps = np.asarray([t.log_ratio - r for t, r in zip(totals, log_ratios, strict=True)])
+    error = float(np.std(gaps, ddof=1)) / math.sqrt(len(gaps))
+    return float(np.mean(gaps)) > student_quantile(2 * ALPHA_GAP, len(gaps) - 1) * error
+
+
+# ---------------------------------------------------------------------- long runs, one arm after the other
+
+
+def stalled_total(candidate: Sequence[Stalls], reference: Sequence[Stalls], *, log_ratio: float) -> float | None:
+    """Ratio of total times with the stalls of long runs, if they are the candidate's own and take its gain back.
+
+    What a stall costs is counted against its own arm's typical step, so a machine that is slower in one of the two runs
+    does not matter; the ratio of typical steps is that of the proof, where both arms ran in turns.
+
+    Args:
+        candidate: Stalls of its long run, or of several: then they must show in the last one, and be sure in all.
+        log_ratio: log of the typical step, candidate over reference, per unit of work.
+    """
+    mine, base = add_stalls(candidate), add_stalls(reference)
+    if not _has_more(candidate[-1], reference[-1], alpha=ALPHA_STALLS[0]):
+        return None
+    if len(candidate) > 1 and not _has_more(mine, base, alpha=ALPHA_STALLS[1]):
+        return None
+    doubt = 2.0 / math.sqrt(mine.count) if len(candidate) < SOAK_LOOKS else 0.0
+    ratio = math.exp(log_ratio) * (1.0 + (1.0 + doubt) * mine.excess) / (1.0 + base.excess)
+    return ratio if ratio >= 1.0 else None
+
+
+def slower_run(
+    candidate: Sequence[Sequence[float]],
+    reference: Sequence[Sequence[float]],
+    *,
+    work_ratio: float = 1.0,
+    process_sd: float = 0.0,
+) -> float | None:
+    """Ratio of total times of long runs, if the candidate is surely slower.
+
+    Welch's interval over the segments of the last runs: a machine with bursts widens it. They follow each other, so
+    what the machine drifts over a whole run, as either arm shows it, goes off as well. Of two runs each, those are the
+    units of a second interval: a machine that is busy for minutes makes whole runs slow.
+
+    Args:
+        candidate: Mean step of each segment of its run or runs, in seconds, at least three each.
+        work_ratio: What a step of the candidate does over what one of the reference does.
+        process_sd: Standard deviation of the log ratio from one pair of processes to the next.
+    """
+    arms = [np.log(np.asarray(runs[-1])) for runs in (candidate, reference)]
+    runs = [np.log([np.mean(run) for run in found]) for found in (candidate, reference)]
+    gaps = [float(a - b) - math.log(work_ratio) for a, b in zip(*runs, strict=True)]
+    spread, degrees = _welch([float(np.var(x, ddof=1)) / len(x) for x in arms], [len(x) for x in arms])
+    drift = max(abs(_growth(x)[0]) for x in arms)
+    sure = student_quantile(2 * ALPHA, degrees) * math.hypot(spread, process_sd)
+    if gaps[-1] - sure - drift <= 0.0:
+        return None
+    gap = float(np.mean(gaps))
+    if len(gaps) > 1:
+        between = math.sqrt(sum(float(np.var(x, ddof=1)) for x in runs) / len(gaps))
+        if gap <= student_quantile(ALPHA, 2 * (len(gaps) - 1)) * between:
+            return None
+    return math.exp(gap)
+
+
+def growing_step(candidate_s: Sequence[float], reference_s: Sequence[float], *, log_ratio: float) -> float | None:
+    """By what factor a candidate's steps grow over a long run beyond the reference's, if that takes its gain back.
+
+    Args:
+        candidate_s: Mean step time of each of its segments in order, in seconds, at least four.
+        log_ratio: log of the typical step, candidate over reference, as the run begins.
+    """
+    arms = [_growth(np.log(np.asarray(x))) for x in (candidate_s, reference_s)]
+    gap = arms[0][0] - arms[1][0]
+    spread, degrees = _welch([a[1] ** 2 for a in arms], [len(candidate_s) - 1, len(reference_s) - 1])
+    surely = gap - student_quantile(2 * ALPHA_GROWTH, degrees) * spread > 0.0
+    return math.exp(gap) if surely and gap > max(-log_ratio, math.log(LEAST_GROWTH)) else None
+
+
+def segments(step_times_s: Sequence[float], count: int = SEGMENTS) -> tuple[float, ...]:
+    """Mean step time of each of so many equal parts of a run, in seconds; fewer where there are too few steps."""
+    parts = np.array_split(np.asarray(step_times_s, dtype=np.float64), max(1, min(count, len(step_times_s))))
+    return tuple(float(np.mean(part)) for part in parts)
+
+
+def _has_more(candidate: Stalls, reference: Stalls, *, alpha: float) -> bool:
+    """Whether so many stalls more than the reference's would come by chance with probability `alpha` at most."""
+    from scipy.special import bdtrc  # 0.2 s to import, so not before it is needed
+
+    if candidate.count == 0:
+        return False
+    share = candidate.steps / (candidate.steps + reference.steps)
+    return float(bdtrc(candidate.count - 1, candidate.count + reference.count, share)) <= alpha
+
+
+def _growth(logs: np.ndarray[tuple[int], np.dtype[np.float64]]) -> tuple[float, float]:
+    """Growth over a run by a straight line through its segments, and the standard error of that."""
+    count = len(logs)
+    at = np.arange(count) - (count - 1) / 2.0
+    square = float(np.sum(at**2))
+    slope = float(np.sum(at * logs)) / square
+    rest = logs - np.mean(logs) - slope * at
+    error = math.sqrt(float(np.sum(rest**2)) / (count - 2) / square)
+    return slope * (count - 1), error * (count - 1)
+
+
+def _welch(variances: Sequence[float], counts: Sequence[int]) -> tuple[float, float]:
+    """Standard error of a difference, and its degrees of freedom (Welch and Satterthwaite)."""
+    both = sum(variances)
+    below = sum(v**2 / (n - 1) for v, n in zip(variances, counts, strict=True))
+    return math.sqrt(both), max(1.0, both**2 / below) if below > 0.0 else 1.0
+
+
+# ---------------------------------------------------------------------- memory
+
+LEAST_SAMPLES = 6
+"""In the second half of a run, for its growth to be judged."""
+
+PARTS = 3
+"""A leak goes on: from each of so many parts of the second half to the next, by `PART_SHARE` of its least slope."""
+
+PART_SHARE = 0.5
+
+LEAST_LEAK = 16 << 20
+"""Bytes by which a process must have grown over the second half: heaps of an honest one come and go by less."""
+
+LEAST_PER_STEP = 4096
+"""Bytes a step that matter however fast the steps are: a page."""
+
+PER_DAY = 4 << 30
+"""Bytes a day that matter: a job of a week would take 28 GiB, what a rank of a large machine has to spare. At a step of
+0.1 s that is 5 KB a step, at one of 10 s 0.5 MB."""
+
+SLOPE_LEVEL = 0.99
+DAY_S = 86_400.0
+
+Samples = Sequence[tuple[int, int]]
+"""Steps so far and bytes in use then."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leak:
+    """Memory that both arms take for each step, in bytes, over the second half of their runs."""
+
+    candidate: float
+    reference: float
+
+
+def find_leak(candidate: Samples, reference: Samples, *, step_s: float) -> Leak | None:
+    """Whether a candidate takes memory step by step, beyond what the reference takes, and so much that it matters.
+
+    The slope is Theil and Sen's, over the second half of the run: what is allocated while a program warms up, or once,
+    does not count.
+
+    Args:
+        step_s: A step of the candidate, in seconds: what matters is what a day of such steps takes.
+    """
+    if not _keeps_growing(candidate, 0.0):  # which is nearly always so, and known sooner than a slope
+        return None
+    mine, base = _slope(candidate), _slope(reference) or (0.0, 0.0, 0.0)
+    if mine is None or not _keeps_growing(candidate, mine[1]):
+        return None
+    surely = mine[1] - (base[2] if _keeps_growing(reference, base[1]) else 0.0)
+    if surely <= max(LEAST_PER_STEP, PER_DAY / DAY_S * step_s):
+        return None
+    return Leak(candidate=mine[0], reference=base[0])
+
+
+def memory_growth(samples: Samples) -> float | None:
+    """Bytes a step over the second half of a run; None where there are too few samples."""
+    half = _second_half(samples)
+    if len(half) < LEAST_SAMPLES:
+        return None
+    # The slope of `_slope`, to the bit: without its interval it needs no import of half a second.
+    later, sooner = np.nonzero(half[:, 0, np.newaxis] > half[:, 0])
+    steps, grown = (half[later] - half[sooner]).T
+    return float(np.median(grown / steps))
+
+
+def _second_half(samples: Samples) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+    """Samples after half of the steps."""
+    array = np.asarray(samples, dtype=np.float64).reshape(-1, 2)
+    return array[array[:, 0] > array[-1, 0] / 2.0] if len(array) else array
+
+
+def _slope(samples: Samples) -> tuple[float, float, float] | None:
+    """Bytes a step over the second half, with its interval; None where there are too few samples."""
+    half = _second_half(samples)
+    if len(half) < LEAST_SAMPLES:
+        return None
+    from scipy.stats import theilslopes  # half a second to import, so not before it is needed
+
+    found = theilslopes(half[:, 1], half[:, 0], SLOPE_LEVEL)
+    return float(found.slope), float(found.low_slope), float(found.high_slope)
+
+
+def _keeps_growing(samples: Samples, slope: float) -> bool:
+    """Whether memory grows in every part of a run, and by more than heaps do: one that was enlarged once is no leak."""
+    half = _second_half(samples)
+    if len(half) < LEAST_SAMPLES:
+        return False
+    marks = np.asarray([np.median(part, axis=0) for part in np.array_split(half, PARTS + 1)])
+    steps, grown = np.diff(marks[:, 0]), np.diff(marks[:, 1])
+    return float(np.sum(grown)) >= LEAST_LEAK and bool(np.all(grown >= PART_SHARE * slope * steps))

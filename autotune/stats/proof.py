@@ -1,0 +1,479 @@
+"""Sequential proof over fresh pairs of processes: its error over all looks, its power and cost, and its isolated runs.
+
+Two processes differ by more than their blocks do, so the unit is a pair of fresh processes, and its figure the log
+ratio that it alone gave. A plan spends its error over all looks that there can ever be, so that going on later, up to a
+larger cap, is honest whatever was seen.
+
+A winner takes two hurdles, each over fresh pairs of its own. First the finalists: those that hold at the error of
+`HURDLE`, together, go on. Then what the best of them was minimised to, at the error of `CLAIM`: that alone makes a
+winner. Where nothing is faster than the default by more than the smallest effect of interest, a study names a winner in
+at most `HURDLE * CLAIM` = 0.5 % of cases; where a set holds and what it is minimised to does not, in `CLAIM`.
+
+References:
+    Lan, DeMets, Biometrika 70 (1983) (spending error over looks). Jennison, Turnbull, *Group Sequential Methods*,
+    chapters 7 (spending), 9 (repeated confidence intervals), 10 (stochastic curtailment) and 4.4 (Student's quantile at
+    the nominal levels where the variance is not known).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import (
+    Callable,
+    Sequence,
+)
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from autotune.stats.estimates import (
+    DEFAULT_MIN_EFFECT,
+    Estimate,
+    Floats,
+    Verdict,
+    finite,
+    judge,
+    student_quantile,
+)
+
+FIRST_LOOK = 4
+"""Pairs of processes before the first look: fewer tell too little of their own spread."""
+
+GROWTH = 2.0
+"""Power of the share of the base at which error is spent: little at first, when Student's tails are wide."""
+
+RESERVE = 0.1
+"""Share of a plan's error that is kept for looks beyond its base."""
+
+STUDENT_MARGIN = 1.2
+"""By how much the looks' error may exceed its sum, for levels are of a normal walk and intervals Student's.
+
+Simulated (tests/stats/test_proof.py): 1.16 at most, for errors from 0.005 to 0.1 and bases from 4 to 60.
+"""
+
+HOPELESS = 0.05
+"""Chance of proving a gain, were the effect as good as it may still be, below which a proof ends."""
+
+OPTIMISM = 0.1
+"""One-sided level of the effect that a set is given the benefit of: that of the better end of an 80 % interval."""
+
+PATIENCE = 6
+"""Looks at which a set may be faster while something speaks against it, before the proof ends."""
+
+SIMULATED = 2000
+"""Proofs that are made up to work out power and cost, the same ones every time."""
+
+_NODES = 160
+_LOWEST = -8.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProofPlan:
+    """How a proof spends its error over its looks.
+
+    Attributes:
+        base: Pairs of processes within which most of the error is spent: the cap when the proof was planned.
+        error: One-sided chance, over all looks that there can ever be, that the interval misses the truth on one side.
+    """
+
+    base: int
+    error: float
+
+    def __post_init__(self) -> None:
+        if not (FIRST_LOOK <= self.base <= 10_000 and 0.0 < self.error < 0.5):
+            raise ValueError(
+                f"a proof must be planned for {FIRST_LOOK} to 10000 pairs of processes with an error between 0 and 0.5 "
+                f"but got {self.base} and {self.error:g}"
+            )
+
+    def spent(self, count: int) -> float:
+        """Error that may be spent by the look at so many pairs; it stays below `error` for ever."""
+        if count < FIRST_LOOK:
+            return 0.0
+        if count <= self.base:
+            return float(self.error * (1.0 - RESERVE) * (count / self.base) ** GROWTH)
+        return self.error * (1.0 - RESERVE * self.base / count)
+
+    def nominal(self, count: int) -> float:
+        """One-sided level of the interval at one look; 0 before the first."""
+        if count < FIRST_LOOK:
+            return 0.0
+        return float(_nominal_levels(self.base, self.error, _round_up(count))[count - FIRST_LOOK])
+
+    def half_widths(self, counts: Sequence[int]) -> Floats:
+        """Half width of the interval at some looks, in standard errors of the mean."""
+        from scipy.special import stdtrit  # 0.2 s to import, so not before it is needed
+
+        return np.asarray([-float(stdtrit(n - 1, self.nominal(n))) for n in counts])
+
+    def estimate(self, log_ratios: Sequence[float] | Floats) -> Estimate:
+        """Mean ratio with the interval that holds at all looks together (a repeated confidence interval).
+
+        Args:
+            log_ratios: Log ratio of each fresh pair of processes, at least two; before the first look nothing is
+                excluded.
+        """
+        values = finite(log_ratios, least=2)
+        n, level = len(values), 1.0 - 2.0 * self.error
+        centre = float(np.mean(values))
+        if n < FIRST_LOOK:
+            return Estimate(ratio=math.exp(centre), low=0.0, high=math.inf, level=level, pair_count=n)
+        half = float(self.half_widths([n])[0] * np.std(values, ddof=1)) / math.sqrt(n)
+        ends = math.exp(max(-700.0, centre - half)), math.exp(min(700.0, centre + half))
+        return Estimate(ratio=math.exp(centre), low=ends[0], high=ends[1], level=level, pair_count=n)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProofLook:
+    """State of a proof at the look at which it ended, or at the latest one.
+
+    Attributes:
+        holds: Whether the set is surely faster by more than the smallest effect, at the plan's error.
+        used: Pairs on which that rests; later ones do not count.
+    """
+
+    stop: bool
+    holds: bool
+    reason: str
+    used: int
+
+
+def look(
+    log_ratios: Sequence[float] | Floats,
+    plan: ProofPlan,
+    *,
+    most: int,
+    min_effect: float = DEFAULT_MIN_EFFECT,
+    is_clear: Callable[[int], bool] | None = None,
+) -> ProofLook:
+    """Goes through the looks of a proof in order, up to the first at which it ends.
+
+    Only `holds` rests on the plan's error. To end without that is always honest, and so is to go on after it.
+
+    Args:
+        log_ratios: Log ratio of each fresh pair of processes, in the order in which they were planned.
+        is_clear: Given so many pairs, whether nothing but their ratios speaks against the set; where something does, a
+            proof goes on, for more pairs may clear it.
+    """
+    values, unclear = finite(log_ratios, least=0), 0
+    for count in range(FIRST_LOOK, min(len(values), most) + 1):
+        seen = values[:count]
+        estimate = plan.estimate(seen)
+        verdict = judge(estimate, min_effect=min_effect)
+        if verdict is Verdict.FASTER and is_clear is not None and not is_clear(count):
+            unclear += 1
+            if unclear == PATIENCE:
+                return ProofLook(stop=True, holds=False, reason="faster, but something speaks against it", used=count)
+            continue
+        if verdict is not Verdict.UNRESOLVED:
+            return ProofLook(
+                stop=True, holds=verdict is Verdict.FASTER, reason=f"verdict reached: {verdict}", used=count
+            )
+        if estimate.low > 1.0 - min_effect:
+            return ProofLook(stop=True, holds=False, reason=f"surely no gain of {min_effect:.1%} or more", used=count)
+        at = np.asarray([count])
+        mean, sd = np.mean(seen, keepdims=True), np.std(seen, ddof=1, keepdims=True)
+        if count < most and _is_hopeless(at, mean, sd, plan, most=most, min_effect=min_effect)[0]:
+            reason = f"a gain can hardly be proven any more with {most} pairs of processes"
+            return ProofLook(stop=True, holds=False, reason=reason, used=count)
+    if len(values) >= most:
+        return ProofLook(stop=True, holds=False, reason=f"all {most} pairs of processes run", used=most)
+    return ProofLook(stop=False, holds=False, reason="not decided yet", used=len(values))
+
+
+def chance_to_prove(log_ratios: Floats, plan: ProofPlan, *, most: int, min_effect: float) -> float:
+    """Chance that a gain is proven at the cap, were the true effect the one that is seen.
+
+    Args:
+        log_ratios: Of the pairs so far, from 2 to `most` - 1 of them.
+    """
+    mean, sd = log_ratios.mean(keepdims=True), log_ratios.std(ddof=1, keepdims=True)
+    return float(
+        _chance(np.asarray([len(log_ratios)]), mean, sd, plan, most=most, min_effect=min_effect, optimism=0.5)[0]
+    )
+
+
+def _chance(
+    n: npt.NDArray[np.int64],
+    mean: Floats,
+    sd: Floats,
+    plan: ProofPlan,
+    *,
+    most: int,
+    min_effect: float,
+    optimism: float = OPTIMISM,
+) -> Floats:
+    """Chance that a gain is proven at the cap, were the true effect as good as it may still be.
+
+    Args:
+        optimism: One-sided level of the effect that is assumed: 0.5 for the one that is seen.
+    """
+    from scipy.special import ndtr, stdtrit
+
+    sd = np.maximum(sd, 1e-12)
+    benefit = -stdtrit(n - 1, optimism) * sd / np.sqrt(n)
+    needed = math.log1p(-min_effect) - plan.half_widths([most])[0] * sd / math.sqrt(most)
+    rest = most - n
+    expected = (n * mean + rest * (mean - benefit)) / most
+    chance: Floats = ndtr((needed - expected) / (sd * np.sqrt(rest) / most))
+    return chance
+
+
+def _is_hopeless(
+    n: npt.NDArray[np.int64], mean: Floats, sd: Floats, plan: ProofPlan, *, most: int, min_effect: float
+) -> npt.NDArray[np.bool_]:
+    """Whether a gain can hardly be proven any more; not where as many pairs again tell that there is none.
+
+    To know that two sets are alike, or that one is slower, is worth a few pairs, where that is all it takes.
+    """
+    soon = np.minimum(2 * n, most)
+    half = plan.half_widths(soon.tolist()) * sd / np.sqrt(soon)
+    is_told_soon = (abs(mean) + half < math.log1p(min_effect)) | (mean - half > math.log1p(min_effect))
+    hopeless: npt.NDArray[np.bool_] = _chance(n, mean, sd, plan, most=most, min_effect=min_effect) < HOPELESS
+    return hopeless & ~is_told_soon
+
+
+def simulate_looks(
+    plan: ProofPlan,
+    *,
+    effect: float,
+    pair_sd: float,
+    most: int,
+    min_effect: float,
+    stream: int,
+) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
+    """The rule of `look` on many made-up proofs at once: whether each holds, and after how many pairs it ended.
+
+    Args:
+        effect: True log ratio.
+        stream: Of random numbers; proofs of different sets have different ones.
+    """
+    rng = np.random.default_rng([stream, 20261122])
+    return looks_of(effect + pair_sd * rng.standard_normal((SIMULATED, most)), plan, min_effect=min_effect)
+
+
+def looks_of(
+    log_ratios: Floats, plan: ProofPlan, *, min_effect: float
+) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
+    """`look` for many proofs of equal length at once, `[repeats, most]`; whether each holds, and where it ended."""
+    most = log_ratios.shape[-1]
+    counts = np.arange(FIRST_LOOK, most + 1)
+    centred = log_ratios - log_ratios.mean()  # sums of squares lose nothing to what all have in common
+    sums, squares = (np.cumsum(x, axis=-1)[:, FIRST_LOOK - 1 :] for x in (centred, centred**2))
+    sd = np.sqrt(np.maximum(squares - sums**2 / counts, 0.0) / (counts - 1))
+    mean, half = sums / counts + log_ratios.mean(), plan.half_widths(counts.tolist()) * sd / np.sqrt(counts)
+    won = mean + half < math.log1p(-min_effect)
+    stop = won | (mean - half > math.log1p(-min_effect))
+    stop[:, :-1] |= _is_hopeless(counts[:-1], mean[:, :-1], sd[:, :-1], plan, most=most, min_effect=min_effect)
+    stop[:, -1] = True
+    first = stop.argmax(axis=-1)
+    holds, ended = won[np.arange(len(won)), first], counts[first]
+    return holds, ended
+
+
+# ---------------------------------------------------------------------- levels of the looks
+
+
+def _round_up(count: int) -> int:
+    """Up to which look levels are worked out at once, so that few lists are kept."""
+    return max(24, 1 << (max(1, count) - 1).bit_length())
+
+
+@lru_cache(maxsize=64)
+def _nominal_levels(base: int, error: float, most: int) -> tuple[float, ...]:
+    """One-sided levels at the looks from `FIRST_LOOK` to `most` that spend the plan's error, no more and no less.
+
+    A standard normal walk is followed by its density, by Gauss-Legendre quadrature, below the bounds so far; each
+    bound is where the error of its look is spent. Ending without proof takes nothing back of it.
+    """
+    from scipy.optimize import brentq
+    from scipy.special import ndtr
+
+    plan = ProofPlan(base=base, error=error)
+    x, w = np.polynomial.legendre.leggauss(_NODES)
+    walk, density, previous, levels = np.zeros(1), np.ones(1), 0, []
+    for n in range(FIRST_LOOK, most + 1):
+        step_sd, root = math.sqrt(n - previous), math.sqrt(n)
+        due = (plan.spent(n) - (plan.spent(previous) if previous else 0.0)) / STUDENT_MARGIN
+
+        def over(bound: float) -> float:
+            return float(density @ ndtr((walk - bound * root) / step_sd)) - due  # noqa: B023  # solved within the turn
+
+        bound = float(brentq(over, 0.0, 12.0))
+        levels.append(float(ndtr(-bound)))
+        middle, reach = (bound + _LOWEST) * root / 2.0, (bound - _LOWEST) * root / 2.0
+        ahead = middle + reach * x
+        kernel = np.exp(-0.5 * ((ahead[:, None] - walk) / step_sd) ** 2) / (step_sd * math.sqrt(2.0 * math.pi))
+        density = (kernel @ density) * w * reach
+        walk, previous = ahead, n
+    return tuple(levels)
+
+
+CLAIM = 0.025
+"""One-sided error of all that one stage says together: its 95 % intervals hold together."""
+
+HURDLE = 0.2
+"""One-sided error at which finalists together go on to the final proof."""
+
+FIRST_SHARE = 0.9
+"""Share of a stage's error for the sets that it proves first; sets of later sessions get half of what is left."""
+
+FIRST_CANDIDATE = 0.75
+"""Share of the final proof's error for its first candidate; the others are second chances."""
+
+GAIN_PAIRS = (6, 10)
+"""Fewest and most fresh pairs of processes that measure a winner's gain and decide nothing."""
+
+ALONE_PAIRS = 4
+"""Runs of each arm alone before the first look at them."""
+
+
+def allot(total: float, used: float, weights: Sequence[float]) -> list[float]:
+    """Shares of a stage's error for some more proofs; however often it is asked, the sum stays below the total.
+
+    Args:
+        used: What earlier proofs of the stage were given.
+        weights: Of the proofs to come.
+    """
+    left = total * FIRST_SHARE if used == 0.0 else max(0.0, total - used) / 2.0
+    return [left * w / sum(weights) for w in weights]
+
+
+def candidate_weights(count: int) -> list[float]:
+    """How the final proof's error is divided among its candidates, best first."""
+    if count < 2:
+        return [1.0] * count
+    return [FIRST_CANDIDATE] + [(1.0 - FIRST_CANDIDATE) / (count - 1)] * (count - 1)
+
+
+def proof_pairs(finalists: int, *, most: int) -> int:
+    """Fresh pairs of processes that the proofs of a study take where a gain is clear: twice the first look in each."""
+    return (finalists + 1) * min(2 * FIRST_LOOK, most) + GAIN_PAIRS[0] + ALONE_PAIRS
+
+
+def gain_pairs(used: int) -> int:
+    """Fresh pairs that measure the gain of a set whose proof took so many."""
+    return min(max(used, GAIN_PAIRS[0]), GAIN_PAIRS[1])
+
+
+POWER = 0.9
+"""Chance with which a gain that is announced is found in time."""
+
+IN_TIME = 0.97
+"""Share of studies whose proofs take no longer than is said."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyPower:
+    """Power and cost of a study's proofs.
+
+    Attributes:
+        found: Chance that a set with the effect, among finalists without any, is proven.
+        found_in_time: Likewise, within `pairs`.
+        pairs: Fresh pairs of processes that all its proofs take, runs alone and gain included, in `IN_TIME` of studies.
+    """
+
+    most: int
+    found: float
+    found_in_time: float
+    pairs: float
+
+
+@lru_cache(maxsize=4096)
+def study_power(
+    effect: float, pair_sd: float, *, most: int, finalists: int = 3, min_effect: float = DEFAULT_MIN_EFFECT
+) -> StudyPower:
+    """Power and cost of the proofs of a study in which one finalist is faster and the others equal the default.
+
+    By simulation of the shipped rule with the same draws every time; sizes are of step times.
+
+    Args:
+        effect: True gain, as a share of the default's step time (0.02 is 2 %).
+    """
+    hurdle = ProofPlan(base=most, error=allot(HURDLE, 0.0, [1.0] * finalists)[0])
+    claim = ProofPlan(base=most, error=allot(CLAIM, 0.0, candidate_weights(2))[0])
+    gain = math.log1p(-effect)
+
+    def looks(plan: ProofPlan, truth: float, stream: int) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
+        return simulate_looks(plan, effect=truth, pair_sd=pair_sd, most=most, min_effect=min_effect, stream=stream)
+
+    goes_on, pairs = looks(hurdle, gain, 0)
+    holds, ended = looks(claim, gain, 1)
+    for other in range(1, finalists):
+        pairs = pairs + looks(hurdle, 0.0, 1 + other)[1]
+    after = np.where(holds, np.clip(ended, *GAIN_PAIRS) + ALONE_PAIRS, 0)
+    pairs = pairs + np.where(goes_on, ended + after, 0)
+    limit = float(np.quantile(pairs, IN_TIME, method="higher"))
+    found = goes_on & holds
+    return StudyPower(
+        most=most,
+        found=float(np.mean(found)),
+        found_in_time=float(np.mean(found & (pairs <= limit))),
+        pairs=limit,
+    )
+
+
+def smallest_gain(
+    pair_sd: float, *, most: int, finalists: int = 3, min_effect: float = DEFAULT_MIN_EFFECT
+) -> float | None:
+    """The smallest gain found in time 9 times in 10 within a cap, to a tenth of a per cent; None above 50 %."""
+    low, high = int(min_effect * 1000), 500
+    if study_power(high / 1000, pair_sd, most=most, finalists=finalists, min_effect=min_effect).found_in_time < POWER:
+        return None
+    while low + 1 < high:
+        middle = (low + high) // 2
+        found = study_power(middle / 1000, pair_sd, most=most, finalists=finalists, min_effect=min_effect)
+        low, high = (low, middle) if found.found_in_time >= POWER else (middle, high)
+    return high / 1000
+
+
+ALONE_ERROR = 0.005
+"""One-sided error, over all looks, of a veto; and of saying that a set is faster alone, too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AloneLook:
+    """What isolated runs of each arm say of a gain that was measured in interleaved pairs.
+
+    Interleaving cancels what hits both arms alike, and nothing else: where a set's idle process slows the reference
+    beside it, or its blocks heat what the next one runs on, only runs without a neighbour show it.
+
+    Attributes:
+        is_apart: Whether a set is slower alone, against the default alone, than interleaved, beyond both intervals.
+        is_seen: Whether it is surely faster alone as well.
+        used: Pairs of isolated runs on which that rests.
+    """
+
+    stop: bool
+    is_apart: bool = False
+    is_seen: bool = False
+    reason: str
+    used: int
+
+
+def look_alone(alone: Sequence[float], turns: Sequence[float], *, most: int) -> AloneLook:
+    """Goes through the looks at isolated runs, up to the first at which the matter ends.
+
+    Args:
+        alone: Log ratio of each pair of runs, one arm after the other.
+    """
+    ones, beside = finite(alone, least=0), finite(turns, least=2)
+    plan = ProofPlan(base=max(most, FIRST_LOOK), error=ALONE_ERROR)
+    gain = float(np.mean(beside))
+    error = float(np.std(beside, ddof=1)) / math.sqrt(len(beside))
+    of_turns = student_quantile(2 * ALONE_ERROR, len(beside) - 1) * error
+    for count in range(FIRST_LOOK, len(ones) + 1):
+        mean, sd = float(np.mean(ones[:count])), float(np.std(ones[:count], ddof=1))
+        half = float(plan.half_widths([count])[0]) * sd / math.sqrt(count)
+        if mean - gain > math.hypot(half, of_turns):
+            return AloneLook(stop=True, is_apart=True, reason="alone and in turns differ beyond both", used=count)
+        if mean + half < 0.0:
+            return AloneLook(stop=True, is_seen=True, reason="faster alone, too", used=count)
+        if count >= most:
+            return AloneLook(stop=True, reason=f"not settled by {most} runs of each arm alone", used=count)
+        at_most = math.hypot(float(plan.half_widths([most])[0]) * sd / math.sqrt(most), of_turns)
+        if at_most > abs(gain):  # no gain at all could not be told from this one
+            return AloneLook(stop=True, reason="runs alone differ too much here to tell", used=count)
+    return AloneLook(stop=False, reason="not decided yet", used=len(ones))

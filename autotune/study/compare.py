@@ -1,0 +1,728 @@
+"""One comparison of two sets, as A/A runs, trials, proofs and ablations make it.
+
+Interleaved: both processes live side by side and run blocks in pairs, one idle while the other runs. Within each pair a
+fresh fair coin decides who goes first: the statistics rest on that (see `autotune.stats.estimates`). Isolated: fresh
+runs one after the other, where two do not fit into the device's memory or the program cannot wait. Trials are then ABA
+runs (reference, candidate, reference), so that a steady drift of the machine cancels and what is left of it widens the
+interval; they are stored as two pairs that have the candidate's run in common.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import random
+import statistics
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, NamedTuple, TypeVar
+
+from autotune.model import (
+    TURNS,
+    Arm,
+    Comparison,
+    FailureKind,
+    FlagSet,
+    LaunchError,
+    Pair,
+    SameStep,
+    WorkerReport,
+    WorkPerStep,
+    block_step_s,
+    log_ratio,
+)
+from autotune.stats import (
+    LONG_PAIR_S,
+    Estimate,
+    NoiseFloor,
+    SequentialPlan,
+    estimate_aba,
+    estimate_pairs,
+    largest_drift,
+    moments,
+    read_noise_floor,
+    reason_to_stop,
+    spread_of,
+    widen,
+)
+from autotune.study.context import MeasurementContext, ReferenceFailed, typical_step_s, work_between
+from autotune.study.durations import LEAST_FLOOR, floor_alone_s, floor_of_turns_s, floor_processes, refuse_short_budget
+from autotune.study.loss_gate import LossTrace, not_finite, refuse_not_finite
+from autotune.workers import Worker, WorkerFailed
+
+S = TypeVar("S")
+R = TypeVar("R")
+
+SANDWICH = "sandwich"
+"""Mode of a comparison of isolated runs."""
+
+CANDIDATE_RETRIES = 2
+"""How often a candidate that something outside seems to have ended (SIGTERM, a port in use) is measured once more."""
+
+FLOOR_PAIRS = (8, 20)
+"""Fewest and most pairs of blocks with each process of an A/A run, unless they are over within a moment."""
+
+FEWEST_LONG_PAIRS = 4
+"""Fewest where a pair of blocks takes seconds: trials' intervals hold as with 8 (tests/stats/test_gpu_turns.py)."""
+
+LARGEST_GAP = 0.1
+"""Share by which the steps of a program that runs on by itself may miss the time over which its energy was counted."""
+
+Inspect = Callable[[WorkerReport, WorkerReport], S | None]
+"""Called with the reports of reference and candidate before anything is measured; what it gives settles the matter."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoppingRule:
+    """When an interleaved comparison ends, and the estimate that is honest under that rule.
+
+    Attributes:
+        stop: Given the log ratios so far, the reason to stop; None to go on.
+        estimate: From all log ratios to the estimate.
+    """
+
+    stop: Callable[[list[float]], str | None]
+    estimate: Callable[[list[float]], Estimate]
+
+
+def sequential(
+    plan: SequentialPlan,
+    *,
+    min_effect: float,
+    incumbent: Estimate | None,
+    spread: float = 0.0,
+    most: int | None = None,
+) -> StoppingRule:
+    """The rule of a trial: looks at the plan's pair counts, at an error level that holds over all looks.
+
+    Args:
+        spread: What one pair of equal processes may differ by, in log; it is in the estimate's interval.
+        most: Pairs for which there is time: it ends at the last look within them, but never before the first one.
+    """
+    last = max((n for n in plan.looks if most is None or n <= most), default=plan.looks[0])
+
+    def estimate(ratios: list[float]) -> Estimate:
+        return widen(plan.estimate(ratios), spread)
+
+    def stop(ratios: list[float]) -> str | None:
+        count = len(ratios)
+        if count not in plan.looks and count < plan.cap:
+            return None
+        reason = reason_to_stop(estimate(ratios), plan, min_effect=min_effect, incumbent=incumbent, spread=spread)
+        return reason or ("no time for more pairs" if count >= last else None)
+
+    return StoppingRule(stop, estimate)
+
+
+def fixed(count: int) -> StoppingRule:
+    """The rule of a proof, and of each process of an A/A run: a number of pairs settled beforehand."""
+    return StoppingRule(lambda ratios: f"all {count} pairs run" if len(ratios) >= count else None, estimate_pairs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparisonRequest(Generic[S]):
+    """What is to be compared, and how.
+
+    Attributes:
+        name: Seeds the order of blocks and runs.
+        rule: When to stop, where blocks are interleaved; isolated runs have numbers of their own.
+        against: What to compare with, in a fresh process; None is the study's reference.
+        is_proof: One fresh pair of processes, even of the study's reference.
+    """
+
+    candidate: FlagSet
+    folder: Path
+    name: str
+    rule: StoppingRule
+    against: FlagSet | None = None
+    is_proof: bool = False
+    inspect: Inspect[S] | None = None
+
+    @property
+    def sets(self) -> tuple[FlagSet, FlagSet]:
+        """Reference and candidate."""
+        return self.against or FlagSet(), self.candidate
+
+    def settled_by(self, reference: WorkerReport, candidate: WorkerReport) -> S | None:
+        """What the inspection of both reports says, if it settles the matter."""
+        return self.inspect(reference, candidate) if self.inspect is not None else None
+
+    @property
+    def is_aa(self) -> bool:
+        """Whether it is the study's reference against itself."""
+        return self.sets == (FlagSet(), FlagSet())
+
+    @property
+    def is_reference_replaceable(self) -> bool:
+        """Whether a reference that fails is started again rather than a result."""
+        return self.is_proof or self.against is None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared(Generic[S]):
+    """Result of a comparison.
+
+    Attributes:
+        settled: What the inspection of the reports said; nothing was measured then.
+        pairs: Raw pairs of blocks, in order.
+        comparison: Their figures; None if the matter was settled before.
+    """
+
+    reference: WorkerReport
+    candidate: WorkerReport
+    settled: S | None = None
+    pairs: Sequence[Pair] = ()
+    comparison: Comparison | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AaRun:
+    """The reference against other processes of itself.
+
+    Attributes:
+        reference: The living one.
+        seconds: The others, in order.
+        pairs: Raw pairs of blocks with all of them, in order.
+        noise: What they say about this machine.
+        log_times: Typical step of the living one, which is the measure, and of the others, as logarithms; None where
+            that is not known.
+    """
+
+    reference: WorkerReport
+    seconds: Sequence[WorkerReport]
+    pairs: Sequence[Pair]
+    comparison: Comparison
+    noise: NoiseFloor
+    log_times: Sequence[float] | None = None
+
+    @property
+    def drift(self) -> float:
+        """Largest relative difference of the traces of loss and gradient norm of any of them to the living one's."""
+        return max(_drift(self.reference, second) for second in self.seconds)
+
+
+def _drift(first: WorkerReport, second: WorkerReport) -> float:
+    losses = min(len(first.losses), len(second.losses))  # what is read from an output may end anywhere
+    norms = min(len(first.grad_norms), len(second.grad_norms))
+    return max(
+        largest_drift(first.losses[:losses], second.losses[:losses]),
+        largest_drift(first.grad_norms[:norms], second.grad_norms[:norms]),
+    )
+
+
+class Comparer(ABC):
+    """Compares two sets in one place.
+
+    Attributes:
+        mode: ``turns`` (interleaved) or ``sandwich`` (isolated), as it is kept in records.
+    """
+
+    mode: str
+
+    def __init__(self, context: MeasurementContext) -> None:
+        self.context = context
+
+    def compare(self, request: ComparisonRequest[S]) -> Compared[S]:
+        """Measures a set until its interval is as good as it gets.
+
+        Raises:
+            WorkerFailed: If the candidate failed, or `against` did; `ReferenceFailed` if no reference outlived it.
+            LaunchError: If the reference cannot be started.
+        """
+        return self._until_reference_holds(
+            lambda way: way._compare(request), request.sets, is_replaceable=request.is_reference_replaceable
+        )
+
+    def aa_run(self, folder: Path, *, plan: SequentialPlan) -> AaRun:
+        """Measures the reference against other processes of itself; see `compare`.
+
+        Args:
+            plan: Of the trials, of which the noise floor tells what they can find.
+        """
+        return self._until_reference_holds(
+            lambda way: way._aa_run(folder, plan), (FlagSet(), FlagSet()), is_replaceable=True
+        )
+
+    def _until_reference_holds(
+        self, once: Callable[[Comparer], R], sets: tuple[FlagSet, FlagSet], *, is_replaceable: bool
+    ) -> R:
+        """Tries again what was not the candidate's fault, a few times; whose it was, its process tells."""
+        comparer, retries = self.for_sets(*sets), 0
+        while True:
+            self.context.gpus.take()  # what was seen of a try that failed is not of this one
+            try:
+                return once(comparer)
+            except WorkerFailed as error:
+                if (way := comparer.instead(error, sets)) is not None:
+                    comparer = way
+                elif is_replaceable and isinstance(error, ReferenceFailed):
+                    self.context.lose_reference(error)
+                elif error.infrastructure and error.failure.phase == "step" and retries < CANDIDATE_RETRIES:
+                    retries += 1
+                    self.context.progress.incident(f"measured once more after: {error}")
+                else:
+                    raise
+
+    def for_sets(self, *sets: FlagSet) -> Comparer:
+        """The way to compare some sets, from what earlier pairs have shown of them."""
+        return self
+
+    def instead(self, error: WorkerFailed, sets: tuple[FlagSet, FlagSet]) -> Comparer | None:
+        """The way to compare reference and candidate when this one is why they failed; None if that is not so."""
+        return None
+
+    @abstractmethod
+    def _compare(self, request: ComparisonRequest[S]) -> Compared[S]:
+        """One try of `compare`; raises `ReferenceFailed` where it was not the candidate."""
+
+    @abstractmethod
+    def _aa_run(self, folder: Path, plan: SequentialPlan) -> AaRun:
+        """One try of `aa_run`."""
+
+    def _figures(
+        self, pairs: Sequence[Pair], estimate: Estimate, *, stopped: str, work: WorkPerStep | None = None
+    ) -> Comparison:
+        """The figures of a comparison.
+
+        Args:
+            work: What a step of each arm does, where it differs.
+        """
+        looked, meter = self.context.gpus.take(), self.context.meter
+        return Comparison(
+            estimate=estimate,
+            reference_step_s=statistics.median(t for p in pairs for t in p.reference_s),
+            candidate_step_s=statistics.median(t for p in pairs for t in p.candidate_s),
+            pair_count=len(pairs),
+            mode=self.mode,
+            stopped=stopped,
+            warnings=looked.warnings,
+            energy=meter.use_of(pairs, sandwiches=self.mode == SANDWICH and len(pairs) > 1, work=work),
+            energy_problem=meter.problem_of(pairs),
+            during=looked.during,
+            work=work,
+        )
+
+
+# ---------------------------------------------------------------------- interleaved pairs
+
+
+class Interleaved(Comparer):
+    """Both processes side by side; isolated where the two turn out not to fit into the device's memory."""
+
+    mode = TURNS
+
+    def _compare(self, request: ComparisonRequest[S]) -> Compared[S]:
+        context, folder = self.context, request.folder
+        with contextlib.ExitStack() as stack:
+            if request.is_proof or request.against is not None:
+                first, second = context.start_both(*request.sets, folder, name=request.name)
+                stack.callback(first.close)
+                stack.callback(second.close)
+                trace = LossTrace(context.spec, first.report)
+            else:
+                first = context.reference()
+                second = stack.enter_context(contextlib.closing(context.start(request.candidate, folder)))
+                trace = context.reference_trace or LossTrace(context.spec, first.report)
+            return self._run(request, first, second, trace)
+
+    def _run(
+        self, request: ComparisonRequest[S], reference: Worker, candidate: Worker, trace: LossTrace
+    ) -> Compared[S]:
+        reports = (reference.report, candidate.report)
+        work = work_between(request.sets, reports)
+        if (settled := request.settled_by(*reports)) is not None:
+            return Compared(reference=reports[0], candidate=reports[1], settled=settled)
+
+        def check(pair: Pair) -> None:
+            if request.inspect is not None:
+                self.context.losses.check_block(request.sets, reports, pair.loss)
+
+        blocks = InterleavedBlocks(
+            self.context,
+            request.folder,
+            (reference, candidate),
+            (trace, LossTrace(self.context.spec, reports[1])),
+            work,
+        )
+        pairs, stopped = blocks.measure(request.rule.stop, seed=request.name, check=check)
+        estimate = request.rule.estimate([log_ratio(p, work) for p in pairs])
+        comparison = self._figures(pairs, estimate, stopped=stopped, work=work)
+        return Compared(reference=reports[0], candidate=reports[1], pairs=pairs, comparison=comparison)
+
+    def for_sets(self, *sets: FlagSet) -> Comparer:
+        """Isolated for sets that turned out not to fit beside another process."""
+        return self._isolated() if self.context.share.is_known_alone(*sets) else self
+
+    def instead(self, error: WorkerFailed, sets: tuple[FlagSet, FlagSet]) -> Comparer | None:
+        """Isolated, if two processes did not fit into the device's memory and the study leaves the choice."""
+        if not self.context.share.is_too_small(error.failure):
+            return None
+        failed = sets[0] if isinstance(error, ReferenceFailed) else sets[1]
+        if failed or not isinstance(error, ReferenceFailed):  # of the study's reference the A/A run tells
+            self.context.share.remember(failed)
+        return self._isolated()
+
+    def _isolated(self) -> Comparer:
+        self.context.release_reference()
+        return Isolated(self.context)
+
+    def _aa_run(self, folder: Path, plan: SequentialPlan) -> AaRun:
+        """One process after the other beside the living reference; raw pairs of all in one file, in order."""
+        context, spec = self.context, self.context.spec
+        reference = context.reference()
+        trace = context.reference_trace or LossTrace(spec, reference.report)
+        count = floor_pairs(reference.report, context.steps_for(reference))
+        steps = 2 * count * context.steps_for(reference)
+        least_s = floor_of_turns_s(reference.report, processes=LEAST_FLOOR, steps=steps)
+        refuse_short_budget(spec, reference.report, begun_s=context.assignment.at_s, floor_s=least_s)
+        pairs: list[Pair] = []
+        reports: list[WorkerReport] = []
+        groups: list[list[float]] = []
+        for number in range(floor_processes(spec, reference.report, steps=steps)):
+            beside = folder if number == 0 else context.folder_in(folder, f"second-{number + 1}")
+            with contextlib.closing(context.start(FlagSet(), beside)) as second:
+                traces = (trace, LossTrace(spec, second.report))
+                blocks = InterleavedBlocks(context, folder, (reference, second), traces)
+                seed = f"floor/{len(pairs)}" if pairs else "floor"
+                found, _ = blocks.measure(fixed(count).stop, seed=seed, begin=len(pairs))
+                reports.append(second.report)
+            pairs += found
+            groups.append([log_ratio(p) for p in found])
+        noise = read_noise_floor(
+            groups,
+            plan=plan,
+            min_effect=spec.measure.min_effect,
+            start_s=statistics.median(r.start_s for r in (reference.report, *reports)),
+            pair_s=statistics.median(p.lasted_s for p in pairs),
+            least=FEWEST_LONG_PAIRS,
+        )
+        stopped = f"all {len(pairs)} pairs with {len(groups)} processes run"
+        return AaRun(
+            reference=reference.report,
+            seconds=reports,
+            pairs=pairs,
+            comparison=self._figures(pairs, noise.estimate, stopped=stopped),
+            noise=noise,
+            log_times=[0.0, *map(statistics.median, groups)],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class InterleavedBlocks:
+    """Pairs of blocks of two living processes.
+
+    Attributes:
+        workers: Reference and candidate, idle.
+        traces: What both report of their losses.
+        work: What a step of each arm does, where it differs: ratios are then of time per unit of it.
+    """
+
+    context: MeasurementContext
+    folder: Path
+    workers: tuple[Worker, Worker]
+    traces: tuple[LossTrace, LossTrace]
+    work: WorkPerStep | None = None
+
+    def measure(
+        self,
+        stop: Callable[[list[float]], str | None],
+        *,
+        seed: str,
+        check: Callable[[Pair], None] = lambda pair: None,
+        begin: int = 0,
+    ) -> tuple[list[Pair], str]:
+        """Runs pairs of blocks until `stop` gives a reason; gives all pairs and that reason.
+
+        Args:
+            seed: Of the coins.
+            check: Called with each pair once it is kept.
+            begin: Number of the first pair.
+
+        Raises:
+            ReferenceFailed: If the reference failed in a block.
+            WorkerFailed: If the candidate failed in a block.
+        """
+        context = self.context
+        rng, steps = random.Random(f"{context.spec.seed}/{seed}"), context.steps_for(self.workers[0])
+        pairs: list[Pair] = []
+        ratios: list[float] = []
+        while True:
+            order = [Arm.REFERENCE, Arm.CANDIDATE]
+            if rng.random() >= 0.5:
+                order.reverse()
+            pair = self._pair(begin + len(pairs), order, steps)
+            context.progress.pair(self.folder, pair, self.work)
+            check(pair)
+            pairs.append(pair)
+            ratios.append(log_ratio(pair, self.work))
+            context.gpus.look(self.folder)  # for other people's processes, between two pairs, when nothing is timed
+            if (reason := stop(ratios)) is not None:
+                return pairs, reason
+
+    def _pair(self, index: int, order: Sequence[Arm], steps: int) -> Pair:
+        at_s = self.context.now_s
+        blocks = {arm: self._block(arm, steps) for arm in order}
+        for trace, worker in zip(self.traces, self.workers, strict=True):
+            trace.take(worker, steps)
+        told = self.traces[1].beside(self.traces[0])
+        return _make_pair(index, order[0], at_s, blocks[Arm.REFERENCE], blocks[Arm.CANDIDATE], told)
+
+    def _block(self, arm: Arm, steps: int) -> Timed:
+        worker, sizes = self.workers[arm is Arm.CANDIDATE], self.context.spec.turns
+        try:
+            with self.context.gpus.block(arm, settle_s=sizes.settle_s):
+                times_s, joules = self.context.meter.measure(lambda: worker.run_block(steps))
+        except WorkerFailed as error:
+            if arm is Arm.REFERENCE:
+                raise ReferenceFailed(error) from error
+            raise
+        return Timed(*sizes.split(times_s), joules)
+
+
+class Timed(NamedTuple):
+    """Seconds of the steps of a block or run: those in which the device settles, and those that count; and joules."""
+
+    settling_s: tuple[float, ...]
+    counted_s: tuple[float, ...]
+    joules: float | None
+
+
+def _make_pair(index: int, first: Arm, at_s: float, reference: Timed, candidate: Timed, loss: SameStep | None) -> Pair:
+    return Pair(
+        index=index,
+        first=first,
+        reference_s=reference.counted_s,
+        candidate_s=candidate.counted_s,
+        reference_settling_s=reference.settling_s or None,
+        candidate_settling_s=candidate.settling_s or None,
+        at_s=round(at_s, 3),
+        reference_j=reference.joules,
+        candidate_j=candidate.joules,
+        loss=loss,
+    )
+
+
+def floor_pairs(report: WorkerReport, steps: int) -> int:
+    """Pairs of blocks with each process of an A/A run: a third of the time that it takes to start one.
+
+    And as many as last some seconds, as in a proof: see `autotune.stats.moments`.
+    """
+    pair_s = 2 * steps * statistics.median(report.warmup_step_times_s)
+    least, most = FLOOR_PAIRS
+    least = FEWEST_LONG_PAIRS if pair_s >= LONG_PAIR_S else least
+    if pair_s <= 0:
+        return most
+    return max(min(most, max(least, round(report.start_s / 3 / pair_s))), moments(report.start_s, pair_s))
+
+
+# ---------------------------------------------------------------------- isolated runs
+
+
+class Run(NamedTuple):
+    """One fresh run."""
+
+    arm: Arm
+    at_s: float
+    report: WorkerReport
+    timed: Timed
+    trace: LossTrace
+
+
+class Isolated(Comparer):
+    """Fresh runs, one after the other; nothing else may be running here.
+
+    Args:
+        blocks: Length of a run, in interleaved blocks, where the program waits for its turns; see
+            `TurnSizes.steps_alone`.
+    """
+
+    mode = SANDWICH
+
+    def __init__(self, context: MeasurementContext, *, blocks: int = 1) -> None:
+        super().__init__(context)
+        self._blocks = blocks
+        self._run_steps: int | None = None
+
+    def _compare(self, request: ComparisonRequest[S]) -> Compared[S]:
+        """One fresh run of either in a proof, else as many ABA runs as the study asks for."""
+        reports: dict[Arm, WorkerReport] = {}
+        pairs: list[Pair] = []
+        work: WorkPerStep | None = None
+        for order in self._orders(request):
+            before: Run | None = None
+            for arm in order:
+                with self._started(request, arm) as worker:
+                    reports[arm] = worker.report
+                    if before is not None:
+                        both = (reports[Arm.REFERENCE], reports[Arm.CANDIDATE])
+                        work = work_between(request.sets, both)
+                        if not pairs and (settled := request.settled_by(*both)) is not None:
+                            return Compared(reference=both[0], candidate=both[1], settled=settled)
+                    run = self._run(request, arm, worker)
+                if before is not None:
+                    pairs.append(self._keep(request, len(pairs), before, run, work))
+                before = run
+        found = estimate_pairs([log_ratio(pairs[0], work)]) if request.is_proof else aba_estimate(pairs, work)
+        stopped = "all pairs run" if request.is_proof else f"all {len(pairs) // 2} sandwiches run"
+        return Compared(
+            reference=reports[Arm.REFERENCE], candidate=reports[Arm.CANDIDATE], pairs=pairs,
+            comparison=self._figures(pairs, found, stopped=stopped, work=work),
+        )  # fmt: skip
+
+    def _orders(self, request: ComparisonRequest[S]) -> list[list[Arm]]:
+        """The arms in order: neighbours make a pair. In a proof a coin, seeded by the name, decides who goes first."""
+        order = [Arm.REFERENCE, Arm.CANDIDATE]
+        if not request.is_proof:
+            return [[*order, Arm.REFERENCE]] * self.context.spec.measure.sandwiches
+        if random.Random(f"{self.context.spec.seed}/{request.name}").random() < 0.5:
+            order.reverse()
+        return [order]
+
+    @contextlib.contextmanager
+    def _started(self, request: ComparisonRequest[S], arm: Arm) -> Iterator[Worker]:
+        """A fresh process of one arm; the log of a reference lies beside the candidate's."""
+        with self._blaming(request, arm):
+            worker = self.context.start(request.sets[arm is Arm.CANDIDATE], self._folder(request, arm), alone=True)
+        with contextlib.closing(worker):
+            yield worker
+
+    def _run(self, request: ComparisonRequest[S], arm: Arm, worker: Worker) -> Run:
+        context, at_s = self.context, self.context.now_s
+        if request.is_aa and self._run_steps is None:  # the first run of all: is there time for the others?
+            left_s = floor_alone_s(context.spec, worker.report)
+            refuse_short_budget(context.spec, worker.report, begun_s=context.assignment.at_s, floor_s=left_s)
+        with self._blaming(request, arm):
+            run = Run(arm, at_s, worker.report, *self._measure(worker, self._folder(request, arm), arm))
+        if arm is Arm.REFERENCE:
+            if not request.sets[0]:
+                refuse_not_finite(run.report)
+            context.has_run = True
+        return run
+
+    def _folder(self, request: ComparisonRequest[S], arm: Arm) -> Path:
+        is_candidate = arm is Arm.CANDIDATE
+        return request.folder if is_candidate else self.context.folder_in(request.folder, "reference")
+
+    @contextlib.contextmanager
+    def _blaming(self, request: ComparisonRequest[S], arm: Arm) -> Iterator[None]:
+        """Says of a failing process that it was the reference, if it was."""
+        try:
+            yield
+        except WorkerFailed as error:
+            if arm is Arm.CANDIDATE:
+                raise
+            if error.failure.kind is FailureKind.WRONG_LOSS and not request.sets[0]:
+                raise not_finite(error.failure.message) from error
+            if not (self.context.has_run or error.infrastructure):
+                raise LaunchError(self.context.reference_cannot_run(error.failure)) from error
+            raise ReferenceFailed(error) from error
+
+    def _keep(
+        self, request: ComparisonRequest[S], index: int, first: Run, second: Run, work: WorkPerStep | None
+    ) -> Pair:
+        """Stores two runs as a pair, and holds the candidate's losses against the reference's."""
+        reference, candidate = (first, second) if first.arm is Arm.REFERENCE else (second, first)
+        told = candidate.trace.beside(reference.trace)
+        pair = _make_pair(index, first.arm, first.at_s, reference.timed, candidate.timed, told)
+        self.context.progress.pair(request.folder, pair, work)
+        if request.inspect is not None:
+            candidate.trace.refuse_shorter(reference.trace)
+            self.context.losses.check_block(request.sets, (reference.report, candidate.report), pair.loss)
+        return pair
+
+    def _measure(self, worker: Worker, folder: Path, arm: Arm) -> tuple[Timed, LossTrace]:
+        """The steps of one run."""
+        spec, meter = self.context.spec, self.context.meter
+        steps = self._run_steps or spec.measure.run_steps
+        if spec.workload.takes_turns and self._run_steps is None:
+            steps = spec.turns.steps_alone(typical_step_s(worker), blocks=self._blocks, least=spec.measure.run_steps)
+        self._run_steps = steps  # all runs are as long: their losses are compared at the end
+        # In blocks where it can be, as if interleaved: each has new batches, so that nothing is learned by heart.
+        block = math.ceil(steps / self._blocks) if spec.workload.takes_turns else steps
+        trace, times, joules = LossTrace(spec, worker.report), tuple[float, ...](), list[float | None]()
+        begun = time.monotonic()
+        while len(times) < steps:
+            count = min(block, steps - len(times))
+            with self.context.gpus.block(arm, settle_s=max(0.0, spec.turns.steady_s - sum(times))):
+                more, drawn = meter.measure(lambda count=count: worker.run_block(count))  # type: ignore[misc]
+            times += more
+            joules.append(drawn)
+            trace.take(worker, count)
+        known = [j for j in joules if j is not None]
+        total = sum(known) if len(known) == len(joules) else None
+        if not spec.workload.takes_turns:
+            # Such a program runs on whether it is asked or not: the steps must fill the time that was metered.
+            metered_s = time.monotonic() - begun
+            total = total if abs(sum(times) - metered_s) < LARGEST_GAP * metered_s else None
+        self.context.gpus.look(folder)
+        return Timed(*spec.turns.split_alone(times), total), trace
+
+    def _aa_run(self, folder: Path, plan: SequentialPlan) -> AaRun:
+        """Each isolated run is a fresh process already; they are few, whatever a plan of pairs says."""
+        measure = self.context.spec.measure
+        request: ComparisonRequest[None] = ComparisonRequest(
+            candidate=FlagSet(), folder=folder, name="floor", rule=fixed(measure.sandwiches)
+        )
+        found = self._compare(request)
+        assert found.comparison is not None
+        start_s = statistics.mean((found.reference.start_s, found.candidate.start_s))
+        return AaRun(
+            reference=found.reference,
+            seconds=[found.candidate],
+            pairs=found.pairs,
+            comparison=found.comparison,
+            noise=aba_noise_floor(found.pairs, min_effect=measure.min_effect, start_s=start_s),
+        )
+
+
+def aba_noise_floor(pairs: Sequence[Pair], *, min_effect: float, start_s: float = 0.0) -> NoiseFloor:
+    """What ABA runs of the reference with itself say about this machine.
+
+    Args:
+        pairs: ABA runs stored as pairs.
+    """
+    found = aba_estimate(pairs)
+    count = found.pair_count
+    half = math.log(found.high / found.low) / 2
+    return NoiseFloor(
+        estimate=found,
+        # A true effect of twice the half width is found more than 9 times in 10.
+        detectable=min_effect + 1.0 - math.exp(-2 * half),
+        process_sd=(run_sd := _run_sd(pairs)),
+        within_sd=0.0,
+        degrees=2 * count,
+        spread=spread_of(run_sd**2, 2 * count),
+        start_s=start_s,
+        pair_s=statistics.median(p.lasted_s for p in pairs),
+    )
+
+
+def _run_sd(pairs: Sequence[Pair]) -> float:
+    """Standard deviation of one fresh run, in log, all that is in it together.
+
+    With the variance v of a run, the middle one against the mean of its neighbours has 1.5 v and these against each
+    other have 2 v, independently; of equal runs both are 0 in the mean, so none of either is lost to estimating that.
+    """
+    total = 0.0
+    for before, after in zip(pairs[::2], pairs[1::2], strict=True):
+        total += ((log_ratio(before) + log_ratio(after)) / 2) ** 2 / 1.5
+        total += (log_ratio(before) - log_ratio(after)) ** 2 / 2
+    return math.sqrt(total / len(pairs))
+
+
+def aba_estimate(pairs: Sequence[Pair], work: WorkPerStep | None = None) -> Estimate:
+    """The estimate of ABA runs stored as pairs, two for each; per unit of `work` where that differs."""
+    per_step = work.ratio if work is not None else 1.0
+    return estimate_aba(
+        [
+            (
+                block_step_s(before.reference_s),
+                block_step_s(before.candidate_s) / per_step,
+                block_step_s(after.reference_s),
+            )
+            for before, after in zip(pairs[::2], pairs[1::2], strict=True)
+        ]
+    )

@@ -1,0 +1,460 @@
+"""Where measurements are made: starts workers, keeps the living reference, and knows which program a worker holds."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from autotune.child import plain
+from autotune.machine import NO_WATCH, GpuWatch, caller_environment, open_meter, open_watch
+from autotune.model import (
+    DUMP_FILE,
+    Arm,
+    Failure,
+    FailureKind,
+    FlagSet,
+    FloorResult,
+    LaunchError,
+    NodeLostError,
+    Pair,
+    StudySpec,
+    TimeLimits,
+    WorkerReport,
+    WorkPerStep,
+    artefacts_of,
+    kernels_of,
+    limits_after,
+    read_choices,
+)  # fmt: skip
+from autotune.rundir import ARTEFACTS, Folders, in_force, place_artefacts
+from autotune.settings import gpu_findings
+from autotune.stats import LossSpread
+from autotune.study.interpreter import program_python
+from autotune.study.loss_gate import LossGate, LossTrace, not_finite, refuse_not_finite, unusable_dtype
+from autotune.study.memory import MemoryShare, refuse_over_limit
+from autotune.study.tasks import Assignment
+from autotune.workers import Launcher, Worker, WorkerFailed, is_without_gpu
+
+R = TypeVar("R")
+
+INFRASTRUCTURE_RETRIES = 2
+REFERENCE_RESTARTS = 3
+
+MOST_DUMPED = 64_000_000
+"""Bytes of the autotuner's results of one process; more is not read."""
+
+
+class ReferenceFailed(WorkerFailed):
+    """It was the reference that failed, or the machine under both: not the candidate's fault."""
+
+    def __init__(self, error: WorkerFailed) -> None:
+        super().__init__(error.failure, infrastructure=error.infrastructure)
+
+
+class ProgressSink(Protocol):
+    """Receives what a lane reports while it works; the driver is at its other end."""
+
+    def phase(self, what: str) -> None:
+        """What is under way."""
+
+    def pair(self, folder: Path, pair: Pair, work: WorkPerStep | None = None) -> None:
+        """One more raw pair of blocks of the measurement in a folder, to be kept; `work` where a step's differs."""
+
+    def incident(self, what: str) -> None:
+        """Something happened to the tuner, not to a trial."""
+
+
+class MeasurementContext:
+    """The place where comparisons are made; each lane has one.
+
+    Args:
+        is_shared: Other lanes may be at work on the same machine.
+
+    Attributes:
+        assignment: The task in hand, and what the driver said with it.
+        programs: Names of programs that were measured before, here or elsewhere, each with the number of its trial.
+        has_run: Whether a reference ever ran: one that never did cannot run at all.
+        restarts: How often the reference was lost over the task in hand.
+        share: What two processes on one GPU get of its memory, and who does not fit so.
+    """
+
+    def __init__(
+        self, spec: StudySpec, folders: Folders, launcher: Launcher, progress: ProgressSink, *, is_shared: bool = False
+    ) -> None:
+        self.spec = spec
+        self.folders = folders
+        self.progress = progress
+        self.assignment = Assignment()
+        self.programs: dict[str, int] = {}
+        self.losses = LossGate(spec, LossSpread(), 0.0)
+        self.reference_trace: LossTrace | None = None
+        self.has_run = False
+        self.restarts = 0
+        self.share = MemoryShare(spec)
+        self.gpus = _open_watch(spec)
+        self.meter = open_meter(spec, self.gpus, is_shared=is_shared)
+        self._launcher = launcher
+        self._reference: Worker | None = None
+        self._first_kernels: dict[FlagSet, dict[str, str]] = {}
+        self._began_s = time.monotonic()
+
+    def begin(self, assignment: Assignment) -> None:
+        """A task begins on this lane."""
+        self.assignment = assignment
+        self.programs.update(assignment.programs)
+        self.restarts = 0
+        self._began_s = time.monotonic()
+        if (floor := assignment.floor) is not None:
+            self.losses = LossGate(self.spec, floor.loss_spread, floor.loss_tolerance)
+            self._launcher.limits = time_limits_after(self.spec, floor)
+
+    @property
+    def now_s(self) -> float:
+        """Seconds since the study began."""
+        return self.assignment.at_s + time.monotonic() - self._began_s
+
+    def folder_in(self, folder: Path, name: str) -> Path:
+        """A folder inside that of a measurement, for the logs of another process."""
+        return self.folders.folder(*Path(self.folders.relative(folder)).parts, name)
+
+    # ------------------------------------------------------------------ workers
+
+    def start(self, settings: FlagSet, folder: Path, *, alone: bool = False) -> Worker:
+        """Starts a worker under the baseline plus `settings`; faults of the machine are retried, others never.
+
+        Raises:
+            WorkerFailed: If it never became ready.
+            NodeLostError: If nodes that it needs are gone.
+        """
+        attempt = 0
+        while True:
+            is_given = self.share.is_given(settings, alone=alone)
+            merged = self._in_force(self.share.settings_of(settings, alone=alone))
+            try:
+                (folder / DUMP_FILE).unlink(missing_ok=True)  # nobody shall be said to have chosen those kernels
+                worker = self._checked(self._launcher.start(merged, folder, progress=self.progress.phase), settings)
+                worker.report = self._with_kernels(worker.report, folder)
+                return worker
+            except WorkerFailed as error:
+                if is_given and self.share.is_refused(error.failure):
+                    self._leave_share_to_program(error)
+                    continue
+                if not error.infrastructure:
+                    raise
+                if attempt == INFRASTRUCTURE_RETRIES:
+                    if error.failure.kind is FailureKind.NODE_LOST:  # no trial can run here any more
+                        raise NodeLostError(
+                            f"all nodes of a trial must start it but: {error}; everything so far is kept; run the same "
+                            "command again on other nodes, and it goes on"
+                        ) from error
+                    raise
+                self.progress.incident(f"start tried again after: {error}")
+                attempt += 1
+                time.sleep(0.5 * attempt)
+
+    def where_it_fits(self, work: Callable[[bool], R], *, alone: bool) -> R:
+        """Has one process do something; where it finds too little memory beside the reference, once more alone.
+
+        Args:
+            work: Starts the process, and ends it; told whether that is alone.
+            alone: Whether it is alone from the start.
+
+        Raises:
+            WorkerFailed: If that fails.
+        """
+        try:
+            return work(alone)
+        except WorkerFailed as error:
+            if alone or not self.share.is_too_small(error.failure):
+                raise
+        self.release_reference()
+        return work(True)
+
+    def _leave_share_to_program(self, error: WorkerFailed) -> None:
+        """Gives no process a share of the GPU's memory from now on: their program takes what it wants."""
+        if not self.share.is_programs_own:
+            self.share.is_programs_own = True
+            self.progress.incident(
+                f"the program sets its share of the GPU's memory itself, so it is left to it: {error}"[:300]
+            )
+
+    def _checked(self, worker: Worker, settings: FlagSet) -> Worker:
+        """A worker whose report holds what the study file says of its work; ended if it is not within the limits."""
+        try:
+            worker.report = with_declared_work(self.spec, settings, worker.report)
+            refuse_over_limit(self.spec, worker.report)
+            self.gpus.follow([g.uuid for g in worker.report.gpus or () if g.uuid is not None])
+            if (failure := unusable_dtype(worker.report)) is not None:
+                raise WorkerFailed(failure)
+        except WorkerFailed:
+            worker.close()
+            raise
+        return worker
+
+    def _with_kernels(self, report: WorkerReport, folder: Path) -> WorkerReport:
+        """A report with the kernels that XLA's autotuner chose."""
+        file = folder / DUMP_FILE
+        if not file.is_file() or file.is_symlink():
+            return report
+        try:
+            if (size := file.stat().st_size) > MOST_DUMPED:
+                raise ValueError(f"it must have at most {MOST_DUMPED:,} bytes but has {size:,}")
+            choices = read_choices(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            place = f"{folder.name}/{file.name}"
+            self.progress.incident(f"what the autotuner chose is not known: {place}: {error}"[:300])
+            return report
+        return report.model_copy(update={"kernels": kernels_of(choices)})
+
+    def _in_force(self, settings: FlagSet) -> FlagSet:
+        """The set with the paths of its artefacts, which are written where this place keeps its logs.
+
+        Raises:
+            AutotuneError: If they cannot be written, or a set stands for one that was not given here.
+        """
+        if not artefacts_of(settings):
+            return settings
+        folder = self.folders.folder(ARTEFACTS)
+        place_artefacts(self.assignment.artefacts, folder)
+        return in_force(settings, folder)
+
+    def start_both(self, reference: FlagSet, candidate: FlagSet, folder: Path, *, name: str) -> tuple[Worker, Worker]:
+        """Starts two fresh workers, at once or, where the device asks for it, in an order that a coin decides.
+
+        Args:
+            folder: Where the candidate's log goes.
+            name: Seeds the coin: whoever starts second chooses its kernels beside a neighbour.
+
+        Raises:
+            ReferenceFailed: If the first one failed, whatever became of the second.
+            WorkerFailed: If the second one did.
+        """
+        beside = self.folder_in(folder, "reference")
+        asked = {Arm.REFERENCE: (reference, beside), Arm.CANDIDATE: (candidate, folder)}
+        if self.spec.turns.in_order:
+            arms = [*asked]
+            random.Random(f"{self.spec.seed}/{name}/start").shuffle(arms)
+            found = self._start_in_order({arm: asked[arm] for arm in arms})
+        else:
+            found = self._start_at_once(asked)
+        workers = {arm: w for arm, w in found.items() if not isinstance(w, WorkerFailed)}
+        if len(workers) == len(asked):
+            first, second = workers[Arm.REFERENCE], workers[Arm.CANDIDATE]
+            if not reference:
+                refuse_not_finite(first.report)
+            return first, second
+        for worker in workers.values():
+            worker.close()
+        of_first, of_second = found[Arm.REFERENCE], found.get(Arm.CANDIDATE)
+        if isinstance(of_first, WorkerFailed):
+            raise ReferenceFailed(of_first) from of_first
+        assert isinstance(of_second, WorkerFailed)
+        raise of_second
+
+    def _start_in_order(self, asked: Mapping[Arm, tuple[FlagSet, Path]]) -> dict[Arm, Worker | WorkerFailed]:
+        """Starts one after the other; where the reference fails, nothing is to be learned of the candidate."""
+        found: dict[Arm, Worker | WorkerFailed] = {}
+        for arm, (settings, folder) in asked.items():
+            try:
+                found[arm] = self.start(settings, folder)
+            except WorkerFailed as error:
+                found[arm] = error
+                if arm is Arm.REFERENCE:
+                    break
+            except BaseException:
+                self.close()
+                raise
+        return found
+
+    def _start_at_once(self, asked: Mapping[Arm, tuple[FlagSet, Path]]) -> dict[Arm, Worker | WorkerFailed]:
+        """Starts all at once: starting is not measured, and most of a short run."""
+        found: dict[Arm, Worker | WorkerFailed] = {}
+        with ThreadPoolExecutor(max_workers=len(asked)) as pool:
+            futures = {arm: pool.submit(self.start, *one) for arm, one in asked.items()}
+            try:
+                errors = {arm: future.exception() for arm, future in futures.items()}
+            except BaseException:  # interrupted: do not wait until all have compiled
+                self.close()
+                raise
+        for arm, error in errors.items():
+            if error is not None and not isinstance(error, WorkerFailed):
+                self.close()
+                raise error
+            found[arm] = futures[arm].result() if error is None else error
+        return found
+
+    def reference(self) -> Worker:
+        """The living reference; started when first asked for, and again after it died, a bounded number of times.
+
+        Raises:
+            ReferenceFailed: If its share of the GPU's memory is too small for it; alone it may run.
+            LaunchError: If it cannot be started: there is nothing to compare with.
+        """
+        if self._reference is None:
+            folder = self.folders.folder(*floor_folder(self.assignment.lane), "reference")
+            try:
+                self._reference = self.start(FlagSet(), folder)
+            except WorkerFailed as error:
+                if self.share.is_too_small(error.failure):
+                    raise ReferenceFailed(error) from error
+                raise LaunchError(self.reference_cannot_run(error.failure)) from error
+            refuse_not_finite(self._reference.report)
+            self.has_run = True
+            self.reference_trace = LossTrace(self.spec, self._reference.report)
+        return self._reference
+
+    def lose_reference(self, error: WorkerFailed) -> None:
+        """Ends the reference, to be started anew when next asked for.
+
+        Raises:
+            ReferenceFailed: If that happened too often over the task in hand: it is not tried again, but others are.
+            LaunchError: If its loss is no number.
+        """
+        self.release_reference()
+        if error.failure.kind is FailureKind.WRONG_LOSS:
+            raise not_finite(error.failure.message) from error
+        self.restarts += 1
+        self.progress.incident(f"reference lost: {error}")
+        if self.restarts > REFERENCE_RESTARTS:
+            message = f"the reference beside it ended {self.restarts} times; the last time: {error}"
+            lost = error.failure.model_copy(update={"message": message[:2000]})
+            raise ReferenceFailed(WorkerFailed(lost, infrastructure=error.infrastructure)) from error
+
+    def release_reference(self) -> None:
+        """Ends the living reference, so that another process is alone; it is started again when next asked for."""
+        if self._reference is not None:
+            self._reference.close()
+            self._reference = None
+
+    def reference_cannot_run(self, failure: Failure) -> str:
+        """What to tell a user whose reference cannot run."""
+        lines = "\n".join(f"    {plain(line)[:200]}" for line in failure.last_lines[-8:])
+        advice = _why_no_gpu(self.spec) if is_without_gpu(failure) else f"  {self.share.advice(failure)}"
+        return (
+            f"the reference (baseline settings: {self.spec.baseline}) must run but did not: {failure.kind}: "
+            f"{failure.message}\n  its log is {failure.log}; its last lines:\n{lines}\n"
+            f"{advice}, then run the same command again"
+        )
+
+    def close(self) -> None:
+        """Ends every worker."""
+        self._launcher.close()
+        self._reference = None
+
+    # ------------------------------------------------------------------ what a worker reports
+
+    def steps_for(self, worker: Worker) -> int:
+        """Steps in a block, those that are not counted included, from the warm-up of a worker."""
+        return self.spec.turns.steps(typical_step_s(worker))
+
+    def program_key(self, settings: FlagSet, report: WorkerReport) -> str:
+        """Names what really runs: the compiled program, plus the settings that are read at run time."""
+        merged, read = self.spec.baseline.merge(settings), self.assignment.runtime
+        runtime = {n: v for n, v in merged.items() if n in read}
+        body = json.dumps([report.fingerprint, runtime, report.process_count], sort_keys=True)
+        return hashlib.sha256(body.encode()).hexdigest()[:16]
+
+
+def floor_folder(lane: str) -> tuple[str, ...]:
+    """Where a lane's reference and A/A run lie, in parts: each compares with its own."""
+    return ("floor", lane) if lane else ("floor",)
+
+
+def time_limits_after(spec: StudySpec, floor: FloorResult) -> TimeLimits:
+    """What processes of a lane may take, from what the reference took in its A/A run."""
+    start_s = max(floor.floor.start_s, floor.reference.start_s or 0.0)
+    return limits_after(spec.measure, start_s=start_s, step_s=floor.comparison.reference_step_s)
+
+
+def typical_step_s(worker: Worker) -> float:
+    """Seconds of a step of a worker, from its warm-up."""
+    times = worker.report.warmup_step_times_s
+    return sorted(times)[len(times) // 2]
+
+
+def _open_watch(spec: StudySpec) -> GpuWatch:
+    """A watch over the GPUs of a study; one that sees nothing in a study on CPUs."""
+    if spec.device.platform != "cuda":
+        return NO_WATCH
+    count = spec.device.count
+    return open_watch(caller_environment(), None if count is None else max(1, count // spec.device.node_count))
+
+
+def _why_no_gpu(spec: StudySpec) -> str:
+    """What keeps JAX from the GPUs of this machine, one line each with the command that mends it."""
+    found = gpu_findings(program_python(spec, Path.cwd(), note=None), caller_environment())
+    lines = [f"    {f.problem}: {f.command}" for f in found] or ["    nothing that keeps JAX from a GPU"]
+    return "\n".join(["  `autotune doctor` finds here:", *lines, '  or write device.platform = "cpu"'])
+
+
+# ---------------------------------------------------------------------- work of a step
+
+HOW_TO_SAY = 'say what a step does: `workload.tokens_per_step = "batch * seq"`, an expression over the options'
+
+
+def work_between(settings: tuple[FlagSet, FlagSet], reports: tuple[WorkerReport, WorkerReport]) -> WorkPerStep | None:
+    """What a step of reference and candidate does; None where both do the same, or neither tells.
+
+    Arms that differ in it are compared by time per token, never by time per step.
+
+    Raises:
+        WorkerFailed: If one of them tells and the other does not, or if they differ though their options are the same:
+            a flag may change how fast a step is, and not what it does.
+    """
+    (base, ours), (reference, candidate) = settings, (r.tokens_per_step or None for r in reports)
+    if reference == candidate:
+        return None
+    if reference is None or candidate is None:
+        silent, tells = ("the reference", "the candidate") if reference is None else ("the candidate", "the reference")
+        problem = f"both arms must tell what a step does but {tells} says {reference or candidate} and {silent} nothing"
+        raise _not_comparable(f"{problem}; {HOW_TO_SAY}")
+    if base.of_kind("option") == ours.of_kind("option"):
+        raise _not_comparable(
+            f"a step must do the same under the same options but the reference says {reference} tokens and the "
+            f"candidate {candidate}; flags change how fast it is, so the program tells something else than it does"
+        )
+    return WorkPerStep(reference=reference, candidate=candidate)
+
+
+def with_declared_work(spec: StudySpec, settings: FlagSet, report: WorkerReport) -> WorkerReport:
+    """A report with what the study file says of a step under these options.
+
+    Raises:
+        WorkerFailed: If the program itself says another number of tokens.
+    """
+    try:
+        declared = spec.work_under(settings)
+    except ValueError as error:
+        raise _not_comparable(str(error)) from None
+    if declared is None:
+        return report
+    told = report.tokens_per_step
+    if told and told != declared:
+        raise _not_comparable(
+            f"`workload.tokens_per_step` gives {declared} for {settings.of_kind('option')} but the program says "
+            f"{told} tokens a step; mend the expression, or take it out"
+        )
+    return report.model_copy(update={"tokens_per_step": declared})
+
+
+def refuse_untold_work(spec: StudySpec, reference: WorkerReport) -> None:
+    """Refuses a search of options whose effect on the work of a step nobody tells.
+
+    Raises:
+        LaunchError: If it is one.
+    """
+    if spec.search.options and not reference.tokens_per_step:
+        raise LaunchError(
+            "where options are searched, what a step does must be known but the workload does not tell its tokens "
+            f"per step, so half a batch would pass for twice the speed; {HOW_TO_SAY}"
+        )
+
+
+def _not_comparable(message: str) -> WorkerFailed:
+    return WorkerFailed(Failure(kind=FailureKind.WORKLOAD_ERROR, message=message, phase="check"))

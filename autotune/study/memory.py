@@ -1,0 +1,173 @@
+"""Memory of the devices: the bound that a study sets, and what two interleaved processes get of a GPU.
+
+JAX takes three quarters of a GPU's memory when it starts, so of two processes the second would find too little. Each
+gets less than half, unless the study, or the program itself, says otherwise; what does not fit so is measured alone.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from autotune.compiler import Screener
+from autotune.model import TURNS, Failure, FailureKind, FlagSet, StudySpec, WorkerReport, format_bytes
+from autotune.workers import WorkerFailed
+
+LIMIT_PHASE = "limit"
+"""Phase of a failure where the study refuses the set, not the device."""
+
+MEMORY_FRACTION = "XLA_CLIENT_MEM_FRACTION"
+SHARED_FRACTION = "0.45"
+"""What each of two interleaved processes takes of a GPU's memory, unless the study says otherwise."""
+
+_REFUSED = re.compile(
+    # jaxlib's xla_client.py, 0.10 to 0.12: the program has set the older name of the same
+    rf"{MEMORY_FRACTION} is specified together with XLA_PYTHON_CLIENT_MEM_FRACTION"
+    # workers/settings_check.py: the program has set this very variable
+    rf"|{MEMORY_FRACTION}={SHARED_FRACTION}: the program"
+)
+
+MOST_READ = 4_000_000
+"""Bytes of a log that are looked through."""
+
+
+# ---------------------------------------------------------------------- the bound of the study
+
+
+def over_limit(spec: StudySpec, peak_bytes: int | None, how: str) -> Failure | None:
+    """The failure of a set that needs more than `limits.memory`; None without a limit, or a figure.
+
+    Args:
+        peak_bytes: What it needs of the fullest device.
+        how: Where that figure is from, in words.
+    """
+    limit = spec.limits.memory
+    if limit is None or peak_bytes is None or peak_bytes <= limit:
+        return None
+    message = (
+        f"must need at most {format_bytes(limit)} of each device (limits.memory) but needs {format_bytes(peak_bytes)} "
+        f"({how}); raise the limit if the device has more to give"
+    )
+    return Failure(kind=FailureKind.OUT_OF_MEMORY, message=message, phase=LIMIT_PHASE)
+
+
+def refuse_over_limit(spec: StudySpec, report: WorkerReport) -> None:
+    """Refuses a process that has taken more than the limit, or that cannot tell.
+
+    Raises:
+        WorkerFailed: If it has.
+    """
+    known = max([report.peak_bytes or 0, *(m.peak_bytes for m in report.device_memory)])
+    if (failure := over_limit(spec, known, "measured")) is not None:
+        raise WorkerFailed(failure)
+    if spec.limits.memory is not None and not known:
+        message = (
+            "must tell its memory for limits.memory to be kept but does not; a program is asked by the hook, a screen "
+            "([screen] enabled = true) by compiling: use one of them, or take the limit out"
+        )
+        raise WorkerFailed(Failure(kind=FailureKind.WORKLOAD_ERROR, message=message, phase=LIMIT_PHASE))
+
+
+def compiled_over_limit(spec: StudySpec, screen: Screener, settings: FlagSet) -> Failure | None:
+    """The failure of a set whose compiled program needs more memory than the study allows."""
+    return over_limit(spec, _compiled_peak(screen, settings), "by its compiled program, never launched")
+
+
+def does_not_fit(screen: Screener, settings: FlagSet) -> Failure:
+    """The failure of a set that must not be launched."""
+    peak = _compiled_peak(screen, settings)
+    limit = screen.limit_bytes(screen.baseline.merge(settings))
+    return Failure(
+        kind=FailureKind.OUT_OF_MEMORY,
+        message=f"needs {format_bytes(peak)} on each GPU and has {format_bytes(limit)}: compiled for "
+        f"{screen.target_name} {screen.job.topology}, never launched",
+        phase="screen",
+    )
+
+
+def _compiled_peak(screen: Screener, settings: FlagSet) -> int | None:
+    program = screen.result(settings).program
+    return program.memory.peak_bytes if program and program.memory else None
+
+
+# ---------------------------------------------------------------------- shares of a GPU
+
+
+class MemoryShare:
+    """How the GPUs of one place are shared, and which sets turned out not to fit beside another process.
+
+    Attributes:
+        is_programs_own: Whether the program turned out to set its share itself, so that it is given none.
+    """
+
+    def __init__(self, spec: StudySpec) -> None:
+        self._spec = spec
+        self._alone: set[FlagSet] = set()
+        self.is_programs_own = False
+
+    def settings_of(self, settings: FlagSet, *, alone: bool) -> FlagSet:
+        """The baseline plus `settings`, plus the share of one of two processes unless it is alone."""
+        merged = self._spec.baseline.merge(settings)
+        return merged.merge({MEMORY_FRACTION: SHARED_FRACTION}) if self.is_given(settings, alone=alone) else merged
+
+    def is_given(self, settings: FlagSet, *, alone: bool) -> bool:
+        """Whether a process is given a share: not if anybody else decides on its memory."""
+        if alone or self.is_programs_own or self._spec.device.platform != "cuda":
+            return False
+        # Names of variables by which a study or a set decides on memory itself.
+        return not any(
+            name.endswith(("_MEM_FRACTION", "_PREALLOCATE", "_ALLOCATOR"))
+            for name in self._spec.baseline.merge(settings)
+        )
+
+    @property
+    def is_optional(self) -> bool:
+        """Whether processes of this study share a GPU, and may also run alone: the study leaves the choice."""
+        return self._spec.device.platform == "cuda" and self._spec.measure.mode == "auto"
+
+    def is_too_small(self, failure: Failure) -> bool:
+        """Whether an interleaved process failed for want of memory that it might have alone."""
+        return (
+            self.is_optional
+            and failure.kind is FailureKind.OUT_OF_MEMORY
+            and failure.phase != LIMIT_PHASE  # it does not fit alone either
+        )
+
+    def remember(self, settings: FlagSet) -> None:
+        """Notes that a set does not fit beside another process, so that its next pair does not try again."""
+        self._alone.add(settings)
+
+    def is_known_alone(self, *sets: FlagSet) -> bool:
+        """Whether one of some sets turned out not to fit beside another process."""
+        return self.is_optional and not self._alone.isdisjoint(sets)
+
+    def advice(self, failure: Failure) -> str:
+        """What to do about a reference that cannot run, to begin a sentence with."""
+        if failure.kind is not FailureKind.OUT_OF_MEMORY or not self.is_given(FlagSet(), alone=False):
+            return "mend the workload or the baseline of the study"
+        if self._spec.measure.mode == TURNS:
+            return (
+                f'measure.mode = "{TURNS}" leaves each of two processes {SHARED_FRACTION} of the GPU\'s memory: write '
+                '"auto" or "sandwich", and one at a time has more'
+            )
+        return (
+            "it was alone on the GPU, with JAX's own share of the memory: make the workload smaller, or that share "
+            f"larger ([baseline] {MEMORY_FRACTION})"
+        )
+
+    def is_refused(self, failure: Failure) -> bool:
+        """Whether a process failed because its program, too, says how much memory it takes."""
+        if any(map(_REFUSED.search, (failure.message, *failure.last_lines))):
+            return True
+        # JAX only logs it, far above its last words: that it knows of no such platform.
+        return failure.kind is not FailureKind.OUT_OF_MEMORY and _REFUSED.search(_text_of(failure.log)) is not None
+
+
+def _text_of(log: str | None) -> str:
+    if log is None:
+        return ""
+    try:
+        with Path(log).open("rb") as stream:
+            return stream.read(MOST_READ).decode(errors="replace")
+    except OSError:
+        return ""

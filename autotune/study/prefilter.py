@@ -1,0 +1,163 @@
+"""Decides which sets need no measurement, from earlier trials and compiled programs."""
+
+from __future__ import annotations
+
+from collections.abc import (
+    Iterable,
+    Sequence,
+)
+
+from autotune.model import (
+    REFERENCE_NUMBER,
+    FlagSet,
+    TrialConfig,
+    TrialOutcome,
+    TrialResult,
+    TrialStatus,
+    WorkerReport,
+)
+from autotune.rundir import Store
+from autotune.settings import SearchSpace
+from autotune.stats import (
+    REFERENCE,
+    Estimate,
+)
+from autotune.study.budget import FEWEST_TRIALS
+from autotune.study.context import refuse_untold_work
+from autotune.study.run import StudyRun
+from autotune.study.screen import (
+    DEAD_TOGETHER,
+    Precheck,
+    contradicts,
+    recheck_of,
+)
+from autotune.study.tasks import TrialTask
+
+
+def measure_reference(run: StudyRun) -> WorkerReport:
+    """Has the A/A run done, unless an earlier session did, and gives the reference's report."""
+    if run.screener is not None:
+        run.screener.is_measuring = lambda: run.lanes.is_measuring
+    floor = run.lanes.first_floor()
+    refuse_untold_work(run.spec, floor.reference)
+    return floor.reference
+
+
+def narrow_space(run: StudyRun, space: SearchSpace) -> SearchSpace:
+    """The space without what compiling shows to need no measurement."""
+    screener, reference = run.screener, run.reference
+    if screener is None or reference is None:
+        return space
+    if (table := run.time.timetable()) is not None:
+        screener.kept_s = table.reserved_s + FEWEST_TRIALS * table.trial_s
+    left = screener.narrow(space, dict(run.first), reference)
+    if screener.report is not None and run.spec.device.platform == "cuda":
+        run.recheck = recheck_of(space, screener.report)
+    return left
+
+
+def _is_refuted(run: StudyRun, results: Sequence[TrialResult]) -> bool:
+    """Whether what the screen calls a no-op turned out to act."""
+    return contradicts(results, min_effect=run.spec.measure.min_effect)
+
+
+def is_same_program(run: StudyRun, one: FlagSet, other: FlagSet) -> bool:
+    """Whether the screen knows, without starting anything, that one measurement serves two sets."""
+    if run.screener is None or _is_refuted(run, run.store.of(TrialResult)):
+        return False
+    return run.screener.is_same_program(one, other)
+
+
+def evaluate(run: StudyRun, config: TrialConfig, known: Known) -> TrialResult | TrialTask:
+    """What a lane has to do, unless the set's result is known already."""
+    precheck = Precheck()
+    outcome: TrialOutcome | None = known.same_set(config.settings)
+    if outcome is None and run.screener is not None:
+        precheck = run.screener.precheck(config.settings)
+        if config.origin == DEAD_TOGETHER or _is_refuted(run, known.results):
+            precheck = Precheck(failure=precheck.failure)  # what is equal is what is rechecked
+        if precheck.failure is not None:
+            outcome = TrialOutcome(status=TrialStatus.FAILED, failure=precheck.failure)
+        elif precheck.key is not None:
+            outcome = known.same_program(precheck.key, run.screener.precheck(FlagSet()).key)
+    if outcome is not None:
+        return TrialResult(**dict(config), **dict(outcome), compiled_key=precheck.key)
+    best = known.incumbent if config.origin != DEAD_TOGETHER else None  # what is surely not the best is given up
+    return TrialTask(config=config, incumbent=best, compiled_key=precheck.key)
+
+
+# ---------------------------------------------------------------------- earlier trials
+
+
+class Known:
+    """The results so far, kept up as they come: to ask them costs as much after thousands of trials as after ten.
+
+    Attributes:
+        results: All of them, in order.
+        incumbent: See `incumbent`.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.results: list[TrialResult] = []
+        self.incumbent = REFERENCE
+        self._by_number: dict[int, TrialResult] = {}
+        self._by_set: dict[FlagSet, TrialResult] = {}
+        self._by_key: dict[str, TrialResult] = {}
+        self._lowest = 1
+
+    def refresh(self) -> Sequence[TrialResult]:
+        """Takes in what was recorded since the last look, and gives that."""
+        news = self._store.since(TrialResult, len(self.results))
+        for result in news:
+            self.results.append(result)
+            self._by_number.setdefault(result.number, result)
+            if result.status is not TrialStatus.SAME_SET:
+                self._by_set.setdefault(result.settings, result)
+            if result.compiled_key is not None and result.status is TrialStatus.MEASURED:
+                self._by_key.setdefault(result.compiled_key, result)
+        self.incumbent = min(self.incumbent, incumbent(news), key=lambda e: e.ratio)
+        return news
+
+    def free_number(self, taken: Iterable[int]) -> int:
+        """The lowest number that no trial has."""
+        while self._lowest in self._by_number:
+            self._lowest += 1
+        number, taken = self._lowest, set(taken)
+        while number in taken or number in self._by_number:
+            number += 1
+        return number
+
+    def same_set(self, settings: FlagSet) -> TrialOutcome | None:
+        """The trial that had this very set, if one did."""
+        earlier = self._by_set.get(settings)
+        return _duplicate_of(earlier, TrialStatus.SAME_SET) if earlier is not None else None
+
+    def same_program(self, key: str, reference_key: str | None) -> TrialOutcome | None:
+        """The reference or the trial that stands for a program, if one does.
+
+        Args:
+            key: Names the program as the screen compiled it.
+            reference_key: Names the reference's.
+        """
+        if key == reference_key:
+            return TrialOutcome(status=TrialStatus.SAME_PROGRAM, same_as=REFERENCE_NUMBER)
+        earlier = self._by_key.get(key)
+        return _duplicate_of(earlier, TrialStatus.SAME_PROGRAM) if earlier is not None else None
+
+    def complete(self, result: TrialResult) -> TrialResult:
+        """A result with the figures of the trial that stands for it, which a lane does not know."""
+        if result.same_as is None or result.same_as == REFERENCE_NUMBER:
+            return result
+        return result.model_copy(update=dict(_duplicate_of(self._by_number[result.same_as], result.status)))
+
+
+def _duplicate_of(earlier: TrialResult, status: TrialStatus) -> TrialOutcome:
+    return TrialOutcome(status=status, same_as=earlier.number, comparison=earlier.comparison, failure=earlier.failure)
+
+
+def incumbent(results: Iterable[TrialResult]) -> Estimate:
+    """The best estimate so far, the reference's own while nothing is better."""
+    found = [r.comparison.estimate for r in results if r.status is TrialStatus.MEASURED and r.comparison is not None]
+    best = min(found, key=lambda e: e.ratio, default=None)
+    return best if best is not None and best.ratio < 1 else REFERENCE

@@ -1,0 +1,236 @@
+"""Tasks: what a lane is asked to do, whole, and what the driver records if no lane lives through it.
+
+A task is data, for it may travel to another machine. What comes back is a record of the study, measured under the
+driver's own rules: an assignment carries all that the lane needs to know of other trials.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from autotune.model import (
+    AblationResult,
+    AnyRecord,
+    Artefact,
+    BlameRecord,
+    ConfirmRun,
+    Failure,
+    FailureKind,
+    FlagSet,
+    FloorResult,
+    LeftOut,
+    LossBasis,
+    ProfileRecord,
+    Record,
+    Settings,
+    SoakRecord,
+    TrialConfig,
+    TrialResult,
+    TrialStatus,
+    names_left_out,
+)  # fmt: skip
+from autotune.stats import Estimate
+
+
+class Task(Record):
+    """One piece of work whose failure is a result of the study."""
+
+    @abstractmethod
+    def failed(self, failure: Failure) -> AnyRecord:
+        """The record of this task when it failed, or killed lane after lane."""
+
+
+class FloorTask(Record):
+    """The A/A run: each lane's first task.
+
+    It has no record of a failure: a lane on which the reference does not run is none.
+    """
+
+    kind: Literal["floor"] = "floor"
+
+
+class TrialTask(Task):
+    """One set against the reference.
+
+    Attributes:
+        incumbent: The best estimate so far; None where no set is given up for being worse.
+        compiled_key: Name of the program as the screen compiled it.
+        most: Pairs of blocks for which there is time; None for as many as the study allows.
+    """
+
+    kind: Literal["trial"] = "trial"
+    config: TrialConfig
+    incumbent: Estimate | None = None
+    compiled_key: str | None = None
+    most: int | None = None
+
+    def failed(self, failure: Failure) -> AnyRecord:
+        """See `Task`."""
+        status = TrialStatus.FAILED
+        return TrialResult(**dict(self.config), status=status, failure=failure, compiled_key=self.compiled_key)
+
+
+class PairTask(Task):
+    """One fresh pair of processes of a proof; see `ConfirmRun`.
+
+    Attributes:
+        is_alone: Isolated runs, each with nothing beside it.
+        pairs: Pairs of blocks that it runs; the driver says how many when it gives the task to a lane.
+    """
+
+    kind: Literal["pair"] = "pair"
+    stage: str
+    trial: int
+    settings: Settings
+    repeat: int
+    against: Settings | None = None
+    is_alone: bool = False
+    pairs: int | None = None
+
+    def base(self) -> ConfirmRun:
+        """The record, but for its figures."""
+        return ConfirmRun(
+            stage=self.stage, settings=self.settings, trial=self.trial, repeat=self.repeat, pair_count=0,
+            against=self.against, is_alone=self.is_alone,
+        )  # fmt: skip
+
+    def failed(self, failure: Failure) -> AnyRecord:
+        """See `Task`."""
+        return self.base().model_copy(update={"failure": failure})
+
+
+class AblationTask(Task):
+    """A set without one setting, or without several, against the whole set; `most` as in `TrialTask`."""
+
+    kind: Literal["ablation"] = "ablation"
+    settings: Settings
+    left_out: LeftOut
+    most: int | None = None
+
+    @property
+    def rest(self) -> FlagSet:
+        """The set without them."""
+        return self.settings.without(*names_left_out(self.left_out))
+
+    def failed(self, failure: Failure) -> AnyRecord:
+        """See `Task`: what cannot be told to be useless stays."""
+        base = AblationResult(settings=self.settings, left_out=self.left_out, kept=True, reason="")
+        return base.model_copy(update={"failure": failure, "reason": "it could not be left out"})
+
+
+class SoakTask(Task):
+    """The winner alone for a while.
+
+    Attributes:
+        basis: By what its loss can be compared with the reference's.
+        typical: log of the typical step over the reference's, per unit of work, from the proof; None without one.
+        process_sd: Standard deviation of that from one pair of processes to the next.
+    """
+
+    kind: Literal["soak"] = "soak"
+    settings: Settings
+    least_s: float
+    least_steps: int
+    basis: LossBasis = LossBasis.STEPS
+    typical: float | None = None
+    process_sd: float = 0.0
+
+    def failed(self, failure: Failure) -> AnyRecord:
+        """See `Task`."""
+        return SoakRecord(
+            settings=self.settings, steps_s=0.0, step_count=0,
+            starts=0, failure=failure,
+        )  # fmt: skip
+
+
+class ProfileTask(Task):
+    """A set alone under a profiler, for so many steps."""
+
+    kind: Literal["profile"] = "profile"
+    settings: Settings
+    steps: int
+
+    def failed(self, failure: Failure) -> AnyRecord:
+        """See `Task`."""
+        return ProfileRecord(settings=self.settings, steps=self.steps, failure=failure)
+
+
+class BlameTask(Task):
+    """Looking for the smallest part of a failing set that fails alike.
+
+    Attributes:
+        known: Parts of which it is known from other trials whether they fail so.
+    """
+
+    kind: Literal["blame"] = "blame"
+    trial: int
+    settings: Settings
+    failure_kind: FailureKind
+    known: tuple[tuple[Settings, bool], ...] = ()
+
+    def failed(self, failure: Failure) -> AnyRecord:
+        """See `Task`: the whole set is what is known to fail."""
+        return BlameRecord(
+            trial=self.trial, failure_kind=self.failure_kind, settings=self.settings, smallest=self.settings,
+            is_minimal=False, starts=0,
+        )  # fmt: skip
+
+
+AnyTask = Annotated[
+    FloorTask | TrialTask | PairTask | AblationTask | SoakTask | ProfileTask | BlameTask, Field(discriminator="kind")
+]
+
+
+class Assignment(Record):
+    """A task, and what its lane must know to do it as every other lane would.
+
+    Attributes:
+        lane: Name of the lane, which is where its reference's logs lie; empty where there is only one.
+        name: Seeds the order of its blocks, whichever lane does it and however often.
+        floor: The lane's A/A run; None before it.
+        programs: Names of programs that were measured since this lane was told last, each with its trial's number.
+        runtime: Names among the settings in question that are read when a program runs, not when it is compiled:
+            programs that are equal but for those must both be measured.
+        at_s: The study's time now, in seconds.
+    """
+
+    task: AnyTask = FloorTask()
+    lane: str = ""
+    folder: tuple[str, ...] = ()
+    name: str = ""
+    floor: FloorResult | None = None
+    runtime: tuple[str, ...] = ()
+    artefacts: tuple[Artefact, ...] = ()
+    programs: dict[str, int] = Field(default_factory=dict)
+    at_s: float = 0.0
+
+    @property
+    def spread(self) -> float:
+        """By how much one pair of equal processes may be off on this lane, in log; 0 where that is not known."""
+        return self.floor.floor.spread if self.floor is not None else 0.0
+
+
+@dataclass(slots=True)
+class PendingTask:
+    """One task on its way to a result.
+
+    Attributes:
+        name: Seeds the order of blocks.
+        lost: Lanes that were lost over it.
+    """
+
+    task: AnyTask
+    folder: tuple[str, ...]
+    name: str
+    done: Callable[[Any], None]
+    lost: int = 0
+
+    @property
+    def own_folder(self) -> tuple[str, ...]:
+        """The folder of this attempt: a lane that only seemed lost may still write logs into the last one's."""
+        return self.folder if not self.lost else (*self.folder[:-1], f"{self.folder[-1]}.{self.lost + 1}")
