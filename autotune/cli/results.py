@@ -60,7 +60,7 @@ def compare(
     markdown: Annotated[bool, typer.Option("--md", help="Print Markdown (the default).")] = False,
     html: Annotated[Path | None, typer.Option(help="Write a page instead.")] = None,
 ) -> None:
-    """Sets studies side by side: winners, which settings agree, which are dead where; refuses the incomparable."""
+    """Sets studies side by side: winners, which settings agree, which are no-ops where; refuses the incomparable."""
     from autotune.model import AutotuneError
     from autotune.results import compare_stores as set_side_by_side
     from autotune.rundir import Store

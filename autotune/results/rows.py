@@ -187,7 +187,7 @@ class EffectRow:
             gain, which it does not prove; empty without an interval.
         trials: How many had it.
         failed: How many of those have no number.
-        is_dead: Whether a trial that had it was the reference's own program.
+        is_no_op: Whether a trial that had it was the reference's own program.
     """
 
     setting: str
@@ -199,7 +199,7 @@ class EffectRow:
     finding: str = ""
     trials: int
     failed: int
-    is_dead: bool
+    is_no_op: bool
     reason: str = ""
 
 
@@ -238,8 +238,8 @@ def _effect(
     name: str, value: str, results: Sequence[TrialResult], ablation: AblationResult | None, proof: FinalistResult | None
 ) -> EffectRow:
     having = [r for r in results if r.settings.get(name) == value]
-    failed, is_dead = sum(r.failure is not None for r in having), any(r.is_the_default for r in having)
-    row = EffectRow(setting=name, value=value, trials=len(having), failed=failed, is_dead=is_dead)
+    failed, is_no_op = sum(r.failure is not None for r in having), any(r.is_the_default for r in having)
+    row = EffectRow(setting=name, value=value, trials=len(having), failed=failed, is_no_op=is_no_op)
     if ablation is not None and ablation.settings.get(name) == value:
         row = replace(row, reason=f"{'kept' if ablation.kept else 'dropped'}: {ablation.reason}")
         if ablation.comparison is not None:
@@ -257,7 +257,7 @@ def _effect(
         return replace(row, ratio=e.ratio, low=e.low, high=e.high, how="alone")
     if alone is not None and alone.failure is not None:
         return replace(row, how="alone", reason=f"failed: {alone.failure.kind}")
-    if row.is_dead:
+    if row.is_no_op:
         return replace(row, ratio=1.0, how="same program")
     mine = [x for r in having if (x := log_ratio_of(r)) is not None]
     others = [x for r in results if r.settings.get(name) != value and (x := log_ratio_of(r)) is not None]

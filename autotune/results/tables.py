@@ -188,7 +188,7 @@ def effect_table(effects: Sequence[EffectRow]) -> list[Row]:
                 "seen": r.how,
                 "says": r.finding,
                 "trials": f"{r.trials}" + (f" ({r.failed} failed)" if r.failed else ""),
-                "": r.reason or ("changes nothing in the program" if r.is_dead else ""),
+                "": r.reason or ("changes nothing in the program" if r.is_no_op else ""),
             }
         )
     return rows

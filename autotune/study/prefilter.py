@@ -26,7 +26,7 @@ from autotune.study.budget import FEWEST_TRIALS
 from autotune.study.context import refuse_untold_work
 from autotune.study.run import StudyRun
 from autotune.study.screen import (
-    DEAD_TOGETHER,
+    NO_OPS_TOGETHER,
     Precheck,
     contradicts,
     recheck_of,
@@ -74,7 +74,7 @@ def evaluate(run: StudyRun, config: TrialConfig, known: Known) -> TrialResult | 
     outcome: TrialOutcome | None = known.same_set(config.settings)
     if outcome is None and run.screener is not None:
         precheck = run.screener.precheck(config.settings)
-        if config.origin == DEAD_TOGETHER or _is_refuted(run, known.results):
+        if config.origin == NO_OPS_TOGETHER or _is_refuted(run, known.results):
             precheck = Precheck(failure=precheck.failure)  # what is equal is what is rechecked
         if precheck.failure is not None:
             outcome = TrialOutcome(status=TrialStatus.FAILED, failure=precheck.failure)
@@ -82,7 +82,7 @@ def evaluate(run: StudyRun, config: TrialConfig, known: Known) -> TrialResult | 
             outcome = known.same_program(precheck.key, run.screener.precheck(FlagSet()).key)
     if outcome is not None:
         return TrialResult(**dict(config), **dict(outcome), compiled_key=precheck.key)
-    best = known.incumbent if config.origin != DEAD_TOGETHER else None  # what is surely not the best is given up
+    best = known.incumbent if config.origin != NO_OPS_TOGETHER else None  # what is surely not the best is given up
     return TrialTask(config=config, incumbent=best, compiled_key=precheck.key)
 
 

@@ -114,7 +114,7 @@ def test_effects_by_rank_of_evidence(tmp_path: Path) -> None:
     ]
     rows = analysis.effects_frame(store_of(tmp_path, results)).set_index("setting")
     assert tuple(rows.loc["xla_a", ["how", "ratio", "finding"]]) == ("alone", 0.9, "promising")
-    assert tuple(rows.loc["xla_b", ["how", "ratio", "is_dead"]]) == ("same program", 1.0, True)
+    assert tuple(rows.loc["xla_b", ["how", "ratio", "is_no_op"]]) == ("same program", 1.0, True)
     # With xla_c: median of log 0.81 and log 1; without: of log 0.9 and log 1.
     assert tuple(rows.loc["xla_c", ["how", "trials"]]) == ("among others", 2)
     assert rows.loc["xla_c", "ratio"] == pytest.approx(math.sqrt(0.81) / math.sqrt(0.9))

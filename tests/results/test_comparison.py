@@ -49,9 +49,9 @@ def test_versions_side_by_side(finished: Store, newer: Store, altered: Alter) ->
     assert table.same["workload"] == "llama"
     assert table.settings.loc["xla_d=2", "agreement"] == "agree"
     assert table.settings.loc["xla_a=1", "agreement"] == "differ"
-    assert table.settings.loc["xla_a=1", "after"] == "dead"
+    assert table.settings.loc["xla_a=1", "after"] == "no-op"
     assert table.settings.loc["xla_b=2", "agreement"] == "agree"
-    assert any(c.startswith("xla_a=1: in the winner 0.950") and c.endswith("dead with 0.10.0") for c in table.changes)
+    assert any(c.startswith("xla_a=1: in the winner 0.950") and c.endswith("no-op with 0.10.0") for c in table.changes)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_the_chart_has_each_setting_that_has_a_ratio_in_each_study(
         titles = [f"{s}" for s in re.findall(r"<title>(.*?)</title>", svg)]
         assert len(titles) == 2 * len(set(re.findall(r"xla_\w=\d", " ".join(titles))))
         assert any(title.startswith("xla_a=1: in the winner 0.950") for title in titles)
-        assert "xla_a=1: dead (same program)" in titles
+        assert "xla_a=1: no-op (same program)" in titles
         assert "b=2" not in svg  # it fails in both: no ratio anywhere, so the table alone has it
         assert ">a=1</text>" in svg
         assert svg.count('class="band"') == (2 if svg is chart.svg else 1)
@@ -144,7 +144,7 @@ def test_the_chart_has_each_setting_that_has_a_ratio_in_each_study(
 
 def test_panels_share_rows_and_axis() -> None:
     one, other = (Mark(x=x, x_ends=(x - 0.01, x + 0.01), detail=f"{x}", style="good") for x in (0.8, 0.9))
-    svg = panels(["a", "b"], [("A", [one, "dead"]), ("B", [one, other])], band=0.01, description="d")
+    svg = panels(["a", "b"], [("A", [one, "no-op"]), ("B", [one, other])], band=0.01, description="d")
     at = [(float(x), float(y)) for x, y in re.findall(r'cx="([\d.]+)" cy="([\d.]+)"', svg)]
     (a, row), (b, same_row), (c, next_row) = at
     assert row == same_row < next_row
@@ -152,7 +152,7 @@ def test_panels_share_rows_and_axis() -> None:
     assert a - units[0] == pytest.approx(b - units[1], abs=0.2)
     assert a < units[0]
     assert b < c < units[1]
-    assert "<title>A: b: dead</title>" in svg
+    assert "<title>A: b: no-op</title>" in svg
     assert panels([], [("A", [])], band=0.01, description="d") == ""
 
 

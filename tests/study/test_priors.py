@@ -73,10 +73,10 @@ def test_what_changes_the_program_is_thought_likelier_than_what_does_not() -> No
         SettingReport(name=NAMES[4], effect=Effect.MEASURE, stage="runtime"),
     ]
     found = by_screen(space(*NAMES), report(*settings), {})
-    live, together, fails, dead, measure = (found[n] for n in NAMES[:5])
-    assert live.p_active > together.p_active == measure.p_active > fails.p_active == dead.p_active > 0
-    assert live.why == ("it changes the program (2 differences)",)
-    assert live.nothing == ("2",)  # it changes nothing, where another value does
+    active, together, fails, no_op, measure = (found[n] for n in NAMES[:5])
+    assert active.p_active > together.p_active == measure.p_active > fails.p_active == no_op.p_active > 0
+    assert active.why == ("it changes the program (2 differences)",)
+    assert active.nothing == ("2",)  # it changes nothing, where another value does
     assert together.nothing == ()  # in company every value may
     assert max(p.p_active for p in found.values()) <= MOST
 
