@@ -78,8 +78,8 @@ class ComparisonTable:
         same: Fields that all studies share, with their values.
         frame: One row a study: study, the fields of `by`, outcome, ratio, low, high, process_pairs, trials,
             failed, no_ops (settings), default_step_s, default_step_j, winner_step_j, winner_tokens_per_j (each NaN
-            where nothing counted energy), detectable, winner (``(not settled)``, with a ratio of NaN, if it is inconclusive,
-            nothing ran, or it has not ended).
+            where nothing counted energy), detectable, winner (``(not settled)``, with a ratio of NaN, if it is
+            inconclusive, nothing ran, or it has not ended).
         settings: One row a setting and value, one column a study, and `agreement`: agree, differ or empty.
         changes: From each study to the next, in words.
         effects: What each setting does in each study, as one chart.
