@@ -60,10 +60,6 @@ WorkloadOption = Annotated[
     typer.Option("--option", metavar="NAME=VALUE", help='Workload option instead of the study\'s: mesh={"fsdp":64}.'),
 ]
 Cache = Annotated[bool, typer.Option(help="Take what was compiled before from the cache.")]
-Limit = Annotated[
-    float | None,
-    typer.Option("--limit", min=1, help="Longest seconds for one compilation; default: by what the first one took."),
-]
 Library = Annotated[Path, typer.Option(help="Folder of the library.")]
 RequireLoss = Annotated[
     bool,

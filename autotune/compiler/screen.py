@@ -559,7 +559,6 @@ def open_screener(
     target: Target | None,
     topology: Topology | None = None,
     cache_dir: Path | None = None,
-    limit_s: float | None = None,
     progress: Progress = lambda what: None,
     processors: Callable[[], int] = lambda: 1,
 ) -> Iterator[tuple[StudySpec, Screener]]:
@@ -567,7 +566,6 @@ def open_screener(
 
     Args:
         study_dir: Folder of the study file, where the user's own modules are found.
-        limit_s: Longest time for one compilation; default: what follows from the reference's.
         processors: Gives how many compilations may run at once.
 
     Raises:
@@ -590,7 +588,7 @@ def open_screener(
         paths=(str(study_dir),),
         base=caller_environment(),
     )
-    with Compiler(job, cache_dir=cache_dir, limit_s=limit_s, progress=progress, processors=processors) as compiler:
+    with Compiler(job, cache_dir=cache_dir, progress=progress, processors=processors) as compiler:
         yield moved, Screener(compiler, baseline=spec.baseline, catalog=load_catalog())
 
 

@@ -70,15 +70,12 @@ class CompileLimits(NamedTuple):
     processor_s: float | None = None
 
 
-def compile_limits(asked_s: float | None, reference_s: float = 0.0) -> CompileLimits:
-    """What one compilation may take: of wall time what the user says, else of processor time what the reference tells.
+def compile_limits(reference_s: float = 0.0) -> CompileLimits:
+    """What one compilation may take.
 
     Args:
-        asked_s: What the user asks for, if anything.
         reference_s: Seconds of processor time that the reference's took; 0 where that is not known yet.
     """
-    if asked_s is not None:
-        return CompileLimits(asked_s)
     if not reference_s:
         return CompileLimits(UNKNOWN_COMPILE_S)
     processor_s = max(LEAST_COMPILE_S, COMPILE_FACTOR * reference_s)

@@ -96,7 +96,7 @@ def kept(folder: Path) -> list[Path]:
 
 def run_screen(job: CompileJob, cache: Path) -> Any:
     with Compiler(job, cache_dir=cache) as compiler:
-        return Screener(compiler, baseline=FlagSet(), catalog=load_catalog()).run({}, {}), compiler._in_fork
+        return Screener(compiler, baseline=FlagSet(), catalog=load_catalog()).run({}, {}), compiler._lowers_first
 
 
 @pytest.mark.gate
@@ -110,18 +110,18 @@ def test_flags_act_on_the_cpu_though_building_starts_a_backend(tmp_path: Path) -
 @pytest.mark.aot
 @pytest.mark.gate
 @pytest.mark.parametrize(
-    ("entry", "touch", "in_fork"),
+    ("entry", "touch", "lowers_first"),
     [
-        ("small_workload:make", False, "lowered"),
-        ("small_workload:make", True, "build"),
-        ("touching_workload:make", False, "import"),
+        ("small_workload:make", False, True),
+        ("small_workload:make", True, False),
+        ("touching_workload:make", False, False),
     ],
 )
 def test_flags_act_for_a_described_gpu_wherever_a_workload_starts_a_backend(
-    tmp_path: Path, entry: str, touch: bool, in_fork: str
+    tmp_path: Path, entry: str, touch: bool, lowers_first: bool
 ) -> None:
     report, how = run_screen(job_of(entry, "h100-sxm", touch=touch), tmp_path)
-    assert how == in_fork
+    assert how is lowers_first
     assert report.canary is not None
     assert report.canary.settings in GPU_CANARIES
     assert report.canary.changes
