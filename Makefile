@@ -60,6 +60,7 @@ lint: $(VENV)/.linted
 	$(BIN)/lint-imports
 	$(BIN)/python docs/draw_architecture.py --check
 	$(BIN)/python docs/write_study_file.py --check
+	$(BIN)/python docs/write_figures.py --check
 
 # The pages, with the reference of commands and Python; warnings are errors.
 site: $(VENV)/.sited

@@ -139,7 +139,7 @@ def given_run(
 
     def here(run: StudyRun) -> LocalExecutor:
         runner = TaskRunner(run.spec, run.store, run.setup.launcher(run.store), run.lanes)
-        runner.context.meter = EnergyMeter(problem="a simulated machine has no device that draws any")
+        runner.context.meter = EnergyMeter()
         runner.context.gpus = NO_WATCH
         if isinstance(run.store, MemoryStore):  # of thousands: what their proofs could find takes seconds to work out
             run._resources.enter_context(mock.patch.object(lanes, "promise_of", return_value=None))

@@ -318,8 +318,9 @@ def install() -> None:
 class _Program(Program):
     """A batch job's driver that is this module, too."""
 
-    def run_command(self, *more: str) -> list[str]:
-        python, _, _, *rest = super().run_command(*more)
+    @property
+    def command(self) -> list[str]:
+        python, _, _, *rest = super().command
         return [python, "-m", "harness.simulated_machine", *rest]
 
 

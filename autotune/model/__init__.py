@@ -15,8 +15,8 @@ from autotune.model.errors import (
     StudyFileError, close_matches,
 )  # fmt: skip
 from autotune.model.flags import (
-    ARTEFACT_SETTINGS, DUMPED_KERNELS, FlagSet, FlagToken, KERNELS, OPTION, PROFILE, Value, combine, format_set,
-    is_variable, kind_of, parse_set, parse_tokens, refuse_reaching_out, render_value, shrink,
+    ARTEFACT_SETTINGS, DUMPED_KERNELS, FlagSet, FlagToken, KERNELS, OPTION, PROFILE, Value, combine, is_variable,
+    kind_of, parse_set, parse_tokens, refuse_reaching_out, render_value, shrink,
 )  # fmt: skip
 from autotune.model.kernels import (
     DUMP_FILE,

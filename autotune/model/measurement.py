@@ -356,17 +356,10 @@ class WorkPerStep(Record):
 
 
 class EnergyUse(Record):
-    """Energy of whole devices in the measured blocks, idle draw included.
+    """Mean energy of one step of both arms, in joules: of the whole GPUs, what they draw when idle included."""
 
-    Attributes:
-        source: Who counted, in words.
-        estimate: Candidate over reference with its 95 % interval; per token where a step's tokens differ.
-    """
-
-    source: str
     reference_step_j: StepJoules
     candidate_step_j: StepJoules
-    estimate: Estimate
 
 
 class Comparison(Record):
@@ -378,8 +371,7 @@ class Comparison(Record):
         mode: ``turns`` (interleaved pairs) or ``sandwich`` (fresh runs reference, candidate, reference).
         warnings: What the machine did meanwhile that makes the figures doubtful.
         energy: None where nothing counted it, or blocks were too short for the counters.
-        energy_problem: Why there is no energy although something counted.
-        work: Where set, `estimate` and that of `energy` are per token; step times are never.
+        work: Where set, `estimate` is per token; step times are never.
     """
 
     estimate: Estimate
@@ -390,7 +382,6 @@ class Comparison(Record):
     stopped: str
     warnings: tuple[str, ...] = ()
     energy: EnergyUse | None = None
-    energy_problem: str | None = None
     during: GpusDuring | None = None
     work: WorkPerStep | None = None
 

@@ -6,13 +6,26 @@ Records are frozen, checked when read back, and written as one JSON object a lin
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Any, Literal, Protocol, Self
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    Protocol,
+    Self,
+)
 
-from pydantic import Field, TypeAdapter, model_validator
+from pydantic import (
+    Field,
+    TypeAdapter,
+    model_validator,
+)
 
 from autotune.model.artefacts import Artefact
 from autotune.model.flags import FlagSet
-from autotune.model.kernels import Kernels, KernelSpread
+from autotune.model.kernels import (
+    Kernels,
+    KernelSpread,
+)
 from autotune.model.measurement import (
     Comparison,
     EnergyUse,
@@ -25,8 +38,40 @@ from autotune.model.measurement import (
     WorkerReport,
     WorkPerStep,
 )
-from autotune.model.numbers import Amount, AtLeastOne, Count, Elapsed, Facts, LogRatio, Ratio, Record, StepTime
-from autotune.stats import Estimate, LossSpread, NoiseFloor, Outlook, Stalls, TotalTime, Verdict, outlook_of
+from autotune.model.numbers import (
+    Amount,
+    AtLeastOne,
+    Count,
+    Elapsed,
+    Facts,
+    LogRatio,
+    Ratio,
+    Record,
+    StepTime,
+)
+from autotune.stats import (
+    Estimate,
+    LossSpread,
+    NoiseFloor,
+    Outlook,
+    Stalls,
+    TotalTime,
+    Verdict,
+    outlook_of,
+)
+
+
+class TaskRecord(Stamped):
+    """Result of one task of a lane.
+
+    Attributes:
+        duration_s: Seconds that it took.
+        directory: Folder of its logs and raw samples, within the run directory.
+    """
+
+    duration_s: Elapsed = 0.0
+    directory: str | None = None
+
 
 LeftOut = str | tuple[str, ...]
 """Name of the setting that is left out, or of several that are left out together."""
@@ -37,7 +82,7 @@ def names_left_out(left_out: LeftOut) -> tuple[str, ...]:
     return (left_out,) if isinstance(left_out, str) else left_out
 
 
-class AblationResult(Stamped):
+class AblationResult(TaskRecord):
     """One setting left out of the winner, or several together, measured against the whole winner."""
 
     kind: Literal["ablation"] = "ablation"
@@ -47,8 +92,6 @@ class AblationResult(Stamped):
     failure: Failure | None = None
     kept: bool
     reason: str
-    duration_s: Elapsed = 0.0
-    directory: str | None = None
 
     @property
     def what(self) -> str:
@@ -282,7 +325,7 @@ class TrialOutcome(Record):
         return self
 
 
-class TrialResult(TrialOutcome, Stamped):
+class TrialResult(TrialConfig, TrialOutcome, TaskRecord):
     """What became of one trial; the raw samples are in `directory`.
 
     Attributes:
@@ -292,16 +335,10 @@ class TrialResult(TrialOutcome, Stamped):
     """
 
     kind: Literal["trial"] = "trial"
-    number: Count
-    settings: Settings
-    origin: str
-    params: dict[str, str] = Field(default_factory=dict)
     worker: WorkerReport | None = None
     program_key: str | None = None
     compiled_key: str | None = None
     loss: LossCheck | None = None
-    duration_s: Elapsed = 0.0
-    directory: str | None = None
 
     @property
     def is_the_default(self) -> bool:
@@ -311,13 +348,6 @@ class TrialResult(TrialOutcome, Stamped):
     def outlook_at(self, *, min_effect: float) -> Outlook | None:
         """Whether its figures make it a candidate for a proof; None where it has none."""
         return outlook_of(self.comparison.estimate, min_effect=min_effect) if self.comparison is not None else None
-
-    @property
-    def tokens_per_j(self) -> float | None:
-        """Tokens trained per joule; None where energy or tokens are not known."""
-        tokens = self.worker.tokens_per_step if self.worker else None
-        energy = self.comparison.energy if self.comparison else None
-        return tokens / energy.candidate_step_j if tokens and energy else None
 
 
 SCHEMA_VERSION = 2
@@ -402,7 +432,7 @@ class FloorResult(Stamped):
     directory: str
 
 
-class ConfirmRun(Stamped):
+class ConfirmRun(TaskRecord):
     """One fresh pair of processes of a finalist, or the failure in its place.
 
     Attributes:
@@ -415,7 +445,6 @@ class ConfirmRun(Stamped):
         is_alone: Whether each arm ran with nothing beside it though the study measures in turns.
         total: Total times and stalls of both arms.
         warnings: What the machine did meanwhile that makes the figures doubtful.
-        energy_problem: As in `Comparison`.
     """
 
     kind: Literal["confirm_run"] = "confirm_run"
@@ -437,10 +466,7 @@ class ConfirmRun(Stamped):
     reference_kernels: Kernels | None = None
     candidate_kernels: Kernels | None = None
     warnings: tuple[str, ...] | None = None
-    energy_problem: str | None = None
     during: GpusDuring | None = None
-    duration_s: Elapsed = 0.0
-    directory: str | None = None
 
 
 REESTIMATES = ("gain", "alone")
@@ -506,7 +532,7 @@ class FinalistResult(Stamped):
         return self.goes_on and not self.is_vetoed
 
 
-class ProfileRecord(Stamped):
+class ProfileRecord(TaskRecord):
     """Instruction times of a set's program, which XLA's scheduler reads in the next compilation.
 
     Attributes:
@@ -521,8 +547,6 @@ class ProfileRecord(Stamped):
     profile: Artefact | None = None
     failure: Failure | None = None
     reason: str = ""
-    duration_s: Elapsed = 0.0
-    directory: str | None = None
 
 
 class Outcome(StrEnum):
@@ -549,7 +573,7 @@ class ConclusionRecord(Stamped):
     provenance: Facts = Field(default_factory=dict)
 
 
-class SoakRecord(Stamped):
+class SoakRecord(TaskRecord):
     """The winner's long run under a watchdog.
 
     Attributes:
@@ -572,11 +596,9 @@ class SoakRecord(Stamped):
     failure: Failure | None = None
     kernels: Artefact | None = None
     arms: SoakArms | None = None
-    duration_s: Elapsed = 0.0
-    directory: str | None = None
 
 
-class BlameRecord(Stamped):
+class BlameRecord(TaskRecord):
     """The smallest part of a failing set that fails in the same way.
 
     Attributes:
@@ -592,8 +614,6 @@ class BlameRecord(Stamped):
     smallest: Settings
     is_minimal: bool
     starts: Count
-    duration_s: Elapsed = 0.0
-    directory: str | None = None
 
 
 class IncidentRecord(Stamped):

@@ -142,12 +142,7 @@ def describe_floor(result: FloorResult) -> list[str]:
             f"{result.comparison.estimate.pair_count} here, and each counts once in an interval"
         )
     if (energy := result.comparison.energy) is not None:
-        tokens = result.reference.tokens_per_step
-        lines.append(
-            f"energy: {format_joules(energy.reference_step_j)} a step"
-            + (f", {tokens / energy.reference_step_j:.3g} tokens/J" if tokens else "")
-            + f", of whole devices ({energy.source})"
-        )
+        lines.append(f"energy: {format_joules(energy.reference_step_j)} a step, of whole GPUs")
     if result.power is not None:
         lines.append(format_power(result.power))
     if result.kernels is not None:
@@ -201,11 +196,8 @@ def describe_energy(result: TrialResult) -> str:
     energy = result.comparison.energy if result.comparison is not None else None
     if energy is None:
         return ""
-    rate = f", {result.tokens_per_j:.3g} tokens/J" if result.tokens_per_j else ""
-    return (
-        f"energy: {format_joules(energy.candidate_step_j)} a step{rate}; ratio {format_estimate(energy.estimate)} "
-        f"(whole devices, {energy.source})"
-    )
+    reference = format_joules(energy.reference_step_j)
+    return f"energy: {format_joules(energy.candidate_step_j)} a step of whole GPUs, the default's {reference}"
 
 
 # ---------------------------------------------------------------------- proof
@@ -262,7 +254,6 @@ def warning_lines(store: Store) -> list[str]:
         found += [*floor.reference.warnings, *floor.comparison.warnings]
         if (problem := floor.reference.program_problem) is not None:
             found.append(f"its compiled program is not known, so sets that make the same one are measured: {problem}")
-        found += [p] if (p := floor.comparison.energy_problem) else []
         if floor.comparison.mode != TURNS:
             found.append(
                 "one process at a time: intervals are over sandwiches of fresh runs, fewer than pairs of blocks"

@@ -299,8 +299,7 @@ class Comparer(ABC):
             mode=self.mode,
             stopped=stopped,
             warnings=looked.warnings,
-            energy=meter.use_of(pairs, sandwiches=self.mode == SANDWICH and len(pairs) > 1, work=work),
-            energy_problem=meter.problem_of(pairs),
+            energy=meter.use_of(pairs),
             during=looked.during,
             work=work,
         )
@@ -458,7 +457,7 @@ class InterleavedBlocks:
             check(pair)
             pairs.append(pair)
             ratios.append(log_ratio(pair, self.work))
-            context.gpus.look(self.folder)  # for other people's processes, between two pairs, when nothing is timed
+            context.gpus.look()  # for other people's processes, between two pairs, when nothing is timed
             if (reason := stop(ratios)) is not None:
                 return pairs, reason
 
@@ -657,7 +656,7 @@ class Isolated(Comparer):
             # Such a program runs on whether it is asked or not: the steps must fill the time that was metered.
             metered_s = time.monotonic() - begun
             total = total if abs(sum(times) - metered_s) < LARGEST_GAP * metered_s else None
-        self.context.gpus.look(folder)
+        self.context.gpus.look()
         return Timed(*spec.turns.split_alone(times), total), trace
 
     def _aa_run(self, folder: Path, plan: SequentialPlan) -> AaRun:

@@ -1,7 +1,7 @@
 """The stage `pgle`: the winner-to-be is profiled, compiled again with its profile, and proven against itself without.
 
 It comes after minimising, for a profile belongs to one program: whatever changes that changes the names in it. JAX's
-own switch is of no use here, see `autotune.child.profile`.
+own switch is of no use here, see `autotune.child.measure`.
 """
 
 from __future__ import annotations

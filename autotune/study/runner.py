@@ -99,21 +99,16 @@ ONLY_LANE = ""
 class TaskRunner:
     """One lane's measurement context, and how it compares.
 
-    Args:
-        is_shared: Other lanes may be at work on the same machine.
-
     Attributes:
         comparer: How it compares; may change once the A/A run has told what fits into memory.
     """
 
-    def __init__(
-        self, spec: StudySpec, folders: Folders, launcher: Launcher, progress: ProgressSink, *, is_shared: bool = False
-    ) -> None:
+    def __init__(self, spec: StudySpec, folders: Folders, launcher: Launcher, progress: ProgressSink) -> None:
         self._spec = spec
         self._folders = folders
         self._plan = SequentialPlan(cap=spec.measure.pairs_cap)
         self._lost_in_a_row = 0
-        self.context = MeasurementContext(spec, folders, launcher, progress, is_shared=is_shared)
+        self.context = MeasurementContext(spec, folders, launcher, progress)
         self.comparer = self._open_comparer(spec.measure.mode)
 
     def _open_comparer(self, mode: str) -> Comparer:
@@ -260,7 +255,6 @@ class TaskRunner:
             update={
                 **figures_of(found.pairs, figures.work),
                 "energy": figures.energy,
-                "energy_problem": figures.energy_problem,
                 "warnings": figures.warnings or None,
                 "during": figures.during,
                 "work": figures.work,

@@ -9,14 +9,35 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import (
+    Callable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from dataclasses import (
+    asdict,
+    dataclass,
+)
 from pathlib import Path
 from typing import Any
 
-from autotune.machine import caller_environment, describe_machine, find_gpus, open_meter, open_watch
-from autotune.model import HELD_BACK, StudySpec
-from autotune.workers import Launcher, LocalLauncher, Worker
+from autotune.machine import (
+    caller_environment,
+    describe_machine,
+    find_gpus,
+    open_meter,
+    open_watch,
+)
+from autotune.model import (
+    HELD_BACK,
+    StudySpec,
+)
+from autotune.workers import (
+    Launcher,
+    LocalLauncher,
+    Worker,
+)
 from benchmarks.gpu.hour import Clock
 
 HERE = Path(__file__).parent
@@ -127,7 +148,7 @@ class Machine:
         meter = open_meter(spec, self._watch)
         with self._watch.block(ARM):
             times, joules = meter.measure(work)
-        self._watch.look(folder)
+        self._watch.look()
         seen = self._watch.take().arms.get(ARM)
         if seen is None:
             return Block(step_s=times, joules=joules)

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autotune.child.output import LONGEST_LINE, Lines, Tail
 from autotune.child.read_output import last_exception
-from autotune.child.read_rules import LONGEST_LINE, Lines, Step, StepReader, Tail
+from autotune.child.steps import Step, StepReader
 from autotune.model.errors import StudyFileError
 from autotune.model.flags import FlagSet
 from autotune.model.spec import parse_study

@@ -108,20 +108,6 @@ def test_a_driver_that_is_killed_takes_all_lanes_with_it_and_the_next_goes_on(
     assert sorted(str(f.by) for f in floors) == ["127.0.0.1", "127.0.0.2", "127.0.0.3"]  # none is measured again
 
 
-def test_a_frozen_lane_is_given_up_and_its_unit_done_elsewhere(allocate: Allocate, tmp_path: Path) -> None:
-    write(tmp_path, trials=14, delay_s=0.05)
-    with driving(tmp_path, allocate(2), code=IMPATIENT) as driver:
-        wait_for_trials(tmp_path, 3, driver=driver)
-        frozen = lane_on("127.0.0.2", tmp_path)
-        frozen.suspend()
-        wait_for(lambda: any("silent for 10 s" in w for w in incidents(tmp_path / "run")), "it is given up")
-        wait_for(lambda: not frozen.is_running(), "its guard ends it though it is frozen")
-        assert driver.wait(timeout=170) == 0, logs(tmp_path)
-    is_whole(tmp_path / "run", trials=14)
-    again = [r for r in Store.open(tmp_path / "run").of(TrialResult) if r.directory and r.directory.endswith(".2")]
-    assert len(again) == 1
-
-
 def test_a_frozen_node_is_given_up_and_changes_nothing_when_it_thaws(
     slurm: Slurm, allocate: Allocate, tmp_path: Path
 ) -> None:
