@@ -48,7 +48,7 @@ from autotune.model import (
     runs_of,
     standing,
 )
-from autotune.results import describe_soak
+from autotune.results import format_soak
 from autotune.rundir import Store
 from autotune.stats import (
     ALONE_PAIRS,
@@ -296,7 +296,7 @@ def soak(run: StudyRun) -> None:
             "or leak later?",
         )
         record = _soaked(run, winner.proof, least_s)
-        run.view.note(describe_soak(record))
+        run.view.note(format_soak(record))
         if record.failure is None:
             winner.state = SetState.SOAKED
             return

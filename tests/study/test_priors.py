@@ -7,14 +7,44 @@ from typing import Any
 
 import pytest
 
-from autotune.compiler import Effect, ScreenReport
-from autotune.compiler.screen import SetReport, SettingReport, ValueReport
-from autotune.machine import driver_python, processor_name
-from autotune.model import FlagSet, StudyFileError, StudySpec, TrialResult, parse_study
-from autotune.results.library import Entry, add_to_library
+from autotune.compiler import (
+    Effect,
+    ScreenReport,
+)
+from autotune.compiler.screen import (
+    SetReport,
+    SettingReport,
+    ValueReport,
+)
+from autotune.machine import (
+    driver_python,
+    processor_name,
+)
+from autotune.model import (
+    FlagSet,
+    StudyFileError,
+    StudySpec,
+    TrialResult,
+    parse_study,
+)
+from autotune.results.library import (
+    Entry,
+    add_to_library,
+)
 from autotune.results.winner import Winner
-from autotune.search import EXPECTED, MOST_LIKELY
-from autotune.settings import Atlas, AtlasRow, KnownSettings, Parameter, SearchSpace, load_recipes, probe_build
+from autotune.search import (
+    EXPECTED,
+    MOST_LIKELY,
+)
+from autotune.settings import (
+    Atlas,
+    AtlasRow,
+    KnownSettings,
+    Parameter,
+    SearchSpace,
+    load_recipes,
+    probe_build,
+)
 from autotune.study.preflight import prepare
 from autotune.study.priors import (
     MOST,
@@ -31,7 +61,12 @@ from autotune.study.priors import (
     winners_for,
 )  # fmt: skip
 from tests.atlas_tables import small
-from tests.runs import EFFECTS, Run, make_winner, replay_study
+from tests.runs import (
+    EFFECTS,
+    Run,
+    make_winner,
+    replay_study,
+)
 
 
 def value(text: str, *changes: str, message: str = "") -> ValueReport:
@@ -151,7 +186,7 @@ JAXLIB = "0.11.1"
 
 
 def cpu_winner(settings: dict[str, str], entry: str = "llama", **conditions: Any) -> Winner:
-    kind = {"platform": "cpu", "device_kind": "cpu", "device_count": 1, "plugin": None, "driver_major": None}
+    kind = {"platform": "cpu", "device_kind": "cpu", "device_count": 1, "plugin": None}
     found = make_winner(settings, **{**kind, "cpu": processor_name(), **conditions})
     return found.model_copy(update={"workload_entry": entry})
 
