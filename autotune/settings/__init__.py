@@ -5,11 +5,11 @@ from autotune.settings.atlas import (
     place_of, read_atlas, read_rows,
 )  # fmt: skip
 from autotune.settings.catalog import (
-    Catalog, NEVER_SEARCHED, Recipe, Setting, Stage, Symptom, Tier, find_recipe, load_catalog, load_recipes,
+    Catalog, NEVER_SEARCHED, Setting, Stage, Tier, find_recipe, load_catalog, load_recipes,
     load_symptoms, read_data, search_symptoms, select_settings,
 )  # fmt: skip
 from autotune.settings.check import (
-    Migration, SettingCheck, SettingVerdict, check_given, check_settings, for_build, format_check, migrate_text,
+    SettingCheck, SettingVerdict, check_given, check_settings, for_build, format_check, migrate_text,
     named_sets, read_script, would_start,
 )  # fmt: skip
 from autotune.settings.doctor import (
@@ -22,8 +22,6 @@ from autotune.settings.known import (
     format_setting,
 )
 from autotune.settings.probe import (
-    FlagInfo,
-    JaxOption,
     ProbeReport,
     probe_build,
     probe_named,
