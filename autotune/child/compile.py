@@ -8,7 +8,7 @@ nothing with it but its fork.
 
 A workload may start a backend of JAX as it is built (``jnp.ones``), or even as it is imported; then XLA has
 parsed the flags of this process, and those of its forks do nothing. This process then says so in ``ready``
-and is of no use; one that is started with ``in_fork`` leaves building, or importing too, to each fork.
+and is of no use; one that is started without ``lowers_first`` leaves importing and building to each fork.
 
 Speaks over the channel like the measuring worker (see `autotune.child.channel`):
 
@@ -110,12 +110,12 @@ def abstract_arguments(workload: Any, entry: str, devices: Sequence[Any]) -> Any
 def prepare(job: dict[str, Any]) -> tuple[Lower, dict[str, Any]]:
     """Prepares the job before forks; gives a function that lowers the step, and facts for the driver.
 
-    What is told holds ``touched_by``: ``import`` or ``build`` where that started a backend, else None.
+    The facts hold ``is_touched``: whether the workload started a backend here.
     """
     import jax
 
     from workloads.base import jit_step
-    from workloads.loading import find_builder, load
+    from workloads.loading import load
 
     def lower() -> Any:
         devices = jax.devices() if job["platform"] == "cpu" else described_devices(job)
@@ -125,17 +125,12 @@ def prepare(job: dict[str, Any]) -> tuple[Lower, dict[str, Any]]:
         facts.update(workload.figures)
         return jit_step(workload).lower(*abstract_arguments(workload, job["entry"], devices))
 
-    facts: dict[str, Any] = {"versions": installed_versions(["jax", "jaxlib"]), "touched_by": None}
-    if job["in_fork"] == "import":
-        return lower, facts
-    find_builder(job["entry"])
-    if has_backend():
-        return lower, {**facts, "touched_by": "import"}
-    if job["in_fork"] == "build":
+    facts: dict[str, Any] = {"versions": installed_versions(["jax", "jaxlib"]), "is_touched": False}
+    if not job["lowers_first"]:
         return lower, facts
     lowered = lower()
     if has_backend():
-        return lower, {**facts, "touched_by": "build"}
+        return lower, {**facts, "is_touched": True}
     # MLIR's thread pool does not survive a fork: whoever serializes this module there must not wait for it.
     lowered.compiler_ir("stablehlo").context.enable_multithreading(False)
     return lambda: lowered, facts

@@ -28,7 +28,6 @@ def screen(
     recipes: Annotated[bool, typer.Option(help="Compile all published recipes too, not only the study's.")] = False,
     option: options.WorkloadOption = None,
     cache: options.Cache = True,
-    limit_s: options.Limit = None,
     as_json: options.Json = False,
 ) -> None:
     """Says which settings change this program on that cluster, which are no-ops, and what does not fit."""
@@ -36,7 +35,7 @@ def screen(
     from autotune.machine import driver_python
     from autotune.settings import KnownSettings, build_space, named_sets, probe_build
 
-    with _open_screen(study, target, topology, option, folder=_cache_dir(cache), limit_s=limit_s) as (spec, opened):
+    with _open_screen(study, target, topology, option, folder=_cache_dir(cache)) as (spec, opened):
         known = KnownSettings(probe_build(driver_python(), platform=spec.device.platform))
         space = build_space(spec, known, facts_of(opened.reference(), opened.job.topology))
         found = opened.run(domains(space), named_sets(spec, known, every=recipes), chains=chains(space))
@@ -55,14 +54,13 @@ def explain(
     topology: options.Topology = None,
     option: options.WorkloadOption = None,
     cache: options.Cache = True,
-    limit_s: options.Limit = None,
 ) -> None:
     """Shows what one set changes in the program: collectives, schedule, memory, overlap."""
     from autotune.compiler import explain_set, explanation
     from autotune.model import parse_set
 
     candidate = parse_set(settings)
-    with _open_screen(study, target, topology, option, folder=_cache_dir(cache), limit_s=limit_s) as (_, opened):
+    with _open_screen(study, target, topology, option, folder=_cache_dir(cache)) as (_, opened):
         sides = [explain_set(opened, s) for s in (parse_set(""), candidate)]
     limit = opened.limit_bytes(opened.baseline.merge(candidate))
     print(explanation(*sides, memory_limit_bytes=limit))
@@ -78,7 +76,6 @@ def predict(
     ] = None,
     option: options.WorkloadOption = None,
     cache: options.Cache = True,
-    limit_s: options.Limit = None,
     as_json: options.Json = False,
 ) -> None:
     """Predicts step times from compiled programs, without a GPU; a prediction is never a measurement."""
@@ -87,7 +84,7 @@ def predict(
     from autotune.results import predicted_lines
 
     candidates = [parse_set(text) for text in ("", *(settings or ()))]
-    with _open_screen(study, target, topology, option, folder=_cache_dir(cache), limit_s=limit_s) as (_, opened):
+    with _open_screen(study, target, topology, option, folder=_cache_dir(cache)) as (_, opened):
         rows = [predict_set(opened, candidate) for candidate in candidates]
     if as_json:
         print_json(rows)
@@ -123,7 +120,6 @@ def _open_screen(
     options: Sequence[str] | None,
     *,
     folder: Path | None,
-    limit_s: float | None,
 ) -> Iterator[tuple[StudySpec, Screener]]:
     """The study as it is for that cluster, and what compiles it; progress goes to stderr."""
     from autotune.compiler import load_target, open_screener, parse_topology, target_here
@@ -137,7 +133,6 @@ def _open_screen(
         target=load_target(target) if target else attached,
         topology=parse_topology(topology) if topology else None,
         cache_dir=folder,
-        limit_s=limit_s,
         progress=_tell,
         processors=lambda: len(os.sched_getaffinity(0)),
     ) as opened:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import (
+    Annotated,
+    Literal,
+)
 
 import typer
 
@@ -60,10 +63,6 @@ WorkloadOption = Annotated[
     typer.Option("--option", metavar="NAME=VALUE", help='Workload option instead of the study\'s: mesh={"fsdp":64}.'),
 ]
 Cache = Annotated[bool, typer.Option(help="Take what was compiled before from the cache.")]
-Limit = Annotated[
-    float | None,
-    typer.Option("--limit", min=1, help="Longest seconds for one compilation; default: by what the first one took."),
-]
 Library = Annotated[Path, typer.Option(help="Folder of the library.")]
 RequireLoss = Annotated[
     bool,

@@ -117,7 +117,7 @@ class CompileWorker:
     """A guarded compile worker process with its scratch folder."""
 
     def __init__(
-        self, job: CompileJob, shared: FlagSet, progress: Progress, *, in_fork: str, kept_to: frozenset[int]
+        self, job: CompileJob, shared: FlagSet, progress: Progress, *, lowers_first: bool, kept_to: frozenset[int]
     ) -> None:
         self._job = job
         self.kept_to = kept_to
@@ -140,11 +140,11 @@ class CompileWorker:
         env["TF_CPP_MIN_LOG_LEVEL"] = "1"
         command = [driver_python(), "-m", "autotune.child.compile"]
         self._process = GuardedProcess(command, env, self._folder / "worker.log", LOG_BYTES)
-        self._process.send({**self._order(), "in_fork": in_fork, **self._manners()})
+        self._process.send({**self._order(), "lowers_first": lowers_first, **self._manners()})
         progress("lower")
         answer = self._process.first(("ready", "error"), START_LIMIT_S)
         self.broken = None if answer and answer["type"] == "ready" else self._why_broken(answer)
-        self.touched_by: str | None = answer.get("touched_by") if answer else None
+        self.is_touched = bool(answer and answer.get("is_touched"))
 
     def _order(self) -> dict[str, Any]:
         target, topology = self._job.target, self._job.topology

@@ -66,13 +66,6 @@ MEMORY_SHARE = 0.5
 MOST_WORKERS = 16
 """Each lowers the step for itself, so more of them pay less and less."""
 
-IN_FORK = ("lowered", "build", "import")
-"""What each fork of a worker begins with: the lowered step; or it builds that; or it imports the workload, too.
-
-A workload decides: nothing may start a backend of JAX before the fork, or the fork's flags do nothing. For the CPU a
-fork always imports, for the devices themselves start a backend.
-"""
-
 
 class _Seat:
     """Holds one worker at a time."""
@@ -96,7 +89,6 @@ class Compiler:
     """Compiles flag sets for one job; its workers live until `close`.
 
     Args:
-        limit_s: Longest time for one compilation; default: what follows from the first one, which is the reference's.
         processors: Gives how many compilations may run at once, if there is memory for them.
 
     Attributes:
@@ -111,7 +103,6 @@ class Compiler:
         job: CompileJob,
         *,
         cache_dir: Path | None = None,
-        limit_s: float | None = None,
         progress: Progress = lambda what: None,
         processors: Callable[[], int] = lambda: 1,
     ) -> None:
@@ -120,13 +111,13 @@ class Compiler:
         self.job = job
         self.kept_to: frozenset[int] = frozenset()
         self._cache = Cache(cache_dir, job.digest)
-        self._asked_limit_s = limit_s
         self._first_s = 0.0
         self._host_bytes = 0
         self._progress = progress
         self._processors = processors
         self._seats = [_Seat()]
-        self._in_fork = "import" if job.target is None else "lowered"
+        # Nothing may start a backend of JAX before the fork, or the fork's flags do nothing; on a CPU, devices do.
+        self._lowers_first = job.target is not None
         self._is_stopped = False
         self._has_estimates = True
 
@@ -149,8 +140,7 @@ class Compiler:
         missing = []
         for settings in dict.fromkeys(sets):
             kept = self._cache.load(settings)
-            is_over_limit = kept is not None and is_too_slow(kept) and self._asked_limit_s is not None
-            if kept is None or is_over_limit:  # where the user says how long, that is what counts
+            if kept is None:
                 missing.append(settings)
             else:
                 self._learn(kept)
@@ -215,7 +205,7 @@ class Compiler:
                     raise LaunchError(worker.broken.message)
                 return CompileResult(settings=settings, failure=worker.broken)
             self._progress(f"compile {settings}")
-            limits = compile_limits(self._asked_limit_s, self._first_s)
+            limits = compile_limits(self._first_s)
             result = worker.compile(settings, limits=limits, has_estimates=self._has_estimates)
             if self._has_estimates and result is not None and _may_be_of_estimates(result):
                 # XLA's cost models know some GPUs only, and another build may lack the flag: then go on without.
@@ -228,14 +218,17 @@ class Compiler:
         return CompileResult(settings=settings, failure=failure)
 
     def _start(self, seat: _Seat, shared: FlagSet) -> None:
-        """Starts a worker; if building started a JAX backend in it, the next one leaves that to its forks."""
-        for _ in IN_FORK:
+        """Starts a worker; if the workload starts a JAX backend in it, one that leaves lowering to its forks."""
+        seat.close()
+        seat.worker = self._new_worker(shared)
+        if seat.worker.is_touched:
+            self._progress("the workload starts a backend as it is built: each set is built in a process of its own")
+            self._lowers_first = False
             seat.close()
-            seat.worker = CompileWorker(self.job, shared, self._progress, in_fork=self._in_fork, kept_to=self.kept_to)
-            if seat.worker.touched_by is None:
-                return
-            self._in_fork = seat.worker.touched_by
-            self._progress(f"the workload starts a backend in its {self._in_fork}: each set does that by itself")
+            seat.worker = self._new_worker(shared)
+
+    def _new_worker(self, shared: FlagSet) -> CompileWorker:
+        return CompileWorker(self.job, shared, self._progress, lowers_first=self._lowers_first, kept_to=self.kept_to)
 
     def forget(self, sets: Iterable[FlagSet]) -> None:
         """Takes results out of the cache."""

@@ -5,20 +5,63 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import (
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from dataclasses import (
+    dataclass,
+    field,
+)
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from autotune.compiler.compile_worker import CompileJob, Progress
+from autotune.compiler.compile_worker import (
+    CompileJob,
+    Progress,
+)
 from autotune.compiler.compiler import Compiler
-from autotune.compiler.interaction import Chains, Domains, TimeUp, find_interactions_by_choice, kernel_choices
-from autotune.compiler.program import CompiledProgram, CompileResult, changes
-from autotune.compiler.targets import Target, Topology, load_target, memory_fraction, parse_topology, target_here
+from autotune.compiler.interaction import (
+    Chains,
+    Domains,
+    TimeUp,
+    find_interactions_by_choice,
+    kernel_choices,
+)
+from autotune.compiler.program import (
+    CompiledProgram,
+    CompileResult,
+    changes,
+)
+from autotune.compiler.targets import (
+    Target,
+    Topology,
+    load_target,
+    memory_fraction,
+    parse_topology,
+    target_here,
+)
 from autotune.machine import caller_environment
-from autotune.model import FlagSet, LaunchError, Record, Settings, StudyFileError, StudySpec, WorkerReport
-from autotune.settings import Catalog, Parameter, SearchSpace, Stage, load_catalog
+from autotune.model import (
+    FlagSet,
+    LaunchError,
+    Record,
+    Settings,
+    StudyFileError,
+    StudySpec,
+    WorkerReport,
+)
+from autotune.settings import (
+    Catalog,
+    Parameter,
+    SearchSpace,
+    Stage,
+    load_catalog,
+)
 
 DEFAULT_MEMORY_FRACTION = 0.75
 """Share of the device memory that JAX's client takes if nothing is set (jax/_src/xla_bridge.py)."""
@@ -516,7 +559,6 @@ def open_screener(
     target: Target | None,
     topology: Topology | None = None,
     cache_dir: Path | None = None,
-    limit_s: float | None = None,
     progress: Progress = lambda what: None,
     processors: Callable[[], int] = lambda: 1,
 ) -> Iterator[tuple[StudySpec, Screener]]:
@@ -524,7 +566,6 @@ def open_screener(
 
     Args:
         study_dir: Folder of the study file, where the user's own modules are found.
-        limit_s: Longest time for one compilation; default: what follows from the reference's.
         processors: Gives how many compilations may run at once.
 
     Raises:
@@ -547,7 +588,7 @@ def open_screener(
         paths=(str(study_dir),),
         base=caller_environment(),
     )
-    with Compiler(job, cache_dir=cache_dir, limit_s=limit_s, progress=progress, processors=processors) as compiler:
+    with Compiler(job, cache_dir=cache_dir, progress=progress, processors=processors) as compiler:
         yield moved, Screener(compiler, baseline=spec.baseline, catalog=load_catalog())
 
 

@@ -65,15 +65,12 @@ class CompileLimits(NamedTuple):
     processor_s: float | None = None
 
 
-def compile_limits(asked_s: float | None, reference_s: float = 0.0) -> CompileLimits:
-    """Limits of one compilation: of wall time as asked, else of processor time by the reference's.
+def compile_limits(reference_s: float = 0.0) -> CompileLimits:
+    """Limits of one compilation, by the reference's.
 
     Args:
-        asked_s: Wall seconds that the user asks for.
         reference_s: Processor seconds of the reference's compilation; 0 if not known yet.
     """
-    if asked_s is not None:
-        return CompileLimits(asked_s)
     if not reference_s:
         return CompileLimits(UNKNOWN_COMPILE_S)
     processor_s = max(LEAST_COMPILE_S, COMPILE_FACTOR * reference_s)

@@ -1,7 +1,10 @@
 """What was found: winners, exports, reports, comparisons, and what notebooks see."""
 
 import importlib
-from typing import Any, TYPE_CHECKING
+from typing import (
+    Any,
+    TYPE_CHECKING,
+)
 from autotune.results.export import (
     ExportFormat, USE, artefact_differences, artefact_folder, is_unchanged, keep_in_run, loading_kernels, read_winner,
     render_export, settings_in_force,
@@ -34,7 +37,7 @@ from autotune.results.format import (
 )  # fmt: skip
 
 if TYPE_CHECKING:
-    from autotune.results.atlas_views import AtlasFinding, atlas, atlas_findings, render_atlas
+    from autotune.results.atlas_views import atlas, atlas_findings, render_atlas
     from autotune.results.api import Study, compare, load
     from autotune.results.comparison import compare_stores
     from autotune.results.effects import effect_lines, study_tables
@@ -45,7 +48,7 @@ if TYPE_CHECKING:
 
 # Fetched when first used: they bring pandas, Jinja, Rich or the compiler's SciPy, which a study's driver never needs.
 _LATER = {
-    "atlas_views": ("AtlasFinding", "atlas", "atlas_findings", "render_atlas"),
+    "atlas_views": ("atlas", "atlas_findings", "render_atlas"),
     "api": ("Study", "compare", "load"),
     "comparison": ("compare_stores",),
     "effects": ("effect_lines", "study_tables"),

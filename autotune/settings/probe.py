@@ -41,7 +41,7 @@ from autotune.machine import (
 )
 from autotune.model import LaunchError
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 _UNSET_MEANS = {"bool": "false", "int32": "0", "int64": "0", "float": "0", "string": ""}
 
 
@@ -70,7 +70,6 @@ class FlagInfo:
     values: tuple[str, ...] = ()
     spellings: Mapping[str, str] = field(default_factory=dict)
     default: str | None = None
-    deprecated: bool = False
     in_xla_flags: bool = True
     in_compiler_options: bool = True
     any_case: bool = False
@@ -175,7 +174,6 @@ def read_debug_options(library: Path) -> tuple[tuple[FlagInfo, ...], frozenset[s
             name=f.name,
             type=_TYPES.get(f.type, "string"),
             repeated=f.label == FieldDescriptorProto.LABEL_REPEATED,
-            deprecated=f.options.deprecated,
             values=enums.get(f.type_name.rpartition(".")[2], ()),
         )
         for f in message.field

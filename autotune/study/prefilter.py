@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import (
+    Iterable,
+    Sequence,
+)
 
-from autotune.model import REFERENCE_NUMBER, FlagSet, TrialConfig, TrialOutcome, TrialResult, TrialStatus, WorkerReport
+from autotune.model import (
+    REFERENCE_NUMBER,
+    FlagSet,
+    TrialConfig,
+    TrialOutcome,
+    TrialResult,
+    TrialStatus,
+    WorkerReport,
+)
 from autotune.rundir import Store
 from autotune.settings import SearchSpace
-from autotune.stats import REFERENCE, Estimate
+from autotune.stats import (
+    REFERENCE,
+    Estimate,
+)
 from autotune.study.budget import FEWEST_TRIALS
 from autotune.study.context import refuse_untold_work
 from autotune.study.run import StudyRun
-from autotune.study.screen import DEAD_TOGETHER, Precheck, contradicts, recheck_of
+from autotune.study.screen import (
+    NO_OPS_TOGETHER,
+    Precheck,
+    contradicts,
+    recheck_of,
+)
 from autotune.study.tasks import TrialTask
 
 
@@ -55,7 +74,7 @@ def evaluate(run: StudyRun, config: TrialConfig, known: Known) -> TrialResult | 
     outcome: TrialOutcome | None = known.same_set(config.settings)
     if outcome is None and run.screener is not None:
         precheck = run.screener.precheck(config.settings)
-        if config.origin == DEAD_TOGETHER or _is_refuted(run, known.results):
+        if config.origin == NO_OPS_TOGETHER or _is_refuted(run, known.results):
             precheck = Precheck(failure=precheck.failure)  # what is equal is what is rechecked
         if precheck.failure is not None:
             outcome = TrialOutcome(status=TrialStatus.FAILED, failure=precheck.failure)
@@ -63,7 +82,7 @@ def evaluate(run: StudyRun, config: TrialConfig, known: Known) -> TrialResult | 
             outcome = known.same_program(precheck.key, run.screener.precheck(FlagSet()).key)
     if outcome is not None:
         return TrialResult(**dict(config), **dict(outcome), compiled_key=precheck.key)
-    best = known.incumbent if config.origin != DEAD_TOGETHER else None  # what is surely not the best is given up
+    best = known.incumbent if config.origin != NO_OPS_TOGETHER else None  # what is surely not the best is given up
     return TrialTask(config=config, incumbent=best, compiled_key=precheck.key)
 
 

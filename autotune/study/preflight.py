@@ -3,35 +3,67 @@
 from __future__ import annotations
 
 from collections.abc import (
-    Callable, Mapping, Sequence,
+    Callable,
+    Mapping,
+    Sequence,
 )
 from dataclasses import (
-    dataclass, field, replace,
+    dataclass,
+    field,
+    replace,
 )
 from pathlib import Path
+
 from autotune.machine import (
-    caller_environment, restrict_devices, steering_settings,
+    caller_environment,
+    restrict_devices,
+    steering_settings,
 )
 from autotune.model import (
-    AutotuneError, FlagSet, FloorResult, RunDirectoryError, SettingError, StudySpec, WorkloadFacts, artefacts_of,
-    close_matches, kind_of, refuse_redacted,
+    AutotuneError,
+    FlagSet,
+    FloorResult,
+    RunDirectoryError,
+    SettingError,
+    StudySpec,
+    WorkloadFacts,
+    artefacts_of,
+    close_matches,
+    kind_of,
+    refuse_redacted,
 )  # fmt: skip
 from autotune.results import Entry
 from autotune.rundir import Store
 from autotune.settings import (
-    KnownSettings, SearchSpace, SettingVerdict, Stage, build_space, check_settings, find_recipe, for_build,
+    KnownSettings,
+    SearchSpace,
+    SettingVerdict,
+    Stage,
+    build_space,
+    check_settings,
+    find_recipe,
+    for_build,
     probe_build,
 )  # fmt: skip
+from autotune.study.look import (
+    program_python,
+    refuse_other_build,
+)
 from autotune.study.priors import (
-    LibraryWinners, Prior, library_of, priors_of, screened_by, winners_for,
+    LibraryWinners,
+    Prior,
+    library_of,
+    priors_of,
+    screened_by,
+    winners_for,
 )
 from autotune.study.proposer import open_study
 from autotune.study.samplers import check_sampler
 from autotune.workers import (
-    CommandLauncher, Launcher, LocalLauncher, SrunLauncher,
-)
-from autotune.study.look import (
-    program_python, refuse_other_build,
+    CommandLauncher,
+    Launcher,
+    LocalLauncher,
+    SrunLauncher,
 )
 
 REFUSED = frozenset({SettingVerdict.DANGEROUS})

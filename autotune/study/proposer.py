@@ -41,7 +41,7 @@ from autotune.study.samplers import (
     opens_trials,
     to_text,
 )
-from autotune.study.screen import DEAD_TOGETHER, NoOpRecheck, contradicts
+from autotune.study.screen import NO_OPS_TOGETHER, NoOpRecheck, contradicts
 
 EMPTY: Mapping[str, str] = MappingProxyType({})
 NO_PRIORS: Mapping[str, Prior] = MappingProxyType({})
@@ -100,7 +100,7 @@ class Proposer:
         self._rule_defaults = rule_defaults
         self._notes: list[str] = []
         no_ops = recheck.sets if recheck else ()
-        self._first = [*first, *((DEAD_TOGETHER, s) for s in no_ops if self._is_allowed(s))]
+        self._first = [*first, *((NO_OPS_TOGETHER, s) for s in no_ops if self._is_allowed(s))]
         self.failing: list[FlagSet] = []
         """Minimal failing sets: proposals that contain one are passed over."""
         # Every set that is known, and how many of them are points of the space; the default is known from the start.
@@ -167,7 +167,7 @@ class Proposer:
 
     def _widen(self, whole: SearchSpace) -> None:
         more = len(whole.parameters) - len(self._space.parameters)
-        self._notes.append(f"what the screen called dead is not on this GPU: {more} settings are searched after all")
+        self._notes.append(f"what the screen called no-ops acts on this GPU: {more} settings are searched after all")
         self._recheck, self._space, self._size = None, whole, whole.size()
         self._points_seen = sum(map(self._is_point, self._seen))
 

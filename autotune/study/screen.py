@@ -65,7 +65,7 @@ CPUS_TO_SPARE = 4
 
 TELL_EVERY_S = 20.0
 
-DEAD_TOGETHER = "dead together"
+NO_OPS_TOGETHER = "no-ops together"
 """The origin of trials of all no-op settings at once."""
 
 
@@ -361,10 +361,12 @@ class NoOpRecheck:
 def recheck_of(space: SearchSpace, report: ScreenReport) -> NoOpRecheck | None:
     """Returns the recheck of what a screen left out of a space; None if it left out nothing."""
     names = {p.name for p in space.parameters}
-    dead = {s.name: [v.value for v in s.values] for s in report.of_effect(Effect.NO_OP) if s.name in names and s.values}
-    if not dead:
+    no_ops = {
+        s.name: [v.value for v in s.values] for s in report.of_effect(Effect.NO_OP) if s.name in names and s.values
+    }
+    if not no_ops:
         return None
-    sets = (FlagSet({n: values[i] for n, values in dead.items()}) for i in (0, -1))
+    sets = (FlagSet({n: values[i] for n, values in no_ops.items()}) for i in (0, -1))
     return NoOpRecheck(tuple(dict.fromkeys(sets)), narrowed(space, report, keeps_no_ops=True))
 
 
@@ -375,4 +377,4 @@ def contradicts(results: Iterable[TrialResult], *, min_effect: float) -> bool:
         found = judge(r.comparison.estimate, min_effect=min_effect) if r.comparison is not None else None
         return r.failure is not None or found in (Verdict.FASTER, Verdict.SLOWER)
 
-    return any(is_off(r) for r in results if r.origin == DEAD_TOGETHER)
+    return any(is_off(r) for r in results if r.origin == NO_OPS_TOGETHER)

@@ -15,8 +15,6 @@ from autotune.machine import caller_environment, default_cache_dir
 from autotune.model import FlagSet, parse_set, parse_study
 
 HERE = Path(__file__).parent
-LIMIT_S = 900.0
-"""Longest time for one compilation; the compiler's process is ended then."""
 
 Row = dict[str, Any]
 
@@ -49,7 +47,7 @@ def compiled(name: str, row: Row) -> CompiledProgram:
     with contextlib.ExitStack() as stack:
         _, screener = stack.enter_context(
             open_screener(
-                parse_study(study), study_dir=HERE, topology=topology, cache_dir=folder, limit_s=LIMIT_S,
+                parse_study(study), study_dir=HERE, topology=topology, cache_dir=folder,
                 target=load_target(row["target"]).with_memory(row.get("memory_fraction")),
             )
         )  # fmt: skip

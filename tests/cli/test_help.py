@@ -11,13 +11,16 @@ import sys
 import tomllib
 from pathlib import Path
 from typing import Any
+
 import pytest
 import typer
 from typer.testing import CliRunner
+
 import autotune
 from autotune.cli.app import app
 from autotune.cli.help import (
-    EXAMPLES, GROUPS,
+    EXAMPLES,
+    GROUPS,
 )
 from tests.console import commands
 

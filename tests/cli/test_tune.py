@@ -8,15 +8,18 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+
 import psutil
 import pytest
+
 from autotune.cli.tune import name_of
 from autotune.model import (
-    WARMUP_STEPS, load_study,
+    WARMUP_STEPS,
+    load_study,
 )
+from autotune.study import look as looking
 from harness.simulated_machine import write_study
 from tests.console import autotune
-from autotune.study import look as looking
 
 ROOT = Path(__file__).parents[2]
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from autotune.compiler import compile_worker
+from autotune.compiler import compiler as compiler_module
 from autotune.compiler import program as P
 from autotune.compiler.compile_worker import CompileJob
 from autotune.compiler.compiler import Compiler
@@ -21,6 +22,7 @@ from autotune.machine import environment
 from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import FailureKind
+from autotune.model.time_limits import CompileLimits
 from autotune.settings.catalog import load_catalog
 
 pytestmark = [pytest.mark.aot, pytest.mark.gate]
@@ -205,7 +207,7 @@ def test_compiler_options_in_another_process_give_the_same_fingerprint(
         "options": {},
         "paths": list(job.paths),
         "platform": "cuda",
-        "in_fork": "lowered",
+        "lowers_first": True,
         "target_name": "h100-sxm",
         "target_config": job.target.config_text,
         "topology": "1x1x8",
@@ -219,7 +221,8 @@ def test_compiler_options_in_another_process_give_the_same_fingerprint(
     assert other.fingerprint == program(results, DOUBLE_BUFFERED).fingerprint
 
 
-def test_hanging_compiler_is_ended_at_the_limit(toy_job: Any) -> None:
-    (result,) = compile_sets(toy_job(), [REFERENCE], limit_s=0.05)
+def test_hanging_compiler_is_ended_at_the_limit(toy_job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler_module, "compile_limits", lambda first_s: CompileLimits(0.05))
+    (result,) = compile_sets(toy_job(), [REFERENCE])
     assert result.failure is not None
     assert result.failure.kind is FailureKind.HANG

@@ -4,27 +4,55 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import (
+    Callable,
+    Iterator,
+)
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from autotune.compiler import compile_worker
-from autotune.compiler import compiler as compiler_module
+from autotune.compiler import (
+    compile_worker,
+)
+from autotune.compiler import (
+    compiler as compiler_module,
+)
 from autotune.compiler.compile_worker import CompileJob
 from autotune.compiler.compiler import Compiler
-from autotune.compiler.flags_applied import FlagsLostError, require_applied
+from autotune.compiler.flags_applied import (
+    FlagsLostError,
+    require_applied,
+)
 from autotune.compiler.predict import predict_step
-from autotune.compiler.program import SCHEMA_VERSION, CompiledProgram, CompileResult
-from autotune.compiler.schedule import HLO, read_program
-from autotune.compiler.screen import CPU_CANARIES, GPU_CANARIES, Screener
-from autotune.compiler.targets import load_target, parse_topology
+from autotune.compiler.program import (
+    SCHEMA_VERSION,
+    CompiledProgram,
+    CompileResult,
+)
+from autotune.compiler.schedule import (
+    HLO,
+    read_program,
+)
+from autotune.compiler.screen import (
+    CPU_CANARIES,
+    GPU_CANARIES,
+    Screener,
+)
+from autotune.compiler.targets import (
+    load_target,
+    parse_topology,
+)
 from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
 from autotune.settings.catalog import load_catalog
 from autotune.workers import parse_debug_options
-from tests.compiler.rules import COMBINE, Rules, screen
+from tests.compiler.rules import (
+    COMBINE,
+    Rules,
+    screen,
+)
 
 WIDTH = "xla_cpu_prefer_vector_width"
 MARKER = "/tmp/folder/dump"
@@ -97,7 +125,7 @@ def kept(folder: Path) -> list[Path]:
 
 def run_screen(job: CompileJob, cache: Path) -> Any:
     with Compiler(job, cache_dir=cache) as compiler:
-        return Screener(compiler, baseline=FlagSet(), catalog=load_catalog()).run({}, {}), compiler._in_fork
+        return Screener(compiler, baseline=FlagSet(), catalog=load_catalog()).run({}, {}), compiler._lowers_first
 
 
 @pytest.mark.gate
@@ -111,18 +139,18 @@ def test_flags_act_on_the_cpu_though_building_starts_a_backend(tmp_path: Path) -
 @pytest.mark.aot
 @pytest.mark.gate
 @pytest.mark.parametrize(
-    ("entry", "touch", "in_fork"),
+    ("entry", "touch", "lowers_first"),
     [
-        ("small_workload:make", False, "lowered"),
-        ("small_workload:make", True, "build"),
-        ("touching_workload:make", False, "import"),
+        ("small_workload:make", False, True),
+        ("small_workload:make", True, False),
+        ("touching_workload:make", False, False),
     ],
 )
 def test_flags_act_for_a_described_gpu_wherever_a_workload_starts_a_backend(
-    tmp_path: Path, entry: str, touch: bool, in_fork: str
+    tmp_path: Path, entry: str, touch: bool, lowers_first: bool
 ) -> None:
     report, how = run_screen(job_of(entry, "h100-sxm", touch=touch), tmp_path)
-    assert how == in_fork
+    assert how is lowers_first
     assert report.canary is not None
     assert report.canary.settings in GPU_CANARIES
     assert report.canary.changes

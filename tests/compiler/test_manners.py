@@ -68,12 +68,6 @@ def test_a_compilation_may_take_many_times_the_processor_time_of_the_default_s(
         assert float(told[1]) - 1.0 < result.cpu_s < float(told[1]) + 3.0  # the kernel counts whole seconds, by ticks
     with opened(tmp_path, cache_dir=tmp_path / "cache") as compiler:
         assert [r.from_cache for r in compiler.compile([FlagSet(), endless])] == [True, True]
-    with opened(tmp_path, cache_dir=tmp_path / "cache", limit_s=1.0) as compiler:
-        found = {r.settings: r for r in compiler.compile([FlagSet(), endless])}  # now by the user's own limit
-    assert found[FlagSet()].from_cache
-    failure = found[endless].failure
-    assert failure is not None
-    assert (failure.kind, failure.message) == (FailureKind.HANG, "the compiler did not finish within 1 s")
 
 
 @pytest.mark.gate

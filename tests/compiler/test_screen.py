@@ -103,7 +103,7 @@ def test_reference_that_does_not_compile_is_an_error_with_the_compilers_words() 
         screen(Rules(), {COMBINE: "13"}).run({}, {})
 
 
-def dead_settings(count: int) -> list[str]:
+def no_ops(count: int) -> list[str]:
     catalog, known = load_catalog(), {*DOMAINS, P2P, DECOMPOSE, GRAPHS, TRITON}
     program = [n for n, s in catalog.items() if s.stage is Stage.PROGRAM and s.kind == "xla" and n not in known]
     return program[:count]
@@ -111,7 +111,7 @@ def dead_settings(count: int) -> list[str]:
 
 def test_many_no_op_settings_cost_about_as_much_again_for_each_kernel_choice() -> None:
     rules = Rules()
-    report = screen(rules).run({**{n: ["1"] for n in dead_settings(37)}, BUFFER: ["true"], OVERLAP: ["2"]}, {})
+    report = screen(rules).run({**{n: ["1"] for n in no_ops(37)}, BUFFER: ["true"], OVERLAP: ["2"]}, {})
     assert len(report.of_effect(Effect.NO_OP)) == 37
     with_triton = [s for s in rules.compiled if TRITON not in s]
     assert len(with_triton) <= 1 + 39 + 80  # reference, alone, with others
@@ -120,7 +120,7 @@ def test_many_no_op_settings_cost_about_as_much_again_for_each_kernel_choice() -
 
 def test_two_settings_that_act_only_together_are_active_and_name_each_other() -> None:
     # On 2b61fbc both halves of the no-ops looked like no-ops, and so did both settings.
-    domains = {n: ["1"] for n in dead_settings(20)} | {P2P: ["true"], DECOMPOSE: ["0", "7"], COMBINE: ["11"]}
+    domains = {n: ["1"] for n in no_ops(20)} | {P2P: ["true"], DECOMPOSE: ["0", "7"], COMBINE: ["11"]}
     found = {s.name: s for s in screen(Rules()).run(domains, {}).settings}
     assert found[P2P].effect is found[DECOMPOSE].effect is Effect.ACTIVE
     assert found[P2P].interacts_with[:1] == (DECOMPOSE,)
@@ -152,7 +152,7 @@ def test_where_only_one_choice_is_left_only_one_is_compiled() -> None:
 
 
 def test_when_the_time_is_up_nothing_that_is_not_settled_is_called_a_no_op() -> None:
-    domains = {n: ["1"] for n in dead_settings(2)} | {P2P: ["true"], DECOMPOSE: ["0"], GRAPHS: ["FUSION,CUSTOM_CALL"]}
+    domains = {n: ["1"] for n in no_ops(2)} | {P2P: ["true"], DECOMPOSE: ["0"], GRAPHS: ["FUSION,CUSTOM_CALL"]}
     whole = Rules()
     screen(whole).run(domains, {})
     for allowed in range(len(whole.compiled) + 1):

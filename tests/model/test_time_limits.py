@@ -43,10 +43,9 @@ def test_what_the_study_sets_is_kept_to() -> None:
 
 
 def test_compilations() -> None:
-    assert compile_limits(None) == CompileLimits(wall_s=900.0, processor_s=None)
-    assert compile_limits(None, 5.0) == CompileLimits(wall_s=240.0, processor_s=60.0)
-    assert compile_limits(None, 40.0) == CompileLimits(wall_s=1280.0, processor_s=320.0)
-    assert compile_limits(7.0, 40.0) == CompileLimits(wall_s=7.0, processor_s=None)
+    assert compile_limits() == CompileLimits(wall_s=900.0, processor_s=None)
+    assert compile_limits(5.0) == CompileLimits(wall_s=240.0, processor_s=60.0)
+    assert compile_limits(40.0) == CompileLimits(wall_s=1280.0, processor_s=320.0)
 
 
 def test_the_launcher_is_told_once_the_noise_floor_is_known(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -159,7 +159,7 @@ def test_a_descriptor_is_read_out_of_surrounding_bytes(tmp_path: Path) -> None:
 
     enum = entry(1, b"Mode") + entry(2, entry(1, b"MODE_A")) + entry(2, entry(1, b"MODE_B"))
     one = entry(1, b"xla_mode") + b"\x20\x03\x28\x0e" + entry(6, b".xla.DebugOptions.Mode")
-    other = entry(1, b"xla_old") + b"\x20\x01\x28\x08" + entry(8, b"\x18\x01")
+    other = entry(1, b"xla_old") + b"\x20\x01\x28\x08"
     message = entry(1, b"DebugOptions") + entry(2, one) + entry(2, other) + entry(4, enum) + entry(10, b"xla_gone")
     file = entry(1, b"xla/xla.proto") + entry(2, b"xla") + b"\x22\x81\x01"[:1] + bytes([len(message)]) + message
     library = tmp_path / "library.so"
@@ -167,7 +167,7 @@ def test_a_descriptor_is_read_out_of_surrounding_bytes(tmp_path: Path) -> None:
     assert read_debug_options(library) == (
         (
             FlagInfo(name="xla_mode", type="enum", repeated=True, values=("MODE_A", "MODE_B")),
-            FlagInfo(name="xla_old", type="bool", deprecated=True),
+            FlagInfo(name="xla_old", type="bool"),
         ),
         frozenset({"xla_gone"}),
     )

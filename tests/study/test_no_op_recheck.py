@@ -1,4 +1,4 @@
-"""On a GPU that runs, what the screen calls dead is measured once, and returns to the space if it is not."""
+"""On a GPU that runs, what the screen calls no-ops is measured once, and returns to the space if it is not."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from autotune.model.records import TrialResult, TrialStatus
 from autotune.rundir.store import Store
 from autotune.settings.space import Parameter, SearchSpace
 from autotune.study import screen as stage
-from autotune.study.screen import DEAD_TOGETHER, contradicts
+from autotune.study.screen import NO_OPS_TOGETHER, contradicts
 from autotune.study.stages import run_study
 from harness.simulated import GivenSetup, given_run
 from harness.simulated_machine import parse_simulated
@@ -22,7 +22,7 @@ from tests.compiler.rules import COMBINE, SLOP, Rules, screen
 from tests.runs import Diary, asking
 
 MERGER = "xla_gpu_dot_merger_threshold_mb"
-DEAD = FlagSet({SLOP: "17", MERGER: "0"})
+NO_OPS = FlagSet({SLOP: "17", MERGER: "0"})
 Run = Callable[..., tuple[Store, Diary]]
 
 
@@ -33,7 +33,7 @@ def whole() -> SearchSpace:
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Runs a simulated study on a GPU on which the screen's dead settings may do what `simulation` says."""
+    """Runs a simulated study on a GPU on which the screen's no-ops may do what `simulation` says."""
 
     def go(trials: int, platform: str = "cuda", **replay: Any) -> tuple[Store, Diary]:
         spec = parse_simulated(
@@ -54,32 +54,32 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     return go
 
 
-def test_dead_settings_that_do_nothing_here_are_tried_together_and_never_again(run: Run) -> None:
+def test_no_ops_that_do_nothing_here_are_tried_together_and_never_again(run: Run) -> None:
     store, diary = run(6)
     results = store.of(TrialResult)
     assert [(r.settings, r.origin, r.status) for r in results[:2]] == [
-        (DEAD, DEAD_TOGETHER, TrialStatus.MEASURED),
-        (DEAD.merge({SLOP: "19"}), DEAD_TOGETHER, TrialStatus.MEASURED),
+        (NO_OPS, NO_OPS_TOGETHER, TrialStatus.MEASURED),
+        (NO_OPS.merge({SLOP: "19"}), NO_OPS_TOGETHER, TrialStatus.MEASURED),
     ]
     assert not any(SLOP in r.settings or MERGER in r.settings for r in results[2:])
     assert not any("after all" in note for note in diary.notes)
 
 
 @pytest.mark.parametrize("effect", [0.9, 1.1])
-def test_dead_setting_that_acts_here_returns_to_the_space_and_wins_if_it_can(run: Run, effect: float) -> None:
+def test_no_op_that_acts_here_returns_to_the_space_and_wins_if_it_can(run: Run, effect: float) -> None:
     store, diary = run(8, effects={f"{MERGER}=0": effect})
     results = store.of(TrialResult)
     assert contradicts(results, min_effect=0.005)
     assert sum("2 settings are searched after all" in note for note in diary.notes) == 1
-    later = [r for r in results if r.origin != DEAD_TOGETHER]
+    later = [r for r in results if r.origin != NO_OPS_TOGETHER]
     assert any(MERGER in r.settings for r in later)
     # The screen's word for what is equal does not count any more: nothing is a duplicate of a program.
     assert not any(r.status is TrialStatus.SAME_PROGRAM for r in later)
 
 
-def test_dead_settings_that_fail_here_return(run: Run) -> None:
+def test_no_ops_that_fail_here_return(run: Run) -> None:
     store, _ = run(8, failures={f"{SLOP}=17": "crash"})
-    assert any(SLOP in r.settings for r in store.of(TrialResult) if r.origin != DEAD_TOGETHER)
+    assert any(SLOP in r.settings for r in store.of(TrialResult) if r.origin != NO_OPS_TOGETHER)
 
 
 def test_study_that_goes_on_proposes_what_it_would_have_proposed(run: Run, tmp_path: Path) -> None:
@@ -94,4 +94,4 @@ def test_study_that_goes_on_proposes_what_it_would_have_proposed(run: Run, tmp_p
 
 def test_where_the_screen_compiled_for_what_runs_there_is_no_doubt(run: Run) -> None:
     store, _ = run(4, platform="cpu")
-    assert not any(r.origin == DEAD_TOGETHER for r in store.of(TrialResult))
+    assert not any(r.origin == NO_OPS_TOGETHER for r in store.of(TrialResult))

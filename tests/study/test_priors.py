@@ -7,14 +7,44 @@ from typing import Any
 
 import pytest
 
-from autotune.compiler import Effect, ScreenReport
-from autotune.compiler.screen import SetReport, SettingReport, ValueReport
-from autotune.machine import driver_python, processor_name
-from autotune.model import FlagSet, StudyFileError, StudySpec, TrialResult, parse_study
-from autotune.results.library import Entry, add_to_library
+from autotune.compiler import (
+    Effect,
+    ScreenReport,
+)
+from autotune.compiler.screen import (
+    SetReport,
+    SettingReport,
+    ValueReport,
+)
+from autotune.machine import (
+    driver_python,
+    processor_name,
+)
+from autotune.model import (
+    FlagSet,
+    StudyFileError,
+    StudySpec,
+    TrialResult,
+    parse_study,
+)
+from autotune.results.library import (
+    Entry,
+    add_to_library,
+)
 from autotune.results.winner import Winner
-from autotune.search import EXPECTED, MOST_LIKELY
-from autotune.settings import Atlas, AtlasRow, KnownSettings, Parameter, SearchSpace, load_recipes, probe_build
+from autotune.search import (
+    EXPECTED,
+    MOST_LIKELY,
+)
+from autotune.settings import (
+    Atlas,
+    AtlasRow,
+    KnownSettings,
+    Parameter,
+    SearchSpace,
+    load_recipes,
+    probe_build,
+)
 from autotune.study.preflight import prepare
 from autotune.study.priors import (
     MOST,
@@ -31,7 +61,12 @@ from autotune.study.priors import (
     winners_for,
 )  # fmt: skip
 from tests.atlas_tables import small
-from tests.runs import EFFECTS, Run, make_winner, replay_study
+from tests.runs import (
+    EFFECTS,
+    Run,
+    make_winner,
+    replay_study,
+)
 
 
 def value(text: str, *changes: str, message: str = "") -> ValueReport:
@@ -73,10 +108,10 @@ def test_what_changes_the_program_is_thought_likelier_than_what_does_not() -> No
         SettingReport(name=NAMES[4], effect=Effect.MEASURE, stage="runtime"),
     ]
     found = by_screen(space(*NAMES), report(*settings), {})
-    live, together, fails, dead, measure = (found[n] for n in NAMES[:5])
-    assert live.p_active > together.p_active == measure.p_active > fails.p_active == dead.p_active > 0
-    assert live.why == ("it changes the program (2 differences)",)
-    assert live.no_ops == ("2",)  # it changes nothing, where another value does
+    active, together, fails, no_op, measure = (found[n] for n in NAMES[:5])
+    assert active.p_active > together.p_active == measure.p_active > fails.p_active == no_op.p_active > 0
+    assert active.why == ("it changes the program (2 differences)",)
+    assert active.no_ops == ("2",)  # it changes nothing, where another value does
     assert together.no_ops == ()  # in company every value may
     assert max(p.p_active for p in found.values()) <= MOST
 

@@ -85,7 +85,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     return go
 
 
-def test_dead_settings_are_never_proposed_and_the_winner_is_found(run: Run) -> None:
+def test_no_ops_are_never_proposed_and_the_winner_is_found(run: Run) -> None:
     conclusion, store, diary, launcher = run(study(), Rules())
     assert conclusion.settings == FlagSet({COMBINE: 11})
     assert {s for s in launcher.started if SLOP in s} == {FlagSet({SLOP: "17"})}  # once, to recheck no-ops
@@ -165,7 +165,7 @@ class Deaf(Rules):
         return []
 
 
-def test_a_screen_to_which_all_is_dead_is_not_believed_and_the_winner_is_found(run: Run) -> None:
+def test_a_screen_to_which_all_are_no_ops_is_not_believed_and_the_winner_is_found(run: Run) -> None:
     conclusion, store, diary, _ = run(study(), Deaf())
     assert conclusion.settings is not None
     assert conclusion.settings[BUFFER] == "true"
