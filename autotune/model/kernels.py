@@ -62,7 +62,7 @@ class KernelSpread(Record):
 
 
 def read_choices(text: str) -> dict[str, str]:
-    """What was chosen for each kernel, by its name.
+    """Reads what was chosen for each kernel, by its name.
 
     Raises:
         ValueError: If the text is not what XLA leaves.
@@ -113,10 +113,10 @@ def _digest(text: str) -> str:
 
 
 def _parse(text: str) -> list[Any]:
-    """The fields of a message in protobuf's text form: pairs of a name and a word, or the fields of another message.
+    """Parses a message in protobuf's text form into pairs of a name and a word, or of a name and fields.
 
     Raises:
-        ValueError: If braces do not match or are too many, or a field has no value.
+        ValueError: If braces do not match or nest too deeply, or a field has no value.
     """
     stack: list[list[Any]] = [[]]
     name = ""
@@ -143,6 +143,6 @@ def _parse(text: str) -> list[Any]:
 
 
 def _render(fields: Sequence[tuple[str, Any]]) -> str:
-    """Fields in one line, whatever their order was."""
+    """Renders fields on one line, in an order of their own."""
     parts = [f"{n} {{{_render(v)}}}" if isinstance(v, list) else f"{n}: {v}" for n, v in fields]
     return ", ".join(sorted(parts))

@@ -13,7 +13,7 @@ from typing import Any
 from autotune.model.errors import StudyFileError
 
 REDACTED = "***"
-"""Stands where a secret was."""
+"""Placeholder of a secret."""
 
 _STRONG = re.compile(
     "password|passwd|passphrase|secret|credential|authorization|bearer|apikey|accesskey|privatekey|signingkey|authtoken"
@@ -182,12 +182,12 @@ _ENDS = re.compile(r"[\t\n]")
 
 
 def visible(text: str) -> str:
-    r"""Text with its control characters spelt ``\u001b``; tabs and line ends stay. Of JSON it makes equal JSON."""
+    r"""Spells out control characters as ``\u001b``; tabs and line ends stay. Of JSON it makes equal JSON."""
     return _OBEYED.sub(_spell, text)
 
 
 def visible_line(text: str) -> str:
-    """The same on one line: one that pretends to be several would pass for the program's own."""
+    """Spells out tabs and line ends, too: several lines would pass for the program's own."""
     return _ENDS.sub(_spell, visible(text))
 
 
