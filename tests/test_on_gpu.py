@@ -99,7 +99,7 @@ def test_a_study_that_does_not_fit_twice_is_measured_one_at_a_time(tmp_path: Pat
     assert done.returncode == 0, done.stderr
     floor = Store.open(tmp_path / "run").last(FloorResult)
     assert floor is not None
-    assert floor.comparison.mode == "sandwich"
+    assert floor.comparison.mode == "aba"
 
 
 def test_clocks_power_and_energy_of_a_block_are_told(tmp_path: Path, gpu: Any) -> None:

@@ -20,6 +20,5 @@ from autotune.machine.slurm import (
     ask_slurm, end_slurm_step, inside_slurm_job, lost_slurm_nodes, slurm_address, slurm_client_environment,
     slurm_hosts, slurm_partitions, slurm_step_command,
 )  # fmt: skip
-from autotune.machine.gpu_arms import NOT_LOOKED, Looked
 from autotune.machine.telemetry import NO_WATCH, GpuWatch, open_watch
 from autotune.machine.versions import Packages, cuda_plugin, measured_versions, packages_of

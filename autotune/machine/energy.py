@@ -104,13 +104,13 @@ class EnergyMeter:
         return f"energy is not resolvable: blocks of {self.shortest_s:g} s needed, these took {format_seconds(typical)}"
 
     def use_of(
-        self, pairs: Sequence[Pair], *, sandwiches: bool = False, work: WorkPerStep | None = None
+        self, pairs: Sequence[Pair], *, is_aba: bool = False, work: WorkPerStep | None = None
     ) -> EnergyUse | None:
         """Energy of both arms; None if it was not counted in every block, or blocks were too short for the counters.
 
         Args:
             pairs: All pairs of a measurement.
-            sandwiches: They are two for each sandwich.
+            is_aba: They are two for each ABA run.
             work: What a step of each arm does, where it differs: the ratio is then of energy per unit of it.
         """
         per_step = work.ratio if work is not None else 1.0
@@ -118,7 +118,7 @@ class EnergyMeter:
         candidate = [j for p in pairs if (j := _step_j(p.candidate_j, p.ran_s(Arm.CANDIDATE)))]
         if not len(reference) == len(candidate) == len(pairs) > 0 or self.problem_of(pairs) is not None:
             return None
-        if sandwiches:
+        if is_aba:
             runs = zip(reference[::2], candidate[::2], reference[1::2], strict=True)
             estimate = estimate_aba([(before, middle / per_step, after) for before, middle, after in runs])
         else:

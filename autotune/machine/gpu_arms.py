@@ -64,9 +64,6 @@ class Looked:
         return GpusDuring(**self.arms) if len(self.arms) == len(ARMS) else None
 
 
-NOT_LOOKED = Looked()
-
-
 @dataclass(slots=True)
 class ArmWatch:
     """What was seen of the blocks of one arm.

@@ -28,8 +28,8 @@ from autotune.model.kernels import (
     read_choices,
 )
 from autotune.model.measurement import (
-    Arm, ArmOfGpus, Comparison, DeviceMemory, EnergyUse, Failure, FailureKind, GpuState, GpusDuring, HELD_BACK,
-    LOSS_NOT_CHECKED, LossBasis, LossCheck, NOT_TOLD, Pair, SameStep, Settings, Stamped, TURNS, WorkPerStep,
+    ABA, Arm, ArmOfGpus, Comparison, DeviceMemory, EnergyUse, Failure, FailureKind, GpuState, GpusDuring, HELD_BACK,
+    INTERLEAVED, LOSS_NOT_CHECKED, LossBasis, LossCheck, NOT_TOLD, Pair, SameStep, Settings, Stamped, WorkPerStep,
     WorkerReport, WorkloadFacts, block_step_s, held_in_one_arm, is_divided_as_told, log_ratio,
 )  # fmt: skip
 from autotune.model.numbers import (
@@ -93,7 +93,6 @@ from autotune.model.turn_sizes import (
     BLOCK_STEPS,
     CHECK_STEPS,
     TurnCosts,
-    TurnSizes,
     WARMUP_STEPS,
 )
 from autotune.model.units import (

@@ -366,7 +366,7 @@ class Comparison(Record):
     Attributes:
         reference_step_s: Median step, seconds.
         candidate_step_s: Median step, seconds.
-        mode: ``turns`` (interleaved pairs) or ``sandwich`` (fresh runs reference, candidate, reference).
+        mode: ``interleaved`` (interleaved pairs) or ``aba`` (fresh runs reference, candidate, reference).
         warnings: What the machine did meanwhile that makes the figures doubtful.
         energy: None where nothing counted it, or blocks were too short for the counters.
         energy_problem: Why there is no energy although something counted.
@@ -431,8 +431,8 @@ class LossCheck(Record):
         return self.is_ok is None and self.basis is LossBasis.STEPS
 
 
-TURNS = "turns"
-"""Mode of a comparison whose blocks are in pairs; the other one is `autotune.study.compare.SANDWICH`."""
+INTERLEAVED, ABA = "interleaved", "aba"
+"""How two arms were compared: blocks in pairs, or isolated runs of reference, candidate and reference."""
 
 
 def block_step_s(step_times_s: Sequence[float]) -> float:

@@ -304,7 +304,7 @@ def alone_of(proven: FinalistResult, runs: Sequence[ConfirmRun], *, most: int, m
         veto = (
             "what idles beside an arm, or ran before it, changes its time: alone the set is "
             f"{format_change(alone.ratio)} than the default, in turns {format_change(in_turns.ratio)}; "
-            '`measure.mode = "sandwich"` measures everything alone'
+            '`measure.mode = "aba"` measures everything alone'
         )
     result = _after(proven, ALONE, mine, found.used, min_effect=min_effect, veto=veto, reason=found.reason)
     return result.model_copy(update={"most": most})

@@ -126,9 +126,9 @@ class StudySpec(Section):
 
     @model_validator(mode="after")
     def _fits_together(self) -> StudySpec:
-        if self.measure.mode == "turns" and not self.workload.takes_turns:
+        if self.measure.mode == "interleaved" and not self.workload.takes_turns:
             raise ValueError(
-                'a `command` without the hook can not wait for its turn: `measure.mode` must be "auto" or "sandwich"'
+                'a `command` without the hook can not wait for its turn: `measure.mode` must be "auto" or "aba"'
             )
         mesh, count = self.workload.mesh, self.device.count
         if mesh is not None and count is not None and math.prod(mesh.values()) != count:

@@ -14,8 +14,8 @@ from statistics import median
 from typing import Any
 
 from autotune.model import (
+    INTERLEAVED,
     REESTIMATES,
-    TURNS,
     AblationResult,
     FinalistResult,
     FlagSet,
@@ -116,8 +116,8 @@ class TrialRow:
 
     @property
     def over(self) -> str:
-        """How often it was compared, in its own unit: one sandwich is worth several pairs of blocks, and lasts so."""
-        return f"{self.pair_count} {'pairs' if self.mode == TURNS else 'sandwiches'}" if self.is_measured else ""
+        """How often it was compared, in its own unit: one ABA run is worth several pairs of blocks, and lasts so."""
+        return f"{self.pair_count} {'pairs' if self.mode == INTERLEAVED else 'ABA runs'}" if self.is_measured else ""
 
 
 _FIELDS = tuple(f for f in fields(TrialRow) if f.name != "result")

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from autotune.model import (
-    TURNS,
+    INTERLEAVED,
     FinalistResult,
     FloorResult,
     TrialResult,
@@ -104,7 +104,7 @@ def _cut(result: TrialResult | FinalistResult) -> str:
 
 
 def _outlook_cell(row: TrialRow) -> Text:
-    how = "" if row.outlook is None or row.mode == TURNS else f", {row.over}"
+    how = "" if row.outlook is None or row.mode == INTERLEAVED else f", {row.over}"
     return Text(words.spaced(row.failure or row.outlook or row.status) + how, style=_COLOURS[row.style])
 
 

@@ -9,10 +9,10 @@ import math
 from typing import TYPE_CHECKING
 
 from autotune.model import (
+    INTERLEAVED,
     KERNELS,
     LOSS_NOT_CHECKED,
     PROFILE,
-    TURNS,
     AblationResult,
     BlameRecord,
     ConclusionRecord,
@@ -119,7 +119,7 @@ def floor_lines(store: Store) -> list[str]:
 
 def _turn_lines(store: Store, floor: FloorResult) -> list[str]:
     """Which steps count, where not all of them do."""
-    sizes, in_turns = store.spec.turns, floor.comparison.mode == TURNS
+    sizes, in_turns = store.spec.turns, floor.comparison.mode == INTERLEAVED
     if not (settle_s := sizes.settle_s if in_turns else sizes.steady_s):
         return []
     what = "blocks" if in_turns else "runs"
@@ -136,9 +136,9 @@ def describe_floor(result: FloorResult) -> list[str]:
         f"a trial finds speed-ups from {format_detectable(floor.detectable)}",
     ]
     lines[1] += f" ({_spreads(floor)})"
-    if result.comparison.mode != TURNS:
+    if result.comparison.mode != INTERLEAVED:
         lines.append(
-            "one process at a time, in sandwiches of fresh runs (reference, candidate, reference): "
+            "one process at a time, in ABA runs of fresh processes (reference, candidate, reference): "
             f"{result.comparison.estimate.pair_count} here, and each counts once in an interval"
         )
     if (energy := result.comparison.energy) is not None:
@@ -263,10 +263,8 @@ def warning_lines(store: Store) -> list[str]:
         if (problem := floor.reference.program_problem) is not None:
             found.append(f"its compiled program is not known, so sets that make the same one are measured: {problem}")
         found += [p] if (p := floor.comparison.energy_problem) else []
-        if floor.comparison.mode != TURNS:
-            found.append(
-                "one process at a time: intervals are over sandwiches of fresh runs, fewer than pairs of blocks"
-            )
+        if floor.comparison.mode != INTERLEAVED:
+            found.append("one process at a time: intervals are over ABA runs, fewer than pairs of blocks")
         load, cpus = floor.provenance.get("load_1min"), floor.provenance.get("cpus_usable")
         if load and cpus and load > cpus:
             found.append(f"the machine was busy when the study began: load {load} on {cpus} CPUs")

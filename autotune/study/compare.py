@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
 from autotune.model import (
-    TURNS,
+    ABA,
+    INTERLEAVED,
     Arm,
     Comparison,
     FailureKind,
@@ -55,9 +56,6 @@ from autotune.workers import Worker, WorkerFailed
 
 S = TypeVar("S")
 R = TypeVar("R")
-
-SANDWICH = "sandwich"
-"""Mode of a comparison of isolated runs."""
 
 CANDIDATE_RETRIES = 2
 """How often a candidate that something outside seems to have ended (SIGTERM, a port in use) is measured once more."""
@@ -217,7 +215,7 @@ class Comparer(ABC):
     """Compares two sets in one place.
 
     Attributes:
-        mode: ``turns`` (interleaved) or ``sandwich`` (isolated), as it is kept in records.
+        mode: ``interleaved`` (interleaved) or ``aba`` (isolated), as it is kept in records.
     """
 
     mode: str
@@ -299,7 +297,7 @@ class Comparer(ABC):
             mode=self.mode,
             stopped=stopped,
             warnings=looked.warnings,
-            energy=meter.use_of(pairs, sandwiches=self.mode == SANDWICH and len(pairs) > 1, work=work),
+            energy=meter.use_of(pairs, is_aba=self.mode == ABA and len(pairs) > 1, work=work),
             energy_problem=meter.problem_of(pairs),
             during=looked.during,
             work=work,
@@ -312,7 +310,7 @@ class Comparer(ABC):
 class Interleaved(Comparer):
     """Both processes side by side; isolated where the two turn out not to fit into the device's memory."""
 
-    mode = TURNS
+    mode = INTERLEAVED
 
     def _compare(self, request: ComparisonRequest[S]) -> Compared[S]:
         context, folder = self.context, request.folder
@@ -539,7 +537,7 @@ class Isolated(Comparer):
             `TurnSizes.steps_alone`.
     """
 
-    mode = SANDWICH
+    mode = ABA
 
     def __init__(self, context: MeasurementContext, *, blocks: int = 1) -> None:
         super().__init__(context)
@@ -566,7 +564,7 @@ class Isolated(Comparer):
                     pairs.append(self._keep(request, len(pairs), before, run, work))
                 before = run
         found = estimate_pairs([log_ratio(pairs[0], work)]) if request.is_proof else aba_estimate(pairs, work)
-        stopped = "all pairs run" if request.is_proof else f"all {len(pairs) // 2} sandwiches run"
+        stopped = "all pairs run" if request.is_proof else f"all {len(pairs) // 2} ABA runs measured"
         return Compared(
             reference=reports[Arm.REFERENCE], candidate=reports[Arm.CANDIDATE], pairs=pairs,
             comparison=self._figures(pairs, found, stopped=stopped, work=work),
@@ -576,7 +574,7 @@ class Isolated(Comparer):
         """The arms in order: neighbours make a pair. In a proof a coin, seeded by the name, decides who goes first."""
         order = [Arm.REFERENCE, Arm.CANDIDATE]
         if not request.is_proof:
-            return [[*order, Arm.REFERENCE]] * self.context.spec.measure.sandwiches
+            return [[*order, Arm.REFERENCE]] * self.context.spec.measure.aba_runs
         if random.Random(f"{self.context.spec.seed}/{request.name}").random() < 0.5:
             order.reverse()
         return [order]
@@ -664,7 +662,7 @@ class Isolated(Comparer):
         """Each isolated run is a fresh process already; they are few, whatever a plan of pairs says."""
         measure = self.context.spec.measure
         request: ComparisonRequest[None] = ComparisonRequest(
-            candidate=FlagSet(), folder=folder, name="floor", rule=fixed(measure.sandwiches)
+            candidate=FlagSet(), folder=folder, name="floor", rule=fixed(measure.aba_runs)
         )
         found = self._compare(request)
         assert found.comparison is not None

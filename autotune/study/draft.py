@@ -48,7 +48,7 @@ RUN_SHARE, SHORTEST_RUN_S, LONGEST_RUN_S = 0.5, 2.0, 30.0
 """Counted part of a run: this share of what it takes to start, within bounds in seconds."""
 
 MOST_STEPS = 1000
-FINALISTS, PROCESSES, SANDWICHES = 2, 20, 3
+FINALISTS, PROCESSES, ABA_RUNS = 2, 20, 3
 SOAK_S = 30.0
 WORTH_TRIALS = 8
 """Trials for which the default budget has time."""
@@ -100,7 +100,7 @@ def plan_of(found: Understood, *, name: str, trials: int, budget_s: float | None
     """
     steps, soak_s = _sizes(found)
     run_s = found.start_s + steps * found.line_s
-    trial_s = SANDWICHES * 3 * run_s
+    trial_s = ABA_RUNS * 3 * run_s
     pairs = proof_pairs(FINALISTS, most=PROCESSES)
     needed_s = trial_s + WORTH_TRIALS * trial_s + pairs * 2 * run_s + 2 * max(soak_s, SOAK_STEPS_OF_RUNS * found.line_s)
     budget_s = budget_s or max(LEAST_BUDGET_S, 300.0 * math.ceil(needed_s / 300.0))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from autotune.model import (
-    TURNS,
+    INTERLEAVED,
     ConfirmRun,
     FloorResult,
     LaunchError,
@@ -37,7 +37,7 @@ class Durations:
 
     Attributes:
         start_s: Until a process is ready.
-        trial_s: A trial that is looked at once; `trial_most_s` with all its pairs of blocks, or sandwiches.
+        trial_s: A trial that is looked at once; `trial_most_s` with all its pairs of blocks, or ABA runs.
         turn_s: One pair of blocks; 0 where one process runs at a time.
         pair_s: A fresh pair of processes of a proof.
         alone_s: All runs of each arm alone that come after a proof; 0 where there are none.
@@ -67,7 +67,7 @@ def durations_of(spec: StudySpec, result: FloorResult, runs: Sequence[ConfirmRun
     if not (floor.start_s and floor.pair_s):
         return None
     soak_s = max(spec.confirm.soak, spec.soak_steps * step_s) + floor.start_s if spec.confirm.soak else 0.0
-    planned = (_in_turns if result.comparison.mode == TURNS else _one_at_a_time)(spec, result, 2.0 * soak_s)
+    planned = (_in_turns if result.comparison.mode == INTERLEAVED else _one_at_a_time)(spec, result, 2.0 * soak_s)
     took = [r.duration_s for r in runs if r.duration_s and r.stage != "alone" and r.failure is None][-RECENT:]
     longer = max(1.0, statistics.median(took) / planned.pair_s) if took else 1.0  # candidates may choose kernels
     return replace(
@@ -92,15 +92,15 @@ def _in_turns(spec: StudySpec, result: FloorResult, soak_s: float) -> Durations:
 
 
 def _one_at_a_time(spec: StudySpec, result: FloorResult, soak_s: float) -> Durations:
-    sandwiches_s = spec.measure.sandwiches * 3.0 * pair_of_processes_s(spec, result) / 2.0
+    aba_s = spec.measure.aba_runs * 3.0 * pair_of_processes_s(spec, result) / 2.0
     return Durations(
         start_s=result.floor.start_s,
-        trial_s=sandwiches_s,
-        trial_most_s=sandwiches_s,
+        trial_s=aba_s,
+        trial_most_s=aba_s,
         turn_s=0.0,
         pair_s=pair_of_processes_s(spec, result),
         alone_s=0.0,
-        ablation_s=sandwiches_s,
+        ablation_s=aba_s,
         soak_s=soak_s,
     )
 
@@ -117,7 +117,7 @@ def pairs_of_blocks(spec: StudySpec, floor: NoiseFloor) -> int:
 def pair_of_processes_s(spec: StudySpec, result: FloorResult) -> float:
     """Seconds of one fresh pair of processes of a proof, from the noise floor's times."""
     floor = result.floor
-    if result.comparison.mode == TURNS:
+    if result.comparison.mode == INTERLEAVED:
         return _costs(spec, result).fresh_pair_s(pairs_of_blocks(spec, floor))
     return 2.0 * floor.start_s + floor.pair_s
 
@@ -159,11 +159,11 @@ def floor_of_turns_s(reference: WorkerReport, *, processes: int, steps: int) -> 
 
 
 def floor_alone_s(spec: StudySpec, reference: WorkerReport) -> float:
-    """Likewise of one in sandwiches, while the first of its runs is in hand."""
+    """Likewise of one in ABA runs, while the first of its runs is in hand."""
     step_s = statistics.median(reference.warmup_step_times_s or (0.0,))
     costs = spec.turns.costs(step_s=step_s, start_s=reference.start_s)
     run_s = costs.run_alone_s(pairs=1, least_steps=spec.measure.run_steps)
-    return 3 * spec.measure.sandwiches * run_s  # the first has started, one in another rounding is yet to start
+    return 3 * spec.measure.aba_runs * run_s  # the first has started, one in another rounding is yet to start
 
 
 def floor_processes(spec: StudySpec, reference: WorkerReport, *, steps: int) -> int:

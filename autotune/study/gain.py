@@ -13,7 +13,7 @@ from collections.abc import Callable
 from autotune.model import (
     ALONE,
     GAIN,
-    TURNS,
+    INTERLEAVED,
     ConfirmRun,
     FinalistResult,
     FloorResult,
@@ -54,7 +54,7 @@ def measure_gain(run: StudyRun, proven: FinalistResult) -> FinalistResult:
 def check_alone(run: StudyRun, proven: FinalistResult) -> FinalistResult | None:
     """Runs of each arm with nothing beside it: do they agree? None where nothing runs in turns, or none are asked."""
     floor, asked = run.store.last(FloorResult), run.spec.confirm.alone
-    if floor is None or floor.comparison.mode != TURNS or asked == 0:
+    if floor is None or floor.comparison.mode != INTERLEAVED or asked == 0:
         return None
     run.begin_stage("final proof", "alone: each arm with nothing beside it: does that agree?")
     most, turns = max(asked, FIRST_LOOK), ratios_of(_runs(run, proven, GAIN))

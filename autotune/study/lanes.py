@@ -16,8 +16,8 @@ from pydantic import ValidationError
 from autotune.cluster import ANSWERS, JOINED, LEFT, Engine, Told
 from autotune.machine import measured_versions
 from autotune.model import (
+    INTERLEAVED,
     RECORD,
-    TURNS,
     AnyRecord,
     Callbacks,
     Failure,
@@ -325,8 +325,8 @@ class Lanes:
         lane.floor = floor
         lane.devices = lane.devices or floor.reference.device_count
         spec = self._store.spec
-        if floor.comparison.mode != TURNS and spec.measure.mode == "auto" and spec.workload.takes_turns:
-            self._view.note("two processes do not fit into the device's memory: they run one at a time, in sandwiches")
+        if floor.comparison.mode != INTERLEAVED and spec.measure.mode == "auto" and spec.workload.takes_turns:
+            self._view.note("two processes do not fit into the device's memory: they run one at a time, in ABA runs")
         self._view.floor(floor)
 
     def _lose(self, name: str, why: str) -> None:

@@ -6,7 +6,7 @@ import math
 from statistics import NormalDist
 
 from autotune.model import (
-    TURNS,
+    INTERLEAVED,
     FloorResult,
     Need,
     Promise,
@@ -50,7 +50,7 @@ def promise_of(spec: StudySpec, result: FloorResult) -> Promise | None:
         return None
     if most < FIRST_LOOK:
         return None
-    pairs = pairs_of_blocks(spec, floor) if result.comparison.mode == TURNS else 1
+    pairs = pairs_of_blocks(spec, floor) if result.comparison.mode == INTERLEAVED else 1
     pair_s = pair_of_processes_s(spec, result)
     pair_sd = _round_up(math.hypot(math.sqrt(2.0) * floor.cautious_process_sd(), floor.within_sd / math.sqrt(pairs)))
     finalists, min_effect = spec.confirm.finalists, spec.measure.min_effect

@@ -204,7 +204,7 @@ def _measured(value: float, sd: float) -> TrialOutcome:
         reference_step_s=1.0,
         candidate_step_s=math.exp(value),
         pair_count=8,
-        mode="turns",
+        mode="interleaved",
         stopped="simulated",
     )
     return TrialOutcome(status=TrialStatus.MEASURED, comparison=comparison)

@@ -93,7 +93,7 @@ def test_rules_that_cannot_work_are_refused_with_the_study(rules: dict[str, Any]
         ({"workload": {"entry": "llama", "hook": True}}, "belong to a `command`"),
         ({"workload": {"command": []}}, "at least 1"),
         (
-            {"workload": {"command": ["x"], "read": {"pattern": "x"}}, "measure": {"mode": "turns"}},
+            {"workload": {"command": ["x"], "read": {"pattern": "x"}}, "measure": {"mode": "interleaved"}},
             "can not wait for its turn",
         ),
         (

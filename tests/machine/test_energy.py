@@ -278,7 +278,7 @@ def metered_run(path: Path, *, mode: str, **replay: Any) -> Store:
     return run.store
 
 
-@pytest.mark.parametrize("mode", ["turns", "sandwich"])
+@pytest.mark.parametrize("mode", ["interleaved", "aba"])
 def test_every_measurement_of_a_study_keeps_its_joules(tmp_path: Path, mode: str) -> None:
     store = metered_run(tmp_path, mode=mode)
     floor = store.last(FloorResult)

@@ -28,7 +28,7 @@ def comparison(ratio: float) -> Comparison:
         reference_step_s=1.0,
         candidate_step_s=ratio,
         pair_count=7,
-        mode="turns",
+        mode="interleaved",
         stopped="",
     )
 

@@ -14,7 +14,7 @@ ESTIMATE = {"ratio": 0.9, "low": 0.8, "high": 0.95, "level": 0.95, "pair_count":
 ENERGY = {"source": "x", "reference_step_j": 6.0, "candidate_step_j": 3.0, "estimate": {**ESTIMATE, "ratio": 0.5}}
 COMPARISON = {
     "estimate": ESTIMATE, "reference_step_s": 2.0, "candidate_step_s": 1.8, "pair_count": 8,
-    "mode": "turns", "stopped": "settled", "energy": ENERGY,
+    "mode": "interleaved", "stopped": "settled", "energy": ENERGY,
 }  # fmt: skip
 WORKER = {
     "fingerprint": "f", "platform": "cpu", "device_kind": "cpu", "device_count": 1, "compile_s": 4.0, "start_s": 5.0,

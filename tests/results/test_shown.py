@@ -1,4 +1,4 @@
-"""Energy where it is known, and sandwiches where they were needed, in every place that shows results."""
+"""Energy where it is known, and ABA runs where they were needed, in every place that shows results."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from tests.machine.test_energy import metered_run
 @pytest.fixture(scope="module")
 def metered(tmp_path_factory: pytest.TempPathFactory) -> Store:
     """A finished study with energy; xla_a=1 draws twice the power in nine tenths of the time."""
-    return metered_run(tmp_path_factory.mktemp("metered") / "run", mode="turns", effects={"xla_a=1": 0.9})
+    return metered_run(tmp_path_factory.mktemp("metered") / "run", mode="interleaved", effects={"xla_a=1": 0.9})
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    """A finished study in sandwiches."""
-    return metered_run(tmp_path_factory.mktemp("alone") / "run", mode="sandwich", effects={"xla_a=1": 0.9})
+    """A finished study in ABA runs."""
+    return metered_run(tmp_path_factory.mktemp("alone") / "run", mode="aba", effects={"xla_a=1": 0.9})
 
 
 def terminal(store: Store) -> str:
@@ -81,14 +81,14 @@ def test_where_energy_is_not_known_nothing_speaks_of_it(finished: Store) -> None
     assert analysis.trials_frame(finished)["step_j"].isna().all()
 
 
-def test_sandwiches_are_told_from_pairs(alone: Store, metered: Store) -> None:
+def test_aba_runs_are_told_from_pairs(alone: Store, metered: Store) -> None:
     floor = alone.last(FloorResult)
     assert floor is not None
-    assert any("in sandwiches of fresh runs" in line for line in describe_floor(floor))
-    assert "promising, 3 sandwiches" in terminal(alone)
-    assert "sandwich" not in terminal(metered)
+    assert any("in ABA runs of fresh processes" in line for line in describe_floor(floor))
+    assert "promising, 3 ABA runs" in terminal(alone)
+    assert "aba" not in terminal(metered)
     measured = {row["over"] for row in build(alone)["trials"]}
-    assert "3 sandwiches" in measured
+    assert "3 ABA runs" in measured
     assert all(not m or m.endswith(" pairs") for m in {row["over"] for row in build(metered)["trials"]})
-    assert any("intervals are over sandwiches" in w for w in build(alone)["warnings"])
-    assert set(analysis.trials_frame(alone)["mode"].dropna()) == {"sandwich"}
+    assert any("intervals are over ABA runs" in w for w in build(alone)["warnings"])
+    assert set(analysis.trials_frame(alone)["mode"].dropna()) == {"aba"}

@@ -101,8 +101,8 @@ def heated_run(
 @pytest.mark.parametrize(
     ("reason", "who", "words", "mode"),
     [
-        ("hw_thermal", "reference", "the reference alone was held back by heat (hardware): 30.0 %", "turns"),
-        ("sw_power_cap", "candidate", "the candidate alone was held back by its power limit: 30.0 %", "sandwich"),
+        ("hw_thermal", "reference", "the reference alone was held back by heat (hardware): 30.0 %", "interleaved"),
+        ("sw_power_cap", "candidate", "the candidate alone was held back by its power limit: 30.0 %", "aba"),
     ],
 )
 def test_what_holds_one_arm_back_alone_is_named_and_vetoes_the_set(
@@ -130,7 +130,7 @@ def test_what_holds_one_arm_back_alone_is_named_and_vetoes_the_set(
 def test_gpus_that_are_held_back_in_both_arms_alike_prove_what_they_prove(
     tmp_path: Path, fake: FakeNvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = heated_run(tmp_path / "run", fake, monkeypatch, lambda _: {"sw_power_cap": 0.7}, "turns")
+    store = heated_run(tmp_path / "run", fake, monkeypatch, lambda _: {"sw_power_cap": 0.7}, "interleaved")
     conclusion, floor = store.last(ConclusionRecord), store.last(FloorResult)
     assert conclusion is not None
     assert conclusion.outcome is Outcome.WINNER
@@ -152,7 +152,7 @@ def test_what_was_seen_of_a_set_that_failed_is_not_told_of_the_next_one(
 
     dies = ("one that dies", FlagSet({"xla_b": 1}))
     others = (("next", FlagSet({"xla_a": 1})), ("last", FlagSet({"xla_d": 1})))
-    store = heated_run(tmp_path / "run", fake, monkeypatch, share_of, "turns", first=(dies, *others))
+    store = heated_run(tmp_path / "run", fake, monkeypatch, share_of, "interleaved", first=(dies, *others))
     results = store.of(TrialResult)
     failed = [r.number for r in results if r.failure is not None and r.failure.message == "it died"]
     measured = [r for r in results if r.comparison is not None and r.status is TrialStatus.MEASURED]

@@ -176,7 +176,7 @@ def test_settings_read_at_run_time_are_measured_though_the_program_is_equal(run_
     assert [r.status for r in store.of(TrialResult)] == [TrialStatus.MEASURED] * 2
 
 
-@pytest.mark.parametrize("mode", ["turns", "sandwich"])
+@pytest.mark.parametrize("mode", ["interleaved", "aba"])
 def test_failures_are_data_and_the_study_goes_on(run_replay: Run, mode: str) -> None:
     kinds = {f"xla_{kind}": kind for kind in FailureKind}
     failures = {f"{name}=1": str(kind) for name, kind in kinds.items()}

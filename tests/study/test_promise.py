@@ -90,7 +90,7 @@ def told(**floor: Any) -> Promise | None:
 
 
 class _Turns:
-    mode = "turns"
+    mode = "interleaved"
     reference_step_s = 1 / 6  # three steps in each block
 
 

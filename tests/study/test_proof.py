@@ -221,7 +221,7 @@ def test_what_only_turns_show_is_no_gain(run_replay: Run, machine: str) -> None:
     assert [f.verdict for f in finals] == [Verdict.FASTER]  # in turns it is, however often
     assert conclusion.outcome is Outcome.NOTHING_BEATS_THE_DEFAULT
     assert "alone the set is" in conclusion.sentence
-    assert 'measure.mode = "sandwich"' in conclusion.sentence
+    assert 'measure.mode = "aba"' in conclusion.sentence
 
 
 def test_a_winner_that_stalls_is_reported_with_what_training_gets(run_replay: Run) -> None:

@@ -115,7 +115,7 @@ STEPS, STARTS, BUDGETS = (
     (5.0, 20.0, 45.0, 90.0),
     (10 * MINUTE, 30 * MINUTE, 60 * MINUTE, 120 * MINUTE),
 )
-GRID = list(itertools.product(STEPS, STARTS, ("turns", "sandwich"), BUDGETS))
+GRID = list(itertools.product(STEPS, STARTS, ("interleaved", "aba"), BUDGETS))
 
 
 @pytest.mark.parametrize(("step_s", "start_s", "mode", "budget_s"), GRID[::29])
@@ -128,7 +128,7 @@ def test_a_study_keeps_to_its_budget_and_proves_what_it_found(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("trials", [4, 60])
-@pytest.mark.parametrize("mode", ["turns", "sandwich"])
+@pytest.mark.parametrize("mode", ["interleaved", "aba"])
 @pytest.mark.parametrize("start_factor", [1.0, 1.5])
 def test_the_whole_grid(mode: str, trials: int, start_factor: float) -> None:
     """Candidates may take half as long again to start as the reference, for they choose kernels.
@@ -199,7 +199,7 @@ def test_a_budget_that_is_too_small_says_so_at_once_and_a_larger_one_goes_on_to_
     assert len(ended.of(FloorResult)) == 1
 
 
-@pytest.mark.parametrize("mode", ["turns", "sandwich"])
+@pytest.mark.parametrize("mode", ["interleaved", "aba"])
 def test_a_budget_that_the_noise_floor_uses_up_is_refused_when_the_reference_has_started(mode: str) -> None:
     ended = Ended(study(0.25, 90.0, 5 * MINUTE, measure={"mode": mode}))
     assert ended.conclusion is None
@@ -207,7 +207,7 @@ def test_a_budget_that_the_noise_floor_uses_up_is_refused_when_the_reference_has
     assert ended.timed.clock.now_s == 90.0  # one start, and no more
 
 
-@pytest.mark.parametrize("mode", ["turns", "sandwich"])
+@pytest.mark.parametrize("mode", ["interleaved", "aba"])
 @pytest.mark.parametrize(("start_factor", "budget_s"), [(1.0, 8 * MINUTE), (3.0, 3 * MINUTE)])
 def test_minutes_are_minutes_even_if_all_after_the_first_start_is_dearer(
     mode: str, start_factor: float, budget_s: float
@@ -304,13 +304,13 @@ def test_what_a_proof_of_nothing_leaves_goes_back_to_the_search(monkeypatch: pyt
 
 def test_where_what_follows_cannot_fit_any_more_the_time_is_the_finalist_s() -> None:
     """Candidates that take half as long again to start: the first pair tells that a whole proof will not fit."""
-    ended = Ended(study(0.02, 45.0, 60 * MINUTE, trials=4, measure={"mode": "turns"}), start_factor=1.5)
+    ended = Ended(study(0.02, 45.0, 60 * MINUTE, trials=4, measure={"mode": "interleaved"}), start_factor=1.5)
     (finalist,) = ended.of(FinalistResult)
     assert finalist.is_passed
     assert finalist.process_count >= 4
     assert ended.conclusion is not None
     assert "nothing is proven: the budget left no time for that. Worth a proof: xla_" in ended.conclusion.sentence
-    ended.go_on(study(0.02, 45.0, 120 * MINUTE, trials=4, measure={"mode": "turns"}))
+    ended.go_on(study(0.02, 45.0, 120 * MINUTE, trials=4, measure={"mode": "interleaved"}))
     assert ended.conclusion.outcome is Outcome.WINNER
 
 
@@ -357,4 +357,4 @@ def loud(minutes: int, start_s: float, process_sd: float, ratio: float) -> Study
         "noise": {"white_sd": 0.002, "process_sd": process_sd},
         "effects": dict.fromkeys(EFFECTS, ratio),
     }
-    return study(0.02, start_s, minutes * MINUTE, measure={"mode": "turns"}, replay=replay)
+    return study(0.02, start_s, minutes * MINUTE, measure={"mode": "interleaved"}, replay=replay)

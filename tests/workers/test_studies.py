@@ -82,7 +82,7 @@ def test_a_study_of_a_program_that_is_only_read(tmp_path: Path) -> None:
     assert (result.failure.kind, result.failure.signal) == (FailureKind.CRASH, "SIGABRT")
     floor = store.last(FloorResult)
     assert floor is not None
-    assert floor.comparison.mode == "sandwich"
+    assert floor.comparison.mode == "aba"
     assert floor.floor.process_sd is not None
     assert (floor.floor.degrees, floor.floor.within_sd) == (4, 0.0)
     assert len(list(store.pairs(floor.directory))) == 4
@@ -105,7 +105,7 @@ def test_a_study_of_a_hooked_program_takes_turns(tmp_path: Path) -> None:
     (result,) = store.of(TrialResult)
     assert result.status is TrialStatus.MEASURED
     assert result.comparison is not None
-    assert result.comparison.mode == "turns"
+    assert result.comparison.mode == "interleaved"
 
 
 @pytest.mark.slow
