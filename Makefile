@@ -41,7 +41,7 @@ test-slow: $(VENV)/.tested
 
 # The rooms that touch the interpreter, JAX, its libraries or processes; what is left out is arithmetic with seeds of its own.
 VERSIONS = tests/child tests/cli/test_app.py tests/cli/test_init.py tests/cli/test_run.py tests/cluster tests/compiler \
-    tests/machine tests/model tests/results tests/rundir tests/settings tests/study/test_foretell.py tests/survey \
+    tests/machine tests/model tests/results tests/rundir tests/settings tests/study/test_preview.py tests/survey \
     tests/workers tests/workloads
 test-versions: $(VENV)/.tested
 	$(TESTS) $(VERSIONS) -m "not (slow or cluster or aot or gpu)"
@@ -60,6 +60,7 @@ lint: $(VENV)/.linted
 	$(BIN)/lint-imports
 	$(BIN)/python docs/draw_architecture.py --check
 	$(BIN)/python docs/write_study_file.py --check
+	$(BIN)/python docs/write_figures.py --check
 
 # The pages, with the reference of commands and Python; warnings are errors.
 site: $(VENV)/.sited

@@ -11,13 +11,19 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.stats import binomtest
 
-from autotune.model import FloorResult, Promise
-from autotune.study.promise import promise_of
+from autotune.model import FloorResult, PowerAnalysis
+from autotune.stats import FIRST_LOOK, study_power
+from autotune.stats.proof import StudyPower
+from autotune.study.durations import power_analysis
 from autotune.study.stages import noise_floor, probe
 from benchmarks.machines import Case
 from benchmarks.studies import CANDIDATES, START_S, StudyOutcome, open_study, run_one, simulated_study
 
 GAIN = 0.02
+
+HIGHEST = 120
+"""Largest cap of process pairs that is considered."""
+
 FINALISTS_ALONE = 3
 """So few candidates that all of them are proven: then the search, of which nothing is announced, decides nothing."""
 
@@ -86,28 +92,42 @@ def _run_as_announced(case: Case, candidates: int, place: int, seed: int) -> _Ke
     """The noise floor first, then the whole study with the cap that it says; None where it says none."""
     effects = [case.none_typical] * candidates
     effects[place] = math.log1p(-GAIN) - case.shift
-    said = what_it_takes(_promise_of(case, effects, seed))
+    said = what_it_takes(_power_of(case, effects, seed))
     if said is None:
         return None
     pairs, proof_s = said
     return _Kept(place=place, pairs=pairs, minutes=proof_s / 60.0, outcome=run_one(case, effects, seed, pairs))
 
 
-def _promise_of(case: Case, effects: Sequence[float], seed: int) -> Promise | None:
+def _power_of(case: Case, effects: Sequence[float], seed: int) -> PowerAnalysis | None:
     """What the noise floor of the study with this seed announces; run whole, the study has the same."""
     run = open_study(simulated_study(case, effects, seed=seed))
     with contextlib.closing(run):
         probe(run)
         noise_floor(run)
-        return promise_of(run.spec, run.store.of(FloorResult)[0])  # a study in memory does not work it out
+        return power_analysis(run.spec, run.store.of(FloorResult)[0])  # a study in memory does not work it out
 
 
-def what_it_takes(promise: Promise | None) -> tuple[int, float] | None:
-    """The cap of process pairs with which the gain is said to be proven, and the seconds; None if nothing is said."""
-    for need in promise.needs if promise is not None else ():
-        if math.isclose(need.gain, GAIN) and need.pairs is not None and need.proof_s is not None:
-            return need.pairs, need.proof_s
-    return None
+def what_it_takes(power: PowerAnalysis | None) -> tuple[int, float] | None:
+    """The cap of process pairs with which the gain is found 9 times in 10, and the seconds; None if there is none."""
+    found = pairs_to_find(GAIN, power.pair_sd) if power is not None else None
+    return (found.most, found.pairs * power.pair_s) if found is not None and power is not None else None
+
+
+def pairs_to_find(effect: float, pair_sd: float) -> StudyPower | None:
+    """The least cap at which a gain is found in time 9 times in 10, and its cost; None if above `HIGHEST`."""
+    low, high = FIRST_LOOK, HIGHEST
+    found = study_power(effect, pair_sd, most=high)
+    if found.found_in_time < 0.9:
+        return None
+    while low < high:
+        middle = (low + high) // 2
+        tried = study_power(effect, pair_sd, most=middle)
+        if tried.found_in_time >= 0.9:
+            high, found = middle, tried
+        else:
+            low = middle + 1
+    return found
 
 
 def _lower_bound(successes: int, trials: int) -> float:

@@ -34,8 +34,6 @@ REASONS = "nvmlDeviceGetCurrentClocksEventReasons"
 POWER = "nvmlDeviceGetPowerUsage"
 CLOCK = f"nvmlDeviceGetClockInfo.{SM}"
 TEMPERATURE = "nvmlDeviceGetTemperature.0"
-PCIE_REPLAYS = "field.94"
-ECC_SINGLE, ECC_DOUBLE = "field.3", "field.4"
 SW_POWER_CAP, SW_THERMAL, HW_THERMAL, POWER_BRAKE = "field.74", "field.269", "field.270", "field.271"
 """Counters of nanoseconds for which something held the clocks back."""
 
@@ -76,9 +74,6 @@ H200: dict[str, int | str] = {
     "memory.free": 150_000_000_000,
     "memory.used": 92_119_040,
     "processes": "",
-    PCIE_REPLAYS: 0,
-    ECC_SINGLE: 0,
-    ECC_DOUBLE: 0,
     SW_POWER_CAP: 0,
     SW_THERMAL: 0,
     HW_THERMAL: 0,

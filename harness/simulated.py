@@ -31,8 +31,7 @@ from autotune.model import (
 from autotune.rundir import Store
 from autotune.settings import SearchSpace
 from autotune.study import (
-    NO_LESSONS,
-    Lessons,
+    LibraryWinners,
     LocalExecutor,
     StudyRun,
     TaskRunner,
@@ -51,16 +50,16 @@ class GivenSetup:
     given_launcher: Launcher | None = None
     rule_defaults: Mapping[str, str] = field(default_factory=dict)
     jaxlib: str = ""
-    given_lessons: Lessons = NO_LESSONS
+    given_library: LibraryWinners = field(default_factory=LibraryWinners)
     read_at_run_time: Callable[[FlagSet], FlagSet] = lambda settings: settings.of_kind("env")
 
     def space(self, facts: WorkloadFacts | None) -> SearchSpace:
         """The given space, whatever the workload."""
         return self.given_space
 
-    def lessons(self, kind: str | None, count: int | None, note: Callable[[str], None]) -> Lessons:
+    def library_winners(self, kind: str | None, count: int | None, note: Callable[[str], None]) -> LibraryWinners:
         """The given ones, whatever the devices."""
-        return self.given_lessons
+        return self.given_library
 
     def runtime_settings(self, settings: FlagSet) -> FlagSet:
         """As given; default: environment variables."""
@@ -140,7 +139,7 @@ def given_run(
 
     def here(run: StudyRun) -> LocalExecutor:
         runner = TaskRunner(run.spec, run.store, run.setup.launcher(run.store), run.lanes)
-        runner.context.meter = EnergyMeter(problem="a simulated machine has no device that draws any")
+        runner.context.meter = EnergyMeter()
         runner.context.gpus = NO_WATCH
         if isinstance(run.store, MemoryStore):  # of thousands: what their proofs could find takes seconds to work out
             run._resources.enter_context(mock.patch.object(lanes, "promise_of", return_value=None))

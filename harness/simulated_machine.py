@@ -13,9 +13,15 @@ import math
 import time
 import tomllib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import (
+    Mapping,
+    Sequence,
+)
 from pathlib import Path
-from typing import Annotated, Any
+from typing import (
+    Annotated,
+    Any,
+)
 
 import numpy as np
 from pydantic import Field
@@ -33,12 +39,20 @@ from autotune.model import (
     TimeLimits,
     WorkerReport,
     parse_study,
-)
+)  # fmt: skip
 from autotune.model.sections import Section
 from autotune.study import preflight
-from autotune.workers import Launcher, WorkerFailed
+from autotune.workers import (
+    Launcher,
+    WorkerFailed,
+)
 from autotune.workers.base import Progress
-from harness.noise import NOISE_MODELS, Machine, NoiseModel, Process
+from harness.noise import (
+    NOISE_MODELS,
+    Machine,
+    NoiseModel,
+    Process,
+)
 
 LOSSES = (6.5, 6.1, 5.8, 5.6, 5.5)
 COMPILE_S, PEAK_BYTES, TOKENS = 2.0, 1 << 30, 4096
@@ -101,7 +115,7 @@ def parse_simulated(data: Mapping[str, Any]) -> SimulatedStudy:
     study = dict(data)
     simulation = Simulation.model_validate(study.pop(SECTION, {}))
     confirm = {"pgle": bool(simulation.profile), **study.pop("confirm", {})}
-    spec = parse_study({"screen": {"enabled": False}, "confirm": confirm, **study})
+    spec = parse_study({"screen": {"enabled": False}, **study, "confirm": confirm})
     return SimulatedStudy.model_construct(spec.model_fields_set, **dict(spec), simulation=simulation)
 
 
@@ -304,8 +318,9 @@ def install() -> None:
 class _Program(Program):
     """A batch job's driver that is this module, too."""
 
-    def run_command(self, *more: str) -> list[str]:
-        python, _, _, *rest = super().run_command(*more)
+    @property
+    def command(self) -> list[str]:
+        python, _, _, *rest = super().command
         return [python, "-m", "harness.simulated_machine", *rest]
 
 

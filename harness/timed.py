@@ -1,4 +1,4 @@
-"""Replayed studies on a simulated clock: what a study of half an hour takes is told in a second, without sleeping."""
+"""Simulated studies on a simulated clock: what a study of half an hour takes is told in a second, without sleeping."""
 
 from __future__ import annotations
 
@@ -8,12 +8,28 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from autotune.model import Callbacks, ConfirmRun, FlagSet, Stopwatch, StudySpec
+from autotune.model import (
+    Callbacks,
+    ConfirmRun,
+    FlagSet,
+    Stopwatch,
+    StudySpec,
+)
 from autotune.stats import STARTS
-from autotune.study import Stopped, StudyRun
+from autotune.study import (
+    Stopped,
+    StudyRun,
+)
 from autotune.workers.base import Progress
-from harness.simulated import GivenSetup, MemoryStore, given_run
-from harness.simulated_machine import SimulatedLauncher, SimulatedWorker
+from harness.simulated import (
+    GivenSetup,
+    MemoryStore,
+    given_run,
+)
+from harness.simulated_machine import (
+    SimulatedLauncher,
+    SimulatedWorker,
+)
 
 LONGEST_JUMP_S = 20.0
 """A stopwatch takes a longer gap between two looks for a pause."""

@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from autotune.settings import Atlas, AtlasRow, AtlasVerdict, atlas_text, load_catalog, load_recipes
+from autotune.settings import Atlas, AtlasRow, AtlasVerdict, atlas_text, load_catalog
 
 KINDS = ("dense-fsdp", "tensor-parallel", "pipeline", "moe", "recurrent", "long-context")
 TARGETS = ("a100-sxm-80", "h100-sxm", "h200", "b200", "gb200")
@@ -71,13 +71,6 @@ def small() -> Atlas:
         *(row(x, level, "0", "unseen", message="decided on the device") for x in every),
         row(c, "xla_gpu_graph_level", "2", "fails", message="crash: <script>alert(1)</script>"),
     ]
-    names = list(load_recipes())[:3]
-    for x in every:
-        rows += [
-            row(x, names[0], "xla_a=1", "changes", kind="recipe", program="p1"),
-            row(x, names[1], "xla_a=1 xla_b=2", "changes", kind="recipe", program="p1"),
-            row(x, names[2], "xla_c=1", "same", kind="recipe", tried="together"),
-        ]
     return Atlas(rows)
 
 
@@ -98,12 +91,6 @@ def big(*, seed: int = 0, jaxlibs: tuple[str, ...] = JAXLIBS, most: int = 150) -
             told = {"kind": "cell", "program": "p0", "peak_bytes": chance.randrange(30, 70) * 10**9, "compiled": 45}
             rows.append(row(cell, "", "", "default", **told, seconds=540.0))
             rows += [_drawn(cell, s, v, habits[s.name], chance) for s, v in values]
-            for number, name in enumerate(load_recipes()):
-                program = f"r{chance.choice((number, number // 2))}"
-                verdict = "changes" if chance.random() < 0.8 else "same"
-                rows.append(
-                    row(cell, name, "(as published)", verdict, kind="recipe", program=program * (verdict == "changes"))
-                )
         rows += [
             row((jaxlib, "", "", 0), s.name, "true", "rejected", message=f"{jaxlib} does not have it")
             for s in load_catalog().values()

@@ -7,7 +7,9 @@ import io
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,3 +32,10 @@ def autotune(*arguments: str | Path, cwd: Path | None = None, **env: str) -> sub
                 code = end.code if isinstance(end.code, int) else int(end.code is not None)
     out.seek(0), err.seek(0)
     return subprocess.CompletedProcess(words, code, out.read(), err.read())
+
+
+def commands(group: Any, above: str = "") -> Iterator[tuple[str, Any]]:
+    """Every command and group of commands below one, with its whole name."""
+    for name, command in getattr(group, "commands", {}).items():
+        yield above + name, command
+        yield from commands(command, f"{above}{name} ")

@@ -39,11 +39,8 @@ from autotune.settings.space import (
 )
 from autotune.stats.estimates import Estimate
 from autotune.study.compare import InterleavedBlocks
-from autotune.study.library_priors import (
-    NO_LESSONS,
-    Lessons,
-)
 from autotune.study.loss_gate import LossTrace
+from autotune.study.priors import LibraryWinners
 from autotune.study.stages import run_study
 from autotune.workers.base import (
     Launcher,
@@ -116,6 +113,7 @@ class Diary:
         self.notes.append(text)
 
 
+NO_WINNERS = LibraryWinners()
 SPACE = SearchSpace(
     (
         Parameter(name="xla_a", choices=("0", "1", "2"), default="0"),
@@ -162,10 +160,10 @@ def run_replay(tmp_path: Path) -> Run:
         launcher: Launcher | None = None,
         budget_s: float | None = None,
         space: SearchSpace = SPACE,
-        lessons: Lessons = NO_LESSONS,
+        library: LibraryWinners = NO_WINNERS,
     ) -> tuple[ConclusionRecord, Store, Diary]:
         search = spec.search.model_copy(update={"trials": trials, "time_budget": budget_s})
-        setup = GivenSetup(given_space=space, first=first, given_launcher=launcher, given_lessons=lessons)
+        setup = GivenSetup(given_space=space, first=first, given_launcher=launcher, given_library=library)
         diary = Diary()
         asked = spec.model_copy(update={"search": search})
         study = given_run(asked, tmp_path / folder, setup, diary, storage=storage)

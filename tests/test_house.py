@@ -64,7 +64,10 @@ def test_a_face_hands_on_only_what_somebody_else_needs(room: str) -> None:
     assert handed_on - needed - {"main"} == set()
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", *(f"docs/{p.name}" for p in ROOT.glob("docs/*.md"))])
+PAGES = ["README.md", "CONTRIBUTING.md", *(f"docs/{p.name}" for p in ROOT.glob("docs/*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES)
 def test_every_file_and_test_that_the_pages_name_is_there(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     names = re.findall(r"`([\w./-]+\.(?:py|toml|md)(?:::\w+)?|[\w.-]+/[\w./-]*)`", text)

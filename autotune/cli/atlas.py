@@ -52,17 +52,14 @@ def html(
 
 @atlas_app.command("show")
 def show(
-    name: Annotated[str, typer.Argument(help="A setting, with or without dashes, or a published set.")],
+    name: Annotated[str, typer.Argument(help="A setting, with or without dashes.")],
     table: Table = None,
     as_json: options.Json = False,
 ) -> None:
     """Tells where a setting is active, and what it does there."""
     from autotune.results import atlas_findings
-    from autotune.settings import load_recipes
 
-    bare = name.strip().lstrip("-").partition("=")[0]
-    kind = "recipe" if bare in load_recipes() else "setting"
-    found = atlas_findings(_table(table), bare, kind=kind)
+    found = atlas_findings(_table(table), name.strip().lstrip("-").partition("=")[0])
     if as_json:
         print_json(found)
         return

@@ -215,10 +215,10 @@ def planned(asked: Asked, name: str, *, trials: int, budget: str | None) -> tupl
 def show_plan(found: Understood, plan: Plan, file: Path) -> None:
     """What was understood, what is searched and why, what can be proven in which time."""
     from autotune.model import format_seconds, format_share
-    from autotune.study import SPREADS, WHY, foretell_space
+    from autotune.study import SPREADS, WHY, preview_space
 
-    told = foretell_space(plan.spec, study_dir=file.resolve().parent, run_dir=options.RUNS / plan.spec.name)
-    names = [p.name.removeprefix("xla_") for p in told.space.parameters]
+    preview = preview_space(plan.spec, study_dir=file.resolve().parent, run_dir=options.RUNS / plan.spec.name)
+    names = [p.name.removeprefix("xla_") for p in preview.space.parameters]
     more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
     gains = [
         f"{format_share(gain[0])} if equal runs differ by {format_share(spread)} ({_about(gain[1])} of proofs)"
@@ -238,7 +238,7 @@ def show_plan(found: Understood, plan: Plan, file: Path) -> None:
         *([("careful", found.doubt)] if found.doubt else []),
         *([("careful", busy)] if (busy := _busy()) else []),
         ("times", f"ready after {format_seconds(found.start_s)}, a step takes {format_seconds(found.step_s)}; {steps}"),
-        ("search", f"{len(names)} settings of {told.build}: {', '.join(names[:MOST_NAMES])}{more}"),
+        ("search", f"{len(names)} settings of {preview.build}: {', '.join(names[:MOST_NAMES])}{more}"),
         ("because", WHY[plan.kind]),
         ("time", f"{_about(plan.budget_s)} in all; a run takes {format_seconds(plan.run_s)}, a trial "
                  f"{_about(plan.trial_s)}: reference, candidate, reference, three times"),

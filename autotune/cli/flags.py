@@ -185,34 +185,35 @@ def space(
     """Prints what a run of a study searches, its size, and the reason for every setting left out."""
     from autotune.model import load_study
     from autotune.settings import format_condition, format_domain
-    from autotune.study import foretell_space
+    from autotune.study import preview_space
 
     spec = load_study(study)
     path, folder = run_dir or options.RUNS / spec.name, study.resolve().parent
-    told = foretell_space(spec, study_dir=folder, run_dir=path, is_asked=run_dir is not None, python=python, note=_note)
-    found = told.space
+    is_asked = run_dir is not None
+    preview = preview_space(spec, study_dir=folder, run_dir=path, is_asked=is_asked, python=python, note=_note)
+    found = preview.space
     if as_json:
-        facts = {"told_by": told.told_by, "device_count": told.device_count, "layer_bytes": told.layer_bytes}
+        facts = {"source": preview.source, "device_count": preview.device_count, "layer_bytes": preview.layer_bytes}
         print_json(
             {
                 **plain(found),
                 "size": found.size(),
-                "build": told.build,
+                "build": preview.build,
                 "facts": facts,
-                "priors": {n: plain(p) for n, p in told.priors.items()},
-                "first": {name: dict(settings) for name, settings in told.first},
+                "priors": {n: plain(p) for n, p in preview.priors.items()},
+                "first": {name: dict(settings) for name, settings in preview.first},
             }
         )
         return
     rows = [(p.name, format_domain(p), p.default_choice or "''", format_condition(p)) for p in found.parameters]
     print_table(("parameter", "values", "default", "acts"), rows)
     if why:
-        likely = sorted(told.priors.items(), key=lambda item: -item[1].act)
-        thought = [(n, f"{100 * p.act:.0f} %", "; ".join(p.why) or "nothing is known of it") for n, p in likely]
+        likely = sorted(preview.priors.items(), key=lambda item: -item[1].p_active)
+        thought = [(n, f"{100 * p.p_active:.0f} %", "; ".join(p.why) or "nothing is known of it") for n, p in likely]
         print_table(("parameter", "thought to act", "for"), thought)
-    for name, settings in told.first:
+    for name, settings in preview.first:
         print(f"tried first, {name}: {settings}")
-    print(f"{found.size():.6g} points on {told.build}; told by {told.told_by}")
+    print(f"{found.size():.6g} points on {preview.build}; told by {preview.source}")
     for title, reasons in (("to know:", found.notes), ("left out:", found.left_out)):
         if reasons:
             print(title)

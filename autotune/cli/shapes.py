@@ -3,14 +3,39 @@
 from __future__ import annotations
 
 from types import GenericAlias
-from typing import Any, Literal, get_type_hints
+from typing import (
+    Any,
+    Literal,
+    get_type_hints,
+)
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, create_model
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    TypeAdapter,
+    create_model,
+)
 from pydantic.json_schema import GenerateJsonSchema
 
-from autotune.compiler import Prediction, ScreenReport, Target
-from autotune.model import RECORD, SCHEMA_VERSION, AnyRecord, ConclusionRecord, Pair, StudySpec, TrialResult
-from autotune.results import AtlasFinding, Status, Winner
+from autotune.compiler import (
+    Prediction,
+    ScreenReport,
+    Target,
+)
+from autotune.model import (
+    RECORD,
+    SCHEMA_VERSION,
+    AnyRecord,
+    ConclusionRecord,
+    Pair,
+    StudySpec,
+    TrialResult,
+)
+from autotune.results import (
+    AtlasFinding,
+    Status,
+    Winner,
+)
 from autotune.rundir import RunCheck
 from autotune.settings import (
     Diagnosis,
@@ -24,7 +49,13 @@ from autotune.settings import (
     Symptom,
 )
 from autotune.stats import Outlook
-from autotune.study import Prior, Reproduction, StudyStatus, UnreadableRun, Verification
+from autotune.study import (
+    Prior,
+    Reproduction,
+    StudyStatus,
+    UnreadableRun,
+    Verification,
+)
 
 
 class _Shape(BaseModel):
@@ -38,7 +69,7 @@ class _Checks(_Shape):
 
 
 class _Facts(_Shape):
-    told_by: str
+    source: str
     device_count: int | None
     layer_bytes: dict[str, int]
 

@@ -24,7 +24,7 @@ def status(
 ) -> None:
     """Says how far studies are; of one that runs: its stage, since when, and the time left."""
     from autotune.model import AutotuneError
-    from autotune.study import UnreadableRun, describe_lanes, study_status
+    from autotune.study import UnreadableRun, format_lanes, study_status
 
     paths = [run_path] if run_path else sorted(p.parent for p in options.RUNS.glob("*/study.json"))
     found: list[StudyStatus | UnreadableRun] = []
@@ -42,18 +42,18 @@ def status(
         print("no runs here yet; `autotune run studies/quickstart.toml` makes one")
         return
     print_table(("run", "state", "trials", "failed", "time", "best so far", "conclusion"), map(_cells, found))
-    print_lines(line for status in found for line in describe_lanes(status))
+    print_lines(line for status in found for line in format_lanes(status))
 
 
 def _cells(status: StudyStatus | UnreadableRun) -> list[str]:
     """One run as a row of the table."""
-    from autotune.study import UnreadableRun, describe_stage
+    from autotune.study import UnreadableRun, format_stage
 
     if isinstance(status, UnreadableRun):
         return [status.run, status.state, *[""] * 5]
     trials, state = (
         f"{status.trials} of {status.asked_trials}",
-        ": ".join(filter(None, (status.state, describe_stage(status)))),
+        ": ".join(filter(None, (status.state, format_stage(status)))),
     )
     return [status.run, state, trials, str(status.failed), status.time, status.best, status.sentence]
 

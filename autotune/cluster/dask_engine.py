@@ -1,7 +1,9 @@
 """Lanes that are the workers of a Dask cluster, which its user runs: they may come and go at any time.
 
-Dask carries messages and finds the dead; which lane does what is decided here, so none of its scheduling is used: a
-task names its worker, is never tried again and never moves.
+Dask carries messages and finds dead workers. The driver decides which lane does what: a task names its worker, is never
+tried again and never moves. The lane process of a worker runs behind a guard, so it ends with the worker, however that
+ends. It ends with the driver, too: the driver keeps the lane's last task, running or done, so a client that is gone
+takes that task from the worker, and the plugin sees it go.
 
 References:
     https://distributed.dask.org/en/stable/worker-state.html
@@ -15,30 +17,55 @@ import json
 import logging
 import queue
 import re
+import socket
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from distributed import Client, Future
 from distributed.comm import connect
+from distributed.diagnostics.plugin import WorkerPlugin
 from distributed.security import Security
+from distributed.worker import get_worker
 
-from autotune.cluster.engine import ANSWERS, JOINED, LEFT, Message, Told
-from autotune.cluster.holder import FREE, GPU, PLUGIN, SAID, TOPIC, LaneHolder, do_unit
+from autotune.cluster.engine import ANSWERS, JOINED, LANE_COMMAND, LEFT, LOG_BYTES, Message, Told
+from autotune.machine import (
+    LANE,
+    Scratch,
+    caller_environment,
+    driver_python,
+    let_import_packages,
+    parse_devices,
+    reserve_devices,
+    visible_gpu_ids,
+)  # fmt: skip
 from autotune.model import LaunchError, NodeLostError
+from autotune.workers import GuardedProcess
+
+if TYPE_CHECKING:
+    from distributed import Worker
+
+TOPIC = PLUGIN = "autotune"
+FREE, SAID = "free", "said"
+"""Kinds of events of a worker: it can take a unit, or its lane has said something."""
+
+GPU = "GPU"
+"""Resource of Dask by which a worker declares how many devices it has."""
 
 PATIENCE_S = 3600.0
+KILL_PATIENCE_S = 15.0
 CONNECT_LIMIT_S = 60.0
 CLOSE_PATIENCE_S = 20.0
 EVERYTHING = "all"
-"""Dask's own topic: of workers and clients that come and go."""
+"""Dask's own topic, of workers and clients that come and go."""
 
 
 @dataclass(slots=True)
 class _Lane:
-    """One worker, and the tasks that it has: the unit in hand, after the last one that it has done."""
+    """One worker and its tasks: the last one that is done, and the unit in hand."""
 
     name: str
     address: str
@@ -49,7 +76,7 @@ class _Lane:
 
 
 class DaskEngine:
-    """Lanes of a Dask cluster; see `engine.Engine`.
+    """Lanes of a Dask cluster; see `Engine`.
 
     Args:
         study: The first message to every lane.
@@ -57,7 +84,7 @@ class DaskEngine:
         scheduler_file: What ``dask scheduler --scheduler-file`` writes.
         holds_gpus: Whether workers reserve their GPUs against other studies.
         command: The lane program; default: that of the study.
-        patience_s: How long the driver waits for a first worker, or for another when all are gone, seconds.
+        patience_s: Longest wait for a first worker, or for another when all are gone, seconds.
 
     Raises:
         LaunchError: If there is no such scheduler, it has another driver, or a worker has no autotune.
@@ -103,7 +130,7 @@ class DaskEngine:
         return f"the workers of the Dask cluster at {self._address}"
 
     def begin(self, lane: str, message: Message) -> None:
-        """Gives a free lane a unit; see `engine.Engine`."""
+        """See `Engine`."""
         found = self._lanes.get(lane)
         if found is None:
             self._told.append(Told(lane, {"type": LEFT, "why": "there is no such lane any more"}))
@@ -119,7 +146,7 @@ class DaskEngine:
         )  # fmt: skip
 
     def news(self, wait_s: float) -> list[Told]:
-        """What lanes have said; see `engine.Engine`."""
+        """See `Engine`."""
         with contextlib.suppress(queue.Empty):
             if not self._told:
                 self._take(self._heard.get(timeout=wait_s))
@@ -133,7 +160,7 @@ class DaskEngine:
         return told
 
     def give_up(self, lane: str, why: str, *, for_good: bool = False) -> None:
-        """Ends a lane; unless it is for good it joins again when its worker has cleaned up. See `engine.Engine`."""
+        """See `Engine`: unless it is for good the lane joins again when its worker has cleaned up."""
         found = self._lanes.get(lane)
         if found is None:
             return
@@ -144,7 +171,7 @@ class DaskEngine:
             self._welcome(found.address, found.name, found.host, found.devices)
 
     def close(self) -> None:
-        """Ends every lane; see `engine.Engine`."""
+        """See `Engine`."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -154,7 +181,7 @@ class DaskEngine:
         self._client.close()
 
     def _listen(self) -> None:
-        """Hears what workers say, from now on: waits until the scheduler has taken it to heart."""
+        """Subscribes to the events of the workers, and waits until the subscription holds."""
         mine = self._client.id
 
         def hear(event: tuple[float, Any]) -> None:
@@ -169,7 +196,7 @@ class DaskEngine:
             time.sleep(0.05)
 
     def _take(self, told: Mapping[str, Any]) -> None:
-        """Makes news of what was heard; what nobody waits for any more has no reader."""
+        """Handles one event of the cluster."""
         address = str(told.get("worker"))
         lane = next((x for x in self._lanes.values() if x.address == address), None)
         if told.get("action") == "remove-worker":
@@ -185,7 +212,7 @@ class DaskEngine:
             self._hear(lane, json.loads(told["message"]))
 
     def _hear(self, lane: _Lane, message: Message) -> None:
-        """Takes what a lane says of its unit."""
+        """Handles a message of a lane about its unit."""
         if not lane.is_at_work:
             return
         if message["type"] in ANSWERS:
@@ -196,7 +223,7 @@ class DaskEngine:
             self._told.append(Told(lane.name, message))
 
     def _welcome(self, address: str, called: str, host: str, devices: int | None) -> None:
-        """Makes a lane of a free worker; its name is for people and in paths."""
+        """Makes a lane of a free worker; its name may be part of a path."""
         name = re.sub(r"[^A-Za-z0-9._-]+", "-", re.sub(r"^\w+://", "", called)).lstrip("._-")[:80] or "lane"
         names = (name, *(f"{name}-{i}" for i in range(2, len(self._lanes) + 3)))
         lane = _Lane(next(n for n in names if n not in self._lanes), address, host, devices)
@@ -210,7 +237,7 @@ class DaskEngine:
         self._told.append(Told(lane.name, {"type": LEFT, "why": why}))
 
     def _refuse_to_wait_for_nobody(self, told: list[Told]) -> None:
-        """Ends the driver's wait for workers when its patience ends.
+        """Gives up when the scheduler is gone, or no worker has been there for too long.
 
         Raises:
             NodeLostError: With what to do.
@@ -265,15 +292,144 @@ def _refuse_another_driver(client: Client) -> None:
     Raises:
         LaunchError: If there is one.
     """
-    alive: dict[str, None] = {}
-    for _, event in client.get_events(EVERYTHING):
-        if isinstance(event, dict) and str(event.get("client", "")).startswith(f"Client-{PLUGIN}-"):
-            if event["action"] == "add-client":
-                alive[event["client"]] = None
-            else:
-                alive.pop(event["client"], None)
-    if others := [x for x in alive if x != client.id]:
+    clients = client.run_on_scheduler(_clients)
+    if others := [c for c in clients if c.startswith(f"Client-{PLUGIN}-") and c != client.id]:
         raise LaunchError(
             f"a Dask cluster must have one study at a time but another driver is there ({others[0]}); wait "
             "until it has ended, or start another cluster"
         )
+
+
+def _clients(dask_scheduler: Any) -> list[str]:
+    """Runs on the scheduler: ids of its clients."""
+    return list(dask_scheduler.clients)
+
+
+# ---------------------------------------------------------------------- on the workers
+
+
+def do_unit(unit: str) -> None:
+    """Runs on a worker: has its lane do one unit, as JSON."""
+    worker = get_worker()
+    holder = worker.plugins[PLUGIN]
+    assert isinstance(holder, LaneHolder)
+    holder.do(str(worker.get_current_task()), json.loads(unit))
+
+
+class LaneHolder(WorkerPlugin):
+    """Holds the lane process of one worker, from its first unit on.
+
+    Args:
+        driver: Id of the client whose tasks it does: their keys begin with it.
+        study: The first message to each lane process.
+        command: The lane program; default: that of a study, with the worker's own interpreter.
+        holds_gpus: Whether the worker's GPUs are reserved against other studies while there is a lane process.
+    """
+
+    name = PLUGIN
+
+    def __init__(self, driver: str, study: Message, command: Sequence[str] | None, *, holds_gpus: bool) -> None:
+        self._driver = driver
+        self._study = dict(study)
+        self._command = command
+        self._holds_gpus = holds_gpus
+
+    def setup(self, worker: Worker) -> None:
+        """Runs in the worker's loop when it has joined."""
+        self._worker = worker
+        self._turn = threading.Lock()  # a worker may have several threads
+        self._lane: GuardedProcess | None = None
+        self._held = contextlib.ExitStack()
+        self._key = ""  # of the task whose end is the lane's
+        self._leaves = False
+        self._tell(FREE)
+
+    def transition(self, key: Any, start: str, finish: str, **_: Any) -> None:
+        """Runs in the worker's loop: a task that is taken back, at work or done, takes the lane process with it."""
+        if not str(key).startswith(self._driver):
+            return
+        if finish == "executing":
+            self._key = str(key)
+        elif finish in ("released", "cancelled", "forgotten"):
+            if key == self._key:
+                self._key = ""
+                if self._lane is not None:
+                    self._lane.abort()
+                threading.Thread(target=self._end, name="ending", daemon=True).start()
+            elif start in ("ready", "constrained") and not self._key:  # it was never begun
+                self._tell(FREE)
+
+    async def teardown(self, worker: Worker) -> None:
+        """Runs in the worker's loop when it closes, or when the driver needs no lanes any more."""
+        self._leaves = True
+        if self._lane is not None:
+            self._lane.abort()
+        await asyncio.to_thread(self._end)
+
+    def do(self, key: str, unit: Message) -> None:
+        """Gives the lane a unit and passes on what it says, to the answer or the lane's end."""
+        with self._turn:
+            if not key.startswith(self._driver) or self._leaves:  # a task of a driver that is gone
+                return
+            lane = self._open()
+            if self._key != key:  # taken back meanwhile
+                lane.abort()
+            lane.send(unit)
+            if not self._carry(key, lane) and self._key == key:
+                self._key = ""
+                self._close()
+                self._tell(FREE, why=_describe(lane))
+
+    def _carry(self, key: str, lane: GuardedProcess) -> bool:
+        while lane.end is None:
+            for message in lane.messages(60):
+                if message["type"] != "exit":
+                    self._tell(SAID, key=key, message=json.dumps(message))
+                if message["type"] in ANSWERS:
+                    return True
+        return False
+
+    def _end(self) -> None:
+        """Ends the lane process after its task was taken back."""
+        with self._turn:
+            self._close()
+            self._tell(FREE)
+
+    def _open(self) -> GuardedProcess:
+        if self._lane is not None:
+            self._lane.receive()  # it may have ended since
+            if self._lane.end is None:
+                return self._lane
+            self._close()
+        env = caller_environment()
+        if self._holds_gpus and "SLURM_JOB_ID" not in env:  # a job's devices are its own already
+            visible = visible_gpu_ids(env)
+            self._held.enter_context(reserve_devices("cuda", parse_devices(visible) if visible else ()))
+        let_import_packages(env)
+        command = list(self._command or (driver_python(), *LANE_COMMAND))
+        scratch = Scratch(LANE)
+        self._held.callback(scratch.close)
+        folder = scratch.path
+        self._lane = GuardedProcess(command, env, folder / "lane.log", LOG_BYTES, cwd=str(folder))
+        self._lane.send(self._study)
+        return self._lane
+
+    def _close(self) -> None:
+        lane, self._lane = self._lane, None
+        if lane is not None:
+            lane.close(KILL_PATIENCE_S)
+        self._held.close()
+
+    def _tell(self, kind: str, **fields: Any) -> None:
+        """Sends an event to the driver, unless the worker is leaving; Dask adds which worker it is."""
+        if self._leaves:
+            return
+        devices = self._worker.state.total_resources.get(GPU)
+        own = {"name": str(self._worker.name), "host": socket.gethostname(), "devices": devices and int(devices)}
+        self._worker.log_event(TOPIC, {"driver": self._driver, "kind": kind, **(own if kind == FREE else {}), **fields})
+
+
+def _describe(lane: GuardedProcess) -> str:
+    end = lane.end or {}
+    said = " ".join(end.get("last_lines", [])[-3:])
+    return f"its lane process ended (status {end.get('exit_status')}){': ' if said else ''}{said}"[:1000]

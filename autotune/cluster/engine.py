@@ -1,23 +1,36 @@
-"""Where the work of a study is done: lanes, and the engines that offer them.
+"""Engines offer lanes: places that do one unit of work at a time. Here are those whose lanes are processes.
 
-A lane is a place that does one unit of work at a time, whole, reference and candidate on the same hardware. The driver
-gives it a message and gets messages back; what they say is between `autotune.study` and its lane program. An engine
-carries them, tells which lanes come and go, and ends what runs on them. It knows nothing of trials and keeps no state
-that a study needs: a lane that is lost, or a driver that dies, loses the unit in hand and nothing else. What a lane
-says after it was given up has no reader.
+The driver gives a lane a message and gets messages back; what they say is between `autotune.study` and its lane
+program. An engine carries them, tells which lanes come and go, and ends what runs on them. It keeps no state that a
+study needs: a lane that is lost, or a driver that dies, loses the unit in hand and nothing else.
 
 Every message is a flat JSON object with a ``type``. To a lane: first ``study`` (once), then one ``unit`` after the
 other. From it: any number of messages on the way, and at last one of `ANSWERS`. The engine itself adds two:
 
-* ``joined``: there is a lane, with ``name``, ``host`` and ``devices`` (how many; None if it is not known yet); it is
-  free, and knows nothing of earlier lanes of that name.
+* ``joined``: there is a lane, with ``host`` and ``devices`` (how many; None if it is not known yet).
 * ``left``: it is gone, with ``why``; a unit in hand is lost. It may join again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import select
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
+
+from autotune.machine import (
+    caller_environment,
+    driver_python,
+    end_slurm_step,
+    let_import_packages,
+    slurm_client_environment,
+    slurm_step_command,
+)  # fmt: skip
+from autotune.model import NodeLostError, Stopwatch
+from autotune.workers import NODES_VARIABLE, SET_BY_NODE, GuardedProcess, WorkerFailed
 
 JOINED, LEFT = "joined", "left"
 ANSWERS = frozenset({"result", "error"})
@@ -25,9 +38,20 @@ ANSWERS = frozenset({"result", "error"})
 
 Message = Mapping[str, Any]
 
+LANE_COMMAND = ("-m", "autotune.study.lane")
+LOG_BYTES = 1_000_000
+PATIENCE_S = 15.0
+START_LIMIT_S = 300.0
+"""Longest time until a lane's program sends its first message: a busy controller makes callers wait, and so does a
+shared disk when a hundred nodes read their packages at once."""
+
+MOST_STARTS = 5
+PAUSE_S = 2.0
+"""Before a lane that ended is started again; longer each time."""
+
 
 class Told(NamedTuple):
-    """One message and the lane that it comes from."""
+    """A message and the lane that it comes from."""
 
     lane: str
     message: Message
@@ -44,30 +68,237 @@ class Engine(Protocol):
         """Where the lanes are, for people: ``4 lanes of this machine``."""
 
     def begin(self, lane: str, message: Message) -> None:
-        """Gives a free lane a unit; returns at once. A lane that is gone answers with ``left``."""
+        """Gives a free lane a unit, without waiting. A lane that is gone answers with ``left``."""
 
     def news(self, wait_s: float) -> list[Told]:
-        """What lanes have said, in the order of each; waits at most so many seconds for the first message.
+        """Messages of the lanes, in the order of each; waits at most so many seconds for the first one.
 
         Raises:
             LaunchError: If there is no lane and none can come any more, with what to do.
         """
 
     def give_up(self, lane: str, why: str, *, for_good: bool = False) -> None:
-        """Ends a lane that is silent, and may join again, or is of no use, and may not; its ``left`` follows.
-
-        Args:
-            lane: Its name.
-            why: In words.
-            for_good: Whether it is of no use: the engine does not offer it again.
-        """
+        """Ends a lane; its ``left`` follows. It may join again unless it is ended for good."""
 
     def close(self) -> None:
         """Ends every lane and everything below it, within seconds; safe to call twice."""
 
 
-def open_dask(study: Message, **options: Any) -> Engine:
-    """The workers of a Dask cluster; see `dask_engine.DaskEngine`. No other study needs Dask to be installed."""
-    from autotune.cluster.dask_engine import DaskEngine
+# ---------------------------------------------------------------------- lanes that are processes
 
-    return DaskEngine(study, **options)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where one lane runs.
+
+    Attributes:
+        name: Of the lane, lasting: its A/A run is not repeated when a study goes on.
+        host: Of its machine.
+        env: The driver's own environment, or that of what carries the lane.
+        through: Command that carries its guard to another machine, such as ``srun ...``.
+        remote_env: Then the lane's own environment, but for what its node sets.
+        devices: How many it has; None if only its reference can tell.
+        ids: Ids of its devices; empty for all of its machine.
+    """
+
+    name: str
+    host: str
+    env: Mapping[str, str]
+    through: Sequence[str] = ()
+    remote_env: Mapping[str, str] = field(default_factory=dict)
+    devices: int | None = None
+    ids: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class _Lane:
+    place: Place
+    process: GuardedProcess | None = None
+    step: str | None = None
+    ending: threading.Thread | None = None
+    began_s: float = 0.0
+    starts: int = 0
+    again_s: float = 0.0
+    has_joined: bool = False
+    is_given_up: bool = False
+    last_why: str = ""
+
+
+class Processes:
+    """Lanes of this machine, side by side on its devices, or steps on the nodes of a SLURM job; see `Engine`.
+
+    Each lane program runs behind a guard, which ends everything below it when the driver ends, however that was. SLURM
+    places a step, kills it and knows which nodes are gone; here is only noticed that a step has ended.
+
+    Args:
+        places: Where lanes run.
+        study: The first message to each lane.
+        logs: Folder for what the lane programs print.
+        words: Where they are, for people.
+    """
+
+    def __init__(self, places: Sequence[Place], study: Message, *, logs: Path, words: str) -> None:
+        self.words = words
+        self._study = study
+        self._logs = logs
+        logs.mkdir(mode=logs.parent.stat().st_mode & 0o777, exist_ok=True)
+        self._lanes = {place.name: _Lane(place) for place in places}
+        self._watch = Stopwatch()  # a job that is suspended must not find its limits passed
+        self._said: list[Told] = []
+
+    def begin(self, lane: str, message: Message) -> None:
+        """See `Engine`."""
+        process = self._lanes[lane].process
+        if process is not None:  # one that has just ended says so by itself
+            process.send(message)
+
+    def news(self, wait_s: float) -> list[Told]:
+        """See `Engine`."""
+        for name, lane in self._lanes.items():
+            self._look_after(name, lane)
+        if not self._said:
+            waiting = [x.process.descriptor for x in self._lanes.values() if x.process is not None]
+            select.select(waiting, [], [], wait_s) if waiting else time.sleep(min(wait_s, 0.1))
+            for name, lane in self._lanes.items():
+                self._hear(name, lane)
+        if not self._said and all(x.is_given_up for x in self._lanes.values()):
+            whys = "; ".join(f"{name}: {lane.last_why}" for name, lane in self._lanes.items())
+            raise NodeLostError(
+                f"a study must have at least one lane but all of {self.words} are gone ({whys[:1000]}); see "
+                f"{self._logs.name}/*.log in its run directory; run the same command again, on other nodes if need "
+                "be, and it goes on"
+            )
+        said, self._said = self._said, []
+        return said
+
+    def give_up(self, lane: str, why: str, *, for_good: bool = False) -> None:
+        """See `Engine`: unless it is for good it is started again, for its machine may be well."""
+        self._end(lane, self._lanes[lane], why)
+        if for_good:  # else it would pass for a lane that is there when all others are gone
+            self._lanes[lane].is_given_up = True
+
+    def close(self) -> None:
+        """See `Engine`."""
+        for lane in self._lanes.values():
+            lane.is_given_up = True
+            _begin_ending(lane)
+        for lane in self._lanes.values():  # all at once: each is waited for while the others end, too
+            if lane.ending is not None:
+                lane.ending.join()
+
+    def _look_after(self, name: str, lane: _Lane) -> None:
+        """Starts a lane that has no process, if it may join again."""
+        now_s = self._watch.session_s
+        if lane.process is not None:
+            if not lane.has_joined and now_s - lane.began_s > START_LIMIT_S:
+                self._end(name, lane, f"it did not start within {START_LIMIT_S:.0f} s")
+            return
+        if lane.is_given_up or now_s < lane.again_s or (lane.ending is not None and lane.ending.is_alive()):
+            return
+        lane.starts += 1
+        lane.began_s, lane.has_joined, lane.step, lane.ending = now_s, False, None, None
+        place = lane.place
+        log = self._logs / f"{name}.log"
+        try:
+            lane.process = GuardedProcess(
+                [driver_python(), *LANE_COMMAND], place.env, log, LOG_BYTES, through=place.through
+            )
+        except WorkerFailed as error:
+            self._end(name, lane, str(error))
+            return
+        if place.through:
+            lane.process.send({"environment": place.remote_env, "keep": SET_BY_NODE})
+        lane.process.send({**self._study, "devices": [*place.ids]})
+
+    def _hear(self, name: str, lane: _Lane) -> None:
+        if lane.process is None:
+            return
+        for message in lane.process.receive():
+            if message["type"] == "hello":
+                lane.step = str(message["step"]) or None
+            elif message["type"] == "exit":
+                carrier = lane.process.said_by_carrier()
+                errors = [line for line in carrier if "error" in line]  # srun ends with advice
+                why = "".join(message["last_lines"][-1:] or errors[:1] or carrier[-1:])
+                self._end(name, lane, f"its process ended ({message['exit_status']}){': ' if why else ''}{why}")
+                return
+            else:
+                self._take(name, lane, message)
+
+    def _take(self, name: str, lane: _Lane, message: Message) -> None:
+        """Passes on a message of a lane's program; the first one means that the lane has joined."""
+        if not lane.has_joined:
+            lane.has_joined = True
+            place = lane.place
+            self._said.append(Told(name, {"type": JOINED, "host": place.host, "devices": place.devices}))
+        lane.starts = 1 if message["type"] == "result" else lane.starts
+        self._said.append(Told(name, message))
+
+    def _end(self, name: str, lane: _Lane, why: str) -> None:
+        """Ends a lane's process, and plans its next start."""
+        _begin_ending(lane)
+        lane.is_given_up = lane.starts >= MOST_STARTS
+        lane.again_s = self._watch.session_s + PAUSE_S * lane.starts
+        lane.last_why = why
+        self._said.append(Told(name, {"type": LEFT, "why": why}))
+
+
+def _begin_ending(lane: _Lane) -> None:
+    """Ends a lane's process in a thread: one on a node that is gone takes its time."""
+    if lane.process is not None:
+        lane.ending = threading.Thread(target=_end_all, args=(lane.process, lane.step, lane.place.env), name="ending")
+        lane.ending.start()
+        lane.process = None
+
+
+def _end_all(process: GuardedProcess, step: str | None, env: Mapping[str, str]) -> None:
+    """Ends a process and all below it; a SLURM step that does not notice is cancelled."""
+    process.close(PATIENCE_S)
+    if step is not None and (process.end is None or "stopped" not in process.end):
+        end_slurm_step(step, env)
+
+
+def lanes_here(groups: Sequence[Sequence[str]], host: str) -> list[Place]:
+    """A lane of this machine for each group of device ids."""
+    env = _lane_environment()
+    return [Place(name=_lane_name(group), host=host, env=env, devices=len(group), ids=tuple(group)) for group in groups]
+
+
+def lanes_on_nodes(nodes: Sequence[str], *, devices: int | None, extra: Sequence[str] = ()) -> list[Place]:
+    """A lane on each of some nodes of this SLURM job.
+
+    Args:
+        nodes: Their names, which are the lanes'.
+        devices: GPUs of each; None if that is not known.
+        extra: More arguments for each ``srun``.
+    """
+    client = slurm_client_environment(caller_environment())
+    env = {n: v for n, v in _lane_environment().items() if n not in SET_BY_NODE}
+    return [
+        Place(
+            name=node, host=node, env=client, remote_env=env, devices=devices,
+            through=slurm_step_command(node, client, f"--job-name=lane-{node}", *extra),
+        )
+        for node in nodes
+    ]  # fmt: skip
+
+
+def lanes_of_groups(groups: Sequence[Sequence[str]], *, devices: int | None) -> list[Place]:
+    """A lane for each group of nodes of this SLURM job: its program runs here, its trials' ranks on the nodes.
+
+    Args:
+        groups: Names of nodes; the first of each is the lane's.
+        devices: GPUs of each group; None if that is not known.
+    """
+    env = _lane_environment()
+    return [Place(name=g[0], host=g[0], env={**env, NODES_VARIABLE: ",".join(g)}, devices=devices) for g in groups]
+
+
+def _lane_environment() -> dict[str, str]:
+    env = dict(caller_environment())
+    let_import_packages(env)
+    return env
+
+
+def _lane_name(group: Sequence[str]) -> str:
+    return f"{group[0]}-{group[-1]}" if len(group) > 1 else f"device-{group[0]}"

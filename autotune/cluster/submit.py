@@ -1,8 +1,7 @@
-"""A study as a SLURM job: the batch script, what the cluster says to it, and its submission.
+"""A study as a SLURM job: what is asked for, what would not work, the batch script, and its submission.
 
-The script is plain bash that a person can read, change and submit by hand. It calls one driver, which
-places its lanes on the job's nodes (of an array or in containers: starts a Dask cluster for them), passes the
-warning of the time limit on, and puts the job back into the queue if that was asked for.
+The script is plain bash that a person can read, change and submit by hand. It calls one driver, which places its lanes
+on the job's nodes, passes the warning of the time limit on, and puts the job back into the queue if that was asked for.
 """
 
 from __future__ import annotations
@@ -11,18 +10,193 @@ import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import (
+    Mapping,
+    Sequence,
+)
+from dataclasses import dataclass
+from pathlib import Path
 
 import jinja2
 
-from autotune.cluster.fit import check_request
-from autotune.cluster.job_request import JobRequest, Program, format_time
-from autotune.machine import ask_slurm, caller_environment, inside_slurm_job, slurm_client_environment, slurm_partitions
-from autotune.model import STOPPED, LaunchError, StudyFileError, StudySpec, close_matches, redact_text
+from autotune.machine import (
+    ask_slurm,
+    caller_environment,
+    inside_slurm_job,
+    slurm_client_environment,
+    slurm_partitions,
+)
+from autotune.model import (
+    STOPPED,
+    LaunchError,
+    StudyFileError,
+    StudySpec,
+    close_matches,
+    format_seconds,
+    parse_duration,
+    redact_text,
+)
 
+LONGEST_GRACE_S = 65_535
 MOST_REQUEUES = 100
 STORAGE_VARIABLE = "AUTOTUNE_STORAGE"
 """Through which a job gets the URL of its storage: it may hold a password, and a script is a file."""
+
+_SLURM_TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRequest:
+    """What is asked of the cluster.
+
+    Attributes:
+        nodes: Nodes in all.
+        gpus_per_node: GPUs of each node; None asks for none.
+        time_s: Longest wall time, seconds.
+        grace_s: How long before its end the job is told to stop, seconds.
+        requeue: Put a job that was stopped before its end back into the queue.
+        exclusive: Share the nodes with no other job: its noise would be in every measurement.
+        sbatch: More options for sbatch, as they are.
+        srun: More arguments for every srun.
+        setup: Lines of bash that come before the driver, ``module load cuda``; the first that fails ends the job.
+    """
+
+    partition: str | None
+    nodes: int
+    gpus_per_node: int | None
+    time_s: float
+    grace_s: float
+    requeue: bool = False
+    exclusive: bool = True
+    account: str | None = None
+    sbatch: tuple[str, ...] = ()
+    srun: tuple[str, ...] = ()
+    setup: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """How the driver is called on a node: interpreter, absolute paths, and options of `run`."""
+
+    python: str
+    study: Path
+    run_dir: Path
+    options: tuple[str, ...] = ()
+
+    @property
+    def command(self) -> list[str]:
+        """The driver's command."""
+        run = [self.python, "-m", "autotune", "run", str(self.study), "--run-dir", str(self.run_dir)]
+        return [*run, *self.options]
+
+    @property
+    def script(self) -> Path:
+        """Where the batch script lies: beside the run directory, which holds nothing but the run."""
+        return self.run_dir.with_name(f"{self.run_dir.name}.sbatch")
+
+    @property
+    def log(self) -> str:
+        """The job's log file beside the run directory, as SLURM takes it: it fills in the job's number."""
+        return f"{str(self.run_dir).replace('%', '%%')}.slurm-%j.log"
+
+
+def parse_time(text: str) -> float:
+    """Seconds in ``8h``, ``90m``, or SLURM's own ``HH:MM:SS`` and ``D-HH[:MM[:SS]]``.
+
+    Raises:
+        StudyFileError: If it is none of them; a plain number says no unit, and SLURM's is not everybody's.
+    """
+    found = _SLURM_TIME.fullmatch(text.strip())
+    try:
+        if found is None:
+            return parse_duration(text)
+        days, *fields = found.groups()
+        if days is None and fields[2] is None:
+            raise ValueError("no unit")
+        hours, minutes, seconds = (int(f or 0) for f in fields)
+        total = int(days or 0) * 86_400.0 + hours * 3600 + minutes * 60 + seconds
+        if total <= 0:
+            raise ValueError("nothing")
+        return total
+    except ValueError as error:
+        raise StudyFileError(
+            f"a time limit must look like 8h, 90m, 08:00:00 or 1-12:00:00 but got {text!r}; say its unit"
+        ) from error
+
+
+def format_time(seconds: float) -> str:
+    """Seconds in SLURM's ``D-HH:MM:SS``, rounded up to whole ones."""
+    whole = int(-(-seconds // 1))
+    days, rest = divmod(whole, 86_400)
+    return f"{days}-{rest // 3600:02d}:{rest % 3600 // 60:02d}:{rest % 60:02d}"
+
+
+# ---------------------------------------------------------------------- does the study fit the job
+
+
+def check_request(spec: StudySpec, request: JobRequest) -> None:
+    """Refuses a job in which the study cannot run.
+
+    Raises:
+        StudyFileError: If the nodes do not divide into groups that a trial spans, their GPUs do not suffice, or the job
+            would end before the study's time budget.
+    """
+    device = spec.device
+    if request.nodes % device.node_count:
+        raise StudyFileError(
+            f"--nodes must be a multiple of the study's `device.node_count = {device.node_count}` but got "
+            f"{request.nodes}; nodes that no trial can use would only wait"
+        )
+    if device.platform == "cuda":
+        gpus = (request.gpus_per_node or 0) * device.node_count
+        if gpus < (device.count or device.node_count):
+            raise StudyFileError(
+                f"--gpus-per-node must give each trial its GPUs but a trial of {device.node_count} nodes has {gpus} "
+                f"and the study asks for {device.count or 'at least one on each node'}"
+            )
+    if not 1 <= request.grace_s <= LONGEST_GRACE_S or request.grace_s >= request.time_s:
+        raise StudyFileError(
+            f"--grace must be shorter than --time and at most {LONGEST_GRACE_S} s but got {request.grace_s:.0f} s of "
+            f"{request.time_s:.0f} s"
+        )
+    budget_s, usable_s = spec.search.time_budget, request.time_s - request.grace_s
+    if budget_s is not None and budget_s > usable_s and not request.requeue:
+        raise StudyFileError(
+            f"the time budget must fit into --time less --grace, {format_seconds(usable_s)}, but got "
+            f"{format_seconds(budget_s)}: the job would end before the proof, for which the study keeps time back; ask "
+            f"for --time {format_time(budget_s + request.grace_s)}, lower --time-budget, or let it go on in the next "
+            "job with --requeue"
+        )
+
+
+def idle_gpus(spec: StudySpec, request: JobRequest) -> str | None:
+    """A warning of GPUs that would be paid for and never used; None where all are."""
+    device, given = spec.device, request.nodes * (request.gpus_per_node or 0)
+    of_group = (request.gpus_per_node or 0) * device.node_count
+    of_trial = min(device.count or of_group, of_group) if device.platform == "cuda" else 0
+    idle = given - request.nodes // device.node_count * of_trial
+    if idle == 0:
+        return None
+    if of_trial == 0:
+        return f"all {given} GPUs would stand idle: the study is for the CPU; leave --gpus-per-node out"
+    return (
+        f"{idle} of {given} GPUs would stand idle: a lane of {device.node_count} nodes runs one trial at a time, of "
+        f"`device.count = {device.count}`; ask for --gpus-per-node {-(-of_trial // device.node_count)}, or set "
+        f"`device.count = {of_group}`"
+    )
+
+
+def estimate(request: JobRequest) -> str:
+    """What the job takes at most: GPU-hours, or hours of nodes where no GPU is asked for."""
+    hours = request.nodes * (request.gpus_per_node or 1) * request.time_s / 3600
+    what, gpus = "node-hours", ""
+    if request.gpus_per_node:
+        what, gpus = "GPU-hours", f" x {request.gpus_per_node} GPUs"
+    each = "each job takes" if request.requeue else "takes"
+    return f"{each} at most {hours:.1f} {what} ({request.nodes} nodes{gpus} x {format_seconds(request.time_s)})"
+
+
+# ---------------------------------------------------------------------- the script
 
 
 def render_script(spec: StudySpec, request: JobRequest, program: Program, *, with_storage: bool) -> str:
@@ -34,13 +208,19 @@ def render_script(spec: StudySpec, request: JobRequest, program: Program, *, wit
     """
     check_request(spec, request)
     _check_setup(request.setup)
-    template = _templates().get_template("submit.sbatch.j2")
-    return template.render(
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("autotune", "data"),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        keep_trailing_newline=True,
+        comment_start_string="{##",  # ${#children[@]} is bash
+    )
+    environment.filters |= {"shell": shlex.join, "directive": _directive}
+    return environment.get_template("submit.sbatch.j2").render(
         study=spec.name,
         nodes_per_trial=spec.device.node_count,
         request=request,
         program=program,
-        dask=_dask_steps(spec, request, program) if request.is_dask else None,
         time=format_time(request.time_s),
         with_storage=with_storage,
         stopped=STOPPED,
@@ -70,18 +250,6 @@ def _check_setup(lines: Sequence[str]) -> None:
             )
 
 
-def _templates() -> jinja2.Environment:
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("autotune", "data"),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        keep_trailing_newline=True,
-        comment_start_string="{##",  # ${#children[@]} is bash
-    )
-    environment.filters |= {"shell": shlex.join, "directive": _directive}
-    return environment
-
-
 def _directive(option: str) -> str:
     """One option as sbatch reads it from a script."""
     if re.fullmatch(r"[A-Za-z0-9_@%+=:,./\[\]-]+", option):
@@ -93,30 +261,6 @@ def _directive(option: str) -> str:
         )
     name, equals, value = option.partition("=")
     return f'{name}{equals}"{value}"' if equals else f'"{option}"'
-
-
-def _dask_steps(spec: StudySpec, request: JobRequest, program: Program) -> dict[str, list[str]]:
-    """What starts scheduler, driver, and a worker on each node of the job, called after its node."""
-    with_gpus = spec.device.platform == "cuda"
-    shared = ["--overlap", "--export=ALL", "--cpu-bind=none", "--mpi=none", *request.srun_arguments]
-    once = ["srun", "--nodes=1", "--ntasks=1", *shared] if request.container_image is not None else []
-    scheduler = request.inside(program.dask_command("scheduler", "--port", "0"), with_gpus=False)
-    driver = request.inside(program.run_command("--scheduler-file", str(program.scheduler_file)), with_gpus=with_gpus)
-    more = ["--resources", f"GPU={request.gpus_per_node}"] if with_gpus and request.gpus_per_node else []
-    worker = request.inside(
-        program.dask_command("worker", "--nthreads", "1", "--no-nanny", "--death-timeout", "60", *more),
-        with_gpus=with_gpus,
-    )
-    nodes = 1 if request.array else request.nodes
-    spread = [f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]
-    survive = ["--no-kill", "--kill-on-bad-exit=0", "--wait=0"]
-    log = [f"--output={program.log('%j.%n')}", "--open-mode=append"]
-    named = 'exec "$@" --name "${SLURMD_NODENAME:-node}"'
-    return {
-        "scheduler": [*once, *scheduler],
-        "driver": [*once, *driver],
-        "worker": ["srun", *spread, *survive, *log, *shared, "sh", "-c", named, "worker", *worker],
-    }
 
 
 # ---------------------------------------------------------------------- the cluster
@@ -142,7 +286,7 @@ def _refuse_hopeless(request: JobRequest, env: Mapping[str, str]) -> None:
             f"--partition must be one of {', '.join(sorted(partitions)) or 'none'} but got {request.partition!r}"
             f"{close_matches(request.partition, partitions)}"
         )
-    if request.nodes > found.node_count and not request.array:
+    if request.nodes > found.node_count:
         raise LaunchError(
             f"--nodes must be at most {found.node_count}, all nodes of partition {request.partition}, but got "
             f"{request.nodes}; SLURM would take the job and never start it"
@@ -166,7 +310,7 @@ def submit_script(request: JobRequest, program: Program, script: str, *, storage
     Raises:
         LaunchError: If SLURM refuses it, or would never start it; then no script is left behind.
     """
-    env = _with_storage(caller_environment(), storage)
+    env = {**caller_environment(), **({} if storage is None else {STORAGE_VARIABLE: storage})}
     _refuse_hopeless(request, env)
     program.script.parent.mkdir(parents=True, exist_ok=True)
     program.script.write_text(script, encoding="utf-8")
@@ -177,7 +321,3 @@ def submit_script(request: JobRequest, program: Program, script: str, *, storage
         program.script.unlink()
         raise
     return said.strip().partition(";")[0]
-
-
-def _with_storage(env: Mapping[str, str], storage: str | None) -> dict[str, str]:
-    return {**env, **({} if storage is None else {STORAGE_VARIABLE: storage})}

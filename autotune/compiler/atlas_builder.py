@@ -33,9 +33,7 @@ from autotune.settings import (
     Stage,
     Tier,
     atlas_text,
-    for_build,
     load_kinds,
-    load_recipes,
     probe_build,
     read_rows,
     space_of_all,
@@ -219,9 +217,6 @@ def _cell_rows(
         space = space_of_all(moved, known, facts_of(screener.reference(), screener.job.topology))
         builder = CellBuilder(screener, space, fields, guessed, progress=progress.compiled, is_over=is_over)
         rows = builder.settings()
-        no_ops = no_op_settings(rows)
-        for name, recipe in load_recipes().items():
-            rows.append(builder.recipe(name, recipe.settings, for_build(recipe.settings, known), no_ops))
         return [builder.cell(), *rows], space
 
 
@@ -333,20 +328,6 @@ class CellBuilder:
         self._compile([FlagSet({n: v}) for n in found.needs for v in self.values[n]])
         return [self._row(n, v, found) for n, values in self.values.items() for v in values]
 
-    def recipe(self, name: str, published: FlagSet, settings: FlagSet, no_ops: set[str]) -> AtlasRow:
-        """The row of a published set."""
-        fields = {**self._fields, "kind": "recipe", "name": name, "value": str(published)}
-        if not settings:
-            message = "this release takes nothing of it, or has it as its default"
-            return AtlasRow(**fields, verdict=AtlasVerdict.SAME, message=message)
-        acting = FlagSet({n: v for n, v in settings.items() if n in self.values and n not in no_ops})
-        rest = sorted(n for n in settings if n not in self.values)
-        unseen = f"sets also what no compilation shows: {', '.join(rest)}" if rest else ""
-        if not acting:
-            return AtlasRow(**fields, verdict=AtlasVerdict.SAME, tried="together", message=unseen)
-        self._compile([acting])
-        return AtlasRow(**{**fields, "message": unseen, **self._compared(acting)})
-
     def cell(self) -> AtlasRow:
         """The row of the cell itself: the default's program, and what the rows cost."""
         results = [self._screener.result(s) for s in {FlagSet(), *self._compiled}]
@@ -424,15 +405,6 @@ class CellBuilder:
             "changes": tuple(changes(self.reference, program))[:MOST_CHANGES],
             "peak_bytes": memory.peak_bytes if memory else None,
         }
-
-
-def no_op_settings(rows: Iterable[AtlasRow]) -> set[str]:
-    """Settings of which no row says anything but ``same``."""
-    verdicts: dict[str, set[AtlasVerdict]] = {}
-    for row in rows:
-        if row.kind == "setting":
-            verdicts.setdefault(row.name, set()).add(row.verdict)
-    return {n for n, found in verdicts.items() if found == {AtlasVerdict.SAME}}
 
 
 def _needed_chains(space: SearchSpace) -> dict[str, list[FlagSet]]:

@@ -217,8 +217,8 @@ class _Simulation:
             elif op.kind is OpKind.BRANCH:
                 self._branch(op, stream)
             elif op.collective is not None:
-                best = collective_time(op.collective, self._target.network, self._gpus_per_node)
-                self._launch(op, stream, best.seconds, "communication")
+                seconds = collective_time(op.collective, self._target.network, self._gpus_per_node)
+                self._launch(op, stream, seconds, "communication")
             elif op.kind in (OpKind.KERNEL, OpKind.COPY):
                 self._launch(op, stream, kernel_time(op, self._target), "compute")
             else:
@@ -340,31 +340,17 @@ _PROTOCOLS = {
 _ROUNDS = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1, "collective-broadcast": 1}
 
 
-@dataclass(frozen=True, slots=True)
-class CollectiveTime:
-    """The fastest way to run one collective.
-
-    Attributes:
-        algorithm: ``ring``, ``tree``, ``NVLS``, ``direct`` or ``one-shot``.
-        protocol: NCCL's protocol; empty where it has none.
-    """
-
-    seconds: float
-    algorithm: str
-    protocol: str = ""
-
-
-def collective_time(collective: Collective, network: Network, gpus_per_node: int) -> CollectiveTime:
-    """Predicts one collective on the links of a target and the topology's GPUs of one machine."""
+def collective_time(collective: Collective, network: Network, gpus_per_node: int) -> float:
+    """Seconds of one collective with its launch, by the fastest algorithm and protocol."""
     if collective.group_size < 2 or collective.bytes == 0:
-        return CollectiveTime(NCCL_LAUNCH_S, "none")
+        return NCCL_LAUNCH_S
     link = _Links(collective, network, gpus_per_node)
     if collective.implementation == "kernel" and not link.crosses and link.has_nvlink:
         moved = (collective.group_size - 1) * collective.bytes / link.local_bytes_per_s
-        return CollectiveTime(ONE_SHOT_LAUNCH_S + moved + BARRIER_S, "one-shot")
+        return ONE_SHOT_LAUNCH_S + moved + BARRIER_S
     if collective.kind in _ROUNDS:
-        return min(_candidates(collective, network, link), key=lambda c: c.seconds)
-    return _direct(collective, link)
+        return NCCL_LAUNCH_S + min(_candidates(collective, network, link))
+    return NCCL_LAUNCH_S + _direct(collective, link)
 
 
 class _Links:
@@ -393,8 +379,8 @@ class _Links:
         return outside if self.local_count == 1 else min(self.local_bytes_per_s, outside)
 
 
-def _candidates(collective: Collective, network: Network, link: _Links) -> Iterator[CollectiveTime]:
-    """Every algorithm and protocol that NCCL could choose for a reduction or gather."""
+def _candidates(collective: Collective, network: Network, link: _Links) -> Iterator[float]:
+    """Seconds of every algorithm and protocol that NCCL could choose for a reduction or gather, without the launch."""
     size, rounds = collective.group_size, _ROUNDS[collective.kind]
     steps = rounds * (size - 1)
     outside = rounds * (link.node_count - 1) if link.crosses else 0
@@ -402,14 +388,13 @@ def _candidates(collective: Collective, network: Network, link: _Links) -> Itera
     for name, protocol in _PROTOCOLS.items():
         rate = link.ring_bytes_per_s * _ring_share(name, collective.kind, link)
         wait = protocol.ring[0] + (steps - outside) * protocol.ring[local] + outside * protocol.ring[3]
-        seconds = wait + collective.bytes * steps / size / rate
-        yield CollectiveTime(NCCL_LAUNCH_S + seconds, "ring", name)
+        yield wait + collective.bytes * steps / size / rate
         if collective.kind == "all-reduce":
-            yield CollectiveTime(NCCL_LAUNCH_S + _tree(collective, link, name, protocol, local), "tree", name)
+            yield _tree(collective, link, name, protocol, local)
     if collective.kind == "all-reduce" and network.nvls_share and not link.crosses:
         # Each GPU sends its array once for the switch to reduce, and its share of the sum once more.
         moved = collective.bytes * (1 + 1 / size) / (network.nvls_share * link.local_bytes_per_s)
-        yield CollectiveTime(NCCL_LAUNCH_S + _PROTOCOLS["Simple"].ring[0] + moved, "NVLS", "Simple")
+        yield _PROTOCOLS["Simple"].ring[0] + moved
 
 
 def _ring_share(protocol: str, kind: str, link: _Links) -> float:
@@ -429,7 +414,7 @@ def _tree(collective: Collective, link: _Links, name: str, protocol: _Protocol, 
     return wait + 2 * collective.bytes / rate
 
 
-def _direct(collective: Collective, link: _Links) -> CollectiveTime:
+def _direct(collective: Collective, link: _Links) -> float:
     """All-to-all and permute: every GPU sends its pieces straight to their places."""
     size = collective.group_size
     is_permute = collective.kind in ("collective-permute", "send", "recv")
@@ -443,7 +428,7 @@ def _direct(collective: Collective, link: _Links) -> CollectiveTime:
     )
     simple = _PROTOCOLS["Simple"].ring
     hop = simple[3] if link.crosses else simple[1 if link.has_nvlink else 2]
-    return CollectiveTime(NCCL_LAUNCH_S + simple[0] + hop + moved, "direct", "Simple")
+    return simple[0] + hop + moved
 
 
 _TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 1.0), (64, 128, 0.5), (128, 64, 0.5), (64, 64, 0.25))

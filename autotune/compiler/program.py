@@ -35,7 +35,6 @@ class Collective(Record):
     Attributes:
         kind: ``all-gather``, ``all-reduce``, ``reduce-scatter``, ``all-to-all``, ``collective-permute`` ...
         bytes: Of the whole array: gathered, reduced, exchanged or (permute) sent by one GPU.
-        array_count: Arrays that travel together (what combiners merge).
         node_count: Machines over which one such group spreads.
         implementation: ``nccl``, or ``kernel`` for XLA's own.
     """
@@ -43,7 +42,6 @@ class Collective(Record):
     kind: str
     bytes: int
     dtype: str
-    array_count: int
     group_size: int
     node_count: int
     implementation: str = "nccl"
@@ -105,7 +103,6 @@ class CompiledProgram(Record):
         opcodes: How many instructions of each kind the optimized module has outside of fusions.
         custom_calls: Calls of library kernels by target.
         flops_per_step: Of the model, over all GPUs, if the workload says so.
-        mesh: Axes of the workload's mesh, if it says so.
         layer_bytes: ``weights`` and ``gradients`` of one layer, if it says so.
     """
 
@@ -118,7 +115,6 @@ class CompiledProgram(Record):
     custom_calls: dict[str, int] = Field(default_factory=dict)
     flops_per_step: float | None = None
     tokens_per_step: int | None = None
-    mesh: dict[str, int] = Field(default_factory=dict)
     layer_bytes: dict[str, int] = Field(default_factory=dict)
 
 

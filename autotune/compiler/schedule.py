@@ -207,7 +207,6 @@ class Reader:
             kind=kind,
             bytes=per_gpu * size if kind == "all-gather" else per_gpu,
             dtype=operands[0].dtype if operands else "",
-            array_count=len(operands),
             group_size=size,
             node_count=max(len({d // self._gpus_per_node for d in g}) for g in moved),
             implementation="kernel" if own_kernel else "nccl",
@@ -301,7 +300,6 @@ def read_program(
         custom_calls=custom_calls,
         flops_per_step=found.get("flops_per_step"),
         tokens_per_step=found.get("tokens_per_step"),
-        mesh=found.get("mesh", {}),
         layer_bytes=found.get("layer_bytes", {}),
     )
 

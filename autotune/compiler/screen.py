@@ -5,20 +5,63 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import (
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from dataclasses import (
+    dataclass,
+    field,
+)
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from autotune.compiler.compile_worker import CompileJob, Progress
+from autotune.compiler.compile_worker import (
+    CompileJob,
+    Progress,
+)
 from autotune.compiler.compiler import Compiler
-from autotune.compiler.interaction import Chains, Domains, TimeUp, find_interactions_by_choice, kernel_choices
-from autotune.compiler.program import CompiledProgram, CompileResult, changes
-from autotune.compiler.targets import Target, Topology, load_target, memory_fraction, parse_topology, target_here
+from autotune.compiler.interaction import (
+    Chains,
+    Domains,
+    TimeUp,
+    find_interactions_by_choice,
+    kernel_choices,
+)
+from autotune.compiler.program import (
+    CompiledProgram,
+    CompileResult,
+    changes,
+)
+from autotune.compiler.targets import (
+    Target,
+    Topology,
+    load_target,
+    memory_fraction,
+    parse_topology,
+    target_here,
+)
 from autotune.machine import caller_environment
-from autotune.model import FlagSet, LaunchError, Record, Settings, StudyFileError, StudySpec, WorkerReport
-from autotune.settings import Catalog, Parameter, SearchSpace, Stage, load_catalog
+from autotune.model import (
+    FlagSet,
+    LaunchError,
+    Record,
+    Settings,
+    StudyFileError,
+    StudySpec,
+    WorkerReport,
+)
+from autotune.settings import (
+    Catalog,
+    Parameter,
+    SearchSpace,
+    Stage,
+    load_catalog,
+)
 
 DEFAULT_MEMORY_FRACTION = 0.75
 """Share of the device memory that JAX's client takes if nothing is set (jax/_src/xla_bridge.py)."""
@@ -123,7 +166,6 @@ class ScreenReport(Record):
         canary: The set that was seen to change the program before any setting was called a no-op.
         target_digest: Names what the compiler was told of the GPU; empty for the CPU.
         choices: Kernel choices under which equal programs were found equal.
-        interaction_rows: Assignments of many settings that were compiled for the interaction test.
     """
 
     target: str
@@ -140,7 +182,6 @@ class ScreenReport(Record):
     canary: Canary | None = None
     target_digest: str = ""
     choices: tuple[str, ...] = ()
-    interaction_rows: int = 0
 
     def of_effect(self, effect: Effect) -> list[SettingReport]:
         """The settings with one effect."""
@@ -222,7 +263,7 @@ class Screener:
         def row_done(done: int, of: int) -> None:
             progress(len(wanted) + done, len(wanted) + of)
 
-        found, unsettled, rows = self._interaction_test(found, others, chains or {}, is_over, row_done)
+        found, unsettled = self._interaction_test(found, others, chains or {}, is_over, row_done)
         skipped |= unsettled
         return ScreenReport(
             target=self.target_name,
@@ -238,7 +279,6 @@ class Screener:
             skipped=(*sorted(skipped), *(n for n, s in named.items() if not self.is_known(s))),
             canary=canary,
             choices=tuple(filter(None, self.choices)),
-            interaction_rows=rows,
             target_digest=self.job.target.digest if self.job.target else "",
         )
 
@@ -409,11 +449,11 @@ class Screener:
         chains: Chains,
         is_over: Callable[[], bool],
         progress: Callable[[int, int], None],
-    ) -> tuple[list[SettingReport], set[str], int]:
+    ) -> tuple[list[SettingReport], set[str]]:
         """Runs the interaction test on the settings that are no-ops alone.
 
         Returns:
-            The settings, the names of those that nothing is said of because the time was up, and the rows compiled.
+            The settings, and the names of those that nothing is said of because the time was up.
         """
 
         def program(candidate: FlagSet) -> str | None:
@@ -432,7 +472,7 @@ class Screener:
         }
         unsettled = {n for one in found.values() for n in one.unsettled}
         left = [s.model_copy(update=found_active.get(s.name)) for s in settings if s.name not in unsettled]
-        return left, unsettled, sum(one.rows for one in found.values())
+        return left, unsettled
 
     def _sets(self, named: Mapping[str, FlagSet], reference: CompiledProgram) -> Iterator[SetReport]:
         seen = {(reference.fingerprint, self._to_measure(self.baseline)): ("reference", FlagSet())}
@@ -467,13 +507,12 @@ class Facts:
     """
 
     device_count: int | None
-    mesh: Mapping[str, int] = field(default_factory=dict)
     layer_bytes: Mapping[str, int] = field(default_factory=dict)
 
 
 def facts_of(program: CompiledProgram, topology: Topology) -> Facts:
     """The facts that follow from a compiled reference."""
-    return Facts(device_count=topology.device_count, mesh=program.mesh, layer_bytes=program.layer_bytes)
+    return Facts(device_count=topology.device_count, layer_bytes=program.layer_bytes)
 
 
 def on_cluster(spec: StudySpec, target: Target | None, topology: Topology | None) -> tuple[StudySpec, Topology]:

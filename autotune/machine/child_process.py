@@ -1,4 +1,4 @@
-"""The driver's side of a talk with a child process: one JSON object a line, to its stdin and from its stdout."""
+"""A child process that takes and gives JSON objects, one a line, by its stdin and stdout."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LONGEST_LINE = 4_000_000
 
 
 class ChildProcess:
-    """One child in a session of its own; nothing that it does or leaves undone blocks its parent without a limit.
+    """One child in a session of its own, which never blocks its parent without a limit.
 
     Args:
         command: What to run.
@@ -51,28 +51,28 @@ class ChildProcess:
 
     @property
     def descriptor(self) -> int:
-        """What to wait on for messages."""
+        """File descriptor to wait on for messages."""
         return self._out.fileno()
 
     @property
     def is_running(self) -> bool:
-        """Whether the process is still there."""
+        """Whether the process is still running."""
         return self._process.poll() is None
 
     def describe_end(self) -> str:
-        """How the process ended, as a clause for messages."""
+        """How the process ended, as a clause of a message."""
         status = self._process.poll()
         if status is None:
             return "did not"
         return f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Sends one message; that nobody reads it is noticed by the next receive."""
+        """Sends one message; a broken pipe is noticed by the next receive."""
         with contextlib.suppress(OSError, ValueError):  # a pipe that broke, or was closed by `abort`
             self._in.write(json.dumps(message).encode() + b"\n")
 
     def receive(self) -> list[dict[str, Any]]:
-        """Messages that have come, without waiting; lines that are none are passed over."""
+        """Messages that have come, without waiting; other lines are ignored."""
         with contextlib.suppress(BlockingIOError):
             while data := os.read(self._out.fileno(), 1 << 16):
                 self._buffer += data
@@ -90,12 +90,12 @@ class ChildProcess:
             yield from self.receive()
 
     def abort(self) -> None:
-        """Ends the child's stdin, without waiting, from any thread; whoever reads sees the end."""
+        """Closes the child's stdin, without waiting, from any thread."""
         with contextlib.suppress(OSError):
             self._in.close()
 
     def close(self, patience_s: float) -> None:
-        """Ends the child's stdin, which should end the child; kills it if it does not within `patience_s` seconds."""
+        """Closes the child's stdin, which should end the child; kills it after `patience_s` seconds."""
         self.abort()
         deadline = time.monotonic() + patience_s
         for _ in self.messages(patience_s):

@@ -1,4 +1,4 @@
-"""The devices that a driver works on, each reserved by one study at a time on this machine."""
+"""Devices of a study: named, restricted to, and reserved against other studies on this machine."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def parse_devices(text: str) -> tuple[str, ...]:
 
 
 def restrict_devices(platform_name: str, devices: Sequence[str]) -> None:
-    """Leaves this process and its children only some devices: GPUs by their ids, or cores of the CPU.
+    """Restricts this process and its children to some devices: GPUs by their ids, or cores of the CPU.
 
     Raises:
         LaunchError: If this machine does not have those cores.
@@ -64,19 +64,17 @@ def reserve_devices(kind: str, devices: Sequence[str]) -> Iterator[None]:
         devices: Ids as `parse_devices` gives them.
 
     Raises:
-        LaunchError: If another study has one of them, with its process; or others may use the locks.
+        LaunchError: If another study has one of them, or the folder of locks is not safe.
     """
     if not devices:
         yield
         return
+    folder = _lock_folder()
     with contextlib.ExitStack() as stack:
-        folder = _open_slots()
-        stack.callback(os.close, folder)
         for device in sorted(devices):
             name = f"{kind}-{device.replace('/', '_')}"
-            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
             try:
-                lock = os.open(name, flags, 0o600, dir_fd=folder)
+                lock = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             except OSError as error:
                 raise _cannot_reserve(f"{name}: {error.strerror}") from error
             stack.callback(os.close, lock)
@@ -93,37 +91,35 @@ def reserve_devices(kind: str, devices: Sequence[str]) -> Iterator[None]:
         yield
 
 
-def _slots() -> Path:
-    """The folder of locks; in a folder that everybody may write, so another user may have put something there first."""
+def _lock_path() -> Path:
     return Path(tempfile.gettempdir()) / f"autotune-slots-{os.getuid()}"
 
 
-def _open_slots() -> int:
-    """Opens the folder of locks, made if it is missing; what is checked is what is then used.
+def _lock_folder() -> Path:
+    """The folder of locks, made if it is missing.
+
+    Everybody may write the folder around it. Nobody else can replace one that is this user's alone.
 
     Raises:
         LaunchError: If it is a link, another user's, or open to others: they could hold or free this user's devices.
     """
-    path = _slots()
+    path = _lock_path()
     try:
         path.mkdir(mode=0o700, exist_ok=True)
-        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        found = path.lstat()
     except OSError as error:
-        why = "it is a link" if path.is_symlink() else error.strerror
-        raise _cannot_reserve(str(why)) from error
-    found = os.fstat(folder)
+        raise _cannot_reserve(str(error.strerror)) from error
+    if not stat.S_ISDIR(found.st_mode):
+        raise _cannot_reserve("it is a link")
     if found.st_uid != os.getuid():
-        why = f"it belongs to user {found.st_uid}"
-    elif stat.S_IMODE(found.st_mode) & 0o077:
-        why = f"others may use it (mode {stat.S_IMODE(found.st_mode):04o})"
-    else:
-        return folder
-    os.close(folder)
-    raise _cannot_reserve(why)
+        raise _cannot_reserve(f"it belongs to user {found.st_uid}")
+    if stat.S_IMODE(found.st_mode) & 0o077:
+        raise _cannot_reserve(f"others may use it (mode {stat.S_IMODE(found.st_mode):04o})")
+    return path
 
 
 def _cannot_reserve(why: str) -> LaunchError:
     return LaunchError(
-        f"{_slots()} must be a folder of this user alone, to reserve devices against other studies, but {why}; "
+        f"{_lock_path()} must be a folder of this user alone, to reserve devices against other studies, but {why}; "
         "remove it if it is yours, or name another temporary folder with TMPDIR"
     )

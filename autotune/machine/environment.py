@@ -35,8 +35,8 @@ _NOT_FOR_TRIALS = re.compile(
     r"AUTOTUNE_STORAGE|SLURM_(PROCID|LOCALID|NODEID|GTIDS|NTASKS.*|NPROCS|STEP.*|TASK.*|SRUN_.*|LAUNCH_NODE.*|CPU_BIND.*|MPI_TYPE)"
     r"|PMI_.*|PMIX_.*"
 )
-"""What says that the caller is one task of several, for a trial's processes are none of them and JAX would believe it;
-and where its Optuna study lies, perhaps with a password, which is no trial's business."""
+"""Variables that trials do not get: those of the caller's own SLURM or MPI task, which JAX would take for the trial's,
+and the URL of the Optuna storage, which may hold a password."""
 
 _STORED = re.compile(
     STEERING.pattern

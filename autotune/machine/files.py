@@ -1,16 +1,26 @@
-"""Files that are there whole or not at all, and still are when the power has failed."""
+"""Files that survive a power cut whole or not at all, and scratch folders that go with their process."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import secrets
+import shutil
+import tempfile
+import time
 from pathlib import Path
+
+COMPILES, LANE = "autotune-screen-", "autotune-held-"
+"""Prefixes of scratch folders: of compilations, and of lanes."""
+
+_YOUNG_S = 60.0
+"""Age below which an unlocked folder may be one whose owner is about to lock it."""
 
 
 def like_folder(folder: Path) -> int:
-    """The mode of a new file: who may not look into its folder may not read it, wherever it is moved or copied.
+    """Mode of a new file: who may not enter its folder may not read it, wherever it is moved.
 
     Raises:
         OSError: If there is no such folder.
@@ -48,8 +58,8 @@ def make_folder(path: Path, *, mode: int = 0o777) -> None:
     """Makes a folder and what is missing above it, and waits until their names are on disk.
 
     Args:
-        path: One that is there keeps the mode that it was given.
-        mode: Of a new one; those above it are made as usual.
+        path: An existing folder keeps its mode.
+        mode: Mode of a new folder, not of those above it.
 
     Raises:
         OSError: If it cannot be made.
@@ -78,3 +88,54 @@ def sync_folder(path: Path) -> None:
             raise
     finally:
         os.close(descriptor)
+
+
+# ---------------------------------------------------------------------- scratch folders
+
+
+class Scratch:
+    """A temporary folder of this user alone, locked as long as this process lives.
+
+    Folders of the same prefix that killed processes left are removed first: the kernel has freed their locks.
+
+    Args:
+        prefix: Of its name.
+        root: Where to make it; default: the system's folder for temporary files.
+    """
+
+    def __init__(self, prefix: str, root: Path | None = None) -> None:
+        base = root or Path(tempfile.gettempdir())
+        sweep(base, prefix)
+        self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=base))
+        self._descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+
+    def close(self) -> None:
+        """Removes the folder; a second time does nothing."""
+        if self._descriptor < 0:
+            return
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._descriptor)
+        self._descriptor = -1
+
+
+def sweep(root: Path, prefix: str) -> list[Path]:
+    """Removes folders that killed processes of this user left; what is a link, young, or locked stays."""
+    removed = []
+    for path in root.glob(f"{prefix}*"):
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:
+            continue
+        try:
+            found = os.fstat(descriptor)
+            if found.st_uid != os.getuid() or time.time() - found.st_mtime < _YOUNG_S:
+                continue
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(path, ignore_errors=True)
+            removed.append(path)
+        except OSError:  # its owner lives
+            continue
+        finally:
+            os.close(descriptor)
+    return removed

@@ -1,4 +1,4 @@
-"""What SLURM says and takes: its commands as functions, each with a time limit, and no parsing of what may change.
+"""SLURM's commands as functions, each with a time limit.
 
 References:
     https://slurm.schedmd.com/srun.html
@@ -20,7 +20,7 @@ ANSWER_LIMIT_S = 60.0
 """Longest time for an answer of the controller; a busy one takes seconds."""
 
 TRIAL_STEP_LIMIT_S = 20.0
-"""Within which a node that is alive starts a step that does nothing."""
+"""Longest time in which a node that is alive starts an empty step."""
 
 _KEPT = re.compile(r"SLURM_(CONF|CONF_SERVER|JOB_ID|JOBID|JWT|WORKING_CLUSTER|CLUSTERS?|CLUSTER_NAME|DEBUG_FLAGS)")
 _OURS = re.compile(r"SLURM_.*|SLURMD_.*|SRUN_.*|PMI_.*|PMIX_.*")
@@ -37,15 +37,12 @@ def inside_slurm_job() -> bool:
 
 
 def slurm_client_environment(base: Mapping[str, str]) -> dict[str, str]:
-    """The caller's environment without SLURM's description of the task that the caller itself is.
-
-    ``srun`` reads it as options: a step of one task would get the caller's count of tasks, GPUs and memory.
-    """
+    """The caller's environment without SLURM's variables of the caller's own task, which ``srun`` reads as options."""
     return {n: v for n, v in base.items() if not _OURS.fullmatch(n) or _KEPT.fullmatch(n)}
 
 
 def ask_slurm(command: Sequence[str], env: Mapping[str, str], *, limit_s: float = ANSWER_LIMIT_S) -> str:
-    """What one of SLURM's commands prints.
+    """Output of one of SLURM's commands.
 
     Raises:
         SlurmError: If it is not there, fails or takes too long; in its own words.
@@ -81,7 +78,7 @@ def slurm_hosts(node_list: str, env: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def slurm_address(node: str, env: Mapping[str, str]) -> str:
-    """The address at which SLURM itself reaches a node; its name where that is not told.
+    """The address at which SLURM reaches a node; its name where there is none.
 
     Raises:
         SlurmError: If there is no such node, or the controller does not answer.
@@ -93,7 +90,7 @@ def slurm_address(node: str, env: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """One partition: how many nodes it has, and its time limit in seconds, None for none."""
+    """A partition's number of nodes, and its time limit in seconds, None for none."""
 
     node_count: int
     limit_s: float | None
@@ -123,10 +120,10 @@ def _seconds(shown: str) -> float | None:
 
 
 def lost_slurm_nodes(nodes: Sequence[str], env: Mapping[str, str]) -> dict[str, str]:
-    """Which nodes of this job's are gone, each with what is known of it; empty if all of them still start steps.
+    """Nodes of this job that are gone, each with the reason; empty if all of them still start steps.
 
-    SLURM needs minutes to see that a node is silent, so each is given a step that does nothing. That the job is over
-    says nothing about its nodes.
+    SLURM needs minutes to see that a node is silent, so each is given an empty step. That the job is over says nothing
+    about its nodes.
     """
     client = slurm_client_environment(env)
     found: dict[str, str] = {}
@@ -138,7 +135,7 @@ def lost_slurm_nodes(nodes: Sequence[str], env: Mapping[str, str]) -> dict[str, 
         if state and (state[0].startswith(_GONE) or state[0].endswith("*")):
             found[node] = f"SLURM calls it {state[0]}"
     alive = [n for n in nodes if n not in found]
-    steps = {n: _do_nothing_on(n, client) for n in alive}
+    steps = {n: _start_empty_step(n, client) for n in alive}
     for node, step in steps.items():
         try:
             _, said = step.communicate(timeout=TRIAL_STEP_LIMIT_S)
@@ -153,7 +150,7 @@ def lost_slurm_nodes(nodes: Sequence[str], env: Mapping[str, str]) -> dict[str, 
 
 
 def end_slurm_step(step: str, env: Mapping[str, str]) -> None:
-    """Ends one step of this job, whose ``srun`` is gone; that it is over already is no error."""
+    """Ends one step of this job whose ``srun`` is gone; one that is over is no error."""
     with contextlib.suppress(SlurmError):
         ask_slurm(["scancel", "--signal=KILL", f"{env.get('SLURM_JOB_ID', '')}.{step}"], slurm_client_environment(env))
 
@@ -166,7 +163,7 @@ def slurm_step_command(node: str, env: Mapping[str, str], *extra: str) -> list[s
     ]  # fmt: skip
 
 
-def _do_nothing_on(node: str, client: Mapping[str, str]) -> subprocess.Popen[str]:
+def _start_empty_step(node: str, client: Mapping[str, str]) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [*slurm_step_command(node, client), "true"], env=dict(client), text=True, errors="replace",
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True,

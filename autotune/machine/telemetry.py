@@ -1,10 +1,7 @@
-"""What the GPUs of a study do while its blocks run: clocks, power, heat, what holds them back, and who else is there.
+"""Telemetry of the GPUs while blocks run, by NVML: clocks, power, throttling, energy, and other processes.
 
-The process that looks is the one that started the measured process and waits for it, for three reasons: the measured
-one shares its Python lock and its processor with nobody, a program of the user's is watched like one of ours, and both
-arms are seen by the same eyes. NVML's own counters are read before and after each block, and in between a thread looks
-now and then. NVML is asked through ``nvidia-ml-py`` where that is installed and a driver answers; elsewhere nothing is
-asked and nothing is missing.
+The process that waits for the measured one does the sampling: it takes neither Python's lock nor a processor from it,
+and watches both arms and programs of any kind in the same way. Without nvidia-ml-py or a driver nothing is recorded.
 """
 
 from __future__ import annotations
@@ -12,33 +9,244 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import json
+import os
+import statistics
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import psutil
 
 from autotune.child import VISIBLE, NvmlDevice, ask, first_of, load_nvml, visible_devices
-from autotune.machine.gpu_arms import ArmWatch, GpuSample, Looked, put_together
-from autotune.machine.gpu_counters import read_counters
-from autotune.machine.sampler import PATIENCE_S, Stuck, looking
+from autotune.model import (
+    HELD_BACK,
+    Arm,
+    ArmOfGpus,
+    EnergyUse,
+    GpusDuring,
+    Pair,
+    StudySpec,
+    held_in_one_arm,
+)
 
-FILE = "telemetry.jsonl"
-EVERY_S = 1.0
-"""Shortest time between two looks for other processes, which go through all of this machine's."""
+T = TypeVar("T")
 
 SAMPLE_EVERY_S = 0.25
-"""Seconds between two looks within a block: NVML's own figures of power are means over up to a second."""
+"""Seconds between two samples within a block: NVML's own figures of power are means over up to a second."""
 
-# nvml.h, nvmlClocksEventReasons (until driver 535: nvmlClocksThrottleReasons); idle and chosen clocks are no trouble
+LOOK_EVERY_S = 1.0
+"""Shortest time between two searches for other processes, which go through all processes of this machine."""
+
+PATIENCE_S = 5.0
+"""How long the last sample may take after the block's end: the driver of a dying GPU may never answer."""
+
+LOWEST_PRIORITY = 19
+"""Niceness of the sampling thread."""
+
+CLOCK_SPREAD = 0.05
+"""Share by which the clock may differ within one measurement before it is a warning."""
+
+LEAST_SAMPLES = 5
+"""Samples of each GPU in each arm from which on a throttle reason without a counter is judged."""
+
+TOO_FAST = 1.2
+"""Seconds counted in a second from which on a counter does not count nanoseconds of this GPU."""
+
+NVML_SHORTEST_S = 2.0
+"""Shortest block whose energy NVML can tell, seconds: GPUs move their counter every 20 to 100 ms (PETSc's manual,
+PetscLogGpuEnergyMeter), so of a block of twenty such times at most a twentieth falls into the other arm's block."""
+
+# nvml.h, nvmlClocksEventReasons (until driver 535: nvmlClocksThrottleReasons); chosen clocks are no throttling.
 _REASONS = {0x04: "sw_power_cap", 0x08: "hw_slowdown", 0x20: "sw_thermal", 0x40: "hw_thermal", 0x80: "power_brake"}
+
+# nvml.h, NVML_FI_DEV_*: nanoseconds of throttling since the driver was loaded. Older drivers lack some, MIG parts all.
+_COUNTERS = {"sw_power_cap": 74, "sw_thermal": 269, "hw_thermal": 270, "power_brake": 271}
+
+_ARMS = ("reference", "candidate")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuSample:
+    """One sample of one GPU; None for what it does not tell.
+
+    Attributes:
+        throttled_by: Keys of `autotune.model.HELD_BACK`.
+    """
+
+    index: int
+    clock_mhz: int | None = None
+    power_w: float | None = None
+    temperature_c: int | None = None
+    throttled_by: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Telemetry:
+    """Telemetry of one measurement: figures of each arm, and warnings in words."""
+
+    arms: Mapping[str, ArmOfGpus] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def during(self) -> GpusDuring | None:
+        """Figures of both arms; None where one was not watched."""
+        return GpusDuring(**self.arms) if len(self.arms) == len(_ARMS) else None
+
+
+NO_TELEMETRY = Telemetry()
+
+
+# ---------------------------------------------------------------------- one arm
+
+
+@dataclass(slots=True)
+class ArmWatch:
+    """Samples and throttle counters over the blocks of one arm.
+
+    Attributes:
+        counted_in: In how many blocks each GPU told each throttle counter.
+        counted_s: Sum of those counters, in seconds.
+    """
+
+    seconds: float = 0.0
+    blocks: int = 0
+    samples: list[GpuSample] = field(default_factory=list)
+    counted_in: dict[tuple[int, str], int] = field(default_factory=dict)
+    counted_s: dict[tuple[int, str], float] = field(default_factory=dict)
+    indices: set[int] = field(default_factory=set)
+
+    def add(
+        self,
+        samples: Sequence[GpuSample],
+        before: Mapping[int, Mapping[str, int]],
+        after: Mapping[int, Mapping[str, int]],
+        *,
+        seconds: float,
+    ) -> None:
+        """Adds a block: its samples, and the counters of each GPU before and after it."""
+        self.seconds += seconds
+        self.blocks += 1
+        self.samples += samples
+        self.indices |= before.keys() | after.keys()
+        for index in before.keys() & after.keys():
+            for reason in before[index].keys() & after[index].keys():
+                rise = after[index][reason] - before[index][reason]
+                if rise >= 0:  # one that fell began anew with its driver
+                    self.counted_in[index, reason] = self.counted_in.get((index, reason), 0) + 1
+                    self.counted_s[index, reason] = self.counted_s.get((index, reason), 0.0) + rise / 1e9
+
+    def throttled_s(self, index: int, reason: str) -> float | None:
+        """Seconds for which a GPU was throttled: by its counter, else by the share of samples; None if unknown."""
+        counted = self.counted_s.get((index, reason), 0.0)
+        if self.blocks and self.counted_in.get((index, reason)) == self.blocks and counted <= TOO_FAST * self.seconds:
+            return min(counted, self.seconds)
+        seen = [s.throttled_by for s in self.samples if s.index == index and s.throttled_by is not None]
+        if len(seen) < LEAST_SAMPLES:
+            return None
+        return self.seconds * sum(reason in s for s in seen) / len(seen)
+
+    def figures(self, reasons: Sequence[str]) -> ArmOfGpus:
+        """Figures over all GPUs, with those throttle reasons that both arms know."""
+        by_gpu = [[s for s in self.samples if s.index == i] for i in sorted(self.indices)]
+        clocks = [c for c in (_mean(s.clock_mhz for s in gpu) for gpu in by_gpu) if c is not None]
+        powers = [p for p in (_mean(s.power_w for s in gpu) for gpu in by_gpu) if p is not None]
+        return ArmOfGpus(
+            seconds=round(self.seconds, 3),
+            looks=min((len(g) for g in by_gpu), default=0),
+            held_back={r: round(max(self.throttled_s(i, r) or 0.0 for i in self.indices), 3) for r in reasons},
+            clock_mhz=round(min(clocks)) if clocks else None,
+            power_w=round(sum(powers), 1) if powers and len(powers) == len(by_gpu) else None,
+            temperature_c=max((s.temperature_c for s in self.samples if s.temperature_c is not None), default=None),
+        )
+
+
+def _mean(values: Iterator[float | None]) -> float | None:
+    known = [v for v in values if v is not None]
+    return statistics.fmean(known) if known else None
+
+
+def put_together(arms: Mapping[str, ArmWatch], others: Mapping[int, int], trouble: Sequence[str]) -> Telemetry:
+    """Telemetry of one measurement.
+
+    Args:
+        arms: By their names.
+        others: Of each GPU, the most processes of other people that were seen on it.
+        trouble: What else happened, in words.
+    """
+    seen = {a: arms[a] for a in _ARMS if a in arms and arms[a].indices}
+    watches = list(seen.values())
+    indices = {i for w in watches for i in w.indices}
+    reasons = [r for r in HELD_BACK if all(w.throttled_s(i, r) is not None for w in watches for i in indices)]
+    found = Telemetry({a: w.figures(reasons) for a, w in seen.items()})
+    warnings = [*trouble, *(held_in_one_arm([found.during]) if found.during is not None else [])]
+    for index in sorted(indices | set(others)):
+        warnings += _warnings_of(index, watches, others.get(index, 0))
+    return Telemetry(found.arms, tuple(warnings))
+
+
+def _warnings_of(index: int, watches: Sequence[ArmWatch], others: int) -> list[str]:
+    """What was doubtful of one GPU, a sentence for each reason."""
+    found = []
+    seconds = sum(w.seconds for w in watches)
+    samples = [s for w in watches for s in w.samples if s.index == index]
+    told = [s.throttled_by for s in samples if s.throttled_by is not None]
+    for reason, words in HELD_BACK.items():
+        throttled = [s for w in watches if (s := w.throttled_s(index, reason)) is not None]
+        if len(throttled) == len(watches) and sum(throttled) >= 0.01 * seconds > 0:
+            found.append(f"GPU {index} was held back by {words} for {sum(throttled):.1f} of {seconds:.1f} s")
+        elif len(throttled) < len(watches) and (count := sum(reason in s for s in told)):
+            found.append(f"GPU {index} was held back by {words} in {count} of {len(told)} looks")
+    clocks = [s.clock_mhz for s in samples if s.clock_mhz]
+    if clocks and max(clocks) - min(clocks) > CLOCK_SPREAD * max(clocks):
+        found.append(f"GPU {index} changed its clock between {min(clocks)} and {max(clocks)} MHz meanwhile")
+    if others:
+        found.append(f"GPU {index} was shared with {others} other process{'es' if others > 1 else ''}")
+    return found
+
+
+# ---------------------------------------------------------------------- sampling
+
+
+class Stuck(Exception):
+    """The last sample did not come back."""
+
+
+@contextlib.contextmanager
+def sampling(sample: Callable[[], None], every_s: float, *, after_s: float = 0.0) -> Iterator[None]:
+    """Calls `sample` again and again, in a thread of the lowest priority, while the block of code runs.
+
+    Args:
+        sample: Takes one sample.
+        every_s: Seconds between two samples, and before the first.
+        after_s: Seconds besides, before the first.
+
+    Raises:
+        Stuck: If the last sample does not come back; its thread is left behind.
+    """
+    stop = threading.Event()
+
+    def run() -> None:
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)  # on Linux of this thread alone
+        ended = stop.wait(after_s)
+        while not ended and not stop.wait(every_s):
+            sample()
+
+    thread = threading.Thread(target=run, daemon=True, name="gpu-samples")
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(PATIENCE_S)
+    if thread.is_alive():
+        raise Stuck
 
 
 class GpuWatch:
-    """Looks at the GPUs that a study uses.
+    """Watches the GPUs that a study uses.
 
     Args:
         nvml: The module ``pynvml``, or None where there is none.
@@ -52,11 +260,10 @@ class GpuWatch:
         self._arms: dict[str, ArmWatch] = {}
         self._others: dict[int, int] = {}
         self._trouble: dict[str, None] = {}
-        self._unsaved: list[GpuSample] = []
         self._next_s = 0.0
 
     def follow(self, uuids: Sequence[str]) -> None:
-        """Looks at other GPUs from now on: those that a process says it runs on, if they are all of this machine.
+        """Watches the GPUs that a process says it runs on from now on, if they are all of this machine.
 
         CUDA_VISIBLE_DEVICES does not say it where a machine has different GPUs, for CUDA counts the fastest first.
         """
@@ -70,7 +277,7 @@ class GpuWatch:
 
         Args:
             arm: ``reference`` or ``candidate``.
-            settle_s: Seconds at its begin in which clocks and power follow the switch: looks then do not count.
+            settle_s: Seconds at its begin in which clocks and power follow the switch: they are not sampled.
         """
         if not self._devices:
             yield
@@ -79,35 +286,32 @@ class GpuWatch:
         before, begun = self._counters(), time.monotonic()
         samples: list[GpuSample] = []
         try:
-            with looking(lambda: samples.extend(self._samples(arm)), SAMPLE_EVERY_S, after_s=settle_s):
+            with sampling(lambda: samples.extend(self._samples()), SAMPLE_EVERY_S, after_s=settle_s):
                 yield
         except Stuck:
             self._devices = {}
             self._trouble[f"NVML gave no answer in {PATIENCE_S:g} s, so the GPUs are not watched any more"] = None
             return
         watch.add(samples, before, self._counters(), seconds=time.monotonic() - begun)
-        self._unsaved += samples
 
-    def look(self, folder: Path) -> None:
-        """Looks for other processes, unless the last look is fresh, and keeps all samples in a folder's file."""
-        if self._devices and time.monotonic() >= self._next_s:
-            for sample in self._samples(None):
-                self._others[sample.index] = max(self._others.get(sample.index, 0), sample.other_processes or 0)
-                self._unsaved.append(sample)
-            self._next_s = time.monotonic() + EVERY_S
-        if self._unsaved:
-            with contextlib.suppress(OSError), (folder / FILE).open("a", encoding="utf-8") as stream:
-                stream.writelines(json.dumps(asdict(sample)) + "\n" for sample in self._unsaved)
-            self._unsaved = []
+    def look(self) -> None:
+        """Looks for other processes on the GPUs, unless the last look is fresh."""
+        if time.monotonic() < self._next_s:
+            return
+        self._next_s = time.monotonic() + LOOK_EVERY_S
+        for index, device in self._devices.items():
+            processes = ask(self._nvml, "nvmlDeviceGetComputeRunningProcesses", device.handle)
+            count = _strangers([p.pid for p in processes or ()])
+            self._others[index] = max(self._others.get(index, 0), count)
 
-    def take(self) -> Looked:
-        """What was seen since the last call, over all blocks of both arms; nothing of it counts for the next call."""
+    def take(self) -> Telemetry:
+        """Telemetry since the last call, over all blocks of both arms; nothing of it counts for the next call."""
         arms, others, trouble = self._arms, self._others, tuple(self._trouble)
         self._arms, self._others, self._trouble, self._next_s = {}, {}, {}, 0.0
         return put_together(arms, others, trouble)
 
     def energy_readers(self, count: int | None) -> list[Callable[[], float | None]]:
-        """For each of the first `count` GPUs (all, if None): what gives its energy counter, in joules.
+        """Readers of the energy counters, in joules, of the first `count` GPUs (all, if None).
 
         A reader gives None where the GPU or its driver has no such counter (before Volta; parts of a GPU under MIG).
         """
@@ -121,48 +325,35 @@ class GpuWatch:
         return float(millijoules) / 1e3 if millijoules is not None else None
 
     def _counters(self) -> dict[int, dict[str, int]]:
-        """The counters of all GPUs that answer."""
+        """The throttle counters of all GPUs that answer."""
         found = {}
         for index, device in self._devices.items():
-            if (counters := read_counters(self._nvml, device.handle)) is None:
+            if (counters := _read_counters(self._nvml, device.handle)) is None:
                 self._trouble[f"GPU {index} is lost: its driver does not answer for it any more"] = None
             else:
                 found[index] = counters
         return found
 
-    def _samples(self, arm: str | None) -> list[GpuSample]:
-        return [self._sample(index, device, arm) for index, device in self._devices.items()]
+    def _samples(self) -> list[GpuSample]:
+        return [self._sample(index, device) for index, device in self._devices.items()]
 
-    def _sample(self, index: int, device: NvmlDevice, arm: str | None) -> GpuSample:
-        """One look; between blocks the memory and processes, too, which take longer to ask."""
-        nvml = self._nvml
-
+    def _sample(self, index: int, device: NvmlDevice) -> GpuSample:
         def of(name: str, *more: Any) -> Any:
-            return ask(nvml, f"nvmlDeviceGet{name}", device.handle, *more)
+            return ask(self._nvml, f"nvmlDeviceGet{name}", device.handle, *more)
 
         reasons = of("CurrentClocksEventReasons")
         reasons = of("CurrentClocksThrottleReasons") if reasons is None else reasons
-        power, busy = of("PowerUsage"), of("UtilizationRates")
-        sample = GpuSample(
+        power = of("PowerUsage")
+        return GpuSample(
             index=index,
-            arm=arm,
-            sm_clock_mhz=of("ClockInfo", nvml.NVML_CLOCK_SM),
-            memory_clock_mhz=of("ClockInfo", nvml.NVML_CLOCK_MEM),
+            clock_mhz=of("ClockInfo", self._nvml.NVML_CLOCK_SM),
             power_w=power / 1e3 if power is not None else None,
-            temperature_c=of("Temperature", nvml.NVML_TEMPERATURE_GPU),
-            busy_percent=busy.gpu if busy is not None else None,
-            held_back_by=None if reasons is None else tuple(r for bit, r in _REASONS.items() if reasons & bit),
+            temperature_c=of("Temperature", self._nvml.NVML_TEMPERATURE_GPU),
+            throttled_by=None if reasons is None else tuple(r for bit, r in _REASONS.items() if reasons & bit),
         )
-        return sample if arm is not None else self._with_neighbours(sample, of)
 
-    def _with_neighbours(self, sample: GpuSample, of: Callable[[str], Any]) -> GpuSample:
-        limit, memory, processes = of("EnforcedPowerLimit"), of("MemoryInfo"), of("ComputeRunningProcesses")
-        more = {
-            "power_limit_w": limit / 1e3 if limit is not None else None,
-            "used_bytes": int(memory.used) if memory is not None else None,
-            "other_processes": _strangers([p.pid for p in processes]) if processes is not None else None,
-        }
-        return GpuSample(**(asdict(sample) | more))
+
+NO_WATCH = GpuWatch(None, None)
 
 
 def open_watch(environment: Mapping[str, str], count: int | None = None) -> GpuWatch:
@@ -170,10 +361,66 @@ def open_watch(environment: Mapping[str, str], count: int | None = None) -> GpuW
     return GpuWatch(load_nvml(), environment.get(VISIBLE), count)
 
 
-NO_WATCH = GpuWatch(None, None)
+def _read_counters(nvml: Any, handle: Any) -> dict[str, int] | None:
+    """Nanoseconds of throttling by reason, as far as a GPU and its driver count them; None if the GPU is lost."""
+    try:
+        values = nvml.nvmlDeviceGetFieldValues(handle, list(_COUNTERS.values()))
+    except AttributeError:
+        return {}
+    except nvml.NVMLError as error:
+        lost = getattr(nvml, "NVML_ERROR_GPU_IS_LOST", None)
+        return None if lost is not None and getattr(error, "value", None) == lost else {}
+    answers = zip(_COUNTERS, values, strict=True)
+    return {name: int(a.value.ullVal) for name, a in answers if a.nvmlReturn == nvml.NVML_SUCCESS}
 
 
-def _strangers(pids: Sequence[int]) -> int | None:
-    """How many of some processes are not below this one; None if none is: a container sees other numbers."""
+def _strangers(pids: Sequence[int]) -> int:
+    """How many of some processes are not below this one; 0 if none is, for a container sees other numbers."""
     own = {p.pid for p in psutil.Process().children(recursive=True)}
-    return sum(p not in own for p in pids) if any(p in own for p in pids) else None
+    return sum(p not in own for p in pids) if any(p in own for p in pids) else 0
+
+
+# ---------------------------------------------------------------------- energy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnergyMeter:
+    """Counts the energy that the GPUs of a study draw while something runs.
+
+    Attributes:
+        readers: Give the counter of each GPU in joules; None if it does not answer now.
+        shortest_s: Shortest block, in seconds, over which the counters can be trusted.
+    """
+
+    readers: tuple[Callable[[], float | None], ...] = ()
+    shortest_s: float = NVML_SHORTEST_S
+
+    def measure(self, work: Callable[[], T]) -> tuple[T, float | None]:
+        """Does something; gives its result, and the joules drawn meanwhile or None where they are not known."""
+        before = [read_j() for read_j in self.readers]
+        result = work()
+        after = [read_j() for read_j in self.readers]
+        used = [b - a for a, b in zip(before, after, strict=True) if a is not None and b is not None and b >= a]
+        return result, sum(used) if used and len(used) == len(self.readers) else None
+
+    def use_of(self, pairs: Sequence[Pair]) -> EnergyUse | None:
+        """Mean energy of a step of both arms; None if a block was not counted or blocks are too short."""
+        durations = sorted(sum(p.ran_s(arm)) for p in pairs for arm in Arm)
+        reference = [p.reference_j / len(p.ran_s(Arm.REFERENCE)) for p in pairs if p.reference_j]
+        candidate = [p.candidate_j / len(p.ran_s(Arm.CANDIDATE)) for p in pairs if p.candidate_j]
+        if not len(reference) == len(candidate) == len(pairs) > 0:
+            return None
+        if durations[len(durations) // 2] < self.shortest_s:
+            return None
+        return EnergyUse(reference_step_j=statistics.fmean(reference), candidate_step_j=statistics.fmean(candidate))
+
+
+NO_METER = EnergyMeter()
+
+
+def open_meter(spec: StudySpec, gpus: GpuWatch) -> EnergyMeter:
+    """The meter of a study's GPUs; one that counts nothing unless each of them can be read from here."""
+    readers = gpus.energy_readers(spec.device.count) if spec.device.node_count == 1 else []
+    if any(read_j() is None for read_j in readers):
+        return NO_METER
+    return EnergyMeter(readers=tuple(readers))

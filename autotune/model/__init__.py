@@ -15,8 +15,8 @@ from autotune.model.errors import (
     StudyFileError, close_matches,
 )  # fmt: skip
 from autotune.model.flags import (
-    ARTEFACT_SETTINGS, DUMPED_KERNELS, FlagSet, FlagToken, KERNELS, OPTION, PROFILE, Value, combine, format_set,
-    is_variable, kind_of, parse_set, parse_tokens, refuse_reaching_out, render_value, shrink,
+    ARTEFACT_SETTINGS, DUMPED_KERNELS, FlagSet, FlagToken, KERNELS, OPTION, PROFILE, Value, combine, is_variable,
+    kind_of, parse_set, parse_tokens, refuse_reaching_out, render_value, shrink,
 )  # fmt: skip
 from autotune.model.kernels import (
     DUMP_FILE,
@@ -55,10 +55,10 @@ from autotune.model.proofs import (
 )  # fmt: skip
 from autotune.model.records import (
     AblationResult, AnyRecord, BestPredicted, BlameRecord, Callbacks, ConclusionRecord, ConfirmRun, EffectsRecord,
-    FinalistResult, FloorResult, INERT, IncidentRecord, LedgerRecord, LeftOut, MemoryUse, Need, Outcome, PairEffect,
-    PairValueEffect, ProfileRecord, Promise, ProofRecord, RECORD, REESTIMATES, REFERENCE_NUMBER, SCHEMA_VERSION,
-    ScreenRecord, SessionRecord, SettingEffect, SoakArm, SoakArms, SoakLook, SoakRecord, SpanRecord, Suspect,
-    TrialConfig, TrialOutcome, TrialResult, TrialStatus, ValueEffect, names_left_out,
+    FinalistResult, FloorResult, INERT, IncidentRecord, LedgerRecord, LeftOut, MemoryUse, Outcome, PairEffect,
+    PowerAnalysis, ProfileRecord, ProofRecord, RECORD, REESTIMATES, REFERENCE_NUMBER, SCHEMA_VERSION, ScreenRecord,
+    SessionRecord, SettingEffect, SoakArm, SoakArms, SoakLook, SoakRecord, SpanRecord, TrialConfig, TrialOutcome,
+    TrialResult, TrialStatus, ValueEffect, names_left_out,
 )  # fmt: skip
 from autotune.model.redaction import (
     REDACTED,

@@ -1,8 +1,7 @@
-"""Artefacts: files that belong to a set of settings, named in it by what they hold and never by where they lie.
+"""Artefacts: files that belong to a set of settings and are named in it by their content.
 
 A setting whose value is a path could name any file of whoever runs under it. So a set holds ``artefact:`` and the
-SHA-256 of the content instead. Whoever starts a program under it puts a path in that place, of a file that he has
-looked at (see `autotune.rundir.artefacts`).
+SHA-256 of the content; whoever starts a program puts the path of a checked file there (`autotune.rundir.artefacts`).
 """
 
 from __future__ import annotations
@@ -37,7 +36,6 @@ class Artefact(Record):
     """One artefact with its content.
 
     Attributes:
-        setting: The setting that takes it.
         digest: SHA-256 of the content.
         packed: The content, deflated and in base64.
     """
@@ -56,10 +54,10 @@ class Artefact(Record):
 
     @classmethod
     def of(cls, setting: str, content: bytes) -> Artefact:
-        """The artefact of a content.
+        """Packs a content.
 
         Raises:
-            ValueError: If it is too large to be handed on.
+            ValueError: If it is too large.
         """
         packed = pack(content)
         if len(packed) > MOST_PACKED or len(content) > MOST_BYTES:
@@ -71,10 +69,10 @@ class Artefact(Record):
 
     @property
     def content(self) -> bytes:
-        """What its file holds.
+        """The bytes of its file.
 
         Raises:
-            ValueError: If it cannot be unpacked, or is larger than any artefact.
+            ValueError: If it cannot be unpacked, or is too large.
         """
         return unpack(self.packed)
 
@@ -85,15 +83,15 @@ class Artefact(Record):
 
     @property
     def file_name(self) -> str:
-        """Name of its file, wherever that lies."""
+        """Name of its file."""
         return file_name(self.setting, self.digest)
 
 
 def unpack(packed: str) -> bytes:
-    """A content that came in a message; see `autotune.child.profile.pack`.
+    """Unpacks a content that came in a message; see `autotune.child.profile.pack`.
 
     Raises:
-        ValueError: If it cannot be unpacked, or is larger than any artefact.
+        ValueError: If it cannot be unpacked, or is too large.
     """
     inflate = zlib.decompressobj()
     try:
@@ -106,7 +104,7 @@ def unpack(packed: str) -> bytes:
 
 
 def digest_of(content: bytes) -> str:
-    """What names a content."""
+    """SHA-256 of a content."""
     return hashlib.sha256(content).hexdigest()
 
 
@@ -121,12 +119,12 @@ def artefacts_of(settings: Mapping[str, str]) -> dict[str, str]:
 
 
 def file_name(setting: str, digest: str) -> str:
-    """Name of an artefact's file, wherever that lies."""
+    """Name of an artefact's file."""
     return f"{digest}{_ENDING[setting]}"
 
 
 def in_folder(settings: FlagSet, folder: Path) -> FlagSet:
-    """The set with the paths of its artefacts in a folder; whether they lie there is not looked at.
+    """The set with the paths of its artefacts in a folder, whether or not they exist.
 
     Raises:
         SettingError: If the folder's path cannot be the value of a setting.

@@ -1,4 +1,4 @@
-"""A stopwatch that goes on over sessions, and that stands still while the process does."""
+"""A stopwatch that goes on over sessions, and stands still while the process does."""
 
 from __future__ import annotations
 
@@ -15,15 +15,12 @@ LONGEST_GAP_S = 30.0
 class Stopwatch:
     """Seconds since the study began over all sessions.
 
-    Inside `ticking` it is looked at every few seconds, so that time in which the driver stood still (SLURM's
-    ``scontrol suspend``, a closed lid, a debugger) is seen as a gap and not counted.
+    Inside `ticking`, time in which the driver stood still (SLURM's ``scontrol suspend``, a closed lid, a debugger) is
+    seen as a gap and not counted.
 
     Args:
         before_s: Seconds of earlier sessions.
-        clock: A monotonic clock, in seconds; jumps of the wall clock do not reach it.
-
-    Attributes:
-        paused_s: Seconds of this session that were not counted.
+        clock: A monotonic clock, in seconds.
     """
 
     def __init__(self, before_s: float = 0.0, clock: Callable[[], float] = time.monotonic) -> None:
@@ -33,15 +30,14 @@ class Stopwatch:
         self._session_s = 0.0
         self._is_held = False
         self._lock = threading.Lock()
-        self.paused_s = 0.0
 
     def go_on_from(self, before_s: float) -> None:
-        """Counts from what earlier sessions took; this one begins now."""
+        """Continues from the seconds of earlier sessions; this one begins now."""
         self._last = self._clock()
-        self._before_s, self._session_s, self.paused_s = before_s, 0.0, 0.0
+        self._before_s, self._session_s = before_s, 0.0
 
     def hold(self, is_held: bool) -> None:
-        """Stands still from now on, or goes on: time without any lane is nobody's."""
+        """Stops or continues counting: time without any lane does not count."""
         self._look()
         self._is_held = is_held
 
@@ -49,14 +45,12 @@ class Stopwatch:
         with self._lock:
             now = self._clock()
             gap, self._last = now - self._last, now
-            if self._is_held or gap > LONGEST_GAP_S:
-                self.paused_s += gap
-            else:
+            if not self._is_held and gap <= LONGEST_GAP_S:
                 self._session_s += gap
 
     @contextlib.contextmanager
     def ticking(self) -> Iterator[None]:
-        """Looks every few seconds while inside, whatever the driver does."""
+        """Looks for gaps every few seconds while inside."""
         ended = threading.Event()
 
         def look_on() -> None:
@@ -79,5 +73,5 @@ class Stopwatch:
 
     @property
     def total_s(self) -> float:
-        """Seconds of the study so far, all sessions together."""
+        """Seconds of all sessions."""
         return self._before_s + self.session_s

@@ -1,4 +1,4 @@
-"""The few exceptions: a broken study raises one, a failing trial never does.
+"""The exceptions that users see: a broken study raises one, a failing trial never does.
 
 Messages have three parts: what must hold, what was got, what to do.
 """
@@ -13,7 +13,7 @@ STOPPED = 75
 
 
 class AutotuneError(Exception):
-    """Root of every error a user can cause or mend; the CLI prints it without a traceback."""
+    """Root of every error that a user can cause or mend; the CLI prints it without a traceback."""
 
 
 class StudyFileError(AutotuneError, ValueError):
@@ -29,18 +29,18 @@ class RunDirectoryError(AutotuneError):
 
 
 class NotComparableError(AutotuneError):
-    """Two results differ in a field that makes comparing them meaningless; the field is named."""
+    """Two results differ in the named field, so comparing them means nothing."""
 
 
 class LaunchError(AutotuneError):
-    """The reference itself cannot be started or measured: there is nothing to compare with."""
+    """The reference itself cannot be started or measured, so there is nothing to compare with."""
 
 
 class NodeLostError(LaunchError):
-    """The nodes that a study runs on are gone: nothing to mend here, it goes on with others."""
+    """The nodes that a study runs on are gone; it goes on with others."""
 
 
 def close_matches(name: str, known: Iterable[str], *, limit: int = 3) -> str:
-    """Gives a clause such as ``; did you mean `a` or `b`?``, or an empty string."""
+    """A clause such as ``; did you mean `a` or `b`?``, or an empty string."""
     found = difflib.get_close_matches(name, list(known), n=limit, cutoff=0.6)
     return f"; did you mean {' or '.join(f'`{f}`' for f in found)}?" if found else ""

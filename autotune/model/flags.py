@@ -1,4 +1,4 @@
-"""`FlagSet`: settings as plain data; parsed, merged, rendered and hashed, never interpreted.
+"""Which names and values may be settings, and `FlagSet`, an immutable set of them as plain data.
 
 A setting is a name and a text value. Its name says how it reaches the process:
 
@@ -7,7 +7,8 @@ A setting is a name and a text value. Its name says how it reaches the process:
 * a variable in upper case (``NCCL_PROTO``, ``OMP_NUM_THREADS``) is passed as it stands;
 * ``option.NAME`` is an option of the workload, its value JSON; see `autotune.model.options`.
 
-Which names and values there may be is said in `autotune.model.flags`; no set holds any other.
+Settings come from files of other people (run directories, exports, libraries) and end in the environment of a process:
+so names are allowed by a list, and one that nobody thought of is refused.
 
 The parser follows XLA's own (``xla/parse_flags_from_env.cc``), as seen by asking jaxlib 0.10.2 to 0.12.0.1:
 blanks, tabs and line ends separate tokens; quotes group only right behind ``--name=``, and a backslash
@@ -26,7 +27,7 @@ from dataclasses import dataclass
 from autotune.model.errors import SettingError
 from autotune.model.redaction import is_secret_name
 
-_XLA = re.compile(r"xla_[a-z0-9_]+")
+_XLA_NAME = re.compile(r"xla_[a-z0-9_]+")
 _JAX_NAME = re.compile(r"jax_[a-z0-9_]+")
 _ENV_NAME = re.compile(r"[A-Z][A-Z0-9_]*")
 
@@ -77,7 +78,7 @@ def kind_of(name: str) -> str:
     Raises:
         SettingError: If the name has none of the four forms, or is a variable that is not on the list.
     """
-    if _XLA.fullmatch(name):
+    if _XLA_NAME.fullmatch(name):
         return "xla"
     if _JAX_NAME.fullmatch(name):
         return "jax"
@@ -112,9 +113,7 @@ def is_variable(name: str) -> bool:
 
 
 def refuse_unprintable(name: str, value: str) -> None:
-    """Refuses a value that could end a line, move a terminal's cursor, or that no environment can carry.
-
-    In an option, which is JSON, such a character may stand behind a backslash.
+    """Refuses a value with control characters, also where JSON of an option escapes them.
 
     Raises:
         SettingError: If it holds anything but printable text.
@@ -129,7 +128,7 @@ def refuse_unprintable(name: str, value: str) -> None:
 
 
 def _texts(value: str) -> Iterator[str]:
-    """All texts in a value that is JSON, names in tables among them; none where it is not."""
+    """All texts in a value that is JSON, names in tables included; none where it is not."""
     try:
         left = [json.loads(value)]
     except (ValueError, RecursionError):
@@ -145,10 +144,7 @@ def _texts(value: str) -> Iterator[str]:
 
 
 def refuse_reaching_out(names: Iterable[str]) -> None:
-    """Refuses settings that write or read files or load code: nothing that is handed on to others may hold one.
-
-    In one's own study they are legal, as `xla_dump_to` is for a look at the program. An artefact reaches nowhere: it
-    is named by its content.
+    """Refuses settings that write or read files or load code, for what is handed on to others; artefacts pass.
 
     Args:
         names: Of settings; as a mapping, with their values.
@@ -200,7 +196,6 @@ EDITABLE = frozenset(
 )
 """Flags whose value may be a change of the list so far: ``+COLLECTIVES,-CUDNN``."""
 
-_XLA_NAME = re.compile(r"xla_[a-z0-9_]+")
 _SPACE = " \t\r\n"  # other white space is part of a token for XLA
 _QUOTED = re.compile(r"""(-[-_A-Za-z0-9]*=)(?:"((?:[^"\\]|\\.|\\\Z)*)"?|'([^']*)'?)""", re.DOTALL)
 _DASHES = "‐‑‒–—―−"  # what word processors make of "--"  # noqa: RUF001
@@ -239,9 +234,9 @@ def split_tokens(text: str) -> list[str]:
 
 
 def parse_tokens(text: str) -> tuple[FlagToken, ...]:
-    """Parses an XLA_FLAGS text into its tokens, in order, nothing merged or judged.
+    """Parses an XLA_FLAGS text into its tokens, in order.
 
-    XLA itself stops, without a word, at the first token that does not start with a dash.
+    XLA itself stops silently at the first token that does not start with a dash.
     """
     found = []
     for token in split_tokens(text):
@@ -252,7 +247,7 @@ def parse_tokens(text: str) -> tuple[FlagToken, ...]:
 
 
 def render_value(value: Value) -> str:
-    """The text of a value as XLA, NCCL and JAX read it: booleans in lower case, integers in decimal."""
+    """Renders a value as XLA, NCCL and JAX read it: booleans in lower case, integers in decimal."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
@@ -333,11 +328,11 @@ class FlagSet(Mapping[str, str]):
         return hashlib.sha256(json.dumps(self._items, sort_keys=True).encode()).hexdigest()[:12]
 
     def of_kind(self, kind: str) -> FlagSet:
-        """The settings that reach the process in one way: ``"xla"``, ``"jax"``, ``"env"`` or ``"option"``."""
+        """The settings that reach the process in one way, see `kind_of`."""
         return FlagSet({n: v for n, v in self._items.items() if kind_of(n) == kind})
 
     def merge(self, other: Mapping[str, Value]) -> FlagSet:
-        """Both sets together; where both name a setting, `other` wins."""
+        """Both sets together; `other` wins."""
         return FlagSet({**self._items, **other})
 
     def without(self, *names: str) -> FlagSet:
@@ -357,7 +352,7 @@ class FlagSet(Mapping[str, str]):
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str], names: Iterable[str] = ()) -> FlagSet:
-        """The settings that an environment holds: XLA_FLAGS, and those of `names` that are set."""
+        """The settings in an environment: XLA_FLAGS, and those of `names` that are set."""
         found: dict[str, str] = dict(cls.parse(environment.get("XLA_FLAGS", "")))
         for name in names:
             variable = name.upper() if kind_of(name) == "jax" else name
@@ -367,7 +362,7 @@ class FlagSet(Mapping[str, str]):
 
 
 def _unquoted(name: str, value: str) -> str:
-    """The value of a setting; of an option that is text, without the quotes of JSON."""
+    """The value of a setting; of an option that is text, without JSON's quotes."""
     if not name.startswith(OPTION) or not value.startswith('"'):
         return value
     try:
@@ -398,7 +393,7 @@ def _is_edit(value: str) -> bool:
 
 
 def quote_token(value: str) -> str:
-    """A value quoted so that XLA's tokenizer (and `split_tokens`) gives it back unchanged."""
+    """Quotes a value so that XLA's tokenizer (and `split_tokens`) gives it back unchanged."""
     if value and not any(c.isspace() or c in "'\"" for c in value):
         return value
     if not value:
@@ -407,7 +402,7 @@ def quote_token(value: str) -> str:
 
 
 def parse_set(text: str) -> FlagSet:
-    """A set as people type it: ``--xla_...=value`` tokens, and ``NAME=VALUE`` for variables and JAX options.
+    """Parses ``--xla_...=value`` tokens, and ``NAME=VALUE`` for variables and JAX options.
 
     Raises:
         SettingError: If a token has neither form.
@@ -424,17 +419,14 @@ def parse_set(text: str) -> FlagSet:
     return found
 
 
-def format_set(settings: FlagSet) -> str:
-    """A set as `parse_set` reads it."""
-    return " ".join(f"{'--' if n.startswith('xla_') else ''}{n}={quote_token(v)}" for n, v in settings.items())
-
-
 def shrink(settings: FlagSet, fails: Callable[[FlagSet], bool | None]) -> tuple[FlagSet, bool]:
-    """The smallest failing part by delta debugging, and whether no single setting of it can be left out.
+    """Finds a minimal failing part of a set by delta debugging, and tells whether it is minimal.
+
+    Zeller and Hildebrandt, "Simplifying and isolating failure-inducing input", IEEE TSE 28(2), 2002.
 
     Args:
         settings: A set that fails.
-        fails: Whether a part does; None if it can't be asked any more.
+        fails: Whether a part does; None if no more may be asked.
     """
     current, pieces = list(settings), 2
     while len(current) > 1:

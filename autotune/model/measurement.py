@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import (
+    Mapping,
+    Sequence,
+)
 from enum import StrEnum
-from typing import Annotated, Protocol
+from typing import (
+    Annotated,
+    Protocol,
+)
 
-from pydantic import BeforeValidator, Field, InstanceOf, PlainSerializer, WithJsonSchema, field_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    InstanceOf,
+    PlainSerializer,
+    WithJsonSchema,
+    field_validator,
+)
 
 from autotune.model.flags import FlagSet
 from autotune.model.kernels import Kernels
@@ -268,10 +281,6 @@ class WorkloadFacts(Protocol):
         """Devices of all processes; None if that is not known."""
 
     @property
-    def mesh(self) -> Mapping[str, int]:
-        """Axes of the device mesh with their sizes."""
-
-    @property
     def layer_bytes(self) -> Mapping[str, int]:
         """Bytes of ``weights`` and ``gradients`` of one layer, as far as known."""
 
@@ -347,17 +356,10 @@ class WorkPerStep(Record):
 
 
 class EnergyUse(Record):
-    """Energy of whole devices in the measured blocks, idle draw included.
+    """Mean energy of one step of both arms, in joules: of the whole GPUs, what they draw when idle included."""
 
-    Attributes:
-        source: Who counted, in words.
-        estimate: Candidate over reference with its 95 % interval; per token where a step's tokens differ.
-    """
-
-    source: str
     reference_step_j: StepJoules
     candidate_step_j: StepJoules
-    estimate: Estimate
 
 
 class Comparison(Record):
@@ -369,8 +371,7 @@ class Comparison(Record):
         mode: ``interleaved`` (interleaved pairs) or ``aba`` (fresh runs reference, candidate, reference).
         warnings: What the machine did meanwhile that makes the figures doubtful.
         energy: None where nothing counted it, or blocks were too short for the counters.
-        energy_problem: Why there is no energy although something counted.
-        work: Where set, `estimate` and that of `energy` are per token; step times are never.
+        work: Where set, `estimate` is per token; step times are never.
     """
 
     estimate: Estimate
@@ -381,7 +382,6 @@ class Comparison(Record):
     stopped: str
     warnings: tuple[str, ...] = ()
     energy: EnergyUse | None = None
-    energy_problem: str | None = None
     during: GpusDuring | None = None
     work: WorkPerStep | None = None
 

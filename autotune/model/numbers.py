@@ -19,42 +19,21 @@ class Record(BaseModel):
 LONGEST_S = 1e11
 """Three thousand years, in seconds."""
 
-Elapsed = Annotated[float, Field(ge=0, le=LONGEST_S)]
-"""A duration or a point of the study's time, in seconds."""
-
-StepTime = Annotated[float, Field(ge=1e-12, le=LONGEST_S)]
-"""Seconds of a step: never 0, for ratios are taken of it."""
-
-Ratio = Annotated[float, Field(ge=1e-9, le=1e9)]
-"""Candidate over reference."""
-
+Elapsed = Annotated[float, Field(ge=0, le=LONGEST_S)]  # seconds
+StepTime = Annotated[float, Field(ge=1e-12, le=LONGEST_S)]  # seconds, never 0, for ratios are taken of it
+Ratio = Annotated[float, Field(ge=1e-9, le=1e9)]  # candidate over reference
 LogRatio = Annotated[float, Field(ge=-20.7, le=20.7)]
-"""Logarithm of a ratio."""
-
 Joules = Annotated[float, Field(ge=0, le=1e15)]
-"""An energy."""
-
-StepJoules = Annotated[float, Field(ge=1e-12, le=1e15)]
-"""Energy of a step: never 0, for ratios are taken of it."""
-
-Count = Annotated[int, Field(ge=0, le=2**53)]
-"""How many, or how many bytes: whole in a float, too."""
-
+StepJoules = Annotated[float, Field(ge=1e-12, le=1e15)]  # never 0, for ratios are taken of it
+Count = Annotated[int, Field(ge=0, le=2**53)]  # whole in a float, too
 AtLeastOne = Annotated[int, Field(ge=1, le=2**53)]
-"""How many, at least one."""
-
-Change = Annotated[float, Field(ge=-1e30, le=1e30)]
-"""A relative difference, below 0 for less."""
-
-Finite = Annotated[float, Field(allow_inf_nan=False)]
-"""What a program tells, such as its loss: any number that is one."""
-
-Amount = Annotated[float, Field(ge=0, le=1e30)]
-"""What is counted but may be no whole number, such as FLOPs."""
+Change = Annotated[float, Field(ge=-1e30, le=1e30)]  # a relative difference, below 0 for less
+Finite = Annotated[float, Field(allow_inf_nan=False)]  # what a program reports, such as its loss
+Amount = Annotated[float, Field(ge=0, le=1e30)]  # what is counted but may be no whole number, such as FLOPs
 
 
 class _Facts(BaseModel):
-    """What is read of a machine's provenance; more may stand there."""
+    """Known fields of a machine's provenance; others are kept as they are."""
 
     model_config = ConfigDict(extra="allow")
 

@@ -28,7 +28,7 @@ _PLACEHOLDER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
 def option_setting(name: str) -> str:
-    """Under which name an option is part of a set.
+    """Name of an option in a set.
 
     Raises:
         SettingError: If the option cannot have that name.
@@ -47,10 +47,10 @@ def option_setting(name: str) -> str:
 
 
 def option_text(value: Any) -> str:
-    """The value of an option as it stands in a set: equal values have equal texts.
+    """The canonical text of an option's value.
 
     Raises:
-        SettingError: If it is nothing that JSON can say.
+        SettingError: If JSON cannot express it.
     """
     try:
         return json.dumps(value, sort_keys=True, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
@@ -61,10 +61,10 @@ def option_text(value: Any) -> str:
 
 
 def options_in(settings: Mapping[str, str]) -> dict[str, Any]:
-    """The options that a set names, with their values.
+    """The options of a set, with their values.
 
     Raises:
-        SettingError: If one is no JSON.
+        SettingError: If one is not JSON.
     """
     found = {}
     for name, text in settings.items():
@@ -82,12 +82,12 @@ def option_sets(options: Mapping[str, Any]) -> dict[str, str]:
 
 
 def placeholders(parts: Iterable[str]) -> set[str]:
-    """Names that stand in braces in some texts."""
+    """Names in braces in some texts."""
     return {name for part in parts for name in _PLACEHOLDER.findall(part)}
 
 
 def filled(part: str, options: Mapping[str, Any]) -> str:
-    """A text with each option in its place; what else stands in braces stays, and no value is looked at again."""
+    """A text with each option in its place; other braces stay, and no value is substituted again."""
 
     def value(match: re.Match[str]) -> str:
         return plain(options[match[1]]) if match[1] in options else match[0]
@@ -96,7 +96,7 @@ def filled(part: str, options: Mapping[str, Any]) -> str:
 
 
 def dotted(options: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    """Options with tables taken apart: ``{"mesh": {"fsdp": 8}}`` as ``{"mesh.fsdp": 8}``, as Hydra and MaxText do."""
+    """Flattens tables of options: ``{"mesh": {"fsdp": 8}}`` to ``{"mesh.fsdp": 8}``, as Hydra and MaxText do."""
     found: dict[str, Any] = {}
     for name, value in options.items():
         found |= dotted(value, f"{above}{name}.") if isinstance(value, dict) and value else {f"{above}{name}": value}
@@ -130,7 +130,7 @@ def broken_rule(
         defaults: What the installed build has where nobody sets anything.
 
     Raises:
-        StudyFileError: If a rule cannot be told for this set, such as a sum over text.
+        StudyFileError: If a rule cannot be evaluated for this set, such as a sum over text.
     """
     if not rules:
         return None
@@ -144,15 +144,14 @@ def broken_rule(
 
 
 def check_rules(rules: Iterable[str], domains: Mapping[str, Sequence[Any]]) -> None:
-    """Refuses rules that no candidate could be held to.
+    """Refuses rules that are malformed, name an unknown option or setting, or hold for no candidate.
 
     Args:
         rules: `limits.rules` of a study.
         domains: Option to all values that a candidate may have, the reference's included. Settings need none.
 
     Raises:
-        ValueError: If one is malformed, names what is neither an option nor a setting, or cannot be told for some of
-            the options' values; the message says which.
+        ValueError: With the rule and what is wrong with it.
     """
     for text in rules:
         try:
@@ -171,13 +170,13 @@ def check_rules(rules: Iterable[str], domains: Mapping[str, Sequence[Any]]) -> N
 
 
 def combinations(names: Sequence[str], domains: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
-    """What some options may be together; the first `MOST_COMBINATIONS` of it."""
+    """The first `MOST_COMBINATIONS` combinations of some options' values."""
     for values in itertools.islice(itertools.product(*(domains[n] for n in names)), MOST_COMBINATIONS):
         yield dict(zip(names, values, strict=True))
 
 
 def _try_all(rule: Expression, domains: Mapping[str, Sequence[Any]]) -> None:
-    """Evaluates a rule for what its options may be, so that none fails in the middle of a study."""
+    """Evaluates a rule for all values of its options, so that none fails in the middle of a study."""
     truths = set()
     for values in combinations(rule.names, domains):
         try:

@@ -63,7 +63,7 @@ LEAST_SEGMENTS = 4
 
 
 def total_of(pairs: Sequence[Pair], work: WorkPerStep | None = None) -> TotalTime:
-    """Total times of both arms over the raw pairs of one pair of processes, nothing trimmed; per unit of work."""
+    """Total times of both arms over the raw pairs of one pair of processes, untrimmed; per token where work differs."""
     return compare_totals(
         list(itertools.chain.from_iterable(p.reference_s for p in pairs)),
         list(itertools.chain.from_iterable(p.candidate_s for p in pairs)),
@@ -72,7 +72,7 @@ def total_of(pairs: Sequence[Pair], work: WorkPerStep | None = None) -> TotalTim
 
 
 def figures_of(pairs: Sequence[Pair], work: WorkPerStep | None = None) -> dict[str, Any]:
-    """The figures of a `ConfirmRun`, from its raw pairs."""
+    """The fields of a `ConfirmRun` that its raw pairs give."""
     return {
         "pair_count": len(pairs),
         "log_ratio": math.log(estimate_pairs([log_ratio(p, work) for p in pairs]).ratio),
@@ -88,7 +88,7 @@ def veto_of(runs: Sequence[ConfirmRun], typical: Estimate | None) -> str | None:
     One arm alone was held back by its GPUs, or the set is slower in total.
 
     Args:
-        runs: All pairs of processes of one proof of the set; those of older versions do not tell totals.
+        runs: All pairs of processes of one proof of the set.
         typical: The proof's estimate of the typical step.
     """
     if typical is not None and (held := held_in_one_arm([r.during for r in runs if r.during is not None])):
@@ -101,28 +101,28 @@ def veto_of(runs: Sequence[ConfirmRun], typical: Estimate | None) -> str | None:
 
 
 def training_total(runs: Sequence[ConfirmRun], typical: Estimate) -> Estimate | None:
-    """The ratio of total times, where the typical step is not what training gets; None where it is."""
+    """Ratio of total times where it differs from that of the typical step; None where it does not."""
     totals, log_ratios = _told(runs)
     return apart_total(totals, log_ratios, typical) if len(totals) >= 2 else None
 
 
 def _told(runs: Sequence[ConfirmRun]) -> tuple[list[TotalTime], list[float]]:
-    """Total times, and the log ratios of the typical steps beside them, of pairs of processes that tell both."""
+    """Total times and typical log ratios of the pairs of processes that have both."""
     told = [(r.total, r.log_ratio) for r in runs if r.total is not None and r.log_ratio is not None]
     return [total for total, _ in told], [log_ratio for _, log_ratio in told]
 
 
 def judge_soak(arms: SoakArms) -> Failure | None:
-    """What a soak says against a set: a leak, stalls or slow steps that take its gain back; None if nothing.
+    """What a soak shows against a set: a leak, or stalls or slow steps that take its gain back; None if nothing.
 
-    A machine has its moods, so what one look shows must show in the others, too.
+    What one look shows must show in the others, too.
     """
     found = [_judge_look(arms, arms.looks[: count + 1]) for count in range(len(arms.looks))]
     return found[-1] if None not in found else None
 
 
 def _judge_look(arms: SoakArms, looks: Sequence[SoakLook]) -> Failure | None:
-    """What the last look shows against the set, the gravest first."""
+    """The gravest thing that the last look shows against the set."""
     found = next(itertools.chain(_leaks(looks[-1]), _slow(arms, looks)), None)
     return Failure(kind=found[0], message=found[1], phase=PHASE) if found is not None else None
 
@@ -186,19 +186,19 @@ GAIN, ALONE = REESTIMATES
 
 
 class Standing(NamedTuple):
-    """How a proof stands: what it says now, and whether it has ended."""
+    """Sequential state of a proof: its verdict so far, and whether it has ended."""
 
     result: FinalistResult
     is_over: bool
 
 
 class Reestimate(NamedTuple):
-    """What came after a proof.
+    """Post-selection estimate of a proven set.
 
     Attributes:
         estimate: The figure to report, see `reported_gain`; None where nothing was measured.
-        alone: Pairs of runs alone that have a say in it.
-        objection: What speaks against the set; None where nothing does.
+        alone: Pairs of isolated runs that are part of it.
+        objection: What speaks against the set.
     """
 
     estimate: Estimate | None = None
@@ -214,17 +214,16 @@ def standing(
     most: int,
     min_effect: float,
 ) -> Standing:
-    """What a proof says, and whether more pairs of processes are to be run.
+    """The verdict of a proof so far, and whether more pairs of processes are to be run.
 
-    The pairs count in the order of their numbers, up to the first that is missing and to the look at which the proof
-    ended: what ran beside that or after it can change nothing.
+    Pairs count in the order of their numbers, up to the first missing one and to the look at which the proof ended.
 
     Args:
         proof: Its plan.
         runs: Pairs of processes, those of other proofs included.
         trial: Number of the trial that had the set first.
         most: Pairs after which it ends in any case.
-        min_effect: Smallest effect of interest.
+        min_effect: As a share.
     """
     mine = runs_of(proof, runs)
     base = FinalistResult(
@@ -266,7 +265,7 @@ def standing(
 
 
 def runs_of(proof: ProofRecord, runs: Sequence[ConfirmRun]) -> list[ConfirmRun]:
-    """The pairs of processes of one proof, in the order of their numbers, up to the first that is missing."""
+    """The pairs of processes of one proof, in order, up to the first missing one."""
     by_repeat = {r.repeat: r for r in runs if r.stage == proof.stage and r.settings == proof.settings}
     found: list[ConfirmRun] = []
     while (following := by_repeat.get(proof.first + len(found))) is not None:
@@ -275,18 +274,18 @@ def runs_of(proof: ProofRecord, runs: Sequence[ConfirmRun]) -> list[ConfirmRun]:
 
 
 def plain_estimate(runs: Sequence[ConfirmRun]) -> Estimate | None:
-    """Mean ratio of some pairs of processes that nothing has chosen, with its 95 % interval; None of fewer than two."""
+    """Mean ratio of pairs of processes that nothing has selected, with its 95 % interval; None of fewer than two."""
     ratios = ratios_of(runs)
     return estimate_processes(ratios) if len(ratios) >= 2 else None
 
 
 def gain_of(proven: FinalistResult, runs: Sequence[ConfirmRun], *, min_effect: float) -> FinalistResult:
-    """The gain of a proven set in pairs of processes that decide nothing, unless they contradict the proof.
+    """Gain of a proven set in pairs of processes that decide nothing, unless they contradict the proof.
 
     Args:
         proven: The proof.
         runs: Pairs of processes, those of other stages and sets included.
-        min_effect: Smallest effect of interest.
+        min_effect: As a share.
     """
     mine = runs_after(proven, runs, GAIN)
     estimate, veto = plain_estimate(mine), None
@@ -296,7 +295,7 @@ def gain_of(proven: FinalistResult, runs: Sequence[ConfirmRun], *, min_effect: f
 
 
 def alone_of(proven: FinalistResult, runs: Sequence[ConfirmRun], *, most: int, min_effect: float) -> FinalistResult:
-    """What runs of each arm with nothing beside it say of a proven set; `most` of them, otherwise as `gain_of`."""
+    """Gain of a proven set in at most `most` isolated runs of each arm; otherwise as `gain_of`."""
     mine, beside, most = runs_after(proven, runs, ALONE), runs_after(proven, runs, GAIN), max(most, FIRST_LOOK)
     found = look_alone(ratios_of(mine), ratios_of(beside), most=most)
     alone, in_turns, veto = plain_estimate(mine), plain_estimate(beside), None
@@ -311,7 +310,7 @@ def alone_of(proven: FinalistResult, runs: Sequence[ConfirmRun], *, most: int, m
 
 
 def runs_after(proven: FinalistResult, runs: Sequence[ConfirmRun], stage: str) -> list[ConfirmRun]:
-    """The pairs of processes that measured a proven set once more, in the order of their numbers."""
+    """The pairs of processes that re-estimated a proven set in one stage, in order."""
     return sorted((r for r in runs if (r.stage, r.settings) == (stage, proven.settings)), key=lambda r: r.repeat)
 
 
@@ -325,7 +324,7 @@ def _after(
     veto: str | None,
     reason: str,
 ) -> FinalistResult:
-    """The figures of so many of the pairs; one that failed speaks against the set, whichever it is."""
+    """Result of the first `used` pairs; a failed one speaks against the set, whichever it is."""
     failure = next((r.failure for r in runs if r.failure is not None), None)
     counted = [r for r in runs if r.failure is None][:used]
     estimate = plain_estimate(counted)
@@ -338,7 +337,7 @@ def _after(
 
 
 def reestimate(gain: FinalistResult, alone: FinalistResult | None, runs: Sequence[ConfirmRun]) -> Reestimate:
-    """What the pairs after a proof come to.
+    """Combines what the pairs after a proof measured.
 
     Args:
         gain: See `gain_of`.
@@ -360,15 +359,15 @@ def reestimate(gain: FinalistResult, alone: FinalistResult | None, runs: Sequenc
 def reported_gain(
     gain: FinalistResult, alone: FinalistResult | None, runs: Sequence[ConfirmRun] = ()
 ) -> Estimate | None:
-    """The figure that a winner is reported with, whose interval holds the truth although the set was proven first.
+    """The estimate to report for a winner, whose interval holds the truth although the set was proven first.
 
-    In turns a neighbour idles beside each arm, and in production none does. So where runs alone can tell a gain, the
-    interval reaches over what they say, too; and where the figure in turns is none that they could mean, theirs counts.
+    In turns a neighbour idles beside each arm, in production none does. So where isolated runs show a gain, the
+    interval covers theirs, too; and where the figure in turns lies outside their interval, theirs is reported.
     Likewise of total times, where a typical step is not what training gets.
 
     Args:
-        gain: What pairs in turns measured after the proof.
-        alone: What runs of each arm alone did; None where there are none.
+        gain: Pairs in turns after the proof.
+        alone: Isolated runs; None where there are none.
         runs: All pairs of processes of the set.
     """
     found = gain.estimate
@@ -384,5 +383,5 @@ def reported_gain(
 
 
 def ratios_of(runs: Sequence[ConfirmRun]) -> list[float]:
-    """The log ratios of some pairs of processes, of those that have one."""
+    """Log ratios of the pairs of processes that have one."""
     return [r.log_ratio for r in runs if r.log_ratio is not None]

@@ -60,6 +60,19 @@ from autotune.stats import (
     outlook_of,
 )
 
+
+class TaskRecord(Stamped):
+    """Result of one task of a lane.
+
+    Attributes:
+        duration_s: Seconds that it took.
+        directory: Folder of its logs and raw samples, within the run directory.
+    """
+
+    duration_s: Elapsed = 0.0
+    directory: str | None = None
+
+
 LeftOut = str | tuple[str, ...]
 """Name of the setting that is left out, or of several that are left out together."""
 
@@ -69,7 +82,7 @@ def names_left_out(left_out: LeftOut) -> tuple[str, ...]:
     return (left_out,) if isinstance(left_out, str) else left_out
 
 
-class AblationResult(Stamped):
+class AblationResult(TaskRecord):
     """One setting left out of the winner, or several together, measured against the whole winner."""
 
     kind: Literal["ablation"] = "ablation"
@@ -79,8 +92,6 @@ class AblationResult(Stamped):
     failure: Failure | None = None
     kept: bool
     reason: str
-    duration_s: Elapsed = 0.0
-    directory: str | None = None
 
     @property
     def what(self) -> str:
@@ -137,25 +148,10 @@ class SettingEffect(Record):
         return self.chance < INERT or (found is not None and found.low > 1.0 - least)
 
 
-class PairValueEffect(Believed):
-    """Effect of two values together, beyond what each does alone."""
-
-    values: tuple[str, str]
-    trials: Count
-
-
 class PairEffect(Record):
-    """Two settings that may interact, with the chance that they do and the values tried together."""
+    """Two settings that may interact, with the chance that they do."""
 
     names: tuple[str, str]
-    chance: Chance
-    values: tuple[PairValueEffect, ...] = ()
-
-
-class Suspect(Record):
-    """A value, or two together, that may make a set fail."""
-
-    settings: Settings
     chance: Chance
 
 
@@ -173,10 +169,7 @@ class EffectsRecord(Stamped):
         measured: Those that the model could learn speed from.
         settings: All that are searched, likeliest first.
         pairs: Those with some chance to interact, likeliest first.
-        suspects: Likeliest first.
         best: Empty settings where that is the default.
-        left: Bound (95 %) of the fastest set's ratio over `best`.
-        together: Whether more than two settings interact; then all else here says little.
     """
 
     kind: Literal["effects"] = "effects"
@@ -184,10 +177,7 @@ class EffectsRecord(Stamped):
     measured: Count
     settings: tuple[SettingEffect, ...]
     pairs: tuple[PairEffect, ...] = ()
-    suspects: tuple[Suspect, ...] = ()
     best: BestPredicted
-    left: Ratio
-    together: bool = False
 
     def useful(self, settings: FlagSet, *, least: float) -> FlagSet:
         """The set without inert settings and without values that surely gain less than `least` (a share).
@@ -210,22 +200,8 @@ class EffectsRecord(Stamped):
 Share = Annotated[float, Field(ge=0, lt=1)]
 
 
-class Need(Record):
-    """What it takes to prove a gain 9 times in 10.
-
-    Attributes:
-        gain: Share of the default's step time.
-        pairs: Cap of fresh pairs of processes of each proof; None if above `Promise.highest`.
-        proof_s: Seconds of all proofs on one lane, enough for 97 of 100 studies.
-    """
-
-    gain: Share
-    pairs: AtLeastOne | None = None
-    proof_s: Elapsed | None = None
-
-
-class Promise(Record):
-    """Power analysis of a study's proofs, from a cautious estimate of the spread between processes.
+class PowerAnalysis(Record):
+    """What the proofs of a study can detect, from a cautious estimate of the spread between processes.
 
     Attributes:
         pair_sd: Standard deviation of the log ratio between fresh pairs of processes.
@@ -234,7 +210,6 @@ class Promise(Record):
         most: The study's cap of pairs of processes in each proof.
         smallest: Smallest gain proven 9 times in 10 within that cap; None if there is none below 50 %.
         proof_s: Seconds of all proofs with that gain on one lane, enough for 97 of 100 studies.
-        highest: Largest cap considered in `needs`.
     """
 
     pair_sd: Annotated[float, Field(ge=0)]
@@ -243,8 +218,6 @@ class Promise(Record):
     most: AtLeastOne
     smallest: Share | None = None
     proof_s: Elapsed | None = None
-    needs: tuple[Need, ...] = ()
-    highest: AtLeastOne
 
 
 MemorySamples = tuple[tuple[Count, Count], ...]
@@ -352,7 +325,7 @@ class TrialOutcome(Record):
         return self
 
 
-class TrialResult(TrialOutcome, Stamped):
+class TrialResult(TrialConfig, TrialOutcome, TaskRecord):
     """What became of one trial; the raw samples are in `directory`.
 
     Attributes:
@@ -362,16 +335,10 @@ class TrialResult(TrialOutcome, Stamped):
     """
 
     kind: Literal["trial"] = "trial"
-    number: Count
-    settings: Settings
-    origin: str
-    params: dict[str, str] = Field(default_factory=dict)
     worker: WorkerReport | None = None
     program_key: str | None = None
     compiled_key: str | None = None
     loss: LossCheck | None = None
-    duration_s: Elapsed = 0.0
-    directory: str | None = None
 
     @property
     def is_the_default(self) -> bool:
@@ -381,13 +348,6 @@ class TrialResult(TrialOutcome, Stamped):
     def outlook_at(self, *, min_effect: float) -> Outlook | None:
         """Whether its figures make it a candidate for a proof; None where it has none."""
         return outlook_of(self.comparison.estimate, min_effect=min_effect) if self.comparison is not None else None
-
-    @property
-    def tokens_per_j(self) -> float | None:
-        """Tokens trained per joule; None where energy or tokens are not known."""
-        tokens = self.worker.tokens_per_step if self.worker else None
-        energy = self.comparison.energy if self.comparison else None
-        return tokens / energy.candidate_step_j if tokens and energy else None
 
 
 SCHEMA_VERSION = 2
@@ -455,7 +415,7 @@ class FloorResult(Stamped):
         loss_tolerance: Largest relative difference of loss and gradient norm between any two of them.
         rounding: Likewise to the reference in another rounding; None where that did not run.
         loss_spread: How far references were apart, by step; candidates are held to it.
-        promise: Of the study's first noise floor, where times are known and real.
+        power: Of the study's first noise floor, where times are known and real.
         kernels: None where fewer than two processes reported theirs.
     """
 
@@ -467,12 +427,12 @@ class FloorResult(Stamped):
     loss_tolerance: Amount
     rounding: Amount | None = None
     loss_spread: LossSpread
-    promise: Promise | None = None
+    power: PowerAnalysis | None = None
     kernels: KernelSpread | None = None
     directory: str
 
 
-class ConfirmRun(Stamped):
+class ConfirmRun(TaskRecord):
     """One fresh pair of processes of a finalist, or the failure in its place.
 
     Attributes:
@@ -485,7 +445,6 @@ class ConfirmRun(Stamped):
         is_alone: Whether each arm ran with nothing beside it though the study measures in turns.
         total: Total times and stalls of both arms.
         warnings: What the machine did meanwhile that makes the figures doubtful.
-        energy_problem: As in `Comparison`.
     """
 
     kind: Literal["confirm_run"] = "confirm_run"
@@ -507,10 +466,7 @@ class ConfirmRun(Stamped):
     reference_kernels: Kernels | None = None
     candidate_kernels: Kernels | None = None
     warnings: tuple[str, ...] | None = None
-    energy_problem: str | None = None
     during: GpusDuring | None = None
-    duration_s: Elapsed = 0.0
-    directory: str | None = None
 
 
 REESTIMATES = ("gain", "alone")
@@ -576,7 +532,7 @@ class FinalistResult(Stamped):
         return self.goes_on and not self.is_vetoed
 
 
-class ProfileRecord(Stamped):
+class ProfileRecord(TaskRecord):
     """Instruction times of a set's program, which XLA's scheduler reads in the next compilation.
 
     Attributes:
@@ -591,8 +547,6 @@ class ProfileRecord(Stamped):
     profile: Artefact | None = None
     failure: Failure | None = None
     reason: str = ""
-    duration_s: Elapsed = 0.0
-    directory: str | None = None
 
 
 class Outcome(StrEnum):
@@ -619,7 +573,7 @@ class ConclusionRecord(Stamped):
     provenance: Facts = Field(default_factory=dict)
 
 
-class SoakRecord(Stamped):
+class SoakRecord(TaskRecord):
     """The winner's long run under a watchdog.
 
     Attributes:
@@ -642,11 +596,9 @@ class SoakRecord(Stamped):
     failure: Failure | None = None
     kernels: Artefact | None = None
     arms: SoakArms | None = None
-    duration_s: Elapsed = 0.0
-    directory: str | None = None
 
 
-class BlameRecord(Stamped):
+class BlameRecord(TaskRecord):
     """The smallest part of a failing set that fails in the same way.
 
     Attributes:
@@ -662,8 +614,6 @@ class BlameRecord(Stamped):
     smallest: Settings
     is_minimal: bool
     starts: Count
-    duration_s: Elapsed = 0.0
-    directory: str | None = None
 
 
 class IncidentRecord(Stamped):

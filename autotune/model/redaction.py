@@ -53,7 +53,7 @@ _NO_SECRET = re.compile(r"(?i:|none|null|true|false|yes|no|on|off|auto)|\$\(\w+\
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether what an option, variable or key of this name holds is a secret."""
+    """Whether an option, variable or key of this name holds a secret."""
     words = _words(name)
     if not words or _ABOUT.fullmatch(words[-1]):
         return False
@@ -63,7 +63,7 @@ def is_secret_name(name: str) -> bool:
 
 
 def redact_text(text: str) -> str:
-    """Text, such as a URL, a message or a shell's command, with the secrets in it redacted."""
+    """Redacts the secrets in a text, such as a URL, a message or a shell's command."""
     text = _URL.sub(rf"\1{REDACTED}@", text)
     text = _SHAPES.sub(REDACTED, text)
     for pattern in (_HEADER, _ASSIGNED, _OPTION):
@@ -72,7 +72,7 @@ def redact_text(text: str) -> str:
 
 
 def redact_command(command: Sequence[str]) -> tuple[str, ...]:
-    """A program's arguments with the secrets in them redacted: ``--key=abc``, ``--token abc``, ``API_KEY=abc``."""
+    """Redacts the secrets in a program's arguments: ``--key=abc``, ``--token abc``, ``API_KEY=abc``."""
     redacted = []
     before = ""
     for part in command:
@@ -88,12 +88,7 @@ def redact_command(command: Sequence[str]) -> tuple[str, ...]:
 
 
 def redact_data(data: Any, name: str = "") -> Any:
-    """Plain data, such as a workload's options, with the secrets in it redacted.
-
-    Args:
-        data: Tables, lists, texts, numbers.
-        name: Key under which it lies.
-    """
+    """Redacts the secrets in plain data, such as a workload's options, which lies under the key `name`."""
     if isinstance(data, Mapping):
         return {k: redact_data(v, _nearer(str(k), name)) for k, v in data.items()}
     if isinstance(data, str):
@@ -112,7 +107,7 @@ def redacted_names(data: Any, name: str = "") -> tuple[str, ...]:
 
 
 def refuse_redacted(*parts: Any, source: str, advice: str) -> None:
-    """Refuses to run with what stands where secrets were.
+    """Refuses to run with placeholders where secrets were.
 
     Args:
         parts: Command and options that are to be run.
@@ -146,12 +141,12 @@ def _redacted_names(data: Any, name: str) -> Iterator[str]:
 
 
 def _nearer(key: str, outer: str) -> str:
-    """The name that judges a value in a table: its own key, or that of a table which holds nothing but secrets."""
+    """The name that judges a value in a table: its own key, or that of a table of secrets."""
     return key if is_secret_name(key) or not _STRONG.search("".join(_words(outer))) else outer
 
 
 def _words(name: str) -> list[str]:
-    """The words of a name in snake, kebab or camel case, lower case, without a number at the end."""
+    """Words of a name in snake, kebab or camel case, in lower case, without a number at the end."""
     words = [w.lower() for w in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+", name)]
     while words and words[-1].isdigit():
         words.pop()
@@ -159,14 +154,14 @@ def _words(name: str) -> list[str]:
 
 
 def _is_secret(name: str, value: str) -> bool:
-    """Whether a value under a name is one; a short number under a weak name is a count or a seed."""
+    """Whether a value under a name is a secret; a short number under a weak name is a count or a seed."""
     if not is_secret_name(name) or _NO_SECRET.fullmatch(value.strip("\"' ")):
         return False
     return _STRONG.search("".join(_words(name))) is not None or not re.fullmatch(r"[\d.+-]{1,6}", value)
 
 
 def _redact_values(pattern: re.Pattern[str], text: str) -> str:
-    """Text without the values of secret names; what is not secret may hold one: ``--env=API_KEY=abc``."""
+    """Redacts the values of secret names; what is not secret may hold one: ``--env=API_KEY=abc``."""
     done, at = [], 0
     while (match := pattern.search(text, at)) is not None:
         done.append(text[at : match.end("head")])

@@ -5,7 +5,11 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+)
 
 from pydantic import (
     BaseModel,
@@ -13,7 +17,6 @@ from pydantic import (
     ConfigDict,
     Field,
     GetJsonSchemaHandler,
-    PlainSerializer,
     SerializationInfo,
     SerializerFunctionWrapHandler,
     ValidationError,
@@ -21,28 +24,55 @@ from pydantic import (
     field_serializer,
     field_validator,
     model_validator,
-)
+)  # fmt: skip
 from pydantic_core import CoreSchema
 
-from autotune.child import PRESETS, StepReader
-from autotune.model.errors import StudyFileError, close_matches
+from autotune.child import (
+    PRESETS,
+    StepReader,
+)
+from autotune.model.errors import (
+    StudyFileError,
+    close_matches,
+)
 from autotune.model.expressions import Expression
-from autotune.model.flags import FlagSet, kind_of
+from autotune.model.flags import (
+    FlagSet,
+    kind_of,
+)
 from autotune.model.measurement import Settings
-from autotune.model.options import FOLDER, filled, option_sets, option_setting, option_text, placeholders
-from autotune.model.redaction import redact_command, redact_data
-from autotune.model.turn_sizes import BLOCK_STEPS, CPU_SIZES, GPU_SIZES, TurnSizes
-from autotune.model.units import parse_bytes, parse_duration
+from autotune.model.options import (
+    FOLDER,
+    filled,
+    option_sets,
+    option_setting,
+    option_text,
+    placeholders,
+)
+from autotune.model.redaction import (
+    redact_command,
+    redact_data,
+)
+from autotune.model.turn_sizes import (
+    BLOCK_STEPS,
+    CPU_SIZES,
+    GPU_SIZES,
+    TurnSizes,
+)
+from autotune.model.units import (
+    parse_bytes,
+    parse_duration,
+)
 
 
-class Described(BaseModel):
-    """A frozen table without other keys than its own, whose schema says what each is for."""
+class Section(BaseModel):
+    """A table of a study file, whose schema describes each key by the docstring."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        """The schema with the docstring's words: its head for the table, its attributes for the keys."""
+        """The schema with the docstring's texts: its head for the table, its attributes for the keys."""
         schema = handler(core_schema)
         table = handler.resolve_ref_schema(schema)
         head, told = read_docstring(cls.__doc__ or "")
@@ -54,7 +84,7 @@ class Described(BaseModel):
 
 
 def read_docstring(text: str) -> tuple[str, dict[str, str]]:
-    """The head of a docstring in Google's style, and what it says of each attribute, each as one line."""
+    """Head of a docstring in Google's style, and its text for each attribute, each as one line."""
     head, _, attributes = inspect.cleandoc(text).partition("\nAttributes:\n")
     told: dict[str, str] = {}
     name = ""
@@ -69,11 +99,11 @@ def read_docstring(text: str) -> tuple[str, dict[str, str]]:
 
 
 def number_or_text(pattern: str, *, least: str = "exclusiveMinimum") -> WithJsonSchema:
-    """What a file may hold for a quantity with a unit: a number, or text such as ``30m``; for annotations.
+    """Schema of a quantity with a unit: a number, or text such as ``30m``.
 
     Args:
         pattern: Of the text.
-        least: Whether 0 is legal: ``minimum``, or ``exclusiveMinimum``.
+        least: ``minimum`` if 0 is legal, else ``exclusiveMinimum``.
     """
     return WithJsonSchema(
         {"anyOf": [{"type": "number", least: 0}, {"type": "string", "pattern": pattern}]}, mode="validation"
@@ -82,12 +112,7 @@ def number_or_text(pattern: str, *, least: str = "exclusiveMinimum") -> WithJson
 
 _DURATION = r"^(\s*\d+(\.\d+)?\s*(ms|s|m|min|h|d)?)+\s*$"
 
-Seconds = Annotated[
-    float,
-    BeforeValidator(parse_duration),
-    PlainSerializer(lambda v: v, return_type=float),
-    number_or_text(_DURATION),
-]
+Seconds = Annotated[float, BeforeValidator(parse_duration), number_or_text(_DURATION)]
 
 
 def _duration_or_none(value: str | float) -> float:
@@ -95,28 +120,15 @@ def _duration_or_none(value: str | float) -> float:
     return 0.0 if value in (0, "0", "0s") else parse_duration(value)
 
 
-DurationOrNone = Annotated[
-    float, BeforeValidator(_duration_or_none), Field(ge=0), number_or_text(_DURATION, least="minimum")
-]
-
 SoakSeconds = Annotated[float, BeforeValidator(_duration_or_none), number_or_text(_DURATION, least="minimum")]
 
-Bytes = Annotated[
-    int,
-    BeforeValidator(parse_bytes),
-    PlainSerializer(lambda v: v, return_type=int),
-    number_or_text(r"^\s*\d+(\.\d+)?\s*([KMGT]i?)?B?\s*$"),
-]
+Bytes = Annotated[int, BeforeValidator(parse_bytes), number_or_text(r"^\s*\d+(\.\d+)?\s*([KMGT]i?)?B?\s*$")]
 
 AXES = ("data", "fsdp", "tensor", "pipeline", "context", "expert")
 """Ways to split a step over devices: axes of `workload.mesh`."""
 
 WITH_SECRETS = {"secrets": True}
 """Context of a dump that keeps the secrets of a workload, for what stays in this process."""
-
-
-class Section(Described):
-    """One table of a study file: a key that it does not have is an error."""
 
 
 class ReadSpec(Section):
@@ -129,7 +141,7 @@ class ReadSpec(Section):
         preset: Lines of a known trainer, see `autotune.child.read_rules.PRESETS`.
         pattern: Regular expression, searched in each line (its first 4,000 characters).
         json_key: Instead: the key of the duration in JSON lines, dots lead into inner tables.
-        unit: What that key holds.
+        unit: Unit of that key.
         file: Read this file instead of the output: lines, JSON lines or ``.csv``; below the study's folder, or
             ``{folder}/...`` for that of the trial; with ``*``, or of a folder, the newest that the program writes.
         loss: For the correctness gate: an expression with a group ``loss``, or with `json_key` the key of the loss.
@@ -167,27 +179,28 @@ class ReadSpec(Section):
             raise StudyFileError(f"how steps are read must be legal but: {said}") from None
 
     def rules(self) -> dict[str, Any]:
-        """What `autotune.child.read_rules.StepReader` takes."""
+        """The rules as `autotune.child.read_rules.StepReader` takes them."""
         return self.model_dump(exclude_none=True)
 
 
 class WorkloadSpec(Section):
     """What runs: a workload that a worker builds, or the user's own program.
 
-    `command` and `options` hold secrets as they are, for the program; dumps have them redacted, so that none is kept,
-    and so that none is part of a study's identity.
+    `command` and `options` hold secrets as they are, for the program; dumps have them redacted, so that none is kept or
+    part of a study's identity.
 
     Attributes:
         entry: ``llama``, ``llama-small`` ... or ``package.module:function``, found beside the study file.
-        options: Passed to the workload as they stand (sizes, mesh, batch, dtype ...); of a `command`, what stands for
+        options: Passed to the workload as they are (sizes, mesh, batch, dtype ...); of a `command`, values of
             ``{NAME}`` in its arguments.
         command: Instead of `entry`: a program and its arguments, run in the study's folder; ``{folder}`` in an
-            argument stands for the folder of the trial, ``{NAME}`` for an option.
+            argument is the folder of the trial, ``{NAME}`` an option.
         hook: The program has ``autotune.hook.steps`` in its loop, so it takes turns and reports by itself.
         read: How the steps of a program without the hook are read.
-        mesh: Declares over how many devices the program splits its work, and in which ways: all of them, see `AXES`.
-        tokens_per_step: What a step does, as an expression over options such as ``batch * seq``; for programs that do
-            not tell it themselves, where options are searched that change it, or where rates of tokens are read.
+        mesh: Axes over which the program splits its work, all of them, with their sizes, see `AXES`.
+        tokens_per_step: Tokens of a step, as a number or an expression over options such as ``batch * seq``; for
+            programs that do not report it, where options are searched that change it, or where rates of tokens are
+            read.
         python: Interpreter of the `command`, whose packages are asked which settings they have; default: the command
             itself if that is one, else the interpreter of autotune.
     """
@@ -249,7 +262,7 @@ class WorkloadSpec(Section):
         return placeholders(self.command or ())
 
     def arguments(self, folder: str) -> list[str]:
-        """The command with its options in place, and the folder of the trial."""
+        """The command with its options and the folder of the trial in place."""
         return [filled(part, {**self.options, FOLDER: folder}) for part in self.command or ()]
 
     @field_serializer("options", "command", mode="wrap")
@@ -260,7 +273,7 @@ class WorkloadSpec(Section):
 
     @property
     def shown(self) -> WorkloadSpec:
-        """The same with its secrets redacted, to be looked at and handed on."""
+        """The same with its secrets redacted, to be shown and handed on."""
         command = None if self.command is None else redact_command(self.command)
         return self.model_copy(update={"options": redact_data(self.options), "command": command})
 
@@ -275,10 +288,10 @@ class DeviceSpec(Section):
 
     Attributes:
         platform: ``cpu`` or ``cuda``.
-        count: Devices for the workload; on CPU that many virtual ones are made. Default: all GPUs, one CPU.
-            Of several nodes: all of them together.
-        process_count: Processes that share the devices through `jax.distributed`; 1 is one process for all. Of several
-            nodes: all of them together, the same number on each; 1 is one for each node.
+        count: Devices for the workload, of all nodes together; on CPU that many virtual ones are made. Default: all
+            GPUs, one CPU.
+        process_count: Processes that share the devices through `jax.distributed`, of all nodes together, the same
+            number on each; 1 is one process for all, or one for each node.
         node_count: Machines that one trial spans; more than one needs SLURM, see docs/cluster.md.
         nic_bytes_per_s: Bytes/s that each GPU can send to other machines, one way; predictions count on it. Default:
             what `autotune targets list` knows of the GPU. Google's A3 has 12.5e9, A3 Mega 25e9, NVIDIA's DGX H100 50e9.
@@ -375,20 +388,20 @@ class MeasureSpec(Section):
 
 
 class ConfirmSpec(Section):
-    """How finalists prove themselves.
+    """How finalists are proven.
 
     Attributes:
-        finalists: How many of the best trials are measured again.
+        finalists: Number of the best trials that are measured again.
         processes: Most fresh pairs of processes for each finalist, and again for the minimal set; a proof ends as soon
             as it is settled. It may be raised later: the same command then goes on.
         minimise: Drop each setting that does not pay for itself.
         soak: Seconds of steps that the winner must run without a fault; 0 leaves that out, and exports say so.
-        alone: Most runs of each arm with nothing beside it, by which a set that was proven in turns is checked: as many
-            as are needed, at least 4. 0 leaves them out.
+        alone: Most isolated runs of each arm, by which a set that was proven in turns is checked: as many as are
+            needed, at least 4. 0 leaves them out.
         loss_tolerance: Share by which the loss of a winner with another dtype or batch may be above the reference's
             after the same tokens.
-        pgle: Profile guided latency estimation, the winner compiled again with what its instructions took. ``auto``:
-            of an `entry` on several GPUs; ``true``: on one, too.
+        pgle: Profile guided latency estimation: the winner is compiled again with its instruction times. ``auto``: of
+            an `entry` on several GPUs; ``true``: on one, too.
     """
 
     finalists: Annotated[int, Field(ge=1, le=20)] = 3
@@ -404,7 +417,7 @@ class LimitsSpec(Section):
     """What a candidate must keep, whatever its speed.
 
     Attributes:
-        memory: Most bytes that it may need of each device, by its compiled program or as measured: ``"72GiB"``.
+        memory: Most bytes that it may need of each device, compiled or measured: ``"72GiB"``.
         rules: Constraints between options (by name) and settings (by full name), such as
             ``batch * accumulate == 16``; see `autotune.model.options`.
     """
@@ -427,8 +440,8 @@ class NamedSet(Section):
 
     Attributes:
         name: Shown in tables, as ``set NAME``.
-        settings: Setting to value, of what is tried beside the baseline.
-        options: Options of the workload to values, likewise.
+        settings: Setting to value, beside the baseline.
+        options: Option of the workload to value.
     """
 
     name: str
@@ -447,17 +460,17 @@ class SearchSpec(Section):
     Attributes:
         trials: Distinct proposals, failed ones included; recipes and `first` count too.
         time_budget: Seconds for the whole study, over all its sessions; part is kept back for confirming.
-        gpu_hours: Likewise hours of devices, summed over all that stood ready for the study.
+        gpu_hours: Budget in hours of devices, summed over all that were reserved for the study.
         settings: Setting to its domain: a list of values, or ``{low, high, log, power_of_two, step}``.
         options: Option of the workload to the values that are tried; the reference has that of `workload.options`, else
             the first. ``process_count`` is that of `device`.
         groups: Groups of the catalogue whose settings are searched.
         recipes: Published sets that are tried first, each filtered to what the installed build has.
-        learn_from: Folder of a library of winners (`autotune library`): the nearest ones are tried first, and settings
-            that winners hold are thought likelier to act.
+        learn_from: Folder of a library of winners (`autotune library`): the nearest ones are tried first, and their
+            settings count as likelier to act.
         first: Sets with names that are tried before the sampler proposes.
-        sampler: Who proposes: ``additive`` (a sparse model of effects), ``tpe``, ``random``, or a sampler of Optuna by
-            import path, ``module:Class``.
+        sampler: ``additive`` (a sparse model of effects), ``tpe``, ``random``, or a sampler of Optuna by import path,
+            ``module:Class``.
     """
 
     trials: Annotated[int, Field(ge=1, le=100_000)] = 30

@@ -1,4 +1,4 @@
-"""The study file: TOML in, a checked `StudySpec` out, before anything starts.
+"""Reads a study file: TOML in, a checked `StudySpec` out, before anything starts.
 
 Errors name the file, the key, what was got, what is legal, and close matches of a misspelt key.
 """
@@ -12,15 +12,38 @@ import tomllib
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import (
+    Annotated,
+    Any,
+)
 
-from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
-from autotune.model.errors import SettingError, StudyFileError, close_matches
+from autotune.model.errors import (
+    SettingError,
+    StudyFileError,
+    close_matches,
+)
 from autotune.model.expressions import Expression
-from autotune.model.flags import OPTION, FlagSet
+from autotune.model.flags import (
+    OPTION,
+    FlagSet,
+)
 from autotune.model.measurement import Settings
-from autotune.model.options import PROCESS_COUNT, broken_rule, check_rules, combinations, option_sets, options_in
+from autotune.model.options import (
+    PROCESS_COUNT,
+    broken_rule,
+    check_rules,
+    combinations,
+    option_sets,
+    options_in,
+)
 from autotune.model.redaction import redact_data
 from autotune.model.sections import (
     ConfirmSpec,
@@ -59,7 +82,7 @@ def explain(error: Any, model: type[BaseModel]) -> str:
 
 
 def _legal_keys(location: list[Any], whole: type[BaseModel]) -> list[str]:
-    """Names of the keys that the section at a location may have."""
+    """Keys of the section at a location."""
     model: Any = whole
     for part in location:
         if isinstance(part, int):
@@ -81,7 +104,7 @@ SOAK_STEPS, SOAK_STEPS_OF_RUNS = 200, 20
 
 
 class Effort(StrEnum):
-    """How much measuring a study may spend; scales the caps of `[measure]` and `[confirm]`."""
+    """How much a study measures: scales the caps of `[measure]` and `[confirm]`."""
 
     QUICK = "quick"
     STANDARD = "standard"
@@ -204,10 +227,10 @@ class StudySpec(Section):
         )
 
     def work_under(self, settings: FlagSet) -> int | None:
-        """What a step does under the options of a set, by `workload.tokens_per_step`; None where that is not given.
+        """Tokens of a step under a set's options, by `workload.tokens_per_step`; None where that is not given.
 
         Raises:
-            ValueError: If it comes to nothing, or to no whole number above 0.
+            ValueError: If the expression does not give a whole number above 0.
         """
         if (text := self.workload.tokens_per_step) is None:
             return None
@@ -222,19 +245,19 @@ class StudySpec(Section):
 
     @property
     def reference_options(self) -> dict[str, Any]:
-        """Options under which the reference runs: those of the workload, else the first that are searched."""
+        """Options of the reference: those of the workload, else the first that are searched."""
         found = {**{n: values[0] for n, values in self.search.options.items()}, **self.workload.options}
         if self.workload.entry is not None and PROCESS_COUNT in self.search.options:
             found[PROCESS_COUNT] = self.device.process_count
         return found
 
     def under(self, settings: FlagSet) -> StudySpec:
-        """The study as it is under the options of one set: every one in its place, none left to search.
+        """The study with the options of one set in place, none left to search.
 
-        Sets come from files of other people too, and options end in a command: only what the study lists is put in.
+        Sets come from files of other people too, and options end in a command: only listed values are used.
 
         Raises:
-            SettingError: If an option of the set, or its value, is none of the study, or is no JSON.
+            SettingError: If an option or value of the set is not in the study.
         """
         named = options_in(settings)
         known = self.reference_options
@@ -259,7 +282,7 @@ class StudySpec(Section):
 
     @property
     def turns(self) -> TurnSizes:
-        """How long blocks and runs alone last on this study's devices, and what they cost: `TurnSizes.costs`."""
+        """Sizes of blocks and isolated runs on this study's devices."""
         return self.measure.turns_on(self.device.platform, takes_turns=self.workload.takes_turns)
 
     @property
@@ -269,7 +292,7 @@ class StudySpec(Section):
 
     @property
     def workload_hash(self) -> str:
-        """Names what is measured: workload, its options, devices and processes; flags play no part."""
+        """Names what is measured: workload, its options, devices and processes, but no flags."""
         workload = self.workload.model_dump(exclude={"mesh", "python"})  # change nothing
         return _digest({"workload": workload, "device": self.device.model_dump(exclude={"nic_bytes_per_s"})})
 
@@ -287,7 +310,7 @@ class StudySpec(Section):
         return data
 
     def at_effort(self, effort: Effort) -> StudySpec:
-        """The same study with its measuring scaled: `quick` about halves it, `full` doubles it and soaks for longer."""
+        """The study with its measuring scaled: `quick` about halves it, `full` doubles it and soaks longer."""
         if effort is Effort.STANDARD:
             return self
         factor = 0.5 if effort is Effort.QUICK else 2.0
@@ -307,8 +330,7 @@ def load_study(path: Path) -> StudySpec:
     """Reads and checks a study file.
 
     Raises:
-        StudyFileError: If the file is missing, is not TOML, or a key or value is not legal; the message names
-            the file and every offending key.
+        StudyFileError: If the file is missing, is not TOML, or has an illegal key or value; all are named.
     """
     try:
         text = path.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""How long a process may take before it counts as hung: multiples of what the reference took."""
+"""Time limits after which a process counts as hung: multiples of what the reference took."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ UNKNOWN_START_S, UNKNOWN_COMPILE_S = 600.0, 900.0
 
 
 class TimeLimits(Record):
-    """What a process may take.
+    """Time limits of a process.
 
     Attributes:
         start_s: Seconds from its start until it is ready (import, compilation, warm-up).
@@ -37,17 +37,17 @@ class TimeLimits(Record):
     step_s: float = 0.0
 
     def of_block(self, steps: int) -> float:
-        """Seconds that a block of so many steps may take."""
+        """Limit of a block of so many steps, seconds."""
         return max(self.block_s, steps * self.step_s)
 
 
 def limits_after(measure: MeasureSpec, *, start_s: float = 0.0, step_s: float = 0.0) -> TimeLimits:
-    """The limits of a study: those that it sets itself, else what follows from its reference.
+    """The limits that the study sets, else those that follow from its reference.
 
     Args:
         measure: Of the study.
-        start_s: Seconds that the reference took until it was ready; 0 where that is not known yet.
-        step_s: Seconds of its step; likewise.
+        start_s: Seconds until the reference was ready; 0 if not known yet.
+        step_s: Seconds of its step; 0 if not known yet.
     """
     follows_s = max(LEAST_START_S, START_FACTOR * start_s) if start_s else UNKNOWN_START_S
     is_set = measure.block_limit_s is not None
@@ -59,23 +59,18 @@ def limits_after(measure: MeasureSpec, *, start_s: float = 0.0, step_s: float = 
 
 
 class CompileLimits(NamedTuple):
-    """What one compilation may take.
-
-    Attributes:
-        wall_s: Seconds.
-        processor_s: Seconds of processor time; None for as many as there are.
-    """
+    """Wall and processor seconds of one compilation; None for no limit on the latter."""
 
     wall_s: float
     processor_s: float | None = None
 
 
 def compile_limits(asked_s: float | None, reference_s: float = 0.0) -> CompileLimits:
-    """What one compilation may take: of wall time what the user says, else of processor time what the reference tells.
+    """Limits of one compilation: of wall time as asked, else of processor time by the reference's.
 
     Args:
-        asked_s: What the user asks for, if anything.
-        reference_s: Seconds of processor time that the reference's took; 0 where that is not known yet.
+        asked_s: Wall seconds that the user asks for.
+        reference_s: Processor seconds of the reference's compilation; 0 if not known yet.
     """
     if asked_s is not None:
         return CompileLimits(asked_s)

@@ -1,9 +1,8 @@
-"""How long turns last, and what they cost, by what a platform needs to come to rest after a switch.
+"""Sizes of blocks and isolated runs by platform, and what they cost in time.
 
-A processor's blocks are short against the drift of a shared machine. A GPU is another thing: its clocks follow the
-power that is drawn, within tenths of a second to a few seconds, so a block that ends sooner runs at a mixture of both
-arms' clocks, and what a set costs in power is hidden. There blocks last seconds, and the steps that begin in the first
-of them are kept raw and not counted.
+A CPU's blocks are short against the drift of a shared machine. A GPU's clocks follow its power within seconds, so a
+short block runs at a mixture of both arms' clocks: there blocks last seconds, and steps in the first of them are kept
+raw and not counted.
 """
 
 from __future__ import annotations
@@ -34,15 +33,15 @@ AT_ONCE, IN_ORDER = STARTS, 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnSizes:
-    """Lengths of blocks and of runs alone.
+    """Lengths of blocks and of isolated runs.
 
     Attributes:
         block_s: Shortest counted part of a block, seconds.
         block_steps: Fewest counted steps of a block.
         settle_s: Steps of a block that begin within its first so many seconds are not counted.
-        steady_s: Likewise of a run alone, which counts at least as many seconds after them.
-        in_order: The two processes of a pair start one after the other, the second when the first is compiled and warm:
-            on a GPU each times kernels to choose among them, and must be alone while it does.
+        steady_s: Likewise of an isolated run, which counts at least as many seconds after them.
+        in_order: The second process of a pair starts when the first is compiled and warm: on a GPU each times kernels
+            to choose among them, and must be alone while it does.
     """
 
     block_s: float
@@ -57,23 +56,19 @@ class TurnSizes:
         return IN_ORDER if self.in_order else AT_ONCE
 
     def counted_steps(self, step_s: float) -> int:
-        """Steps of a block that count: long against the timer, short against drift.
-
-        Args:
-            step_s: Of one step of the reference, seconds.
-        """
+        """Counted steps of a block, for a step of the reference of so many seconds."""
         return min(LONGEST_BLOCK_STEPS, max(self.block_steps, _steps_in(self.block_s, step_s)))
 
     def steps(self, step_s: float) -> int:
-        """All steps of a block, those that are not counted first."""
+        """All steps of a block, settling ones first."""
         return min(LONGEST_BLOCK_STEPS, settling_steps(self.settle_s, step_s) + self.counted_steps(step_s))
 
     def steps_alone(self, step_s: float, *, blocks: int, least: int) -> int:
-        """Steps of a run alone, those that are not counted first.
+        """Steps of an isolated run, settling ones first.
 
         Args:
             step_s: Of one step, seconds.
-            blocks: As many counted blocks of turns it lasts at least.
+            blocks: It lasts at least as long as so many counted blocks.
             least: Fewest counted steps.
         """
         counted = max(least, blocks * self.counted_steps(step_s))
@@ -82,20 +77,15 @@ class TurnSizes:
         return settling_steps(self.steady_s, step_s) + max(counted, _steps_in(self.steady_s, step_s))
 
     def split(self, times_s: Sequence[float]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Parts of a block: the steps that are not counted, and those that are; see `settle`."""
+        """Divides a block into settling and counted steps; see `settle`."""
         return settle(times_s, self.settle_s, most=self.settle_s / (self.settle_s + self.block_s))
 
     def split_alone(self, times_s: Sequence[float]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Likewise of a run alone."""
+        """Divides an isolated run likewise."""
         return settle(times_s, self.steady_s, most=0.5)
 
     def costs(self, *, step_s: float, start_s: float) -> TurnCosts:
-        """What turns cost with these sizes, in seconds.
-
-        Args:
-            step_s: Of one step of the reference.
-            start_s: Until one process is compiled and warm.
-        """
+        """Costs of turns with these sizes, by seconds of a step and of a start."""
         return TurnCosts(self, step_s, start_s)
 
 
@@ -108,10 +98,9 @@ word. A pair takes 10 s of a GPU, about a fifth of what a fresh process takes to
 
 @dataclass(frozen=True, slots=True)
 class TurnCosts:
-    """Seconds that parts of a study take: what plans and budgets are made of.
+    """Seconds that parts of a study take, by which plans and budgets are made.
 
     Args:
-        sizes: Of blocks and runs.
         step_s: Of one step of the reference.
         start_s: Until one process is compiled and warm.
     """
@@ -122,40 +111,34 @@ class TurnCosts:
 
     @property
     def pair_s(self) -> float:
-        """One pair of blocks, what is discarded included."""
+        """One pair of blocks, settling included."""
         return 2 * self.sizes.steps(self.step_s) * self.step_s
 
     def trial_s(self, pairs: int) -> float:
-        """One candidate beside a reference that lives."""
+        """One candidate beside a living reference."""
         return self.start_s + pairs * self.pair_s
-
-    def floor_s(self, *, processes: int, pairs: int) -> float:
-        """A noise floor: the living reference, and so many processes after each other beside it."""
-        return self.start_s + processes * self.trial_s(pairs)
 
     def fresh_pair_s(self, pairs: int) -> float:
         """One fresh pair of processes of a proof."""
         return self.sizes.starts * self.start_s + pairs * self.pair_s
 
     def run_alone_s(self, *, pairs: int, least_steps: int) -> float:
-        """One run of one arm alone, its start included.
+        """One isolated run of one arm, its start included.
 
         Args:
-            pairs: Pairs of blocks that a process of a proof runs.
+            pairs: Pairs of blocks of a process of a proof.
             least_steps: `measure.run_steps`.
         """
         return self.start_s + self.step_s * self.sizes.steps_alone(self.step_s, blocks=pairs, least=least_steps)
 
 
 def settle(times_s: Sequence[float], settle_s: float, *, most: float) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Divides steps into those that begin within the first seconds, and those that count.
-
-    It rests on nothing but the times themselves, so that an audit comes to the same.
+    """Divides steps into those that begin within the first seconds, and those that count; by their times alone.
 
     Args:
-        times_s: Of all steps in order, seconds; one at least.
+        times_s: Of all steps in order, seconds.
         settle_s: So many seconds.
-        most: Share of the steps that may be left out: an arm whose steps are short must not lose all of them.
+        most: Share of the steps that may be left out: an arm with short steps must not lose all of them.
     """
     begins = [0.0, *itertools.accumulate(times_s)][: len(times_s)]
     first = min(bisect.bisect_left(begins, settle_s), int(most * len(times_s) + 1e-9)) if settle_s > 0.0 else 0

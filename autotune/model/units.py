@@ -1,9 +1,10 @@
-"""The only formatter and parser of numbers with units; seconds and bytes everywhere inside."""
+"""Parses and formats numbers with units; inside, everything is in seconds, bytes and joules."""
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|min|h|d)?")
 _BYTES = re.compile(r"(\d+(?:\.\d+)?)([KMGT]i?)?B?")
@@ -55,30 +56,32 @@ def format_seconds(seconds: float | None) -> str:
         return f"{int(seconds // 3600)} h {int(seconds % 3600 // 60)} min"
     if seconds >= 60:
         return f"{int(seconds // 60)} min {int(seconds % 60)} s"
-    for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
-        if seconds >= scale or unit == "µs":
-            return f"{seconds / scale:.3g} {unit}"
-    raise AssertionError("unreachable")
+    return _scaled(seconds, {" s": 1.0, " ms": 1e-3, " µs": 1e-6})
 
 
 def format_joules(joules: float | None) -> str:
     """An energy with three significant digits: ``12.5 J``, ``3.10 kJ``."""
-    if joules is None or not math.isfinite(joules):
-        return "-"
-    for scale, unit in ((1e6, "MJ"), (1e3, "kJ"), (1.0, "J"), (1e-3, "mJ")):
-        if abs(joules) >= scale or unit == "mJ":
-            return f"{joules / scale:.3g} {unit}"
-    raise AssertionError("unreachable")
+    return _scaled(joules, {" MJ": 1e6, " kJ": 1e3, " J": 1.0, " mJ": 1e-3})
 
 
 def format_bytes(count: float | None) -> str:
     """A size in binary units with three significant digits: ``436 MiB``."""
-    if count is None or not math.isfinite(count):
+    if count is not None and abs(count) < 1 << 10:
+        return f"{count:.0f} B"
+    return _scaled(count, {" TiB": 1 << 40, " GiB": 1 << 30, " MiB": 1 << 20, " KiB": 1 << 10})
+
+
+def format_count(count: float | None) -> str:
+    """A large count with three significant digits: ``6.74 G``, ``12.5 k``."""
+    return _scaled(count, {" P": 1e15, " T": 1e12, " G": 1e9, " M": 1e6, " k": 1e3, "": 1.0})
+
+
+def _scaled(value: float | None, scales: Mapping[str, float]) -> str:
+    """A value in the largest unit that does not exceed it, else in the smallest; ``-`` for none."""
+    if value is None or not math.isfinite(value):
         return "-"
-    for scale, unit in ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-        if abs(count) >= scale:
-            return f"{count / scale:.3g} {unit}"
-    return f"{count:.0f} B"
+    unit = next((u for u, scale in scales.items() if abs(value) >= scale), [*scales][-1])
+    return f"{value / scales[unit]:.3g}{unit}"
 
 
 def format_ratio(ratio: float | None) -> str:
@@ -112,7 +115,7 @@ def format_share(share: float | None) -> str:
 
 
 LARGEST_TOLD = 0.5
-"""A speed-up beyond which it is only told that nothing smaller is found: a bound of 100 % bounds nothing."""
+"""Speed-up above which only that bound is told: a bound of 100 % bounds nothing."""
 
 
 def format_detectable(share: float | None) -> str:
@@ -122,13 +125,3 @@ def format_detectable(share: float | None) -> str:
     if share >= LARGEST_TOLD:
         return f"more than {format_share(LARGEST_TOLD)}, for equal runs differ too much here"
     return f"about {format_share(share)}"
-
-
-def format_count(count: float | None) -> str:
-    """A large count with three significant digits: ``6.74 G``, ``12.5 k``."""
-    if count is None or not math.isfinite(count):
-        return "-"
-    for scale, unit in ((1e15, " P"), (1e12, " T"), (1e9, " G"), (1e6, " M"), (1e3, " k")):
-        if abs(count) >= scale:
-            return f"{count / scale:.3g}{unit}"
-    return f"{count:.3g}"

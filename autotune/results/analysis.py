@@ -29,7 +29,7 @@ LEAST_TRIALS = 8
 """Trials with a ratio below which no importance is given: a handful explains anything."""
 
 _STEP_COLUMNS = ("stage", "trial", "measurement", "pair", "arm", "is_first", "step", "step_s", "at_s", "is_counted")
-_PARETO_COLUMNS = ("trial", "ratio", "peak_bytes", "compile_s", "energy_ratio", "settings")
+_PARETO_COLUMNS = ("trial", "ratio", "peak_bytes", "compile_s", "step_j", "settings")
 
 
 def _frame(rows: Iterable[object], columns: Sequence[str]) -> pd.DataFrame:
@@ -182,6 +182,6 @@ def pareto_frame(store: Store) -> pd.DataFrame:
     """The trials that no other beats in step time, peak memory, compile time and energy at once, fastest first.
 
     Returns:
-        Columns trial, ratio, peak_bytes, compile_s, energy_ratio, settings.
+        Columns trial, ratio, peak_bytes, compile_s, step_j, settings.
     """
     return _frame(pareto_rows(trial_rows(store)), _PARETO_COLUMNS)

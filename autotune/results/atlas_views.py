@@ -23,7 +23,6 @@ from autotune.settings import (
     load_atlas,
     load_catalog,
     load_kinds,
-    load_recipes,
     place_of,
     read_atlas,
 )
@@ -51,10 +50,9 @@ def pack(atlas: Atlas) -> dict[str, Any]:
 
     Returns:
         jaxlibs, kinds (name and title), targets, verdicts, cells, words (all other texts, the first empty),
-        settings and recipes, each with its values and their rows, and known: settings that the catalogue has and the
-        table lacks.
+        settings, each with its values and their rows, and known: settings that the catalogue has and the table lacks.
     """
-    catalog, recipes = load_catalog(), load_recipes()
+    catalog = load_catalog()
     cells = sorted(
         atlas.cells, key=lambda c: (atlas.jaxlibs.index(c.jaxlib), _order(c.workload), c.gpus, _generation(c.target))
     )
@@ -78,15 +76,8 @@ def pack(atlas: Atlas) -> dict[str, Any]:
             for c in cells
         ],
         "settings": [
-            [visible(name), *_told(catalog.get(name), atlas.jaxlibs), packed.values("setting", name)]
+            [visible(name), *_told(catalog.get(name), atlas.jaxlibs), packed.values(name)]
             for name in sorted(names)
-        ],
-        "recipes": [
-            [
-                visible(name), *([r.source, r.date, r.for_hardware, r.note] if (r := recipes.get(name)) else [""] * 4),
-                packed.values("recipe", name),
-            ]
-            for name in dict.fromkeys(r.name for r in atlas if r.kind == "recipe")
         ],
         "known": [[name, s.summary] for name, s in catalog.items() if name not in names],
         "words": words.all,
@@ -113,10 +104,10 @@ class _Packer:
     def __init__(self, atlas: Atlas, where: Mapping[tuple[str, str, str, int], int], words: _Words) -> None:
         self._atlas, self._where, self._words = atlas, where, words
 
-    def values(self, kind: str, name: str) -> list[list[Any]]:
-        """Each value of a setting, or the set of a recipe, with its rows."""
+    def values(self, name: str) -> list[list[Any]]:
+        """Each value of a setting with its rows."""
         rows: dict[str, list[list[Any]]] = {}
-        for row in self._atlas.of(name, kind=kind):
+        for row in self._atlas.of(name):
             place = self._place(row)
             if place is not None:
                 rows.setdefault(visible(row.value), []).append(self._row(place, row))
@@ -209,18 +200,18 @@ class AtlasFinding:
     words: str
 
 
-def atlas_findings(table: Atlas, name: str, *, kind: str = "setting") -> list[AtlasFinding]:
-    """All that the table says of a setting or recipe, newest release first, most cells first.
+def atlas_findings(table: Atlas, name: str) -> list[AtlasFinding]:
+    """All that the table says of a setting, newest release first, most cells first.
 
     Raises:
         SettingError: If the table is empty or does not have it; close matches are named.
     """
     if not table.cells:
         raise SettingError("the atlas has no row: nothing was compiled yet; `autotune atlas build` does")
-    rows = table.of(name, kind=kind)
+    rows = table.of(name)
     if not rows:
-        known = {r.name for r in table if r.kind == kind}
-        raise SettingError(f"the atlas must have the {kind} but has no {name!r}{close_matches(name, known)}")
+        known = {r.name for r in table if r.kind == "setting"}
+        raise SettingError(f"the atlas must have the setting but has no {name!r}{close_matches(name, known)}")
     found = []
     for jaxlib in reversed(table.jaxlibs):
         of = sum(c.jaxlib == jaxlib for c in table.cells)

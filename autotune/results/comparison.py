@@ -9,7 +9,10 @@ import json
 import math
 import re
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import (
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,22 +27,36 @@ from autotune.model import (
     Outcome,
     TrialResult,
     close_matches,
-    format_count,
     format_detectable,
     format_interval,
     format_joules,
     format_ratio,
     format_seconds,
-)
+)  # fmt: skip
 from autotune.results import charts
-from autotune.results.charts import Chart, Mark
+from autotune.results.charts import (
+    Chart,
+    Mark,
+)
 from autotune.results.conditions import conditions_of
-from autotune.results.pages import Styled, render
-from autotune.results.rows import EffectRow, effect_rows
+from autotune.results.pages import (
+    Styled,
+    render,
+)
+from autotune.results.rows import (
+    EffectRow,
+    effect_rows,
+)
 from autotune.results.winner import workload_name
-from autotune.results.words import format_figures, spaced
+from autotune.results.words import (
+    format_figures,
+    spaced,
+)
 from autotune.rundir import Store
-from autotune.stats import Outlook, Verdict
+from autotune.stats import (
+    Outlook,
+    Verdict,
+)
 
 FIELDS = ("gpu", "count", "jaxlib", "plugin", "driver", "workload", "mesh")
 """What must be equal in studies that are compared, unless it is the axis of the comparison."""
@@ -77,7 +94,7 @@ class ComparisonTable:
         by: The fields that were allowed to differ.
         same: Fields that all studies share, with their values.
         frame: One row a study: study, the fields of `by`, outcome, ratio, low, high, process_pairs, trials,
-            failed, dead (settings), default_step_s, default_step_j, winner_step_j, winner_tokens_per_j (each NaN where
+            failed, dead (settings), default_step_s, default_step_j, winner_step_j (each NaN where
             nothing counted energy), detectable, winner (``(not settled)``, with a ratio of NaN, if it is inconclusive,
             nothing ran, or it has not ended).
         settings: One row a setting and value, one column a study, and `agreement`: agree, differ or empty.
@@ -209,7 +226,6 @@ def _row(name: str, store: Store, facts: Mapping[str, str], by: Sequence[str]) -
     outcome = conclusion.outcome if conclusion else None
     keeps_default = outcome is Outcome.NOTHING_BEATS_THE_DEFAULT  # of any other without a winner nothing is known
     default = floor.comparison.energy if floor else None
-    tokens = floor.reference.tokens_per_step if floor else None
     proofs = [r.energy for r in store.of(ConfirmRun) if r.settings == settings and r.energy is not None]
     winner_j = statistics.median(e.candidate_step_j for e in proofs) if proofs else math.nan
     return {
@@ -226,7 +242,6 @@ def _row(name: str, store: Store, facts: Mapping[str, str], by: Sequence[str]) -
         "default_step_s": floor.comparison.reference_step_s if floor else math.nan,
         "default_step_j": default.reference_step_j if default else math.nan,
         "winner_step_j": winner_j,
-        "winner_tokens_per_j": tokens / winner_j if tokens else math.nan,
         "detectable": floor.floor.detectable if floor else math.nan,
         "winner": str(settings) if settings else "(default)" if keeps_default else "(not settled)",
     }
@@ -352,7 +367,6 @@ def _shown(table: ComparisonTable) -> list[dict[str, str]]:
     rows = []
     for row in table.frame.to_dict("records"):
         joules = f"{format_joules(row['default_step_j'])}, winner {format_joules(row['winner_step_j'])}"
-        energy = {"energy of a step": joules, "winner's tokens/J": format_count(row["winner_tokens_per_j"])}
         rows.append(
             {
                 **{k: str(row[k]) for k in ("study", *table.by, "winner")},
@@ -363,7 +377,7 @@ def _shown(table: ComparisonTable) -> list[dict[str, str]]:
                 "trials": f"{row['trials']} ({row['failed']} failed)",
                 "dead settings": str(row["dead"]),
                 "default's step": format_seconds(row["default_step_s"]),
-                **(energy if has_energy else {}),
+                **({"energy of a step": joules} if has_energy else {}),
                 "smallest effect found": format_detectable(row["detectable"]),
             }
         )

@@ -137,7 +137,6 @@ def _figures(store: Store, trials: Sequence[TrialRow], floor: FloorResult | None
         rows += [("default's tokens/s", format_count(tokens / step_s))] if tokens else []
         if energy is not None:
             rows.append(("default's energy of a step", format_joules(energy.reference_step_j)))
-            rows += [("default's tokens/J", format_count(tokens / energy.reference_step_j))] if tokens else []
         rows += [("default's model FLOP/s", format_count(flops / step_s))] if flops else []
     if wall_s := sum(s.wall_s for s in spans):
         rows.append(("driver's own share", format_share(1 - sum(s.waited_s for s in spans) / wall_s)))

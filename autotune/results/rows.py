@@ -7,8 +7,16 @@ sizes in bytes, ratios are candidate over reference (below 1 is faster); a numbe
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import (
+    Mapping,
+    Sequence,
+)
+from dataclasses import (
+    dataclass,
+    field,
+    fields,
+    replace,
+)
 from enum import StrEnum
 from statistics import median
 from typing import Any
@@ -24,7 +32,12 @@ from autotune.model import (
 )
 from autotune.results.proof_words import word_of
 from autotune.rundir import Store
-from autotune.stats import Estimate, Outlook, Verdict, outlook_of
+from autotune.stats import (
+    Estimate,
+    Outlook,
+    Verdict,
+    outlook_of,
+)
 
 STYLES: Mapping[str, str] = {
     Verdict.FASTER: "good",
@@ -44,7 +57,7 @@ def finalist_style(result: FinalistResult) -> str:
     return STYLES.get(word_of(result), "same")
 
 
-_RESOURCES = ("ratio", "peak_bytes", "compile_s", "energy_ratio")
+_RESOURCES = ("ratio", "peak_bytes", "compile_s", "step_j")
 
 
 def _at(path: str, missing: float | None = math.nan) -> Any:
@@ -83,10 +96,6 @@ class TrialRow:
     peak_bytes: float = _at("worker.peak_bytes")
     mode: str | None = _at("comparison.mode", None)
     step_j: float = _at("comparison.energy.candidate_step_j")
-    energy_ratio: float = _at("comparison.energy.estimate.ratio")
-    energy_low: float = _at("comparison.energy.estimate.low")
-    energy_high: float = _at("comparison.energy.estimate.high")
-    tokens_per_j: float = _at("tokens_per_j")
     failure: str | None = _at("failure.kind", None)
     message: str | None = _at("failure.message", None)
     same_as: int | None = _at("same_as", None)

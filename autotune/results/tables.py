@@ -21,10 +21,17 @@ from autotune.model import (
     format_ratio,
     format_seconds,
     format_share,
+)  # fmt: skip
+from autotune.results import (
+    taught,
+    words,
 )
-from autotune.results import taught, words
 from autotune.results.pages import Styled
-from autotune.results.proof_words import STAGE_WORDS, describe_finalist, word_of
+from autotune.results.proof_words import (
+    STAGE_WORDS,
+    describe_finalist,
+    word_of,
+)
 from autotune.results.rows import (
     STYLES,
     EffectRow,
@@ -34,7 +41,10 @@ from autotune.results.rows import (
     pareto_rows,
     trial_rows,
 )
-from autotune.rundir import Store, node_effects
+from autotune.rundir import (
+    Store,
+    node_effects,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -85,7 +95,7 @@ def _results_table(store: Store, trials: Sequence[TrialRow]) -> Table:
         cells = (format_ratio(noise.ratio), format_interval(noise.low, noise.high), "noise floor")
         table.add_row("ref", settings, *cells, *joules)
     for r in trials:
-        joules = [_energy_cell(r)] if energy else []
+        joules = ["" if math.isnan(r.step_j) else format_joules(r.step_j)] if energy else []
         table.add_row(str(r.trial), _cut(r.result), _ratio_cell(r), _interval_cell(r), _outlook_cell(r), *joules)
     for f in finalists(store):
         stage, e, c = STAGE_WORDS.get(f.stage, f.stage), f.estimate, f.corrected
@@ -106,12 +116,6 @@ def _cut(result: TrialResult | FinalistResult) -> str:
 def _outlook_cell(row: TrialRow) -> Text:
     how = "" if row.outlook is None or row.mode == INTERLEAVED else f", {row.over}"
     return Text(words.spaced(row.failure or row.outlook or row.status) + how, style=_COLOURS[row.style])
-
-
-def _energy_cell(row: TrialRow) -> str:
-    if math.isnan(row.step_j):
-        return ""
-    return f"{format_joules(row.step_j)}, {words.format_figures(row.energy_ratio, row.energy_low, row.energy_high)}"
 
 
 # ---------------------------------------------------------------------- in a report
@@ -203,7 +207,7 @@ def pareto_table(trials: Sequence[TrialRow]) -> list[Row]:
             "ratio": format_ratio(r.ratio),
             "peak memory": format_bytes(r.peak_bytes),
             "compile": format_seconds(r.compile_s),
-            **({"energy ratio": format_ratio(r.energy_ratio)} if energy else {}),
+            **({"energy of a step": format_joules(r.step_j)} if energy else {}),
             "settings": r.settings,
         }
         for r in pareto_rows(trials)

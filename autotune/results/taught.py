@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
 from rich.table import Table
 from rich.text import Text
 
-from autotune.model import INERT, EffectsRecord, TrialResult, format_change, format_interval, format_ratio
+from autotune.model import INERT, EffectsRecord, TrialResult, format_interval, format_ratio
 from autotune.results import charts
 from autotune.results.charts import Chart, Mark
 from autotune.results.pages import Styled
@@ -25,14 +24,12 @@ MOST_ROWS = 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeliefRow:
-    """What one value of a setting does, or two together beyond what each does, as the model believes it.
+    """What one value of a setting does, as the model believes it.
 
     Attributes:
         setting: Its name.
         value: Its value.
-        beside: Of two together the other setting; else empty.
-        beside_value: Its value.
-        chance: That the setting acts, or that both act together.
+        chance: That the setting acts.
         ratio: Expected ratio of step times.
         low: Lower end of its 95 % interval.
         high: Upper end.
@@ -41,8 +38,6 @@ class BeliefRow:
 
     setting: str
     value: str
-    beside: str = ""
-    beside_value: str = ""
     chance: float
     ratio: float
     low: float
@@ -51,8 +46,8 @@ class BeliefRow:
 
     @property
     def label(self) -> str:
-        """What it is of: ``xla_a=1``, ``xla_a=1 with xla_b=2``."""
-        return f"{self.setting}={self.value}" + (f" with {self.beside}={self.beside_value}" if self.beside else "")
+        """What it is of: ``xla_a=1``."""
+        return f"{self.setting}={self.value}"
 
     @property
     def style(self) -> str:
@@ -82,24 +77,17 @@ def newest(store: Store) -> EffectsRecord | None:
 
 
 def belief_rows(store: Store) -> list[BeliefRow]:
-    """Every value that was tried, and every pair that may act, likeliest first, then fastest first."""
-    found = newest(store)
-    return sorted(_rows(found), key=lambda r: (-r.chance, r.setting, r.beside, r.ratio)) if found is not None else []
-
-
-def _rows(found: EffectsRecord) -> Iterator[BeliefRow]:
-    for s in found.settings:
-        for v in s.values:
-            yield BeliefRow(
-                setting=s.name, value=v.value, chance=s.chance, trials=v.trials, ratio=v.ratio, low=v.low, high=v.high
-            )  # fmt: skip
-    for p in found.pairs:
-        for w in p.values:
-            (one, other), (value, beside) = p.names, w.values
-            yield BeliefRow(
-                setting=one, value=value, beside=other, beside_value=beside, chance=p.chance, trials=w.trials,
-                ratio=w.ratio, low=w.low, high=w.high,
-            )  # fmt: skip
+    """Every value that was tried, likeliest first, then fastest first."""
+    if (found := newest(store)) is None:
+        return []
+    rows = [
+        BeliefRow(
+            setting=s.name, value=v.value, chance=s.chance, trials=v.trials, ratio=v.ratio, low=v.low, high=v.high
+        )
+        for s in found.settings
+        for v in s.values
+    ]
+    return sorted(rows, key=lambda r: (-r.chance, r.setting, r.ratio))
 
 
 def _shown(store: Store) -> list[BeliefRow]:
@@ -126,9 +114,6 @@ def taught_lines(store: Store) -> list[str]:
         for p in found.pairs
         if p.chance >= INERT
     ]
-    if found.suspects:
-        named = (f"{s.settings} ({format_chance(s.chance)})" for s in found.suspects)
-        lines.append(f"suspected to make a set fail: {'; '.join(named)}")
     best, of = found.best, time_words(store)
     if best.settings:
         lines.append(
@@ -137,28 +122,9 @@ def taught_lines(store: Store) -> list[str]:
         )
     else:
         lines.append("the model expects no set to beat the default")
-    if found.together:
-        lines.append(
-            "these settings act together by more than single ones and pairs of them tell: a model of whole sets "
-            "explains the trials better, so all figures of single settings say little here"
-        )
-    lines.append(left_to_gain(found))
     if (newer := len(store.of(TrialResult)) - found.trials) > 0:
         lines.append(f"{newer} trials have come since, which are not in this yet")
     return lines
-
-
-def left_to_gain(found: EffectsRecord) -> str:
-    """What is left to gain at most, in one sentence."""
-    if found.together:
-        return "left to gain: not known, for that model knows no bound"
-    than = "the set that promises most" if found.best.settings else "the default"
-    if found.left > 0.9995:
-        return f"left to gain: nothing to speak of; by the model no set of this space is 0.05 % faster than {than}"
-    return (
-        f"left to gain: by the model no set of this space is more than {format_change(found.left)} than {than}, in "
-        "95 % of what the trials leave possible"
-    )
 
 
 # ---------------------------------------------------------------------- table and chart
@@ -205,8 +171,7 @@ def beliefs_chart(store: Store) -> Chart:
     band = store.spec.measure.min_effect
     draw = functools.partial(charts.forest, marks, band=band, of=time_words(store), description="effects of settings")
     note = (
-        "Each value beside the defaults of all others; of pairs, what both do beyond that. Intervals of 95 % are a "
-        "model's, from all trials at once; that of a setting that may be inert holds 1. The shaded band is too small "
-        "to matter."
+        "Each value beside the defaults of all others. Intervals of 95 % are a model's, from all trials at once; that "
+        "of a setting that may be inert holds 1. The shaded band is too small to matter."
     )
     return Chart(title="Effects of settings", svg=draw(), note=note, narrow=draw(is_narrow=True))

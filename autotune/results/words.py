@@ -43,7 +43,7 @@ from autotune.results.kernel_words import (
     describe_kernels,
     kernel_lines,
 )
-from autotune.results.promise_words import describe_promise
+from autotune.results.promise_words import format_power
 from autotune.rundir import Store
 from autotune.stats import (
     Estimate,
@@ -112,7 +112,7 @@ def describe_begin(store: Store) -> list[str]:
 def floor_lines(store: Store) -> list[str]:
     """The latest noise floor of a run in words, and what its first one promised: each lane has one of its own."""
     floors = store.of(FloorResult)
-    promised = [describe_promise(f.promise) for f in floors if f.promise is not None]
+    promised = [format_power(f.power) for f in floors if f.power is not None]
     told = [*describe_floor(floors[-1]), *_turn_lines(store, floors[-1])] if floors else []
     return list(dict.fromkeys([*told, *promised[:1]]))
 
@@ -142,14 +142,9 @@ def describe_floor(result: FloorResult) -> list[str]:
             f"{result.comparison.estimate.pair_count} here, and each counts once in an interval"
         )
     if (energy := result.comparison.energy) is not None:
-        tokens = result.reference.tokens_per_step
-        lines.append(
-            f"energy: {format_joules(energy.reference_step_j)} a step"
-            + (f", {tokens / energy.reference_step_j:.3g} tokens/J" if tokens else "")
-            + f", of whole devices ({energy.source})"
-        )
-    if result.promise is not None:
-        lines.append(describe_promise(result.promise))
+        lines.append(f"energy: {format_joules(energy.reference_step_j)} a step, of whole GPUs")
+    if result.power is not None:
+        lines.append(format_power(result.power))
     if result.kernels is not None:
         lines.append(describe_kernels(result.kernels))
     return lines
@@ -201,11 +196,8 @@ def describe_energy(result: TrialResult) -> str:
     energy = result.comparison.energy if result.comparison is not None else None
     if energy is None:
         return ""
-    rate = f", {result.tokens_per_j:.3g} tokens/J" if result.tokens_per_j else ""
-    return (
-        f"energy: {format_joules(energy.candidate_step_j)} a step{rate}; ratio {format_estimate(energy.estimate)} "
-        f"(whole devices, {energy.source})"
-    )
+    reference = format_joules(energy.reference_step_j)
+    return f"energy: {format_joules(energy.candidate_step_j)} a step of whole GPUs, the default's {reference}"
 
 
 # ---------------------------------------------------------------------- proof
@@ -262,7 +254,6 @@ def warning_lines(store: Store) -> list[str]:
         found += [*floor.reference.warnings, *floor.comparison.warnings]
         if (problem := floor.reference.program_problem) is not None:
             found.append(f"its compiled program is not known, so sets that make the same one are measured: {problem}")
-        found += [p] if (p := floor.comparison.energy_problem) else []
         if floor.comparison.mode != INTERLEAVED:
             found.append("one process at a time: intervals are over ABA runs, fewer than pairs of blocks")
         load, cpus = floor.provenance.get("load_1min"), floor.provenance.get("cpus_usable")

@@ -1,48 +1,50 @@
-"""What trials taught: effects of settings and of pairs, how likely each acts, and the set that promises most."""
+"""The posterior of all effects given the trials, and the best set under one draw of them."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.search.draws import Beliefs, Draw
-from autotune.search.factors import Codes, Design, Floats
 from autotune.search.posterior import Chain, State
+from autotune.search.space import Codes, Design, Floats
 
 EXPECTED, EXPECTED_PAIRS = 4.0, 1.0
-"""Settings that are thought to act, and pairs that act beyond that, before anything is measured."""
+"""Settings, and pairs beyond these, that are expected to act before anything is measured."""
 
 MOST_LIKELY, MOST_LIKELY_PAIR = 0.3, 0.05
-"""Most chance of one setting, or one pair, to act, from these."""
+"""Upper limit of the prior probability that one setting, or one pair, acts."""
 
 SMALLEST_SCALE = 0.03
 """Least standard deviation of an effect, as a log ratio: published effects are of 1 to 9 %."""
 
 SPREAD = 0.005
-"""Spread of trials beyond their own intervals, as a log ratio, before there are enough to tell."""
+"""Prior spread of trials beyond their own intervals, as a log ratio."""
 
 LEAST_SPREAD = 1e-3
-"""Least spread as a share of the usual effect: what is measured to more digits than that is known well enough, and
-worlds of many orders of magnitude would need more digits than there are."""
+"""Least spread as a share of the usual effect; below it there would be more digits needed than floats have."""
 
 GREEDY = 12
-"""Effects that are taken, at most, before the spread is told from what is left."""
+"""Effects that are taken, at most, before the spread is estimated from what is left."""
 
-_SPREADS, _FALLS = 8, 0.9  # rounds in which the spread is told, at most; the share of it that is no fall any more
+EMPTY: Mapping[tuple[int, int], Floats] = MappingProxyType({})
+
+_SPREADS, _FALLS = 8, 0.9  # most rounds in which the spread is estimated; the share of it that is no fall any more
 _ENOUGH = 8  # trials that tell a spread
 _RIVALS, _ROUNDS = 8, 4  # blocks that are tried beside, or in the place of one that is in; bests around which they are
+_SWEEPS = 4  # of descent over the settings of pairs, at most
 
 
 @dataclass(frozen=True, slots=True)
 class Observations:
-    """What was measured.
+    """Measured sets.
 
     Attributes:
-        codes: Sets, shape (trials, factors).
+        codes: Shape (trials, factors).
         values: Log of step time over the reference's, shape (trials,).
         sds: Standard error of each by its own interval, shape (trials,).
         duplicates: Pairs of rows of which the first is known to run the second one's program: they are equally fast,
@@ -55,55 +57,125 @@ class Observations:
     duplicates: tuple[tuple[int, int], ...] = ()
 
 
-class AdditiveModel:
-    """The posterior of effects given what was measured.
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """One draw of all effects from the posterior, or their mean.
+
+    Attributes:
+        main: Change of the log step time at each value of each setting.
+        pairs: The same for pairs that act.
+        inert: Settings that do not act in this draw; `main` holds what they would do if they did.
+    """
+
+    main: tuple[Floats, ...]
+    pairs: dict[tuple[int, int], Floats]
+    inert: frozenset[int]
+
+    def times(self, factor: float) -> Draw:
+        """Scales all effects."""
+        return Draw(tuple(factor * t for t in self.main), {k: factor * t for k, t in self.pairs.items()}, self.inert)
+
+    def total(self, codes: Codes) -> float:
+        """Returns the change of the log step time by a set."""
+        own = sum(float(table[c]) for table, c in zip(self.main, codes, strict=True))
+        return own + sum(float(table[codes[i], codes[j]]) for (i, j), table in self.pairs.items())
+
+
+class Samples:
+    """Many draws from the posterior, by which sets are compared.
 
     Args:
         design: The space.
-        seen: What was measured.
-        seed: Of the draws.
-        has_origin: Whether the default's value is 0, as a ratio to the reference is; else it is told from the trials.
-        walks: Whether other explanations are looked for than the first that is found, which takes half of the time.
+        coefs: Coefficients of all features, 0 where a block does not act, shape (draws, features).
+    """
+
+    def __init__(self, design: Design, coefs: Floats) -> None:
+        self._design, self._coefs = design, coefs
+        self._used = np.flatnonzero(coefs.any(axis=0))
+
+    def totals(self, codes: Codes) -> Floats:
+        """Returns the change of the log step time by sets, of shape (sets, factors), in each draw: (draws, sets)."""
+        return np.asarray(self._coefs[:, self._used] @ self._design.features(codes)[:, self._used].T)
+
+
+def smallest(
+    draw: Draw, penalties: Sequence[Floats] = (), pair_penalties: Mapping[tuple[int, int], Floats] = EMPTY
+) -> Codes:
+    """Finds the set with the least sum of effects and penalties, by descent; not yet settled.
+
+    Args:
+        draw: Effects.
+        penalties: Added to the effect of each value.
+        pair_penalties: Added to the effect of each combination.
+    """
+    main = [own + more for own, more in zip(draw.main, penalties, strict=True)] if penalties else list(draw.main)
+    pairs = dict(draw.pairs)
+    for pair, table in pair_penalties.items():
+        pairs[pair] = pairs[pair] + table if pair in pairs else table
+    neighbours: dict[int, list[tuple[int, Floats]]] = {}
+    for (i, j), table in pairs.items():
+        neighbours.setdefault(i, []).append((j, table))
+        neighbours.setdefault(j, []).append((i, table.T))
+    # A value for each setting: the last code, for those that are not set, is no choice.
+    codes = np.array([int(np.argmin(own[:-1])) for own in main], dtype=np.int64)
+
+    def cost(i: int, without: int = -1) -> Floats:
+        tables = (table[:, codes[other]] for other, table in neighbours[i] if other != without)
+        return (main[i] + sum(tables))[:-1]
+
+    for _ in range(_SWEEPS):
+        before = codes.copy()
+        for i in neighbours:
+            codes[i] = int(np.argmin(cost(i)))
+        for (i, j), table in pairs.items():
+            both = cost(i, j)[:, None] + cost(j, i)[None, :] + table[:-1, :-1]
+            codes[i], codes[j] = np.unravel_index(int(np.argmin(both)), both.shape)
+        if (codes == before).all():
+            break
+    return codes
+
+
+class AdditiveModel:
+    """The posterior of effects.
+
+    Args:
+        design: The space.
+        seen: The trials.
+        seed: Of the walks.
+        has_origin: Whether the default's value is 0, as of a ratio to the reference; else it is estimated.
+        walks: Whether other explanations are looked for than the first that is found; that takes half of the time.
     """
 
     def __init__(
         self, design: Design, seen: Observations, *, seed: int, has_origin: bool = True, walks: bool = True
     ) -> None:
         self.design = design
-        self._rng = np.random.default_rng(seed)
+        self._has_origin = has_origin
         rows, values, variances = _as_rows(design, seen)
-        self.scale = (
-            max(SMALLEST_SCALE, 0.75 * float(np.median(np.abs(values - np.median(values)))))
-            if len(values)
-            else SMALLEST_SCALE
-        )
-        self.origin = 0.0
-        before = chances_before(design)
-        log_odds = np.log(before / (1 - before))
+        self.scale = SMALLEST_SCALE
+        if len(values):
+            self.scale = max(SMALLEST_SCALE, 0.75 * float(np.median(np.abs(values - np.median(values)))))
+        p_active = prior_of(design)
+        log_odds = np.log(p_active / (1 - p_active))
         self._least_spread = max(0.2 * SPREAD, LEAST_SPREAD * self.scale)
         self.spread = max(SPREAD, self._least_spread)
         inside: dict[int, int] = {}
         if len(values) >= _ENOUGH:
-            inside = self._greedy(rows, values, variances, log_odds, has_origin=has_origin)
-        self._last_chain = self._chain(rows, values, variances, log_odds, has_origin=has_origin)
+            inside = self._greedy(rows, values, variances, log_odds)
+        self._last_chain = self._chain(rows, values, variances, log_odds)
         if walks:
-            self._states, self._weights = self._last_chain.run(self._rng, [inside, {}])
+            self._states, self._weights = self._last_chain.run(np.random.default_rng(seed), [inside, {}])
         else:
             self._states, self._weights = [self._last_chain.look(inside)], np.ones(1)
 
-    def _chain(self, rows: Floats, values: Floats, variances: Floats, log_odds: Floats, *, has_origin: bool) -> Chain:
+    def _chain(self, rows: Floats, values: Floats, variances: Floats, log_odds: Floats) -> Chain:
         weights = 1.0 / (variances + self.spread**2)
-        if not has_origin and len(values):
-            centre = weights @ rows / weights.sum()
-            self.origin = float(weights @ values / weights.sum())
-            rows, values = rows - centre, values - self.origin
-            self.origin_at = centre
+        if not self._has_origin and len(values):
+            rows, values = rows - weights @ rows / weights.sum(), values - float(weights @ values / weights.sum())
         by = np.sqrt(weights)
         return Chain(rows * (self.scale * by)[:, None], values * by, self.design.starts, log_odds)
 
-    def _greedy(
-        self, rows: Floats, values: Floats, variances: Floats, log_odds: Floats, *, has_origin: bool
-    ) -> dict[int, int]:
+    def _greedy(self, rows: Floats, values: Floats, variances: Floats, log_odds: Floats) -> dict[int, int]:
         """Takes the likeliest effects one by one; sets the spread to what they leave.
 
         What hides below that spread is looked for again, until it no longer falls: beside a setting that takes twice
@@ -112,7 +184,7 @@ class AdditiveModel:
         inside: dict[int, int] = {}
         most = min(GREEDY, len(values) // 2)
         for at in range(_SPREADS):
-            chain = self._chain(rows, values, variances, log_odds, has_origin=has_origin)
+            chain = self._chain(rows, values, variances, log_odds)
             if at >= 2:  # the first spread was a guess: what it let in must come in again
                 chance = chain.look(inside).chance
                 inside = {b: size for b, size in inside.items() if chance[b] >= 0.5}
@@ -126,28 +198,28 @@ class AdditiveModel:
                 if chance[best] < 0.5:
                     break
                 inside[best] = int(state.likelier[best])
-            before, self.spread = self.spread, self._left_over(chain.look(inside), rows, values, variances, has_origin)
+            before, self.spread = self.spread, self._left_over(chain.look(inside), rows, values, variances)
             if at > 0 and self.spread > _FALLS * before:
                 break
         return inside
 
-    def _left_over(self, state: State, rows: Floats, values: Floats, variances: Floats, has_origin: bool) -> float:
-        """The spread of trials beyond their own intervals that a state leaves."""
+    def _left_over(self, state: State, rows: Floats, values: Floats, variances: Floats) -> float:
+        """Estimates the spread of trials beyond their own intervals that a state leaves."""
         columns = state.columns
         left = values - rows[:, columns] @ state.mean * self.scale
-        if not has_origin:
+        if not self._has_origin:
             left = left - left.mean()
-        told = float((left**2).sum()) / max(len(values) - len(columns), len(values) / 3)
-        excess = told - float(np.median(variances))
-        # A few trials tell a spread badly: what was thought before counts for as many as are enough.
+        variance = float((left**2).sum()) / max(len(values) - len(columns), len(values) / 3)
+        excess = variance - float(np.median(variances))
+        # A few trials tell a spread badly: the prior counts for as many as are enough.
         share = len(values) / (len(values) + _ENOUGH)
         return float(np.sqrt(max(share * excess + (1 - share) * SPREAD**2, self._least_spread**2)))
 
     def weigh_rivals(self) -> None:
-        """Looks at states in which another block stands for one that is in, and weighs all by their posterior chance.
+        """Adds states in which another block stands for one that is in, and weighs all by their posterior probability.
 
         A walk that has explained an effect by one of two settings that were always on together seldom tries the other
-        one. For a proposal either will do, and tries them apart; what is told of them in the end must name both.
+        one. For a proposal either will do; the estimates at the end must name both.
         """
         known = {frozenset(s.sizes.items()): s for s in self._states}
         done: set[frozenset[tuple[int, int]]] = set()
@@ -165,7 +237,7 @@ class AdditiveModel:
         self._weights = weights / weights.sum()
 
     def _beside(self, state: State) -> Iterator[dict[int, int]]:
-        """Which blocks are in, in states near one: with another, with one less, and with another instead of one."""
+        """Yields the blocks of states near one: with another, with one less, and with another instead of one."""
         yield from self._with_another(state)
         for block in state.sizes:
             rest = {b: size for b, size in state.sizes.items() if b != block}
@@ -173,19 +245,13 @@ class AdditiveModel:
             yield from self._with_another(self._last_chain.look(rest))
 
     def _with_another(self, state: State) -> Iterator[dict[int, int]]:
-        """A state's blocks with each of the likeliest that are not in."""
         for block in np.argsort(-np.where(_is_in(state), 0.0, state.chance), kind="stable")[:_RIVALS].tolist():
             yield {**state.sizes, block: int(state.likelier[block])}
-
-    @property
-    def likeliest(self) -> State:
-        """The likeliest state."""
-        return max(self._states, key=lambda s: s.log_weight)
 
     # ------------------------------------------------------------------ draws
 
     def draw(self, rng: np.random.Generator) -> Draw:
-        """One draw of all effects; of settings that do not act, what they would do if they did."""
+        """Draws all effects; of settings that do not act, what they would do if they did."""
         state = self._states[int(rng.choice(len(self._states), p=self._weights))]
         coefs = state.mean_if.copy()
         noise = rng.standard_normal(coefs.shape)
@@ -196,16 +262,10 @@ class AdditiveModel:
             self._put(coefs, state, drawn)
         return self._as_draw(coefs, set(state.sizes))
 
-    def beliefs(self, rng: np.random.Generator, count: int) -> Beliefs:
-        """Draws of what acts and how: unlike those of `draw` they leave out what does not act in them.
-
-        Args:
-            rng: Of the draws.
-            count: How many.
-        """
+    def samples(self, rng: np.random.Generator, count: int) -> Samples:
+        """Draws of what acts and how: unlike `draw` they leave out what does not act."""
         design, index = self.design, self._last_chain.index
         coefs = np.zeros((count, int(design.starts[-1]) + 1))  # the last is of what blocks of fewer features lack
-        acting = np.zeros((count, len(design.blocks)), dtype=bool)
         has_values = np.diff(design.starts) > 0  # others have no value but the default
         chosen = rng.choice(len(self._states), size=count, p=self._weights)
         for at in np.unique(chosen).tolist():
@@ -213,22 +273,18 @@ class AdditiveModel:
             if state.columns.size:
                 drawn = rng.standard_normal((len(rows), len(state.mean))) @ np.linalg.cholesky(state.cov).T
                 coefs[np.ix_(rows, state.columns)] = state.mean + drawn
-            # What is not in may act all the same, each by its chance: seldom one, but there are many.
+            # What is not in may act all the same, each with its probability: seldom one, but there are many.
             is_in = _is_in(state)
             more = (rng.random((len(rows), len(is_in))) < state.chance) & ~is_in & has_values
-            acting[rows] = more | is_in
             which, blocks = np.nonzero(more)
             lower = np.linalg.cholesky(state.precision_if[blocks])
             noise = rng.standard_normal((len(blocks), index.shape[1], 1))
             drawn = state.mean_if[blocks] + np.linalg.solve(lower.transpose(0, 2, 1), noise)[:, :, 0]
             coefs[rows[which][:, None], index[blocks]] = drawn
-        return Beliefs(design, self.scale * coefs[:, :-1], acting)
+        return Samples(design, self.scale * coefs[:, :-1])
 
     def marginal(self, block: int) -> tuple[Floats, Floats, Floats]:
-        """What a block does, or would do if it acted, for each state of the chain.
-
-        Args:
-            block: Its place among the design's.
+        """Returns what a block does, or would do if it acted, in each state of the chain.
 
         Returns:
             Weights of the states, shape (states,); means and standard deviations of the change of the log step time,
@@ -248,7 +304,6 @@ class AdditiveModel:
         return self._weights, np.array(means), np.array(sds)
 
     def _places(self, state: State) -> list[tuple[int, slice]]:
-        """Blocks that are in, each with where its coefficients are among those of the state."""
         at, found = 0, []
         for b in state.sizes:
             found.append((b, slice(at, at := at + self.design.blocks[b].table.shape[1])))
@@ -266,12 +321,12 @@ class AdditiveModel:
 
     @functools.cached_property
     def chances(self) -> Floats:
-        """Chance of each block to act, shape (blocks,)."""
+        """Posterior probability of each block to act, shape (blocks,)."""
         chances = np.stack([s.chance for s in self._states], axis=1)
         return np.asarray(chances @ self._weights)
 
-    def acts(self) -> Floats:
-        """Chance of each setting to act, alone or in a pair, shape (factors,)."""
+    def p_active(self) -> Floats:
+        """Returns the posterior probability of each setting to act, alone or in a pair, shape (factors,)."""
         inert = np.ones(len(self.design.factors))
         for block, chance in zip(self.design.blocks, self.chances, strict=True):
             for i in block.factors:
@@ -301,14 +356,13 @@ class AdditiveModel:
 
 
 def _is_in(state: State) -> NDArray[np.bool_]:
-    """Of each block whether it is in, shape (blocks,)."""
     found = np.zeros(len(state.chance), dtype=bool)
     found[list(state.sizes)] = True
     return found
 
 
 def _as_rows(design: Design, seen: Observations) -> tuple[Floats, Floats, Floats]:
-    """Features, values and variances of what was measured; a duplicate tells that what it differs by does nothing."""
+    """Returns features, values and variances; a duplicate says that what it differs by does nothing."""
     features = design.features(seen.codes)
     values, variances = seen.values.copy(), seen.sds**2
     for duplicate, original in seen.duplicates:
@@ -317,11 +371,11 @@ def _as_rows(design: Design, seen: Observations) -> tuple[Floats, Floats, Floats
     return features, values, variances
 
 
-def chances_before(design: Design) -> Floats:
-    """Chance of each block to act before anything is measured."""
+def prior_of(design: Design) -> Floats:
+    """Returns the prior probability of each block to act, shape (blocks,)."""
     mains, pairs = len(design.factors), len(design.pairs)
     usual = min(MOST_LIKELY, EXPECTED / max(mains, 1))
     pair = min(MOST_LIKELY_PAIR, EXPECTED_PAIRS / max(pairs, 1))
-    chances = [usual if f.act is None else f.act for f in design.factors] + [pair] * pairs
+    chances = [usual if f.p_active is None else f.p_active for f in design.factors] + [pair] * pairs
     clipped: Floats = np.clip(np.array(chances), 1e-12, 1 - 1e-6)
     return clipped

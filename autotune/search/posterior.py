@@ -1,12 +1,11 @@
-"""Which effects there are: a sparse Bayesian regression over blocks of features, each in the model or out of it.
+"""A sparse Bayesian regression over blocks of features, each in the model or out of it (spike and slab).
 
-Spike and slab: a block has no effect, or coefficients drawn from a normal distribution, of which there is a narrow and
-a wide one: most effects are of a few percent, and one of a third is not to be told as three that share it. All other
-things being held, the odds of each block are known in closed form, so that a walk over which blocks are in takes the
-next flip with the right chance at once (Zanella, "Informed proposals for local MCMC in discrete spaces", JASA 2020,
-with Barker's balancing function) and stays in a state as long as it should. Coefficients are integrated out. Settings
-that were always changed together are told apart by little, and a walk from one explanation does not reach another one
-in time; so several walk, from different starts, and count by how likely what they found is on average.
+Coefficients of a block that is in have a narrow or a wide normal prior: most effects are of a few percent, and one of a
+third must not be split among three settings. Given all others, the odds of each block are known in closed form, so a
+walk over which blocks are in takes the next flip with the right probability at once (Zanella, "Informed proposals for
+local MCMC in discrete spaces", JASA 2020, with Barker's balancing function) and stays in a state as long as it should.
+Coefficients are integrated out. A walk seldom gets from one explanation to another of settings that were always changed
+together; so several walk, from different starts.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.search.factors import Floats
+from autotune.search.space import Floats
 
 BURN_IN, JUMPS = 8, 20
-"""States of each walk that are forgotten, and that are kept."""
+"""States of each walk that are dropped, and that are kept."""
 
 _LEAST = 1e-12  # so that a chain leaves even a state that is as good as sure
 
@@ -31,13 +30,13 @@ MOST_BLOCKS = 60
 """Blocks that are in the model at once, at most."""
 
 PRECISE = 1e5
-"""Precision that the data tell of one coefficient, where the prior's is 1, above which nothing is told by changes."""
+"""Precision of one coefficient by the data, where the prior's is 1, above which no state is updated in place."""
 
 _PRECISIONS = np.array(SIZES) ** -2.0
 
 
 class State:
-    """One state of the chain: which blocks are in, and what the data say of each given the others.
+    """One state of the chain: which blocks are in, and the likelihood of each given the others.
 
     Args:
         sizes: Blocks that are in, each with the index of its size.
@@ -45,9 +44,9 @@ class State:
         mean: Mean of their coefficients.
         cov: Covariance of these.
         log_weight: Log of the state's posterior chance, up to a constant.
-        told: Precision of each block's coefficients by the data alone, shape (blocks, rank, rank).
-        pull: That times what the data expect of them, shape (blocks, rank); 0 where a block has fewer.
-        log_odds: Of each block to be in, before anything is measured, shape (blocks,).
+        precision: Of each block's coefficients by the data alone, shape (blocks, rank, rank).
+        pull: That times their mean by the data alone, shape (blocks, rank); 0 where a block has fewer.
+        log_odds: Prior log odds of each block to be in, shape (blocks,).
     """
 
     def __init__(
@@ -58,18 +57,18 @@ class State:
         cov: Floats,
         log_weight: float,
         *,
-        told: Floats,
+        precision: Floats,
         pull: Floats,
         log_odds: Floats,
     ) -> None:
         self.sizes, self.columns, self.mean, self.cov, self.log_weight = sizes, columns, mean, cov, log_weight
-        self._told, self._pull = told, pull
-        self.odds = _odds(told, pull) + np.log(SHARES)[:, None] + log_odds[None, :]
+        self._precision, self._pull = precision, pull
+        self.odds = _odds(precision, pull) + np.log(SHARES)[:, None] + log_odds[None, :]
         """Log odds of each size of each block against being out, shape (sizes, blocks)."""
 
     @functools.cached_property
     def chance(self) -> Floats:
-        """Chance of each block given which others are in, shape (blocks,)."""
+        """Probability of each block given which others are in, shape (blocks,)."""
         return _sigmoid(np.logaddexp.reduce(self.odds, axis=0))
 
     @functools.cached_property
@@ -80,7 +79,7 @@ class State:
     @functools.cached_property
     def precision_if(self) -> Floats:
         """Precision of each block's coefficients, were it in, shape (blocks, rank, rank)."""
-        return self._told + _PRECISIONS[self.likelier][:, None, None] * np.eye(self._told.shape[1])
+        return self._precision + _PRECISIONS[self.likelier][:, None, None] * np.eye(self._precision.shape[1])
 
     @functools.cached_property
     def mean_if(self) -> Floats:
@@ -96,7 +95,7 @@ class Chain:
             units of `SIZES`.
         values: What was measured, likewise over its standard error, shape (trials,).
         starts: Where each block's features begin, and where the last ends, shape (blocks + 1,).
-        log_odds: Of each block to be in, before anything is measured, shape (blocks,).
+        log_odds: Prior log odds of each block to be in, shape (blocks,).
     """
 
     def __init__(self, features: Floats, values: Floats, starts: NDArray[np.int64], log_odds: Floats) -> None:
@@ -120,10 +119,9 @@ class Chain:
         self._products: dict[int, Floats] = {}
 
     def products(self, block: int) -> Floats:
-        """All features' products with those of one block, shape (features + 1, features of that one).
+        """Returns all features' products with those of one block, shape (features + 1, features of that one).
 
-        They are taken when a state first holds it: few of many blocks are ever in, and all products of a space with
-        hundreds of pairs would take seconds.
+        Cached by block: few of many blocks are ever in, and all products of hundreds of pairs would take seconds.
         """
         if (found := self._products.get(block)) is None:
             own = self._features[self.starts[block] : self.starts[block + 1]]
@@ -131,10 +129,10 @@ class Chain:
         return found
 
     def run(self, rng: np.random.Generator, starts: Sequence[Mapping[int, int]]) -> tuple[list[State], Floats]:
-        """States that walks go through, and their chances, which sum to 1.
+        """Walks from each start; returns the states and their probabilities, which sum to 1.
 
         Args:
-            rng: Draws the jumps.
+            rng: Of the jumps.
             starts: Blocks that are in where each walk starts, with the index of their size.
         """
         states: list[State] = []
@@ -149,7 +147,7 @@ class Chain:
         return states, np.concatenate([w * s for w, s in zip(weights, shares / shares.sum(), strict=True)])
 
     def _walk(self, rng: np.random.Generator, start: Mapping[int, int]) -> tuple[list[State], Floats]:
-        """States of one walk, and how long it stays in each."""
+        """Returns the states of one walk, and how long it stays in each."""
         place = Place(self, start)
         if not len(self.log_odds):
             return [place.state()], np.ones(1)
@@ -178,21 +176,16 @@ class Chain:
         return states, np.array(stayed)
 
     def look(self, inside: Mapping[int, int]) -> State:
-        """The state in which some blocks are in, each with the index of its size."""
+        """Returns the state in which some blocks are in, each with the index of its size."""
         return Place(self, inside).state()
 
 
 class Place:
-    """Where a walk is: what the data say of all blocks, kept up to date while blocks come in and leave.
+    """The current state of a walk, updated while blocks come in and leave.
 
-    With `M` the inverse of the values' covariance, told from what is in, `told` is each block's `X' M X` and `pull`
-    its `X' M y`. A block that comes in or leaves changes `M` by as many dimensions as it has features, which is less
-    to work out than all anew. Where the data are precise that is done all the same: from one change to the next the
-    rounding of large numbers would add up to more than the prior tells.
-
-    Args:
-        chain: Of which it is a place.
-        inside: Blocks that are in, each with the index of its size.
+    With `M` the inverse of the values' covariance given what is in, `_fisher` is each block's `X' M X` and `_pull` its
+    `X' M y`. A block that comes in or leaves is a low-rank update of `M`. Where the data are precise all is computed
+    anew: the rounding of updates would add up to more than the prior.
     """
 
     def __init__(self, chain: Chain, inside: Mapping[int, int]) -> None:
@@ -200,17 +193,16 @@ class Place:
         self._become(inside)
 
     def _become(self, inside: Mapping[int, int]) -> None:
-        """Works out anew what the data say, by Cholesky's factor: products with an inverse lose twice the digits."""
+        """Computes all anew, by Cholesky's factor: products with an inverse lose twice the digits."""
         chain = self._chain
         self.sizes = dict(inside)
         """Blocks that are in, each with the index of its size."""
         self._settle()
         white = np.linalg.solve(np.linalg.cholesky(self._precision), self._cross.T).T[chain.index]
-        self._told = chain.own - white @ white.transpose(0, 2, 1)
+        self._fisher = chain.own - white @ white.transpose(0, 2, 1)
         self._pull = (chain.moment - self._cross @ self._mean)[chain.index]
 
     def _settle(self) -> None:
-        """Tells the coefficients of what is in."""
         chain, at = self._chain, 0
         self._spans: dict[int, slice] = {}
         for block in self.sizes:
@@ -227,7 +219,7 @@ class Place:
         self._mean = np.linalg.solve(self._precision, chain.moment[self._columns])
 
     def add(self, block: int, size: int) -> None:
-        """Lets a block in that is out."""
+        """Adds a block."""
         if self._chain.is_precise:
             self._become({**self.sizes, block: size})
             return
@@ -235,13 +227,13 @@ class Place:
         columns = chain.products(block)
         count = columns.shape[1]
         change = columns - self._cross @ (self._cov @ self._cross[mine[:count]].T)
-        joint = np.linalg.inv(self._told[block, :count, :count] + np.eye(count) * SIZES[size] ** -2.0)
+        joint = np.linalg.inv(self._fisher[block, :count, :count] + np.eye(count) * SIZES[size] ** -2.0)
         self._move(change, -joint, self._pull[block, :count])
         self.sizes[block] = size
         self._settle()
 
     def remove(self, block: int) -> None:
-        """Leaves a block out that is in."""
+        """Removes a block."""
         if self._chain.is_precise:
             self._become({b: size for b, size in self.sizes.items() if b != block})
             return
@@ -254,13 +246,13 @@ class Place:
     def _move(self, change: Floats, joint: Floats, pull: Floats) -> None:
         index = self._chain.index
         weighted = (change @ joint)[index]
-        self._told = self._told + weighted @ change[index].transpose(0, 2, 1)
+        self._fisher = self._fisher + weighted @ change[index].transpose(0, 2, 1)
         self._pull = self._pull + weighted @ pull
 
     def state(self) -> State:
-        """The state."""
+        """Returns the state."""
         chain, mean, cov = self._chain, self._mean, self._cov
-        told, pull = self._told.copy(), self._pull.copy()
+        fisher, pull = self._fisher.copy(), self._pull.copy()
         # What the data say of blocks that are in: their posterior without their prior.
         inside = list(self.sizes)
         rank = chain.index.shape[1]
@@ -272,26 +264,26 @@ class Place:
         wide[:-1, :-1] = cov
         own = wide[places[:, :, None], places[:, None, :]] + np.eye(rank) * ~is_there[:, None, :]
         precision = np.linalg.inv(own) - np.eye(rank) * ~is_there[:, None, :]
-        told[inside] = precision - np.eye(rank) * np.append(self._prior, 0.0)[places][:, None, :]
+        fisher[inside] = precision - np.eye(rank) * np.append(self._prior, 0.0)[places][:, None, :]
         pull[inside] = (precision @ np.append(mean, 0.0)[places][:, :, None])[:, :, 0]
         log_weight = 0.5 * float(
             chain.moment[self._columns] @ mean - np.linalg.slogdet(self._precision)[1] + np.log(self._prior).sum()
         )
         log_weight += sum(float(chain.log_odds[b] + np.log(SHARES[size])) for b, size in self.sizes.items())
         return State(
-            dict(self.sizes), self._columns, mean, cov, log_weight, told=told, pull=pull, log_odds=chain.log_odds
-        )  # fmt: skip
+            dict(self.sizes), self._columns, mean, cov, log_weight, precision=fisher, pull=pull, log_odds=chain.log_odds
+        )
 
 
-def _odds(told: Floats, pull: Floats) -> Floats:
-    """Log odds of blocks of each size by the data, shape (sizes, blocks).
+def _odds(fisher: Floats, pull: Floats) -> Floats:
+    """Returns log odds of blocks of each size by the data, shape (sizes, blocks).
 
-    Gauss's elimination goes over all blocks and sizes at once: there are hundreds of matrices of six rows, for each of
-    which a call of LAPACK takes longer than the arithmetic does.
+    Gaussian elimination over all blocks and sizes at once: of hundreds of matrices of six rows a call of LAPACK for
+    each takes longer than the arithmetic.
     """
     blocks, rank = pull.shape
     rows = np.empty((len(SIZES), blocks, rank, rank + 1))
-    rows[:, :, :, :rank] = told + _PRECISIONS[:, None, None, None] * np.eye(rank)
+    rows[:, :, :, :rank] = fisher + _PRECISIONS[:, None, None, None] * np.eye(rank)
     rows[:, :, :, rank] = pull
     # No pivot is less than the least eigenvalue, which the prior bounds; rounding could make one so.
     least = _PRECISIONS[:, None]

@@ -53,9 +53,9 @@ class AtlasRow(Record):
         workload: Kind of model, a name of ``kinds.toml``; empty in a row for all cells of the release.
         target: GPU, a name of `autotune targets list`; empty likewise.
         gpus: How many of them; 0 likewise.
-        kind: ``setting``, ``recipe`` (a published set), or ``cell``: the default's own program.
-        name: Of the setting or recipe; empty for the cell.
-        value: Of the setting as in a `FlagSet`; the whole set of a recipe; empty for the cell.
+        kind: ``setting``, or ``cell``: the default's own program.
+        name: Of the setting; empty for the cell.
+        value: Of the setting as in a `FlagSet`; empty for the cell.
         verdict: What it does.
         tried: How ``same`` was found: ``alone``, or ``together``, in sets of all that change nothing.
         changes: What is different from the default's program, in clauses such as ``all-gather (async): 9 -> 3``.
@@ -120,9 +120,9 @@ class Atlas:
 
     def __init__(self, rows: Iterable[AtlasRow]) -> None:
         self.rows = tuple(rows)
-        self._by_name: dict[tuple[str, str], list[AtlasRow]] = defaultdict(list)
+        self._by_name: dict[str, list[AtlasRow]] = defaultdict(list)
         for row in self.rows:
-            self._by_name[row.kind, row.name].append(row)
+            self._by_name[row.name].append(row)
 
     def __iter__(self) -> Iterator[AtlasRow]:
         return iter(self.rows)
@@ -136,11 +136,11 @@ class Atlas:
     @property
     def cells(self) -> tuple[AtlasRow, ...]:
         """The row of each cell that was compiled."""
-        return tuple(self._by_name["cell", ""])
+        return tuple(r for r in self.rows if r.kind == "cell")
 
-    def of(self, name: str, *, kind: str = "setting") -> tuple[AtlasRow, ...]:
-        """All rows of a setting, or of a recipe."""
-        return tuple(self._by_name.get((kind, name), ()))
+    def of(self, name: str) -> tuple[AtlasRow, ...]:
+        """All rows of a setting."""
+        return tuple(self._by_name.get(name, ()))
 
 
 def load_kinds() -> dict[str, ModelKind]:

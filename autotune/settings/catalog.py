@@ -109,10 +109,6 @@ class Setting:
         since: First jaxlib that has it, of those that `docs/ask_builds.py` asked; empty if the oldest of them has it.
         removed: First asked jaxlib that lacks it after one that has it.
         defaults: Version from which on, to default; an empty key if it never changed.
-        in_xla_flags: Whether the XLA_FLAGS parser takes it, where it exists.
-        xla_flag_until: First tested jaxlib whose parser no longer takes it.
-        in_compiler_options: Whether a single compilation takes it, where it exists.
-        compiler_option_until: First tested jaxlib where it does not.
         numerics: ``rounding``, ``order``, ``precision`` or ``values``; empty if results do not change.
         memory: How it moves peak memory; empty if not at all, or not known.
         compile: How it moves compile time; empty if little, or not known.
@@ -154,10 +150,6 @@ class Setting:
     since: str = ""
     removed: str = ""
     defaults: Defaults = field(default_factory=dict)
-    in_xla_flags: bool = True
-    xla_flag_until: str = ""
-    in_compiler_options: bool = True
-    compiler_option_until: str = ""
     numerics: str = ""
     memory: str = ""
     compile: str = ""

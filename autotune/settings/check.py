@@ -6,7 +6,7 @@ Nothing is started here: the verdicts follow from what `autotune.settings.known`
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -323,9 +323,6 @@ class Found:
 
     name: str
     value: str | None
-    start: int
-    end: int
-    is_flag: bool
     is_computed: bool
 
 
@@ -351,26 +348,21 @@ def migrate_text(text: str, known: KnownSettings) -> Migration:
     return Migration(settings=settings, notes=tuple(notes))
 
 
-def find_settings(text: str, catalog: Catalog) -> Iterator[Found]:
+def find_settings(text: str, catalog: Catalog) -> list[Found]:
     """The settings in a script of any language, in order; variables only if the catalogue has them."""
-    found = [_found(m, m["name"], start=m.start(), is_flag=True) for m in _FLAG.finditer(text)]
+    matches = [(m.start(), m["name"], m["value"]) for m in _FLAG.finditer(text)]
     for m in _VARIABLE.finditer(text):
         name = m["name"].lower() if m["name"].startswith("JAX_") else m["name"]
         if name in catalog and name != "XLA_FLAGS":
-            found.append(_found(m, name, start=m.start("name"), is_flag=False))
-    yield from sorted(found, key=lambda f: f.start)
-
-
-def _found(m: re.Match[str], name: str, *, start: int, is_flag: bool) -> Found:
-    value = m["value"]
-    return Found(
-        name=name,
-        value=None if value is None else _unquoted(value),
-        start=start,
-        end=m.end(),
-        is_flag=is_flag,
-        is_computed=bool(_COMPUTED.search(value or "")),
-    )
+            matches.append((m.start("name"), name, m["value"]))
+    return [
+        Found(
+            name=name,
+            value=None if value is None else _unquoted(value),
+            is_computed=bool(_COMPUTED.search(value or "")),
+        )
+        for _, name, value in sorted(matches, key=lambda match: match[0])
+    ]
 
 
 def check_found(found: Found, known: KnownSettings) -> SettingCheck:

@@ -25,5 +25,5 @@ from autotune.stats.long_run import (
 )  # fmt: skip
 from autotune.stats.proof import (
     ALONE_PAIRS, CLAIM, FIRST_LOOK, HURDLE, ProofPlan, allot, candidate_weights, chance_to_prove, gain_pairs, look,
-    look_alone, pairs_to_find, proof_pairs, smallest_gain, study_power,
+    look_alone, proof_pairs, smallest_gain, study_power,
 )  # fmt: skip

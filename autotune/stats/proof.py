@@ -18,14 +18,25 @@ References:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import (
+    Callable,
+    Sequence,
+)
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
-from autotune.stats.estimates import DEFAULT_MIN_EFFECT, Estimate, Floats, Verdict, finite, judge, student_quantile
+from autotune.stats.estimates import (
+    DEFAULT_MIN_EFFECT,
+    Estimate,
+    Floats,
+    Verdict,
+    finite,
+    judge,
+    student_quantile,
+)
 
 FIRST_LOOK = 4
 """Pairs of processes before the first look: fewer tell too little of their own spread."""
@@ -402,24 +413,6 @@ def study_power(
         found_in_time=float(np.mean(found & (pairs <= limit))),
         pairs=limit,
     )
-
-
-def pairs_to_find(
-    effect: float, pair_sd: float, *, finalists: int = 3, min_effect: float = DEFAULT_MIN_EFFECT, highest: int = 100
-) -> StudyPower | None:
-    """The least cap at which a gain is found in time 9 times in 10, and its cost; None if above `highest`."""
-    low, high = FIRST_LOOK, highest
-    found = study_power(effect, pair_sd, most=high, finalists=finalists, min_effect=min_effect)
-    if effect <= min_effect or found.found_in_time < POWER:
-        return None
-    while low < high:
-        middle = (low + high) // 2
-        tried = study_power(effect, pair_sd, most=middle, finalists=finalists, min_effect=min_effect)
-        if tried.found_in_time >= POWER:
-            high, found = middle, tried
-        else:
-            low = middle + 1
-    return found
 
 
 def smallest_gain(

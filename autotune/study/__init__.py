@@ -1,23 +1,32 @@
 """The stages of a study, in order."""
 
-from autotune.study.compare import ComparisonRequest, fixed, sequential
-from autotune.study.draft import SPREADS, WHY, WORTH_TRIALS, Plan, checked, example_text, plan_entry, plan_hook, plan_of
+from autotune.study.draft import Plan, SPREADS, WHY, WORTH_TRIALS, checked, example_text, plan_entry, plan_hook, plan_of
 from autotune.study.engines import choose_engine, parse_groups
-from autotune.study.foretell import foretell_space
-from autotune.study.interrupt import Stopped, stoppable
 from autotune.study.interpreter import program_python
-from autotune.study.library_priors import NO_LESSONS, Lessons
-from autotune.study.priors import Prior
-from autotune.study.proof import prove, unsettled
+from autotune.study.preflight import preview_space
+from autotune.study.priors import LibraryWinners, Prior
+from autotune.study.confirm import prove, unsettled
 from autotune.study.read_lines import read_command, read_log, show_reading
-from autotune.study.recheck import recheck_directory, recheck_study, recheck_winner
+from autotune.study.recheck import (
+    Verification,
+    new_recheck,
+    recheck_directory,
+    recheck_study,
+    recheck_winner,
+    verify_winner,
+)
 from autotune.study.reproduce import Reproduction, find_trial, reproduce_trial, shell_lines
-from autotune.study.run import StudyRun
-from autotune.study.runner import LocalExecutor, TaskRunner
-from autotune.study.stages import STAGES, noise_floor, probe, run_study
-from autotune.study.start import new_recheck, new_run, study_with
-from autotune.study.status import StudyStatus, UnreadableRun, describe_lanes, describe_stage, study_status
+from autotune.study.run import Stopped, StudyRun, stoppable
+from autotune.study.stages import STAGES, new_run, noise_floor, probe, run_study, study_with
+from autotune.study.status import StudyStatus, UnreadableRun, format_lanes, format_stage, study_status
 from autotune.study.understanding import (
-    Asked, Understood, default_platform, device_count, device_words, refuse_one_word, understand,
-)  # fmt: skip
-from autotune.study.verify import Verification, verify_winner
+    Asked,
+    Understood,
+    default_platform,
+    device_count,
+    device_words,
+    refuse_one_word,
+    understand,
+)
+from autotune.study.compare import ComparisonRequest, fixed, sequential
+from autotune.study.runner import LocalExecutor, TaskRunner

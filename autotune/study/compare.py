@@ -14,11 +14,22 @@ import math
 import random
 import statistics
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from abc import (
+    ABC,
+    abstractmethod,
+)
+from collections.abc import (
+    Callable,
+    Iterator,
+    Sequence,
+)
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, NamedTuple, TypeVar
+from typing import (
+    Generic,
+    NamedTuple,
+    TypeVar,
+)
 
 from autotune.model import (
     ABA,
@@ -34,7 +45,7 @@ from autotune.model import (
     WorkPerStep,
     block_step_s,
     log_ratio,
-)
+)  # fmt: skip
 from autotune.stats import (
     LONG_PAIR_S,
     Estimate,
@@ -48,11 +59,29 @@ from autotune.stats import (
     reason_to_stop,
     spread_of,
     widen,
+)  # fmt: skip
+from autotune.study.context import (
+    MeasurementContext,
+    ReferenceFailed,
+    typical_step_s,
+    work_between,
 )
-from autotune.study.context import MeasurementContext, ReferenceFailed, typical_step_s, work_between
-from autotune.study.durations import LEAST_FLOOR, floor_alone_s, floor_of_turns_s, floor_processes, refuse_short_budget
-from autotune.study.loss_gate import LossTrace, not_finite, refuse_not_finite
-from autotune.workers import Worker, WorkerFailed
+from autotune.study.durations import (
+    LEAST_FLOOR,
+    floor_alone_s,
+    floor_of_turns_s,
+    floor_processes,
+    refuse_short_budget,
+)
+from autotune.study.loss_gate import (
+    LossTrace,
+    not_finite,
+    refuse_not_finite,
+)
+from autotune.workers import (
+    Worker,
+    WorkerFailed,
+)
 
 S = TypeVar("S")
 R = TypeVar("R")
@@ -297,8 +326,7 @@ class Comparer(ABC):
             mode=self.mode,
             stopped=stopped,
             warnings=looked.warnings,
-            energy=meter.use_of(pairs, is_aba=self.mode == ABA and len(pairs) > 1, work=work),
-            energy_problem=meter.problem_of(pairs),
+            energy=meter.use_of(pairs),
             during=looked.during,
             work=work,
         )
@@ -456,7 +484,7 @@ class InterleavedBlocks:
             check(pair)
             pairs.append(pair)
             ratios.append(log_ratio(pair, self.work))
-            context.gpus.look(self.folder)  # for other people's processes, between two pairs, when nothing is timed
+            context.gpus.look()  # for other people's processes, between two pairs, when nothing is timed
             if (reason := stop(ratios)) is not None:
                 return pairs, reason
 
@@ -655,7 +683,7 @@ class Isolated(Comparer):
             # Such a program runs on whether it is asked or not: the steps must fill the time that was metered.
             metered_s = time.monotonic() - begun
             total = total if abs(sum(times) - metered_s) < LARGEST_GAP * metered_s else None
-        self.context.gpus.look(folder)
+        self.context.gpus.look()
         return Timed(*spec.turns.split_alone(times), total), trace
 
     def _aa_run(self, folder: Path, plan: SequentialPlan) -> AaRun:

@@ -1,4 +1,4 @@
-"""The one sentence of a study, from what its stages found."""
+"""The conclusion of a study, in one sentence."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from autotune.model import (
     ConclusionRecord,
     ConfirmRun,
     FinalistResult,
+    FlagSet,
     Outcome,
     SoakRecord,
     TrialResult,
@@ -16,8 +17,8 @@ from autotune.model import (
     format_share,
 )
 from autotune.results import describe_soak, format_estimate, keep_in_run, loss_addition, time_of
-from autotune.stats import Outlook, Verdict
-from autotune.study.proof import unsettled
+from autotune.stats import Verdict
+from autotune.study.confirm import unsettled
 from autotune.study.run import StudyRun
 
 RULED_OUT = 0.02
@@ -25,7 +26,7 @@ RULED_OUT = 0.02
 
 
 def record_conclusion(run: StudyRun) -> ConclusionRecord:
-    """Makes the study's conclusion and records it, unless the newest one says the same."""
+    """Records the study's conclusion, unless the newest one says the same."""
     results = run.store.of(TrialResult)
     found = _found(run, results)
     conclusion = ConclusionRecord(trial_count=len(results), ended=utc_now(), provenance=describe_machine(), **found)
@@ -37,10 +38,10 @@ def record_conclusion(run: StudyRun) -> ConclusionRecord:
 
 
 def _found(run: StudyRun, results: Sequence[TrialResult]) -> dict[str, object]:
-    """Outcome and sentence, and of a winner its set and figures."""
-    spec, proven, reestimate = run.spec, run.proven, run.reestimate
+    spec, winner = run.spec, run.winner
     soaks = run.store.of(SoakRecord)
-    if proven is not None and proven.estimate is not None:
+    if winner is not None and (proven := winner.proof) is not None and proven.estimate is not None:
+        reestimate = winner.after
         ratio = reestimate.estimate or proven.estimate
         mine = [s for s in soaks if s.settings == proven.settings]
         soaked = [s.steps_s for s in mine]
@@ -63,15 +64,14 @@ def _found(run: StudyRun, results: Sequence[TrialResult]) -> dict[str, object]:
     if not results:
         has_budget = spec.search.time_budget is not None or spec.search.gpu_hours is not None
         why = "the noise floor left no time for a trial; with a larger budget the same command goes on from here"
-        sentence = (
-            f"inconclusive: nothing was tried on this machine: {why if has_budget else 'there was nothing to try'}"
-        )
+        why = why if has_budget else "there was nothing to try"
+        sentence = f"inconclusive: nothing was tried on this machine: {why}"
         outcome = Outcome.INCONCLUSIVE
     elif all(r.failure is not None for r in results):
         outcome, sentence = Outcome.NOTHING_RAN, "no setting tried ran to a result on this machine"
     else:
         outcome, sentence = _no_winner(run, results)
-    objections = {f.settings: f.veto for f in run.store.of(FinalistResult) if f.veto is not None} | run.objections
+    objections = {f.settings: f.veto for f in run.store.of(FinalistResult) if f.veto is not None} | _objections(run)
     sentence += "".join(f"; {settings} looked faster but {why}" for settings, why in objections.items())
     if failed := [s for s in soaks if s.failure is not None]:
         least = min(failed, key=lambda s: len(s.settings))
@@ -81,28 +81,24 @@ def _found(run: StudyRun, results: Sequence[TrialResult]) -> dict[str, object]:
     return {"outcome": outcome, "sentence": sentence}
 
 
+def _objections(run: StudyRun) -> dict[FlagSet, str]:
+    """Returns what speaks against sets that held in their final proof."""
+    return {c.settings: c.after.objection for c in run.candidates if c.after.objection is not None}
+
+
 def _no_winner(run: StudyRun, results: Sequence[TrialResult]) -> tuple[Outcome, str]:
-    """What a study says that proved no winner: that there is none, where gains above a bound are ruled out."""
+    """Returns what a study says that proved no winner: that there is none, where gains above a bound are ruled out."""
     min_effect = run.spec.measure.min_effect
     open_gain, settings = max(_open_gains(run, results), default=(0.0, ""))
-    if left_over := run.time.unproven:
-        dull = {r.settings for r in results if r.outlook_at(min_effect=min_effect) is Outlook.NOT_PROMISING}
-        dull -= {f.settings for f in run.store.of(FinalistResult)}  # of these a proof says more than their trial
-        worth = [s for s in left_over if s not in dull]
-        if not worth:
-            return Outcome.INCONCLUSIVE, (
-                f"inconclusive: nothing is proven on this machine, and what the budget left no time to prove does not "
-                f"look promising; gains of step time up to {format_share(open_gain)} are not ruled out ({settings}); "
-                "with a larger one the same command goes on from here"
-            )
-        more = f" and {len(worth) - 1} more" if len(worth) > 1 else ""
+    if run.time.unproven:
         return Outcome.INCONCLUSIVE, (
-            "inconclusive: nothing is proven: the budget left no time for that. Worth a proof: "
-            f"{worth[0]}{more}; with a larger one the same command goes on from here"
+            "inconclusive: nothing is proven on this machine: the budget left no time for that; gains of step time up "
+            f"to {format_share(open_gain)} are not ruled out ({settings}); with a larger one the same command goes on "
+            "from here"
         )
     if open_gain > max(min_effect, RULED_OUT):
         return Outcome.INCONCLUSIVE, (
-            f"inconclusive: no setting tried is proven to beat the default on this machine, but gains of step time up "
+            "inconclusive: no setting tried is proven to beat the default on this machine, but gains of step time up "
             f"to {format_share(open_gain)} are not ruled out ({settings})"
         )
     beats = "no setting tried beats the default on this machine by more than"
@@ -112,10 +108,10 @@ def _no_winner(run: StudyRun, results: Sequence[TrialResult]) -> tuple[Outcome, 
 
 
 def _open_gains(run: StudyRun, results: Sequence[TrialResult]) -> list[tuple[float, str]]:
-    """Of each set without a verdict the largest gain that its 95 % interval holds, with its settings as text."""
+    """Returns the largest gain in the 95 % interval of each set without a verdict, and its settings as text."""
     last = {f.settings: f for f in run.store.of(FinalistResult)}
     judged = {s for s, f in last.items() if f.verdict is not Verdict.UNRESOLVED or f.is_vetoed or f.failure is not None}
-    judged |= set(run.objections)
+    judged |= set(_objections(run))
     judged |= {s.settings for s in run.store.of(SoakRecord) if s.failure is not None}
     found = []
     for result in results:

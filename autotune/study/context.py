@@ -6,13 +6,25 @@ import hashlib
 import json
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import (
+    Callable,
+    Mapping,
+)
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import (
+    Protocol,
+    TypeVar,
+)
 
 from autotune.child import plain
-from autotune.machine import NO_WATCH, GpuWatch, caller_environment, open_meter, open_watch
+from autotune.machine import (
+    NO_WATCH,
+    GpuWatch,
+    caller_environment,
+    open_meter,
+    open_watch,
+)
 from autotune.model import (
     DUMP_FILE,
     Arm,
@@ -32,14 +44,33 @@ from autotune.model import (
     limits_after,
     read_choices,
 )  # fmt: skip
-from autotune.rundir import ARTEFACTS, Folders, in_force, place_artefacts
+from autotune.rundir import (
+    ARTEFACTS,
+    Folders,
+    in_force,
+    place_artefacts,
+)
 from autotune.settings import gpu_findings
 from autotune.stats import LossSpread
 from autotune.study.interpreter import program_python
-from autotune.study.loss_gate import LossGate, LossTrace, not_finite, refuse_not_finite, unusable_dtype
-from autotune.study.memory import MemoryShare, refuse_over_limit
+from autotune.study.loss_gate import (
+    LossGate,
+    LossTrace,
+    not_finite,
+    refuse_not_finite,
+    unusable_dtype,
+)
+from autotune.study.memory import (
+    MemoryShare,
+    refuse_over_limit,
+)
 from autotune.study.tasks import Assignment
-from autotune.workers import Launcher, Worker, WorkerFailed, is_without_gpu
+from autotune.workers import (
+    Launcher,
+    Worker,
+    WorkerFailed,
+    is_without_gpu,
+)
 
 R = TypeVar("R")
 
@@ -73,9 +104,6 @@ class ProgressSink(Protocol):
 class MeasurementContext:
     """The place where comparisons are made; each lane has one.
 
-    Args:
-        is_shared: Other lanes may be at work on the same machine.
-
     Attributes:
         assignment: The task in hand, and what the driver said with it.
         programs: Names of programs that were measured before, here or elsewhere, each with the number of its trial.
@@ -84,9 +112,7 @@ class MeasurementContext:
         share: What two processes on one GPU get of its memory, and who does not fit so.
     """
 
-    def __init__(
-        self, spec: StudySpec, folders: Folders, launcher: Launcher, progress: ProgressSink, *, is_shared: bool = False
-    ) -> None:
+    def __init__(self, spec: StudySpec, folders: Folders, launcher: Launcher, progress: ProgressSink) -> None:
         self.spec = spec
         self.folders = folders
         self.progress = progress
@@ -98,7 +124,7 @@ class MeasurementContext:
         self.restarts = 0
         self.share = MemoryShare(spec)
         self.gpus = _open_watch(spec)
-        self.meter = open_meter(spec, self.gpus, is_shared=is_shared)
+        self.meter = open_meter(spec, self.gpus)
         self._launcher = launcher
         self._reference: Worker | None = None
         self._first_kernels: dict[FlagSet, dict[str, str]] = {}

@@ -1,22 +1,40 @@
-"""What each piece of a study takes, from what its reference took: the figures that budgets are planned with."""
+"""How long each piece of a study takes, the ETA of a whole study, and the power analysis of its proofs."""
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import (
+    dataclass,
+    replace,
+)
 
 from autotune.model import (
     INTERLEAVED,
     ConfirmRun,
     FloorResult,
     LaunchError,
+    LedgerRecord,
+    PowerAnalysis,
+    SessionRecord,
     StudySpec,
+    TrialResult,
     TurnCosts,
     WorkerReport,
     format_seconds,
+)  # fmt: skip
+from autotune.rundir import Store
+from autotune.stats import (
+    ALONE_PAIRS,
+    FIRST_LOOK,
+    NoiseFloor,
+    SequentialPlan,
+    proof_pairs,
+    proof_size,
+    smallest_gain,
+    study_power,
 )
-from autotune.stats import ALONE_PAIRS, NoiseFloor, SequentialPlan, proof_size
 
 FLOOR_SHARE = 0.2
 """Share of a time budget beyond which a noise floor starts no more processes than it must."""
@@ -28,7 +46,13 @@ PROOF_FLOORS = 6.0
 """What a study with one proof takes, about, over its least noise floor: 18 pairs of processes after 4 starts."""
 
 RECENT = 20
-"""Pairs of processes of which it is told what one really takes."""
+"""Latest pairs of processes, or trials, from which their duration is estimated."""
+
+ABLATIONS = 3
+"""Settings of a winner for which time is kept to leave each of them out in turn."""
+
+SEARCHES, PROVES, LAST = ("noise floor", "screen", "search"), ("confirm", "minimise", "pgle", "final proof"), "soak"
+"""Stages by what is still to do in them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +80,7 @@ class Durations:
 
 
 def durations_of(spec: StudySpec, result: FloorResult, runs: Sequence[ConfirmRun] = ()) -> Durations | None:
-    """What the pieces of a study take at most, unless something goes wrong; None where the floor tells no times.
+    """Returns the durations of a study's pieces; None where the noise floor has no times.
 
     Args:
         spec: The study.
@@ -110,16 +134,21 @@ def _costs(spec: StudySpec, result: FloorResult) -> TurnCosts:
 
 
 def pairs_of_blocks(spec: StudySpec, floor: NoiseFloor) -> int:
-    """Pairs of blocks that each fresh pair of processes runs in turns."""
+    """Returns the pairs of blocks that each fresh pair of processes runs in turns."""
     return proof_size(floor, starts=spec.turns.starts)
 
 
 def pair_of_processes_s(spec: StudySpec, result: FloorResult) -> float:
-    """Seconds of one fresh pair of processes of a proof, from the noise floor's times."""
+    """Returns the seconds of one fresh pair of processes of a proof."""
     floor = result.floor
     if result.comparison.mode == INTERLEAVED:
         return _costs(spec, result).fresh_pair_s(pairs_of_blocks(spec, floor))
     return 2.0 * floor.start_s + floor.pair_s
+
+
+def minimising_s(spec: StudySpec, takes: Durations) -> float:
+    """Returns the seconds that are kept for minimising."""
+    return ABLATIONS * takes.ablation_s if spec.confirm.minimise else 0.0
 
 
 def refuse_short_budget(spec: StudySpec, reference: WorkerReport, *, begun_s: float, floor_s: float) -> None:
@@ -127,9 +156,9 @@ def refuse_short_budget(spec: StudySpec, reference: WorkerReport, *, begun_s: fl
 
     Args:
         spec: The study.
-        reference: What it said of itself.
-        begun_s: Seconds of the study when it was started.
-        floor_s: Seconds that the rest of the noise floor takes at least.
+        reference: Its report.
+        begun_s: Seconds of the study when the reference was started.
+        floor_s: Least seconds of the rest of the noise floor.
 
     Raises:
         LaunchError: If it is.
@@ -147,19 +176,22 @@ def refuse_short_budget(spec: StudySpec, reference: WorkerReport, *, begun_s: fl
 
 
 def floor_of_turns_s(reference: WorkerReport, *, processes: int, steps: int) -> float:
-    """Seconds of a noise floor in turns after its reference has started, which starts once more in another rounding.
+    """Returns the seconds of a noise floor in turns after its reference has started.
 
     Args:
-        reference: What it said of itself.
+        reference: Starts once more, in another rounding.
         processes: Started beside it.
-        steps: Steps that are run with each of those, both arms together.
+        steps: Steps of both arms that are run with each of those.
     """
-    each_s = reference.start_s + steps * statistics.median(reference.warmup_step_times_s or (0.0,))
-    return reference.start_s + processes * each_s
+    return reference.start_s + processes * _process_s(reference, steps)
+
+
+def _process_s(reference: WorkerReport, steps: int) -> float:
+    return reference.start_s + steps * statistics.median(reference.warmup_step_times_s or (0.0,))
 
 
 def floor_alone_s(spec: StudySpec, reference: WorkerReport) -> float:
-    """Likewise of one in ABA runs, while the first of its runs is in hand."""
+    """Returns the same of one in ABA runs, while the first of its runs is in hand."""
     step_s = statistics.median(reference.warmup_step_times_s or (0.0,))
     costs = spec.turns.costs(step_s=step_s, start_s=reference.start_s)
     run_s = costs.run_alone_s(pairs=1, least_steps=spec.measure.run_steps)
@@ -167,17 +199,104 @@ def floor_alone_s(spec: StudySpec, reference: WorkerReport) -> float:
 
 
 def floor_processes(spec: StudySpec, reference: WorkerReport, *, steps: int) -> int:
-    """How many processes a noise floor starts beside the living reference: fewer where the time budget is small.
+    """Returns how many processes a noise floor starts beside its reference: fewer where the time budget is small.
 
     Args:
         spec: The study.
-        reference: What the living one said of itself.
-        steps: Steps that are run with each of the others, both arms together.
+        reference: Living.
+        steps: Steps of both arms that are run with each of the others.
     """
     budget_s, asked = spec.search.time_budget, spec.measure.floor_processes
-    each_s = reference.start_s + steps * statistics.median(reference.warmup_step_times_s or (0.0,))
+    each_s = _process_s(reference, steps)
     if budget_s is None or each_s <= 0.0:
         return asked
     # The reference itself is started once beside them, and once more in another rounding.
     fitting = int((FLOOR_SHARE * budget_s - 2.0 * reference.start_s) / each_s)
     return min(asked, max(LEAST_FLOOR, fitting))
+
+
+# ---------------------------------------------------------------------- power analysis
+
+
+def power_analysis(spec: StudySpec, result: FloorResult) -> PowerAnalysis | None:
+    """Returns the smallest gain that is proven 9 times in 10, and its cost; None where the noise floor cannot say.
+
+    Spreads from few processes are often too small, so it rests on an upper limit: `NoiseFloor.cautious_process_sd`.
+    """
+    floor, most = result.floor, spec.confirm.processes
+    if not (floor.start_s and floor.pair_s):
+        return None
+    if most < FIRST_LOOK:
+        return None
+    pairs = pairs_of_blocks(spec, floor) if result.comparison.mode == INTERLEAVED else 1
+    pair_s = pair_of_processes_s(spec, result)
+    pair_sd = _round_up(math.hypot(math.sqrt(2.0) * floor.cautious_process_sd(), floor.within_sd / math.sqrt(pairs)))
+    finalists, min_effect = spec.confirm.finalists, spec.measure.min_effect
+    smallest = smallest_gain(pair_sd, most=most, finalists=finalists, min_effect=min_effect)
+    cost = study_power(smallest, pair_sd, most=most, finalists=finalists, min_effect=min_effect) if smallest else None
+    return PowerAnalysis(
+        pair_sd=pair_sd, pairs=pairs, pair_s=pair_s, most=most, smallest=smallest,
+        proof_s=cost.pairs * pair_s if cost else None,
+    )  # fmt: skip
+
+
+def _round_up(sd: float) -> float:
+    """Rounds up by at most 2 % to one of few figures: thousands of simulated studies share the result of each."""
+    return 1.02 ** math.ceil(math.log(sd) / math.log(1.02)) if sd > 0.0 else 0.0
+
+
+# ---------------------------------------------------------------------- ETA
+
+
+def eta_s(store: Store, stage: str, *, used_s: float, stage_s: float) -> float | None:
+    """Returns the seconds until a study ends at the latest, about: by its trials and proofs, or by a budget.
+
+    Args:
+        store: The run directory, which somebody else may be writing.
+        stage: The current one.
+        used_s: Of the study's time.
+        stage_s: Of the stage.
+
+    Returns:
+        None where there is no budget, and the noise floor is not known yet or the stage is none of a search.
+    """
+    known = [s for s in (_planned_s(store, stage, used_s, stage_s), *_budgets_s(store, used_s)) if s is not None]
+    return max(0.0, min(known)) if known else None
+
+
+def _budgets_s(store: Store, used_s: float) -> list[float]:
+    search, found = store.spec.search, []
+    if search.time_budget is not None:
+        found.append(search.time_budget - used_s)
+    ledger, floor = store.last(LedgerRecord), store.last(FloorResult)
+    if search.gpu_hours is not None and ledger is not None and floor is not None:
+        devices = floor.reference.device_count * max(1, len(ledger.lanes))
+        found.append((3600 * search.gpu_hours - ledger.device_s) / devices)
+    return found
+
+
+def _planned_s(store: Store, stage: str, used_s: float, stage_s: float) -> float | None:
+    """Returns what is left of trials, proofs and soak, if each takes as long as those before it, or as planned."""
+    spec, floors, runs = store.spec, store.of(FloorResult), store.of(ConfirmRun)
+    takes = durations_of(spec, floors[0], runs) if floors else None
+    if takes is None or stage not in (*SEARCHES, *PROVES, LAST):
+        return None
+    if stage == LAST:
+        return takes.soak_s - stage_s
+    trials, ledger, session = store.of(TrialResult), store.last(LedgerRecord), store.last(SessionRecord)
+    lanes = max(1, len(ledger.lanes)) if ledger else 1
+    proofs_s = proofs_of_study_s(spec, floors[0], takes) / lanes + minimising_s(spec, takes)
+    if stage in PROVES:
+        spent_s = used_s - max((t.at_s for t in trials), default=used_s)
+        return max(0.0, proofs_s - spent_s) + takes.soak_s
+    ends_s = [t.at_s for t in trials[-RECENT:]]  # of all lanes together
+    each_s = (ends_s[-1] - ends_s[0]) / (len(ends_s) - 1) if len(ends_s) > 1 else takes.trial_s / lanes
+    asked = session.asked_trials if session else spec.search.trials
+    return max(0, asked - len(trials)) * each_s + proofs_s + takes.soak_s
+
+
+def proofs_of_study_s(spec: StudySpec, floor: FloorResult, takes: Durations) -> float:
+    """Returns the seconds of all proofs of a study on one lane, within which 97 of 100 are through."""
+    if floor.power is not None and floor.power.proof_s is not None:
+        return floor.power.proof_s
+    return proof_pairs(spec.confirm.finalists, most=spec.confirm.processes) * takes.pair_s

@@ -1,33 +1,49 @@
-"""Which lanes a study gets: this process, groups of this machine's devices, nodes of its SLURM job, Dask workers."""
+"""Chooses the lanes of a study: this process, groups of this machine's devices, nodes of a SLURM job, Dask workers."""
 
 from __future__ import annotations
 
 import importlib.util
+import re
 import shlex
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Mapping,
+    Sequence,
+)
 from pathlib import Path
 from typing import Any
 
 from autotune.cluster import (
     Engine,
-    Message,
     Place,
     Processes,
-    lane_name,
     lanes_here,
     lanes_of_groups,
     lanes_on_nodes,
     open_dask,
 )
-from autotune.machine import caller_environment, inside_slurm_job, parse_devices, restrict_devices, slurm_hosts
-from autotune.model import WITH_SECRETS, LaunchError, StudyFileError, StudySpec
+from autotune.machine import (
+    caller_environment,
+    inside_slurm_job,
+    parse_devices,
+    restrict_devices,
+    slurm_hosts,
+)
+from autotune.model import (
+    WITH_SECRETS,
+    LaunchError,
+    StudyFileError,
+    StudySpec,
+)
 from autotune.study.preflight import launcher_name
 from autotune.study.run import StudyRun
 from autotune.workers import SRUN_VARIABLE
 
 HIGHEST_STEP = 0xFFFFFFF0
 """Step numbers from here on are SLURM's own: the batch script, an interactive shell."""
+
+_ADDRESS = re.compile(r"(\w+://)?[^\s/]+:\d+(/\S*)?")
 
 MakeEngine = Callable[[StudyRun], Engine]
 
@@ -59,12 +75,13 @@ def choose_engine(
     """The lanes of a study as it is called here; None is this process alone.
 
     Raises:
-        StudyFileError: If trials of several nodes are given devices of one machine, or lanes are named twice.
+        StudyFileError: If trials of several nodes are given devices of one machine, lanes are named twice, or the
+            scheduler's address is none.
         LaunchError: If this machine does not have those devices.
     """
-    named = {"--scheduler": scheduler, "--scheduler-file": scheduler_file, "--devices": groups or None}
+    asked = {"--scheduler": scheduler, "--scheduler-file": scheduler_file, "--devices": groups or None}
     if scheduler is not None or scheduler_file is not None:
-        _refuse_for_dask(spec, [name for name, value in named.items() if value is not None])
+        _refuse_for_dask(spec, {name: value for name, value in asked.items() if value is not None})
         return lambda run: _on_dask(run, scheduler, scheduler_file)
     if groups:
         if spec.device.node_count > 1:
@@ -82,19 +99,18 @@ def choose_engine(
     return None
 
 
-def study_message(spec: StudySpec, *, study_dir: str, run: Path | None, devices: list[str]) -> dict[str, Any]:
-    """What a lane's first message says.
+def study_message(spec: StudySpec, *, study_dir: str, run: Path | None) -> dict[str, Any]:
+    """A lane's first message.
 
     Args:
         run: The run directory, where the lane sees it, too; None where it does not.
-        devices: What it may use of its machine; empty for all.
     """
     return {
         "type": "study",
         "study": spec.model_dump(mode="json", context=WITH_SECRETS),
         "study_dir": study_dir,
         "run": str(run) if run else None,
-        "devices": devices,
+        "devices": [],
         "launcher": launcher_name(),
     }
 
@@ -110,15 +126,21 @@ def _nodes_of_job() -> tuple[str, ...]:
     return slurm_hosts(listed, own)
 
 
-def _refuse_for_dask(spec: StudySpec, named: Sequence[str]) -> None:
+def _refuse_for_dask(spec: StudySpec, named: Mapping[str, object]) -> None:
     """Refuses what a Dask cluster cannot do, before there is a run directory.
 
     Raises:
-        StudyFileError: If lanes are named in two ways, or a trial spans several nodes.
+        StudyFileError: If lanes are named in two ways, the address is none, or a trial spans several nodes.
         LaunchError: If Dask is not installed.
     """
     if len(named) > 1:
         raise StudyFileError(f"lanes must be named in one way but got {' and '.join(named)}; leave one out")
+    address = named.get("--scheduler")
+    if isinstance(address, str) and not _ADDRESS.fullmatch(address):
+        raise StudyFileError(f"--scheduler must be an address like tcp://HOST:8786 but got {address!r}")
+    file = named.get("--scheduler-file")
+    if isinstance(file, Path) and not file.parent.is_dir():  # the file itself may be about to be written
+        raise StudyFileError(f"--scheduler-file must lie in a folder that is there but got {str(file)!r}")
     if spec.device.node_count > 1:
         raise StudyFileError(
             f"a lane of a Dask cluster is one worker but a trial of this study spans {spec.device.node_count} nodes; "
@@ -126,14 +148,14 @@ def _refuse_for_dask(spec: StudySpec, named: Sequence[str]) -> None:
         )
     if importlib.util.find_spec("distributed") is None:
         raise LaunchError(
-            f"{named[0]} needs Dask but it is not installed here; run `pip install -e '.[dask]'` in autotune's folder, "
-            "in the environment of the scheduler and of all workers, too"
+            f"{next(iter(named))} needs Dask but it is not installed here; run `pip install -e '.[dask]'` in "
+            "autotune's folder, in the environment of the scheduler and of all workers, too"
         )
 
 
 def _on_dask(run: StudyRun, scheduler: str | None, scheduler_file: Path | None) -> Engine:
     """A lane on each worker of the cluster; nothing of the run directory is seen there."""
-    study = study_message(run.spec, study_dir=run.store.study_dir, run=None, devices=[])
+    study = study_message(run.spec, study_dir=run.store.study_dir, run=None)
     holds_gpus = run.spec.device.platform == "cuda"
     engine = open_dask(study, address=scheduler, scheduler_file=scheduler_file, holds_gpus=holds_gpus)
     run.view.note(f"lanes are {engine.words}")
@@ -141,36 +163,26 @@ def _on_dask(run: StudyRun, scheduler: str | None, scheduler_file: Path | None) 
 
 
 def _on_devices(run: StudyRun, groups: Sequence[Sequence[str]]) -> Engine:
-    names = {lane_name(group): list(group) for group in groups}
-    places = lanes_here(groups, _studies(run, names), socket.gethostname())
+    places = lanes_here(groups, socket.gethostname())
     return _engine(run, places, f"{len(places)} lanes of this machine")
 
 
 def _on_nodes(run: StudyRun, nodes: Sequence[str]) -> Engine:
     """A lane on each node; where a trial spans several, on each group of them, its ranks started from here."""
-    own, size = caller_environment(), run.spec.device.node_count
+    size, count = run.spec.device.node_count, run.spec.device.count
     try:
-        extra = shlex.split(own.get(SRUN_VARIABLE, ""))
+        extra = shlex.split(caller_environment().get(SRUN_VARIABLE, ""))
     except ValueError as error:
         raise LaunchError(f"{SRUN_VARIABLE} must be quoted as for a shell but: {error}") from error
     if size == 1:
-        places = lanes_on_nodes(
-            nodes, _studies(run, {n: [] for n in nodes}), devices=run.spec.device.count, extra=extra
-        )
+        places = lanes_on_nodes(nodes, devices=count, extra=extra)
         return _engine(run, places, f"{len(places)} nodes of this job")
     groups = [nodes[i : i + size] for i in range(0, len(nodes) - size + 1, size)]
-    places = lanes_of_groups(groups, _studies(run, {g[0]: [] for g in groups}), devices=run.spec.device.count)
+    places = lanes_of_groups(groups, devices=count)
     return _engine(run, places, f"{len(places)} groups of {size} nodes of this job")
-
-
-def _studies(run: StudyRun, devices: Mapping[str, list[str]]) -> dict[str, Message]:
-    """The first message of each lane."""
-    return {
-        name: study_message(run.spec, study_dir=run.store.study_dir, run=run.store.path, devices=own)
-        for name, own in devices.items()
-    }
 
 
 def _engine(run: StudyRun, places: Sequence[Place], words: str) -> Engine:
     run.view.note(f"this study has {words}")
-    return Processes(places, logs=Path(run.store.path) / "lanes", words=words)
+    study = study_message(run.spec, study_dir=run.store.study_dir, run=run.store.path)
+    return Processes(places, study, logs=Path(run.store.path) / "lanes", words=words)

@@ -14,8 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from autotune.child import Channel
-from autotune.machine import LANE, Scratch
-from autotune.model import AutotuneError, NodeLostError, Pair, StudySpec, WorkPerStep
+from autotune.machine import (
+    LANE,
+    Scratch,
+)
+from autotune.model import (
+    AutotuneError,
+    NodeLostError,
+    Pair,
+    StudySpec,
+    WorkPerStep,
+)
 from autotune.rundir import Folders
 from autotune.study.runner import TaskRunner
 from autotune.study.tasks import Assignment
@@ -89,7 +98,7 @@ def main() -> int:
             spec = StudySpec.model_validate(told["study"])
             make_launcher = pkgutil.resolve_name(told["launcher"])
             launcher = make_launcher(spec, told["study_dir"], told["devices"])
-            runner = TaskRunner(spec, folders, launcher, progress, is_shared=True)
+            runner = TaskRunner(spec, folders, launcher, progress)
         except AutotuneError as error:
             channel.receive()
             progress.send("error", message=str(error))

@@ -6,14 +6,23 @@ might still say has no reader. So nothing is done twice and nothing is left out,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import (
+    Callable,
+    Sequence,
+)
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from autotune.cluster import ANSWERS, JOINED, LEFT, Engine, Told
+from autotune.cluster import (
+    ANSWERS,
+    JOINED,
+    LEFT,
+    Engine,
+    Told,
+)
 from autotune.machine import measured_versions
 from autotune.model import (
     INTERLEAVED,
@@ -35,11 +44,26 @@ from autotune.model import (
     WorkPerStep,
     log_ratio,
 )  # fmt: skip
-from autotune.rundir import Store, artefacts_for, refuse_strangers, refuse_upgraded
+from autotune.rundir import (
+    Store,
+    artefacts_for,
+    refuse_strangers,
+    refuse_upgraded,
+)
 from autotune.stats import proof_size
-from autotune.study.context import floor_folder, time_limits_after
-from autotune.study.promise import promise_of
-from autotune.study.tasks import AnyTask, Assignment, FloorTask, PairTask, PendingTask, TrialTask
+from autotune.study.context import (
+    floor_folder,
+    time_limits_after,
+)
+from autotune.study.durations import power_analysis
+from autotune.study.tasks import (
+    AnyTask,
+    Assignment,
+    FloorTask,
+    PairTask,
+    PendingTask,
+    TrialTask,
+)
 
 MOST_LOST = 3
 """A task over which so many lanes were lost is not given to another: perhaps it kills them."""
@@ -374,7 +398,7 @@ class Lanes:
         # Its engine knows it by this name, which a machine's own may differ from: else nobody finds this again.
         floor = floor.model_copy(update={"provenance": {**floor.provenance, "host": lane.host}})
         if not self._store.of(FloorResult):
-            floor = floor.model_copy(update={"promise": promise_of(self._store.spec, floor)})
+            floor = floor.model_copy(update={"power": power_analysis(self._store.spec, floor)})
         self._store.append(floor)
         self._adopt(lane, floor)
         for warning in (*floor.reference.warnings, *floor.comparison.warnings):

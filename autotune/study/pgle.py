@@ -6,12 +6,27 @@ own switch is of no use here, see `autotune.child.profile`.
 
 from __future__ import annotations
 
-from autotune.model import PROFILE, FlagSet, ProfileRecord
-from autotune.stats import FIRST_LOOK, Verdict
-from autotune.study.minimise import pays_for_itself
-from autotune.study.proof import prove
-from autotune.study.run import StudyRun
-from autotune.study.tasks import PendingTask, ProfileTask
+from autotune.model import (
+    PROFILE,
+    FlagSet,
+    ProfileRecord,
+)
+from autotune.stats import (
+    FIRST_LOOK,
+    Verdict,
+)
+from autotune.study.confirm import (
+    pays_for_itself,
+    prove,
+)
+from autotune.study.run import (
+    Candidate,
+    StudyRun,
+)
+from autotune.study.tasks import (
+    PendingTask,
+    ProfileTask,
+)
 
 PROFILED_STEPS = 5
 
@@ -24,7 +39,7 @@ ONE_DEVICE = (
 
 def profile_guide(run: StudyRun) -> None:
     """Needs candidates; where the first one is proven faster with a profile, the set with it becomes the first."""
-    if not run.candidates or run.spec.confirm.pgle is False:
+    if not run.waiting or run.spec.confirm.pgle is False:
         return
     if (why := why_not(run)) is not None:
         if why:
@@ -33,7 +48,8 @@ def profile_guide(run: StudyRun) -> None:
     if not run.time.allows(lambda takes: takes.start_s + takes.ablation_s + FIRST_LOOK * takes.pair_s):
         run.view.note("no profile: what is left of the budget is kept for the final proof")
         return
-    stage, trial, settings = run.candidates[0]
+    first = run.waiting[0]
+    settings = first.settings
     run.begin_stage("pgle", f"{PROFILED_STEPS} steps are profiled, and compiled again with what they took")
     record = _profile(run, settings)
     if record.profile is None:
@@ -44,14 +60,14 @@ def profile_guide(run: StudyRun) -> None:
         return
     processes = run.spec.confirm.processes
     run.begin_stage("pgle", f"with the profile against without, in {processes} fresh pairs of processes")
-    if prove(run, [(trial, profiled)], stage="pgle", against=settings)[0].verdict is Verdict.FASTER:
-        run.candidates.insert(0, (stage, trial, profiled))
+    if prove(run, [(first.trial, profiled)], stage="pgle", against=settings)[0].verdict is Verdict.FASTER:
+        run.candidates.insert(0, Candidate(first.stage, first.trial, profiled, first.state))
 
 
 def why_not(run: StudyRun) -> str | None:
     """Why nothing is profiled, empty where that goes without saying; None if it can be."""
     spec = run.spec
-    if PROFILE in spec.baseline.merge(run.candidates[0][2]):
+    if PROFILE in spec.baseline.merge(run.waiting[0].settings):
         return "the study names a profile itself"
     if spec.workload.command is not None:
         return OF_COMMAND if spec.device.platform != "cpu" else ""

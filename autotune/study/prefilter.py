@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import (
+    Iterable,
+    Sequence,
+)
 
-from autotune.compiler import Screener, Target, Topology, domains, facts_of, load_target, parse_topology, target_here
-from autotune.machine import caller_environment, visible_gpus
 from autotune.model import (
     REFERENCE_NUMBER,
     FlagSet,
-    FloorResult,
-    StudySpec,
     TrialConfig,
     TrialOutcome,
     TrialResult,
@@ -19,40 +18,29 @@ from autotune.model import (
 )
 from autotune.rundir import Store
 from autotune.settings import SearchSpace
-from autotune.stats import REFERENCE, Estimate
+from autotune.stats import (
+    REFERENCE,
+    Estimate,
+)
+from autotune.study.budget import FEWEST_TRIALS
 from autotune.study.context import refuse_untold_work
-from autotune.study.doubt import DEAD_TOGETHER, contradicts, doubt_of
 from autotune.study.run import StudyRun
-from autotune.study.screen import Precheck, StudyScreener
+from autotune.study.screen import (
+    DEAD_TOGETHER,
+    Precheck,
+    contradicts,
+    recheck_of,
+)
 from autotune.study.tasks import TrialTask
-from autotune.study.time_left import FEWEST_TRIALS
 
 
 def measure_reference(run: StudyRun) -> WorkerReport:
     """Has the A/A run done, unless an earlier session did, and gives the reference's report."""
     if run.screener is not None:
         run.screener.is_measuring = lambda: run.lanes.is_measuring
-        if run.asked_trials != 0 and not run.store.of(FloorResult):  # a recheck has no screen
-            _begin_screen(run, run.screener)
     floor = run.lanes.first_floor()
     refuse_untold_work(run.spec, floor.reference)
     return floor.reference
-
-
-def _begin_screen(run: StudyRun, screener: StudyScreener) -> None:
-    """Compiles the reference for the GPU that is going to run it, then, beside the A/A run, what the screen needs."""
-    target, topology = cluster_to_run(run.spec) if run.spec.device.platform == "cuda" else (None, None)
-    if target is None or topology is None:
-        return
-    run.view.phase(f"the default is compiled for {target.name}")
-    screener.try_reference(target, topology)
-    screener.compile_beside(lambda screen: _foreseen(run, screen))
-
-
-def _foreseen(run: StudyRun, screen: Screener) -> Sequence[FlagSet]:
-    """What the screen is going to compile, before the reference has run: its program tells what the space needs."""
-    space = run.setup.space(facts_of(screen.reference(), screen.job.topology))
-    return screen.wanted(domains(space), dict(run.first))
 
 
 def narrow_space(run: StudyRun, space: SearchSpace) -> SearchSpace:
@@ -64,7 +52,7 @@ def narrow_space(run: StudyRun, space: SearchSpace) -> SearchSpace:
         screener.kept_s = table.reserved_s + FEWEST_TRIALS * table.trial_s
     left = screener.narrow(space, dict(run.first), reference)
     if screener.report is not None and run.spec.device.platform == "cuda":
-        run.doubt = doubt_of(space, screener.report)
+        run.recheck = recheck_of(space, screener.report)
     return left
 
 
@@ -87,7 +75,7 @@ def evaluate(run: StudyRun, config: TrialConfig, known: Known) -> TrialResult | 
     if outcome is None and run.screener is not None:
         precheck = run.screener.precheck(config.settings)
         if config.origin == DEAD_TOGETHER or _is_refuted(run, known.results):
-            precheck = Precheck(failure=precheck.failure)  # its word for what is equal is what is in doubt
+            precheck = Precheck(failure=precheck.failure)  # what is equal is what is rechecked
         if precheck.failure is not None:
             outcome = TrialOutcome(status=TrialStatus.FAILED, failure=precheck.failure)
         elif precheck.key is not None:
@@ -173,17 +161,3 @@ def incumbent(results: Iterable[TrialResult]) -> Estimate:
     found = [r.comparison.estimate for r in results if r.status is TrialStatus.MEASURED and r.comparison is not None]
     best = min(found, key=lambda e: e.ratio, default=None)
     return best if best is not None and best.ratio < 1 else REFERENCE
-
-
-def cluster_to_run(spec: StudySpec) -> tuple[Target | None, Topology | None]:
-    """The GPUs on which a study is going to run, as far as that is known before it does.
-
-    Raises:
-        StudyFileError: If the study names a target or a topology that is none.
-    """
-    asked, nodes = spec.screen, spec.device.node_count
-    target = load_target(asked.target) if asked.target else target_here()
-    if asked.topology:
-        return target, parse_topology(asked.topology)
-    count = spec.device.count or nodes * len(visible_gpus(caller_environment()))
-    return target, Topology(nodes, count // nodes) if count else None

@@ -1,4 +1,4 @@
-"""Before anything starts: the installed build is asked, the study's settings are checked, the space is built."""
+"""Before a study starts: asks the installed build, checks settings, builds the search space; previews that space."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from autotune.machine import caller_environment, restrict_devices, steering_settings
+from autotune.compiler import Facts
+from autotune.machine import caller_environment, restrict_devices, steering_settings, visible_gpus
 from autotune.model import (
+    AutotuneError,
     FlagSet,
+    FloorResult,
+    RunDirectoryError,
     SettingError,
     StudySpec,
     WorkloadFacts,
@@ -31,10 +35,10 @@ from autotune.settings import (
     probe_build,
 )
 from autotune.study.interpreter import program_python, refuse_other_build
-from autotune.study.library_priors import Lessons, entries_for, lessons_of
+from autotune.study.priors import LibraryWinners, Prior, library_of, priors_of, screened_by, winners_for
 from autotune.study.proposer import open_study
 from autotune.study.samplers import check_sampler
-from autotune.workers import CommandLauncher, Launcher, LocalLauncher, SrunLauncher
+from autotune.workers import CommandLauncher, Launcher, LocalLauncher, SrunLauncher, WorkerFailed, describe_workload
 
 REFUSED = frozenset({SettingVerdict.DANGEROUS})
 """Verdicts for which a setting is refused although a process would start with it."""
@@ -42,15 +46,14 @@ REFUSED = frozenset({SettingVerdict.DANGEROUS})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preflight:
-    """A study that may start.
+    """The setup of a study that may start.
 
     Attributes:
-        spec: The study.
-        known: What is known of settings on the installed build.
+        known: Settings of the installed build.
         python: Interpreter of that build: the one under which the study's program runs.
         first: Sets to try before the sampler proposes, with who suggests them.
-        rule_defaults: See `rule_defaults`.
-        library: The winners that the study learns from.
+        rule_defaults: See the function of that name.
+        library: Winners that the study learns from.
     """
 
     spec: StudySpec
@@ -66,20 +69,20 @@ class Preflight:
         return self.known.build.jaxlib
 
     def launcher(self, store: Store) -> Launcher:
-        """The launcher that the study asks for."""
+        """Makes the launcher that the study asks for."""
         return make_launcher(store.spec, store.study_dir)
 
-    def lessons(self, kind: str | None, count: int | None, note: Callable[[str], None]) -> Lessons:
+    def library_winners(self, kind: str | None, count: int | None, note: Callable[[str], None]) -> LibraryWinners:
         """See `autotune.study.run.Setup`; sets that break a rule of the study are left out."""
-        found = lessons_of(self.library, self.spec, self.known, device_kind=kind, device_count=count, note=note)
+        found = winners_for(self.library, self.spec, self.known, device_kind=kind, device_count=count, note=note)
         return replace(found, first=keeping_rules(self.spec, found.first, self.rule_defaults, note))
 
     def runtime_settings(self, settings: FlagSet) -> FlagSet:
-        """Those settings that a fingerprint of the program does not hold: unknown ones count among them."""
+        """Returns settings that a fingerprint of the program does not hold; unknown ones count among them."""
         return FlagSet({n: v for n, v in settings.items() if self.known[n].stage is not Stage.PROGRAM})
 
     def space(self, reference: WorkloadFacts | None) -> SearchSpace:
-        """The search space of this study on this build.
+        """Builds the search space of this study on this build.
 
         Raises:
             StudyFileError: If the reference ran on another build.
@@ -91,12 +94,6 @@ class Preflight:
 def prepare(spec: StudySpec, *, study_dir: Path, storage: str | None, note: Callable[[str], None]) -> Preflight:
     """Asks the build, checks every setting that the study names, gathers what goes first, and builds the space.
 
-    Args:
-        spec: The study.
-        study_dir: Folder of the study file.
-        storage: URL of the user's Optuna storage, or None.
-        note: Told what happens and what was left out.
-
     Raises:
         SettingError: If the study names a setting that the installed build refuses; all of them are named.
         StudyFileError: If there is no such sampler or library, or the storage cannot be opened.
@@ -106,7 +103,7 @@ def prepare(spec: StudySpec, *, study_dir: Path, storage: str | None, note: Call
     check_sampler(spec.search)
     note("asking the installed build which settings it has")
     python = program_python(spec, study_dir, note=note)
-    library = entries_for(spec, study_dir)
+    library = library_of(spec, study_dir)
     known = known_settings(spec, python)
     note(f"{known.build.build}: {sum(f.in_xla_flags for f in known.build.flags.values())} XLA flags")
     _refuse(spec, known)
@@ -119,7 +116,7 @@ def prepare(spec: StudySpec, *, study_dir: Path, storage: str | None, note: Call
 
 
 def known_settings(spec: StudySpec, python: str) -> KnownSettings:
-    """What is known of settings on the build of an interpreter, for the platform of a study.
+    """Returns the settings of an interpreter's build, for the platform of a study.
 
     Raises:
         LaunchError: If the build cannot be asked.
@@ -183,7 +180,7 @@ def _refuse(spec: StudySpec, known: KnownSettings) -> None:
 
 
 def rule_defaults(spec: StudySpec, known: KnownSettings) -> dict[str, str]:
-    """What the build has for the settings that `limits.rules` name, for `StudySpec.broken_rule`.
+    """Returns the build's defaults of settings that `limits.rules` name, for `StudySpec.broken_rule`.
 
     Raises:
         SettingError: If the build does not have one; variables of other libraries are not its business.
@@ -199,7 +196,7 @@ def rule_defaults(spec: StudySpec, known: KnownSettings) -> dict[str, str]:
 
 
 def _first_sets(spec: StudySpec, known: KnownSettings, note: Callable[[str], None]) -> Sequence[tuple[str, FlagSet]]:
-    """The caller's own settings, the study's named sets, the recipes: each as far as the build acts on it."""
+    """Returns the caller's own settings, the study's named sets, the recipes: each as far as the build acts on it."""
 
     def here(settings: FlagSet, whose: str) -> FlagSet:
         return for_build(settings, known, over=spec.baseline, note=lambda text: note(f"{whose}: {text}"))
@@ -218,7 +215,7 @@ def keeping_rules(
     defaults: Mapping[str, str],
     note: Callable[[str], None],
 ) -> tuple[tuple[str, FlagSet], ...]:
-    """The sets that keep the study's rules; its own do, the caller's environment and recipes may not."""
+    """Returns the sets that keep the study's rules; the caller's environment and recipes may not."""
     kept = []
     for origin, settings in first:
         if (rule := spec.broken_rule(settings, defaults)) is None:
@@ -229,10 +226,124 @@ def keeping_rules(
 
 
 def _values(domain: object) -> list[str | bool | int | float]:
-    """The values of a domain that can be checked one by one: all of a list, both ends of a range."""
+    """Returns the values of a domain that can be checked one by one: all of a list, both ends of a range."""
     if isinstance(domain, dict):
         found: list[str | bool | int | float] = []
         for value in domain.values():
             found += value if isinstance(value, list) else []
         return found + [domain[k] for k in ("low", "high") if k in domain]
     return list(domain) if isinstance(domain, list) else []
+
+
+# ---------------------------------------------------------------------- preview
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpacePreview:
+    """The search space of a study before it runs.
+
+    Attributes:
+        space: Before a screen, which may take more out.
+        build: The library that was asked, in words.
+        source: Where the facts about the workload come from, in words.
+        device_count: None if nobody knows.
+        layer_bytes: Bytes of ``weights`` and ``gradients`` of one layer.
+        priors: By the screen of the run, too, if it has one.
+        first: Sets of a library that are tried first, with their names.
+    """
+
+    space: SearchSpace
+    build: str
+    source: str
+    device_count: int | None = None
+    layer_bytes: Mapping[str, int] = field(default_factory=dict)
+    priors: Mapping[str, Prior] = field(default_factory=dict)
+    first: tuple[tuple[str, FlagSet], ...] = ()
+
+
+def preview_space(
+    spec: StudySpec, *, study_dir: Path, run_dir: Path, is_asked: bool = False, python: str | None = None,
+    note: Callable[[str], None] | None = None,
+) -> SpacePreview:  # fmt: skip
+    """Builds the space of a study from a run that was made already, or from its workload, built here and not run.
+
+    Args:
+        spec: The study.
+        study_dir: Folder of the study file, where the user's own modules are found.
+        run_dir: Where a run of this study may lie; the facts of its reference are used.
+        is_asked: Whether that run must be there.
+        python: Interpreter whose packages are meant; None for that of the workload.
+        note: Told if the workload's command is run once to find the interpreter; None to start nothing.
+
+    Raises:
+        SettingError: If the study names a group or setting that does not exist, or an illegal value.
+        RunDirectoryError: If `run_dir` must be a run of this study and is none, or its reference has not run.
+        StudyFileError: If that run was on another build, or there is no such library.
+        LaunchError: If the installed build cannot be asked.
+    """
+    asked = python or program_python(spec, study_dir, note=note)
+    known = known_settings(spec, asked)
+    unsized = build_space(spec, known, None)  # a misspelt name must not wait for the workload to be built
+    is_sized = any((entry := known[p.name].entry) and entry.layer_bytes for p in unsized.parameters)
+    store = _run_of(spec, run_dir, is_asked=is_asked)
+    floor = store.last(FloorResult) if store is not None else None
+    facts: WorkloadFacts | None = floor.reference if floor is not None else None
+    source = f"the reference of {run_dir}"
+    if facts is None:
+        facts, source = _without_a_run(spec, study_dir, is_sized=is_sized)
+    if python is None:
+        refuse_other_build(known.build.jaxlib, asked, spec, facts)
+    space = build_space(spec, known, facts)
+    report, count = screened_by(store) if store is not None else None, facts.device_count if facts else None
+    kind = floor.reference.device_kind if floor is not None else None
+    found = winners_for(library_of(spec, study_dir), spec, known, device_kind=kind, device_count=count)
+    jaxlib, winners = known.build.jaxlib, found.winners
+    return SpacePreview(
+        space=space,
+        build=known.build.build,
+        source=source,
+        device_count=count,
+        layer_bytes=facts.layer_bytes if facts else {},
+        priors=priors_of(space, spec, report=report, device_count=count, jaxlib=jaxlib, winners=winners),
+        first=found.first,
+    )
+
+
+def _without_a_run(spec: StudySpec, study_dir: Path, *, is_sized: bool) -> tuple[WorkloadFacts | None, str]:
+    """Returns the facts of the reference, None if nobody knows, and their source; builds the workload if `is_sized`."""
+    if spec.workload.entry is None:
+        return None, "the study alone; its command tells more, if anything, when it runs"
+    count = _device_count(spec)
+    if not is_sized:
+        return Facts(device_count=count), "the study; no value follows from its workload"
+    try:
+        figures = describe_workload(spec, study_dir=study_dir, device_count=count or 1)
+    except WorkerFailed as error:
+        return None, f"the study alone; its workload could not be built here ({error})"
+    facts = Facts(device_count=count, layer_bytes=figures.layer_bytes)
+    return facts, "the workload, built here and not run"
+
+
+def _run_of(spec: StudySpec, path: Path, *, is_asked: bool) -> Store | None:
+    """Opens the run of this study, if there is one; where it is asked for, its reference must have run."""
+    try:
+        store = Store.open(path)
+    except AutotuneError:
+        if is_asked:
+            raise
+        return None
+    is_same = store.spec.identity == spec.identity
+    if is_asked and not (is_same and store.of(FloorResult)):
+        raise RunDirectoryError(
+            f"--run-dir must be a run of this very study whose reference has run but {path} is none; "
+            "leave it out to have the workload built instead"
+        )
+    return store if is_same else None
+
+
+def _device_count(spec: StudySpec) -> int | None:
+    """Returns the devices of an `entry`; of GPUs that the study does not count, those that are here."""
+    device = spec.device
+    if device.count is not None or device.platform == "cpu":
+        return device.count or device.rank_count
+    return len(visible_gpus(caller_environment())) * device.node_count or None

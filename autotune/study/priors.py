@@ -1,26 +1,42 @@
-"""How likely each setting acts before anything is measured: from the screen and from published recipes.
+"""Prior probability of each setting to act: from the screen, published recipes, the atlas and earlier winners.
 
-The figures are judgements, not measurements: they decide what is tried first, and every trial washes them out. Of all
-settings that are searched `EXPECTED` are thought to act (of a few, `MOST_LIKELY` of them), and what is known of each
-tells how these are spread.
+The weights are judgements: they decide what is tried first, and every trial washes them out. Of all settings that are
+searched `EXPECTED` are expected to act (of a few, `MOST_LIKELY` of them); what is known of each decides how these are
+spread. A winner of another GPU, model or release is a hint: a wrong one costs some trials, never a verdict.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import functools
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from autotune.compiler import Effect, ScreenReport, SettingReport
-from autotune.model import ScreenRecord
+from autotune.machine import processor_name
+from autotune.model import AutotuneError, FlagSet, ScreenRecord, StudyFileError, StudySpec, artefacts_of, kind_of
+from autotune.results import Entry, LibraryQuery, Match, library_entries, nearest_known
 from autotune.rundir import Store
 from autotune.search import EXPECTED, MOST_LIKELY
-from autotune.settings import SearchSpace, load_recipes
+from autotune.settings import (
+    Atlas,
+    AtlasRow,
+    AtlasVerdict,
+    KnownSettings,
+    SearchSpace,
+    for_build,
+    load_atlas,
+    load_kinds,
+    load_recipes,
+    newest_not_after,
+)
 
 MOST = 0.5
-"""Most chance of a setting to act before it is measured."""
+"""Upper limit of the prior probability of a setting to act."""
 
 LIVE, TOGETHER, FAILS = 2.0, 1.0, 0.5
-"""Weights of settings whose values change the compiled program, that do so in company only, that do not compile."""
+"""Weights of settings whose values change the compiled program, that do so only with others, that do not compile."""
 
 PUBLISHED, MOST_PUBLISHED = 0.25, 4
 """Weight that each recipe adds to a setting that it holds, and how many count."""
@@ -28,37 +44,92 @@ PUBLISHED, MOST_PUBLISHED = 0.25, 4
 SAME_PROGRAM_SD = 0.002
 """Standard error of the log ratio of a value that gives the default's program, by a compiler without the GPU."""
 
+MOST_TRIED = 3
+"""Winners of a library that are tried before the sampler proposes."""
+
+PROVEN, HALVES_AT = 3.0, 4.0
+"""Weight that a winner adds to its settings, and the distance (`autotune.results.library`) at which half of it is
+left: that of another workload."""
+
+Factors = Mapping[str, tuple[float, str]]
+"""Setting to the factor by which it is likelier to act, and why."""
+
 
 @dataclass(frozen=True, slots=True)
 class Prior:
-    """What is thought of one setting before it is measured.
+    """Prior knowledge of one setting.
 
     Attributes:
-        act: Chance that it acts.
-        why: What that rests on, as clauses.
+        p_active: Probability that it acts.
+        why: The reasons, as clauses.
         nothing: Values that give the default's own program when they are set alone.
     """
 
-    act: float
+    p_active: float
     why: tuple[str, ...]
     nothing: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class LibraryWinners:
+    """Winners of earlier studies.
+
+    Attributes:
+        winners: Nearest to the study first.
+        first: The sets of the nearest, as far as the build acts on them, with their names.
+    """
+
+    winners: tuple[Match, ...] = ()
+    first: tuple[tuple[str, FlagSet], ...] = ()
+
+
 def priors_of(
-    space: SearchSpace, report: ScreenReport | None, published: Mapping[str, int] | None = None
+    space: SearchSpace,
+    spec: StudySpec,
+    *,
+    report: ScreenReport | None,
+    device_count: int | None,
+    jaxlib: str,
+    winners: Sequence[Match] = (),
 ) -> dict[str, Prior]:
-    """Parameter to what is thought of it.
+    """Returns the prior of each parameter.
 
     Args:
         space: What is searched.
-        report: What compiling said of it; None where nothing was compiled.
-        published: Setting to how many distinct published sets hold it; None for the recipes that autotune knows.
+        spec: The study.
+        report: Of its screen; None where nothing was compiled.
+        device_count: Devices of the study; None if nobody knows.
+        jaxlib: Its release; empty if it is made up.
+        winners: Of a library, nearest first.
     """
+    priors = by_screen(space, report, _recipe_counts())
+    screened = {s.name for s in report.settings} if report is not None else set()
+    table = load_atlas()
+    cells = similar_cells(table, spec, device_count, jaxlib)
+    priors = reweighted(priors, atlas_factors(table, cells, priors.keys() - screened))
+    return reweighted(priors, library_factors(winners))
+
+
+def reweighted(priors: Mapping[str, Prior], factors: Factors) -> dict[str, Prior]:
+    """Multiplies priors by factors; the expected number of settings that act stays."""
+    found = {}
+    for name, prior in priors.items():
+        factor, why = factors.get(name, (1.0, ""))
+        reasons = (*prior.why, why) if why else prior.why
+        found[name] = replace(prior, p_active=prior.p_active * factor, why=reasons)
+    scale = sum(p.p_active for p in priors.values()) / (sum(p.p_active for p in found.values()) or 1.0)
+    return {name: replace(p, p_active=min(MOST, p.p_active * scale)) for name, p in found.items()}
+
+
+# ---------------------------------------------------------------------- screen and recipes
+
+
+def by_screen(space: SearchSpace, report: ScreenReport | None, published: Mapping[str, int]) -> dict[str, Prior]:
+    """Returns priors by what compiling showed, and by how many published sets hold each setting."""
     screened = {s.name: s for s in report.settings} if report is not None else {}
-    published = _recipe_counts() if published is None else published
     found = {}
     for parameter in space.parameters:
-        weight, why = _by_screen(screened.get(parameter.name))
+        weight, why = _screen_weight(screened.get(parameter.name))
         if count := published.get(parameter.name, 0):
             weight *= 1 + PUBLISHED * min(count, MOST_PUBLISHED)
             why.append(f"{count} published recipes hold it" if count > 1 else "a published recipe holds it")
@@ -72,13 +143,12 @@ def priors_of(
 
 
 def screened_by(store: Store) -> ScreenReport | None:
-    """What the screen of a study said; None if it has none."""
+    """Returns the newest report of a study's screen."""
     record = store.last(ScreenRecord)
     return ScreenReport.model_validate(record.report) if record is not None and record.report else None
 
 
-def _by_screen(report: SettingReport | None) -> tuple[float, list[str]]:
-    """A setting's weight by what compiling it showed, and the words for that."""
+def _screen_weight(report: SettingReport | None) -> tuple[float, list[str]]:
     if report is None or report.effect is Effect.MEASURE:
         return 1.0, []
     if report.effect is Effect.FAILS:
@@ -92,16 +162,146 @@ def _by_screen(report: SettingReport | None) -> tuple[float, list[str]]:
 
 
 def _idle_values(report: SettingReport | None) -> tuple[str, ...]:
-    """Values that change nothing by themselves though another value does."""
+    """Returns values that change nothing by themselves though another value does."""
     if report is None or report.effect is not Effect.ACTIVE or report.under or report.interacts_with:
         return ()
     return tuple(v.value for v in report.values if not v.is_active and not v.message)
 
 
 def _recipe_counts() -> Mapping[str, int]:
-    """Setting to how many distinct published sets hold it."""
-    counts: dict[str, int] = {}
-    for settings in {r.settings for r in load_recipes().values()}:
-        for name in settings:
-            counts[name] = counts.get(name, 0) + 1
-    return counts
+    return Counter(name for settings in {r.settings for r in load_recipes().values()} for name in settings)
+
+
+# ---------------------------------------------------------------------- atlas
+
+
+def similar_cells(table: Atlas, spec: StudySpec, device_count: int | None, jaxlib: str) -> list[AtlasRow]:
+    """Returns cells of the atlas of a study's release, one GPU or several, and its preset where the table has it."""
+    if spec.device.platform != "cuda" or not jaxlib or not table.cells:
+        return []
+    release = newest_not_after(jaxlib, table.jaxlibs)
+    cells = [c for c in table.cells if c.jaxlib == release]
+    if device_count is not None:
+        cells = [c for c in cells if (c.gpus > 1) == (device_count > 1)]
+    same = {kind.name for kind in load_kinds().values() if kind.entry == spec.workload.entry}
+    return [c for c in cells if c.workload in same] or cells
+
+
+def atlas_factors(table: Atlas, cells: Collection[AtlasRow], names: Collection[str]) -> Factors:
+    """Returns factors of settings: one that changes a program of similar models is likelier to act.
+
+    Args:
+        table: The atlas.
+        cells: See `similar_cells`.
+        names: Settings of which the study's own screen says nothing.
+    """
+    found = {name: _atlas_factor(table, name, {c.cell for c in cells}) for name in names} if cells else {}
+    return {name: factor for name, factor in found.items() if factor is not None}
+
+
+def _atlas_factor(table: Atlas, name: str, wanted: Collection[object]) -> tuple[float, str] | None:
+    rows = [r for r in table.of(name) if r.cell in wanted]
+    live = {r.cell for r in rows if r.verdict is AtlasVerdict.CHANGES}
+    models = f"{len(wanted)} models alike" if len(wanted) > 1 else "a model alike"
+    if live:
+        of = f"of {len(live)} of {models}" if len(wanted) > 1 else f"of {models}"
+        return LIVE, f"in the atlas it changes the program {of}"
+    nothing = (AtlasVerdict.SAME, AtlasVerdict.DEFAULT)
+    if rows and {r.cell for r in rows} == wanted and all(r.verdict in nothing for r in rows):
+        return FAILS, f"in the atlas it changes nothing in {models}"
+    return None
+
+
+# ---------------------------------------------------------------------- library of winners
+
+
+def library_of(spec: StudySpec, study_dir: Path) -> tuple[Entry, ...]:
+    """Returns the winners of the library that a study names; none where it names none.
+
+    Raises:
+        StudyFileError: If there is no such folder, or a file in it is no winner.
+    """
+    if spec.search.learn_from is None:
+        return ()
+    folder = study_dir / spec.search.learn_from
+    if not folder.is_dir():
+        raise StudyFileError(
+            f"search.learn_from must be the folder of a library of winners but {folder} is none; fill one "
+            "(`autotune library add runs/NAME --library FOLDER`), or leave the key out"
+        )
+    try:
+        found = library_entries(folder)
+    except AutotuneError as error:
+        raise StudyFileError(f"search.learn_from must hold winners only but {error}") from error
+    return tuple(e for e in found if e.winner.conditions.platform == spec.device.platform)
+
+
+def winners_for(
+    entries: Sequence[Entry],
+    spec: StudySpec,
+    known: KnownSettings,
+    *,
+    device_kind: str | None,
+    device_count: int | None,
+    note: Callable[[str], None] = lambda text: None,
+) -> LibraryWinners:
+    """Returns the winners of a library, nearest to a study first.
+
+    Args:
+        entries: The library.
+        spec: The study.
+        known: Settings of its build.
+        device_kind: As JAX names it; None if nobody knows.
+        device_count: Of all nodes; None if nobody knows.
+        note: Told what is left out of sets.
+    """
+    if not entries:
+        return LibraryWinners()
+    workload = spec.workload.entry or spec.workload_hash
+    name = processor_name() if device_kind == "cpu" else device_kind  # as winners are kept
+    query = LibraryQuery(gpu=name, count=device_count, jaxlib=known.build.jaxlib or None, workload=workload)
+    winners = tuple(nearest_known(entries, query))
+    return LibraryWinners(winners, tuple(_sets_to_try(winners, spec, known, note)))
+
+
+def _sets_to_try(
+    found: Sequence[Match], spec: StudySpec, known: KnownSettings, note: Callable[[str], None]
+) -> list[tuple[str, FlagSet]]:
+    """Returns the nearest winners' distinct sets, as far as the build acts on them, with their names."""
+    tried: dict[FlagSet, str] = {}
+    for match in found:
+        name = f"library {match.entry.path.parent.parent.name}/{match.entry.path.parent.name}"
+        settings = for_build(_own(match), known, over=spec.baseline, note=functools.partial(_note_of, note, name))
+        if settings and settings not in tried:
+            tried[settings] = name
+        if len(tried) == MOST_TRIED:
+            break
+    return [(name, settings) for settings, name in tried.items()]
+
+
+def _note_of(note: Callable[[str], None], name: str, text: str) -> None:
+    note(f"{name}: {text}")
+
+
+def library_factors(winners: Sequence[Match]) -> Factors:
+    """Returns factors of settings: one that a winner holds is likelier to act; the nearest that holds it counts."""
+    found: dict[str, tuple[float, str]] = {}
+    for match in winners:
+        factor = 1.0 + PROVEN / (1.0 + match.cost / HALVES_AT)
+        where = "for just this" if match.is_tested else f"on {match.entry.count} x {match.entry.gpu}"
+        for name in _own(match):
+            found.setdefault(name, (factor, f"a winner that is proven {where} holds it"))
+    return found
+
+
+def _own(match: Match) -> FlagSet:
+    """Returns what of a winner's set is more than its baseline, and means something in another study."""
+    winner = match.entry.winner
+    artefacts = artefacts_of(winner.settings)
+    return FlagSet(
+        {
+            n: v
+            for n, v in winner.settings.items()
+            if winner.baseline.get(n) != v and n not in artefacts and kind_of(n) != "option"
+        }
+    )

@@ -1,8 +1,7 @@
-"""Who proposes: Optuna, asked and told one trial at a time; recipes and the caller's own settings go first.
+"""Proposes sets by an Optuna sampler, asked and told one trial at a time; recipes and given sets go first.
 
-Samplers learn from what is recorded, so a study whose driver was killed, or whose database is gone, proposes exactly
-what it would have proposed. Every proposal draws from a sampler seeded by the study's seed and the trial's number, not
-by what happened before in this process.
+Samplers learn from the records, so a study whose driver was killed, or whose database is gone, proposes exactly what it
+would have proposed: every proposal draws from a sampler seeded by the study's seed and the trial's number.
 """
 
 from __future__ import annotations
@@ -20,18 +19,12 @@ import optuna
 from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState
 
-from autotune.model import (
-    EffectsRecord,
-    FlagSet,
-    StudySpec,
-    TrialConfig,
-    TrialResult,
-)
+from autotune.model import EffectsRecord, FlagSet, StudySpec, TrialConfig, TrialResult
 from autotune.rundir import NUMBER_KEY, OptunaStudy
 from autotune.search import AdditiveFlagSampler, Flag
 from autotune.settings import Parameter, SearchSpace
-from autotune.study.culprit import walks_into
-from autotune.study.doubt import DEAD_TOGETHER, Doubt, contradicts
+from autotune.study.effects import StudyEffects
+from autotune.study.failing import contains_failing
 from autotune.study.priors import Prior
 from autotune.study.samplers import (
     ADDITIVE,
@@ -48,13 +41,13 @@ from autotune.study.samplers import (
     opens_trials,
     to_text,
 )
-from autotune.study.taught import Lesson
+from autotune.study.screen import DEAD_TOGETHER, NoOpRecheck, contradicts
 
 EMPTY: Mapping[str, str] = MappingProxyType({})
 NO_PRIORS: Mapping[str, Prior] = MappingProxyType({})
 
 PREDICTED_BEST = "predicted best"
-"""Origin of the trial with which a search ends: the set that promises most by all the others."""
+"""Origin of the trial with which a search ends: the best expected set by all the others."""
 
 STARTUP_TRIALS = 8
 """Random trials before a sampler other than `additive` proposes."""
@@ -79,12 +72,12 @@ class Proposer:
         spec: The study.
         space: What may be searched.
         first: Sets to try before the sampler proposes, each with the name of who suggests it.
-        stored: Where trials are opened and told for others to look at; None if nobody is to.
-        doubt: What is tried, after the first sets, because the screen may be wrong on the GPU that runs.
+        stored: Storage in which others can look at the trials.
+        recheck: What is tried, after the first sets, because the screen may be wrong on the GPU that runs.
         rule_defaults: What the build has for settings that the study's rules name.
-        looks_ahead: Whether the sampler's next set is wanted while one is tried, so that it can be compiled: it is
-            proposed without that one's result then, and stays the same when there is one.
-        priors: What is thought of settings before anything is measured.
+        looks_ahead: Whether the next set is wanted while one is tried, so that it can be compiled: it is proposed
+            without that one's result then.
+        priors: Of its parameters.
     """
 
     def __init__(
@@ -94,7 +87,7 @@ class Proposer:
         *,
         first: Sequence[tuple[str, FlagSet]],
         stored: OptunaStudy | None = None,
-        doubt: Doubt | None = None,
+        recheck: NoOpRecheck | None = None,
         rule_defaults: Mapping[str, str] = EMPTY,
         looks_ahead: bool = False,
         priors: Mapping[str, Prior] = NO_PRIORS,
@@ -102,14 +95,14 @@ class Proposer:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._spec = spec
         self._space = space
-        self._doubt = doubt
+        self._recheck = recheck
         self._min_effect = spec.measure.min_effect
         self._rule_defaults = rule_defaults
         self._notes: list[str] = []
-        doubted = doubt.sets if doubt else ()
-        self._first = [*first, *((DEAD_TOGETHER, s) for s in doubted if self._is_allowed(s))]
-        self.bad: list[FlagSet] = []
-        """Combinations that are known to crash or hang: the sampler's proposals that hold one are passed over."""
+        no_ops = recheck.sets if recheck else ()
+        self._first = [*first, *((DEAD_TOGETHER, s) for s in no_ops if self._is_allowed(s))]
+        self.failing: list[FlagSet] = []
+        """Minimal failing sets: proposals that contain one are passed over."""
         # Every set that is known, and how many of them are points of the space; the default is known from the start.
         self._seen: set[FlagSet] = set()
         self._points_seen = 0
@@ -134,13 +127,10 @@ class Proposer:
             )
 
     def tell(self, result: TrialResult) -> None:
-        """Adds a finished trial, once; a set without a number is told as infeasible, not as failed.
-
-        Samplers do not see failed trials: told as FAIL, a toy study spent 83 % of its trials where everything failed.
-        """
+        """Adds a finished trial; a failed one counts as infeasible, for samplers do not see failed trials."""
         self._see(result.settings)
-        if self._doubt is not None and contradicts([result], min_effect=self._min_effect):
-            self._widen(self._doubt.whole)
+        if self._recheck is not None and contradicts([result], min_effect=self._min_effect):
+            self._widen(self._recheck.whole)
         feasible = result.failure is None
         value = math.log(result.comparison.estimate.ratio) if result.comparison is not None else 0.0
         self._worst = max(self._worst, value)
@@ -166,20 +156,19 @@ class Proposer:
             self._stored.put(trial)
 
     def finish(self) -> None:
-        """Brings the study's storage up to date, if it can be."""
+        """Brings the study's storage up to date, if it has one."""
         if self._stored is not None:
             self._stored.finish()
 
     def news(self) -> list[str]:
-        """What the user should know since the last call."""
+        """Returns notes for the user since the last call."""
         notes, self._notes = self._notes, []
         return notes + (self._stored.news() if self._stored is not None else [])
 
     def _widen(self, whole: SearchSpace) -> None:
-        """From now on proposes points of a larger space."""
         more = len(whole.parameters) - len(self._space.parameters)
         self._notes.append(f"what the screen called dead is not on this GPU: {more} settings are searched after all")
-        self._doubt, self._space, self._size = None, whole, whole.size()
+        self._recheck, self._space, self._size = None, whole, whole.size()
         self._points_seen = sum(map(self._is_point, self._seen))
 
     def _see(self, settings: FlagSet) -> None:
@@ -188,18 +177,14 @@ class Proposer:
             self._points_seen += self._is_point(settings)
 
     def ask(self, number: int, *, taken: Iterable[FlagSet] = ()) -> TrialConfig | None:
-        """The set to try as trial `number`, or None if everything that can be proposed is known.
+        """Returns the set to try as trial `number`; None if everything that can be proposed is known.
 
-        Args:
-            number: Of the trial; equal numbers after equal histories give equal proposals.
-            taken: Sets that other lanes are trying now.
+        Equal numbers after equal histories give equal proposals. `taken` are sets that other lanes are trying now.
         """
         now_tried = {s for s in taken if s not in self._seen}
         for origin, settings in self._first:
             if settings not in self._seen and settings not in now_tried:
-                return TrialConfig(
-                    number=number, settings=settings, origin=origin, params=self._space.locate(settings) or {}
-                )
+                return self._config(number, settings, origin)
         if self._size <= self._points_seen + sum(map(self._is_point, now_tried)):
             return None
         questions = functools.cache(lambda: self._questions(number))
@@ -207,37 +192,31 @@ class Proposer:
             settings, origin = self._propose(number, repeat, questions)
             if settings in self._seen or settings in now_tried:
                 continue
-            if self._is_allowed(settings) and not walks_into(settings, self.bad):
-                params = self._space.locate(settings) or {}
-                return TrialConfig(number=number, settings=settings, origin=origin, params=params)
+            if self._is_allowed(settings) and not contains_failing(settings, self.failing):
+                return self._config(number, settings, origin)
         return None
 
     def ask_best(self, number: int, *, taken: Iterable[FlagSet] = ()) -> TrialConfig | None:
-        """The set that promises most by all trials, as trial `number`; None if it is known.
-
-        Args:
-            number: Of the trial.
-            taken: Sets that other lanes are trying now.
-        """
-        settings = self._lesson().best
-        if settings in self._seen or settings in taken or walks_into(settings, self.bad):
+        """Returns the best expected set as trial `number`; None if it is known or in `taken`."""
+        settings = self._estimates().best
+        if settings in self._seen or settings in taken or contains_failing(settings, self.failing):
             return None
+        return self._config(number, settings, PREDICTED_BEST)
+
+    def _config(self, number: int, settings: FlagSet, origin: str) -> TrialConfig:
         params = self._space.locate(settings) or {}
-        return TrialConfig(number=number, settings=settings, origin=PREDICTED_BEST, params=params)
+        return TrialConfig(number=number, settings=settings, origin=origin, params=params)
 
     def effects(self) -> EffectsRecord | None:
-        """What the trials taught, whichever sampler proposed them; None where none was measured."""
-        lesson = self._lesson()
-        return lesson.record() if lesson.measured else None
+        """Returns estimates from all trials, whichever sampler proposed them; None where none was measured."""
+        found = self._estimates()
+        return found.record() if found.measured else None
 
-    def _lesson(self) -> Lesson:
-        """The model of the trials told so far."""
-        return Lesson(
-            self._space, self._additive(), self._history, is_allowed=self._is_allowed, least=self._min_effect
-        )  # fmt: skip
+    def _estimates(self) -> StudyEffects:
+        sampler = self._additive()
+        return StudyEffects(self._space, sampler, self._history, is_allowed=self._is_allowed, least=self._min_effect)
 
     def _is_allowed(self, settings: FlagSet) -> bool:
-        """Whether a set keeps the study's own rules."""
         return self._spec.broken_rule(settings, self._rule_defaults) is None
 
     def _is_point(self, settings: FlagSet) -> bool:
@@ -247,7 +226,7 @@ class Proposer:
         return located is not None and all(p.holds(located[p.name]) for p in parameters if p.name in located)
 
     def _propose(self, number: int, repeat: int, questions: Callable[[], Questions]) -> tuple[FlagSet, str]:
-        """One point of the space, known or not, and who proposes it."""
+        """Returns one point of the space, known or not, and who proposes it."""
         seed, name = _seed(f"{self._spec.seed}/{number}/{repeat}"), self._spec.search.sampler
         # After a few repeats it is stuck on its favourite, as is the neighbourhood of the default: look everywhere.
         if repeat >= FEW_REPEATS:
@@ -259,7 +238,7 @@ class Proposer:
         return self._space.suggest(questions().point()), name
 
     def _questions(self, number: int) -> Questions:
-        """The sampler as the trials told so far have taught it."""
+        """Returns the sampler with the trials so far."""
         newest = number - 1 - self._lag
         told = [t for t in self._history if t.user_attrs[NUMBER_KEY] <= newest]
         shown = best_and_newest(told) if self._spec.search.sampler == TPE else told
@@ -268,7 +247,7 @@ class Proposer:
     def _sampler(self, seed: int) -> BaseSampler:
         sampler = make_sampler(self._spec.search, self._space, seed, self._flags())
         if isinstance(sampler, AdditiveFlagSampler):
-            self._tell_culprits(sampler)
+            self._tell_failing(sampler)
             if self._spec.limits.rules:
                 sampler.is_allowed = lambda values: self._is_allowed(
                     self._space.suggest(lambda p: to_text(p, values[p.name]))
@@ -276,13 +255,13 @@ class Proposer:
         return sampler
 
     def _additive(self) -> AdditiveFlagSampler:
-        """The sampler whose model tells what trials taught: the study's own, if it is one."""
+        """Returns the sampler whose model estimates effects: the study's own, if it is one."""
         seed = _seed(f"{self._spec.seed}/effects")
         if self._spec.search.sampler == ADDITIVE and isinstance(own := self._sampler(seed), AdditiveFlagSampler):
             return own
         space = {p.name: distribution_of(p) for p in self._space.parameters}
         sampler = AdditiveFlagSampler(space, self._flags(), seed=seed, is_log_ratio=True)
-        self._tell_culprits(sampler)
+        self._tell_failing(sampler)
         return sampler
 
     def _flags(self) -> dict[str, Flag]:
@@ -291,13 +270,12 @@ class Proposer:
             for p in self._space.parameters
         }
 
-    def _tell_culprits(self, sampler: AdditiveFlagSampler) -> None:
-        """What is known to fail, where it is of the space."""
-        located = (self._located(part) for part in self.bad)
-        sampler.culprits = [values for values in located if values is not None]
+    def _tell_failing(self, sampler: AdditiveFlagSampler) -> None:
+        located = (self._located(part) for part in self.failing)
+        sampler.known_failing = [values for values in located if values is not None]
 
     def _located(self, part: FlagSet) -> dict[str, Any] | None:
-        """A combination as values of parameters; None if it holds another setting, or another value."""
+        """Returns a combination as values of parameters; None if it holds another setting, or another value."""
         values = {p.name: p for p in self._space.parameters}
         found = {n: values[n].match(v) if n in values else None for n, v in part.items()}
         return (
@@ -305,10 +283,10 @@ class Proposer:
         )
 
     def _random(self, rng: random.Random, *, changes: int) -> FlagSet:
-        """A random point with about so many settings changed from the default.
+        """Returns a random point with about so many settings changed from the default.
 
-        Most settings do nothing or harm: a point drawn uniformly changes two thirds of them, and one that is bad hides
-        the others. OpenTuner's and GroupTuner's flag tuners start from the default for the same reason.
+        Most settings do nothing or harm: a point drawn uniformly changes two thirds of them, and a bad one hides the
+        others. OpenTuner's and GroupTuner's flag tuners start from the default for the same reason.
         """
         changed = rng.randint(1, 2 * changes - 1) / max(1, len(self._space.parameters))
 
@@ -321,7 +299,7 @@ class Proposer:
         return self._space.suggest(choose)
 
     def _as_optuna(self, params: dict[str, str]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Parameters of one trial as Optuna keeps them; those that left the space are dropped."""
+        """Returns parameters of one trial as Optuna keeps them; those that left the space are dropped."""
         values: dict[str, Any] = {}
         distributions: dict[str, Any] = {}
         for parameter in self._space.parameters:
@@ -335,7 +313,7 @@ class Proposer:
 
 
 def open_study(spec: StudySpec, storage: Path | str) -> OptunaStudy:
-    """The study as Optuna stores it.
+    """Opens the study in an Optuna storage.
 
     Raises:
         StudyFileError: If the storage cannot be opened.
@@ -344,7 +322,6 @@ def open_study(spec: StudySpec, storage: Path | str) -> OptunaStudy:
 
 
 def _attributes(trial: TrialConfig | TrialResult) -> dict[str, Any]:
-    """What is known of a trial when it begins."""
     return {NUMBER_KEY: trial.number, "settings": dict(trial.settings), "origin": trial.origin}
 
 
@@ -353,7 +330,7 @@ def _seed(text: str) -> int:
 
 
 def _random_value(parameter: Parameter, rng: random.Random) -> str:
-    """Any value of a parameter; logarithmic ranges are drawn on their scale."""
+    """Draws a value of a parameter; logarithmic ranges are drawn on their scale."""
     if parameter.choices is not None:
         return rng.choice(parameter.choices)
     assert parameter.low is not None

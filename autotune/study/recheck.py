@@ -1,10 +1,12 @@
-"""A winner against the default once more, and nothing else: does it still hold after an upgrade?"""
+"""Whether a winner still holds: measured against the default once more (`recheck`), or compared with this machine."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
@@ -13,25 +15,41 @@ from autotune.machine import describe_machine, utc_now
 from autotune.model import (
     Artefact,
     AutotuneError,
+    Callbacks,
     ConclusionRecord,
     FinalistResult,
     FlagSet,
     Outcome,
     ProfileRecord,
     Reestimate,
+    Stopwatch,
     StudySpec,
     WorkloadFacts,
     load_study,
 )
-from autotune.results import Winner, describe_finalist, format_estimate, keep_in_run, time_of
+from autotune.results import (
+    Difference,
+    RecordCheck,
+    Status,
+    Winner,
+    artefact_differences,
+    check_records,
+    describe_finalist,
+    differences,
+    format_estimate,
+    is_unchanged,
+    keep_in_run,
+    origin_line,
+    this_machine,
+    time_of,
+)
 from autotune.rundir import Store
 from autotune.settings import SearchSpace
 from autotune.stats import Estimate, Verdict
 from autotune.study import preflight
-from autotune.study.gain import measure_again
-from autotune.study.library_priors import NO_LESSONS, Lessons
+from autotune.study.confirm import measure_again, most_processes, prove
 from autotune.study.preflight import refuse_missing_secrets
-from autotune.study.proof import most_processes, prove
+from autotune.study.priors import LibraryWinners
 from autotune.study.run import StudyRun
 from autotune.study.stages import noise_floor, probe
 from autotune.workers import Launcher
@@ -48,20 +66,35 @@ class NothingToSearch:
     rule_defaults: Mapping[str, str] = MappingProxyType({})
 
     def space(self, facts: WorkloadFacts | None) -> SearchSpace:
-        """An empty one."""
+        """Returns an empty one."""
         return SearchSpace(())
 
-    def lessons(self, kind: str | None, count: int | None, note: Callable[[str], None]) -> Lessons:
-        """None, for nothing is searched."""
-        return NO_LESSONS
+    def library_winners(self, kind: str | None, count: int | None, note: Callable[[str], None]) -> LibraryWinners:
+        """Returns none."""
+        return LibraryWinners()
 
     def runtime_settings(self, settings: FlagSet) -> FlagSet:
-        """All of them, for nothing is shared between programs."""
+        """Returns all of them, for nothing is shared between programs."""
         return settings
 
     def launcher(self, store: Store) -> Launcher:
-        """The launcher that the study asks for."""
+        """Makes the launcher that the study asks for."""
         return preflight.make_launcher(store.spec, store.study_dir)
+
+
+def new_recheck(
+    spec: StudySpec, path: Path, *, study_dir: Path, view: Callbacks, watch: Stopwatch, command: Sequence[str] = ()
+) -> StudyRun:
+    """Makes the session of a recheck, for `recheck_winner`; see `autotune.study.stages.new_run`."""
+    create = functools.partial(Store.create_or_resume, path.resolve(), spec, study_dir=study_dir)
+    return StudyRun(
+        spec=spec,
+        view=view,
+        open_store=lambda: create(watch=watch),
+        prepare=lambda note: NothingToSearch(),
+        command=command,
+        asked_trials=0,
+    )
 
 
 def recheck_winner(run: StudyRun, winner: Winner, artefacts: Sequence[Artefact] = ()) -> ConclusionRecord:
@@ -70,7 +103,7 @@ def recheck_winner(run: StudyRun, winner: Winner, artefacts: Sequence[Artefact] 
     Goes on where it was stopped: the floor and pairs of processes already recorded are not run again.
 
     Args:
-        run: Of the same study, with the same workload, baseline and measuring; made for `NothingToSearch`.
+        run: Of the same study, with the same workload, baseline and measuring; made by `new_recheck`.
         winner: What was proven before.
         artefacts: Those that its settings stand for.
 
@@ -111,7 +144,6 @@ def _conclusion(winner: Winner, result: FinalistResult, after: Reestimate) -> Co
 
 
 def _sentence(winner: Winner, result: FinalistResult, *, objection: str | None) -> str:
-    """What became of a winner, with both figures."""
     before = _figures(winner.estimate)
     if result.failure is not None:
         return f"{winner.settings} does not run any more: {describe_finalist(result)}; it was {before}"
@@ -134,12 +166,7 @@ def _figures(estimate: Estimate | None) -> str:
 
 
 def recheck_directory(runs: Path, name: str) -> Path:
-    """Where today's recheck of a study goes: the first such directory whose run has not come to its end.
-
-    Args:
-        runs: Folder of run directories.
-        name: Of the study.
-    """
+    """Returns where today's recheck of a study goes: the first such directory without a finished run."""
     first = runs / f"{name}-recheck-{datetime.now(UTC).strftime('%Y%m%d')}"
     path = first
     for number in itertools.count(2):
@@ -150,10 +177,10 @@ def recheck_directory(runs: Path, name: str) -> Path:
 
 
 def recheck_study(file: Path, study: Path | None) -> tuple[StudySpec, Path]:
-    """The study that says how a winner is measured again, and its folder: a study file, or a run directory's own.
+    """Returns the study by which a winner is measured again, and its folder.
 
     Args:
-        file: What the winner was read from.
+        file: What the winner was read from: a run directory has its study.
         study: A study file, if the caller names one.
 
     Raises:
@@ -166,3 +193,60 @@ def recheck_study(file: Path, study: Path | None) -> tuple[StudySpec, Path]:
         refuse_missing_secrets(old.spec, source=str(file))
         return old.spec, Path(old.study_dir)
     raise AutotuneError(f"a study must say how to measure but {file} is only an export; name one with --study")
+
+
+# ---------------------------------------------------------------------- verify
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verification:
+    """A proof compared with this machine.
+
+    Attributes:
+        status: A file is unchecked where nothing differs but its run is not here.
+        differences: Of the machine, the workload or the file itself.
+        notes: What was not checked, and what should be done again.
+    """
+
+    status: Status
+    differences: tuple[Difference, ...]
+    notes: tuple[str, ...]
+
+
+def verify_winner(winner: Winner, file: Path, *, study: Path | None = None, run: Path | None = None) -> Verification:
+    """Compares this machine with the one of a proof, and a file with its records; nothing is measured.
+
+    Args:
+        winner: What was proven.
+        file: The export or run directory that it was read from.
+        study: Study file of the workload that is meant to run; None does not check the workload.
+        run: The run directory of an exported file; default: where one of its name lies, see `check_records`.
+
+    Raises:
+        StudyFileError: If the study file is not legal.
+        RunDirectoryError: If `run` is not a run directory.
+    """
+    workload = load_study(study).workload_hash if study else None
+    here = this_machine(platform=winner.conditions.platform, workload=workload, like=winner.conditions)
+    found, notes, records = differences(winner.conditions, here), list[str](), RecordCheck()
+    if winner.loss is not None and winner.loss.is_silent:
+        notes.append(winner.loss.words)
+    elif winner.loss is not None and not winner.loss.is_ok:
+        found.append(Difference(field="loss", proven="nothing", here=winner.loss.words))
+    found += artefact_differences(winner, file)
+    if file.is_file():
+        if not is_unchanged(file.read_text(encoding="utf-8"), winner, file.parent):
+            found.append(Difference(field="file", proven="its text as exported", here="changed or moved since"))
+        records = check_records(winner, file, run=run)
+        found += records.differences
+        if records.unchecked is not None:
+            notes.append(records.unchecked)
+    if (line := origin_line(file, winner.hosts)) is not None:
+        notes.append(line)
+    if workload is None:
+        notes.append(f"the workload is not checked (proven: {winner.workload_entry}); name it with --study")
+    if winner.recheck_by and datetime.now(UTC).date().isoformat() > winner.recheck_by:
+        notes.append(f"the proof is of {winner.ended[:10]}: repeat it with autotune recheck")
+    if winner.soaked_s is None:
+        notes.append("it was never soaked: watch the first long run for hangs")
+    return Verification(status="differs" if found else records.status, differences=tuple(found), notes=tuple(notes))

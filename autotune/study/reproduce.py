@@ -1,4 +1,4 @@
-"""One trial of a run directory, and what runs its program by hand."""
+"""Running the program of one trial by hand."""
 
 from __future__ import annotations
 
@@ -18,9 +18,7 @@ class Reproduction:
     """How one trial's program is run by hand.
 
     Attributes:
-        environment: Variables to set.
-        command: What to call.
-        secrets: Names of the secrets that it needs besides: where they belong, it has ``***``, for none is recorded.
+        secrets: Names of the secrets that are not recorded; the command has ``***`` in their place.
         directory: Folder to call it in.
     """
 
@@ -31,7 +29,7 @@ class Reproduction:
 
 
 def find_trial(store: Store, number: int) -> TrialResult:
-    """One trial's result; they count from 1.
+    """Returns one trial's result; they count from 1.
 
     Raises:
         AutotuneError: If there is no such trial.
@@ -46,7 +44,7 @@ def find_trial(store: Store, number: int) -> TrialResult:
 
 
 def reproduce_trial(store: Store, result: TrialResult) -> Reproduction:
-    """What runs a trial's program by hand, under its settings and the baseline."""
+    """Returns what runs a trial's program by hand, under its settings and the baseline."""
     under = store.spec.under(result.settings)
     device, workload = under.device, under.workload
     environment = reproduction_environment(
@@ -67,7 +65,7 @@ def reproduce_trial(store: Store, result: TrialResult) -> Reproduction:
 
 
 def shell_lines(found: Reproduction) -> list[str]:
-    """A reproduction as lines of a shell, which stops with a message where a secret is not given to it."""
+    """Formats a reproduction as lines of a shell, which stops with a message where a secret is not given to it."""
     lines = [f"export {name}={shlex.quote(value)}" for name, value in found.environment.items()]
     if not found.secrets:
         return [*lines, shlex.join(found.command)]
@@ -79,7 +77,7 @@ def shell_lines(found: Reproduction) -> list[str]:
 
 
 def _shell_word(part: str, before: list[str]) -> str:
-    """One word of a command; a variable where a secret was, called after its option."""
+    """Quotes one word of a command; a variable named after its option stands where a secret was."""
     if REDACTED not in part:
         return shlex.quote(part)
     names = redacted_names([*before[-1:], part])

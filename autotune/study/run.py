@@ -1,26 +1,16 @@
-"""The one context that all stages of a study share: what it is made of, and what the stages before have found."""
+"""One session of a study: the context that all its stages share, the state of its sets, and a clean stop."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import (
-    Callable,
-    Mapping,
-    Sequence,
-)
-from dataclasses import (
-    dataclass,
-    field,
-)
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Protocol
 
 from autotune.cluster import Engine
-from autotune.machine import (
-    caller_environment,
-    parse_devices,
-    reserve_devices,
-    visible_gpu_ids,
-)
+from autotune.machine import caller_environment, parse_devices, reserve_devices, visible_gpu_ids
 from autotune.model import (
     Callbacks,
     ConclusionRecord,
@@ -31,65 +21,82 @@ from autotune.model import (
     StudySpec,
     WorkerReport,
     WorkloadFacts,
-)  # fmt: skip
-from autotune.rundir import (
-    Store,
-    driver_session,
 )
+from autotune.rundir import Store, driver_session
 from autotune.settings import SearchSpace
-from autotune.study.doubt import Doubt
+from autotune.study.budget import TimeLeft
 from autotune.study.lanes import Lanes
-from autotune.study.library_priors import Lessons
+from autotune.study.priors import LibraryWinners
 from autotune.study.proposer import Proposer
-from autotune.study.runner import (
-    LocalExecutor,
-    TaskRunner,
-)
-from autotune.study.screen import (
-    StudyScreener,
-    open_study_screener,
-)
-from autotune.study.time_left import TimeLeft
+from autotune.study.runner import LocalExecutor, TaskRunner
+from autotune.study.screen import NoOpRecheck, StudyScreener, open_study_screener
 from autotune.workers import Launcher
 
 
 class Setup(Protocol):
-    """What a study searches and how it starts workers: told by the installed build, or made up by a simulation.
-
-    Attributes:
-        first: Sets to try before the sampler proposes, each with the name of who suggests it.
-    """
+    """What a study searches and how it starts workers: from the installed build, or made up by a simulation."""
 
     @property
     def first(self) -> Sequence[tuple[str, FlagSet]]:
-        """See above."""
+        """Sets to try before the sampler proposes, each with the name of who suggests it."""
 
     @property
     def jaxlib(self) -> str:
-        """The build's release; empty if it is made up, or nobody asks."""
+        """The build's release; empty if it is made up, or no build is asked."""
 
     @property
     def rule_defaults(self) -> Mapping[str, str]:
         """What the build has for the settings that `limits.rules` name."""
 
-    def lessons(self, kind: str | None, count: int | None, note: Callable[[str], None]) -> Lessons:
-        """What a library of winners teaches, for so many devices of a kind; None for what nobody knows."""
+    def library_winners(self, kind: str | None, count: int | None, note: Callable[[str], None]) -> LibraryWinners:
+        """Winners of earlier studies, for so many devices of a kind; None for what nobody knows."""
 
     def space(self, facts: WorkloadFacts | None) -> SearchSpace:
-        """The search space, once the reference has told what the workload is."""
+        """The search space, given the facts of the reference."""
 
     def runtime_settings(self, settings: FlagSet) -> FlagSet:
-        """Those settings that are read when a program runs: no fingerprint of the program holds them."""
+        """Settings that are read when a program runs: no fingerprint of the program holds them."""
 
     def launcher(self, store: Store) -> Launcher:
-        """What starts workers."""
+        """Makes the launcher of workers."""
 
 
-class MoreSearch(Protocol):
-    """A search that can go on."""
+class SetState(StrEnum):
+    """How far a candidate has come; what decides is in `autotune.study.confirm`."""
 
-    def go_on(self) -> bool:
-        """Tries more with the time that proofs have left; whether it did."""
+    CONFIRMED = "confirmed"
+    """It held in fresh processes, at the error of finalists."""
+
+    MINIMAL = "minimal"
+    """It is what is left of a confirmed set without what does not pay."""
+
+    PROVEN = "proven"
+    """It held once more in processes of its own, which selected nothing."""
+
+    SOAKED = "soaked"
+    """It is proven, and ran for long without a fault."""
+
+    REFUTED = "refuted"
+    """It did not hold, was objected to, or failed later."""
+
+
+@dataclass
+class Candidate:
+    """A set that trials nominated.
+
+    Attributes:
+        stage: Name of its newest proof in the records.
+        trial: Number of the trial that had it first.
+        proof: That proof; None before it.
+        after: What came after the final proof: the gain, and what speaks against the set.
+    """
+
+    stage: str
+    trial: int
+    settings: FlagSet
+    state: SetState
+    proof: FinalistResult | None = None
+    after: Reestimate = field(default_factory=Reestimate)
 
 
 @dataclass(kw_only=True)
@@ -100,7 +107,6 @@ class StudyRun:
     context is what the stages of this session hand on.
 
     Attributes:
-        spec: The study.
         view: Told what happens.
         open_store: Opens the run directory; called once the study is known to be fit to start.
         prepare: Probes the build and checks the study; given where notes go.
@@ -109,20 +115,13 @@ class StudyRun:
         make_engine: Offers lanes; default: this process is the only one.
         command: How the driver was called, for the record.
         asked_trials: For the record of the session; default: those of the study.
-        setup: Set by `probe`.
-        time: What is left of the budgets; set by `probe`, too.
-        screener: Set by `probe`: compiles; None where the study is not screened.
-        doubt: Set by `screen`: what to try because the screen may be wrong on the GPU that runs.
-        facts: Set by `noise_floor`: what the reference told of the workload.
+        time: Set by `probe`, as `setup` and `lanes` are: what is left of the budgets.
+        screener: Set by `probe`; None where the study is not screened.
+        recheck: Set by `screen`: what to try because the screen may be wrong on the GPU that runs.
+        facts: Set by `noise_floor`: about the workload, from the reference's report.
         first: Set by `probe`, added to by `screen`: what is tried before the sampler proposes.
-        proposer: Set by `screen`: proposes what to try.
-        search: Set by `search`, which `confirm` may go on with.
-        finalists: Set by `confirm`: finalists with their verdicts.
-        candidates: Set by `minimise`: sets to prove, best first: name of the proof, trial, settings.
-        proven: Set by `final_proof`, taken back by `soak`: what holds.
-        reestimate: Set by `final_proof`: how much faster that is, from pairs that decided nothing.
-        objections: Set by `final_proof`: what speaks against sets that held in their final proof.
-        conclusion: Set by `conclude`.
+        search_more: Set by `search`: tries more with the time that proofs have left; whether it did.
+        candidates: Set by `confirm`, then by `minimise` to what is to be proven, best first.
     """
 
     spec: StudySpec
@@ -140,22 +139,28 @@ class StudyRun:
     lanes: Lanes = field(init=False)
     time: TimeLeft = field(init=False)
     screener: StudyScreener | None = field(init=False)
-    doubt: Doubt | None = field(default=None, init=False)
+    recheck: NoOpRecheck | None = field(default=None, init=False)
     facts: WorkloadFacts = field(init=False)
     first: tuple[tuple[str, FlagSet], ...] = field(default=(), init=False)
     proposer: Proposer = field(init=False)
-    search: MoreSearch = field(init=False)
-    finalists: list[FinalistResult] = field(default_factory=list, init=False)
-    candidates: list[tuple[str, int, FlagSet]] = field(default_factory=list, init=False)
-    proven: FinalistResult | None = field(default=None, init=False)
-    reestimate: Reestimate = field(default_factory=Reestimate, init=False)
-    objections: dict[FlagSet, str] = field(default_factory=dict, init=False)
+    search_more: Callable[[], bool] = field(init=False)
+    candidates: list[Candidate] = field(default_factory=list, init=False)
     conclusion: ConclusionRecord = field(init=False)
     _resources: contextlib.ExitStack = field(default_factory=contextlib.ExitStack, init=False)
 
     @property
+    def waiting(self) -> list[Candidate]:
+        """Candidates that wait for their final proof, best first."""
+        return [c for c in self.candidates if c.state in (SetState.CONFIRMED, SetState.MINIMAL)]
+
+    @property
+    def winner(self) -> Candidate | None:
+        """The candidate that holds."""
+        return next((c for c in self.candidates if c.state in (SetState.PROVEN, SetState.SOAKED)), None)
+
+    @property
     def reference(self) -> WorkerReport | None:
-        """What the reference's process said of itself when the noise floor was measured; None where nothing is."""
+        """The report of the noise floor's reference; None before that is measured."""
         floor = self.store.last(FloorResult)
         return floor.reference if floor is not None else None
 
@@ -201,3 +206,28 @@ class StudyRun:
 
 def _this_process(run: StudyRun) -> Engine:
     return LocalExecutor(TaskRunner(run.spec, run.store, run.setup.launcher(run.store), run.lanes))
+
+
+class Stopped(KeyboardInterrupt):
+    """A signal asks for a clean stop: a time limit comes near, a job is pre-empted."""
+
+
+@contextlib.contextmanager
+def stoppable() -> Iterator[None]:
+    """Turns the signals of batch systems into a clean stop.
+
+    Raises:
+        Stopped: Inside the block, at the first SIGTERM or SIGUSR1.
+    """
+
+    def stop(number: int, frame: object) -> None:
+        for other in old:  # the second signal must not interrupt the cleaning up after the first
+            signal.signal(other, signal.SIG_IGN)
+        raise Stopped
+
+    old = {n: signal.signal(n, stop) for n in (signal.SIGTERM, signal.SIGUSR1)}
+    try:
+        yield
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)

@@ -8,7 +8,11 @@ import socket
 import time
 from pathlib import Path
 
-from autotune.cluster import JOINED, Message, Told
+from autotune.cluster import (
+    JOINED,
+    Message,
+    Told,
+)
 from autotune.machine import describe_machine
 from autotune.model import (
     ABA,
@@ -34,8 +38,13 @@ from autotune.model import (
     kernel_spread,
 )  # fmt: skip
 from autotune.rundir import Folders
-from autotune.stats import DEFAULT_PROOF_SIZE, LossSpread, SequentialPlan, Verdict, judge
-from autotune.study.blame import minimise_failure
+from autotune.stats import (
+    DEFAULT_PROOF_SIZE,
+    LossSpread,
+    SequentialPlan,
+    Verdict,
+    judge,
+)
 from autotune.study.compare import (
     AaRun,
     Comparer,
@@ -45,11 +54,32 @@ from autotune.study.compare import (
     fixed,
     sequential,
 )
-from autotune.study.context import MeasurementContext, ProgressSink, ReferenceFailed
-from autotune.study.loss_gate import ROUNDINGS, not_finite, spread_of_floor, spread_of_rounding
+from autotune.study.context import (
+    MeasurementContext,
+    ProgressSink,
+    ReferenceFailed,
+)
+from autotune.study.failing import minimise_failure
+from autotune.study.loss_gate import (
+    ROUNDINGS,
+    not_finite,
+    spread_of_floor,
+    spread_of_rounding,
+)
 from autotune.study.soak import soak_alone
-from autotune.study.tasks import AblationTask, Assignment, FloorTask, PairTask, ProfileTask, SoakTask, TrialTask
-from autotune.workers import Launcher, WorkerFailed
+from autotune.study.tasks import (
+    AblationTask,
+    Assignment,
+    FloorTask,
+    PairTask,
+    ProfileTask,
+    SoakTask,
+    TrialTask,
+)
+from autotune.workers import (
+    Launcher,
+    WorkerFailed,
+)
 
 MOST_LOST_IN_A_ROW = 3
 """Tasks in a row over which the reference did not stay alive, after which the lane is of no use."""
@@ -69,21 +99,16 @@ ONLY_LANE = ""
 class TaskRunner:
     """One lane's measurement context, and how it compares.
 
-    Args:
-        is_shared: Other lanes may be at work on the same machine.
-
     Attributes:
         comparer: How it compares; may change once the A/A run has told what fits into memory.
     """
 
-    def __init__(
-        self, spec: StudySpec, folders: Folders, launcher: Launcher, progress: ProgressSink, *, is_shared: bool = False
-    ) -> None:
+    def __init__(self, spec: StudySpec, folders: Folders, launcher: Launcher, progress: ProgressSink) -> None:
         self._spec = spec
         self._folders = folders
         self._plan = SequentialPlan(cap=spec.measure.pairs_cap)
         self._lost_in_a_row = 0
-        self.context = MeasurementContext(spec, folders, launcher, progress, is_shared=is_shared)
+        self.context = MeasurementContext(spec, folders, launcher, progress)
         self.comparer = self._open_comparer(spec.measure.mode)
 
     def _open_comparer(self, mode: str) -> Comparer:
@@ -230,7 +255,6 @@ class TaskRunner:
             update={
                 **figures_of(found.pairs, figures.work),
                 "energy": figures.energy,
-                "energy_problem": figures.energy_problem,
                 "warnings": figures.warnings or None,
                 "during": figures.during,
                 "work": figures.work,

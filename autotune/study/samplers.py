@@ -1,4 +1,4 @@
-"""Samplers of Optuna as a study asks them: for points of its search space, one at a time."""
+"""Optuna samplers, asked for points of a study's search space one at a time."""
 
 from __future__ import annotations
 
@@ -24,21 +24,19 @@ SURE_SD = 1e-4
 """Standard error of the log ratio of a program that is known to be the reference's own."""
 
 BEST, NEWEST = 25, 100
-"""Trials that TPE is shown of a longer study: the best, and the newest of the rest.
+"""Trials of a longer study that TPE is shown: the best, and the newest of the rest.
 
-It fits all that it is shown anew at each question; whole, that was four fifths of a long study's processor time,
-for trials that it weighs the less the older they are. A tenth of them counts as good.
+It fits all of them anew at each question: four fifths of a long study's processor time.
 """
 
 
 class Questions:
     """A sampler at one trial: as many points as are asked for, drawn from one seed.
 
-    It is asked through `optuna.samplers.BaseSampler`, as Optuna's own samplers of samplers do it, and opens no trial: a
-    point that is known is passed over, and a study's storage is no place for those.
+    It is asked through `optuna.samplers.BaseSampler` and opens no trial, for points that are known are passed over.
 
     Args:
-        trials: Finished ones, from which it learns.
+        trials: Finished ones.
         sampler: Fresh, with a seed of its own.
     """
 
@@ -48,7 +46,7 @@ class Questions:
         self._space = sampler.infer_relative_search_space(self._study, self._trial)
 
     def point(self) -> Callable[[Parameter], str]:
-        """The next point, as what is chosen for each parameter."""
+        """Returns the next point, as what is chosen for each parameter."""
         related = self._sampler.sample_relative(self._study, self._trial, self._space)
 
         def choose(parameter: Parameter) -> str:
@@ -67,10 +65,7 @@ class Questions:
 class Opened:
     """A sampler that keeps its state in the trials that it opened itself, such as CMA-ES.
 
-    What it learned in an earlier session it learns from the results alone.
-
-    Args:
-        sampler: With its seed.
+    From trials of earlier sessions it learns by their results alone.
     """
 
     def __init__(self, sampler: BaseSampler) -> None:
@@ -78,7 +73,7 @@ class Opened:
         self._open: dict[FlagSet, optuna.Trial] = {}
 
     def point(self, space: SearchSpace) -> FlagSet:
-        """The next point; its trial stays open until its result is told."""
+        """Returns the next point; its trial stays open until its result is told."""
         trial = self._study.ask()
         settings = space.suggest(lambda p: to_text(p, _suggest(trial, p)))
         if settings in self._open:
@@ -97,7 +92,6 @@ class Opened:
 
 
 def _suggest(trial: optuna.Trial, parameter: Parameter) -> Any:
-    """The value that an open trial gets for a parameter."""
     distribution = distribution_of(parameter)
     if isinstance(distribution, CategoricalDistribution):
         return trial.suggest_categorical(parameter.name, distribution.choices)
@@ -107,7 +101,7 @@ def _suggest(trial: optuna.Trial, parameter: Parameter) -> Any:
 
 
 def check_sampler(search: SearchSpec) -> None:
-    """Makes the study's sampler once, so that a mistake is told before anything starts.
+    """Makes the study's sampler once, so that a mistake is found before anything starts.
 
     Raises:
         StudyFileError: If there is none of that name, or it does not take a seed alone.
@@ -123,13 +117,7 @@ def opens_trials(search: SearchSpec) -> bool:
 def make_sampler(
     search: SearchSpec, space: SearchSpace, seed: int, flags: Mapping[str, Flag] | None = None
 ) -> BaseSampler:
-    """The study's sampler.
-
-    Args:
-        search: Which, and its options.
-        space: What is searched.
-        seed: Of its draws.
-        flags: What is known of settings.
+    """Makes the study's sampler; `flags` is prior knowledge of settings.
 
     Raises:
         StudyFileError: If there is none of that name, or it does not take a seed alone.
@@ -164,7 +152,6 @@ def make_sampler(
 
 
 def _find(name: str) -> Callable[..., Any]:
-    """A sampler's class by its import path."""
     module, _, attribute = name.partition(":")
     try:
         return getattr(importlib.import_module(module), attribute)  # type: ignore[no-any-return]
@@ -175,7 +162,7 @@ def _find(name: str) -> Callable[..., Any]:
 
 
 def certainty_of(result: TrialResult) -> dict[str, float | int]:
-    """What the sampler is told of how sure a result is, and of whose it is."""
+    """Returns user attributes: how sure a result is, and whose it is."""
     if result.same_as is not None:
         return {SD_KEY: SURE_SD} if result.same_as == REFERENCE_NUMBER else {DUPLICATE_KEY: result.same_as}
     if result.comparison is None:
@@ -184,13 +171,7 @@ def certainty_of(result: TrialResult) -> dict[str, float | int]:
 
 
 def flag_of(parameter: Parameter, prior: Prior | None, in_force: str | None = None) -> Flag:
-    """What is known of a parameter, as the sampler takes it.
-
-    Args:
-        parameter: Of the space.
-        prior: What is thought of it.
-        in_force: What the study's baseline sets it to, if it does.
-    """
+    """Returns prior knowledge of a parameter; `in_force` is what the study's baseline sets it to, if it does."""
     idle = [v for v in prior.nothing if parameter.holds(v)] if prior is not None else []
     default = (parameter.match(in_force) if in_force is not None else None) or parameter.default_choice
     place = parameter.default if parameter.default and parameter.default.isdigit() else None
@@ -199,17 +180,13 @@ def flag_of(parameter: Parameter, prior: Prior | None, in_force: str | None = No
         default_place=float(place) if place is not None else None,
         group=parameter.group,
         needs=parameter.condition or {},
-        act=prior.act if prior is not None else None,
-        lean={from_text(parameter, v): (0.0, SAME_PROGRAM_SD) for v in idle},
+        p_active=prior.p_active if prior is not None else None,
+        expected={from_text(parameter, v): (0.0, SAME_PROGRAM_SD) for v in idle},
     )
 
 
 class Shown(optuna.storages.InMemoryStorage):
-    """The storage of a study that has given trials, as they are.
-
-    Args:
-        trials: Each with a number of its own.
-    """
+    """The storage of a study that has given trials, each with a number of its own."""
 
     def __init__(self, trials: Sequence[FrozenTrial]) -> None:
         super().__init__()
@@ -223,7 +200,7 @@ class Shown(optuna.storages.InMemoryStorage):
 
 
 def best_and_newest(trials: Sequence[FrozenTrial]) -> Sequence[FrozenTrial]:
-    """Of many trials the `BEST`, and the `NEWEST` of the rest."""
+    """Returns the `BEST` of many trials, and the `NEWEST` of the rest."""
     if len(trials) <= BEST + NEWEST:
         return trials
 
@@ -237,7 +214,7 @@ def best_and_newest(trials: Sequence[FrozenTrial]) -> Sequence[FrozenTrial]:
 
 
 def distribution_of(parameter: Parameter) -> BaseDistribution:
-    """The Optuna distribution of one parameter; powers of two are searched by their exponent."""
+    """Returns the Optuna distribution of a parameter; powers of two are searched by their exponent."""
     if parameter.choices is not None:
         return CategoricalDistribution(list(parameter.choices))
     assert parameter.low is not None
@@ -249,7 +226,7 @@ def distribution_of(parameter: Parameter) -> BaseDistribution:
 
 
 def from_text(parameter: Parameter, text: str) -> Any:
-    """A recorded value as Optuna's own."""
+    """Converts a recorded value to Optuna's own."""
     if parameter.choices is not None:
         return text
     value = int(text)
@@ -257,12 +234,11 @@ def from_text(parameter: Parameter, text: str) -> Any:
 
 
 def to_text(parameter: Parameter, value: Any) -> str:
-    """A value of Optuna's as it is recorded."""
+    """Converts a value of Optuna's to how it is recorded."""
     return str(2**value if parameter.power_of_two else value)
 
 
 def _only(distribution: BaseDistribution) -> Any:
-    """The one value of a distribution that has no other."""
     if isinstance(distribution, CategoricalDistribution):
         return distribution.choices[0]
     assert isinstance(distribution, IntDistribution)

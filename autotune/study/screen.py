@@ -1,9 +1,14 @@
-"""The screen as a stage of a study: what compiling alone says decides what is worth a measurement.
+"""The screen of a study: compiling decides what is worth a measurement.
 
-Dead settings leave the search space, a set whose program was measured already shares that result, and one that
-does not fit into device memory is never launched. One thread leads all compiling, in as many compile workers as
-there are processors and memory for (`autotune.compiler.Compiler`); it touches no GPU. A screen that cannot run is a
-note, never the end of a study.
+No-op settings leave the search space, a set whose program was measured already shares that result, and one that does
+not fit into device memory is never launched. One thread leads all compiling; it touches no GPU. A screen that
+cannot run is a note, never the end of a study.
+
+A described GPU is not the one that runs: its driver, its cuDNN and its autotuner's choices are not known. So settings
+that the screen calls no-ops are tried on the GPU like any other set: all at their first values, and all at their last.
+If the interval of neither is clear of the reference's time, and neither fails, they stay out. If one is, they return to
+the space, and no two sets share a measurement because the screen calls them equal. This cannot see two settings whose
+effects cancel, nor values between the first and the last.
 """
 
 from __future__ import annotations
@@ -11,21 +16,14 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import (
-    Callable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
-from concurrent.futures import (
-    Future,
-    ThreadPoolExecutor,
-)
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from autotune.compiler import (
+    Effect,
     Screener,
     ScreenReport,
     Target,
@@ -37,12 +35,8 @@ from autotune.compiler import (
     domains,
     narrowed,
     open_screener,
-)  # fmt: skip
-from autotune.machine import (
-    caller_environment,
-    default_cache_dir,
-    spare_processors,
 )
+from autotune.machine import caller_environment, default_cache_dir, spare_processors
 from autotune.model import (
     AutotuneError,
     Callbacks,
@@ -51,16 +45,15 @@ from autotune.model import (
     LaunchError,
     ScreenRecord,
     StudySpec,
+    TrialResult,
     WorkerReport,
     format_seconds,
 )
 from autotune.results import describe_screen
 from autotune.rundir import Store
 from autotune.settings import SearchSpace
-from autotune.study.memory import (
-    compiled_over_limit,
-    does_not_fit,
-)
+from autotune.stats import Verdict, judge
+from autotune.study.memory import compiled_over_limit, does_not_fit
 
 R = TypeVar("R")
 
@@ -72,13 +65,16 @@ CPUS_TO_SPARE = 4
 
 TELL_EVERY_S = 20.0
 
+DEAD_TOGETHER = "dead together"
+"""The origin of trials of all no-op settings at once."""
+
 
 @dataclass(frozen=True, slots=True)
 class Precheck:
-    """What compiling says of a set before anything is launched.
+    """What compiling says of a set.
 
     Attributes:
-        key: Names program and settings read at run time; None if it is not known.
+        key: Names its program and settings read at run time; None if it is not known.
         failure: Why it must not be launched.
     """
 
@@ -87,7 +83,7 @@ class Precheck:
 
 
 def is_wanted(spec: StudySpec) -> tuple[bool, str]:
-    """Whether a study is to be screened, and why not where a person may expect it."""
+    """Returns whether a study is to be screened, and why not where a person may expect it."""
     asked = spec.screen.enabled
     if asked is False:
         return False, ""
@@ -104,12 +100,8 @@ def is_wanted(spec: StudySpec) -> tuple[bool, str]:
 class StudyScreener:
     """The screen of one study, open as long as the study runs.
 
-    Args:
-        store: The run directory, locked.
-        view: Callbacks what happens.
-
     Attributes:
-        report: What the screen found; None before it ran, and where it cannot.
+        report: None before it ran, and where it cannot.
         is_measuring: Whether anything is measured on this machine now, with which compiling must not interfere.
         kept_s: Seconds of the time budget that are kept from it, for search and proofs.
     """
@@ -124,28 +116,26 @@ class StudyScreener:
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="screen")
         self._screen: Screener | None = None
         self._ahead: Future[str | None] | None = None
-        self._opened_for: tuple[Target | None, Topology | None] = (None, None)
         self._is_on = True
         self._believes_memory = True
-        self._is_beside = False
         self.kept_s = 0.0
 
     # ------------------------------------------------------------------ the stage
 
     def narrow(self, space: SearchSpace, named: Mapping[str, FlagSet], reference: WorkerReport) -> SearchSpace:
-        """The space without what needs no measurement; screens now, unless an earlier session did.
+        """Returns the space without what needs no measurement; screens now, unless an earlier session did.
 
         Args:
             space: What the study would search.
             named: Sets that the study tries first.
-            reference: What the reference said of itself: the GPU's kind, the devices.
+            reference: Names the GPU's kind and the devices.
         """
         target: Target | None = None
         topology: Topology | None = None
         try:
             if self._spec.device.platform == "cuda":
                 target, topology = self._cluster(reference)
-            left = self._screened(self.open(target, topology), space, named)
+            left = self._screened(self._open(target, topology), space, named)
         except Exception as error:
             self._give_up(error, target.name if target else "cpu", str(topology or reference.device_count))
             return space
@@ -156,12 +146,11 @@ class StudyScreener:
         return left
 
     def _screened(self, screen: Screener, space: SearchSpace, named: Mapping[str, FlagSet]) -> SearchSpace:
-        """The space without what a screen finds to be of no use.
+        """Screens a space and leaves out what is of no use.
 
         Raises:
             LaunchError: If the reference does not compile.
         """
-        self._is_beside = False
         self.report = self._known(screen) or self._run(screen, space, named)
         left = narrowed(space, self.report)
         for line in describe_screen(self.report):
@@ -169,18 +158,13 @@ class StudyScreener:
         self._view.note(f"the space has {len(left.parameters)} of {len(space.parameters)} settings left to search")
         return left
 
-    def open(self, target: Target | None, topology: Topology | None) -> Screener:
-        """What compiles for a cluster, or for this CPU; nothing is compiled yet.
+    def _open(self, target: Target | None, topology: Topology | None) -> Screener:
+        """Opens what compiles for a cluster, or for this CPU; nothing is compiled yet.
 
         Raises:
             StudyFileError: If the cluster does not fit the study.
             LaunchError: If no fitting CUDA plugin is installed.
         """
-        if self._screen is not None and self._opened_for == (target, topology):
-            return self._screen
-        if self._screen is not None:  # opened for a cluster that is not the one that runs
-            self._screen.abort()
-        self._opened_for = (target, topology)
         _, self._screen = self._resources.enter_context(
             open_screener(
                 self._spec,
@@ -196,7 +180,7 @@ class StudyScreener:
         return self._screen
 
     def _cluster(self, reference: WorkerReport) -> tuple[Target, Topology]:
-        """The target and topology that the study names, or those that run.
+        """Returns the target and topology that the study names, or those that run.
 
         Raises:
             LaunchError: If the GPU that runs is none of the catalogue.
@@ -210,20 +194,17 @@ class StudyScreener:
         return target, topology
 
     def _known(self, screen: Screener) -> ScreenReport | None:
-        """The report of an earlier session, if a canary guarded it and the same was compiled for."""
+        """Returns the report of an earlier session, if a canary guarded it and the same was compiled for."""
         here = (screen.target_name, str(screen.job.topology), compiler_versions())
         for record in reversed(self._store.of(ScreenRecord)):
             if record.report is None or (record.target, record.topology, record.versions) != here:
                 continue
             report, gpu = ScreenReport.model_validate(record.report), screen.job.target
-            if report.canary is None or report.choices != tuple(filter(None, screen.choices)):
-                continue
-            if report.target_digest == (gpu.digest if gpu else ""):
+            if report.canary is not None and report.target_digest == (gpu.digest if gpu else ""):
                 return report
         return None
 
     def _run(self, screen: Screener, space: SearchSpace, named: Mapping[str, FlagSet]) -> ScreenReport:
-        """Screens and records what came out."""
         values = domains(space)
         self._store.tell_stage("screen")
         self._view.stage("screen", f"{len(values)} settings and {len(named)} sets are compiled, none is launched")
@@ -260,49 +241,20 @@ class StudyScreener:
         return max(0.0, min(SHARE_OF_BUDGET * budget_s, left_s))
 
     def _give_up(self, error: Exception, target: str = "", topology: str = "") -> None:
-        """Goes on without a screen, and says why."""
         self._is_on = False
         said = str(error) if isinstance(error, AutotuneError) else f"{type(error).__name__}: {error}"
         self._view.note(f"the study goes on without a screen: {said}")
         if target:
             self._store.append(ScreenRecord(target=target, topology=topology, reason=said))
 
-    def compile_beside(self, wanted: Callable[[Screener], Sequence[FlagSet]]) -> None:
-        """Begins to compile what the screen needs while the noise floor is measured, until the screen itself does.
-
-        On GPU studies only, and only with processors to spare; where it fails the screen fails, and tells.
-
-        Args:
-            wanted: Gives the sets, what matters most first; called by the thread that compiles.
-        """
-        screen = self._screen
-        if screen is None or screen.job.target is None or self._spec.device.platform != "cuda":
-            return
-        has_spare = bool(spare_processors(screen.job.topology.gpus_per_node))
-        if len(os.sched_getaffinity(0)) < CPUS_TO_SPARE or not has_spare:
-            return
-        self._is_beside = True
-
-        def work() -> None:
-            with contextlib.suppress(Exception):
-                screen.compile_all(wanted(screen), is_over=lambda: not self._is_beside)
-
-        self._pool.submit(self._give_way, work, is_beside=True)
-
     # ------------------------------------------------------------------ single sets
 
-    def try_reference(self, target: Target, topology: Topology) -> None:
-        """Compiles the reference before anything runs; why that cannot be done is told when the screen needs it."""
-        with contextlib.suppress(Exception):
-            screen = self.open(target, topology)
-            self._wait(lambda: screen.result(FlagSet()))
-
     def _wait(self, work: Callable[[], R]) -> R:
-        """Has something done by the thread that compiles, and waits for it; others may be measuring meanwhile."""
+        """Runs work on the thread that compiles, and waits for it; others may be measuring meanwhile."""
         return self._pool.submit(self._give_way, work, is_beside=self.is_measuring()).result()
 
     def _give_way(self, work: Callable[[], R], *, is_beside: bool) -> R:
-        """Does something, on processors that what is measured meanwhile can do without."""
+        """Runs work on processors that what is measured meanwhile can do without."""
         screen = self._screen
         if screen is None or not is_beside:
             return work()
@@ -313,7 +265,7 @@ class StudyScreener:
             screen.keep_to(())
 
     def precheck(self, settings: FlagSet) -> Precheck:
-        """What a set would run, and whether it fits; compiled now if it was not ahead."""
+        """Returns a set's program and whether it fits; compiled now if it was not ahead."""
         screen = self._screen
         if screen is None or not self._is_on:
             return Precheck()
@@ -338,22 +290,18 @@ class StudyScreener:
 
     @property
     def looks_ahead(self) -> bool:
-        """Whether what is proposed next is compiled while the bench measures.
+        """Whether what is proposed next is compiled while the bench measures."""
+        return self._screen is not None and self._is_on and self._has_spare(self._screen)
 
-        On GPU studies only, and only with processors to spare: on the CPU it would disturb what is measured.
-        """
-        screen = self._screen
-        if screen is None or not self._is_on or screen.job.target is None or self._spec.device.platform != "cuda":
+    def _has_spare(self, screen: Screener) -> bool:
+        """Whether compiling does not disturb what is measured: on GPU studies with processors to spare."""
+        if screen.job.target is None or self._spec.device.platform != "cuda":
             return False
         has_spare = bool(spare_processors(screen.job.topology.gpus_per_node))
         return has_spare and len(os.sched_getaffinity(0)) >= CPUS_TO_SPARE
 
     def compile_ahead(self, guess: Callable[[], FlagSet | None]) -> None:
-        """Compiles what is likely to be proposed next while the bench measures, where it looks ahead.
-
-        Args:
-            guess: Gives the set; called only where it is of use.
-        """
+        """Compiles what is likely to be proposed next while the bench measures, where it looks ahead."""
         screen = self._screen
         settings = guess() if self.looks_ahead else None
         if screen is not None and settings is not None:
@@ -361,7 +309,7 @@ class StudyScreener:
             self._ahead = self._pool.submit(self._give_way, lambda: screen.program_key(settings), is_beside=True)
 
     def rest(self) -> None:
-        """Ends what is being compiled ahead, for nobody waits for it and a proof is to have the machine for itself."""
+        """Ends what is being compiled ahead: a proof is to have the machine for itself."""
         ahead, self._ahead = self._ahead, None
         if ahead is None or ahead.cancel() or ahead.done() or self._screen is None:
             return
@@ -370,7 +318,7 @@ class StudyScreener:
         self._screen.resume()
 
     def close(self) -> None:
-        """Ends the compile worker, in whatever it is doing."""
+        """Ends the compile worker."""
         self._is_on = False
         if self._screen is not None:
             self._screen.abort()
@@ -380,7 +328,7 @@ class StudyScreener:
 
 @contextlib.contextmanager
 def open_study_screener(store: Store, view: Callbacks) -> Iterator[StudyScreener | None]:
-    """The screen of a study, or None with a note where it has none; closed with the block."""
+    """Opens the screen of a study, or None with a note where it has none; closed with the block."""
     asked, why_not = is_wanted(store.spec)
     if why_not:
         view.note(why_not)
@@ -392,3 +340,39 @@ def open_study_screener(store: Store, view: Callbacks) -> Iterator[StudyScreener
         yield opened
     finally:
         opened.close()
+
+
+# ---------------------------------------------------------------------- no-op recheck
+
+
+@dataclass(frozen=True, slots=True)
+class NoOpRecheck:
+    """Sets that are tried because the screen may be wrong on the GPU that runs.
+
+    Attributes:
+        sets: Of all no-op settings, one or two.
+        whole: The space with them, if one of the sets differs from the reference.
+    """
+
+    sets: tuple[FlagSet, ...]
+    whole: SearchSpace
+
+
+def recheck_of(space: SearchSpace, report: ScreenReport) -> NoOpRecheck | None:
+    """Returns the recheck of what a screen left out of a space; None if it left out nothing."""
+    names = {p.name for p in space.parameters}
+    dead = {s.name: [v.value for v in s.values] for s in report.of_effect(Effect.NO_OP) if s.name in names and s.values}
+    if not dead:
+        return None
+    sets = (FlagSet({n: values[i] for n, values in dead.items()}) for i in (0, -1))
+    return NoOpRecheck(tuple(dict.fromkeys(sets)), narrowed(space, report, keeps_no_ops=True))
+
+
+def contradicts(results: Iterable[TrialResult], *, min_effect: float) -> bool:
+    """Whether a trial of no-op settings did what no set of no-ops can do."""
+
+    def is_off(r: TrialResult) -> bool:
+        found = judge(r.comparison.estimate, min_effect=min_effect) if r.comparison is not None else None
+        return r.failure is not None or found in (Verdict.FASTER, Verdict.SLOWER)
+
+    return any(is_off(r) for r in results if r.origin == DEAD_TOGETHER)

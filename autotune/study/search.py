@@ -1,4 +1,4 @@
-"""The search: trial after trial until the asked number, a budget or the space is used up, on all lanes at once."""
+"""The search: trials on all lanes until the asked number, a budget or the space is used up."""
 
 from __future__ import annotations
 
@@ -15,37 +15,20 @@ from autotune.model import (
     TrialResult,
     TrialStatus,
 )
-from autotune.study.blame import most_starts
-from autotune.study.culprit import (
-    blame_unit,
-    next_case,
-)
+from autotune.study.budget import TRIAL_SHARE, format_timetable
+from autotune.study.confirm import worth_proving
 from autotune.study.durations import RECENT
-from autotune.study.finalists import worth_proving
-from autotune.study.prefilter import (
-    Known,
-    evaluate,
-)
+from autotune.study.failing import failing_task, most_starts, next_failure
+from autotune.study.prefilter import Known, evaluate
 from autotune.study.run import StudyRun
-from autotune.study.tasks import (
-    PendingTask,
-    TrialTask,
-)
-from autotune.study.time_left import (
-    TRIAL_SHARE,
-    describe_timetable,
-)
+from autotune.study.tasks import PendingTask, TrialTask
 
 ENOUGH_TO_TELL = 12
-"""Trials from which the search ends with the set that promises most by all of them."""
+"""Trials from which the search ends with the best expected set."""
 
 
 class Search:
-    """The search of one session.
-
-    Args:
-        run: The study, its reference measured and its space known.
-    """
+    """The search of one session, whose reference is measured and whose space is known."""
 
     def __init__(self, run: StudyRun) -> None:
         self._run = run
@@ -68,17 +51,15 @@ class Search:
         self._tell_news()
         if left > 0:
             if self._table is not None:
-                self._run.view.note(describe_timetable(self._table, asked=self._asked))
+                self._run.view.note(format_timetable(self._table, asked=self._asked))
             self._run.begin_stage("search", f"{left} of {self._asked} trials to go")
             self._run.lanes.work(self._next)
             if self._run.screener is not None:
                 self._run.screener.rest()
-        self._tell_effects()
-        self._proposer.finish()
-        self._tell_news()
+        self._finish()
 
     def go_on(self) -> bool:
-        """Tries more with the time that proofs have left, but for what another one needs; whether it did."""
+        """Tries more with the time that proofs have left, but for what another one needs; returns whether it did."""
         before = len(self._results())
         if self._table is None or self._is_exhausted or before >= self._asked:
             return False
@@ -86,16 +67,19 @@ class Search:
         self._is_over = self._is_hopeful = False  # what was promising has had its proof
         self._run.begin_stage("search", "the finalists did not hold: it goes on with the time that is left")
         self._run.lanes.work(self._next)
-        self._tell_effects()
-        self._proposer.finish()
+        self._finish()
         return len(self._results()) > before
 
     def _tell_news(self) -> None:
         for text in self._proposer.news():
             self._run.view.note(text)
 
+    def _finish(self) -> None:
+        self._tell_effects()
+        self._proposer.finish()
+        self._tell_news()
+
     def _tell_effects(self) -> None:
-        """Records what the trials taught, unless that is recorded of just these."""
         self._read_causes()
         known = self._store.last(EffectsRecord)
         is_news = known is None or known.trials != len(self._results())
@@ -103,7 +87,7 @@ class Search:
             self._store.append(found)
 
     def _results(self) -> Sequence[TrialResult]:
-        """All results so far; what is new of them is told to the proposer."""
+        """Returns all results so far; tells the proposer what is new of them."""
         min_effect = self._run.spec.measure.min_effect
         for result in self._known.refresh():
             self._proposer.tell(result)
@@ -115,7 +99,7 @@ class Search:
     # ------------------------------------------------------------------ what is next
 
     def _next(self) -> PendingTask | None:
-        """What a lane may do now; trials whose result is known without one are recorded on the way."""
+        """Returns what a lane may do now; trials whose result is known without one are recorded on the way."""
         while True:
             results = self._results()
             self._tell_news()
@@ -141,7 +125,7 @@ class Search:
             self._is_over = True
 
     def _trial_s(self, results: Sequence[TrialResult]) -> float:
-        """Seconds that the next trial takes at least: what was planned, or more where no recent one took as little."""
+        """Returns the least seconds of the next trial: as planned, or more where no recent one took as little."""
         if self._table is None:
             return 0.0
         took_s = [r.duration_s for r in results[-RECENT:] if r.status is TrialStatus.MEASURED and r.duration_s]
@@ -151,8 +135,8 @@ class Search:
     def _kept_s(self) -> float:
         """Seconds that are kept for proofs.
 
-        Where there was no time for a few trials and a proof, a proof gets its time once there is something to prove,
-        if it still fits.
+        Where there was no time for a few trials and a proof, a proof gets its time once there is a candidate, if it
+        still fits.
         """
         if self._table is None:
             return 0.0
@@ -162,7 +146,7 @@ class Search:
         return 0.0
 
     def _propose(self, results: Sequence[TrialResult]) -> TrialConfig | None:
-        """A set that nobody tries or has tried; None if there is none now."""
+        """Returns a set that nobody tries or has tried; None if there is none now."""
         number, config = self._known.free_number(self._tried), None
         if self._is_last(results):
             config = self._proposer.ask_best(number, taken=self._tried.values())
@@ -175,10 +159,7 @@ class Search:
         return config
 
     def _is_last(self, results: Sequence[TrialResult]) -> bool:
-        """Whether there is one more trial to try, and enough of them to tell which set promises most.
-
-        What it tries is then a finalist, so that it has to be measured like the others.
-        """
+        """Whether one trial is left, and there are enough to say which set is expected to be best."""
         if len(results) < ENOUGH_TO_TELL:
             return False
         if len(results) + len(self._tried) + 1 >= self._asked:
@@ -189,7 +170,7 @@ class Search:
     # ------------------------------------------------------------------ trials
 
     def _begin(self, config: TrialConfig, results: Sequence[TrialResult]) -> PendingTask | None:
-        """A trial for a lane; None if its result is known already, which is recorded."""
+        """Returns a trial for a lane; None if its result is known already, which is recorded."""
         run = self._run
         run.view.trial_starts(config, self._asked)
         found = evaluate(run, config, self._known)
@@ -214,34 +195,33 @@ class Search:
         self._run.view.trial_ends(result)
 
     def _guess_after(self, config: TrialConfig) -> FlagSet | None:
-        """What would be proposed after a set, were that to tell nothing new."""
         following = self._proposer.ask(config.number + 1, taken=[config.settings])
         return following.settings if following is not None else None
 
     # ------------------------------------------------------------------ causes of failures
 
     def _read_causes(self) -> None:
-        """Tells the proposer the causes that were found since the last look."""
         news = self._store.since(BlameRecord, self._causes_seen)
         self._causes_seen += len(news)
-        self._proposer.bad += [b.smallest for b in news if b.smallest not in self._proposer.bad]
+        failing = self._proposer.failing
+        failing += [b.smallest for b in news if b.smallest not in failing]
 
     def _look_for_cause(self, results: Sequence[TrialResult]) -> PendingTask | None:
-        """The search for the smallest failing part of a set that crashed or hung, if there is one to look for."""
+        """Returns the search for a minimal failing set, if a trial crashed or hung."""
         self._read_causes()
         if not self._cases:
             return None
         known, trial = self._store.of(BlameRecord), None
         while self._cases and trial is None:  # one that is no case now is none later
-            trial = next_case([self._cases.pop(0)], known, self._blamed)
+            trial = next_failure([self._cases.pop(0)], known, self._blamed)
         if trial is None or trial.failure is None or not self._has_time_for_cause(trial.failure):
             return None
         self._blamed.add(trial.number)
         number = f"{trial.number:04d}"
-        return PendingTask(blame_unit(trial, results), ("blame", number), f"blame-{number}", self._end_blame)
+        return PendingTask(failing_task(trial, results), ("blame", number), f"blame-{number}", self._end_blame)
 
     def _has_time_for_cause(self, failure: Failure) -> bool:
-        """Whether the search for a cause fits beside what is kept for proofs, even if it takes all its starts."""
+        """Whether that search fits beside what is kept for proofs, even if it takes all its starts."""
         takes, limits = self._run.time.takes, self._run.lanes.limits
         if takes is None or self._table is None:
             return True

@@ -1,78 +1,55 @@
-"""The stages of a study, in order. Each is a function of the one context, and goes on where an earlier session stopped.
+"""The stages of a study, in order; each is a function of the session, and goes on where an earlier session stopped.
 
-A stage that has nothing to do (nothing promising to confirm, one setting to minimise) does nothing.
+A stage that has nothing to do (no candidate to confirm, one setting to minimise) does nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
-import statistics
-from collections.abc import Callable
-from typing import NamedTuple
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
+from autotune.cluster import Engine
 from autotune.model import (
-    PROFILE,
+    WITH_SECRETS,
     AblationResult,
     BlameRecord,
+    Callbacks,
     ConclusionRecord,
     ConfirmRun,
     EffectsRecord,
+    Effort,
     FinalistResult,
-    FlagSet,
     FloorResult,
     LedgerRecord,
-    LossBasis,
     ProfileRecord,
     ProofRecord,
     ScreenRecord,
     SessionRecord,
     SoakRecord,
     Stamped,
+    Stopwatch,
+    StudySpec,
     TrialResult,
-    format_seconds,
-)  # fmt: skip
-from autotune.results import describe_soak
-from autotune.rundir import JOURNAL
-from autotune.stats import (
-    Verdict,
-    candidate_weights,
+    load_study,
+    parse_study,
 )
-from autotune.study.atlas_priors import by_atlas
+from autotune.rundir import JOURNAL, Store
 from autotune.study.conclude import record_conclusion
-from autotune.study.finalists import choose_finalists
-from autotune.study.gain import measure_again
-from autotune.study.library_priors import by_library
-from autotune.study.minimise import minimise_set
+from autotune.study.confirm import confirm, final_proof, minimise, soak
 from autotune.study.pgle import profile_guide
-from autotune.study.prefilter import (
-    measure_reference,
-    narrow_space,
-)
-from autotune.study.priors import (
-    priors_of,
-    screened_by,
-)
-from autotune.study.proof import (
-    most_processes,
-    pairs_run,
-    plan_proofs,
-    prove,
-)
-from autotune.study.proposer import (
-    Proposer,
-    open_study,
-)
+from autotune.study.prefilter import measure_reference, narrow_space
+from autotune.study.preflight import prepare
+from autotune.study.priors import priors_of, screened_by
+from autotune.study.proposer import Proposer, open_study
 from autotune.study.run import StudyRun
 from autotune.study.search import Search
-from autotune.study.tasks import (
-    PendingTask,
-    SoakTask,
-)
 
 
 class Stage(NamedTuple):
-    """One stage: its name, as docs/study.md has it, what it does, and which records it leaves."""
+    """One stage: its name in docs/study.md, what it does, and the records that it leaves."""
 
     name: str
     do: Callable[[StudyRun], None]
@@ -80,7 +57,7 @@ class Stage(NamedTuple):
 
 
 def run_study(run: StudyRun) -> ConclusionRecord:
-    """Takes a study from where it is to its conclusion.
+    """Runs a study from where it is to its conclusion.
 
     Raises:
         AutotuneError: If the study cannot start or go on; what was recorded stays.
@@ -99,7 +76,7 @@ def probe(run: StudyRun) -> None:
 
 
 def noise_floor(run: StudyRun) -> None:
-    """Measures the reference against itself and learns what the workload is."""
+    """Measures the reference against itself; its report has the facts about the workload."""
     run.facts = measure_reference(run)
 
 
@@ -109,15 +86,16 @@ def screen(run: StudyRun) -> None:
     for name, remark in space.notes.items():
         run.view.note(f"{name}: {remark}")
     kind = run.reference.device_kind if run.reference is not None else None
-    lessons = run.setup.lessons(kind, run.facts.device_count, run.view.note)
-    run.first += lessons.first
+    library = run.setup.library_winners(kind, run.facts.device_count, run.view.note)
+    run.first += library.first
     space = narrow_space(run, space)
-    report = screened_by(run.store)
-    priors = by_atlas(priors_of(space, report), run.spec, run.facts.device_count, run.setup.jaxlib, report)
-    priors = by_library(priors, lessons.winners)
+    priors = priors_of(
+        space, run.spec, report=screened_by(run.store), device_count=run.facts.device_count, jaxlib=run.setup.jaxlib,
+        winners=library.winners,
+    )  # fmt: skip
     stored = open_study(run.spec, run.storage or run.store.path / JOURNAL)
     run.proposer = Proposer(
-        run.spec, space, first=run.first, stored=stored, doubt=run.doubt,
+        run.spec, space, first=run.first, stored=stored, recheck=run.recheck,
         rule_defaults=run.setup.rule_defaults, looks_ahead=run.screener is not None and run.screener.looks_ahead,
         priors=priors,
     )  # fmt: skip
@@ -125,123 +103,13 @@ def screen(run: StudyRun) -> None:
 
 def search(run: StudyRun) -> None:
     """Needs the space; tries sets until the asked number, the budget or the space is used up."""
-    run.search = Search(run)
-    run.search.work()
-
-
-def confirm(run: StudyRun) -> None:
-    """Needs trials; measures the promising ones in fresh processes.
-
-    Where none of them holds, and a budget has time left, the search goes on with that.
-    """
-    refuted: set[FlagSet] = set()
-    while chosen := _to_prove(run, refuted):
-        _prove_finalists(run, chosen)
-        if run.time.takes is None or any(f.is_passed for f in run.finalists):
-            return
-        refuted |= {f.settings for f in chosen}
-        if not run.search.go_on() and not any(pairs_run(run, "confirm", s) for s in _promising(run, refuted)):
-            return  # no time for more, and no earlier session has proven more
-
-
-def _promising(run: StudyRun, refuted: set[FlagSet]) -> list[FlagSet]:
-    return [f.settings for f in choose_finalists(run, refuted)]
-
-
-def _to_prove(run: StudyRun, refuted: set[FlagSet]) -> list[TrialResult]:
-    """The finalists for whose proofs there is time."""
-    chosen = choose_finalists(run, refuted)
-    begun = [(f.settings, pairs_run(run, "confirm", f.settings)) for f in chosen]
-    allowed = run.time.allows_proofs("confirm", begun)
-    if len(allowed) < len(chosen):
-        run.view.note(f"of {len(chosen)} sets that may gain there is time for the proofs of {len(allowed)}")
-    return [f for f in chosen if f.settings in allowed]
-
-
-def _prove_finalists(run: StudyRun, chosen: list[TrialResult]) -> None:
-    run.begin_stage("confirm", f"{len(chosen)} finalists, each in up to {most_processes(run)} fresh pairs of processes")
-    run.finalists = prove(run, [(f.number, f.settings) for f in chosen], stage="confirm")
-
-
-def minimise(run: StudyRun) -> None:
-    """Needs finalists; leaves out what does not pay of the best one."""
-    best = min(
-        (f for f in run.finalists if f.is_passed), key=lambda f: f.corrected.ratio if f.corrected else 1.0, default=None
-    )
-    if best is None:
-        return
-    run.candidates = [("final", best.trial, best.settings)]
-    if run.spec.confirm.minimise and len(best.settings) > 1:
-        run.begin_stage("minimise", f"{len(best.settings)} settings, each left out in turn: does it pay for itself?")
-        minimal = minimise_set(run, best.settings)
-        if minimal != best.settings:
-            run.candidates = [("final", best.trial, minimal), ("full", best.trial, best.settings)]
-
-
-def final_proof(run: StudyRun) -> None:
-    """Needs candidates; the first that holds in processes of its own is proven: by figures that selected nothing."""
-    if not run.candidates or not run.time.allows_proofs("final", _begun(run)):
-        return
-    plan_proofs(run, [(stage, s) for stage, _, s in run.candidates], candidate_weights(len(run.candidates)))
-    while run.candidates and run.proven is None and run.time.allows_proofs("final", _begun(run)):
-        stage, trial, settings = run.candidates.pop(0)
-        what = "the minimal set" if stage == "final" else "the whole set, for the minimal one did not hold"
-        what += " with its profile" if PROFILE in settings else ""
-        most = most_processes(run)
-        run.begin_stage("final proof", f"{what}, proven once more in up to {most} fresh pairs of processes")
-        result = prove(run, [(trial, settings)], stage=stage)[0]
-        if result.verdict is not Verdict.FASTER:
-            continue
-        run.reestimate = measure_again(run, result)
-        run.proven = result if run.reestimate.objection is None else None
-        if run.reestimate.objection is not None:
-            run.objections[settings] = run.reestimate.objection
-
-
-def _begun(run: StudyRun) -> list[tuple[FlagSet, int]]:
-    """The first candidate, with the pairs of processes that its final proof has run."""
-    return [(settings, pairs_run(run, stage, settings)) for stage, _, settings in run.candidates[:1]]
-
-
-def soak(run: StudyRun) -> None:
-    """Needs a proven set; one that does not run for long is none, and the next candidate gets its chance."""
-    while run.proven is not None and (least_s := run.spec.confirm.soak):
-        run.begin_stage(
-            "soak",
-            f"the winner alone for {format_seconds(least_s)} of steps, then the default: does it hang, diverge, stall "
-            "or leak later?",
-        )
-        record = _soaked(run, run.proven, least_s)
-        run.view.note(describe_soak(record))
-        if record.failure is None:
-            return
-        run.proven = None
-        final_proof(run)
-
-
-def _soaked(run: StudyRun, proven: FinalistResult, least_s: float) -> SoakRecord:
-    """The soak of a set: what an earlier session soaked at least as long is not repeated."""
-    settings, of_proof = proven.settings, (proven.stage, proven.settings)
-    ratios = [r.log_ratio for r in run.store.of(ConfirmRun) if (r.stage, r.settings) == of_proof and r.log_ratio]
-    least_steps = run.spec.soak_steps
-    for record in run.store.of(SoakRecord):
-        enough = record.steps_s >= least_s and record.step_count >= least_steps
-        if record.settings == settings and (enough or record.failure is not None):
-            return record
-    name = f"soak-{settings.digest}-{least_s:.0f}-{least_steps}"
-    judged = [r.loss.basis for r in run.store.of(ConfirmRun) if r.settings == settings and r.loss is not None]
-    basis = judged[-1] if judged else LossBasis.STEPS
-    unit = SoakTask(
-        settings=settings, least_s=least_s, least_steps=least_steps, basis=basis,
-        typical=math.log(proven.estimate.ratio) if proven.estimate is not None else None,
-        process_sd=statistics.stdev(ratios) if len(ratios) > 1 else 0.0,
-    )  # fmt: skip
-    run.lanes.do(PendingTask(unit, ("soak", name), name, run.store.append))
-    return run.store.of(SoakRecord)[-1]
+    found = Search(run)
+    run.search_more = found.go_on
+    found.work()
 
 
 def conclude(run: StudyRun) -> None:
-    """Needs what is proven, if anything is; says in one sentence what the study found."""
+    """Says in one sentence what the study found."""
     run.conclusion = record_conclusion(run)
 
 
@@ -257,3 +125,61 @@ STAGES = (
     Stage("soak", soak, (SoakRecord,)),
     Stage("conclude", conclude, (ConclusionRecord,)),
 )
+
+
+def new_run(
+    spec: StudySpec,
+    path: Path,
+    *,
+    study_dir: Path,
+    view: Callbacks,
+    watch: Stopwatch,
+    storage: str | None = None,
+    devices: Sequence[Sequence[str]] = (),
+    make_engine: Callable[[StudyRun], Engine] | None = None,
+    command: Sequence[str] = (),
+) -> StudyRun:
+    """Makes the session of a study, for `run_study`; nothing is started or written yet.
+
+    Args:
+        spec: The study.
+        path: Its run directory, made or gone on with.
+        study_dir: Folder of the study file.
+        view: Told what happens.
+        watch: Counts the study's time; the view may show it.
+        storage: See `StudyRun`, as of `devices`, `make_engine` and `command`.
+        devices: Likewise.
+        make_engine: Likewise.
+        command: Likewise.
+    """
+    create = functools.partial(Store.create_or_resume, path.resolve(), spec, study_dir=study_dir)
+    return StudyRun(
+        spec=spec,
+        view=view,
+        open_store=lambda: create(watch=watch),
+        prepare=lambda note: prepare(spec, study_dir=study_dir, storage=storage, note=note),
+        storage=storage,
+        devices=devices,
+        make_engine=make_engine,
+        command=command,
+    )
+
+
+def study_with(path: Path, given: Mapping[str, Mapping[str, Any]], *, effort: str, seed: int | None) -> StudySpec:
+    """Reads a study file with what a command line gives instead.
+
+    Args:
+        path: The study file.
+        given: Section to key to value; None leaves the file's own.
+        effort: See `Effort`.
+        seed: None leaves the file's own.
+
+    Raises:
+        StudyFileError: If the file, or the study that comes out, is not legal.
+    """
+    data = load_study(path).at_effort(Effort(effort)).model_dump(context=WITH_SECRETS)
+    for section, values in given.items():
+        data[section].update({key: value for key, value in values.items() if value is not None})
+    if seed is not None:
+        data["seed"] = seed
+    return parse_study(data, source="the study with the options of the command line")

@@ -1,6 +1,6 @@
 """Is everything right on this GPU? The tool's own ways once, and what a study must know of the machine.
 
-    python -m benchmarks.gpu.accept --out DIR [--minutes 9] [--dry-run | --simulate]
+    python -m benchmarks.gpu.accept --out DIR [--minutes 9] [--dry-run]
 
 1. `autotune doctor`, and the installed build asked for its settings;
 2. A/A: two processes of one program in blocks of 0.06, 0.5 and 3 s in turns: spread and order effect of each length;

@@ -9,7 +9,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 BEAT_S = 0.5
 """How often the time spent is written down: what a kill can make nobody's."""
@@ -20,19 +20,8 @@ ROOM = 1.1
 Row = dict[str, Any]
 
 
-class Clock(Protocol):
-    """Seconds spent on one part of the hour, over all its sessions."""
-
-    @property
-    def spent_s(self) -> float:
-        """See above."""
-
-    def close(self) -> None:
-        """Writes it down for the next session."""
-
-
-class WallClock:
-    """The machine's own clock, while a session is at work; a thread writes down what it shows.
+class Clock:
+    """Counts the seconds spent on one part of the hour, over all its sessions; a thread writes them down.
 
     Args:
         path: Where the seconds of earlier sessions are.
@@ -46,7 +35,7 @@ class WallClock:
 
     @property
     def spent_s(self) -> float:
-        """See `Clock`."""
+        """Seconds so far."""
         return self._before_s + time.monotonic() - self._began
 
     def _beat(self) -> None:
@@ -54,7 +43,7 @@ class WallClock:
             write_seconds(self._path, self.spent_s)
 
     def close(self) -> None:
-        """See `Clock`."""
+        """Writes them down for the next session."""
         self._ended.set()
         self._thread.join()
         write_seconds(self._path, self.spent_s)

@@ -1,4 +1,4 @@
-"""What the scripts run on: this machine, by the public ways of autotune; `simulated` has the same face."""
+"""What the scripts run on: this machine, by the public ways of autotune."""
 
 from __future__ import annotations
 
@@ -9,15 +9,36 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import (
+    Callable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from dataclasses import (
+    asdict,
+    dataclass,
+)
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from autotune.machine import caller_environment, describe_machine, find_gpus, open_meter, open_watch
-from autotune.model import HELD_BACK, StudySpec
-from autotune.workers import Launcher, LocalLauncher, Worker
-from benchmarks.gpu.hour import Clock, WallClock
+from autotune.machine import (
+    caller_environment,
+    describe_machine,
+    find_gpus,
+    open_meter,
+    open_watch,
+)
+from autotune.model import (
+    HELD_BACK,
+    StudySpec,
+)
+from autotune.workers import (
+    Launcher,
+    LocalLauncher,
+    Worker,
+)
+from benchmarks.gpu.hour import Clock
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -77,48 +98,13 @@ class Done:
         return json.loads(self.output)
 
 
-class Machine(Protocol):
-    """Where processes run and are looked at.
-
-    Attributes:
-        platform: ``cuda``, or ``cpu`` in a dry run.
-        is_simulated: Whether every figure is made up.
-    """
-
-    platform: str
-    is_simulated: bool
-
-    def made_by(self) -> dict[str, Any]:
-        """What every row says of who made it."""
-
-    def describe(self) -> dict[str, Any]:
-        """Devices, software and their versions."""
-
-    def clock(self, path: Path) -> Clock:
-        """Counts the time of a part, from what an earlier session wrote to `path`."""
-
-    def launcher(self, spec: StudySpec) -> Launcher:
-        """Starts workers of a study."""
-
-    def block(self, spec: StudySpec, worker: Worker, steps: int, folder: Path) -> Block:
-        """Runs a block and looks at the GPU meanwhile; samples go to the folder."""
-
-    def idle(self, spec: StudySpec, seconds: float, folder: Path) -> Block:
-        """Looks at the GPU while nothing of ours runs on it; a block without steps."""
-
-    def autotune(self, *arguments: str, limit_s: float, folder: Path) -> Done:
-        """Runs a command of autotune; told to stop when its time is over, and ended if it does not."""
-
-
-class RealMachine:
-    """This machine; see `Machine`.
+class Machine:
+    """This machine: processes run here and are looked at.
 
     Args:
-        platform: ``cuda`` or ``cpu``.
+        platform: ``cuda``, or ``cpu`` in a dry run.
         home: Where commands keep what they learn and compile.
     """
-
-    is_simulated = False
 
     def __init__(self, platform: str, home: Path) -> None:
         self.platform = platform
@@ -126,32 +112,31 @@ class RealMachine:
         self._watch = open_watch(caller_environment(), 1)
 
     def made_by(self) -> dict[str, Any]:
-        """See `Machine`."""
+        """What every row says of who made it."""
         gpus = find_gpus() if self.platform == "cuda" else ()
         return {
             "on": gpus[0].name if gpus else "a CPU, as a dry run",
-            "simulated": False,
             "dry": self.platform == "cpu",
         }
 
     def describe(self) -> dict[str, Any]:
-        """See `Machine`."""
+        """Devices, software and their versions."""
         return {**describe_machine(), "gpus": [asdict(gpu) for gpu in find_gpus()]}
 
     def clock(self, path: Path) -> Clock:
-        """See `Machine`."""
-        return WallClock(path)
+        """Counts the time of a part, from what an earlier session wrote to `path`."""
+        return Clock(path)
 
     def launcher(self, spec: StudySpec) -> Launcher:
-        """See `Machine`."""
+        """Starts workers of a study."""
         return LocalLauncher(spec, study_dir=str(ROOT), base=caller_environment())
 
     def block(self, spec: StudySpec, worker: Worker, steps: int, folder: Path) -> Block:
-        """See `Machine`."""
+        """Runs a block and looks at the GPU meanwhile; samples go to the folder."""
         return self._observe(spec, folder, lambda: worker.run_block(steps))
 
     def idle(self, spec: StudySpec, seconds: float, folder: Path) -> Block:
-        """See `Machine`."""
+        """Looks at the GPU while nothing of ours runs on it; a block without steps."""
 
         def rest() -> tuple[float, ...]:
             threading.Event().wait(seconds)
@@ -163,7 +148,7 @@ class RealMachine:
         meter = open_meter(spec, self._watch)
         with self._watch.block(ARM):
             times, joules = meter.measure(work)
-        self._watch.look(folder)
+        self._watch.look()
         seen = self._watch.take().arms.get(ARM)
         if seen is None:
             return Block(step_s=times, joules=joules)
@@ -174,7 +159,7 @@ class RealMachine:
         )  # fmt: skip
 
     def autotune(self, *arguments: str, limit_s: float, folder: Path) -> Done:
-        """See `Machine`."""
+        """Runs a command of autotune; told to stop when its time is over, and ended if it does not."""
         command = [sys.executable, "-m", "autotune", *arguments]
         return run_command(command, limit_s=limit_s, folder=folder, home=self._home)
 

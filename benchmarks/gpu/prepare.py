@@ -1,6 +1,6 @@
 """Before the hour, without a GPU: which published recipes are programs of their own, and what a model says of each.
 
-    python -m benchmarks.gpu.prepare --out DIR --target h200 [--of dense|moe] [--minutes 60] [--simulate]
+    python -m benchmarks.gpu.prepare --out DIR --target h200 [--of dense|moe] [--minutes 60]
 
 Needs XLA's CUDA plugin (the extra `screen`) in the version that the machine with the GPU has. `table` takes its sets
 from here, and `ranks` its predictions.
@@ -14,10 +14,17 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from autotune.model import FlagSet, format_set
-from benchmarks.gpu.hour import Row, read_rows
+from autotune.model import FlagSet
+from autotune.model.flags import quote_token
+from benchmarks.gpu.hour import (
+    Row,
+    read_rows,
+)
 from benchmarks.gpu.machine import as_toml
-from benchmarks.gpu.processes import Part, part
+from benchmarks.gpu.processes import (
+    Part,
+    part,
+)
 from benchmarks.gpu.search import which
 
 
@@ -81,9 +88,14 @@ def recipes_study(study: Path, folder: Path) -> Path:
     return path
 
 
+def typed(settings: FlagSet) -> str:
+    """A set as `parse_set` reads it."""
+    return " ".join(f"{'--' if n.startswith('xla_') else ''}{n}={quote_token(v)}" for n, v in settings.items())
+
+
 def predictions(found: Part, sets: list[Row], target: str | None) -> list[Row]:
     """What a model says of the default and of every set that is a program of its own, the default first."""
-    texts = [format_set(FlagSet(row["settings"])) for row in sets if is_own_program(row)]
+    texts = [typed(FlagSet(row["settings"])) for row in sets if is_own_program(row)]
     arguments = ["predict", str(found.study(found.args.of)), "--json", *at(target)]
     arguments += [word for text in texts for word in ("--set", text)]
     folder = found.hour.folder / "predict"

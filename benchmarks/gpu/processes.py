@@ -16,14 +16,12 @@ from typing import Any
 from autotune.model import FailureKind, FlagSet, StudySpec, load_study, parse_study
 from autotune.workers import Launcher, Worker, WorkerFailed
 from benchmarks.gpu.hour import Hour, Row
-from benchmarks.gpu.machine import HERE, Block, Machine, RealMachine
-from benchmarks.gpu.simulated import SimulatedMachine
+from benchmarks.gpu.machine import HERE, Block, Machine
 
 SHARED = FlagSet({"XLA_CLIENT_MEM_FRACTION": "0.45"})
 """What each of two processes on one GPU takes of its memory."""
 
 LONGEST_START_S = 170.0
-FIGURES = HERE / "simulated_h200.toml"
 
 
 @contextlib.contextmanager
@@ -32,9 +30,7 @@ def part(name: str, words: str, minutes: float, *more: Callable[[argparse.Argume
     parser = argparse.ArgumentParser(description=words, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder of all results; nothing is written elsewhere")
     parser.add_argument("--minutes", type=float, default=minutes, help="all sessions together, default %(default)s")
-    kind = parser.add_mutually_exclusive_group()
-    kind.add_argument("--dry-run", action="store_true", help="on the CPU, with tiny workloads: no figure is of worth")
-    kind.add_argument("--simulate", type=Path, nargs="?", const=FIGURES, metavar="FIGURES.toml", help="a made-up GPU")
+    parser.add_argument("--dry-run", action="store_true", help="on the CPU, with tiny workloads: no figure is of worth")
     for add in more:
         add(parser)
     args = parser.parse_args()
@@ -53,19 +49,18 @@ class Part:
         self.out: Path = args.out.resolve()
         name = f"{name}-{args.of}" if getattr(args, "of", None) else name
         (self.out / name).mkdir(parents=True, exist_ok=True)
-        self.machine = open_machine(args)
+        self.machine = Machine("cpu" if args.dry_run else "cuda", self.out / "home")
         made_by = self.machine.made_by()
         self._refuse_mixed(made_by)
         clock = self.machine.clock(self.out / name / "spent.txt")
         self.hour = Hour(self.out, name, minutes=args.minutes, made_by=made_by, clock=clock)
 
     def _refuse_mixed(self, made_by: Row) -> None:
-        """Keeps figures that were made up out of a folder with measured ones."""
+        """Keeps figures of a dry run out of a folder with measured ones."""
         mark = self.out / "made_by.json"
         if mark.exists() and (before := json.loads(mark.read_text(encoding="utf-8"))) != made_by:
-            self_words, other = (f"{m['on']}{' (simulated)' if m['simulated'] else ''}" for m in (made_by, before))
-            raise SystemExit(f"--out must hold results of one machine but {self.out} is of {other}, and this is "
-                             f"{self_words}; name another folder")  # fmt: skip
+            raise SystemExit(f"--out must hold results of one machine but {self.out} is of {before['on']}, and this is "
+                             f"{made_by['on']}; name another folder")  # fmt: skip
         mark.write_text(json.dumps(made_by), encoding="utf-8")
 
     def study(self, name: str) -> Path:
@@ -81,14 +76,6 @@ class Part:
         device = {"platform": self.machine.platform, "count": 1}
         found = parse_study({"name": "workload", "workload": {"entry": entry, "options": options}, "device": device})
         return within(found, self.hour, after_s)
-
-
-def open_machine(args: argparse.Namespace) -> Machine:
-    """What the arguments ask to run on."""
-    home = args.out.resolve() / "home"
-    if args.simulate is not None:
-        return SimulatedMachine(args.simulate, home)
-    return RealMachine("cpu" if args.dry_run else "cuda", home)
 
 
 def within(spec: StudySpec, hour: Hour, after_s: float) -> StudySpec:

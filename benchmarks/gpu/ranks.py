@@ -1,6 +1,6 @@
 """How well the hour was predicted; needs no GPU, only the results.
 
-    python -m benchmarks.gpu.ranks --out DIR [--dry-run | --simulate]
+    python -m benchmarks.gpu.ranks --out DIR [--dry-run]
 
 For each table: predicted against measured step times of all sets, their rank correlation with an interval, the factor
 by which predictions are off, and predicted against measured memory. For each study's run directory the same by
@@ -64,7 +64,7 @@ def of_table(out: Path, study: str) -> Row:
 
 def of_run(found: Part, run: Path) -> Row:
     """Predicted against measured steps of a study's trials."""
-    if found.machine.is_simulated or found.args.dry_run:
+    if found.args.dry_run:
         return {"cannot": "nothing of it was measured on a GPU"}
     if (problem := compiler_problem(compiler_versions())) is not None:
         return {"cannot": str(problem)}

@@ -3,7 +3,7 @@
     python -m benchmarks.gpu.report --out DIR [--docs]
 
 Writes ``gpu.md`` and its plots below ``--out``. ``--docs`` writes docs/gpu.md of the repository, from results of a real
-GPU alone: what was made up, or ran dry on a CPU, says so in every headline and is refused there.
+GPU alone: what ran dry on a CPU says so in every headline and is refused there.
 """
 
 from __future__ import annotations
@@ -42,8 +42,6 @@ def main() -> int:
 
 def doubt(made_by: dict[str, Any]) -> str:
     """Why figures are no measurements of a GPU, in words for headlines; empty for those that are."""
-    if made_by["simulated"]:
-        return "SIMULATED, NOT MEASURED"
     return "A DRY RUN ON A CPU" if made_by["dry"] else ""
 
 

@@ -1,6 +1,6 @@
 """A study by the real command line, within its minutes.
 
-    python -m benchmarks.gpu.search --out DIR [--of dense|moe] [--minutes 9.5] [--dry-run | --simulate]
+    python -m benchmarks.gpu.search --out DIR [--of dense|moe] [--minutes 9.5] [--dry-run]
 
 `autotune run` is given its share of the minutes as its own budget. When they are over it is told to stop, as a batch
 system would: the same command goes on with the same run directory, for which more minutes must be given.

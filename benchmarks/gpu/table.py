@@ -1,6 +1,6 @@
 """The default, a study's winner and every published recipe that is a program of its own, at steady state.
 
-    python -m benchmarks.gpu.table --out DIR [--of dense|moe] [--minutes 9.5] [--target h200] [--dry-run | --simulate]
+    python -m benchmarks.gpu.table --out DIR [--of dense|moe] [--minutes 9.5] [--target h200] [--dry-run]
 
 Round-robin: each round starts every set once, in an order drawn anew, and the default twice. Each process is fresh and
 alone on the GPU; it runs until it is warm, then a block of seconds. A drift of the machine is a round's; what a process

@@ -6,26 +6,51 @@ import math
 import warnings
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import (
+    Any,
+    Protocol,
+)
 
 import numpy as np
 import optuna
 from optuna.samplers import BaseSampler
 from optuna.trial import TrialState
 
-from autotune.model import FlagSet, TrialResult, parse_study
-from autotune.model.measurement import Comparison, Failure, FailureKind
-from autotune.model.records import TrialOutcome, TrialStatus
+from autotune.model import (
+    FlagSet,
+    TrialResult,
+    parse_study,
+)
+from autotune.model.measurement import (
+    Comparison,
+    Failure,
+    FailureKind,
+)
+from autotune.model.records import (
+    TrialOutcome,
+    TrialStatus,
+)
 from autotune.search import AdditiveFlagSampler
-from autotune.search.draws import smallest
-from autotune.search.policy import _penalties
+from autotune.search.acquisition import penalties_of
+from autotune.search.additive import smallest
 from autotune.search.sampler import USUAL_SD
 from autotune.settings import Parameter
 from autotune.stats import Estimate
-from autotune.study.priors import priors_of
-from autotune.study.proposer import NO_PRIORS, Proposer
-from autotune.study.samplers import ADDITIVE, distribution_of, from_text, to_text
-from benchmarks.search.problems import Codes, Problem
+from autotune.study.priors import by_screen
+from autotune.study.proposer import (
+    NO_PRIORS,
+    Proposer,
+)
+from autotune.study.samplers import (
+    ADDITIVE,
+    distribution_of,
+    from_text,
+    to_text,
+)
+from benchmarks.search.problems import (
+    Codes,
+    Problem,
+)
 
 _Z = 1.959964
 
@@ -99,7 +124,7 @@ class Product(Remembers):
         recipes = problem.recipes if has_recipes else ()
         first = [(f"recipe {i}", problem.as_set(r)) for i, r in enumerate(recipes)]
         held = Counter(name for _, settings in first for name in settings)
-        priors = priors_of(problem.space, None, held) if has_priors else NO_PRIORS
+        priors = by_screen(problem.space, None, held) if has_priors else NO_PRIORS
         self._proposer = Proposer(parse_study(study), problem.space, first=first, priors=priors)
         self._is_additive = sampler == ADDITIVE
         self._has_widths, self._finds_culprits = has_widths, finds_culprits
@@ -135,8 +160,8 @@ class Product(Remembers):
                 for i, code in cause:
                     alone[i] = code
                 part = FlagSet({n: v for n, v in self.problem.as_set(codes).items() if n in self._names(cause)})
-                if part not in self._proposer.bad:
-                    self._proposer.bad.append(part)
+                if part not in self._proposer.failing:
+                    self._proposer.failing.append(part)
                     self.hunts += 1
                 return
 
@@ -149,8 +174,8 @@ class Product(Remembers):
         if not isinstance(sampler, AdditiveFlagSampler):
             return super().chosen()
         space = {p.name: distribution_of(p) for p in self.problem.space.parameters}
-        coded, model, hazards = sampler.learn_from(self._proposer._history, space)
-        penalties = _penalties(hazards, model.design)
+        coded, model, failures = sampler.fit(self._proposer._history, space)
+        penalties = penalties_of(failures)
         best = model.design.settle(smallest(model.mean.times(1 / model.scale), *penalties))
         for i in range(len(best)):  # what is not expected to pay is left alone
             without = best.copy()

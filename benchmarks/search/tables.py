@@ -44,7 +44,6 @@ KERNEL_TUNER = (
 SAMPLERS: dict[str, Callable[[int], BaseSampler]] = {
     "additive": lambda seed: AdditiveFlagSampler(seed=seed),
     "without rules": lambda seed: AdditiveFlagSampler(seed=seed),
-    "without whole sets": lambda seed: AdditiveFlagSampler(seed=seed, with_whole_sets=False),
     "TPE": lambda seed: TPESampler(seed=seed),
 }
 """Samplers of Optuna; without rules it is not told which sets the space holds."""

@@ -40,9 +40,8 @@ def problem(line: str) -> str | None:
     return next((f"no option {o}" for o in options if o.split("=")[0] not in known), None)
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_every_command_of_the_page_is_one(page: str) -> None:
-    wrong = {line: why for line in shown(page) if (why := problem(line)) is not None}
+def test_every_command_of_the_pages_is_one() -> None:
+    wrong = {(page, line): why for page in PAGES for line in shown(page) if (why := problem(line)) is not None}
     assert wrong == {}
 
 

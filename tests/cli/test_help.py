@@ -9,7 +9,6 @@ import shlex
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +19,9 @@ from typer.testing import CliRunner
 import autotune
 from autotune.cli.app import app
 from autotune.cli.help import EXAMPLES, GROUPS
+from tests.console import commands
 
 ROOT = Path(__file__).parents[2]
-
-
-def commands(group: Any, above: str = "") -> Iterator[tuple[str, Any]]:
-    for name, command in group.commands.items():
-        yield above + name, command
-        if hasattr(command, "commands"):
-            yield from commands(command, f"{above}{name} ")
 
 
 ALL = dict(commands(typer.main.get_command(app)))
@@ -58,6 +51,7 @@ def test_every_help_ends_with_an_example_that_the_command_itself_would_take(name
     text = shown(*name.split())
     example = EXAMPLES[name]
     assert f"Example: {example}" in text
+    assert re.findall(r"^  (?:-\w, )?--[\w-]+ (<[^|>]*>)", text, re.MULTILINE) == [], "a type of Python"
     words = shlex.split(example.split(" > ")[0])
     assert words[0] == "autotune"
     command: Any = typer.main.get_command(app)
@@ -65,12 +59,6 @@ def test_every_help_ends_with_an_example_that_the_command_itself_would_take(name
     while hasattr(command, "commands"):
         command = command.commands[rest.pop(0)]
     command.make_context(name, rest)  # parses, runs nothing
-
-
-@pytest.mark.parametrize("name", sorted(ALL))
-def test_no_help_shows_a_type_of_python(name: str) -> None:
-    options = re.findall(r"^  (?:-\w, )?--[\w-]+ (<[^|>]*>)", shown(*name.split()), re.MULTILINE)
-    assert options == []
 
 
 def test_the_version_is_told_once_and_the_same_everywhere() -> None:

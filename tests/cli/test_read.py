@@ -58,12 +58,6 @@ def test_a_program_that_is_silent_in_a_pipe_gets_a_terminal(tmp_path: Path) -> N
     assert "terminal = true" in done.stdout
 
 
-def test_a_program_that_never_prints_gets_advice(tmp_path: Path) -> None:
-    done = read("--", "true", cwd=tmp_path)
-    assert done.returncode == 1
-    assert "let it print each step" in done.stderr
-
-
 @pytest.mark.parametrize(
     ("arguments", "status", "words"),
     [
@@ -80,11 +74,21 @@ def test_a_saved_log(tmp_path: Path, arguments: tuple[str, ...], status: int, wo
     assert (done.returncode, words in done.stdout + done.stderr) == (status, True), done.stdout + done.stderr
 
 
-def test_options_after_a_file_are_told_to_come_first(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        (("train.log", "--json"), 2, "type: autotune read --json train.log"),
+        (("trian.log",), 2, "there is no file trian.log, and no command of that name; did you mean `train.log`?"),
+        (("--", "true"), 1, "let it print each step"),
+    ],
+)
+def test_a_call_that_reads_nothing_says_what_to_do(
+    tmp_path: Path, arguments: tuple[str, ...], status: int, words: str
+) -> None:
     (tmp_path / "train.log").write_text("step 1: 5 ms\n")
-    done = read("train.log", "--json", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "type: autotune read --json train.log" in done.stderr
+    done = read(*arguments, cwd=tmp_path)
+    assert done.returncode == status
+    assert words in done.stderr
 
 
 def test_nothing_of_the_command_lives_on(tmp_path: Path) -> None:
@@ -95,10 +99,3 @@ def test_nothing_of_the_command_lives_on(tmp_path: Path) -> None:
     left = [p.info["cmdline"] for p in psutil.process_iter(["cmdline"])]
     assert ["sleep", "987"] not in left
     assert ["sleep", "988"] not in left
-
-
-def test_a_log_that_is_not_there_is_told_with_one_that_is(tmp_path: Path) -> None:
-    (tmp_path / "train.log").write_text("step 1: 5 ms\n")
-    done = read("trian.log", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "there is no file trian.log, and no command of that name; did you mean `train.log`?" in done.stderr

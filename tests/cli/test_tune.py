@@ -13,7 +13,11 @@ import psutil
 import pytest
 
 from autotune.cli.first_look import name_of
-from autotune.model import WARMUP_STEPS, load_study
+from autotune.model import (
+    WARMUP_STEPS,
+    load_study,
+)
+from autotune.study import understanding
 from harness.simulated_machine import write_study
 from tests.console import autotune
 
@@ -33,6 +37,12 @@ subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", "{mark}"
 import time
 time.sleep(600)
 """
+
+
+@pytest.fixture(autouse=True)
+def looks_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Enough is seen of these programs in a second: their steps take a fiftieth of one."""
+    monkeypatch.setattr(understanding, "ENOUGH_S", 0.5)
 
 
 def look(folder: Path, text: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -55,17 +65,6 @@ def test_a_plain_program_is_understood_and_its_study_passes_the_checks(tmp_path:
     assert not (tmp_path / "runs").exists()
 
 
-def test_what_is_said_of_steps_is_taken_and_not_looked_for(tmp_path: Path) -> None:
-    done = look(
-        tmp_path, PLAIN.format(steps=400), "--step-pattern", r"^step (?P<step>\d+)", "--loss", r"loss (?P<loss>\S+),"
-    )
-    assert done.returncode == 0, done.stderr
-    assert "(as you say)" in done.stdout
-    read = load_study(tmp_path / "train.toml").workload.read
-    assert read is not None
-    assert (read.pattern, read.loss) == (r"^step (?P<step>\d+)", r"loss (?P<loss>\S+),")
-
-
 def test_a_program_that_ends_is_asked_for_no_more_steps_than_it_makes(tmp_path: Path) -> None:
     done = look(tmp_path, PLAIN.format(steps=40))
     assert done.returncode == 0, done.stderr
@@ -78,7 +77,7 @@ HOSTILE = {
     "prints nothing": ("import time; time.sleep(1)", "printed nothing"),
     "crashes at once": ("import no_such_thing", "ModuleNotFoundError: No module named 'no_such_thing'"),
     "dies of a signal": ("import os; os.kill(os.getpid(), 11)", "was ended by signal 11"),
-    "never prints a step": ("for i in range(3): print('apple', 'pear')", "--step-pattern"),
+    "never prints a step": ("for i in range(3): print('apple', 'pear')", "apple pear"),
     "wants standard input": ("name = input('your name? ')", "It reads standard input"),
     "makes too few steps": (PLAIN.format(steps=8), "at least 16 steps"),
 }
@@ -115,11 +114,6 @@ def test_a_program_that_is_silent_in_a_pipe_gets_a_terminal(tmp_path: Path) -> N
     assert read.terminal
 
 
-def test_lines_that_were_seen_are_shown(tmp_path: Path) -> None:
-    done = look(tmp_path, HOSTILE["never prints a step"][0])
-    assert "apple pear" in done.stderr
-
-
 def test_a_look_that_takes_too_long_ends_with_everything_that_it_started(tmp_path: Path) -> None:
     mark = f"look-{os.getpid()}-{time.time_ns()}"
     done = look(tmp_path, CHILDREN.format(mark=mark), "--look-limit", "3s")
@@ -129,10 +123,10 @@ def test_a_look_that_takes_too_long_ends_with_everything_that_it_started(tmp_pat
 
 
 def test_a_late_first_step_is_waited_for(tmp_path: Path) -> None:
-    late = "import time\nprint('compiling', flush=True)\ntime.sleep(6)\n" + PLAIN.format(steps=300)
+    late = "import time\nprint('compiling', flush=True)\ntime.sleep(2)\n" + PLAIN.format(steps=300)
     done = look(tmp_path, late)
     assert done.returncode == 0, done.stderr
-    assert "ready after 6" in done.stdout
+    assert "ready after 2" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -270,39 +264,3 @@ def test_a_program_that_runs_is_tuned_by_a_real_start_to_its_env_file(tmp_path: 
     script = f". ./runs/train/winner.env && exec {sys.executable} train.py"
     tuned = subprocess.run(["sh", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert "step 399: loss 0.00250, step_time_ms=1.60" in tuned.stdout
-
-
-JAX = """
-import time
-import jax, jax.numpy as jnp
-
-@jax.jit
-def step(w, x):
-    return w - 1e-3 * jax.grad(lambda w: jnp.mean((jnp.tanh(x @ w) - 1) ** 2))(w)
-
-w, x = jnp.ones((128, 128)) / 128, jnp.ones((64, 128))
-for i in range(100_000):
-    start = time.perf_counter()
-    w = jax.block_until_ready(step(w, x))
-    time.sleep(0.005)
-    print(f"step {i} took {1e3 * (time.perf_counter() - start):.3f} ms", flush=True)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_a_real_program_is_tuned_from_one_line_to_an_honest_end(tmp_path: Path) -> None:
-    assert look(tmp_path, JAX).returncode == 0
-    study = (tmp_path / "train.toml").read_text()
-    smaller = {"sandwiches = 3": "sandwiches = 2", "processes = 20": "processes = 4", "finalists = 2": "finalists = 1"}
-    for before, after in smaller.items():
-        assert before in study
-        study = study.replace(before, after)
-    (tmp_path / "train.toml").write_text(study)
-    command = [sys.executable, "-m", "autotune", "tune", "--yes", "--trials", "1", "--", sys.executable, "train.py"]
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_DATA_HOME": str(tmp_path / "data")}
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False, timeout=550)
-    assert done.returncode == 0, done.stdout + done.stderr
-    env_file = tmp_path / "runs" / "train" / "winner.env"
-    assert env_file.exists() == ("the winner is in" in done.stdout)
-    assert env_file.exists() or "no winner was proven, so no env file is written" in done.stdout

@@ -86,13 +86,12 @@ def clock(tmp_path: Path) -> Clock:
     return Clock(tmp_path)
 
 
-@pytest.mark.parametrize("hours", [2, -2])
-def test_a_clock_that_is_set_in_mid_study_uses_up_no_budget(clock: Clock, tmp_path: Path, hours: int) -> None:
+def test_a_clock_that_is_set_in_mid_study_uses_up_no_budget(clock: Clock, tmp_path: Path) -> None:
     """Seen with clocks of day: two hours ahead, and a study of 30 minutes ended after 11 s."""
     write(tmp_path, trials=10, delay_s=0.03, search='time_budget = "30m"')
     with driving(tmp_path, clock.env, *LANES) as driver:
         wait_for_trials(tmp_path, 3, driver=driver)
-        clock.set(hours=hours)
+        clock.set(hours=2)
         assert driver.wait(timeout=170) == 0, logs(tmp_path)
     assert "time budget used" not in logs(tmp_path)
     is_whole(tmp_path / "run", trials=10)
@@ -105,7 +104,7 @@ def test_a_clock_that_is_set_in_mid_study_uses_up_no_budget(clock: Clock, tmp_pa
     # The clock was set indeed, and where somebody reads the time of day it is told as it was.
     ended, began = store.of(ConclusionRecord)[-1].ended, store.of(SessionRecord)[-1].started
     moved = datetime.fromisoformat(ended) - datetime.fromisoformat(began)
-    assert abs(moved - timedelta(hours=hours)) < timedelta(minutes=5)
+    assert abs(moved - timedelta(hours=2)) < timedelta(minutes=5)
 
 
 def test_a_night_in_the_queue_uses_up_no_budget(clock: Clock, tmp_path: Path) -> None:

@@ -195,21 +195,20 @@ def test_a_scheduler_that_is_killed_takes_lanes_along_and_its_driver_says_what_t
     wait_for(lambda: are_gone(below), "nothing of the lane is left", limit_s=20)
 
 
-def test_nobody_joins_within_the_patience(cluster: Cluster) -> None:
+def test_a_scheduler_that_is_none_or_has_no_worker_says_what_to_do(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = DaskEngine(STUDY, address=cluster.address, command=LANE, patience_s=0.5)
     try:
         with pytest.raises(NodeLostError, match="dask worker"):
             hear(engine, lambda heard: False, limit_s=10)
     finally:
         engine.close()
-
-
-def test_nothing_is_a_scheduler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("autotune.cluster.dask_engine.CONNECT_LIMIT_S", 0.5)
     with pytest.raises(LaunchError, match="dask scheduler"):
         DaskEngine(STUDY, address="tcp://127.0.0.1:1")
-    with pytest.raises(LaunchError, match=r"a Dask scheduler must be at .*scheduler\.json"):
-        DaskEngine(STUDY, scheduler_file=tmp_path / "scheduler.json")
+    with pytest.raises(LaunchError, match=r"a Dask scheduler must be at .*nowhere\.json"):
+        DaskEngine(STUDY, scheduler_file=tmp_path / "nowhere.json")
 
 
 def test_tls_is_that_of_dask_s_own_configuration(tmp_path: Path) -> None:

@@ -3,23 +3,44 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import (
+    Callable,
+    Iterator,
+)
 from pathlib import Path
 
 import psutil
 import pytest
 
 from autotune.cluster.dask_engine import DaskEngine
-from autotune.cluster.engine import JOINED, LEFT, Message, Told
-from autotune.model.records import FloorResult, IncidentRecord, Outcome, TrialResult
+from autotune.cluster.engine import (
+    JOINED,
+    LEFT,
+    Message,
+    Told,
+)
+from autotune.model.records import (
+    FloorResult,
+    IncidentRecord,
+    Outcome,
+    TrialResult,
+)
 from autotune.study.engines import study_message
 from autotune.study.run import StudyRun
 from autotune.study.stages import run_study
-from harness.simulated import GivenSetup, given_run
+from harness.simulated import (
+    GivenSetup,
+    given_run,
+)
 from harness.simulated_machine import FILE
 from harness.tally import tally_of
 from tests.cluster.dask_cluster import Cluster
-from tests.runs import SPACE, Diary, asking, replay_study
+from tests.runs import (
+    SPACE,
+    Diary,
+    asking,
+    replay_study,
+)
 
 pytest.importorskip("distributed", reason="Dask is not installed")
 
@@ -90,7 +111,7 @@ def test_a_study_on_two_workers_loses_nothing_when_one_is_killed_and_another_joi
     stays = [cluster.join("stays")]
 
     def make_engine(run: StudyRun) -> Watched:
-        first = study_message(run.spec, study_dir=str(tmp_path), run=None, devices=[])
+        first = study_message(run.spec, study_dir=str(tmp_path), run=None)
         engine = DaskEngine(first, scheduler_file=cluster.file)
 
         def act() -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from autotune.cluster import JobRequest, Program, Runtime, estimate, idle_gpus, refuse_longer, render_script, warnings
+from autotune.cluster import JobRequest, Program, estimate, idle_gpus, render_script
 from autotune.model import StudyFileError, StudySpec, parse_study
 
+ROOT = Path(__file__).parents[2]
 FOLDER = Path("/shared/me/project")
 
 
@@ -50,8 +52,6 @@ def test_what_the_refusal_says_to_ask_for_is_enough() -> None:
     with pytest.raises(StudyFileError, match="--time 0-08:02:00"):
         script_of(spec, request_of())
     script_of(spec, request_of(time_s=8 * 3600 + 120.0))
-    with pytest.raises(StudyFileError, match="--time"):
-        refuse_longer(spec, 8 * 3600 - 1.0, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -60,78 +60,33 @@ def test_what_the_refusal_says_to_ask_for_is_enough() -> None:
         ({"count": 8}, 4, 8, None),
         ({}, 4, 8, None),  # a trial takes all that it sees
         ({"count": 16, "node_count": 2}, 4, 8, None),
-        ({"count": 1}, 4, 8, "28 of 32 GPUs would stand idle: each node runs one trial"),
-        ({"count": 8, "node_count": 2}, 4, 8, "16 of 32 GPUs would stand idle: each group of 2 nodes"),
+        ({"count": 1}, 4, 8, "28 of 32 GPUs would stand idle: a lane of 1 nodes"),
+        ({"count": 8, "node_count": 2}, 4, 8, "16 of 32 GPUs would stand idle: a lane of 2 nodes"),
         ({"count": 8, "node_count": 2}, 4, 4, None),
         ({"platform": "cpu"}, 2, 8, "all 16 GPUs would stand idle"),
         ({"platform": "cpu"}, 2, None, None),
     ],
 )
 def test_idle_gpus_are_told_of(device: dict[str, Any], nodes: int, gpus: int | None, words: str | None) -> None:
-    told = idle_gpus(spec_of(**device), nodes, gpus)
-    assert (told == []) if words is None else (len(told) == 1 and words in told[0])
+    told = idle_gpus(spec_of(**device), request_of(nodes=nodes, gpus_per_node=gpus))
+    assert told is None if words is None else words in str(told)
 
 
 def test_what_a_warning_of_idle_gpus_advises_leaves_none_idle() -> None:
-    spec = spec_of(count=6, node_count=2)
-    [told] = idle_gpus(spec, 4, 8)
-    assert "--gpus-per-node 3" in told
-    assert "`device.count = 16`" in told
-    assert idle_gpus(spec, 4, 3) == []
-    assert idle_gpus(spec_of(count=16, node_count=2), 4, 8) == []
+    told = idle_gpus(spec_of(count=6, node_count=2), request_of())
+    assert "--gpus-per-node 3" in str(told)
+    assert "`device.count = 16`" in str(told)
+    assert idle_gpus(spec_of(count=6, node_count=2), request_of(gpus_per_node=3)) is None
+    assert idle_gpus(spec_of(count=16, node_count=2), request_of()) is None
 
 
-@pytest.mark.parametrize(
-    ("mounts", "runtime", "told"),
-    [
-        (None, "pyxis", 2),
-        ("/shared:/shared", "pyxis", 0),
-        ("/shared", "pyxis", 0),
-        ("/shared/me:/shared/me:rw,/data:/data", "pyxis", 0),
-        ("/shared/me/project/:/shared/me/project/", "pyxis", 0),
-        ("/shared/m:/shared/m", "pyxis", 2),  # the beginning of a name is no folder above it
-        ("/shared:/work", "pyxis", 2),  # it is there, but not under that name
-        ("/scratch/me:/shared/me", "pyxis", 2),  # the name is there, but it is another folder
-        ("/shared:/shared,/scratch:/shared/me/project/runs", "pyxis", 1),  # the innermost is what is seen
-        ("/shared:/shared", "apptainer", 0),
-        (None, "apptainer", 2),
-    ],
-)
-def test_paths_that_a_container_does_not_show_are_told_of(mounts: str | None, runtime: Runtime, told: int) -> None:
-    request = request_of(container_image="image", container_mounts=mounts, container_runtime=runtime)
-    found = warnings(spec_of(count=8), request, program_of())
-    assert len(found) == told
-    assert all("--container-mounts" in text for text in found)
+def test_gpu_hours_are_foretold() -> None:
+    assert estimate(request_of()) == "takes at most 64.0 GPU-hours (4 nodes x 8 GPUs x 2 h 0 min)"
+    assert "8.0 node-hours (4 nodes x 2 h" in estimate(request_of(gpus_per_node=None))
+    assert estimate(request_of(requeue=True)).startswith("each job takes")
 
 
-def test_apptainer_shows_the_home_folder_by_itself_and_nobody_warns_without_a_container() -> None:
-    here = program_of(Path.home() / "project")
-    request = request_of(container_image="image.sif", container_runtime="apptainer")
-    assert warnings(spec_of(count=8), request, here) == []
-    assert len(warnings(spec_of(count=8), request_of(container_image="image"), here)) == 2
-    assert warnings(spec_of(count=8), request_of(), program_of()) == []
-
-
-@pytest.mark.parametrize(
-    ("budget", "gpus", "requeue", "words"),
-    [
-        (None, 8, False, "takes at most 64.0 GPU-hours (4 nodes x 8 GPUs x 2 h 0 min)"),
-        (None, None, False, "takes at most 8.0 node-hours (4 nodes x 2 h 0 min)"),
-        ("30m", 8, False, "; the study's time budget of 30 min 0 s is 16.0 of them"),
-        (
-            "3h",
-            8,
-            True,
-            "each job takes at most 64.0 GPU-hours (4 nodes x 8 GPUs x 2 h 0 min); the study's time budget ",
-        ),
-        ("3h", 8, True, " is 96.0 GPU-hours in all"),
-    ],
-)
-def test_gpu_hours_are_foretold(budget: str | None, gpus: int | None, requeue: bool, words: str) -> None:
-    assert words in estimate(spec_of(budget=budget), nodes=4, gpus_per_node=gpus, time_s=7200.0, requeue=requeue)
-
-
-# ---------------------------------------------------------------------- set-up lines and containers
+# ---------------------------------------------------------------------- the script
 
 
 def run_script(text: str, folder: Path, *, programs: dict[str, str]) -> subprocess.CompletedProcess[str]:
@@ -173,30 +128,35 @@ def test_a_set_up_line_that_breaks_the_script_is_refused(line: str, words: str) 
     script_of(spec_of(count=8), request_of(setup=("export WANDB_API_KEY=$MY_KEY",)))
 
 
-def test_apptainer_starts_driver_and_workers_inside_the_image(tmp_path: Path) -> None:
-    """A run of the script itself, with an srun and an apptainer that do what theirs do with their arguments."""
-    srun = 'while [[ $1 == --* ]]; do case $1 in --container*) exit 9;; esac; shift; done; exec "$@"'
-    apptainer = 'shift; while [[ $1 == --* ]]; do options+=" $1"; shift; done; echo "in $1:$options: ${*:2}"'
-    apptainer += '; case "$*" in *" autotune run "*) sleep 1;; esac'  # else it ends before a worker has begun
-    request = request_of(
-        container_image="/images/a b.sif", container_mounts="/data:/data", container_runtime="apptainer"
-    )
-    program = Program(python="python3", study=tmp_path / "study.toml", run_dir=tmp_path / "run")
-    done = run_script(
-        script_of(spec_of(count=8), request, program), tmp_path, programs={"srun": srun, "apptainer": apptainer}
-    )
+@pytest.mark.parametrize("node_count", [1, 2, 4])
+def test_the_script_is_bash(node_count: int) -> None:
+    request = request_of(sbatch=("--comment=two words",), srun=("--x=a b",), requeue=True)
+    program = Program(python="/a b/python", study=Path("/it's/study.toml"), run_dir=Path("/runs/x"))
+    text = script_of(spec_of(count=8, node_count=node_count), request, program)
+    subprocess.run(["bash", "-n"], input=text, text=True, check=True)
+    directives = [line for line in text.splitlines() if line.startswith("#SBATCH ")]
+    assert directives[-1] == '#SBATCH --comment="two words"'
+    assert "#SBATCH --nodes=4" in directives
+    assert "{{" not in text
+    assert "'/it'\"'\"'s/study.toml'" in text
+
+
+def test_what_sbatch_cannot_read_is_refused() -> None:
+    with pytest.raises(StudyFileError, match="must not hold quotes"):
+        script_of(spec_of(count=8), request_of(), program_of(Path('/runs/"x"')))
+
+
+def test_the_script_of_the_page_starts_a_dask_cluster_in_the_image(tmp_path: Path) -> None:
+    """With an srun that does with its arguments what it does."""
+    (text,) = re.findall(r"```bash\n(.*?)```", (ROOT / "docs/cluster.md").read_text(encoding="utf-8"), re.DOTALL)
+    srun = 'while [[ $1 == --* ]]; do case $1 in --container-image=IMAGE) echo in;; esac; shift; done; exec "$@"'
+    programs = {"srun": srun, "dask": 'echo "dask $*"', "autotune": 'sleep 0.5; echo "autotune $*"'}
+    done = run_script(text.replace("/shared", str(tmp_path)), tmp_path, programs=programs)
     assert done.returncode == 0, done.stderr
-    scheduler, driver, worker = sorted(done.stdout.splitlines())
-    inside, file = "--bind=/data:/data: python3 -m", f"--scheduler-file {tmp_path}/run.scheduler.json"
-    assert scheduler.startswith(f"in /images/a b.sif: {inside} dask scheduler {file} --protocol tls")
-    inside = f"in /images/a b.sif: --nv {inside}"
-    assert driver == f"{inside} autotune run {tmp_path}/study.toml --run-dir {tmp_path}/run {file}"
-    assert worker.startswith(f"{inside} dask worker {file} --protocol tls")
-    assert worker.endswith("--resources GPU=8 --name n1")
-    assert not (tmp_path / "run.tls").exists()
-
-
-def test_pyxis_gets_its_image_through_srun() -> None:
-    text = script_of(spec_of(count=8), request_of(container_image="image", container_mounts="/a:/a"))
-    assert text.count("--container-image=image --container-mounts=/a:/a") == 3
-    assert "apptainer" not in text
+    file = f"--scheduler-file {tmp_path}/scheduler.json"
+    assert sorted(done.stdout.splitlines()) == [
+        f"autotune run {tmp_path}/study.toml --run-dir {tmp_path}/runs/x {file}",
+        f"dask scheduler {file} --no-dashboard",
+        f"dask worker {file} --nthreads 1 --no-nanny --resources GPU=8",
+        *["in"] * 3,
+    ]

@@ -9,11 +9,30 @@ from pathlib import Path
 import psutil
 import pytest
 
-from autotune.model.records import FloorResult, TrialResult
+from autotune.model.records import (
+    FloorResult,
+    TrialResult,
+)
 from autotune.rundir.store import Store
-from harness.sandbox import Slurm, wait_for
-from tests.cluster.conftest import ROOT, Allocate, autotune, marked
-from tests.cluster.jobs import driving, incidents, is_whole, logs, trials_of, wait_for_trials, write
+from harness.sandbox import (
+    Slurm,
+    wait_for,
+)
+from tests.cluster.conftest import (
+    ROOT,
+    Allocate,
+    autotune,
+    marked,
+)
+from tests.cluster.jobs import (
+    driving,
+    incidents,
+    is_whole,
+    logs,
+    trials_of,
+    wait_for_trials,
+    write,
+)
 
 pytestmark = pytest.mark.cluster
 
@@ -63,7 +82,6 @@ def test_one_node_of_three_is_slow_which_is_told_and_changes_no_verdict(allocate
     assert {name: x["is_slow"] for name, x in lanes.items()} == {
         "127.0.0.1": False, "127.0.0.2": True, "127.0.0.3": False,
     }  # fmt: skip
-    assert lanes["127.0.0.2"]["ratio"] == pytest.approx(1.3, abs=0.03)
     assert "a slow machine" in autotune("status", "run", cwd=tmp_path, env=env).stdout
     report = autotune("report", "run", "--md", cwd=tmp_path, env=env).stdout
     assert ["slow" in line for line in report.splitlines() if "127.0.0.2" in line] == [True], report
@@ -88,20 +106,6 @@ def test_a_driver_that_is_killed_takes_all_lanes_with_it_and_the_next_goes_on(
     is_whole(tmp_path / "run", trials=14)
     floors = Store.open(tmp_path / "run").of(FloorResult)
     assert sorted(str(f.by) for f in floors) == ["127.0.0.1", "127.0.0.2", "127.0.0.3"]  # none is measured again
-
-
-def test_a_frozen_lane_is_given_up_and_its_unit_done_elsewhere(allocate: Allocate, tmp_path: Path) -> None:
-    write(tmp_path, trials=14, delay_s=0.05)
-    with driving(tmp_path, allocate(2), code=IMPATIENT) as driver:
-        wait_for_trials(tmp_path, 3, driver=driver)
-        frozen = lane_on("127.0.0.2", tmp_path)
-        frozen.suspend()
-        wait_for(lambda: any("silent for 10 s" in w for w in incidents(tmp_path / "run")), "it is given up")
-        wait_for(lambda: not frozen.is_running(), "its guard ends it though it is frozen")
-        assert driver.wait(timeout=170) == 0, logs(tmp_path)
-    is_whole(tmp_path / "run", trials=14)
-    again = [r for r in Store.open(tmp_path / "run").of(TrialResult) if r.directory and r.directory.endswith(".2")]
-    assert len(again) == 1
 
 
 def test_a_frozen_node_is_given_up_and_changes_nothing_when_it_thaws(

@@ -5,7 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import (
+    Callable,
+    Iterator,
+)
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +18,22 @@ import pytest
 from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import FailureKind
-from autotune.model.spec import StudySpec, parse_study
+from autotune.model.spec import (
+    StudySpec,
+    parse_study,
+)
 from autotune.workers.base import WorkerFailed
 from autotune.workers.local import LocalWorker
 from autotune.workers.srun import SrunLauncher
-from harness.sandbox import Slurm, wait_for
-from tests.cluster.conftest import ROOT, Allocate, marked
+from harness.sandbox import (
+    Slurm,
+    wait_for,
+)
+from tests.cluster.conftest import (
+    ROOT,
+    Allocate,
+    marked,
+)
 
 pytestmark = pytest.mark.cluster
 
@@ -102,15 +115,10 @@ def test_one_trial_runs_over_two_nodes_under_exactly_the_environment_of_its_sett
     assert sorted(p.name for p in tmp_path.glob("*.log")) == ["worker.1.log", "worker.log"]
 
 
-def test_several_ranks_on_each_node_know_their_place(allocate: Allocate, start: Start) -> None:
-    worker = start(two_nodes(process_count=4, count=4), allocate(2))
-    assert (worker.report.process_count, worker.report.device_count) == (4, 4)
-    assert len(worker.run_block(3)) == 3
-
-
-def test_two_trials_take_turns_on_the_same_nodes(allocate: Allocate, start: Start) -> None:
-    base = allocate(2)
-    reference, candidate = start(two_nodes(), base), start(two_nodes(), base, {"xla_cpu_enable_fast_math": True})
+def test_two_trials_of_two_ranks_a_node_take_turns_on_the_same_nodes(allocate: Allocate, start: Start) -> None:
+    base, spec = allocate(2), two_nodes(process_count=4, count=4)
+    reference, candidate = start(spec, base), start(spec, base, {"xla_cpu_enable_fast_math": True})
+    assert (reference.report.process_count, reference.report.device_count) == (4, 4)
     for _ in range(3):
         assert len(reference.run_block(2)) == len(candidate.run_block(2)) == 2
     assert reference.report.losses == pytest.approx(candidate.report.losses)

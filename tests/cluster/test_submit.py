@@ -15,9 +15,27 @@ from autotune.machine.slurm import ask_slurm
 from autotune.model.errors import LaunchError
 from autotune.model.records import TrialResult
 from autotune.rundir.store import Store
-from harness.sandbox import Slurm, wait_for
-from tests.cluster.conftest import ROOT, Allocate, autotune, marked
-from tests.cluster.jobs import REAL, driving, ended, is_whole, logs, submit, trials_of, wait_for_trials, write
+from harness.sandbox import (
+    Slurm,
+    wait_for,
+)
+from tests.cluster.conftest import (
+    ROOT,
+    Allocate,
+    autotune,
+    marked,
+)
+from tests.cluster.jobs import (
+    REAL,
+    driving,
+    ended,
+    is_whole,
+    logs,
+    submit,
+    trials_of,
+    wait_for_trials,
+    write,
+)
 
 pytestmark = pytest.mark.cluster
 
@@ -195,13 +213,3 @@ def test_a_machine_without_slurm_still_shows_the_script(tmp_path: Path) -> None:
 def test_a_controller_that_does_not_answer_is_told() -> None:
     with pytest.raises(LaunchError, match="SLURM must answer within 0 s but `sleep` did not"):
         ask_slurm(["sleep", "60"], os.environ, limit_s=0.3)
-
-
-def test_an_array_is_a_dask_cluster_whose_jobs_start_apart(slurm: Slurm, tmp_path: Path) -> None:
-    write(tmp_path, trials=9, delay_s=0.05)
-    job = submit(slurm, tmp_path, "--nodes", "3", "--time", "10m", "--array")
-    assert ended(slurm, job, limit_s=240) == "COMPLETED", logs(tmp_path)
-    is_whole(tmp_path / "run", trials=9)
-    assert {r.by for r in Store.open(tmp_path / "run").of(TrialResult)} <= {f"127.0.0.{i}" for i in (1, 2, 3)}
-    assert [*tmp_path.glob("run.tls"), *tmp_path.glob("run.scheduler.json")] == []
-    assert not marked(str(tmp_path))

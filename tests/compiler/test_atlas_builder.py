@@ -151,20 +151,6 @@ def test_two_that_fail_only_together_are_judged_alone() -> None:
     assert AtlasVerdict.FAILS not in {r.verdict for r in found.values()}  # each alone compiles
 
 
-def test_a_set_is_the_programs_of_what_acts_in_it() -> None:
-    builder = CellBuilder(screen(Rules()), SPACE, CELL, ALL)
-    rows = builder.settings()
-    no_ops = {SLOP}
-    settings = {SLOP: "17", COMBINE: "11", "NCCL_PROTO": "LL"}
-    published = FlagSet(settings)
-    row = builder.recipe("published", published, published, no_ops)
-    alone = next(r for r in rows if (r.name, r.value) == (COMBINE, "11"))
-    assert (row.verdict, row.program) == (AtlasVerdict.CHANGES, alone.program)
-    assert "NCCL_PROTO" in row.message
-    silent = builder.recipe("silent", FlagSet({SLOP: "17"}), FlagSet({SLOP: "17"}), no_ops)
-    assert silent.verdict is AtlasVerdict.SAME
-
-
 # ---------------------------------------------------------------------- the table
 
 

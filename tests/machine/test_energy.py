@@ -1,4 +1,4 @@
-"""Energy from counters that behave as NVML's and RAPL's do: they refuse, stand still, wrap, and count whole devices."""
+"""Energy from counters that behave as NVML's do: they refuse, stand still, begin anew, and count whole GPUs."""
 
 from __future__ import annotations
 
@@ -12,14 +12,12 @@ from typing import Any
 import pytest
 
 from autotune.child import load_nvml
-from autotune.machine.energy import (
+from autotune.machine.telemetry import (
     NO_METER,
-    Counter,
     EnergyMeter,
+    GpuWatch,
     open_meter,
-    rapl_meter,
 )
-from autotune.machine.telemetry import GpuWatch
 from autotune.model.measurement import (
     Arm,
     Pair,
@@ -92,20 +90,19 @@ def test_only_the_gpus_of_the_workload_are_counted(
 ) -> None:
     meter = open_meter(gpu_study(count=count), GpuWatch(pynvml, visible))
     assert meter.measure(draw(nvml)) == ("done", joules)
-    assert meter.source == ("NVML, 2 GPUs" if joules == 300.0 else "NVML, 1 GPU")
 
 
 @compiles
 def test_a_gpu_that_does_not_count_means_no_figure_not_a_part_of_one(nvml: FakeNvml, tmp_path: Path) -> None:
     nvml.fail(1, ENERGY, NOT_SUPPORTED)
-    assert not open_meter(gpu_study(), GpuWatch(pynvml, None)).is_counting
-    assert open_meter(gpu_study(), GpuWatch(pynvml, "0")).is_counting
+    assert not open_meter(gpu_study(), GpuWatch(pynvml, None)).readers
+    assert open_meter(gpu_study(), GpuWatch(pynvml, "0")).readers
     nvml.set(0, "mig.0", "MIG-7e57")  # the counter of the whole counts its other parts, too
-    assert not open_meter(gpu_study(), GpuWatch(pynvml, "MIG-7e57")).is_counting
+    assert not open_meter(gpu_study(), GpuWatch(pynvml, "MIG-7e57")).readers
     with FakeNvml(tmp_path / "old", without=[ENERGY]).loaded():
-        assert not open_meter(gpu_study(), GpuWatch(pynvml, None)).is_counting
-    assert not open_meter(gpu_study(), GpuWatch(None, None)).is_counting
-    assert not open_meter(gpu_study(node_count=2), GpuWatch(pynvml, "0")).is_counting
+        assert not open_meter(gpu_study(), GpuWatch(pynvml, None)).readers
+    assert not open_meter(gpu_study(), GpuWatch(None, None)).readers
+    assert not open_meter(gpu_study(node_count=2), GpuWatch(pynvml, "0")).readers
     assert NO_METER.measure(lambda: 7) == (7, None)
 
 
@@ -124,79 +121,11 @@ def test_a_counter_that_fails_in_mid_study_leaves_a_gap(nvml: FakeNvml, end: str
     assert meter.measure(work) == ("done", None)
 
 
-@compiles
-def test_blocks_within_one_move_of_nvmls_counter_are_told_as_too_short_not_as_a_figure(nvml: FakeNvml) -> None:
-    meter = open_meter(gpu_study(count=1), GpuWatch(pynvml, None))
-    short = [pair(i, reference_j=0.0 if i % 2 else 40.0, candidate_j=40.0) for i in range(6)]
-    assert meter.use_of(short) is None
-    assert meter.problem_of(short) == "energy is not resolvable: blocks of 2 s needed, these took 1 s"
-    long = [pair(i, reference_j=800.0, candidate_j=400.0, steps=16) for i in range(6)]
-    assert meter.problem_of(long) is None
-    found = meter.use_of(long)
-    assert found is not None
-    assert found.estimate.ratio == pytest.approx(1.0)
-    assert NO_METER.problem_of(short) is None
-
-
-# ---------------------------------------------------------------------- RAPL
-
-
-@pytest.fixture
-def powercap(tmp_path: Path) -> Path:
-    """As on a server of two packages: cores within a package are part of it, memory is not, psys is all of it again."""
-    zones = {
-        "intel-rapl:0": ("package-0", 5_000_000),
-        "intel-rapl:0:0": ("core", 3_000_000),
-        "intel-rapl:0:1": ("dram", 1_000_000),
-        "intel-rapl:1": ("package-1", 9_000_000),
-        "intel-rapl:2": ("psys", 77_000_000),
-        "intel-rapl-mmio:0": ("package-0", 5_000_000),
-    }
-    for folder, (name, energy) in zones.items():
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / "name").write_text(f"{name}\n")
-        (tmp_path / folder / "max_energy_range_uj").write_text("10000000\n")
-        (tmp_path / folder / "energy_uj").write_text(f"{energy}\n")
-    return tmp_path
-
-
-def raise_by(powercap: Path, zone: str, joules: float) -> None:
-    file = powercap / zone / "energy_uj"
-    file.write_text(f"{(int(file.read_text()) + int(joules * 1e6)) % 10_000_000}\n")
-
-
-def test_packages_and_memory_are_summed_and_a_wrapped_counter_is_unwrapped(powercap: Path) -> None:
-    meter = rapl_meter(powercap)
-    assert meter.source == "RAPL, 2 processor packages and memory"
-
-    def work() -> None:
-        for zone, joules in (("intel-rapl:0", 1.5), ("intel-rapl:0:0", 1.0), ("intel-rapl:0:1", 0.25)):
-            raise_by(powercap, zone, joules)
-        raise_by(powercap, "intel-rapl:1", 4.0)  # from 9 over 10 to 3
-
-    assert meter.measure(work)[1] == pytest.approx(5.75)
-
-
-def test_an_unreadable_counter_means_no_figure(powercap: Path) -> None:
-    (powercap / "intel-rapl:1" / "energy_uj").unlink()
-    assert not rapl_meter(powercap).is_counting
-    assert not rapl_meter(powercap / "nowhere").is_counting
-
-
-def test_a_cpu_study_is_counted_by_rapl_where_it_has_one_lane(powercap: Path) -> None:
-    spec = parse_study({"name": "c", "workload": {"entry": "llama"}})
-    assert open_meter(spec, GpuWatch(None, None), powercap=powercap).source.startswith("RAPL")
-    meter = open_meter(spec, GpuWatch(None, None), is_shared=True, powercap=powercap)
-    assert not meter.is_counting
-    assert "several lanes" in meter.problem
-
-
-def test_a_meter_that_counts_nothing_says_what_can_be_done(powercap: Path) -> None:
-    spec = parse_study({"name": "c", "workload": {"entry": "llama"}})
-    problem = open_meter(spec, GpuWatch(None, None), powercap=powercap / "nowhere").problem
-    assert "energy_uj" in problem
-    assert "nvidia" not in problem
-    assert "'.[gpu]'" in open_meter(gpu_study(), GpuWatch(None, None)).problem
+def test_blocks_too_short_for_nvmls_counter_have_no_figure() -> None:
+    meter = EnergyMeter(readers=METER.readers)
+    assert meter.use_of([pair(i, reference_j=0.0 if i % 2 else 40.0, candidate_j=40.0) for i in range(6)]) is None
+    assert meter.use_of([pair(i, reference_j=40.0, candidate_j=40.0) for i in range(6)]) is None
+    assert meter.use_of([pair(i, reference_j=800.0, candidate_j=400.0, steps=16) for i in range(6)]) is not None
 
 
 # ---------------------------------------------------------------------- figures
@@ -214,17 +143,14 @@ def pair(index: int, *, reference_j: float | None, candidate_j: float | None, st
     )
 
 
-METER = EnergyMeter(counters=(Counter(read_j=lambda: 0.0),), source="a test", shortest_s=0.2)
+METER = EnergyMeter(readers=(lambda: 0.0,), shortest_s=0.2)
 
 
-def test_energy_is_per_step_and_its_ratio_has_an_interval() -> None:
+def test_energy_is_per_step() -> None:
     use = METER.use_of([pair(i, reference_j=40.0, candidate_j=10.0 + 0.01 * i) for i in range(10)])
     assert use is not None
     assert use.reference_step_j == 10.0
     assert use.candidate_step_j == pytest.approx(5.02, abs=0.01)
-    assert use.estimate.ratio == pytest.approx(0.5, abs=0.01)
-    assert use.estimate.low < use.estimate.ratio < use.estimate.high
-    assert use.estimate.pair_count == 10
 
 
 @pytest.mark.parametrize(
@@ -238,11 +164,6 @@ def test_energy_is_per_step_and_its_ratio_has_an_interval() -> None:
 )
 def test_no_figure_is_made_of_blocks_that_were_not_counted(pairs: list[Pair]) -> None:
     assert METER.use_of(pairs) is None
-
-
-def test_blocks_shorter_than_the_counter_can_tell_give_no_figure() -> None:
-    slow = EnergyMeter(counters=METER.counters, source="a test", shortest_s=1.5)
-    assert slow.use_of([pair(0, reference_j=40.0, candidate_j=10.0)]) is None
 
 
 class Metered(SimulatedLauncher):
@@ -270,7 +191,7 @@ def metered_run(path: Path, *, mode: str, **replay: Any) -> Store:
     launcher = Metered(spec)
 
     def metered(runner: TaskRunner) -> None:
-        runner.context.meter = EnergyMeter(counters=(Counter(read_j=lambda: launcher.joules),), source="a test")
+        runner.context.meter = EnergyMeter(readers=(lambda: launcher.joules,), shortest_s=0.0)
 
     setup = GivenSetup(given_space=SPACE, given_launcher=launcher, read_at_run_time=lambda s: s)
     run = given_run(asking(spec, 14), path, setup, Diary(), equip=metered)
@@ -284,7 +205,7 @@ def test_every_measurement_of_a_study_keeps_its_joules(tmp_path: Path, mode: str
     floor = store.last(FloorResult)
     assert floor is not None
     assert floor.comparison.energy is not None
-    assert floor.comparison.energy.estimate.ratio == pytest.approx(1.0, rel=0.01)
+    assert floor.comparison.energy.candidate_step_j == pytest.approx(3.0, rel=0.01)
     measured = [r for r in store.of(TrialResult) if r.comparison is not None]
     assert measured
     for result in measured:
@@ -292,7 +213,6 @@ def test_every_measurement_of_a_study_keeps_its_joules(tmp_path: Path, mode: str
         assert result.comparison.energy is not None
         wanted = 0.5 if result.settings.get("xla_b") == "1" else 1.0
         wanted = 2.0 if result.settings.get("xla_a") == "1" else wanted
-        assert result.comparison.energy.estimate.ratio == pytest.approx(wanted, rel=0.01)
         assert result.comparison.energy.candidate_step_j == pytest.approx(3.0 * wanted, rel=0.01)
         assert all(p.reference_j and p.candidate_j for p in store.pairs(result.directory or ""))
     assert all(r.energy is not None for r in store.of(ConfirmRun))

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from autotune.machine.scratch import COMPILES, LANE, Scratch, sweep
+from autotune.machine.files import COMPILES, LANE, Scratch, sweep
 
 PREFIX = LANE
 HOLDS = """
 import sys
 from pathlib import Path
-from autotune.machine.scratch import LANE, Scratch
+from autotune.machine.files import LANE, Scratch
 made = Scratch(LANE, Path(sys.argv[1]))
 (made.path / "deep").mkdir()
 (made.path / "deep/lane.log").write_text("x")
@@ -54,23 +54,6 @@ def test_a_killed_owners_folder_is_swept_and_a_living_ones_stays(tmp_path: Path)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_folders_of_killed_processes_are_swept_and_those_of_living_ones_stay(tmp_path: Path) -> None:
-    living = Scratch(PREFIX, tmp_path)
-    dead, young, foreign = (tmp_path / name for name in (f"{PREFIX}dead", f"{PREFIX}young", "other"))
-    for folder in (dead, young, foreign):
-        folder.mkdir()
-        (folder / "dump").write_text("x")
-    old = time.time() - 3600
-    for folder in (living.path, dead, foreign):
-        os.utime(folder, (old, old))
-    assert sweep(tmp_path, PREFIX) == [dead]
-    assert living.path.is_dir()
-    assert young.is_dir()
-    assert foreign.is_dir()
-    living.close()
-    assert not living.path.exists()
-
-
 def test_what_is_not_known_to_be_dead_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     precious = tmp_path / "precious"
     precious.mkdir()
@@ -78,10 +61,11 @@ def test_what_is_not_known_to_be_dead_stays(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / f"{PREFIX}link").symlink_to(precious)  # whoever may write here could lead the sweep elsewhere
     (tmp_path / f"{PREFIX}file").touch()
     os.mkfifo(tmp_path / f"{PREFIX}pipe")
-    dead = tmp_path / f"{PREFIX}dead"
+    living, (dead, young) = Scratch(PREFIX, tmp_path), (tmp_path / f"{PREFIX}{name}" for name in ("dead", "young"))
     dead.mkdir()
+    young.mkdir()
     (dead / "link").symlink_to(precious)
-    age(precious, dead, tmp_path / f"{PREFIX}file", tmp_path / f"{PREFIX}pipe")
+    age(precious, living.path, dead, tmp_path / f"{PREFIX}file", tmp_path / f"{PREFIX}pipe")
     before = sorted(tmp_path.rglob("*"))
     with monkeypatch.context() as patch:  # everything is another user's
         patch.setattr(os, "getuid", lambda: os.geteuid() + 1)
@@ -89,19 +73,3 @@ def test_what_is_not_known_to_be_dead_stays(tmp_path: Path, monkeypatch: pytest.
     assert sorted(tmp_path.rglob("*")) == before
     assert sweep(tmp_path, PREFIX) == [dead]
     assert sorted(tmp_path.rglob("*")) == [p for p in before if dead not in (p, p.parent)]
-
-
-def test_it_is_emptied_and_follows_no_link(tmp_path: Path) -> None:
-    outside = tmp_path / "outside"
-    outside.mkdir()
-    (outside / "kept").touch()
-    own = Scratch(PREFIX, tmp_path)
-    (own.path / "lane.log").touch()
-    (own.path / "sub").mkdir()
-    (own.path / "link").symlink_to(outside)
-    own.clear()
-    assert list(own.path.iterdir()) == []
-    assert (outside / "kept").exists()
-    own.close()
-    own.close()
-    assert not own.path.exists()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
 import subprocess
 import sys
@@ -10,23 +10,18 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 from unittest import mock
 
 import pytest
 
 from autotune.child import load_nvml
-from autotune.machine import sampler, telemetry
-from autotune.machine.gpu_arms import LEAST_LOOKS, ArmWatch, GpuSample, Looked, put_together
-from autotune.machine.telemetry import FILE, GpuWatch, open_watch
+from autotune.machine import telemetry
+from autotune.machine.telemetry import LEAST_SAMPLES, ArmWatch, GpuSample, GpuWatch, Telemetry, open_watch, put_together
 from harness.fake_nvml import (
     CLOCK,
-    ECC_DOUBLE,
     ENERGY,
-    FUNCTION_NOT_FOUND,
     HW_THERMAL,
     NOT_SUPPORTED,
-    PCIE_REPLAYS,
     POWER_BRAKE,
     REASONS,
     SW_POWER_CAP,
@@ -60,10 +55,6 @@ def child() -> Iterator[int]:
     process.communicate(b"\n")
 
 
-def lines_of(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / FILE).read_text().splitlines()]
-
-
 def nothing(arm: str) -> None: ...
 
 
@@ -73,70 +64,37 @@ def run_blocks(
     *,
     before: Callable[[str], None] = nothing,
     looks: int = 0,
-) -> Looked:
-    """One block of each arm with exactly so many looks, however long a busy machine takes for it."""
+) -> Telemetry:
+    """One block of each arm with exactly so many samples, at its end."""
+
+    @contextlib.contextmanager
+    def sampled(sample: Callable[[], None], *more: float, **options: float) -> Iterator[None]:
+        yield
+        for _ in range(looks):
+            sample()
+
     for arm in ("reference", "candidate"):
-        seen, left, real = threading.Semaphore(0), iter(range(looks)), watch._samples
-
-        def counted(
-            name: str | None,
-            seen: threading.Semaphore = seen,
-            left: Iterator[int] = left,
-            real: Callable[..., list[GpuSample]] = real,
-        ) -> list[GpuSample]:
-            if next(left, None) is None:
-                return []
-            found = real(name)
-            seen.release()
-            return found
-
         before(arm)
-        with mock.patch.object(watch, "_samples", counted), watch.block(arm):
+        with mock.patch.object(telemetry, "sampling", sampled), watch.block(arm):
             during(arm)
-            for _ in range(looks):
-                assert seen.acquire(timeout=30)
     return watch.take()
 
 
 # ---------------------------------------------------------------------- looks
 
 
-def test_a_block_is_looked_at_while_it_runs(two: FakeNvml, tmp_path: Path) -> None:
+def test_a_block_is_looked_at_while_it_runs(two: FakeNvml) -> None:
     two.forget(1, "nvmlDeviceGetPowerUsage")
 
     def work(arm: str) -> None:
         two.set(0, "nvmlDeviceGetPowerUsage", 653_000 if arm == "candidate" else 120_000)
 
-    watch = GpuWatch(pynvml, None)
-    found = run_blocks(watch, before=work, looks=3)
-    watch.look(tmp_path)
-    told = [line for line in lines_of(tmp_path) if line["arm"] == "candidate"]
-    assert {line["index"] for line in told} == {0, 1}
-    assert {line["power_w"] for line in told} == {653.0, None}
-    assert told[0]["temperature_c"] == 41
-    between = [line for line in lines_of(tmp_path) if line["arm"] is None]
-    assert [line["used_bytes"] for line in between] == [92_119_040] * 2
+    found = run_blocks(GpuWatch(pynvml, None), before=work, looks=3)
     assert found.during is not None
     assert found.during.candidate.looks >= 3
     assert (found.during.candidate.clock_mhz, found.during.candidate.temperature_c) == (1980, 41)
     assert found.during.candidate.power_w is None, "the sum over two GPUs of which one does not tell"
     assert found.warnings == ()
-
-
-def test_what_a_gpu_does_when_nobody_measures_is_no_warning(two: FakeNvml, tmp_path: Path) -> None:
-    """The fault of 2b61fbc: it looked between blocks alone, when clocks fall and nothing is held back."""
-    watch = GpuWatch(pynvml, "0")
-
-    def work(arm: str) -> None:
-        two.set(0, CLOCK, 1980)
-        two.set(0, REASONS, 0)
-
-    for _ in range(2):
-        two.set(0, CLOCK, 345)
-        two.set(0, REASONS, 0x04)
-        watch.look(tmp_path)
-        watch._next_s = 0.0
-    assert run_blocks(watch, before=work, looks=2).warnings == ()
 
 
 def test_the_thread_that_looks_has_the_lowest_priority_and_the_driver_keeps_its_own(two: FakeNvml) -> None:
@@ -147,9 +105,9 @@ def test_the_thread_that_looks_has_the_lowest_priority_and_the_driver_keeps_its_
         done.set()
 
     before, done = os.getpriority(os.PRIO_PROCESS, 0), threading.Event()
-    with sampler.looking(note, 0.001):
+    with telemetry.sampling(note, 0.001):
         assert done.wait(30)
-    assert seen[0] == sampler.LOWEST
+    assert seen[0] == telemetry.LOWEST_PRIORITY
     assert os.getpriority(os.PRIO_PROCESS, 0) == before
 
 
@@ -158,14 +116,14 @@ def test_a_block_that_fails_ends_the_thread_and_counts_for_nothing(two: FakeNvml
     with pytest.raises(RuntimeError, match="died"), watch.block("candidate"):
         raise RuntimeError("the worker died")
     assert threading.active_count() == before
-    assert watch.take() == Looked()
+    assert watch.take() == Telemetry()
 
 
 def test_a_driver_that_never_answers_does_not_stop_the_study(two: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampler, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(telemetry, "PATIENCE_S", 0.05)
     release, asked = threading.Event(), threading.Event()
 
-    def hang(arm: str | None) -> list[GpuSample]:
+    def hang() -> list[GpuSample]:
         asked.set()
         release.wait(30)
         return []
@@ -179,24 +137,17 @@ def test_a_driver_that_never_answers_does_not_stop_the_study(two: FakeNvml, monk
     assert "not watched any more" in warning
     with watch.block("candidate"):  # and nothing asks again
         pass
-    assert watch.take() == Looked()
+    assert watch.take() == Telemetry()
 
 
 @pytest.mark.parametrize(
     ("visible", "indices"),
-    [(None, [0, 1]), ("1", [1]), (uuid_of(0), [0]), (uuid_of(1)[:9], [1]), ("", []), ("MIG-7e57", [1]), ("GPU-", [])],
+    [(None, [0, 1]), ("1", [1]), (uuid_of(1)[:9], [1]), ("", []), ("MIG-7e57", [1]), ("GPU-", [])],
 )
-def test_only_visible_gpus_are_looked_at(
-    two: FakeNvml, tmp_path: Path, visible: str | None, indices: list[int]
-) -> None:
+def test_only_visible_gpus_of_the_study_are_looked_at(two: FakeNvml, visible: str | None, indices: list[int]) -> None:
     two.set(1, "mig.0", "MIG-7e57")
-    GpuWatch(pynvml, visible).look(tmp_path)
-    assert [line["index"] for line in (lines_of(tmp_path) if indices else [])] == indices
-
-
-def test_a_study_on_one_gpu_of_two_is_not_told_of_the_other(two: FakeNvml, tmp_path: Path) -> None:
-    GpuWatch(pynvml, None, 1).look(tmp_path)
-    assert [line["index"] for line in lines_of(tmp_path)] == [0]
+    assert [sample.index for sample in GpuWatch(pynvml, visible)._samples()] == indices
+    assert [sample.index for sample in GpuWatch(pynvml, visible, 1)._samples()] == indices[:1]
 
 
 def test_the_gpus_that_a_process_names_are_looked_at_and_metered(tmp_path: Path) -> None:
@@ -211,29 +162,17 @@ def test_the_gpus_that_a_process_names_are_looked_at_and_metered(tmp_path: Path)
             watch.follow(stranger)
             assert read_j() == 5000.0
         watch.follow([uuid_of(2)])
-        watch.look(tmp_path)
-        assert [line["index"] for line in lines_of(tmp_path)] == [2]
+        assert [sample.index for sample in watch._samples()] == [2]
         assert read_j() == 9000.0
 
 
-def test_looks_between_blocks_are_not_more_often_than_once_a_second(two: FakeNvml, tmp_path: Path) -> None:
-    watch = GpuWatch(pynvml, "0")
-    for _ in range(5):
-        watch.look(tmp_path)
-    assert len(lines_of(tmp_path)) == 1
-
-
-def test_another_process_on_the_gpu_is_told(two: FakeNvml, tmp_path: Path, child: int) -> None:
+def test_another_process_on_the_gpu_is_told(two: FakeNvml, child: int) -> None:
     two.set(0, "processes", f"{child},{os.getppid()}")
     watch = GpuWatch(pynvml, "0")
-    watch.look(tmp_path)
+    watch.look()
     assert watch.take().warnings == ("GPU 0 was shared with 1 other process",)
-
-
-def test_process_numbers_of_another_namespace_are_not_taken_for_strangers(two: FakeNvml, tmp_path: Path) -> None:
-    two.set(0, "processes", "1,2")
-    watch = GpuWatch(pynvml, "0")
-    watch.look(tmp_path)
+    two.set(0, "processes", "1,2")  # numbers of another namespace are no strangers
+    watch.look()
     assert watch.take().warnings == ()
 
 
@@ -285,15 +224,14 @@ def test_one_arm_alone_is_told_from_both(reference: dict[str, float], candidate:
     )
 
 
-@pytest.mark.parametrize("code", [FUNCTION_NOT_FOUND, NOT_SUPPORTED])
-def test_where_a_driver_has_no_counters_looks_tell(two: FakeNvml, code: int) -> None:
-    two.fail(0, FIELDS, code)
+def test_where_a_driver_has_no_counters_looks_tell(two: FakeNvml) -> None:
+    two.fail(0, FIELDS, NOT_SUPPORTED)
 
     def work(arm: str) -> None:
         two.set(0, REASONS, 0x08 if arm == "candidate" else 0x01)
 
     watch = GpuWatch(pynvml, "0")
-    found = run_blocks(watch, before=work, looks=2 * LEAST_LOOKS)
+    found = run_blocks(watch, before=work, looks=2 * LEAST_SAMPLES)
     assert found.during is not None
     assert found.during.candidate.held_back["hw_slowdown"] > 0
     assert found.during.reference.held_back["hw_slowdown"] == 0
@@ -307,30 +245,24 @@ def test_a_library_without_functions_tells_what_it_can(tmp_path: Path) -> None:
     with fake.loaded():
         watch = GpuWatch(pynvml, None)
         found = run_blocks(watch, looks=2)
-        watch.look(tmp_path)
-    assert {tuple(line["held_back_by"]) for line in lines_of(tmp_path)} == {("hw_thermal",)}
     assert found.during is not None
     assert found.during.candidate.held_back == {}, "two looks are too few to say anything"
     (warning,) = found.warnings
     assert warning.startswith("GPU 0 was held back by heat (hardware) in ")
 
 
-def test_a_counter_that_began_anew_is_not_known_and_one_that_wrapped_is(two: FakeNvml) -> None:
+def test_a_counter_that_began_anew_is_not_known(two: FakeNvml) -> None:
     two.set(0, SW_POWER_CAP, 7_000_000_000)
-    two.set(0, PCIE_REPLAYS, 2**32 - 3)
-    two.set(0, ECC_DOUBLE, 900)
 
     def work(arm: str) -> None:
         if arm == "candidate":
             two.set(0, SW_POWER_CAP, 5)  # the driver was loaded again
-            two.set(0, PCIE_REPLAYS, 4)
-            two.set(0, ECC_DOUBLE, 2)
 
     found = run_blocks(GpuWatch(pynvml, "0"), work)
     assert found.during is not None
     assert "sw_power_cap" not in found.during.reference.held_back
     assert "hw_thermal" in found.during.reference.held_back
-    assert found.warnings == ("GPU 0 counted 7 repeated packets on its PCIe link",)
+    assert found.warnings == ()
 
 
 def test_a_lost_gpu_is_named_and_the_other_still_told_of(two: FakeNvml) -> None:
@@ -358,6 +290,5 @@ def test_no_driver_and_no_library_are_no_trouble(tmp_path: Path) -> None:
     with fake.loaded():
         watches = [GpuWatch(pynvml, None), GpuWatch(None, None)]
     for watch in [*watches, open_watch({})]:
-        assert run_blocks(watch) == Looked()
-        watch.look(tmp_path)
-    assert not (tmp_path / FILE).exists()
+        assert run_blocks(watch) == Telemetry()
+        watch.look()

@@ -86,10 +86,3 @@ def test_the_page_and_the_schema_for_editors_are_of_todays_keys() -> None:
         capture_output=True, text=True, check=False, env={"PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_every_key_is_on_the_page() -> None:
-    page = (ROOT / "docs" / "study-file.md").read_text(encoding="utf-8")
-    for _, table in tables():
-        for key in table["properties"]:
-            assert f"| `{key}` |" in page

@@ -95,7 +95,6 @@ def test_costs_are_what_the_sizes_make() -> None:
     assert costs.pair_s == pytest.approx(2 * (6 + 4) * 0.5)
     assert costs.trial_s(8) == pytest.approx(45 + 80)
     assert costs.fresh_pair_s(2) == pytest.approx(90 + 20)
-    assert costs.floor_s(processes=4, pairs=4) == pytest.approx(45 + 4 * (45 + 40))
     assert costs.run_alone_s(pairs=2, least_steps=20) == pytest.approx(45 + 0.5 * (20 + 20))
     at_once = TurnSizes(block_s=0.05, block_steps=3).costs(step_s=0.05, start_s=10.0)
     assert at_once.fresh_pair_s(4) == pytest.approx(15 + 4 * 2 * 3 * 0.05)

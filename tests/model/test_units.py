@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 
+import pytest
+
 from autotune.model.proofs import format_growth
-from autotune.model.units import format_interval
+from autotune.model.units import format_bytes, format_count, format_interval, format_joules, format_seconds, parse_bytes
 
 
 def test_an_interval_that_excludes_nothing_is_none() -> None:
@@ -18,3 +20,29 @@ def test_no_growth_has_no_sign() -> None:
     assert format_growth(-3.0, -1.0) == "0.0 kB a step (reference 0.0)"
     assert format_growth(2e6, -2e4) == "2.0 MB a step (reference 0.0)"
     assert format_growth(-2000.0, 0.0) == "-2.0 kB a step (reference 0.0)"
+
+
+def test_numbers_have_three_digits_in_the_largest_unit_that_fits() -> None:
+    assert [format_seconds(s) for s in (0.0123, 1.5, 250, 3e-7, -2)] == [
+        "12.3 ms",
+        "1.5 s",
+        "4 min 10 s",
+        "0.3 µs",
+        "-2 s",
+    ]
+    assert [format_bytes(b) for b in (7, 436 << 20, None)] == ["7 B", "436 MiB", "-"]
+    assert [format_count(c) for c in (6.74e9, 12.5e3, 7)] == ["6.74 G", "12.5 k", "7"]
+    assert [format_joules(j) for j in (12.5, 3100, math.inf)] == ["12.5 J", "3.1 kJ", "-"]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("72GiB", 72 << 30), ("80GB", 80 * 10**9), ("1.5 MiB", 3 << 19), (1024, 1024), ("7B", 7)]
+)
+def test_sizes(text: str | int, value: int) -> None:
+    assert parse_bytes(text) == value
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "-1GiB", "0", "72 gigs", "1e9", "nan", True, "9999999TiB", "1GiBB"])
+def test_what_is_no_size(text: str) -> None:
+    with pytest.raises(ValueError, match="a size must"):
+        parse_bytes(text)

@@ -14,28 +14,71 @@ from typer.testing import CliRunner
 
 from autotune.child.profile import pack
 from autotune.cli.app import app
-from autotune.model.artefacts import MOST_BYTES, Artefact, unpack
-from autotune.model.errors import AutotuneError, SettingError
-from autotune.model.flags import KERNELS, PROFILE, FlagSet, refuse_reaching_out
-from autotune.model.records import ConclusionRecord, ProfileRecord
-from autotune.results.artefacts import loading_kernels, put_beside, settings_in_force
-from autotune.results.carried import parse_winner, read_winner
+from autotune.model.artefacts import (
+    MOST_BYTES,
+    Artefact,
+    unpack,
+)
+from autotune.model.errors import (
+    AutotuneError,
+    SettingError,
+)
+from autotune.model.flags import (
+    KERNELS,
+    PROFILE,
+    FlagSet,
+    refuse_reaching_out,
+)
+from autotune.model.records import (
+    ConclusionRecord,
+    ProfileRecord,
+)
+from autotune.results.artefacts import (
+    loading_kernels,
+    put_beside,
+    settings_in_force,
+)
+from autotune.results.carried import (
+    parse_winner,
+    read_winner,
+)
 from autotune.results.conditions import this_machine
-from autotune.results.export import ExportFormat, is_unchanged, render_winner
+from autotune.results.export import (
+    ExportFormat,
+    is_unchanged,
+    render_winner,
+)
 from autotune.results.library import add_to_library
 from autotune.results.recompute import disagreements
 from autotune.results.winner import Winner
 from autotune.rundir.artefacts import place_artefacts
 from autotune.rundir.store import Store
 from autotune.study import preflight
+from autotune.study.recheck import verify_winner
 from autotune.study.stages import run_study
-from autotune.study.verify import verify_winner
-from harness.simulated import GivenSetup, given_run
-from harness.simulated_machine import SimulatedLauncher, simulation_of
+from harness.simulated import (
+    GivenSetup,
+    given_run,
+)
+from harness.simulated_machine import (
+    SimulatedLauncher,
+    simulation_of,
+)
 from tests.cli.test_results import call
 from tests.results.test_trust import edited
-from tests.runs import SPACE, Diary, asking, make_winner
-from tests.study.test_pgle import BARE, PROFILED, RESULTS, TEXT, study
+from tests.runs import (
+    SPACE,
+    Diary,
+    asking,
+    make_winner,
+)
+from tests.study.test_pgle import (
+    BARE,
+    PROFILED,
+    RESULTS,
+    TEXT,
+    study,
+)
 
 CONTENT = TEXT.encode()
 ARTEFACT = Artefact.of(PROFILE, CONTENT)

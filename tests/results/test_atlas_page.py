@@ -130,7 +130,7 @@ def test_what_changed_between_two_releases() -> None:
 def test_every_row_of_a_big_table_comes_out_of_the_page_as_it_went_in() -> None:
     table = big(jaxlibs=("0.10.2", "0.12.0.1"), most=40, seed=7)
     told = ask(
-        "[...model.settings, ...model.recipes].flatMap((e) => e.values.flatMap((v) => model.cells.map((c) =>"
+        "model.settings.flatMap((e) => e.values.flatMap((v) => model.cells.map((c) =>"
         " [c, rowAt(v, c)]).filter(([, r]) => r && r.where >= 0).map(([c, r]) => [c.jaxlib, c.place, e.name, v.value,"
         " r.verdict, r.tried, r.changes, r.program, r.peak, r.message])))",
         atlas=table,
@@ -163,7 +163,6 @@ def hostile_table() -> Atlas:
     for text in HOSTILE:
         more = {"message": text, "changes": (text,), "needs": (text,), "program": text, "tried": text}
         rows += [row(c, name, text, "changes", **more) for c in cells for name in (COMBINE, text)]
-        rows += [row(c, text, text, "changes", kind="recipe", **more) for c in cells]
     return Atlas(rows)
 
 
@@ -230,7 +229,6 @@ def browse(folder: Path, page: str, address: str = "", *, width: int = 1200) -> 
             f"#v=check&flags=--{COMBINE}=1073741824+stray&place={PLACE}&jaxlib=0.10.2",
             ["all-gather: 226 -> 33", "no flag"],
         ),
-        ("#v=recipes", ["distinct programs", "program A, as 1 other"]),
         (
             "#v=about",
             [
@@ -245,6 +243,6 @@ def test_each_view_shows_its_answers_in_a_browser(tmp_path: Path, address: str, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("address", ["", "#v=recipes", "#v=releases", f"#s={COMBINE}&jaxlib=0.10.2&c={PLACE}"])
+@pytest.mark.parametrize("address", ["", "#v=releases", f"#s={COMBINE}&jaxlib=0.10.2&c={PLACE}"])
 def test_hostile_texts_are_shown_and_not_obeyed_even_on_a_phone(tmp_path: Path, address: str) -> None:
     assert browse(tmp_path, render_atlas(hostile_table()), address, width=360)

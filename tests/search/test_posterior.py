@@ -136,7 +136,7 @@ def test_what_is_known_to_many_digits_is_told_from_what_is_left_of_it() -> None:
     for block in (0, 2, 3, 4):
         mine = slice(starts[block], starts[block + 1])
         exact = (own[:, mine].T @ left[:, mine]).astype(float)
-        assert np.allclose(place.state()._told[block], exact, rtol=1e-6, atol=1e-4)
+        assert np.allclose(place.state()._precision[block], exact, rtol=1e-6, atol=1e-4)
     assert np.linalg.eigvalsh(place.state().precision_if).min() >= 0.99 * SIZES[-1] ** -2.0
 
 

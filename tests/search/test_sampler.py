@@ -76,8 +76,8 @@ def test_five_settings_of_thirty_that_act_are_found(seed: int) -> None:
 
 
 def test_what_trials_taught_names_what_acts_and_what_does_not() -> None:
-    coded, model, _ = sampler().learn(searched(50))
-    chance = dict(zip(coded.names, model.acts(), strict=True))
+    coded, model, _ = sampler().fit(searched(50).trials)
+    chance = dict(zip(coded.names, model.p_active(), strict=True))
     assert all(chance[n] > (0.9 if abs(change) > 0.02 else 0.5) for n, change in GOOD.items())
     inert = [chance[n] for n in SETTINGS if n not in GOOD and n not in BAD]
     assert np.mean(inert) < 0.15
@@ -127,7 +127,7 @@ def test_two_that_fail_together_are_not_put_together() -> None:
 
 def test_known_culprits_are_avoided() -> None:
     made = sampler()
-    made.culprits = [{"flag_03": "true"}, {"flag_00": "true", "flag_01": "true"}, {"of another space": "1"}]
+    made.known_failing = [{"flag_03": "true"}, {"flag_00": "true", "flag_01": "true"}, {"of another space": "1"}]
     study = search(made, effect, 15)
     assert not any(t.params["flag_03"] == "true" for t in study.trials)
     assert not any(t.params["flag_00"] == t.params["flag_01"] == "true" for t in study.trials)
@@ -143,18 +143,16 @@ def test_a_trial_is_believed_by_its_own_width() -> None:
     for sd in (0.005, 0.2):
         made, study = sampler(), optuna.create_study()
         study.add_trials([told({"flag_09": "true"}, -0.08, **{SD_KEY: sd}) for _ in range(2)])
-        coded, model, _ = made.learn(study)
-        chances.append(model.acts()[coded.names.index("flag_09")])
+        coded, model, _ = made.fit(study.trials)
+        chances.append(model.p_active()[coded.names.index("flag_09")])
     assert chances[0] > 0.95
     assert chances[1] < 0.3
 
 
-@pytest.mark.parametrize("width", [math.inf, math.nan, -1.0])
-def test_a_trial_without_a_width_at_all_teaches_nothing(width: float) -> None:
-    made, study = sampler(), optuna.create_study()
-    study.add_trials([told({"flag_09": "true"}, -0.08, **{SD_KEY: width}) for _ in range(2)])
-    coded, model, _ = made.learn(study)
-    assert model.acts()[coded.names.index("flag_09")] < 0.2
+def test_a_trial_without_a_width_at_all_teaches_nothing() -> None:
+    for width in (math.inf, math.nan, -1.0):
+        coded, model, _ = sampler().fit([told({"flag_09": "true"}, -0.08, **{SD_KEY: width}) for _ in range(2)])
+        assert model.p_active()[coded.names.index("flag_09")] < 0.2
 
 
 def test_a_duplicate_is_no_second_measurement_but_tells_what_does_nothing() -> None:
@@ -168,8 +166,8 @@ def test_a_duplicate_is_no_second_measurement_but_tells_what_does_nothing() -> N
     }.items():
         made, study = sampler(), optuna.create_study()
         study.add_trials(trials)
-        coded, model, _ = made.learn(study)
-        chance = dict(zip(coded.names, model.acts(), strict=True))
+        coded, model, _ = made.fit(study.trials)
+        chance = dict(zip(coded.names, model.p_active(), strict=True))
         found[name] = (chance["flag_09"], chance["flag_10"])
     assert abs(found["duplicate"][0] - found["one"][0]) < 0.05
     assert found["duplicate"][1] < found["one"][1] / 2
@@ -179,16 +177,16 @@ def test_a_duplicate_is_no_second_measurement_but_tells_what_does_nothing() -> N
 def test_priors_lead_until_data_wash_them_out() -> None:
     flags = {
         **FLAGS,
-        "flag_02": Flag(default="false", act=0.8, lean={"true": (-0.05, 0.05)}),
-        "flag_03": Flag(default="false", act=0.01),
+        "flag_02": Flag(default="false", p_active=0.8, expected={"true": (-0.05, 0.05)}),
+        "flag_03": Flag(default="false", p_active=0.01),
     }
     made = AdditiveFlagSampler(SPACE, flags, seed=0, is_log_ratio=True)
-    coded, model, _ = made.learn(optuna.create_study())
-    chance = dict(zip(coded.names, model.acts(), strict=True))
+    coded, model, _ = made.fit([])
+    chance = dict(zip(coded.names, model.p_active(), strict=True))
     assert chance["flag_02"] > 0.75
     assert chance["flag_03"] < 0.05
-    coded, model, _ = made.learn(searched(50))
-    chance = dict(zip(coded.names, model.acts(), strict=True))
+    coded, model, _ = made.fit(searched(50).trials)
+    chance = dict(zip(coded.names, model.p_active(), strict=True))
     assert chance["flag_02"] < 0.75
     assert abs(model.mean.main[coded.names.index("flag_02")][1]) < 0.01  # it does nothing
     assert chance["flag_03"] > 0.9  # it acts
@@ -220,7 +218,7 @@ def test_a_study_of_any_parameters_in_any_direction(direction: Literal["minimize
     assert best["steps"] <= 20
 
 
-@pytest.mark.parametrize("value", [lambda x: math.exp(100 * x), lambda x: math.exp(100 * x) - 1, lambda x: 1e-300 * x])
+@pytest.mark.parametrize("value", [lambda x: math.exp(100 * x), lambda x: 1e-300 * (x + 1)])
 def test_values_over_any_number_of_orders_of_magnitude_are_searched(value: Callable[[int], float]) -> None:
     study = optuna.create_study(sampler=AdditiveFlagSampler(seed=0))
     study.optimize(lambda t: value(min(7, t.suggest_int("x", 0, 9))), n_trials=12)
@@ -246,19 +244,6 @@ def test_values_known_to_many_digits_are_searched(seed: int) -> None:
     assert np.median(values[40:]) < 0.5 * np.median(values[:10])
 
 
-def test_one_value_that_is_not_positive_does_not_turn_what_was_learned_around() -> None:
-    chances = []
-    for odd in (90.0, -1e3, 0.0):
-        made, study = AdditiveFlagSampler(SPACE, FLAGS, seed=0), optuna.create_study()
-        rng = np.random.default_rng(0)
-        for at in range(40):
-            params = {n: str(v).lower() for n, v in zip(SETTINGS, rng.random(30) < 0.5, strict=True)}
-            study.add_trial(told(params, odd if at == 0 else 100 * math.exp(effect(params))))
-        coded, model, _ = made.learn(study)
-        chances.append([model.acts()[coded.names.index(n)] for n in ("flag_03", "flag_07")])
-    assert np.array(chances).min() > 0.9
-
-
 @pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.gate), pytest.param(1, marks=pytest.mark.slow)])
 def test_values_that_take_twice_the_time_do_not_hide_those_that_save_a_little(seed: int) -> None:
     study = search(
@@ -273,14 +258,14 @@ def test_no_threshold_at_all_is_a_step_below_the_least_threshold() -> None:
     choices = [0, 1 << 20, 64 << 20]
     space: dict[str, BaseDistribution] = {"x": CategoricalDistribution(choices)}
     made = AdditiveFlagSampler(space, {"x": Flag(default=0)})
-    coded, _, _ = made.learn(optuna.create_study())
+    coded, _, _ = made.fit([])
     assert coded.factors[0].scale == (14.0, 20.0, 26.0)
 
 
-def test_values_that_are_not_positive_are_taken_as_they_are() -> None:
-    study = optuna.create_study(sampler=AdditiveFlagSampler(seed=3), direction="maximize")
-    study.optimize(lambda t: sum(t.suggest_categorical(f"p{i}", [-10.0, 0.0, 10.0]) for i in range(6)), n_trials=30)
-    assert study.best_value >= 50
+def test_values_that_have_no_logs_are_refused() -> None:
+    study = optuna.create_study(sampler=AdditiveFlagSampler(seed=3))
+    with pytest.raises(ValueError, match="values must be positive"):
+        study.optimize(lambda t: t.suggest_categorical("a", [-1.0, 0.0]), n_trials=3)
 
 
 def test_several_objectives_are_refused() -> None:
@@ -298,7 +283,7 @@ def test_more_settings_than_all_pairs_of_can_be_told_apart() -> None:
         both = (params["p1"] > 3) and (params["p2"] > 3)
         value = math.exp(-0.3 * both - 0.1 * (params["p1"] > 3))
         study.add_trial(optuna.trial.create_trial(params=params, distributions=space, value=value))
-    _, model, _ = made.learn(study)
+    _, model, _ = made.fit(study.trials)
     assert len(model.design.pairs) == MOST_PAIRS
     assert (1, 2) in model.design.pairs
 
@@ -314,7 +299,7 @@ def test_a_proposal_takes_no_longer_for_more_settings_in_a_group() -> None:
             params = {n: int(rng.integers(11)) for n in space}
             value = -0.05 * (params["p3"] > 0) - 0.03 * (params["p7"] > 4) + 0.01 * float(rng.standard_normal())
             study.add_trial(optuna.trial.create_trial(params=params, distributions=space, value=value))
-        _, model, _ = made.learn(study)
+        _, model, _ = made.fit(study.trials)
         looks.append(len(model.design.blocks))
         # Products of all features with those of a block are taken for the few blocks that were ever in.
         products.append(len(model._last_chain._products))
@@ -350,7 +335,7 @@ def test_a_long_range_holds_its_ends_and_its_default() -> None:
     made = AdditiveFlagSampler(
         {"x": IntDistribution(1, 10**6), "y": FloatDistribution(0.1, 10.0, log=True)}, {"x": Flag(default=77)}
     )
-    coded, _, _ = made.learn(optuna.create_study())
+    coded, _, _ = made.fit([])
     assert {1, 77, 10**6} <= set(coded.choices[0])
     assert min(coded.choices[1]) == 0.1
     assert max(coded.choices[1]) == 10.0

@@ -53,12 +53,6 @@ def _false_claims(setting: Setting, report: ProbeReport) -> list[str]:
     else:
         info = report.flags[name]
         wrong = [f"type {setting.type}"] if (setting.type, setting.repeated) != (info.type, info.repeated) else []
-        gone = {"flag": setting.xla_flag_until, "option": setting.compiler_option_until}
-        there_now = {kind: not until or older(version, until) for kind, until in gone.items()}
-        if info.in_xla_flags != (setting.in_xla_flags and there_now["flag"]):
-            wrong.append(f"in_xla_flags {setting.in_xla_flags}")
-        if info.in_compiler_options != (setting.in_compiler_options and there_now["option"]):
-            wrong.append(f"in_compiler_options {setting.in_compiler_options}")
         default = UNSET if info.default is None else info.default
     if setting.default_in(version) != default:
         wrong.append(f"default {setting.default_in(version)!r}, the build says {default!r}")
@@ -75,8 +69,6 @@ def test_every_claim_holds_on_this_build(report: ProbeReport) -> None:
         ("xla_gpu_autotune_level", {"defaults": {"": "3"}}),
         ("xla_gpu_autotune_level", {"type": "bool"}),
         ("xla_gpu_autotune_level", {"removed": "0.10.0"}),
-        ("xla_gpu_autotune_level", {"in_compiler_options": False}),
-        ("xla_gpu_enable_cudnn_fmha", {"in_xla_flags": False}),
         ("xla_gpu_graph_level", {"removed": ""}),
         ("jax_enable_pgle", {"defaults": {"": "true"}}),
         ("jax_optimization_level", {"values": ("O9",)}),

@@ -33,6 +33,14 @@ def test_a_dask_cluster_and_other_lanes_exclude_each_other() -> None:
         choose_engine(replay_study(), (), scheduler="tcp://127.0.0.1:1", scheduler_file=Path("scheduler.json"))
 
 
+@pytest.mark.parametrize("address", ["nonsense", "tcp://host", "tcp://host:port", "tcp://:8786", ""])
+def test_what_is_no_address_of_a_scheduler_is_refused_before_anything_is_made(address: str) -> None:
+    with pytest.raises(StudyFileError, match="--scheduler must be an address like tcp://HOST:8786"):
+        choose_engine(replay_study(), (), scheduler=address)
+    with pytest.raises(StudyFileError, match="must lie in a folder that is there"):
+        choose_engine(replay_study(), (), scheduler_file=Path("nowhere/scheduler.json"))
+
+
 def test_trials_over_several_nodes_are_no_lanes_of_a_dask_cluster() -> None:
     spec = parse_study({"name": "s", "workload": {"entry": "llama"}, "device": {"node_count": 2}})
     with pytest.raises(StudyFileError, match="several nodes are SLURM's"):

@@ -22,10 +22,7 @@ from autotune.model.records import (
 from autotune.rundir.store import Store
 from harness import simulated_machine
 from harness.driven import Driven
-from harness.kills import (
-    REAL,
-    SIMULATED,
-)
+from harness.kills import REAL, SIMULATED
 from harness.tally import tally_of
 
 THREE = ("--devices", "0,1,2")

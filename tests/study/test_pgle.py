@@ -9,20 +9,48 @@ from typing import Any
 
 import pytest
 
-from autotune.model.artefacts import MOST_PACKED, Artefact, digest_of
-from autotune.model.flags import DUMPED_KERNELS, KERNELS, PROFILE, FlagSet
-from autotune.model.measurement import Failure, FailureKind
-from autotune.model.records import AblationResult, ConclusionRecord, ConfirmRun, Outcome, ProfileRecord
+from autotune.model.artefacts import (
+    MOST_PACKED,
+    Artefact,
+    digest_of,
+)
+from autotune.model.flags import (
+    DUMPED_KERNELS,
+    KERNELS,
+    PROFILE,
+    FlagSet,
+)
+from autotune.model.measurement import (
+    Failure,
+    FailureKind,
+)
+from autotune.model.records import (
+    AblationResult,
+    ConclusionRecord,
+    ConfirmRun,
+    Outcome,
+    ProfileRecord,
+)
 from autotune.model.spec import StudySpec
 from autotune.results.recompute import disagreements
 from autotune.results.winner import winner_of
 from autotune.rundir.fsck import check_run
 from autotune.rundir.store import Store
-from autotune.study import minimise
+from autotune.study import confirm
 from autotune.study.runner import NO_GRAPHS
-from autotune.workers.base import Progress, WorkerFailed
-from harness.simulated_machine import SimulatedLauncher, SimulatedWorker
-from tests.runs import Diary, Run, replay_study
+from autotune.workers.base import (
+    Progress,
+    WorkerFailed,
+)
+from harness.simulated_machine import (
+    SimulatedLauncher,
+    SimulatedWorker,
+)
+from tests.runs import (
+    Diary,
+    Run,
+    replay_study,
+)
 
 TEXT = 'costs { name: "all-gather-start" cost_us: 2000 }\n'
 RESULTS = "version: 3\n"
@@ -210,6 +238,6 @@ def test_a_program_that_cannot_be_told_to_leave_them_is_soaked_without(run_repla
 def test_what_a_screen_says_of_a_set_whose_profile_it_lacks_is_not_believed(
     run_replay: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(minimise, "is_same_program", lambda run, one, other: True)  # XLA passes over a missing file
+    monkeypatch.setattr(confirm, "is_same_program", lambda run, one, other: True)  # XLA passes over a missing file
     conclusion, _, _ = quick(run_replay, study(profile_effect=0.93))
     assert conclusion.settings == PROFILED

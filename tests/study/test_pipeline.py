@@ -18,6 +18,7 @@ from autotune.model.measurement import (
     Failure,
     FailureKind,
 )
+from autotune.model.proofs import Reestimate
 from autotune.model.records import (
     ConclusionRecord,
     ConfirmRun,
@@ -37,6 +38,10 @@ from autotune.settings.space import (
 )
 from autotune.stats.estimates import Verdict
 from autotune.study.conclude import _found
+from autotune.study.run import (
+    Candidate,
+    SetState,
+)
 from autotune.workers.base import WorkerFailed
 from harness.noise import NOISE_MODELS
 from harness.simulated_machine import (
@@ -106,10 +111,9 @@ def test_a_gain_that_the_last_pairs_do_not_settle_stands_beside_its_proof(
     last = [f for f in store.of(FinalistResult) if f.stage == "final" and f.settings == sure.settings][-1]
     assert sure.estimate is not None
     assert last.corrected is not None
-    reestimate = SimpleNamespace(estimate=dataclasses.replace(sure.estimate, high=1.02), alone=0)
-    run: Any = SimpleNamespace(
-        spec=store.spec, store=store, proven=last, reestimate=reestimate, members=(), objections={}
-    )
+    after = Reestimate(estimate=dataclasses.replace(sure.estimate, high=1.02))
+    winner = Candidate("final", last.trial, last.settings, SetState.PROVEN, proof=last, after=after)
+    run: Any = SimpleNamespace(spec=store.spec, store=store, winner=winner, candidates=[winner])
     sentence = _found(run, store.of(TrialResult))["sentence"]
     assert f"that it is faster at all the proof says: {format_estimate(last.corrected)}" in str(sentence)
     assert "the proof says" not in sure.sentence

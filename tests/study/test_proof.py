@@ -35,8 +35,8 @@ from autotune.stats.proof import (
     CLAIM,
     HURDLE,
 )
-from autotune.study.proof import unsettled
-from autotune.study.time_left import TimeLeft
+from autotune.study.budget import TimeLeft
+from autotune.study.confirm import unsettled
 from autotune.workers.base import (
     Progress,
     WorkerFailed,

@@ -9,12 +9,7 @@ from typer.testing import CliRunner
 
 from autotune.cli.app import app
 from autotune.model.flags import FlagSet
-from autotune.model.records import (
-    ConclusionRecord,
-    ScreenRecord,
-    TrialResult,
-    TrialStatus,
-)
+from autotune.model.records import ConclusionRecord, ScreenRecord, TrialResult, TrialStatus
 from autotune.rundir.store import Store
 from harness.simulated_machine import write_study
 

@@ -13,13 +13,13 @@ from typer.testing import CliRunner
 from autotune.cli.app import app
 from autotune.rundir.lock import LOCK, Lock, read_holder, read_stage
 from autotune.rundir.store import Store
+from autotune.study.durations import eta_s
 from autotune.study.stages import run_study
-from autotune.study.status import RUNNING, StudyStatus, describe_stage, study_status
-from autotune.study.still_to_go import seconds_to_go
+from autotune.study.status import RUNNING, StudyStatus, format_stage, study_status
 from harness.simulated import GivenSetup, given_run
 from harness.timed import TimedStudy
 from tests.runs import EFFECTS, SPACE, Diary, asking, replay_study
-from tests.study.test_time_left import study
+from tests.study.test_budget import study
 
 
 class Looking(Diary):
@@ -33,7 +33,7 @@ class Looking(Diary):
 
     def look(self) -> None:
         self.seen.append(study_status(self.path))
-        self.shown.append(describe_stage(self.seen[-1]))
+        self.shown.append(format_stage(self.seen[-1]))
 
     def stage(self, name: str, detail: str) -> None:
         super().stage(name, detail)
@@ -76,7 +76,7 @@ def test_each_stage_is_told_while_it_runs_and_none_after(view: Looking) -> None:
         assert 0 <= status.stage_s < 600
     ended = study_status(view.path)
     assert (ended.state, ended.stage, ended.since, ended.stage_s, ended.left_s) == ("finished", *[None] * 4)
-    assert describe_stage(ended) == ""
+    assert format_stage(ended) == ""
 
 
 class Timing(Diary):
@@ -91,7 +91,7 @@ class Timing(Diary):
         store = self.timed.store
         assert store is not None
         used_s = store.watch.total_s
-        left_s = seconds_to_go(store, self.stages[-1], used_s=used_s, stage_s=0.0)
+        left_s = eta_s(store, self.stages[-1], used_s=used_s, stage_s=0.0)
         if self.stages[-1] == "noise floor":
             assert left_s is None
         else:
@@ -125,7 +125,7 @@ def test_time_left_bounds_what_a_study_then_takes_and_falls_to_nothing() -> None
         assert left_s <= 10 * whole_s
     search = [left_s for stage, _, left_s in view.said if stage == "search"]
     assert search[-1] < search[0]
-    assert seconds_to_go(timed.store, "recheck", used_s=whole_s, stage_s=0.0) is None
+    assert eta_s(timed.store, "recheck", used_s=whole_s, stage_s=0.0) is None
 
 
 def test_numbers_are_numbers(view: Looking) -> None:
@@ -159,7 +159,7 @@ def test_a_killed_drivers_stage_is_not_told_nor_that_of_the_session_before(tmp_p
     assert study_status(store.path).stage is None
     again = Store.create_or_resume(tmp_path / "run", spec, study_dir=tmp_path)
     status = study_status(again.path)
-    assert (status.state, status.stage, describe_stage(status)) == (RUNNING, None, "starting")
+    assert (status.state, status.stage, format_stage(status)) == (RUNNING, None, "starting")
     again.close()
 
 

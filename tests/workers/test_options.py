@@ -17,8 +17,7 @@ from autotune.model.records import Outcome, TrialResult
 from autotune.model.spec import parse_study
 from autotune.results.winner import winner_of
 from autotune.study.reproduce import reproduce_trial
-from autotune.study.stages import run_study
-from autotune.study.start import new_run
+from autotune.study.stages import new_run, run_study
 from tests.runs import Diary
 from tests.workers.conftest import PRINTED, PROGRAMS, Start, study
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import re
 from pathlib import Path
 
 import pytest
@@ -19,9 +18,11 @@ from autotune.stats.noise_floor import (
     moments,
     read_noise_floor,
 )
-from autotune.study.promise import promise_of
-from autotune.study.stages import run_study
-from autotune.study.start import new_run
+from autotune.study.durations import power_analysis
+from autotune.study.stages import (
+    new_run,
+    run_study,
+)
 from tests.runs import Diary
 
 
@@ -62,8 +63,7 @@ def test_a_floor_of_several_real_processes(tmp_path: Path) -> None:
         plan=SequentialPlan(cap=12), start_s=figures.start_s, pair_s=figures.pair_s,
     )  # fmt: skip
     assert again == figures
-    assert floor.promise is not None
-    assert floor.promise == promise_of(spec, floor)
+    assert floor.power is not None
+    assert floor.power == power_analysis(spec, floor)
     said = [line for line in describe_begin(store) if "pairs of processes in each proof" in line]
     assert len(said) == 1
-    assert re.search(r"1 % would need .* 2 % .* 3 % ", said[0])

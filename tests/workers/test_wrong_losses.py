@@ -35,8 +35,10 @@ from autotune.results.export import (
 from autotune.results.report import render_markdown
 from autotune.results.winner import winner_of
 from autotune.rundir.store import Store
-from autotune.study.stages import run_study
-from autotune.study.start import new_run
+from autotune.study.stages import (
+    new_run,
+    run_study,
+)
 from tests.runs import Diary
 from tests.workers.conftest import (
     PROGRAMS,

@@ -12,7 +12,7 @@ import pytest
 
 from workloads.base import WorkloadError
 from workloads.dense import DecoderConfig
-from workloads.layers import causal_attention, cuda_capability
+from workloads.layers import causal_attention
 from workloads.loading import load
 from workloads.mesh import AXES
 from workloads.presets import FAMILIES, PRESETS
@@ -35,7 +35,6 @@ def layout(capability: Any, **axes: int) -> Any:
     ("capability", "options", "axes", "chosen"),
     [
         ("9.0", {}, {}, "cudnn"),
-        ("8.0", {}, {}, "cudnn"),
         ("10.3", {}, {}, "cudnn"),
         ("12.0", {"dtype": "float8"}, {}, "cudnn"),
         ("9.0", {}, {"tensor": 8, "pipeline": 2}, "cudnn"),
@@ -57,11 +56,6 @@ def test_auto_is_fused_attention_wherever_cudnn_has_it(
 ) -> None:
     config = DecoderConfig(**{**SIZES, "head_size": 64, **options})
     assert config.settled(layout(capability, **axes)).attention == chosen
-
-
-@pytest.mark.parametrize(("found", "number"), [("9.0", 9.0), ("10.3", 10.3), ("gfx90a", None), (None, None)])
-def test_a_compute_capability_is_that_of_an_nvidia_gpu(found: str | None, number: float | None) -> None:
-    assert cuda_capability(layout(found)) == number
 
 
 def test_no_preset_asks_for_attention_without_fusion() -> None:

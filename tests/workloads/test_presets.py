@@ -37,18 +37,12 @@ def described(name: str) -> Workload:
     return workload
 
 
-@pytest.mark.parametrize(("name", "count"), PUBLISHED.items())
-def test_a_published_model_has_its_published_parameter_count(name: str, count: int) -> None:
-    assert described(name).param_count == count
-
-
-@pytest.mark.parametrize(
-    ("name", "label"), [("dreamerv3-12m", 12e6), ("dreamerv3-50m", 50e6), ("dreamerv3-200m", 200e6)]
-)
-def test_a_dreamer_has_its_published_size_less_the_image_networks(name: str, label: float) -> None:
-    count = described(name).param_count
-    assert count is not None
-    assert 0.75 * label < count < label
+def test_published_models_have_their_published_parameter_counts() -> None:
+    assert {name: described(name).param_count for name in PUBLISHED} == PUBLISHED
+    for name, label in {"dreamerv3-12m": 12e6, "dreamerv3-50m": 50e6, "dreamerv3-200m": 200e6}.items():
+        count = described(name).param_count
+        assert count is not None
+        assert 0.75 * label < count < label, "less the networks of images"
 
 
 def test_parameters_of_a_recurrent_model_by_hand() -> None:
@@ -131,13 +125,12 @@ def test_the_peak_of_a_device_is_found_by_its_kind(kind: str, dtype: str, peak: 
 TARGETS = sorted((Path(__file__).parents[2] / "autotune/data/targets").glob("*.toml"))
 
 
-@pytest.mark.parametrize("file", TARGETS, ids=lambda file: str(file.stem))
-def test_peaks_are_those_of_the_described_gpus(file: Path) -> None:
+def test_peaks_are_those_of_the_described_gpus() -> None:
     """Two packages that may not import each other say how fast a GPU is: they must say the same."""
-    target = tomllib.loads(file.read_text(encoding="utf-8"))
-    for dtype, key in (("bfloat16", "bf16"), ("float32", "tf32"), ("float8", "f8")):
-        peak = peak_flops_per_s(target["device"]["name"], dtype)
-        assert peak is None or peak == pytest.approx(target["flops_per_s"][key], rel=2e-3)
+    for target in (tomllib.loads(file.read_text(encoding="utf-8")) for file in TARGETS):
+        for dtype, key in (("bfloat16", "bf16"), ("float32", "tf32"), ("float8", "f8")):
+            peak = peak_flops_per_s(target["device"]["name"], dtype)
+            assert peak is None or peak == pytest.approx(target["flops_per_s"][key], rel=2e-3)
 
 
 CONFIGURATIONS = tomllib.loads(
@@ -146,7 +139,6 @@ CONFIGURATIONS = tomllib.loads(
 AS_PUBLISHED = {n: c for n, c in CONFIGURATIONS.items() if "layers" not in c["options"] and c["entry"] in PUBLISHED}
 
 
-@pytest.mark.parametrize("name", AS_PUBLISHED)
-def test_presets_recompute_what_published_configurations_recompute(name: str) -> None:
-    config = AS_PUBLISHED[name]
-    assert described(config["entry"]).config["remat"] == config["options"]["remat"]
+def test_presets_recompute_what_published_configurations_recompute() -> None:
+    for config in AS_PUBLISHED.values():
+        assert described(config["entry"]).config["remat"] == config["options"]["remat"]

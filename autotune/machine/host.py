@@ -1,0 +1,213 @@
+"""This machine: processors, memory, versions of libraries, and what is recorded of it beside a result.
+
+Nothing that is recorded names a person.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import pwd
+import re
+import socket
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from autotune.child import CUDA_PLUGINS, PACKAGES_PROGRAM, installed_versions
+from autotune.machine.environment import caller_environment, driver_python, let_import_packages, storable
+from autotune.machine.gpus import Runner, find_gpus, run_program
+from autotune.model import GpuState
+
+CGROUP = Path("/sys/fs/cgroup")
+
+_CGROUP_FILES = (
+    ("memory.max", "memory.current"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+)
+"""Limit and use of a container, in either version of control groups."""
+
+_MEASURED = ("jax", "jaxlib", "flax", "optax", "optuna", "numpy", *CUDA_PLUGINS)
+_ANSWER_LIMIT_S = 120.0  # libraries of gigabytes, perhaps on a network disk
+
+
+# ---------------------------------------------------------------------- provenance
+
+
+def describe_machine(environment: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """What is recorded of this machine beside a result.
+
+    Args:
+        environment: The caller's, of which only allow-listed variables are kept; default: this process's.
+    """
+    gpus = find_gpus()
+    return {
+        "date": utc_now(),
+        "host": socket.gethostname(),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "versions": measured_versions(),
+        **({"driver": gpus[0].driver} if gpus else {}),
+        "cpu": processor_name(),
+        "cpu_count": os.cpu_count(),
+        "cpus_usable": len(os.sched_getaffinity(0)),
+        "memory_bytes": psutil.virtual_memory().total,
+        "load_1min": round(psutil.getloadavg()[0], 2),
+        "variables": storable(caller_environment() if environment is None else environment),
+    }
+
+
+def foreign_owner(path: Path) -> str | None:
+    """The user who owns a file or folder, if that is another one than runs this; None for one's own."""
+    try:
+        owner = path.stat().st_uid
+    except OSError:
+        return None
+    if owner == os.geteuid():
+        return None
+    try:
+        return pwd.getpwuid(owner).pw_name
+    except KeyError:
+        return f"number {owner}"
+
+
+def is_this_host(name: str) -> bool:
+    """Whether a host name of a record is that of this machine."""
+    return name == socket.gethostname()
+
+
+def utc_now() -> str:
+    """The present time in UTC, to the second, ISO 8601."""
+    return datetime.now(UTC).replace(microsecond=0).isoformat()
+
+
+# ---------------------------------------------------------------------- processors and memory
+
+
+def processor_name() -> str:
+    """Model of this machine's processor."""
+    found = re.search(r"^model name\s*:\s*(.+)$", _text(Path("/proc/cpuinfo")), re.MULTILINE)
+    return found.group(1).strip() if found else platform.processor() or platform.machine()
+
+
+def spare_processors(device_count: int, *, usable: Iterable[int] | None = None, root: Path = Path("/")) -> set[int]:
+    """Processors for work beside a measurement: whole cores, at most half of them; none where all are needed.
+
+    Nothing is kept off them: but while they are busy, the kernel runs the measured processes on the others, of which at
+    least one for each device and one more are left.
+
+    Args:
+        device_count: Devices that are measured, whose host threads need a core each.
+        usable: Processors to choose from; default: those that this process may use.
+        root: Where the file system begins, for tests.
+    """
+    cores = _cores(sorted(usable if usable is not None else os.sched_getaffinity(0)), root)
+    kept = max(math.ceil(len(cores) / 2), device_count + 1)
+    return {processor for core in cores[kept:] for processor in core}
+
+
+def _cores(usable: list[int], root: Path) -> list[tuple[int, ...]]:
+    """The processors by core: two threads of one are no two processors. One that says nothing is a core."""
+    found = {}
+    for processor in usable:
+        siblings = _numbers(root / f"sys/devices/system/cpu/cpu{processor}/topology/thread_siblings_list")
+        core = tuple(sorted((siblings | {processor}) & set(usable)))
+        found[core[0]] = core
+    return [found[first] for first in sorted(found)]
+
+
+def _numbers(file: Path) -> set[int]:
+    """A list as the kernel writes it, such as ``0-3,8``; empty where there is none."""
+    found: set[int] = set()
+    for part in filter(None, _text(file).split(",")):
+        first, _, last = part.partition("-")
+        found |= set(range(int(first), int(last or first) + 1))
+    return found
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""
+
+
+def available_memory_bytes(cgroup: Path = CGROUP) -> int:
+    """Memory that is free, or would be if caches gave way; of a container no more than its limit leaves."""
+    free = int(psutil.virtual_memory().available)
+    for limit, used in _CGROUP_FILES:
+        try:
+            left = int((cgroup / limit).read_text()) - int((cgroup / used).read_text())
+        except (OSError, ValueError):  # none is told, or it is "max"
+            continue
+        free = min(free, max(0, left))
+    return free
+
+
+# ---------------------------------------------------------------------- versions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Packages:
+    """Python's version, and versions and folders of the distributions that were asked for and are installed."""
+
+    python: str
+    versions: Mapping[str, str]
+    folders: Mapping[str, str]
+
+
+def packages_of(
+    python: str, names: Sequence[str], *, folders: Sequence[str] = (), run: Runner = run_program
+) -> Packages:
+    """Asks another Python for its own version, versions of distributions, and folders of packages.
+
+    Raises:
+        ValueError: If it gives no answer.
+    """
+    question = json.dumps({"versions": list(names), "folders": list(folders)})
+    return Packages(**json.loads(run([python, "-P", PACKAGES_PROGRAM, question])))
+
+
+def measured_versions() -> dict[str, str]:
+    """Versions of what decides how fast a step is, and of what measures it, as far as they are installed here."""
+    return installed_versions(_MEASURED)
+
+
+def cuda_plugin(versions: Mapping[str, str]) -> str | None:
+    """The CUDA plugin among some versions, such as ``jax-cuda12-plugin 0.10.2``; None without one."""
+    return next((f"{name} {versions[name]}" for name in CUDA_PLUGINS if name in versions), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RanOn:
+    """Versions of cublas, cudnn, nccl and driver, and GPUs, of a process; see `autotune.child.ran_on`."""
+
+    versions: Mapping[str, str]
+    gpus: tuple[GpuState, ...]
+
+
+def would_run_on(environment: Mapping[str, str], count: int | None = None) -> RanOn:
+    """Libraries, driver, firmware and clocks that a process with this environment would run its steps on.
+
+    A process of its own loads the libraries that JAX would, and starts nothing on a GPU.
+
+    Args:
+        environment: In which the workload would be started.
+        count: How many of the visible GPUs it uses; None is all.
+    """
+    env = dict(environment)
+    let_import_packages(env)
+    command = [driver_python(), "-m", "autotune.child.ran_on", json.dumps({"count": count})]
+    try:
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=_ANSWER_LIMIT_S, check=True)
+        told = json.loads(done.stdout)
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return RanOn(versions={}, gpus=())
+    return RanOn(versions=told["versions"], gpus=tuple(GpuState.model_validate(g) for g in told["gpus"]))

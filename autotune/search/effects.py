@@ -1,0 +1,191 @@
+"""Estimates from all trials when a search has ended: effects with intervals, and the best expected set."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from autotune.search.additive import AdditiveModel, Samples, smallest
+from autotune.search.failures import FailureModel
+from autotune.search.space import Codes, Floats
+
+LEVEL = 0.95
+"""Of all intervals."""
+
+SURELY_ACTS = 1 - (1 - LEVEL) / 2
+"""Probability to act below which an interval holds "no change": by then that of no effect is more than one tail's."""
+
+SUSPECT = 0.1
+"""Probability to make a set fail from which a value or a pair is in no set that is recommended."""
+
+DRAWS = 400
+"""Draws of all effects by which sets are compared."""
+
+FORBIDDEN = 1e3
+"""Cost of what is suspected to fail, as a log ratio: no effect outweighs it."""
+
+_HALVINGS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A change of the log step time with its interval."""
+
+    mean: float
+    low: float
+    high: float
+
+
+class Effects:
+    """Estimates by a fitted model.
+
+    Args:
+        model: Of the trials; its rivals are weighed.
+        failures: Of the same trials.
+        seed: Of the draws by which sets are compared.
+    """
+
+    def __init__(self, model: AdditiveModel, failures: FailureModel, *, seed: int) -> None:
+        model.weigh_rivals()
+        self.model, self.failures, self.design = model, failures, model.design
+        self._rng = np.random.default_rng(seed)
+        has_choice = [model.design.blocks[i].table.shape[1] > 0 for i in range(len(model.design.factors))]
+        self.p_active = np.where(has_choice, model.p_active(), 0.0)
+        """Posterior probability of each setting to act, alone or in a pair, shape (factors,)."""
+
+    @functools.cached_property
+    def _samples(self) -> Samples:
+        return self.model.samples(self._rng, DRAWS)
+
+    def of(self, factor: int) -> list[Change]:
+        """Returns the effect of each value of a setting beside the defaults of the others, by code.
+
+        The interval holds "no change" unless the setting surely acts: of what is most likely inert it says how large an
+        effect could be overlooked.
+        """
+        means = self.model.mean.main[factor]
+        low, high = _mixture_interval(*self.model.marginal(factor))
+        if self.model.chances[factor] < SURELY_ACTS:
+            low, high = np.minimum(low, 0.0), np.maximum(high, 0.0)
+        ends = zip(means.tolist(), np.minimum(low, means).tolist(), np.maximum(high, means).tolist(), strict=True)
+        return [Change(*row) for row in ends]
+
+    def pairs(self) -> Iterator[tuple[tuple[int, int], float]]:
+        """Yields pairs of settings with the probability that they act together beyond what each does."""
+        for block in range(len(self.design.factors), len(self.design.blocks)):
+            i, j = self.design.blocks[block].factors
+            yield (i, j), float(self.model.chances[block])
+
+    # ------------------------------------------------------------------ sets
+
+    def best(
+        self, ran: Sequence[Codes], *, least: float = 0.0, is_allowed: Callable[[Codes], bool] = lambda codes: True
+    ) -> Codes:
+        """Returns the set that is expected to be fastest, without settings that more likely than not are of no use.
+
+        Args:
+            ran: Sets that ran; the best of them is taken where the best of all is not allowed.
+            least: Smallest gain of interest, as a log ratio.
+            is_allowed: Whether a set may be tried.
+        """
+        mean = self.model.mean
+        best = self._opened(self.design.settle(smallest(mean, *self._risks)))
+        if not is_allowed(best):
+            rest = [codes for codes in (self.design.neutral, *ran) if is_allowed(codes)]
+            best = min(rest, key=mean.total, default=self.design.neutral)
+        return self._pruned(best, least, is_allowed)
+
+    @functools.cached_property
+    def _risks(self) -> tuple[list[Floats], dict[tuple[int, int], Floats]]:
+        """The cost of values and pairs that are suspected to fail."""
+
+        def cost(chances: Floats) -> Floats:
+            return np.where(chances > SUSPECT, FORBIDDEN, 0.0)
+
+        single = [cost(self.failures.single(i)) for i in range(len(self.design.factors))]
+        return single, {pair: cost(self.failures.pair(*pair)) for pair in self.failures.suspected}
+
+    def _opened(self, codes: Codes) -> Codes:
+        mean, (single, _) = self.model.mean, self._risks
+        for i, factor in enumerate(self.design.factors):
+            if not factor.needs:
+                continue
+            tried = codes.copy()
+            tried[i] = int(np.argmin((mean.main[i] + single[i])[:-1]))
+            for other, values in factor.needs.items():
+                if tried[other] not in values and values:
+                    tried[other] = min(values, key=lambda v: float(mean.main[other][v] + single[other][v]))
+            tried = self.design.settle(tried)
+            if mean.total(tried) < mean.total(codes):
+                codes = tried
+        return codes
+
+    def _pruned(self, codes: Codes, least: float, is_allowed: Callable[[Codes], bool]) -> Codes:
+        """Removes settings that are more likely than not of no use in a set, least useful first."""
+        while True:
+            whole, found = self.totals(codes), list[tuple[float, int, Codes]]()
+            for i in np.flatnonzero(codes != self.design.neutral).tolist():
+                if self.design.factors[i].default is None:
+                    continue  # one of its values must be chosen
+                less = codes.copy()
+                less[i] = self.design.neutral[i]
+                less = self.design.settle(less)
+                chance = float((whole < self.totals(less) - least).mean())
+                if chance <= 0.5:
+                    found.append((chance, i, less))
+            found.sort(key=lambda f: f[:2])
+            better = next((less for _, _, less in found if is_allowed(less)), None)
+            if better is None:
+                return codes
+            codes = better
+
+    def totals(self, codes: Codes) -> Floats:
+        """Returns the change of the log step time by a set in each draw, shape (draws,)."""
+        return np.asarray(self._samples.totals(codes[None])[:, 0])
+
+    def forecast(self, codes: Codes) -> Change:
+        """Returns the expected change by a set, tried or not; its interval includes the spread beyond the model."""
+        if (codes == self.design.neutral).all():
+            return Change(0.0, 0.0, 0.0)
+        drawn = self.totals(codes)
+        mean = self.model.mean.total(codes)
+        rng = np.random.default_rng(len(drawn))
+        drawn = drawn + self.model.spread * rng.standard_normal(len(drawn))
+        low, high = np.quantile(drawn, [(1 - LEVEL) / 2, 1 - (1 - LEVEL) / 2])
+        return Change(mean, min(float(low), mean), max(float(high), mean))
+
+
+def _mixture_interval(weights: Floats, means: Floats, sds: Floats) -> tuple[Floats, Floats]:
+    """Returns both ends of the interval of each column of a mixture of normal distributions.
+
+    Args:
+        weights: Of the parts, shape (parts,).
+        means: Shape (parts, columns).
+        sds: Likewise; 0 where a part knows.
+    """
+    sds = np.maximum(sds, 1e-12)
+    low, high = (_mixture_quantile(weights, means, sds, tail) for tail in ((1 - LEVEL) / 2, (1 + LEVEL) / 2))
+    return low, high
+
+
+def _mixture_quantile(weights: Floats, means: Floats, sds: Floats, share: float) -> Floats:
+    from scipy.special import ndtr  # 0.2 s to import, so not before it is needed
+
+    reach = 9 * sds.max(axis=0)
+    low, high = means.min(axis=0) - reach, means.max(axis=0) + reach
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        below = weights @ ndtr((middle - means) / sds) < share
+        low, high = np.where(below, middle, low), np.where(below, high, middle)
+        if float((high - low).max(initial=0.0)) < 1e-7:
+            break
+    return np.asarray((low + high) / 2)
+
+
+def as_ratio(change: float) -> float:
+    """Converts a change of the log step time to a ratio, to the fifth decimal: more would be rounding noise."""
+    return round(math.exp(change), 5)

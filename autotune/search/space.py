@@ -1,0 +1,384 @@
+"""A search space as numbers: each setting a factor, each set a row of codes, each effect a block of features.
+
+A block is one setting's effect on the log of the step time, or what two settings do together beyond that. Its features
+are scaled so that standard normal coefficients give effects of size one. Ordered values (thresholds, thread counts)
+have effects that are the more alike the closer they are on their scale (exponential kernel, whose draws may jump as a
+threshold does); other values have effects of their own with a part in common. The effect of the default is zero.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.trial import FrozenTrial, TrialState
+
+Floats = NDArray[np.float64]
+Codes = NDArray[np.int64]
+
+GRID = 16
+"""Places of a long range between which effects are interpolated."""
+
+MAIN_RANK, PAIR_RANK = 6, 4
+"""Most features of a setting, and of a pair."""
+
+REACH = 0.5
+"""Distance, as a share of a scale's length, over which effects of ordered values lose correlation to 1/e."""
+
+COMMON = 0.3
+"""Correlation between effects of two values of a setting that has no order."""
+
+LONGEST = 33
+"""Values of a long range that are proposed, evenly spread over its scale."""
+
+FINISHED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
+"""States of trials from which the model learns."""
+
+_TINY = 1e-9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Factor:
+    """A setting that is searched.
+
+    Attributes:
+        size: Number of values.
+        default: Code of the value in force where nothing is set; None if none of its values is.
+        scale: Place of each value where they are ordered, in the unit in which effects are smooth (log bytes for
+            thresholds); None where they are not. The default's may be unknown (nan).
+        group: Pairs of one group may act together; empty for no group.
+        needs: Code of another factor to the codes of its values under which this one acts.
+        p_active: Prior probability that it has an effect; None for the usual one.
+    """
+
+    name: str
+    size: int
+    default: int | None = 0
+    scale: tuple[float, ...] | None = None
+    group: str = ""
+    needs: Mapping[int, frozenset[int]] = field(default_factory=dict)
+    p_active: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flag:
+    """Prior knowledge of one setting.
+
+    Attributes:
+        default: Value that leaves the program unchanged; None if none of its values does.
+        default_place: The default as a number where its name is none.
+        group: Two settings of one group may act together.
+        needs: Other setting to its values under which this one acts.
+        p_active: Prior probability that it has an effect; None for the usual one.
+        expected: Value to its expected change of the log step time, and the standard error of that.
+    """
+
+    default: Any = None
+    default_place: float | None = None
+    group: str = ""
+    needs: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    p_active: float | None = None
+    expected: Mapping[Any, tuple[float, float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Features of one effect.
+
+    Attributes:
+        factors: The one setting, or the two that act together.
+        table: Features of each value; for a pair of each combination, the second setting's values in turn.
+    """
+
+    factors: tuple[int, ...]
+    table: Floats
+
+    def features(self, codes: Codes, sizes: Sequence[int]) -> Floats:
+        """Returns the features of sets, shape (sets, features)."""
+        first = codes[:, self.factors[0]]
+        rows = first if len(self.factors) == 1 else first * (sizes[self.factors[1]] + 1) + codes[:, self.factors[1]]
+        found: Floats = self.table[rows]
+        return found
+
+
+class Design:
+    """All blocks of a space.
+
+    A set is a row of codes, one for each factor; the code after the last value means: not set, for it cannot act here
+    or is left alone.
+
+    Args:
+        factors: Each after those that it needs.
+        pairs: Pairs that may act together; None for those of one group, or all where there are no groups.
+    """
+
+    def __init__(self, factors: Sequence[Factor], pairs: Sequence[tuple[int, int]] | None = None) -> None:
+        self.factors = tuple(factors)
+        self.sizes = [f.size for f in factors]
+        mains = [_main_table(f.size, f.default, f.scale) for f in factors]
+        self.pairs = list(pairs) if pairs is not None else likely_pairs(self.factors)
+        self.blocks = [Block((i,), table) for i, table in enumerate(mains)]
+        self.blocks += [Block(pair, _pair_table(mains[pair[0]], mains[pair[1]])) for pair in self.pairs]
+        self.starts = np.concatenate([[0], np.cumsum([b.table.shape[1] for b in self.blocks])]).astype(np.int64)
+        """Where the features of each block begin."""
+        self._conditional = [i for i, f in enumerate(factors) if f.needs]
+        self.neutral = np.array([f.size if f.default is None else f.default for f in factors], dtype=np.int64)
+        """The codes of the default."""
+
+    def features(self, codes: Codes) -> Floats:
+        """Returns all features of sets, shape (sets, features); zero for the default."""
+        if not self.blocks:
+            return np.zeros((len(codes), 0))
+        return np.concatenate([b.features(codes, self.sizes) for b in self.blocks], axis=1)
+
+    def settle(self, codes: Codes) -> Codes:
+        """Resets what another setting of the set switches off."""
+        settled = codes.copy()
+        for i in self._conditional:
+            if any(settled[other] not in values for other, values in self.factors[i].needs.items()):
+                settled[i] = self.neutral[i]
+        return settled
+
+
+def likely_pairs(factors: Sequence[Factor]) -> list[tuple[int, int]]:
+    """Returns the pairs of one group; all pairs where no setting has a group."""
+    every = itertools.combinations(range(len(factors)), 2)
+    if not any(f.group for f in factors):
+        return list(every)
+    return [(i, j) for i, j in every if factors[i].group and factors[i].group == factors[j].group]
+
+
+@functools.lru_cache(maxsize=1024)
+def _main_table(size: int, default: int | None, scale: tuple[float, ...] | None) -> Floats:
+    """Returns features of each value and of "not set", shape (values + 1, features)."""
+    kept = [v for v in range(size) if v != default]
+    if not kept:
+        return np.zeros((size + 1, 0))
+    if scale is None:
+        table = np.zeros((size + 1, len(kept)))
+        kernel = np.full((len(kept), len(kept)), COMMON) + (1 - COMMON) * np.eye(len(kept))
+        table[kept] = np.linalg.cholesky(kernel)
+        return table
+    places = np.array(scale)
+    grid = places[kept]
+    length = max(float(np.nanmax(places) - np.nanmin(places)), _TINY) * REACH
+    if len(grid) > GRID:
+        grid = np.quantile(grid, np.linspace(0, 1, GRID))
+    zero = None if default is None or np.isnan(places[default]) else places[default]
+
+    def kernel_of(a: Floats, b: Floats) -> Floats:
+        near: Floats = np.exp(-np.abs(a[:, None] - b[None, :]) / length)
+        if zero is not None:  # given that the default's effect is zero
+            near -= np.exp(-np.abs(a - zero) / length)[:, None] * np.exp(-np.abs(b - zero) / length)[None, :]
+        return near
+
+    values, vectors = np.linalg.eigh(kernel_of(grid, grid))
+    best = np.argsort(values)[::-1][: min(len(grid), MAIN_RANK)]
+    best = best[values[best] > 1e-6]
+    found = kernel_of(places[kept], grid) @ vectors[:, best] / np.sqrt(values[best])
+    found /= max(float(np.sqrt((found**2).sum(axis=1).mean())), _TINY)
+    table = np.zeros((size + 1, found.shape[1]))
+    table[kept] = found
+    return table
+
+
+def _pair_table(one: Floats, other: Floats) -> Floats:
+    """Features of each combination: the products of both settings' features that matter most."""
+    products: Floats = (one[:, None, :, None] * other[None, :, None, :]).reshape(
+        len(one) * len(other), one.shape[1] * other.shape[1]
+    )
+    size = (products**2).sum(axis=0)
+    best = np.sort(np.argsort(-size, kind="stable")[:PAIR_RANK])
+    return np.ascontiguousarray(products[:, best])
+
+
+class CodedSpace:
+    """An Optuna search space as factors and codes."""
+
+    def __init__(self, space: Mapping[str, BaseDistribution], flags: Mapping[str, Flag]) -> None:
+        self.names = _ordered(list(space), flags)
+        self._at = {n: i for i, n in enumerate(self.names)}
+        self.choices = [_values_of(space[n], flags.get(n, Flag()).default) for n in self.names]
+        self._ranges = [
+            None if isinstance(space[n], CategoricalDistribution) else np.array(values, dtype=float)
+            for n, values in zip(self.names, self.choices, strict=True)
+        ]
+        self._flags = [flags.get(n, Flag()) for n in self.names]
+        self.factors = [self._factor(i, space[n]) for i, n in enumerate(self.names)]
+        self._plain = Design(self.factors, [])
+
+    def _factor(self, i: int, distribution: BaseDistribution) -> Factor:
+        flag, values = self._flags[i], self.choices[i]
+        default = (
+            next((k for k, v in enumerate(values) if v == flag.default), None) if flag.default is not None else None
+        )
+        needs = {
+            self._at[other]: frozenset(k for k, v in enumerate(self.choices[self._at[other]]) if v in wanted)
+            for other, wanted in flag.needs.items()
+            if other in self._at
+        }
+        return Factor(
+            name=self.names[i],
+            size=len(values),
+            default=default,
+            scale=_scale(distribution, values, default, flag.default_place),
+            group=flag.group,
+            needs=needs,
+            p_active=flag.p_active,
+        )
+
+    def table(self, rows: Sequence[Codes]) -> Codes:
+        """Joins sets to one table, shape (sets, settings)."""
+        return np.array(rows, dtype=np.int64).reshape(len(rows), len(self.names))
+
+    def codes(self, params: Mapping[str, Any]) -> Codes | None:
+        """Encodes a set; None if it has a value that the space does not have."""
+        found = self._plain.neutral.copy()
+        for i, name in enumerate(self.names):
+            if name not in params:
+                continue
+            code = self._code(i, params[name])
+            if code is None:
+                return None
+            found[i] = code
+        return self._plain.settle(found)
+
+    def _code(self, i: int, value: Any) -> int | None:
+        if (numbers := self._ranges[i]) is None:
+            return self.choices[i].index(value) if value in self.choices[i] else None
+        return int(np.argmin(np.abs(numbers - float(value)))) if isinstance(value, int | float) else None
+
+    def values(self, codes: Codes) -> dict[str, Any]:
+        """Decodes a set; a setting that cannot act has its default, or any value."""
+        return {
+            n: self.choices[i][c if c < len(self.choices[i]) else 0]
+            for i, (n, c) in enumerate(zip(self.names, codes, strict=True))
+        }
+
+    def part(self, values: Mapping[str, Any]) -> tuple[tuple[int, int], ...] | None:
+        """Encodes part of a set as (factor, code); None if the space does not have one of the values."""
+        found = []
+        for name, value in values.items():
+            code = self._code(self._at[name], value) if name in self._at else None
+            if code is None:
+                return None
+            found.append((self._at[name], code))
+        return tuple(found)
+
+    def split(self, trials: Sequence[FrozenTrial]) -> tuple[list[tuple[Codes, FrozenTrial]], list[Codes]]:
+        """Splits finished trials into those that have a value, with their sets, and the sets of those that failed."""
+        ran: list[tuple[Codes, FrozenTrial]] = []
+        failed: list[Codes] = []
+        for trial in trials:
+            codes = self.codes(trial.params) if trial.state in FINISHED and trial.params else None
+            if codes is not None and _is_feasible(trial):
+                ran.append((codes, trial))
+            elif codes is not None:
+                failed.append(codes)
+        return ran, failed
+
+    def expected(self) -> tuple[Codes, Floats, Floats]:
+        """Returns prior knowledge of single values as if it had been measured: codes, values, standard errors."""
+        rows, values, sds = [], [], []
+        for i, flag in enumerate(self._flags):
+            for value, (change, sd) in flag.expected.items():
+                code = self._code(i, value)
+                if code is not None:
+                    row = self._plain.neutral.copy()
+                    row[i] = code
+                    rows.append(row)
+                    values.append(change)
+                    sds.append(sd)
+        return self.table(rows), np.array(values, dtype=float), np.array(sds, dtype=float)
+
+
+def _ordered(names: Sequence[str], flags: Mapping[str, Flag]) -> list[str]:
+    found: dict[str, None] = {}
+
+    def add(name: str, above: tuple[str, ...] = ()) -> None:
+        if name in above:
+            raise ValueError(f"settings must not need each other in a circle but got {' -> '.join((*above, name))}")
+        for other in flags.get(name, Flag()).needs:
+            if other in names and other not in found:
+                add(other, (*above, name))
+        found.setdefault(name)
+
+    for name in names:
+        add(name)
+    return list(found)
+
+
+def _values_of(distribution: BaseDistribution, default: Any) -> list[Any]:
+    """Returns the values that are proposed; a long range is thinned, its default kept."""
+    if isinstance(distribution, CategoricalDistribution):
+        return list(distribution.choices)
+    if isinstance(distribution, IntDistribution):
+        if (distribution.high - distribution.low) // distribution.step < LONGEST:
+            return list(range(distribution.low, distribution.high + 1, distribution.step))
+        grid = _grid(distribution.low, distribution.high, is_log=distribution.log)
+        step = distribution.step
+        whole = {distribution.low + round((v - distribution.low) / step) * step for v in grid}
+        return sorted({*whole, default} if isinstance(default, int) else whole)
+    if isinstance(distribution, FloatDistribution):
+        found = set(_grid(distribution.low, distribution.high, is_log=distribution.log))
+        if distribution.step is not None:
+            first, width = distribution.low, distribution.step
+            found = {min(first + round((v - first) / width) * width, distribution.high) for v in found}
+        return sorted({*found, default} if isinstance(default, float) else found)
+    raise ValueError(f"a distribution must be categorical, of integers or of floats but got {distribution!r}")
+
+
+def _grid(low: float, high: float, *, is_log: bool) -> list[float]:
+    if is_log:
+        return [min(max(v, low), high) for v in np.geomspace(low, high, LONGEST).tolist()]
+    return list(np.linspace(low, high, LONGEST).tolist())
+
+
+def _scale(
+    distribution: BaseDistribution, values: Sequence[Any], default: int | None, default_place: float | None
+) -> tuple[float, ...] | None:
+    """Returns the values' places on their scale; None if they have none. The default's may be unknown (nan)."""
+    if not isinstance(distribution, CategoricalDistribution):
+        is_log = getattr(distribution, "log", False)
+        return tuple(math.log2(v) if is_log else float(v) for v in values)
+    numbers: list[float | None] = [_number(v) for v in values]
+    if default is not None and numbers[default] is None and default_place is not None:
+        numbers[default] = default_place
+    others = [n for k, n in enumerate(numbers) if k != default]
+    if len(values) < 3 or any(n is None or n < 0 for n in others) or len(set(others)) < len(others):
+        return None
+    return _places([math.nan if n is None or n < 0 else n for n in numbers])
+
+
+def _places(numbers: Sequence[float]) -> tuple[float, ...]:
+    """Returns places of numbers of at least 0 on a log scale; nan stays.
+
+    Zero (no threshold) is as far below the least of the others as these usually are apart, at least one doubling.
+    """
+    logs = sorted({math.log2(n) for n in numbers if n > 0})
+    steps = sorted(b - a for a, b in itertools.pairwise(logs)) or [1.0]
+    none = (logs[0] if logs else 0.0) - max(1.0, steps[len(steps) // 2])
+    return tuple(math.log2(n) if n > 0 else none if n == 0 else math.nan for n in numbers)
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, bool) or value is None:
+        return None
+    try:
+        found = float(value)
+    except (TypeError, ValueError):
+        return None
+    return found if math.isfinite(found) else None
+
+
+def _is_feasible(trial: FrozenTrial) -> bool:
+    if trial.state is not TrialState.COMPLETE or not all(map(math.isfinite, trial.values)):
+        return False
+    return all(v <= 0 for v in trial.constraints.values())

@@ -1,0 +1,258 @@
+"""Budgets of a study: what is left, what is kept for proofs, and how the time is split beforehand.
+
+Proofs are reserved first. The search ends when the next trial would reach into what they need, and in a proof the next
+pair of processes is run if all that must follow it still has its time: nothing is begun that the budget cannot end. A
+proof that ends for want of time errs no more often than planned: whether it does depends on the clock alone, and with a
+larger budget it goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from autotune.model import ConfirmRun, FlagSet, FloorResult, format_seconds
+from autotune.rundir import Store
+from autotune.stats import FIRST_LOOK, gain_pairs
+from autotune.study.durations import Durations, durations_of, minimising_s, proofs_of_study_s
+from autotune.study.lanes import Lanes
+
+BUDGET_SHARE_FOR_PROOF = 0.5
+"""Largest share of the time after the noise floor that is kept for more than the least proof."""
+
+FEWEST_TRIALS = 4
+"""Trials without which a study is hardly worth its noise floor; a budget that holds fewer is said to be too small."""
+
+GRACE = 0.05
+"""Share of a budget by which the last proof and what follows it may go past it."""
+
+TRIAL_SHARE = 0.25
+"""Share of the time left for the search that one trial may take: what it does not settle in that, others may."""
+
+LAST_STAGES = ("final", "full")
+LIMITED = ("confirm", "pgle", *LAST_STAGES)
+"""Stages of proofs that a budget may end; what a proven set is measured by once more was kept for it."""
+
+
+class Budget(NamedTuple):
+    """One budget, as seconds of wall time."""
+
+    name: str
+    whole_s: float
+    used_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timetable:
+    """How the time of a study is split, once its noise floor is known.
+
+    Attributes:
+        name: Of the budget.
+        budget_s: All of it; `used_s` of that before the search.
+        least_s: What the proof of one set takes at least, from finalist to soak.
+        reserved_s: What is kept for proofs.
+        trial_s: A trial that is looked at once.
+        trials: As many as fit beside what is kept, at least and at most: if each runs all its pairs, or is looked at
+            once; no more than were asked.
+        fewest: Trials for which there must be time.
+    """
+
+    name: str
+    budget_s: float
+    used_s: float
+    least_s: float
+    reserved_s: float
+    trial_s: float
+    trials: tuple[int, int]
+    fewest: int
+
+    @property
+    def needed_s(self) -> float:
+        """The smallest budget for a few trials and one proof."""
+        return self.used_s + self.fewest * self.trial_s + self.least_s
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether there is time for a few trials and one proof."""
+        return self.needed_s <= self.budget_s
+
+
+class TimeLeft:
+    """The budgets of one session.
+
+    Attributes:
+        unproven: Sets that may gain whose proof was not begun, or not brought to its end, for want of time.
+    """
+
+    def __init__(self, store: Store, lanes: Lanes) -> None:
+        self._store = store
+        self._lanes = lanes
+        self.unproven: list[FlagSet] = []
+
+    # ------------------------------------------------------------------ what there is
+
+    @property
+    def budgets(self) -> list[Budget]:
+        """Those of the study."""
+        spec, found = self._store.spec.search, []
+        if spec.time_budget is not None:
+            found.append(Budget("time budget", spec.time_budget, self._store.watch.total_s))
+        if spec.gpu_hours is not None:
+            devices = max(1, self._lanes.device_count)
+            found.append(
+                Budget("budget of GPU hours", 3600 * spec.gpu_hours / devices, self._lanes.ledger.device_s / devices)
+            )
+        return found
+
+    @property
+    def takes(self) -> Durations | None:
+        """What pieces of this study take; None where that is not known, or no budget asks for it."""
+        floors = self._store.of(FloorResult) if self.budgets else []
+        return durations_of(self._store.spec, floors[0], self._store.of(ConfirmRun)) if floors else None
+
+    def used_up(self, unit_s: float = 0.0, kept_s: float = 0.0, *, is_last: bool = False) -> str | None:
+        """Returns the name of a budget in which some work does not fit beside what is kept; None if it fits in all.
+
+        The last proof may go past it by `GRACE`.
+        """
+        more = 1.0 + GRACE if is_last else 1.0
+        spent = (b.name for b in self.budgets if b.used_s + unit_s + kept_s >= more * b.whole_s)
+        return next(spent, None)
+
+    def _side_by_side(self, seconds: float) -> float:
+        """Returns the wall time of work that all lanes share."""
+        return seconds / max(1, len(self._lanes.names))
+
+    def pairs_for(self, kept_s: float, *, starts: float, share: float) -> int | None:
+        """Returns the pairs of blocks for which there is time in one unit; None for as many as the study allows.
+
+        Args:
+            kept_s: What is kept of the budgets.
+            starts: Processes that the unit starts.
+            share: Of the rest that the unit may take.
+        """
+        takes = self.takes
+        if takes is None or not takes.turn_s:
+            return None
+        rest_s = min(b.whole_s - b.used_s for b in self.budgets) - kept_s
+        return max(1, int((share * rest_s - starts * takes.start_s) / takes.turn_s))
+
+    # ------------------------------------------------------------------ what must follow
+
+    def kept_after(self, stage: str, pairs: int = 0) -> float:
+        """Returns the least seconds of what follows a proof, after so many pairs of processes of it."""
+        takes = self.takes
+        if takes is None:
+            return 0.0
+        if stage == "alone":
+            return takes.soak_s
+        gain_s = self._side_by_side(gain_pairs(max(pairs, FIRST_LOOK)) * takes.pair_s + takes.alone_s)
+        proof_s = 0.0 if stage in LAST_STAGES else self._side_by_side(FIRST_LOOK * takes.pair_s)
+        return proof_s + gain_s + takes.soak_s
+
+    def allows_pair(self, stage: str, pairs: int, *, is_needed: bool) -> bool:
+        """Whether one more pair of processes of a proof fits with all that must follow.
+
+        Where that cannot fit any more, for pairs take longer than was planned, the time is the finalists': a larger
+        budget goes on from there.
+
+        Args:
+            stage: Of the proof.
+            pairs: Its pairs, with this one.
+            is_needed: Whether no other set has passed.
+        """
+        takes = self.takes
+        if takes is None or stage not in LIMITED:
+            return True
+        if self.used_up(takes.pair_s, self.kept_after(stage, pairs), is_last=stage in LAST_STAGES) is None:
+            return True
+        return stage == "confirm" and is_needed and self.used_up(takes.pair_s) is None
+
+    def allows_proofs(self, stage: str, begun: Sequence[tuple[FlagSet, int]]) -> list[FlagSet]:
+        """Returns the sets, best first, whose proof can be looked at once; the others are kept as `unproven`.
+
+        Another finalist than the best one needs time to minimise that, too.
+
+        Args:
+            stage: Of the proofs.
+            begun: Each set with the pairs of processes that it has run before.
+        """
+        takes, missing, allowed = self.takes, 0, list[FlagSet]()
+        for settings, done in begun:
+            missing += max(0, FIRST_LOOK - done)
+            needed_s = self._side_by_side(missing * takes.pair_s) if takes is not None else 0.0
+            kept_s = self.kept_after(stage)
+            if takes is not None and allowed and stage == "confirm":
+                kept_s += minimising_s(self._store.spec, takes)
+            if (
+                done >= FIRST_LOOK
+                or takes is None
+                or self.used_up(needed_s, kept_s, is_last=stage in LAST_STAGES) is None
+            ):
+                allowed.append(settings)
+            else:
+                missing -= FIRST_LOOK - done
+                self.leave(settings)
+        return allowed
+
+    def allows(self, unit: Callable[[Durations], float], stage: str = "confirm") -> bool:
+        """Whether a piece of work fits before the stage that proves what comes of it."""
+        takes = self.takes
+        return takes is None or self.used_up(unit(takes), self.kept_after(stage)) is None
+
+    def leave(self, settings: FlagSet) -> None:
+        """Keeps a set among the `unproven`: there is no time for its proof, or to go on with it."""
+        if settings not in self.unproven:
+            self.unproven.append(settings)
+
+    # ------------------------------------------------------------------ the split
+
+    def timetable(self) -> Timetable | None:
+        """Splits the smallest budget; the same in every session. None without budgets, or without times."""
+        takes, spec = self.takes, self._store.spec
+        if takes is None:
+            return None
+        floor = self._store.of(FloorResult)[0]
+        budget = min(self.budgets, key=lambda b: b.whole_s)
+        rest_s = budget.whole_s - floor.at_s
+        after_s = self.kept_after("confirm")
+        least_s = FIRST_LOOK * takes.pair_s + after_s
+        wanted_s = self._side_by_side(proofs_of_study_s(spec, floor, takes)) + minimising_s(spec, takes) + takes.soak_s
+        reserved_s = max(least_s, min(wanted_s, BUDGET_SHARE_FOR_PROOF * rest_s))
+        if least_s + takes.trial_s > rest_s:
+            reserved_s = 0.0
+        search_s = max(0.0, rest_s - reserved_s)
+        lanes = max(1, len(self._lanes.names))
+        trials = (int(search_s / each_s) * lanes for each_s in (takes.trial_most_s, takes.trial_s))
+        fewest, most = (min(spec.search.trials, count) for count in trials)
+        return Timetable(
+            name=budget.name,
+            budget_s=budget.whole_s,
+            used_s=floor.at_s,
+            least_s=least_s,
+            reserved_s=reserved_s,
+            trial_s=takes.trial_s,
+            trials=(fewest, most),
+            fewest=min(FEWEST_TRIALS, spec.search.trials),
+        )
+
+
+def format_timetable(table: Timetable, *, asked: int) -> str:
+    """Formats how the time is split, or what a proof would need; `asked` trials are the study's."""
+    whole, each = f"the {table.name} of {format_seconds(table.budget_s)}", format_seconds(table.trial_s)
+    if not table.is_enough:
+        return (
+            f"{whole} is too small to find and prove anything here: {table.fewest} trials ({each} each) and the least "
+            f"proof ({format_seconds(table.least_s)}) after the noise floor ({format_seconds(table.used_s)}) "
+            f"need {format_seconds(table.needed_s)}. What looks promising stays unproven; with a larger "
+            "one the same command goes on from where it ended"
+        )
+    fewest, most = table.trials
+    count = f"all {asked} trials" if fewest >= asked else f"{fewest} to {most} of {asked} trials"
+    search_s = table.budget_s - table.used_s - table.reserved_s
+    return (
+        f"{whole} is split into noise floor {format_seconds(table.used_s)}, screen and search "
+        f"{format_seconds(search_s)}, proofs {format_seconds(table.reserved_s)}: "
+        f"time for {count} (at least {each} each)"
+    )

@@ -1,0 +1,106 @@
+"""Estimated effects of a study's settings, from all its trials: a model's, not a proof."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from optuna.trial import FrozenTrial
+
+from autotune.model import BestPredicted, EffectsRecord, FlagSet, PairEffect, SettingEffect, ValueEffect
+from autotune.search import AdditiveFlagSampler, Change, Codes, Effects, as_ratio
+from autotune.settings import SearchSpace
+from autotune.study.samplers import distribution_of, to_text
+
+LIKELY_PAIR = 0.05
+"""Probability to act together from which a pair of settings is recorded."""
+
+_SEED = 0
+
+
+class StudyEffects:
+    """The fitted model of a study's trials, in its settings' names and values.
+
+    Args:
+        space: What is searched.
+        sampler: Fits the model.
+        trials: Failed ones included.
+        is_allowed: Whether a set keeps the study's rules.
+        least: Smallest gain of interest, as a share: what betters a set by less is not in the best one.
+    """
+
+    def __init__(
+        self,
+        space: SearchSpace,
+        sampler: AdditiveFlagSampler,
+        trials: Sequence[FrozenTrial],
+        *,
+        is_allowed: Callable[[FlagSet], bool],
+        least: float,
+    ) -> None:
+        self._space, self._trial_count = space, len(trials)
+        self._is_allowed, self._least = is_allowed, -math.log1p(-least)
+        self._coded, model, failures = sampler.fit(trials, {p.name: distribution_of(p) for p in space.parameters})
+        self._effects = Effects(model, failures, seed=_SEED)
+        ran = ((self._coded.codes(t.params), t) for t in trials if t.params and t.constraints["failure"] <= 0)
+        self._ran = [(codes, t) for codes, t in ran if codes is not None]
+        self._parameters = {p.name: p for p in space.parameters}
+
+    @property
+    def measured(self) -> int:
+        """Number of trials with a step time."""
+        return len(self._ran)
+
+    @property
+    def best(self) -> FlagSet:
+        """The best expected set, tried or not, without settings that are not expected to better it."""
+        return self._set(self._best)
+
+    @functools.cached_property
+    def _best(self) -> Codes:
+        ran = [codes for codes, _ in self._ran]
+        return self._effects.best(ran, least=self._least, is_allowed=lambda codes: self._is_allowed(self._set(codes)))
+
+    def record(self) -> EffectsRecord:
+        """Returns all estimates."""
+        names, forecast = self._coded.names, self._effects.forecast(self._best)
+        settings = [self._setting(i, name) for i, name in enumerate(names)]
+        pairs = [
+            PairEffect(names=(names[i], names[j]), chance=round(chance, 3))
+            for (i, j), chance in self._effects.pairs()
+            if chance >= LIKELY_PAIR
+        ]
+        return EffectsRecord(
+            trials=self._trial_count,
+            measured=self.measured,
+            settings=tuple(sorted(settings, key=lambda s: (-s.chance, s.name))),
+            pairs=tuple(sorted(pairs, key=lambda p: (-p.chance, p.names))),
+            best=BestPredicted(settings=self.best, **_figures(forecast)),
+        )
+
+    def _setting(self, i: int, name: str) -> SettingEffect:
+        parameter, neutral = self._parameters[name], self._effects.design.neutral[i]
+        counts = Counter(t.params[name] for codes, t in self._ran if name in t.params and codes[i] != neutral)
+        texts = {to_text(parameter, value): (value, count) for value, count in counts.items()}
+        changes, values = self._effects.of(i), []
+        for text in sorted(texts, key=_natural):
+            value, count = texts[text]
+            code = self._coded.part({name: value})
+            if text != parameter.default_choice and code is not None:
+                values.append(ValueEffect(value=text, trials=count, **_figures(changes[code[0][1]])))
+        chance = round(float(self._effects.p_active[i]), 3)
+        return SettingEffect(name=name, chance=chance, values=tuple(values), needs=tuple(parameter.condition or ()))
+
+    def _set(self, codes: Codes) -> FlagSet:
+        values = self._coded.values(codes)
+        return self._space.suggest(lambda p: to_text(p, values[p.name]))
+
+
+def _figures(change: Change) -> dict[str, float]:
+    return {"ratio": as_ratio(change.mean), "low": as_ratio(change.low), "high": as_ratio(change.high)}
+
+
+def _natural(text: str) -> tuple[int, int, str]:
+    return (0, int(text), "") if text.lstrip("-").isdigit() else (1, 0, text)

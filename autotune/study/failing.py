@@ -1,0 +1,121 @@
+"""The minimal failing set of a set that crashes or hangs, by delta debugging; no trial contains it again."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import (
+    Container,
+    Sequence,
+)
+from pathlib import Path
+
+from autotune.model import (
+    BlameRecord,
+    FailureKind,
+    FlagSet,
+    TrialResult,
+    TrialStatus,
+    shrink,
+)
+from autotune.study.context import MeasurementContext
+from autotune.study.tasks import BlameTask
+from autotune.workers import WorkerFailed
+
+SEARCHED = frozenset({FailureKind.CRASH, FailureKind.HANG, FailureKind.COMPILE_ERROR})
+"""Failures whose minimal set is looked for; out of memory depends on the workload, a wrong loss on the data."""
+
+MOST_STARTS = 12
+MOST_HANGS = 4
+"""A start that hangs costs its whole time limit, so few of them are tried."""
+
+
+def next_failure(
+    results: Sequence[TrialResult], known: Sequence[BlameRecord], looked_for: Container[int] = ()
+) -> TrialResult | None:
+    """Returns a trial that crashed or hung, without a known minimal failing set and none looked for now."""
+    done = {b.trial for b in known}
+    failing = [b.smallest for b in known]
+    for result in results:
+        failure = result.failure
+        is_crash = result.status is TrialStatus.FAILED and failure is not None and failure.kind in SEARCHED
+        is_new = result.number not in done and result.number not in looked_for
+        if is_crash and is_new and not contains_failing(result.settings, failing):
+            return result
+    return None
+
+
+def failing_task(trial: TrialResult, results: Sequence[TrialResult]) -> BlameTask:
+    """Makes the search for a trial's minimal failing set; what other trials tell is not started again."""
+    assert trial.failure is not None
+    kind = trial.failure.kind
+    known = []
+    for result in results:
+        if result.status is TrialStatus.MEASURED:
+            known.append((result.settings, False))
+        elif result.failure is not None and result.failure.kind is kind:
+            known.append((result.settings, True))
+    return BlameTask(trial=trial.number, settings=trial.settings, failure_kind=kind, known=tuple(known))
+
+
+def contains_failing(settings: FlagSet, failing: Sequence[FlagSet]) -> bool:
+    """Whether a set contains a combination that is known to fail."""
+    return any(all(settings.get(n) == v for n, v in part.items()) for part in failing)
+
+
+def most_starts(kind: FailureKind) -> int:
+    """Returns the starts after which a search ends in any case."""
+    return MOST_HANGS if kind is FailureKind.HANG else MOST_STARTS
+
+
+def minimise_failure(context: MeasurementContext, task: BlameTask, folder: Path, *, alone: bool) -> BlameRecord:
+    """Finds the smallest part of a failing set that fails in the same way.
+
+    Args:
+        context: Where; a living reference is left alone.
+        task: The set, how it failed, and what is known of its parts.
+        folder: Where logs go.
+        alone: Whether nothing runs beside a process here: it need not share a GPU's memory then.
+    """
+    kind = task.failure_kind
+    most = most_starts(kind)
+    starts = 0
+    known: dict[FlagSet, bool] = {FlagSet(): False, task.settings: True}
+    for part, is_failing in task.known:
+        known.setdefault(part, is_failing)
+
+    def fails(part: FlagSet) -> bool | None:
+        """Whether a part fails alike; None if the starts are used up."""
+        nonlocal starts
+        if part not in known:
+            if starts == most:
+                return None
+            starts += 1
+            context.progress.phase(f"looking for the cause of the {kind}: start {starts} of at most {most}")
+            own = context.folder_in(folder, f"{starts:02d}")
+            known[part] = _fails(context, part, own, kind, alone=alone)
+        return known[part]
+
+    smallest, is_minimal = shrink(task.settings, fails)
+    return BlameRecord(
+        trial=task.trial,
+        failure_kind=kind,
+        settings=task.settings,
+        smallest=smallest,
+        is_minimal=is_minimal,
+        starts=starts,
+    )
+
+
+def _fails(context: MeasurementContext, part: FlagSet, folder: Path, kind: FailureKind, *, alone: bool) -> bool:
+    """Whether a part fails in the same way, at its start or in its first blocks."""
+
+    def look(alone: bool) -> None:
+        with contextlib.closing(context.start(part, folder, alone=alone)) as worker:
+            for _ in range(3):
+                worker.run_block(context.steps_for(worker))
+
+    try:
+        context.where_it_fits(look, alone=alone or context.share.is_known_alone(part))
+    except WorkerFailed as error:
+        return error.failure.kind is kind
+    return False

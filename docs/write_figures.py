@@ -1,0 +1,234 @@
+"""Writes figures of recorded benchmarks into the sentences of README and docs: `python docs/write_figures.py`.
+
+With ``--check`` it writes nothing and ends with status 1 if a page says another figure than `benchmarks/results`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+import statistics
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from autotune.settings import load_atlas
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+UNSOAKED = ("stalls", "rarer stalls")
+"""Machines whose candidates stall, with the soak switched off."""
+
+FAMILIES = ("sparse", "gated", "hazards", "numeric", "catalogue")
+
+
+class Claim(NamedTuple):
+    """A sentence of a page, as a pattern in which each group is a figure, and those figures."""
+
+    page: str
+    pattern: str
+    figures: list[str]
+
+
+def read(name: str) -> Any:
+    """A file of results: JSON, or JSON lines."""
+    text = (RESULTS / name).read_text(encoding="utf-8")
+    return [json.loads(line) for line in text.splitlines()] if name.endswith(".jsonl") else json.loads(text)
+
+
+def mean(values: Iterable[float]) -> float:
+    """Their mean."""
+    return statistics.fmean(values)
+
+
+def percent(share: float, digits: int = 0) -> str:
+    """A share in percent."""
+    return f"{100 * share:.{digits}f}"
+
+
+def claims() -> list[Claim]:
+    """Every sentence whose figures are written from results."""
+    return [*_of_truth(), *_of_real_processes(), *_of_screening(), *_of_search(), *_of_programs(), *_of_atlas()]
+
+
+def _of_truth() -> Iterator[Claim]:
+    page, truth = "docs/measurement.md", read("truth.json")["results"]
+    rows = {row["machine"]: row for row in truth["null"]}
+    held = [row for name, row in rows.items() if name not in UNSOAKED]
+    studies, wrong = (sum(row[key] for row in held) for key in ("studies", "false_winners"))
+    most = math.ceil(1000 * max(row["false_winner_rate"] for row in held)) / 10  # told no better than it is
+    stalls = [percent(rows[name]["false_winner_rate"], 1) for name in UNSOAKED]
+    yield Claim(
+        page,
+        r"on (\d+) kinds of simulated.*?Of ([\d,]+) studies without a true winner on the (\d+) of them.*? "
+        r"(\d+) names one, at most ([\d.]+) % on any machine.*?there ([\d.]+) % and ([\d.]+) % name one",
+        [str(len(rows)), f"{studies:,}", str(len(held)), str(wrong), str(most), *stalls],
+    )
+    power = {row["machine"]: row for row in truth["power"]}
+    quiet, loud = power["pair sd 0.7 %"]["found"]["0.02"], power["pair sd 1.8 %"]["found"]["0.02"]
+    yield Claim(
+        "README.md",
+        r"on (\d+) kinds of simulated noisy machine: of ([\d,]+) without a true winner, on the (\d+) "
+        r"where .*? (\d+) names one.*?gain of 2 % is found in (\d+) of 100 studies .*? by 1.8 %, "
+        r"and ([\d.]+) % of studies name a false winner",
+        [str(len(rows)), f"{studies:,}", str(len(held)), str(wrong), percent(loud), stalls[1]],
+    )
+    shares = [row["typical_coverage"] for row in truth["power"]]
+    yield Claim(
+        page,
+        r"holds the truth in (\d+) to (\d+) of 100 cases, given that it was named",
+        [percent(min(shares)), percent(max(shares))],
+    )
+    yield Claim(
+        page,
+        r"is found in (\d+) of 100 studies where a pair of processes spreads by 0.7 %, and in (\d+) where by 1.8 %",
+        [percent(quiet), percent(loud)],
+    )
+    announced = {row["machine"]: row["in_time"] for row in truth["announced"]}
+    yield Claim(
+        page,
+        r"announced for a gain of 2 % sufficed in (\d+) of 100 studies at 0.7 %, and in (\d+) of 100 at 1.8 %, .*? "
+        r"lost by the search, in (\d+) and (\d+)\.",
+        [percent(announced[f"pair sd {sd} %"][count]) for count in ("3", "12") for sd in (0.7, 1.8)],
+    )
+
+
+def _of_real_processes() -> Iterator[Claim]:
+    page, runs = "docs/measurement.md", read("real_truth_speedup.json")["runs"]
+    named = sum(run["outcome"] == "winner" for run in runs)
+    minutes = [f"{run['wall_s'] / 60:.0f}" for run in runs]
+    gains = [percent(1 - run["reported"][0], 1) for run in runs]
+    yield Claim(
+        page,
+        r"Of (\d+) recorded studies (\d+) name the winner, in (\d+), (\d+) and (\d+) minutes; "
+        r"they report ([\d.]+) %, ([\d.]+) % and ([\d.]+) %",
+        [str(len(runs)), str(named), *minutes, *gains],
+    )
+    equal = read("real_truth_identical.json")["runs"]
+    winners = sum(run["outcome"] == "winner" for run in equal)
+    took, least = ([f"{x:.0f}" for x in (min(found), max(found))] for found in (
+        [run["wall_s"] / 60 for run in equal], [100 * run["detectable"] for run in equal],
+    ))  # fmt: skip
+    yield Claim(
+        page,
+        r"Of (\d+) studies of twelve equal .*? (\d+) name a winner; .*? after (\d+) to (\d+) minutes, "
+        r"because their A/A runs resolve no gain below (\d+) to (\d+) %",
+        [str(len(equal)), str(winners), *took, *least],
+    )
+
+
+def _of_screening() -> Iterator[Claim]:
+    spaces = [found for file in sorted(RESULTS.glob("soundness_[0-9]*.json")) for found in read(file.name).values()]
+    yield Claim(
+        "docs/screening.md",
+        r"Of (\d+) points in (\d+) spaces the screened space lost no program",
+        [str(sum(found["points"] for found in spaces)), str(len(spaces))],
+    )
+    default, slow, large = read("slow_compilation_0.12.0.1.json")["compilations"]
+    size = [f"{row['host_bytes'] / 1e9:.1f}" for row in (default, slow, large)]
+    yield Claim(
+        "docs/screening.md",
+        r"from ([\d.]+) s of processor time and ([\d.]+) GB to (\d+) s and ([\d.]+) GB, .*? the ([\d.]+) GB",
+        [f"{default['processor_s']:.0f}", size[0], f"{slow['processor_s']:.0f}", size[1], size[2]],
+    )
+
+
+def _of_search() -> Iterator[Claim]:
+    rows = [r for r in read("search/families.jsonl") if (r["trials"], r["noise"], r["recipes"]) == (60, 0.01, True)]
+
+    def of(strategy: str, *, from_seed: int = 0) -> list[list[dict[str, Any]]]:
+        mine = [r for r in rows if r["strategy"] == strategy and r["seed"] >= from_seed]
+        return [[r for r in mine if r["family"] == family] for family in FAMILIES]
+
+    for words, strategy in (("as shipped", "additive"), ("TPE", "TPE")):
+        score = mean(mean(r["score"] for r in family) for family in of(strategy))
+        found = [mean(mean(r["found"][at] for r in family) for family in of(strategy)) for at in ("20", "40", "60")]
+        yield Claim(
+            "docs/search.md",
+            rf"\| {words} \| (\d+) \| ([\d.]+) \[.*?\] \| ([\d.]+) / ([\d.]+) / ([\d.]+) \|",
+            [str(len(of(strategy)[0])), f"{score:.2f}", *(f"{share:.2f}" for share in found)],
+        )
+    fresh = mean(mean(r["score"] for r in family) for family in of("additive", from_seed=39))
+    yield Claim("docs/search.md", r"looked at before, 39 to 61, it scores (0\.\d+)", [f"{fresh:.2f}"])
+    scores: dict[str, dict[str, list[float]]] = {}
+    for row in read("search/tables.jsonl"):
+        scores.setdefault(row["strategy"], {}).setdefault(row["family"], []).append(row["score"])
+    means = {strategy: mean(map(mean, of_tables.values())) for strategy, of_tables in scores.items()}
+    best = max((s for s in means if s.startswith("kt:")), key=lambda s: means[s])
+    yield Claim(
+        "docs/search.md",
+        r"it scores ([-\d.]+) \[.*?\], Optuna's TPE ([-\d.]+), .*?best strategy, `(\w+)`, ([-\d.]+) \[",
+        [f"{means['additive']:.2f}", f"{means['TPE']:.2f}", best.removeprefix("kt:"), f"{means[best]:.2f}"],
+    )
+
+
+def _of_programs() -> Iterator[Claim]:
+    rows = read("real_programs.json").values()
+    minutes = [row["took_s"] / 60 for row in rows if row["outcome"] == "inconclusive"]
+    yield Claim(
+        "docs/tune.md",
+        r"Four studies ended inconclusive after ([\d.]+) to ([\d.]+) minutes",
+        [f"{min(minutes):.1f}", f"{max(minutes):.1f}"],
+    )
+
+
+def _of_atlas() -> Iterator[Claim]:
+    cells = load_atlas().cells
+    compiled, hours = sum(c.compiled or 0 for c in cells), sum(c.seconds or 0.0 for c in cells) / 3600
+    yield Claim(
+        "docs/atlas.md",
+        r"comes with it has (\d+) cells, .*? (\d+) compilations made it, ([\d.]+) hours",
+        [str(len(cells)), str(compiled), f"{hours:.1f}"],
+    )
+    first, later = sorted({c.jaxlib for c in cells})
+    count = {release: str(sum(c.jaxlib == release for c in cells)) for release in (first, later)}
+    yield Claim(
+        "docs/atlas.md",
+        r"(\d+) of jaxlib ([\d.]+) and (\d+) of jaxlib ([\d.]+): dense FSDP, tensor",
+        [count[first], first, count[later], later],
+    )
+    spot = read(f"atlas_spot_{first}.json")
+    same = sum(row["row"]["verdict"] == "same" for row in spot["rows"])
+    yield Claim(
+        "docs/atlas.md",
+        r"(\d+) random rows were compiled alone and anew, (\d+) of either verdict: (\d+) were wrong",
+        [str(spot["checked"]), str(same), str(sum(not row["is_right"] for row in spot["rows"]))],
+    )
+
+
+def written(text: str, claim: Claim) -> str:
+    """A page's text with the claim's figures.
+
+    Raises:
+        LookupError: If it has no such sentence.
+    """
+    found = re.search(r"\s+".join(claim.pattern.split(" ")), text, re.DOTALL)
+    if found is None:
+        raise LookupError(f"{claim.page} has no sentence like: {claim.pattern}")
+    for group, figure in reversed([*enumerate(claim.figures, 1)]):
+        text = text[: found.start(group)] + figure + text[found.end(group) :]
+    return text
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Command line; returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--check", action="store_true", help="write nothing; status 1 if a figure is another")
+    options = parser.parse_args(arguments)
+    before = {claim.page: (ROOT / claim.page).read_text(encoding="utf-8") for claim in claims()}
+    after = dict(before)
+    for claim in claims():
+        after[claim.page] = written(after[claim.page], claim)
+    changed = [page for page in before if after[page] != before[page]]
+    for page in changed:
+        print(f"{page} has other figures than benchmarks/results" + ("" if options.check else "; written anew"))
+        if not options.check:
+            (ROOT / page).write_text(after[page], encoding="utf-8")
+    return 1 if changed and options.check else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

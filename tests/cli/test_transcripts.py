@@ -1,0 +1,58 @@
+"""What commands print of a recorded run, whole: one transcript a command.
+
+`UPDATE_TRANSCRIPTS=1 python -m pytest tests/cli/test_transcripts.py` writes them anew; read the difference before it is
+committed. Other tests look at fields and exit statuses, not at sentences.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.console import autotune
+
+TRANSCRIPTS = Path(__file__).parent / "transcripts"
+SMALL = Path(__file__).parents[1] / "rundir" / "small"
+STUDY = """
+name = "llama"
+workload = { entry = "llama" }
+device = { platform = "cuda", count = 8 }
+search = { time_budget = "2h" }
+"""
+COMMANDS = {
+    "status": ["status", "run"],
+    "show": ["show", "run"],
+    "show-trial": ["show", "run", "1"],
+    "show-failed": ["show", "run", "2"],
+    "report": ["report", "run", "--md"],
+    "compare": ["compare", "run", "again"],
+    "export-env": ["export", "run", "--format", "env"],
+    "repro": ["repro", "run", "1"],
+    "submit": ["submit", "study.toml", "--nodes", "2", "--gpus-per-node", "8", "--time", "4h", "--dry-run",
+               "--python", "python3"],
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("transcripts")
+    for name in ("run", "again"):
+        shutil.copytree(SMALL, folder / name)
+    (folder / "study.toml").write_text(STUDY, encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_prints_its_transcript(name: str, folder: Path) -> None:
+    done = autotune(*COMMANDS[name], cwd=folder, COLUMNS="120")
+    assert done.returncode == 0, done.stderr
+    text = re.sub(re.escape(str(folder)), "/folder", done.stdout)
+    text = "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
+    file = TRANSCRIPTS / f"{name}.txt"
+    if os.environ.get("UPDATE_TRANSCRIPTS"):
+        file.write_text(text, encoding="utf-8")
+    assert text == file.read_text(encoding="utf-8")

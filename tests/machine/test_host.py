@@ -1,0 +1,78 @@
+"""What this machine is: processors that other work may have, versions, and what is recorded."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from autotune.machine import (
+    describe_machine,
+    installed_versions,
+    measured_versions,
+    spare_processors,
+    would_run_on,
+)  # fmt: skip
+
+
+def machine(root: Path, *, cores: int, threads: int = 1) -> Path:
+    """What the kernel of such a machine shows; the second thread of core N is processor N + cores."""
+    for cpu in range(cores * threads):
+        folder = root / f"sys/devices/system/cpu/cpu{cpu}/topology"
+        folder.mkdir(parents=True)
+        siblings = ",".join(str(cpu % cores + cores * t) for t in range(threads))
+        (folder / "thread_siblings_list").write_text(siblings + "\n")
+    return root
+
+
+@pytest.mark.parametrize(
+    ("cores", "gpus", "spare"),
+    [(2, 1, 0), (4, 1, 2), (16, 1, 8), (16, 8, 7), (8, 8, 0), (96, 8, 48)],
+)
+def test_half_of_the_cores_are_left_and_one_for_each_device(tmp_path: Path, cores: int, gpus: int, spare: int) -> None:
+    found = spare_processors(gpus, usable=range(cores), root=machine(tmp_path, cores=cores))
+    assert found == set(range(cores - spare, cores))
+
+
+def test_only_whole_cores_that_may_be_used_are_given(tmp_path: Path) -> None:
+    """A container, or a SLURM job, has some of the processors, and of some cores one thread."""
+    root = machine(tmp_path, cores=16, threads=2)
+    assert spare_processors(1, usable=range(32), root=root) == {*range(8, 16), *range(24, 32)}
+    assert spare_processors(1, usable=[3, 5, 7, 9, 11, 19], root=root) == {9, 11}
+    assert spare_processors(1, usable=[3], root=root) == set()
+    assert spare_processors(1, usable=range(6), root=tmp_path / "silent") == {3, 4, 5}
+
+
+def test_of_the_environment_only_what_is_allow_listed_is_recorded_and_no_person() -> None:
+    caller = {
+        "XLA_FLAGS": "--xla_gpu_a=1",
+        "NCCL_SOCKET_IFNAME": "eth0",
+        "HF_TOKEN": "hf_secret",
+        "AUTOTUNE_STORAGE": "postgresql://me:secret@host/db",
+        "HOME": "/home/secret",
+    }
+    facts = describe_machine(caller)
+    assert facts["variables"] == {"NCCL_SOCKET_IFNAME": "eth0", "XLA_FLAGS": "--xla_gpu_a=1"}
+    assert "secret" not in json.dumps(facts)
+    assert {"jax", "jaxlib", "optuna"} <= set(facts["versions"])
+    assert facts["cpus_usable"] >= 1
+    assert not {"user", "home", "environment"} & set(facts)
+
+
+def test_what_is_not_installed_has_no_version() -> None:
+    assert installed_versions(["no-such-distribution"]) == {}
+    assert "jaxlib" in measured_versions()
+
+
+@pytest.mark.aot
+def test_real_libraries_of_the_wheels_tell_their_versions() -> None:
+    """Those that JAX's plugin would load here, with no GPU: what they say is what was installed."""
+    wheels = {"cublas": "nvidia-cublas-cu12", "cudnn": "nvidia-cudnn-cu12"}
+    installed = installed_versions(wheels.values())
+    if len(installed) < len(wheels) or not installed_versions(["jax-cuda12-plugin"]):
+        pytest.skip("the wheels of CUDA 12 must be installed")
+    told = would_run_on(dict(os.environ)).versions
+    for name, wheel in wheels.items():
+        assert installed[wheel].startswith(f"{told[name]}.")

@@ -1,0 +1,265 @@
+"""What the trials taught, and its use: the last trial, finalists that differ, a winner made minimal by groups."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from autotune.model.flags import FlagSet
+from autotune.model.records import (
+    AblationResult,
+    BestPredicted,
+    ConclusionRecord,
+    EffectsRecord,
+    FinalistResult,
+    PairEffect,
+    SettingEffect,
+    TrialResult,
+    TrialStatus,
+    ValueEffect,
+)  # fmt: skip
+from autotune.model.spec import StudySpec
+from autotune.rundir.store import Store
+from autotune.settings.space import Parameter, SearchSpace
+from autotune.study.confirm import worth_proving
+from autotune.study.proposer import PREDICTED_BEST, Proposer
+from autotune.study.search import ENOUGH_TO_TELL, Search
+from tests.runs import Run, record, replay_study
+
+WIDE = SearchSpace(
+    tuple(
+        Parameter(name=f"xla_{i:02d}", choices=("0", "1", "2"), default="0", group=f"group {i % 4}") for i in range(16)
+    )
+)
+PLANTED = {"xla_00=1": 0.96, "xla_01=2": 0.97, "xla_02=1": 1.05, "xla_03=1": 0.98}
+BEST = FlagSet({"xla_00": 1, "xla_01": 2, "xla_03": 1})
+
+
+def wide_study(**more: Any) -> StudySpec:
+    replay = {"effects": PLANTED, "failures": {"xla_04=2": "crash"}, "noise": {"white_sd": 0.004}}
+    return replay_study(**replay, **more)
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """A finished study of sixteen settings of which four act; to be read only."""
+    return record(tmp_path_factory.mktemp("wide") / "run", wide_study(study={"seed": 1}), trials=28, space=WIDE)
+
+
+def taught(store: Store) -> EffectsRecord:
+    found = store.last(EffectsRecord)
+    assert found is not None
+    return found
+
+
+# ---------------------------------------------------------------------- the record
+
+
+def test_what_was_planted_acts_and_the_rest_is_inert(wide: Store) -> None:
+    found = taught(wide)
+    by_name = {s.name: s for s in found.settings}
+    assert (found.trials, set(by_name)) == (28, {p.name for p in WIDE.parameters})
+    assert found.measured == sum(r.failure is None for r in wide.of(TrialResult)) < 28
+    for pair, ratio in PLANTED.items():
+        name, _, value = pair.partition("=")
+        (effect,) = (v for v in by_name[name].values if v.value == value)
+        assert by_name[name].chance > 0.95
+        assert effect.low <= ratio <= effect.high
+        assert effect.trials == sum(r.settings.get(name) == value and r.failure is None for r in wide.of(TrialResult))
+    acting = {p.partition("=")[0] for p in PLANTED}
+    assert {s.name for s in found.settings if s.chance >= 0.2} == acting
+    assert [s.chance for s in found.settings] == sorted((s.chance for s in found.settings), reverse=True)
+    assert all(v.low <= 1 <= v.high for s in found.settings if s.name not in acting for v in s.values)
+
+
+def test_it_says_which_set_is_expected_to_be_best(wide: Store) -> None:
+    found = taught(wide)
+    assert found.best.settings == BEST
+    assert found.best.low <= 0.96 * 0.97 * 0.98 <= found.best.high
+
+
+@pytest.mark.parametrize("sampler", [pytest.param("tpe", marks=pytest.mark.slow), "random"])
+def test_it_does_not_depend_on_who_proposes(run_replay: Run, sampler: str) -> None:
+    spec = wide_study(study={"search": {"sampler": sampler}})
+    _, store, _ = run_replay(spec, trials=40, space=WIDE)
+    found = taught(store)
+    assert found.trials == 40
+    assert {s.name for s in found.settings if s.chance > 0.9} <= {p.partition("=")[0] for p in PLANTED}
+    assert any(s.chance > 0.9 for s in found.settings)
+
+
+def test_it_is_written_once_for_the_same_trials_and_anew_for_more(run_replay: Run) -> None:
+    for trials in (2, 2, 3):
+        _, store, _ = run_replay(wide_study(), trials=trials, space=WIDE)
+    assert [e.trials for e in store.of(EffectsRecord)] == [2, 3]
+
+
+def test_a_study_that_is_killed_before_it_has_told_tells_the_same_later(
+    run_replay: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = wide_study(study={"search": {"sampler": "random"}})
+    _, whole, _ = run_replay(spec, trials=6, space=WIDE, folder="whole")
+
+    def die(search: Search) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Search, "_tell_effects", die)
+        with pytest.raises(KeyboardInterrupt):
+            run_replay(spec, trials=6, space=WIDE)
+    _, store, _ = run_replay(spec, trials=6, space=WIDE)
+    assert [r.settings for r in store.of(TrialResult)] == [r.settings for r in whole.of(TrialResult)]
+    (found,), (expected,) = (s.of(EffectsRecord) for s in (store, whole))
+    assert found.model_copy(update={"at_s": 0.0}) == expected.model_copy(update={"at_s": 0.0})
+
+
+# ---------------------------------------------------------------------- finalists
+
+
+def test_the_search_ends_with_the_set_that_promises_most(wide: Store) -> None:
+    last = wide.of(TrialResult)[-1]
+    assert (last.origin, last.settings) == (PREDICTED_BEST, BEST)
+    assert [r.number for r in wide.of(TrialResult) if r.origin == PREDICTED_BEST] == [28]
+
+
+def test_a_few_trials_are_not_enough_to_end_with_it(run_replay: Run) -> None:
+    spec = wide_study(study={"search": {"sampler": "random"}})
+    _, store, _ = run_replay(spec, trials=ENOUGH_TO_TELL, space=WIDE)
+    assert PREDICTED_BEST not in {r.origin for r in store.of(TrialResult)}
+
+
+def test_finalists_differ_in_what_acts_and_the_best_predicted_one_is_among_them(wide: Store) -> None:
+    found = [f for f in wide.of(FinalistResult) if f.stage == "confirm"]
+    assert len(found) == 3
+    assert found[0].settings == BEST
+    acting = [taught(wide).useful(f.settings, least=0.005) for f in found]
+    assert len(set(acting)) == 3
+
+
+def test_a_trial_of_nothing_that_acts_is_no_finalist_unless_it_was_faster_all_the_same(wide: Store) -> None:
+    measured = next(r for r in wide.of(TrialResult) if r.status is TrialStatus.MEASURED)
+    figures = measured.comparison
+    assert figures is not None
+
+    def result(settings: FlagSet, ratio: float) -> TrialResult:
+        estimate = dataclasses.replace(figures.estimate, ratio=ratio, low=0.9, high=1.1)
+        comparison = figures.model_copy(update={"estimate": estimate})
+        return measured.model_copy(update={"settings": settings, "comparison": comparison})
+
+    inert, lucky, good = FlagSet({"xla_09": 1}), FlagSet({"xla_10": 1}), FlagSet({"xla_00": 1, "xla_09": 1})
+    results = [result(inert, 0.999), result(lucky, 0.98), result(good, 0.99)]
+    found = worth_proving(results, count=3, min_effect=0.005, effects=taught(wide))
+    assert [r.settings for r in found] == [lucky, good]
+    assert len(worth_proving(results, count=3, min_effect=0.005)) == 3  # where nothing was taught, all may be
+
+
+# ---------------------------------------------------------------------- minimising
+
+
+def test_the_minimal_set_is_proven_after_as_many_measurements_as_it_has_settings(wide: Store) -> None:
+    conclusion = wide.last(ConclusionRecord)
+    assert conclusion is not None
+    assert conclusion.settings == BEST
+    assert len(wide.of(AblationResult)) <= 1 + len(BEST)
+
+
+def believing(chances: dict[str, float]) -> Callable[[Proposer], EffectsRecord]:
+    """A model that believes this of the settings of `WIDE`, and that the rest is inert."""
+    settings = tuple(
+        SettingEffect(
+            name=p.name,
+            chance=chances.get(p.name, 0.01),
+            values=(ValueEffect(value="1", ratio=1.0, low=0.9, high=1.1, trials=1),),
+        )
+        for p in WIDE.parameters
+    )
+    settings = tuple(sorted(settings, key=lambda s: -s.chance))
+    best = BestPredicted(settings=FlagSet(), ratio=1.0, low=1.0, high=1.0)
+    made = EffectsRecord(trials=0, measured=0, settings=settings, best=best)
+    return lambda proposer: made.model_copy(update={"trials": len(proposer._history)})
+
+
+LONG = FlagSet({"xla_00": 1, "xla_01": 2, **{f"xla_{i:02d}": 1 for i in range(5, 15)}})
+
+
+@pytest.fixture
+def minimised(run_replay: Run, monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, float]], tuple[Any, Store]]:
+    """A study of one trial, a set of twelve settings of which two act, whose model believes what it is told."""
+
+    def run(chances: dict[str, float]) -> tuple[Any, Store]:
+        monkeypatch.setattr(Proposer, "effects", believing(chances))
+        conclusion, store, _ = run_replay(wide_study(), trials=1, first=(("long", LONG),), space=WIDE)
+        return conclusion, store
+
+    return run
+
+
+def test_what_is_inert_is_left_out_by_one_measurement(minimised: Any) -> None:
+    conclusion, store = minimised({"xla_00": 0.99, "xla_01": 0.9})
+    group, *others = store.of(AblationResult)
+    assert group.left_out == tuple(f"xla_{i:02d}" for i in range(5, 15))
+    assert not group.kept
+    assert "10 settings together" in group.what
+    assert [(a.left_out, a.kept) for a in others] == [("xla_00", True), ("xla_01", True)]
+    assert conclusion.settings == FlagSet({"xla_00": 1, "xla_01": 2})
+
+
+def test_a_group_that_pays_after_all_is_taken_apart(minimised: Any) -> None:
+    conclusion, store = minimised({"xla_00": 0.99, "xla_01": 0.01})
+    group, *others = store.of(AblationResult)
+    assert "xla_01" in group.left_out
+    assert group.kept
+    assert {a.left_out for a in others} == set(LONG)
+    assert conclusion.settings == FlagSet({"xla_00": 1, "xla_01": 2})
+
+
+def test_of_nothing_but_inert_settings_the_likeliest_stays_to_be_measured(minimised: Any) -> None:
+    conclusion, store = minimised({"xla_00": 0.1})
+    group, *_ = store.of(AblationResult)
+    assert set(group.left_out) == set(LONG) - {"xla_00"}
+    assert group.kept  # for xla_01 pays
+    assert conclusion.settings == FlagSet({"xla_00": 1, "xla_01": 2})
+
+
+def test_a_group_that_is_recorded_is_not_measured_again(minimised: Any) -> None:
+    _, store = minimised({"xla_00": 0.99, "xla_01": 0.9})
+    _, again = minimised({"xla_00": 0.99, "xla_01": 0.9})
+    assert [a.left_out for a in again.of(AblationResult)] == [a.left_out for a in store.of(AblationResult)]
+
+
+# ---------------------------------------------------------------------- what is of use
+
+
+def effects(*settings: SettingEffect, pairs: tuple[PairEffect, ...] = ()) -> EffectsRecord:
+    best = BestPredicted(settings=FlagSet(), ratio=1.0, low=1.0, high=1.0)
+    return EffectsRecord(trials=1, measured=1, settings=settings, pairs=pairs, best=best)
+
+
+def of(name: str, chance: float, *, low: float = 0.9, needs: tuple[str, ...] = ()) -> SettingEffect:
+    value = ValueEffect(value="1", ratio=max(1.0, low), low=low, high=1.1, trials=3)
+    return SettingEffect(name=name, chance=chance, values=(value,), needs=needs)
+
+
+@pytest.mark.parametrize(
+    ("found", "useful"),
+    [
+        (effects(of("xla_a", 0.9), of("xla_b", 0.1)), {"xla_a", "xla_z"}),
+        # It acts, but this value of it does not better a set.
+        (effects(of("xla_a", 0.9), of("xla_b", 0.9, low=0.999)), {"xla_a", "xla_z"}),
+        # A gate does nothing itself, but what acts is behind it.
+        (effects(of("xla_a", 0.9, needs=("xla_b",)), of("xla_b", 0.01)), {"xla_a", "xla_b", "xla_z"}),
+        # Neither does anything alone.
+        (
+            effects(
+                of("xla_a", 0.1), of("xla_b", 0.1), pairs=(PairEffect(names=("xla_a", "xla_b"), chance=0.8),)
+            ),
+            {"xla_a", "xla_b", "xla_z"},
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_of_use_in_a_set(found: EffectsRecord, useful: set[str]) -> None:
+    whole = FlagSet({"xla_a": 1, "xla_b": 1, "xla_z": 1})  # nothing is known of xla_z, which was not searched
+    assert set(found.useful(whole, least=0.005)) == useful

@@ -1,0 +1,252 @@
+"""What `autotune space` shows before a run is what the run searches."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from autotune.cli.app import app
+from autotune.cli.printing import plain
+from autotune.model.clock import Stopwatch
+from autotune.model.errors import AutotuneError
+from autotune.model.spec import load_study, parse_study
+from autotune.settings.space import SearchSpace
+from autotune.study import prefilter, preflight, stages
+from autotune.study.preflight import SpacePreview, preview_space
+from autotune.study.run import StudyRun
+from autotune.study.stages import run_study
+from autotune.workers.base import WorkerFailed
+from autotune.workers.describe import WorkloadFigures, describe_workload
+from autotune.workers.local import LocalLauncher
+from harness.simulated_machine import write_study
+from tests.runs import Diary, record, replay_study
+
+LAYER = 1000
+COMBINE = "xla_gpu_all_gather_combine_threshold_bytes"
+QUICK = """
+name = "quick"
+[workload]
+entry = "llama"
+options = { size = "small" }
+[device]
+platform = "cpu"
+count = 1
+[search]
+trials = 1
+groups = ["cpu"]
+settings = { xla_gpu_autotune_level = [1, 4] }
+[confirm]
+soak = 0
+[simulation]
+noise = "quiet"
+"""
+ON_GPUS = """
+name = "on-gpus"
+[workload]
+entry = "llama"
+options = { size = "tiny", layers = 1, mesh = { fsdp = 8 } }
+[device]
+platform = "cuda"
+count = 8
+[search]
+trials = 1
+groups = ["combining", "p2p", "nccl"]
+[screen]
+target = "h100-sxm"
+topology = "8"
+"""
+
+Searched = Callable[..., SearchSpace]
+
+
+class Enough(AutotuneError):
+    """The space of a run was seen: what would follow is of no interest here."""
+
+
+@pytest.fixture
+def searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Searched:
+    """Runs a study file until it begins to search; gives its space."""
+
+    def run(study: Path) -> SearchSpace:
+        spaces: list[SearchSpace] = []
+        narrow = prefilter.narrow_space
+
+        def noting(run: StudyRun, space: SearchSpace) -> SearchSpace:
+            spaces.append(narrow(run, space))
+            raise Enough
+
+        monkeypatch.setattr(stages, "narrow_space", noting)
+        run = stages.new_run(
+            load_study(study), tmp_path / "run", study_dir=study.parent, view=Diary(), watch=Stopwatch()
+        )
+        with pytest.raises(Enough):
+            run_study(run)
+        return spaces[0]
+
+    return run
+
+
+def shown(study: Path, *options: str) -> dict[str, Any]:
+    result = CliRunner().invoke(app, ["space", str(study), *options, "--json"])
+    assert result.exit_code == 0, result.output
+    return dict(json.loads(result.stdout))
+
+
+def as_json(space: SearchSpace) -> dict[str, Any]:
+    return dict(json.loads(json.dumps(plain(space))))
+
+
+def same(told: dict[str, Any], space: SearchSpace) -> bool:
+    return all(told[key] == value for key, value in as_json(space).items())
+
+
+@pytest.fixture
+def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    def write(text: str) -> Path:
+        path = tmp_path / "study.toml"
+        return write_study(path, text)
+
+    monkeypatch.chdir(tmp_path)  # where no earlier run lies
+    return write
+
+
+@pytest.mark.gate
+def test_the_space_of_a_cpu_study_is_the_one_that_its_run_searches(
+    study: Callable[[str], Path], searched: Searched
+) -> None:
+    path = study(QUICK)
+    before = shown(path)
+    space = searched(path)
+    assert same(before, space)
+    assert len(space.parameters) > 5
+    assert "xla_gpu_autotune_level" in before["notes"]
+    # And afterwards, from what its reference told.
+    after = shown(path, "--run-dir", "run")
+    assert same(after, space)
+    assert after["facts"]["source"] == "the reference of run"
+
+
+@pytest.mark.slow
+def test_values_follow_from_the_layer_of_a_workload_that_never_ran(study: Callable[[str], Path]) -> None:
+    told = shown(study(ON_GPUS))
+    layer = told["facts"]["layer_bytes"]["weights"]
+    choices = next(p["choices"] for p in told["parameters"] if p["name"] == COMBINE)
+    assert choices == ["(default)", *(str(round(layer * m)) for m in (0.25, 0.5, 1, 2, 4, 8))]
+    assert told["facts"]["source"] == "the workload, built here and not run"
+
+
+@pytest.mark.slow
+def test_a_built_workload_tells_what_a_worker_reports(tmp_path: Path) -> None:
+    spec = parse_study(
+        {
+            "name": "told",
+            "workload": {"entry": "llama", "options": {"size": "tiny", "mesh": {"fsdp": 2}}},
+            "device": {"count": 2},
+        }
+    )
+    figures = describe_workload(spec, study_dir=tmp_path, device_count=2)
+    launcher = LocalLauncher(spec, study_dir=str(tmp_path), base={})
+    (tmp_path / "trial").mkdir()
+    worker = launcher.start(spec.baseline, tmp_path / "trial", progress=lambda phase: None)
+    worker.close()
+    assert figures.layer_bytes == worker.report.layer_bytes != {}
+    assert figures.mesh == worker.report.mesh
+
+
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The workload is not really built; gives for how many devices it was asked for."""
+    asked: list[int] = []
+
+    def describe(spec: Any, *, study_dir: Path, device_count: int) -> WorkloadFigures:
+        asked.append(device_count)
+        return WorkloadFigures(mesh={}, layer_bytes={"weights": LAYER, "gradients": LAYER})
+
+    monkeypatch.setattr(preflight, "describe_workload", describe)
+    return asked
+
+
+def told(tmp_path: Path, **changes: Any) -> SpacePreview:
+    data = {
+        "name": "told",
+        "workload": {"entry": "llama"},
+        "device": {"platform": "cuda", "count": 8},
+        "search": {"groups": ["combining"]},
+    }
+    return preview_space(parse_study({**data, **changes}), study_dir=tmp_path, run_dir=tmp_path / "none")
+
+
+def choices(found: SpacePreview) -> tuple[str, ...]:
+    return next(p for p in found.space.parameters if p.name == COMBINE).choices or ()
+
+
+def test_the_workload_is_built_for_the_devices_of_the_study(built: list[int], tmp_path: Path) -> None:
+    assert choices(told(tmp_path))[1:4] == ("250", "500", "1000")
+    assert built == [8]
+
+
+def test_a_workload_is_not_built_where_no_value_follows_from_it(built: list[int], tmp_path: Path) -> None:
+    assert "no value follows" in told(tmp_path, search={"groups": ["command_buffer"]}).source
+    assert built == []
+
+
+def test_gpus_that_nobody_counted_are_those_that_are_here_or_unknown(
+    built: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for count, known in ((4, 4), (0, None)):
+        monkeypatch.setattr(preflight, "visible_gpus", lambda environment, count=count: [object()] * count)
+        found = told(tmp_path, device={"platform": "cuda"})
+        assert found.device_count == known
+        assert choices(found)[1] == "250"  # what is not known is no reason to leave a setting out
+    assert built == [4, 1]
+
+
+def test_a_command_tells_nothing_before_it_runs_and_that_is_said(built: list[int], tmp_path: Path) -> None:
+    found = told(tmp_path, workload={"command": [sys.executable, "train.py"], "hook": True})
+    assert choices(found)[1] == str(2**20)
+    assert "once its reference has told" in found.space.notes[COMBINE]
+    assert built == []
+
+
+@pytest.mark.gate
+def test_a_workload_that_can_not_be_built_here_is_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = told(tmp_path, workload={"entry": "no_such_module_here:build"})
+    assert "no_such_module_here" in found.source
+    assert "once its reference has told" in found.space.notes[COMBINE]
+    assert choices(found)[1] == str(2**20)
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("    import os\n    os._exit(9)", "was not built"),
+        pytest.param("    raise SystemExit(3)", "SystemExit: 3", marks=pytest.mark.gate),
+        pytest.param("    return Told({'weights': -5})", "whole numbers", marks=pytest.mark.gate),
+    ],
+)
+def test_a_workload_that_lies_or_dies_is_an_error_and_not_a_value(tmp_path: Path, body: str, said: str) -> None:
+    (tmp_path / "odd_workload.py").write_text(
+        "class Told:\n    step = init = batch = staticmethod(lambda *a: None)\n"
+        "    def __init__(self, layer_bytes):\n        self.layer_bytes = layer_bytes\n"
+        f"def build(devices=None):\n{body}\n"
+    )
+    spec = parse_study({"name": "odd", "workload": {"entry": "odd_workload:build"}})
+    with pytest.raises(WorkerFailed, match=said):
+        describe_workload(spec, study_dir=tmp_path, device_count=1)
+
+
+def test_a_run_of_another_study_is_refused_if_it_was_named_and_passed_over_if_not(
+    tmp_path: Path, study: Callable[[str], Path]
+) -> None:
+    record(tmp_path / "runs" / "quick", replay_study(noise="quiet"), trials=1)
+    path = study(QUICK)
+    assert "the study" in shown(path)["facts"]["source"]
+    result = CliRunner().invoke(app, ["space", str(path), "--run-dir", "runs/quick"])
+    assert result.exit_code != 0
+    assert "--run-dir must be a run of this very study" in str(result.exception or result.output)
