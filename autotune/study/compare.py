@@ -14,22 +14,11 @@ import math
 import random
 import statistics
 import time
-from abc import (
-    ABC,
-    abstractmethod,
-)
-from collections.abc import (
-    Callable,
-    Iterator,
-    Sequence,
-)
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import (
-    Generic,
-    NamedTuple,
-    TypeVar,
-)
+from typing import Generic, NamedTuple, TypeVar
 
 from autotune.model import (
     ABA,
@@ -60,28 +49,10 @@ from autotune.stats import (
     spread_of,
     widen,
 )  # fmt: skip
-from autotune.study.context import (
-    MeasurementContext,
-    ReferenceFailed,
-    typical_step_s,
-    work_between,
-)
-from autotune.study.durations import (
-    LEAST_FLOOR,
-    floor_alone_s,
-    floor_of_turns_s,
-    floor_processes,
-    refuse_short_budget,
-)
-from autotune.study.loss_gate import (
-    LossTrace,
-    not_finite,
-    refuse_not_finite,
-)
-from autotune.workers import (
-    Worker,
-    WorkerFailed,
-)
+from autotune.study.context import MeasurementContext, ReferenceFailed, typical_step_s, work_between
+from autotune.study.durations import LEAST_FLOOR, floor_alone_s, floor_of_turns_s, floor_processes, refuse_short_budget
+from autotune.study.loss_gate import LossTrace, not_finite, refuse_not_finite
+from autotune.workers import Worker, WorkerFailed
 
 S = TypeVar("S")
 R = TypeVar("R")

@@ -6,36 +6,13 @@ import importlib.util
 import re
 import shlex
 import socket
-from collections.abc import (
-    Callable,
-    Mapping,
-    Sequence,
-)
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from autotune.cluster import (
-    Engine,
-    Place,
-    Processes,
-    lanes_here,
-    lanes_of_groups,
-    lanes_on_nodes,
-    open_dask,
-)
-from autotune.machine import (
-    caller_environment,
-    inside_slurm_job,
-    parse_devices,
-    restrict_devices,
-    slurm_hosts,
-)
-from autotune.model import (
-    WITH_SECRETS,
-    LaunchError,
-    StudyFileError,
-    StudySpec,
-)
+from autotune.cluster import Engine, Place, Processes, lanes_here, lanes_of_groups, lanes_on_nodes, open_dask
+from autotune.machine import caller_environment, inside_slurm_job, parse_devices, restrict_devices, slurm_hosts
+from autotune.model import WITH_SECRETS, LaunchError, StudyFileError, StudySpec
 from autotune.study.preflight import launcher_name
 from autotune.study.run import StudyRun
 from autotune.workers import SRUN_VARIABLE

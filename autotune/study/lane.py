@@ -14,17 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from autotune.child import Channel
-from autotune.machine import (
-    LANE,
-    Scratch,
-)
-from autotune.model import (
-    AutotuneError,
-    NodeLostError,
-    Pair,
-    StudySpec,
-    WorkPerStep,
-)
+from autotune.machine import LANE, Scratch
+from autotune.model import AutotuneError, NodeLostError, Pair, StudySpec, WorkPerStep
 from autotune.rundir import Folders
 from autotune.study.runner import TaskRunner
 from autotune.study.tasks import Assignment

@@ -2,35 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import (
-    Iterable,
-    Sequence,
-)
+from collections.abc import Iterable, Sequence
 
-from autotune.model import (
-    REFERENCE_NUMBER,
-    FlagSet,
-    TrialConfig,
-    TrialOutcome,
-    TrialResult,
-    TrialStatus,
-    WorkerReport,
-)
+from autotune.model import REFERENCE_NUMBER, FlagSet, TrialConfig, TrialOutcome, TrialResult, TrialStatus, WorkerReport
 from autotune.rundir import Store
 from autotune.settings import SearchSpace
-from autotune.stats import (
-    REFERENCE,
-    Estimate,
-)
+from autotune.stats import REFERENCE, Estimate
 from autotune.study.budget import FEWEST_TRIALS
 from autotune.study.context import refuse_untold_work
 from autotune.study.run import StudyRun
-from autotune.study.screen import (
-    DEAD_TOGETHER,
-    Precheck,
-    contradicts,
-    recheck_of,
-)
+from autotune.study.screen import DEAD_TOGETHER, Precheck, contradicts, recheck_of
 from autotune.study.tasks import TrialTask
 
 

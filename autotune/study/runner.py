@@ -8,11 +8,7 @@ import socket
 import time
 from pathlib import Path
 
-from autotune.cluster import (
-    JOINED,
-    Message,
-    Told,
-)
+from autotune.cluster import JOINED, Message, Told
 from autotune.machine import describe_machine
 from autotune.model import (
     ABA,
@@ -38,48 +34,14 @@ from autotune.model import (
     kernel_spread,
 )  # fmt: skip
 from autotune.rundir import Folders
-from autotune.stats import (
-    DEFAULT_PROOF_SIZE,
-    LossSpread,
-    SequentialPlan,
-    Verdict,
-    judge,
-)
-from autotune.study.compare import (
-    AaRun,
-    Comparer,
-    ComparisonRequest,
-    Interleaved,
-    Isolated,
-    fixed,
-    sequential,
-)
-from autotune.study.context import (
-    MeasurementContext,
-    ProgressSink,
-    ReferenceFailed,
-)
+from autotune.stats import DEFAULT_PROOF_SIZE, LossSpread, SequentialPlan, Verdict, judge
+from autotune.study.compare import AaRun, Comparer, ComparisonRequest, Interleaved, Isolated, fixed, sequential
+from autotune.study.context import MeasurementContext, ProgressSink, ReferenceFailed
 from autotune.study.failing import minimise_failure
-from autotune.study.loss_gate import (
-    ROUNDINGS,
-    not_finite,
-    spread_of_floor,
-    spread_of_rounding,
-)
+from autotune.study.loss_gate import ROUNDINGS, not_finite, spread_of_floor, spread_of_rounding
 from autotune.study.soak import soak_alone
-from autotune.study.tasks import (
-    AblationTask,
-    Assignment,
-    FloorTask,
-    PairTask,
-    ProfileTask,
-    SoakTask,
-    TrialTask,
-)
-from autotune.workers import (
-    Launcher,
-    WorkerFailed,
-)
+from autotune.study.tasks import AblationTask, Assignment, FloorTask, PairTask, ProfileTask, SoakTask, TrialTask
+from autotune.workers import Launcher, WorkerFailed
 
 MOST_LOST_IN_A_ROW = 3
 """Tasks in a row over which the reference did not stay alive, after which the lane is of no use."""

@@ -4,34 +4,16 @@ from __future__ import annotations
 
 import socket
 from collections import deque
-from collections.abc import (
-    Callable,
-    Mapping,
-)
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from autotune.cluster.engine import (
-    JOINED,
-    LEFT,
-    Message,
-    Told,
-)
-from autotune.model.errors import (
-    LaunchError,
-    NodeLostError,
-)
+from autotune.cluster.engine import JOINED, LEFT, Message, Told
+from autotune.model.errors import LaunchError, NodeLostError
 from autotune.model.measurement import FailureKind
-from autotune.model.records import (
-    ConfirmRun,
-    FloorResult,
-    IncidentRecord,
-    LedgerRecord,
-    Outcome,
-    TrialResult,
-)
+from autotune.model.records import ConfirmRun, FloorResult, IncidentRecord, LedgerRecord, Outcome, TrialResult
 from autotune.model.spec import StudySpec
 from autotune.rundir.store import Store
 from autotune.study.lanes import SILENT_S
@@ -39,18 +21,10 @@ from autotune.study.run import StudyRun
 from autotune.study.runner import TaskRunner
 from autotune.study.stages import run_study
 from autotune.study.tasks import Assignment
-from harness.simulated import (
-    GivenSetup,
-    given_run,
-)
+from harness.simulated import GivenSetup, given_run
 from harness.simulated_machine import SimulatedLauncher
 from harness.tally import tally_of
-from tests.runs import (
-    SPACE,
-    Diary,
-    asking,
-    replay_study,
-)
+from tests.runs import SPACE, Diary, asking, replay_study
 
 Fate = Callable[[str, Assignment], "list[Mapping[str, Any]] | None"]
 """What a lane says instead of doing a unit; None lets it do it."""

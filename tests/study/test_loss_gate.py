@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import (
-    dataclass,
-    field,
-)
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,39 +12,19 @@ import pytest
 
 from autotune.model.errors import AutotuneError
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import (
-    FailureKind,
-    LossBasis,
-)
-from autotune.model.records import (
-    ConfirmRun,
-    FloorResult,
-    Outcome,
-    SoakRecord,
-    TrialResult,
-)
+from autotune.model.measurement import FailureKind, LossBasis
+from autotune.model.records import ConfirmRun, FloorResult, Outcome, SoakRecord, TrialResult
 from autotune.model.spec import StudySpec
-from autotune.results.export import (
-    ExportFormat,
-    render_export,
-)
+from autotune.results.export import ExportFormat, render_export
 from autotune.results.recompute import disagreements
 from autotune.results.report import render_markdown
 from autotune.results.winner import winner_of
 from autotune.rundir.store import Store
-from autotune.settings.space import (
-    Parameter,
-    SearchSpace,
-)
+from autotune.settings.space import Parameter, SearchSpace
 from autotune.study.loss_gate import OTHER_ROUNDING
 from autotune.study.recheck import verify_winner
 from autotune.workers.base import Progress
-from harness.simulated_machine import (
-    LOSSES,
-    SimulatedLauncher,
-    SimulatedWorker,
-    parse_simulated,
-)
+from harness.simulated_machine import LOSSES, SimulatedLauncher, SimulatedWorker, parse_simulated
 from tests.runs import Run
 
 FUSED = FlagSet({"option.attention": '"cudnn"'})

@@ -9,28 +9,10 @@ from typing import Any
 
 import pytest
 
-from autotune.model.artefacts import (
-    MOST_PACKED,
-    Artefact,
-    digest_of,
-)
-from autotune.model.flags import (
-    DUMPED_KERNELS,
-    KERNELS,
-    PROFILE,
-    FlagSet,
-)
-from autotune.model.measurement import (
-    Failure,
-    FailureKind,
-)
-from autotune.model.records import (
-    AblationResult,
-    ConclusionRecord,
-    ConfirmRun,
-    Outcome,
-    ProfileRecord,
-)
+from autotune.model.artefacts import MOST_PACKED, Artefact, digest_of
+from autotune.model.flags import DUMPED_KERNELS, KERNELS, PROFILE, FlagSet
+from autotune.model.measurement import Failure, FailureKind
+from autotune.model.records import AblationResult, ConclusionRecord, ConfirmRun, Outcome, ProfileRecord
 from autotune.model.spec import StudySpec
 from autotune.results.recompute import disagreements
 from autotune.results.winner import winner_of
@@ -38,19 +20,9 @@ from autotune.rundir.fsck import check_run
 from autotune.rundir.store import Store
 from autotune.study import confirm
 from autotune.study.runner import NO_GRAPHS
-from autotune.workers.base import (
-    Progress,
-    WorkerFailed,
-)
-from harness.simulated_machine import (
-    SimulatedLauncher,
-    SimulatedWorker,
-)
-from tests.runs import (
-    Diary,
-    Run,
-    replay_study,
-)
+from autotune.workers.base import Progress, WorkerFailed
+from harness.simulated_machine import SimulatedLauncher, SimulatedWorker
+from tests.runs import Diary, Run, replay_study
 
 TEXT = 'costs { name: "all-gather-start" cost_us: 2000 }\n'
 RESULTS = "version: 3\n"

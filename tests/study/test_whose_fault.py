@@ -10,38 +10,15 @@ import pytest
 from autotune.model.clock import Stopwatch
 from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import (
-    Failure,
-    FailureKind,
-)
-from autotune.model.records import (
-    ConclusionRecord,
-    IncidentRecord,
-    TrialResult,
-)
-from autotune.model.spec import (
-    StudySpec,
-    parse_study,
-)
+from autotune.model.measurement import Failure, FailureKind
+from autotune.model.records import ConclusionRecord, IncidentRecord, TrialResult
+from autotune.model.spec import StudySpec, parse_study
 from autotune.study.context import REFERENCE_RESTARTS
 from autotune.study.runner import MOST_LOST_IN_A_ROW
-from autotune.study.stages import (
-    new_run,
-    run_study,
-)
-from autotune.workers.base import (
-    Progress,
-    WorkerFailed,
-)
-from harness.simulated_machine import (
-    SimulatedLauncher,
-    SimulatedWorker,
-)
-from tests.runs import (
-    Diary,
-    Run,
-    replay_study,
-)
+from autotune.study.stages import new_run, run_study
+from autotune.workers.base import Progress, WorkerFailed
+from harness.simulated_machine import SimulatedLauncher, SimulatedWorker
+from tests.runs import Diary, Run, replay_study
 
 ANY = "any setting or none"
 PROGRAMS = Path(__file__).parents[1] / "workers" / "programs"
