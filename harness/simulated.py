@@ -142,7 +142,7 @@ def given_run(
         runner.context.meter = EnergyMeter()
         runner.context.gpus = NO_WATCH
         if isinstance(run.store, MemoryStore):  # of thousands: what their proofs could find takes seconds to work out
-            run._resources.enter_context(mock.patch.object(lanes, "promise_of", return_value=None))
+            run._resources.enter_context(mock.patch.object(lanes, "power_analysis", return_value=None))
         equip(runner)
         return LocalExecutor(runner)
 
