@@ -1,4 +1,4 @@
-"""One line in your own training loop, and a study can measure it in turns.
+"""One line in your training loop, with which a study can measure it in interleaved blocks.
 
 ::
 
@@ -31,10 +31,9 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 from autotune.child.channel import CHANNEL_VARIABLE, Channel
-from autotune.child.dtypes import dtype_name
-from autotune.child.memory import memory_in_use
-from autotune.child.process_packages import own_packages
-from autotune.child.ran_on import is_on_gpus, ran_on
+from autotune.child.devices import dtype_name, memory_in_use
+from autotune.child.gpus import is_on_gpus, ran_on
+from autotune.child.packages import own_packages
 
 T = TypeVar("T")
 
@@ -44,7 +43,7 @@ class HookError(RuntimeError):
 
 
 def steps(batches: Iterable[T], *, sync: Callable[[], Any] | None = None) -> Iterator[T]:
-    """Gives the batches of a training loop, under a study in measured blocks.
+    """Yields the batches of a training loop, under a study in measured blocks.
 
     Args:
         batches: What the loop goes over. Under a study it is gone through as often as needed, if it can be.
@@ -74,14 +73,10 @@ def steps(batches: Iterable[T], *, sync: Callable[[], Any] | None = None) -> Ite
 
 
 def report(*, loss: Any = None, grad_norm: Any = None) -> None:
-    """Tells the loss and the global gradient norm of the present step; outside a study nothing happens.
+    """Reports the loss and the global gradient norm of the present step; does nothing outside a study.
 
     They are turned into numbers at the first steps, which are checked against the reference, and at the end of each
     block; in between they are left alone, so that nothing waits for the device.
-
-    Args:
-        loss: A number, or anything that ``float`` takes.
-        grad_norm: Likewise.
     """
     if _loop is not None:
         _loop.reported = (loss, grad_norm)
@@ -106,7 +101,7 @@ def _connect() -> Channel | None:
 
 
 class _Loop:
-    """Where a loop under a study is: its first steps are checked, then warm-up, then blocks when told."""
+    """State of a loop under a study: checked steps, then warm-up, then blocks on demand."""
 
     def __init__(self, channel: Channel, sync: Callable[[], Any] | None) -> None:
         self._channel = channel
@@ -152,7 +147,7 @@ class _Loop:
         self._last = time.perf_counter()
 
     def _early(self, check: int) -> None:
-        """A step of the check or of the warm-up: each is waited for."""
+        """Ends a step of the check or of the warm-up; waits for the device."""
         self._sync()
         if self._step <= check:
             loss, norm = (_number(x) for x in self.reported)
@@ -169,7 +164,6 @@ class _Loop:
     def _ready(self) -> None:
         self._channel.send(
             "ready",
-            pid=os.getpid(),
             losses=self._losses,
             grad_norms=self._norms,
             loss_dtype=self._told_in[0],
@@ -207,7 +201,7 @@ def _wait_for_arrays() -> None:
 
 
 def _of_jax(options: list[str]) -> dict[str, Any]:
-    """What JAX says of its devices and of the options under trial, if the program has imported it."""
+    """Devices, memory and options of JAX, if the program has imported it."""
     jax = sys.modules.get("jax")
     if jax is None:
         return {"jax": None}
@@ -229,7 +223,7 @@ def _of_jax(options: list[str]) -> dict[str, Any]:
 
 
 def _endless(batches: Iterable[T]) -> Iterator[T]:
-    """Goes through the batches again and again; those that can be gone through only once are kept no longer."""
+    """Iterates over the batches again and again."""
     for turn in itertools.count():
         empty = True
         for batch in batches:

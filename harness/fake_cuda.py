@@ -6,12 +6,10 @@ import subprocess
 from pathlib import Path
 
 SOURCE = Path(__file__).with_name("fake_cuda.c")
-NAMES = ("libcublas.so.12", "libcudnn.so.9", "libnccl.so.2", "libcuda.so.1")
+NAMES = ("libcublas.so.12", "libcudnn.so.9", "libnccl.so.2")
 
 
-def make_cuda(
-    folder: Path, *, cublas: str = "12.9.1", cudnn: str = "9.10.2", nccl: int = 22703, order: str = "0"
-) -> Path:
+def make_cuda(folder: Path, *, cublas: str = "12.9.1", cudnn: str = "9.10.2", nccl: int = 22703) -> Path:
     """Makes them in a folder, for LD_LIBRARY_PATH; needs a C compiler.
 
     Args:
@@ -19,10 +17,9 @@ def make_cuda(
         cublas: Its version, in three parts.
         cudnn: Likewise.
         nccl: Its version as NCCL has it in one number.
-        order: Which GPUs CUDA sees, by NVML's indices, in its own order.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    told = {"CUBLAS": cublas.replace(".", ","), "CUDNN": cudnn.replace(".", ","), "NCCL": nccl, "ORDER": f'"{order}"'}
+    told = {"CUBLAS": cublas.replace(".", ","), "CUDNN": cudnn.replace(".", ","), "NCCL": nccl}
     defines = [f"-D{name}={value}" for name, value in told.items()]
     one = folder / NAMES[0]
     subprocess.run(["cc", "-shared", "-fPIC", *defines, "-o", str(one), str(SOURCE)], check=True, capture_output=True)

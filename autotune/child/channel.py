@@ -1,28 +1,26 @@
-"""A child's side of its talk with the driver: one JSON object a line, over the socket that its guard handed down.
+"""The child's end of the channel to the driver: one JSON object a line, over a socket that the guard passes on.
 
-Standard library only, for any program that has a hook imports it.
+Standard library only, because every program with the hook imports it.
 """
 
 from __future__ import annotations
 
+import base64
 import json
-import math
 import os
 import socket
 import sys
 import traceback
+import zlib
 from collections.abc import Callable
 from typing import Any
 
-from autotune.child.bundled import workloads_root
 from autotune.child.guard import CHANNEL_VARIABLE as CHANNEL_VARIABLE
+from autotune.child.packages import workloads_root
 
 
 class Channel:
-    """Messages to and from the driver; taken once in a process.
-
-    Attributes:
-        phase: What the process is doing, as it said last.
+    """Sends and receives messages; may be opened once in a process.
 
     Raises:
         KeyError: If this process was not started by a study.
@@ -38,29 +36,29 @@ class Channel:
         self.phase = "start"
 
     def fileno(self) -> int:
-        """What to wait on for messages, where `has_message` is false."""
+        """The descriptor to wait on while `has_message` is false."""
         return self._socket.fileno()
 
     @property
     def has_message(self) -> bool:
-        """Whether a message is here already."""
+        """Whether a message has been received already."""
         return b"\n" in self._buffer
 
     def send(self, kind: str, **fields: Any) -> None:
-        """Sends one message; numbers that JSON lacks become text, which pydantic reads back as numbers."""
-        self._socket.sendall(json.dumps({"type": kind, **_json_safe(fields)}).encode() + b"\n")
+        """Sends one message; NaN and infinity are written as Python reads them back."""
+        self._socket.sendall(json.dumps({"type": kind, **fields}).encode() + b"\n")
 
     def enter(self, phase: str) -> None:
-        """Says what the process does from now on."""
+        """Reports the phase that begins."""
         self.phase = phase
         self.send("phase", phase=phase)
 
     def send_error(self, error_type: str, message: str) -> None:
-        """Says why this process is about to end."""
+        """Reports why this process is about to end."""
         self.send("error", phase=self.phase, error_type=error_type, message=message[:4000])
 
     def receive(self) -> dict[str, Any]:
-        """Waits for one message; a driver that is gone reads as ``stop``."""
+        """Waits for one message; returns ``stop`` if the driver has ended."""
         while not self.has_message:
             try:
                 data = self._socket.recv(1 << 16)
@@ -74,9 +72,9 @@ class Channel:
 
 
 def serve(work: Callable[[Channel, dict[str, Any]], None]) -> int:
-    """Takes the job and works on it; gives the exit status.
+    """Receives the job and works on it; returns the exit status.
 
-    Whatever the work raises, ``SystemExit`` included, is the trial's result: it is told and printed.
+    Whatever the work raises, ``SystemExit`` included, is the trial's result: it is reported and printed.
     """
     channel = Channel()
     job = channel.receive()
@@ -93,11 +91,6 @@ def serve(work: Callable[[Channel, dict[str, Any]], None]) -> int:
     return 0
 
 
-def _json_safe(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, dict):
-        return {k: _json_safe(v) for k, v in value.items()}
-    if isinstance(value, list):
-        return [_json_safe(v) for v in value]
-    return value
+def pack(content: bytes) -> str:
+    """Packs bytes for a message: deflated and in base64, because the length of a line is limited."""
+    return base64.b64encode(zlib.compress(content, 9)).decode()

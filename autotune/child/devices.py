@@ -1,18 +1,65 @@
-"""The devices of a process, which must be those that the study asks for: JAX goes on without a GPU, or says nothing."""
+"""Devices of this process, memory in use, and names of number formats. Standard library only."""
 
 from __future__ import annotations
 
 import logging
 import os
+import re
+import sys
 from typing import Any
+
+from autotune.child.guard import descendants
+
+
+def dtype_name(dtype: Any) -> str | None:
+    """The name of a number format, given as text, NumPy dtype or scalar type such as ``jax.numpy.bfloat16``."""
+    if dtype is None or isinstance(dtype, str):
+        return dtype or None
+    if isinstance(name := getattr(dtype, "name", None), str):
+        return name
+    found = re.search(r"(\w+)'?[)>]*$", str(dtype))  # <class 'jax.numpy.bfloat16'>
+    return found[1] if found else str(dtype)
+
+
+OWN = (b"RssAnon:", b"RssShmem:")
+"""Memory that no file backs: the kernel may drop mapped files whenever the machine needs room."""
+
+
+def memory_in_use(root: int | None = None) -> dict[str, int | None]:
+    """Bytes used by a process and its descendants, and on the devices of this process; None where not known.
+
+    Args:
+        root: Process number; None is this process, which alone can tell of its devices.
+    """
+    found = [_own_bytes(pid) for pid in (root or os.getpid(), *descendants(root or os.getpid()))]
+    host = None if found[0] is None else sum(n or 0 for n in found)
+    return {"host_bytes": host, "device_bytes": _device_bytes() if root is None else None}
+
+
+def _own_bytes(pid: int) -> int | None:
+    """Bytes of one process (proc(5)); None if it has ended."""
+    try:
+        with open(f"/proc/{pid}/status", "rb") as stream:  # noqa: PTH123
+            lines = [line.split() for line in stream if line.startswith(OWN)]
+        return sum(int(line[1]) for line in lines) * 1024 if lines else None
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _device_bytes() -> int | None:
+    """Bytes in use on the devices of JAX in this process, if it runs JAX and the backend reports them."""
+    jax: Any = sys.modules.get("jax")
+    stats = [d.memory_stats() or {} for d in jax.local_devices()] if jax is not None else []
+    told = [int(s["bytes_in_use"]) for s in stats if "bytes_in_use" in s]
+    return sum(told) if told else None
 
 
 class NoDeviceError(RuntimeError):
     """JAX does not find the kind of device that the study asks for."""
 
 
-class _Heard(logging.Handler):
-    """What JAX logs while it looks for devices: that a plugin fails is said nowhere else."""
+class _JaxLog(logging.Handler):
+    """Collects what JAX logs while it looks for devices: the failure of a plugin is reported nowhere else."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -28,14 +75,10 @@ class _Heard(logging.Handler):
 def find_devices(jax: Any, platform: str) -> list[Any]:
     """All devices of JAX's default platform.
 
-    Args:
-        jax: The module.
-        platform: ``cpu`` or ``cuda``, as the study has it.
-
     Raises:
         NoDeviceError: If a GPU is asked for and JAX finds none.
     """
-    logger, heard = logging.getLogger("jax"), _Heard()
+    logger, heard = logging.getLogger("jax"), _JaxLog()
     logger.addHandler(heard)
     try:
         devices = list(jax.devices())
@@ -49,17 +92,6 @@ def find_devices(jax: Any, platform: str) -> list[Any]:
     if platform == "cuda" and devices[0].platform == "cpu":
         raise NoDeviceError(_words(["it would run on the CPU", *heard.lines]))
     return devices
-
-
-def leaves_out_cpu(environment: Any = os.environ) -> str | None:
-    """A warning where JAX is told to use GPUs alone; None where it is not."""
-    named = [p.strip() for p in environment.get("JAX_PLATFORMS", "").split(",") if p.strip()]
-    if not named or "cpu" in named:
-        return None
-    return (
-        f"JAX_PLATFORMS={','.join(named)} leaves out the CPU, which host callbacks (jax.debug.print, pure_callback, "
-        f"io_callback) need: write JAX_PLATFORMS={','.join(named)},cpu"
-    )
 
 
 def _words(said: list[str]) -> str:

@@ -1,4 +1,4 @@
-"""A fingerprint of a compiled program: equal for equal programs, in every process, whatever set its options.
+"""Fingerprint of a compiled program: equal for equal programs, in every process, whatever their options.
 
 Two parts are hashed. The optimized HLO text without names of source lines says what is computed and in
 which order. The serialized executable says what the text cannot: buffers, thunks and machine code (on
@@ -45,9 +45,6 @@ def module_name(hlo: str) -> str:
 def fingerprint(compiled: Any) -> str:
     """Sixteen hexadecimal digits that name what a compiled JAX function runs on this device.
 
-    Args:
-        compiled: What ``jax.jit(f).lower(...).compile()`` returns.
-
     Returns:
         The fingerprint. It begins with ``t`` where this backend serializes in a form of its own (XLA:GPU does):
         thunks and buffers are then not seen, and XLA_FLAGS counts in their stead, so that two sets of flags are
@@ -88,7 +85,7 @@ def code_parts(blob: bytes, module: str) -> list[bytes]:
 
 
 def _without_module_number(data: bytes, module: bytes, *, depth: int) -> bytes:
-    """A message (or plain bytes) in which no thunk says which number its module has in this process.
+    """Removes the number that a module has in this process from all thunks of a message.
 
     A thunk's record is (1: operation, 2: module name, 3: module number). Lengths are not kept: they depend
     on the number too. Plain bytes that parse as a message come out changed, but equal for equal bytes.

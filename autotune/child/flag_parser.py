@@ -1,4 +1,4 @@
-"""Answers, one JSON line per question, how this Python's jaxlib takes XLA_FLAGS texts.
+"""Parses XLA_FLAGS texts with the jaxlib of this Python, one JSON line per question and answer.
 
 Started by `autotune.settings.probe`, never imported. jaxlib parses XLA_FLAGS once per process and ends the process on
 an error; so the library is loaded once, and each question is put to a fork of this process (milliseconds

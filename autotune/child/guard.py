@@ -1,4 +1,4 @@
-"""The guard: a small process between driver and worker that no worker outlives.
+"""The guard: a small process between driver and worker; no process of the worker outlives it.
 
 Run as ``python -I -S guard.py LOG LOG_BYTES [--remote] -- COMMAND ...`` by a launcher, here or through ``srun``.
 Standard library only, for it must start in milliseconds. It
@@ -32,6 +32,8 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 CHANNEL_VARIABLE = "AUTOTUNE_CHANNEL"
 GUARD_PROGRAM = __file__
+LAST_LINES, LAST_BYTES = 20, 20_000
+"""Of the output that the last message holds."""
 
 
 class BoundedLog:
@@ -39,7 +41,6 @@ class BoundedLog:
 
     Args:
         path: File to write; errors are swallowed, for a full disk must not kill a trial that runs.
-        limit: Bytes kept in all.
     """
 
     def __init__(self, path: str, limit: int) -> None:
@@ -48,11 +49,13 @@ class BoundedLog:
         self._half = limit // 2
         self._head = 0
         self._tail = bytearray()
+        self._last = b""
         self.total = 0
 
     def write(self, data: bytes) -> None:
         """Takes a piece of output."""
         self.total += len(data)
+        self._last = (self._last + data)[-LAST_BYTES:]
         if self._head < self._half:
             piece, data = data[: self._half - self._head], data[self._half - self._head :]
             self._head += len(piece)
@@ -61,19 +64,10 @@ class BoundedLog:
         if len(self._tail) > 2 * self._half:
             del self._tail[: -self._half]
 
-    def last_lines(self, count: int = 20) -> list[str]:
+    def last_lines(self) -> list[str]:
         """The last lines of the output, each cut to 500 characters."""
-        if len(self._tail) < 20_000:
-            with contextlib.suppress(OSError):
-                size = min(self._head, 20_000)
-                head = b""
-                reader = os.open(f"/proc/self/fd/{self._descriptor}", os.O_RDONLY)
-                try:
-                    head = os.pread(reader, size, self._head - size)
-                finally:
-                    os.close(reader)
-                return _lines(head + bytes(self._tail), count)
-        return _lines(bytes(self._tail[-20_000:]), count)
+        text = self._last.decode("utf-8", errors="replace")
+        return [line[:500] for line in text.splitlines() if line.strip()][-LAST_LINES:]
 
     def close(self) -> None:
         """Writes what is left, with a note on how much was left out."""
@@ -135,7 +129,7 @@ def die_with_parent(parent: int) -> None:
 
 
 def start(command: list[str], channel: socket.socket, output: int) -> int:
-    """Forks and runs the command in a session of its own; gives its process number."""
+    """Forks and runs the command in a session of its own; returns its process number."""
     guard = os.getpid()
     pid = os.fork()
     if pid:
@@ -159,7 +153,7 @@ def start(command: list[str], channel: socket.socket, output: int) -> int:
 
 
 def run(log: BoundedLog, command: list[str], received: bytes = b"") -> dict[str, object]:
-    """Runs one command to its end, or to the end of stdin; gives what the last line says.
+    """Runs one command to its end, or to the end of stdin; returns the message ``exit``.
 
     `received` is what of stdin was read already and is the command's.
     """
@@ -275,13 +269,8 @@ def _drain(descriptor: int, log: BoundedLog) -> None:
             log.write(data)
 
 
-def _lines(data: bytes, count: int) -> list[str]:
-    text = data.decode("utf-8", errors="replace")
-    return [line[:500] for line in text.splitlines() if line.strip()][-count:]
-
-
 def take_environment() -> bytes:
-    """Takes the command's environment from the first line of stdin and says hello; gives what came after that line.
+    """Reads the command's environment from the first line of stdin and answers ``hello``; returns what came after it.
 
     Raises:
         SystemExit: If stdin ended first.
@@ -306,7 +295,7 @@ def take_environment() -> bytes:
 
 
 def main(arguments: list[str]) -> int:
-    """Entry point; see the module's first lines."""
+    """Runs the command of the arguments under guard."""
     path, limit, *rest = arguments
     remote = rest[:1] == ["--remote"]
     dashes, *command = rest[remote:]

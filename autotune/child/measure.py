@@ -1,7 +1,6 @@
-"""The worker: compiles one training step under the flags of its environment and runs blocks of it when told.
+"""The measuring worker: compiles one training step under the flags of its environment and runs blocks of it.
 
-Speaks over the channel (see `autotune.child.channel`); whatever the workload prints goes to the log and can't disturb
-the talk. Messages:
+Messages over the channel (`autotune.child.channel`):
 
 * in: ``job`` (once), then any number of ``block`` and ``profile``, then ``stop``;
 * out: ``phase`` while starting, ``ready`` (a `WorkerReport`), one ``block`` or ``profile`` for each, or ``error`` and
@@ -15,17 +14,39 @@ import os
 import platform
 import sys
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from autotune.child.channel import Channel, serve
-from autotune.child.devices import find_devices, leaves_out_cpu
-from autotune.child.dtypes import dtype_name
-from autotune.child.memory import memory_in_use
+from autotune.child.channel import Channel, pack, serve
+from autotune.child.devices import dtype_name, find_devices, memory_in_use
+from autotune.child.gpus import is_on_gpus, ran_on
 from autotune.child.packages import CUDA_PLUGINS, installed_versions
-from autotune.child.profile import pack, take_profile
-from autotune.child.ran_on import is_on_gpus, ran_on
+
+PERCENTILE = 90
+"""Of the durations of each instruction, over the profiled steps: the default of ``jax_pgle_aggregation_percentile``."""
+
+
+def take_profile(run_step: Callable[[], object], steps: int) -> bytes:
+    """Profiles steps; returns the cost of each instruction as a ``ProfiledInstructionsProto``.
+
+    Args:
+        steps: How many are profiled, each in a session of its own.
+
+    Returns:
+        Empty where the profiler saw no instruction: on a CPU, and where another program holds CUPTI.
+    """
+    from jax._src.profiler import PGLEProfiler
+
+    profiler = PGLEProfiler(steps, PERCENTILE)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # of an empty trace: the caller says so
+        for _ in range(steps):
+            with PGLEProfiler.trace(profiler):
+                run_step()
+    return profiler.consume_fdo_profile() or b""
+
 
 BATCH_RING = 4
 """Batches kept on the device through a block, at least: making them anew would be timed with the step."""
@@ -39,8 +60,6 @@ class Job:
     """The compiled step with its state: what one process of a trial holds."""
 
     def __init__(self, job: dict[str, Any], tell: Callable[[str], None]) -> None:
-        started = time.perf_counter()
-        self._since_exec_s = _seconds_since_exec()
         _refuse_missing(job["files"])
         tell("import")
         import jax
@@ -93,7 +112,6 @@ class Job:
             "device_count": wanted,
             "process_count": job["process_count"],
             "compile_s": compile_s,
-            "start_s": self._since_exec_s + time.perf_counter() - started,
             "losses": losses,
             "grad_norms": norms,
             "dtype": dtype_name(workload.config.get("dtype")) or "float32",
@@ -104,7 +122,6 @@ class Job:
             **_memory(jax, compiled),
             **workload.figures,
             "versions": {**installed_versions(["jax", "jaxlib", *CUDA_PLUGINS]), "python": platform.python_version()},
-            "warnings": [warning] if (warning := leaves_out_cpu()) else [],
         }
         if is_on_gpus():  # now that the steps have loaded all that they need
             told = ran_on(_own_places(job, wanted))
@@ -143,7 +160,7 @@ class Job:
         self._jax.block_until_ready(self._batches)  # type: ignore[no-untyped-call]
 
     def run_block(self, steps: int, *, fresh: bool = False) -> list[float]:
-        """Runs steps and gives the seconds between their ends; the next one is queued while one runs.
+        """Runs steps and returns the seconds between their ends; the next step is queued while one runs.
 
         So the device is never idle between steps, as in a real training loop, and still every step has a time. With
         `fresh` each step has a batch of its own, as where losses are compared over long runs.
@@ -167,7 +184,14 @@ class Job:
 
 
 def work(channel: Channel, job: dict[str, Any]) -> None:
-    """Builds the job, then runs blocks until told to stop."""
+    """Builds the job and runs blocks until ``stop``; with ``figures_only`` sends the workload's figures instead."""
+    if job.get("figures_only"):
+        import jax
+
+        from workloads.loading import load
+
+        channel.send("figures", **load(job["entry"], job["options"], jax.devices()[: job["device_count"]]).figures)
+        return
     built = Job(job, channel.enter)
     channel.send("ready", report=built.report, values=built.values, jax_options=built.jax_options)
     channel.phase = "step"
@@ -180,16 +204,6 @@ def work(channel: Channel, job: dict[str, Any]) -> None:
         times = built.run_block(message["steps"], fresh=fresh)
         told = {"memory": memory_in_use()} if message.get("memory") else {}
         channel.send("block", step_times_s=times, loss=built.loss, grad_norm=built.grad_norm, **told)
-
-
-def _seconds_since_exec() -> float:
-    """Seconds since this process began, from the kernel; 0 where /proc does not say."""
-    try:
-        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
-        uptime = float(Path("/proc/uptime").read_text().split()[0])
-    except (OSError, ValueError, IndexError):
-        return 0.0
-    return max(0.0, uptime - ticks / os.sysconf("SC_CLK_TCK"))
 
 
 def _memory(jax: Any, compiled: Any) -> dict[str, Any]:
@@ -213,7 +227,7 @@ def _memory(jax: Any, compiled: Any) -> dict[str, Any]:
 
 
 def _refuse_missing(files: Mapping[str, str]) -> None:
-    """Refuses to compile without a file that a setting names: XLA goes on without a profile, one rank alone even.
+    """Refuses to compile without a file that a setting names: XLA would go on without it.
 
     Raises:
         FileNotFoundError: If one is not on this machine.

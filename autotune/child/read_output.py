@@ -1,9 +1,9 @@
-"""Stands between the guard and a program that knows nothing of this project, and reads its steps.
+"""Runs a user's program between guard and driver, and reads the steps from its output.
 
-Standard library only. Every line is seen however much is printed, and nothing that the driver does waits for a regular
-expression. It gets a ``job`` over the channel (see `autotune.child.channel`), runs the program, passes its output on,
-and speaks as a worker does: ``phase``, ``ready``, ``block``, ``error``. The program can not wait, so a ``block`` is the
-next steps that it makes. Told to stop it ends the program politely (SIGTERM), then firmly.
+Standard library only. Lines are matched here, so that the driver never waits for a regular expression. A ``job`` comes
+over the channel (`autotune.child.channel`), and ``phase``, ``ready``, ``block``, ``error`` go back, as from workers.
+The program cannot wait, so a ``block`` is the next steps that it makes. On ``stop`` the program is ended politely
+(SIGTERM), then firmly.
 """
 
 from __future__ import annotations
@@ -14,26 +14,24 @@ import os
 import re
 import select
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from autotune.child import terminal
 from autotune.child.channel import Channel
-from autotune.child.memory import memory_in_use
-from autotune.child.process_env import environments
-from autotune.child.ran_on import is_on_gpus, ran_on
-from autotune.child.read_files import Follow
-from autotune.child.read_rules import Lines, StepReader
+from autotune.child.devices import memory_in_use
+from autotune.child.gpus import is_on_gpus, ran_on
+from autotune.child.output import Follow, Lines, read_piece, start_program
+from autotune.child.processes import xla_processes
+from autotune.child.steps import StepReader
 
 MATCH_LIMIT_S = 2.0
 """CPU seconds that patterns may take for one piece of output: to backtrack for ever is an error, not a hang."""
 
 POLITE_S = 5.0
-FILE_POLL_S = 0.1
+POLL_S = 0.1
 KEPT_LINES = 60
 
 
@@ -45,79 +43,116 @@ def _interrupt(*_: object) -> None:
     raise TooSlow
 
 
-class Session:
-    """One run of the user's program under a driver.
+class ProgramRun:
+    """Runs a user's program, passes its output on, and looks at its lines.
 
     Args:
         channel: To the driver.
-        job: ``command``, ``cwd``, ``rules``, ``warmup_steps``, ``check_steps``, ``limit_s``, ``variables``.
+        job: ``command``, ``cwd``, and what the subclass needs.
+
+    Raises:
+        OSError: If the program cannot be started.
     """
 
+    def __init__(self, channel: Channel, job: Mapping[str, Any], *, terminal: bool) -> None:
+        self.channel = channel
+        self.job = job
+        self.program, self.output = start_program(job["command"], job["cwd"], terminal=terminal)
+
+    def run(self) -> int:
+        """Runs the program to its end, or until it is stopped; returns the exit status."""
+        lines, waiting = Lines(), [self.output, self.channel.fileno()]
+        while True:
+            readable, _, _ = select.select(waiting, [], [], POLL_S)
+            if self.channel.fileno() in readable and not self.take_orders():
+                return 0
+            if self.output in readable:
+                data = read_piece(self.output)
+                if not data:
+                    waiting.remove(self.output)
+                _pass_on(data)
+                self.take(lines.feed(data or b"\n"))
+            status = self.look()
+            if status is not None:
+                return status
+            if self.program.poll() is not None and self.output not in readable:
+                return self.ended()
+
+    def take_orders(self) -> bool:
+        """Receives messages of the driver; False to stop."""
+        return False
+
+    def take(self, lines: Iterable[str]) -> None:
+        """Takes lines that were printed."""
+        raise NotImplementedError
+
+    def look(self) -> int | None:
+        """Called several times a second; a status ends the run."""
+        raise NotImplementedError
+
+    def ended(self) -> int:
+        """Called when the program has ended by itself; returns the exit status."""
+        raise NotImplementedError
+
+
+class Session(ProgramRun):
+    """A run whose steps are read, and sent block by block."""
+
     def __init__(self, channel: Channel, job: Mapping[str, Any]) -> None:
-        self._channel = channel
-        self._job = job
+        channel.enter("start")
         self._reader = StepReader(job["rules"])
+        path = job["rules"].get("file")
+        self._file = Follow(Path(job["cwd"]) / path) if path else None
+        super().__init__(channel, job, terminal=bool(job["rules"].get("terminal")))
         self._times: list[float] = []
         self._sent = 0
         self._losses: list[tuple[int, float]] = []
-
         self._wanted: list[int] = []
         self._tells_memory = False
         self._line_count = 0
         self._last: collections.deque[str] = collections.deque(maxlen=KEPT_LINES)
         self._started = time.monotonic()
         self._ready = False
-        path = job["rules"].get("file")
-        self._file = Follow(Path(job["cwd"]) / path) if path else None
-
-    def run(self) -> int:
-        """Runs the program to its end, or until told to stop; gives the status to end with."""
-        self._channel.enter("start")
-        program, output = terminal.start(
-            self._job["command"], self._job["cwd"], terminal=bool(self._job["rules"].get("terminal"))
-        )
-        lines = Lines()
-        waiting = [output, self._channel.fileno()]
         signal.signal(signal.SIGVTALRM, _interrupt)
-        while True:
-            readable, _, _ = select.select(waiting, [], [], FILE_POLL_S)
-            if self._channel.fileno() in readable and not self._take_orders():
-                _end(program, output)
-                return 0
-            if output in readable:
-                data = terminal.read(output)
-                if not data:
-                    waiting.remove(output)
-                _pass_on(data)
-                self._take(lines.feed(data), printed=True)
-            if self._file is not None:
-                self._take(self._file.read(), printed=False)
-            self._answer(program.pid)
-            if program.poll() is not None and output not in readable:
-                return self._ended(program)
-            if not self._times and time.monotonic() - self._started > self._job["limit_s"]:
-                _end(program, output)
-                return self.no_result(self._nothing_read())
 
-    def _take_orders(self) -> bool:
-        """Waits for an order of the driver and takes all that are there; False to stop."""
-        while (message := self._channel.receive())["type"] == "block":
+    def take_orders(self) -> bool:
+        """Receives the orders that have come, at least one; ends the program on ``stop``."""
+        if self._wait_for_order():
+            return True
+        self._end()
+        return False
+
+    def take(self, lines: Iterable[str]) -> None:
+        """Keeps lines for messages, and reads them unless a file is read."""
+        kept = list(lines)
+        self._last.extend(kept)
+        if self._file is None:
+            self._read_all(kept)
+
+    def look(self) -> int | None:
+        """Reads what the program wrote into its file, and sends what the driver waits for."""
+        if self._file is not None:
+            self._read_all(self._file.read())
+        self._answer()
+        if self._times or time.monotonic() - self._started <= self.job["limit_s"]:
+            return None
+        self._end()
+        return self.no_result(self._nothing_read())
+
+    def _wait_for_order(self) -> bool:
+        while (message := self.channel.receive())["type"] == "block":
             self._wanted.append(message["steps"])
             self._tells_memory = bool(message.get("memory"))
-            if not self._channel.has_message:
+            if not self.channel.has_message:
                 return True
         return False
 
-    def _take(self, lines: Iterable[str], *, printed: bool) -> None:
-        """Looks at some lines; those that are only printed are kept for messages if a file is what is read."""
+    def _read_all(self, lines: Iterable[str]) -> None:
         signal.setitimer(signal.ITIMER_VIRTUAL, MATCH_LIMIT_S)
         try:
             for line in lines:
-                if printed:
-                    self._last.append(line)
-                if not printed or self._file is None:
-                    self._line_count += 1
-                    self._read(line)
+                self._line_count += 1
+                self._read(line)
         finally:
             signal.setitimer(signal.ITIMER_VIRTUAL, 0)
 
@@ -127,39 +162,39 @@ class Session:
             return
         if step.step_s is not None:
             if not self._times:
-                self._channel.enter("warm-up")
+                self.channel.enter("warm-up")
             self._times.append(step.step_s)
         if step.loss is not None:
             self._losses.append((len(self._times), step.loss))
 
-    def _answer(self, pid: int) -> None:
+    def _answer(self) -> None:
         """Sends what the driver waits for, if it is there."""
-        warm = self._job["warmup_steps"]
+        warm = self.job["warmup_steps"]
         # One step more: what was printed of the last warm-up step is whole only when the next one is there.
         if not self._ready and len(self._times) > warm:
             losses = [loss for step, loss in self._losses if step <= warm]
             self._ready, self._sent = True, warm
-            self._channel.phase = "step"
-            self._channel.send(
+            self.channel.phase = "step"
+            self.channel.send(
                 "ready",
                 warmup_step_times_s=self._times[:warm],
-                losses=losses[: self._job["check_steps"]],
-                processes=environments(pid, self._job["variables"]),
+                losses=losses[: self.job["check_steps"]],
+                processes=xla_processes(self.program.pid, self.job["variables"]),
                 # Of the machine: the program's own libraries are not to be asked from outside.
-                ran_on=ran_on(range(self._job["device_count"] or 1)) if is_on_gpus() else {},
+                ran_on=ran_on(range(self.job["device_count"] or 1)) if is_on_gpus() else {},
             )
         while self._wanted and self._ready and len(self._times) - self._sent >= self._wanted[0]:
             steps = self._wanted.pop(0)
             times = self._times[self._sent : self._sent + steps]
             self._sent += steps
-            told = {"memory": memory_in_use(pid)} if self._tells_memory else {}
+            told = {"memory": memory_in_use(self.program.pid)} if self._tells_memory else {}
             # What was printed of the last step may not be whole yet: the loss is of one before, the same each time.
             step, loss = next((told for told in reversed(self._losses) if told[0] < self._sent), (self._sent, 0.0))
-            self._channel.send("block", step_times_s=times, loss=loss, loss_lag=self._sent - step, **told)
+            self.channel.send("block", step_times_s=times, loss=loss, loss_lag=self._sent - step, **told)
 
-    def _ended(self, program: subprocess.Popen[bytes]) -> int:
-        """What to say and how to end when the program ended by itself."""
-        status = program.returncode
+    def ended(self) -> int:
+        """Reports why there is no result, or waits for the last orders."""
+        status = self.program.returncode
         if status < 0:
             # Ends as the program did, so that the guard tells its signal.
             if -status not in (signal.SIGKILL, signal.SIGSTOP):
@@ -168,33 +203,46 @@ class Session:
         if status > 0:
             error = last_exception(self._last)
             if error is not None:
-                self._channel.send_error(*error)
+                self.channel.send_error(*error)
             return status
         if not self._times:
             return self.no_result(self._nothing_read())
-        while self._ready and not self._wanted and self._take_orders():
-            self._answer(program.pid)
+        while self._ready and not self._wanted and self._wait_for_order():
+            self._answer()
         return self._too_few() if self._wanted or not self._ready else 0
 
     def _too_few(self) -> int:
-        least = self._job["warmup_steps"] + self._job["run_steps"] + 1
+        least = self.job["warmup_steps"] + self.job["run_steps"] + 1
         return self.no_result(
             f"the program ended by itself after {len(self._times)} steps that could be read but {least} are needed "
             "(warm-up, measure.run_steps and one more); let it run longer"
         )
 
     def _nothing_read(self) -> str:
-        where = f"in {self._job['rules']['file']}" if self._file is not None else "among its output"
+        where = f"in {self.job['rules']['file']}" if self._file is not None else "among its output"
         shown = "; the last ones were: " + " | ".join(x[:120] for x in list(self._last)[-3:]) if self._last else ""
         return f"no step could be read {where} ({self._line_count} lines){shown}. Check [workload.read] of the study"
 
     def no_result(self, message: str) -> int:
-        """Tells why there is no result; gives the status to end with."""
-        self._channel.send_error("NoResult", message)
+        """Reports why there is no result; returns the status to end with."""
+        self.channel.send_error("NoResult", message)
         return 1
 
+    def _end(self) -> None:
+        """Ends the program and its group politely, then firmly; the guard ends what escapes."""
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.program.pid, number)
+            deadline = time.monotonic() + POLITE_S
+            while self.program.poll() is None and time.monotonic() < deadline:
+                # A program that says good-bye must not block on a full pipe.
+                if select.select([self.output], [], [], 0.05)[0]:
+                    _pass_on(read_piece(self.output))
+            if self.program.poll() is not None:
+                return
+
     def pattern_too_slow(self) -> int:
-        """The end of a session whose pattern backtracks for ever."""
+        """Ends a session whose pattern backtracks for ever."""
         return self.no_result(
             f"a pattern of [workload.read] took over {MATCH_LIMIT_S:.0f} s for one line; write it simpler"
         )
@@ -218,33 +266,20 @@ def _pass_on(data: bytes) -> None:
         data = data[os.write(1, data) :]
 
 
-def _end(program: subprocess.Popen[bytes], output: int) -> None:
-    """Ends the program and its group politely, then firmly; what escapes is the guard's."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(program.pid, number)
-        deadline = time.monotonic() + POLITE_S
-        while program.poll() is None and time.monotonic() < deadline:
-            # A program that says good-bye must not block on a full pipe.
-            if select.select([output], [], [], 0.05)[0]:
-                _pass_on(terminal.read(output))
-        if program.poll() is not None:
-            return
-
-
 def main() -> int:
-    """Entry point; see the module's first lines."""
+    """Takes the job and runs the program; returns the exit status."""
     channel = Channel()
     job = channel.receive()
     if job["type"] != "job":
         return 0
-    session = Session(channel, job)
+    try:
+        session = Session(channel, job)
+    except OSError as error:
+        sys.stderr.write(f"cannot start {job['command'][0]}: {error.strerror}\n")
+        return 127
     try:
         return session.run()
     except TooSlow:
         return session.pattern_too_slow()
     except ValueError as error:  # of a file that is none of its kind
         return session.no_result(f"{job['rules'].get('file')}: {error}")
-    except OSError as error:
-        sys.stderr.write(f"cannot start {job['command'][0]}: {error.strerror}\n")
-        return 127

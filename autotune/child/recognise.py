@@ -1,6 +1,6 @@
-"""Which reading fits the lines of a program that nobody has described: presets, JSON keys, words with units, the clock.
+"""Finds rules that read the steps of an unknown program: presets, JSON keys, words with units, the clock.
 
-Standard library only, pure: the caller runs the program (or has its log) and hands the lines on.
+Standard library only.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.child.read_presets import PRESETS
-from autotune.child.read_rules import DURATIONS, LONGEST_LINE, StepReader
-from autotune.child.read_units import factor, is_unit, plain
+from autotune.child.output import LONGEST_LINE
+from autotune.child.steps import DURATIONS, PRESETS, StepReader, factor, is_unit, plain
 
 FEWEST_STEPS = 3
 """Readings below which a rule is not said to fit: one line can look like anything."""
@@ -76,35 +75,28 @@ _JSON_NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class Recognised:
-    """A reading that fits.
+    """Rules that read the steps of some lines.
 
     Attributes:
         rules: What goes into ``[workload.read]``: `preset`, or `pattern`, or `json_key` and `unit`, and `loss`.
         steps: Lines that gave a step's duration.
         step_s: Median of these durations, seconds; None where only the clock tells and no times of lines were given.
-        losses: Lines that gave a loss.
-        loss: The last loss that was read, or None.
         example: A line that is read as a step.
-        by_clock: Whether the time between lines counts.
         agrees: Median printed duration over the time between lines, or None where it can not be told. A loop that does
             not wait for the device prints far less than passes between its lines.
         needs_tokens: Whether a rate of tokens is read, so that `tokens_per_step` must be given.
         in_bursts: Whether most lines came at once, as where Python holds its output back in a pipe (PYTHONUNBUFFERED=1
             helps): the time between lines then says nothing.
-        lines_seen: All lines that were looked at.
     """
 
     rules: Mapping[str, Any]
     steps: int
     step_s: float | None
-    losses: int
-    loss: float | None
     example: str
     by_clock: bool
     agrees: float | None
     needs_tokens: bool
     in_bursts: bool
-    lines_seen: int
 
     @property
     def doubtful(self) -> bool:
@@ -117,13 +109,12 @@ class Recognised:
 def recognise(
     lines: Sequence[str], *, at: Sequence[float] | None = None, tokens_per_step: int | None = None
 ) -> list[Recognised]:
-    """The readings that fit some lines of output, best first; empty if no steps are read.
+    """Finds the rules that fit some lines of output, best first; empty if no steps are read.
 
     Durations that are printed come before the clock between lines, unless they are far from it; of those that read as
     many steps, a preset before a JSON key before a pattern.
 
     Args:
-        lines: Output of a program, without the ends of the lines.
         at: When each line came, seconds on any clock; without it a reading by the clock has no `step_s`.
         tokens_per_step: Tokens of a step, where known; needed for durations of programs that print tokens per second.
 
@@ -182,7 +173,7 @@ def _json_rules(lines: Sequence[str]) -> Iterator[dict[str, Any]]:
 
 
 def _flat(data: Any, before: str = "") -> Iterator[str]:
-    """Keys of numbers in tables within tables, with dots."""
+    """Keys of numbers in nested tables, with dots."""
     if isinstance(data, dict):
         for key, value in data.items():
             yield from _flat(value, f"{before}.{key}" if before else str(key))
@@ -193,18 +184,16 @@ def _flat(data: Any, before: str = "") -> Iterator[str]:
 def _fit(
     rules: Mapping[str, Any], lines: Sequence[str], at: Sequence[float] | None, tokens: int | None
 ) -> Recognised | None:
-    """How some rules read the lines; None if they do not."""
+    """What some rules read in the lines; None if too few steps."""
     unit = _unit_seen(rules, lines)
     reads_tokens = "tokens_per_s" in (rules.get("unit"), _duration_of(rules)) or unit == "tokens"
     blind = reads_tokens and tokens is None
     reader = StepReader({**rules, "tokens_per_step": tokens or 1} if reads_tokens else rules)
-    times, losses, examples = [], [], []
+    times, examples = [], []
     came: list[tuple[float, int | None]] = []
     for i, line in enumerate(lines):
         now = at[i] if at is not None else float(i)
         step = reader.read(line, now)
-        if step is not None and step.loss is not None:
-            losses.append(step.loss)
         if step is not None and step.step_s is not None:
             times.append(step.step_s)
             examples.append(line)
@@ -219,13 +208,13 @@ def _fit(
         agrees = None  # perhaps not every step has a line: nothing counts them
     return Recognised(
         {**rules, **({"tokens_per_step": tokens} if reads_tokens and tokens else {})}, len(times),
-        None if blind or (clock and at is None) else typical, len(losses), losses[-1] if losses else None,
-        examples[len(examples) // 2], clock, agrees, reads_tokens, bursts, len(lines),
+        None if blind or (clock and at is None) else typical, examples[len(examples) // 2], clock, agrees, reads_tokens,
+        bursts,
     )  # fmt: skip
 
 
 def _rank(fit: Recognised, most: int) -> tuple[Any, ...]:
-    """What the readings are sorted by. A bar that is drawn twice a step has a rate in each line: its counter counts."""
+    """Sort key of the readings. A bar may be drawn twice a step with a rate in each line: its counter comes first."""
     known = fit.rules.get("preset", "absl") != "absl"
     blind = fit.needs_tokens and fit.step_s is None
     vague = fit.by_clock and not known
@@ -251,7 +240,7 @@ def _duration_of(rules: Mapping[str, Any]) -> str | None:
 
 
 def _unit_seen(rules: Mapping[str, Any], lines: Sequence[str]) -> str | None:
-    """What the unit counts that stands beside the number in the first line that a pattern with such a group matches."""
+    """What the unit counts in the first line that a pattern with a group ``unit`` matches."""
     if "(?P<unit>" not in rules.get("pattern", ""):
         return None
     pattern = re.compile(rules["pattern"])

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from autotune.cli import options
-from autotune.cli.first_look import seconds_of
 from autotune.cli.printing import print_json, print_table
+from autotune.cli.tune import seconds_of
 
 if TYPE_CHECKING:
     from autotune.settings import Atlas

@@ -1,13 +1,12 @@
-"""What a person sees while a study runs: a live panel on a terminal, plain lines anywhere else."""
+"""Progress of a running study on the console: plain lines, and on a terminal a live status below them."""
 
 from __future__ import annotations
 
 import math
 import statistics
 
-from rich.console import Console, Group
+from rich.console import Console
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from autotune.model import (
@@ -18,17 +17,14 @@ from autotune.model import (
     Stopwatch,
     TrialConfig,
     TrialResult,
-    format_detectable,
     format_ratio,
     format_seconds,
     visible_line,
 )
 from autotune.results import describe_finalist, describe_floor, describe_trial, format_estimate, shorten
-from autotune.stats import Verdict
-from autotune.study import STAGES
 
 MOST_LANES = 8
-"""Lanes that the panel shows."""
+"""Lanes that are shown."""
 
 _PHASE_WORDS = {
     "import": "importing jax",
@@ -39,11 +35,9 @@ _PHASE_WORDS = {
 
 
 class LineView:
-    """Plain lines, one for each thing that happened; for logs, pipes and CI.
+    """Prints a plain line for each event; for logs, pipes and CI.
 
     Args:
-        console: Where to print.
-        watch: The study's time.
         min_effect: Its smallest effect of interest, as a share: by that a trial is promising or not.
     """
 
@@ -106,15 +100,7 @@ class LineView:
 
 
 class LiveView(LineView):
-    """A panel that is redrawn in place, above which finished things scroll by as lines.
-
-    Args:
-        console: A terminal.
-        watch: The study's time.
-        min_effect: Its smallest effect of interest, as a share.
-        name: Of the study.
-        budget_s: Time budget, if there is one.
-    """
+    """Keeps a few lines of status on the terminal, below the lines of finished events."""
 
     def __init__(
         self, console: Console, watch: Stopwatch, *, min_effect: float, name: str, budget_s: float | None
@@ -123,11 +109,10 @@ class LiveView(LineView):
         self._name = name
         self._budget_s = budget_s
         self._stage = "starting"
-        self._detail = self._what = self._floor = ""
+        self._trial = self._best = ""
         self._doing: dict[str, str] = {}  # by lane
-        self._best, self._best_ratio = "none yet below the default's time", 1.0
+        self._best_ratio = 1.0
         self._durations: list[float] = []
-        self._left: int | None = None
         self._live = Live(console=console, get_renderable=self._panel, refresh_per_second=4, transient=True)
 
     def __enter__(self) -> LiveView:
@@ -140,29 +125,24 @@ class LiveView(LineView):
     def stage(self, name: str, detail: str) -> None:
         """See `autotune.model.Callbacks`."""
         super().stage(name, detail)
-        self._stage, self._detail, self._what, self._doing = name, detail, "", {}
+        self._stage, self._trial, self._doing = f"{name}: {detail}", "", {}
 
     def phase(self, what: str, lane: str = "") -> None:
         """See `autotune.model.Callbacks`."""
-        is_screen = what.startswith("screening")
-        self._doing[lane] = what if is_screen else f"a worker is {_PHASE_WORDS.get(what, what)}"
+        self._doing[lane] = _PHASE_WORDS.get(what, what)
 
     def pair(self, ratios: list[float], lane: str = "") -> None:
         """See `autotune.model.Callbacks`."""
         about = format_ratio(math.exp(statistics.median(ratios)))
         self._doing[lane] = f"{len(ratios)} pairs of blocks measured, ratio about {about}"
 
-    def floor(self, result: FloorResult) -> None:
-        """See `autotune.model.Callbacks`."""
-        super().floor(result)
-        self._floor = f"a trial finds speed-ups from {format_detectable(result.floor.detectable)}"
-
     def trial_starts(self, config: TrialConfig, asked: int) -> None:
         """See `autotune.model.Callbacks`."""
         super().trial_starts(config, asked)
-        self._what = f"trial {config.number} of {asked}, proposed by {config.origin}: {shorten(config.settings)}"
-        self._left = asked - config.number + 1
-        self._doing.setdefault("", "starting a worker")
+        self._trial = f"trial {config.number} of {asked} ({config.origin}): {shorten(config.settings)}"
+        if self._durations:
+            left_s = statistics.mean(self._durations) * (asked - config.number + 1)
+            self._trial += f"; about {format_seconds(left_s)} of search left"
 
     def trial_ends(self, result: TrialResult) -> None:
         """See `autotune.model.Callbacks`."""
@@ -171,41 +151,12 @@ class LiveView(LineView):
         found = result.comparison.estimate if result.failure is None and result.comparison is not None else None
         if found is not None and found.ratio < self._best_ratio:
             self._best_ratio = found.ratio
-            self._best = f"trial {result.number}: {format_estimate(found)}, not yet proven"
+            self._best = f"best so far: trial {result.number}, {format_estimate(found)}, not yet proven"
 
-    def finalist(self, result: FinalistResult) -> None:
-        """See `autotune.model.Callbacks`."""
-        super().finalist(result)
-        if result.verdict is Verdict.FASTER and result.estimate is not None:
-            self._best = f"trial {result.trial}: {format_estimate(result.estimate)}, proven in fresh processes"
-
-    def _lanes(self) -> list[tuple[str, str]]:
-        """What is under way: a row, or one for each lane."""
-        lanes = sorted(filter(None, self._doing))
-        if not lanes:
-            return [("", self._doing.get("", ""))]
-        more = [("", f"and {len(lanes) - MOST_LANES} lanes more")] if len(lanes) > MOST_LANES else []
-        return [*((f"  {lane}", self._doing[lane]) for lane in lanes[:MOST_LANES]), *more]
-
-    def _panel(self) -> Group:
-        steps = Text("  ".join(f"[{s.name}]" if s.name == self._stage else s.name for s in STAGES), style="cyan")
-        left = []
-        if self._stage == "search" and self._durations and self._left is not None:
-            left.append(f"about {format_seconds(statistics.mean(self._durations) * self._left)} of search left")
+    def _panel(self) -> Text:
+        time = f"{format_seconds(self._watch.total_s)} so far"
         if self._budget_s is not None:
-            left.append(f"budget {format_seconds(max(0.0, self._budget_s - self._watch.total_s))} left")
-        table = Table.grid(padding=(0, 2))
-        table.add_column(style="dim")
-        table.add_column()
-        for name, text in (
-            ("study", f"{self._name}, {format_seconds(self._watch.total_s)} so far"),
-            ("stage", self._detail),
-            ("now", self._what),
-            *self._lanes(),
-            ("best", self._best),
-            ("noise", self._floor),
-            ("time", ", ".join(left)),
-        ):
-            if text:
-                table.add_row(name, Text(visible_line(text)))
-        return Group(Text(), steps, table)
+            time += f", budget {format_seconds(max(0.0, self._budget_s - self._watch.total_s))} left"
+        lanes = [f"  {lane} {doing}" for lane, doing in sorted(self._doing.items())[:MOST_LANES]]
+        rows = [f"{self._name}, {time}", self._stage, self._trial, *lanes, self._best]
+        return Text("\n".join(["", *(visible_line(row) for row in rows if row)]))

@@ -1,20 +1,32 @@
-"""The command that shows what would be read of a program, without a study: `read`. Mounted by `autotune.cli`."""
+"""The command `read`: shows which steps would be read of a program or a saved log, without a study."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from autotune.cli import options
 from autotune.cli.printing import print_json, print_lines
 
+if TYPE_CHECKING:
+    from autotune.child import Recognised
+    from autotune.workers import Probe
+
 SHOWN_LINES = 40
 """Lines that are shown; the rest is counted."""
+
+SHOWN_CHARACTERS = 200
+
+_SILENT = (
+    "it printed nothing, neither into a pipe nor on a terminal; let it print each step, write a file that "
+    "`--file` or [workload.read] `file` names, or put autotune.hook.steps into its loop"
+)
 
 
 def read(
@@ -41,7 +53,7 @@ def read(
     """
     from autotune.child import recognise
     from autotune.model import AutotuneError, FlagSet, ReadSpec, close_matches, load_study, parse_duration
-    from autotune.study import read_command, read_log, show_reading
+    from autotune.study import ProbeRequest, default_platform, read_log, reading_of, run_request
 
     given = {"preset": preset, "pattern": pattern, "json_key": json_key, "unit": unit, "loss": loss}
     rules: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
@@ -69,17 +81,73 @@ def read(
             f"{meant} A command and its arguments come after --: autotune read -- python train.py"
         )
     if len(what) == 1 and path.exists() and not (path.is_file() and os.access(path, os.X_OK)):
-        seen = read_log(path)
+        probe = read_log(path)
     else:
-        seen = read_command(what, limit_s=parse_duration(limit), terminal=terminal, rules=rules)
-        seen = seen if file is None else read_log(file)
-    fits = [] if rules else recognise(seen.lines, at=seen.at, tokens_per_step=tokens_per_step)
-    shown = show_reading(seen, fits, rules or (fits[0].rules if fits else {}), most=None if show_all else SHOWN_LINES)
+        request = ProbeRequest(
+            command=tuple(what), cwd=Path.cwd(), platform=default_platform(), rules=rules or None,
+            limit_s=parse_duration(limit), terminal=True if rules.get("terminal") else terminal,
+        )  # fmt: skip
+        probe, _ = run_request(request, tell=lambda text: None)
+        if not probe.lines and file is None:
+            probe.notes.append(_SILENT)
+        if probe.status:
+            probe.notes.append(f"it ended with status {probe.status}")
+        probe = probe if file is None else read_log(file)
+    fits = [] if rules else recognise(probe.lines, at=probe.at_s or None, tokens_per_step=tokens_per_step)
+    found = reading_of(probe, fits, rules or (fits[0].rules if fits else {}))
     if as_json:
-        print_json(shown.data)
+        print_json(found)
     else:
-        print_lines(shown.lines)
+        print_lines([*_rows(found, most=None if show_all else SHOWN_LINES), "", *_summary(found, fits, probe)])
     sys.stdout.flush()
-    print_lines((f"autotune: {note}" for note in seen.notes), stderr=True)
-    if not shown.steps:
+    print_lines((f"autotune: {note}" for note in probe.notes), stderr=True)
+    if not found["steps"]:
         raise typer.Exit(1)
+
+
+def _rows(found: Mapping[str, Any], *, most: int | None) -> list[str]:
+    """A line for each line that was read, or for the first and the last ones."""
+    rows = [_row(row) for row in found["lines"]]
+    if most is None or len(rows) <= most:
+        return rows
+    left_out = f"{'':21} ... {len(rows) - most} lines more (--all shows them) ..."
+    return [*rows[: most // 2], left_out, *rows[-(most - most // 2) :]]
+
+
+def _row(row: Mapping[str, Any]) -> str:
+    from autotune.model import format_seconds
+
+    took = format_seconds(row["step_s"]) if row["step_s"] is not None else "step" if row["is_step"] else ""
+    loss = f"{row['loss']:.4g}" if row["loss"] is not None else ""
+    return f"{took:>10} {loss:>10} | {row['line'][:SHOWN_CHARACTERS]}"
+
+
+def _summary(found: Mapping[str, Any], fits: Sequence[Recognised], probe: Probe) -> list[str]:
+    """What the lines make, what to look at, and the table for a study file."""
+    from autotune.model import format_seconds
+    from autotune.study import toml_lines
+
+    count = len(found["lines"])
+    if not found["rules"]:
+        return [
+            f"no steps were read in {count} lines: name a --preset, or write a --pattern such as "
+            r"'step_time=(?P<step_s>[\d.]+)'"
+        ]
+    each = f", {format_seconds(found['step_s'])} each (median)" if found["step_s"] else ""
+    losses = f"{found['losses']} losses, the last {found['loss']:.4g}" if found["losses"] else "no loss"
+    said = [f"{found['steps']} steps in {count} lines{each}, {losses}"]
+    by = fits[0] if fits else None
+    if by is not None and by.by_clock and not probe.at_s:
+        said.append("the time between lines counts, which a saved log does not tell; a command shows it")
+    if by is not None and by.in_bursts:
+        said.append("most lines came at once: print with flush=True, or `terminal = true`")
+    if by is not None and by.agrees is not None and by.doubtful:
+        said.append(
+            f"what is printed is {by.agrees:.3g} times what passes between the lines: it does not wait for the device?"
+        )
+    if by is not None and by.needs_tokens and "tokens_per_step" not in found["rules"]:
+        said.append("tokens each second are read: say --tokens-per-step to have steps of them")
+    rules = {**found["rules"], **({"terminal": True} if found["terminal"] else {})}
+    tokens = rules.pop("tokens_per_step", None)
+    said += ["", "[workload.read]", *toml_lines(rules)]
+    return said if tokens is None else [*said, "", "[workload]", f"tokens_per_step = {tokens}"]

@@ -1,37 +1,32 @@
-"""The commands that need no study file: `tune` and `init`. They look at a program once and write the file."""
+"""The commands `tune` and `init`: they look at a program once and write its study file."""
 
 from __future__ import annotations
 
 import math
+import os
+import re
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from autotune.cli import options
-from autotune.cli.first_look import (
-    ask_for,
-    file_of,
-    name_of,
-    name_of_entry,
-    place_of,
-    planned,
-    refuse_other_rules,
-    refuse_unbuilt,
-    rules_of,
-    said,
-    seconds_of,
-    show_plan,
-    write_study,
-)  # fmt: skip
-from autotune.cli.printing import print_lines
+from autotune.cli.printing import make_console, print_lines
 from autotune.cli.run import run_and_print
 
 if TYPE_CHECKING:
+    from autotune.model import StudySpec
     from autotune.rundir import Store
-    from autotune.study import Asked
+    from autotune.study import Plan, ProbeRequest, ProbeResult
+
+MOST_NAMES = 6
+"""Settings that are named before the rest is counted."""
+
+SEVERAL = 1.5
+"""Steps for a line from which on it is said that not each step has one."""
 
 Command = Annotated[list[str] | None, typer.Argument(metavar="-- COMMAND...", help="Program and arguments, after --.")]
 Platform = Annotated[
@@ -77,9 +72,7 @@ def tune(
     """
     from autotune.model import AutotuneError
 
-    asked = ask_for(
-        command, platform, rules_of(preset, pattern, json_key, unit, step_file, loss), look_limit, verb="tune"
-    )
+    asked = ask_for(command, platform, rules_of(preset, pattern, json_key, unit, step_file, loss), look_limit)
     if not (yes or dry_run or sys.stdin.isatty()):
         raise AutotuneError(
             "a study must be agreed to but there is no terminal to ask on: add --yes to start it, or --dry-run to look "
@@ -88,12 +81,12 @@ def tune(
     seconds_of(time_budget, "--time-budget")  # a mistyped one must not wait for the look
     file, known = file_of(asked, name)
     if known is None:
-        plan, understood = planned(asked, file.stem, trials=trials or DEFAULT_TRIALS, budget=time_budget)
-        show_plan(understood, plan, file)
+        plan, found = planned(asked, file.stem, trials=trials or DEFAULT_TRIALS, budget=time_budget)
+        show_plan(found, plan, file)
         if not dry_run and not yes and not typer.confirm("Start the study?", default=True):
             print_lines(["nothing was started or written; --dry-run writes the study file only"])
             raise typer.Exit(1)
-        write_study(file, plan.text, asked)
+        write_study(file, plan.text, asked.command)
     else:
         refuse_other_rules(asked, file, platform, known)
         print_lines([f"going on with the study {file}, as it stands there"])
@@ -117,24 +110,22 @@ def init(
     trials: Trials = DEFAULT_TRIALS,
     platform: Platform = None,
     name: Name = None,
-    preset: Preset = None,
-    pattern: Pattern = None,
-    json_key: JsonKey = None,
-    unit: StepUnit = None,
-    step_file: StepFile = None,
-    loss: Loss = None,
-    look_limit: LookLimit = "10m",
 ) -> None:
-    """Writes a commented study file for a program, a preset or a function of yours; never over another file.
+    """Writes a commented study file for a program with the hook, a preset or a function of yours.
 
-    A program without the hook is run once, to see how its steps are printed.
+    It never overwrites a file. For a program as it is: autotune tune --dry-run -- python train.py
     """
     from autotune.model import StudyFileError
-    from autotune.study import example_text, plan_entry, plan_hook
+    from autotune.study import example_text, plan_unseen
 
     if (entry is not None) + (example is not None) + bool(command) != 1:
         raise StudyFileError(
             "exactly one of --entry ENTRY, --example NAME and -- COMMAND must be given: autotune init --entry llama"
+        )
+    if command and not hook:
+        raise StudyFileError(
+            "--hook must be given with a command, for init does not run it; without the hook in its loop: "
+            f"autotune tune --dry-run -- {shlex.join(command)}"
         )
     if example is not None and (time_budget, trials, platform) != (None, DEFAULT_TRIALS, None):
         raise StudyFileError("with --example only --name and --output may be given: edit the file that is written")
@@ -144,29 +135,245 @@ def init(
         raise StudyFileError(f"a new study file must not lie on another but {file} is there: give --output or --name")
     study, budget_s = name or file.stem, seconds_of(time_budget, "--time-budget")
     if example is not None:
-        write_study(file, example_text(example, study), None)
-    elif entry is None and not hook:
-        rules = rules_of(preset, pattern, json_key, unit, step_file, loss)
-        asked = ask_for(command, platform, rules, look_limit, verb="init", cwd=file.resolve().parent)
-        plan, understood = planned(asked, study, trials=trials, budget=time_budget)
-        show_plan(understood, plan, file)
-        write_study(file, plan.text, asked)
+        text = example_text(example, study)
     else:
-        more: dict[str, Any] = {
-            **place_of(platform),
-            "name": study,
-            "trials": trials,
-            "budget_s": budget_s,
-            "said": said(),
-        }
-        text = plan_entry(entry, **more) if entry else plan_hook(command or [], **more)
-        if entry:
-            refuse_unbuilt(text, file)
-        write_study(file, text, None)
+        what, place = entry or command or [], place_of(platform)
+        text = plan_unseen(what, **place, name=study, trials=trials, budget_s=budget_s, said=typed_command())
+    if entry is not None:
+        refuse_unbuilt(text, file)
+    write_study(file, text, command or ())
     print_lines([f"look at it, then: autotune run {shlex.quote(str(file))}"])
 
 
-def _run(file: Path, *, trials: int | None, time_budget: str | None, asked: Asked) -> None:
+# ---------------------------------------------------------------------- options
+
+
+def ask_for(command: list[str] | None, platform: str | None, rules: dict[str, Any] | None, limit: str) -> ProbeRequest:
+    """The program to look at, by the options of a call."""
+    from autotune.model import StudyFileError
+    from autotune.study import ProbeRequest, default_platform, refuse_one_word
+
+    if not command:
+        raise StudyFileError("a command must follow, after --, but there is none: autotune tune -- python train.py")
+    refuse_one_word(command)
+    limit_s = seconds_of(limit, "--look-limit")
+    assert limit_s is not None
+    return ProbeRequest(
+        command=tuple(command), cwd=Path.cwd(), platform=platform or default_platform(), rules=rules,
+        limit_s=limit_s,
+    )  # fmt: skip
+
+
+def seconds_of(text: str | None, option: str) -> float | None:
+    """Seconds of a duration that an option was given, if it was."""
+    from autotune.model import StudyFileError, parse_duration
+
+    try:
+        return None if text is None else parse_duration(text)
+    except ValueError as error:
+        raise StudyFileError(f"{option} must look like 30m or 8h but got {text!r}; say its unit") from error
+
+
+def rules_of(
+    preset: str | None, pattern: str | None, key: str | None, unit: str | None, file: str | None, loss: str | None
+) -> dict[str, Any] | None:
+    """The keys of `[workload.read]` that options give; None without any."""
+    from autotune.model import StudyFileError
+
+    given = {"preset": preset, "pattern": pattern, "json_key": key, "unit": unit, "file": file, "loss": loss}
+    rules = {name: value for name, value in given.items() if value is not None}
+    if rules and sum(value is not None for value in (preset, pattern, key)) != 1:
+        raise StudyFileError(
+            "how steps are read must be said by exactly one of --step-preset, --step-pattern and --step-json; "
+            "--step-unit, --step-file and --loss go with one of them"
+        )
+    return rules or None
+
+
+def name_of(command: list[str]) -> str:
+    """The name of a study of a command: that of its script, or of its module."""
+    words = [Path(word).name for word in command]
+    chosen = words[0]
+    if re.fullmatch(r"python[\d.]*|bash|sh|uv|torchrun|srun|env", chosen):
+        scripts = [word for word in words[1:] if re.fullmatch(r"[\w.-]+\.(py|sh)", word)]
+        modules = [command[i + 1] for i, word in enumerate(command[:-1]) if word == "-m"]
+        chosen = next(iter([*modules[:1], *scripts]), chosen)
+    chosen = re.sub(r"\.(py|sh)$", "", chosen)
+    return re.sub(r"[^A-Za-z0-9._-]+|\.{2,}", "-", chosen).strip("-._")[:48] or "program"
+
+
+def name_of_entry(entry: str) -> str:
+    """The name of a study of an entry."""
+    return re.sub(r"[^A-Za-z0-9-]+", "-", entry).strip("-")[:48] or "study"
+
+
+def file_of(asked: ProbeRequest, name: str | None) -> tuple[Path, StudySpec | None]:
+    """The file of a study of this command, and the study if it is there already."""
+    from autotune.model import STUDY_NAME, StudyFileError, load_study
+
+    if name is not None and (not re.fullmatch(STUDY_NAME, name) or ".." in name):
+        raise StudyFileError(f"--name must be letters, digits, dots and dashes, such as my-model, but got {name!r}")
+    base = name or name_of(list(asked.command))
+    for number in range(1, 1000):
+        stem = base if number == 1 else f"{base}-{number}"
+        file = Path(f"{stem}.toml")
+        if not file.exists():
+            return file, None
+        try:
+            known = load_study(file)
+        except StudyFileError:
+            known = None
+        if known is not None and known.workload.command == asked.command:
+            return file, known
+        if name is not None:
+            raise StudyFileError(
+                f"{file} must be a study of this very command but is of something else; give another --name, or run "
+                f"that: autotune run {file}"
+            )
+    raise StudyFileError(f"a name must be free but {base}.toml and a thousand more are taken; give --name")
+
+
+def refuse_other_rules(asked: ProbeRequest, file: Path, platform: str | None, known: StudySpec) -> None:
+    """Refuses to continue a study with other rules or another platform than this call."""
+    from autotune.model import StudyFileError
+
+    read = known.workload.read.rules() if known.workload.read is not None else {}
+    other = platform is not None and platform != known.device.platform
+    if other or (asked.rules is not None and any(read.get(k) != v for k, v in asked.rules.items())):
+        raise StudyFileError(
+            f"a study goes on as its file says but {file} says something else of "
+            f"{'the platform' if other else 'how steps are read'}; edit it, or give another --name"
+        )
+
+
+def place_of(platform: str | None) -> dict[str, Any]:
+    """Platform, number and kind of the devices here."""
+    from autotune.study import default_platform, device_count, device_words
+
+    where = platform or default_platform()
+    return {"platform": where, "count": device_count(where), "device": device_words(where)}
+
+
+def refuse_unbuilt(text: str, file: Path) -> None:
+    """Builds an entry in a child process, so that a mistyped one is refused before a run."""
+    from autotune.model import StudyFileError
+    from autotune.study import checked
+    from autotune.workers import WorkerFailed, describe_workload
+
+    spec = checked(text)
+    try:
+        describe_workload(spec, study_dir=file.resolve().parent, device_count=spec.device.count or 1)
+    except WorkerFailed as error:
+        raise StudyFileError(
+            f"--entry must be a preset or package.module:function that can be built but {spec.workload.entry}: {error}"
+        ) from error
+
+
+# ---------------------------------------------------------------------- look, show, write
+
+
+def typed_command() -> str:
+    """This call, as it was typed, with secrets redacted."""
+    from autotune.model import redact_command
+
+    return shlex.join(["autotune", *redact_command(sys.argv[1:])])
+
+
+def planned(asked: ProbeRequest, name: str, *, trials: int, budget: str | None) -> tuple[Plan, ProbeResult]:
+    """Looks at a program once, with its progress on the console, and draws up its study."""
+    from autotune.model import redact_command
+    from autotune.study import plan_of, probe_program
+
+    console = make_console(stderr=True)
+    what = f"running it once, to see how it prints its steps: {shlex.join(redact_command(asked.command))}"
+    budget_s = seconds_of(budget, "--time-budget")
+    try:
+        if console.is_terminal:
+            with console.status(what) as status:
+                found = probe_program(asked, tell=lambda text: status.update(f"{what} ({text})"))
+        else:
+            print_lines([what], stderr=True)
+            found = probe_program(asked, tell=lambda text: print_lines([f"  {text}"], stderr=True))
+    except KeyboardInterrupt:
+        print("\nautotune: stopped; the program was ended, and nothing is written", file=sys.stderr)
+        raise typer.Exit(130) from None
+    return plan_of(found, name=name, trials=trials, budget_s=budget_s, said=typed_command()), found
+
+
+def show_plan(found: ProbeResult, plan: Plan, file: Path) -> None:
+    """Prints what one run showed, what is searched and why, and what can be proven in which time."""
+    from autotune.model import format_seconds, format_share
+    from autotune.study import SPREADS, WHY, preview_space
+
+    preview = preview_space(plan.spec, study_dir=file.resolve().parent, run_dir=options.RUNS / plan.spec.name)
+    names = [p.name.removeprefix("xla_") for p in preview.space.parameters]
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    gains = [
+        f"{format_share(gain[0])} if equal runs differ by {format_share(spread)} ({_about(gain[1])} of proofs)"
+        for spread, gain in zip(SPREADS, plan.gains, strict=True)
+        if gain is not None
+    ]
+    jaxlib = f", jaxlib {found.jaxlib}" if found.jaxlib else ""
+    steps = f"{found.steps} lines of steps seen{', then it ended by itself' if found.ended else ''}"
+    if found.line_s > SEVERAL * found.step_s:
+        steps = f"a line comes every {format_seconds(found.line_s)}; {steps}"
+    rows = [
+        ("command", shlex.join(plan.spec.workload.shown.command or ())),
+        ("interpreter", f"{found.python}{jaxlib}" if found.python else "none loaded jaxlib; autotune's own is asked"),
+        ("device", f"{found.device_count} x {found.device} ({found.request.platform})"),
+        ("steps", found.how),
+        ("", f"such as: {found.example.strip()[:100]}"),
+        *([("careful", found.doubt)] if found.doubt else []),
+        ("times", f"ready after {format_seconds(found.start_s)}, a step takes {format_seconds(found.step_s)}; {steps}"),
+        ("search", f"{len(names)} settings of {preview.build}: {', '.join(names[:MOST_NAMES])}{more}"),
+        ("because", WHY[plan.kind]),
+        ("time", f"{_about(plan.budget_s)} in all; a run takes {format_seconds(plan.run_s)}, a trial "
+                 f"{_about(plan.trial_s)}: reference, candidate, reference, three times"),
+        *([("careful", _too_short(plan))] if plan.budget_s < plan.needed_s else []),
+        *((("can prove" if i == 0 else ""), f"gains from {gain}") for i, gain in enumerate(gains)),
+        *([("", "the noise floor, measured first, tells which of these it is")] if gains else []),
+        ("file", f"{file}, run directory {options.RUNS / plan.spec.name}"),
+    ]  # fmt: skip
+    print_lines([f"{name:<12} {text}".rstrip() for name, text in rows])
+
+
+def _too_short(plan: Plan) -> str:
+    """A warning where the time budget holds less than a study."""
+    from autotune.study import WORTH_TRIALS
+
+    return (
+        f"the noise floor and {WORTH_TRIALS} trials with their proofs take about {_about(plan.needed_s)} here: in "
+        "less, what looks promising may stay unproven. The same command with a larger --time-budget goes on"
+    )
+
+
+def _about(seconds: float) -> str:
+    """Formats an estimate of time: whole minutes from one minute on."""
+    from autotune.model import format_seconds
+
+    return format_seconds(seconds if seconds < 60 else 60 * round(seconds / 60)).removesuffix(" 0 s")
+
+
+def write_study(file: Path, text: str, command: Sequence[str]) -> None:
+    """Writes a new study file, readable for the user alone if it holds a secret."""
+    from autotune.model import StudyFileError, redact_command
+
+    has_secret = redact_command(command) != tuple(command)
+    try:
+        number = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if has_secret else 0o666)
+        with os.fdopen(number, "w", encoding="utf-8") as stream:
+            stream.write(text)
+    except OSError as error:
+        raise StudyFileError(
+            f"the study file must be writable but {file}: {error.strerror}; call this elsewhere"
+        ) from error
+    print_lines([f"written to {file}" + (" (it holds a secret: only you can read it)" if has_secret else "")])
+
+
+# ---------------------------------------------------------------------- run
+
+
+def _run(file: Path, *, trials: int | None, time_budget: str | None, asked: ProbeRequest) -> None:
     from autotune.model import Outcome
     from autotune.study import choose_engine, study_with
 
@@ -194,12 +401,12 @@ def _duration(seconds: float) -> str:
     return f"{math.ceil(seconds / 60)}m"
 
 
-def _shown(store: Store, asked: Asked) -> tuple[str, ...]:
+def _shown(store: Store, asked: ProbeRequest) -> tuple[str, ...]:
     """The command without its secrets."""
     return store.spec.workload.shown.command or asked.command
 
 
-def _write_winner(store: Store, path: Path, asked: Asked) -> None:
+def _write_winner(store: Store, path: Path, asked: ProbeRequest) -> None:
     from autotune.results import ExportFormat, render_export
     from autotune.rundir import write_atomically
 

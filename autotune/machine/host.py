@@ -187,7 +187,7 @@ def cuda_plugin(versions: Mapping[str, str]) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RanOn:
-    """Versions of cublas, cudnn, nccl and driver, and GPUs, of a process; see `autotune.child.ran_on`."""
+    """Versions of cublas, cudnn, nccl and driver, and GPUs, of a process; see `autotune.child.gpus`."""
 
     versions: Mapping[str, str]
     gpus: tuple[GpuState, ...]
@@ -204,7 +204,7 @@ def would_run_on(environment: Mapping[str, str], count: int | None = None) -> Ra
     """
     env = dict(environment)
     let_import_packages(env)
-    command = [driver_python(), "-m", "autotune.child.ran_on", json.dumps({"count": count})]
+    command = [driver_python(), "-m", "autotune.child.gpus", json.dumps({"count": count})]
     try:
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=_ANSWER_LIMIT_S, check=True)
         told = json.loads(done.stdout)

@@ -88,7 +88,7 @@ class Artefact(Record):
 
 
 def unpack(packed: str) -> bytes:
-    """Unpacks a content that came in a message; see `autotune.child.profile.pack`.
+    """Unpacks a content that came in a message; see `autotune.child.channel.pack`.
 
     Raises:
         ValueError: If it cannot be unpacked, or is too large.

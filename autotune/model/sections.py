@@ -6,64 +6,37 @@ import inspect
 import re
 from collections.abc import Mapping
 from typing import (
-    Annotated,
-    Any,
-    Literal,
+    Annotated, Any, Literal,
 )
-
 from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    GetJsonSchemaHandler,
-    SerializationInfo,
-    SerializerFunctionWrapHandler,
-    ValidationError,
-    WithJsonSchema,
-    field_serializer,
-    field_validator,
+    BaseModel, BeforeValidator, ConfigDict, Field, GetJsonSchemaHandler, SerializationInfo,
+    SerializerFunctionWrapHandler, ValidationError, WithJsonSchema, field_serializer, field_validator,
     model_validator,
 )  # fmt: skip
 from pydantic_core import CoreSchema
-
 from autotune.child import (
-    PRESETS,
-    StepReader,
+    PRESETS, StepReader,
 )
 from autotune.model.errors import (
-    StudyFileError,
-    close_matches,
+    StudyFileError, close_matches,
 )
 from autotune.model.expressions import Expression
 from autotune.model.flags import (
-    FlagSet,
-    kind_of,
+    FlagSet, kind_of,
 )
 from autotune.model.measurement import Settings
 from autotune.model.options import (
-    FOLDER,
-    filled,
-    option_sets,
-    option_setting,
-    option_text,
-    placeholders,
+    FOLDER, filled, option_sets, option_setting, option_text, placeholders,
 )
 from autotune.model.redaction import (
-    redact_command,
-    redact_data,
+    redact_command, redact_data,
 )
 from autotune.model.turn_sizes import (
-    BLOCK_STEPS,
-    CPU_SIZES,
-    GPU_SIZES,
-    TurnSizes,
+    BLOCK_STEPS, CPU_SIZES, GPU_SIZES, TurnSizes,
 )
 from autotune.model.units import (
-    parse_bytes,
-    parse_duration,
+    parse_bytes, parse_duration,
 )
-
 
 class Section(BaseModel):
     """A table of a study file, whose schema describes each key by the docstring."""
@@ -138,7 +111,7 @@ class ReadSpec(Section):
     between two matching lines counts), and ``step`` (its number, for lines that do not come at every step).
 
     Attributes:
-        preset: Lines of a known trainer, see `autotune.child.read_rules.PRESETS`.
+        preset: Lines of a known trainer, see `autotune.child.steps.PRESETS`.
         pattern: Regular expression, searched in each line (its first 4,000 characters).
         json_key: Instead: the key of the duration in JSON lines, dots lead into inner tables.
         unit: Unit of that key.
@@ -179,7 +152,7 @@ class ReadSpec(Section):
             raise StudyFileError(f"how steps are read must be legal but: {said}") from None
 
     def rules(self) -> dict[str, Any]:
-        """The rules as `autotune.child.read_rules.StepReader` takes them."""
+        """What `autotune.child.steps.StepReader` takes."""
         return self.model_dump(exclude_none=True)
 
 

@@ -1,29 +1,28 @@
-"""A study for a program: its sizes from what one run of it took, and the commented file that says so."""
+"""Draws up a study for a program, with sizes from one run of it, and writes the commented study file."""
 
 from __future__ import annotations
 
 import json
 import math
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import (
+    Mapping, Sequence,
+)
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
-
 from autotune.child import workloads_root
 from autotune.model import (
-    SOAK_STEPS_OF_RUNS,
-    WARMUP_STEPS,
-    StudyFileError,
-    StudySpec,
-    close_matches,
-    format_seconds,
-    parse_study,
+    SOAK_STEPS_OF_RUNS, StudyFileError, StudySpec, WARMUP_STEPS, close_matches, format_seconds, parse_study,
     redact_command,
 )  # fmt: skip
-from autotune.stats import proof_pairs, smallest_gain, study_power
-from autotune.study.understanding import LEAST_STEPS, Understood, is_named
+from autotune.stats import (
+    proof_pairs, smallest_gain, study_power,
+)
+from autotune.study.probe import (
+    LEAST_STEPS, ProbeResult,
+)
 
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "cpu": ("cpu",),
@@ -55,17 +54,18 @@ WORTH_TRIALS = 8
 
 LEAST_BUDGET_S = 600.0
 
+Section = tuple[str, str, Mapping[str, Any]]
+"""Name of a table, a remark (lines after the first begin with ``#``) and the keys."""
+
 SCHEMA = Path(str(resources.files("autotune") / "data" / "study.schema.json"))
 """What editors complete keys by; made by `docs/write_study_file.py`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What a study of a program is going to do, and the file that asks for it.
+    """A study that was drawn up, its file, and what it takes.
 
     Attributes:
-        spec: The study.
-        text: Its file, with comments.
         kind: What is searched for: a key of `GROUPS`.
         run_s: Seconds of one run of the program.
         trial_s: Seconds of a trial.
@@ -85,34 +85,30 @@ class Plan:
     gains: tuple[tuple[float, float] | None, ...]
 
 
-def plan_of(found: Understood, *, name: str, trials: int, budget_s: float | None, said: str) -> Plan:
-    """A study of a program, from what one run showed.
+def plan_of(found: ProbeResult, *, name: str, trials: int, budget_s: float | None, said: str) -> Plan:
+    """A study of a program that was looked at.
 
     Args:
-        found: What was understood.
-        name: Of the study.
-        trials: Most trials.
         budget_s: Seconds for the whole study; None for a proposal.
-        said: The command that asked for it, for the file.
 
     Raises:
         StudyFileError: If no study can be of it.
     """
+    asked = found.request
     steps, soak_s = _sizes(found)
     run_s = found.start_s + steps * found.line_s
     trial_s = ABA_RUNS * 3 * run_s
     pairs = proof_pairs(FINALISTS, most=PROCESSES)
     needed_s = trial_s + WORTH_TRIALS * trial_s + pairs * 2 * run_s + 2 * max(soak_s, SOAK_STEPS_OF_RUNS * found.line_s)
     budget_s = budget_s or max(LEAST_BUDGET_S, 300.0 * math.ceil(needed_s / 300.0))
-    kind = kind_of_devices(found.asked.platform, found.device_count)
-    read = {k: v for k, v in found.rules.items() if v is not None}
-    workload: dict[str, Any] = {"command": list(found.asked.command)}
-    if is_named(found):
+    kind = kind_of_devices(asked.platform, found.device_count)
+    workload: dict[str, Any] = {"command": list(asked.command)}
+    if found.names_python:
         workload["python"] = found.python
-    sections: list[tuple[str, str, dict[str, Any]]] = [
+    sections: list[Section] = [
         ("workload", "What runs, in the folder of this file; {folder} in an argument: that of the trial.", workload),
-        ("workload.read", f"How its steps are read: {found.how}.\n# Seen: {_one_line(found.example)}", read),
-        *_devices(found.asked.platform, found.device_count, found.device),
+        ("workload.read", f"How its steps are read: {found.how}.\n# Seen: {_one_line(found.example)}", found.rules),
+        _devices(asked.platform, found.device_count, found.device),
         _search(kind, trials, budget_s),
         (
             "measure",
@@ -126,60 +122,42 @@ def plan_of(found: Understood, *, name: str, trials: int, budget_s: float | None
             {"finalists": FINALISTS, "processes": PROCESSES, "soak": soak_s},
         ),
     ]
-    text = study_text(
-        name, f"Settings for {_one_line(' '.join(redact_command(found.asked.command)))}", sections, said=said
-    )
+    text = study_text(name, _for_command(asked.command), sections, said=said)
     return Plan(
         spec=checked(text), text=text, kind=kind, run_s=run_s, trial_s=trial_s, budget_s=budget_s,
         needed_s=needed_s, gains=tuple(_gain(spread, 2 * run_s) for spread in SPREADS),
     )  # fmt: skip
 
 
-def plan_entry(
-    entry: str, *, name: str, platform: str, count: int, device: str, trials: int, budget_s: float | None, said: str
-) -> str:
-    """The file of a study of a preset or of ``package.module:function``.
+def plan_unseen(
+    what: str | Sequence[str], *, name: str, platform: str, count: int, device: str, trials: int,
+    budget_s: float | None, said: str,
+) -> str:  # fmt: skip
+    """The file of a study of an entry, or of a program with the hook: neither has to be looked at.
 
     Args:
-        entry: It.
-        name: Of the study.
-        platform: ``cpu`` or ``cuda``.
-        count: Devices.
-        device: What they are, in words.
-        trials: Most trials.
+        what: A preset or ``package.module:function``; or a command with ``autotune.hook.steps`` in its loop.
         budget_s: Seconds for the whole study; None for a proposal.
-        said: The command that asked for it, for the file.
 
     Raises:
         StudyFileError: If no study can be of it.
     """
     kind = kind_of_devices(platform, count)
-    where = "a function of yours, found beside this file" if ":" in entry else "a preset of `python -m workloads`"
-    sections = [
-        ("workload", f"What runs: {where}. Options go into `options = {{ ... }}`.", {"entry": entry}),
-        *_devices(platform, count, device),
+    if isinstance(what, str):
+        where = "a function of yours, found beside this file" if ":" in what else "a preset of `python -m workloads`"
+        remark = f"What runs: {where}. Options go into `options = {{ ... }}`."
+        workload: dict[str, Any] = {"entry": what}
+    else:
+        remark = "What runs, in the folder of this file; it has autotune.hook.steps in its loop."
+        workload = {"command": list(what), "hook": True}
+    sections: list[Section] = [
+        ("workload", remark, workload),
+        _devices(platform, count, device),
         _search(kind, trials, budget_s or (1800.0 if kind == "cpu" else 6 * 3600.0)),
     ]
-    return study_text(name, f"Settings for {entry}", sections, said=said)
-
-
-def plan_hook(
-    command: Sequence[str], *, name: str, platform: str, count: int, device: str, trials: int, budget_s: float | None,
-    said: str,
-) -> str:  # fmt: skip
-    """Likewise of a program that has ``autotune.hook.steps`` in its loop.
-
-    Raises:
-        StudyFileError: If no study can be of it.
-    """
-    kind = kind_of_devices(platform, count)
-    what = "What runs, in the folder of this file; it has autotune.hook.steps in its loop."
-    sections = [
-        ("workload", what, {"command": list(command), "hook": True}),
-        *_devices(platform, count, device),
-        _search(kind, trials, budget_s or (1800.0 if kind == "cpu" else 6 * 3600.0)),
-    ]
-    return study_text(name, f"Settings for {_one_line(' '.join(redact_command(command)))}", sections, said=said)
+    return study_text(
+        name, f"Settings for {what}" if isinstance(what, str) else _for_command(what), sections, said=said
+    )
 
 
 def example_studies() -> dict[str, Path]:
@@ -190,10 +168,6 @@ def example_studies() -> dict[str, Path]:
 
 def example_text(name: str, study: str) -> str:
     """The file of an example study, as a study of another name.
-
-    Args:
-        name: Of the example.
-        study: Of the copy.
 
     Raises:
         StudyFileError: If there is no such (all are named), or no study may have that name.
@@ -209,7 +183,7 @@ def example_text(name: str, study: str) -> str:
 
 
 def kind_of_devices(platform: str, count: int) -> str:
-    """What there is: a key of `GROUPS`."""
+    """The kind of devices, a key of `GROUPS`."""
     return "cpu" if platform == "cpu" else "one GPU" if count == 1 else "several GPUs"
 
 
@@ -222,7 +196,7 @@ def checked(text: str) -> StudySpec:
     return parse_study(tomllib.loads(text), source="the study that was drawn up")
 
 
-def _sizes(found: Understood) -> tuple[int, float]:
+def _sizes(found: ProbeResult) -> tuple[int, float]:
     """Counted steps of a run and seconds of the soak: no more than the program makes, if it ended."""
     run_s = min(LONGEST_RUN_S, max(SHORTEST_RUN_S, RUN_SHARE * found.start_s))
     steps = min(MOST_STEPS, max(LEAST_STEPS, math.ceil(run_s / found.line_s)))
@@ -235,7 +209,7 @@ def _sizes(found: Understood) -> tuple[int, float]:
 
 
 def _gain(spread: float, pair_s: float) -> tuple[float, float] | None:
-    """The smallest gain that is proven where equal runs differ so, and the seconds of proofs that it takes."""
+    """The smallest gain that can be proven if equal runs differ by `spread`, and the seconds of its proofs."""
     pair_sd = math.sqrt(2.0) * spread
     gain = smallest_gain(pair_sd, most=PROCESSES, finalists=FINALISTS)
     if gain is None:
@@ -243,33 +217,30 @@ def _gain(spread: float, pair_s: float) -> tuple[float, float] | None:
     return gain, study_power(gain, pair_sd, most=PROCESSES, finalists=FINALISTS).pairs * pair_s
 
 
-def _devices(platform: str, count: int, device: str) -> list[tuple[str, str, dict[str, Any]]]:
-    return [("device", f"{count} x {_one_line(device)}.", {"platform": platform, "count": count})]
+def _devices(platform: str, count: int, device: str) -> Section:
+    return "device", f"{count} x {_one_line(device)}.", {"platform": platform, "count": count}
 
 
-def _search(kind: str, trials: int, budget_s: float) -> tuple[str, str, dict[str, Any]]:
+def _search(kind: str, trials: int, budget_s: float) -> Section:
     remark = (
-        f"{WHY[kind]}.\n# The time is for all of it; proofs are reserved first (docs/budgets.md). More to search: "
+        f"{WHY[kind][0].upper()}{WHY[kind][1:]}.\n# The time is for all of it; proofs are reserved first "
+        "(docs/budgets.md). More to search: "
         '`settings = { xla_... = [...] }`,\n# `recipes = ["..."]` (`autotune recipes list`); '
         "what comes of it: `autotune space FILE`."
     )
-    keys: dict[str, Any] = {"trials": trials, "time_budget": _duration(budget_s), "groups": list(GROUPS[kind])}
-    return "search", remark[0].upper() + remark[1:], keys
+    keys = {"trials": trials, "time_budget": _duration(budget_s), "groups": list(GROUPS[kind])}
+    return "search", remark, keys
+
+
+def _for_command(command: Sequence[str]) -> str:
+    return f"Settings for {_one_line(' '.join(redact_command(command)))}"
 
 
 # ---------------------------------------------------------------------- TOML
 
 
-def study_text(
-    name: str, description: str, sections: Sequence[tuple[str, str, Mapping[str, Any]]], *, said: str
-) -> str:
+def study_text(name: str, description: str, sections: Sequence[Section], *, said: str) -> str:
     """The file of a study.
-
-    Args:
-        name: Of the study.
-        description: Of it, for reports.
-        sections: Each with its name, a remark (lines after the first begin with ``#``) and its keys.
-        said: The command that asked for it.
 
     Raises:
         StudyFileError: If a text is nothing that TOML can say.
@@ -282,22 +253,27 @@ def study_text(
         f"description = {_toml(description)}",
     ]
     for title, remark, keys in sections:
-        lines += ["", f"# {remark}", f"[{title}]", *(f"{key} = {_toml(value)}" for key, value in keys.items())]
+        lines += ["", f"# {remark}", f"[{title}]", *toml_lines(keys)]
     return "\n".join(lines) + "\n"
 
 
+def toml_lines(keys: Mapping[str, Any]) -> list[str]:
+    """Keys and values as lines of TOML.
+
+    Raises:
+        StudyFileError: If a value is text that is not Unicode.
+    """
+    return [f"{key} = {_toml(value)}" for key, value in keys.items()]
+
+
 def _one_line(text: str) -> str:
-    """Text for a comment: what could end one, or steer a terminal, is spelled out."""
+    """Text for a comment, with control characters escaped."""
     shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
     return shown if len(shown) <= 160 else shown[:159] + "…"
 
 
 def _toml(value: Any) -> str:
-    """A value as TOML writes it within one line.
-
-    Raises:
-        StudyFileError: If it is text that is not Unicode.
-    """
+    """A value as TOML writes it within one line."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, list | tuple):
@@ -318,5 +294,5 @@ def _escaped(char: str) -> str:
 
 
 def _duration(seconds: float) -> str:
-    """Such as ``25m``, as `search.time_budget` takes it."""
+    """Formats seconds as `search.time_budget` takes them, such as ``25m``."""
     return f"{seconds / 60:g}m" if seconds % 60 == 0 else f"{seconds:g}s"

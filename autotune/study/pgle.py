@@ -1,16 +1,26 @@
 """The stage `pgle`: the winner-to-be is profiled, compiled again with its profile, and proven against itself without.
 
 It comes after minimising, for a profile belongs to one program: whatever changes that changes the names in it. JAX's
-own switch is of no use here, see `autotune.child.profile`.
+own switch is of no use here, see `autotune.child.measure`.
 """
 
 from __future__ import annotations
 
-from autotune.model import PROFILE, FlagSet, ProfileRecord
-from autotune.stats import FIRST_LOOK, Verdict
-from autotune.study.confirm import pays_for_itself, prove
-from autotune.study.run import Candidate, StudyRun
-from autotune.study.tasks import PendingTask, ProfileTask
+from autotune.model import (
+    FlagSet, PROFILE, ProfileRecord,
+)
+from autotune.stats import (
+    FIRST_LOOK, Verdict,
+)
+from autotune.study.confirm import (
+    pays_for_itself, prove,
+)
+from autotune.study.run import (
+    Candidate, StudyRun,
+)
+from autotune.study.tasks import (
+    PendingTask, ProfileTask,
+)
 
 PROFILED_STEPS = 5
 

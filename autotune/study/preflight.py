@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import (
+    Callable,
+    Mapping,
+    Sequence,
+)
+from dataclasses import (
+    dataclass,
+    field,
+    replace,
+)
 from pathlib import Path
 
 from autotune.compiler import Facts
-from autotune.machine import caller_environment, restrict_devices, steering_settings, visible_gpus
+from autotune.machine import (
+    caller_environment,
+    restrict_devices,
+    steering_settings,
+    visible_gpus,
+)
 from autotune.model import (
     AutotuneError,
     FlagSet,
@@ -20,7 +33,7 @@ from autotune.model import (
     close_matches,
     kind_of,
     refuse_redacted,
-)
+)  # fmt: skip
 from autotune.results import Entry
 from autotune.rundir import Store
 from autotune.settings import (
@@ -33,12 +46,29 @@ from autotune.settings import (
     find_recipe,
     for_build,
     probe_build,
+)  # fmt: skip
+from autotune.study.priors import (
+    LibraryWinners,
+    Prior,
+    library_of,
+    priors_of,
+    screened_by,
+    winners_for,
 )
-from autotune.study.interpreter import program_python, refuse_other_build
-from autotune.study.priors import LibraryWinners, Prior, library_of, priors_of, screened_by, winners_for
+from autotune.study.probe import (
+    program_python,
+    refuse_other_build,
+)
 from autotune.study.proposer import open_study
 from autotune.study.samplers import check_sampler
-from autotune.workers import CommandLauncher, Launcher, LocalLauncher, SrunLauncher, WorkerFailed, describe_workload
+from autotune.workers import (
+    CommandLauncher,
+    Launcher,
+    LocalLauncher,
+    SrunLauncher,
+    WorkerFailed,
+    describe_workload,
+)
 
 REFUSED = frozenset({SettingVerdict.DANGEROUS})
 """Verdicts for which a setting is refused although a process would start with it."""

@@ -1,12 +1,34 @@
 """Processes that run a program under a flag set, and keep them in hand."""
 
-from autotune.workers.base import Launcher, Worker, WorkerFailed
+from autotune.workers.base import (
+    GuardedProcess,
+    Launcher,
+    Worker,
+    WorkerFailed,
+)
 from autotune.workers.command import CommandLauncher
-from autotune.workers.describe import describe_workload
-from autotune.workers.failures import classify_failure, is_without_gpu
-from autotune.workers.first_look import FirstLook, look_at
-from autotune.workers.guarded import GuardedProcess
-from autotune.workers.local import LocalLauncher, first_step
-from autotune.workers.programs import SHOWN_BY_DUMP, NotKnown, ProgramWatch
-from autotune.workers.srun import NODES_VARIABLE, SET_BY_NODE, SRUN_VARIABLE, SrunLauncher
+from autotune.workers.failures import (
+    classify_failure,
+    is_without_gpu,
+)
+from autotune.workers.local import (
+    LocalLauncher,
+    first_step,
+)
+from autotune.workers.programs import (
+    NotKnown,
+    ProgramWatch,
+    SHOWN_BY_DUMP,
+)
+from autotune.workers.srun import (
+    NODES_VARIABLE,
+    SET_BY_NODE,
+    SRUN_VARIABLE,
+    SrunLauncher,
+)
 from autotune.workers.settings_check import check_options
+from autotune.workers.probe import (
+    Probe,
+    describe_workload,
+    run_probe,
+)

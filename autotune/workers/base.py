@@ -1,12 +1,38 @@
-"""What a launcher and a worker promise the rest of the driver."""
+"""Protocols of launchers and workers, and the guarded process that all of them are made of."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import select
+from collections.abc import (
+    Callable,
+    Collection,
+    Mapping,
+    Sequence,
+)
 from pathlib import Path
-from typing import Protocol
+from typing import (
+    Any,
+    Protocol,
+)
 
-from autotune.model import Failure, FlagSet, MemoryUse, TimeLimits, WorkerReport
+from autotune.child import GUARD_PROGRAM
+from autotune.machine import (
+    ChildProcess,
+    driver_python,
+)
+from autotune.model import (
+    Failure,
+    FailureKind,
+    FlagSet,
+    MemoryUse,
+    TimeLimits,
+    WorkerReport,
+)
+
+LOG_BYTES = 4_000_000
+
+_ROOT = Path(__file__).resolve().parents[2]
 
 
 class WorkerFailed(Exception):
@@ -32,13 +58,13 @@ class Worker(Protocol):
     last_norm: float | None
     """Global gradient norm of the same step; None where it is not known."""
     loss_lag: int
-    """Steps by which the one that they are of lies before the end of the block."""
+    """Steps between the step that these two belong to and the end of the block."""
     fresh_batches: bool
     """Whether every step gets a batch of its own from now on, if the worker makes them: costs time beside the step."""
     watches_memory: bool
-    """Whether memory in use is told with every block from now on: costs milliseconds beside the block."""
+    """Whether every block reports memory in use from now on: costs milliseconds beside the block."""
     last_memory: MemoryUse | None
-    """At the end of the last block; None where it was not asked for, or the program does not tell."""
+    """At the end of the last block; None where it was not asked for, or is not known."""
 
     def run_block(self, steps: int) -> tuple[float, ...]:
         """Runs that many steps now and gives each one's duration in seconds.
@@ -48,10 +74,9 @@ class Worker(Protocol):
         """
 
     def profile(self, steps: int) -> bytes:
-        """Runs that many steps under a profiler and gives what each instruction took, as XLA reads it: text.
+        """Runs that many steps under a profiler and gives the cost of each instruction as text that XLA reads.
 
-        Returns:
-            Empty where the profiler saw none.
+        Empty where the profiler saw none.
 
         Raises:
             WorkerFailed: If the worker died or hung, or cannot profile.
@@ -74,14 +99,96 @@ class Launcher(Protocol):
     def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> Worker:
         """Starts a worker under `settings` (baseline merged in) and waits until it is compiled and warm.
 
-        Args:
-            settings: Everything that steers the worker.
-            folder: Where its log goes.
-            progress: Told of each phase.
-
         Raises:
             WorkerFailed: If it never became ready.
         """
 
     def close(self) -> None:
         """Ends every worker that is still alive."""
+
+
+def reader_command(module: str) -> list[str]:
+    """What a guard runs to look at a user's program: a module of `autotune.child`, started in milliseconds."""
+    code = (
+        f"import sys; sys.path.insert(0, sys.argv.pop(1)); from autotune.child.{module} import main; sys.exit(main())"
+    )
+    return [driver_python(), "-I", "-S", "-c", code, str(_ROOT)]
+
+
+class GuardedProcess(ChildProcess):
+    """One process behind its guard, which ends everything below it when the driver ends (`autotune.child.guard`).
+
+    Every message has a ``type``, and the last one of all is of type ``exit``.
+
+    Args:
+        through: What carries the guard to another machine, such as ``srun ...``; then `env` is that program's own, and
+            the command's goes to the guard as its first message.
+
+    Attributes:
+        end: The message ``exit``, once it is there.
+
+    Raises:
+        WorkerFailed: If it cannot be started.
+    """
+
+    def __init__(
+        self,
+        command: list[str],
+        env: Mapping[str, str],
+        log: Path,
+        log_bytes: int = LOG_BYTES,
+        cwd: str | None = None,
+        through: Sequence[str] = (),
+    ) -> None:
+        self.log = log
+        self.end: dict[str, Any] | None = None
+        arguments = [str(log), str(log_bytes), *(["--remote"] if through else []), "--", *command]
+        try:
+            with self.guard_log.open("wb") as errors:
+                guard = [*through, driver_python(), "-I", "-S", GUARD_PROGRAM, *arguments]
+                super().__init__(guard, env, errors=errors, cwd=cwd)
+        except OSError as error:
+            raise WorkerFailed(
+                Failure(kind=FailureKind.LAUNCH, message=f"cannot start a process: {error}", phase="launch"),
+                infrastructure=True,
+            ) from error
+
+    @property
+    def guard_log(self) -> Path:
+        """What the guard itself, or what carries it, prints; removed in the end if that is nothing."""
+        return self.log.with_suffix(".guard")
+
+    def receive(self) -> list[dict[str, Any]]:
+        """Messages that have come, without waiting."""
+        found = [m for m in super().receive() if isinstance(m.get("type"), str)]
+        self.end = self.end or next((m for m in found if m["type"] == "exit"), None)
+        if self.is_over and self.end is None:  # the guard vanished before it could say how its command ended
+            self.end = {"type": "exit", "exit_status": None, "last_lines": []}
+            found.append(self.end)
+        return found
+
+    def said_by_carrier(self) -> tuple[str, ...]:
+        """The last lines that the guard, or what carries it (``srun``), printed; none while all is well."""
+        try:
+            text = self.guard_log.read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return ()
+        lines = [line[:500] for line in text.splitlines() if line.strip() and "support for cpu binding" not in line]
+        return tuple(lines[-8:])
+
+    def first(self, kinds: Collection[str], limit_s: float) -> dict[str, Any] | None:
+        """Waits for a message of some kinds; None if the process ended or said nothing within `limit_s` seconds."""
+        return next((m for m in self.messages(limit_s) if m["type"] in kinds), None)
+
+    def close(self, patience_s: float) -> None:
+        """Ends the guard (its stdin ends), which ends everything below it; kills it if it does not."""
+        super().close(patience_s)
+        with contextlib.suppress(OSError):
+            if self.guard_log.stat().st_size == 0:
+                self.guard_log.unlink()
+
+
+def listen(processes: Sequence[GuardedProcess], wait_s: float) -> list[tuple[int, dict[str, Any]]]:
+    """Messages of some processes, each with its rank; waits until there is one, at most `wait_s` seconds."""
+    select.select([p.descriptor for p in processes if p.end is None], [], [], wait_s)
+    return [(rank, message) for rank, process in enumerate(processes) for message in process.receive()]

@@ -1,14 +1,15 @@
-"""The user's own program as a worker: with the hook in its loop it takes turns, without it its output is read."""
+"""The user's own program as a worker: measured in turns with the hook, else by reading its output."""
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from autotune.machine import driver_python, let_import_packages
+from autotune.machine import let_import_packages
 from autotune.model import (
     FOLDER,
     NOT_TOLD,
@@ -20,17 +21,11 @@ from autotune.model import (
     WorkerReport,
     filled,
 )
-from autotune.workers.base import Progress
+from autotune.workers.base import GuardedProcess, Progress, reader_command
 from autotune.workers.failures import NO_GPU
-from autotune.workers.guarded import GuardedProcess
 from autotune.workers.local import LocalLauncher, LocalWorker, log_name
 from autotune.workers.programs import NotKnown, ProgramWatch
 from autotune.workers.settings_check import SettingsCheck, check_environment, check_options, check_processes
-
-_ROOT = Path(__file__).resolve().parents[2]
-_READER = (
-    "import sys; sys.path.insert(0, sys.argv.pop(1)); from autotune.child.read_output import main; sys.exit(main())"
-)
 
 READ_DTYPE = "tensorfloat32"
 """How exactly the loss of a user's program must agree: its arithmetic is not known, and some print few digits."""
@@ -39,6 +34,9 @@ ON_CPU = f'{NO_GPU} in this program, which runs on the CPU; the study says devic
 
 READY_SHARE = 0.95
 """Share of the driver's patience after which the reader gives up by itself, for it can say why."""
+
+TEXT_BYTES = 1_000_000
+"""Of a program's file that are searched for XLA_FLAGS."""
 
 
 class CommandLauncher(LocalLauncher):
@@ -55,23 +53,18 @@ class CommandLauncher(LocalLauncher):
                 watch.close()
                 watch, problem = None, str(error)
         try:
-            return self._start(settings, folder, env, command, progress, Seen(watch, problem))
+            kind: type[CommandWorker] = HookWorker
+            if self._spec.workload.hook:
+                let_import_packages(env)
+            else:
+                kind, command = ReadWorker, reader_command("read_output")
+            log = folder / log_name(0)
+            process = GuardedProcess(command, env, log, cwd=self._study_dir)
+            worker = kind(process, self._spec, settings, self._study_dir, watch, problem)
         except BaseException:
             if watch is not None:
                 watch.close()
             raise
-
-    def _start(
-        self, settings: FlagSet, folder: Path, env: dict[str, str], command: list[str], progress: Progress, seen: Seen
-    ) -> LocalWorker:
-        kind: type[CommandWorker] = HookWorker
-        if self._spec.workload.hook:
-            let_import_packages(env)
-        else:
-            kind, command = ReadWorker, [driver_python(), "-I", "-S", "-c", _READER, str(_ROOT)]
-        log = folder / log_name(0)
-        process = GuardedProcess(command, env, log, cwd=self._study_dir)
-        worker = kind([process], self._spec, settings, seen)
         return self._begin(worker, self._jobs(settings, folder), progress)
 
     def _watch(self) -> tuple[ProgramWatch | None, str]:
@@ -87,7 +80,7 @@ class CommandLauncher(LocalLauncher):
         return self._spec.under(settings).workload.arguments(str(folder))
 
     def _tokens(self, settings: FlagSet) -> dict[str, int]:
-        """Tokens of a step under these options, where the study says so: a rate of tokens is read with them."""
+        """Tokens of a step under these options, if the study gives them; a rate of tokens is read with them."""
         tokens = self._spec.work_under(settings)
         return {} if tokens is None else {"tokens_per_step": tokens}
 
@@ -112,59 +105,51 @@ class CommandLauncher(LocalLauncher):
         return [job]
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """How a program's compiled programs are seen: by a watch, or not, and why."""
-
-    watch: ProgramWatch | None
-    problem: str
-
-
 class CommandWorker(LocalWorker):
     """A user's program, whose compiled programs are seen from outside.
 
     Args:
-        processes: One.
-        spec: The study.
-        settings: Under which it was started.
-        seen: How its compiled programs are seen; closed with the worker.
+        watch: Sees its compiled programs, and is closed with the worker; None if they are not seen.
+        problem: Why they are not.
     """
 
-    def __init__(self, processes: list[GuardedProcess], spec: StudySpec, settings: FlagSet, seen: Seen) -> None:
-        super().__init__(processes, spec, settings)
-        self._seen = seen
+    def __init__(
+        self,
+        process: GuardedProcess,
+        spec: StudySpec,
+        settings: FlagSet,
+        study_dir: str,
+        watch: ProgramWatch | None,
+        problem: str,
+    ) -> None:
+        super().__init__([process], spec, settings)
+        self._study_dir = study_dir
+        self._watch = watch
+        self._problem = problem
 
     def run_block(self, steps: int) -> tuple[float, ...]:
-        """Runs a block; see `base.Worker`. A program that compiled in it is not the one that was known before."""
+        """Runs a block; see `base.Worker`. If the program compiled in it, its fingerprint is not known any more."""
         times = super().run_block(steps)
-        try:
-            if self._seen.watch is not None and self._seen.watch.has_more():
-                raise NotKnown("it compiled more after its warm-up")
-        except NotKnown as error:
-            self.report = self.report.model_copy(update=self._unknown(str(error)))
+        if self._watch is not None and self._watch.has_compiled_more():
+            self.report = self.report.model_copy(update=self._unknown("it compiled more after its warm-up"))
         return times
 
     def close(self) -> None:
         """Ends everything; see `base.Worker`."""
-        is_first = not self.closed
         super().close()
-        if is_first and self._seen.watch is not None:
-            self._seen.watch.close()
+        if self._watch is not None:
+            self._watch.close()
 
     def _own_values(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The variables of the program as the study gave them: less what the watch added."""
-        return dict(values) if self._seen.watch is None else self._seen.watch.without_own(values)
+        """The variables of the program, less what the watch added."""
+        return dict(values) if self._watch is None else self._watch.without_own(values)
 
-    def _programs(self, processes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """What the report says of the compiled programs.
-
-        Args:
-            processes: Those that have loaded XLA, each with ``pid`` and ``values``.
-        """
+    def _programs(self, process_count: int) -> dict[str, Any]:
+        """What the report says of the compiled programs of so many processes that have loaded XLA."""
         try:
-            if self._seen.watch is None:
-                raise NotKnown(self._seen.problem)
-            found = self._seen.watch.told(processes)
+            if self._watch is None:
+                raise NotKnown(self._problem)
+            found = self._watch.read_programs(process_count)
         except (NotKnown, OSError) as error:
             return self._unknown(str(error))
         return {"fingerprint": found.fingerprint, "peak_bytes": found.peak_bytes, "compile_s": found.compile_s}
@@ -186,7 +171,7 @@ class HookWorker(CommandWorker):
         ran_on = jax.get("ran_on", {})
         memory = [DeviceMemory(peak_bytes=p, limit_bytes=n) for p, n in jax.get("memory", []) if p is not None]
         report = _report(self._spec, self._settings, message, check, begun=self._begun)
-        programs = self._programs([{"pid": message.get("pid", 0), "values": message["values"]}] if jax else [])
+        programs = self._programs(1 if jax else 0)
         return report.model_copy(
             update={
                 **programs,
@@ -210,30 +195,43 @@ class ReadWorker(CommandWorker):
     """The user's program as it is, its steps read from its output by `autotune.child.read_output`."""
 
     def _report(self, message: Mapping[str, Any]) -> WorkerReport:
-        opened = [p.get("opens_gpu") for p in message["processes"]]
-        if self._spec.device.platform == "cuda" and opened and all(is_open is False for is_open in opened):
+        processes = message["processes"]
+        if self._spec.device.platform == "cuda" and processes and all(p["opens_gpu"] is False for p in processes):
             raise self._failed(FailureKind.LAUNCH, ON_CPU)
-        given = [{**p, "values": self._own_values(p["values"])} if "values" in p else p for p in message["processes"]]
+        given = [{**p, "values": self._own_values(p["values"])} if "values" in p else p for p in processes]
         check = check_processes(self._settings, given)
-        self._refuse_lost(check.lost)
+        lost = self._watch.lost(self._settings) if self._watch is not None and processes else ()
+        self._refuse_lost((*check.lost, *lost))
+        if self._watch is None and self._settings.of_kind("xla"):
+            check = replace(check, notes=(*check.notes, *self._files_that_name_xla_flags()))
         report = _report(self._spec, self._settings, message, check, begun=self._begun)
-        told: Mapping[str, Any] = next((p for p in message["processes"] if p.get("versions")), {})
+        first: Mapping[str, Any] = processes[0] if processes else {}
         ran_on = message.get("ran_on", {})
         gpus = tuple(GpuState.model_validate(g) for g in ran_on.get("gpus", ()))
         kinds = " and ".join(sorted({g.name for g in gpus if g.name is not None}))
         return report.model_copy(
             update={
-                **self._programs(message["processes"]),
+                **self._programs(len(processes)),
                 "device_kind": "cpu" if report.platform == "cpu" else kinds or NOT_TOLD,
-                "versions": {**told.get("versions", {}), **ran_on.get("versions", {})},
-                "packages": told.get("packages"),
+                "versions": {**first.get("versions", {}), **ran_on.get("versions", {})},
+                "packages": first.get("packages"),
                 "gpus": gpus or None,
             }
         )
 
+    def _files_that_name_xla_flags(self) -> tuple[str, ...]:
+        """A warning for each file of the command whose text names XLA_FLAGS."""
+        found = []
+        for word in self._spec.workload.command or ():
+            with contextlib.suppress(OSError, ValueError):
+                text = (Path(self._study_dir) / word).read_bytes()[:TEXT_BYTES]
+                if Path(word).suffix in (".py", ".sh") and b"XLA_FLAGS" in text:
+                    found.append(f"{word} names XLA_FLAGS: if it sets them, the settings under trial do not arrive")
+        return tuple(found)
+
 
 def _versions(jax: Mapping[str, Any]) -> dict[str, str]:
-    """What the hook tells of the libraries of its process; nothing where that has not imported JAX."""
+    """Versions in the process of the hook; empty if it has not imported JAX."""
     if not jax:
         return {}
     return {**jax.get("versions", {}), "jax": jax["version"], **jax.get("ran_on", {}).get("versions", {})}
@@ -242,7 +240,7 @@ def _versions(jax: Mapping[str, Any]) -> dict[str, str]:
 def _report(
     spec: StudySpec, settings: FlagSet, message: Mapping[str, Any], check: SettingsCheck, *, begun: float
 ) -> WorkerReport:
-    """What is known of a program that was not built by a worker."""
+    """The report of a program that was not built by a worker."""
     return WorkerReport(
         # Unless the compiled program is seen, only equal settings are known to give equal programs.
         fingerprint=f"settings-{settings.digest}",

@@ -1,4 +1,4 @@
-"""The one table that reads error texts: from how a worker ended to a `FailureKind`."""
+"""Classifies how a worker ended, by exit status, exception and error texts."""
 
 from __future__ import annotations
 
@@ -59,15 +59,10 @@ def classify_failure(
     last_lines: tuple[str, ...],
     log: str | None,
 ) -> Failure:
-    """Says what the end of a worker means.
+    """Classifies the end of a worker.
 
     Args:
         exit_status: Of the process; negative for a signal, None if the guard itself vanished.
-        phase: What the worker was doing.
-        error_type: Class of the Python exception that it reported, if it did.
-        message: Text of that exception.
-        last_lines: The end of its output.
-        log: Where the whole output is.
     """
     kind, said = _judge(exit_status, phase, error_type, (message or "").strip(), last_lines)
     return Failure(
@@ -118,7 +113,7 @@ def _judge(
 
 
 def _judge_device(text: str) -> tuple[FailureKind, str] | None:
-    """What is wrong with how a worker came by its GPU, if anything is."""
+    """What is wrong with the GPU of a worker, if anything is."""
     if found := _TWO_SHARES.search(text):
         return FailureKind.NOT_APPLIED, f"its share of the GPU's memory is set twice: {_line_with(found, text)}"
     if found := _NO_GPU.search(text):
@@ -128,12 +123,12 @@ def _judge_device(text: str) -> tuple[FailureKind, str] | None:
 
 
 def is_without_gpu(failure: Failure) -> bool:
-    """Whether a worker failed for want of any GPU: to start it once more does not bring one."""
+    """Whether a worker failed because there is no GPU, so that a retry is of no use."""
     return failure.kind is FailureKind.LAUNCH and failure.message.startswith(NO_GPU)
 
 
 def is_kernel_kill(text: str) -> bool:
-    """Whether some output tells of a process that the kernel killed for want of memory."""
+    """Whether some output reports that the kernel killed a process for want of memory."""
     return "oom-kill" in text or "oom_kill" in text
 
 

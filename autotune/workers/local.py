@@ -1,4 +1,4 @@
-"""Workers as processes of this machine, each behind a guard."""
+"""Workers as guarded processes of this machine."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import socket
 import statistics
 import time
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,9 @@ from autotune.machine import child_environment, driver_python, let_import_packag
 from autotune.model import (
     ARTEFACT_SETTINGS,
     CHECK_STEPS,
+    DUMP_HERE,
+    DUMP_VARIABLE,
+    KERNELS,
     WARMUP_STEPS,
     Failure,
     FailureKind,
@@ -29,12 +33,72 @@ from autotune.model import (
     limits_after,
     unpack,
 )
-from autotune.workers.base import Progress, WorkerFailed
+from autotune.workers.base import GuardedProcess, Progress, WorkerFailed, listen
 from autotune.workers.failures import classify_failure, is_without_gpu
-from autotune.workers.guarded import GuardedProcess, listen
-from autotune.workers.kernel_results import is_refused, keeps_kernels, where_to_leave
-from autotune.workers.profile_text import profile_text
 from autotune.workers.settings_check import MEMORY_VARIABLES, check_environment, check_options
+
+
+def keeps_kernels(spec: StudySpec) -> bool:
+    """Whether processes of a study leave the results of XLA's autotuner beside their log; see `autotune.model.kernels`.
+
+    Several ranks would write over each other, and a program of the user's own may have another use for the variable.
+    """
+    return spec.device.platform == "cuda" and spec.workload.entry is not None and spec.device.rank_count == 1
+
+
+def kernel_variables(settings: FlagSet, folder: Path) -> dict[str, str]:
+    """Variables that make a process leave those results in a folder; empty if its settings decide that themselves."""
+    if KERNELS in settings or any(name in settings for name in DUMP_HERE):
+        return {}
+    flags = settings.merge(DUMP_HERE).to_environment()["XLA_FLAGS"]
+    return {"XLA_FLAGS": flags, DUMP_VARIABLE: str(folder.resolve())}
+
+
+def rejects_kernel_flag(failure: Failure) -> bool:
+    """Whether a process failed because its build does not know that flag."""
+    words = (failure.message, *failure.last_lines)
+    return any(name in line for name in DUMP_HERE for line in words)
+
+
+def profile_text(profile: bytes) -> str:
+    """A ``ProfiledInstructionsProto`` as text.
+
+    Raises:
+        ValueError: If it is none.
+    """
+    from google.protobuf import text_format
+    from google.protobuf.message import DecodeError
+
+    try:
+        return str(text_format.MessageToString(_message_class().FromString(profile)))
+    except DecodeError as error:
+        raise ValueError(f"a profile must be a ProfiledInstructionsProto but: {error}") from error
+
+
+@cache
+def _message_class() -> Any:
+    """The message, of which jaxlib has no Python class (tsl/profiler/protobuf/profiled_instructions.proto)."""
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+    field = descriptor_pb2.FieldDescriptorProto
+    package = "autotune.profile"
+    file = descriptor_pb2.FileDescriptorProto(name=f"{package}.proto", package=package, syntax="proto3")
+
+    def add(name: str, fields: dict[str, int], label: int) -> None:
+        message = file.message_type.add(name=name)
+        for number, (key, kind) in enumerate(fields.items(), 1):
+            of = f".{package}.{key.title()}" if kind == field.TYPE_MESSAGE else None
+            message.field.add(name=key, number=number, type=kind, label=label, type_name=of)
+
+    one, many = field.LABEL_OPTIONAL, field.LABEL_REPEATED
+    add("Costs", {"name": field.TYPE_STRING, "cost_us": field.TYPE_DOUBLE}, one)
+    latency = {"source": field.TYPE_STRING, "target": field.TYPE_STRING, "latency_us": field.TYPE_DOUBLE}
+    add("Latencies", latency, one)
+    add("Profile", {"costs": field.TYPE_MESSAGE, "latencies": field.TYPE_MESSAGE}, many)
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{package}.Profile"))
+
 
 STOP_PATIENCE_S = 5.0
 KILL_PATIENCE_S = 15.0
@@ -42,10 +106,9 @@ LAST_WORDS_S = 0.5
 
 
 class LocalLauncher:
-    """Starts workers here, under the caller's environment less what steers plus the settings under trial.
+    """Starts workers here, under the caller's environment with the settings under trial in place of its own.
 
     Args:
-        spec: The study.
         study_dir: Folder of the study file, where the user's own modules are found.
         base: The caller's environment.
     """
@@ -64,7 +127,7 @@ class LocalLauncher:
             worker = LocalWorker(self._processes(settings, folder), self._spec, settings)
             return self._begin(worker, self._jobs(settings, folder), progress)
         except WorkerFailed as error:
-            if not self._keeps_kernels or not is_refused(error.failure):
+            if not self._keeps_kernels or not rejects_kernel_flag(error.failure):
                 raise
             self._keeps_kernels = False  # this build does not know how: no study may end by that
             return self.start(settings, folder, progress=progress)
@@ -104,7 +167,7 @@ class LocalLauncher:
         env = self._worker_environment(settings)
         ranks = self._spec.under(settings).device.rank_count
         if self._keeps_kernels and ranks == 1:
-            env |= where_to_leave(settings, folder)
+            env |= kernel_variables(settings, folder)
         return [GuardedProcess(worker_command(), env, folder / log_name(rank)) for rank in range(ranks)]
 
     def _jobs(self, settings: FlagSet, folder: Path) -> list[dict[str, Any]]:
@@ -130,7 +193,7 @@ class LocalLauncher:
         ]
 
     def _job(self, settings: FlagSet, **fields: Any) -> dict[str, Any]:
-        """The first message to a process: what every kind of worker is told, and what its own kind needs besides."""
+        """The first message to a process: what every kind of worker needs, and the fields of its own kind."""
         return {
             "type": "job",
             "check_steps": CHECK_STEPS,
@@ -143,13 +206,7 @@ class LocalLauncher:
 
 
 class LocalWorker:
-    """All processes of one trial; rank 0 tells the time.
-
-    Args:
-        processes: One for each rank.
-        spec: The study.
-        settings: Under which the processes were started.
-    """
+    """All processes of one trial."""
 
     report: WorkerReport
 
@@ -198,11 +255,11 @@ class LocalWorker:
         """
         check = check_environment(self._settings, message["values"])
         self._refuse_lost((*check.lost, *check_options(self._settings, message["jax_options"])))
-        report = WorkerReport.model_validate(message["report"])
+        report = WorkerReport.model_validate({**message["report"], "start_s": time.monotonic() - self._begun})
         return report.model_copy(update={"warnings": (*report.warnings, *check.notes)})
 
     def _refuse_lost(self, lost: Sequence[str]) -> None:
-        """Ends a worker that does not run under the settings that it was given: its time would be another set's."""
+        """Ends a worker that does not run under the settings that it was given."""
         if lost:
             self._phase = "check"
             raise self._failed(
@@ -223,7 +280,7 @@ class LocalWorker:
         return tuple(float(t) for t in slowest["step_times_s"])
 
     def _take_loss(self, block: Mapping[str, Any]) -> None:
-        """Keeps what a block tells of its loss and gradient norm.
+        """Keeps the loss and gradient norm of a block.
 
         Raises:
             WorkerFailed: If that is not finite.
@@ -237,7 +294,7 @@ class LocalWorker:
             self.last_loss, self.last_norm, self.loss_lag = loss, norm, lag
 
     def profile(self, steps: int) -> bytes:
-        """Profiles all ranks at once; see `base.Worker`. JAX, too, gives all of them the profile of rank 0."""
+        """Profiles all ranks at once and returns the profile of rank 0; see `base.Worker`."""
         for process in self._processes:
             process.send({"type": "profile", "steps": steps})
         found = self._gather("profile", self.limits.start_s, None)[0]
@@ -286,7 +343,7 @@ class LocalWorker:
         return [got[i] for i in range(len(self._processes))]
 
     def _wait_for_ends(self, limit_s: float) -> dict[int, dict[str, Any]]:
-        """Waits some seconds for all processes to end; gives the errors that they tell meanwhile, by rank."""
+        """Waits some seconds for all processes to end; returns the errors that they report meanwhile, by rank."""
         errors: dict[int, dict[str, Any]] = {}
         deadline = time.monotonic() + limit_s
         while any(p.end is None for p in self._processes) and (remaining := deadline - time.monotonic()) > 0:
@@ -294,7 +351,7 @@ class LocalWorker:
         return errors
 
     def _ended(self, errors: dict[int, dict[str, Any]]) -> WorkerFailed:
-        """What it means that a rank's process has ended.
+        """Classifies the end of a rank's process.
 
         One that is lost takes its peers with it, which complain of their connections: so all get a moment to end,
         and the one that was killed by a signal, without a word, counts as the cause.
@@ -336,7 +393,7 @@ def first_step(spec: StudySpec) -> int:
 
 
 def _memory_of(blocks: Sequence[Mapping[str, Any]]) -> MemoryUse | None:
-    """Memory of all ranks together at the end of a block; None where one does not tell."""
+    """Memory of all ranks together at the end of a block; None if a rank does not report it."""
     told = [b.get("memory") for b in blocks]
     known = [m for m in told if isinstance(m, dict)]
     if len(known) < len(told):

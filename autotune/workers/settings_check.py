@@ -1,4 +1,4 @@
-"""Whether settings are in force in a running program: one that sets XLA_FLAGS itself is measured under other ones."""
+"""Checks whether settings are in force in a running program, which may set XLA_FLAGS itself."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MEMORY_VARIABLES = (
 
 @dataclass(frozen=True, slots=True)
 class SettingsCheck:
-    """What a program made of the settings that it was given.
+    """Which settings are in force in a program.
 
     Attributes:
         lost: One sentence for each setting that is not in force.
@@ -34,7 +34,6 @@ def check_environment(settings: FlagSet, values: Mapping[str, str | None]) -> Se
     """Compares settings with the environment that a running program has now.
 
     Args:
-        settings: What it was given.
         values: The variables through which they travel, as the program has them; None for one that is not set.
     """
     lost: list[str] = []
@@ -60,12 +59,7 @@ def check_environment(settings: FlagSet, values: Mapping[str, str | None]) -> Se
 
 
 def check_options(settings: FlagSet, options: Mapping[str, str]) -> tuple[str, ...]:
-    """One sentence for each JAX option that a program changed by ``jax.config.update``.
-
-    Args:
-        settings: What it was given.
-        options: Options as text, as the program has them now.
-    """
+    """One sentence for each JAX option that a program changed by ``jax.config.update``."""
     return tuple(
         f"{name}={settings[name]}: the program made it {got}"
         for name, got in options.items()
@@ -77,8 +71,7 @@ def check_processes(settings: FlagSet, processes: Iterable[Mapping[str, Any]]) -
     """Compares settings with the environments of all processes of a program that have loaded XLA.
 
     Args:
-        settings: What it was given.
-        processes: As `autotune.child.process_env.environments` gives them.
+        processes: As `autotune.child.processes.xla_processes` gives them.
     """
     found = list(processes)
     seen = [check_environment(settings, p["values"]) for p in found if "values" in p]

@@ -1,7 +1,7 @@
-"""Trials that span several nodes of a SLURM job: each rank a step of its own, behind a guard on its node.
+"""Trials on several nodes of a SLURM job: each rank is a step of its own, behind a guard on its node.
 
-``srun`` carries the guard's stdin and stdout, so the talk with a rank is the same as with a local one, nothing listens
-but what the ranks need among themselves, and a driver that ends, however it ends, takes all ranks with it.
+``srun`` carries the guard's stdin and stdout, so that ranks are reached as local ones are, no port is opened for it,
+and all ranks end with the driver.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +21,8 @@ from autotune.machine import (
     slurm_step_command,
 )
 from autotune.model import Failure, FailureKind, FlagSet, LaunchError, StudySpec
-from autotune.workers.base import Progress, WorkerFailed
+from autotune.workers.base import GuardedProcess, Progress, WorkerFailed
 from autotune.workers.failures import is_kernel_kill
-from autotune.workers.guarded import GuardedProcess
 from autotune.workers.local import KILL_PATIENCE_S, LocalLauncher, LocalWorker, log_name, worker_command
 
 NODES_VARIABLE = "AUTOTUNE_NODES"
@@ -62,11 +60,6 @@ FOR_SURE_OF_SETTINGS = frozenset(
 class SrunLauncher(LocalLauncher):
     """Starts the ranks of a study's `entry` on the nodes of the SLURM job in which the driver runs.
 
-    Args:
-        spec: The study.
-        study_dir: Folder of the study file, on a disk that all nodes share.
-        base: The caller's environment.
-
     Raises:
         LaunchError: If there is no job, or it has too few nodes.
     """
@@ -99,8 +92,9 @@ class SrunLauncher(LocalLauncher):
 
     def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> LocalWorker:
         """Starts all ranks and waits until they are ready; see `base.Launcher`."""
-        place = Place(self._nodes, self._base, self._worker_environment(settings))
-        worker = SrunWorker(self._steps(settings, folder), self._spec, settings, place)
+        env = self._worker_environment(settings)
+        steps = self._steps(settings, folder)
+        worker = SrunWorker(steps, self._spec, settings, nodes=self._nodes, base=self._base, env=env)
         return self._begin(worker, self._jobs(settings, folder), progress)
 
     def _steps(self, settings: FlagSet, folder: Path) -> list[StepProcess]:
@@ -146,24 +140,9 @@ class StepProcess(GuardedProcess):
         return self.end is not None and "stopped" not in self.end
 
     @property
-    def is_stopped(self) -> bool:
-        """Whether its guard was told to stop, which nobody here did before the end was looked at."""
-        return self.end is not None and bool(self.end.get("stopped"))
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where the ranks of one trial run.
-
-    Attributes:
-        nodes: In the order of their ranks.
-        base: The driver's own environment, in which SLURM is asked.
-        env: The whole environment of each rank, but for what its node sets.
-    """
-
-    nodes: Sequence[str]
-    base: Mapping[str, str]
-    env: Mapping[str, str]
+    def was_ended_from_outside(self) -> bool:
+        """Whether it has vanished, or its guard was stopped, which nobody here did before the end was looked at."""
+        return self.end is not None and bool(self.end.get("stopped", True))
 
 
 class SrunWorker(LocalWorker):
@@ -173,24 +152,37 @@ class SrunWorker(LocalWorker):
         steps: One for each rank.
         spec: The study.
         settings: Under which the processes were started.
-        place: Where they run.
+        nodes: In the order of their ranks.
+        base: The driver's own environment, in which SLURM is asked.
+        env: The whole environment of each rank, but for what its node sets.
     """
 
-    def __init__(self, steps: list[StepProcess], spec: StudySpec, settings: FlagSet, place: Place) -> None:
+    def __init__(
+        self,
+        steps: list[StepProcess],
+        spec: StudySpec,
+        settings: FlagSet,
+        *,
+        nodes: Sequence[str],
+        base: Mapping[str, str],
+        env: Mapping[str, str],
+    ) -> None:
         super().__init__([*steps], spec, settings)
         self._steps = steps
-        self._place = place
+        self._nodes = nodes
+        self._base = base
+        self._env = env
 
     def wait_ready(self, jobs: list[dict[str, Any]], progress: Progress) -> None:
         """Waits for the guards, tells the ranks where they meet, and waits until all are compiled and warm."""
         progress("launch")
         for step in self._steps:
-            step.send({"environment": self._place.env, "keep": SET_BY_NODE})
+            step.send({"environment": self._env, "keep": SET_BY_NODE})
         hello = self._gather("hello", STEP_LIMIT_S, None)
         try:
-            host = slurm_address(hello[0]["node"], self._place.base)
+            host = slurm_address(hello[0]["node"], self._base)
         except LaunchError as error:
-            raise of_machine(str(error), phase="launch") from error
+            raise machine_failure(str(error), phase="launch") from error
         for step, message in zip(self._steps, hello, strict=True):
             step.number = message["step"]
         for job in jobs:
@@ -204,18 +196,18 @@ class SrunWorker(LocalWorker):
         super().close()
         for step in self._steps if is_first else ():
             if step.number is not None and step.has_vanished:
-                end_slurm_step(step.number, self._place.base)
+                end_slurm_step(step.number, self._base)
 
     def _ended(self, errors: dict[int, dict[str, Any]]) -> WorkerFailed:
-        """What it means that a rank has ended: its step may have been taken away from it, or its whole node."""
+        """Classifies the end of a rank: its step may have been cancelled, or its node lost."""
         failed = super()._ended(errors)
-        vanished = [r for r, step in enumerate(self._steps) if step.has_vanished or step.is_stopped]
+        vanished = [r for r, step in enumerate(self._steps) if step.was_ended_from_outside]
         said = [line for step in self._steps for line in self._last_words(step, failed.failure)]
         if any(map(is_kernel_kill, said)):
             update = {"kind": FailureKind.OUT_OF_MEMORY, "message": next(filter(is_kernel_kill, said))}
             return WorkerFailed(failed.failure.model_copy(update=update))
         if vanished and failed.failure.kind not in FOR_SURE_OF_SETTINGS:
-            failed = of_machine(
+            failed = machine_failure(
                 f"the step of rank {vanished[0]} was ended from outside: {' '.join(said) or 'srun does not say why'}",
                 phase=failed.failure.phase,
                 log=str(self._steps[vanished[0]].log),
@@ -226,32 +218,32 @@ class SrunWorker(LocalWorker):
         if kind is FailureKind.HANG and self._phase == "launch":
             said = " ".join(line for step in self._steps for line in step.said_by_carrier())
             self.close()
-            return self._unless_lost(of_machine(f"the steps did not start: {message}; {said}", phase="launch"))
+            return self._unless_lost(machine_failure(f"the steps did not start: {message}; {said}", phase="launch"))
         return self._unless_lost(super()._failed(kind, message))
 
     def _last_words(self, step: StepProcess, failure: Failure) -> tuple[str, ...]:
-        """What ``srun`` says of one step; that the kernel killed something it says only at its end."""
+        """What ``srun`` printed of one step; it reports a kill by the kernel only at its end."""
         deadline = time.monotonic() + SRUN_LAST_WORDS_S
         while failure.signal == "SIGKILL" and step.is_running and time.monotonic() < deadline:
             time.sleep(0.05)
         return step.said_by_carrier()
 
     def _unless_lost(self, failed: WorkerFailed) -> WorkerFailed:
-        """The failure, or that one of the nodes is gone: then what its peers say of it is not the settings' fault."""
+        """The failure, or the loss of a node if that explains it."""
         if failed.failure.kind in FOR_SURE_OF_SETTINGS:
             return failed
         self.close()
-        lost = lost_slurm_nodes(self._place.nodes, self._place.base)
+        lost = lost_slurm_nodes(self._nodes, self._base)
         if not lost:
             return failed
         named = "; ".join(f"{node}: {why}" for node, why in lost.items())
         log, phase = failed.failure.log, failed.failure.phase
-        return of_machine(f"lost a node ({named})", kind=FailureKind.NODE_LOST, phase=phase, log=log)
+        return machine_failure(f"lost a node ({named})", kind=FailureKind.NODE_LOST, phase=phase, log=log)
 
 
-def of_machine(
+def machine_failure(
     message: str, *, phase: str, kind: FailureKind = FailureKind.LAUNCH, log: str | None = None
 ) -> WorkerFailed:
-    """A failure for which the machines stand, not the settings."""
+    """A failure of the machines, not of the settings."""
     failure = Failure(kind=kind, message=message[:1000], phase=phase, log=log)
     return WorkerFailed(failure, infrastructure=True)

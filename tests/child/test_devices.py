@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from autotune.child.devices import NoDeviceError, find_devices, leaves_out_cpu
+from autotune.child.devices import NoDeviceError, find_devices
 
 
 def jax_that(found: Any, *, log: Exception | None = None) -> Any:
@@ -47,10 +47,3 @@ def test_other_failures_and_other_platforms_are_left_alone() -> None:
     assert len(find_devices(jax_that("gpu"), "cuda")) == len(find_devices(jax_that("cpu"), "cpu")) == 1
     with pytest.raises(AssertionError):
         find_devices(jax_that(AssertionError()), "cpu")
-
-
-@pytest.mark.parametrize(("value", "warns"), [("cuda", True), ("cuda,cpu", False), ("", False), ("cpu", False)])
-def test_a_platform_list_without_the_cpu_is_told(value: str, warns: bool) -> None:
-    found = leaves_out_cpu({"JAX_PLATFORMS": value} if value else {})
-    assert (found is not None) is warns
-    assert not warns or "JAX_PLATFORMS=cuda,cpu" in str(found)

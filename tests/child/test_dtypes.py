@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from autotune.child.dtypes import dtype_name
+from autotune.child.devices import dtype_name
 
 
 @pytest.mark.parametrize(

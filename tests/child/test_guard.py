@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from autotune.workers.guarded import GuardedProcess
+from autotune.workers.base import GuardedProcess
 
 
 def guarded(tmp_path: Path, code: str, *, log_bytes: int = 10_000) -> GuardedProcess:
@@ -83,7 +83,7 @@ def test_sigkill_of_driver_or_guard_ends_the_worker(tmp_path: Path, victim: str)
         import sys, time
         sys.path.insert(0, {str(Path(__file__).parents[2])!r})
         from pathlib import Path
-        from autotune.workers.guarded import GuardedProcess
+        from autotune.workers.base import GuardedProcess
         child = "import os,time; open('{tmp_path}/child','w').write(str(os.getpid())+chr(10)); time.sleep(600)"
         p = GuardedProcess([sys.executable, "-c", child], dict(), Path("{tmp_path}/worker.log"), 10000)
         open("{tmp_path}/guard", "w").write(str(p._process.pid) + chr(10))

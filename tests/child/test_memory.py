@@ -8,7 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from autotune.child.memory import memory_in_use
+from autotune.child.devices import memory_in_use
 
 MB = 1 << 20
 ROOT = Path(__file__).parents[2]

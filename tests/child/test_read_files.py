@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.child.read_files import Follow, find, records_of
+from autotune.child.output import Follow, find, lines_of
 
 ROWS = b'{"step": 1, "time": 0.5}\n' * 5
 
@@ -25,7 +25,7 @@ ROWS = b'{"step": 1, "time": 0.5}\n' * 5
 def test_records_do_not_depend_on_how_they_come(
     name: str, data: bytes, count: int, last: dict[str, object], size: int
 ) -> None:
-    records = records_of(name)
+    records = lines_of(name)
     found = [told for i in range(0, len(data), size) for told in records.feed(data[i : i + size])]
     assert len(found) == count
     assert json.loads(found[-1]) == last

@@ -60,7 +60,6 @@ def test_each_kind_of_line_is_read_by_itself(name: str) -> None:
     assert by in str(dict(best.rules))
     assert best.step_s == pytest.approx(step_s)
     assert best.steps >= 11
-    assert (best.losses, best.loss) == (12, 3.5)
     assert "3.5" in best.example
     assert "\x1b" not in best.example
     ReadSpec(**best.rules)  # what was found is what a study file takes

@@ -139,8 +139,8 @@ WIDTH = "xla_cpu_prefer_vector_width = [128, 256, 512]"
         (WIDTH, "xla_cpu_prefer_vector_width = [99999999999999]", "xla_cpu_prefer_vector_width"),
         (WIDTH, "xla_gpu_mock_custom_calls = [true]", "xla_gpu_mock_custom_calls"),
         (WIDTH, 'LD_PRELOAD = ["/tmp/x.so"]', "LD_PRELOAD changes which program runs"),
-        ("use_environment = false", 'groups = ["cpuu"]', "did you mean `cpu"),
-        ("use_environment = false", 'recipes = ["dreamerv4"]', "did you mean `dreamerv3`"),
+        ("[search]\n", '[search]\ngroups = ["cpuu"]\n', "did you mean `cpu"),
+        ("[search]\n", '[search]\nrecipes = ["dreamerv4"]\n', "did you mean `dreamerv3`"),
     ],
 )
 def test_settings_that_cannot_be_searched_are_refused_before_anything_starts(

@@ -54,7 +54,7 @@ def test_a_program_that_is_silent_in_a_pipe_gets_a_terminal(tmp_path: Path) -> N
     done = read("--limit", "30s", "--", sys.executable, "train.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "started once more on a pseudo-terminal" in done.stderr
-    assert "preset = 'rich'" in done.stdout
+    assert 'preset = "rich"' in done.stdout
     assert "terminal = true" in done.stdout
 
 

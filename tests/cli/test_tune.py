@@ -12,12 +12,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from autotune.cli.first_look import name_of
+from autotune.cli.tune import name_of
 from autotune.model import (
     WARMUP_STEPS,
     load_study,
 )
-from autotune.study import understanding
+from autotune.study import probe
 from harness.simulated_machine import write_study
 from tests.console import autotune
 
@@ -42,7 +42,7 @@ time.sleep(600)
 @pytest.fixture(autouse=True)
 def looks_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Enough is seen of these programs in a second: their steps take a fiftieth of one."""
-    monkeypatch.setattr(understanding, "ENOUGH_S", 0.5)
+    monkeypatch.setattr(probe, "ENOUGH_S", 0.5)
 
 
 def look(folder: Path, text: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -55,7 +55,7 @@ def test_a_plain_program_is_understood_and_its_study_passes_the_checks(tmp_path:
     done = look(tmp_path, PLAIN.format(steps=2000), "--trials", "7", "--time-budget", "20m")
     assert done.returncode == 0, done.stderr
     assert "such as: step " in done.stdout
-    assert "milliseconds of a step" in done.stdout
+    assert "as step_ms" in done.stdout
     assert "gains from" in done.stdout
     spec = load_study(tmp_path / "train.toml")
     assert spec.workload.command == (sys.executable, "train.py")
@@ -139,16 +139,12 @@ def test_a_late_first_step_is_waited_for(tmp_path: Path) -> None:
         (("tune", "--trails", "3", "--", "python", "train.py"), "No such option"),
         (("tune", "--yes", "--name", "../up", "--", "python", "train.py"), "--name must be letters"),
         (("tune", "--yes", "--look-limit", "ten", "--", "python", "train.py"), "--look-limit must look like"),
-        (("tune", "--yes", "--time-budget", "soon", "--", "python", "train.py"), "--time-budget must look like"),
         (("tune", "--yes", "--step-pattern", "a", "--step-json", "b", "--", "python", "x.py"), "exactly one of"),
         (("tune", "--yes", "--step-pattern", "(a", "--", "python", "x.py"), "regular expression"),
-        (("tune", "--yes", "--loss", "a", "--", "python", "x.py"), "exactly one of"),
         (("init",), "exactly one of --entry"),
-        (("init", "--entry", "llama", "--", "python", "train.py"), "exactly one of --entry"),
         (("init", "--example", "one-gpu", "--entry", "llama"), "exactly one of --entry"),
         (("init", "--example", "one-gpu", "--trials", "3"), "edit the file that is written"),
         (("init", "--example", "one-gpu", "--name", 'a"b'), "`name` must be"),
-        (("init", "--example", "one-gpu", "-o", "my study.toml"), "`name` must be"),
         (("init", "--example", "one-gup"), "got 'one-gup'; did you mean `one-gpu`"),
     ],
 )
@@ -176,7 +172,7 @@ def test_arguments_arrive_as_they_are_and_a_launcher_is_seen_through(tmp_path: P
     assert spec.workload.command == ("bash", "run.sh", *HYDRA)
     assert [*spec.workload.arguments("f")][2:] == HYDRA
     assert json.loads((tmp_path / "seen.json").read_text()) == HYDRA
-    assert f"{sys.executable}, jaxlib " in done.stdout
+    assert ", jaxlib " in done.stdout
 
 
 def test_names_follow_the_program() -> None:

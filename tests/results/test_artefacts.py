@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from autotune.child.profile import pack
+from autotune.child.channel import pack
 from autotune.cli.app import app
 from autotune.model.artefacts import (
     MOST_BYTES,

@@ -151,7 +151,7 @@ def test_a_process_of_its_own_is_asked_and_loads_what_jax_would(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nvml = FakeNvml(tmp_path / "nvml", gpus=3)
-    make_cuda(nvml.folder, order="120", cudnn="9.28.0")
+    make_cuda(nvml.folder, cudnn="9.28.0")
     plugin = tmp_path / "site" / "jax_cuda12_plugin-0.10.2.dist-info"
     plugin.mkdir(parents=True)
     (plugin / "METADATA").write_text("Metadata-Version: 2.1\nName: jax-cuda12-plugin\nVersion: 0.10.2\n")
@@ -162,7 +162,7 @@ def test_a_process_of_its_own_is_asked_and_loads_what_jax_would(
     paths = os.pathsep.join([str(tmp_path / "site"), *sys.path])
     told = would_run_on({**os.environ, **nvml.environment, "PYTHONPATH": paths}, 2)
     assert told.versions == {"driver": "580.65.06", "cublas": "12.9.1", "cudnn": "9.30.1", "nccl": "2.27.3"}
-    assert [g.index for g in told.gpus] == [1, 2]
+    assert [g.index for g in told.gpus] == [0, 1]
     assert would_run_on({"LD_LIBRARY_PATH": "/nowhere", "PYTHONHOME": "/nowhere"}) == RanOn(versions={}, gpus=())
 
 

@@ -15,17 +15,34 @@ from autotune.cli.app import app
 from autotune.cli.printing import plain
 from autotune.model.clock import Stopwatch
 from autotune.model.errors import AutotuneError
-from autotune.model.spec import load_study, parse_study
+from autotune.model.spec import (
+    load_study,
+    parse_study,
+)
 from autotune.settings.space import SearchSpace
-from autotune.study import prefilter, preflight, stages
-from autotune.study.preflight import SpacePreview, preview_space
+from autotune.study import (
+    prefilter,
+    preflight,
+    stages,
+)
+from autotune.study.preflight import (
+    SpacePreview,
+    preview_space,
+)
 from autotune.study.run import StudyRun
 from autotune.study.stages import run_study
 from autotune.workers.base import WorkerFailed
-from autotune.workers.describe import WorkloadFigures, describe_workload
 from autotune.workers.local import LocalLauncher
+from autotune.workers.probe import (
+    WorkloadFigures,
+    describe_workload,
+)
 from harness.simulated_machine import write_study
-from tests.runs import Diary, record, replay_study
+from tests.runs import (
+    Diary,
+    record,
+    replay_study,
+)
 
 LAYER = 1000
 COMBINE = "xla_gpu_all_gather_combine_threshold_bytes"

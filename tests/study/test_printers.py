@@ -9,47 +9,29 @@ from pathlib import Path
 import pytest
 
 from autotune.model import LaunchError
-from autotune.study import Asked, Understood, plan_of, understand
+from autotune.study import ProbeRequest, ProbeResult, plan_of, probe_program
 from autotune.study.draft import SHORTEST_RUN_S, SOAK_S
 
 LOOP = "import time\nfor step in range(60):\n    time.sleep(0.02)\n    "
 
-LOGURU = """
-import sys, datetime
-class logger:
-    @staticmethod
-    def info(text):  # the default format of loguru 0.7
-        now = datetime.datetime.now().strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
-        print(f"{now} | INFO     | __main__:<module>:5 - {text}", file=sys.stderr)
-"""
-
 PRINTERS = {
     "plain print": LOOP + "print(f'step {step} loss {1 / (step + 1):.4f} time {20.0 + step % 3:.1f} ms')",
-    "absl": "from absl import logging\nlogging.set_verbosity(logging.INFO)\n"
-    + LOOP
-    + "logging.info('step %d: loss=%.3f', step, 1 / (step + 1))",
-    "loguru": "from loguru import logger\n" + LOOP + "logger.info(f'step {step} | loss {1 / (step + 1):.4f}')",
     "tqdm": "import time\nfrom tqdm import tqdm\nfor step in tqdm(range(60), mininterval=0):\n    time.sleep(0.02)",
     "rich": "import time\nfrom rich.progress import *\n"
     "with Progress(TextColumn('Training'), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), "
     "refresh_per_second=100) as bar:\n    task = bar.add_task('x', total=60)\n    for step in range(60):\n"
     "        time.sleep(0.03)\n        bar.advance(task)\n        bar.refresh()",
-    "nothing but JSON lines": "import json\n"
-    + LOOP
-    + "print(json.dumps({'step': step, 'perf': {'step_time_s': 0.02}}))",
 }
 
 
-def look(folder: Path, *command: str, **rules: object) -> Understood:
-    asked = Asked(command=command, cwd=folder, platform="cpu", rules=rules or None, limit_s=60.0)
-    return understand(asked, tell=lambda text: None)
+def look(folder: Path, *command: str, **rules: object) -> ProbeResult:
+    request = ProbeRequest(command=command, cwd=folder, platform="cpu", rules=rules or None, limit_s=60.0)
+    return probe_program(request, tell=lambda text: None)
 
 
 @pytest.mark.parametrize("kind", [k if k == "tqdm" else pytest.param(k, marks=pytest.mark.gate) for k in PRINTERS])
 def test_steps_are_found_however_they_are_printed(kind: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PRINTERS[kind])
-    if kind == "loguru":
-        (tmp_path / "loguru.py").write_text(LOGURU)
     found = look(tmp_path, sys.executable, "train.py")
     assert 0.01 < found.step_s < 0.2, found
     assert found.steps >= 25
@@ -59,11 +41,10 @@ def test_steps_are_found_however_they_are_printed(kind: str, tmp_path: Path) -> 
 
 
 @pytest.mark.gate
-@pytest.mark.parametrize("term", ["dumb"])
 def test_a_bar_is_drawn_whatever_the_terminal_of_the_caller_can(
-    term: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TERM", term)
+    monkeypatch.setenv("TERM", "dumb")
     (tmp_path / "train.py").write_text(PRINTERS["rich"])
     assert look(tmp_path, sys.executable, "train.py").steps >= 25
 
@@ -91,29 +72,20 @@ def test_of_one_that_prints_nothing_it_is_told_what_to_do(tmp_path: Path) -> Non
 
 
 STARTS = {
-    "python -m": (sys.executable, "-m", "pack.train"),
     "bash run.sh": ("bash", "run.sh"),
-    "hydra-like arguments": (sys.executable, "train.py", "model.lr=1e-3", "+trainer={a: 1, steps: 400}", "x='q' \"p\""),
     "uv run": ("uv", "run", "--no-project", "--python", sys.executable, "train.py"),
 }
 
 
-@pytest.mark.parametrize(
-    "kind", [k if k in ("bash run.sh", "uv run") else pytest.param(k, marks=pytest.mark.gate) for k in STARTS]
-)
+@pytest.mark.parametrize("kind", STARTS)
 def test_steps_and_interpreter_are_found_however_it_is_started(kind: str, tmp_path: Path) -> None:
     command = STARTS[kind]
     if shutil.which(command[0]) is None:
-        pytest.skip(f"no {command[0]} on this machine; tests/study/test_interpreter.py has a launcher like it")
-    (tmp_path / "pack").mkdir()
-    for file in ("train.py", "pack/train.py"):
-        saved = "import sys, jaxlib.xla_client\nopen('seen', 'w').write(repr(sys.argv[1:]))\n"
-        (tmp_path / file).write_text(saved + PRINTERS["plain print"])
+        pytest.skip(f"no {command[0]} on this machine")
+    (tmp_path / "train.py").write_text("import jaxlib.xla_client\n" + PRINTERS["plain print"])
     (tmp_path / "run.sh").write_text(f"cd {tmp_path} && {sys.executable} train.py\n")
     found = look(tmp_path, *command)
     assert found.step_s == pytest.approx(0.021, abs=0.01)
     assert found.python is not None
     assert Path(found.python).samefile(sys.executable)
     assert found.jaxlib is not None
-    if kind == "hydra-like arguments":
-        assert (tmp_path / "seen").read_text() == repr(list(command[2:]))

@@ -2,89 +2,61 @@ from __future__ import annotations
 
 import pytest
 
-from autotune.model.measurement import FailureKind
+from autotune.model.measurement import Failure, FailureKind
 from autotune.workers.failures import classify_failure
 
 UNKNOWN = "F external/xla/xla/parse_flags_from_env.cc:234] Unknown flag in XLA_FLAGS: --xla_gpu_nope=1"
 
 
+OOM = "RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes"
+PORT = "UNKNOWN: Failed to add port to server: No address added out of total 1 resolved for '[::]:1234'"
+
+
+def end_of(
+    exit_status: int | None, *lines: str, phase: str = "compile", error: tuple[str, str] | None = None
+) -> Failure:
+    """What a process ended of, with the last lines of its log and the exception that it reported."""
+    error_type, message = error or (None, None)
+    return classify_failure(
+        exit_status=exit_status, phase=phase, error_type=error_type, message=message, last_lines=lines, log=None
+    )
+
+
 @pytest.mark.parametrize(
-    ("exit_status", "phase", "error_type", "message", "lines", "kind"),
+    ("failure", "kind"),
     [
-        (1, "build", None, None, (UNKNOWN,), FailureKind.UNKNOWN_FLAG),
-        (1, "build", None, None, ("Flag parsing failed.", "usage"), FailureKind.UNKNOWN_FLAG),
-        (
-            1,
-            "compile",
-            "XlaRuntimeError",
-            "RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes",
-            (),
-            FailureKind.OUT_OF_MEMORY,
-        ),
-        (1, "step", "MemoryError", "MemoryError", (), FailureKind.OUT_OF_MEMORY),
-        (
-            1,
-            "compile",
-            "JaxRuntimeError",
-            "INTERNAL: No supported config found for HLO",
-            (),
-            FailureKind.COMPILE_ERROR,
-        ),
-        (1, "compile", "JaxRuntimeError", "INTERNAL: whatever", (), FailureKind.COMPILE_ERROR),
-        (1, "step", "JaxRuntimeError", "INTERNAL: whatever", (), FailureKind.WORKLOAD_ERROR),
-        (1, "build", "ValueError", "heads must divide", (), FailureKind.WORKLOAD_ERROR),
-        (-11, "compile", None, None, ("Fatal Python error: Segmentation fault",), FailureKind.CRASH),
-        (-6, "compile", None, None, ("F0000 check failed",), FailureKind.CRASH),
-        (-9, "step", None, None, (), FailureKind.CRASH),
-        (-9, "step", None, None, ("oom-kill:constraint",), FailureKind.OUT_OF_MEMORY),
-        (0, "build", None, None, (), FailureKind.NO_RESULT),
-        (3, "import", None, None, (), FailureKind.NO_RESULT),
-        (127, "launch", None, None, ("cannot start x",), FailureKind.LAUNCH),
-        (None, "step", None, None, (), FailureKind.LAUNCH),
+        (end_of(1, UNKNOWN, phase="build"), FailureKind.UNKNOWN_FLAG),
+        (end_of(1, "Flag parsing failed.", "usage", phase="build"), FailureKind.UNKNOWN_FLAG),
+        (end_of(1, error=("XlaRuntimeError", OOM)), FailureKind.OUT_OF_MEMORY),
+        (end_of(1, phase="step", error=("MemoryError", "MemoryError")), FailureKind.OUT_OF_MEMORY),
+        (end_of(1, error=("JaxRuntimeError", "INTERNAL: No supported config found")), FailureKind.COMPILE_ERROR),
+        (end_of(1, error=("JaxRuntimeError", "INTERNAL: whatever")), FailureKind.COMPILE_ERROR),
+        (end_of(1, phase="step", error=("JaxRuntimeError", "INTERNAL: whatever")), FailureKind.WORKLOAD_ERROR),
+        (end_of(1, phase="build", error=("ValueError", "heads must divide")), FailureKind.WORKLOAD_ERROR),
+        (end_of(1, "Out of memory once", phase="step", error=("KeyError", "'loss'")), FailureKind.WORKLOAD_ERROR),
+        (end_of(1, phase="import", error=("XlaRuntimeError", PORT)), FailureKind.LAUNCH),
+        (end_of(-11, "Fatal Python error: Segmentation fault"), FailureKind.CRASH),
+        (end_of(-6, "F0000 check failed"), FailureKind.CRASH),
+        (end_of(-9, phase="step"), FailureKind.CRASH),
+        (end_of(-9, "oom-kill:constraint", phase="step"), FailureKind.OUT_OF_MEMORY),
+        (end_of(0, phase="build"), FailureKind.NO_RESULT),
+        (end_of(3, phase="import"), FailureKind.NO_RESULT),
+        (end_of(127, "cannot start x", phase="launch"), FailureKind.LAUNCH),
+        (end_of(None, phase="step"), FailureKind.LAUNCH),
     ],
 )
-def test_the_end_of_a_worker_is_named(
-    exit_status: int | None,
-    phase: str,
-    error_type: str | None,
-    message: str | None,
-    lines: tuple[str, ...],
-    kind: FailureKind,
-) -> None:
-    failure = classify_failure(
-        exit_status=exit_status,
-        phase=phase,
-        error_type=error_type,
-        message=message,
-        last_lines=lines,
-        log="l",
-    )
+def test_the_end_of_a_worker_is_named(failure: Failure, kind: FailureKind) -> None:
     assert failure.kind is kind
-    assert failure.phase == phase
     assert failure.message
 
 
 def test_a_signal_is_named_and_not_given_as_a_status() -> None:
-    failure = classify_failure(exit_status=-11, phase="step", error_type=None, message=None, last_lines=(), log=None)
+    failure = end_of(-11, phase="step")
     assert (failure.signal, failure.exit_status) == ("SIGSEGV", None)
 
 
-def test_an_exception_outweighs_old_log_lines() -> None:
-    failure = classify_failure(
-        exit_status=1,
-        phase="step",
-        error_type="KeyError",
-        message="'loss'",
-        last_lines=("warning: Out of memory once",),
-        log=None,
-    )
-    assert failure.kind is FailureKind.WORKLOAD_ERROR
-
-
 def test_the_message_is_the_line_that_says_it() -> None:
-    failure = classify_failure(
-        exit_status=1, phase="build", error_type=None, message=None, last_lines=("noise", UNKNOWN), log=None
-    )
+    failure = end_of(1, "noise", UNKNOWN)
     assert "xla_gpu_nope" in failure.message
     assert "noise" not in failure.message
 
@@ -115,11 +87,6 @@ REAL = (
 )
 
 
-def end_of(exit_status: int, *lines: str, **more: str) -> FailureKind:
-    said = {"error_type": None, "message": None, "phase": "compile", **more}
-    return classify_failure(exit_status=exit_status, last_lines=lines, log=None, **said).kind  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("line", BENIGN)
 @pytest.mark.parametrize(
     ("exit_status", "rest", "kind"),
@@ -133,20 +100,18 @@ def end_of(exit_status: int, *lines: str, **more: str) -> FailureKind:
 def test_memory_that_xla_does_without_is_no_failure(
     line: str, exit_status: int, rest: tuple[str, ...], kind: FailureKind
 ) -> None:
-    assert end_of(exit_status, "step 1", line, *rest) is kind
-    assert end_of(exit_status, *rest, line) is kind
+    assert end_of(exit_status, "step 1", line, *rest).kind is kind
+    assert end_of(exit_status, *rest, line).kind is kind
 
 
 @pytest.mark.parametrize("line", REAL)
 @pytest.mark.parametrize("exit_status", [1, -6])
 def test_memory_that_is_missing_is_one_whatever_was_said_before(line: str, exit_status: int) -> None:
-    assert end_of(exit_status, *BENIGN, line, *BENIGN) is FailureKind.OUT_OF_MEMORY
+    assert end_of(exit_status, *BENIGN, line, *BENIGN).kind is FailureKind.OUT_OF_MEMORY
 
 
 def test_the_message_of_a_crash_is_not_that_of_a_harmless_line() -> None:
-    failure = classify_failure(
-        exit_status=1, phase="step", error_type=None, message=None, last_lines=(*BENIGN, REAL[1]), log=None
-    )
+    failure = end_of(1, *BENIGN, REAL[1], phase="step")
     assert failure.message.startswith("E1122")
 
 

@@ -54,22 +54,20 @@ def test_who_has_results_of_his_own_is_left_alone(
 
 
 @pytest.mark.parametrize(
-    "device", [{"platform": "cpu"}, {"platform": "cuda", "count": 2, "process_count": 2}], ids=["cpu", "ranks"]
+    ("device", "settings"),
+    [
+        ({"platform": "cpu"}, {}),
+        ({"platform": "cuda", "count": 2, "process_count": 2}, {}),
+        ({"platform": "cuda", "count": 2}, {option_setting("process_count"): "2"}),
+    ],
+    ids=["cpu", "ranks", "ranks by an option"],
 )
-def test_where_they_would_tell_nothing_nobody_is_asked(
-    told: list[dict[str, str]], tmp_path: Path, device: dict[str, Any]
+def test_where_they_would_say_nothing_or_write_over_each_other_they_are_not_left(
+    told: list[dict[str, str]], tmp_path: Path, device: dict[str, Any], settings: dict[str, str]
 ) -> None:
-    launcher(device)._processes(FlagSet(), tmp_path)
+    search = {"search": {"options": {"process_count": [1, 2]}}} if settings else {}
+    launcher(device, **search)._processes(FlagSet(settings), tmp_path)
     assert all(DUMP_VARIABLE not in env and DUMPED_KERNELS not in env.get("XLA_FLAGS", "") for env in told)
-
-
-def test_ranks_that_an_option_asks_for_do_not_write_over_each_other(told: list[dict[str, str]], tmp_path: Path) -> None:
-    search = {"search": {"options": {"process_count": [1, 2]}}}
-    launcher({"platform": "cuda", "count": 2}, **search)._processes(
-        FlagSet({option_setting("process_count"): "2"}), tmp_path
-    )
-    assert len(told) == 2
-    assert all(DUMP_VARIABLE not in env for env in told)
 
 
 @pytest.mark.parametrize("knows", [True, False])

@@ -31,16 +31,3 @@ def test_memory_is_told_with_a_block_when_it_is_asked_for(start: Start, kind: st
     assert after.host_bytes is not None
     assert 4 * MB < after.host_bytes < 4096 * MB
     assert after.device_bytes is None  # XLA's CPU does not tell
-
-
-@pytest.mark.slow
-def test_memory_of_two_ranks_is_that_of_both(start: Start) -> None:
-    one = start(study(PROGRAMS["entry"]))
-    two = start(study(PROGRAMS["entry"], device={"count": 2, "process_count": 2}))
-    sizes = []
-    for worker in (one, two):
-        worker.watches_memory = True
-        worker.run_block(2)
-        assert worker.last_memory is not None
-        sizes.append(worker.last_memory.host_bytes or 0)
-    assert sizes[1] > 1.5 * sizes[0]

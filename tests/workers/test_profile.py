@@ -8,7 +8,7 @@ import pytest
 
 from autotune.model.flags import PROFILE
 from autotune.workers.base import WorkerFailed
-from autotune.workers.profile_text import profile_text
+from autotune.workers.local import profile_text
 from tests.workers.conftest import Start, study
 
 

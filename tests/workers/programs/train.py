@@ -10,7 +10,7 @@ fault = sys.argv[1] if len(sys.argv) > 1 else ""
 if fault == "sets-flags":
     os.environ["XLA_FLAGS"] = "--xla_cpu_enable_fast_math=true"
 if fault == "adds-flags":
-    os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_cpu_enable_fast_min_max=true"
+    os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_cpu_prefer_vector_width=128"
 
 import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402

@@ -1,0 +1,295 @@
+"""NVIDIA GPUs that a process may use, and the libraries, firmware and clocks that it runs on.
+
+The process that ran the steps reports them, for the driver of a study may run on another machine. Run as a program,
+``python -m autotune.child.gpus '{"count": 1}'``, it answers with one JSON object: what a process that is started like
+this would find; nothing is started on a GPU. Standard library only; ``nvidia-ml-py`` where that is installed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import importlib.util
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autotune.child.packages import CUDA_PLUGINS, installed_versions
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+@dataclass(frozen=True, slots=True)
+class NvmlDevice:
+    """One GPU that a process may use.
+
+    Attributes:
+        index: NVML's, that of nvidia-smi.
+        handle: Of the whole GPU, even where only a part of it may be used: clocks, power and heat are the whole's.
+        part: Of the part that MIG made; None where the whole may be used.
+    """
+
+    index: int
+    handle: Any
+    part: Any = None
+
+
+def load_nvml() -> Any:
+    """The module ``pynvml`` of the distribution nvidia-ml-py; None where it is not installed."""
+    try:
+        return importlib.import_module("pynvml")
+    except ImportError:
+        return None
+
+
+def visible_devices(nvml: Any, visible: str | None) -> list[NvmlDevice]:
+    """The GPUs that CUDA_VISIBLE_DEVICES shows, in its order.
+
+    A GPU that is lost is left out, and the others keep their numbers.
+
+    Args:
+        visible: The variable's value; None is unset, and shows all.
+    """
+    if nvml is None:
+        return []
+    handles: dict[int, Any] = {}
+    uuids: dict[int, str] = {}
+    try:
+        nvml.nvmlInit()
+        count = nvml.nvmlDeviceGetCount()
+    except nvml.NVMLError:
+        return []
+    for index in range(count):
+        with contextlib.suppress(nvml.NVMLError):
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            uuids[index], handles[index] = plain(nvml.nvmlDeviceGetUUID(handle)), handle
+    if visible is None:
+        return [NvmlDevice(i, h) for i, h in handles.items()]
+    found = []
+    for entry in (v.strip() for v in visible.split(",")):
+        device = _part(nvml, handles, uuids, entry) if entry.startswith("MIG-") else _whole(handles, uuids, entry)
+        if device is None:
+            break
+        found.append(device)
+    return found
+
+
+def named_devices(uuids: Mapping[int, str], visible: str | None) -> list[int]:
+    """Indices of the GPUs that CUDA_VISIBLE_DEVICES names, in its order, or of all.
+
+    As CUDA reads it: an index or the start of a UUID each, and the first that names nothing ends the list.
+    """
+    if visible is None:
+        return list(uuids)
+    found: list[int] = []
+    for entry in (v.strip() for v in visible.split(",")):
+        if (index := _index(uuids, entry)) is None:
+            break
+        found.append(index)
+    return found
+
+
+def ask(nvml: Any, name: str, *arguments: Any) -> Any:
+    """Calls a function of NVML; None if this GPU, driver or nvidia-ml-py does not support it."""
+    with contextlib.suppress(nvml.NVMLError, AttributeError):
+        answer = getattr(nvml, name)(*arguments)
+        return plain(answer) if isinstance(answer, bytes) else answer
+    return None
+
+
+def plain(text: str | bytes) -> str:
+    """Decodes text, which some versions of nvidia-ml-py return as bytes."""
+    return text.decode(errors="replace") if isinstance(text, bytes) else str(text)
+
+
+def _index(uuids: Mapping[int, str], entry: str) -> int | None:
+    # CUDA takes the start of a UUID if it is the start of one alone.
+    if entry.isdigit():
+        return int(entry) if int(entry) in uuids else None
+    fitting = [i for i, uuid in uuids.items() if entry and uuid.startswith(entry)]
+    return fitting[0] if len(fitting) == 1 else None
+
+
+def _whole(handles: Mapping[int, Any], uuids: Mapping[int, str], entry: str) -> NvmlDevice | None:
+    index = _index(uuids, entry)
+    return NvmlDevice(index, handles[index]) if index is not None else None
+
+
+def _part(nvml: Any, handles: Mapping[int, Any], uuids: Mapping[int, str], entry: str) -> NvmlDevice | None:
+    """The GPU of a MIG instance, named ``MIG-UUID``."""
+    part = ask(nvml, "nvmlDeviceGetHandleByUUID", entry)
+    if part is None:
+        return None
+    handle = ask(nvml, "nvmlDeviceGetDeviceHandleFromMigDeviceHandle", part)
+    uuid = ask(nvml, "nvmlDeviceGetUUID", handle) if handle is not None else None
+    index = next((i for i, known in uuids.items() if known == uuid), None)
+    return NvmlDevice(index, handles[index], part) if index is not None else None
+
+
+def first_of(devices: Iterable[NvmlDevice]) -> dict[int, NvmlDevice]:
+    """Each GPU once, by its index, for two MIG instances may be on one."""
+    found: dict[int, NvmlDevice] = {}
+    for device in devices:
+        found.setdefault(device.index, device)
+    return found
+
+
+MAPS = Path("/proc/self/maps")
+DRIVER = Path("/proc/driver/nvidia/version")
+
+_PROPERTY = (0, 1, 2)  # library_types.h: MAJOR_VERSION, MINOR_VERSION, PATCH_LEVEL
+_LIBRARIES = {
+    "cublas": re.compile(r"libcublas\.so[.\d]*"),
+    "cudnn": re.compile(r"libcudnn\.so[.\d]*"),
+    "nccl": re.compile(r"libnccl\.so[.\d]*"),
+}
+_WHEELS = {
+    "jax-cuda13-plugin": ("cu13/libcublas.so.13", "cudnn/libcudnn.so.9", "nccl/libnccl.so.2"),
+    "jax-cuda12-plugin": ("cublas/libcublas.so.12", "cudnn/libcudnn.so.9", "nccl/libnccl.so.2"),
+}
+"""For each plugin: the package below ``nvidia`` into which it looks first, and what it asks the linker for."""
+
+
+def ran_on(devices: Iterable[int] | None = None) -> dict[str, Any]:
+    """Versions of NVIDIA's driver and loaded libraries by name (``versions``), and the state of each GPU (``gpus``).
+
+    Args:
+        devices: Places of its GPUs among the visible ones; None is all.
+    """
+    nvml = load_nvml()
+    visible = visible_devices(nvml, os.environ.get(VISIBLE))
+    chosen = visible if devices is None else [visible[i] for i in devices if i < len(visible)]
+    driver = ask(nvml, "nvmlSystemGetDriverVersion") if visible else _driver_of_kernel()
+    versions = {"driver": driver} if driver else {}
+    return {
+        "versions": {**versions, **loaded_versions()},
+        "gpus": [_state(nvml, d) for d in chosen],
+    }
+
+
+def is_on_gpus() -> bool:
+    """Whether this process must run on GPUs, by the JAX_PLATFORMS that every measured process gets."""
+    return os.environ.get("JAX_PLATFORMS", "").split(",")[0] not in ("", "cpu")
+
+
+def loaded_versions(maps: Path = MAPS) -> dict[str, str]:
+    """Versions of NVIDIA's libraries that this process has loaded, as the libraries report them."""
+    found = {}
+    for name, path in _loaded(maps).items():
+        if (version := _version(name, path)) is not None:
+            found[name] = version
+    return found
+
+
+def _loaded(maps: Path) -> dict[str, str]:
+    """Files of NVIDIA's libraries that are mapped into a process, by name (see proc(5))."""
+    try:
+        lines = maps.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return {}
+    found: dict[str, str] = {}
+    for path in dict.fromkeys(line.split(maxsplit=5)[5] for line in lines if "/" in line):
+        for name, pattern in _LIBRARIES.items():
+            if pattern.fullmatch(Path(path).name):
+                found.setdefault(name, path)
+    return found
+
+
+def _version(name: str, path: str) -> str | None:
+    """The version that a library reports; None if it does not."""
+    try:
+        library = ctypes.CDLL(path)
+        if name == "nccl":
+            return _nccl_version(library.ncclGetVersion)
+        return _by_parts(getattr(library, f"{name}GetProperty"))
+    except (OSError, AttributeError):
+        return None
+
+
+def _by_parts(get: Callable[..., int]) -> str | None:
+    parts = []
+    for part in _PROPERTY:
+        value = ctypes.c_int()
+        if get(ctypes.c_int(part), ctypes.byref(value)) != 0:
+            return None
+        parts.append(str(value.value))
+    return ".".join(parts)
+
+
+def _nccl_version(get: Callable[..., int]) -> str | None:
+    """NCCL's number is 22703 for 2.27.3; before 2.9 it was 2804 for 2.8.4 (nccl.h)."""
+    value = ctypes.c_int()
+    if get(ctypes.byref(value)) != 0:
+        return None
+    step = 10_000 if value.value >= 10_000 else 1000
+    return f"{value.value // step}.{value.value % step // 100}.{value.value % 100}"
+
+
+def _state(nvml: Any, device: NvmlDevice) -> dict[str, Any]:
+    """Firmware, limits and modes of one GPU; None for what is not supported."""
+    own = device.handle if device.part is None else device.part
+
+    def of(name: str, *more: Any, handle: Any = device.handle) -> Any:
+        return ask(nvml, f"nvmlDeviceGet{name}", handle, *more)
+
+    limit, mig, ecc, persistence = of("PowerManagementLimit"), of("MigMode"), of("EccMode"), of("PersistenceMode")
+    texts = {n: of(f, handle=h) for n, f, h in (("name", "Name", own), ("uuid", "UUID", own))}
+    firmware = {n: of(f) for n, f in (("vbios", "VbiosVersion"), ("gsp", "GspFirmwareVersion"))}
+    return {
+        **{n: plain(v) if v is not None else None for n, v in {**texts, **firmware}.items()},
+        "index": device.index,
+        "max_clock_mhz": of("MaxClockInfo", nvml.NVML_CLOCK_SM),
+        "max_memory_clock_mhz": of("MaxClockInfo", nvml.NVML_CLOCK_MEM),
+        "application_clock_mhz": of("ApplicationsClock", nvml.NVML_CLOCK_SM),
+        "application_memory_clock_mhz": of("ApplicationsClock", nvml.NVML_CLOCK_MEM),
+        "power_limit_w": limit / 1e3 if limit is not None else None,
+        "persistence": bool(persistence) if persistence is not None else None,
+        "mig": bool(mig[0]) if mig else None,
+        "ecc": bool(ecc[0]) if ecc else None,
+    }
+
+
+def _driver_of_kernel() -> str | None:
+    """The driver's version from its kernel module, where nvidia-ml-py is not installed."""
+    try:
+        found = re.search(r"Kernel Module(?: for \S+)?\s+(\d[\d.]+)", DRIVER.read_text(encoding="utf-8"))
+    except OSError:
+        return None
+    return found.group(1) if found else None
+
+
+def load_as_jax_does() -> None:
+    """Loads the libraries that JAX's CUDA plugin would: those of NVIDIA's wheels first, else what the linker finds."""
+    plugin = next(iter(installed_versions(CUDA_PLUGINS)), None)
+    for package, library in (name.split("/") for name in (_WHEELS[plugin] if plugin else ())):
+        for path in (*_in_wheel(package, library), library):
+            try:
+                ctypes.CDLL(path)
+            except OSError:
+                continue
+            break
+
+
+def _in_wheel(package: str, library: str) -> list[str]:
+    try:
+        spec = importlib.util.find_spec(f"nvidia.{package}")
+    except ModuleNotFoundError:
+        return []
+    return [str(Path(p) / "lib" / library) for p in (spec.submodule_search_locations if spec else None) or ()]
+
+
+def main() -> None:
+    """Prints the answer to the question of the command line."""
+    count = json.loads(sys.argv[1])["count"]
+    load_as_jax_does()
+    print(json.dumps(ran_on(range(count) if count is not None else None)))
+
+
+if __name__ == "__main__":
+    main()

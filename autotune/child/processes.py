@@ -1,0 +1,81 @@
+"""Processes of a program that have loaded XLA, seen from outside through the files of /proc (proc(5))."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from autotune.child.guard import descendants
+from autotune.child.packages import near_home, versions_in
+
+_JAXLIB = re.compile(r"(/\S[^\n]*?)/jaxlib/[^\n]*\.so")
+_PROC = Path("/proc")
+
+
+def xla_processes(root: int, names: Iterable[str] = ()) -> list[dict[str, Any]]:
+    """Every process of a tree that has loaded jaxlib.
+
+    Returns:
+        For each its ``pid``, ``python`` (path of its interpreter), ``packages`` (the folder in which its jaxlib lies),
+        ``versions`` of what lies there, ``opens_gpu`` (None if that is not visible), and ``values``: the variables with
+        which it was started (None for one that is not set), or ``unreadable`` with the reason. What a program changes
+        in its own environment afterwards is not visible from outside.
+    """
+    found = ((pid, _folder_of_jaxlib(pid)) for pid in (root, *descendants(root)))
+    return [
+        {
+            "pid": pid,
+            "python": _python_of(pid, folder),
+            "packages": near_home(folder),
+            "versions": versions_in(folder),
+            "opens_gpu": _opens_gpu(pid),
+            **_environment(pid, names),
+        }
+        for pid, folder in found
+        if folder is not None
+    ]
+
+
+def _folder_of_jaxlib(pid: int) -> str | None:
+    try:
+        maps = (_PROC / str(pid) / "maps").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    found = _JAXLIB.search(maps)
+    return found[1] if found else None
+
+
+def _python_of(pid: int, folder: str) -> str | None:
+    """The interpreter of the environment that holds the packages if it is the running file, else the running file."""
+    with contextlib.suppress(OSError):
+        file = (_PROC / str(pid) / "exe").readlink()
+        parents = Path(folder).parents
+        beside = sorted((parents[2] / "bin").glob("python*")) if len(parents) > 2 else []
+        return str(next((p for p in beside if p.exists() and p.samefile(file)), file))
+    return None
+
+
+def _opens_gpu(pid: int) -> bool | None:
+    """Whether a process has a device file of an NVIDIA GPU open, as every process that uses CUDA has."""
+    files = []
+    try:
+        for link in (_PROC / str(pid) / "fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+                files.append(str(link.readlink()))
+    except OSError:
+        return None
+    return any(f.startswith(("/dev/nvidia", "/dev/dxg")) for f in files)
+
+
+def _environment(pid: int, names: Iterable[str]) -> dict[str, Any]:
+    try:
+        text = (_PROC / str(pid) / "environ").read_bytes().decode("utf-8", errors="surrogateescape")
+    except OSError as error:
+        return {"unreadable": error.strerror or str(error)}
+    variables = dict(entry.split("=", 1) for entry in text.split("\0") if "=" in entry)
+    if "PATH" not in variables:  # setproctitle(3) writes over it
+        return {"unreadable": "it has overwritten the environment that it was started with"}
+    return {"values": {name: variables.get(name) for name in names}}

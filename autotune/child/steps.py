@@ -1,0 +1,345 @@
+"""Reads step times and losses from the lines that trainers print. Standard library only."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+_LOSS = r"\b(?:train[_/ ])?loss[\"']?\s*[=:]\s*(?P<loss>[-+.\deEnaif]+)"
+
+PRESETS: Mapping[str, Mapping[str, str]] = {
+    # MaxText, metric_logger.py: "completed step: 5, seconds: 1.234, TFLOP/s/device: ..., loss: 10.8"
+    "maxtext": {
+        "pattern": r"completed step: (?P<step>\d+), seconds: (?P<step_s>[-+.\deE]+)",
+        "loss": r"\bloss: (?P<loss>[-+.\deEnaif]+)",
+    },
+    # clu.metric_writers (T5X, Flax examples): "[100] loss=2.5, steps_per_sec=3.1"
+    "clu": {
+        "pattern": r"\[(?P<step>\d+)\].*\bsteps_per_sec(?:ond)?=(?P<steps_per_s>[-+.\deE]+)",
+        "loss": r"\b(?:train_)?loss=(?P<loss>[-+.\deEnaif]+)",
+    },
+    # google/tunix, tunix/sft/peft_trainer.py: "Train step 7 training loss: 3.21  - training perplexity: 24.8" in absl's
+    # log, and a tqdm bar of unit "step" with train_loss in its postfix (progress_bar.py); the first is once a step
+    "tunix": {
+        "pattern": r"\bTrain step (?P<step>\d+) training loss",
+        "loss": r"\btraining loss: (?P<loss>[-+.\deEnaif]+)",
+    },
+    # stanford-crfm/levanter, callbacks/_metrics.py: tqdm_loggable: into a pipe "Progress on:train 12.0it/100it
+    # rate:3.4it/s remaining:00:26 elapsed:00:04 postfix:loss=5.1", on a terminal "train:  12%|#2  | 12/100 [00:04"
+    "levanter": {
+        "pattern": r"(?:\bProgress on: ?(?:train\b)?|^train: .*\|)\s*(?P<step>\d[\d.]*k?)(?:it)?/",
+        "loss": r"\bloss=(?P<loss>[-+.\deEnaif]+)",
+    },
+    # keras-team/keras, utils/progbar.py: "12/100 ---- 1s 12ms/step - loss: 0.51"; the time shown
+    # is the epoch's mean so far
+    "keras": {
+        "pattern": r"(?:^|\s)(?P<step>\d+)/(?:\d+|Unknown)\s.*?\d(?:s|ms|us)/step\b",
+        "loss": r" - loss: (?P<loss>[-+.\deEnaif]+)",
+    },
+    # Lightning-AI/pytorch-lightning, callbacks/progress: "Epoch 0:  12%|#2  | 12/100 [00:01<00:07, 11.5it/s,
+    # train_loss=2.3]", and its rich bar "Epoch 0/9 ---- 12/100 0:00:01 - 0:00:07 11.52it/s train_loss: 2.301"
+    "lightning": {
+        "pattern": r"\bEpoch \d+(?:/-?\d+)?:?\s.*?\s(?P<step>\d+)/(?:\d+|\?|--|inf)\s",
+        "loss": r"\b(?:train_)?loss(?:_step)?[=:]\s*(?P<loss>[-+.\deEnaif]+)",
+    },
+    # Textualize/rich, progress.py, a bar with MofNCompleteColumn: "Training ------- 12/100 0:00:03"
+    "rich": {
+        "pattern": r"[\u2501\u2578\u257a]\s.*?(?<![\d/])(?P<step>\d+)\s?/\s*(?:\d+|\?)(?![\d/])",
+        "loss": _LOSS,
+    },
+    # tqdm shows a smoothed rate: only its counter is used, with the time at which the line came
+    "tqdm": {"pattern": r"\b(?P<step>\d+)/(?:\d+|\?) \[", "loss": r"\bloss[=:]\s*(?P<loss>[-+.\deEnaif]+)"},
+    # abseil/abseil-py, logging/__init__.py: "I1121 05:38:28.602266 1398932 train.py:265] step 7: loss=2.5", own
+    # words after the bracket; what it says of a duration is read by a pattern, here the time between such lines counts
+    "absl": {
+        "pattern": r"^[IWEF]\d{4} [\d:.]+ +\d+ [^\]]+:\d+\] "
+        r"(?i:.*?\b(?:step|iter|iteration|update)\b[^\w\n]{0,3}(?P<step>\d+))",
+        "loss": _LOSS,
+    },
+}
+"""Lines of known trainers. Where one prints no duration, the time between its lines counts."""
+
+_TIMES = {
+    "s": 1.0, "sec": 1.0, "second": 1.0, "ms": 1e-3, "msec": 1e-3, "millisecond": 1e-3, "us": 1e-6, "usec": 1e-6,
+    "µs": 1e-6, "μs": 1e-6, "microsecond": 1e-6, "ns": 1e-9, "min": 60.0, "minute": 60.0,
+}  # fmt: skip
+_WHOLES = {
+    "it": "steps", "iter": "steps", "iteration": "steps", "step": "steps", "batch": "steps", "update": "steps",
+    "tok": "tokens", "token": "tokens",
+}  # fmt: skip
+_SECONDS = ("s", "sec", "second")
+_SIZES = {"k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9}
+
+_NUMBER = re.compile(
+    r"([-+]?(?:\d[\d,_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|[-+]?(?:nan|inf(?:inity)?))\s*(.*)", re.I | re.S
+)
+_THOUSANDS = re.compile(r"(?<![\w.,])\d{1,3}(?:,\d{3})+(?:\.\d+)?(?![\d,]*\d)")
+_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_=>])|[\x07\x08]")
+
+
+def plain(line: str) -> str:
+    """A line without colours, movements of the cursor and other sequences of a terminal."""
+    return _ANSI.sub("", line)
+
+
+def number(text: str | None) -> float | None:
+    """Parses a number, also with separators of thousands or k, M, G, B behind it; None if it is none."""
+    if text is None:
+        return None
+    value, rest = split(text)
+    return value if value is None or not rest else value * _SIZES[rest.lower()] if rest.lower() in _SIZES else None
+
+
+def split(text: str) -> tuple[float | None, str]:
+    """Splits ``12.5 ms`` into 12.5 and ``ms``; None and the text if it begins with no number."""
+    found = _NUMBER.fullmatch(text.strip().rstrip(",.;"))
+    if found is None:
+        return None, text
+    try:
+        return float(found[1].replace(",", "")), found[2].strip()
+    except ValueError:
+        return None, text
+
+
+def search(pattern: re.Pattern[str], line: str) -> re.Match[str] | None:
+    """Searches a line for a pattern, first as it is, then without separators of thousands."""
+    found = pattern.search(line)
+    if found is None and "," in line:
+        found = pattern.search(_THOUSANDS.sub(lambda number: number[0].replace(",", ""), line))
+    return found
+
+
+def whole(found: re.Match[str], group: str) -> str | None:
+    """The whole number around a group of a match: a pattern of digits and dots matches only 1, or 234.5, of 1,234.5.
+
+    Commas that the pattern itself has beside the group are no separators.
+    """
+    text = found[group]
+    if text is None:
+        return None
+    start, end = found.span(group)
+    for around in _THOUSANDS.finditer(found.string):
+        if around.start() <= start and end <= around.end():
+            before, _, after = found.re.pattern.partition(f"(?P<{group}>")
+            left = start > around.start() and before.endswith(",")
+            right = end < around.end() and _behind_group(after).startswith((",", "\\,"))
+            return text if left or right else around[0]
+    return text
+
+
+def _behind_group(pattern: str) -> str:
+    """The rest of a pattern after the group inside which it begins."""
+    depth, i = 1, 0
+    while i < len(pattern) and depth:
+        if pattern[i] == "\\":
+            i += 1
+        elif pattern[i] in "()":
+            depth += 1 if pattern[i] == "(" else -1
+        i += 1
+    return pattern[i:]
+
+
+def factor(unit: str) -> tuple[str, float]:
+    """What a unit counts (``time``, ``steps`` or ``tokens`` each second), and in how many seconds or of which size.
+
+    Raises:
+        ValueError: If it is no unit of a step's duration.
+    """
+    above, _, below = re.sub(r"\s+", "", unit.lower()).replace("per", "/").partition("/")
+    time = _TIMES.get(above) or _TIMES.get(above.removesuffix("s"))
+    if time is not None and (not below or _counts(below) == "steps"):
+        return "time", time
+    if below in _SECONDS:
+        for prefix, size in {"": 1.0, **_SIZES}.items():
+            if above.startswith(prefix) and (counted := _counts(above[len(prefix) :])):
+                return counted, size
+    raise ValueError(
+        f"{unit!r:.40} is no unit of a step's duration; s, ms, us, s/it, ms/step, it/s, steps/s, tok/s and the like are"
+    )
+
+
+def _counts(word: str) -> str | None:
+    """What a word such as ``its``, ``step`` or ``tokens`` counts, or None."""
+    return _WHOLES.get(word) or _WHOLES.get(
+        word.removesuffix("s").removesuffix("e") if word == "batches" else word[:-1]
+    )
+
+
+def is_unit(text: str) -> bool:
+    """Whether a text is a unit that `factor` knows."""
+    try:
+        factor(text)
+    except ValueError:
+        return False
+    return True
+
+
+DURATIONS = ("step_s", "step_ms", "step_us", "steps_per_s", "tokens_per_s", "value")
+"""Groups of a pattern that hold how long a step takes: one of them at most; ``value`` goes with ``unit``."""
+
+GROUPS = (*DURATIONS, "unit", "step", "loss")
+"""Names that a group of a pattern may have."""
+
+_NAMED = {
+    "step_s": ("time", 1.0),
+    "step_ms": ("time", 1e-3),
+    "step_us": ("time", 1e-6),
+    "steps_per_s": ("steps", 1.0),
+    "tokens_per_s": ("tokens", 1.0),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One reading: how long a step took, and the loss if the line had one; `step_s` None if only the loss was read."""
+
+    step_s: float | None
+    loss: float | None
+
+
+class StepReader:
+    """Reads steps from lines by some rules.
+
+    Args:
+        rules: ``preset``, ``pattern`` or ``json_key`` with ``unit``; ``loss``; ``tokens_per_step``
+            (see `autotune.model.sections.ReadSpec`).
+
+    Raises:
+        ValueError: If a rule cannot work; the message says which and why.
+    """
+
+    def __init__(self, rules: Mapping[str, Any]) -> None:
+        preset = PRESETS[rules["preset"]] if rules.get("preset") else {}
+        self._tokens = rules.get("tokens_per_step")
+        self._key = rules.get("json_key")
+        self._unit = rules.get("unit", "step_s")
+        self._loss_key = rules.get("loss") if self._key else None
+        self._pattern: re.Pattern[str] | None = None
+        self._loss: re.Pattern[str] | None = None
+        self._raw = False
+        if self._key is None:
+            self._take_patterns(rules.get("pattern") or preset["pattern"], rules.get("loss") or preset.get("loss"))
+        self._last: tuple[float, int] | None = None
+
+    def _take_patterns(self, pattern: str, loss: str | None) -> None:
+        self._pattern = _compiled("pattern", pattern)
+        self._loss = _compiled("loss", loss) if loss else None
+        if self._loss is not None and "loss" not in self._loss.groupindex:
+            raise ValueError(f"`loss` must have a group (?P<loss>...) but got {loss!r}")
+        if unknown := [name for name in self._pattern.groupindex if name not in GROUPS]:
+            raise ValueError(
+                f"groups of a `pattern` must be named {', '.join(GROUPS)} but got {', '.join(unknown)}; "
+                "a group that is not read is written (?:...)"
+            )
+        units = [u for u in DURATIONS if u in self._pattern.groupindex]
+        if len(units) > 1:
+            raise ValueError(
+                f"`pattern` must have at most one of the groups {', '.join(DURATIONS)} but got {', '.join(units)}"
+            )
+        if ("unit" in self._pattern.groupindex) != (units == ["value"]):
+            raise ValueError("the groups `value` and `unit` of a `pattern` must come together, as 12.5 and ms do")
+        self._unit = units[0] if units else "step"
+        self._raw = any(escape in pattern for escape in ("\x1b", "\\x1b", "\\033"))
+
+    @property
+    def needs_tokens(self) -> bool:
+        """Whether a rate of tokens is read, which says nothing without the tokens of a step."""
+        return bool(self._unit == "tokens_per_s")
+
+    @property
+    def uses_clock(self) -> bool:
+        """Whether the time between lines counts, because no duration is printed."""
+        return bool(self._unit == "step")
+
+    def read(self, line: str, now_s: float) -> Step | None:
+        """Reads one line; None if it says nothing.
+
+        Args:
+            line: Without its end; colours and other sequences of a terminal are passed over.
+            now_s: When it came, on any clock.
+        """
+        if not self._raw and ("\x1b" in line or "\b" in line):
+            line = plain(line)
+        if self._pattern is None:
+            return self._read_json(line, now_s)
+        found = search(self._pattern, line)
+        lost = _number(search(self._loss, line), "loss") if self._loss is not None else _number(found, "loss")
+        if not found:
+            return Step(None, lost) if lost is not None else None
+        if not self.uses_clock:
+            return Step(self._duration(found), lost)
+        step = _number(found, "step")
+        return self._between(None if step is None else int(step), now_s, lost)
+
+    def _duration(self, found: re.Match[str]) -> float | None:
+        """Seconds of a step in a line that says it: with the unit of its group, or one that stands there."""
+        value, unit = split(whole(found, self._unit) or "")
+        if self._unit == "value":
+            unit = unit + (found["unit"] or "")
+        elif number(unit and "1" + unit) is not None:
+            value, unit = number(whole(found, self._unit)), ""
+        try:
+            return self._seconds(value, *(factor(unit) if unit else _NAMED[self._unit]))
+        except ValueError:
+            return None
+
+    def _between(self, step: int | None, now_s: float, lost: float | None) -> Step | None:
+        """A step by the clock: the time since the line before, shared by the steps between."""
+        earlier, self._last = self._last, (now_s, step if step is not None else (self._last or (0, 0))[1] + 1)
+        if earlier is None or self._last[1] == earlier[1]:
+            self._last = earlier or self._last  # a counter drawn again
+            return Step(None, lost) if lost is not None else None
+        count = self._last[1] - earlier[1]
+        return Step((now_s - earlier[0]) / count if count > 0 else None, lost)
+
+    def _read_json(self, line: str, now_s: float) -> Step | None:
+        if not line.lstrip().startswith("{"):
+            return None
+        try:
+            data = json.loads(line)
+        except ValueError:
+            return None
+        value, loss = _dig(data, self._key), _dig(data, self._loss_key)
+        if value is None and loss is None:
+            return None
+        if not self.uses_clock:
+            return Step(self._seconds(value, *_NAMED[self._unit]), loss)
+        if value is None or not math.isfinite(value):
+            return Step(None, loss)
+        return self._between(int(value), now_s, loss)
+
+    def _seconds(self, value: float | None, counted: str, size: float) -> float | None:
+        """A reading in seconds a step; None for what can not be a duration."""
+        if value is None or not (math.isfinite(value) and value > 0):
+            return None
+        if counted == "time":
+            return value * size
+        if counted == "steps":
+            return 1 / (value * size)
+        return self._tokens / (value * size) if self._tokens else None
+
+
+def _compiled(name: str, pattern: str) -> re.Pattern[str]:
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"`{name}` must be a regular expression but got {pattern!r}: {error}") from error
+
+
+def _number(found: re.Match[str] | None, group: str) -> float | None:
+    return number(whole(found, group)) if found is not None and group in found.re.groupindex else None
+
+
+def _dig(data: Any, key: str | None) -> float | None:
+    """The number under a key with dots, or None."""
+    if key is None:
+        return None
+    for part in [key] if isinstance(data, dict) and key in data else key.split("."):
+        if not isinstance(data, dict):
+            return None
+        data = data.get(part)
+    return float(data) if isinstance(data, int | float) and not isinstance(data, bool) else None

@@ -1,0 +1,521 @@
+"""Looks at a user's program once: how its steps are read, how long they take, what it runs on."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autotune.child import Follow, Recognised, StepReader, find, last_exception, lines_of, plain, recognise
+from autotune.machine import caller_environment, child_environment, driver_python, processor_name, visible_gpus
+from autotune.model import (
+    WARMUP_STEPS,
+    AutotuneError,
+    FlagSet,
+    LaunchError,
+    StudyFileError,
+    StudySpec,
+    WorkloadFacts,
+    format_seconds,
+    parse_tokens,
+    redact_command,
+)
+from autotune.workers import Probe, run_probe
+
+LEAST_STEPS = 10
+"""Steps after warm-up that a study needs in each run."""
+
+ENOUGH_STEPS = 12
+ENOUGH_S = 4.0
+PATIENCE_S = 60.0
+SHOWN_LINES = 6
+RECOGNISED_LINES = 600
+"""Lines at the end of the output that are looked at to find out how steps are printed."""
+
+TELL_EVERY_S = 10.0
+READ_AT_ONCE = 1 << 22
+
+_BAR = re.compile(r"([^\w\s]|\s)\1{7,}")
+"""A bar as long as a terminal, or what is left of it: a person who is shown a line wants what is beside it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeRequest:
+    """A program to look at.
+
+    Attributes:
+        rules: How its steps are read, as `[workload.read]` has it; None to find out.
+        terminal: Whether it gets a pseudo-terminal; None to try one if it shows no steps in a pipe.
+    """
+
+    command: tuple[str, ...]
+    cwd: Path
+    platform: str
+    rules: Mapping[str, Any] | None
+    limit_s: float
+    terminal: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeResult:
+    """What a study must know of a program.
+
+    Attributes:
+        rules: How its steps are read.
+        example: A line from which a step was read.
+        doubt: What speaks against the durations that are printed; empty if nothing does.
+        step_s: Median of a step, seconds.
+        line_s: Mean time from one line with a step to the next, seconds; longer than `step_s` where not each step has a
+            line. A study counts lines.
+        start_s: Seconds until its warm-up was over.
+        steps: Lines with a step; all of them if it `ended`.
+        ended: Whether it ended by itself.
+        python: Interpreter that loaded jaxlib; None if none was seen.
+    """
+
+    request: ProbeRequest
+    rules: Mapping[str, Any]
+    how: str
+    example: str
+    doubt: str
+    step_s: float
+    line_s: float
+    start_s: float
+    steps: int
+    ended: bool
+    device: str
+    device_count: int
+    python: str | None
+    jaxlib: str | None
+
+    @property
+    def names_python(self) -> bool:
+        """Whether a study must name the interpreter, for its command does not begin with it."""
+        first = direct_python(self.request.command, self.request.cwd)
+        if self.python is None or first is None:
+            return self.python is not None
+        one, two = Path(self.python), Path(first)
+        return one.parent.resolve() != two.parent.resolve() or not one.samefile(two)
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Steps among some lines: when each came, how long it took, and a line with one, without colours and bars."""
+
+    at_s: tuple[float, ...]
+    took_s: tuple[float, ...]
+    example: str
+
+    @property
+    def typical_s(self) -> float:
+        """A typical step, seconds: the median, unless lines came at once; never 0."""
+        took_s = self.took_s[WARMUP_STEPS:]
+        typical_s = statistics.median(took_s)
+        return typical_s if typical_s > 1e-6 else max(1e-6, statistics.fmean(took_s))
+
+    @property
+    def line_s(self) -> float:
+        """From line to line, seconds: never less than a step, for lines that come at once tell nothing."""
+        came = self.at_s[WARMUP_STEPS - 1 :]
+        return max(self.typical_s, (came[-1] - came[0]) / (len(came) - 1))
+
+
+def read_steps(lines: Sequence[str], at_s: Sequence[float], rules: Mapping[str, Any]) -> Steps:
+    """The steps that some rules find in lines.
+
+    Raises:
+        ValueError: If a rule cannot work.
+    """
+    reader, came, took, example = StepReader(rules), list[float](), list[float](), ""
+    for line, now_s in zip(lines, at_s, strict=True):
+        step = reader.read(line, now_s)
+        if step is not None and step.step_s is not None:
+            came.append(now_s)
+            took.append(step.step_s)
+            example = _BAR.sub(r"\1\1\1…", plain(line))
+    return Steps(tuple(came), tuple(took), example)
+
+
+# ---------------------------------------------------------------------- one run
+
+
+class StepWatch:
+    """Reads the steps of a running program and says when enough of them were seen.
+
+    Attributes:
+        rules: How steps are read; None while that is not known.
+        best: What was recognised, where no rules were given.
+    """
+
+    def __init__(self, request: ProbeRequest, tell: Callable[[str], None]) -> None:
+        self._tell = tell
+        self._told_s = 0.0
+        self._seen = -1
+        self._steps: Steps | None = None
+        self._finds_out = request.rules is None
+        path = (request.rules or {}).get("file")
+        self._follow = Follow(request.cwd / path) if path else None
+        self._lines: list[str] = []
+        self._at_s: list[float] = []
+        self.rules = request.rules
+        self.best: Recognised | None = None
+
+    def steps(self, probe: Probe) -> Steps | None:
+        """The steps among all lines so far; None if there are none."""
+        lines, at_s = probe.lines, probe.at_s
+        if self._follow is not None:
+            self._lines += self._follow.read()
+            self._at_s += [probe.took_s] * (len(self._lines) - len(self._at_s))
+            lines, at_s = self._lines, self._at_s
+        if self._seen != len(lines):
+            self._seen = len(lines)
+            if self._finds_out:
+                self.best = _recognised(lines[-RECOGNISED_LINES:], at_s[-RECOGNISED_LINES:])
+                self.rules = self.best.rules if self.best is not None else None
+            self._steps = read_steps(lines, at_s, self.rules) if self.rules is not None else None
+        return self._steps if self._steps is not None and self._steps.took_s else None
+
+    def is_enough(self, probe: Probe) -> bool:
+        """Whether the program has made steps for a while."""
+        steps = self.steps(probe)
+        count = len(steps.took_s) if steps is not None else 0
+        if probe.took_s - self._told_s >= TELL_EVERY_S:
+            self._told_s = probe.took_s
+            seen = f"{count} steps" if count else f"{len(probe.lines)} lines, no step among them yet"
+            self._tell(f"{format_seconds(probe.took_s)}: {seen}")
+        if steps is None:
+            return False
+        since_s = probe.took_s - steps.at_s[0]
+        is_long = (since_s >= ENOUGH_S and count >= ENOUGH_STEPS) or since_s >= PATIENCE_S
+        return count > WARMUP_STEPS + 1 and is_long
+
+
+def _recognised(lines: Sequence[str], at_s: Sequence[float]) -> Recognised | None:
+    """The best reading with a duration; of a rate of tokens it is not known how many a step has."""
+    return next((fit for fit in recognise(lines, at=at_s) if not fit.needs_tokens), None)
+
+
+def run_request(request: ProbeRequest, *, tell: Callable[[str], None]) -> tuple[Probe, StepWatch]:
+    """Runs a program until enough of its steps were seen; once more on a pseudo-terminal if it shows none in a pipe.
+
+    Raises:
+        LaunchError: If it cannot be started.
+    """
+    refuse_one_word(request.command)
+    environment = child_environment(
+        caller_environment(), FlagSet(), platform_name=request.platform,
+        virtual_devices=device_count("cpu") if request.platform == "cpu" else None,
+    )  # fmt: skip
+
+    def run(*, terminal: bool) -> tuple[Probe, StepWatch]:
+        watch = StepWatch(request, tell)
+        probe = run_probe(
+            request.command, environment, cwd=request.cwd, limit_s=request.limit_s, is_enough=watch.is_enough,
+            terminal=terminal,
+        )  # fmt: skip
+        return probe, watch
+
+    probe, watch = run(terminal=bool(request.terminal))
+    steps = watch.steps(probe)
+    is_mute = not probe.lines or (probe.status == 0 and (steps is None or len(steps.took_s) <= WARMUP_STEPS))
+    if request.terminal is not None or not is_mute or probe.status:
+        return probe, watch
+    printed = "no steps" if probe.lines else "nothing"
+    tell(f"it printed {printed} into a pipe; once more, with a terminal of its own")
+    again, watch_again = run(terminal=True)
+    if watch_again.steps(again) is None and (probe.lines or not again.lines):
+        return probe, watch
+    again.notes.append(f"it printed {printed} into a pipe: started once more on a pseudo-terminal (`terminal = true`)")
+    return again, watch_again
+
+
+def probe_program(request: ProbeRequest, *, tell: Callable[[str], None]) -> ProbeResult:
+    """Runs a program once and finds out what a study of it must say.
+
+    Raises:
+        LaunchError: If it cannot be started, fails, or makes no steps that can be read; the message shows its last
+            lines and says what to do.
+        StudyFileError: If a rule that was given cannot work.
+    """
+    refuse_bad_rules(request.rules)
+    probe, watch = run_request(request, tell=tell)
+    steps = watch.steps(probe)
+    count = len(steps.took_s) if steps is not None else 0
+    if probe.status:
+        raise LaunchError(_why_failed(shlex.join(redact_command(request.command)), probe))
+    if steps is None or watch.rules is None or count <= WARMUP_STEPS:
+        raise LaunchError(_why_no_steps(request, probe, count))
+    if probe.status is not None and count < WARMUP_STEPS + LEAST_STEPS + 1:
+        raise LaunchError(
+            f"the program must make at least {WARMUP_STEPS + LEAST_STEPS + 1} steps that can be read but ended by "
+            f"itself after {count}; let it run longer (more steps, more epochs), or print a line at every step"
+        )
+    if request.platform == "cuda" and probe.processes and not probe.opens_gpu:
+        raise LaunchError(
+            "the program must run on a GPU but opened none, although this machine has some: mend its JAX (`autotune "
+            "doctor --python INTERPRETER` says what is missing), or add --platform cpu"
+        )
+    rules = {**watch.rules, **({"terminal": True} if probe.terminal else {})}
+    return ProbeResult(
+        request=request, rules=rules, how=_in_words(rules, is_given=request.rules is not None), example=steps.example,
+        doubt=_doubt(watch.best), step_s=steps.typical_s, line_s=steps.line_s,
+        start_s=steps.at_s[min(WARMUP_STEPS, count - 1)], steps=count, ended=probe.status is not None,
+        device=device_words(request.platform), device_count=device_count(request.platform), python=probe.python,
+        jaxlib=probe.jaxlib,
+    )  # fmt: skip
+
+
+def refuse_bad_rules(rules: Mapping[str, Any] | None) -> None:
+    """Refuses rules by which no step can be read.
+
+    Raises:
+        StudyFileError: If they cannot work.
+    """
+    try:
+        StepReader(rules) if rules else None
+    except ValueError as error:
+        raise StudyFileError(f"how steps are read must work but: {error}") from error
+
+
+def refuse_one_word(command: Sequence[str]) -> None:
+    """Refuses a whole command line in quotes: no shell takes it apart.
+
+    Raises:
+        LaunchError: If it is one.
+    """
+    if len(command) == 1 and len(words := command[0].split()) > 1 and not Path(command[0]).exists():
+        raise LaunchError(
+            f"the command must be given word by word but got one text, {command[0]!r}: write it without the quotes "
+            f"(-- {shlex.join(words)}), or as bash -c {shlex.quote(command[0])}"
+        )
+
+
+# ---------------------------------------------------------------------- devices
+
+
+def device_count(platform: str) -> int:
+    """Devices that a program started here has: the visible GPUs, or as many of the CPU as the caller asks XLA for."""
+    environment = caller_environment()
+    if platform == "cuda":
+        return max(1, len(visible_gpus(environment)))
+    asked = [environment.get("JAX_NUM_CPU_DEVICES", "")]
+    for token in parse_tokens(environment.get("XLA_FLAGS", "")):
+        if token.name == "xla_force_host_platform_device_count":
+            asked.append(token.value or "")
+    return max((int(text) for text in asked if text.isdigit() and int(text) > 0), default=1)
+
+
+def device_words(platform: str) -> str:
+    """The kind of device, as its driver or the kernel names it."""
+    gpus = visible_gpus(caller_environment()) if platform == "cuda" else ()
+    return gpus[0].name if gpus else "GPU" if platform == "cuda" else processor_name()
+
+
+def default_platform() -> str:
+    """``cuda`` if a GPU is visible, unless the caller's environment keeps JAX on the CPU."""
+    environment = caller_environment()
+    if environment.get("JAX_PLATFORMS", "").split(",")[0] == "cpu":
+        return "cpu"
+    return "cuda" if visible_gpus(environment) else "cpu"
+
+
+# ---------------------------------------------------------------------- interpreter
+
+
+def program_python(spec: StudySpec, study_dir: Path, *, note: Callable[[str], None] | None) -> str:
+    """The interpreter whose packages a study's workload uses.
+
+    That is the one which the study names, or which its command begins with; of any other command that of autotune.
+    If the program then runs on another build, `refuse_other_build` ends the study after the reference.
+
+    Args:
+        note: Called with a warning if the interpreter is not known.
+
+    Raises:
+        StudyFileError: If the study names one that is not there.
+    """
+    command = spec.workload.command
+    if (named := spec.workload.python) is not None:
+        if (found := _there(named, study_dir) or shutil.which(named)) is None:
+            raise StudyFileError(f"`workload.python` must be an interpreter that can be started but got {named!r}")
+        return found
+    if command is None:
+        return driver_python()
+    if (direct := direct_python(command, study_dir)) is not None:
+        return direct
+    if note is not None:
+        note(
+            f"{command[0]} is no interpreter: that of autotune is asked which settings there are. If the program runs "
+            'under another one, name it: [workload] python = "/path/to/python"'
+        )
+    return driver_python()
+
+
+def direct_python(command: Sequence[str], folder: Path) -> str | None:
+    """The interpreter that a command, run in a folder, begins with; None if it does not, or that is not there."""
+    return _there(command[0], folder) if re.fullmatch(r"python[\d.]*", Path(command[0]).name) else None
+
+
+def refuse_other_build(asked: str, python: str, spec: StudySpec, facts: WorkloadFacts | None) -> None:
+    """Refuses to go on where the reference ran on another jaxlib than the one whose settings were checked.
+
+    Args:
+        facts: What the reference reported; without a version it refutes nothing.
+
+    Raises:
+        StudyFileError: If they are not the same.
+    """
+    ran_on = (getattr(facts, "versions", None) or {}).get("jaxlib")
+    if spec.workload.command is None or ran_on is None or ran_on == asked:
+        return
+    packages = getattr(facts, "packages", None)
+    where = f" in {packages}" if packages else ""
+    raise StudyFileError(
+        f"the settings of a study must be those of the build that it runs on, but jaxlib {asked} of {python} was asked "
+        f"and the program ran on jaxlib {ran_on}{where}; name the interpreter that it runs under in the study file: "
+        f'[workload] python = "{_interpreter_of(packages) or "/path/to/python"}"'
+    )
+
+
+def _there(name: str, folder: Path) -> str | None:
+    """An interpreter by its name: one with a slash is found from the folder in which the command runs."""
+    return shutil.which(str(folder / Path(name).expanduser()) if "/" in name else name)
+
+
+def _interpreter_of(packages: str | None) -> str | None:
+    """The interpreter of a virtual environment, by its folder of packages."""
+    above = Path(packages).expanduser().parents if packages else ()
+    found = [p for p in above[2:3] and sorted((above[2] / "bin").glob("python*")) if p.name in ("python", "python3")]
+    return str(found[0]) if found else None
+
+
+# ---------------------------------------------------------------------- reading without a study
+
+
+def read_log(path: Path) -> Probe:
+    """The lines of a saved log or CSV file; of a folder the newest one.
+
+    Raises:
+        AutotuneError: If it cannot be read.
+    """
+    found = find(path)
+    if found is None:
+        raise AutotuneError(f"a folder must hold a log but there is no .jsonl or .csv in {path}")
+    cutter, lines = lines_of(found.name), list[str]()
+    try:
+        with found.open("rb") as stream:
+            while data := stream.read(READ_AT_ONCE):
+                lines += cutter.feed(data)
+        lines += cutter.feed(b"\n")
+    except (OSError, ValueError) as error:
+        raise AutotuneError(f"a log must be readable but {found}: {error}") from error
+    return Probe(lines=lines, notes=[f"read {found}"] if found != path else [])
+
+
+def reading_of(probe: Probe, fits: Sequence[Recognised], rules: Mapping[str, Any]) -> dict[str, Any]:
+    """What some rules read in the lines of a run or a log, line by line and in all, as data.
+
+    Args:
+        fits: What was recognised, best first; empty where the rules were given, or nothing fits.
+        rules: As `StepReader` takes them; empty if none are known.
+
+    Raises:
+        StudyFileError: If a rule cannot work.
+    """
+    refuse_bad_rules(rules)
+    reader = StepReader(rules) if rules else None
+    rows: list[dict[str, Any]] = []
+    for line, now_s in zip(probe.lines, probe.at_s or [float("nan")] * len(probe.lines), strict=True):
+        step = reader.read(line, now_s) if reader is not None else None
+        took = step.step_s if step is not None else None
+        loss = step.loss if step is not None else None
+        # By the clock a saved log has steps, but no durations.
+        rows.append({"line": line, "step_s": took if took == took else None, "loss": loss, "is_step": took is not None})
+    times = [row["step_s"] for row in rows if row["step_s"] is not None]
+    losses = [row["loss"] for row in rows if row["loss"] is not None]
+    return {
+        "steps": sum(bool(row["is_step"]) for row in rows), "step_s": statistics.median(times) if times else None,
+        "losses": len(losses), "loss": losses[-1] if losses else None, "rules": dict(rules),
+        "terminal": probe.terminal, "status": probe.status, "notes": probe.notes, "lines": rows,
+        "others": [{"rules": dict(f.rules), "steps": f.steps, "step_s": f.step_s} for f in fits[1:]],
+    }  # fmt: skip
+
+
+# ---------------------------------------------------------------------- words
+
+
+def _in_words(rules: Mapping[str, Any], *, is_given: bool) -> str:
+    said = "as you say" if is_given else "recognised"
+    if rules.get("preset"):
+        return f"lines of {rules['preset']} ({said})"
+    if rules.get("json_key"):
+        return f"key {rules['json_key']} of JSON lines, in {rules.get('unit', 'step_s')} ({said})"
+    duration = re.search(r"\(\?P<(step_\w+|steps_per_s|tokens_per_s|value)>", rules["pattern"])
+    if duration is None:
+        return f"a line for each step; the time between them counts ({said})"
+    return f"durations that are printed, as {duration[1]} ({said})"
+
+
+def _doubt(best: Recognised | None) -> str:
+    if best is not None and best.by_clock and best.in_bursts:
+        return "most lines came at once, so the time between them says little: let the program flush what it prints"
+    if best is None or not best.doubtful or best.agrees is None:
+        return ""
+    return (
+        f"a step is said to take {best.agrees:.2g} times what passes between its lines: a loop that does not wait for "
+        "the device (jax.block_until_ready) prints too little; --step-pattern with a group `step` alone reads the clock"
+    )
+
+
+def _last_lines(lines: Sequence[str]) -> str:
+    if not lines:
+        return "It printed nothing."
+    return "Its last lines:\n" + "\n".join(f"    {line[:160]}" for line in lines[-SHOWN_LINES:])
+
+
+def _why_failed(program: str, probe: Probe) -> str:
+    status = probe.status or 0
+    how = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
+    error = last_exception(_without_prompt(line) for line in probe.lines)
+    shown = _last_lines(probe.lines or list(probe.last_lines))
+    advice = f"Run it by hand until it works: {program}"
+    if error is not None and error[0] == "EOFError":
+        advice = "It reads standard input, and a study gives a program none: give what it asks for as an argument"
+    said = f": {error[0]}: {error[1].splitlines()[0] if error[1] else ''}" if error is not None else ""
+    return f"the program must run but {how} after {format_seconds(probe.took_s)}{said}. {shown}\n  {advice}"
+
+
+def _without_prompt(line: str) -> str:
+    """A traceback's first line as it is, though a question that was printed without an end may stand before it."""
+    begins = line.find("Traceback (most recent call last)")
+    return line[begins:] if begins > 0 else line
+
+
+def _why_no_steps(request: ProbeRequest, probe: Probe, steps: int) -> str:
+    over = f"ended by itself after {format_seconds(probe.took_s)}"
+    how = over if probe.status is not None else f"ran for {format_seconds(probe.took_s)} (--look-limit)"
+    if steps:
+        more = "Let it run longer" if probe.status is not None else "Give it a longer --look-limit"
+        return (
+            f"the program must make more than {WARMUP_STEPS} steps that can be read but made {steps} and {how}. "
+            f"{_last_lines(probe.lines)}\n  {more}, or print a line at every step"
+        )
+    if not probe.lines:
+        return (
+            f"the program must print a line at each step but printed nothing and {how}. Let it print one, such as "
+            '`print(f"step {i} {seconds:.4f} s loss {loss}", flush=True)`; or, if it writes one to a file, add '
+            "--step-file FILE; or put one line into its loop (docs/tune.md, hook)"
+        )
+    wanted = "no line fits the pattern that was given" if request.rules else "no line is known to be a step's"
+    return (
+        f"the program must print steps that can be read but {wanted}; it {how}. {_last_lines(probe.lines)}\n"
+        "  add one option that says how a step is printed:\n"
+        "    --step-pattern 'step (?P<step>\\d+)'            a line a step: the time between lines counts\n"
+        "    --step-pattern '(?P<step_s>[\\d.]+) s/step'     or a duration: step_s, step_ms, steps_per_s\n"
+        "    --step-json perf.step_time                     JSON lines: the key of the seconds"
+    )

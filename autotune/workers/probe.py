@@ -1,0 +1,181 @@
+"""Runs a user's program once to see what it prints, and builds a workload once to see its figures."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from autotune.machine import caller_environment, child_environment, driver_python, let_import_packages
+from autotune.model import Failure, FailureKind, FlagSet, LaunchError, StudySpec, filled
+from autotune.workers.base import GuardedProcess, WorkerFailed, reader_command
+
+ASK_EVERY_S = 0.5
+END_PATIENCE_S = 15.0
+BUILD_LIMIT_S = 300.0
+_SIZES: TypeAdapter[dict[str, int]] = TypeAdapter(dict[str, Annotated[int, Field(ge=0)]])
+
+
+@dataclass(kw_only=True)
+class Probe:
+    """What one run of a program, or its saved log, shows.
+
+    Attributes:
+        at_s: Seconds after the start at which each line came; empty for a saved log.
+        processes: Those that have loaded XLA, by process number, as `autotune.child.processes` describes them.
+        status: How it ended by itself, as `subprocess` counts; None if it was stopped.
+        took_s: Seconds until it ended or was stopped.
+        last_lines: The end of its output where it ended by itself.
+    """
+
+    lines: list[str] = field(default_factory=list)
+    at_s: list[float] = field(default_factory=list)
+    processes: dict[int, Mapping[str, Any]] = field(default_factory=dict)
+    status: int | None = None
+    took_s: float = 0.0
+    terminal: bool = False
+    last_lines: tuple[str, ...] = ()
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def python(self) -> str | None:
+        """The interpreter that loaded jaxlib; None if none was seen."""
+        return next((str(p["python"]) for p in self.processes.values() if p["python"] is not None), None)
+
+    @property
+    def jaxlib(self) -> str | None:
+        """The version of that jaxlib, if its folder tells."""
+        return next((p["versions"]["jaxlib"] for p in self.processes.values() if "jaxlib" in p["versions"]), None)
+
+    @property
+    def opens_gpu(self) -> bool:
+        """Whether one of those processes has opened a GPU."""
+        return any(p["opens_gpu"] for p in self.processes.values())
+
+
+def run_probe(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    cwd: Path,
+    limit_s: float,
+    is_enough: Callable[[Probe], bool],
+    terminal: bool = False,
+) -> Probe:
+    """Runs a program once under a guard, until enough was seen, it ends, or the time is over; then nothing of it lives.
+
+    Args:
+        command: It and its arguments; ``{folder}`` stands for a folder that is removed afterwards.
+        is_enough: Asked about twice a second.
+
+    Raises:
+        LaunchError: If it cannot be started.
+    """
+    with tempfile.TemporaryDirectory(prefix="autotune-probe-", ignore_cleanup_errors=True) as folder:
+        arguments = [filled(part, {"folder": folder}) for part in command]
+        log = Path(folder) / "probe.log"
+        process = GuardedProcess(reader_command("probe"), environment, log, cwd=str(cwd))
+        found, began = Probe(terminal=terminal), time.monotonic()
+        try:
+            process.send({"type": "job", "command": arguments, "cwd": str(cwd), "terminal": terminal})
+            _follow(process, found, arguments[0], limit_s=limit_s, is_enough=is_enough)
+        finally:
+            found.took_s = time.monotonic() - began
+            process.close(END_PATIENCE_S)
+            found.last_lines = tuple((process.end or {}).get("last_lines", ()))
+        return found
+
+
+def _follow(
+    process: GuardedProcess, found: Probe, program: str, *, limit_s: float, is_enough: Callable[[Probe], bool]
+) -> None:
+    began = asked = time.monotonic()
+    while not process.is_over and (now := time.monotonic()) - began < limit_s:
+        for message in process.messages(ASK_EVERY_S):
+            _take(found, message, program)
+            if message["type"] == "ended":
+                return
+        if now - asked >= ASK_EVERY_S:
+            asked, found.took_s = now, now - began
+            if is_enough(found):
+                return
+
+
+def _take(found: Probe, message: Mapping[str, Any], program: str) -> None:
+    """Notes what a message says.
+
+    Raises:
+        LaunchError: If the program could not be started.
+    """
+    kind = message["type"]
+    if kind == "lines":
+        found.at_s += [float(at_s) for at_s, _ in message["lines"]]
+        found.lines += [str(line) for _, line in message["lines"]]
+    elif kind == "processes":
+        found.processes |= {p["pid"]: p for p in message["processes"]}
+    elif kind == "ended":
+        found.status = int(message["status"])
+    elif kind == "cannot_start":
+        raise LaunchError(
+            f"the command must be one that can be started but {program}: {message['reason']}; give its "
+            "path, or activate its environment"
+        )
+
+
+# ---------------------------------------------------------------------- workloads
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadFigures:
+    """What a built workload says of itself.
+
+    Attributes:
+        layer_bytes: Bytes of ``weights`` and ``gradients`` of one layer, if it says so.
+    """
+
+    mesh: Mapping[str, int]
+    layer_bytes: Mapping[str, int]
+
+
+def describe_workload(spec: StudySpec, *, study_dir: Path, device_count: int) -> WorkloadFigures:
+    """Builds a study's workload in a child process, on virtual devices of the CPU; no step is compiled.
+
+    Raises:
+        WorkerFailed: If it cannot be built here.
+    """
+    env = child_environment(caller_environment(), spec.baseline, platform_name="cpu", virtual_devices=device_count)
+    let_import_packages(env)
+    env["CUDA_VISIBLE_DEVICES"] = ""
+    job = {
+        "type": "job",
+        "figures_only": True,
+        "entry": spec.workload.entry,
+        "options": spec.under(FlagSet()).workload.options,
+        "paths": [str(study_dir)],
+        "device_count": device_count,
+    }
+    with tempfile.TemporaryDirectory(prefix="autotune-build-") as folder:
+        command = [driver_python(), "-m", "autotune.child.measure"]
+        process = GuardedProcess(command, env, Path(folder) / "build.log")
+        try:
+            process.send(job)
+            answer = process.first(("figures", "error"), BUILD_LIMIT_S)
+        finally:
+            process.close(END_PATIENCE_S)
+    if answer is None:
+        raise _build_failure(f"it was not built within {BUILD_LIMIT_S:g} s, or its process {process.describe_end()}")
+    if answer["type"] == "error":
+        raise _build_failure(f"{answer['error_type']}: {answer['message']}")
+    try:
+        return WorkloadFigures(**{n: _SIZES.validate_python(answer.get(n) or {}) for n in ("mesh", "layer_bytes")})
+    except ValidationError as error:
+        raise _build_failure(f"its mesh and layer_bytes must hold whole numbers: {error.errors()[0]['msg']}") from error
+
+
+def _build_failure(message: str) -> WorkerFailed:
+    return WorkerFailed(Failure(kind=FailureKind.WORKLOAD_ERROR, message=message, phase="build"))
