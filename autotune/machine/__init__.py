@@ -42,9 +42,7 @@ from autotune.machine.telemetry import (
     EnergyMeter,
     GpuWatch,
     NO_METER,
-    NO_TELEMETRY,
     NO_WATCH,
-    Telemetry,
     open_meter,
     open_watch,
 )

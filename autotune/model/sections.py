@@ -6,37 +6,64 @@ import inspect
 import re
 from collections.abc import Mapping
 from typing import (
-    Annotated, Any, Literal,
+    Annotated,
+    Any,
+    Literal,
 )
+
 from pydantic import (
-    BaseModel, BeforeValidator, ConfigDict, Field, GetJsonSchemaHandler, SerializationInfo,
-    SerializerFunctionWrapHandler, ValidationError, WithJsonSchema, field_serializer, field_validator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    SerializationInfo,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    WithJsonSchema,
+    field_serializer,
+    field_validator,
     model_validator,
 )  # fmt: skip
 from pydantic_core import CoreSchema
+
 from autotune.child import (
-    PRESETS, StepReader,
+    PRESETS,
+    StepReader,
 )
 from autotune.model.errors import (
-    StudyFileError, close_matches,
+    StudyFileError,
+    close_matches,
 )
 from autotune.model.expressions import Expression
 from autotune.model.flags import (
-    FlagSet, kind_of,
+    FlagSet,
+    kind_of,
 )
 from autotune.model.measurement import Settings
 from autotune.model.options import (
-    FOLDER, filled, option_sets, option_setting, option_text, placeholders,
+    FOLDER,
+    filled,
+    option_sets,
+    option_setting,
+    option_text,
+    placeholders,
 )
 from autotune.model.redaction import (
-    redact_command, redact_data,
+    redact_command,
+    redact_data,
 )
 from autotune.model.turn_sizes import (
-    BLOCK_STEPS, CPU_SIZES, GPU_SIZES, TurnSizes,
+    BLOCK_STEPS,
+    CPU_SIZES,
+    GPU_SIZES,
+    TurnSizes,
 )
 from autotune.model.units import (
-    parse_bytes, parse_duration,
+    parse_bytes,
+    parse_duration,
 )
+
 
 class Section(BaseModel):
     """A table of a study file, whose schema describes each key by the docstring."""

@@ -7,37 +7,70 @@ import json
 import random
 import time
 from collections.abc import (
-    Callable, Mapping,
+    Callable,
+    Mapping,
 )
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import (
-    Protocol, TypeVar,
+    Protocol,
+    TypeVar,
 )
+
 from autotune.child import plain
 from autotune.machine import (
-    GpuWatch, NO_WATCH, caller_environment, open_meter, open_watch,
+    NO_WATCH,
+    GpuWatch,
+    caller_environment,
+    open_meter,
+    open_watch,
 )
 from autotune.model import (
-    Arm, DUMP_FILE, Failure, FailureKind, FlagSet, FloorResult, LaunchError, NodeLostError, Pair, StudySpec,
-    TimeLimits, WorkPerStep, WorkerReport, artefacts_of, kernels_of, limits_after, read_choices,
+    DUMP_FILE,
+    Arm,
+    Failure,
+    FailureKind,
+    FlagSet,
+    FloorResult,
+    LaunchError,
+    NodeLostError,
+    Pair,
+    StudySpec,
+    TimeLimits,
+    WorkerReport,
+    WorkPerStep,
+    artefacts_of,
+    kernels_of,
+    limits_after,
+    read_choices,
 )  # fmt: skip
 from autotune.rundir import (
-    ARTEFACTS, Folders, in_force, place_artefacts,
+    ARTEFACTS,
+    Folders,
+    in_force,
+    place_artefacts,
 )
 from autotune.settings import gpu_findings
 from autotune.stats import LossSpread
 from autotune.study.loss_gate import (
-    LossGate, LossTrace, not_finite, refuse_not_finite, unusable_dtype,
+    LossGate,
+    LossTrace,
+    not_finite,
+    refuse_not_finite,
+    unusable_dtype,
 )
 from autotune.study.memory import (
-    MemoryShare, refuse_over_limit,
-)
-from autotune.study.tasks import Assignment
-from autotune.workers import (
-    Launcher, Worker, WorkerFailed, is_without_gpu,
+    MemoryShare,
+    refuse_over_limit,
 )
 from autotune.study.probe import program_python
+from autotune.study.tasks import Assignment
+from autotune.workers import (
+    Launcher,
+    Worker,
+    WorkerFailed,
+    is_without_gpu,
+)
 
 R = TypeVar("R")
 

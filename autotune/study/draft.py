@@ -6,22 +6,33 @@ import json
 import math
 import tomllib
 from collections.abc import (
-    Mapping, Sequence,
+    Mapping,
+    Sequence,
 )
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
+
 from autotune.child import workloads_root
 from autotune.model import (
-    SOAK_STEPS_OF_RUNS, StudyFileError, StudySpec, WARMUP_STEPS, close_matches, format_seconds, parse_study,
+    SOAK_STEPS_OF_RUNS,
+    WARMUP_STEPS,
+    StudyFileError,
+    StudySpec,
+    close_matches,
+    format_seconds,
+    parse_study,
     redact_command,
 )  # fmt: skip
 from autotune.stats import (
-    proof_pairs, smallest_gain, study_power,
+    proof_pairs,
+    smallest_gain,
+    study_power,
 )
 from autotune.study.probe import (
-    LEAST_STEPS, ProbeResult,
+    LEAST_STEPS,
+    ProbeResult,
 )
 
 GROUPS: Mapping[str, tuple[str, ...]] = {

@@ -7,19 +7,25 @@ own switch is of no use here, see `autotune.child.measure`.
 from __future__ import annotations
 
 from autotune.model import (
-    FlagSet, PROFILE, ProfileRecord,
+    PROFILE,
+    FlagSet,
+    ProfileRecord,
 )
 from autotune.stats import (
-    FIRST_LOOK, Verdict,
+    FIRST_LOOK,
+    Verdict,
 )
 from autotune.study.confirm import (
-    pays_for_itself, prove,
+    pays_for_itself,
+    prove,
 )
 from autotune.study.run import (
-    Candidate, StudyRun,
+    Candidate,
+    StudyRun,
 )
 from autotune.study.tasks import (
-    PendingTask, ProfileTask,
+    PendingTask,
+    ProfileTask,
 )
 
 PROFILED_STEPS = 5

@@ -5,20 +5,28 @@ from __future__ import annotations
 import tomllib
 from pathlib import Path
 from typing import Any
+
 import pytest
+
 from autotune.model.clock import Stopwatch
 from autotune.model.measurement import FailureKind
 from autotune.model.records import (
-    ConclusionRecord, FloorResult, Outcome, TrialResult, TrialStatus,
+    ConclusionRecord,
+    FloorResult,
+    Outcome,
+    TrialResult,
+    TrialStatus,
 )
 from autotune.model.spec import parse_study
 from autotune.rundir.store import Store
 from autotune.study.stages import (
-    new_run, run_study,
+    new_run,
+    run_study,
 )
 from tests.runs import Diary
 from tests.workers.conftest import (
-    PROGRAMS, command,
+    PROGRAMS,
+    command,
 )
 
 ROOT = Path(__file__).parents[2]
