@@ -6,25 +6,13 @@ import hashlib
 import json
 import random
 import time
-from collections.abc import (
-    Callable,
-    Mapping,
-)
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import (
-    Protocol,
-    TypeVar,
-)
+from typing import Protocol, TypeVar
 
 from autotune.child import plain
-from autotune.machine import (
-    NO_WATCH,
-    GpuWatch,
-    caller_environment,
-    open_meter,
-    open_watch,
-)
+from autotune.machine import NO_WATCH, GpuWatch, caller_environment, open_meter, open_watch
 from autotune.model import (
     DUMP_FILE,
     Arm,
@@ -44,33 +32,14 @@ from autotune.model import (
     limits_after,
     read_choices,
 )  # fmt: skip
-from autotune.rundir import (
-    ARTEFACTS,
-    Folders,
-    in_force,
-    place_artefacts,
-)
+from autotune.rundir import ARTEFACTS, Folders, in_force, place_artefacts
 from autotune.settings import gpu_findings
 from autotune.stats import LossSpread
-from autotune.study.loss_gate import (
-    LossGate,
-    LossTrace,
-    not_finite,
-    refuse_not_finite,
-    unusable_dtype,
-)
-from autotune.study.memory import (
-    MemoryShare,
-    refuse_over_limit,
-)
+from autotune.study.loss_gate import LossGate, LossTrace, not_finite, refuse_not_finite, unusable_dtype
+from autotune.study.memory import MemoryShare, refuse_over_limit
 from autotune.study.probe import program_python
 from autotune.study.tasks import Assignment
-from autotune.workers import (
-    Launcher,
-    Worker,
-    WorkerFailed,
-    is_without_gpu,
-)
+from autotune.workers import Launcher, Worker, WorkerFailed, is_without_gpu
 
 R = TypeVar("R")
 

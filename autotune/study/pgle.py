@@ -6,27 +6,11 @@ own switch is of no use here, see `autotune.child.measure`.
 
 from __future__ import annotations
 
-from autotune.model import (
-    PROFILE,
-    FlagSet,
-    ProfileRecord,
-)
-from autotune.stats import (
-    FIRST_LOOK,
-    Verdict,
-)
-from autotune.study.confirm import (
-    pays_for_itself,
-    prove,
-)
-from autotune.study.run import (
-    Candidate,
-    StudyRun,
-)
-from autotune.study.tasks import (
-    PendingTask,
-    ProfileTask,
-)
+from autotune.model import PROFILE, FlagSet, ProfileRecord
+from autotune.stats import FIRST_LOOK, Verdict
+from autotune.study.confirm import pays_for_itself, prove
+from autotune.study.run import Candidate, StudyRun
+from autotune.study.tasks import PendingTask, ProfileTask
 
 PROFILED_STEPS = 5
 
