@@ -22,11 +22,22 @@ from typing import Any
 from typer.testing import CliRunner
 
 from autotune.cli.app import app
-from autotune.model import AutotuneError, ConclusionRecord
-from autotune.model.records import AblationResult, ConfirmRun, TrialResult, TrialStatus
+from autotune.model import (
+    AutotuneError,
+    ConclusionRecord,
+)
+from autotune.model.records import (
+    AblationResult,
+    ConfirmRun,
+    TrialResult,
+    TrialStatus,
+)
 from autotune.rundir import check_run
 from autotune.rundir.store import Store
-from harness.disks import ROOT, PowerDisk
+from harness.disks import (
+    ROOT,
+    PowerDisk,
+)
 from harness.kills import SIMULATED
 from harness.simulated_machine import write_study
 from harness.tally import tally_of
@@ -193,8 +204,7 @@ def _missing(told: Told, run_dir: Path) -> Iterator[str]:
                 and len(pairs) != result.comparison.pair_count
             ):
                 yield f"trial {result.number} has {len(pairs)} of its {result.comparison.pair_count} pairs"
-        # A torn end and what an interrupted write left can be mended; nothing else may be wrong.
-        yield from (str(p) for p in check_run(run_dir).problems if not p.mending)
+        yield from (str(p) for p in check_run(run_dir).problems if not p.is_harmless)
     except AutotuneError as error:
         yield str(error).replace(f"{run_dir}/", "")
 

@@ -30,8 +30,10 @@ from autotune.model.records import (
     TrialResult,
 )
 from autotune.model.spec import StudySpec
-from autotune.results.conditions import Conditions
-from autotune.results.winner import Winner
+from autotune.results.winner import (
+    Conditions,
+    Winner,
+)
 from autotune.rundir.store import Store
 from autotune.settings.space import (
     Parameter,
@@ -184,7 +186,7 @@ def make_winner(settings: Mapping[str, str], **conditions: Any) -> Winner:
         "jax": "0.11.1",
         "jaxlib": "0.11.1",
         "plugin": "jax-cuda12-plugin 0.11.1",
-        "driver_major": "580",
+        "driver": "580.65.06",
         "workload": "0123456789ab",
         **conditions,
     }

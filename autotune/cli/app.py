@@ -9,8 +9,21 @@ from typing import Annotated
 import typer
 
 from autotune import __version__
-from autotune.cli import atlas, cluster, compile, flags, fsck, read, results, run, show, tune
-from autotune.cli.help import Grouped, add_examples
+from autotune.cli import (
+    atlas,
+    cluster,
+    compile,
+    flags,
+    read,
+    results,
+    run,
+    show,
+    tune,
+)
+from autotune.cli.help import (
+    Grouped,
+    add_examples,
+)
 from autotune.cli.printing import guard_streams
 
 app = typer.Typer(
@@ -31,7 +44,7 @@ for _command in (
     run.run, show.status, show.show, show.repro,
     results.report, results.compare, results.export, results.verify, results.recheck, results.best,
     flags.space, flags.symptoms, flags.doctor, compile.screen, compile.explain, compile.predict,
-    cluster.submit, fsck.fsck, show.schema,
+    show.fsck, cluster.submit, show.schema,
 ):  # fmt: skip
     app.command()(_command)
 _OWN_OPTIONS_FIRST = {"allow_interspersed_args": False}  # options after a program are the program's
@@ -58,13 +71,13 @@ def _root(
 
 
 def _indented(message: str) -> str:
-    """A message whose first line alone begins at the edge: what it quotes must not pass for another message."""
+    """Indents all lines of a message but the first, so that no quoted text looks like another message."""
     first, *rest = message.split("\n")
     return "\n".join([first, *(line if line.startswith("  ") else f"  {line}" for line in rest)])
 
 
 def main() -> None:
-    """Console entry: errors a user can mend are one message and exit status 2, never a traceback."""
+    """Runs the command line: a user's mistake gives one message and exit status 2, no traceback."""
     guard_streams()
     try:
         app(standalone_mode=True)

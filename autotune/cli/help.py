@@ -1,14 +1,12 @@
-"""How `--help` is laid out: commands by what a person wants, and an example for each."""
+"""Lays out `--help`: commands by purpose, and an example for each."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Any
 
 import typer
 from typer.core import TyperGroup
-from typer.models import OptionInfo
 
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "Tune": ("tune", "init", "run", "recheck"),
@@ -18,9 +16,9 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "read", "space", "flags", "recipes", "atlas", "symptoms", "doctor", "screen", "explain", "predict", "targets",
         "schema",
     ),
-    "Cluster": ("submit", "worker"),
+    "Cluster": ("submit",),
 }  # fmt: skip
-"""What a person wants, and the commands for it, in the order in which they are shown."""
+"""Purposes and their commands, in the order in which they are shown."""
 
 EXAMPLES: Mapping[str, str] = {
     "tune": "autotune tune --time-budget 30m -- python train.py",
@@ -32,7 +30,7 @@ EXAMPLES: Mapping[str, str] = {
     "report": "autotune report runs/quickstart --html report.html",
     "compare": "autotune compare runs/a runs/b --by jaxlib",
     "repro": "autotune repro runs/quickstart 3",
-    "fsck": "autotune fsck runs/quickstart --mend",
+    "fsck": "autotune fsck runs/quickstart",
     "export": "autotune export runs/quickstart --format env -o winner.env",
     "exec": "autotune exec winner.env -- python train.py",
     "verify": "autotune verify winner.env",
@@ -64,34 +62,18 @@ EXAMPLES: Mapping[str, str] = {
     "schema": "autotune schema > schema.json",
     "submit": "autotune submit STUDY.toml --nodes 4 --gpus-per-node 8",
 }
-"""Command to a call of it that a person may type; short enough to stay on one line."""
-
-
-_WORDS: Mapping[Any, str] = {str: "TEXT", int: "N", float: "NUMBER", Path: "PATH"}
-"""What stands for the value of an option that names nothing better, by the type of the value."""
-
-
-def name_values(callback: Any) -> None:
-    """Gives each option of a command a word for its value, so that no help shows a type of Python."""
-    callback.__annotations__ = hints = get_type_hints(callback, include_extras=True)  # once, for the words to stay
-    for hint in hints.values():
-        kind, *infos = get_args(hint) if get_origin(hint) is Annotated else (hint,)
-        inner = [k for k in get_args(kind) if k is not type(None)] or [kind]
-        for info in infos:
-            if isinstance(info, OptionInfo) and info.metavar is None and len(inner) == 1:
-                info.metavar = _WORDS.get(inner[0])
+"""An example for each command, short enough for one line."""
 
 
 class Grouped(TyperGroup):
-    """The commands under what a person wants; those that no group names come last."""
+    """Lists the commands by purpose."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Writes the lists of commands; see `click.Group`."""
         known = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
         shown = {name: command for name, command in known.items() if command is not None and not command.hidden}
-        named = {name for names in GROUPS.values() for name in names}
         width = formatter.width - 6 - max(map(len, shown), default=0)
-        for title, names in (*GROUPS.items(), ("More", tuple(n for n in shown if n not in named))):
+        for title, names in GROUPS.items():
             rows = [(name, shown[name].get_short_help_str(width)) for name in names if name in shown]
             if rows:
                 with formatter.section(title):
@@ -107,8 +89,6 @@ def add_examples(app: typer.Typer, above: str = "") -> None:
     for command in app.registered_commands:
         name = command.name or getattr(command.callback, "__name__", "").rstrip("_").replace("_", "-")
         command.epilog = _example(above + name)
-        if command.callback is not None:
-            name_values(command.callback)
 
 
 def _example(name: str) -> str | None:

@@ -20,8 +20,14 @@ from autotune.model import (
     format_ratio,
     format_seconds,
     visible_line,
+)  # fmt: skip
+from autotune.results import (
+    format_estimate,
+    format_finalist,
+    format_floor,
+    format_trial,
+    shorten,
 )
-from autotune.results import describe_finalist, describe_floor, describe_trial, format_estimate, shorten
 
 MOST_LANES = 8
 """Lanes that are shown."""
@@ -70,7 +76,7 @@ class LineView:
 
     def floor(self, result: FloorResult) -> None:
         """See `autotune.model.Callbacks`."""
-        for text in describe_floor(result):
+        for text in format_floor(result):
             self.line(f"lane {result.by}: {text}" if result.by else text)
 
     def trial_starts(self, config: TrialConfig, asked: int) -> None:
@@ -80,7 +86,7 @@ class LineView:
     def trial_ends(self, result: TrialResult) -> None:
         """See `autotune.model.Callbacks`."""
         whose = f"trial {result.number} on lane {result.by}: " if result.by else ""
-        found = describe_trial(result, result.outlook_at(min_effect=self._min_effect))
+        found = format_trial(result, result.outlook_at(min_effect=self._min_effect))
         self.line(f"  -> {whose}{found} ({format_seconds(result.duration_s)})")
         for warning in result.comparison.warnings if result.comparison else ():
             self.note(warning)
@@ -88,7 +94,7 @@ class LineView:
     def finalist(self, result: FinalistResult) -> None:
         """See `autotune.model.Callbacks`."""
         trial = f" trial {result.trial}" if result.trial else ""  # a recheck is of no trial
-        self.line(f"  {result.stage}{trial}: {describe_finalist(result)}")
+        self.line(f"  {result.stage}{trial}: {format_finalist(result)}")
 
     def ablation(self, result: AblationResult) -> None:
         """See `autotune.model.Callbacks`."""

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import (
+    Annotated,
+    Literal,
+)
 
 import typer
 
@@ -24,7 +27,7 @@ FromRun = Annotated[
 ]
 Flags = Annotated[list[str] | None, typer.Argument(help="XLA flags, as in XLA_FLAGS.")]
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON (schema: `autotune schema`).")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Output = Annotated[Path | None, typer.Option("-o", "--output", help="File to write; default: standard output.")]
 RunDir = Annotated[Path | None, typer.Option(help="Run directory, default runs/NAME.")]
 Trials = Annotated[int | None, typer.Option(min=1, help="Trials in all, over all sessions.")]

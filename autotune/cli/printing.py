@@ -1,11 +1,12 @@
-"""How commands print: JSON, tables, lines, files, and the results of a study.
+"""Prints JSON, tables, lines, files, and the results of a study.
 
-Names, settings, messages and lines of logs come from outside: whatever is printed, `guard_streams` and the console
-spell out what a terminal would obey.
+Names, settings, messages and lines of logs come from outside: `guard_streams` and the console spell out control
+characters, so that a terminal obeys none of them.
 """
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -18,13 +19,13 @@ if TYPE_CHECKING:
 
 
 class _Guarded:
-    """A stream that spells out control characters; all else is the stream's own."""
+    """A stream that spells out control characters."""
 
     def __init__(self, stream: TextIO) -> None:
         self.exact = stream
 
     def write(self, text: str) -> int:
-        """Writes text in which nothing is obeyed."""
+        """Writes text without control characters."""
         if not text.replace("\n", "").isprintable():  # `--help` is, and needs no model
             from autotune.model import visible
 
@@ -33,7 +34,7 @@ class _Guarded:
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
-        """Likewise of several."""
+        """Writes several texts."""
         for line in lines:
             self.write(line)
 
@@ -42,7 +43,7 @@ class _Guarded:
 
 
 def guard_streams() -> None:
-    """From here on nothing printed to standard output or error is obeyed by a terminal, whoever prints it."""
+    """Guards standard output and error: whatever is printed there, a terminal obeys no control character in it."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is not None and not isinstance(stream, _Guarded):
@@ -54,19 +55,33 @@ def _exact(stream: TextIO) -> TextIO:
     return cast(TextIO, getattr(stream, "exact", stream))
 
 
-def make_console(*, stderr: bool = False) -> Console:
-    """Where text goes, as it is; a pipe has no width, so that tables are not folded at 80 columns in a log."""
-    from autotune.cli.console import VisibleConsole
+@functools.cache
+def _visible_console() -> type[Console]:
+    """A console whose own styles are obeyed, and nothing in what it prints. Made late: `--help` needs no Rich."""
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.segment import Segment
 
+    from autotune.model import visible
+
+    class VisibleConsole(Console):
+        def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+            """Every text that is printed passes here, cells of tables too."""
+            for segment in super().render(renderable, options):
+                yield segment if segment.control else Segment(visible(segment.text), segment.style)
+
+    return VisibleConsole
+
+
+def make_console(*, stderr: bool = False) -> Console:
+    """Makes a console for text as it is; in a log tables are not folded at 80 columns."""
     file = _exact(sys.stderr if stderr else sys.stdout)  # its own styles are escapes, too
-    console = VisibleConsole(file=file)
-    if console.is_terminal:
-        return console
-    return VisibleConsole(file=file, width=160, no_color=True)
+    as_it_is: dict[str, Any] = {"file": file, "highlight": False, "markup": False, "emoji": False}
+    console = _visible_console()(**as_it_is)
+    return console if console.is_terminal else _visible_console()(**as_it_is, width=160, no_color=True)
 
 
 def print_lines(lines: Iterable[str], *, style: str | None = None, stderr: bool = False) -> None:
-    """Lines that a terminal folds and nothing else does, nor a line end in what they tell."""
+    """Prints texts, each on one line, which only a terminal folds."""
     from autotune.model import visible_line
 
     console = make_console(stderr=stderr)
@@ -75,7 +90,7 @@ def print_lines(lines: Iterable[str], *, style: str | None = None, stderr: bool 
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """A table on a terminal; elsewhere one line a row, cells parted by tabs, for grep and cut."""
+    """Prints a table on a terminal; elsewhere one line a row with tabs between cells, for grep and cut."""
     from autotune.model import visible_line
 
     console = make_console()
@@ -95,16 +110,16 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 
 def print_study(store: Store) -> None:
-    """The tables of a study, and what it concluded if it did."""
-    from autotune.model import ConclusionRecord
-    from autotune.results import conclusion_style, study_tables, taught_lines
+    """Prints the tables of a study, and its conclusion."""
+    from autotune.model import ConclusionRecord, Outcome
+    from autotune.results import effect_lines, study_tables
 
     console = make_console()
     for table in study_tables(store):
         console.print(table)
-    print_lines(taught_lines(store))
+    print_lines(effect_lines(store))
     if (conclusion := store.last(ConclusionRecord)) is not None:
-        print_lines(["", conclusion.sentence], style=conclusion_style(conclusion))
+        print_lines(["", conclusion.sentence], style="bold green" if conclusion.outcome is Outcome.WINNER else "bold")
 
 
 def plain(data: object, **more: object) -> dict[str, Any]:
@@ -115,7 +130,7 @@ def plain(data: object, **more: object) -> dict[str, Any]:
 
 
 def print_json(data: object, *, exclude_none: bool = False) -> None:
-    """Records, dataclasses and plain data as JSON on standard output; `autotune schema` describes all of it."""
+    """Prints records, dataclasses and plain data as JSON."""
     from pydantic_core import to_json
 
     print(to_json(data, indent=1, exclude_none=exclude_none, fallback=_as_plain).decode())
@@ -126,13 +141,13 @@ def _as_plain(value: object) -> object:
 
 
 def print_exact(text: str) -> None:
-    """Text that another program reads, such as a script: as it is, unless a person looks at it."""
+    """Prints text for another program, such as a script, unchanged unless a terminal shows it."""
     stream = sys.stdout if sys.stdout.isatty() else _exact(sys.stdout)
     stream.write(text)
 
 
 def write_text(text: str, output: Path | None, *, hint: str = "") -> None:
-    """Text to a file, whole or not at all, or to standard output."""
+    """Writes text to a file, whole or not at all, or to standard output."""
     from autotune.rundir import write_atomically
 
     if output is None:

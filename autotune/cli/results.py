@@ -7,18 +7,28 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Literal,
+)
 
 import typer
 
 from autotune.cli import options
-from autotune.cli.printing import make_console, plain, print_json, print_lines, write_text
+from autotune.cli.printing import (
+    make_console,
+    plain,
+    print_json,
+    print_lines,
+    write_text,
+)
 
 if TYPE_CHECKING:
     from autotune.results import RecordCheck, Winner
 
 WATCH_S = 10
-"""A page takes about a second of a processor that may be measuring."""
+"""Seconds between two pages, each of which takes about one of a processor that may be measuring."""
 
 # ---------------------------------------------------------------------- report, compare
 
@@ -57,21 +67,14 @@ def compare(
         ),
     ] = "",
     as_json: options.Json = False,
-    markdown: Annotated[bool, typer.Option("--md", help="Print Markdown (the default).")] = False,
-    html: Annotated[Path | None, typer.Option(help="Write a page instead.")] = None,
 ) -> None:
-    """Sets studies side by side: winners, which settings agree, which are dead where; refuses the incomparable."""
-    from autotune.model import AutotuneError
+    """Compares studies as Markdown: winners, settings that agree, no-ops; refuses what is not comparable."""
     from autotune.results import compare_stores as set_side_by_side
     from autotune.rundir import Store
 
-    if as_json + markdown + (html is not None) > 1:
-        raise AutotuneError("only one of --json, --md and --html must be given but got several")
     table = set_side_by_side([Store.open(r) for r in runs], by=[f.strip() for f in by.split(",") if f.strip()])
     if as_json:
         print_json(table.to_json())
-    elif html is not None:
-        write_text(table.to_html(), html, hint="open it in a browser")
     else:
         sys.stdout.write(table.to_markdown())
 
@@ -95,7 +98,7 @@ def export(
 ) -> None:
     """Writes the proven winner as a file, with its evidence in comments; what it needs besides goes beside it."""
     from autotune.model import AutotuneError, close_matches
-    from autotune.results import USE, ExportFormat, origin_of_run, render_export
+    from autotune.results import USE, ExportFormat, render_export
     from autotune.rundir import Store
 
     if form not in set(ExportFormat):
@@ -110,7 +113,6 @@ def export(
         same_kernels=same_kernels,
         needs_loss=needs_loss,
     )
-    _say(origin_of_run(store))
     write_text(text, output, hint=f"use it: {USE[ExportFormat(form)].format(file=output)}")
 
 
@@ -122,7 +124,7 @@ def verify(
     run: options.FromRun = None,
     as_json: options.Json = False,
 ) -> None:
-    """Says whether this machine is one on which a winner was proven; exits with 1 if not."""
+    """Checks that this machine is as it was when a winner was proven; exits with 1 if not."""
     from autotune.results import read_winner
     from autotune.study import verify_winner
 
@@ -155,7 +157,7 @@ def exec_(
 ) -> None:
     """Runs a command under the winner, merged with your XLA_FLAGS: autotune exec FILE -- python train.py.
 
-    Of a winner that holds options of the program, each must stand in the command: autotune exec FILE -- python
+    If the winner holds options of the program, the command must have a place for each: autotune exec FILE -- python
     train.py --batch {batch}.
     """
     from autotune.machine import caller_environment, merge_for_exec
@@ -194,10 +196,10 @@ def exec_(
 
 
 def _with_options(command: list[str], winner: Winner, *, force: bool) -> list[str]:
-    """The command with the winner's options in their places.
+    """Puts the winner's options into their places in the command.
 
     Raises:
-        AutotuneError: If one has none: what would run was never proven.
+        AutotuneError: If one has no place: what would run was never proven.
     """
     from autotune.model import AutotuneError, filled, placeholders
 
@@ -210,16 +212,15 @@ def _with_options(command: list[str], winner: Winner, *, force: bool) -> list[st
 
 
 def _read_checked(file: Path) -> tuple[Winner, RecordCheck]:
-    """A winner that somebody is about to use: says whose it is, and refuses one that its records do not give.
+    """Reads a winner that is about to be used, and compares it with its records if they are here.
 
     Raises:
-        AutotuneError: If there is no winner in it, or its records give another; `exec --force` is not for that.
+        AutotuneError: If there is no winner in it, or its records give another one, even with `exec --force`.
     """
     from autotune.model import AutotuneError
-    from autotune.results import RecordCheck, check_records, origin_line, read_winner
+    from autotune.results import RecordCheck, check_records, read_winner
 
     winner, found = read_winner(file), RecordCheck()
-    _say(origin_line(file, winner.hosts))
     if file.is_file():
         found = check_records(winner, file)
         if found.unchecked is not None:
@@ -234,7 +235,7 @@ def _read_checked(file: Path) -> tuple[Winner, RecordCheck]:
 
 
 def _say(line: str | None) -> None:
-    """A line beside the output, if there is one."""
+    """Prints a line, if there is one, to standard error."""
     if line is not None:
         print(f"autotune: {line}", file=sys.stderr, flush=True)
 
@@ -280,8 +281,8 @@ def best(
     library: options.Library = Path("library"),
     as_json: options.Json = False,
 ) -> None:
-    """Gives the best known configuration for a GPU, count, jaxlib and workload, or the nearest, labelled untested."""
-    from autotune.results import LibraryQuery, describe_entry, library_entries
+    """Gives the best known winner for a GPU, count, jaxlib and workload, or the nearest one, labelled untested."""
+    from autotune.results import LibraryQuery, format_match, library_entries
     from autotune.results import best_known as nearest
 
     match = nearest(library_entries(library), LibraryQuery(gpu=gpu, count=count, jaxlib=jaxlib, workload=workload))
@@ -290,7 +291,7 @@ def best(
         tested, file = match.is_tested, str(match.entry.path)
         print_json(plain(match.entry.winner, tested=tested, distance=match.distance, file=file, status=status))
         return
-    print_lines(describe_entry(match))
+    print_lines(format_match(match))
 
 
 def recheck(

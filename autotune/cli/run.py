@@ -1,20 +1,29 @@
-"""The command that measures: `run`. Mounted by `autotune.cli`."""
+"""The command `run`."""
 
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import shlex
 import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+)
 
 import typer
 
 from autotune.cli import options
-from autotune.cli.printing import make_console, plain, print_json, print_lines, print_study
+from autotune.cli.printing import (
+    make_console,
+    plain,
+    print_json,
+    print_lines,
+    print_study,
+)
 
 if TYPE_CHECKING:
     from autotune.model import ConclusionRecord, StudySpec
@@ -65,7 +74,7 @@ def run(
 def run_and_print(
     spec: StudySpec, study: Path, path: Path, *, as_json: bool, **session: Any
 ) -> tuple[ConclusionRecord, Store]:
-    """Runs a study to its conclusion and prints that, or says how to go on; `session` as `new_run` takes it."""
+    """Runs a study to its conclusion and prints it, or says how to go on; `session` as `new_run` takes it."""
     from autotune.model import STOPPED
     from autotune.study import Stopped, stoppable
 
@@ -85,7 +94,7 @@ def run_and_print(
 
 
 def _run(spec: StudySpec, study: Path, path: Path, *, as_json: bool, **session: Any) -> tuple[ConclusionRecord, Store]:
-    """All stages; what is printed meanwhile goes to stderr if stdout is for JSON."""
+    """Runs all stages; progress goes to stderr if stdout is for JSON."""
     from autotune.cli.live import LineView, LiveView
     from autotune.model import Stopwatch
     from autotune.study import new_run, run_study
@@ -103,8 +112,8 @@ def _run(spec: StudySpec, study: Path, path: Path, *, as_json: bool, **session: 
 
 
 def _print_results(store: Store, conclusion: ConclusionRecord, path: Path, study: Path) -> None:
-    """The table, the one sentence, where everything lies, what to type next."""
-    from autotune.model import Outcome, SpanRecord, format_seconds, format_share
+    """Prints the table, the conclusion, where everything lies, what to type next."""
+    from autotune.model import Outcome, format_seconds
     from autotune.study import unsettled
 
     print()
@@ -114,14 +123,10 @@ def _print_results(store: Store, conclusion: ConclusionRecord, path: Path, study
     if left is not None and left.processes is not None:
         lines.append(
             f"not settled: {left.result.settings}; up to {left.processes} fresh pairs of processes may settle it: "
-            f"{_more_for(left.processes, store.spec)} and run the same command again, it goes on where it stopped: the "
-            "looks beyond were planned, too"
+            f"raise `[confirm] processes` (now {store.spec.confirm.processes}) or the budget and run it again"
         )
-    spans = store.of(SpanRecord)
-    wall_s, waited_s = sum(s.wall_s for s in spans), sum(s.waited_s for s in spans)
     lines += [
-        f"{conclusion.trial_count} trials in {format_seconds(store.watch.total_s)}; "
-        f"the driver's own share of the wall time: {format_share(1 - waited_s / wall_s) if wall_s else '-'}",
+        f"{conclusion.trial_count} trials in {format_seconds(store.watch.total_s)}",
         f"everything lies in {path} (records.jsonl, trials/*/pairs.jsonl, logs)",
         "",
         "next:",
@@ -129,20 +134,14 @@ def _print_results(store: Store, conclusion: ConclusionRecord, path: Path, study
     print_lines([*lines, *(f"  {step}" for step in _next_steps(store.spec, conclusion, path, study))])
 
 
-def _more_for(processes: int, spec: StudySpec) -> str:
-    """What a proof needs to come to so many pairs of processes: a larger cap, or only the time for them."""
-    if processes > spec.confirm.processes:
-        return f"set `[confirm] processes = {processes}`"
-    return "give it a larger budget (--time-budget, --gpu-hours)"
-
-
 def _next_steps(spec: StudySpec, conclusion: ConclusionRecord, path: Path, study: Path) -> list[str]:
-    """What to type next, what is most likely wanted first."""
+    """The commands to type next."""
     from autotune.model import Outcome
 
     # Without an activated environment the command is found by the path it was called by.
     is_found = shutil.which("autotune") or not sys.argv[0].endswith("autotune")
     me = "autotune" if is_found else os.path.relpath(sys.argv[0])
+    more = f"--trials {2 * max(1, conclusion.trial_count)}   # goes on; or with a larger budget"
     steps = []
     if conclusion.outcome is Outcome.WINNER and conclusion.trial is not None:
         steps += [
@@ -150,25 +149,9 @@ def _next_steps(spec: StudySpec, conclusion: ConclusionRecord, path: Path, study
             f"{me} exec {path} -- {shlex.join(spec.workload.shown.command or ('python', 'train.py'))}",
             f"{me} repro {path} {conclusion.trial}",
         ]
-    again = f"{me} run {study} --run-dir {path}"
     return [
         *steps,
         f"{me} show {path}",
         f"{me} report {path} --html report.html",
-        *_more_of(spec, conclusion, again),
+        f"{me} run {study} --run-dir {path} {more}",
     ]
-
-
-def _more_of(spec: StudySpec, conclusion: ConclusionRecord, again: str) -> list[str]:
-    """The command that goes on: with more time where that ended the search, with more trials where those did."""
-    from autotune.model import Outcome
-
-    search, count = spec.search, conclusion.trial_count
-    is_open = conclusion.outcome in (Outcome.INCONCLUSIVE, Outcome.NOTHING_RAN)
-    if search.time_budget is not None and (count < search.trials or is_open):
-        return [f"{again} --time-budget {math.ceil(2 * search.time_budget / 60)}m   # goes on from here"]
-    if search.gpu_hours is not None and (count < search.trials or is_open):
-        return [f"{again} --gpu-hours {2 * search.gpu_hours:g}   # goes on from here"]
-    if count < search.trials:  # the space is used up, or nothing more is worth a trial
-        return []
-    return [f"{again} --trials {2 * count}   # goes on from here"]

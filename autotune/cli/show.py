@@ -1,14 +1,22 @@
-"""The commands that show what is known: `status`, `show`, `repro`, `schema`."""
+"""The commands that show a run: `status`, `show`, `repro`, `fsck`; and `schema`."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+)
 
 import typer
 
 from autotune.cli import options
-from autotune.cli.printing import print_json, print_lines, print_study, print_table
+from autotune.cli.printing import (
+    print_json,
+    print_lines,
+    print_study,
+    print_table,
+)
 
 if TYPE_CHECKING:
     from autotune.model import Pair, TrialResult
@@ -64,7 +72,7 @@ def show(
     as_json: options.Json = False,
 ) -> None:
     """Shows a study's results, or all that is known of one trial."""
-    from autotune.results import describe_begin, doubts, origin_of_run
+    from autotune.results import doubts, format_begin
     from autotune.rundir import Store
     from autotune.study import find_trial
 
@@ -74,15 +82,14 @@ def show(
     elif as_json:
         print_json(store.records(), exclude_none=True)
     else:
-        origin = origin_of_run(store)
-        print_lines([*describe_begin(store), *([origin] if origin is not None else []), *doubts(store)])
+        print_lines([*format_begin(store), *doubts(store)])
         print_study(store)
 
 
 def _show_trial(store: Store, result: TrialResult, *, as_json: bool) -> None:
     """One trial: settings, result, figures, raw pairs, the end of its log."""
     from autotune.model import block_step_s, format_bytes, format_seconds, log_ratio
-    from autotune.results import describe_energy, describe_trial
+    from autotune.results import format_energy, format_trial
 
     pairs = list(store.pairs(result.directory)) if result.directory else []
     outlook = result.outlook_at(min_effect=store.spec.measure.min_effect)
@@ -92,7 +99,7 @@ def _show_trial(store: Store, result: TrialResult, *, as_json: bool) -> None:
     print_lines([f"trial {result.number} of {store.spec.name}, proposed by {result.origin}"], style="bold")
     lines = [f"  {name} = {value}" for name, value in result.settings.items()]
     loss = f"loss: {result.loss.words}" if result.loss is not None else ""
-    lines += filter(None, (describe_trial(result, outlook), describe_energy(result), loss))
+    lines += filter(None, (format_trial(result, outlook), format_energy(result), loss))
     if (worker := result.worker) is not None:
         lines.append(
             f"compiled in {format_seconds(worker.compile_s)}, ready after {format_seconds(worker.start_s)}, "
@@ -136,11 +143,42 @@ def repro(
         print(line)
 
 
-def schema() -> None:
-    """Prints the JSON schema of study files, and of everything that any command prints with --json."""
-    from autotune.cli.shapes import all_schemas
+def fsck(
+    run_path: options.Run,
+    unlock: Annotated[
+        bool, typer.Option("--unlock", help="Take away the lock of a driver that died on another machine.")
+    ] = False,
+    as_json: options.Json = False,
+) -> None:
+    """Says what is wrong with a run directory, whether it matters, and what to do; changes nothing.
 
-    print_json(all_schemas())
+    Ends with status 1 if anything is lost.
+    """
+    from autotune.rundir import check_run
+    from autotune.rundir import unlock as take_lock_away
+
+    dead = take_lock_away(run_path) if unlock else None
+    found = check_run(run_path)
+    if as_json:
+        print_json(found)
+    else:
+        lines = [f"the lock of {dead} is taken away" if dead else "no lock was left"] if unlock else []
+        if found.writer is not None:
+            lines.append(f"{found.writer} is writing this run now: the end of its files may be on the way still")
+        lines += map(str, found.problems)
+        if not found.problems:
+            lines.append(f"{found.run}: {found.record_count} records, nothing wrong")
+        print_lines(lines)
+    if not all(p.is_harmless for p in found.problems):
+        raise typer.Exit(1)
+
+
+def schema() -> None:
+    """Prints the JSON schemas of study files, records and raw pairs of blocks."""
+    from autotune.model import RECORD, SCHEMA_VERSION, Pair, StudySpec
+
+    schemas = {"study": StudySpec.model_json_schema(), "record": RECORD.json_schema(), "pair": Pair.model_json_schema()}
+    print_json({"schema_version": SCHEMA_VERSION, **schemas})
 
 
 def _steps_of(pair: Pair) -> str:

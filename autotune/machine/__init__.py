@@ -47,6 +47,6 @@ from autotune.machine.telemetry import (
     open_watch,
 )
 from autotune.machine.host import (
-    Packages, RanOn, available_memory_bytes, cuda_plugin, describe_machine, foreign_owner, is_this_host,
-    measured_versions, packages_of, processor_name, spare_processors, utc_now, would_run_on,
+    Packages, RanOn, available_memory_bytes, cuda_plugin, describe_machine, measured_versions, packages_of,
+    processor_name, spare_processors, utc_now, would_run_on,
 )  # fmt: skip

@@ -9,7 +9,6 @@ import json
 import math
 import os
 import platform
-import pwd
 import re
 import socket
 import subprocess
@@ -62,25 +61,6 @@ def describe_machine(environment: Mapping[str, str] | None = None) -> dict[str, 
         "load_1min": round(psutil.getloadavg()[0], 2),
         "variables": storable(caller_environment() if environment is None else environment),
     }
-
-
-def foreign_owner(path: Path) -> str | None:
-    """The user who owns a file or folder, if that is another one than runs this; None for one's own."""
-    try:
-        owner = path.stat().st_uid
-    except OSError:
-        return None
-    if owner == os.geteuid():
-        return None
-    try:
-        return pwd.getpwuid(owner).pw_name
-    except KeyError:
-        return f"number {owner}"
-
-
-def is_this_host(name: str) -> bool:
-    """Whether a host name of a record is that of this machine."""
-    return name == socket.gethostname()
 
 
 def utc_now() -> str:

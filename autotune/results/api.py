@@ -1,9 +1,9 @@
-"""What notebooks use: a study as an object with frames and plots. `import autotune; s = autotune.load("runs/x")`."""
+"""The notebook interface: a study as an object with frames and plots, by `autotune.load("runs/x")`."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from pathlib import Path
 
@@ -11,26 +11,34 @@ import pandas as pd
 
 from autotune.model import (
     REFERENCE_NUMBER,
+    AblationResult,
+    Arm,
     ConclusionRecord,
+    ConfirmRun,
+    FloorResult,
     LedgerRecord,
     Outcome,
+    TrialResult,
     visible,
 )
-from autotune.results import analysis, comparison, drawings, taught
-from autotune.results.charts import Chart
-from autotune.results.rows import trial_rows
+from autotune.results import comparison, report
+from autotune.results.effects import ESTIMATE_COLUMNS, effects_chart, estimate_rows
+from autotune.results.pages import Chart
+from autotune.results.tables import EFFECT_COLUMNS, TRIAL_COLUMNS, effect_rows, trial_rows
 from autotune.results.winner import Winner, winner_of
 from autotune.rundir import Store
+
+ABSENT = "(default)"
+"""Stands for a setting that a trial does not set."""
+
+_STEP_COLUMNS = ("stage", "trial", "measurement", "pair", "arm", "is_first", "step", "step_s", "at_s", "is_counted")
 
 
 class Study:
     """One run directory, for reading. Frames are made when asked for and kept; `load` again to see news.
 
-    Args:
-        path: The run directory.
-
     Raises:
-        RunDirectoryError: If it is not one.
+        RunDirectoryError: If the path is no run directory.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -52,15 +60,14 @@ class Study:
 
     @property
     def outcome(self) -> Outcome | None:
-        """What the study found: a winner, that none beats the default, or that this is open; None before its end."""
+        """The result: a winner, that none beats the default, or that this is open; None before its end."""
         conclusion = self.store.last(ConclusionRecord)
         return conclusion.outcome if conclusion else None
 
     @property
     def winner(self) -> Winner | None:
-        """The proven winner with its evidence; None if there is none, for `outcome` tells why, or it has not ended."""
-        conclusion = self.store.last(ConclusionRecord)
-        return winner_of(self.store) if conclusion is not None and conclusion.outcome is Outcome.WINNER else None
+        """The proven winner with its evidence; None if there is none (`outcome` tells why)."""
+        return winner_of(self.store) if self.outcome is Outcome.WINNER else None
 
     @property
     def device_hours(self) -> float:
@@ -70,52 +77,63 @@ class Study:
 
     @functools.cached_property
     def trials(self) -> pd.DataFrame:
-        """One row a trial; see `analysis.trials_frame`."""
-        return analysis.trials_frame(self.store)
+        """One row a trial; its columns are the fields of `tables.TrialRow`, NaN where a figure is not known."""
+        return _frame(trial_rows(self.store), TRIAL_COLUMNS)
 
     @functools.cached_property
     def settings(self) -> pd.DataFrame:
-        """Trials by settings; see `analysis.settings_frame`."""
-        return analysis.settings_frame(self.store)
+        """Trials by settings: the value of each setting in each trial, `ABSENT` where it is not set."""
+        results = self.store.of(TrialResult)
+        names = sorted({n for r in results for n in r.settings})
+        rows = [[r.settings.get(n, ABSENT) for n in names] for r in results]
+        return pd.DataFrame(rows, columns=names, index=pd.Index([r.number for r in results], name="trial"))
 
     @functools.cached_property
     def steps(self) -> pd.DataFrame:
-        """Every raw step, long form; see `analysis.steps_frame`."""
-        return analysis.steps_frame(self.store)
-
-    def effects(self) -> pd.DataFrame:
-        """What each value of each setting does; see `analysis.effects_frame`."""
-        return analysis.effects_frame(self.store)
-
-    def taught(self) -> pd.DataFrame:
-        """What the trials taught of each value tried, and of pairs, with the chance that it acts.
+        """Every measured step, in the order in which blocks ran: long form, raw, nothing dropped.
 
         Returns:
-            One row for each field of `taught.BeliefRow`, likeliest first; empty for a run that has no such record.
+            Columns stage (floor, trial, confirm, final, full, minimise, recheck), trial, measurement (its
+            folder), pair, arm, is_first (its block ran before the other arm's), step (within the block), step_s,
+            at_s (of the pair, since the study began), is_counted (False for the steps in which a device settles).
         """
-        return analysis.beliefs_frame(self.store)
+        rows = []
+        for stage, trial, directory in self._measurements():
+            for pair in self.store.pairs(directory):
+                for arm in Arm:
+                    settling_s = pair.reference_settling_s if arm is Arm.REFERENCE else pair.candidate_settling_s
+                    first = len(settling_s or ())
+                    base = (stage, trial, directory, pair.index, arm.value, pair.first == arm)
+                    rows += [(*base, i, step_s, pair.at_s, i >= first) for i, step_s in enumerate(pair.ran_s(arm))]
+        return pd.DataFrame(rows, columns=list(_STEP_COLUMNS))
 
-    @property
-    def lessons(self) -> list[str]:
-        """The same in sentences, with the set that promises most and what is left to gain at most."""
-        return taught.taught_lines(self.store)
+    def _measurements(self) -> Iterator[tuple[str, int, str]]:
+        """Stage, trial number (0 for the reference itself) and folder of each measurement."""
+        for record in self.store.records():
+            if isinstance(record, FloorResult):
+                yield "floor", REFERENCE_NUMBER, record.directory
+            elif isinstance(record, TrialResult) and record.directory is not None:
+                yield "trial", record.number, record.directory
+            elif isinstance(record, ConfirmRun) and record.directory is not None:
+                yield record.stage, record.trial, record.directory
+            elif isinstance(record, AblationResult) and record.directory is not None:
+                yield "minimise", REFERENCE_NUMBER, record.directory
 
-    def importance(self) -> pd.DataFrame:
-        """How much of the spread each setting explains; see `analysis.importance_frame`."""
-        return analysis.importance_frame(self.store)
+    def effects(self) -> pd.DataFrame:
+        """Measured effects of each value of each setting; its columns are the fields of `tables.EffectRow`."""
+        return _frame(effect_rows(self.store), EFFECT_COLUMNS)
 
-    def interactions(self) -> pd.DataFrame:
-        """Pairs of settings that do not add up; see `analysis.interactions_frame`."""
-        return analysis.interactions_frame(self.store)
+    def estimated_effects(self) -> pd.DataFrame:
+        """Estimated effects of each value tried and of pairs, likeliest first: a model's, unverified.
 
-    def pareto(self) -> pd.DataFrame:
-        """Trials that no other beats in time, memory, compile time and energy; see `analysis.pareto_frame`."""
-        return analysis.pareto_frame(self.store)
+        Its columns are the fields of `effects.EstimateRow`; empty before the search has ended.
+        """
+        return _frame(estimate_rows(self.store), ESTIMATE_COLUMNS)
 
     @property
     def plot(self) -> Plots:
         """Charts of this study."""
-        return Plots(self)
+        return Plots(self.store)
 
     def _repr_html_(self) -> str:
         columns = ["trial", "ratio", "low", "high", "outlook", "failure", "settings"]
@@ -124,34 +142,22 @@ class Study:
 
 
 class Plots:
-    """Charts of one study, as its report draws them: each shows itself in a notebook, `.save(path)` writes it."""
+    """Charts of one study, as in its report: each shows itself in a notebook, `.save(path)` writes it."""
 
-    def __init__(self, study: Study) -> None:
-        self._store = study.store
+    def __init__(self, store: Store) -> None:
+        self._store = store
 
     def forest(self, *, most: int = 40) -> Chart:
         """Ratio and interval of the best `most` trials; the band that does not count is shaded."""
-        return drawings.forest_chart(self._store, trial_rows(self._store), most=most)
+        return report.forest_chart(self._store, trial_rows(self._store), most=most)
 
     def effects(self) -> Chart:
-        """What each value that was tried does, with its interval and the chance that it acts: a model's, no proof."""
-        return taught.beliefs_chart(self._store)
+        """Estimated effect of each value, with its interval and the chance that it acts: a model's, unverified."""
+        return effects_chart(self._store)
 
     def steps(self, trial: int | None = None) -> Chart:
-        """Raw step times of a trial, or of the noise floor, in the order of running.
-
-        Raises:
-            AutotuneError: If it has none.
-        """
-        return drawings.steps_chart(self._store, trial or REFERENCE_NUMBER)
-
-    def history(self) -> Chart:
-        """Ratio of each trial in the order of the search, and the best so far."""
-        return drawings.history_chart(trial_rows(self._store))
-
-    def importance(self) -> Chart:
-        """How much of the spread of ratios each setting explains."""
-        return drawings.importance_chart(analysis.importance_frame(self._store))
+        """Raw step times of a trial, or of the noise floor, in the order of running."""
+        return report.steps_chart(self._store, trial or REFERENCE_NUMBER)
 
 
 def load(path: str | Path) -> Study:
@@ -164,10 +170,14 @@ def load(path: str | Path) -> Study:
 
 
 def compare(studies: Sequence[Study | str | Path], *, by: Sequence[str] = ()) -> comparison.ComparisonTable:
-    """Sets studies side by side; see `comparison.compare`.
+    """Sets studies side by side.
 
     Raises:
         NotComparableError: If they differ in a field that is not named in `by`.
     """
     stores = [(s if isinstance(s, Study) else Study(s)).store for s in studies]
     return comparison.compare_stores(stores, by=by)
+
+
+def _frame(rows: Iterable[object], columns: Sequence[str]) -> pd.DataFrame:
+    return pd.DataFrame([[getattr(row, c) for c in columns] for row in rows], columns=list(columns))

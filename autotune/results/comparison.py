@@ -1,14 +1,11 @@
-"""Studies side by side: winners, which settings agree, which are dead where. Nothing incomparable meets."""
+"""Compares studies: winners, settings that agree, settings that are no-ops; refuses runs that are not comparable."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import itertools
 import json
 import math
 import re
-import statistics
 from collections.abc import (
     Mapping,
     Sequence,
@@ -17,11 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
-from markupsafe import Markup
 
 from autotune.model import (
     ConclusionRecord,
-    ConfirmRun,
     FloorResult,
     NotComparableError,
     Outcome,
@@ -29,34 +24,24 @@ from autotune.model import (
     close_matches,
     format_detectable,
     format_interval,
-    format_joules,
     format_ratio,
     format_seconds,
 )  # fmt: skip
-from autotune.results import charts
-from autotune.results.charts import (
-    Chart,
-    Mark,
-)
-from autotune.results.conditions import conditions_of
-from autotune.results.pages import (
-    Styled,
-    render,
-)
-from autotune.results.rows import (
-    EffectRow,
-    effect_rows,
-)
-from autotune.results.winner import workload_name
-from autotune.results.words import (
+from autotune.results.format import (
     format_figures,
     spaced,
 )
-from autotune.rundir import Store
-from autotune.stats import (
-    Outlook,
-    Verdict,
+from autotune.results.pages import render
+from autotune.results.tables import (
+    EffectRow,
+    effect_rows,
 )
+from autotune.results.winner import (
+    conditions_of,
+    workload_name,
+)
+from autotune.rundir import Store
+from autotune.stats import Verdict
 
 FIELDS = ("gpu", "count", "jaxlib", "plugin", "driver", "workload", "mesh")
 """What must be equal in studies that are compared, unless it is the axis of the comparison."""
@@ -65,25 +50,9 @@ _IMPLIED = {"workload": ("mesh",), "count": ("mesh",), "jaxlib": ("plugin",)}
 """Fields that cannot stay the same when another is the axis."""
 
 _GOOD = ("in the winner", Verdict.FASTER)
-_NOTHING = ("dead", Verdict.NO_DIFFERENCE)
+_NOTHING = ("no-op", Verdict.NO_DIFFERENCE)
 _BAD = (Verdict.SLOWER, "failed")
-"""What is known of a setting: by a proof, its program or a failure. What trials promise is no such state."""
-
-
-_STYLES = {
-    **dict.fromkeys(_GOOD, "good"),
-    **dict.fromkeys(_NOTHING, "same"),
-    **dict.fromkeys(_BAD, "bad"),
-    Outlook.PROMISING: "promising",
-    Outlook.NOT_PROMISING: "unpromising",
-}
-"""How a state is drawn."""
-
-_KEY = tuple(dict.fromkeys(_STYLES.values()))
-"""The styles, in the order in which they are explained."""
-
-MOST_DRAWN = 60
-"""Settings in the chart of effects."""
+"""States of a setting by a proof, its program or a failure; an outlook of trials is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,12 +63,10 @@ class ComparisonTable:
         by: The fields that were allowed to differ.
         same: Fields that all studies share, with their values.
         frame: One row a study: study, the fields of `by`, outcome, ratio, low, high, process_pairs, trials,
-            failed, dead (settings), default_step_s, default_step_j, winner_step_j (each NaN where
-            nothing counted energy), detectable, winner (``(not settled)``, with a ratio of NaN, if it is inconclusive,
-            nothing ran, or it has not ended).
+            failed, no_ops (settings), default_step_s, detectable, winner (``(not settled)``, with a ratio of NaN, if it
+            is inconclusive, nothing ran, or it has not ended).
         settings: One row a setting and value, one column a study, and `agreement`: agree, differ or empty.
         changes: From each study to the next, in words.
-        effects: What each setting does in each study, as one chart.
     """
 
     by: tuple[str, ...]
@@ -107,21 +74,15 @@ class ComparisonTable:
     frame: pd.DataFrame
     settings: pd.DataFrame
     changes: tuple[str, ...]
-    effects: Chart
 
     def to_markdown(self) -> str:
         """The comparison as Markdown."""
-        return render("compare.md.j2", c=self, rows=_shown(self), settings=_shown_settings(self))
-
-    def to_html(self) -> str:
-        """The comparison as one HTML page that loads nothing; its one script sorts and filters its tables."""
-        script = render("tables.js.j2")
-        digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-        shown = {"rows": _shown(self), "settings": _shown_settings(self)}
-        cells = [cell for column in self.settings.drop(columns="agreement") for cell in self.settings[column]]
-        known = [state for state in _STYLES if any(cell.startswith(state) for cell in cells)]
-        key = [(style, " or ".join(s for s in known if _STYLES[s] == style)) for style in _KEY]
-        return render("compare.html.j2", c=self, script=Markup(script), script_digest=digest, key=key, **shown)
+        return render(
+            "compare.md.j2",
+            c=self,
+            rows=_shown(self),
+            settings=self.settings.reset_index().astype(str).to_dict("records"),
+        )
 
     def to_json(self) -> dict[str, Any]:
         """The comparison as plain data."""
@@ -139,11 +100,7 @@ class ComparisonTable:
 
 
 def compare_stores(stores: Sequence[Store], *, by: Sequence[str] = ()) -> ComparisonTable:
-    """Sets studies side by side.
-
-    Args:
-        stores: Two or more run directories whose noise floor is known.
-        by: Fields of `FIELDS` in which they may differ.
+    """Compares two or more runs, which may differ in the fields named in `by`.
 
     Raises:
         NotComparableError: If there are fewer than two, one has not measured its reference, or they differ in
@@ -171,15 +128,13 @@ def compare_stores(stores: Sequence[Store], *, by: Sequence[str] = ()) -> Compar
     order = sorted(range(len(stores)), key=lambda i: [_natural(facts[i][f]) for f in by])
     stores, facts = [stores[i] for i in order], [facts[i] for i in order]
     names = _names(stores)
-    rows = {name: effect_rows(store) for name, store in zip(names, stores, strict=True)}
-    states = {name: _states(store, rows[name]) for name, store in zip(names, stores, strict=True)}
+    states = {name: _states(store) for name, store in zip(names, stores, strict=True)}
     return ComparisonTable(
         by=tuple(by),
         same={f: facts[0][f] for f in FIELDS if len({m[f] for m in facts}) == 1},
         frame=pd.DataFrame([_row(n, s, m, by) for n, s, m in zip(names, stores, facts, strict=True)]),
         settings=_settings_table(states),
         changes=tuple(_changes(states, facts, by)),
-        effects=_effects_chart(rows, states, band=min(s.spec.measure.min_effect for s in stores)),
     )
 
 
@@ -200,7 +155,7 @@ def _facts(store: Store) -> dict[str, str]:
         "count": " in ".join(p for p in (str(report.device_count), layout) if p),
         "jaxlib": str(c.jaxlib),
         "plugin": c.plugin or "none",
-        "driver": c.driver_major or "unknown",
+        "driver": (c.driver or "unknown").partition(".")[0],
         "workload": f"{workload_name(spec)} {options}".strip(),
         "mesh": " x ".join(f"{k} {v}" for k, v in report.mesh.items() if v > 1) or "none",
     }
@@ -225,9 +180,6 @@ def _row(name: str, store: Store, facts: Mapping[str, str], by: Sequence[str]) -
     e = conclusion.estimate if conclusion else None
     outcome = conclusion.outcome if conclusion else None
     keeps_default = outcome is Outcome.NOTHING_BEATS_THE_DEFAULT  # of any other without a winner nothing is known
-    default = floor.comparison.energy if floor else None
-    proofs = [r.energy for r in store.of(ConfirmRun) if r.settings == settings and r.energy is not None]
-    winner_j = statistics.median(e.candidate_step_j for e in proofs) if proofs else math.nan
     return {
         "study": name,
         **{field: facts[field] for field in by},
@@ -238,10 +190,8 @@ def _row(name: str, store: Store, facts: Mapping[str, str], by: Sequence[str]) -
         "process_pairs": e.pair_count if e is not None else 0,
         "trials": len(results),
         "failed": sum(r.failure is not None for r in results),
-        "dead": len({s for r in results if r.is_the_default for s in r.settings.items()}),
+        "no_ops": len({s for r in results if r.is_the_default for s in r.settings.items()}),
         "default_step_s": floor.comparison.reference_step_s if floor else math.nan,
-        "default_step_j": default.reference_step_j if default else math.nan,
-        "winner_step_j": winner_j,
         "detectable": floor.floor.detectable if floor else math.nan,
         "winner": str(settings) if settings else "(default)" if keeps_default else "(not settled)",
     }
@@ -250,30 +200,21 @@ def _row(name: str, store: Store, facts: Mapping[str, str], by: Sequence[str]) -
 # ---------------------------------------------------------------------- settings
 
 
-def _states(store: Store, rows: Sequence[EffectRow]) -> dict[str, tuple[str, str]]:
+def _states(store: Store) -> dict[str, tuple[str, str]]:
     """For each setting and value that was tried: its state in one word or two, and its figures."""
     conclusion = store.last(ConclusionRecord)
     winner = conclusion.settings if conclusion and conclusion.settings else {}
     found = {}
-    for row in rows:
-        figures = ""
-        if not math.isnan(row.low):
-            figures = format_figures(row.ratio, row.low, row.high)
-        elif row.how == "among others":
-            figures = f"about {format_ratio(row.ratio)}"
-        is_in = winner.get(row.setting) == row.value
-        state = "in the winner" if is_in else _state(row)
-        found[_name(row)] = (state, figures)
+    for row in effect_rows(store):
+        figures = "" if math.isnan(row.low) else format_figures(row.ratio, row.low, row.high)
+        state = "in the winner" if winner.get(row.setting) == row.value else _state(row)
+        found[f"{row.setting}={row.value}"] = (state, figures)
     return found
 
 
-def _name(row: EffectRow) -> str:
-    return f"{row.setting}={row.value}"
-
-
 def _state(row: EffectRow) -> str:
-    if row.is_dead or row.how == "same program":
-        return "dead"
+    if row.is_no_op or row.how == "same program":
+        return "no-op"
     if row.trials and row.failed == row.trials:
         return "failed"
     return row.finding if row.finding and row.finding != Verdict.UNRESOLVED else "unclear"
@@ -306,7 +247,7 @@ def _agreement(found: Sequence[str]) -> str:
 def _changes(
     states: Mapping[str, Mapping[str, tuple[str, str]]], facts: Sequence[Mapping[str, str]], by: Sequence[str]
 ) -> list[str]:
-    """What became different from one study to the next, for settings that both resolved."""
+    """Lists the settings whose state changed from one study to the next, if both know it."""
     lines = []
     names = list(states)
     for i, (a, b) in enumerate(itertools.pairwise(names)):
@@ -321,75 +262,19 @@ def _changes(
     return lines
 
 
-# ---------------------------------------------------------------------- the chart
-
-
-def _effects_chart(
-    rows: Mapping[str, Sequence[EffectRow]], states: Mapping[str, Mapping[str, tuple[str, str]]], *, band: float
-) -> Chart:
-    """What each setting does: a row each, a forest for each study; what is furthest from 1 anywhere comes first."""
-    by_name = {study: {_name(row): row for row in found} for study, found in rows.items()}
-    far = dict[str, float]()
-    for found in rows.values():
-        for row in found:
-            if math.isfinite(row.ratio) and row.ratio > 0.0:
-                far[_name(row)] = max(far.get(_name(row), 0.0), abs(math.log(row.ratio)))
-    names = sorted(far, key=lambda name: (-far[name], name))[:MOST_DRAWN]
-    columns = [
-        (study, [_cell(by_name[study].get(name), *states[study].get(name, ("not tried", ""))) for name in names])
-        for study in rows
-    ]
-    labels = [re.sub(r"^xla_(gpu_|cpu_)?", "", name) for name in names]
-    description = "effects of each setting in each study"
-    svg, narrow = (
-        charts.panels(labels, columns, band=band, description=description, is_narrow=is_narrow)
-        for is_narrow in (False, True)
-    )
-    left_out = len(far) - len(names)
-    note = "Each ratio is against its own study's default. A mark without an interval rests on medians among other "
-    note += "settings. The shaded band is too small to matter."
-    note += f" {left_out} settings with less effect are in the table alone." if left_out else ""
-    return Chart(title="Effect of each setting, study by study", svg=svg, note=note, narrow=narrow)
-
-
-def _cell(row: EffectRow | None, state: str, figures: str) -> Mark | str:
-    """A setting in one study: its ratio, or the word for why there is none."""
-    if row is None or not (math.isfinite(row.ratio) and row.ratio > 0.0):
-        return state
-    how = f" ({row.how})" if row.how else ""
-    detail = f"{_name(row)}: {' '.join(filter(None, (state, figures)))}{how}"
-    return Mark(x=row.ratio, x_ends=(row.low, row.high), detail=detail, style=_STYLES.get(state, "open"))
-
-
 def _shown(table: ComparisonTable) -> list[dict[str, str]]:
-    """The rows of `frame` as text; energy only where a study knows it."""
-    has_energy = table.frame["default_step_j"].notna().any()
-    rows = []
-    for row in table.frame.to_dict("records"):
-        joules = f"{format_joules(row['default_step_j'])}, winner {format_joules(row['winner_step_j'])}"
-        rows.append(
-            {
-                **{k: str(row[k]) for k in ("study", *table.by, "winner")},
-                "outcome": spaced(row["outcome"]),
-                "ratio": format_ratio(row["ratio"]),
-                "interval": "" if math.isnan(row["low"]) else format_interval(row["low"], row["high"]),
-                "process pairs": str(row["process_pairs"]),
-                "trials": f"{row['trials']} ({row['failed']} failed)",
-                "dead settings": str(row["dead"]),
-                "default's step": format_seconds(row["default_step_s"]),
-                **({"energy of a step": joules} if has_energy else {}),
-                "smallest effect found": format_detectable(row["detectable"]),
-            }
-        )
-    return rows
-
-
-def _shown_settings(table: ComparisonTable) -> list[dict[str, str]]:
-    """The rows of `settings` as text."""
+    """The rows of `frame` as text."""
     return [
         {
-            **{str(k): str(v) for k, v in row.items()},
-            "agreement": Styled(row["agreement"], "bad" if row["agreement"] == "differ" else ""),
+            **{k: str(row[k]) for k in ("study", *table.by, "winner")},
+            "outcome": spaced(row["outcome"]),
+            "ratio": format_ratio(row["ratio"]),
+            "interval": "" if math.isnan(row["low"]) else format_interval(row["low"], row["high"]),
+            "process pairs": str(row["process_pairs"]),
+            "trials": f"{row['trials']} ({row['failed']} failed)",
+            "no-ops": str(row["no_ops"]),
+            "default's step": format_seconds(row["default_step_s"]),
+            "smallest gain detected": format_detectable(row["detectable"]),
         }
-        for row in table.settings.reset_index().to_dict("records")
+        for row in table.frame.to_dict("records")
     ]

@@ -1,25 +1,39 @@
-"""A proven winner as a file that other programs read, quoted for each, with its evidence in comments.
+"""Exports a proven winner as a file that other programs read, with its evidence in comments, and reads it back.
 
-Every consumer has its own grammar, and a value may hold any printable text. Where a format cannot carry a
-value, that is an error which says so: a setting that arrives changed was never measured.
+Every format has its own grammar, and a value may hold any printable text. A value that a format cannot carry is an
+error: a setting that arrives changed was never measured. What the winner needs (a profile, kernels) lies beside it.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
+import re
 import shlex
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 
-from autotune.model import AutotuneError, FlagSet, artefacts_of, dotted, plain
-from autotune.results.artefacts import loading_kernels, put_beside
-from autotune.results.carried import comment_line
-from autotune.results.losses import require_loss
-from autotune.results.winner import Winner, winner_of
-from autotune.results.words import evidence
-from autotune.rundir import Store
+from pydantic import ValidationError
+
+from autotune.model import KERNELS, Artefact, AutotuneError, FlagSet, artefacts_of, dotted, plain, reference_to
+from autotune.results.winner import (
+    WINNER_VERSION,
+    Difference,
+    Winner,
+    format_evidence,
+    require_loss,
+    winner_of,
+)
+from autotune.rundir import (
+    ARTEFACTS,
+    Store,
+    artefact_problems,
+    artefacts_for,
+    in_force,
+    place_artefacts,
+    read_artefacts,
+)
 
 
 class ExportFormat(StrEnum):
@@ -63,10 +77,8 @@ def render_export(
     """The winner of a run as text in one format; what it needs is put beside it.
 
     Args:
-        store: The run directory.
-        form: The format.
         even_unjudged: Write even a winner whose loss could not be judged; the text says so.
-        folder: Where the text will lie, and what belongs to it lies then; None if that is nowhere.
+        folder: Where the text will lie, with what it needs beside it; None for standard output.
         same_kernels: Let it load the autotuner's results of its soak.
         needs_loss: Refuse one whose loss was not compared with the default's.
 
@@ -86,12 +98,7 @@ def render_export(
 
 
 def render_winner(winner: Winner, form: ExportFormat, folder: Path | None = None) -> str:
-    """A winner as text in one format.
-
-    Args:
-        winner: What was proven.
-        form: The format.
-        folder: Where the text and its artefacts will lie: the text holds their paths.
+    """A winner as text in one format; the text holds the paths of its artefacts in `folder`.
 
     Raises:
         AutotuneError: If the format cannot carry one of its values, or its artefacts have no folder.
@@ -102,15 +109,7 @@ def render_winner(winner: Winner, form: ExportFormat, folder: Path | None = None
 
 
 def is_unchanged(text: str, winner: Winner, folder: Path | None = None) -> bool:
-    """Whether an exported text is still what some format makes of the winner it carries.
-
-    One that holds paths is bound to its folder, and so is a change of them found out.
-
-    Args:
-        text: As it lies there.
-        winner: That it carries.
-        folder: Where it lies.
-    """
+    """Whether an exported text in a folder is still what some format makes of the winner it carries."""
     for form, place in itertools.product(ExportFormat, (folder, None)):
         try:
             if render_winner(winner, form, place) == text:
@@ -121,7 +120,7 @@ def is_unchanged(text: str, winner: Winner, folder: Path | None = None) -> bool:
 
 
 def _comments(winner: Winner) -> str:
-    return "".join(f"# {line}\n" for line in [*evidence(winner), comment_line(winner)])
+    return "".join(f"# {line}\n" for line in [*format_evidence(winner), comment_line(winner)])
 
 
 def _exports(settings: FlagSet) -> str:
@@ -143,7 +142,7 @@ def _shell(winner: Winner, settings: FlagSet) -> str:
 
 
 def _docker(winner: Winner, settings: FlagSet) -> str:
-    """For `docker --env-file`: all behind the equals sign up to the line's end, no quoting of any kind."""
+    """For `docker --env-file`: the value is all up to the line's end, without any quoting."""
     text = _comments(winner) + "".join(f"{name}={value}\n" for name, value in settings.to_environment().items())
     longest = max(len(line.encode()) for line in text.split("\n"))
     if longest > LONGEST_DOCKER_LINE:
@@ -174,7 +173,7 @@ def _sbatch(winner: Winner, settings: FlagSet) -> str:
 def _k8s(winner: Winner, settings: FlagSet) -> str:
     """A container's `env:`; the kubelet expands `$(NAME)` in values, and takes `$$` for one dollar."""
     items = "".join(
-        f"- name: {name}\n  value: {_quoted(value.replace('$', '$$'))}\n"
+        f"- name: {name}\n  value: {json.dumps(value.replace('$', '$$'), ensure_ascii=False)}\n"
         for name, value in settings.to_environment().items()
     )
     return f"{_comments(winner)}env:\n{items}"
@@ -185,7 +184,7 @@ def _json(winner: Winner, settings: FlagSet) -> str:
         "environment": settings.to_environment(),
         **({"loss_checked": bool(winner.loss.is_ok)} if winner.loss is not None else {}),
         **({"options": winner.options} if winner.options else {}),
-        "evidence": evidence(winner),
+        "evidence": format_evidence(winner),
         "winner": json.loads(winner.model_dump_json(exclude_none=True)),
     }
     return json.dumps(data, indent=1, ensure_ascii=True) + "\n"
@@ -211,19 +210,6 @@ def _overriding(winner: Winner) -> list[str]:
     return [f"{name}={plain(value)}" for name, value in dotted(winner.options).items()]
 
 
-def _quoted(text: str) -> str:
-    """Text in double quotes, with the escapes that YAML 1.2 and TOML 1.0 share."""
-    return '"' + "".join(_escaped(c) for c in text) + '"'
-
-
-def _escaped(char: str) -> str:
-    if char in '"\\':
-        return "\\" + char
-    if " " <= char <= "~":
-        return char
-    return f"\\u{ord(char):04x}" if ord(char) <= 0xFFFF else f"\\U{ord(char):08x}"
-
-
 _WRITERS: dict[ExportFormat, Callable[[Winner, FlagSet], str]] = {
     ExportFormat.ENV: _env,
     ExportFormat.SHELL: _shell,
@@ -234,3 +220,129 @@ _WRITERS: dict[ExportFormat, Callable[[Winner, FlagSet], str]] = {
     ExportFormat.MAXTEXT: _maxtext,
     ExportFormat.ARGUMENTS: _arguments,
 }
+
+
+# ---------------------------------------------------------------------- reading it back
+
+
+MARK = "autotune-winner: "
+"""The start of the comment that holds the record in an exported file."""
+
+
+def comment_line(winner: Winner) -> str:
+    """The winner as text for one comment line: plain ASCII without line ends."""
+    data = json.loads(winner.model_dump_json(exclude_none=True))
+    return MARK + json.dumps(data, ensure_ascii=True, separators=(",", ":"))
+
+
+def read_winner(path: Path) -> Winner:
+    """The winner that a run directory or an exported file of any format holds.
+
+    Raises:
+        AutotuneError: If there is none in it.
+    """
+    if path.is_dir():
+        return winner_of(Store.open(path))
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise AutotuneError(
+            f"{path} must be a run directory or a file of `autotune export` but there is nothing of that name; "
+            "`autotune status` lists the runs of this folder"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise AutotuneError(f"{path} must be a run directory or a file of `autotune export` but: {error}") from error
+    return parse_winner(text, source=str(path))
+
+
+def parse_winner(text: str, *, source: str) -> Winner:
+    """The winner in the text of an exported file.
+
+    Raises:
+        AutotuneError: If there is none, or it is damaged.
+    """
+    try:
+        marked = re.search(rf"^# {MARK}(.*)$", text, re.MULTILINE)
+        data = json.loads(marked[1]) if marked else json.loads(text)["winner"]
+        return Winner.model_validate(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where, said = ".".join(str(p) for p in first["loc"]), first["msg"].removeprefix("Value error, ")
+        raise AutotuneError(
+            f"{source} must hold a winner of form {WINNER_VERSION} but `{where}`: {said:.300}; export it again"
+        ) from error
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise AutotuneError(
+            f"{source} must be a file of `autotune export` (with its `# {MARK.strip()}` line) but is not; "
+            "export it again"
+        ) from error
+
+
+# ---------------------------------------------------------------------- what lies beside it
+
+
+def loading_kernels(winner: Winner) -> Winner:
+    """Makes a winner load the autotuner's results of its soak, so that the same kernels run.
+
+    Raises:
+        AutotuneError: If none were kept.
+    """
+    if winner.kernels is None:
+        raise AutotuneError(
+            "--same-kernels needs the autotuner's results but this winner has none: they are kept of a soak "
+            "(`[confirm] soak`) on the GPUs of one node, if something was autotuned there"
+        )
+    return winner.model_copy(update={"loads_kernels": True})
+
+
+def artefact_folder(file: Path) -> Path:
+    """The folder of the artefacts of a run directory (in it) or of an exported file (beside it)."""
+    return file / ARTEFACTS if file.is_dir() else file.parent
+
+
+def settings_in_force(winner: Winner, file: Path) -> FlagSet:
+    """The set that a program is started under, with the paths of its artefacts beside a file or in a run.
+
+    Raises:
+        AutotuneError: If an artefact is missing, a link, no plain file, or holds something else.
+    """
+    return in_force(winner.in_force, artefact_folder(file))
+
+
+def artefact_differences(winner: Winner, file: Path) -> list[Difference]:
+    """The artefacts of a winner that are missing or were changed."""
+    problems = artefact_problems(winner.in_force, artefact_folder(file))
+    return [Difference(field="artefact", proven="a file beside it", here=p) for p in problems]
+
+
+def put_beside(winner: Winner, source: Store | Path, folder: Path) -> None:
+    """Copies the artefacts of a winner from its run or file into a folder: those it needs, and kernels it may load.
+
+    Raises:
+        AutotuneError: If something of it is missing or was changed.
+        RunDirectoryError: If it cannot be written.
+    """
+    wanted = winner.in_force
+    if winner.kernels is not None:
+        wanted = wanted.merge({KERNELS: reference_to(winner.kernels)})
+    found = artefacts_for(source, wanted) if isinstance(source, Store) else _read_what_is_there(winner, source, wanted)
+    place_artefacts(found, folder)
+    in_force(winner.in_force, folder)
+
+
+def _read_what_is_there(winner: Winner, file: Path, wanted: FlagSet) -> tuple[Artefact, ...]:
+    """Reads the artefacts beside a file; kernels that it may load, but does not, may be missing."""
+    folder = artefact_folder(file)
+    is_whole = not artefact_problems(wanted, folder)
+    return read_artefacts(wanted if is_whole else winner.in_force, folder)
+
+
+def keep_in_run(store: Store, settings: FlagSet, kernels: Artefact | None) -> None:
+    """Writes the artefacts of a run's winner into the run directory, for `exec` and `verify` of the run itself.
+
+    Raises:
+        RunDirectoryError: If they cannot be written.
+    """
+    found = [*artefacts_for(store, settings), *([kernels] if kernels is not None else [])]
+    if found:
+        place_artefacts(found, store.folder(ARTEFACTS))

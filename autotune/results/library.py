@@ -1,4 +1,4 @@
-"""The best known configuration per GPU, count, jaxlib and workload: a plain folder of winners, made for git."""
+"""The library: a plain folder of winners by GPU, count, jaxlib and workload, made for git."""
 
 from __future__ import annotations
 
@@ -8,12 +8,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.model import AutotuneError, format_ratio
-from autotune.results.artefacts import put_beside
-from autotune.results.carried import parse_winner
-from autotune.results.export import ExportFormat, render_winner
+from autotune.model import (
+    AutotuneError,
+    format_ratio,
+)
+from autotune.results.export import (
+    ExportFormat,
+    parse_winner,
+    put_beside,
+    render_winner,
+)
+from autotune.results.format import time_of
 from autotune.results.winner import Winner
-from autotune.results.words import time_of
 from autotune.rundir import write_atomically
 
 
@@ -56,7 +62,7 @@ class LibraryQuery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Match:
-    """An entry and how far it is from what was asked, in words; no words: it was proven for just that."""
+    """An entry, and in what it differs from the query; nothing if it was proven for just that."""
 
     entry: Entry
     distance: tuple[str, ...]
@@ -69,15 +75,12 @@ class Match:
 
 
 def add_to_library(winner: Winner, folder: Path, source: Path | None = None) -> Path:
-    """Puts a winner into a library; it takes the place of an older one of the same conditions.
+    """Puts a winner into a library, in place of an older one of the same conditions; gives the file.
 
     Args:
         winner: What was proven.
         folder: The library.
-        source: What it was read from, for the artefacts that belong to it; they go beside its file.
-
-    Returns:
-        The file written.
+        source: The run or file that it was read from; its artefacts are copied, too.
 
     Raises:
         AutotuneError: If the file there is of a later proof, the winner's figures do not show it faster, or artefacts
@@ -137,7 +140,7 @@ def nearest_known(known: Sequence[Entry], query: LibraryQuery) -> list[Match]:
 
 
 def _match(entry: Entry, query: LibraryQuery) -> Match:
-    """How far an entry is from a query. Another GPU weighs most, then another workload, count, version."""
+    """Rates the distance of an entry from a query: GPU weighs most, then workload, count, version."""
     words, cost = [], 0.0
     if query.gpu is not None and not _same_name(query.gpu, entry.gpu):
         words.append(f"proven on {entry.gpu}, not on {query.gpu}")
@@ -155,7 +158,7 @@ def _match(entry: Entry, query: LibraryQuery) -> Match:
     return Match(entry=entry, distance=tuple(words), cost=cost)
 
 
-def describe_entry(match: Match) -> list[str]:
+def format_match(match: Match) -> list[str]:
     """A match in words, one line each."""
     winner = match.entry.winner
     ratio = format_ratio(winner.estimate.ratio) if winner.estimate else "-"
@@ -166,7 +169,7 @@ def describe_entry(match: Match) -> list[str]:
 
 
 def _same_name(asked: str, known: str) -> bool:
-    """Whether a device is meant: H200 is an NVIDIA H200, but an A100 of 40 GB is not one of 80."""
+    """Whether a query names a device: H200 is an NVIDIA H200, but an A100 of 40 GB is not one of 80."""
     wanted, words = (re.findall(r"[a-z0-9]+", t.lower()) for t in (asked, known))
     return bool(wanted) and set(wanted) <= set(words)
 

@@ -1,15 +1,26 @@
-"""What pages are made of: their templates, and the cells of their tables."""
+"""The parts of pages: templates, cells of tables, and plain SVG charts that load nothing and take colours from CSS."""
 
 from __future__ import annotations
 
 import functools
+import math
 import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+from xml.sax.saxutils import escape, quoteattr
 
 import jinja2
 from markupsafe import Markup
 
-from autotune.model import visible, visible_line
+from autotune.model import format_ratio, visible, visible_line
+
+WIDTH = 760
+LEFT, RIGHT, TOP, BOTTOM = 62, 14, 12, 36
+
+
+# ---------------------------------------------------------------------- templates
 
 
 class Styled(str):
@@ -18,14 +29,14 @@ class Styled(str):
     style: str
 
     def __new__(cls, text: str, style: str) -> Styled:
-        """A text with its class."""
+        """Makes a text with its class."""
         made = super().__new__(cls, text)
         made.style = style
         return made
 
 
 def render(name: str, **shown: Any) -> str:
-    """A template of `data/report` filled in."""
+    """Fills in a template of `data/report`."""
     return _templates(name.removesuffix(".j2").endswith(".md")).get_template(name).render(shown)
 
 
@@ -49,7 +60,7 @@ def _as_text(value: Any) -> Any:
 
 
 def _as_markdown(value: Any) -> Any:
-    """Text that Markdown shows as it is, on one line."""
+    """Makes text that Markdown shows as it is, on one line."""
     if not isinstance(value, str) or isinstance(value, Markup):
         return value
     line = visible(" ".join(value.split("\n")))
@@ -62,3 +73,188 @@ _MARKDOWN = re.compile(r"[\\`*|]|^#|~~|](?=[(\[:])|(?<![A-Za-z0-9])_|_(?![A-Za-z
 
 _HTML = re.compile(r"<|&(?=#?\w+;)")
 """What begins a tag or an entity: Markdown may hold HTML."""
+
+
+# ---------------------------------------------------------------------- charts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """One figure of a chart.
+
+    Attributes:
+        x_ends: The interval of `x`: may be 0, infinite, or NaN (none).
+        label: Shown beside it.
+        detail: Shown when pointed at.
+        style: Class of the style sheet: good, same, open, promising, unpromising, failed, floor.
+    """
+
+    x: float
+    x_ends: tuple[float, float] = (math.nan, math.nan)
+    label: str = ""
+    detail: str
+    style: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chart:
+    """One chart with its title and note; a notebook shows it as the report's page does."""
+
+    title: str
+    svg: str
+    note: str = ""
+
+    @property
+    def picture(self) -> str:
+        """The chart with its colours in it: an SVG document that stands alone."""
+        svg = self.svg or f'<svg viewBox="0 0 {WIDTH} 1"></svg>'
+        scope = "svg.autotune"  # nothing else on a notebook's page takes these colours
+        style = render("chart.css.j2", root=scope, svg=scope)
+        head = f'<svg xmlns="http://www.w3.org/2000/svg" class="autotune" {svg.removeprefix("<svg ")}'
+        start, _, body = head.partition(">")
+        return f"{start}><style>{style}</style>{body}"
+
+    def save(self, path: str | Path) -> None:
+        """Writes the picture to an SVG file."""
+        Path(path).write_text(self.picture, encoding="utf-8")
+
+    def _repr_html_(self) -> str:
+        return self.picture if self.svg else "<p>nothing to draw yet</p>"
+
+
+class _Scale:
+    """Maps numbers to pixels; `log` keeps equal factors equally far apart."""
+
+    def __init__(self, low: float, high: float, start: float, end: float, *, log: bool = False) -> None:
+        if not low < high:
+            pad = abs(low) * 0.01 or 0.5
+            low, high = low - pad, high + pad
+        self.low, self.high, self.log = low, high, log
+        self._start, self._end = start, end
+
+    def __call__(self, value: float) -> float:
+        value = min(max(value, self.low), self.high)
+        a, b, v = (math.log(x) if self.log else x for x in (self.low, self.high, value))
+        return self._start + (v - a) / (b - a) * (self._end - self._start)
+
+    def ticks(self, count: int = 6) -> list[float]:
+        """Round numbers inside the range."""
+        raw = (self.high - self.low) / count
+        power = 10.0 ** math.floor(math.log10(raw))
+        step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= raw * 0.999)
+        first = math.ceil(self.low / step - 1e-9)
+        last = math.floor(self.high / step + 1e-9)
+        return [round(i * step, 12) for i in range(first, last + 1)]
+
+
+def forest(
+    rows: Sequence[Mark], *, band: float, of: str = "step time", description: str = "intervals of all trials"
+) -> str:
+    """Draws ratios with intervals on a logarithmic axis; shades the band in which a difference does not count.
+
+    Args:
+        rows: Top to bottom; many rows are drawn thinner and lose their labels.
+        band: Half width of the band around 1.
+        of: What the ratios are of.
+        description: For screen readers.
+    """
+    if not rows:
+        return ""
+    labelled = len(rows) <= 80
+    row_px = 19.0 if labelled else max(1.6, 1500.0 / len(rows))
+    left = 300.0 if labelled else LEFT
+    height = TOP + row_px * len(rows) + BOTTOM
+    spread = [x for r in rows for x in (r.x, *r.x_ends) if 0.0 < x < math.inf]
+    low, high = _trimmed([*spread, 1 - 2 * band, 1 + 2 * band])
+    x = _Scale(low, high, left, WIDTH - RIGHT, log=True)
+    end = height - BOTTOM
+    parts = [_rect(x(1 - band), TOP, x(1 + band) - x(1 - band), end - TOP, "band")]
+    parts += [_vertical(x, t, end, format_ratio(t)) for t in x.ticks()]
+    parts.append(_line(x(1), TOP, x(1), end, "unit"))
+    for i, row in enumerate(rows):
+        y = TOP + row_px * (i + 0.5)
+        body = _text(left - 8, y + 4, _cut(row.label, 46), "label", anchor="end") if labelled else ""
+        body += _interval(x, row.x_ends, row.style, at_y=y)
+        body += _mark(x(row.x), y, row.style, 4.5 if labelled else max(1.2, row_px / 2.5))
+        parts.append(f"<g><title>{escape(visible(row.detail))}</title>{body}</g>")
+    parts.append(_text((left + WIDTH - RIGHT) / 2, height - 4, f"{of} over the default's (left is less)", "axis"))
+    return _svg(parts, height, description)
+
+
+def traces(blocks: Sequence[tuple[str, Sequence[float]]], *, y_format: Callable[[float], str]) -> str:
+    """Draws raw step times in the order in which they ran, the arm of each block by colour.
+
+    Args:
+        blocks: Arm (``reference`` or ``candidate``) and step times of each block, seconds.
+        y_format: Formats a step time.
+    """
+    times = [t for _, block in blocks for t in block]
+    if not times:
+        return ""
+    height = 220.0
+    x = _Scale(0, len(times), LEFT, WIDTH - RIGHT)
+    y = _Scale(*_trimmed(times), height - BOTTOM, TOP)
+    parts = [_vertical(x, t, height - BOTTOM, f"{t:g}") for t in x.ticks()]
+    for t in y.ticks(5):
+        parts.append(_line(LEFT, y(t), WIDTH - RIGHT, y(t), "grid"))
+        parts.append(_text(LEFT - 6, y(t) + 4, y_format(t), "tick", anchor="end"))
+    parts.append(_text((LEFT + WIDTH - RIGHT) / 2, height - 4, "step, in the order of running", "axis"))
+    paths: dict[str, list[str]] = {"reference": [], "candidate": []}
+    at = 0
+    for arm, block in blocks:
+        paths[arm] += [f"M{x(at + i + 0.5):.1f} {y(t):.1f}h0" for i, t in enumerate(block)]
+        at += len(block)
+    width = 5.0 if len(times) < 400 else 2.5
+    parts += [f'<path class="dots {arm}" stroke-width="{width}" d="{"".join(d)}"/>' for arm, d in paths.items()]
+    return _svg(parts, height, "step times of reference and candidate in turns")
+
+
+def _trimmed(values: Sequence[float]) -> tuple[float, float]:
+    """The range to show: all values, unless a few lie so far off that the rest would be a line."""
+    ordered = sorted(v for v in values if math.isfinite(v))
+    low, high = ordered[0], ordered[-1]
+    inner_low, inner_high = ordered[len(ordered) // 50], ordered[-1 - len(ordered) // 50]
+    room = 2.0 * (inner_high - inner_low) or high - low
+    low, high = max(low, inner_low - room), min(high, inner_high + room)
+    pad = 0.04 * (high - low)
+    return (low - pad if low > pad else low), high + pad
+
+
+def _svg(parts: Iterable[str], height: float, description: str) -> str:
+    label = quoteattr(visible(description))
+    return f'<svg viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label={label}>{"".join(parts)}</svg>'
+
+
+def _vertical(x: _Scale, at: float, bottom: float, text: str) -> str:
+    return _line(x(at), TOP, x(at), bottom, "grid") + _text(x(at), bottom + 15, text, "tick")
+
+
+def _mark(x: float, y: float, style: str, radius: float) -> str:
+    """Draws a shape for each style, so that colour is not needed."""
+    if style == "unpromising":
+        return _rect(x - radius, y - radius, 2 * radius, 2 * radius, f"mark {style}")
+    return f'<circle class="mark {style}" cx="{x:.1f}" cy="{y:.1f}" r="{radius:.1f}"/>'
+
+
+def _interval(scale: _Scale, ends: tuple[float, float], style: str, *, at_y: float) -> str:
+    """Draws the bar of an interval, which may reach beyond what is shown; nothing where there is none."""
+    if math.isnan(ends[0]):
+        return ""
+    low, high = (scale(max(end, scale.low)) for end in ends)
+    return _line(low, at_y, high, at_y, f"bar {style}")
+
+
+def _line(x1: float, y1: float, x2: float, y2: float, style: str) -> str:
+    return f'<path class="{style}" d="M{x1:.1f} {y1:.1f}L{x2:.1f} {y2:.1f}"/>'
+
+
+def _rect(x: float, y: float, width: float, height: float, style: str) -> str:
+    return f'<rect class="{style}" x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"/>'
+
+
+def _text(x: float, y: float, text: str, style: str, *, anchor: str = "middle") -> str:
+    return f'<text class="{style}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(visible(text))}</text>'
+
+
+def _cut(text: str, limit: int) -> str:
+    return text if len(text) <= limit else text[: limit - 1] + "…"

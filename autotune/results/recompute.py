@@ -1,15 +1,21 @@
-"""Recomputes what the records of a run say, with the code that drew its conclusion, and compares.
+"""Recomputes a run's figures from its raw pairs, with the code that drew its conclusion, and compares.
 
-What nothing follows from (machine, versions, dates) is taken as recorded: who forges raw pairs and records together is
-not found out.
+Machine, versions and dates are taken as recorded; forging raw pairs and records together is not found out.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import astuple, is_dataclass
+from collections.abc import (
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from dataclasses import (
+    astuple,
+    is_dataclass,
+)
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -38,10 +44,16 @@ from autotune.model import (
     judge_soak,
     reestimate,
     standing,
-)
-from autotune.results.words import format_estimate
+)  # fmt: skip
+from autotune.results.format import format_estimate
 from autotune.rundir import Store
-from autotune.stats import CLAIM, HURDLE, Estimate, Verdict, gain_pairs
+from autotune.stats import (
+    CLAIM,
+    HURDLE,
+    Estimate,
+    Verdict,
+    gain_pairs,
+)
 
 LAST_PROOFS = ("final", "full", "recheck")
 """Stages of a `FinalistResult` that prove a winner."""
@@ -57,7 +69,7 @@ def evidence_of(store: Store, conclusion: ConclusionRecord) -> list[AnyRecord]:
 
 
 def disagreements(store: Store, conclusion: ConclusionRecord) -> list[str]:
-    """In what a winner does not follow from the records and raw pairs of its run, one sentence each.
+    """Lists what in a conclusion does not follow from the records and raw pairs of its run.
 
     Raises:
         RunDirectoryError: If a file of raw pairs holds something else.
@@ -76,7 +88,7 @@ def disagreements(store: Store, conclusion: ConclusionRecord) -> list[str]:
 
 
 def doubts(store: Store) -> list[str]:
-    """Why nobody should believe what a run concludes, one sentence each; none of a run without a winner."""
+    """Lists the reasons not to believe a run's winner; none for a run without one."""
     conclusion = store.last(ConclusionRecord)
     if conclusion is None or conclusion.outcome is not Outcome.WINNER:
         return []
@@ -88,7 +100,7 @@ def doubts(store: Store) -> list[str]:
 
 
 def _of_runs(store: Store, runs: Sequence[ConfirmRun]) -> Iterator[str]:
-    """Pairs of processes whose figures do not follow from their raw pairs, or that count twice."""
+    """Checks that the figures of pairs of processes follow from their raw pairs, and that none counts twice."""
     for directory, count in Counter(r.directory for r in runs if r.log_ratio is not None).items():
         if count > 1:
             yield f"{count} pairs of processes name the same raw pairs ({directory})"
@@ -103,13 +115,13 @@ def _of_runs(store: Store, runs: Sequence[ConfirmRun]) -> Iterator[str]:
 
 
 def _pairs(store: Store, directory: str | None) -> list[Pair]:
-    """Raw pairs of one measurement of this run; none of any other place."""
+    """Reads the raw pairs of one measurement; none from outside the run directory."""
     path = PurePosixPath(directory or "/")
     return [] if path.is_absolute() or ".." in path.parts else list(store.pairs(str(path)))
 
 
 def _of_work(store: Store, runs: Sequence[ConfirmRun]) -> Iterator[str]:
-    """Claims about what a step does that no report bears out: whoever may choose them chooses the ratio."""
+    """Checks the claimed work of a step against the workers' reports: a false claim changes the ratio."""
     floor = store.last(FloorResult)
     base = floor.reference.tokens_per_step if floor is not None else None
     told: dict[FlagSet, set[int | None]] = {FlagSet(): {base}}
@@ -129,7 +141,7 @@ def _of_work(store: Store, runs: Sequence[ConfirmRun]) -> Iterator[str]:
 
 
 def _declared(spec: StudySpec, settings: FlagSet) -> int | None:
-    """What the study file says of a step; 0, which no step does, where that comes to nothing."""
+    """The work of a step by the study file; 0 where its expression fails."""
     try:
         return spec.work_under(settings)
     except ValueError:
@@ -137,7 +149,7 @@ def _declared(spec: StudySpec, settings: FlagSet) -> int | None:
 
 
 def _of_plans(records: Sequence[AnyRecord]) -> Iterator[str]:
-    """What in the plans of the proofs would let them err more than a study may."""
+    """Checks that the plans of the proofs keep to the error rates that a study may spend."""
     plans = [r for r in records if isinstance(r, ProofRecord)]
     for family in ({"final", "full"}, *({p.stage} for p in plans if p.stage not in ("final", "full"))):
         mine = [p for p in plans if p.stage in family]
@@ -155,7 +167,7 @@ def _of_plans(records: Sequence[AnyRecord]) -> Iterator[str]:
 def _of_proof(
     spec: StudySpec, proof: FinalistResult, plan: ProofRecord | None, runs: Sequence[ConfirmRun]
 ) -> Iterator[str]:
-    """What in a verdict does not follow from its pairs of processes."""
+    """Checks that a verdict follows from its pairs of processes."""
     name, min_effect, most = f"{proof.settings} ({proof.stage})", spec.measure.min_effect, proof.most or 0
     try:
         if proof.stage == GAIN:
@@ -177,7 +189,7 @@ def _of_proof(
 def _of_winner(
     conclusion: ConclusionRecord, proofs: Mapping[tuple[str, FlagSet], FinalistResult], runs: Sequence[ConfirmRun]
 ) -> Iterator[str]:
-    """What in a winner does not follow from its last proof and what was measured after it."""
+    """Checks that a winner follows from its last proof and what was measured after it."""
     settings = conclusion.settings or FlagSet()
     mine = [p for (stage, s), p in proofs.items() if stage in LAST_PROOFS and s == settings]
     if not mine:
@@ -198,7 +210,7 @@ def _of_winner(
 
 
 def _of_soak(conclusion: ConclusionRecord, soaks: Sequence[SoakRecord]) -> Iterator[str]:
-    """What the long run of a winner says against it."""
+    """Checks that the soak of a winner passed."""
     mine = next((s for s in reversed(soaks) if s.settings == conclusion.settings), None)
     against = mine and (mine.failure or (mine.arms and judge_soak(mine.arms)))
     if against:
@@ -208,7 +220,7 @@ def _of_soak(conclusion: ConclusionRecord, soaks: Sequence[SoakRecord]) -> Itera
 
 
 def _of_profile(conclusion: ConclusionRecord, profiles: Sequence[ProfileRecord]) -> Iterator[str]:
-    """Whether the profile of a winner was taken in its run, of the winner without it."""
+    """Checks that the profile of a winner was taken in its run, of the winner without it."""
     taken = {(p.profile.setting, p.profile.digest, p.settings) for p in profiles if p.profile is not None}
     for name, digest in artefacts_of(conclusion.settings or {}).items():
         if (name, digest, (conclusion.settings or FlagSet()).without(name)) not in taken:
@@ -216,7 +228,7 @@ def _of_profile(conclusion: ConclusionRecord, profiles: Sequence[ProfileRecord])
 
 
 def _differing(source: str, record: object, here: Mapping[str, Any]) -> Iterator[str]:
-    """Fields of a record that are not what was recomputed, but for rounding."""
+    """Lists the fields of a record that differ from what was recomputed by more than rounding."""
     for field, made in here.items():
         if not _alike(said := getattr(record, field), made):
             shown = [format_estimate(v) if isinstance(v, Estimate) else str(v) for v in (made, said)]

@@ -1,13 +1,15 @@
-"""A study as one self-contained HTML page, or as Markdown: the verdict first, then everything it rests on."""
+"""Reports a study as one self-contained HTML page or as Markdown: the verdict first, then everything it rests on."""
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from autotune.model import (
+    REFERENCE_NUMBER,
     AutotuneError,
     ConclusionRecord,
     FloorResult,
@@ -15,32 +17,60 @@ from autotune.model import (
     Outcome,
     ScreenRecord,
     SessionRecord,
-    SpanRecord,
+    TrialResult,
     artefacts_of,
     format_bytes,
     format_count,
     format_detectable,
     format_joules,
     format_seconds,
-    format_share,
+)  # fmt: skip
+from autotune.results import tables
+from autotune.results.effects import (
+    effect_lines,
+    effects_chart,
+    estimate_table,
 )
-from autotune.results import analysis, drawings, tables, taught, words
-from autotune.results.pages import render
+from autotune.results.format import (
+    cause_lines,
+    floor_lines,
+    format_estimate,
+    format_progress,
+    format_trial,
+    soak_lines,
+    spaced,
+    time_words,
+    warning_lines,
+)  # fmt: skip
+from autotune.results.pages import (
+    Chart,
+    Mark,
+    forest,
+    render,
+    traces,
+)
 from autotune.results.recompute import doubts
-from autotune.results.rows import TrialRow, effect_rows, finalists, trial_rows
 from autotune.results.screen_words import describe_screen_record
-from autotune.results.soak_words import soak_lines
-from autotune.results.winner import winner_of, workload_name
-from autotune.rundir import Store, is_held
+from autotune.results.tables import (
+    TrialRow,
+    effect_rows,
+    finalists,
+    trial_rows,
+)
+from autotune.results.winner import (
+    format_evidence,
+    winner_of,
+    workload_name,
+)
+from autotune.rundir import (
+    Store,
+    is_held,
+)
 
 LONGEST_TABLE = 300
 """Rows of the table of trials; a longer study's rest is in `autotune show` and `records.jsonl`."""
 
-_TONES = {
-    Outcome.WINNER: "winner",
-    Outcome.NOTHING_RAN: "none",
-    Outcome.INCONCLUSIVE: "none",
-}
+_TONES = {Outcome.WINNER: "winner", Outcome.NOTHING_RAN: "none", Outcome.INCONCLUSIVE: "none"}
 
 
 def render_html(store: Store, *, reload_s: float | None = None) -> str:
@@ -59,7 +89,7 @@ def build(store: Store) -> dict[str, Any]:
     Returns:
         state (finished, running, stopped or empty), verdict (the one sentence), tone (winner, default or none: how that
         is coloured), figures (name and value of the few numbers on top), tables (lists of rows, each a text under the
-        heading of its column), charts, and lines of words.
+        heading of its column), charts, and lines of text.
 
     Raises:
         RunDirectoryError: If its records are damaged.
@@ -67,9 +97,7 @@ def build(store: Store) -> dict[str, Any]:
     trials = trial_rows(store)
     state, verdict, tone = _verdict(store, trials)
     floor = store.last(FloorResult)
-    importance, interactions = analysis.importance_frame(store), analysis.interactions_frame(store)
     ordered = sorted(trials, key=lambda r: r.rank)
-    resources = drawings.resource_charts(trials)
     return {
         "name": store.spec.name,
         "description": store.spec.description,
@@ -79,26 +107,19 @@ def build(store: Store) -> dict[str, Any]:
         "figures": _figures(store, trials, floor),
         "finalists": tables.finalist_table(finalists(store)),
         "soak": soak_lines(store),
-        "nodes": tables.node_table(store),
-        "floor": words.floor_lines(store),
+        "floor": floor_lines(store),
         "screen": [line for record in store.of(ScreenRecord)[-1:] for line in describe_screen_record(record)],
-        "forest": drawings.forest_chart(store, trials) if trials or floor else None,
-        "history": drawings.history_chart(trials),
-        "traces": drawings.trace_charts(store, trials),
-        "taught": taught.taught_lines(store),
-        "beliefs": taught.belief_table(store),
-        "beliefs_chart": taught.beliefs_chart(store),
+        "forest": forest_chart(store, trials) if trials or floor else None,
+        "steps": steps_chart(store),
+        "effect_lines": effect_lines(store),
+        "estimates": estimate_table(store),
+        "estimates_chart": effects_chart(store),
         "effects": tables.effect_table(effect_rows(store)),
-        "importance": drawings.importance_chart(importance),
-        "interactions": tables.interaction_table(interactions),
-        "resources": resources,
-        "pareto": tables.pareto_table(trials) if resources else [],
         "failures": _failures(trials),
-        "causes": words.cause_lines(store),
+        "causes": cause_lines(store),
         "trials": tables.trial_table(ordered[:LONGEST_TABLE]),
-        "has_energy": tables.has_energy(trials),
         "trials_left_out": max(0, len(ordered) - LONGEST_TABLE),
-        "warnings": [*doubts(store), *words.warning_lines(store)],
+        "warnings": [*doubts(store), *warning_lines(store)],
         "provenance": _provenance(store, floor),
         "commands": _commands(store),
     }
@@ -114,33 +135,65 @@ def _verdict(store: Store, trials: Sequence[TrialRow]) -> tuple[str, str, str]:
     if conclusion is not None and newest <= conclusion.at_s and not running:
         return "finished", conclusion.sentence, _TONES.get(conclusion.outcome, "default")
     state = "running" if running else "stopped" if store.last(SessionRecord) else "empty"
-    return state, words.describe_standing(store, state), "none"
+    return state, format_progress(store, state), "none"
 
 
 def _figures(store: Store, trials: Sequence[TrialRow], floor: FloorResult | None) -> list[tuple[str, str]]:
-    conclusion, spans = store.last(ConclusionRecord), store.of(SpanRecord)
+    conclusion = store.last(ConclusionRecord)
     rows = []
     if conclusion is not None and conclusion.estimate is not None:
-        of = words.time_words(store, conclusion.settings)
-        rows.append((f"{of} ratio", words.format_estimate(conclusion.estimate)))
+        of = time_words(store, conclusion.settings)
+        rows.append((f"{of} ratio", format_estimate(conclusion.estimate)))
     rows += [
         ("trials", str(len(trials))),
         ("failed", str(sum(r.failure is not None for r in trials))),
-        ("not measured twice", str(sum(r.same_as is not None for r in trials))),
+        ("duplicates skipped", str(sum(r.same_as is not None for r in trials))),
         ("time", format_seconds(max((r.at_s for r in store.records()), default=0.0))),
     ]
     if floor is not None:
         w, step_s, energy = floor.reference, floor.comparison.reference_step_s, floor.comparison.energy
         tokens, flops = w.tokens_per_step, w.flops_per_step
         rows.append(("default's step", format_seconds(step_s)))
-        rows.append(("smallest effect found here", format_detectable(floor.floor.detectable)))
+        rows.append(("smallest gain that a trial detects", format_detectable(floor.floor.detectable)))
         rows += [("default's tokens/s", format_count(tokens / step_s))] if tokens else []
         if energy is not None:
             rows.append(("default's energy of a step", format_joules(energy.reference_step_j)))
         rows += [("default's model FLOP/s", format_count(flops / step_s))] if flops else []
-    if wall_s := sum(s.wall_s for s in spans):
-        rows.append(("driver's own share", format_share(1 - sum(s.waited_s for s in spans) / wall_s)))
     return rows
+
+
+# ---------------------------------------------------------------------- charts
+
+
+def forest_chart(store: Store, trials: Sequence[TrialRow], *, most: int | None = None) -> Chart:
+    """Ratio and interval of every trial that did not fail, or of the best `most`, below the noise floor."""
+    floor, rows = store.last(FloorResult), []
+    if floor is not None:
+        label, e = "the default against itself", floor.floor.estimate
+        rows.append(Mark(label=label, detail="the noise floor", x=e.ratio, x_ends=(e.low, e.high), style="floor"))
+    shown = [r for r in sorted(trials, key=lambda r: r.rank) if r.failure is None and not math.isnan(r.ratio)]
+    for r in shown[:most]:
+        short = r.settings.replace("xla_gpu_", "").replace("xla_cpu_", "").replace("xla_", "")
+        detail = f"trial {r.trial}: {r.settings}: {format_trial(r.result, r.outlook)}"
+        rows.append(Mark(label=f"{r.trial}  {short}", detail=detail, x=r.ratio, x_ends=(r.low, r.high), style=r.style))
+    svg = forest(rows, band=store.spec.measure.min_effect, of=time_words(store))
+    note = "Intervals hold over all looks at a trial. The shaded band is too small to matter."
+    return Chart(title="All trials", svg=svg, note=note)
+
+
+def steps_chart(store: Store, number: int = REFERENCE_NUMBER) -> Chart:
+    """Raw step times of a trial, or of the noise floor, in the order of running; empty if there are none."""
+    directories = {r.number: r.directory for r in store.of(TrialResult)}
+    if (floor := store.last(FloorResult)) is not None:
+        directories[REFERENCE_NUMBER] = floor.directory
+    blocks: list[tuple[str, Sequence[float]]] = []
+    directory = directories.get(number)
+    for pair in store.pairs(directory) if directory else ():
+        arms = [("reference", pair.reference_s), ("candidate", pair.candidate_s)]
+        blocks += arms if pair.first == "reference" else arms[::-1]
+    title = f"trial {number}" if number != REFERENCE_NUMBER else "the default against itself (noise floor)"
+    note = f"{len(blocks) // 2} pairs of blocks; raw in {directory}/pairs.jsonl"
+    return Chart(title=title, svg=traces(blocks, y_format=format_seconds), note=note)
 
 
 # ---------------------------------------------------------------------- what went wrong, where from
@@ -158,7 +211,7 @@ def _failures(trials: Sequence[TrialRow]) -> list[dict[str, Any]]:
             case = cases.setdefault(failure.message, {"trials": [], "message": failure.message})
             case["trials"].append(r.trial)
             case |= {"log": failure.log or "", "last_lines": failure.last_lines}
-        found.append({"kind": words.spaced(kind), "count": count, "cases": list(cases.values())[:8]})
+        found.append({"kind": spaced(kind), "count": count, "cases": list(cases.values())[:8]})
     return found
 
 
@@ -212,7 +265,7 @@ def _commands(store: Store) -> list[str]:
     ]
     if conclusion is not None and conclusion.trial is not None:
         lines.append(f"autotune repro {run} {conclusion.trial}")
-    lines += [f"# {line}" for line in words.evidence(winner)]
+    lines += [f"# {line}" for line in format_evidence(winner)]
     if artefacts_of(winner.in_force):  # it has no environment without the files beside it
         return lines
     return [*lines, *(f"export {n}={shlex.quote(v)}" for n, v in winner.environment.items())]

@@ -1,17 +1,34 @@
-"""The tables of a study: on a terminal, and the rows that its report shows, each under the heading of its column."""
+"""A study's trials, proofs and settings as typed rows, and as tables on a terminal and in the report.
+
+Tables, reports, frames and comparisons take their columns from here. Times are in seconds, sizes in bytes, ratios are
+candidate over reference (below 1 is faster); a number that is not known is NaN, a text None.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import (
+    Mapping,
+    Sequence,
+)
+from dataclasses import (
+    dataclass,
+    field,
+    fields,
+    replace,
+)
+from enum import StrEnum
+from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
 from autotune.model import (
     INTERLEAVED,
+    REESTIMATES,
+    AblationResult,
     FinalistResult,
+    FlagSet,
     FloorResult,
     TrialResult,
     format_bytes,
@@ -20,36 +37,35 @@ from autotune.model import (
     format_joules,
     format_ratio,
     format_seconds,
-    format_share,
 )  # fmt: skip
-from autotune.results import (
-    taught,
-    words,
+from autotune.results.format import (
+    STAGE_WORDS,
+    format_finalist,
+    shorten,
+    spaced,
+    time_words,
+    verdict_of,
 )
 from autotune.results.pages import Styled
-from autotune.results.proof_words import (
-    STAGE_WORDS,
-    describe_finalist,
-    word_of,
+from autotune.rundir import Store
+from autotune.stats import (
+    Estimate,
+    Outlook,
+    Verdict,
+    outlook_of,
 )
-from autotune.results.rows import (
-    STYLES,
-    EffectRow,
-    TrialRow,
-    finalist_style,
-    finalists,
-    pareto_rows,
-    trial_rows,
-)
-from autotune.rundir import (
-    Store,
-    node_effects,
-)
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 Row = dict[str, str]
+
+STYLES: Mapping[str, str] = {
+    Verdict.FASTER: "good",
+    Verdict.SLOWER: "bad",
+    Verdict.NO_DIFFERENCE: "same",
+    Verdict.UNRESOLVED: "open",
+    Outlook.PROMISING: "promising",
+    Outlook.NOT_PROMISING: "unpromising",
+}
+"""Classes of the style sheet: of proofs, and of single trials."""
 
 _COLOURS = {
     "good": "bold green",
@@ -60,65 +76,214 @@ _COLOURS = {
     "unpromising": "dim",
     "failed": "magenta",
 }
-"""Of the classes of the style sheet, on a terminal."""
+"""Colours of the classes on a terminal."""
 
 _LONGEST_SETTINGS = 120
 
 
-# ---------------------------------------------------------------------- on a terminal
+def finalist_style(result: FinalistResult) -> str:
+    """The class of a proof, or of what came after it."""
+    if result.is_vetoed:
+        return "failed" if result.failure is not None else "bad"
+    return STYLES.get(verdict_of(result), "same")
 
 
-def study_tables(store: Store) -> list[Table]:
-    """The table of all trials, best first; what they taught."""
-    tables = [_results_table(store, sorted(trial_rows(store), key=lambda r: r.rank))]
-    if (beliefs := taught.terminal_table(store)) is not None:
-        tables.append(beliefs)
-    return tables
+# ---------------------------------------------------------------------- rows
 
 
-def _table(title: str, names: Sequence[str], *, right: Sequence[str]) -> Table:
-    table = Table(title=title, title_justify="left")
-    for name in names:
-        table.add_column(name, justify="right" if name in right else "left", overflow="fold")
-    return table
+def _at(path: str, missing: float | None = math.nan) -> Any:
+    """A column at a path in a trial's record; `missing` where a part of the path is not there."""
+    return field(metadata={"path": path, "missing": missing})
 
 
-def _results_table(store: Store, trials: Sequence[TrialRow]) -> Table:
-    """Every trial's ratio with interval and outlook, then proofs with their verdicts; the reference on top."""
-    energy = ["energy of a step"] if has_energy(trials) else []
-    columns = ["trial", "settings", "ratio", "95 % interval", "outlook or verdict", *energy]
-    table = _table(f"{words.time_words(store)} over the default's (below 1 is less)", columns, right=("trial", "ratio"))
-    if (floor := store.last(FloorResult)) is not None:
-        found, noise = floor.comparison, floor.floor.estimate
-        settings = f"(default), {format_seconds(found.reference_step_s)} a step; against itself:"
-        joules = [format_joules(found.energy.reference_step_j) if found.energy else ""] if energy else []
-        cells = (format_ratio(noise.ratio), format_interval(noise.low, noise.high), "noise floor")
-        table.add_row("ref", settings, *cells, *joules)
-    for r in trials:
-        joules = ["" if math.isnan(r.step_j) else format_joules(r.step_j)] if energy else []
-        table.add_row(str(r.trial), _cut(r.result), _ratio_cell(r), _interval_cell(r), _outlook_cell(r), *joules)
-    for f in finalists(store):
-        stage, e, c = STAGE_WORDS.get(f.stage, f.stage), f.estimate, f.corrected
-        ratio, interval, said, style = "-", "", "failed", "failed"
-        if e is not None and c is not None:
-            ratio, interval = format_ratio(e.ratio), format_interval(c.low, c.high)
-            said, style = word_of(f), finalist_style(f)
-        verdict = Text(f"{said} ({stage})", style=_COLOURS[style])
-        number = str(f.trial) if f.trial else ""  # a recheck is of no trial
-        table.add_row(number, _cut(f), ratio, interval, verdict)
-    return table
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialRow:
+    """One trial; a duplicate of an earlier program has that program's figures and names it in `same_as`.
+
+    Attributes:
+        result: The record; not a column.
+        outlook: Whether it is promising; a trial alone never says more. None without an interval.
+        ratio: Step time over the reference's; 1 without an interval where the program is the reference's own.
+        step_j: Energy of a step of the candidate, joules.
+        work_ratio: Work of a step over that of one of the reference's; `ratio` is of time per unit of it.
+        by: The lane, where there are several.
+    """
+
+    result: TrialResult
+    trial: int = _at("number", None)
+    origin: str = _at("origin")
+    status: str = _at("status")
+    outlook: str | None = _at("outlook", None)  # by the study's smallest effect, see `trial_row`
+    ratio: float = _at("comparison.estimate.ratio")
+    low: float = _at("comparison.estimate.low")
+    high: float = _at("comparison.estimate.high")
+    pair_count: int = _at("comparison.estimate.pair_count", 0)
+    reference_step_s: float = _at("comparison.reference_step_s")
+    candidate_step_s: float = _at("comparison.candidate_step_s")
+    work_ratio: float = _at("comparison.work_ratio")
+    tokens_per_s: float = _at("worker.tokens_per_step")  # over the step's time, see `trial_row`
+    compile_s: float = _at("worker.compile_s")
+    start_s: float = _at("worker.start_s")
+    peak_bytes: float = _at("worker.peak_bytes")
+    mode: str | None = _at("comparison.mode", None)
+    step_j: float = _at("comparison.energy.candidate_step_j")
+    failure: str | None = _at("failure.kind", None)
+    message: str | None = _at("failure.message", None)
+    same_as: int | None = _at("same_as", None)
+    duration_s: float = _at("duration_s")
+    at_s: float = _at("at_s")
+    by: str | None = _at("by", None)
+    settings: str = _at("settings")
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether it has a ratio with an interval."""
+        return not math.isnan(self.low)
+
+    @property
+    def rank(self) -> tuple[int, float]:
+        """Sorts the fastest first, then no-ops, then failures."""
+        if self.failure is not None:
+            return (2, self.trial)
+        return (0, self.ratio) if self.is_measured else (1, self.trial)
+
+    @property
+    def style(self) -> str:
+        """Class of the style sheet."""
+        if self.failure is not None:
+            return "failed"
+        return STYLES[self.outlook] if self.outlook else "same"
+
+    @property
+    def over(self) -> str:
+        """How often it was compared: pairs of blocks, or ABA runs."""
+        return f"{self.pair_count} {'pairs' if self.mode == INTERLEAVED else 'ABA runs'}" if self.is_measured else ""
 
 
-def _cut(result: TrialResult | FinalistResult) -> str:
-    return words.shorten(result.settings, limit=_LONGEST_SETTINGS)
+_FIELDS = tuple(f for f in fields(TrialRow) if f.name != "result")
+TRIAL_COLUMNS = tuple(f.name for f in _FIELDS)
 
 
-def _outlook_cell(row: TrialRow) -> Text:
-    how = "" if row.outlook is None or row.mode == INTERLEAVED else f", {row.over}"
-    return Text(words.spaced(row.failure or row.outlook or row.status) + how, style=_COLOURS[row.style])
+def trial_row(result: TrialResult, *, min_effect: float) -> TrialRow:
+    """Makes a trial's record a row; `min_effect` is the study's smallest effect of interest."""
+    columns = {f.name: _look_up(result, **f.metadata) for f in _FIELDS}
+    outlook = result.outlook_at(min_effect=min_effect)
+    columns["outlook"] = str(outlook) if outlook is not None else None
+    columns["tokens_per_s"] /= columns["candidate_step_s"]
+    if result.comparison is None and result.is_the_default:
+        columns["ratio"] = 1.0
+    return TrialRow(result=result, **columns)
 
 
-# ---------------------------------------------------------------------- in a report
+def _look_up(record: object, path: str, missing: object) -> Any:
+    for name in path.split("."):
+        record = getattr(record, name, None)
+    if record is None:
+        return missing
+    if isinstance(record, StrEnum | FlagSet):
+        return str(record)
+    return float(record) if isinstance(record, int) and isinstance(missing, float) else record
+
+
+def trial_rows(store: Store) -> list[TrialRow]:
+    """Every trial, in the order of their ends."""
+    return [trial_row(r, min_effect=store.spec.measure.min_effect) for r in store.of(TrialResult)]
+
+
+def finalists(store: Store) -> list[FinalistResult]:
+    """The newest result of each stage and set: a study that went on judges its finalists anew."""
+    return list({(f.stage, f.settings): f for f in store.of(FinalistResult)}.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EffectRow:
+    """What one value of one setting does, from the best evidence there is.
+
+    Attributes:
+        how: The evidence. Best first: ``left out`` (the paired measurement without it, inverted: the ratio that the
+            setting brings inside the winner), ``fresh processes`` (confirmed or refuted as a finalist of its own),
+            ``alone`` (a trial of that setting only), ``same program`` (a trial that had it was the reference's own
+            program: it changes nothing). Empty where only trials of several settings had it.
+        finding: The verdict of a proof for ``fresh processes``, else whether its interval is promising, which proves
+            nothing; empty without an interval.
+        trials: How many had it.
+        failed: How many of those have no number.
+        is_no_op: Whether a trial that had it was the reference's own program.
+    """
+
+    setting: str
+    value: str
+    ratio: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
+    how: str = ""
+    finding: str = ""
+    trials: int
+    failed: int
+    is_no_op: bool
+    reason: str = ""
+
+
+EFFECT_COLUMNS = tuple(f.name for f in fields(EffectRow))
+
+
+def effect_rows(store: Store) -> list[EffectRow]:
+    """Every value of every setting that was tried, by name."""
+    results = store.of(TrialResult)
+    pairs = sorted({(n, v) for r in results for n, v in r.settings.items()})
+    ablations = {a.left_out: a for a in store.of(AblationResult) if isinstance(a.left_out, str)}
+    proven = {f.settings: f for f in finalists(store) if f.corrected and f.stage not in REESTIMATES}
+    rows = (_effect(n, v, results, ablations.get(n), proven.get(FlagSet({n: v}))) for n, v in pairs)
+    rows = (_with_group(row, store.of(AblationResult)) for row in rows)
+    return [_with_outlook(row, min_effect=store.spec.measure.min_effect) for row in rows]
+
+
+def _with_group(row: EffectRow, ablations: Sequence[AblationResult]) -> EffectRow:
+    """Adds the reason why a setting was left out of the winner together with others."""
+    for a in ablations:
+        together = () if isinstance(a.left_out, str) else a.left_out
+        if row.setting in together and a.settings.get(row.setting) == row.value and not (row.reason or a.kept):
+            return replace(row, reason=f"dropped with {len(together) - 1} others: {a.reason}")
+    return row
+
+
+def _with_outlook(row: EffectRow, *, min_effect: float) -> EffectRow:
+    """Adds whether an interval is promising, where there is no proof."""
+    if row.finding or math.isnan(row.low):
+        return row
+    estimate = Estimate(ratio=row.ratio, low=row.low, high=row.high, level=0.95, pair_count=0)
+    return replace(row, finding=str(outlook_of(estimate, min_effect=min_effect)))
+
+
+def _effect(
+    name: str, value: str, results: Sequence[TrialResult], ablation: AblationResult | None, proof: FinalistResult | None
+) -> EffectRow:
+    having = [r for r in results if r.settings.get(name) == value]
+    failed, is_no_op = sum(r.failure is not None for r in having), any(r.is_the_default for r in having)
+    row = EffectRow(setting=name, value=value, trials=len(having), failed=failed, is_no_op=is_no_op)
+    if ablation is not None and ablation.settings.get(name) == value:
+        row = replace(row, reason=f"{'kept' if ablation.kept else 'dropped'}: {ablation.reason}")
+        if ablation.comparison is not None:
+            e = ablation.comparison.estimate
+            high = 1 / e.low if e.low > 0 else math.inf
+            return replace(row, ratio=1 / e.ratio, low=1 / e.high, high=high, how="left out")
+        if not ablation.kept:
+            return replace(row, ratio=1.0, how="same program")
+    alone = next((r for r in having if len(r.settings) == 1), None)
+    if proof is not None and (p := proof.corrected) is not None:
+        found = str(proof.verdict)
+        return replace(row, ratio=p.ratio, low=p.low, high=p.high, how="fresh processes", finding=found)
+    if alone is not None and alone.comparison is not None:
+        e = alone.comparison.estimate
+        return replace(row, ratio=e.ratio, low=e.low, high=e.high, how="alone")
+    if alone is not None and alone.failure is not None:
+        return replace(row, how="alone", reason=f"failed: {alone.failure.kind}")
+    if row.is_no_op:
+        return replace(row, ratio=1.0, how="same program")
+    return row
+
+
+# ---------------------------------------------------------------------- tables as rows of text
 
 
 def has_energy(trials: Sequence[TrialRow]) -> bool:
@@ -129,32 +294,29 @@ def has_energy(trials: Sequence[TrialRow]) -> bool:
 def trial_table(trials: Sequence[TrialRow]) -> list[Row]:
     """Every trial."""
     energy = has_energy(trials)
-    return [_trial_cells(r, has_energy=energy) for r in trials]
+    return [
+        {
+            "trial": str(r.trial),
+            "settings": r.settings,
+            "by": r.origin,
+            "ratio": format_ratio(r.ratio) if r.is_measured else "-",
+            "interval": format_interval(r.low, r.high) if r.is_measured else "",
+            "outlook": Styled(_outlook_of(r), r.style),
+            "over": r.over,
+            "step": format_seconds(r.candidate_step_s),
+            "compile": format_seconds(r.compile_s),
+            "memory": format_bytes(r.peak_bytes),
+            **({"energy": format_joules(r.step_j)} if energy else {}),
+        }
+        for r in trials
+    ]
 
 
-def _trial_cells(r: TrialRow, *, has_energy: bool) -> Row:
-    outlook = r.outlook if r.outlook and r.failure is None else words.describe_trial(r.result, r.outlook)
-    return {
-        "trial": str(r.trial),
-        "settings": r.settings,
-        "by": r.origin,
-        "ratio": _ratio_cell(r),
-        "interval": _interval_cell(r),
-        "outlook": Styled(outlook, r.style),
-        "over": r.over,
-        "step": format_seconds(r.candidate_step_s),
-        "compile": format_seconds(r.compile_s),
-        "memory": format_bytes(r.peak_bytes),
-        **({"energy": format_joules(r.step_j)} if has_energy else {}),
-    }
-
-
-def _ratio_cell(row: TrialRow) -> str:
-    return format_ratio(row.ratio) if row.is_measured else "-"
-
-
-def _interval_cell(row: TrialRow) -> str:
-    return format_interval(row.low, row.high) if row.is_measured else ""
+def _outlook_of(row: TrialRow) -> str:
+    """A trial's failure, its outlook, or why it has none."""
+    if row.failure is None and row.result.is_the_default:
+        return "no-op"
+    return spaced(row.failure or row.outlook or row.status)
 
 
 def finalist_table(found: Sequence[FinalistResult]) -> list[Row]:
@@ -162,11 +324,11 @@ def finalist_table(found: Sequence[FinalistResult]) -> list[Row]:
     rows = []
     for f in found:
         e, c = f.estimate, f.corrected
-        verdict = Styled(word_of(f), finalist_style(f))
+        verdict = Styled(verdict_of(f), finalist_style(f))
         rows.append(
             {
-                "trial": str(f.trial),
-                "verdict": verdict if f.failure is None else Styled(describe_finalist(f), "failed"),
+                "trial": str(f.trial) if f.trial else "",  # a recheck is of no trial
+                "verdict": verdict if f.failure is None else Styled(format_finalist(f), "failed"),
                 "ratio": format_ratio(e.ratio) if e else "-",
                 "corrected interval": format_interval(c.low, c.high) if c else "",
                 "settings": str(f.settings),
@@ -179,7 +341,7 @@ def finalist_table(found: Sequence[FinalistResult]) -> list[Row]:
 
 
 def effect_table(effects: Sequence[EffectRow]) -> list[Row]:
-    """Every value of every setting with the best evidence of what it does."""
+    """Every value of every setting with the best evidence of its effect."""
     rows = []
     for r in effects:
         is_known, has_interval = not math.isnan(r.ratio), not math.isnan(r.low)
@@ -192,49 +354,39 @@ def effect_table(effects: Sequence[EffectRow]) -> list[Row]:
                 "seen": r.how,
                 "says": r.finding,
                 "trials": f"{r.trials}" + (f" ({r.failed} failed)" if r.failed else ""),
-                "": r.reason or ("changes nothing in the program" if r.is_dead else ""),
+                "": r.reason or ("no-op: the program does not change" if r.is_no_op else ""),
             }
         )
     return rows
 
 
-def pareto_table(trials: Sequence[TrialRow]) -> list[Row]:
-    """The trials that no other beats in all that they cost."""
-    energy = has_energy(trials)
-    return [
-        {
-            "trial": str(r.trial),
-            "ratio": format_ratio(r.ratio),
-            "peak memory": format_bytes(r.peak_bytes),
-            "compile": format_seconds(r.compile_s),
-            **({"energy of a step": format_joules(r.step_j)} if energy else {}),
-            "settings": r.settings,
-        }
-        for r in pareto_rows(trials)
-    ]
+# ---------------------------------------------------------------------- on a terminal
 
 
-def node_table(store: Store) -> list[Row]:
-    """The reference on each lane of a study by several, slowest first."""
-    trials = store.of(TrialResult)
-    return [
-        {
-            "lane": n.lane,
-            "host": n.host,
-            "step": format_seconds(n.step_s),
-            "over the median lane's": format_ratio(n.ratio),
-            "80 % of its measurements": format_interval(n.low, n.high),
-            "trials": str(sum(t.by == n.lane for t in trials)),
-            "": Styled("slow" if n.is_slow else "", "bad"),
-        }
-        for n in node_effects(store.of(FloorResult), trials)
-    ]
+def make_table(title: str, rows: Sequence[Row], columns: Sequence[str]) -> Table:
+    """Makes a table for a terminal of some columns of rows."""
+    table = Table(title=title, title_justify="left")
+    for name in columns:
+        table.add_column(name, justify="right" if name in ("trial", "ratio", "trials") else "left", overflow="fold")
+    for row in rows:
+        cells = [row.get(name, "") for name in columns]
+        table.add_row(*(Text(cell, style=_COLOURS.get(getattr(cell, "style", ""), "")) for cell in cells))
+    return table
 
 
-def interaction_table(interactions: pd.DataFrame) -> list[Row]:
-    """The strongest pairs of settings that do not simply add up, from `analysis.interactions_frame`."""
-    strongest = interactions[interactions["interaction"] >= 0.01].head(8)
-    return [
-        {"settings": r["first"], "and": r["second"], "explain together": format_share(r["interaction"])}
-        for r in strongest.to_dict("records")
-    ]
+def results_table(store: Store) -> Table:
+    """The reference, every trial's ratio with interval and outlook, best first, and proofs with their verdicts."""
+    rows = list[Row]()
+    if (floor := store.last(FloorResult)) is not None:
+        e, step = floor.floor.estimate, format_seconds(floor.comparison.reference_step_s)
+        found = {"ratio": format_ratio(e.ratio), "interval": format_interval(e.low, e.high), "outlook": "noise floor"}
+        rows.append({"trial": "ref", "settings": f"(default), {step} a step; against itself:", **found})
+    trials = sorted(trial_rows(store), key=lambda r: r.rank)
+    for r, cells in zip(trials, trial_table(trials), strict=True):
+        rows.append({**cells, "settings": shorten(r.result.settings, limit=_LONGEST_SETTINGS)})
+    for f, cells in zip(proofs := finalists(store), finalist_table(proofs), strict=True):
+        verdict = Styled(f"{verdict_of(f)} ({cells['stage']})", finalist_style(f))
+        settings = shorten(f.settings, limit=_LONGEST_SETTINGS)
+        rows.append({**cells, "settings": settings, "interval": cells["corrected interval"], "outlook": verdict})
+    title = f"{time_words(store)} over the default's (below 1 is less)"
+    return make_table(title, rows, ("trial", "settings", "ratio", "interval", "outlook", "over"))

@@ -8,63 +8,287 @@ from __future__ import annotations
 
 import shlex
 import statistics
-from collections.abc import Sequence
+from collections.abc import (
+    Callable,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass
-from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+)
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    model_validator,
+)
 
-from autotune.machine import foreign_owner, is_this_host
+from autotune.child import versions_in
+from autotune.machine import (
+    RanOn,
+    caller_environment,
+    cuda_plugin,
+    describe_machine,
+    visible_gpus,
+    would_run_on,
+)
 from autotune.model import (
     KERNELS,
+    LOSS_NOT_CHECKED,
+    NOT_TOLD,
+    PROFILE,
     STUDY_NAME,
+    AnyRecord,
     AtLeastOne,
     AutotuneError,
     ConclusionRecord,
     ConfirmRun,
+    Count,
     Elapsed,
     FinalistResult,
     FlagSet,
     FloorResult,
+    GpuState,
+    LossBasis,
     LossCheck,
     Outcome,
     Record,
     RunDirectoryError,
-    SessionRecord,
     SettingError,
     Settings,
     SoakRecord,
     StudySpec,
+    WorkerReport,
     WorkPerStep,
     artefacts_of,
     file_name,
+    format_change,
+    format_seconds,
     in_folder,
     options_in,
+    plain,
     reference_to,
     refuse_reaching_out,
+)  # fmt: skip
+from autotune.results.format import (
+    format_estimate,
+    format_soak,
+    time_of,
 )
-from autotune.results.conditions import Conditions, Difference, conditions_of, versions_of
-from autotune.results.losses import loss_of
-from autotune.results.recompute import LAST_PROOFS, disagreements, evidence_of
-from autotune.results.soak_words import describe_soak
-from autotune.results.words import one_line
+from autotune.results.recompute import (
+    LAST_PROOFS,
+    disagreements,
+    evidence_of,
+)
 from autotune.rundir import Store
 from autotune.stats import Estimate
 
 WINNER_VERSION = 2
-# 1: first published form (2026-11). 2: `run`, `hosts`.
+
+_ARTEFACTS = {PROFILE: "the profile that it was compiled with", KERNELS: "the autotuner's results of its soak"}
 
 RUNS = "runs"
 """Folder of run directories."""
 
-RECHECK_DAYS = 180
-"""Days after which a proof should be repeated though no version changed: firmware is patched quietly."""
+
+# ---------------------------------------------------------------------- conditions of a proof
+
+
+class Conditions(Record):
+    """Where a winner was proven; what `verify` compares. None stands for what is not known.
+
+    Attributes:
+        device_kind: The device's name in JAX's words, such as ``NVIDIA H200``.
+        device_count: Devices of one node that the workload uses.
+        devices_asked: Devices of a node that the study asks for; None where it takes all.
+        plugin: The CUDA plugin with its version, such as ``jax-cuda12-plugin 0.10.2``.
+        driver: The NVIDIA driver's version, like those of cuBLAS, cuDNN and NCCL as the measured process had them.
+        vbios: Firmware of the boards; of several GPUs that differ each once, here and below.
+        gsp: Firmware of their system processors.
+        clocks: Highest clocks and those that were set, of multiprocessors and memory.
+        modes: Persistence, MIG and ECC.
+        cpu: The processor's name; like `cpus_usable` known only where the workload ran on it.
+        workload: `StudySpec.workload_hash`.
+        packages: Folder of the jaxlib that a user's own program ran on; not compared, but its versions are.
+    """
+
+    platform: str
+    device_kind: str | None = None
+    device_count: Count | None = None
+    devices_asked: Count | None = None
+    jax: str | None = None
+    jaxlib: str | None = None
+    plugin: str | None = None
+    driver: str | None = None
+    cublas: str | None = None
+    cudnn: str | None = None
+    nccl: str | None = None
+    vbios: str | None = None
+    gsp: str | None = None
+    clocks: str | None = None
+    power_limit: str | None = None
+    modes: str | None = None
+    cpu: str | None = None
+    cpus_usable: Count | None = None
+    workload: str | None = None
+    packages: str | None = None
+
+    @property
+    def gpu(self) -> str:
+        """Name of the device, or of the processor where the workload ran on that."""
+        if self.platform == "cpu" and self.device_kind == "cpu":
+            return self.cpu or "unknown CPU"
+        return str(self.device_kind)
+
+
+class Difference(Record):
+    """One condition that is not what it was in the proof."""
+
+    field: str
+    proven: str
+    here: str
+
+    def __str__(self) -> str:
+        return f"{self.field}: proven with {self.proven}, here {self.here}"
+
+
+def versions_of(report: WorkerReport | None, facts: Mapping[str, Any]) -> dict[str, str]:
+    """The versions of the measured process, and of this one where that says nothing.
+
+    A program with an interpreter of its own says all there is: none of this one's packages was measured.
+    """
+    driver: Mapping[str, str] = facts.get("versions", {})
+    if report is None or report.packages is None:
+        return {**driver, **(report.versions if report else {})}
+    return {**{name: driver[name] for name in ("optuna",) if name in driver}, **report.versions}
+
+
+def conditions_of(spec: StudySpec, floor: FloorResult | None, facts: dict[str, Any]) -> Conditions:
+    """The conditions of a run, from what its reference and its provenance say."""
+    report = floor.reference if floor is not None else None
+    # What the measured process says goes first: the driver may run on another machine, and see other libraries.
+    versions = versions_of(report, facts)
+    if "driver" not in versions and facts.get("driver"):
+        versions["driver"] = str(facts["driver"])
+    on_cpu = spec.device.platform == "cpu"
+    asked = spec.device.count
+    return Conditions(
+        platform=spec.device.platform,
+        device_kind=report.device_kind if report else None,
+        device_count=report.device_count // spec.device.node_count if report else None,
+        devices_asked=None if on_cpu or asked is None else asked // spec.device.node_count,
+        jax=versions.get("jax"),
+        jaxlib=versions.get("jaxlib"),
+        plugin=None if on_cpu else cuda_plugin(versions),
+        cpu=facts.get("cpu") if on_cpu else None,
+        cpus_usable=facts.get("cpus_usable") if on_cpu else None,
+        workload=spec.workload_hash,
+        packages=report.packages if report else None,
+        **({} if on_cpu else _of_gpus(versions, (report.gpus if report else None) or ())),
+    )
+
+
+def this_machine(*, platform: str, workload: str | None = None, like: Conditions | None = None) -> Conditions:
+    """The conditions of this machine, without starting JAX on it.
+
+    Args:
+        platform: ``cpu`` or ``cuda``.
+        workload: Hash of the workload that is meant to run, if the caller names one.
+        like: The conditions to compare with: as many GPUs count, and libraries and firmware are looked up, which takes
+            seconds, only if these know them.
+    """
+    facts = describe_machine()
+    count = like.devices_asked if like is not None else None
+    told = RanOn(versions={}, gpus=())
+    if platform == "cuda" and like is not None and any(getattr(like, name) is not None for name in _OF_PROCESS):
+        told = would_run_on(caller_environment(), count)
+    gpus = [g.name for g in told.gpus if g.name is not None]
+    if platform == "cuda" and not gpus:
+        gpus = [g.name for g in visible_gpus(caller_environment())[:count]]
+    own = like.packages if like is not None else None
+    versions = {**(facts["versions"] if own is None else versions_in(own)), **told.versions}
+    driver = versions.get("driver") or facts.get("driver") if platform == "cuda" else None
+    return Conditions(
+        platform=platform if platform == "cpu" or gpus else "cpu",
+        device_kind=" and ".join(sorted(set(gpus))) if gpus else "cpu",
+        device_count=len(gpus) if platform == "cuda" else None,
+        devices_asked=count,
+        jax=versions.get("jax"),
+        jaxlib=versions.get("jaxlib"),
+        plugin=cuda_plugin(versions),
+        cpu=facts["cpu"],
+        cpus_usable=facts["cpus_usable"],
+        workload=workload,
+        packages=own,
+        **_of_gpus({**versions, "driver": driver}, told.gpus),
+    )
+
+
+def differences(proven: Conditions, here: Conditions) -> list[Difference]:
+    """The conditions in which a machine differs from that of the proof.
+
+    What the proof did not record is not compared, nor the workload if `here` names none. On CPU the count of
+    devices is the workload's own choice.
+    """
+    found = []
+    for field in Conditions.model_fields:
+        wanted, got = getattr(proven, field), getattr(here, field)
+        if field in _NOT_COMPARED or wanted in (None, NOT_TOLD, got) or (field == "workload" and got is None):
+            continue
+        if field == "device_count" and proven.platform == "cpu":
+            continue
+        unknown = _SILENT if field in _OF_NVML else "none"
+        found.append(Difference(field=field, proven=str(wanted), here=unknown if got is None else str(got)))
+    return found
+
+
+_NOT_COMPARED = ("devices_asked", "packages")
+_OF_NVML = ("vbios", "gsp", "clocks", "power_limit", "modes")
+_LIBRARIES = ("driver", "cublas", "cudnn", "nccl")
+_OF_PROCESS = (*_LIBRARIES, *_OF_NVML)
+_SILENT = "not told: NVML must answer (pip install nvidia-ml-py)"
+
+
+def _of_gpus(versions: Mapping[str, str | None], gpus: Sequence[GpuState]) -> dict[str, str | None]:
+    """The conditions of a process's libraries and GPUs."""
+
+    def of_all(words: Callable[[GpuState], str | None]) -> str | None:
+        known = [w for gpu in gpus if (w := words(gpu)) is not None]
+        return " and ".join(sorted(set(known))) if known else None
+
+    return {
+        **{name: versions.get(name) for name in _LIBRARIES},
+        "vbios": of_all(lambda gpu: gpu.vbios),
+        "gsp": of_all(lambda gpu: gpu.gsp),
+        "clocks": of_all(_clocks),
+        "power_limit": of_all(lambda gpu: None if gpu.power_limit_w is None else f"{gpu.power_limit_w:g} W"),
+        "modes": of_all(_modes),
+    }
+
+
+def _clocks(gpu: GpuState) -> str | None:
+    kinds = {
+        "up to": (gpu.max_clock_mhz, gpu.max_memory_clock_mhz),
+        "set to": (gpu.application_clock_mhz, gpu.application_memory_clock_mhz),
+    }
+    words = [f"{word} {own or '?'} / {memory or '?'} MHz" for word, (own, memory) in kinds.items() if own or memory]
+    return ", ".join(words) or None
+
+
+def _modes(gpu: GpuState) -> str | None:
+    told = {"persistence": gpu.persistence, "MIG": gpu.mig, "ECC": gpu.ecc}
+    return ", ".join(f"{name} {'on' if is_on else 'off'}" for name, is_on in told.items() if is_on is not None) or None
+
+
+# ---------------------------------------------------------------------- the winner
 
 
 def refuse_to_hand_on(settings: FlagSet) -> FlagSet:
-    """Refuses what no winner may hold, whoever proved it: what reaches files or code, or is known to be dangerous.
+    """Refuses settings that no winner may hold: those that reach files or code, or are known to be dangerous.
 
     Raises:
         SettingError: If there is such a setting.
@@ -91,16 +315,16 @@ class Winner(Record):
 
     Attributes:
         settings: The whole set, baseline and options included: exactly what was measured.
-        baseline: The part of it that the study's reference had too.
+        baseline: The part of it that the reference had too.
         workload_options: Options of the reference; those in `settings` go before them.
-        step_s: Median step of the winner in its final proof, seconds; None where it was not kept.
+        step_s: Median step of the winner in its final proof, seconds.
         node_count: Machines that the workload spans.
-        soaked_s: Seconds of the long run before the export; None if there was none.
-        soak: What that run showed, in words; None in files of older versions.
-        work: What a step does where it differs from the default's: then `estimate` is of time per token.
-        loss: How its loss was compared with the default's, or that it was not; None in files of older versions.
+        soaked_s: Seconds of the soak; None if there was none.
+        soak: The soak's result, in words.
+        work: Work of a step where it differs from the default's: then `estimate` is of time per `unit`.
+        unit: What that counts, in one word.
+        loss: How its loss was compared with the default's, or that it was not.
         run: Name of the run directory whose records prove it, without the folder that it lies in.
-        hosts: Machines on which the driver of that ran.
         kernels: SHA-256 of the autotuner's results of its soak; None where none were kept.
         loads_kernels: Whether they are loaded, so that the same kernels run; the proof let each process choose.
     """
@@ -115,7 +339,6 @@ class Winner(Record):
     sentence: str
     workload_entry: str
     workload_options: dict[str, Any]
-    mesh: dict[str, int] = Field(default_factory=dict)
     process_count: AtLeastOne = 1
     node_count: AtLeastOne = 1
     soaked_s: Elapsed | None = None
@@ -126,7 +349,6 @@ class Winner(Record):
     versions: dict[str, str] = Field(default_factory=dict)
     machine: str = ""
     run: str
-    hosts: tuple[str, ...] = ()
     kernels: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
     loads_kernels: bool = False
 
@@ -137,35 +359,27 @@ class Winner(Record):
         return self
 
     @property
-    def recheck_by(self) -> str:
-        """The day after which the proof counts as old, ISO 8601; empty if the end is not dated."""
-        try:
-            return (datetime.fromisoformat(self.ended) + timedelta(days=RECHECK_DAYS)).date().isoformat()
-        except (ValueError, OverflowError):
-            return ""
-
-    @property
     def options(self) -> dict[str, Any]:
         """Options of the workload that are part of this winner: what no variable carries."""
         return options_in(self.settings)
 
     @property
     def in_force(self) -> FlagSet:
-        """The set that a program is started under, its artefacts still to be put in place."""
+        """The set that a program is started under, before the paths of its artefacts are put in."""
         kernels = {KERNELS: reference_to(self.kernels)} if self.loads_kernels and self.kernels else {}
         return self.settings.merge(kernels)
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment variables that set exactly this winner, its options excepted, if it has no artefacts.
+        """The environment variables of this winner; options of the program are not in it.
 
         Raises:
-            AutotuneError: If it has.
+            AutotuneError: If it has artefacts.
         """
         return self.settings_in(None).to_environment()
 
     def settings_in(self, folder: Path | None) -> FlagSet:
-        """The set with the paths of its artefacts in a folder; that they lie there is for others to look at.
+        """The set with the paths of its artefacts in a folder; does not check that they lie there.
 
         Raises:
             AutotuneError: If it has artefacts but no folder.
@@ -181,11 +395,7 @@ class Winner(Record):
 
 
 def winner_of(store: Store, *, even_unjudged: bool = False) -> Winner:
-    """The winner of a run directory.
-
-    Args:
-        store: The run directory.
-        even_unjudged: Take even a winner whose loss could not be judged.
+    """The winner of a run directory; with `even_unjudged` even one whose loss could not be judged.
 
     Raises:
         AutotuneError: If the run is not finished or has none, if what it says of it does not follow from its records,
@@ -220,7 +430,7 @@ def winner_of(store: Store, *, even_unjudged: bool = False) -> Winner:
 
 
 def _winner_at(store: Store, conclusion: ConclusionRecord) -> Winner:
-    """The winner of one recorded conclusion, as it is exported."""
+    """The winner of one recorded conclusion."""
     evidence, settings = evidence_of(store, conclusion), conclusion.settings or FlagSet()
     floor = next((r for r in reversed(evidence) if isinstance(r, FloorResult)), None)
     facts, spec = conclusion.provenance, store.spec
@@ -241,30 +451,123 @@ def _winner_at(store: Store, conclusion: ConclusionRecord) -> Winner:
         sentence=conclusion.sentence,
         workload_entry=workload_name(spec),
         workload_options=spec.under(FlagSet()).workload.shown.options,
-        mesh=report.mesh if report else {},
         process_count=report.process_count if report else spec.device.process_count,
         node_count=spec.device.node_count,
         soaked_s=conclusion.soaked_s,
-        soak=describe_soak(soaks[-1]) if soaks and conclusion.soaked_s is not None else None,
+        soak=format_soak(soaks[-1]) if soaks and conclusion.soaked_s is not None else None,
         work=work,
         loss=loss_of(mine),
         conditions=conditions_of(spec, floor, facts),
         versions=versions_of(report, facts),
         machine=f"{facts.get('cpu')}, {facts.get('cpus_usable')} CPUs, {facts.get('system')}",
         run=store.path.resolve().name,
-        hosts=_hosts_of(store),
         kernels=soaks[-1].kernels.digest if soaks and soaks[-1].kernels else None,
     )
 
 
 def workload_name(spec: StudySpec) -> str:
-    """What a study runs, in a few words: its workload, or the user's own command, less the secrets in it."""
+    """The name of the workload, or the user's own command without its secrets."""
     return spec.workload.entry or shlex.join(spec.workload.shown.command or ())
 
 
-def _hosts_of(store: Store) -> tuple[str, ...]:
-    """The machines on which a run was recorded, each once."""
-    return tuple(dict.fromkeys(s.host for s in store.of(SessionRecord)))
+# ---------------------------------------------------------------------- its loss
+
+
+def loss_of(evidence: Sequence[AnyRecord]) -> LossCheck | None:
+    """The final loss check of a proven set; first steps of another batch alone decide nothing."""
+    soaked = [r.loss for r in evidence if isinstance(r, SoakRecord) and r.loss is not None]
+    proofs = [r.loss for r in evidence if isinstance(r, ConfirmRun) and r.loss is not None]
+    if soaked or not proofs:
+        return soaked[-1] if soaked else None
+    found = next((check for check in proofs if not check.is_ok), proofs[-1])
+    if found.is_final or not found.is_ok:
+        return found
+    return found.model_copy(update={"is_ok": None, "words": f"inconclusive: it was never soaked; {found.words}"})
+
+
+def loss_addition(evidence: Sequence[AnyRecord]) -> str:
+    """The addition to a sentence on a proven set: that its loss was not checked, or what its soak judged."""
+    found = loss_of(evidence)
+    if found is None or found.basis in (LossBasis.STEPS, LossBasis.ROUNDING):
+        return f"; {LOSS_NOT_CHECKED}" if found is not None and found.is_ok is None else ""
+    is_soaked = any(isinstance(r, SoakRecord) and r.loss is not None for r in evidence)
+    return f"; {found.words}" if is_soaked else ""
+
+
+def require_loss(winner: Winner) -> None:
+    """Refuses a winner whose loss was not compared with the default's.
+
+    Raises:
+        AutotuneError: If its loss was not compared.
+    """
+    if winner.loss is None or not winner.loss.is_ok:
+        said = winner.loss.words if winner.loss is not None else f"{LOSS_NOT_CHECKED}: its records do not say how"
+        raise AutotuneError(
+            f"--require-loss wants a winner whose loss was compared with the default's but of {winner.settings}: "
+            f"{said}; have the program tell its loss and use a new run directory, or leave --require-loss out"
+        )
+
+
+# ---------------------------------------------------------------------- its evidence in words
+
+
+def _devices_of(winner: Winner) -> list[str]:
+    """The devices of a proof, one fact a line."""
+    c, lines = winner.conditions, list[str]()
+    if c.driver is not None:
+        lines.append(f"NVIDIA driver: {c.driver}")
+    firmware = [f"{name} {value}" for name, value in (("VBIOS", c.vbios), ("GSP", c.gsp)) if value is not None]
+    if limits := [*firmware, *(w for w in (c.clocks, c.power_limit, c.modes) if w is not None)]:
+        lines.append("GPU: " + ", ".join(limits))
+    if c.device_kind is not None:
+        nodes = f" on each of {winner.node_count} nodes" if winner.node_count > 1 else ""
+        lines.append(
+            f"device: {c.device_count} x {c.device_kind} ({c.platform}){nodes}, {winner.process_count} process(es)"
+        )
+    return lines
+
+
+def format_evidence(winner: Winner) -> list[str]:
+    """What was proven, where, with what and when: one fact a line."""
+    c, estimate = winner.conditions, winner.estimate
+    lines = [f"autotune study {winner.study}, {winner.ended}"]
+    if estimate is not None:
+        lines.append(
+            f"{time_of(winner.work)} over the default's: {format_estimate(estimate)} "
+            f"({format_change(estimate.ratio)}, "
+            f"{estimate.level:.0%} interval over {estimate.pair_count} fresh process pairs)"
+        )
+    if winner.work is not None:
+        lines.append(f"work: {winner.work.candidate} tokens a step, the default's {winner.work.reference}")
+    if winner.step_s is not None:
+        lines.append(f"step: {format_seconds(winner.step_s)}, the median in that proof")
+    soaked = f"{winner.soaked_s:.0f} s" if winner.soaked_s is not None else "not run"
+    lines.append(f"soak: {winner.soak or soaked}")
+    if winner.loss is not None:
+        lines.append(f"loss: {'' if winner.loss.is_ok or winner.loss.is_silent else 'NOT PROVEN: '}{winner.loss.words}")
+    for name, digest in artefacts_of(winner.in_force).items():
+        lines.append(f"needs beside it: {file_name(name, digest)}, {_ARTEFACTS[name]}")
+    if winner.kernels is not None and not winner.loads_kernels:
+        lines.append(f"kernels: those of its soak are {file_name(KERNELS, winner.kernels)} (--same-kernels loads them)")
+    lines.append("versions: " + ", ".join(f"{n} {v}" for n, v in sorted(winner.versions.items())))
+    lines += _devices_of(winner)
+    lines.append(f"machine: {winner.machine}")
+    options = " ".join(f"{k}={v}" for k, v in winner.workload_options.items())
+    lines.append(f"workload: {winner.workload_entry} {options} (hash {c.workload})")
+    if winner.options:
+        changed = ", ".join(f"{name}={plain(value)}" for name, value in winner.options.items())
+        lines.append(f"options, part of this winner, that no variable carries: {changed}")
+        lines.append("give them to the program: exec with {NAME} in its arguments, or --format arguments, maxtext")
+    lines.append(
+        "expires with any change of GPU, count, jax, jaxlib, plugin, driver, firmware, clocks or workload "
+        "(autotune recheck)"
+    )
+    return [one_line(line) for line in lines]
+
+
+def one_line(text: str) -> str:
+    """Text that cannot end a comment line."""
+    return "".join(c if c.isprintable() else " " for c in text)
 
 
 # ---------------------------------------------------------------------- a file and its run
@@ -275,11 +578,10 @@ Status = Literal["holds", "unchecked", "differs"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordCheck:
-    """What the records of a run say of a file that was exported from it.
+    """A comparison of an exported file with the records of its run.
 
     Attributes:
-        differences: In what the file is not what its records give.
-        unchecked: That nothing was compared, and why, in one sentence; None if it was.
+        unchecked: Why nothing was compared, in one sentence; None if it was.
     """
 
     differences: tuple[Difference, ...] = ()
@@ -287,7 +589,7 @@ class RecordCheck:
 
     @property
     def status(self) -> Status:
-        """The same in one word."""
+        """Whether the file holds what its records prove."""
         return "differs" if self.differences else "holds" if self.unchecked is None else "unchecked"
 
 
@@ -295,8 +597,8 @@ def check_records(winner: Winner, file: Path, *, run: Path | None = None) -> Rec
     """Compares an exported file with what the records of its run give, if that is here.
 
     Args:
-        winner: What the file holds.
-        file: Where it lies; its run is looked for beside it, in `runs/` beside it, and in `runs/` here.
+        winner: The winner in the file.
+        file: Its run is looked for beside it, in `runs/` beside it, and in `runs/` here.
         run: The run directory, if the caller names one.
 
     Raises:
@@ -322,7 +624,7 @@ def check_records(winner: Winner, file: Path, *, run: Path | None = None) -> Rec
         differences=tuple(
             Difference(field=name, proven=f"{ours[name]} in its records", here=f"{theirs[name]} in the file")
             for name in ours
-            if name not in ("run", "hosts", "loads_kernels") and ours[name] != theirs[name]
+            if name not in ("run", "loads_kernels") and ours[name] != theirs[name]
         )
     )
 
@@ -338,22 +640,3 @@ def _find_run(name: str, file: Path) -> Path | None:
     beside = file.resolve().parent
     found = [beside if beside.name == name else beside / name, beside / RUNS / name, Path(RUNS) / name]
     return next((path for path in found if (path / "study.json").is_file()), None)
-
-
-def origin_line(path: Path, hosts: Sequence[str]) -> str | None:
-    """Who recorded something and where, if it was another user or another machine; None for one's own.
-
-    Args:
-        path: The run directory or file.
-        hosts: The machines on which it was recorded, as far as they are known.
-    """
-    owner, far = foreign_owner(path), [h for h in hosts if not is_this_host(h)]
-    if owner is None and not far:
-        return None
-    said = [*([f"by user {owner}"] if owner is not None else []), *([f"on host {', '.join(far)}"] if far else [])]
-    return one_line(f"{path} was recorded {' '.join(said)}")
-
-
-def origin_of_run(store: Store) -> str | None:
-    """Who recorded a run and where; see `origin_line`."""
-    return origin_line(store.path, _hosts_of(store))

@@ -1,8 +1,7 @@
-"""The files of artefacts: written once under the name of their content, and looked at before anything reads them.
+"""The files of artefacts: named by their content, and checked before anything reads them.
 
-XLA goes on without a word where a profile is missing or is none, and would read any file that a path leads to. So the
-path is never a foreign file's: it is made here, of a folder that the caller chose, and only if a plain file lies there
-that holds what the digest says.
+XLA silently ignores a profile that is missing or damaged, and reads any file that a path leads to. So the path is made
+here, of a folder that the caller chose, and only if a plain file with the right digest lies there.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ MOST_READ = 64_000_000
 
 
 def artefacts_for(store: Store, settings: FlagSet) -> tuple[Artefact, ...]:
-    """The artefacts that a set stands for, as far as a run's records hold them."""
+    """The artefacts that a set needs, as far as a run's records hold them."""
     wanted = set(artefacts_of(settings).items())
     if not wanted:
         return ()
@@ -44,7 +43,7 @@ def artefacts_for(store: Store, settings: FlagSet) -> tuple[Artefact, ...]:
 
 
 def place_artefacts(artefacts: Iterable[Artefact], folder: Path) -> None:
-    """Writes artefacts into a folder that is there; one that lies there already, whole, is left alone.
+    """Writes artefacts into an existing folder, except those that lie there unchanged.
 
     Raises:
         RunDirectoryError: If it cannot be written.
@@ -56,12 +55,7 @@ def place_artefacts(artefacts: Iterable[Artefact], folder: Path) -> None:
 
 
 def why_not_whole(path: Path, digest: str) -> str | None:
-    """Why a file is not the artefact that it should be; None if it is.
-
-    Args:
-        path: Where it should lie.
-        digest: SHA-256 of what it should hold.
-    """
+    """Says why a file is not the artefact of a SHA-256 digest; None if it is."""
     try:
         got = digest_of(plain_content(path))
     except OSError as error:
@@ -70,7 +64,7 @@ def why_not_whole(path: Path, digest: str) -> str | None:
 
 
 def plain_content(path: Path) -> bytes:
-    """What a plain file holds; a link is not followed, and nothing that could wait for ever is opened.
+    """Reads a plain file; follows no link, and opens nothing that could block.
 
     Raises:
         OSError: If it is none.
@@ -83,7 +77,7 @@ def plain_content(path: Path) -> bytes:
 
 
 def artefact_problems(settings: FlagSet, folder: Path) -> list[str]:
-    """What is wrong with the artefacts of a set in a folder, one sentence each; none if all lie there as they were."""
+    """Lists what is wrong with the artefacts of a set in a folder."""
     found = []
     for name, digest in artefacts_of(settings).items():
         path = folder / file_name(name, digest)
@@ -93,11 +87,7 @@ def artefact_problems(settings: FlagSet, folder: Path) -> list[str]:
 
 
 def in_force(settings: FlagSet, folder: Path) -> FlagSet:
-    """The set as a program is started under it: with the paths of its artefacts, each of which was looked at.
-
-    Args:
-        settings: A set; one without artefacts is given back.
-        folder: Where they must lie.
+    """Puts the paths of a set's artefacts into it, each checked; a set without artefacts is returned as it is.
 
     Raises:
         AutotuneError: If one is missing, a link, no plain file, or holds something else.
@@ -114,7 +104,7 @@ def in_force(settings: FlagSet, folder: Path) -> FlagSet:
 
 
 def read_artefacts(settings: FlagSet, folder: Path) -> tuple[Artefact, ...]:
-    """The artefacts of a set, each of which was looked at; see `in_force`.
+    """Reads the artefacts of a set, each checked; see `in_force`.
 
     Raises:
         AutotuneError: If one is missing, a link, no plain file, or holds something else.

@@ -1,7 +1,7 @@
-"""Writing that survives: appended lines, whole files, plain names.
+"""Durable writing: appended lines, whole files, plain names.
 
-What is told is on disk: a line, and the name of its file in its folder, are synced before a call returns. Nothing is
-written through a symbolic link: a link inside a run directory could lead to any file of the user who runs the study.
+A line, and the name of its file in its folder, are synced before a call returns. Nothing is written through a symbolic
+link: a link inside a run directory could lead to any file of the user who runs the study.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def refuse_path(name: str) -> None:
 
 
 def refuse_links(folder: Path) -> None:
-    """Refuses a folder that holds symbolic links: whatever is opened in it for writing could be any file.
+    """Refuses a folder that holds symbolic links: a file opened in it for writing could be any file.
 
     Raises:
         RunDirectoryError: If it holds one, or cannot be read.
@@ -48,7 +48,7 @@ def refuse_links(folder: Path) -> None:
 
 
 def folder_within(root: Path, *parts: str) -> Path:
-    """A folder below another, made if needed; it is on disk, and neither it nor anything in it is a symbolic link.
+    """Makes a folder below another if needed, on disk; neither it nor anything in it may be a symbolic link.
 
     Raises:
         RunDirectoryError: If a part is not a plain name or is a link, it holds a link, or it cannot be made.
@@ -76,8 +76,7 @@ def append_synced(path: Path, line: str, *, sync: bool = True) -> None:
 
     Args:
         path: The file, made if it is missing; only this process writes it.
-        line: The line with its newline.
-        sync: Whether to wait until it is on disk.
+        line: With its newline.
 
     Raises:
         RunDirectoryError: If it cannot be written, or is a symbolic link.
@@ -106,7 +105,7 @@ def append_synced(path: Path, line: str, *, sync: bool = True) -> None:
 
 
 def _open_to_append(path: Path) -> tuple[int, bool]:
-    """A descriptor, and whether the file was made just now."""
+    """Opens or makes a file; gives the descriptor and whether it is new."""
     flags = os.O_RDWR | os.O_APPEND | _FLAGS
     try:
         return os.open(path, flags), False
@@ -119,32 +118,24 @@ def _write_whole(descriptor: int, data: bytes) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def sync_measurement(root: Path, directory: str, *names: str) -> None:
-    """Waits until raw files of one measurement, and all folders down to them, are on disk.
-
-    Args:
-        root: The run directory.
-        directory: The measurement's folder, relative to it.
-        names: Of the files; one that was never made is left out.
+def sync_upwards(file: Path, root: Path) -> None:
+    """Waits until a file and all folders from it up to a root are on disk; a missing file is skipped.
 
     Raises:
-        RunDirectoryError: If the disk fails, or a file is a symbolic link.
+        RunDirectoryError: If the disk fails, or the file is a symbolic link.
     """
-    folder = path = root / directory
+    path = file
     try:
-        for name in names:
-            path = folder / name
-            with contextlib.suppress(FileNotFoundError):
-                descriptor = os.open(path, os.O_RDONLY | _FLAGS)
-                try:
-                    os.fsync(descriptor)
-                finally:
-                    os.close(descriptor)
-        for path in (folder, *folder.parents):
+        descriptor = os.open(file, os.O_RDONLY | _FLAGS)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        for path in file.parents:
             sync_folder(path)
             if path == root:
                 return
-    except FileNotFoundError:  # what has no folder has nothing that could be lost
+    except FileNotFoundError:
         return
     except OSError as error:
         raise cannot_write(path, error) from error
@@ -160,26 +151,6 @@ def write_atomically(path: Path, content: str | bytes) -> None:
         replace_file(path, content)
     except OSError as error:
         raise cannot_write(path, error) from error
-
-
-def cut_torn_line(path: Path) -> None:
-    """Cuts off what follows the last newline of a file: the trace of a write that never ended.
-
-    Raises:
-        RunDirectoryError: If it cannot be written, or is a symbolic link.
-    """
-    try:
-        descriptor = os.open(path, os.O_RDWR | _FLAGS)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise cannot_write(path, error) from error
-    try:
-        _cut(descriptor)
-    except OSError as error:
-        raise cannot_write(path, error) from error
-    finally:
-        os.close(descriptor)
 
 
 def _cut(descriptor: int) -> int:
@@ -205,12 +176,12 @@ def _is_link(path: Path) -> RunDirectoryError:
 
 
 def is_fault_of_disk(error: OSError) -> bool:
-    """Whether an error is of the disk, and no mistake of a program: full, failed, gone or read-only."""
+    """Whether an error is the disk's (full, failed, gone, read-only) and not a program's."""
     return error.errno in (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ESTALE, errno.ENODEV)
 
 
 def cannot_write(path: Path, error: OSError) -> RunDirectoryError:
-    """What to say of a file or folder that cannot be written."""
+    """Makes the error of a file or folder that cannot be written."""
     if error.errno == errno.ELOOP and path.is_symlink():
         return _is_link(path)
     advice = "make it writable"
@@ -225,7 +196,7 @@ def cannot_write(path: Path, error: OSError) -> RunDirectoryError:
 
 
 def cannot_read(file: Path, error: OSError) -> RunDirectoryError:
-    """What to say of a file that the file system does not give."""
+    """Makes the error of a file that cannot be read."""
     return RunDirectoryError(
         f"{file} must be readable but: {error.strerror or error}; see to the disk or its permissions and try again"
     )

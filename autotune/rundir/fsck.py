@@ -1,21 +1,16 @@
-"""What is wrong with a run directory, and mending it: what is dropped is moved into its `lost+found/`, never deleted.
-
-Mending makes the study able to go on. It invents nothing: a record or raw sample that is lost stays lost and is named,
-and the trial whose record it was is measured again.
-"""
+"""Checks a run directory: what is wrong with it, whether that keeps the study from going on, and what to do."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from pydantic import ValidationError
 
-from autotune.machine import make_folder, sync_folder
 from autotune.model import (
     RECORD,
     SCHEMA_VERSION,
@@ -29,15 +24,25 @@ from autotune.model import (
     StudySpec,
     TrialResult,
     TrialStatus,
+)  # fmt: skip
+from autotune.rundir.files import (
+    cannot_read,
+    refuse_path,
 )
-from autotune.rundir.files import cannot_read, refuse_path, write_atomically
-from autotune.rundir.lock import Lock, is_held, read_holder
+from autotune.rundir.lock import (
+    is_held,
+    read_holder,
+)
+from autotune.rundir.store import (
+    PAIRS,
+    RECORDS,
+    STUDY,
+)
 
 T = TypeVar("T")
 
-STUDY, RECORDS, PAIRS, LOST = "study.json", "records.jsonl", "pairs.jsonl", "lost+found"
-_ROUNDS = 8
-"""What was dropped may be named by what is left, which then is dropped, too; each round follows one such step."""
+_DELETE = "delete this line, and check again; what it told is measured anew"
+_ANEW = "the command that began the study writes it anew"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,37 +52,35 @@ class Problem:
     Attributes:
         file: Relative to the run directory.
         line: From 1; None if the whole file is meant.
-        what: What is wrong with it.
-        mending: What `--mend` does; empty if there is nothing to be done, or nothing that a program could do.
+        remedy: What to do before the study can go on, on a copy of the run; empty if it goes on as it is.
+        is_harmless: Whether nothing that was recorded is lost.
     """
 
     file: str
     line: int | None = None
     what: str
-    mending: str = ""
+    remedy: str = ""
+    is_harmless: bool = False
 
     def __str__(self) -> str:
         place = f"{self.file} line {self.line}" if self.line is not None else self.file
-        return f"{place}: {self.what}"
+        matters = "harmless" if self.is_harmless else f"to go on: {self.remedy}" if self.remedy else "the study goes on"
+        return f"{place}: {self.what}; {matters}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunCheck:
-    """What a check of a run directory found.
+    """The result of a check.
 
     Attributes:
-        run: The run directory.
-        writer: Who writes it now; None if nobody does.
+        writer: The driver that writes the run now; None if there is none.
         record_count: Whole records.
-        problems: What is wrong now, after mending if that was asked for.
-        mended: What was wrong before.
     """
 
     run: str
     writer: str | None
     record_count: int
     problems: tuple[Problem, ...]
-    mended: tuple[Problem, ...] = ()
 
 
 def check_run(path: Path) -> RunCheck:
@@ -86,223 +89,132 @@ def check_run(path: Path) -> RunCheck:
     Raises:
         RunDirectoryError: If it is none, or cannot be read.
     """
-    if not any((path / name).exists() or (path / name).is_symlink() for name in (STUDY, RECORDS, "records")):
+    if not any((path / name).exists() or (path / name).is_symlink() for name in (STUDY, RECORDS)):
         raise RunDirectoryError(
             f"{path} must be a run directory (it holds {STUDY} and {RECORDS}) but it is not; "
             "`autotune status` lists the runs of this folder"
         )
-    return _Check(path).result()
-
-
-def mend_run(path: Path) -> RunCheck:
-    """Checks a run directory and mends what can be mended.
-
-    Raises:
-        RunDirectoryError: If it is none, a driver is writing it, or it cannot be written.
-    """
-    before = check_run(path)
-    if (path / LOST).is_symlink():
-        raise RunDirectoryError(f"{path / LOST} must be a folder but is a symbolic link; remove it first")
-    mended: list[Problem] = []
-    lock = Lock(path) if not (path / "lock").is_symlink() else None
-    try:
-        for _ in range(_ROUNDS):
-            found = _Check(path, is_ours=True)
-            if not found.mends:
-                break
-            mended += [p for p in found.problems if p.mending]
-            for mend in found.mends:
-                mend()
-    except OSError as error:
-        raise RunDirectoryError(f"{path} must be writable but: {error}; mend that first") from error
-    finally:
-        if lock is not None:
-            lock.close()
-    after = check_run(path)
-    return RunCheck(
-        run=before.run, writer=None, record_count=after.record_count, problems=after.problems, mended=tuple(mended)
-    )
-
-
-@dataclass
-class _Lines(Generic[T]):
-    """The lines of a file: those that are whole, and those that are not."""
-
-    file: Path
-    kept: list[tuple[int, bytes, T]] = field(default_factory=list)
-    dropped: list[bytes] = field(default_factory=list)
+    writer = str(read_holder(path) or "a driver") if is_held(path) else None
+    check = _Check(path, is_being_written=writer is not None)
+    return RunCheck(run=str(path), writer=writer, record_count=len(check.records), problems=tuple(check.problems))
 
 
 class _Check:
-    """One look at a run directory: `problems`, and in `mends` what mends those that can be."""
+    """One look at a run directory: its whole records by line, and the problems."""
 
-    def __init__(self, path: Path, *, is_ours: bool = False) -> None:
+    def __init__(self, path: Path, *, is_being_written: bool) -> None:
         self._path = path
+        self._is_being_written = is_being_written
         self.problems: list[Problem] = []
-        self.mends: list[Callable[[], None]] = []
-        self._writer = None if is_ours else _writer(path)
+        self.records: dict[int, AnyRecord] = {}
         try:
             self._check_study()
-            self._check_entries(path)
-            self._lines = [self._read(f, RECORD.validate_json) for f in _record_files(path)]
+            self._check_links(path)
+            if (path / RECORDS).is_file():
+                self.records = self._read(path / RECORDS, RECORD.validate_json)
             self._check_doubles()
             self._check_named_trials()
             self._check_raw()
         except OSError as error:
             raise cannot_read(Path(error.filename or path), error) from error
-        self.mends += [self._rewriting(lines) for lines in self._lines if lines.dropped]
 
-    def result(self) -> RunCheck:
-        """What was found."""
-        count = sum(len(lines.kept) for lines in self._lines)
-        return RunCheck(run=str(self._path), writer=self._writer, record_count=count, problems=tuple(self.problems))
-
-    def _add(self, file: Path, what: str, mending: str = "", *, line: int | None = None) -> None:
+    def _add(
+        self, file: Path, what: str, remedy: str = "", *, line: int | None = None, is_harmless: bool = False
+    ) -> None:
         name = file.relative_to(self._path).as_posix()
-        self.problems.append(Problem(file=name, line=line, what=what, mending=mending))
+        self.problems.append(Problem(file=name, line=line, what=what, remedy=remedy, is_harmless=is_harmless))
 
-    def _add_file(self, file: Path, what: str) -> None:
-        """A file that mending moves away whole."""
-        self._add(file, what, f"moved to {LOST}/")
-        self.mends.append(lambda: _move_away(self._path, file))
-
-    # ------------------------------------------------------------------ files
+    def _add_record(self, line: int, what: str, remedy: str = "") -> None:
+        self._add(self._path / RECORDS, what, remedy, line=line)
 
     def _check_study(self) -> None:
         file = self._path / STUDY
-        again = "the same command that began the study writes it anew"
         if file.is_symlink():
             return  # named with the other links
         if not file.exists():
-            self._add(file, f"is missing; {again}")
+            self._add(file, "is missing", _ANEW)
             return
         try:
             data = json.loads(file.read_bytes())
             if (schema := data["schema_version"]) != SCHEMA_VERSION:
-                self._add(file, f"is of schema {schema}, not {SCHEMA_VERSION}; use the autotune that wrote it")
+                self._add(file, f"is of schema {schema}, not {SCHEMA_VERSION}", "use the autotune that wrote it")
                 return
             StudySpec.model_validate(data["study"])
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            self._add_file(file, f"{_describe(file.read_bytes(), error)}; {again}")
+            self._add(file, _describe(file.read_bytes(), error), f"delete it; {_ANEW}")
 
-    def _check_entries(self, folder: Path) -> None:
-        """Links, what an interrupted write has left, at any depth."""
+    def _check_links(self, folder: Path) -> None:
+        """Looks for symbolic links at any depth: nothing is written through one."""
         with os.scandir(folder) as entries:
             found = sorted(entries, key=lambda e: e.name)
         for entry in found:
             path = Path(entry.path)
             if entry.is_symlink():
-                self._add_file(path, f"is a symbolic link (to {path.readlink()}), which is never followed")
-            elif entry.is_dir() and not (folder == self._path and entry.name == LOST):
-                self._check_entries(path)
-            elif entry.name.startswith(".") and entry.name.endswith(".tmp") and self._writer is None:
-                self._add_file(path, "is left of a write that never ended")
+                what = f"is a symbolic link (to {path.readlink()}), which is never followed"
+                self._add(path, what, "put the file or folder itself there")
+            elif entry.is_dir():
+                self._check_links(path)
 
-    def _read(self, file: Path, parse: Callable[[bytes], T]) -> _Lines[T]:
-        """Sorts the lines of a file; of two that a power cut has joined the second is saved."""
-        found: _Lines[T] = _Lines(file)
-        whole, newline, tail = file.read_bytes().rpartition(b"\n")
-        lines = whole.split(b"\n") if newline else []
+    def _read(self, file: Path, parse: Callable[[bytes], T]) -> dict[int, T]:
+        """Reads the whole lines of a file, by number."""
+        found: dict[int, T] = {}
+        *lines, tail = file.read_bytes().split(b"\n")
         for number, line in enumerate(lines, 1):
             try:
-                found.kept.append((number, line, parse(line)))
+                found[number] = parse(line)
             except (ValidationError, ValueError) as error:
-                saved = _second_of_two(line, parse)
-                found.dropped.append(line[: -len(saved[0])] if saved else line)
-                if saved:
-                    found.kept.append((number, *saved))
-                mending = f"moved to {LOST}/" + ("; the whole line that follows it stays" if saved else "")
-                self._add(file, _describe(line, error), mending, line=number)
-        if tail and self._writer is None:
-            found.dropped.append(tail)
-            what = f"is torn: {_describe(tail)}" if tail.strip(b"\0") else _describe(tail)
-            self._add(file, what, f"moved to {LOST}/", line=len(lines) + 1)
+                self._add(file, _describe(line, error), _DELETE, line=number)
+        if tail and not self._is_being_written:
+            self._add(file, f"is torn: {_describe(tail)}", line=len(lines) + 1, is_harmless=True)
         return found
-
-    def _rewriting(self, lines: _Lines[T]) -> Callable[[], None]:
-        def rewrite() -> None:
-            _keep(self._path, lines.file, b"\n".join(lines.dropped) + b"\n")
-            write_atomically(lines.file, b"".join(line + b"\n" for _, line, _ in lines.kept))
-
-        return rewrite
 
     # ------------------------------------------------------------------ records
 
-    def _records(self) -> Iterator[tuple[_Lines[AnyRecord], int, bytes, AnyRecord]]:
-        for lines in self._lines:
-            for number, line, record in list(lines.kept):
-                yield lines, number, line, record
-
-    def _drop(self, lines: _Lines[AnyRecord], number: int, line: bytes, what: str) -> None:
-        self._add(lines.file, what, f"moved to {LOST}/", line=number)
-        lines.kept = [entry for entry in lines.kept if entry[0] != number]
-        lines.dropped.append(line)
-
     def _check_doubles(self) -> None:
-        """What is recorded twice: the first counts, for what came after it was built on that."""
-        first: dict[object, str] = {}
-        for lines, number, line, record in self._records():
-            key: object = None
+        """Looks for what is recorded twice: the first counts, for what came after it was built on that."""
+        first: dict[str, int] = {}
+        for line, record in self.records.items():
+            what = ""
             if isinstance(record, TrialResult):
-                key, what = record.number, f"trial {record.number}"
+                what = f"trial {record.number}"
             elif isinstance(record, ConfirmRun):
-                key = (record.stage, record.settings, record.repeat)
                 what = f"pair of processes {record.repeat} of the {record.stage} proof of {record.settings}"
-            if key is None:
-                continue
-            if key in first:
-                self._drop(lines, number, line, f"is a second record of {what}; the first is {first[key]}")
-            else:
-                first[key] = f"{lines.file.name} line {number}"
+            if what in first:
+                self._add_record(line, f"is a second record of {what}; the first is line {first[what]}", _DELETE)
+            elif what:
+                first[what] = line
 
     def _check_named_trials(self) -> None:
-        """Records that speak of a trial that is not there; a recheck has no trials at all."""
-        known = {r.number for *_, r in self._records() if isinstance(r, TrialResult)}
+        """Looks for records about a trial that is not there; a recheck has no trials at all."""
+        known = {r.number for r in self.records.values() if isinstance(r, TrialResult)}
         if not known:
             return
-        for lines, number, line, record in self._records():
-            missing = sorted(_named_trials(record) - known)
-            if missing:
-                what = f"is a {record.kind} record that names trial {missing[0]}, which is not there; it is made again"
-                self._drop(lines, number, line, what)
+        for line, record in self.records.items():
+            if missing := sorted(_named_trials(record) - known):
+                self._add_record(
+                    line, f"is a {record.kind} record that names trial {missing[0]}, which is not there", _DELETE
+                )
 
     def _check_raw(self) -> None:
-        """The raw samples behind the records."""
-        for lines, number, _, record in self._records():
-            directory = getattr(record, "directory", None)
-            if directory is None:
+        """Looks for the raw samples behind the records."""
+        for line, record in self.records.items():
+            if (directory := getattr(record, "directory", None)) is None:
                 continue
             what, expected = _expected_pairs(record)
             try:
                 for part in directory.split("/"):
                     refuse_path(part)
             except RunDirectoryError:
-                self._add(lines.file, f"names a folder outside the run ({directory!r})", line=number)
+                self._add_record(line, f"names a folder outside the run ({directory!r})", _DELETE)
                 continue
-            folder = self._path / directory
-            if not folder.is_dir():
-                self._add(lines.file, f"names {directory}, which is not there: {what}'s raw data is lost", line=number)
+            file = self._path / directory / PAIRS
+            if not file.parent.is_dir():
+                self._add_record(line, f"names {directory}, which is not there: {what}'s raw data is lost")
                 continue
-            file = folder / PAIRS
-            pairs: _Lines[Pair] = self._read(file, Pair.model_validate_json) if file.is_file() else _Lines(file)
-            if pairs.dropped:
-                self.mends.append(self._rewriting(pairs))
-            if expected is not None and len(pairs.kept) != expected:
-                self._add(
-                    file,
-                    f"holds {len(pairs.kept)} whole pairs but {what} was found from {expected}: the record's figures "
-                    "stand, the raw data behind them is lost",
-                )
-
-
-def _record_files(path: Path) -> list[Path]:
-    return [f for f in (path / RECORDS, *sorted((path / "records").glob("*.jsonl"))) if f.is_file()]
-
-
-def _writer(path: Path) -> str | None:
-    if not is_held(path):
-        return None
-    return str(read_holder(path) or "a driver")
+            pairs = self._read(file, Pair.model_validate_json) if file.is_file() else {}
+            if expected is not None and len(pairs) != expected:
+                told = f"holds {len(pairs)} whole pairs but {what} was found from {expected}"
+                self._add(file, f"{told}: the record's figures stand, the raw data behind them is lost")
 
 
 def _named_trials(record: AnyRecord) -> set[int]:
@@ -316,7 +228,7 @@ def _named_trials(record: AnyRecord) -> set[int]:
 
 
 def _expected_pairs(record: AnyRecord) -> tuple[str, int | None]:
-    """What a record is about in words, and how many pairs it was found from; None if it says nothing of that."""
+    """What a record is about, and how many pairs it was found from; None if it does not say."""
     if isinstance(record, TrialResult):
         measured = record.comparison if record.status is TrialStatus.MEASURED else None
         return f"trial {record.number}", measured.pair_count if measured is not None else None
@@ -327,7 +239,7 @@ def _expected_pairs(record: AnyRecord) -> tuple[str, int | None]:
 
 
 def _describe(data: bytes, error: Exception | None = None) -> str:
-    """What is wrong with a piece of a file, in words."""
+    """What is wrong with a piece of a file."""
     if not data:
         return "is empty"
     if not data.strip(b"\0"):
@@ -335,35 +247,3 @@ def _describe(data: bytes, error: Exception | None = None) -> str:
     if isinstance(error, ValidationError):
         return f"is none of this schema's: {error.errors()[0]['msg']}"
     return "cannot be read" + (f": {error}" if error else f": {len(data)} bytes without an end")
-
-
-def _second_of_two(line: bytes, parse: Callable[[bytes], T]) -> tuple[bytes, T] | None:
-    """The whole record at the end of a line that begins with a torn one, or with zeros; None if there is none."""
-    start = line.find(b"{", 1)
-    while start > 0:
-        try:
-            return line[start:], parse(line[start:])
-        except (ValidationError, ValueError):
-            start = line.find(b"{", start + 1)
-    return None
-
-
-def _place(path: Path, file: Path) -> Path:
-    """A name in `lost+found` that is free."""
-    make_folder(path / LOST)
-    name = file.relative_to(path).as_posix().replace("/", "__")
-    number = 1
-    while os.path.lexists(place := path / LOST / f"{name}.{number}"):
-        number += 1
-    return place
-
-
-def _keep(path: Path, file: Path, content: bytes) -> None:
-    write_atomically(_place(path, file), content)
-
-
-def _move_away(path: Path, file: Path) -> None:
-    place = _place(path, file)
-    file.rename(place)
-    sync_folder(place.parent)
-    sync_folder(file.parent)

@@ -1,9 +1,8 @@
 """The lock of a run directory: one driver writes, on whatever file system.
 
-The kernel's own lock (flock) is let go however a driver dies, so where it holds for everybody who sees the folder it is
-all that is asked. Some shared file systems keep it to one machine; there the file also names its holder, and a holder
-on another machine counts until its session has ended or a person says that it is dead. Behind the holder's name stands
-which stage it is in: that is gone with the holder, and nobody goes on from it.
+The kernel releases its lock (flock) however a driver dies, so on most file systems that is enough. Some shared file
+systems keep the lock to one machine; there the file also names its holder, and a holder on another machine counts until
+its session has ended or a person says that it is dead. A second line names the stage that the holder is in.
 """
 
 from __future__ import annotations
@@ -13,14 +12,18 @@ import errno
 import fcntl
 import json
 import os
-import re
 import socket
 import time
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from autotune.machine import like_folder, utc_now
+import psutil
+
+from autotune.machine import (
+    like_folder,
+    utc_now,
+)
 from autotune.model import RunDirectoryError
 
 LOCK = "lock"
@@ -40,7 +43,7 @@ _CANNOT = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """What a path lies on."""
+    """The mount of a path."""
 
     point: str
     kind: str
@@ -52,33 +55,19 @@ class Mount:
         return self.kind in _EVERYWHERE and not self.options & _ONLY_HERE
 
 
-def mount_of(path: Path, table: str | None = None) -> Mount:
-    """The mount that a path lies on.
-
-    Args:
-        path: An absolute path.
-        table: Text in the form of ``/proc/self/mountinfo``; default: that of this process.
-    """
-    if table is None:
-        try:
-            table = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")
-        except OSError:
-            table = ""
+def mount_of(path: Path) -> Mount:
+    """Finds the mount of an absolute path."""
     found = Mount("/", "unknown", frozenset())
-    for line in table.splitlines():
-        fields, _, source = line.partition(" - ")
-        point = re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), fields.split()[4])
-        kind, _, more = source.split(" ", 2)
-        if path.is_relative_to(point) and len(point) >= len(
-            found.point
-        ):  # of two on one point the later hides the other
-            found = Mount(point, kind, frozenset(f"{fields.split()[5]},{more}".split(",")))
+    for part in psutil.disk_partitions(all=True):
+        # Of two mounts on one point the later hides the other.
+        if path.is_relative_to(part.mountpoint) and len(part.mountpoint) >= len(found.point):
+            found = Mount(part.mountpoint, part.fstype, frozenset(part.opts.split(",")))
     return found
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who holds a lock, as its file says: process, machine, and the boot of that machine."""
+    """The holder of a lock: process, machine, and the boot of that machine."""
 
     pid: str
     host: str = ""
@@ -94,22 +83,14 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class CurrentStage:
-    """Where the holder of a run directory is.
-
-    Attributes:
-        name: Of the stage, as `autotune.model.Callbacks.stage` is told.
-        since: When it began, UTC, ISO 8601.
-    """
+    """The stage of a run's driver, and when it began (UTC, ISO 8601)."""
 
     name: str
     since: str
 
 
 class Lock:
-    """The lock of one run directory, held by this process until it is closed.
-
-    Args:
-        path: The run directory, which exists.
+    """The lock of one run directory, which exists; held by this process until it is closed.
 
     Raises:
         RunDirectoryError: If another driver holds it, the file system has no locks, or the file cannot be written.
@@ -156,7 +137,7 @@ class Lock:
             raise RunDirectoryError(f"only one driver may write {path} but another began just now; wait for it")
 
     def tell_stage(self, name: str) -> None:
-        """Leaves word behind the holder's name which stage begins; a disk that takes no more is told of elsewhere."""
+        """Writes the stage behind the holder's name; ignores a disk that takes no more."""
         with contextlib.suppress(OSError):
             start = os.pread(self._descriptor, _LONGEST, 0).partition(b"\n")[0] + b"\n"
             told = f"{json.dumps({'name': name, 'since': utc_now()})}\n".encode()
@@ -164,7 +145,7 @@ class Lock:
             os.ftruncate(self._descriptor, len(start) + len(told))
 
     def close(self) -> None:
-        """Gives the lock back, and takes this process's name off it."""
+        """Releases the lock and removes this process's name from it."""
         if self._descriptor >= 0:
             with contextlib.suppress(OSError):  # the kernel's lock is gone all the same
                 os.ftruncate(self._descriptor, 0)
@@ -173,7 +154,7 @@ class Lock:
 
 
 def read_holder(path: Path) -> Holder | None:
-    """Who holds a run directory as its lock file says, dead or alive; None if the last one ended in order."""
+    """Reads the holder of a run directory, dead or alive; None if the last one ended in order."""
     try:
         words = (path / LOCK).read_text(encoding="utf-8", errors="replace").strip("\0\n ").split()
     except OSError:
@@ -182,21 +163,14 @@ def read_holder(path: Path) -> Holder | None:
 
 
 def read_stage(path: Path) -> CurrentStage | None:
-    """The stage that the holder of a run directory is in; None where nobody holds it, or none has begun."""
+    """Reads the stage of the holder of a run directory; None if there is no holder or no stage."""
     if not is_held(path):
         return None
     try:
         told = (path / LOCK).read_bytes()[:_LONGEST].split(b"\n")[1]
         found = json.loads(told)
         return CurrentStage(name=str(found["name"]), since=datetime.fromisoformat(found["since"]).isoformat())
-    except (
-        OSError,
-        IndexError,
-        ValueError,
-        KeyError,
-        TypeError,
-        RecursionError,
-    ):  # half written, or by an older driver
+    except (OSError, IndexError, ValueError, KeyError, TypeError, RecursionError):  # half written
         return None
 
 
@@ -219,7 +193,7 @@ def is_held(path: Path) -> bool:
 
 
 def unlock(path: Path) -> Holder | None:
-    """Takes a dead holder's name off the lock; gives that name, or None if there was none.
+    """Removes a dead holder's name from the lock; returns it, or None if there was none.
 
     Raises:
         RunDirectoryError: If the holder lives on this machine.
@@ -264,7 +238,7 @@ def _try_lock(descriptor: int, how: int, path: Path, mount: Mount, *, tries: int
 
 
 def _boot() -> str:
-    """Names this start of this machine's kernel: alike in all containers on it."""
+    """The identity of this boot of the machine, the same in all its containers."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
     except OSError:

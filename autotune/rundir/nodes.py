@@ -1,15 +1,15 @@
-"""Several lanes, each with its own reference: are they alike, and which of them is slow?
+"""Lanes on different machines: refuses those that are not alike, and names those that are slow.
 
-A trial compares a candidate with the reference of its own lane, so that a slow node makes both slow alike and
-plays no part. What is found here is only shown.
+A trial compares a candidate with the reference of its own lane, so a slow machine is only shown.
 """
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+
+import numpy as np
 
 from autotune.model import FloorResult, LaunchError, TrialResult
 
@@ -28,7 +28,6 @@ class NodeEffect:
         low: Lower decile of the ratios seen in its measurements.
         high: Upper decile of them.
         step_s: Median step time of its reference, in seconds.
-        measurement_count: Measurements (noise floor and trials) behind the figures.
     """
 
     lane: str
@@ -37,11 +36,10 @@ class NodeEffect:
     low: float
     high: float
     step_s: float
-    measurement_count: int
 
     @property
     def is_slow(self) -> bool:
-        """Whether nearly every measurement says that it is slower than the others, and the median clearly so."""
+        """Whether nearly every measurement is slower than the others' median, and the median clearly."""
         return self.ratio > 1 + SLOW and self.low > 1
 
 
@@ -59,23 +57,17 @@ def node_effects(floors: Iterable[FloorResult], trials: Iterable[TrialResult]) -
     if len(steps) < 2:
         return []
     middle = statistics.median(statistics.median(s) for s in steps.values())
-    return sorted(
-        (
+    found = []
+    for lane, seen in steps.items():
+        step_s = statistics.median(seen)
+        low = np.quantile(seen, 0.1, method="lower") / middle
+        high = np.quantile(seen, 0.9, method="higher") / middle
+        found.append(
             NodeEffect(
-                lane=lane, host=hosts[lane], ratio=statistics.median(s) / middle, low=_decile(s, 1) / middle,
-                high=_decile(s, 9) / middle, step_s=statistics.median(s), measurement_count=len(s),
+                lane=lane, host=hosts[lane], ratio=step_s / middle, low=float(low), high=float(high), step_s=step_s
             )
-            for lane, s in steps.items()
-        ),
-        key=lambda n: -n.ratio if math.isfinite(n.ratio) else 0.0,
-    )  # fmt: skip
-
-
-def _decile(values: list[float], which: int) -> float:
-    """A decile, rounded outwards to a value that was seen."""
-    last = len(values) - 1
-    place = last * which // 10 if which < 5 else -(-last * which // 10)
-    return sorted(values)[place]
+        )
+    return sorted(found, key=lambda n: -n.ratio)
 
 
 def refuse_strangers(own: FloorResult, others: Iterable[FloorResult]) -> None:
@@ -100,7 +92,7 @@ def refuse_strangers(own: FloorResult, others: Iterable[FloorResult]) -> None:
 
 
 def refuse_upgraded(known: FloorResult, versions: Mapping[str, str]) -> None:
-    """Refuses to go on with a study after an upgrade: what was measured before is not comparable with what comes.
+    """Refuses to go on with a study after an upgrade: old and new measurements are not comparable.
 
     Raises:
         LaunchError: If a version that matters is another one than when the noise floor was measured.

@@ -1,27 +1,41 @@
 """The study as Optuna stores it: a journal in the run directory, or a storage that the user names.
 
 Each trial is opened when it begins and told when it is recorded, so `optuna-dashboard` shows a study that runs. The
-records are the truth: what the storage lacks is written into it from them. A storage that dies in mid-study, or does
-not answer at its start, costs a note, not the study: trials wait here until it is back, or for the next session. One
-that will never answer (a mistyped URL) is refused at once.
+records are the truth: what the storage lacks is written into it from them. A storage that does not answer at the start
+is refused; one that dies in mid-study costs a note, not the study: trials wait here until it is back, or for the next
+session.
 """
 
 from __future__ import annotations
 
 import json
-import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import (
+    Any,
+    TypeVar,
+)
 
 import optuna
-from optuna.storages import BaseStorage, JournalStorage
-from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
-from optuna.trial import FrozenTrial, TrialState
+from optuna.storages import (
+    BaseStorage,
+    JournalStorage,
+)
+from optuna.storages.journal import (
+    JournalFileBackend,
+    JournalFileOpenLock,
+)
+from optuna.trial import (
+    FrozenTrial,
+    TrialState,
+)
 
-from autotune.model import StudyFileError, redact_text
+from autotune.model import (
+    StudyFileError,
+    redact_text,
+)
 from autotune.rundir.files import append_synced
 
 T = TypeVar("T")
@@ -51,7 +65,7 @@ class OptunaStudy:
         name: Of the study in the storage.
 
     Raises:
-        StudyFileError: If the storage can never be opened: a mistyped URL must not show after hours.
+        StudyFileError: If a storage that the user names cannot be opened.
     """
 
     def __init__(self, storage: Path | str, name: str) -> None:
@@ -66,10 +80,10 @@ class OptunaStudy:
         try:
             self._within_limit(self._write)  # nothing yet, but a few attempts to open it
         except Exception as error:  # whatever SQLAlchemy, a database driver or the file system says
-            if isinstance(storage, str) and not may_pass(error):
+            if isinstance(storage, str):
                 raise StudyFileError(
                     "the Optuna storage must be reachable, like sqlite:///FILE, postgresql://... or journal:FILE, "
-                    f"but {redact_text(f'{storage}: {error}')}"
+                    f"but {redact_text(f'{storage}: {error} ({_root(error)})')}"
                 ) from error
             self._lose(error)
 
@@ -86,7 +100,7 @@ class OptunaStudy:
             self._flush()
 
     def finish(self) -> None:
-        """Tries a last time to write what waits; trials that are still open have no result and are told as failed."""
+        """Tries a last time to write what waits; tells trials that are still open as failed."""
         self._waiting = {n: t for n, t in self._waiting.items() if t.state.is_finished()}
         self._flush(is_last=True)
         if self._is_lost and (count := len(self._waiting)):
@@ -96,7 +110,7 @@ class OptunaStudy:
             )
 
     def news(self) -> list[str]:
-        """What the user should know since the last call."""
+        """Takes the notes for the user since the last call."""
         news, self._news = self._news, []
         return news
 
@@ -178,7 +192,7 @@ class OptunaStudy:
             self._told.add(number)
 
     def _within_limit(self, work: Callable[[], T]) -> T:
-        """Does something that may hang, in a thread that may be left behind.
+        """Runs a function that may hang in a thread that may be left behind.
 
         Raises:
             TimeoutError: If it takes longer than `LIMIT_S`.
@@ -239,41 +253,8 @@ def _open_trials(study: optuna.Study) -> list[FrozenTrial]:
     return study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
 
 
-_FOR_GOOD = re.compile(
-    "authentication failed|no password|access denied|permission denied|pg_hba|does not exist|unknown database"
-    "|name or service not known|nodename nor servname|no address associated|unknown .*server host",
-    re.IGNORECASE,
-)
-"""What servers and their drivers say of a URL that will never do: who asks, for what, of whom."""
-
-_SQLITE_FOR_NOW = re.compile("locked|busy")
-
-
-def may_pass(error: BaseException) -> bool:
-    """Whether a storage that could not be opened may answer later: it is down, starting, busy, or the network is.
-
-    Any other error is for good: a URL that is malformed or names an unknown dialect, a package that is not installed, a
-    host, database or user that does not exist, a file that is no database.
-    """
-    from sqlalchemy.exc import InterfaceError, OperationalError  # a fifth of each start, and few studies have a storage
-
-    chain = list(_chain(error))
-    said = " ".join(map(str, chain))
-    if any(isinstance(e, OperationalError | InterfaceError) and "sqlite3" in str(type(e.orig)) for e in chain):
-        return _SQLITE_FOR_NOW.search(said) is not None
-    kinds = (OperationalError, InterfaceError, TimeoutError, ConnectionError)
-    return any(isinstance(e, kinds) for e in chain) and _FOR_GOOD.search(said) is None
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """An error and those that led to it."""
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
-
-
 def _root(error: BaseException) -> str:
-    """The first line of what began a chain of errors: Optuna's own text hides the database's."""
+    """The first line of the error that began a chain: Optuna's own text hides the database's."""
     while error.__cause__ is not None:
         error = error.__cause__
     return redact_text((str(error).strip() or type(error).__name__).splitlines()[0])

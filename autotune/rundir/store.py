@@ -9,58 +9,189 @@ Layout::
     trials/0007/        pairs.jsonl (every step's seconds), worker.log
     confirm/..., minimise/, soak/, blame/, floor/ likewise
     lanes/NAME.log      what each of several lanes had to say
-    records/NAME.jsonl  of runs made before 2026-11-22, which several workers recorded: read, never written
 
-A record is appended with one write and synced before anything depends on it. A torn last line (power cut, full disk)
-is ignored by readers and cut off by the next writer; `autotune fsck` (see `autotune.rundir.fsck`) mends what else a
-failed disk may leave, and moves what it drops into lost+found/.
+A record is appended with one write and synced before anything depends on it. Readers ignore a torn last line (power
+cut, full disk), and the next writer cuts it off; `autotune fsck` names whatever else a failed disk may leave.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import socket
+import time
+from collections import defaultdict
+from collections.abc import (
+    Callable,
+    Iterator,
+    Sequence,
+)
 from pathlib import Path
 from typing import TypeVar
 
-from autotune.machine import make_folder
+from pydantic import (
+    TypeAdapter,
+    ValidationError,
+)
+
+from autotune.machine import (
+    make_folder,
+    utc_now,
+)
 from autotune.model import (
+    RECORD,
     SCHEMA_VERSION,
     AnyRecord,
     ConclusionRecord,
+    Pair,
     RunDirectoryError,
     SessionRecord,
+    SpanRecord,
     Stamped,
     Stopwatch,
     StudySpec,
-)
+    redact_command,
+)  # fmt: skip
 from autotune.rundir.files import (
     append_synced,
     cannot_read,
-    cut_torn_line,
+    cannot_write,
     folder_within,
     refuse_links,
-    sync_measurement,
+    refuse_path,
+    sync_upwards,
     write_atomically,
+)  # fmt: skip
+from autotune.rundir.lock import (
+    LOCK,
+    Lock,
 )
-from autotune.rundir.folders import PAIRS, Folders
-from autotune.rundir.lock import LOCK, Lock
-from autotune.rundir.record_index import RecordIndex
 
 R = TypeVar("R", bound=Stamped)
+T = TypeVar("T")
 
 STUDY = "study.json"
 RECORDS = "records.jsonl"
+PAIRS = "pairs.jsonl"
 FOLDERS = ("trials", "confirm", "minimise", "pgle", "floor", "soak", "blame")
-LOST = "lost+found"
 _AGAIN = "the command that began the study writes it anew, and `autotune fsck` looks for more"
+_PAIR: TypeAdapter[Pair] = TypeAdapter(Pair)
+
+
+class Folders:
+    """The folders of measurements, one each, below a run directory or a lane's scratch."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def folder(self, *parts: str) -> Path:
+        """Makes a folder if needed.
+
+        Raises:
+            RunDirectoryError: If a part is not a plain name or a symbolic link, or the folder cannot be made.
+        """
+        return folder_within(self.path, *parts)
+
+    def relative(self, path: Path) -> str:
+        """Gives a path as records keep it: relative, so that runs can be moved and lanes may be elsewhere."""
+        return path.relative_to(self.path).as_posix()
+
+    def pair_writer(self, folder: Path) -> Callable[[Pair], None]:
+        """Makes the function that appends raw pairs of a measurement; deletes what a killed session left of it."""
+        file = folder / PAIRS
+        try:
+            file.unlink(missing_ok=True)
+        except OSError as error:
+            raise cannot_write(file, error) from error
+        return lambda pair: append_synced(file, pair.model_dump_json(exclude_none=True) + "\n", sync=False)
+
+    def write_beside(self, folder: Path, name: str, make_text: Callable[[], str]) -> None:
+        """Writes a file that belongs to one measurement, for people to read."""
+        refuse_path(name)
+        write_atomically(folder / name, make_text())
+
+    def pairs(self, directory: str) -> Iterator[Pair]:
+        """Reads the raw pairs of blocks of one measurement, in order; ignores a torn last line.
+
+        Raises:
+            RunDirectoryError: If a whole line is not a pair (the file was edited or is damaged), or cannot be read.
+        """
+        file = self.path / directory / PAIRS
+        try:
+            lines = file.read_bytes().split(b"\n")[:-1]
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise cannot_read(file, error) from error
+        for number, line in enumerate(lines, 1):
+            yield _parse_line(_PAIR, line, file, number, what="a pair of blocks")
+
+
+class _Records:
+    """The records of one file in memory, by type: each line is parsed once, and only what was appended is read."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._size = 0
+        self.all: list[AnyRecord] = []
+        self._of: defaultdict[type[Stamped], list[Stamped]] = defaultdict(list)
+
+    def of(self, kind: type[R]) -> list[R]:
+        return self._of[kind]  # type: ignore[return-value]
+
+    def add(self, record: AnyRecord, size: int) -> None:
+        """Adds one record that was just appended to the file, as so many bytes."""
+        self._size += size
+        self.all.append(record)
+        self._of[type(record)].append(record)
+
+    def refresh(self) -> None:
+        """Reads what the file has gained, or all of it if it has become shorter; ignores a torn last line.
+
+        Raises:
+            RunDirectoryError: If a whole line is not a record (the file was edited or is damaged), or cannot be read.
+        """
+        try:
+            size = self._file.stat().st_size if self._file.exists() else 0
+            if size == self._size:
+                return
+            if size < self._size:
+                self._size = 0
+                self.all.clear()
+                self._of.clear()
+            with self._file.open("rb") as stream:
+                stream.seek(self._size)
+                lines = stream.read().split(b"\n")[:-1]
+        except OSError as error:
+            raise cannot_read(self._file, error) from error
+        what = f"a record of schema {SCHEMA_VERSION}"
+        for number, line in enumerate(lines, len(self.all) + 1):
+            self.add(_parse_line(RECORD, line, self._file, number, what=what), len(line) + 1)
+
+
+def _parse_line(kind: TypeAdapter[T], line: bytes, file: Path, number: int, *, what: str) -> T:
+    """Reads and checks one line of a run directory.
+
+    Raises:
+        RunDirectoryError: If it is something else; names file, line and field.
+    """
+    try:
+        return kind.validate_json(line)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        said = first["msg"].removeprefix("Value error, ")
+        raise RunDirectoryError(
+            f"{file} line {number} must be {what} but: {f'`{where}`: ' if where else ''}{said:.300}; "
+            "`autotune fsck RUN` says what to do"
+        ) from error
 
 
 class Store(Folders):
     """One run directory, open for reading, or for writing by exactly one driver.
 
     Args:
-        path: The run directory.
-        spec: The study it belongs to.
         study_dir: Folder of the study file; the user's own modules are looked for there.
     """
 
@@ -71,7 +202,7 @@ class Store(Folders):
         self.watch = Stopwatch()
         self._file = path / RECORDS
         self._lock: Lock | None = None
-        self._index = RecordIndex()
+        self._records = _Records(self._file)
         self._is_sole_writer = False
         self._is_read = False
 
@@ -112,21 +243,11 @@ class Store(Folders):
             raise RunDirectoryError(f"{file} must hold the study of this run but: {what}; {_AGAIN}") from error
 
     @classmethod
-    def create_or_resume(
-        cls,
-        path: Path,
-        spec: StudySpec,
-        *,
-        study_dir: Path,
-        watch: Stopwatch | None = None,
-    ) -> Store:
+    def create_or_resume(cls, path: Path, spec: StudySpec, *, study_dir: Path, watch: Stopwatch | None = None) -> Store:
         """Opens a run directory for writing, making it if needed, and locks it.
 
         Args:
-            path: The run directory.
-            spec: The study.
-            study_dir: Folder of the study file.
-            watch: Shall count the study's time, that of earlier sessions included; default: one of its own.
+            watch: Counts the study's time, that of earlier sessions included; default: one of its own.
 
         Raises:
             RunDirectoryError: If it belongs to another study, another driver holds it, or it cannot be written.
@@ -137,7 +258,7 @@ class Store(Folders):
             raise RunDirectoryError(
                 f"the run directory must be writable but {path}: {error.strerror}; name another with --run-dir"
             ) from error
-        for folder in (path, *(p for p in path.iterdir() if p.is_dir() and p.name != LOST and not p.is_symlink())):
+        for folder in (path, *(p for p in path.iterdir() if p.is_dir() and not p.is_symlink())):
             refuse_links(folder)
         lock = Lock(path)
         try:
@@ -164,7 +285,6 @@ class Store(Folders):
         write_atomically(path / STUDY, json.dumps(body, indent=1) + "\n")
         for folder in FOLDERS:
             folder_within(path, folder)
-        cut_torn_line(path / RECORDS)
         return store
 
     @classmethod
@@ -210,14 +330,14 @@ class Store(Folders):
         return store
 
     def close(self) -> None:
-        """Gives the lock back; reading goes on."""
+        """Releases the lock; reading goes on."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
         self._is_sole_writer = False  # from here on another may write
 
     def tell_stage(self, name: str) -> None:
-        """Leaves word which stage this driver is in, for `autotune status`, until it gives the lock back."""
+        """Writes the stage that this driver is in into the lock file, for `autotune status`."""
         if self._lock is not None:
             self._lock.tell_stage(name)
 
@@ -232,23 +352,23 @@ class Store(Folders):
         stamped = record.model_copy(update={"at_s": round(self.watch.total_s, 3)})
         written = self._persist(stamped)
         if self._is_sole_writer:
-            self._index.add(stamped, self._file, written)  # type: ignore[arg-type]
+            self._records.add(stamped, written)  # type: ignore[arg-type]
 
     def _persist(self, record: Stamped) -> int:
         """Writes one record; returns its bytes in the file."""
         if (directory := getattr(record, "directory", None)) is not None:
-            sync_measurement(self.path, directory, PAIRS)  # a figure rests on its raw samples
+            sync_upwards(self.path / directory / PAIRS, self.path)  # a figure rests on its raw samples
         line = record.model_dump_json(exclude_none=True) + "\n"
         append_synced(self._file, line)
         return len(line.encode())
 
     def append_news(self, record: R) -> None:
-        """Appends a record unless a session before said the same: any earlier one, of a conclusion the newest.
+        """Appends a record unless an earlier one (of conclusions: the newest one) says the same.
 
         Raises:
             RunDirectoryError: If it cannot be written.
         """
-        bare = {"at_s": 0.0, "by": None, **{k: None for k in ("ended", "provenance", "digest") if hasattr(record, k)}}
+        bare = {"at_s": 0.0, "by": None, **{k: None for k in ("ended", "provenance") if hasattr(record, k)}}
         alike = [r.model_copy(update=bare) for r in self.of(type(record))]
         if isinstance(record, ConclusionRecord):
             alike = alike[-1:]
@@ -256,41 +376,34 @@ class Store(Folders):
             self.append(record)
 
     def records(self) -> list[AnyRecord]:
-        """All records so far, in order of time; a torn last line is ignored.
+        """All records so far, in order; a torn last line is ignored.
 
         Raises:
             RunDirectoryError: If a whole line is not a record (the file was edited or is damaged).
         """
         self._refresh()
-        return self._index.all()
+        return list(self._records.all)
 
     def _refresh(self) -> None:
         """Reads what others have appended; a sole writer has it all in its index from the start."""
         if not (self._is_sole_writer and self._is_read):
-            self._index.refresh(self._files())
+            self._records.refresh()
             self._is_read = True
-
-    def _files(self) -> list[Path]:
-        """Every file of records; more than one only in a run that several workers recorded, as old ones may be."""
-        return [f for f in (self.path / RECORDS, *sorted((self.path / "records").glob("*.jsonl"))) if f.exists()]
 
     def of(self, kind: type[R]) -> list[R]:
         """All records of one type, in order."""
         self._refresh()
-        return self._index.of(kind)
+        return list(self._records.of(kind))
 
     def since(self, kind: type[R], count: int) -> list[R]:
-        """All records of one type but for the first so many: what a driver has not seen yet."""
+        """All records of one type after the first `count`."""
         self._refresh()
-        return self._index.since(kind, count)
+        return self._records.of(kind)[count:]
 
     def last(self, kind: type[R]) -> R | None:
         """The newest record of one type, or None."""
         found = self.of(kind)
         return found[-1] if found else None
-
-
-# ---------------------------------------------------------------------- writing that survives
 
 
 def _differences(old: StudySpec, new: StudySpec) -> list[str]:
@@ -300,11 +413,40 @@ def _differences(old: StudySpec, new: StudySpec) -> list[str]:
 
 
 def _is_own(path: Path) -> bool:
-    """Whether something in a folder without a study is left of a start that was cut short, and holds nothing."""
+    """Whether an entry of a folder without a study is the empty rest of a start that was cut short."""
     if path.name in FOLDERS:
         return path.is_dir() and not any(path.iterdir())
-    return path.name in (LOCK, LOST, STUDY) or path.name.startswith(".study") or _is_empty_file(path)
+    return path.name in (LOCK, STUDY) or path.name.startswith(".study") or _is_empty_file(path)
 
 
 def _is_empty_file(path: Path) -> bool:
     return path.name == RECORDS and not path.read_bytes().strip(b"\0")
+
+
+@contextlib.contextmanager
+def driver_session(store: Store, *, trials: int, command: Sequence[str]) -> Iterator[None]:
+    """Records that a driver began, and that it ended, however it did; a killed one leaves no end.
+
+    Args:
+        store: The run directory, locked.
+        trials: Trials asked for, those of earlier sessions included.
+        command: The command line; secrets in it are not kept.
+    """
+    store.append(
+        SessionRecord(
+            identity=store.spec.identity,
+            started=utc_now(),
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            asked_trials=trials,
+            command=redact_command(command),
+        )
+    )
+    began_s = time.process_time()
+    try:
+        with store.watch.ticking():
+            yield
+    finally:
+        wall_s = store.watch.session_s
+        own_s = min(wall_s, time.process_time() - began_s)
+        store.append(SpanRecord(wall_s=wall_s, waited_s=wall_s - own_s, ended=utc_now()))

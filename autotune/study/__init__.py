@@ -16,10 +16,7 @@ from autotune.study.engines import (
     parse_groups,
 )
 from autotune.study.preflight import preview_space
-from autotune.study.priors import (
-    LibraryWinners,
-    Prior,
-)
+from autotune.study.priors import LibraryWinners
 from autotune.study.confirm import (
     prove,
     unsettled,
@@ -33,7 +30,6 @@ from autotune.study.recheck import (
     verify_winner,
 )
 from autotune.study.reproduce import (
-    Reproduction,
     find_trial,
     reproduce_trial,
     shell_lines,

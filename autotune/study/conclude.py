@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autotune.machine import describe_machine, utc_now
+from autotune.machine import (
+    describe_machine,
+    utc_now,
+)
 from autotune.model import (
     ConclusionRecord,
     ConfirmRun,
@@ -15,8 +18,14 @@ from autotune.model import (
     TrialResult,
     format_change,
     format_share,
+)  # fmt: skip
+from autotune.results import (
+    format_estimate,
+    format_soak,
+    keep_in_run,
+    loss_addition,
+    time_of,
 )
-from autotune.results import describe_soak, format_estimate, keep_in_run, loss_addition, time_of
 from autotune.stats import Verdict
 from autotune.study.confirm import unsettled
 from autotune.study.run import StudyRun
@@ -75,7 +84,7 @@ def _found(run: StudyRun, results: Sequence[TrialResult]) -> dict[str, object]:
     sentence += "".join(f"; {settings} looked faster but {why}" for settings, why in objections.items())
     if failed := [s for s in soaks if s.failure is not None]:
         least = min(failed, key=lambda s: len(s.settings))
-        sentence += f"; {least.settings} was faster but {describe_soak(least)}"
+        sentence += f"; {least.settings} was faster but {format_soak(least)}"
     if (left := unsettled(run.store)) is not None:
         sentence += f"; not settled: {left.result.settings}, a gain of up to {format_share(left.gain)} is not ruled out"
     return {"outcome": outcome, "sentence": sentence}

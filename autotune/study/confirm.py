@@ -12,7 +12,11 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Container, Sequence
+from collections.abc import (
+    Callable,
+    Container,
+    Sequence,
+)
 from typing import NamedTuple
 
 import numpy as np
@@ -47,8 +51,8 @@ from autotune.model import (
     runs_after,
     runs_of,
     standing,
-)
-from autotune.results import describe_soak
+)  # fmt: skip
+from autotune.results import format_soak
 from autotune.rundir import Store
 from autotune.stats import (
     ALONE_PAIRS,
@@ -62,11 +66,20 @@ from autotune.stats import (
     chance_to_prove,
     gain_pairs,
     look_alone,
-)
+)  # fmt: skip
 from autotune.study.prefilter import is_same_program
-from autotune.study.run import Candidate, SetState, StudyRun
+from autotune.study.run import (
+    Candidate,
+    SetState,
+    StudyRun,
+)
 from autotune.study.runner import pays
-from autotune.study.tasks import AblationTask, PairTask, PendingTask, SoakTask
+from autotune.study.tasks import (
+    AblationTask,
+    PairTask,
+    PendingTask,
+    SoakTask,
+)
 
 FAMILIES = {"full": "final"}
 """Stages whose proofs share the error of another stage."""
@@ -296,7 +309,7 @@ def soak(run: StudyRun) -> None:
             "or leak later?",
         )
         record = _soaked(run, winner.proof, least_s)
-        run.view.note(describe_soak(record))
+        run.view.note(format_soak(record))
         if record.failure is None:
             winner.state = SetState.SOAKED
             return

@@ -5,13 +5,23 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import (
+    UTC,
+    datetime,
+)
 from pathlib import Path
 from types import MappingProxyType
 
-from autotune.machine import describe_machine, utc_now
+from autotune.machine import (
+    describe_machine,
+    utc_now,
+)
 from autotune.model import (
     Artefact,
     AutotuneError,
@@ -26,7 +36,7 @@ from autotune.model import (
     StudySpec,
     WorkloadFacts,
     load_study,
-)
+)  # fmt: skip
 from autotune.results import (
     Difference,
     RecordCheck,
@@ -34,24 +44,33 @@ from autotune.results import (
     Winner,
     artefact_differences,
     check_records,
-    describe_finalist,
     differences,
     format_estimate,
+    format_finalist,
     is_unchanged,
     keep_in_run,
-    origin_line,
     this_machine,
     time_of,
-)
+)  # fmt: skip
 from autotune.rundir import Store
 from autotune.settings import SearchSpace
-from autotune.stats import Estimate, Verdict
+from autotune.stats import (
+    Estimate,
+    Verdict,
+)
 from autotune.study import preflight
-from autotune.study.confirm import measure_again, most_processes, prove
+from autotune.study.confirm import (
+    measure_again,
+    most_processes,
+    prove,
+)
 from autotune.study.preflight import refuse_missing_secrets
 from autotune.study.priors import LibraryWinners
 from autotune.study.run import StudyRun
-from autotune.study.stages import noise_floor, probe
+from autotune.study.stages import (
+    noise_floor,
+    probe,
+)
 from autotune.workers import Launcher
 
 STAGE = "recheck"
@@ -146,7 +165,7 @@ def _conclusion(winner: Winner, result: FinalistResult, after: Reestimate) -> Co
 def _sentence(winner: Winner, result: FinalistResult, *, objection: str | None) -> str:
     before = _figures(winner.estimate)
     if result.failure is not None:
-        return f"{winner.settings} does not run any more: {describe_finalist(result)}; it was {before}"
+        return f"{winner.settings} does not run any more: {format_finalist(result)}; it was {before}"
     figures = _figures(result.estimate)
     figures = f"{figures} over {result.process_count} fresh pairs of processes, it was {before}"
     of = time_of(result.work)
@@ -241,12 +260,8 @@ def verify_winner(winner: Winner, file: Path, *, study: Path | None = None, run:
         found += records.differences
         if records.unchecked is not None:
             notes.append(records.unchecked)
-    if (line := origin_line(file, winner.hosts)) is not None:
-        notes.append(line)
     if workload is None:
         notes.append(f"the workload is not checked (proven: {winner.workload_entry}); name it with --study")
-    if winner.recheck_by and datetime.now(UTC).date().isoformat() > winner.recheck_by:
-        notes.append(f"the proof is of {winner.ended[:10]}: repeat it with autotune recheck")
     if winner.soaked_s is None:
         notes.append("it was never soaked: watch the first long run for hangs")
     return Verification(status="differs" if found else records.status, differences=tuple(found), notes=tuple(notes))

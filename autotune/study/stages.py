@@ -7,9 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Mapping,
+    Sequence,
+)
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import (
+    Any,
+    NamedTuple,
+)
 
 from autotune.cluster import Engine
 from autotune.model import (
@@ -35,15 +42,32 @@ from autotune.model import (
     TrialResult,
     load_study,
     parse_study,
+)  # fmt: skip
+from autotune.rundir import (
+    JOURNAL,
+    Store,
 )
-from autotune.rundir import JOURNAL, Store
 from autotune.study.conclude import record_conclusion
-from autotune.study.confirm import confirm, final_proof, minimise, soak
+from autotune.study.confirm import (
+    confirm,
+    final_proof,
+    minimise,
+    soak,
+)
 from autotune.study.pgle import profile_guide
-from autotune.study.prefilter import measure_reference, narrow_space
+from autotune.study.prefilter import (
+    measure_reference,
+    narrow_space,
+)
 from autotune.study.preflight import prepare
-from autotune.study.priors import priors_of, screened_by
-from autotune.study.proposer import Proposer, open_study
+from autotune.study.priors import (
+    priors_of,
+    screened_by,
+)
+from autotune.study.proposer import (
+    Proposer,
+    open_study,
+)
 from autotune.study.run import StudyRun
 from autotune.study.search import Search
 

@@ -7,12 +7,33 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from autotune.model import format_bytes, format_ratio, format_seconds, format_share
-from autotune.results.charts import Chart, Mark, forest, scatter
-from benchmarks.gpu.estimates import Estimates, Ratio, estimate_ratios, mean_interval
-from benchmarks.gpu.hour import Row, read_rows
+from autotune.model import (
+    format_bytes,
+    format_ratio,
+    format_seconds,
+    format_share,
+)
+from autotune.results.pages import (
+    Chart,
+    Mark,
+    forest,
+)
+from benchmarks.gpu.estimates import (
+    Estimates,
+    Ratio,
+    estimate_ratios,
+    mean_interval,
+)
+from benchmarks.gpu.hour import (
+    Row,
+    read_rows,
+)
 from benchmarks.gpu.prepare import prepared
-from benchmarks.gpu.ranks import STUDIES, runs_of, steady_rows
+from benchmarks.gpu.ranks import (
+    STUDIES,
+    runs_of,
+    steady_rows,
+)
 from workloads.flops import peak_flops_per_s
 
 MIN_EFFECT = 0.005
@@ -65,7 +86,7 @@ def sections(out: Path, mark: str) -> tuple[list[Section], dict[str, Chart]]:
     if "out of memory" in accepted:
         found.append(("Out of memory, forced", out_of_memory(accepted["out of memory"])))
     if ranked := units(out, "ranks"):
-        found.append(("Predicted against measured", ranks(ranked, mark, plots)))
+        found.append(("Predicted against measured", ranks(ranked)))
     return found, plots
 
 
@@ -219,7 +240,7 @@ def out_of_memory(row: Row) -> list[str]:
     return [f"It did not go on with one process at a time: {row['errors'].strip()[-300:] or 'the time was over'}"]
 
 
-def ranks(done: dict[str, Row], mark: str, plots: dict[str, Chart]) -> list[str]:
+def ranks(done: dict[str, Row]) -> list[str]:
     """Predicted against measured: ranks, factor, memory."""
     lines = []
     for name, row in done.items():
@@ -236,21 +257,8 @@ def ranks(done: dict[str, Row], mark: str, plots: dict[str, Chart]) -> list[str]
             more += f"; memory {format_bytes(told)} predicted, {format_bytes(seen)} measured"
         lines.append(f"* {name}: {a['count']} programs, {order}{more}.")
         if "sets" in row:
-            key = f"gpu-predicted-{name.split()[-1]}"
-            plots[key] = predicted_chart(name, row, mark)
-            lines.append(f"  ![Predicted and measured step times{mark}]({key}.svg)")
+            base = next(s for s in row["sets"] if s["name"] == "default")
+            for s in row["sets"]:
+                told, seen = (format_ratio(s[key] / base[key]) for key in ("predicted_s", "measured_s"))
+                lines.append(f"  * {s['name']}: {told} of the default's step time predicted, {seen} measured")
     return lines
-
-
-def predicted_chart(name: str, row: Row, mark: str) -> Chart:
-    """Measured against predicted, both over the default's."""
-    base = next(s for s in row["sets"] if s["name"] == "default")
-    marks = [
-        Mark(
-            x=s["predicted_s"] / base["predicted_s"], y=s["measured_s"] / base["measured_s"],
-            detail=s["name"], style="open",
-        )
-        for s in row["sets"]
-    ]  # fmt: skip
-    svg = scatter(marks, x_title=f"{name}{mark}: predicted over the default's", x_format=format_ratio)
-    return Chart(title=f"{name}{mark}", svg=svg)

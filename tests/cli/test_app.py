@@ -64,7 +64,6 @@ def test_run_ends_with_table_sentence_place_and_next_commands(finished: Path) ->
     assert "xla_backend_optimization_level=1 is 10" in done.stdout or "is 9." in done.stdout
     assert "everything lies in runs/typed" in done.stdout
     assert "autotune export runs/typed --format env" in done.stdout
-    assert "the driver's own share of the wall time" in done.stdout
 
 
 def test_status_show_and_their_json(finished: Path) -> None:

@@ -102,7 +102,7 @@ def read_all(run: Path, folder: Path) -> None:
         study = load(run)
         for frame in ("trials", "settings", "steps", "winner"):
             getattr(study, frame)
-        for made in (study.effects, study.importance, study.interactions, study.pareto, study._repr_html_):
+        for made in (study.effects, study.estimated_effects, study._repr_html_):
             made()
         for chart in (study.plot.forest, study.plot.steps):
             chart()
@@ -249,10 +249,3 @@ def test_a_file_that_its_run_does_not_give_is_used_by_nobody(
         assert "ratio=0.5" in f"{result.exception}{result.output}"
     assert started == []
     assert not Path("other").exists()
-
-
-def test_records_of_others_are_named(tmp_path: Path, started: list[dict[str, str]]) -> None:
-    run = crafted(tmp_path, "session", ("host",), "elsewhere")
-    for command in (("show", run), ("export", run), ("exec", run, "--force", "--", "true"), ("verify", run)):
-        assert f"{run} was recorded on host elsewhere" in cli(*command).output
-    assert len(started) == 1

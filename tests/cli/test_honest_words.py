@@ -21,8 +21,8 @@ from autotune.results.api import (
     compare,
     load,
 )
-from autotune.results.rows import trial_rows
-from autotune.results.tables import study_tables
+from autotune.results.effects import study_tables
+from autotune.results.tables import trial_rows
 from autotune.rundir.store import (
     RECORDS,
     Store,
@@ -76,7 +76,7 @@ CALLS: dict[str, list[list[str]]] = {
     ],
     "repro": [["runs/a", "1"]],
     "report": [["runs/a", "--md"], ["runs/a", "--html", "a.html"]],
-    "compare": [["runs/a", "runs/b"], ["runs/a", "runs/b", "--json"], ["runs/a", "runs/b", "--html", "c.html"]],
+    "compare": [["runs/a", "runs/b"], ["runs/a", "runs/b", "--json"]],
     "fsck": [["runs/a"]],
     "export": [["runs/a"]],
     "exec": [["runs/a", "--", "true"]],
@@ -111,15 +111,15 @@ def test_what_a_trial_says_instead(runs: Path) -> None:
 
 def test_no_frame_chart_or_notebook_says_it(runs: Path) -> None:
     study = load(runs / "a")
-    frames = (study.trials, study.effects(), study.pareto(), study.settings)
+    frames = (study.trials, study.effects(), study.settings)
     for frame in frames:
         assert "verdict" not in frame.columns
         refuse_words_of_proofs(frame.to_csv() + frame.to_json())
-    charts = (study.plot.forest(), study.plot.history(), study.plot.importance(), study.plot.steps())
+    charts = (study.plot.forest(), study.plot.steps())
     for text in (repr(study), study._repr_html_(), *(c.picture + c.note for c in charts)):
         refuse_words_of_proofs(text)
     table = compare([runs / "a", runs / "b"])
-    refuse_words_of_proofs(table.to_markdown() + table.to_html() + json.dumps(table.to_json()))
+    refuse_words_of_proofs(table.to_markdown() + json.dumps(table.to_json()))
     refuse_words_of_proofs(table._repr_html_())
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import io
 import json
 import re
@@ -156,7 +154,7 @@ COMMANDS = [
     ["repro", "runs/a", "1"],
     ["repro", "runs/a", "1", "--json"], ["report", "runs/a", "--md"], ["report", "runs/a", "--html", "a.html"],
     ["compare", "runs/a", "runs/b"], ["compare", "runs/a", "runs/b", "--json"],
-    ["compare", "runs/a", "runs/b", "--html", "c.html"], ["verify", "runs/a"], ["verify", "runs/a", "--json"],
+    ["verify", "runs/a"], ["verify", "runs/a", "--json"],
     ["exec", "runs/a", "--", "true"], ["library", "add", "runs/a"], ["library", "list"], ["library", "list", "--json"],
     ["best", "--gpu", EVIL], ["best", "--json"],
     ["show", EVIL], ["status", EVIL], ["show", "runs/a", EVIL],
@@ -207,17 +205,12 @@ def test_an_exported_file_has_no_such_character_but_in_the_value_of_a_setting(
 
 
 def test_a_page_shows_it_as_text(runs: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for command in (["report", "runs/a"], ["compare", "runs/a", "runs/b"]):
-        monkeypatch.chdir(runs)
-        call(monkeypatch, *command, "--html", str(tmp_path / "page.html"))
-        page = (tmp_path / "page.html").read_text()
-        assert "pwned" in page
-        own = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)  # which sorts tables; a policy lets no other run
-        digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in own]
-        assert [f"script-src 'sha256-{digest}'" in page for digest in digests] == [True] * (command[0] == "compare")
-        assert page.count("<script") == len(own)
-        assert "pwned" not in "".join(own)
-        assert not OBEYED.search(page)
+    monkeypatch.chdir(runs)
+    call(monkeypatch, "report", "runs/a", "--html", str(tmp_path / "page.html"))
+    page = (tmp_path / "page.html").read_text()
+    assert "pwned" in page
+    assert "<script" not in page
+    assert not OBEYED.search(page)
 
 
 def test_markdown_shows_it_as_text(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,16 +21,16 @@ from typer.testing import (
 
 from autotune.cli import results as cli_results
 from autotune.model.errors import AutotuneError
-from autotune.results import conditions
-from autotune.results.conditions import (
-    Conditions,
-    differences,
-    this_machine,
-)
+from autotune.results import winner as winner_module
 from autotune.results.export import (
     ExportFormat,
     render_export,
     render_winner,
+)
+from autotune.results.winner import (
+    Conditions,
+    differences,
+    this_machine,
 )
 from autotune.rundir.lock import Lock
 from autotune.rundir.store import Store
@@ -76,8 +76,8 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
         "cpus_usable": 3,
         "driver": "580.65.06",
     }
-    monkeypatch.setattr(conditions, "describe_machine", lambda: facts)
-    monkeypatch.setattr(conditions, "visible_gpus", lambda environment: [SimpleNamespace(name="NVIDIA H200")] * 8)
+    monkeypatch.setattr(winner_module, "describe_machine", lambda: facts)
+    monkeypatch.setattr(winner_module, "visible_gpus", lambda environment: [SimpleNamespace(name="NVIDIA H200")] * 8)
 
 
 def exported(folder: Path, form: ExportFormat = ExportFormat.ENV, **conditions: Any) -> Path:
@@ -122,10 +122,6 @@ def test_compare_prints_or_writes(finished: Store, tmp_path: Path) -> None:
     assert call("compare", finished.path, copy).stdout.startswith("# Comparison of 2 studies")
     data = json.loads(call("compare", finished.path, copy, "--json", "--by", "gpu, jaxlib").stdout)
     assert data["by"] == ["gpu", "jaxlib"]
-    call("compare", finished.path, copy, "--html", tmp_path / "c.html")
-    assert "</html>" in (tmp_path / "c.html").read_text()
-    with pytest.raises(AutotuneError, match="only one of"):
-        call("compare", finished.path, copy, "--json", "--md")
 
 
 def test_library_from_run_to_best(finished: Store, tmp_path: Path) -> None:
@@ -176,7 +172,8 @@ def test_verify_holds_where_it_was_proven(finished: Store, tmp_path: Path, monke
     [
         ("device_kind", "NVIDIA H100 80GB HBM3"),
         ("jaxlib", "0.10.2"),
-        ("driver_major", "570"),
+        ("plugin", "jax-cuda13-plugin 0.11.1"),
+        ("driver", "570"),
     ],
 )
 def test_verify_names_each_difference_and_fails(here: None, tmp_path: Path, field: str, proven: object) -> None:
@@ -196,15 +193,6 @@ def test_verify_compares_the_workload_of_a_study(here: None, tmp_path: Path) -> 
     assert "workload: proven with 0123456789ab" in call("verify", exported(tmp_path), "--study", study, code=1).stdout
     file = exported(tmp_path, workload=load_study(study).workload_hash)
     assert "not checked" not in call("verify", file, "--study", study).stdout
-
-
-def test_verify_notices_a_file_that_was_edited_and_an_old_proof(here: None, tmp_path: Path) -> None:
-    file = exported(tmp_path)
-    file.write_text(file.read_text().replace("xla_gpu_a=1", "xla_gpu_a=2"))
-    assert "differs  file: " in call("verify", file, code=1).stdout
-    old = make_winner({"xla_gpu_a": "1"}).model_copy(update={"ended": "2020-01-01T00:00:00+00:00"})
-    file.write_text(render_winner(old, ExportFormat.ENV))
-    assert "autotune recheck" in call("verify", file).stdout
 
 
 def test_a_machine_without_the_gpu_differs() -> None:

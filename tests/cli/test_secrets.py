@@ -31,6 +31,7 @@ for step in range(200):
     print(f"step {step}: {8.0 if fast else 10.0} ms, loss = 1.0", flush=True)
 """
 
+MORE = {"SECRET_TOKEN": "hunter2-g", "AWS_SECRET_ACCESS_KEY": "hunter2-h", "WANDB_API_KEY": "hunter2-i"}
 SECRET = ["--wandb-key=hunter2-a", "--token", "hunter2-b", "API_KEY=hunter2-c", "--db=postgresql://me:hunter2-d@h/x"]
 
 STUDY = """
@@ -121,6 +122,7 @@ def test_nothing_that_is_shown_or_shared_has_them(folder: Path) -> None:
         ["show", "run"], ["show", "run", "--json"], ["show", "run", "1"], ["status", "run", "--json"],
         ["report", "run", "--md"], ["report", "run", "--html", "report.html"], ["repro", "run", "1"],
         ["repro", "run", "1", "--json"],
+        ["submit", "study.toml", "--dry-run", "--storage", "postgresql://me:hunter2-f@h/x"],
         ["library", "add", "run"], ["library", "list", "--json"], ["best", "--json"],
         ["submit", "study.toml", "--dry-run", "--storage", "postgresql://me:hunter2-db@127.0.0.1:1/x"],
         *(["export", "run", "--format", form, "-o", f"winner.{form}"] for form in ExportFormat),

@@ -12,7 +12,7 @@ import pytest
 
 import autotune
 from autotune import results
-from autotune.model.errors import AutotuneError, RunDirectoryError
+from autotune.model.errors import RunDirectoryError
 from autotune.results.report import render_html
 from autotune.rundir.store import Store
 from tests.runs import replay_study
@@ -25,7 +25,7 @@ def test_each_face_brings_no_more_than_it_needs() -> None:
     steps = {
         "import autotune": [],
         "import autotune.results": ["pydantic", "optuna"],
-        "import autotune.results.words, autotune.results.winner": ["pydantic", "optuna"],
+        "import autotune.results.format, autotune.results.winner": ["pydantic", "optuna"],
         "import autotune.study.stages": ["pydantic", "optuna", "rich", "jinja2"],
         "autotune.load, autotune.compare": [n for n in HEAVY if n != "jax"],
     }
@@ -60,7 +60,6 @@ def test_a_study_as_an_object(finished: Store) -> None:
     assert s.winner is not None
     assert dict(s.winner.settings) == {"NCCL_DEBUG": "WARN", "xla_a": "1", "xla_d": "2"}
     assert set(s.effects()["setting"]) == {"xla_a", "xla_b", "xla_c", "xla_d"}
-    assert not s.importance().empty
     assert re.search(r"7\.[89] % faster", repr(s))  # 7.85 %: 0.95 * 0.97
     assert re.search(r"7\.[89] % faster", s._repr_html_())
 
@@ -70,9 +69,11 @@ def test_a_study_without_a_winner_has_none(tmp_path: Path) -> None:
     s = autotune.load(tmp_path)
     assert s.winner is None
     assert s.verdict == "not ended yet"
-    assert s.plot.history()._repr_html_() == "<p>nothing to draw yet</p>"
-    assert ElementTree.fromstring(s.plot.importance().picture).tag.endswith("svg")
-    assert s.trials.empty
+    assert s.plot.forest()._repr_html_() == "<p>nothing to draw yet</p>"
+    assert ElementTree.fromstring(s.plot.forest().picture).tag.endswith("svg")
+    for frame in (s.trials, s.steps, s.effects(), s.estimated_effects()):
+        assert frame.empty
+        assert len(frame.columns) > 2
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
@@ -93,11 +94,7 @@ def test_charts_draw_what_the_frames_hold(finished: Store, tmp_path: Path) -> No
     dots = s.plot.steps(measured).svg.count("h0")
     assert dots == len(s.steps.query("stage == 'trial' and trial == @measured"))
     assert s.plot.steps().svg.count("h0") == len(s.steps.query("stage == 'floor'"))
-    assert 'class="best"' in s.plot.history().svg
-    assert s.plot.history().svg.count("<title>") == len(s.trials)
-    assert s.plot.importance().svg.count('class="column"') == len(s.importance())
-    with pytest.raises(AutotuneError, match="99 has none"):
-        s.plot.steps(99)
+    assert not s.plot.steps(99).svg
 
 
 def test_a_chart_is_a_picture_of_its_own_and_the_one_of_the_report(finished: Store, tmp_path: Path) -> None:

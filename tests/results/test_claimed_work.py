@@ -12,13 +12,34 @@ from typing import Any
 import pytest
 
 from autotune.model.flags import FlagSet
-from autotune.model.proofs import ALONE, GAIN, alone_of, gain_of, reestimate, standing
-from autotune.model.records import RECORD, ConclusionRecord, ConfirmRun, FinalistResult, ProofRecord
+from autotune.model.proofs import (
+    ALONE,
+    GAIN,
+    alone_of,
+    gain_of,
+    reestimate,
+    standing,
+)
+from autotune.model.records import (
+    RECORD,
+    ConclusionRecord,
+    ConfirmRun,
+    FinalistResult,
+    ProofRecord,
+)
+from autotune.results.format import format_estimate
 from autotune.results.recompute import disagreements
-from autotune.results.words import format_estimate
-from autotune.rundir.store import RECORDS, Store
+from autotune.rundir.store import (
+    RECORDS,
+    Store,
+)
 from tests.runs import Run
-from tests.study.test_per_token import BIG, SPACE, sets, study
+from tests.study.test_per_token import (
+    BIG,
+    SPACE,
+    sets,
+    study,
+)
 
 Record = dict[str, Any]
 

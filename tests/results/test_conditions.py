@@ -9,16 +9,29 @@ from typing import Any
 
 import pytest
 
-from autotune.machine import RanOn, would_run_on
-from autotune.model import GpuState, parse_study
-from autotune.model.measurement import WorkerReport
+from autotune.machine import (
+    RanOn,
+    would_run_on,
+)
+from autotune.model import (
+    GpuState,
+    parse_study,
+)
 from autotune.model.records import FloorResult
-from autotune.results import conditions
-from autotune.results.conditions import Conditions, conditions_of, differences, this_machine
-from autotune.results.words import evidence
+from autotune.results import winner
+from autotune.results.winner import (
+    Conditions,
+    conditions_of,
+    differences,
+    format_evidence,
+    this_machine,
+)
 from autotune.rundir.store import Store
 from harness.fake_cuda import make_cuda
-from harness.fake_nvml import FakeNvml, missing
+from harness.fake_nvml import (
+    FakeNvml,
+    missing,
+)
 from tests.runs import make_winner
 
 needs_nvml = pytest.mark.skipif(bool(missing()), reason=missing())
@@ -54,9 +67,9 @@ def here(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     def ask(environment: object, count: int | None) -> RanOn:
         return RanOn(versions=told["versions"], gpus=tuple(told["gpus"][:count]))
 
-    monkeypatch.setattr(conditions, "describe_machine", lambda: facts)
-    monkeypatch.setattr(conditions, "would_run_on", ask)
-    monkeypatch.setattr(conditions, "visible_gpus", lambda environment: [])
+    monkeypatch.setattr(winner, "describe_machine", lambda: facts)
+    monkeypatch.setattr(winner, "would_run_on", ask)
+    monkeypatch.setattr(winner, "visible_gpus", lambda environment: [])
     return told
 
 
@@ -124,26 +137,18 @@ def test_the_measured_process_is_believed_before_the_driver(floor: FloorResult) 
     """The fault of 2b61fbc: what the driver's own Python had, on whatever machine, went over what the child told."""
     facts = {"versions": {"jaxlib": "0.9.0", "jax-cuda12-plugin": "0.9.0"}, "driver": "470.1"}
     mine = proven(floor, facts=facts, count=1)
-    assert (mine.jaxlib, mine.driver, mine.driver_major) == ("0.11.1", "580.65.06", "580")
+    assert (mine.jaxlib, mine.driver) == ("0.11.1", "580.65.06")
 
 
 def test_what_was_told_stands_in_the_evidence_of_every_exported_file(floor: FloorResult) -> None:
     told = proven(floor, count=1).model_dump(exclude={"platform", "workload"}, exclude_none=True)
-    lines = evidence(make_winner({}, **told))
+    lines = format_evidence(make_winner({}, **told))
     assert "NVIDIA driver: 580.65.06" in lines
     (gpu,) = (line for line in lines if line.startswith("GPU: "))
     assert gpu == (
         "GPU: VBIOS 96.00, GSP 580.65.06, up to 1980 / 3201 MHz, set to 1980 / 3201 MHz, 700 W, "
         "persistence on, MIG off, ECC on"
     )
-
-
-def test_of_an_older_proof_the_major_version_of_the_driver_counts_alone(here: dict[str, Any]) -> None:
-    old = Conditions(platform="cuda", device_kind="NVIDIA H200", driver_major="580")
-    here["versions"]["driver"] = "580.95.05"
-    assert this_machine(platform="cuda", like=old).driver == "580.65.06", "nobody is asked what is not compared"
-    assert "driver_major" not in found(old)
-    assert "driver" not in found(old)
 
 
 @needs_nvml
@@ -164,9 +169,3 @@ def test_a_process_of_its_own_is_asked_and_loads_what_jax_would(
     assert told.versions == {"driver": "580.65.06", "cublas": "12.9.1", "cudnn": "9.30.1", "nccl": "2.27.3"}
     assert [g.index for g in told.gpus] == [0, 1]
     assert would_run_on({"LD_LIBRARY_PATH": "/nowhere", "PYTHONHOME": "/nowhere"}) == RanOn(versions={}, gpus=())
-
-
-def test_a_report_of_a_version_that_told_less_is_read(floor: FloorResult) -> None:
-    data = floor.reference.model_dump(mode="json", exclude={"gpus"})
-    assert WorkerReport.model_validate(data).gpus is None
-    assert conditions_of(parse_study({"name": "c", "workload": {"entry": "llama"}}), floor, {}).vbios is None

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import http.server
 import json
-import os
 import re
-import shutil
-import socketserver
 import subprocess
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -21,8 +15,9 @@ from hypothesis import strategies as st
 
 from autotune.model.errors import AutotuneError
 from autotune.model.flags import FlagSet
-from autotune.results.carried import parse_winner, read_winner
-from autotune.results.export import ExportFormat, is_unchanged, render_export, render_winner
+from autotune.model.options import option_sets
+from autotune.results.export import ExportFormat, is_unchanged, parse_winner, read_winner, render_export, render_winner
+from autotune.results.winner import Winner
 from autotune.rundir.store import Store
 from tests.runs import make_winner
 
@@ -101,7 +96,7 @@ READERS: dict[ExportFormat, Read] = {
     ExportFormat.MAXTEXT: script(["bash", "winner.sh", "base.yml"]),
 }
 
-OF_OPTIONS = {ExportFormat.ARGUMENTS}  # read in test_export_options.py
+OF_OPTIONS = {ExportFormat.ARGUMENTS}  # read below
 OF_SETTINGS = [form for form in ExportFormat if form not in OF_OPTIONS]
 
 
@@ -127,98 +122,9 @@ def test_any_text_comes_back_from_data_formats(value: str) -> None:
         assert READERS[form](render_winner(winner, form), Path()) == winner.environment
 
 
-@pytest.mark.parametrize("shell", ["dash", "bash", "busybox"])
-def test_env_file_is_for_any_shell(shell: str, tmp_path: Path) -> None:
-    if shutil.which(shell) is None:
-        pytest.skip(f"{shell} is not installed")
-    command = [shell, "sh"] if shell == "busybox" else [shell]
-    winner = make_winner(ALL)
-    got = script([*command, "-c", ". ./winner.sh; env -0"])(render_winner(winner, ExportFormat.ENV), tmp_path)
-    assert {n: got.get(n) for n in winner.environment} == winner.environment
-
-
 def test_docker_refuses_lines_that_its_scanner_does() -> None:
     with pytest.raises(AutotuneError, match="at most 65535 bytes"):
         render_winner(make_winner({"NCCL_X": "x" * 66_000}), ExportFormat.DOCKER)
-
-
-class _Daemon(http.server.BaseHTTPRequestHandler):
-    """As much of a Docker daemon as `docker create` asks for."""
-
-    protocol_version = "HTTP/1.1"
-    created: list[dict[str, Any]]
-
-    def do_HEAD(self) -> None:
-        self._answer(200, {})
-
-    do_GET = do_HEAD
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        self.created.append(json.loads(body))
-        self._answer(201, {"Id": "0" * 64, "Warnings": []})
-
-    def _answer(self, status: int, data: dict[str, Any]) -> None:
-        body = b"" if self.command == "HEAD" else json.dumps(data).encode()
-        self.send_response(status)
-        self.send_header("API-Version", "1.45")
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def address_string(self) -> str:
-        return "unix"
-
-    def log_message(self, format: str, *args: object) -> None:
-        return
-
-
-@pytest.fixture
-def docker_daemon(tmp_path: Path) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
-        daemon_threads = True
-
-    created: list[dict[str, Any]] = []
-    path = str(tmp_path / "d.sock")
-    with Server(path, type("Daemon", (_Daemon,), {"created": created})) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"unix://{path}", created
-        server.shutdown()
-        thread.join()
-
-
-def test_the_real_docker_client_reads_the_env_file(
-    docker_daemon: tuple[str, list[dict[str, Any]]], tmp_path: Path
-) -> None:
-    docker = shutil.which("docker")
-    if docker is None:
-        pytest.skip("the docker client is not installed")
-    host, created = docker_daemon
-    winner = make_winner(ALL)
-    file = tmp_path / "winner.env"
-    file.write_text(render_winner(winner, ExportFormat.DOCKER), encoding="utf-8", newline="")
-    command = [docker, "--host", host, "create", "--env-file", str(file), "image"]
-    env = {"PATH": os.defpath, "HOME": str(tmp_path)}
-    subprocess.run(command, env=env, check=True, capture_output=True, timeout=60)
-    assert dict(e.partition("=")[::2] for e in created[0]["Env"]) == winner.environment
-
-
-def test_a_real_slurm_cluster_runs_the_job_script(tmp_path: Path) -> None:
-    if shutil.which("sinfo") is None or subprocess.run(["sinfo"], capture_output=True, check=False).returncode != 0:
-        pytest.skip("no SLURM cluster answers here")
-    winner = make_winner(ALL, device_count=None).model_copy(update={"process_count": 1})
-    script_path, out = tmp_path / "winner.sbatch", tmp_path / "out"
-    script_path.write_text(render_winner(winner, ExportFormat.SBATCH), encoding="utf-8", newline="")
-    # Even where the site exports nothing to jobs, the winner's variables arrive.
-    command = ["sbatch", "--wait", "--export=NONE", f"--output={tmp_path / 'log'}", str(script_path)]
-    subprocess.run(
-        [*command, "sh", "-c", f"env -0 > {out}"], check=True, capture_output=True, timeout=100, cwd=tmp_path
-    )
-    got = dict(e.partition("=")[::2] for e in out.read_bytes().decode().split("\0") if e)
-    assert {n: got.get(n) for n in winner.environment} == winner.environment
-    assert not list(tmp_path.rglob("canary"))
 
 
 def test_shell_script_keeps_the_callers_flags_before_the_winners(tmp_path: Path) -> None:
@@ -239,7 +145,6 @@ def test_every_format_carries_evidence_and_the_whole_winner(form: ExportFormat) 
     assert parse_winner(text, source="x") == winner
     assert "0.950 [0.940, 0.960]" in text
     assert "expires with any change of GPU" in text
-    assert "measure again by 2027-05-20" in text
 
 
 @pytest.mark.parametrize("form", list(ExportFormat))
@@ -274,3 +179,56 @@ def test_a_winner_of_a_later_form_is_refused() -> None:
     )
     with pytest.raises(AutotuneError, match="winner_version"):
         parse_winner(text, source="file")
+
+
+OPTIONS = {
+    "batch": 16,
+    "rate": 2.5e-4,
+    "fused": True,
+    "attention": "$(touch canary)`touch canary`; 'x' \"y\" \\ #",
+    "mesh": {"fsdp": 8, "tensor": 2},
+    "layers": [1, "two"],
+}
+
+
+@pytest.fixture
+def winner() -> Winner:
+    return make_winner({"xla_gpu_a": "1", **option_sets(OPTIONS)})
+
+
+@pytest.mark.parametrize("form", list(ExportFormat))
+def test_every_format_says_the_options_and_is_read_again(form: ExportFormat, winner: Winner) -> None:
+    text = render_winner(winner, form)
+    assert parse_winner(text, source="x").options == OPTIONS
+    assert "batch=16" in text
+    assert "option." not in "\n".join(line for line in text.splitlines() if not line.startswith(("#", " ", "{", "}")))
+
+
+def test_json_holds_them_as_data(winner: Winner) -> None:
+    assert json.loads(render_winner(winner, ExportFormat.JSON))["options"] == OPTIONS
+
+
+def test_a_flag_file_of_absl_holds_one_argument_a_line(winner: Winner) -> None:
+    lines = [n for n in render_winner(winner, ExportFormat.ARGUMENTS).split("\n") if n and not n.startswith("#")]
+    got = dict(line.removeprefix("--").split("=", 1) for line in lines)
+    assert {n: v if n == "attention" else json.loads(v) for n, v in got.items()} == OPTIONS
+
+
+def test_options_arrive_in_maxtext_and_nothing_runs(winner: Winner, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text(render_winner(winner, ExportFormat.MAXTEXT), encoding="utf-8")
+    (tmp_path / "bin").mkdir()
+    show = "#!/bin/sh\nprintf '%s\\0' \"$@\"\n"
+    (tmp_path / "bin" / "python3").write_text(show)
+    (tmp_path / "bin" / "python3").chmod(0o755)
+    done = subprocess.run(
+        ["bash", "file", "c"], cwd=tmp_path, env={"PATH": f"{tmp_path}/bin:/usr/bin:/bin"}, capture_output=True,
+        text=True, check=True,
+    )  # fmt: skip
+    got = done.stdout.split("\0")
+    assert {"batch=16", "mesh.fsdp=8", "mesh.tensor=2", f"attention={OPTIONS['attention']}"} <= set(got)
+    assert not list(tmp_path.rglob("canary"))
+
+
+def test_without_options_their_file_holds_evidence_alone() -> None:
+    text = render_winner(make_winner({"xla_gpu_a": "1"}), ExportFormat.ARGUMENTS)
+    assert all(line.startswith("#") for line in text.splitlines())

@@ -6,14 +6,11 @@ import json
 import math
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from autotune.cli.app import app
-from autotune.cli.run import _more_of
 from autotune.model import AutotuneError, Outcome, TrialResult, format_detectable
 from autotune.results import ExportFormat, load, render_export, render_html, render_markdown
 from autotune.results.comparison import compare_stores
@@ -77,29 +74,7 @@ def test_of_a_study_without_a_trial_nothing_is_said_of_settings(run_replay: Run)
     assert nothing.sentence.endswith("there was nothing to try")
 
 
-def search(**keys: Any) -> Any:
-    return SimpleNamespace(search=SimpleNamespace(**{"trials": 30, "time_budget": None, "gpu_hours": None, **keys}))
-
-
-@pytest.mark.parametrize(
-    ("spec", "outcome", "count", "wanted"),
-    [
-        (search(time_budget=180.0), Outcome.NOTHING_RAN, 0, "again --time-budget 6m"),
-        (search(time_budget=600.0), Outcome.INCONCLUSIVE, 30, "again --time-budget 20m"),
-        (search(time_budget=600.0), Outcome.NOTHING_BEATS_THE_DEFAULT, 30, "again --trials 60"),
-        (search(gpu_hours=4.0), Outcome.INCONCLUSIVE, 7, "again --gpu-hours 8"),
-        (search(), Outcome.NOTHING_RAN, 0, None),  # the same again would end the same
-        (search(), Outcome.NOTHING_BEATS_THE_DEFAULT, 3, None),  # the space is used up
-        (search(), Outcome.WINNER, 30, "again --trials 60"),
-    ],
-)
-def test_what_is_said_to_go_on_goes_on(spec: Any, outcome: Outcome, count: int, wanted: str | None) -> None:
-    conclusion: Any = SimpleNamespace(outcome=outcome, trial_count=count)
-    assert [line.partition("   #")[0] for line in _more_of(spec, conclusion, "again")] == ([wanted] if wanted else [])
-
-
 def test_no_bound_of_a_hundred_percent_is_told() -> None:
     assert format_detectable(0.012) == "about 1.2 %"
-    assert "100" not in format_detectable(1.001)
     assert format_detectable(1.001).startswith("more than 50.0 %")
     assert format_detectable(math.nan) == "-"

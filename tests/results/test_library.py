@@ -16,12 +16,12 @@ from autotune.model.records import (
     TrialResult,
 )
 from autotune.model.spec import StudySpec
-from autotune.results.carried import read_winner
+from autotune.results.export import read_winner
 from autotune.results.library import (
     LibraryQuery,
     add_to_library,
     best_known,
-    describe_entry,
+    format_match,
     library_entries,
 )
 from autotune.results.report import build
@@ -79,7 +79,7 @@ def test_an_exact_match_is_tested(tmp_path: Path, gpu: str, jaxlib: str | None, 
     add_to_library(h200(), tmp_path)
     match = best_known(library_entries(tmp_path), LibraryQuery(gpu=gpu, count=8, jaxlib=jaxlib, workload=workload))
     assert match.is_tested
-    assert describe_entry(match)[0] == "proven for just this: xla_gpu_a=1"
+    assert format_match(match)[0] == "proven for just this: xla_gpu_a=1"
 
 
 def test_the_nearest_is_labelled_untested_with_the_distance_in_words(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_the_nearest_is_labelled_untested_with_the_distance_in_words(tmp_path: P
     )
     assert not match.is_tested
     assert match.distance == ("proven with jaxlib 0.9.2, not with 0.12",)
-    assert describe_entry(match)[0].startswith("nearest match, untested here")
+    assert format_match(match)[0].startswith("nearest match, untested here")
     match = best_known(
         library_entries(tmp_path), LibraryQuery(gpu="H200", count=32, jaxlib="0.11", workload="moe-80gb")
     )

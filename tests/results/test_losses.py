@@ -9,12 +9,27 @@ import pytest
 
 from autotune.model.errors import AutotuneError
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import LOSS_NOT_CHECKED, LossBasis, LossCheck
-from autotune.model.records import ConfirmRun, SoakRecord
-from autotune.results.carried import parse_winner
-from autotune.results.export import ExportFormat, is_unchanged, render_winner
-from autotune.results.losses import loss_addition, loss_of, require_loss
-from autotune.results.winner import Winner
+from autotune.model.measurement import (
+    LOSS_NOT_CHECKED,
+    LossBasis,
+    LossCheck,
+)
+from autotune.model.records import (
+    ConfirmRun,
+    SoakRecord,
+)
+from autotune.results.export import (
+    ExportFormat,
+    is_unchanged,
+    parse_winner,
+    render_winner,
+)
+from autotune.results.winner import (
+    Winner,
+    loss_addition,
+    loss_of,
+    require_loss,
+)
 from tests.runs import make_winner
 
 SILENT = LossCheck(basis=LossBasis.STEPS, words=f"{LOSS_NOT_CHECKED}: the reference tells no loss")
@@ -52,13 +67,6 @@ def test_every_format_says_that_a_loss_was_not_checked(form: ExportFormat) -> No
 def test_what_reads_data_finds_it_as_data(loss: LossCheck, is_checked: bool) -> None:
     found = winner(loss)
     assert json.loads(render_winner(found, ExportFormat.JSON))["loss_checked"] is is_checked
-
-
-@pytest.mark.parametrize("form", ExportFormat)
-def test_files_of_older_versions_say_nothing_of_it_and_stay_as_they_are(form: ExportFormat) -> None:
-    text = render_winner(winner(None), form)
-    assert "loss" not in text.lower()
-    assert is_unchanged(text, parse_winner(text, source="it"))
 
 
 def test_who_requires_a_loss_is_refused_a_winner_without_one() -> None:

@@ -3,19 +3,50 @@
 from __future__ import annotations
 
 import html.parser
+import io
 import json
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from autotune.model.records import FloorResult, IncidentRecord, TrialResult, TrialStatus
-from autotune.results import charts
-from autotune.results.report import build, render_html, render_markdown
+from autotune.model.flags import FlagSet
+from autotune.model.records import (
+    BestPredicted,
+    EffectsRecord,
+    FloorResult,
+    IncidentRecord,
+    PairEffect,
+    SettingEffect,
+    TrialResult,
+    TrialStatus,
+)
+from autotune.results import (
+    api,
+    pages,
+)
+from autotune.results.api import load
+from autotune.results.effects import (
+    effect_lines,
+    study_tables,
+)
+from autotune.results.format import (
+    format_energy,
+    format_floor,
+)
+from autotune.results.report import (
+    build,
+    render_html,
+    render_markdown,
+)
 from autotune.rundir.store import Store
-from tests.runs import record, replay_study
+from tests.machine.test_energy import metered_run
+from tests.runs import (
+    record,
+    replay_study,
+)
 
 VOID = {"meta", "br", "img", "input", "link", "hr"}
 
@@ -64,10 +95,9 @@ def test_a_finished_study_says_everything(finished: Store) -> None:
     for expected in (
         "Finalists, in fresh processes",
         "final proof",
-        "the default against itself (noise floor)",
-        "Search history",
+        "Noise floor",
         "kept: it seems to pay",
-        "Importance over all trials",
+        "Estimated effect of each setting",
         "out of memory: ",
         "simulated failure of xla_b=2",
         f"autotune export {finished.path} --format env -o winner.env",
@@ -180,101 +210,148 @@ def test_many_trials_stay_one_readable_page(finished: Store, tmp_path: Path, tri
     page = render_html(big_study(tmp_path, finished, trials))
     assert len(page) < 2_000_000
     assert f"{trials - 300} more in records.jsonl" in page
-    assert len(set(re.findall(r"<title>trial (\d+):", page))) == trials
-
-
-def test_outlooks_have_shapes_of_their_own() -> None:
-    rows = [
-        charts.Mark(label=s, detail=s, x=1.0 + i / 100, x_ends=(0.9, 1.1), style=s)
-        for i, s in enumerate(("promising", "unpromising", "same"))
-    ]
-    svg = charts.forest(rows, band=0.005)
-    assert re.search(r'<circle class="mark promising"', svg)
-    assert re.search(r'<rect class="mark unpromising"', svg)
-
-
-def test_forest_axis_is_logarithmic_and_labelled() -> None:
-    rows = [charts.Mark(label="x", detail="x", x=1.0, x_ends=(0.5, 2.0), style="same")]
-    svg = charts.forest(rows, band=0.005)
-    bar = re.search(r'class="bar same" d="M([\d.]+) [\d.]+L([\d.]+)', svg)
-    mark = re.search(r'cx="([\d.]+)"', svg)
-    assert bar is not None
-    assert mark is not None
-    # 1 lies in the middle of 1/2 and 2.
-    assert float(mark[1]) == pytest.approx((float(bar[1]) + float(bar[2])) / 2, abs=0.2)
+    assert len(set(re.findall(r"<title>trial (\d+):", page))) > trials / 2  # those that did not fail
 
 
 def test_unbounded_intervals_are_drawn_to_the_edge() -> None:
     rows = [
-        charts.Mark(label="a", detail="a", x=0.9, x_ends=(0.0, float("inf")), style="open"),
-        charts.Mark(label="b", detail="b", x=1.0, x_ends=(0.99, 1.01), style="same"),
+        pages.Mark(label="a", detail="a", x=0.9, x_ends=(0.0, float("inf")), style="open"),
+        pages.Mark(label="b", detail="b", x=1.0, x_ends=(0.99, 1.01), style="same"),
     ]
-    svg = charts.forest(rows, band=0.005)
+    svg = pages.forest(rows, band=0.005)
     assert "nan" not in svg
     assert "inf" not in svg
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("width", [1100, 360])
-def test_the_page_in_a_browser_is_no_wider_than_its_window(finished: Store, tmp_path: Path, width: int) -> None:
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        pytest.skip("chromium is not installed")
-    # The probe writes what it sees into the page that --dump-dom prints.
-    probe = (
-        "<script>document.title = JSON.stringify([document.documentElement.scrollWidth, innerWidth,"
-        " getComputedStyle(document.body).backgroundColor])</script></body>"
-    )
-    page = tmp_path / "page.html"
-    page.write_text(render_html(finished).replace("</body>", probe), encoding="utf-8")
-    # Headless windows have a least width: the phone is a frame of its own.
-    frame = tmp_path / "frame.html"
-    frame.write_text(
-        f'<iframe src="page.html" width="{width}" height="800" style="border:0"'
-        ' onload="document.title = this.contentDocument.title"></iframe>'
-    )
-    flags = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
-    more = "--disable-component-update --disable-sync --allow-file-access-from-files --virtual-time-budget=5000"
-    command = [chromium, *flags.split(), *more.split(), f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom"]
-    done = subprocess.run([*command, frame.as_uri()], capture_output=True, text=True, timeout=100, check=True)
-    title = re.search(r"<title>(.*?)</title>", done.stdout)
-    assert title is not None
-    scroll_width, inner_width, background = json.loads(title[1])
-    assert inner_width == width
-    assert scroll_width <= inner_width
-    assert background.startswith("rgb(")
-
-
 def test_every_stage_name_of_a_run_is_known(finished: Store) -> None:
     stages = {f["stage"] for f in build(finished)["finalists"]}
-    assert stages == {"fresh processes", "final proof", "its gain, measured once more", "each arm alone"}
+    assert stages == {"fresh processes", "final proof", "gain, measured again", "isolated runs"}
 
 
-def test_soak_causes_and_slow_nodes_are_shown(tmp_path: Path) -> None:
+def test_soak_and_causes_are_shown(tmp_path: Path) -> None:
     spec = replay_study(effects={"xla_a=1": 0.9}, failures={"xla_b=2": "crash"})
     store = record(tmp_path / "r", spec, trials=20)
-    # A second lane, on a machine whose reference is a tenth slower.
-    floor = store.of(FloorResult)[0]
-    slow_s = 1.1 * floor.comparison.reference_step_s
-    slow = floor.model_copy(
-        update={"by": "n2", "comparison": floor.comparison.model_copy(update={"reference_step_s": slow_s})}
-    )
-    third = floor.model_copy(update={"by": "n3"})
-    (store.path / "records").mkdir()
-    lines = "".join(f.model_dump_json(exclude_none=True) + "\n" for f in (floor.model_copy(update={"by": "n1"}), third))
-    (store.path / "records" / "n1.jsonl").write_text(lines)
-    (store.path / "records" / "n2.jsonl").write_text(slow.model_dump_json(exclude_none=True) + "\n")
-    store = Store.open(store.path)
     report = build(store)
-    assert [(n["lane"], n[""]) for n in report["nodes"]] == [("n2", "slow"), ("n1", ""), ("n3", "")]
     assert any(re.search(r"\d+ steps in 6\d s without a fault", line) for line in report["soak"])
     assert any("the cause of the crash is xla_b=2 (" in line for line in report["causes"])
     for page in (render_html(store), render_markdown(store)):
         assert "soak of xla_a=1" in page
         assert "the cause of the crash is xla_b=2" in page
-        assert "<h2>The default on each lane</h2>" in page or "## The default on each lane" in page
 
 
 def test_a_label_that_is_too_long_is_cut_to_its_limit() -> None:
-    assert charts._cut("x" * 20, 20) == "x" * 20
-    assert charts._cut("x" * 21, 20) == "x" * 19 + "…"
+    assert pages._cut("x" * 20, 20) == "x" * 20
+    assert pages._cut("x" * 21, 20) == "x" * 19 + "…"
+
+
+@pytest.fixture(scope="module")
+def metered(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """A finished study with energy; xla_a=1 draws twice the power in nine tenths of the time."""
+    return metered_run(tmp_path_factory.mktemp("metered") / "run", mode="interleaved", effects={"xla_a=1": 0.9})
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """A finished study in ABA runs."""
+    return metered_run(tmp_path_factory.mktemp("alone") / "run", mode="aba", effects={"xla_a=1": 0.9})
+
+
+def terminal(store: Store) -> str:
+    console = Console(width=220, record=True, file=io.StringIO())
+    for table in study_tables(store):
+        console.print(table)
+    return console.export_text()
+
+
+def test_energy_stands_in_every_view(metered: Store) -> None:
+    floor = metered.last(FloorResult)
+    assert floor is not None
+    assert "energy: 3 J a step, of whole GPUs" in format_floor(floor)
+    costly = next(r for r in metered.of(TrialResult) if r.settings.get("xla_a") == "1" and r.comparison)
+    assert format_energy(costly).startswith("energy: 5.4 J a step")
+    page, text = render_html(metered), render_markdown(metered)
+    assert "<th>energy</th>" in page
+    assert "- default's energy of a step: 3 J" in text
+    assert "| memory | energy |" in text
+    frame = api.load(metered.path).trials
+    row = frame[frame["trial"] == costly.number].iloc[0]
+    assert row["step_j"] == pytest.approx(5.4, rel=0.01)
+
+
+def test_where_energy_is_not_known_nothing_speaks_of_it(finished: Store) -> None:
+    assert "nergy" not in terminal(finished)
+    assert "nergy" not in render_html(finished)
+    assert "nergy" not in render_markdown(finished)
+    assert api.load(finished.path).trials["step_j"].isna().all()
+
+
+def test_aba_runs_are_told_from_pairs(alone: Store, metered: Store) -> None:
+    floor = alone.last(FloorResult)
+    assert floor is not None
+    assert any("in ABA runs" in line for line in format_floor(floor))
+    assert "3 ABA runs" in terminal(alone)
+    assert "ABA" not in terminal(metered)
+    measured = {row["over"] for row in build(alone)["trials"]}
+    assert "3 ABA runs" in measured
+    assert all(not m or m.endswith(" pairs") for m in {row["over"] for row in build(metered)["trials"]})
+    assert any("intervals are over ABA runs" in w for w in build(alone)["warnings"])
+    assert set(api.load(alone.path).trials["mode"].dropna()) == {"aba"}
+
+
+SMALL = Path(__file__).parents[1] / "rundir" / "small"
+
+
+def test_it_stands_in_every_view(finished: Store) -> None:
+    record = finished.last(EffectsRecord)
+    assert record is not None
+    html, markdown, shown = render_html(finished), render_markdown(finished), terminal(finished)
+    for view in (html, markdown, shown):
+        assert "(model, unverified)" in view
+    for line in effect_lines(finished):
+        assert line.replace("<", "&lt;").replace(">", "&gt;") in html
+    assert any("best set by the model (unverified): a=1 d=2" in line for line in effect_lines(finished))
+    assert 'aria-label="effects of settings"' in html
+
+
+def test_a_frame_has_every_value_and_the_chart_what_may_act(finished: Store) -> None:
+    study, record = load(finished.path), finished.last(EffectsRecord)
+    assert record is not None
+    frame = study.estimated_effects()
+    tried = {(s.name, v.value) for s in record.settings for v in s.values}
+    assert set(zip(frame.setting, frame.value, strict=True)) == tried
+    row = frame[(frame.setting == "xla_a") & (frame.value == "1")].iloc[0]
+    assert row.chance > 0.95
+    assert row.low <= 0.95 <= row.high
+    assert "a=1" in study.plot.effects().svg
+
+
+def test_a_run_that_was_taught_nothing_shows_nothing_of_it(tmp_path: Path) -> None:
+    run = shutil.copytree(SMALL, tmp_path / "run")
+    lines = (run / "records.jsonl").read_text().splitlines(keepends=True)
+    (run / "records.jsonl").write_text("".join(line for line in lines if json.loads(line)["kind"] != "effects"))
+    store, study = Store.open(run), load(run)
+    assert effect_lines(store) == []
+    assert study.estimated_effects().empty
+    assert "chance" in study.estimated_effects().columns
+    assert not study.plot.effects().svg
+    for view in (render_html(store), render_markdown(store), terminal(store)):
+        assert "(model, unverified)" not in view
+
+
+def estimated(**more: object) -> EffectsRecord:
+    settings = (SettingEffect(name="xla_a", chance=0.72), SettingEffect(name="xla_b", chance=0.03))
+    best = BestPredicted(settings=FlagSet({"xla_a": 1}), ratio=0.95, low=0.94, high=0.96)
+    shown = {"trials": 9, "measured": 8, "settings": settings, "best": best, **more}
+    return EffectsRecord.model_validate(shown)
+
+
+def test_sentences(finished: Store, tmp_path: Path) -> None:
+    store = Store.create_or_resume(tmp_path / "run", finished.spec, study_dir=tmp_path)
+    store.append(estimated(pairs=(PairEffect(names=("xla_a", "xla_b"), chance=0.3),)))
+    text = "\n".join(effect_lines(store))
+    for said in (
+        "8 trials: xla_a (72 %) probably active; 1", "interacting: xla_a and xla_b (30 %)",
+        "ratio 0.950 [0.940, 0.960]",
+    ):  # fmt: skip
+        assert said in text
+    store.close()

@@ -18,15 +18,13 @@ from autotune.model.measurement import (
 )
 from autotune.model.proofs import (
     total_of,
-    veto_of,
 )
 from autotune.model.records import (
     ConclusionRecord,
-    ConfirmRun,
     FinalistResult,
     Outcome,
 )
-from autotune.results.proof_words import describe_finalist
+from autotune.results.format import format_finalist
 from autotune.results.recompute import disagreements
 from autotune.results.report import render_markdown
 from autotune.rundir.store import Store
@@ -92,7 +90,7 @@ def test_a_proof_that_is_faster_by_its_typical_step_alone_proves_nothing(
     )
     assert re.fullmatch(words, proof.veto)
     assert conclusion.outcome is Outcome.NOTHING_BEATS_THE_DEFAULT
-    for text in (conclusion.sentence, describe_finalist(proof), render_markdown(store)):
+    for text in (conclusion.sentence, format_finalist(proof), render_markdown(store)):
         assert proof.veto in text
 
 
@@ -129,16 +127,6 @@ def test_totals_that_do_not_follow_from_the_raw_pairs_are_refused(
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     said = disagreements(Store.open(store.path), conclusion)
     assert any("its raw pairs give total" in line for line in said), said
-
-
-def test_runs_of_older_versions_tell_no_totals_and_are_judged_without(
-    stalled: tuple[ConclusionRecord, Store],
-) -> None:
-    _, store = stalled
-    runs = [r.model_copy(update={"total": None}) for r in store.of(ConfirmRun)]
-    assert veto_of(runs, store.of(FinalistResult)[0].corrected) is None
-    assert veto_of(store.of(ConfirmRun), None) is None
-    assert veto_of(store.of(ConfirmRun)[:1], store.of(FinalistResult)[0].corrected) is None
 
 
 def test_totals_are_of_every_step_of_every_block_and_per_unit_of_work() -> None:

@@ -11,16 +11,31 @@ from typing import Any
 
 import pytest
 
-from autotune.model.errors import AutotuneError, RunDirectoryError, SettingError
+from autotune.model.errors import (
+    AutotuneError,
+    RunDirectoryError,
+    SettingError,
+)
 from autotune.model.proofs import gain_of
-from autotune.model.records import ConclusionRecord, ConfirmRun, FinalistResult
-from autotune.results import winner as module
-from autotune.results.carried import parse_winner, read_winner
-from autotune.results.export import ExportFormat, render_export, render_winner
-from autotune.results.library import add_to_library, library_entries
+from autotune.model.records import (
+    ConclusionRecord,
+    ConfirmRun,
+    FinalistResult,
+)
+from autotune.results.export import (
+    ExportFormat,
+    parse_winner,
+    read_winner,
+    render_export,
+    render_winner,
+)
 from autotune.results.recompute import disagreements
 from autotune.results.report import render_markdown
-from autotune.results.winner import RecordCheck, check_records, origin_line, origin_of_run, winner_of
+from autotune.results.winner import (
+    RecordCheck,
+    check_records,
+    winner_of,
+)
 from autotune.rundir.store import Store
 from tests.runs import make_winner
 
@@ -109,18 +124,6 @@ def test_a_study_s_name_cannot_end_a_line_of_a_job_script(study: str) -> None:
     data["winner"]["study"] = study
     with pytest.raises(AutotuneError, match="`study`"):
         parse_winner(json.dumps(data), source="file")
-
-
-def test_a_library_file_lies_in_the_library_whatever_the_workload_is_called(tmp_path: Path) -> None:
-    winner = make_winner({"xla_gpu_a": "1"}, workload="/../../../../outside")
-    path = add_to_library(winner, tmp_path / "library")
-    assert path.resolve().is_relative_to((tmp_path / "library").resolve())
-
-
-@pytest.mark.parametrize("text", ["[" * 10**5, '{"winner": {"a": ' + "9" * 10**5 + "}}"])
-def test_a_file_that_breaks_parsers_is_refused(text: str) -> None:
-    with pytest.raises(AutotuneError, match="export it again"):
-        parse_winner(text, source="file")
 
 
 # ---------------------------------------------------------------------- figures that do not follow from records
@@ -264,28 +267,6 @@ def test_a_file_cannot_name_a_run_elsewhere(finished: Store, tmp_path: Path, nam
     data["run"] = name
     winner = type(winner_of(finished)).model_validate(data)
     assert "is not here" in (check_records(winner, tmp_path / "below" / "winner.json").unchecked or "")
-
-
-def test_a_library_file_with_a_forbidden_setting_is_named(tmp_path: Path) -> None:
-    path = add_to_library(make_winner({"NCCL_X": "1"}), tmp_path)
-    path.write_text(path.read_text().replace("NCCL_X", "LD_PRELOAD"))
-    with pytest.raises(AutotuneError, match=rf"{path.name} .*LD_PRELOAD changes"):
-        library_entries(tmp_path)
-
-
-# ---------------------------------------------------------------------- records of others
-
-
-def test_records_of_another_machine_or_user_are_named(
-    finished: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert origin_of_run(finished) is None
-    run = edited(finished.path, tmp_path / "run", "session", lambda r: r.update(host="far\x1b[2Jaway"))
-    line = origin_of_run(Store.open(run))
-    assert line == f"{run} was recorded on host far [2Jaway"
-    monkeypatch.setattr(module, "foreign_owner", lambda path: "mallory")
-    assert origin_line(run, ()) == f"{run} was recorded by user mallory"
-    assert origin_line(run, ("far",)) == f"{run} was recorded by user mallory on host far"
 
 
 def test_what_is_shown_of_an_edited_run_says_so(tmp_path: Path) -> None:

@@ -11,7 +11,11 @@ import pytest
 
 from autotune.rundir import check_run
 from autotune.rundir.store import Store
-from harness.disks import ROOT, FailingFolder, missing
+from harness.disks import (
+    ROOT,
+    FailingFolder,
+    missing,
+)
 from harness.kills import SIMULATED
 from harness.sandbox import wait_for
 from harness.simulated_machine import write_study
@@ -73,7 +77,7 @@ def test_a_disk_that_fails_ends_the_study_with_advice_and_harms_nothing(
     disk.fail()
     assert records.read_bytes().startswith(before)
     assert len(Store.open(run_dir).records()) >= before.count(b"\n") + 1
-    assert all(p.mending for p in check_run(run_dir).problems)
+    assert all(p.is_harmless for p in check_run(run_dir).problems)
     with start(disk) as process:
         _, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors

@@ -9,11 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from autotune.machine import make_folder, replace_file
+from autotune.machine import (
+    make_folder,
+    replace_file,
+)
 from autotune.model import RunDirectoryError
-from autotune.rundir.files import append_synced, cut_torn_line, folder_within
+from autotune.rundir.files import (
+    append_synced,
+    folder_within,
+)
 from autotune.rundir.store import Store
-from tests.runs import record, replay_study
+from tests.runs import (
+    record,
+    replay_study,
+)
 
 SPEC = replay_study(effects={"xla_a=1": 0.9}, noise={"white_sd": 1e-6})
 
@@ -120,16 +129,16 @@ def test_a_sync_that_fails_takes_the_line_back(tmp_path: Path, monkeypatch: pyte
 def test_a_long_torn_line_is_cut_to_the_last_newline(tmp_path: Path, size: int) -> None:
     file = tmp_path / "lines"
     file.write_bytes(b"one\n" + b"x" * size)
-    cut_torn_line(file)
+    append_synced(file, "")
     assert file.read_bytes() == b"one\n"
     file.write_bytes(b"x" * size)
-    cut_torn_line(file)
+    append_synced(file, "")
     assert file.read_bytes() == b""
 
 
 PLACES = (
     "lock", "records.jsonl", "study.json", "trials", "confirm", "trials/0001", "trials/0009", "trials/0009/pairs.jsonl",
-    "trials/0009/worker.log", "trials/0009/worker.guard", "lost+found",
+    "trials/0009/worker.log", "trials/0009/worker.guard",
     "lanes/device-0.guard",
 )  # fmt: skip
 

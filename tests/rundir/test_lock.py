@@ -9,7 +9,9 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 from typer.testing import CliRunner
 
@@ -18,15 +20,15 @@ from autotune.model import RunDirectoryError
 from autotune.rundir import lock
 from autotune.rundir.lock import Lock, Mount, is_held, mount_of, read_holder, unlock
 
-TABLE = """\
-22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw
-30 22 0:41 / /home rw,relatime shared:9 - nfs4 server:/home rw,vers=4.2,local_lock=none
-31 22 0:42 / /old rw,relatime - nfs server:/old rw,vers=3,nolock,local_lock=all
-32 22 0:43 / /scratch rw,relatime - lustre 10.0.0.1@tcp:/scratch rw,flock
-33 22 0:44 / /scratch/near rw,relatime - lustre 10.0.0.1@tcp:/near rw,localflock
-34 22 0:45 / /with\\040space rw,relatime - fuse.sshfs host:/ rw
-35 22 0:46 / /home rw,relatime - tmpfs tmpfs rw
-"""
+MOUNTS = [
+    ("/", "ext4", "rw,relatime"),
+    ("/home", "nfs4", "rw,vers=4.2,local_lock=none"),
+    ("/old", "nfs", "rw,vers=3,nolock,local_lock=all"),
+    ("/scratch", "lustre", "rw,flock"),
+    ("/scratch/near", "lustre", "rw,localflock"),
+    ("/with space", "fuse.sshfs", "rw"),
+    ("/home", "tmpfs", "rw"),
+]
 
 
 @pytest.mark.parametrize(
@@ -41,8 +43,12 @@ TABLE = """\
         ("/with space/run", "/with space", "fuse.sshfs", False),
     ],
 )
-def test_what_a_path_lies_on(path: str, point: str, kind: str, everywhere: bool) -> None:
-    mount = mount_of(Path(path), TABLE)
+def test_what_a_path_lies_on(
+    path: str, point: str, kind: str, everywhere: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = [SimpleNamespace(mountpoint=m, fstype=f, opts=o) for m, f, o in MOUNTS]
+    monkeypatch.setattr(psutil, "disk_partitions", lambda all: parts)
+    mount = mount_of(Path(path))
     assert (mount.point, mount.kind, mount.locks_everywhere) == (point, kind, everywhere)
 
 

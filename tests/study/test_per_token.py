@@ -8,18 +8,45 @@ from typing import Any
 
 import pytest
 
-from autotune.model.errors import LaunchError, StudyFileError
+from autotune.model.errors import (
+    LaunchError,
+    StudyFileError,
+)
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import FailureKind, WorkerReport, WorkPerStep
-from autotune.model.records import AblationResult, ConfirmRun, FinalistResult, FloorResult, Outcome, TrialResult
-from autotune.model.spec import StudySpec, parse_study
-from autotune.results.words import time_words
+from autotune.model.measurement import (
+    FailureKind,
+    WorkerReport,
+    WorkPerStep,
+)
+from autotune.model.records import (
+    AblationResult,
+    ConfirmRun,
+    FinalistResult,
+    FloorResult,
+    Outcome,
+    TrialResult,
+)
+from autotune.model.spec import (
+    StudySpec,
+    parse_study,
+)
+from autotune.results.format import time_words
 from autotune.rundir.store import Store
-from autotune.settings.space import Parameter, SearchSpace
-from autotune.stats.estimates import Verdict, judge
+from autotune.settings.space import (
+    Parameter,
+    SearchSpace,
+)
+from autotune.stats.estimates import (
+    Verdict,
+    judge,
+)
 from autotune.study.context import refuse_untold_work
 from autotune.workers.base import Progress
-from harness.simulated_machine import SimulatedLauncher, SimulatedWorker, parse_simulated
+from harness.simulated_machine import (
+    SimulatedLauncher,
+    SimulatedWorker,
+    parse_simulated,
+)
 from tests.runs import Run
 
 BIG, SMALL = FlagSet({"option.batch": "16"}), FlagSet({"option.batch": "4"})
@@ -172,8 +199,8 @@ def test_an_entry_that_does_not_tell_its_tokens_cannot_have_its_options_searched
         warmup_step_times_s=(0.1,),
     )  # fmt: skip
     with pytest.raises(LaunchError, match=r"half a batch would pass for twice the speed; .*tokens_per_step"):
-        refuse_untold_work(parse_study(data), report)
-    refuse_untold_work(parse_study(data), report.model_copy(update={"tokens_per_step": 4096}))
+        refuse_untold_work(parse_simulated(data), report)
+    refuse_untold_work(parse_simulated(data), report.model_copy(update={"tokens_per_step": 4096}))
     refuse_untold_work(parse_study({**data, "search": {}}), report)
 
 

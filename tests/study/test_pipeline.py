@@ -30,7 +30,7 @@ from autotune.model.records import (
     TrialResult,
     TrialStatus,
 )  # fmt: skip
-from autotune.results.words import format_estimate
+from autotune.results.format import format_estimate
 from autotune.rundir.store import Store
 from autotune.settings.space import (
     Parameter,

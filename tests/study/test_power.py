@@ -12,9 +12,11 @@ from autotune.model.records import (
     FloorResult,
     PowerAnalysis,
 )
-from autotune.results.promise_words import format_power
+from autotune.results.format import (
+    format_begin,
+    format_power,
+)
 from autotune.results.report import render_markdown
-from autotune.results.words import describe_begin
 from autotune.stats import (
     smallest_gain,
     study_power,
@@ -107,7 +109,7 @@ def test_without_times_or_with_too_few_processes_there_is_none() -> None:
 
 def test_a_hopeless_machine_is_called_so() -> None:
     found = PowerAnalysis(pair_sd=0.01, pairs=6, pair_s=20.0, most=20, smallest=0.016, proof_s=545.0)
-    assert "a gain of 1.6 % is proven 9 times in 10 (up to 9 min of proofs)" in format_power(found)
+    assert format_power(found).startswith("smallest gain that can be proven: 1.6 % with up to 20 pairs")
     assert "no gain below 50 %" in format_power(found.model_copy(update={"smallest": None, "proof_s": None}))
 
 
@@ -125,5 +127,5 @@ def test_what_is_shown_is_the_first_floor_s(run_replay: Run) -> None:
     assert floor.floor.start_s == 20.0
     assert floor.floor.pair_s == pytest.approx(2 * 3 * 0.1, rel=0.05)
     store.append(floor.model_copy(update={"by": "w1", "directory": "floor/w1", "power": None}))
-    assert describe_begin(store)[-1] == format_power(made)  # what `show` prints
+    assert format_begin(store)[-1] == format_power(made)  # what `show` prints
     assert format_power(made) in render_markdown(store)

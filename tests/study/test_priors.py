@@ -151,7 +151,7 @@ JAXLIB = "0.11.1"
 
 
 def cpu_winner(settings: dict[str, str], entry: str = "llama", **conditions: Any) -> Winner:
-    kind = {"platform": "cpu", "device_kind": "cpu", "device_count": 1, "plugin": None, "driver_major": None}
+    kind = {"platform": "cpu", "device_kind": "cpu", "device_count": 1, "plugin": None}
     found = make_winner(settings, **{**kind, "cpu": processor_name(), **conditions})
     return found.model_copy(update={"workload_entry": entry})
 

@@ -11,17 +11,40 @@ from typing import Any
 import pytest
 
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import Failure, FailureKind
-from autotune.model.records import IncidentRecord, MemoryUse, Outcome, SoakRecord
-from autotune.results.export import ExportFormat, render_export
+from autotune.model.measurement import (
+    Failure,
+    FailureKind,
+)
+from autotune.model.records import (
+    IncidentRecord,
+    MemoryUse,
+    Outcome,
+    SoakRecord,
+)
+from autotune.results.export import (
+    ExportFormat,
+    render_export,
+)
+from autotune.results.format import format_soak
 from autotune.results.recompute import disagreements
 from autotune.results.report import render_markdown
-from autotune.results.soak_words import describe_soak
 from autotune.rundir.store import Store
-from autotune.settings.space import Parameter, SearchSpace
-from autotune.workers.base import Progress, WorkerFailed
-from harness.simulated_machine import SimulatedLauncher, SimulatedWorker
-from tests.runs import Run, replay_study
+from autotune.settings.space import (
+    Parameter,
+    SearchSpace,
+)
+from autotune.workers.base import (
+    Progress,
+    WorkerFailed,
+)
+from harness.simulated_machine import (
+    SimulatedLauncher,
+    SimulatedWorker,
+)
+from tests.runs import (
+    Run,
+    replay_study,
+)
 
 FAST = {"xla_a=1": 0.9}
 PLANTED = (("fast", FlagSet({"xla_a": 1})),)
@@ -183,7 +206,7 @@ def test_what_only_the_first_process_shows_is_the_machines(soaked: Any, acts: Bl
     conclusion, store, record, _ = soaked(acts, steady)
     assert conclusion.settings == FlagSet({"xla_a": "1"})
     assert len(record.arms.looks) == 2
-    assert "run twice, for something spoke against the first run and not against the second" in describe_soak(record)
+    assert "run 2 times" in format_soak(record)
     assert disagreements(store, conclusion) == []
 
 
@@ -200,8 +223,13 @@ def test_every_text_says_what_the_soak_saw(soaked: Any) -> None:
     (look,) = record.arms.looks
     assert look.reference.step_count == look.candidate.step_count == record.step_count
     assert f"# soak: {record.step_count} steps in" in render_export(store, ExportFormat.ENV)
-    for text in (describe_soak(record), render_export(store, ExportFormat.SHELL), render_markdown(store)):
+    for text in (format_soak(record), render_export(store, ExportFormat.SHELL), render_markdown(store)):
         assert "without a fault; no stall (reference: no stall)" in text
+
+
+def test_memory_that_nobody_tells_is_said_to_be_unwatched(soaked: Any) -> None:
+    _, store, _, _ = soaked(lambda times, done: (times, None))
+    assert "memory not watched" in render_export(store, ExportFormat.ENV)
 
 
 def test_a_reference_that_fails_beside_it_is_tried_again_and_then_memory_alone_is_judged(soaked: Any) -> None:
@@ -211,7 +239,7 @@ def test_a_reference_that_fails_beside_it_is_tried_again_and_then_memory_alone_i
     conclusion, store, record, launcher = soaked(steady, reference=failing)
     assert launcher.started == ["candidate", "reference", "reference"]
     assert conclusion.settings == FlagSet({"xla_a": "1"})
-    assert "the reference failed beside it, so total times are not compared" in describe_soak(record)
+    assert "the reference failed beside it, so total times are not compared" in format_soak(record)
     assert sum("the reference died" in r.what for r in store.of(IncidentRecord)) == 2
 
 

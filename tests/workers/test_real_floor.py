@@ -11,7 +11,7 @@ from autotune.model.clock import Stopwatch
 from autotune.model.measurement import log_ratio
 from autotune.model.records import FloorResult
 from autotune.model.spec import parse_study
-from autotune.results.words import describe_begin
+from autotune.results.format import format_begin
 from autotune.stats.estimates import SequentialPlan
 from autotune.stats.noise_floor import (
     MOST,
@@ -65,5 +65,5 @@ def test_a_floor_of_several_real_processes(tmp_path: Path) -> None:
     assert again == figures
     assert floor.power is not None
     assert floor.power == power_analysis(spec, floor)
-    said = [line for line in describe_begin(store) if "pairs of processes in each proof" in line]
+    said = [line for line in format_begin(store) if "pairs of processes in each proof" in line]
     assert len(said) == 1

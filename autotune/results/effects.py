@@ -1,0 +1,156 @@
+"""Estimated effects of settings, by the model of all trials: rows, sentences, table and forest plot."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from rich.table import Table
+
+from autotune.model import INERT, EffectsRecord, TrialResult, format_interval, format_ratio
+from autotune.results.format import format_figures, shorten, time_words
+from autotune.results.pages import Chart, Mark, Styled, forest
+from autotune.results.tables import make_table, results_table
+from autotune.rundir import Store
+
+WORTH_A_ROW = 0.05
+"""Chance to act from which a setting stands in the table and the chart; the rest is counted, and in the frame."""
+
+MOST_ROWS = 60
+"""Of the chart and the table."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EstimateRow:
+    """The estimated effect of one value of a setting.
+
+    Attributes:
+        chance: That the setting acts.
+        ratio: Expected ratio of step times, with its 95 % interval.
+        trials: How many had it and ran.
+    """
+
+    setting: str
+    value: str
+    chance: float
+    ratio: float
+    low: float
+    high: float
+    trials: int
+
+    @property
+    def label(self) -> str:
+        """``xla_a=1``."""
+        return f"{self.setting}={self.value}"
+
+    @property
+    def style(self) -> str:
+        """Class of the style sheet."""
+        if self.chance < INERT:
+            return "same"
+        return "promising" if self.high < 1 else "unpromising" if self.low > 1 else "open"
+
+    @property
+    def acts(self) -> str:
+        """The chance in words."""
+        return "inert" if self.chance < INERT else f"acts: {format_chance(self.chance)}"
+
+
+ESTIMATE_COLUMNS = tuple(f.name for f in fields(EstimateRow))
+
+
+def format_chance(chance: float) -> str:
+    """A probability in whole percents that never says certain: ``72 %``, ``> 99 %``."""
+    percent = round(100 * chance)
+    return "< 1 %" if percent < 1 else "> 99 %" if percent > 99 else f"{percent} %"
+
+
+def estimate_rows(store: Store) -> list[EstimateRow]:
+    """Every value that was tried, likeliest first, then fastest first."""
+    found = store.last(EffectsRecord)
+    if found is None:
+        return []
+    rows = [
+        EstimateRow(
+            setting=s.name, value=v.value, chance=s.chance, trials=v.trials, ratio=v.ratio, low=v.low, high=v.high
+        )
+        for s in found.settings
+        for v in s.values
+    ]
+    return sorted(rows, key=lambda r: (-r.chance, r.setting, r.ratio))
+
+
+def _shown(store: Store) -> list[EstimateRow]:
+    return [r for r in estimate_rows(store) if r.chance >= WORTH_A_ROW][:MOST_ROWS]
+
+
+# ---------------------------------------------------------------------- sentences
+
+
+def effect_lines(store: Store) -> list[str]:
+    """The estimated effects in a few sentences; none before the search has ended."""
+    found = store.last(EffectsRecord)
+    if found is None:
+        return []
+    acting = [f"{s.name} ({format_chance(s.chance)})" for s in found.settings if s.chance >= INERT]
+    inert = len(found.settings) - len(acting)
+    lines = [
+        f"estimated from {found.measured} trials: {', '.join(acting) or 'no setting'} probably active"
+        + (f"; {inert} other settings probably inert" if inert else "")
+    ]
+    lines += [
+        f"probably interacting: {' and '.join(p.names)} ({format_chance(p.chance)})"
+        for p in found.pairs
+        if p.chance >= INERT
+    ]
+    best = found.best
+    if best.settings:
+        lines.append(
+            f"best set by the model (unverified): {shorten(best.settings, limit=400)}, {time_words(store)} ratio "
+            f"{format_figures(best.ratio, best.low, best.high)}"
+        )
+    else:
+        lines.append("best set by the model: the default")
+    if (newer := len(store.of(TrialResult)) - found.trials) > 0:
+        lines.append(f"{newer} newer trials are not in it yet")
+    return lines
+
+
+# ---------------------------------------------------------------------- table and chart
+
+
+def estimate_table(store: Store) -> list[dict[str, str]]:
+    """The rows of the report's table."""
+    return [
+        {
+            "setting": r.label,
+            "ratio": Styled(format_ratio(r.ratio), r.style),
+            "95 % interval": format_interval(r.low, r.high),
+            "acts": r.acts,
+            "trials": str(r.trials),
+        }
+        for r in _shown(store)
+    ]
+
+
+def study_tables(store: Store) -> list[Table]:
+    """The tables of a study on a terminal: all trials and proofs, and the estimated effects."""
+    tables = [results_table(store)]
+    if rows := estimate_table(store):
+        tables.append(make_table("Estimated effect of each flag (model, unverified)", rows, tuple(rows[0])))
+    return tables
+
+
+def effects_chart(store: Store) -> Chart:
+    """The forest plot of estimated effects, with intervals and the chance that each acts."""
+    marks = []
+    for r in _shown(store):
+        label = f"{r.label.replace('xla_gpu_', '').replace('xla_', '')}  ({format_chance(r.chance)})"
+        detail = f"{r.label}: {format_figures(r.ratio, r.low, r.high)}, {r.acts}, {r.trials} trials"
+        marks.append(Mark(x=r.ratio, x_ends=(r.low, r.high), label=label, detail=detail, style=r.style))
+    band = store.spec.measure.min_effect
+    svg = forest(marks, band=band, of=time_words(store), description="effects of settings")
+    note = (
+        "Each value beside the defaults of all others; of pairs, the effect beyond the sum of both. Intervals of 95 % "
+        "are a model's, from all trials at once. The shaded band is too small to matter."
+    )
+    return Chart(title="Estimated effect of each setting (model, unverified)", svg=svg, note=note)

@@ -1,0 +1,360 @@
+"""Formats records as sentences: for the live view, tables, reports, notebooks and exported files.
+
+In the order in which a study makes the records. What compiling alone found is in `screen_words`.
+"""
+
+from __future__ import annotations
+
+import math
+
+from autotune.model import (
+    INTERLEAVED,
+    LOSS_NOT_CHECKED,
+    REESTIMATES,
+    AblationResult,
+    BlameRecord,
+    ConfirmRun,
+    Failure,
+    FinalistResult,
+    FlagSet,
+    FloorResult,
+    IncidentRecord,
+    KernelSpread,
+    PowerAnalysis,
+    ScreenRecord,
+    SessionRecord,
+    SoakArm,
+    SoakRecord,
+    TrialResult,
+    TrialStatus,
+    WorkPerStep,
+    describe_stalls,
+    format_bytes,
+    format_change,
+    format_detectable,
+    format_growth,
+    format_interval,
+    format_joules,
+    format_ratio,
+    format_seconds,
+    format_share,
+    kernel_spread,
+)
+from autotune.rundir import Store
+from autotune.stats import Estimate, NoiseFloor, Outlook, Verdict, memory_growth
+
+STAGE_WORDS = {
+    "confirm": "fresh processes",
+    "pgle": "with its profile, against without",
+    "final": "final proof",
+    "full": "final proof, whole set",
+    "gain": "gain, measured again",
+    "alone": "isolated runs",
+    "recheck": "recheck",
+}
+"""Stages of `FinalistResult`, as shown to users."""
+
+SOAK_SLOWER = 1.1
+"""A soak whose last quarter is slower than its first by more than this factor is noted."""
+
+
+def time_words(store: Store, settings: FlagSet | None = None) -> str:
+    """What ratios of time are of: ``step time``, or ``time per token`` where the work of a step differs.
+
+    Of a set that was proven, or of any set of the run.
+    """
+    if settings is not None:
+        proofs = [f for f in store.of(FinalistResult) if f.settings == settings]
+        return time_of(proofs[-1].work if proofs else None)
+    known = (r.comparison.work for r in store.of(TrialResult) if r.comparison is not None)
+    return time_of(next((w for w in known if w is not None), None))
+
+
+def time_of(work: WorkPerStep | None) -> str:
+    """The same of one comparison: `work` where a step of its arms differs."""
+    return "step time" if work is None else "time per token"
+
+
+def shorten(settings: FlagSet, *, limit: int = 100) -> str:
+    """Settings on one line, common prefixes left out, cut to what fits."""
+    text = " ".join(word.removeprefix("xla_") for word in settings.words) or "(default)"
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def spaced(name: str) -> str:
+    """A name of a record in words: ``out of memory``."""
+    return name.replace("_", " ")
+
+
+def format_estimate(estimate: Estimate) -> str:
+    """A ratio with its interval: ``0.950 [0.940, 0.960]``."""
+    return format_figures(estimate.ratio, estimate.low, estimate.high)
+
+
+def format_figures(ratio: float, low: float, high: float) -> str:
+    """A ratio, with its interval unless that is NaN: ``0.950 [0.940, 0.960]`` or ``0.950``."""
+    return format_ratio(ratio) + ("" if math.isnan(low) else f" {format_interval(low, high)}")
+
+
+# ---------------------------------------------------------------------- before the first trial
+
+
+def format_begin(store: Store) -> list[str]:
+    """The noise floor and the screen: what was found before the first trial."""
+    from autotune.results.screen_words import describe_screen_record  # the compiler: only where it is needed
+
+    lines = floor_lines(store)
+    if not lines:
+        lines.append("the noise floor is not measured yet")
+    for record in store.of(ScreenRecord):
+        lines += describe_screen_record(record)
+    return list(dict.fromkeys(lines))
+
+
+def floor_lines(store: Store) -> list[str]:
+    """The latest noise floor of a run, and the smallest gain that its first one can prove: each lane has its own."""
+    floors = store.of(FloorResult)
+    powers = [format_power(f.power) for f in floors if f.power is not None]
+    return list(dict.fromkeys([*(format_floor(floors[-1]) if floors else []), *powers[:1]]))
+
+
+def format_floor(result: FloorResult) -> list[str]:
+    """The noise floor in words."""
+    floor = result.floor
+    lines = [
+        f"reference: {format_seconds(result.comparison.reference_step_s)} a step, compiled in "
+        f"{format_seconds(result.reference.compile_s)}, peak memory {format_bytes(result.reference.peak_bytes)}",
+        f"noise floor: two equal processes differ by ratio {format_estimate(floor.estimate)}; "
+        f"a trial finds speed-ups from {format_detectable(floor.detectable)}",
+    ]
+    lines[1] += f" ({_spreads(floor)})"
+    if result.comparison.mode != INTERLEAVED:
+        lines.append(
+            "one process at a time, in ABA runs (reference, candidate, reference, each a fresh process): "
+            f"{result.comparison.estimate.pair_count} here, and each counts once in an interval"
+        )
+    if (energy := result.comparison.energy) is not None:
+        lines.append(f"energy: {format_joules(energy.reference_step_j)} a step, of whole GPUs")
+    if result.power is not None:
+        lines.append(format_power(result.power))
+    if result.kernels is not None:
+        lines.append(format_kernels(result.kernels))
+    return lines
+
+
+def _spreads(floor: NoiseFloor) -> str:
+    """The spread of processes and of pairs of blocks, as standard deviations."""
+    of_process, of_pair = (f"{sd * 100:.2g} %" for sd in (floor.process_sd, floor.within_sd))
+    if not floor.within_sd:
+        return f"standard deviation of a fresh run {of_process}"
+    return f"standard deviation of a process {of_process}, of a pair of blocks {of_pair}"
+
+
+def format_power(power: PowerAnalysis) -> str:
+    """The smallest gain that is proven 9 times in 10 on this machine, and how long that takes."""
+    cap = f"with up to {power.most} pairs of processes in each proof"
+    if power.smallest is None or power.proof_s is None:
+        return f"no gain below 50 % can be proven here {cap}: processes differ too much"
+    seconds = power.proof_s if power.proof_s < 60 else 60 * round(power.proof_s / 60)
+    takes = format_seconds(seconds).removesuffix(" 0 s")
+    return f"smallest gain that can be proven: {format_share(power.smallest)} {cap} ({takes})"
+
+
+def format_kernels(spread: KernelSpread) -> str:
+    """How many of some equal processes chose other kernels."""
+    if not spread.others:
+        return f"all {spread.processes} processes chose the same kernels"
+    apart = f" (they are {format_change(math.exp(spread.apart))})" if spread.apart is not None else ""
+    return f"processes chose other kernels: {spread.others} of {spread.processes}{apart}"
+
+
+def kernel_lines(store: Store) -> list[str]:
+    """One sentence for each set whose processes did not all choose the same; the default's are those of all proofs."""
+    found = (f.kernels for f in store.of(FloorResult))
+    lines = [f"of the default, {format_kernels(k)}" for k in found if k is not None and k.others]
+    proofs = [r for r in store.of(ConfirmRun) if not r.is_alone]
+    bases = [r for r in proofs if r.against is None]
+    told = kernel_spread([r.reference_kernels for r in bases], [_less(r.log_ratio) for r in bases])
+    if told is not None and told.others:
+        lines.append(f"of the default in proofs, {format_kernels(told)}")
+    for settings in dict.fromkeys(r.settings for r in proofs):
+        mine = [r for r in proofs if r.settings == settings]
+        told = kernel_spread([r.candidate_kernels for r in mine], [r.log_ratio for r in mine])
+        if told is not None and told.others:
+            lines.append(f"of trial {mine[0].trial} ({settings}), {format_kernels(told)}")
+    return lines
+
+
+def _less(log_ratio: float | None) -> float | None:
+    return None if log_ratio is None else -log_ratio
+
+
+# ---------------------------------------------------------------------- trials and proofs
+
+
+def format_trial(result: TrialResult, outlook: str | None) -> str:
+    """A trial's result in words; the outlook is that of `TrialResult.outlook_at`."""
+    if result.failure is not None:
+        return format_failure(result.failure, f"in phase {result.failure.phase}")
+    if result.is_the_default:
+        return "no-op: the same program as the default"
+    suffix = ""
+    if result.same_as is not None:
+        suffix = f" (duplicate of trial {result.same_as})"
+    if result.comparison is None:
+        return f"{spaced(result.status)}: no number{suffix}"
+    found = result.comparison
+    if result.loss is not None and result.loss.is_ok is None:
+        suffix += f"; {LOSS_NOT_CHECKED}"
+    if found.work is not None:  # the unit is the study's, and a trial does not know it
+        suffix += f" (by work done: a step does {found.work.candidate} and the default's {found.work.reference})"
+    return f"{format_estimate(found.estimate)} {outlook}, {found.stopped}{suffix}"
+
+
+def format_failure(failure: Failure, where: str) -> str:
+    """A failure in words, with where it happened."""
+    return f"{spaced(failure.kind)} {where}: {failure.message}"[:300]
+
+
+def format_energy(result: TrialResult) -> str:
+    """A trial's energy in words; empty where it is not known."""
+    energy = result.comparison.energy if result.comparison is not None else None
+    if energy is None:
+        return ""
+    reference = format_joules(energy.reference_step_j)
+    return f"energy: {format_joules(energy.candidate_step_j)} a step of whole GPUs, the default's {reference}"
+
+
+def format_finalist(result: FinalistResult) -> str:
+    """A finalist's verdict in words."""
+    if result.failure is not None:
+        return format_failure(result.failure, "in a fresh process")
+    if result.estimate is None or result.corrected is None:
+        return "no number"
+    return (
+        f"{format_estimate(result.estimate)} over {result.process_count} fresh pairs of processes"
+        f"{_corrected(result.corrected)}: {verdict_of(result)}{_why(result)}"
+    )
+
+
+def verdict_of(result: FinalistResult) -> str:
+    """The verdict of a proof, or of what came after it, in one or two words."""
+    if result.failure is not None:
+        return "failed"
+    if result.veto is not None:
+        return "no winner"
+    if result.stage in REESTIMATES:
+        return "measured" if result.stage == "gain" else "compared"
+    if result.verdict is Verdict.UNRESOLVED and result.goes_on:
+        return Outlook.PROMISING
+    return result.verdict
+
+
+def _corrected(estimate: Estimate | None) -> str:
+    known = estimate is not None and estimate.low > 0.0
+    return f" (corrected {format_interval(estimate.low, estimate.high)})" if estimate is not None and known else ""
+
+
+def _why(result: FinalistResult) -> str:
+    """What speaks against the set, or why no more was measured."""
+    if result.veto is not None:
+        return f": {result.veto}"
+    if result.stage not in REESTIMATES and result.goes_on:  # the reason is of the hurdle, the word of the claim
+        return ", and goes on" if result.verdict is Verdict.UNRESOLVED else ""
+    told = result.stage in REESTIMATES or result.verdict is Verdict.UNRESOLVED
+    return f", {result.reason}" if told and result.reason else ""
+
+
+def cause_lines(store: Store) -> list[str]:
+    """The smallest parts of sets that crashed or hung, as far as they were found."""
+    return [
+        f"trial {b.trial}: the {'cause' if b.is_minimal else 'smallest failing part found'} of the "
+        f"{spaced(b.failure_kind)} is {b.smallest} ({b.starts} starts to find it)"
+        for b in store.of(BlameRecord)
+    ]
+
+
+# ---------------------------------------------------------------------- soak
+
+
+def format_soak(record: SoakRecord) -> str:
+    """A soak in words."""
+    if record.failure is not None:
+        after = f"after {record.step_count} steps" if record.step_count else "at its start"
+        return f"failed {after}: {record.failure.kind.replace('_', ' ')}: {record.failure.message}"
+    slower = ""
+    if record.drift is not None and record.drift > SOAK_SLOWER:
+        slower = f", but its last quarter took {record.drift:.2f} times as long a step as its first"
+    seen = "".join(f"; {words}" for words in _seen(record))
+    loss = f"; {record.loss.words}" if record.loss is not None else ""
+    return f"{record.step_count} steps in {record.steps_s:.0f} s without a fault{slower}{seen}{loss}"
+
+
+def _seen(record: SoakRecord) -> list[str]:
+    """Stalls and growth of memory in both arms, as far as they were watched."""
+    arms = record.arms
+    if arms is None:
+        return []
+    mine, base = arms.looks[-1].candidate, arms.looks[-1].reference
+    found = [describe_stalls(mine.stalls) + (f" (reference: {describe_stalls(base.stalls)})" if base else "")]
+    if base is None:
+        found.append("the reference failed beside it, so total times are not compared")
+    if len(arms.looks) > 1:
+        found.append(f"run {len(arms.looks)} times: the last run did not confirm what spoke against the ones before it")
+    growths = [
+        f"{what} grows by {format_growth(growth, _growth(base, kind) or 0.0)}"
+        for kind, what in (("host", "memory"), ("device", "device memory"))
+        if (growth := _growth(mine, kind)) is not None
+    ]
+    return [*found, *(growths or ["memory not watched"])]
+
+
+def _growth(arm: SoakArm | None, kind: str) -> float | None:
+    return memory_growth(getattr(arm, kind)) if arm is not None else None
+
+
+def soak_lines(store: Store) -> list[str]:
+    """The results of the winner's long runs."""
+    return [f"soak of {s.settings}: {format_soak(s)}" for s in store.of(SoakRecord)]
+
+
+# ---------------------------------------------------------------------- the whole study
+
+
+def format_progress(store: Store, state: str) -> str:
+    """How far a study is that has not ended (running, stopped or empty), and its best trial so far."""
+    results, session = store.of(TrialResult), store.last(SessionRecord)
+    if not results:
+        return f"nothing is known yet: {'no trial has ended yet' if session else 'it was never started'}"
+    found = [r.comparison.estimate for r in results if r.status is TrialStatus.MEASURED and r.comparison]
+    best = min(found, key=lambda e: e.ratio, default=None)
+    so_far = "nothing is promising so far"
+    if best is not None and best.ratio < 1:
+        so_far = f"the best so far has ratio {format_estimate(best)}, not yet proven"
+    asked = session.asked_trials if session else store.spec.search.trials
+    return f"{state} after {len(results)} of {asked} trials: {so_far}"
+
+
+def warning_lines(store: Store) -> list[str]:
+    """What speaks against believing a figure: each once."""
+    floor = store.last(FloorResult)
+    found = [r.what for r in store.of(IncidentRecord)]
+    if floor is not None:
+        found += [*floor.reference.warnings, *floor.comparison.warnings]
+        if (problem := floor.reference.program_problem) is not None:
+            found.append(f"its compiled program is not known, so sets that make the same one are measured: {problem}")
+        if floor.comparison.mode != INTERLEAVED:
+            found.append("one process at a time: intervals are over ABA runs, fewer than pairs of blocks")
+        load, cpus = floor.provenance.get("load_1min"), floor.provenance.get("cpus_usable")
+        if load and cpus and load > cpus:
+            found.append(f"the machine was busy when the study began: load {load} on {cpus} CPUs")
+
+    found += kernel_lines(store)
+    for r in store.of(TrialResult):
+        said = [*(r.worker.warnings if r.worker else ()), *(r.comparison.warnings if r.comparison else ())]
+        found += [f"trial {r.number}: {w}" for w in said]
+    for a in store.of(AblationResult):
+        found += [f"without {a.what}: {w}" for w in (a.comparison.warnings if a.comparison else ())]
+    for c in store.of(ConfirmRun):
+        found += [f"proof of trial {c.trial}, processes {c.repeat + 1}: {w}" for w in c.warnings or ()]
+    return list(dict.fromkeys(found))
