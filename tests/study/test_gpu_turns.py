@@ -11,36 +11,16 @@ from typing import Any
 import pytest
 
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import (
-    Arm,
-    Failure,
-    FailureKind,
-)
-from autotune.model.records import (
-    ConfirmRun,
-    FloorResult,
-    Outcome,
-)
+from autotune.model.measurement import Arm, Failure, FailureKind
+from autotune.model.records import ConfirmRun, FloorResult, Outcome
 from autotune.model.spec import StudySpec
 from autotune.model.turn_sizes import CPU_SIZES
 from autotune.results.recompute import disagreements
 from autotune.rundir.store import Store
-from autotune.study.context import (
-    MeasurementContext,
-    ReferenceFailed,
-)
-from autotune.workers.base import (
-    Progress,
-    WorkerFailed,
-)
-from harness.simulated_machine import (
-    SimulatedLauncher,
-    SimulatedWorker,
-)
-from tests.runs import (
-    Run,
-    replay_study,
-)
+from autotune.study.context import MeasurementContext, ReferenceFailed
+from autotune.workers.base import Progress, WorkerFailed
+from harness.simulated_machine import SimulatedLauncher, SimulatedWorker
+from tests.runs import Run, replay_study
 
 GPU: dict[str, Any] = {"device": {"platform": "cuda", "count": 1}}
 QUICK = {"finalists": 1, "minimise": False, "soak": 0}

@@ -9,29 +9,14 @@ import pytest
 
 from autotune.model.flags import FlagSet
 from autotune.model.kernels import DUMP_FILE
-from autotune.model.records import (
-    ConfirmRun,
-    FloorResult,
-    IncidentRecord,
-    Outcome,
-    TrialResult,
-)
+from autotune.model.records import ConfirmRun, FloorResult, IncidentRecord, Outcome, TrialResult
 from autotune.model.spec import StudySpec
-from autotune.results.format import (
-    floor_lines,
-    warning_lines,
-)
+from autotune.results.format import floor_lines, warning_lines
 from autotune.rundir.store import Folders
 from autotune.study.context import MeasurementContext
 from autotune.workers.base import Progress
-from harness.simulated_machine import (
-    SimulatedLauncher,
-    SimulatedWorker,
-)
-from tests.runs import (
-    Run,
-    replay_study,
-)
+from harness.simulated_machine import SimulatedLauncher, SimulatedWorker
+from tests.runs import Run, replay_study
 from tests.study.test_gpu_turns import Silent
 
 RESULTS = (

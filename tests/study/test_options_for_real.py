@@ -10,29 +10,14 @@ import pytest
 
 from autotune.machine.environment import caller_environment
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import (
-    FailureKind,
-    LossBasis,
-    log_ratio,
-)
+from autotune.model.measurement import FailureKind, LossBasis, log_ratio
 from autotune.model.options import option_sets
-from autotune.model.records import (
-    FloorResult,
-    SoakRecord,
-    TrialConfig,
-    TrialResult,
-)
+from autotune.model.records import FloorResult, SoakRecord, TrialConfig, TrialResult
 from autotune.model.spec import parse_study
 from autotune.rundir.store import Folders
 from autotune.stats.estimates import estimate_pairs
 from autotune.study.runner import TaskRunner
-from autotune.study.tasks import (
-    AnyTask,
-    Assignment,
-    FloorTask,
-    SoakTask,
-    TrialTask,
-)
+from autotune.study.tasks import AnyTask, Assignment, FloorTask, SoakTask, TrialTask
 from autotune.workers.local import LocalLauncher
 
 OPTIONS = {

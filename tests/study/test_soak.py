@@ -11,40 +11,17 @@ from typing import Any
 import pytest
 
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import (
-    Failure,
-    FailureKind,
-)
-from autotune.model.records import (
-    IncidentRecord,
-    MemoryUse,
-    Outcome,
-    SoakRecord,
-)
-from autotune.results.export import (
-    ExportFormat,
-    render_export,
-)
+from autotune.model.measurement import Failure, FailureKind
+from autotune.model.records import IncidentRecord, MemoryUse, Outcome, SoakRecord
+from autotune.results.export import ExportFormat, render_export
 from autotune.results.format import format_soak
 from autotune.results.recompute import disagreements
 from autotune.results.report import render_markdown
 from autotune.rundir.store import Store
-from autotune.settings.space import (
-    Parameter,
-    SearchSpace,
-)
-from autotune.workers.base import (
-    Progress,
-    WorkerFailed,
-)
-from harness.simulated_machine import (
-    SimulatedLauncher,
-    SimulatedWorker,
-)
-from tests.runs import (
-    Run,
-    replay_study,
-)
+from autotune.settings.space import Parameter, SearchSpace
+from autotune.workers.base import Progress, WorkerFailed
+from harness.simulated_machine import SimulatedLauncher, SimulatedWorker
+from tests.runs import Run, replay_study
 
 FAST = {"xla_a=1": 0.9}
 PLANTED = (("fast", FlagSet({"xla_a": 1})),)
