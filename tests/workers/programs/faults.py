@@ -33,7 +33,7 @@ def build(devices: Any) -> SimpleNamespace:
     leave_behind(fault)
 
     def misbehave(_: Any) -> np.float32:
-        if next(calls) >= 8:
+        if next(calls) >= 12:
             if fault == "segmentation fault":
                 os.kill(os.getpid(), signal.SIGSEGV)
             if fault == "kill":
