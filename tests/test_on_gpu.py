@@ -13,10 +13,26 @@ from typing import Any
 
 import pytest
 
-from autotune.machine import caller_environment, find_gpus, open_meter, open_watch, would_run_on
-from autotune.model import FailureKind, FlagSet, FloorResult, StudySpec, TrialResult, parse_study
+from autotune.machine import (
+    caller_environment,
+    find_gpus,
+    open_meter,
+    open_watch,
+    would_run_on,
+)
+from autotune.model import (
+    FailureKind,
+    FlagSet,
+    FloorResult,
+    StudySpec,
+    TrialResult,
+    parse_study,
+)
 from autotune.rundir import Store
-from autotune.workers import LocalLauncher, WorkerFailed
+from autotune.workers import (
+    LocalLauncher,
+    WorkerFailed,
+)
 
 ROOT = Path(__file__).parents[1]
 GPU_FOLDER = ROOT / "benchmarks" / "gpu"
@@ -100,7 +116,7 @@ def test_a_study_that_does_not_fit_twice_is_measured_one_at_a_time(tmp_path: Pat
     assert done.returncode == 0, done.stderr
     floor = Store.open(tmp_path / "run").last(FloorResult)
     assert floor is not None
-    assert floor.comparison.mode == "sandwich"
+    assert floor.comparison.mode == "aba"
 
 
 def test_the_doctor_sees_the_gpu_and_its_plugin(tmp_path: Path, gpu: Any) -> None:

@@ -1,13 +1,28 @@
 """What this machine is: its environment, devices, versions, energy, and SLURM."""
 
-from autotune.child.packages import CUDA_PLUGINS, installed_versions
+from autotune.child.packages import (
+    CUDA_PLUGINS,
+    installed_versions,
+)
 from autotune.machine.child_process import ChildProcess
-from autotune.machine.devices import parse_devices, reserve_devices, restrict_devices
+from autotune.machine.devices import (
+    parse_devices,
+    reserve_devices,
+    restrict_devices,
+)
 from autotune.machine.environment import (
     caller_environment, child_environment, default_cache_dir, driver_python, let_import_packages, merge_for_exec,
     reproduction_environment, steering_settings, variables_of,
 )  # fmt: skip
-from autotune.machine.files import COMPILES, LANE, Scratch, like_folder, make_folder, replace_file, sync_folder
+from autotune.machine.files import (
+    COMPILES,
+    LANE,
+    Scratch,
+    like_folder,
+    make_folder,
+    replace_file,
+    sync_folder,
+)
 from autotune.machine.gpus import (
     Gpu,
     GpuFacts,
@@ -27,9 +42,7 @@ from autotune.machine.telemetry import (
     EnergyMeter,
     GpuWatch,
     NO_METER,
-    NO_TELEMETRY,
     NO_WATCH,
-    Telemetry,
     open_meter,
     open_watch,
 )

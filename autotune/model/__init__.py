@@ -1,6 +1,14 @@
 """What several rooms share: flag sets, study files, records, errors, units."""
 
-from autotune.model.artefacts import Artefact, artefacts_of, digest_of, file_name, in_folder, reference_to, unpack
+from autotune.model.artefacts import (
+    Artefact,
+    artefacts_of,
+    digest_of,
+    file_name,
+    in_folder,
+    reference_to,
+    unpack,
+)
 from autotune.model.clock import Stopwatch
 from autotune.model.errors import (
     AutotuneError, LaunchError, NodeLostError, NotComparableError, RunDirectoryError, STOPPED, SettingError,
@@ -20,11 +28,16 @@ from autotune.model.kernels import (
     read_choices,
 )
 from autotune.model.measurement import (
-    Arm, ArmOfGpus, Comparison, DeviceMemory, EnergyUse, Failure, FailureKind, GpuState, GpusDuring, HELD_BACK,
-    LOSS_NOT_CHECKED, LossBasis, LossCheck, NOT_TOLD, Pair, SameStep, Settings, Stamped, TURNS, WorkPerStep,
+    ABA, Arm, ArmOfGpus, Comparison, DeviceMemory, EnergyUse, Failure, FailureKind, GpuState, GpusDuring, HELD_BACK,
+    INTERLEAVED, LOSS_NOT_CHECKED, LossBasis, LossCheck, NOT_TOLD, Pair, SameStep, Settings, Stamped, WorkPerStep,
     WorkerReport, WorkloadFacts, block_step_s, held_in_one_arm, is_divided_as_told, log_ratio,
 )  # fmt: skip
-from autotune.model.numbers import AtLeastOne, Count, Elapsed, Record
+from autotune.model.numbers import (
+    AtLeastOne,
+    Count,
+    Elapsed,
+    Record,
+)
 from autotune.model.options import (
     FOLDER,
     PROCESS_COUNT,
@@ -56,10 +69,32 @@ from autotune.model.redaction import (
     visible,
     visible_line,
 )
-from autotune.model.sections import ReadSpec, SearchSpec, WITH_SECRETS
-from autotune.model.spec import Effort, SOAK_STEPS_OF_RUNS, STUDY_NAME, StudySpec, load_study, parse_study
-from autotune.model.time_limits import COMPILE_FACTOR, CompileLimits, TimeLimits, compile_limits, limits_after
-from autotune.model.turn_sizes import BLOCK_STEPS, CHECK_STEPS, TurnCosts, WARMUP_STEPS
+from autotune.model.sections import (
+    ReadSpec,
+    SearchSpec,
+    WITH_SECRETS,
+)
+from autotune.model.spec import (
+    Effort,
+    SOAK_STEPS_OF_RUNS,
+    STUDY_NAME,
+    StudySpec,
+    load_study,
+    parse_study,
+)
+from autotune.model.time_limits import (
+    COMPILE_FACTOR,
+    CompileLimits,
+    TimeLimits,
+    compile_limits,
+    limits_after,
+)
+from autotune.model.turn_sizes import (
+    BLOCK_STEPS,
+    CHECK_STEPS,
+    TurnCosts,
+    WARMUP_STEPS,
+)
 from autotune.model.units import (
     format_bytes, format_change, format_change_of, format_count, format_detectable, format_interval, format_joules,
     format_ratio, format_seconds, format_share, parse_duration,

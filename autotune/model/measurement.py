@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import (
+    Mapping,
+    Sequence,
+)
 from enum import StrEnum
-from typing import Annotated, Protocol
+from typing import (
+    Annotated,
+    Protocol,
+)
 
-from pydantic import BeforeValidator, Field, InstanceOf, PlainSerializer, WithJsonSchema, field_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    InstanceOf,
+    PlainSerializer,
+    WithJsonSchema,
+    field_validator,
+)
 
 from autotune.model.flags import FlagSet
 from autotune.model.kernels import Kernels
@@ -355,7 +368,7 @@ class Comparison(Record):
     Attributes:
         reference_step_s: Median step, seconds.
         candidate_step_s: Median step, seconds.
-        mode: ``turns`` (interleaved pairs) or ``sandwich`` (fresh runs reference, candidate, reference).
+        mode: ``interleaved`` (interleaved pairs) or ``aba`` (fresh runs reference, candidate, reference).
         warnings: What the machine did meanwhile that makes the figures doubtful.
         energy: None where nothing counted it, or blocks were too short for the counters.
         work: Where set, `estimate` is per token; step times are never.
@@ -418,8 +431,8 @@ class LossCheck(Record):
         return self.is_ok is None and self.basis is LossBasis.STEPS
 
 
-TURNS = "turns"
-"""Mode of a comparison whose blocks are in pairs; the other one is `autotune.study.compare.SANDWICH`."""
+INTERLEAVED, ABA = "interleaved", "aba"
+"""How two arms were compared: blocks in pairs, or isolated runs of reference, candidate and reference."""
 
 
 def block_step_s(step_times_s: Sequence[float]) -> float:

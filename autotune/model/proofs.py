@@ -5,12 +5,35 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import (
+    Iterator,
+    Sequence,
+)
+from typing import (
+    Any,
+    NamedTuple,
+)
 
-from autotune.model.measurement import Failure, FailureKind, Pair, WorkPerStep, held_in_one_arm, log_ratio
-from autotune.model.records import REESTIMATES, ConfirmRun, FinalistResult, ProofRecord, SoakArms, SoakLook
-from autotune.model.units import format_change, format_seconds
+from autotune.model.measurement import (
+    Failure,
+    FailureKind,
+    Pair,
+    WorkPerStep,
+    held_in_one_arm,
+    log_ratio,
+)
+from autotune.model.records import (
+    REESTIMATES,
+    ConfirmRun,
+    FinalistResult,
+    ProofRecord,
+    SoakArms,
+    SoakLook,
+)
+from autotune.model.units import (
+    format_change,
+    format_seconds,
+)
 from autotune.stats import (
     FIRST_LOOK,
     Estimate,
@@ -280,7 +303,7 @@ def alone_of(proven: FinalistResult, runs: Sequence[ConfirmRun], *, most: int, m
         veto = (
             "what idles beside an arm, or ran before it, changes its time: alone the set is "
             f"{format_change(alone.ratio)} than the default, in turns {format_change(in_turns.ratio)}; "
-            '`measure.mode = "sandwich"` measures everything alone'
+            '`measure.mode = "aba"` measures everything alone'
         )
     result = _after(proven, ALONE, mine, found.used, min_effect=min_effect, veto=veto, reason=found.reason)
     return result.model_copy(update={"most": most})

@@ -344,16 +344,16 @@ class MeasureSpec(Section):
     Attributes:
         min_effect: Smallest effect of interest, as a share of step time (0.005 is 0.5 %).
         pairs_cap: Pairs of blocks after which a trial ends in any case. The noise floor starts two processes and one
-            more for every 20 of them; a trial in sandwiches has one sandwich for every 13.
+            more for every 20 of them; a trial in ABA runs has one for every 13.
         block_s: Shortest counted part of a block, seconds; ``auto``: 0.05, and on GPUs, whose clocks follow power, 2
             (`autotune.model.turn_sizes`).
         start_limit_s: Longest time from process start to readiness (import, compilation, warm-up); default: four times
             what the reference took, at least 2 minutes, and 10 minutes for the reference itself.
         block_limit_s: Longest time for one block; past it the worker counts as hung. Default: ten times the
             reference's steps, at least 2 minutes.
-        mode: ``turns``: two processes are resident and run blocks in pairs. ``sandwich``: one at a time, in fresh
-            runs reference, candidate, reference. ``auto``: turns where the program can and the memory holds two.
-        run_steps: Steps that are measured in each fresh run of a sandwich.
+        mode: ``interleaved``: two processes are resident and run blocks in pairs. ``aba``: one at a time, in fresh
+            runs reference, candidate, reference. ``auto``: interleaved where the program can and the memory holds two.
+        run_steps: Steps that are measured in each fresh run of an ABA run.
     """
 
     min_effect: Annotated[float, Field(gt=0, lt=0.5)] = 0.005
@@ -361,12 +361,12 @@ class MeasureSpec(Section):
     block_s: Seconds | Literal["auto"] = "auto"
     start_limit_s: Seconds | None = None
     block_limit_s: Seconds | None = None
-    mode: Literal["auto", "turns", "sandwich"] = "auto"
+    mode: Literal["auto", "interleaved", "aba"] = "auto"
     run_steps: Annotated[int, Field(ge=1, le=100_000)] = 20
 
     @property
-    def sandwiches(self) -> int:
-        """Sandwiches of a trial."""
+    def aba_runs(self) -> int:
+        """ABA runs of a trial."""
         return max(2, round(3 * self.pairs_cap / 40))
 
     @property

@@ -12,15 +12,38 @@ import tomllib
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import (
+    Annotated,
+    Any,
+)
 
-from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
-from autotune.model.errors import SettingError, StudyFileError, close_matches
+from autotune.model.errors import (
+    SettingError,
+    StudyFileError,
+    close_matches,
+)
 from autotune.model.expressions import Expression
-from autotune.model.flags import OPTION, FlagSet
+from autotune.model.flags import (
+    OPTION,
+    FlagSet,
+)
 from autotune.model.measurement import Settings
-from autotune.model.options import PROCESS_COUNT, broken_rule, check_rules, combinations, option_sets, options_in
+from autotune.model.options import (
+    PROCESS_COUNT,
+    broken_rule,
+    check_rules,
+    combinations,
+    option_sets,
+    options_in,
+)
 from autotune.model.redaction import redact_data
 from autotune.model.sections import (
     ConfirmSpec,
@@ -126,9 +149,9 @@ class StudySpec(Section):
 
     @model_validator(mode="after")
     def _fits_together(self) -> StudySpec:
-        if self.measure.mode == "turns" and not self.workload.takes_turns:
+        if self.measure.mode == "interleaved" and not self.workload.takes_turns:
             raise ValueError(
-                'a `command` without the hook can not wait for its turn: `measure.mode` must be "auto" or "sandwich"'
+                'a `command` without the hook can not wait for its turn: `measure.mode` must be "auto" or "aba"'
             )
         mesh, count = self.workload.mesh, self.device.count
         if mesh is not None and count is not None and math.prod(mesh.values()) != count:

@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 
 from autotune.model import (
+    INTERLEAVED,
     LOSS_NOT_CHECKED,
     REESTIMATES,
-    TURNS,
     AblationResult,
     BlameRecord,
     ConfirmRun,
@@ -128,7 +128,7 @@ def format_floor(result: FloorResult) -> list[str]:
         f"a trial finds speed-ups from {format_detectable(floor.detectable)}",
     ]
     lines[1] += f" ({_spreads(floor)})"
-    if result.comparison.mode != TURNS:
+    if result.comparison.mode != INTERLEAVED:
         lines.append(
             "one process at a time, in ABA runs (reference, candidate, reference, each a fresh process): "
             f"{result.comparison.estimate.pair_count} here, and each counts once in an interval"
@@ -343,7 +343,7 @@ def warning_lines(store: Store) -> list[str]:
         found += [*floor.reference.warnings, *floor.comparison.warnings]
         if (problem := floor.reference.program_problem) is not None:
             found.append(f"its compiled program is not known, so sets that make the same one are measured: {problem}")
-        if floor.comparison.mode != TURNS:
+        if floor.comparison.mode != INTERLEAVED:
             found.append("one process at a time: intervals are over ABA runs, fewer than pairs of blocks")
         load, cpus = floor.provenance.get("load_1min"), floor.provenance.get("cpus_usable")
         if load and cpus and load > cpus:

@@ -7,8 +7,16 @@ candidate over reference (below 1 is faster); a number that is not known is NaN,
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import (
+    Mapping,
+    Sequence,
+)
+from dataclasses import (
+    dataclass,
+    field,
+    fields,
+    replace,
+)
 from enum import StrEnum
 from typing import Any
 
@@ -16,8 +24,8 @@ from rich.table import Table
 from rich.text import Text
 
 from autotune.model import (
+    INTERLEAVED,
     REESTIMATES,
-    TURNS,
     AblationResult,
     FinalistResult,
     FlagSet,
@@ -30,10 +38,22 @@ from autotune.model import (
     format_ratio,
     format_seconds,
 )  # fmt: skip
-from autotune.results.format import STAGE_WORDS, format_finalist, shorten, spaced, time_words, verdict_of
+from autotune.results.format import (
+    STAGE_WORDS,
+    format_finalist,
+    shorten,
+    spaced,
+    time_words,
+    verdict_of,
+)
 from autotune.results.pages import Styled
 from autotune.rundir import Store
-from autotune.stats import Estimate, Outlook, Verdict, outlook_of
+from autotune.stats import (
+    Estimate,
+    Outlook,
+    Verdict,
+    outlook_of,
+)
 
 Row = dict[str, str]
 
@@ -137,7 +157,7 @@ class TrialRow:
     @property
     def over(self) -> str:
         """How often it was compared: pairs of blocks, or ABA runs."""
-        return f"{self.pair_count} {'pairs' if self.mode == TURNS else 'ABA runs'}" if self.is_measured else ""
+        return f"{self.pair_count} {'pairs' if self.mode == INTERLEAVED else 'ABA runs'}" if self.is_measured else ""
 
 
 _FIELDS = tuple(f for f in fields(TrialRow) if f.name != "result")

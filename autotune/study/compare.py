@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
 from autotune.model import (
-    TURNS,
+    ABA,
+    INTERLEAVED,
     Arm,
     Comparison,
     FailureKind,
@@ -33,7 +34,7 @@ from autotune.model import (
     WorkPerStep,
     block_step_s,
     log_ratio,
-)
+)  # fmt: skip
 from autotune.stats import (
     LONG_PAIR_S,
     Estimate,
@@ -47,7 +48,7 @@ from autotune.stats import (
     reason_to_stop,
     spread_of,
     widen,
-)
+)  # fmt: skip
 from autotune.study.context import MeasurementContext, ReferenceFailed, typical_step_s, work_between
 from autotune.study.durations import LEAST_FLOOR, floor_alone_s, floor_of_turns_s, floor_processes, refuse_short_budget
 from autotune.study.loss_gate import LossTrace, not_finite, refuse_not_finite
@@ -55,9 +56,6 @@ from autotune.workers import Worker, WorkerFailed
 
 S = TypeVar("S")
 R = TypeVar("R")
-
-SANDWICH = "sandwich"
-"""Mode of a comparison of isolated runs."""
 
 CANDIDATE_RETRIES = 2
 """How often a candidate that something outside seems to have ended (SIGTERM, a port in use) is measured once more."""
@@ -217,7 +215,7 @@ class Comparer(ABC):
     """Compares two sets in one place.
 
     Attributes:
-        mode: ``turns`` (interleaved) or ``sandwich`` (isolated), as it is kept in records.
+        mode: ``interleaved`` (interleaved) or ``aba`` (isolated), as it is kept in records.
     """
 
     mode: str
@@ -311,7 +309,7 @@ class Comparer(ABC):
 class Interleaved(Comparer):
     """Both processes side by side; isolated where the two turn out not to fit into the device's memory."""
 
-    mode = TURNS
+    mode = INTERLEAVED
 
     def _compare(self, request: ComparisonRequest[S]) -> Compared[S]:
         context, folder = self.context, request.folder
@@ -538,7 +536,7 @@ class Isolated(Comparer):
             `TurnSizes.steps_alone`.
     """
 
-    mode = SANDWICH
+    mode = ABA
 
     def __init__(self, context: MeasurementContext, *, blocks: int = 1) -> None:
         super().__init__(context)
@@ -565,7 +563,7 @@ class Isolated(Comparer):
                     pairs.append(self._keep(request, len(pairs), before, run, work))
                 before = run
         found = estimate_pairs([log_ratio(pairs[0], work)]) if request.is_proof else aba_estimate(pairs, work)
-        stopped = "all pairs run" if request.is_proof else f"all {len(pairs) // 2} sandwiches run"
+        stopped = "all pairs run" if request.is_proof else f"all {len(pairs) // 2} ABA runs measured"
         return Compared(
             reference=reports[Arm.REFERENCE], candidate=reports[Arm.CANDIDATE], pairs=pairs,
             comparison=self._figures(pairs, found, stopped=stopped, work=work),
@@ -575,7 +573,7 @@ class Isolated(Comparer):
         """The arms in order: neighbours make a pair. In a proof a coin, seeded by the name, decides who goes first."""
         order = [Arm.REFERENCE, Arm.CANDIDATE]
         if not request.is_proof:
-            return [[*order, Arm.REFERENCE]] * self.context.spec.measure.sandwiches
+            return [[*order, Arm.REFERENCE]] * self.context.spec.measure.aba_runs
         if random.Random(f"{self.context.spec.seed}/{request.name}").random() < 0.5:
             order.reverse()
         return [order]
@@ -663,7 +661,7 @@ class Isolated(Comparer):
         """Each isolated run is a fresh process already; they are few, whatever a plan of pairs says."""
         measure = self.context.spec.measure
         request: ComparisonRequest[None] = ComparisonRequest(
-            candidate=FlagSet(), folder=folder, name="floor", rule=fixed(measure.sandwiches)
+            candidate=FlagSet(), folder=folder, name="floor", rule=fixed(measure.aba_runs)
         )
         found = self._compare(request)
         assert found.comparison is not None

@@ -12,7 +12,11 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Container, Sequence
+from collections.abc import (
+    Callable,
+    Container,
+    Sequence,
+)
 from typing import NamedTuple
 
 import numpy as np
@@ -21,8 +25,8 @@ import numpy.typing as npt
 from autotune.model import (
     ALONE,
     GAIN,
+    INTERLEAVED,
     PROFILE,
-    TURNS,
     AblationResult,
     ConfirmRun,
     EffectsRecord,
@@ -47,7 +51,7 @@ from autotune.model import (
     runs_after,
     runs_of,
     standing,
-)
+)  # fmt: skip
 from autotune.results import format_soak
 from autotune.rundir import Store
 from autotune.stats import (
@@ -62,11 +66,20 @@ from autotune.stats import (
     chance_to_prove,
     gain_pairs,
     look_alone,
-)
+)  # fmt: skip
 from autotune.study.prefilter import is_same_program
-from autotune.study.run import Candidate, SetState, StudyRun
+from autotune.study.run import (
+    Candidate,
+    SetState,
+    StudyRun,
+)
 from autotune.study.runner import pays
-from autotune.study.tasks import AblationTask, PairTask, PendingTask, SoakTask
+from autotune.study.tasks import (
+    AblationTask,
+    PairTask,
+    PendingTask,
+    SoakTask,
+)
 
 FAMILIES = {"full": "final"}
 """Stages whose proofs share the error of another stage."""
@@ -501,7 +514,7 @@ def measure_again(run: StudyRun, proven: FinalistResult) -> Reestimate:
 def _check_alone(run: StudyRun, proven: FinalistResult) -> FinalistResult | None:
     """Compares with isolated runs of each arm; None where nothing runs in turns, or none are asked."""
     floor, asked = run.store.last(FloorResult), run.spec.confirm.alone
-    if floor is None or floor.comparison.mode != TURNS or asked == 0:
+    if floor is None or floor.comparison.mode != INTERLEAVED or asked == 0:
         return None
     run.begin_stage("final proof", "alone: each arm with nothing beside it: does that agree?")
     most, turns = max(asked, FIRST_LOOK), ratios_of(runs_after(proven, run.store.of(ConfirmRun), GAIN))

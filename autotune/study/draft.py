@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import math
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import (
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -21,9 +24,16 @@ from autotune.model import (
     format_seconds,
     parse_study,
     redact_command,
+)  # fmt: skip
+from autotune.stats import (
+    proof_pairs,
+    smallest_gain,
+    study_power,
 )
-from autotune.stats import proof_pairs, smallest_gain, study_power
-from autotune.study.look import LEAST_STEPS, ProbeResult
+from autotune.study.look import (
+    LEAST_STEPS,
+    ProbeResult,
+)
 
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "cpu": ("cpu",),
@@ -48,7 +58,7 @@ RUN_SHARE, SHORTEST_RUN_S, LONGEST_RUN_S = 0.5, 2.0, 30.0
 """Counted part of a run: this share of what it takes to start, within bounds in seconds."""
 
 MOST_STEPS = 1000
-FINALISTS, PROCESSES, SANDWICHES = 2, 20, 3
+FINALISTS, PROCESSES, ABA_RUNS = 2, 20, 3
 SOAK_S = 30.0
 WORTH_TRIALS = 8
 """Trials for which the default budget has time."""
@@ -98,7 +108,7 @@ def plan_of(found: ProbeResult, *, name: str, trials: int, budget_s: float | Non
     asked = found.request
     steps, soak_s = _sizes(found)
     run_s = found.start_s + steps * found.line_s
-    trial_s = SANDWICHES * 3 * run_s
+    trial_s = ABA_RUNS * 3 * run_s
     pairs = proof_pairs(FINALISTS, most=PROCESSES)
     needed_s = trial_s + WORTH_TRIALS * trial_s + pairs * 2 * run_s + 2 * max(soak_s, SOAK_STEPS_OF_RUNS * found.line_s)
     budget_s = budget_s or max(LEAST_BUDGET_S, 300.0 * math.ceil(needed_s / 300.0))

@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import (
+    dataclass,
+    replace,
+)
 
 from autotune.model import (
-    TURNS,
+    INTERLEAVED,
     ConfirmRun,
     FloorResult,
     LaunchError,
@@ -20,7 +23,7 @@ from autotune.model import (
     TurnCosts,
     WorkerReport,
     format_seconds,
-)
+)  # fmt: skip
 from autotune.rundir import Store
 from autotune.stats import (
     ALONE_PAIRS,
@@ -87,7 +90,7 @@ def durations_of(spec: StudySpec, result: FloorResult, runs: Sequence[ConfirmRun
     if not (floor.start_s and floor.pair_s):
         return None
     soak_s = max(spec.confirm.soak, spec.soak_steps * step_s) + floor.start_s if spec.confirm.soak else 0.0
-    planned = (_in_turns if result.comparison.mode == TURNS else _one_at_a_time)(spec, result, 2.0 * soak_s)
+    planned = (_in_turns if result.comparison.mode == INTERLEAVED else _one_at_a_time)(spec, result, 2.0 * soak_s)
     took = [r.duration_s for r in runs if r.duration_s and r.stage != "alone" and r.failure is None][-RECENT:]
     longer = max(1.0, statistics.median(took) / planned.pair_s) if took else 1.0  # candidates may choose kernels
     return replace(
@@ -111,14 +114,14 @@ def _in_turns(spec: StudySpec, result: FloorResult, soak_s: float) -> Durations:
 
 
 def _one_at_a_time(spec: StudySpec, result: FloorResult, soak_s: float) -> Durations:
-    sandwiches_s = spec.measure.sandwiches * 3.0 * pair_of_processes_s(spec, result) / 2.0
+    aba_s = spec.measure.aba_runs * 3.0 * pair_of_processes_s(spec, result) / 2.0
     return Durations(
         start_s=result.floor.start_s,
-        trial_s=sandwiches_s,
+        trial_s=aba_s,
         turn_s=0.0,
         pair_s=pair_of_processes_s(spec, result),
         alone_s=0.0,
-        ablation_s=sandwiches_s,
+        ablation_s=aba_s,
         soak_s=soak_s,
     )
 
@@ -135,7 +138,7 @@ def pairs_of_blocks(spec: StudySpec, floor: NoiseFloor) -> int:
 def pair_of_processes_s(spec: StudySpec, result: FloorResult) -> float:
     """Returns the seconds of one fresh pair of processes of a proof."""
     floor = result.floor
-    if result.comparison.mode == TURNS:
+    if result.comparison.mode == INTERLEAVED:
         return _costs(spec, result).fresh_pair_s(pairs_of_blocks(spec, floor))
     return 2.0 * floor.start_s + floor.pair_s
 
@@ -185,11 +188,11 @@ def _process_s(reference: WorkerReport, steps: int) -> float:
 
 
 def floor_alone_s(spec: StudySpec, reference: WorkerReport) -> float:
-    """Returns the same of one in sandwiches, while the first of its runs is in hand."""
+    """Returns the same of one in ABA runs, while the first of its runs is in hand."""
     step_s = statistics.median(reference.warmup_step_times_s or (0.0,))
     costs = spec.turns.costs(step_s=step_s, start_s=reference.start_s)
     run_s = costs.run_alone_s(pairs=1, least_steps=spec.measure.run_steps)
-    return 3 * spec.measure.sandwiches * run_s  # the first has started, one in another rounding is yet to start
+    return 3 * spec.measure.aba_runs * run_s  # the first has started, one in another rounding is yet to start
 
 
 def floor_processes(spec: StudySpec, reference: WorkerReport, *, steps: int) -> int:
@@ -222,7 +225,7 @@ def power_analysis(spec: StudySpec, result: FloorResult) -> PowerAnalysis | None
         return None
     if most < FIRST_LOOK:
         return None
-    pairs = pairs_of_blocks(spec, floor) if result.comparison.mode == TURNS else 1
+    pairs = pairs_of_blocks(spec, floor) if result.comparison.mode == INTERLEAVED else 1
     pair_s = pair_of_processes_s(spec, result)
     pair_sd = _round_up(math.hypot(math.sqrt(2.0) * floor.cautious_process_sd(), floor.within_sd / math.sqrt(pairs)))
     finalists, min_effect = spec.confirm.finalists, spec.measure.min_effect

@@ -6,18 +6,27 @@ might still say has no reader. So nothing is done twice and nothing is left out,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import (
+    Callable,
+    Sequence,
+)
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from autotune.cluster import ANSWERS, JOINED, LEFT, Engine, Told
+from autotune.cluster import (
+    ANSWERS,
+    JOINED,
+    LEFT,
+    Engine,
+    Told,
+)
 from autotune.machine import measured_versions
 from autotune.model import (
+    INTERLEAVED,
     RECORD,
-    TURNS,
     AnyRecord,
     Callbacks,
     Failure,
@@ -35,11 +44,26 @@ from autotune.model import (
     WorkPerStep,
     log_ratio,
 )  # fmt: skip
-from autotune.rundir import Store, artefacts_for, refuse_strangers, refuse_upgraded
+from autotune.rundir import (
+    Store,
+    artefacts_for,
+    refuse_strangers,
+    refuse_upgraded,
+)
 from autotune.stats import proof_size
-from autotune.study.context import floor_folder, time_limits_after
+from autotune.study.context import (
+    floor_folder,
+    time_limits_after,
+)
 from autotune.study.durations import power_analysis
-from autotune.study.tasks import AnyTask, Assignment, FloorTask, PairTask, PendingTask, TrialTask
+from autotune.study.tasks import (
+    AnyTask,
+    Assignment,
+    FloorTask,
+    PairTask,
+    PendingTask,
+    TrialTask,
+)
 
 MOST_LOST = 3
 """A task over which so many lanes were lost is not given to another: perhaps it kills them."""
@@ -325,8 +349,8 @@ class Lanes:
         lane.floor = floor
         lane.devices = lane.devices or floor.reference.device_count
         spec = self._store.spec
-        if floor.comparison.mode != TURNS and spec.measure.mode == "auto" and spec.workload.takes_turns:
-            self._view.note("two processes do not fit into the device's memory: they run one at a time, in sandwiches")
+        if floor.comparison.mode != INTERLEAVED and spec.measure.mode == "auto" and spec.workload.takes_turns:
+            self._view.note("two processes do not fit into the device's memory: they run one at a time, in ABA runs")
         self._view.floor(floor)
 
     def _lose(self, name: str, why: str) -> None:

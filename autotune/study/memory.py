@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 
 from autotune.compiler import Screener
-from autotune.model import TURNS, Failure, FailureKind, FlagSet, StudySpec, WorkerReport, format_bytes
+from autotune.model import INTERLEAVED, Failure, FailureKind, FlagSet, StudySpec, WorkerReport, format_bytes
 from autotune.workers import WorkerFailed
 
 LIMIT_PHASE = "limit"
@@ -145,10 +145,10 @@ class MemoryShare:
         """What to do about a reference that cannot run, to begin a sentence with."""
         if failure.kind is not FailureKind.OUT_OF_MEMORY or not self.is_given(FlagSet(), alone=False):
             return "mend the workload or the baseline of the study"
-        if self._spec.measure.mode == TURNS:
+        if self._spec.measure.mode == INTERLEAVED:
             return (
-                f'measure.mode = "{TURNS}" leaves each of two processes {SHARED_FRACTION} of the GPU\'s memory: write '
-                '"auto" or "sandwich", and one at a time has more'
+                f'measure.mode = "{INTERLEAVED}" leaves each of two processes {SHARED_FRACTION} of the GPU\'s memory: '
+                'write "auto" or "aba", and one at a time has more'
             )
         return (
             "it was alone on the GPU, with JAX's own share of the memory: make the workload smaller, or that share "

@@ -8,9 +8,14 @@ import socket
 import time
 from pathlib import Path
 
-from autotune.cluster import JOINED, Message, Told
+from autotune.cluster import (
+    JOINED,
+    Message,
+    Told,
+)
 from autotune.machine import describe_machine
 from autotune.model import (
+    ABA,
     PROFILE,
     REFERENCE_NUMBER,
     AblationResult,
@@ -33,9 +38,14 @@ from autotune.model import (
     kernel_spread,
 )  # fmt: skip
 from autotune.rundir import Folders
-from autotune.stats import DEFAULT_PROOF_SIZE, LossSpread, SequentialPlan, Verdict, judge
+from autotune.stats import (
+    DEFAULT_PROOF_SIZE,
+    LossSpread,
+    SequentialPlan,
+    Verdict,
+    judge,
+)
 from autotune.study.compare import (
-    SANDWICH,
     AaRun,
     Comparer,
     ComparisonRequest,
@@ -44,12 +54,32 @@ from autotune.study.compare import (
     fixed,
     sequential,
 )
-from autotune.study.context import MeasurementContext, ProgressSink, ReferenceFailed
+from autotune.study.context import (
+    MeasurementContext,
+    ProgressSink,
+    ReferenceFailed,
+)
 from autotune.study.failing import minimise_failure
-from autotune.study.loss_gate import ROUNDINGS, not_finite, spread_of_floor, spread_of_rounding
+from autotune.study.loss_gate import (
+    ROUNDINGS,
+    not_finite,
+    spread_of_floor,
+    spread_of_rounding,
+)
 from autotune.study.soak import soak_alone
-from autotune.study.tasks import AblationTask, Assignment, FloorTask, PairTask, ProfileTask, SoakTask, TrialTask
-from autotune.workers import Launcher, WorkerFailed
+from autotune.study.tasks import (
+    AblationTask,
+    Assignment,
+    FloorTask,
+    PairTask,
+    ProfileTask,
+    SoakTask,
+    TrialTask,
+)
+from autotune.workers import (
+    Launcher,
+    WorkerFailed,
+)
 
 MOST_LOST_IN_A_ROW = 3
 """Tasks in a row over which the reference did not stay alive, after which the lane is of no use."""
@@ -83,7 +113,7 @@ class TaskRunner:
 
     def _open_comparer(self, mode: str) -> Comparer:
         """How a study compares: as it asks, or as its workload allows."""
-        is_isolated = mode == SANDWICH or (mode == "auto" and not self._spec.workload.takes_turns)
+        is_isolated = mode == ABA or (mode == "auto" and not self._spec.workload.takes_turns)
         return Isolated(self.context) if is_isolated else Interleaved(self.context)
 
     def do(self, assignment: Assignment) -> AnyRecord:
@@ -98,7 +128,7 @@ class TaskRunner:
         context.begin(assignment)
         if assignment.floor is not None and assignment.floor.comparison.mode != self.comparer.mode:
             self.comparer = self._open_comparer(assignment.floor.comparison.mode)
-        if isinstance(task, PairTask | AblationTask | SoakTask | ProfileTask) or self.comparer.mode == SANDWICH:
+        if isinstance(task, PairTask | AblationTask | SoakTask | ProfileTask) or self.comparer.mode == ABA:
             context.release_reference()  # proofs start fresh processes of both arms, and nothing else may run beside
         folder = self._folders.folder(*assignment.folder)
         try:
@@ -132,7 +162,7 @@ class TaskRunner:
             return soak_alone(self.context, task, folder)
         if isinstance(task, ProfileTask):
             return _profile(self.context, task, folder)
-        return minimise_failure(self.context, task, folder, alone=self.comparer.mode == SANDWICH)
+        return minimise_failure(self.context, task, folder, alone=self.comparer.mode == ABA)
 
     def close(self) -> None:
         """Ends every process of the lane."""
@@ -173,7 +203,7 @@ class TaskRunner:
                     raise LaunchError(
                         f"a second reference must run beside the first but did not: {error}; its log is "
                         f"{error.failure.log}. If both do not fit in memory together, let them run one at a time "
-                        '(measure.mode = "auto" or "sandwich")'
+                        '(measure.mode = "auto" or "aba")'
                     ) from error
                 self.context.lose_reference(error)
 
@@ -188,7 +218,7 @@ class TaskRunner:
 
         for settings in ROUNDINGS:
             try:
-                return context.where_it_fits(functools.partial(look, settings), alone=self.comparer.mode == SANDWICH)
+                return context.where_it_fits(functools.partial(look, settings), alone=self.comparer.mode == ABA)
             except WorkerFailed as error:
                 context.progress.incident(f"what rounding does to the loss is not known from {settings}: {error}"[:300])
         return LossSpread()

@@ -6,16 +6,31 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import (
+    given,
+)
+from hypothesis import (
+    strategies as st,
+)
 
-from autotune.child.output import LONGEST_LINE, Lines, Tail
+from autotune.child.output import (
+    LONGEST_LINE,
+    Lines,
+    Tail,
+)
 from autotune.child.read_output import last_exception
-from autotune.child.steps import Step, StepReader
+from autotune.child.steps import (
+    Step,
+    StepReader,
+)
 from autotune.model.errors import StudyFileError
 from autotune.model.flags import FlagSet
 from autotune.model.spec import parse_study
-from autotune.workers.settings_check import check_environment, check_options, check_processes
+from autotune.workers.settings_check import (
+    check_environment,
+    check_options,
+    check_processes,
+)
 
 # printed by maxtext 0.2.5 from PyPI on a CPU
 MAXTEXT = (
@@ -94,7 +109,7 @@ def test_rules_that_cannot_work_are_refused_with_the_study(rules: dict[str, Any]
         ({"workload": {"entry": "llama", "hook": True}}, "belong to a `command`"),
         ({"workload": {"command": []}}, "at least 1"),
         (
-            {"workload": {"command": ["x"], "read": {"pattern": "x"}}, "measure": {"mode": "turns"}},
+            {"workload": {"command": ["x"], "read": {"pattern": "x"}}, "measure": {"mode": "interleaved"}},
             "can not wait for its turn",
         ),
         (

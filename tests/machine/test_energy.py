@@ -2,24 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import (
+    Callable,
+    Iterator,
+)
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from autotune.child import load_nvml
-from autotune.machine.telemetry import NO_METER, EnergyMeter, GpuWatch, open_meter
-from autotune.model.measurement import Arm, Pair
-from autotune.model.records import ConfirmRun, FloorResult, TrialResult
-from autotune.model.spec import StudySpec, parse_study
+from autotune.machine.telemetry import (
+    NO_METER,
+    EnergyMeter,
+    GpuWatch,
+    open_meter,
+)
+from autotune.model.measurement import (
+    Arm,
+    Pair,
+)
+from autotune.model.records import (
+    ConfirmRun,
+    FloorResult,
+    TrialResult,
+)
+from autotune.model.spec import (
+    StudySpec,
+    parse_study,
+)
 from autotune.rundir.store import Store
 from autotune.study.runner import TaskRunner
 from autotune.study.stages import run_study
-from harness.fake_nvml import ENERGY, NOT_SUPPORTED, FakeNvml, missing
-from harness.simulated import GivenSetup, given_run
-from harness.simulated_machine import SimulatedLauncher, SimulatedWorker
-from tests.runs import SPACE, Diary, asking, replay_study
+from harness.fake_nvml import (
+    ENERGY,
+    NOT_SUPPORTED,
+    FakeNvml,
+    missing,
+)
+from harness.simulated import (
+    GivenSetup,
+    given_run,
+)
+from harness.simulated_machine import (
+    SimulatedLauncher,
+    SimulatedWorker,
+)
+from tests.runs import (
+    SPACE,
+    Diary,
+    asking,
+    replay_study,
+)
 
 pynvml = load_nvml()
 compiles = pytest.mark.skipif(bool(missing()), reason=missing())
@@ -165,7 +199,7 @@ def metered_run(path: Path, *, mode: str, **replay: Any) -> Store:
     return run.store
 
 
-@pytest.mark.parametrize("mode", ["turns", "sandwich"])
+@pytest.mark.parametrize("mode", ["interleaved", "aba"])
 def test_every_measurement_of_a_study_keeps_its_joules(tmp_path: Path, mode: str) -> None:
     store = metered_run(tmp_path, mode=mode)
     floor = store.last(FloorResult)

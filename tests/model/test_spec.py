@@ -5,7 +5,10 @@ from pathlib import Path
 import pytest
 
 from autotune.model.errors import StudyFileError
-from autotune.model.spec import load_study, parse_study
+from autotune.model.spec import (
+    load_study,
+    parse_study,
+)
 
 MINIMAL = {"name": "s", "workload": {"entry": "llama"}}
 
@@ -106,7 +109,7 @@ def test_a_soak_may_be_nothing_but_not_less() -> None:
 def test_what_the_study_as_a_whole_must_fulfil_is_said_without_an_empty_key() -> None:
     workload = {"command": ["train"], "read": {"pattern": "(?P<step_s>.*)"}}
     with pytest.raises(StudyFileError) as caught:
-        parse_study({"name": "s", "workload": workload, "measure": {"mode": "turns"}})
+        parse_study({"name": "s", "workload": workload, "measure": {"mode": "interleaved"}})
     assert "``" not in str(caught.value)
     assert "`measure.mode` must be" in str(caught.value)
 

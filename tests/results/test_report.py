@@ -23,14 +23,30 @@ from autotune.model.records import (
     TrialResult,
     TrialStatus,
 )
-from autotune.results import api, pages
+from autotune.results import (
+    api,
+    pages,
+)
 from autotune.results.api import load
-from autotune.results.effects import effect_lines, study_tables
-from autotune.results.format import format_energy, format_floor
-from autotune.results.report import build, render_html, render_markdown
+from autotune.results.effects import (
+    effect_lines,
+    study_tables,
+)
+from autotune.results.format import (
+    format_energy,
+    format_floor,
+)
+from autotune.results.report import (
+    build,
+    render_html,
+    render_markdown,
+)
 from autotune.rundir.store import Store
 from tests.machine.test_energy import metered_run
-from tests.runs import record, replay_study
+from tests.runs import (
+    record,
+    replay_study,
+)
 
 VOID = {"meta", "br", "img", "input", "link", "hr"}
 
@@ -231,13 +247,13 @@ def test_a_label_that_is_too_long_is_cut_to_its_limit() -> None:
 @pytest.fixture(scope="module")
 def metered(tmp_path_factory: pytest.TempPathFactory) -> Store:
     """A finished study with energy; xla_a=1 draws twice the power in nine tenths of the time."""
-    return metered_run(tmp_path_factory.mktemp("metered") / "run", mode="turns", effects={"xla_a=1": 0.9})
+    return metered_run(tmp_path_factory.mktemp("metered") / "run", mode="interleaved", effects={"xla_a=1": 0.9})
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    """A finished study in sandwiches."""
-    return metered_run(tmp_path_factory.mktemp("alone") / "run", mode="sandwich", effects={"xla_a=1": 0.9})
+    """A finished study in ABA runs."""
+    return metered_run(tmp_path_factory.mktemp("alone") / "run", mode="aba", effects={"xla_a=1": 0.9})
 
 
 def terminal(store: Store) -> str:
@@ -269,7 +285,7 @@ def test_where_energy_is_not_known_nothing_speaks_of_it(finished: Store) -> None
     assert api.load(finished.path).trials["step_j"].isna().all()
 
 
-def test_sandwiches_are_told_from_pairs(alone: Store, metered: Store) -> None:
+def test_aba_runs_are_told_from_pairs(alone: Store, metered: Store) -> None:
     floor = alone.last(FloorResult)
     assert floor is not None
     assert any("in ABA runs" in line for line in format_floor(floor))
@@ -279,7 +295,7 @@ def test_sandwiches_are_told_from_pairs(alone: Store, metered: Store) -> None:
     assert "3 ABA runs" in measured
     assert all(not m or m.endswith(" pairs") for m in {row["over"] for row in build(metered)["trials"]})
     assert any("intervals are over ABA runs" in w for w in build(alone)["warnings"])
-    assert set(api.load(alone.path).trials["mode"].dropna()) == {"sandwich"}
+    assert set(api.load(alone.path).trials["mode"].dropna()) == {"aba"}
 
 
 SMALL = Path(__file__).parents[1] / "rundir" / "small"

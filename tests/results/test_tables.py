@@ -10,12 +10,23 @@ import pytest
 
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Comparison
-from autotune.model.records import FinalistResult, TrialResult, TrialStatus
+from autotune.model.records import (
+    FinalistResult,
+    TrialResult,
+    TrialStatus,
+)
 from autotune.results.api import Study
-from autotune.results.tables import TRIAL_COLUMNS, TrialRow, trial_row
+from autotune.results.tables import (
+    TRIAL_COLUMNS,
+    TrialRow,
+    trial_row,
+)
 from autotune.rundir.store import Store
 from autotune.stats.estimates import Estimate
-from tests.runs import EFFECTS, replay_study
+from tests.runs import (
+    EFFECTS,
+    replay_study,
+)
 
 
 def truth(settings: FlagSet) -> float:
@@ -29,7 +40,7 @@ def comparison(ratio: float) -> Comparison:
         reference_step_s=1.0,
         candidate_step_s=ratio,
         pair_count=7,
-        mode="turns",
+        mode="interleaved",
         stopped="",
     )
 
@@ -134,7 +145,7 @@ ESTIMATE = {"ratio": 0.9, "low": 0.8, "high": 0.95, "level": 0.95, "pair_count":
 ENERGY = {"reference_step_j": 6.0, "candidate_step_j": 3.0}
 COMPARISON = {
     "estimate": ESTIMATE, "reference_step_s": 2.0, "candidate_step_s": 1.8, "pair_count": 8,
-    "mode": "turns", "stopped": "settled", "energy": ENERGY,
+    "mode": "interleaved", "stopped": "settled", "energy": ENERGY,
 }  # fmt: skip
 WORKER = {
     "fingerprint": "f", "platform": "cpu", "device_kind": "cpu", "device_count": 1, "compile_s": 4.0, "start_s": 5.0,

@@ -10,12 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from autotune.stats import proof
-from autotune.stats.estimates import (
-    DEFAULT_MIN_EFFECT,
-    Estimate,
-    estimate_processes,
-    student_quantile,
-)
+from autotune.stats.estimates import DEFAULT_MIN_EFFECT, Estimate, estimate_processes, student_quantile
 from autotune.stats.proof import (
     CLAIM,
     ProofPlan,

@@ -29,7 +29,7 @@ from autotune.workers.base import WorkerFailed
 from harness.simulated_machine import SimulatedLauncher, SimulatedWorker
 from tests.runs import Run, replay_study
 
-ALONE = {"measure": {"mode": "sandwich"}}
+ALONE = {"measure": {"mode": "aba"}}
 EFFECTS = {"xla_a=1": 0.9, "xla_d=2": 0.95}
 BEST = (("best and more", FlagSet({"xla_a": 1, "xla_c": 1, "xla_d": 2})),)
 
@@ -72,18 +72,18 @@ def test_the_floor_says_what_can_be_found() -> None:
 
 
 @pytest.mark.gate
-def test_a_study_in_sandwiches_finds_the_best_set(run_replay: Run) -> None:
+def test_a_study_in_aba_runs_finds_the_best_set(run_replay: Run) -> None:
     spec = replay_study(effects=EFFECTS, study=ALONE, noise={"white_sd": 0.003})
     conclusion, store, _ = run_replay(spec, trials=18)
     assert conclusion.settings == FlagSet({"xla_a": 1, "xla_d": 2})
     measured = [r.comparison for r in store.of(TrialResult) if r.comparison and r.status is TrialStatus.MEASURED]
-    assert {c.mode for c in measured} == {"sandwich"}
+    assert {c.mode for c in measured} == {"aba"}
     assert {(c.estimate.pair_count, c.pair_count) for c in measured} == {(3, 6)}
-    assert {c.mode for c in [r.comparison for r in store.of(AblationResult)] if c} == {"sandwich"}
+    assert {c.mode for c in [r.comparison for r in store.of(AblationResult)] if c} == {"aba"}
     assert {r.pair_count for r in store.of(ConfirmRun)} == {1}
     floor = store.last(FloorResult)
     assert floor is not None
-    assert floor.comparison.mode == "sandwich"
+    assert floor.comparison.mode == "aba"
 
 
 def test_raw_runs_are_kept_and_make_the_estimate(run_replay: Run) -> None:
@@ -104,7 +104,7 @@ def test_no_effect_means_no_winner(run_replay: Run) -> None:
     assert conclusion.outcome is Outcome.INCONCLUSIVE  # what was not proven leaves gains open
 
 
-def test_equal_programs_are_not_measured_in_sandwiches_either(run_replay: Run) -> None:
+def test_equal_programs_are_not_measured_in_aba_runs_either(run_replay: Run) -> None:
     first = (("duplicate", FlagSet({"xla_c": 1})),)
     _, store, _ = run_replay(replay_study(inert=["xla_c=1"], study=ALONE), trials=1, first=first)
     assert [r.status for r in store.of(TrialResult)] == [TrialStatus.SAME_PROGRAM]
@@ -124,7 +124,7 @@ def test_two_processes_on_a_gpu_share_its_memory_unless_the_study_says_how(run_r
     assert all(s.get("XLA_CLIENT_MEM_FRACTION") in (None, "0.3") for s in launcher.asked)
 
 
-def test_a_reference_that_dies_in_a_sandwich_is_not_the_candidates_fault(run_replay: Run) -> None:
+def test_a_reference_that_dies_in_an_aba_run_is_not_the_candidates_fault(run_replay: Run) -> None:
     spec = replay_study(study=ALONE)
 
     class Mortal(Asked):

@@ -26,15 +26,25 @@ from autotune.model.records import (
 from autotune.model.spec import StudySpec
 from autotune.model.turn_sizes import CPU_SIZES
 from autotune.stats.estimates import Outlook
-from autotune.study.budget import TimeLeft, Timetable, format_timetable
+from autotune.study.budget import (
+    TimeLeft,
+    Timetable,
+    format_timetable,
+)
 from autotune.study.durations import RECENT
 from autotune.study.run import Stopped
 from autotune.study.search import Search
 from autotune.study.stages import run_study
 from harness.simulated import GivenSetup
-from harness.simulated_machine import parse_simulated, simulation_of
+from harness.simulated_machine import (
+    parse_simulated,
+    simulation_of,
+)
 from harness.timed import TimedStudy
-from tests.runs import SPACE, Diary
+from tests.runs import (
+    SPACE,
+    Diary,
+)
 
 EFFECTS = {"xla_a=1": 0.95, "xla_b=1": 1.04, "xla_d=2": 0.97}
 MINUTE = 60.0
@@ -114,7 +124,7 @@ STEPS, STARTS, BUDGETS = (
     (5.0, 20.0, 45.0, 90.0),
     (10 * MINUTE, 30 * MINUTE, 60 * MINUTE, 120 * MINUTE),
 )
-GRID = list(itertools.product(STEPS, STARTS, ("turns", "sandwich"), BUDGETS))
+GRID = list(itertools.product(STEPS, STARTS, ("interleaved", "aba"), BUDGETS))
 
 
 @pytest.mark.parametrize(("step_s", "start_s", "mode", "budget_s"), GRID[::29])
@@ -127,7 +137,7 @@ def test_a_study_keeps_to_its_budget_and_proves_what_it_found(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("trials", [4, 60])
-@pytest.mark.parametrize("mode", ["turns", "sandwich"])
+@pytest.mark.parametrize("mode", ["interleaved", "aba"])
 @pytest.mark.parametrize("start_factor", [1.0, 1.5])
 def test_the_whole_grid(mode: str, trials: int, start_factor: float) -> None:
     """Candidates may take half as long again to start as the reference, for they choose kernels.
@@ -187,7 +197,7 @@ def test_a_budget_that_is_too_small_says_so_at_once_and_a_larger_one_goes_on_to_
     assert len(ended.of(FloorResult)) == 1
 
 
-@pytest.mark.parametrize("mode", ["turns", "sandwich"])
+@pytest.mark.parametrize("mode", ["interleaved", "aba"])
 def test_a_budget_that_the_noise_floor_uses_up_is_refused_when_the_reference_has_started(mode: str) -> None:
     ended = Ended(study(0.25, 90.0, 5 * MINUTE, measure={"mode": mode}))
     assert ended.conclusion is None
@@ -195,7 +205,7 @@ def test_a_budget_that_the_noise_floor_uses_up_is_refused_when_the_reference_has
     assert ended.timed.clock.now_s == 90.0  # one start, and no more
 
 
-@pytest.mark.parametrize("mode", ["turns", "sandwich"])
+@pytest.mark.parametrize("mode", ["interleaved", "aba"])
 @pytest.mark.parametrize(("start_factor", "budget_s"), [(1.0, 8 * MINUTE), (3.0, 3 * MINUTE)])
 def test_minutes_are_minutes_even_if_all_after_the_first_start_is_dearer(
     mode: str, start_factor: float, budget_s: float
@@ -291,13 +301,13 @@ def test_what_a_proof_of_nothing_leaves_goes_back_to_the_search(monkeypatch: pyt
 
 def test_where_what_follows_cannot_fit_any_more_the_time_is_the_finalist_s() -> None:
     """Candidates that take half as long again to start: the first pair tells that a whole proof will not fit."""
-    ended = Ended(study(0.02, 45.0, 60 * MINUTE, trials=4, measure={"mode": "turns"}), start_factor=1.5)
+    ended = Ended(study(0.02, 45.0, 60 * MINUTE, trials=4, measure={"mode": "interleaved"}), start_factor=1.5)
     (finalist,) = ended.of(FinalistResult)
     assert finalist.is_passed
     assert finalist.process_count >= 4
     assert ended.conclusion is not None
     assert "the budget left no time" in ended.conclusion.sentence
-    ended.go_on(study(0.02, 45.0, 120 * MINUTE, trials=4, measure={"mode": "turns"}))
+    ended.go_on(study(0.02, 45.0, 120 * MINUTE, trials=4, measure={"mode": "interleaved"}))
     assert ended.conclusion.outcome is Outcome.WINNER
 
 
@@ -322,4 +332,4 @@ def loud(minutes: int, start_s: float, process_sd: float, ratio: float) -> Study
         "noise": {"white_sd": 0.002, "process_sd": process_sd},
         "effects": dict.fromkeys(EFFECTS, ratio),
     }
-    return study(0.02, start_s, minutes * MINUTE, measure={"mode": "turns"}, replay=replay)
+    return study(0.02, start_s, minutes * MINUTE, measure={"mode": "interleaved"}, replay=replay)

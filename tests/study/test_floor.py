@@ -155,13 +155,19 @@ def test_a_wider_interval_keeps_no_setting_that_was_dropped(
     )
     kept = []
     for found in (estimate, widen(estimate, spread)):
-        figures = {"reference_step_s": 1.0, "candidate_step_s": 1.0, "pair_count": 40, "mode": "turns", "stopped": ""}
+        figures = {
+            "reference_step_s": 1.0,
+            "candidate_step_s": 1.0,
+            "pair_count": 40,
+            "mode": "interleaved",
+            "stopped": "",
+        }
         comparison = Comparison(estimate=found, **figures)
         kept.append(pays(comparison, 0.005)[0])
     assert kept[0] == kept[1]
 
 
-def test_sandwiches_tell_the_spread_of_fresh_runs() -> None:
+def test_aba_runs_tell_the_spread_of_fresh_runs() -> None:
     floor = aba_noise_floor(pairs_of((1, 1.01, 1), (1, 0.99, 1), (1.01, 1.0, 0.99)), min_effect=0.005, start_s=30.0)
     log = math.log
     middles = [log(1.01), log(0.99), -(log(1.01) + log(0.99)) / 2]

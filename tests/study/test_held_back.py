@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import (
+    Callable,
+    Iterator,
+    Mapping,
+)
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +17,13 @@ from autotune.child import load_nvml
 from autotune.machine import telemetry
 from autotune.machine.telemetry import GpuWatch
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import ArmOfGpus, Failure, FailureKind, GpusDuring, held_in_one_arm
+from autotune.model.measurement import (
+    ArmOfGpus,
+    Failure,
+    FailureKind,
+    GpusDuring,
+    held_in_one_arm,
+)
 from autotune.model.records import (
     ConclusionRecord,
     ConfirmRun,
@@ -29,10 +39,26 @@ from autotune.rundir.store import Store
 from autotune.study.runner import TaskRunner
 from autotune.study.stages import run_study
 from autotune.workers.base import WorkerFailed
-from harness.fake_nvml import HW_THERMAL, SW_POWER_CAP, FakeNvml, missing
-from harness.simulated import GivenSetup, given_run
-from harness.simulated_machine import SimulatedLauncher, SimulatedWorker
-from tests.runs import SPACE, Diary, asking, replay_study
+from harness.fake_nvml import (
+    HW_THERMAL,
+    SW_POWER_CAP,
+    FakeNvml,
+    missing,
+)
+from harness.simulated import (
+    GivenSetup,
+    given_run,
+)
+from harness.simulated_machine import (
+    SimulatedLauncher,
+    SimulatedWorker,
+)
+from tests.runs import (
+    SPACE,
+    Diary,
+    asking,
+    replay_study,
+)
 
 needs_nvml = pytest.mark.skipif(bool(missing()), reason=missing())
 ShareOf = Callable[[Mapping[str, str]], dict[str, float]]
@@ -101,8 +127,8 @@ def heated_run(
 @pytest.mark.parametrize(
     ("reason", "who", "words", "mode"),
     [
-        ("hw_thermal", "reference", "the reference alone was held back by heat (hardware): 30.0 %", "turns"),
-        ("sw_power_cap", "candidate", "the candidate alone was held back by its power limit: 30.0 %", "sandwich"),
+        ("hw_thermal", "reference", "the reference alone was held back by heat (hardware): 30.0 %", "interleaved"),
+        ("sw_power_cap", "candidate", "the candidate alone was held back by its power limit: 30.0 %", "aba"),
     ],
 )
 def test_what_holds_one_arm_back_alone_is_named_and_vetoes_the_set(
@@ -130,7 +156,7 @@ def test_what_holds_one_arm_back_alone_is_named_and_vetoes_the_set(
 def test_gpus_that_are_held_back_in_both_arms_alike_prove_what_they_prove(
     tmp_path: Path, fake: FakeNvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = heated_run(tmp_path / "run", fake, monkeypatch, lambda _: {"sw_power_cap": 0.7}, "turns")
+    store = heated_run(tmp_path / "run", fake, monkeypatch, lambda _: {"sw_power_cap": 0.7}, "interleaved")
     conclusion, floor = store.last(ConclusionRecord), store.last(FloorResult)
     assert conclusion is not None
     assert conclusion.outcome is Outcome.WINNER
@@ -152,7 +178,7 @@ def test_what_was_seen_of_a_set_that_failed_is_not_told_of_the_next_one(
 
     dies = ("one that dies", FlagSet({"xla_b": 1}))
     others = (("next", FlagSet({"xla_a": 1})), ("last", FlagSet({"xla_d": 1})))
-    store = heated_run(tmp_path / "run", fake, monkeypatch, share_of, "turns", first=(dies, *others))
+    store = heated_run(tmp_path / "run", fake, monkeypatch, share_of, "interleaved", first=(dies, *others))
     results = store.of(TrialResult)
     failed = [r.number for r in results if r.failure is not None and r.failure.message == "it died"]
     measured = [r for r in results if r.comparison is not None and r.status is TrialStatus.MEASURED]

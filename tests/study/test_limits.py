@@ -30,7 +30,7 @@ def study(limit: str, **measure: Any) -> StudySpec:
     )
 
 
-@pytest.mark.parametrize("mode", ["turns", "sandwich"])
+@pytest.mark.parametrize("mode", ["interleaved", "aba"])
 def test_the_fastest_set_is_not_the_winner_if_it_needs_too_much(run_replay: Run, mode: str) -> None:
     first = (("hungry", HUNGRY), ("modest", MODEST))
     conclusion, store, _ = run_replay(study("1.5GiB", mode=mode), trials=2, first=first)
@@ -43,7 +43,7 @@ def test_the_fastest_set_is_not_the_winner_if_it_needs_too_much(run_replay: Run,
     assert conclusion.settings == HUNGRY
 
 
-@pytest.mark.parametrize("mode", ["turns", "sandwich"])
+@pytest.mark.parametrize("mode", ["interleaved", "aba"])
 def test_a_reference_above_the_limit_is_an_error_at_the_floor(run_replay: Run, mode: str) -> None:
     with pytest.raises(LaunchError, match=r"the reference .* must run but did not: .*at most 512 MiB"):
         run_replay(study("512MiB", mode=mode), trials=2)

@@ -45,7 +45,7 @@ def tried(finished: Store, folder: Path, *, reference: str, first: str, last: st
         program_key=lambda settings, told: told.fingerprint,
     )  # fmt: skip
     task = TrialTask(config=TrialConfig(number=9, origin="test", settings=SET))
-    comparer: Any = SimpleNamespace(compare=compare, mode="sandwich")
+    comparer: Any = SimpleNamespace(compare=compare, mode="aba")
     return measure_trial(context, comparer, SequentialPlan(), task, folder, name="trial-9"), len(measured)
 
 

@@ -8,18 +8,45 @@ from typing import Any
 
 import pytest
 
-from autotune.model.errors import LaunchError, StudyFileError
+from autotune.model.errors import (
+    LaunchError,
+    StudyFileError,
+)
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import FailureKind, WorkerReport, WorkPerStep
-from autotune.model.records import AblationResult, ConfirmRun, FinalistResult, FloorResult, Outcome, TrialResult
-from autotune.model.spec import StudySpec, parse_study
+from autotune.model.measurement import (
+    FailureKind,
+    WorkerReport,
+    WorkPerStep,
+)
+from autotune.model.records import (
+    AblationResult,
+    ConfirmRun,
+    FinalistResult,
+    FloorResult,
+    Outcome,
+    TrialResult,
+)
+from autotune.model.spec import (
+    StudySpec,
+    parse_study,
+)
 from autotune.results.format import time_words
 from autotune.rundir.store import Store
-from autotune.settings.space import Parameter, SearchSpace
-from autotune.stats.estimates import Verdict, judge
+from autotune.settings.space import (
+    Parameter,
+    SearchSpace,
+)
+from autotune.stats.estimates import (
+    Verdict,
+    judge,
+)
 from autotune.study.context import refuse_untold_work
 from autotune.workers.base import Progress
-from harness.simulated_machine import SimulatedLauncher, SimulatedWorker, parse_simulated
+from harness.simulated_machine import (
+    SimulatedLauncher,
+    SimulatedWorker,
+    parse_simulated,
+)
 from tests.runs import Run
 
 BIG, SMALL = FlagSet({"option.batch": "16"}), FlagSet({"option.batch": "4"})
@@ -44,7 +71,7 @@ def sets(*settings: FlagSet) -> tuple[tuple[str, FlagSet], ...]:
     return tuple((f"set {n}", s) for n, s in enumerate(settings))
 
 
-@pytest.mark.parametrize("mode", ["turns", "sandwich"])
+@pytest.mark.parametrize("mode", ["interleaved", "aba"])
 def test_a_longer_step_with_more_tokens_wins_and_a_shorter_one_with_fewer_does_not(run_replay: Run, mode: str) -> None:
     """A step of 16 takes 1.6 times as long and does twice as much; one of 4 takes 0.6 times as long, half as much."""
     measure = {"mode": mode, "run_steps": 40}
@@ -122,7 +149,7 @@ def lying(spec: StudySpec, settings: FlagSet, tokens: int | None) -> Telling:
     return launcher
 
 
-@pytest.mark.parametrize("mode", ["turns", "sandwich"])
+@pytest.mark.parametrize("mode", ["interleaved", "aba"])
 def test_a_flag_that_claims_more_tokens_is_no_winner(run_replay: Run, mode: str) -> None:
     flag = FlagSet({"xla_a": "1"})
     spec = study({}, measure={"mode": mode})

@@ -14,7 +14,10 @@ import pytest
 
 from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import Failure, FailureKind
+from autotune.model.measurement import (
+    Failure,
+    FailureKind,
+)
 from autotune.model.proofs import Reestimate
 from autotune.model.records import (
     ConclusionRecord,
@@ -29,14 +32,28 @@ from autotune.model.records import (
 )  # fmt: skip
 from autotune.results.format import format_estimate
 from autotune.rundir.store import Store
-from autotune.settings.space import Parameter, SearchSpace
+from autotune.settings.space import (
+    Parameter,
+    SearchSpace,
+)
 from autotune.stats.estimates import Verdict
 from autotune.study.conclude import _found
-from autotune.study.run import Candidate, SetState
+from autotune.study.run import (
+    Candidate,
+    SetState,
+)
 from autotune.workers.base import WorkerFailed
 from harness.noise import NOISE_MODELS
-from harness.simulated_machine import SimulatedLauncher, SimulatedWorker
-from tests.runs import SPACE, Run, record, replay_study
+from harness.simulated_machine import (
+    SimulatedLauncher,
+    SimulatedWorker,
+)
+from tests.runs import (
+    SPACE,
+    Run,
+    record,
+    replay_study,
+)
 
 EFFECTS = {"xla_a=1": 0.95, "xla_b=1": 1.04, "xla_d=2": 0.97}
 RANDOM = {"search": {"sampler": "random"}}
@@ -163,7 +180,7 @@ def test_settings_read_at_run_time_are_measured_though_the_program_is_equal(run_
     assert [r.status for r in store.of(TrialResult)] == [TrialStatus.MEASURED] * 2
 
 
-@pytest.mark.parametrize("mode", ["turns", "sandwich"])
+@pytest.mark.parametrize("mode", ["interleaved", "aba"])
 def test_failures_are_data_and_the_study_goes_on(run_replay: Run, mode: str) -> None:
     kinds = {f"xla_{kind}": kind for kind in FailureKind}
     failures = {f"{name}=1": str(kind) for name, kind in kinds.items()}

@@ -9,18 +9,48 @@ from typing import Any
 import pytest
 
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import Failure, FailureKind
-from autotune.model.records import ConclusionRecord, ConfirmRun, FinalistResult, Outcome, ProofRecord, TrialResult
+from autotune.model.measurement import (
+    Failure,
+    FailureKind,
+)
+from autotune.model.records import (
+    ConclusionRecord,
+    ConfirmRun,
+    FinalistResult,
+    Outcome,
+    ProofRecord,
+    TrialResult,
+)
 from autotune.results.recompute import disagreements
-from autotune.rundir.store import RECORDS, Store
+from autotune.rundir.store import (
+    RECORDS,
+    Store,
+)
 from autotune.settings.space import SearchSpace
-from autotune.stats.estimates import Outlook, Verdict
-from autotune.stats.proof import CLAIM, HURDLE
+from autotune.stats.estimates import (
+    Outlook,
+    Verdict,
+)
+from autotune.stats.proof import (
+    CLAIM,
+    HURDLE,
+)
 from autotune.study.budget import TimeLeft
 from autotune.study.confirm import unsettled
-from autotune.workers.base import Progress, WorkerFailed
-from harness.simulated_machine import SimulatedLauncher, SimulatedWorker
-from tests.runs import EFFECTS, Diary, Run, replay_study
+from autotune.workers.base import (
+    Progress,
+    WorkerFailed,
+)
+from harness.simulated_machine import (
+    SimulatedLauncher,
+    SimulatedWorker,
+)
+from tests.runs import (
+    EFFECTS,
+    Diary,
+    Run,
+    replay_study,
+)
 
 NOTHING = SearchSpace(())
 FAST = FlagSet({"xla_a": "1"})
@@ -191,7 +221,7 @@ def test_what_only_turns_show_is_no_gain(run_replay: Run, machine: str) -> None:
     assert [f.verdict for f in finals] == [Verdict.FASTER]  # in turns it is, however often
     assert conclusion.outcome is Outcome.NOTHING_BEATS_THE_DEFAULT
     assert "alone the set is" in conclusion.sentence
-    assert 'measure.mode = "sandwich"' in conclusion.sentence
+    assert 'measure.mode = "aba"' in conclusion.sentence
 
 
 def test_a_winner_that_stalls_is_reported_with_what_training_gets(run_replay: Run) -> None:

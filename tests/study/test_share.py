@@ -55,9 +55,9 @@ def test_a_reference_that_does_not_fit_into_its_share_runs_alone(run_replay: Run
     conclusion, store, diary = run_replay(spec, trials=4, launcher=launcher, first=FIRST)
     floor = store.last(FloorResult)
     assert floor is not None
-    assert floor.comparison.mode == "sandwich"
+    assert floor.comparison.mode == "aba"
     assert floor.loss_spread.steps  # the rounding of the reference ran alone, too
-    assert modes(store) == {"sandwich"}
+    assert modes(store) == {"aba"}
     assert conclusion.settings == FlagSet({"xla_a": "1", "xla_d": "2"})
     assert launcher.failed == [FlagSet({SHARE: "0.45"})]  # once; then the study knows
     assert any("do not fit into the device's memory" in note for note in diary.notes)
@@ -69,7 +69,7 @@ def test_one_set_that_needs_more_than_its_share_is_tried_beside_another_only_onc
     conclusion, store, _ = run_replay(spec, trials=4, launcher=launcher, first=FIRST)
     assert conclusion.settings == FlagSet({"xla_a": "1", "xla_d": "2"})
     found = {("xla_a" in r.settings, r.comparison.mode) for r in store.of(TrialResult) if r.comparison}
-    assert found == {(True, "sandwich"), (False, "turns")}
+    assert found == {(True, "aba"), (False, "interleaved")}
     failed = [s.without(SHARE) for s in launcher.failed]
     assert len(failed) == len(set(failed))
     proof = [r for r in store.of(ConfirmRun) if r.settings == conclusion.settings]
@@ -77,7 +77,7 @@ def test_one_set_that_needs_more_than_its_share_is_tried_beside_another_only_onc
     assert all(r.is_alone and r.failure is None for r in proof)
     others = [r for r in store.of(ConfirmRun) if "xla_a" not in r.settings and r.stage == "confirm"]
     assert not any(r.is_alone for r in others)
-    assert {r.comparison.mode for r in store.of(AblationResult) if r.comparison} == {"sandwich"}
+    assert {r.comparison.mode for r in store.of(AblationResult) if r.comparison} == {"aba"}
     assert [r.failure for r in store.of(TrialResult)] == [None] * 4
 
 
@@ -103,7 +103,7 @@ def test_rounding_that_needs_more_than_the_share_runs_alone(run_replay: Run) -> 
     )
     floor = store.last(FloorResult)
     assert floor is not None
-    assert floor.comparison.mode == "turns"
+    assert floor.comparison.mode == "interleaved"
     assert not [i for i in store.of(IncidentRecord) if "rounding" in i.what]
 
 
@@ -117,7 +117,7 @@ def test_a_cause_is_looked_for_alone_where_parts_of_the_set_need_the_whole_gpu(r
 
 
 def test_a_study_that_insists_on_turns_is_told_what_to_write(run_replay: Run) -> None:
-    spec = study(measure={"mode": "turns"})
+    spec = study(measure={"mode": "interleaved"})
     with pytest.raises(LaunchError, match=r"measure\.mode"):
         run_replay(spec, launcher=OnSharedGpu(spec, need=gib(53.9)))
 
@@ -148,7 +148,7 @@ def test_a_program_that_sets_its_share_itself_is_left_to_it(
     spec = study()
     launcher = OnSharedGpu(spec, need=gib(20.0), environment=environment)
     _, store, _ = run_replay(spec, trials=1, launcher=launcher)
-    assert modes(store) == {"turns" if fits else "sandwich"}
+    assert modes(store) == {"interleaved" if fits else "aba"}
     told = [i.what for i in store.of(IncidentRecord) if "share of the GPU's memory itself" in i.what]
     is_named = any("FRACTION" in name for name in environment)
     assert len(told) == is_named

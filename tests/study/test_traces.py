@@ -129,14 +129,14 @@ def test_runs_alone_are_of_blocks_as_short_as_those_in_turns(run_replay: Run) ->
 
 @pytest.mark.parametrize("told", [lambda now, loss: None, lambda now, loss: loss], ids=["none", "an earlier step's"])
 def test_one_at_a_time_a_candidate_that_falls_silent_is_refused(tried: Any, told: Any) -> None:
-    _, store = tried(told, lag=3, measure={"mode": "sandwich"})
+    _, store = tried(told, lag=3, measure={"mode": "aba"})
     (trial,) = store.of(TrialResult)
     assert trial.failure.kind is FailureKind.WRONG_LOSS
     assert "its loss must be told up to step 29, as the reference's" in trial.failure.message
 
 
 def test_one_at_a_time_the_end_of_a_run_is_compared(tried: Any) -> None:
-    _, store = tried(wrong_since(12), measure={"mode": "sandwich"})
+    _, store = tried(wrong_since(12), measure={"mode": "aba"})
     (trial,) = store.of(TrialResult)
     assert "loss at step 29 must be 5.5" in trial.failure.message
 
@@ -144,7 +144,7 @@ def test_one_at_a_time_the_end_of_a_run_is_compared(tried: Any) -> None:
 # ---------------------------------------------------------------------- references
 
 
-@pytest.mark.parametrize("mode", ["turns", "sandwich"])
+@pytest.mark.parametrize("mode", ["interleaved", "aba"])
 def test_another_rounding_runs_in_every_study_and_makes_the_tolerance(tried: Any, mode: str) -> None:
     _, store = tried(lambda now, loss: loss * 1.001, of=OTHER_ROUNDING, measure={"mode": mode})
     (floor,) = store.of(FloorResult)

@@ -77,10 +77,10 @@ def benches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 @pytest.mark.parametrize(
     ("needed", "variables", "mode", "told"),
     [
-        (30 * 10**9, (), "turns", 0),
-        (58 * 10**9, (), "sandwich", 0),  # what `one-gpu` needed: ended the study on 2b61fbc
-        (30 * 10**9, (f"{OLDER}=0.45",), "turns", 1),  # jaxlib refuses both variables, in its own words
-        pytest.param(30 * 10**9, ("XLA_CLIENT_MEM_FRACTION=0.9",), "sandwich", 1, marks=pytest.mark.slow),
+        (30 * 10**9, (), "interleaved", 0),
+        (58 * 10**9, (), "aba", 0),  # what `one-gpu` needed: ended the study on 2b61fbc
+        (30 * 10**9, (f"{OLDER}=0.45",), "interleaved", 1),  # jaxlib refuses both variables, in its own words
+        pytest.param(30 * 10**9, ("XLA_CLIENT_MEM_FRACTION=0.9",), "aba", 1, marks=pytest.mark.slow),
     ],
 )
 def test_processes_on_one_gpu_take_turns_where_they_fit(

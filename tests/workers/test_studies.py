@@ -10,12 +10,24 @@ import pytest
 
 from autotune.model.clock import Stopwatch
 from autotune.model.measurement import FailureKind
-from autotune.model.records import ConclusionRecord, FloorResult, Outcome, TrialResult, TrialStatus
+from autotune.model.records import (
+    ConclusionRecord,
+    FloorResult,
+    Outcome,
+    TrialResult,
+    TrialStatus,
+)
 from autotune.model.spec import parse_study
 from autotune.rundir.store import Store
-from autotune.study.stages import new_run, run_study
+from autotune.study.stages import (
+    new_run,
+    run_study,
+)
 from tests.runs import Diary
-from tests.workers.conftest import PROGRAMS, command
+from tests.workers.conftest import (
+    PROGRAMS,
+    command,
+)
 
 ROOT = Path(__file__).parents[2]
 SEARCH = {"trials": 2, "settings": {"xla_backend_optimization_level": [1, 3]}}
@@ -80,7 +92,7 @@ def test_a_study_of_a_program_that_is_only_read(tmp_path: Path) -> None:
     assert (result.failure.kind, result.failure.signal) == (FailureKind.CRASH, "SIGABRT")
     floor = store.last(FloorResult)
     assert floor is not None
-    assert floor.comparison.mode == "sandwich"
+    assert floor.comparison.mode == "aba"
     assert floor.floor.process_sd is not None
     assert (floor.floor.degrees, floor.floor.within_sd) == (4, 0.0)
     assert len(list(store.pairs(floor.directory))) == 4
@@ -93,7 +105,7 @@ def test_a_study_of_a_hooked_program_takes_turns(tmp_path: Path) -> None:
     (result,) = store.of(TrialResult)
     assert result.status is TrialStatus.MEASURED
     assert result.comparison is not None
-    assert result.comparison.mode == "turns"
+    assert result.comparison.mode == "interleaved"
 
 
 @pytest.mark.parametrize("name", ["command_read", "command_hook", "command_maxtext"])
