@@ -7,26 +7,28 @@ that importing the package stays light.
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from autotune.model import NotComparableError as NotComparableError
-    from autotune.results import Study as Study
-    from autotune.results import atlas as atlas
-    from autotune.results import compare as compare
-    from autotune.results import load as load
+    from autotune.model.errors import NotComparableError as NotComparableError
+    from autotune.results.api import Study as Study
+    from autotune.results.api import compare as compare
+    from autotune.results.api import load as load
+    from autotune.results.atlas_views import atlas as atlas
 
 __version__ = "0.1.0"
 
-_OFFERED = ("NotComparableError", "Study", "atlas", "compare", "load")
+_OFFERED = {
+    "NotComparableError": "model.errors", "Study": "results.api", "atlas": "results.atlas_views",
+    "compare": "results.api", "load": "results.api",
+}  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
     if name not in _OFFERED:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from autotune import model, results
-
-    return getattr(model if name == "NotComparableError" else results, name)
+    return getattr(import_module(f"autotune.{_OFFERED[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.stats import binomtest
 
-from autotune.model import FloorResult, PowerAnalysis
-from autotune.stats import FIRST_LOOK, study_power
-from autotune.stats.proof import StudyPower
-from autotune.study.durations import power_analysis
+from autotune.measure.durations import power_analysis
+from autotune.model.records import FloorResult, PowerAnalysis
+from autotune.stats.proof import FIRST_LOOK, StudyPower, study_power
 from autotune.study.stages import noise_floor, probe
 from benchmarks.machines import Case
 from benchmarks.studies import CANDIDATES, START_S, StudyOutcome, open_study, run_one, simulated_study

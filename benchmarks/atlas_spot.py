@@ -22,9 +22,11 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from autotune.compiler import compiler_versions, open_screener, planned_cells
+from autotune.compiler.atlas_builder import planned_cells
+from autotune.compiler.screen import open_screener
+from autotune.compiler.targets import compiler_versions
 from autotune.model.flags import FlagSet
-from autotune.settings import AtlasRow, AtlasVerdict, load_atlas
+from autotune.settings.atlas import AtlasRow, AtlasVerdict, load_atlas
 
 HERE = Path(__file__).parent
 

@@ -18,8 +18,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from autotune.settings import probe_build
-from autotune.workers import SHOWN_BY_DUMP, NotKnown, ProgramWatch
+from autotune.settings.probe import probe_build
+from autotune.workers.programs import SHOWN_BY_DUMP, NotKnown, ProgramWatch
 
 ROOT = Path(__file__).parents[1]
 

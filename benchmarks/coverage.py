@@ -9,31 +9,20 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from autotune.model import (
-    BLOCK_STEPS,
-    StudySpec,
-    parse_study,
-)
-from autotune.stats import (
+from autotune.measure.compare import sequential
+from autotune.model.spec import StudySpec, parse_study
+from autotune.model.turn_sizes import BLOCK_STEPS
+from autotune.stats.estimates import (
     Estimate,
+    Floats,
     SequentialPlan,
     estimate_aba,
     estimate_processes,
-)
-from autotune.stats.estimates import (
-    Floats,
     hodges_lehmann,
     student_quantile,
 )
-from autotune.study import sequential
 from benchmarks.machines import Case
-from harness.noise import (
-    Machine,
-    NoiseModel,
-    Process,
-    log_ratios,
-    run_pairs,
-)
+from harness.noise import Machine, NoiseModel, Process, log_ratios, run_pairs
 
 DEFAULTS: StudySpec = parse_study({"name": "defaults", "workload": {"entry": "llama"}})
 FINALISTS, PROCESSES, CONFIRM_PAIRS = 3, 5, 20

@@ -30,30 +30,16 @@ from typing import Any
 from rich.console import Console
 
 from autotune.cli.live import LineView
-from autotune.machine import describe_machine
-from autotune.model import Stopwatch
+from autotune.machine.host import describe_machine
+from autotune.measure.compare import ComparisonRequest, fixed
+from autotune.model.clock import Stopwatch
 from autotune.model.flags import FlagSet
-from autotune.model.records import (
-    ConclusionRecord,
-    ConfirmRun,
-    FloorResult,
-    TrialResult,
-)
-from autotune.model.spec import (
-    StudySpec,
-    parse_study,
-)
+from autotune.model.records import ConclusionRecord, ConfirmRun, FloorResult, TrialResult
+from autotune.model.spec import StudySpec, parse_study
 from autotune.rundir.store import Store
-from autotune.study import (
-    ComparisonRequest,
-    StudyRun,
-    fixed,
-    new_run,
-    noise_floor,
-    probe,
-    prove,
-    run_study,
-)
+from autotune.study.confirm import prove
+from autotune.study.run import StudyRun
+from autotune.study.stages import new_run, noise_floor, probe, run_study
 from harness.simulated import runner_of
 
 HERE = Path(__file__).parent

@@ -15,20 +15,14 @@ from dataclasses import asdict, dataclass
 import numpy as np
 import numpy.typing as npt
 
-from autotune.model import (
-    BLOCK_STEPS,
-    AblationResult,
-    ConclusionRecord,
-    ConfirmRun,
-    FinalistResult,
-    FlagSet,
-    Outcome,
-    StudySpec,
-    TrialResult,
-)
-from autotune.settings import SearchSpace
-from autotune.stats import Estimate
-from autotune.study import StudyRun, run_study
+from autotune.model.flags import FlagSet
+from autotune.model.records import AblationResult, ConclusionRecord, ConfirmRun, FinalistResult, Outcome, TrialResult
+from autotune.model.spec import StudySpec
+from autotune.model.turn_sizes import BLOCK_STEPS
+from autotune.settings.space import SearchSpace
+from autotune.stats.estimates import Estimate
+from autotune.study.run import StudyRun
+from autotune.study.stages import run_study
 from benchmarks.coverage import DEFAULTS
 from benchmarks.machines import Case
 from harness.simulated import GivenSetup, given_run, silent

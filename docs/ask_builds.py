@@ -21,7 +21,7 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from autotune.machine import packages_of
+from autotune.machine.host import packages_of
 from autotune.settings.probe import ParserProcess, library_strings, read_debug_options
 
 ROOT = Path(__file__).resolve().parent.parent

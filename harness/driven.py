@@ -17,7 +17,7 @@ from autotune.rundir.store import RECORDS
 
 ROOT = Path(__file__).parents[1]
 MARK = "AUTOTUNE_STARTED_BY"
-LANE, MEASURE = "autotune.study.lane", "autotune.child.measure"
+LANE, MEASURE = "autotune.measure.lane", "autotune.child.measure"
 
 
 class Driven:

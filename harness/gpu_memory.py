@@ -11,9 +11,11 @@ import itertools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from autotune.model import FailureKind, FlagSet, StudySpec
-from autotune.workers import WorkerFailed, classify_failure
-from autotune.workers.base import Progress
+from autotune.model.flags import FlagSet
+from autotune.model.measurement import FailureKind
+from autotune.model.spec import StudySpec
+from autotune.workers.base import Progress, WorkerFailed
+from autotune.workers.failures import classify_failure
 from harness.simulated_machine import SimulatedLauncher, SimulatedWorker
 
 GIB = 1 << 30

@@ -11,8 +11,8 @@ from autotune.compiler.compile_worker import CompileJob
 from autotune.compiler.compiler import Compiler
 from autotune.compiler.screen import Effect, Screener
 from autotune.compiler.targets import load_target, parse_topology
-from autotune.model import FlagSet
-from autotune.settings import load_catalog
+from autotune.model.flags import FlagSet
+from autotune.settings.catalog import load_catalog
 from harness.known_programs import Domains, lost_programs, points
 
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from autotune.model import STOPPED
+from autotune.model.errors import STOPPED
 from harness.driven import Driven
 from harness.places import Here, Place
 from harness.sandbox import Postgres

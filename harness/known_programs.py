@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from autotune.compiler.interaction import PAIRS_ALONE, Interactions, find_interactions
-from autotune.model import FlagSet
+from autotune.model.flags import FlagSet
 
 Domains = Mapping[str, Sequence[str]]
 

@@ -8,12 +8,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from unittest import mock
 
-from autotune.machine import NO_WATCH, EnergyMeter
-from autotune.model import Callbacks, FlagSet, Pair, Stamped, Stopwatch, StudySpec, WorkloadFacts
-from autotune.rundir import Store
-from autotune.settings import SearchSpace
-from autotune.study import LibraryWinners, LocalExecutor, StudyRun, TaskRunner, lanes
-from autotune.workers import Launcher
+from autotune.machine.telemetry import NO_WATCH, EnergyMeter
+from autotune.measure.runner import LocalExecutor, TaskRunner
+from autotune.model.clock import Stopwatch
+from autotune.model.flags import FlagSet
+from autotune.model.measurement import Pair, Stamped, WorkloadFacts
+from autotune.model.records import Callbacks
+from autotune.model.spec import StudySpec
+from autotune.rundir.store import Store
+from autotune.settings.space import SearchSpace
+from autotune.study import lanes
+from autotune.study.priors import LibraryWinners
+from autotune.study.run import StudyRun
+from autotune.workers.base import Launcher
 from harness.simulated_machine import SimulatedLauncher
 
 

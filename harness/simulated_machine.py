@@ -20,24 +20,16 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from autotune import cluster
-from autotune.cluster import Program
-from autotune.model import (
-    DUMPED_KERNELS,
-    PROFILE,
-    Failure,
-    FailureKind,
-    FlagSet,
-    MemoryUse,
-    StudySpec,
-    TimeLimits,
-    WorkerReport,
-    parse_study,
-)  # fmt: skip
+from autotune.cluster import submit
+from autotune.cluster.submit import Program
+from autotune.model.flags import DUMPED_KERNELS, PROFILE, FlagSet
+from autotune.model.measurement import Failure, FailureKind, WorkerReport
+from autotune.model.records import MemoryUse
 from autotune.model.sections import Section
+from autotune.model.spec import StudySpec, parse_study
+from autotune.model.time_limits import TimeLimits
 from autotune.study import preflight
-from autotune.workers import Launcher, WorkerFailed
-from autotune.workers.base import Progress
+from autotune.workers.base import Launcher, Progress, WorkerFailed
 from harness.noise import NOISE_MODELS, Machine, NoiseModel, Process
 
 LOSSES = (6.5, 6.1, 5.8, 5.6, 5.5)
@@ -312,10 +304,10 @@ class _Program(Program):
 
 def main() -> None:
     """The command line of autotune, on simulated machines."""
-    from autotune.cli import main as autotune_main
+    from autotune.cli.app import main as autotune_main
 
     install()
-    cluster.Program = _Program  # type: ignore[misc]
+    submit.Program = _Program  # type: ignore[misc]
     autotune_main()
 
 

@@ -22,9 +22,9 @@ from typing import Any
 from typer.testing import CliRunner
 
 from autotune.cli.app import app
-from autotune.model import AutotuneError, ConclusionRecord
-from autotune.model.records import AblationResult, ConfirmRun, TrialResult, TrialStatus
-from autotune.rundir import check_run
+from autotune.model.errors import AutotuneError
+from autotune.model.records import AblationResult, ConclusionRecord, ConfirmRun, TrialResult, TrialStatus
+from autotune.rundir.fsck import check_run
 from autotune.rundir.store import Store
 from harness.disks import ROOT, PowerDisk
 from harness.kills import SIMULATED

@@ -8,9 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from autotune.model import Callbacks, ConfirmRun, FlagSet, Stopwatch, StudySpec
-from autotune.stats import STARTS
-from autotune.study import Stopped, StudyRun
+from autotune.model.clock import Stopwatch
+from autotune.model.flags import FlagSet
+from autotune.model.records import Callbacks, ConfirmRun
+from autotune.model.spec import StudySpec
+from autotune.stats.noise_floor import STARTS
+from autotune.study.run import Stopped, StudyRun
 from autotune.workers.base import Progress
 from harness.simulated import GivenSetup, MemoryStore, given_run
 from harness.simulated_machine import SimulatedLauncher, SimulatedWorker

@@ -6,7 +6,8 @@ import random
 from pathlib import Path
 from typing import Any
 
-from autotune.settings import Atlas, AtlasRow, AtlasVerdict, atlas_text, load_catalog
+from autotune.settings.atlas import Atlas, AtlasRow, AtlasVerdict, atlas_text
+from autotune.settings.catalog import load_catalog
 
 KINDS = ("dense-fsdp", "tensor-parallel", "pipeline", "moe", "recurrent", "long-context")
 TARGETS = ("a100-sxm-80", "h100-sxm", "h200", "b200", "gb200")

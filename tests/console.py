@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from autotune.cli import main
+from autotune.cli.app import main
 
 
 def autotune(*arguments: str | Path, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
-from autotune.machine import NO_METER, NO_WATCH
+from autotune.machine.telemetry import NO_METER, NO_WATCH
+from autotune.measure.compare import InterleavedBlocks
+from autotune.measure.loss_gate import LossTrace
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Pair
 from autotune.model.records import (
@@ -27,8 +29,6 @@ from autotune.results.winner import Conditions, Winner
 from autotune.rundir.store import Store
 from autotune.settings.space import Parameter, SearchSpace
 from autotune.stats.estimates import Estimate
-from autotune.study.compare import InterleavedBlocks
-from autotune.study.loss_gate import LossTrace
 from autotune.study.priors import LibraryWinners
 from autotune.study.stages import run_study
 from autotune.workers.base import Launcher, Worker

@@ -13,26 +13,17 @@ from typing import Any
 
 import pytest
 
-from autotune.machine import (
-    caller_environment,
-    find_gpus,
-    open_meter,
-    open_watch,
-    would_run_on,
-)
-from autotune.model import (
-    FailureKind,
-    FlagSet,
-    FloorResult,
-    StudySpec,
-    TrialResult,
-    parse_study,
-)
-from autotune.rundir import Store
-from autotune.workers import (
-    LocalLauncher,
-    WorkerFailed,
-)
+from autotune.machine.environment import caller_environment
+from autotune.machine.gpus import find_gpus
+from autotune.machine.host import would_run_on
+from autotune.machine.telemetry import open_meter, open_watch
+from autotune.model.flags import FlagSet
+from autotune.model.measurement import FailureKind
+from autotune.model.records import FloorResult, TrialResult
+from autotune.model.spec import StudySpec, parse_study
+from autotune.rundir.store import Store
+from autotune.workers.base import WorkerFailed
+from autotune.workers.local import LocalLauncher
 
 ROOT = Path(__file__).parents[1]
 GPU_FOLDER = ROOT / "benchmarks" / "gpu"

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.child import PRESETS, StepReader
-from autotune.child.steps import GROUPS
+from autotune.child.steps import GROUPS, PRESETS, StepReader
 from autotune.model.sections import ReadSpec
 
 PAGE = (Path(__file__).parent.parent / "docs" / "reading.md").read_text(encoding="utf-8")

@@ -71,8 +71,8 @@ def main() -> None:
     except BrokenPipeError:
         sys.exit(141)
     except Exception as error:
-        from autotune.model import STOPPED, AutotuneError, NodeLostError  # `--help` needs none of it
-        from autotune.rundir import cannot_write, is_fault_of_disk
+        from autotune.model.errors import STOPPED, AutotuneError, NodeLostError
+        from autotune.rundir.files import cannot_write, is_fault_of_disk
 
         if isinstance(error, OSError) and is_fault_of_disk(error):
             error = cannot_write(Path(error.filename or "the run directory"), error)

@@ -14,7 +14,7 @@ from autotune.cli.printing import print_json, print_table
 from autotune.cli.tune import seconds_of
 
 if TYPE_CHECKING:
-    from autotune.settings import Atlas
+    from autotune.settings.atlas import Atlas
 
 atlas_app = typer.Typer(help="What each setting does to each kind of model, compiled beforehand.", no_args_is_help=True)
 
@@ -37,8 +37,8 @@ def html(
     table: Table = None,
 ) -> None:
     """Writes the table as a page to search, compare and check blocks of flags in; it needs no network."""
-    from autotune.results import render_atlas
-    from autotune.rundir import write_atomically
+    from autotune.results.atlas_views import render_atlas
+    from autotune.rundir.files import write_atomically
 
     found = _table(table)
     folder.mkdir(parents=True, exist_ok=True)
@@ -57,7 +57,7 @@ def show(
     as_json: options.Json = False,
 ) -> None:
     """Tells where a setting is active, and what it does there."""
-    from autotune.results import atlas_findings
+    from autotune.results.atlas_views import atlas_findings
 
     found = atlas_findings(_table(table), name.strip().lstrip("-").partition("=")[0])
     if as_json:
@@ -98,9 +98,9 @@ def build(
     """
     from importlib.resources import as_file
 
-    from autotune.compiler import Plan, build_atlas, planned_cells
-    from autotune.machine import caller_environment, default_cache_dir
-    from autotune.settings import atlas_folder
+    from autotune.compiler.atlas_builder import Plan, build_atlas, planned_cells
+    from autotune.machine.environment import caller_environment, default_cache_dir
+    from autotune.settings.atlas import atlas_folder
 
     began_s = time.monotonic()
 
@@ -120,6 +120,6 @@ def build(
 
 
 def _table(folder: Path | None) -> Atlas:
-    from autotune.settings import load_atlas, read_atlas
+    from autotune.settings.atlas import load_atlas, read_atlas
 
     return load_atlas() if folder is None else read_atlas(folder)

@@ -40,9 +40,19 @@ def submit(
     soak: options.Soak = True,
 ) -> None:
     """Runs a study as a SLURM job: a lane on each node, or on each group of `device.node_count` nodes."""
-    from autotune import cluster
-    from autotune.machine import driver_python
-    from autotune.model import StudyFileError, load_study, parse_duration
+    from autotune.cluster.submit import (
+        JobRequest,
+        Program,
+        estimate,
+        idle_gpus,
+        parse_time,
+        render_script,
+        submit_script,
+    )  # fmt: skip
+    from autotune.machine.environment import driver_python
+    from autotune.model.errors import StudyFileError
+    from autotune.model.spec import load_study
+    from autotune.model.units import parse_duration
 
     spec = load_study(study)
     if time_budget is not None:
@@ -52,25 +62,25 @@ def submit(
             raise StudyFileError(f"--time-budget: {error}") from error
         spec = spec.model_copy(update={"search": spec.search.model_copy(update={"time_budget": budget_s})})
     path = run_dir or options.RUNS / spec.name
-    program = cluster.Program(
+    program = Program(
         # Not resolved: an environment's python is a link, and its place is what makes it that environment's.
         python=python or driver_python(),
         study=study.resolve(),
         run_dir=path.resolve(),
         options=_run_options(trials=trials, time_budget=time_budget, seed=seed, effort=effort, soak=soak),
     )
-    request = cluster.JobRequest(
-        partition=partition, nodes=nodes, gpus_per_node=gpus_per_node, time_s=cluster.parse_time(time),
-        grace_s=cluster.parse_time(grace), requeue=requeue, exclusive=exclusive, account=account,
+    request = JobRequest(
+        partition=partition, nodes=nodes, gpus_per_node=gpus_per_node, time_s=parse_time(time),
+        grace_s=parse_time(grace), requeue=requeue, exclusive=exclusive, account=account,
         sbatch=tuple(sbatch or ()), srun=tuple(srun or ()), setup=tuple(setup or ()),
     )  # fmt: skip
-    script = cluster.render_script(spec, request, program, with_storage=storage is not None)
-    warning = cluster.idle_gpus(spec, request)
-    print_lines([*([f"warning: {warning}"] if warning else []), cluster.estimate(request)], stderr=True)
+    script = render_script(spec, request, program, with_storage=storage is not None)
+    warning = idle_gpus(spec, request)
+    print_lines([*([f"warning: {warning}"] if warning else []), estimate(request)], stderr=True)
     if dry_run:
         print_exact(script)
         return
-    job = cluster.submit_script(request, program, script, storage=storage)
+    job = submit_script(request, program, script, storage=storage)
     print(f"job {job} is submitted; its script is {shorten_path(program.script)}\n\nnext:")
     print(f"  squeue -j {job}              # does it run yet, and if not, why")
     print(f"  autotune status {shorten_path(path)}   # how far it is, and the hours of GPUs used")

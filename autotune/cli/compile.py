@@ -15,8 +15,8 @@ from autotune.cli import options
 from autotune.cli.printing import plain, print_json
 
 if TYPE_CHECKING:
-    from autotune.compiler import Screener
-    from autotune.model import StudySpec
+    from autotune.compiler.screen import Screener
+    from autotune.model.spec import StudySpec
 
 targets_app = typer.Typer(help="The GPUs that can be compiled for.", no_args_is_help=True)
 
@@ -31,15 +31,18 @@ def screen(
     as_json: options.Json = False,
 ) -> None:
     """Says which settings change this program on that cluster, which are no-ops, and what does not fit."""
-    from autotune.compiler import chains, domains, facts_of
-    from autotune.machine import driver_python
-    from autotune.settings import KnownSettings, build_space, named_sets, probe_build
+    from autotune.compiler.screen import chains, domains, facts_of
+    from autotune.machine.environment import driver_python
+    from autotune.settings.check import named_sets
+    from autotune.settings.known import KnownSettings
+    from autotune.settings.probe import probe_build
+    from autotune.settings.space import build_space
 
     with _open_screen(study, target, topology, option, folder=_cache_dir(cache)) as (spec, opened):
         known = KnownSettings(probe_build(driver_python(), platform=spec.device.platform))
         space = build_space(spec, known, facts_of(opened.reference(), opened.job.topology))
         found = opened.run(domains(space), named_sets(spec, known, every=recipes), chains=chains(space))
-    from autotune.results import screen_lines
+    from autotune.results.screen_words import screen_lines
 
     if as_json:
         print_json(found)
@@ -56,8 +59,8 @@ def explain(
     cache: options.Cache = True,
 ) -> None:
     """Shows what one set changes in the program: collectives, schedule, memory, overlap."""
-    from autotune.compiler import explain_set, explanation
-    from autotune.model import parse_set
+    from autotune.compiler.explain import explain_set, explanation
+    from autotune.model.flags import parse_set
 
     candidate = parse_set(settings)
     with _open_screen(study, target, topology, option, folder=_cache_dir(cache)) as (_, opened):
@@ -79,9 +82,9 @@ def predict(
     as_json: options.Json = False,
 ) -> None:
     """Predicts step times from compiled programs, without a GPU; a prediction is never a measurement."""
-    from autotune.compiler import predict_set
-    from autotune.model import parse_set
-    from autotune.results import predicted_lines
+    from autotune.compiler.predict import predict_set
+    from autotune.model.flags import parse_set
+    from autotune.results.screen_words import predicted_lines
 
     candidates = [parse_set(text) for text in ("", *(settings or ()))]
     with _open_screen(study, target, topology, option, folder=_cache_dir(cache)) as (_, opened):
@@ -95,8 +98,8 @@ def predict(
 @targets_app.command("list")
 def list_targets(as_json: options.Json = False) -> None:
     """Lists the GPUs with their memory, rates and links."""
-    from autotune.compiler import load_target, target_names
-    from autotune.model import format_bytes, format_count
+    from autotune.compiler.targets import load_target, target_names
+    from autotune.model.units import format_bytes, format_count
 
     found = [load_target(name) for name in target_names()]
     if as_json:
@@ -122,8 +125,9 @@ def _open_screen(
     folder: Path | None,
 ) -> Iterator[tuple[StudySpec, Screener]]:
     """The study as it is for that cluster, and what compiles it; progress goes to stderr."""
-    from autotune.compiler import load_target, open_screener, parse_topology, target_here
-    from autotune.model import load_study
+    from autotune.compiler.screen import open_screener
+    from autotune.compiler.targets import load_target, parse_topology, target_here
+    from autotune.model.spec import load_study
 
     spec = _with_options(load_study(study), options or ())
     attached = target_here() if target is None and spec.device.platform == "cuda" else None
@@ -143,7 +147,7 @@ def _with_options(spec: StudySpec, pairs: Sequence[str]) -> StudySpec:
     """The study with options of its workload as ``NAME=VALUE``; a value that is no JSON is text."""
     import json
 
-    from autotune.model import StudyFileError
+    from autotune.model.errors import StudyFileError
 
     merged = dict(spec.workload.options)
     for pair in pairs:
@@ -158,7 +162,7 @@ def _with_options(spec: StudySpec, pairs: Sequence[str]) -> StudySpec:
 
 
 def _cache_dir(cache: bool) -> Path | None:
-    from autotune.machine import caller_environment, default_cache_dir
+    from autotune.machine.environment import caller_environment, default_cache_dir
 
     return default_cache_dir(caller_environment()) / "screen" if cache else None
 

@@ -14,7 +14,8 @@ from autotune.cli import options
 from autotune.cli.printing import plain, print_exact, print_json, print_table
 
 if TYPE_CHECKING:
-    from autotune.settings import ProbeReport, SettingCheck
+    from autotune.settings.check import SettingCheck
+    from autotune.settings.probe import ProbeReport
 
 flags_app = typer.Typer(help="Every published setting: what the installed build says.", no_args_is_help=True)
 recipes_app = typer.Typer(help="Published flag sets: what the installed build has.", no_args_is_help=True)
@@ -30,7 +31,7 @@ def list_flags(
     as_json: options.Json = False,
 ) -> None:
     """Lists the settings of the catalogue; `autotune flags show NAME` tells all of one."""
-    from autotune.settings import load_catalog, select_settings
+    from autotune.settings.catalog import load_catalog, select_settings
 
     catalog = load_catalog()
     found = select_settings(catalog, group=group, scope=scope, word=grep or "")
@@ -50,7 +51,8 @@ def show_flag(
     as_json: options.Json = False,
 ) -> None:
     """Tells all that is known of one setting, and what the installed build says of it."""
-    from autotune.settings import KnownSettings, format_setting, load_catalog, load_recipes
+    from autotune.settings.catalog import load_catalog, load_recipes
+    from autotune.settings.known import KnownSettings, format_setting
 
     setting = load_catalog().find(name)
     report = _report(plugin, python)
@@ -80,7 +82,8 @@ def check_flags(
     as_json: options.Json = False,
 ) -> None:
     """Says of each setting what it really is for the installed build; fails if any would stop a process."""
-    from autotune.settings import KnownSettings, check_given, would_start
+    from autotune.settings.check import check_given, would_start
+    from autotune.settings.known import KnownSettings
 
     report = _report_for(study, plugin, python) if study is not None else _report(plugin, python)
     checks = check_given(KnownSettings(report), flags=text or (), recipe=recipe, file=file, from_environment=env)
@@ -98,8 +101,9 @@ def migrate_flags(
     as_json: options.Json = False,
 ) -> None:
     """Prints a block of settings as the installed build takes it; on stderr what was renamed or left out, and why."""
-    from autotune.model import SettingError
-    from autotune.settings import KnownSettings, migrate_text, read_script
+    from autotune.model.errors import SettingError
+    from autotune.settings.check import migrate_text, read_script
+    from autotune.settings.known import KnownSettings
 
     if (file is None) == (not text):
         raise SettingError("give either flags or --file")
@@ -117,7 +121,7 @@ def migrate_flags(
 @recipes_app.command("list")
 def list_recipes(as_json: options.Json = False) -> None:
     """Lists the published sets."""
-    from autotune.settings import load_recipes
+    from autotune.settings.catalog import load_recipes
 
     recipes = list(load_recipes().values())
     if as_json:
@@ -136,7 +140,9 @@ def show_recipe(
     as_json: options.Json = False,
 ) -> None:
     """Prints one set as it was published, or what is left of it for the installed build."""
-    from autotune.settings import KnownSettings, find_recipe, for_build
+    from autotune.settings.catalog import find_recipe
+    from autotune.settings.check import for_build
+    from autotune.settings.known import KnownSettings
 
     recipe = find_recipe(name)
     settings = recipe.settings
@@ -157,8 +163,8 @@ def symptoms(
     as_json: options.Json = False,
 ) -> None:
     """Gives the groups of settings that are worth a search for what one sees."""
-    from autotune.model import SettingError
-    from autotune.settings import load_symptoms, search_symptoms
+    from autotune.model.errors import SettingError
+    from autotune.settings.catalog import load_symptoms, search_symptoms
 
     found = search_symptoms(text) if text else tuple(load_symptoms().values())
     if not found:
@@ -183,9 +189,9 @@ def space(
     as_json: options.Json = False,
 ) -> None:
     """Prints what a run of a study searches, its size, and the reason for every setting left out."""
-    from autotune.model import load_study
-    from autotune.settings import format_condition, format_domain
-    from autotune.study import preview_space
+    from autotune.model.spec import load_study
+    from autotune.settings.space import format_condition, format_domain
+    from autotune.study.preflight import preview_space
 
     spec = load_study(study)
     path, folder = run_dir or options.RUNS / spec.name, study.resolve().parent
@@ -223,9 +229,10 @@ def space(
 
 def doctor(plugin: options.Plugin = "auto", python: options.Python = None, as_json: options.Json = False) -> None:
     """Shows what this machine offers, what steers it already, and what is missing for which feature."""
-    from autotune.machine import caller_environment, driver_python
-    from autotune.model import LaunchError
-    from autotune.settings import KnownSettings, diagnose, format_diagnosis
+    from autotune.machine.environment import caller_environment, driver_python
+    from autotune.model.errors import LaunchError
+    from autotune.settings.doctor import diagnose, format_diagnosis
+    from autotune.settings.known import KnownSettings
 
     try:
         known: KnownSettings | None = KnownSettings(_report(plugin, python))
@@ -244,15 +251,16 @@ def doctor(plugin: options.Plugin = "auto", python: options.Python = None, as_js
 
 
 def _report(plugin: options.PluginChoice, python: str | None) -> ProbeReport:
-    from autotune.settings import probe_named
+    from autotune.settings.probe import probe_named
 
     return probe_named(plugin, python, note=_note)
 
 
 def _report_for(study: Path, plugin: options.PluginChoice, python: str | None) -> ProbeReport:
     """What the build says on which the program of a study runs."""
-    from autotune.model import SettingError, load_study
-    from autotune.study import program_python
+    from autotune.model.errors import SettingError
+    from autotune.model.spec import load_study
+    from autotune.programs.look import program_python
 
     if python is not None or plugin != "auto":
         raise SettingError("--for takes interpreter and platform from the study: leave out --python and --plugin")
@@ -266,7 +274,7 @@ def _note(text: str) -> None:
 
 
 def _print_checks(checks: Sequence[SettingCheck], report: ProbeReport, *, as_json: bool) -> None:
-    from autotune.settings import format_check, would_start
+    from autotune.settings.check import format_check, would_start
 
     if as_json:
         print_json({"build": report.build, "starts": would_start(checks), "settings": checks})

@@ -9,19 +9,11 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from autotune.model import (
-    AblationResult,
-    ConfirmRun,
-    FinalistResult,
-    FloorResult,
-    Stopwatch,
-    TrialConfig,
-    TrialResult,
-    format_ratio,
-    format_seconds,
-    visible_line,
-)  # fmt: skip
-from autotune.results import format_estimate, format_finalist, format_floor, format_trial, shorten
+from autotune.model.clock import Stopwatch
+from autotune.model.records import AblationResult, ConfirmRun, FinalistResult, FloorResult, TrialConfig, TrialResult
+from autotune.model.redaction import visible_line
+from autotune.model.units import format_ratio, format_seconds
+from autotune.results.format import format_estimate, format_finalist, format_floor, format_trial, shorten
 
 MOST_LANES = 8
 """Lanes that are shown."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from autotune.rundir import Store
+    from autotune.rundir.store import Store
 
 
 class _Guarded:
@@ -27,7 +27,7 @@ class _Guarded:
     def write(self, text: str) -> int:
         """Writes text without control characters."""
         if not text.replace("\n", "").isprintable():  # `--help` is, and needs no model
-            from autotune.model import visible
+            from autotune.model.redaction import visible
 
             text = visible(text)
         self.exact.write(text)
@@ -61,7 +61,7 @@ def _visible_console() -> type[Console]:
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.segment import Segment
 
-    from autotune.model import visible
+    from autotune.model.redaction import visible
 
     class VisibleConsole(Console):
         def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
@@ -82,7 +82,7 @@ def make_console(*, stderr: bool = False) -> Console:
 
 def print_lines(lines: Iterable[str], *, style: str | None = None, stderr: bool = False) -> None:
     """Prints texts, each on one line, which only a terminal folds."""
-    from autotune.model import visible_line
+    from autotune.model.redaction import visible_line
 
     console = make_console(stderr=stderr)
     for line in lines:
@@ -91,7 +91,7 @@ def print_lines(lines: Iterable[str], *, style: str | None = None, stderr: bool 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Prints a table on a terminal; elsewhere one line a row with tabs between cells, for grep and cut."""
-    from autotune.model import visible_line
+    from autotune.model.redaction import visible_line
 
     console = make_console()
     if not console.is_terminal:
@@ -111,8 +111,8 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 def print_study(store: Store) -> None:
     """Prints the tables of a study, and its conclusion."""
-    from autotune.model import ConclusionRecord, Outcome
-    from autotune.results import effect_lines, study_tables
+    from autotune.model.records import ConclusionRecord, Outcome
+    from autotune.results.effects import effect_lines, study_tables
 
     console = make_console()
     for table in study_tables(store):
@@ -148,7 +148,7 @@ def print_exact(text: str) -> None:
 
 def write_text(text: str, output: Path | None, *, hint: str = "") -> None:
     """Writes text to a file, whole or not at all, or to standard output."""
-    from autotune.rundir import write_atomically
+    from autotune.rundir.files import write_atomically
 
     if output is None:
         print_exact(text)

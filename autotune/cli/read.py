@@ -15,8 +15,8 @@ from autotune.cli import options
 from autotune.cli.printing import print_json, print_lines
 
 if TYPE_CHECKING:
-    from autotune.child import Recognised
-    from autotune.workers import Probe
+    from autotune.child.recognise import Recognised
+    from autotune.programs.probe import Probe
 
 SHOWN_LINES = 40
 """Lines that are shown; the rest is counted."""
@@ -51,9 +51,13 @@ def read(
 
     Exits with 1 if no steps are read. Example: autotune read -- python train.py
     """
-    from autotune.child import recognise
-    from autotune.model import AutotuneError, FlagSet, ReadSpec, close_matches, load_study, parse_duration
-    from autotune.study import ProbeRequest, default_platform, read_log, reading_of, run_request
+    from autotune.child.recognise import recognise
+    from autotune.model.errors import AutotuneError, close_matches
+    from autotune.model.flags import FlagSet
+    from autotune.model.sections import ReadSpec
+    from autotune.model.spec import load_study
+    from autotune.model.units import parse_duration
+    from autotune.programs.look import ProbeRequest, default_platform, read_log, reading_of, run_request
 
     given = {"preset": preset, "pattern": pattern, "json_key": json_key, "unit": unit, "loss": loss}
     rules: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
@@ -115,7 +119,7 @@ def _rows(found: Mapping[str, Any], *, most: int | None) -> list[str]:
 
 
 def _row(row: Mapping[str, Any]) -> str:
-    from autotune.model import format_seconds
+    from autotune.model.units import format_seconds
 
     took = format_seconds(row["step_s"]) if row["step_s"] is not None else "step" if row["is_step"] else ""
     loss = f"{row['loss']:.4g}" if row["loss"] is not None else ""
@@ -124,8 +128,9 @@ def _row(row: Mapping[str, Any]) -> str:
 
 def _summary(found: Mapping[str, Any], fits: Sequence[Recognised], probe: Probe) -> list[str]:
     """What the lines make, what to look at, and the table for a study file."""
-    from autotune.model import format_seconds
-    from autotune.study import doubt_of, toml_lines
+    from autotune.model.units import format_seconds
+    from autotune.programs.draft import toml_lines
+    from autotune.programs.look import doubt_of
 
     count = len(found["lines"])
     if not found["rules"]:

@@ -15,7 +15,7 @@ from autotune.cli import options
 from autotune.cli.printing import make_console, plain, print_json, print_lines, write_text
 
 if TYPE_CHECKING:
-    from autotune.results import RecordCheck, Winner
+    from autotune.results.winner import RecordCheck, Winner
 
 WATCH_S = 10
 """Seconds between two pages, each of which takes about one of a processor that may be measuring."""
@@ -32,8 +32,10 @@ def report(
     ] = False,
 ) -> None:
     """Makes one page of a study that loads nothing: verdict, intervals, raw steps, failures, provenance."""
-    from autotune.results import render_html, render_markdown
-    from autotune.rundir import Store, is_held, write_atomically
+    from autotune.results.report import render_html, render_markdown
+    from autotune.rundir.files import write_atomically
+    from autotune.rundir.lock import is_held
+    from autotune.rundir.store import Store
 
     store, page = Store.open(run_path), html or run_path / "report.html"
     if markdown:
@@ -59,8 +61,8 @@ def compare(
     as_json: options.Json = False,
 ) -> None:
     """Compares studies as Markdown: winners, settings that agree, no-ops; refuses what is not comparable."""
-    from autotune.results import compare_stores as set_side_by_side
-    from autotune.rundir import Store
+    from autotune.results.comparison import compare_stores as set_side_by_side
+    from autotune.rundir.store import Store
 
     table = set_side_by_side([Store.open(r) for r in runs], by=[f.strip() for f in by.split(",") if f.strip()])
     if as_json:
@@ -87,9 +89,9 @@ def export(
     needs_loss: options.RequireLoss = False,
 ) -> None:
     """Writes the proven winner as a file, with its evidence in comments; what it needs besides goes beside it."""
-    from autotune.model import AutotuneError, close_matches
-    from autotune.results import USE, ExportFormat, render_export
-    from autotune.rundir import Store
+    from autotune.model.errors import AutotuneError, close_matches
+    from autotune.results.export import USE, ExportFormat, render_export
+    from autotune.rundir.store import Store
 
     if form not in set(ExportFormat):
         legal = ", ".join(ExportFormat)
@@ -115,8 +117,8 @@ def verify(
     as_json: options.Json = False,
 ) -> None:
     """Checks that this machine is as it was when a winner was proven; exits with 1 if not."""
-    from autotune.results import read_winner
-    from autotune.study import verify_winner
+    from autotune.results.export import read_winner
+    from autotune.study.recheck import verify_winner
 
     winner = read_winner(file)
     found = verify_winner(winner, file, study=study, run=run)
@@ -150,10 +152,11 @@ def exec_(
     If the winner holds options of the program, the command must have a place for each: autotune exec FILE -- python
     train.py --batch {batch}.
     """
-    from autotune.machine import caller_environment, merge_for_exec
-    from autotune.model import AutotuneError
-    from autotune.results import loading_kernels, require_loss, settings_in_force
-    from autotune.study import verify_winner
+    from autotune.machine.environment import caller_environment, merge_for_exec
+    from autotune.model.errors import AutotuneError
+    from autotune.results.export import loading_kernels, settings_in_force
+    from autotune.results.winner import require_loss
+    from autotune.study.recheck import verify_winner
 
     command = [a for i, a in enumerate(context.args) if not (i == 0 and a == "--")]
     if not command:
@@ -191,7 +194,8 @@ def _with_options(command: list[str], winner: Winner, *, force: bool) -> list[st
     Raises:
         AutotuneError: If one has no place: what would run was never proven.
     """
-    from autotune.model import AutotuneError, filled, placeholders
+    from autotune.model.errors import AutotuneError
+    from autotune.model.options import filled, placeholders
 
     if (lost := sorted(set(winner.options) - placeholders(command))) and not force:
         raise AutotuneError(
@@ -207,8 +211,9 @@ def _read_checked(file: Path) -> tuple[Winner, RecordCheck]:
     Raises:
         AutotuneError: If there is no winner in it, or its records give another one, even with `exec --force`.
     """
-    from autotune.model import AutotuneError
-    from autotune.results import RecordCheck, check_records, read_winner
+    from autotune.model.errors import AutotuneError
+    from autotune.results.export import read_winner
+    from autotune.results.winner import RecordCheck, check_records
 
     winner, found = read_winner(file), RecordCheck()
     if file.is_file():
@@ -241,7 +246,7 @@ def library_add(
     library: options.Library = Path("library"),
 ) -> None:
     """Puts winners into the library; a newer proof takes the place of an older one of the same conditions."""
-    from autotune.results import add_to_library
+    from autotune.results.library import add_to_library
 
     for run in runs:
         print(add_to_library(_read_checked(run)[0], library, run))
@@ -250,7 +255,9 @@ def library_add(
 @library_app.command("list")
 def library_list(library: options.Library = Path("library"), as_json: options.Json = False) -> None:
     """Lists the winners of the library."""
-    from autotune.results import check_records, format_estimate, library_entries
+    from autotune.results.format import format_estimate
+    from autotune.results.library import library_entries
+    from autotune.results.winner import check_records
 
     known = [(e, check_records(e.winner, e.path)) for e in library_entries(library)]
     if as_json:
@@ -272,8 +279,8 @@ def best(
     as_json: options.Json = False,
 ) -> None:
     """Gives the best known winner for a GPU, count, jaxlib and workload, or the nearest one, labelled untested."""
-    from autotune.results import LibraryQuery, format_match, library_entries
-    from autotune.results import best_known as nearest
+    from autotune.results.library import LibraryQuery, format_match, library_entries
+    from autotune.results.library import best_known as nearest
 
     match = nearest(library_entries(library), LibraryQuery(gpu=gpu, count=count, jaxlib=jaxlib, workload=workload))
     status = _read_checked(match.entry.path)[1].status
@@ -296,10 +303,11 @@ def recheck(
 ) -> None:
     """Measures a winner against the default once more, after an upgrade; exits with 1 if it does not hold."""
     from autotune.cli.live import LineView
-    from autotune.model import Outcome, Stopwatch
-    from autotune.results import artefact_folder, read_winner
-    from autotune.rundir import read_artefacts
-    from autotune.study import new_recheck, recheck_directory, recheck_study, recheck_winner
+    from autotune.model.clock import Stopwatch
+    from autotune.model.records import Outcome
+    from autotune.results.export import artefact_folder, read_winner
+    from autotune.rundir.artefacts import read_artefacts
+    from autotune.study.recheck import new_recheck, recheck_directory, recheck_study, recheck_winner
 
     winner = read_winner(file)
     artefacts = read_artefacts(winner.settings, artefact_folder(file))

@@ -16,8 +16,9 @@ from autotune.cli import options
 from autotune.cli.printing import make_console, plain, print_json, print_lines, print_study
 
 if TYPE_CHECKING:
-    from autotune.model import ConclusionRecord, StudySpec
-    from autotune.rundir import Store
+    from autotune.model.records import ConclusionRecord
+    from autotune.model.spec import StudySpec
+    from autotune.rundir.store import Store
 
 
 def run(
@@ -45,7 +46,8 @@ def run(
     as_json: options.Json = False,
 ) -> None:
     """Runs a study, or goes on with it where it was stopped."""
-    from autotune.study import choose_engine, parse_groups, study_with
+    from autotune.study.engines import choose_engine, parse_groups
+    from autotune.study.stages import study_with
 
     given: dict[str, dict[str, Any]] = {
         "search": {"trials": trials, "time_budget": time_budget, "gpu_hours": gpu_hours},
@@ -65,8 +67,8 @@ def run_and_print(
     spec: StudySpec, study: Path, path: Path, *, as_json: bool, **session: Any
 ) -> tuple[ConclusionRecord, Store]:
     """Runs a study to its conclusion and prints it, or says how to go on; `session` as `new_run` takes it."""
-    from autotune.model import STOPPED
-    from autotune.study import Stopped, stoppable
+    from autotune.model.errors import STOPPED
+    from autotune.study.run import Stopped, stoppable
 
     try:
         with stoppable():
@@ -86,8 +88,8 @@ def run_and_print(
 def _run(spec: StudySpec, study: Path, path: Path, *, as_json: bool, **session: Any) -> tuple[ConclusionRecord, Store]:
     """Runs all stages; progress goes to stderr if stdout is for JSON."""
     from autotune.cli.live import LineView, LiveView
-    from autotune.model import Stopwatch
-    from autotune.study import new_run, run_study
+    from autotune.model.clock import Stopwatch
+    from autotune.study.stages import new_run, run_study
 
     console, watch = make_console(stderr=as_json), Stopwatch()
     budget, min_effect = spec.search.time_budget, spec.measure.min_effect
@@ -103,8 +105,9 @@ def _run(spec: StudySpec, study: Path, path: Path, *, as_json: bool, **session: 
 
 def _print_results(store: Store, conclusion: ConclusionRecord, path: Path, study: Path) -> None:
     """Prints the table, the conclusion, where everything lies, what to type next."""
-    from autotune.model import Outcome, format_seconds
-    from autotune.study import unsettled
+    from autotune.model.records import Outcome
+    from autotune.model.units import format_seconds
+    from autotune.study.confirm import unsettled
 
     print()
     print_study(store)
@@ -126,7 +129,7 @@ def _print_results(store: Store, conclusion: ConclusionRecord, path: Path, study
 
 def _next_steps(spec: StudySpec, conclusion: ConclusionRecord, path: Path, study: Path) -> list[str]:
     """The commands to type next."""
-    from autotune.model import Outcome
+    from autotune.model.records import Outcome
 
     # Without an activated environment the command is found by the path it was called by.
     is_found = shutil.which("autotune") or not sys.argv[0].endswith("autotune")

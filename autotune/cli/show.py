@@ -11,9 +11,10 @@ from autotune.cli import options
 from autotune.cli.printing import print_json, print_lines, print_study, print_table
 
 if TYPE_CHECKING:
-    from autotune.model import Pair, TrialResult
-    from autotune.rundir import Store
-    from autotune.study import StudyStatus, UnreadableRun
+    from autotune.model.measurement import Pair
+    from autotune.model.records import TrialResult
+    from autotune.rundir.store import Store
+    from autotune.study.status import StudyStatus, UnreadableRun
 
 
 def status(
@@ -23,8 +24,8 @@ def status(
     as_json: options.Json = False,
 ) -> None:
     """Says how far studies are; of one that runs: its stage, since when, and the time left."""
-    from autotune.model import AutotuneError
-    from autotune.study import UnreadableRun, format_lanes, study_status
+    from autotune.model.errors import AutotuneError
+    from autotune.study.status import UnreadableRun, format_lanes, study_status
 
     paths = [run_path] if run_path else sorted(p.parent for p in options.RUNS.glob("*/study.json"))
     found: list[StudyStatus | UnreadableRun] = []
@@ -47,7 +48,7 @@ def status(
 
 def _cells(status: StudyStatus | UnreadableRun) -> list[str]:
     """One run as a row of the table."""
-    from autotune.study import UnreadableRun, format_stage
+    from autotune.study.status import UnreadableRun, format_stage
 
     if isinstance(status, UnreadableRun):
         return [status.run, status.state, *[""] * 5]
@@ -64,9 +65,10 @@ def show(
     as_json: options.Json = False,
 ) -> None:
     """Shows a study's results, or all that is known of one trial."""
-    from autotune.results import doubts, format_begin
-    from autotune.rundir import Store
-    from autotune.study import find_trial
+    from autotune.results.format import format_begin
+    from autotune.results.recompute import doubts
+    from autotune.rundir.store import Store
+    from autotune.study.reproduce import find_trial
 
     store = Store.open(run_path)
     if trial is not None:
@@ -80,8 +82,9 @@ def show(
 
 def _show_trial(store: Store, result: TrialResult, *, as_json: bool) -> None:
     """One trial: settings, result, figures, raw pairs, the end of its log."""
-    from autotune.model import block_step_s, format_bytes, format_seconds, log_ratio
-    from autotune.results import format_energy, format_trial
+    from autotune.model.measurement import block_step_s, log_ratio
+    from autotune.model.units import format_bytes, format_seconds
+    from autotune.results.format import format_energy, format_trial
 
     pairs = list(store.pairs(result.directory)) if result.directory else []
     outlook = result.outlook_at(min_effect=store.spec.measure.min_effect)
@@ -121,8 +124,8 @@ def repro(
     as_json: options.Json = False,
 ) -> None:
     """Prints the environment and command that run one trial's program by hand."""
-    from autotune.rundir import Store
-    from autotune.study import find_trial, reproduce_trial, shell_lines
+    from autotune.rundir.store import Store
+    from autotune.study.reproduce import find_trial, reproduce_trial, shell_lines
 
     store = Store.open(run_path)
     result = find_trial(store, trial)
@@ -146,8 +149,8 @@ def fsck(
 
     Ends with status 1 if anything is lost.
     """
-    from autotune.rundir import check_run
-    from autotune.rundir import unlock as take_lock_away
+    from autotune.rundir.fsck import check_run
+    from autotune.rundir.lock import unlock as take_lock_away
 
     dead = take_lock_away(run_path) if unlock else None
     found = check_run(run_path)
@@ -167,7 +170,9 @@ def fsck(
 
 def schema() -> None:
     """Prints the JSON schemas of study files, records and raw pairs of blocks."""
-    from autotune.model import RECORD, SCHEMA_VERSION, Pair, StudySpec
+    from autotune.model.measurement import Pair
+    from autotune.model.records import RECORD, SCHEMA_VERSION
+    from autotune.model.spec import StudySpec
 
     schemas = {"study": StudySpec.model_json_schema(), "record": RECORD.json_schema(), "pair": Pair.model_json_schema()}
     print_json({"schema_version": SCHEMA_VERSION, **schemas})

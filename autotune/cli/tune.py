@@ -18,9 +18,10 @@ from autotune.cli.printing import make_console, print_lines
 from autotune.cli.run import run_and_print
 
 if TYPE_CHECKING:
-    from autotune.model import StudySpec
-    from autotune.rundir import Store
-    from autotune.study import Plan, ProbeRequest, ProbeResult
+    from autotune.model.spec import StudySpec
+    from autotune.programs.draft import Plan
+    from autotune.programs.look import ProbeRequest, ProbeResult
+    from autotune.rundir.store import Store
 
 MOST_NAMES = 6
 """Settings that are named before the rest is counted."""
@@ -70,7 +71,7 @@ def tune(
     Runs it once to see how it prints its steps and how long they take, says what it is going to do, writes the study
     file and runs that. The same command again goes on.
     """
-    from autotune.model import AutotuneError
+    from autotune.model.errors import AutotuneError
 
     asked = ask_for(command, platform, rules_of(preset, pattern, json_key, unit, step_file, loss), look_limit)
     if not (yes or dry_run or sys.stdin.isatty()):
@@ -115,8 +116,8 @@ def init(
 
     It never overwrites a file. For a program as it is: autotune tune --dry-run -- python train.py
     """
-    from autotune.model import StudyFileError
-    from autotune.study import example_text, plan_unseen
+    from autotune.model.errors import StudyFileError
+    from autotune.programs.draft import example_text, plan_unseen
 
     if (entry is not None) + (example is not None) + bool(command) != 1:
         raise StudyFileError(
@@ -150,8 +151,8 @@ def init(
 
 def ask_for(command: list[str] | None, platform: str | None, rules: dict[str, Any] | None, limit: str) -> ProbeRequest:
     """The program to look at, by the options of a call."""
-    from autotune.model import StudyFileError
-    from autotune.study import ProbeRequest, default_platform, refuse_one_word
+    from autotune.model.errors import StudyFileError
+    from autotune.programs.look import ProbeRequest, default_platform, refuse_one_word
 
     if not command:
         raise StudyFileError("a command must follow, after --, but there is none: autotune tune -- python train.py")
@@ -166,7 +167,8 @@ def ask_for(command: list[str] | None, platform: str | None, rules: dict[str, An
 
 def seconds_of(text: str | None, option: str) -> float | None:
     """Seconds of a duration that an option was given, if it was."""
-    from autotune.model import StudyFileError, parse_duration
+    from autotune.model.errors import StudyFileError
+    from autotune.model.units import parse_duration
 
     try:
         return None if text is None else parse_duration(text)
@@ -178,7 +180,7 @@ def rules_of(
     preset: str | None, pattern: str | None, key: str | None, unit: str | None, file: str | None, loss: str | None
 ) -> dict[str, Any] | None:
     """The keys of `[workload.read]` that options give; None without any."""
-    from autotune.model import StudyFileError
+    from autotune.model.errors import StudyFileError
 
     given = {"preset": preset, "pattern": pattern, "json_key": key, "unit": unit, "file": file, "loss": loss}
     rules = {name: value for name, value in given.items() if value is not None}
@@ -209,7 +211,8 @@ def name_of_entry(entry: str) -> str:
 
 def file_of(asked: ProbeRequest, name: str | None) -> tuple[Path, StudySpec | None]:
     """The file of a study of this command, and the study if it is there already."""
-    from autotune.model import STUDY_NAME, StudyFileError, load_study
+    from autotune.model.errors import StudyFileError
+    from autotune.model.spec import STUDY_NAME, load_study
 
     if name is not None and (not re.fullmatch(STUDY_NAME, name) or ".." in name):
         raise StudyFileError(f"--name must be letters, digits, dots and dashes, such as my-model, but got {name!r}")
@@ -235,7 +238,7 @@ def file_of(asked: ProbeRequest, name: str | None) -> tuple[Path, StudySpec | No
 
 def refuse_other_rules(asked: ProbeRequest, file: Path, platform: str | None, known: StudySpec) -> None:
     """Refuses to continue a study with other rules or another platform than this call."""
-    from autotune.model import StudyFileError
+    from autotune.model.errors import StudyFileError
 
     read = known.workload.read.rules() if known.workload.read is not None else {}
     other = platform is not None and platform != known.device.platform
@@ -248,7 +251,7 @@ def refuse_other_rules(asked: ProbeRequest, file: Path, platform: str | None, kn
 
 def place_of(platform: str | None) -> dict[str, Any]:
     """Platform, number and kind of the devices here."""
-    from autotune.study import default_platform, device_count, device_words
+    from autotune.programs.look import default_platform, device_count, device_words
 
     where = platform or default_platform()
     return {"platform": where, "count": device_count(where), "device": device_words(where)}
@@ -256,9 +259,10 @@ def place_of(platform: str | None) -> dict[str, Any]:
 
 def refuse_unbuilt(text: str, file: Path) -> None:
     """Builds an entry in a child process, so that a mistyped one is refused before a run."""
-    from autotune.model import StudyFileError
-    from autotune.study import checked
-    from autotune.workers import WorkerFailed, describe_workload
+    from autotune.model.errors import StudyFileError
+    from autotune.programs.draft import checked
+    from autotune.programs.probe import describe_workload
+    from autotune.workers.base import WorkerFailed
 
     spec = checked(text)
     try:
@@ -274,15 +278,16 @@ def refuse_unbuilt(text: str, file: Path) -> None:
 
 def typed_command() -> str:
     """This call, as it was typed, with secrets redacted."""
-    from autotune.model import redact_command
+    from autotune.model.redaction import redact_command
 
     return shlex.join(["autotune", *redact_command(sys.argv[1:])])
 
 
 def planned(asked: ProbeRequest, name: str, *, trials: int, budget: str | None) -> tuple[Plan, ProbeResult]:
     """Looks at a program once, with its progress on the console, and draws up its study."""
-    from autotune.model import redact_command
-    from autotune.study import plan_of, probe_program
+    from autotune.model.redaction import redact_command
+    from autotune.programs.draft import plan_of
+    from autotune.programs.look import probe_program
 
     console = make_console(stderr=True)
     what = f"running it once, to see how it prints its steps: {shlex.join(redact_command(asked.command))}"
@@ -302,8 +307,9 @@ def planned(asked: ProbeRequest, name: str, *, trials: int, budget: str | None) 
 
 def show_plan(found: ProbeResult, plan: Plan, file: Path) -> None:
     """Prints what one run showed, what is searched and why, and what can be proven in which time."""
-    from autotune.model import format_seconds, format_share
-    from autotune.study import SPREADS, WHY, preview_space
+    from autotune.model.units import format_seconds, format_share
+    from autotune.programs.draft import SPREADS, WHY
+    from autotune.study.preflight import preview_space
 
     preview = preview_space(plan.spec, study_dir=file.resolve().parent, run_dir=options.RUNS / plan.spec.name)
     names = [p.name.removeprefix("xla_") for p in preview.space.parameters]
@@ -339,7 +345,7 @@ def show_plan(found: ProbeResult, plan: Plan, file: Path) -> None:
 
 def _too_short(plan: Plan) -> str:
     """A warning where the time budget holds less than a study."""
-    from autotune.study import WORTH_TRIALS
+    from autotune.programs.draft import WORTH_TRIALS
 
     return (
         f"the noise floor and {WORTH_TRIALS} trials with their proofs take about {_about(plan.needed_s)} here: in "
@@ -349,14 +355,15 @@ def _too_short(plan: Plan) -> str:
 
 def _about(seconds: float) -> str:
     """Formats an estimate of time: whole minutes from one minute on."""
-    from autotune.model import format_seconds
+    from autotune.model.units import format_seconds
 
     return format_seconds(seconds if seconds < 60 else 60 * round(seconds / 60)).removesuffix(" 0 s")
 
 
 def write_study(file: Path, text: str, command: Sequence[str]) -> None:
     """Writes a new study file, readable for the user alone if it holds a secret."""
-    from autotune.model import StudyFileError, redact_command
+    from autotune.model.errors import StudyFileError
+    from autotune.model.redaction import redact_command
 
     has_secret = redact_command(command) != tuple(command)
     try:
@@ -374,8 +381,9 @@ def write_study(file: Path, text: str, command: Sequence[str]) -> None:
 
 
 def _run(file: Path, *, trials: int | None, time_budget: str | None, asked: ProbeRequest) -> None:
-    from autotune.model import Outcome
-    from autotune.study import choose_engine, study_with
+    from autotune.model.records import Outcome
+    from autotune.study.engines import choose_engine
+    from autotune.study.stages import study_with
 
     given: dict[str, dict[str, Any]] = {"search": {"trials": trials, "time_budget": time_budget}}
     spec = study_with(file, given, effort="standard", seed=None)
@@ -407,8 +415,8 @@ def _shown(store: Store, asked: ProbeRequest) -> tuple[str, ...]:
 
 
 def _write_winner(store: Store, path: Path, asked: ProbeRequest) -> None:
-    from autotune.results import ExportFormat, render_export
-    from autotune.rundir import write_atomically
+    from autotune.results.export import ExportFormat, render_export
+    from autotune.rundir.files import write_atomically
 
     file = path / "winner.env"
     write_atomically(file, render_export(store, ExportFormat.ENV, folder=path))

@@ -32,18 +32,12 @@ from distributed.security import Security
 from distributed.worker import get_worker
 
 from autotune.cluster.engine import ANSWERS, JOINED, LANE_COMMAND, LEFT, LOG_BYTES, Message, Told
-from autotune.machine import (
-    LANE,
-    Scratch,
-    caller_environment,
-    driver_python,
-    let_import_packages,
-    parse_devices,
-    reserve_devices,
-    visible_gpu_ids,
-)  # fmt: skip
-from autotune.model import LaunchError, NodeLostError
-from autotune.workers import GuardedProcess
+from autotune.machine.devices import parse_devices, reserve_devices
+from autotune.machine.environment import caller_environment, driver_python, let_import_packages
+from autotune.machine.files import LANE, Scratch
+from autotune.machine.gpus import visible_gpu_ids
+from autotune.model.errors import LaunchError, NodeLostError
+from autotune.workers.base import GuardedProcess
 
 if TYPE_CHECKING:
     from distributed import Worker

@@ -21,16 +21,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from autotune.machine import (
-    caller_environment,
-    driver_python,
-    end_slurm_step,
-    let_import_packages,
-    slurm_client_environment,
-    slurm_step_command,
-)  # fmt: skip
-from autotune.model import NodeLostError, Stopwatch
-from autotune.workers import NODES_VARIABLE, SET_BY_NODE, GuardedProcess, WorkerFailed
+from autotune.machine.environment import caller_environment, driver_python, let_import_packages
+from autotune.machine.slurm import end_slurm_step, slurm_client_environment, slurm_step_command
+from autotune.model.clock import Stopwatch
+from autotune.model.errors import NodeLostError
+from autotune.workers.base import GuardedProcess, WorkerFailed
+from autotune.workers.srun import NODES_VARIABLE, SET_BY_NODE
 
 JOINED, LEFT = "joined", "left"
 ANSWERS = frozenset({"result", "error"})
@@ -38,7 +34,7 @@ ANSWERS = frozenset({"result", "error"})
 
 Message = Mapping[str, Any]
 
-LANE_COMMAND = ("-m", "autotune.study.lane")
+LANE_COMMAND = ("-m", "autotune.measure.lane")
 LOG_BYTES = 1_000_000
 PATIENCE_S = 15.0
 START_LIMIT_S = 300.0

@@ -16,17 +16,12 @@ from pathlib import Path
 
 import jinja2
 
-from autotune.machine import ask_slurm, caller_environment, inside_slurm_job, slurm_client_environment, slurm_partitions
-from autotune.model import (
-    STOPPED,
-    LaunchError,
-    StudyFileError,
-    StudySpec,
-    close_matches,
-    format_seconds,
-    parse_duration,
-    redact_text,
-)
+from autotune.machine.environment import caller_environment
+from autotune.machine.slurm import ask_slurm, inside_slurm_job, slurm_client_environment, slurm_partitions
+from autotune.model.errors import STOPPED, LaunchError, StudyFileError, close_matches
+from autotune.model.redaction import redact_text
+from autotune.model.spec import StudySpec
+from autotune.model.units import format_seconds, parse_duration
 
 LONGEST_GRACE_S = 65_535
 MOST_REQUEUES = 100

@@ -20,24 +20,16 @@ from autotune.compiler.interaction import TimeUp, find_interactions
 from autotune.compiler.program import CompiledProgram, changes
 from autotune.compiler.screen import Screener, chains, facts_of, find_canary, open_screener, spread
 from autotune.compiler.targets import Target, Topology, load_target
-from autotune.machine import driver_python, replace_file
-from autotune.model import AutotuneError, FlagSet, LaunchError, SettingError, StudySpec, close_matches, parse_study
-from autotune.settings import (
-    NEVER_SEARCHED,
-    AtlasRow,
-    AtlasVerdict,
-    KnownSettings,
-    ModelKind,
-    Parameter,
-    SearchSpace,
-    Stage,
-    Tier,
-    atlas_text,
-    load_kinds,
-    probe_build,
-    read_rows,
-    space_of_all,
-)
+from autotune.machine.environment import driver_python
+from autotune.machine.files import replace_file
+from autotune.model.errors import AutotuneError, LaunchError, SettingError, close_matches
+from autotune.model.flags import FlagSet
+from autotune.model.spec import StudySpec, parse_study
+from autotune.settings.atlas import AtlasRow, AtlasVerdict, ModelKind, atlas_text, load_kinds, read_rows
+from autotune.settings.catalog import NEVER_SEARCHED, Stage, Tier
+from autotune.settings.known import KnownSettings
+from autotune.settings.probe import probe_build
+from autotune.settings.space import Parameter, SearchSpace, space_of_all
 
 TARGETS = ("h100-sxm", "a100-sxm-80", "h200", "b200", "gb200")
 """GPUs of the atlas where none are named, in the order in which they are compiled for."""

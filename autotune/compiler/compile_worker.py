@@ -11,30 +11,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from autotune.child import workloads_root
+from autotune.child.packages import workloads_root
 from autotune.compiler.flags_applied import require_applied
 from autotune.compiler.program import CompileResult
 from autotune.compiler.schedule import FATAL, LOG, OPTIONS, RESULT, last_lines, read_program, read_text
 from autotune.compiler.targets import Target, Topology, compiler_versions
-from autotune.machine import (
-    COMPILES,
-    Scratch,
-    caller_environment,
-    child_environment,
-    driver_python,
-    let_import_packages,
-)
-from autotune.model import (
-    COMPILE_FACTOR,
-    OPTION,
-    PROCESS_COUNT,
-    CompileLimits,
-    Failure,
-    FailureKind,
-    FlagSet,
-    options_in,
-)
-from autotune.workers import GuardedProcess, classify_failure
+from autotune.machine.environment import caller_environment, child_environment, driver_python, let_import_packages
+from autotune.machine.files import COMPILES, Scratch
+from autotune.model.flags import OPTION, FlagSet
+from autotune.model.measurement import Failure, FailureKind
+from autotune.model.options import PROCESS_COUNT, options_in
+from autotune.model.time_limits import COMPILE_FACTOR, CompileLimits
+from autotune.workers.base import GuardedProcess
+from autotune.workers.failures import classify_failure
 
 NICENESS = 15
 """Of every process that compiles: whatever else runs goes first."""

@@ -16,8 +16,12 @@ from pydantic import ValidationError
 from autotune.compiler.compile_worker import CompileJob, CompileWorker, Progress, is_too_slow, worker_settings
 from autotune.compiler.program import SCHEMA_VERSION, CompileResult
 from autotune.compiler.targets import compiler_problem
-from autotune.machine import available_memory_bytes, replace_file
-from autotune.model import Failure, FailureKind, FlagSet, LaunchError, compile_limits
+from autotune.machine.files import replace_file
+from autotune.machine.host import available_memory_bytes
+from autotune.model.errors import LaunchError
+from autotune.model.flags import FlagSet
+from autotune.model.measurement import Failure, FailureKind
+from autotune.model.time_limits import compile_limits
 
 # Failures that say something about the set; what the machine did to a worker may be otherwise next time.
 _LASTING = frozenset({FailureKind.UNKNOWN_FLAG, FailureKind.COMPILE_ERROR, FailureKind.CRASH})

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from autotune.compiler.predict import MAIN, Event, Prediction, predict_step
 from autotune.compiler.program import CompiledProgram, changes
 from autotune.compiler.screen import Screener
-from autotune.model import FlagSet, LaunchError, format_seconds, format_share
+from autotune.model.errors import LaunchError
+from autotune.model.flags import FlagSet
+from autotune.model.units import format_seconds, format_share
 
 MOST_COLLECTIVES = 8
 """Collectives whose overlap is shown one by one: those that computing waits for longest."""

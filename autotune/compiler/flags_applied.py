@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from autotune.model import FlagSet, LaunchError
-from autotune.workers import check_debug_options, check_options, parse_debug_options
+from autotune.model.errors import LaunchError
+from autotune.model.flags import FlagSet
+from autotune.workers.settings_check import check_debug_options, check_options, parse_debug_options
 
 
 class FlagsLostError(LaunchError):

@@ -29,7 +29,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from autotune.model import FlagSet, shrink
+from autotune.model.flags import FlagSet, shrink
 
 Program = Callable[[FlagSet], str | None]
 """Names the program of a set; None if it does not compile. Raises `TimeUp` when nothing more may be compiled."""

@@ -39,7 +39,8 @@ from typing import Any
 from autotune.compiler.program import Collective, CompiledProgram, Op, OpKind
 from autotune.compiler.screen import Screener
 from autotune.compiler.targets import Network, Target, Topology
-from autotune.model import FlagSet, LaunchError, StudyFileError
+from autotune.model.errors import LaunchError, StudyFileError
+from autotune.model.flags import FlagSet
 
 MAIN = "compute"
 _EXACT_TRIPS = 3

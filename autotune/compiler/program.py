@@ -9,7 +9,9 @@ from typing import Any
 
 from pydantic import Field
 
-from autotune.model import Failure, Record, Settings, format_bytes
+from autotune.model.measurement import Failure, Settings
+from autotune.model.numbers import Record
+from autotune.model.units import format_bytes
 
 SCHEMA_VERSION = 7
 """Of cached results; raised when their form or meaning changes."""

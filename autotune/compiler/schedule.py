@@ -13,7 +13,7 @@ from typing import Any
 
 from autotune.compiler.hlo import Computation, Instruction, Module, device_groups, kernel_work, parse_module, trip_count
 from autotune.compiler.program import Collective, CompiledProgram, Memory, Op, OpKind
-from autotune.model import LaunchError
+from autotune.model.errors import LaunchError
 
 _THUNK = re.compile(r"^( *)(\d+): k(\w+)\s*(?:\[[^\]]*\])?\s*(.*)$")
 _SECTION = re.compile(r"^\s*(\w+):\s*$")

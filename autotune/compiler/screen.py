@@ -5,63 +5,25 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections import Counter
-from collections.abc import (
-    Callable,
-    Iterable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
-from dataclasses import (
-    dataclass,
-    field,
-)
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from autotune.compiler.compile_worker import (
-    CompileJob,
-    Progress,
-)
+from autotune.compiler.compile_worker import CompileJob, Progress
 from autotune.compiler.compiler import Compiler
-from autotune.compiler.interaction import (
-    Chains,
-    Domains,
-    TimeUp,
-    find_interactions_by_choice,
-    kernel_choices,
-)
-from autotune.compiler.program import (
-    CompiledProgram,
-    CompileResult,
-    changes,
-)
-from autotune.compiler.targets import (
-    Target,
-    Topology,
-    load_target,
-    memory_fraction,
-    parse_topology,
-    target_here,
-)
-from autotune.machine import caller_environment
-from autotune.model import (
-    FlagSet,
-    LaunchError,
-    Record,
-    Settings,
-    StudyFileError,
-    StudySpec,
-    WorkerReport,
-)
-from autotune.settings import (
-    Catalog,
-    Parameter,
-    SearchSpace,
-    Stage,
-    load_catalog,
-)
+from autotune.compiler.interaction import Chains, Domains, TimeUp, find_interactions_by_choice, kernel_choices
+from autotune.compiler.program import CompiledProgram, CompileResult, changes
+from autotune.compiler.targets import Target, Topology, load_target, memory_fraction, parse_topology, target_here
+from autotune.machine.environment import caller_environment
+from autotune.model.errors import LaunchError, StudyFileError
+from autotune.model.flags import FlagSet
+from autotune.model.measurement import Settings, WorkerReport
+from autotune.model.numbers import Record
+from autotune.model.spec import StudySpec
+from autotune.settings.catalog import Catalog, Stage, load_catalog
+from autotune.settings.space import Parameter, SearchSpace
 
 DEFAULT_MEMORY_FRACTION = 0.75
 """Share of the device memory that JAX's client takes if nothing is set (jax/_src/xla_bridge.py)."""

@@ -13,9 +13,11 @@ from typing import Any
 
 from pydantic import ConfigDict
 
-from autotune.machine import CUDA_PLUGINS, GpuFacts, caller_environment, gpu_facts, installed_versions
-from autotune.model import StudyFileError, close_matches
-from autotune.settings import read_data
+from autotune.child.packages import CUDA_PLUGINS, installed_versions
+from autotune.machine.environment import caller_environment
+from autotune.machine.gpus import GpuFacts, gpu_facts
+from autotune.model.errors import StudyFileError, close_matches
+from autotune.settings.catalog import read_data
 
 SHARED_FIELDS: Mapping[str, Any] = {
     "threads_per_block_limit": 1024,

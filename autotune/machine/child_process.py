@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Any
 
-from autotune.model import Stopwatch
+from autotune.model.clock import Stopwatch
 
 LOOK_EVERY_S = 1.0
 LONGEST_LINE = 4_000_000

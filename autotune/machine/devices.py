@@ -11,8 +11,8 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from autotune.child import VISIBLE
-from autotune.model import LaunchError, StudyFileError
+from autotune.child.gpus import VISIBLE
+from autotune.model.errors import LaunchError, StudyFileError
 
 _DEVICE = re.compile(r"[A-Za-z0-9][A-Za-z0-9/_-]*")
 

@@ -12,7 +12,8 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from autotune.model import FlagSet, SettingError, is_variable, kind_of
+from autotune.model.errors import SettingError
+from autotune.model.flags import FlagSet, is_variable, kind_of
 
 STEERING = re.compile(
     r"XLA_FLAGS|XLA_(PYTHON_)?CLIENT_.*|TF_GPU_ALLOCATOR|TF_FORCE_.*|TF_CUDNN_.*|PJRT_NPROC|NPROC"

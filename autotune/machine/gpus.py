@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune.child import VISIBLE, load_nvml, named_devices, visible_devices
-from autotune.child import ask as ask_nvml
+from autotune.child.gpus import VISIBLE, load_nvml, named_devices, visible_devices
+from autotune.child.gpus import ask as ask_nvml
 
 Runner = Callable[[Sequence[str]], str]
 """Runs a program and gives its output; an empty text if it is missing, fails or hangs."""

@@ -20,10 +20,10 @@ from typing import Any
 
 import psutil
 
-from autotune.child import CUDA_PLUGINS, PACKAGES_PROGRAM, installed_versions
+from autotune.child.packages import CUDA_PLUGINS, PACKAGES_PROGRAM, installed_versions
 from autotune.machine.environment import caller_environment, driver_python, let_import_packages, storable
 from autotune.machine.gpus import Runner, find_gpus, run_program
-from autotune.model import GpuState
+from autotune.model.measurement import GpuState
 
 CGROUP = Path("/sys/fs/cgroup")
 

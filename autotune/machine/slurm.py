@@ -14,7 +14,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from autotune.model import LaunchError
+from autotune.model.errors import LaunchError
 
 ANSWER_LIMIT_S = 60.0
 """Longest time for an answer of the controller; a busy one takes seconds."""

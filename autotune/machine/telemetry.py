@@ -19,8 +19,9 @@ from typing import Any, TypeVar
 
 import psutil
 
-from autotune.child import VISIBLE, NvmlDevice, ask, first_of, load_nvml, visible_devices
-from autotune.model import HELD_BACK, Arm, ArmOfGpus, EnergyUse, GpusDuring, Pair, StudySpec, held_in_one_arm
+from autotune.child.gpus import VISIBLE, NvmlDevice, ask, first_of, load_nvml, visible_devices
+from autotune.model.measurement import HELD_BACK, Arm, ArmOfGpus, EnergyUse, GpusDuring, Pair, held_in_one_arm
+from autotune.model.spec import StudySpec
 
 T = TypeVar("T")
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, model_validator
 
-from autotune.child import pack
+from autotune.child.channel import pack
 from autotune.model.flags import ARTEFACT_SETTINGS, KERNELS, PROFILE, is_artefact
 from autotune.model.numbers import Record
 

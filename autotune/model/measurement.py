@@ -3,24 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import (
-    Mapping,
-    Sequence,
-)
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import (
-    Annotated,
-    Protocol,
-)
+from typing import Annotated, Protocol
 
-from pydantic import (
-    BeforeValidator,
-    Field,
-    InstanceOf,
-    PlainSerializer,
-    WithJsonSchema,
-    field_validator,
-)
+from pydantic import BeforeValidator, Field, InstanceOf, PlainSerializer, WithJsonSchema, field_validator
 
 from autotune.model.flags import FlagSet
 from autotune.model.kernels import Kernels
@@ -39,7 +26,7 @@ from autotune.model.numbers import (
 from autotune.model.redaction import redact_text
 from autotune.model.turn_sizes import TurnSizes
 from autotune.model.units import format_share
-from autotune.stats import Estimate
+from autotune.stats.estimates import Estimate
 
 HELD_BACK: Mapping[str, str] = {
     "sw_power_cap": "its power limit",

@@ -5,56 +5,26 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import (
-    Iterator,
-    Sequence,
-)
-from typing import (
-    Any,
-    NamedTuple,
-)
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
-from autotune.model.measurement import (
-    Failure,
-    FailureKind,
-    Pair,
-    WorkPerStep,
-    held_in_one_arm,
-    log_ratio,
-)
-from autotune.model.records import (
-    REESTIMATES,
-    ConfirmRun,
-    FinalistResult,
-    ProofRecord,
-    SoakArms,
-    SoakLook,
-)
-from autotune.model.units import (
-    format_change,
-    format_seconds,
-)
-from autotune.stats import (
-    FIRST_LOOK,
-    Estimate,
-    ProofPlan,
+from autotune.model.measurement import Failure, FailureKind, Pair, WorkPerStep, held_in_one_arm, log_ratio
+from autotune.model.records import REESTIMATES, ConfirmRun, FinalistResult, ProofRecord, SoakArms, SoakLook
+from autotune.model.units import format_change, format_seconds
+from autotune.stats.estimates import Estimate, Verdict, estimate_pairs, estimate_processes, judge
+from autotune.stats.long_run import (
     Stalls,
     TotalTime,
-    Verdict,
     add_stalls,
     apart_total,
     compare_totals,
-    estimate_pairs,
-    estimate_processes,
     find_leak,
     growing_step,
-    judge,
-    look,
-    look_alone,
     slower_run,
     slower_total,
     stalled_total,
-)  # fmt: skip
+)
+from autotune.stats.proof import FIRST_LOOK, ProofPlan, look, look_alone
 
 PHASE = "soak"
 

@@ -26,7 +26,10 @@ from autotune.model.measurement import (
     WorkPerStep,
 )
 from autotune.model.numbers import Amount, AtLeastOne, Count, Elapsed, Facts, LogRatio, Ratio, Record, StepTime
-from autotune.stats import Estimate, LossSpread, NoiseFloor, Outlook, Stalls, TotalTime, Verdict, outlook_of
+from autotune.stats.estimates import Estimate, Outlook, Verdict, outlook_of
+from autotune.stats.long_run import Stalls, TotalTime
+from autotune.stats.loss_check import LossSpread
+from autotune.stats.noise_floor import NoiseFloor
 
 
 class TaskRecord(Stamped):

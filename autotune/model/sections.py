@@ -5,11 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Mapping
-from typing import (
-    Annotated,
-    Any,
-    Literal,
-)
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
@@ -27,42 +23,15 @@ from pydantic import (
 )  # fmt: skip
 from pydantic_core import CoreSchema
 
-from autotune.child import (
-    PRESETS,
-    StepReader,
-)
-from autotune.model.errors import (
-    StudyFileError,
-    close_matches,
-)
+from autotune.child.steps import PRESETS, StepReader
+from autotune.model.errors import StudyFileError, close_matches
 from autotune.model.expressions import Expression
-from autotune.model.flags import (
-    FlagSet,
-    kind_of,
-)
+from autotune.model.flags import FlagSet, kind_of
 from autotune.model.measurement import Settings
-from autotune.model.options import (
-    FOLDER,
-    filled,
-    option_sets,
-    option_setting,
-    option_text,
-    placeholders,
-)
-from autotune.model.redaction import (
-    redact_command,
-    redact_data,
-)
-from autotune.model.turn_sizes import (
-    BLOCK_STEPS,
-    CPU_SIZES,
-    GPU_SIZES,
-    TurnSizes,
-)
-from autotune.model.units import (
-    parse_bytes,
-    parse_duration,
-)
+from autotune.model.options import FOLDER, filled, option_sets, option_setting, option_text, placeholders
+from autotune.model.redaction import redact_command, redact_data
+from autotune.model.turn_sizes import BLOCK_STEPS, CPU_SIZES, GPU_SIZES, TurnSizes
+from autotune.model.units import parse_bytes, parse_duration
 
 
 class Section(BaseModel):

@@ -12,38 +12,15 @@ import tomllib
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import (
-    Annotated,
-    Any,
-)
+from typing import Annotated, Any
 
-from pydantic import (
-    BaseModel,
-    Field,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
-from autotune.model.errors import (
-    SettingError,
-    StudyFileError,
-    close_matches,
-)
+from autotune.model.errors import SettingError, StudyFileError, close_matches
 from autotune.model.expressions import Expression
-from autotune.model.flags import (
-    OPTION,
-    FlagSet,
-)
+from autotune.model.flags import OPTION, FlagSet
 from autotune.model.measurement import Settings
-from autotune.model.options import (
-    PROCESS_COUNT,
-    broken_rule,
-    check_rules,
-    combinations,
-    option_sets,
-    options_in,
-)
+from autotune.model.options import PROCESS_COUNT, broken_rule, check_rules, combinations, option_sets, options_in
 from autotune.model.redaction import redact_data
 from autotune.model.sections import (
     ConfirmSpec,

@@ -9,24 +9,24 @@ from pathlib import Path
 
 import pandas as pd
 
-from autotune.model import (
+from autotune.model.measurement import Arm
+from autotune.model.records import (
     REFERENCE_NUMBER,
     AblationResult,
-    Arm,
     ConclusionRecord,
     ConfirmRun,
     FloorResult,
     LedgerRecord,
     Outcome,
     TrialResult,
-    visible,
 )
+from autotune.model.redaction import visible
 from autotune.results import comparison, report
 from autotune.results.effects import ESTIMATE_COLUMNS, effects_chart, estimate_rows
 from autotune.results.pages import Chart
 from autotune.results.tables import EFFECT_COLUMNS, TRIAL_COLUMNS, effect_rows, trial_rows
 from autotune.results.winner import Winner, winner_of
-from autotune.rundir import Store
+from autotune.rundir.store import Store
 
 ABSENT = "(default)"
 """Stands for a setting that a trial does not set."""

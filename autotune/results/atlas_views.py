@@ -13,19 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
-from autotune.model import SettingError, close_matches, visible
+from autotune.model.errors import SettingError, close_matches
+from autotune.model.redaction import visible
 from autotune.results.pages import render
-from autotune.settings import (
-    Atlas,
-    AtlasRow,
-    AtlasVerdict,
-    Setting,
-    load_atlas,
-    load_catalog,
-    load_kinds,
-    place_of,
-    read_atlas,
-)
+from autotune.settings.atlas import Atlas, AtlasRow, AtlasVerdict, load_atlas, load_kinds, place_of, read_atlas
+from autotune.settings.catalog import Setting, load_catalog
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -12,24 +12,15 @@ from typing import Any
 
 import pandas as pd
 
-from autotune.model import (
-    ConclusionRecord,
-    FloorResult,
-    NotComparableError,
-    Outcome,
-    TrialResult,
-    close_matches,
-    format_detectable,
-    format_interval,
-    format_ratio,
-    format_seconds,
-)  # fmt: skip
+from autotune.model.errors import NotComparableError, close_matches
+from autotune.model.records import ConclusionRecord, FloorResult, Outcome, TrialResult
+from autotune.model.units import format_detectable, format_interval, format_ratio, format_seconds
 from autotune.results.format import format_figures, spaced
 from autotune.results.pages import render
 from autotune.results.tables import EffectRow, effect_rows
 from autotune.results.winner import conditions_of, workload_name
-from autotune.rundir import Store
-from autotune.stats import Verdict
+from autotune.rundir.store import Store
+from autotune.stats.estimates import Verdict
 
 FIELDS = ("gpu", "count", "jaxlib", "plugin", "driver", "workload", "mesh")
 """What must be equal in studies that are compared, unless it is the axis of the comparison."""

@@ -16,17 +16,20 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from autotune.model import KERNELS, Artefact, AutotuneError, FlagSet, artefacts_of, dotted, plain, reference_to
+from autotune.model.artefacts import Artefact, artefacts_of, reference_to
+from autotune.model.errors import AutotuneError
+from autotune.model.flags import KERNELS, FlagSet
+from autotune.model.options import dotted, plain
 from autotune.results.winner import WINNER_VERSION, Difference, Winner, format_evidence, require_loss, winner_of
-from autotune.rundir import (
+from autotune.rundir.artefacts import (
     ARTEFACTS,
-    Store,
     artefact_problems,
     artefacts_for,
     in_force,
     place_artefacts,
     read_artefacts,
 )
+from autotune.rundir.store import Store
 
 
 class ExportFormat(StrEnum):

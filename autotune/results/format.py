@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import math
 
-from autotune.model import (
-    INTERLEAVED,
-    LOSS_NOT_CHECKED,
+from autotune.model.flags import FlagSet
+from autotune.model.kernels import KernelSpread, kernel_spread
+from autotune.model.measurement import INTERLEAVED, LOSS_NOT_CHECKED, Failure, WorkPerStep
+from autotune.model.proofs import describe_stalls, format_growth
+from autotune.model.records import (
     REESTIMATES,
     AblationResult,
     BlameRecord,
     ConfirmRun,
-    Failure,
     FinalistResult,
-    FlagSet,
     FloorResult,
     IncidentRecord,
-    KernelSpread,
     PowerAnalysis,
     ScreenRecord,
     SessionRecord,
@@ -27,21 +26,21 @@ from autotune.model import (
     SoakRecord,
     TrialResult,
     TrialStatus,
-    WorkPerStep,
-    describe_stalls,
+)
+from autotune.model.units import (
     format_bytes,
     format_change,
     format_detectable,
-    format_growth,
     format_interval,
     format_joules,
     format_ratio,
     format_seconds,
     format_share,
-    kernel_spread,
 )
-from autotune.rundir import Store
-from autotune.stats import Estimate, NoiseFloor, Outlook, Verdict, memory_growth
+from autotune.rundir.store import Store
+from autotune.stats.estimates import Estimate, Outlook, Verdict
+from autotune.stats.long_run import memory_growth
+from autotune.stats.noise_floor import NoiseFloor
 
 STAGE_WORDS = {
     "confirm": "fresh processes",

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.model import AutotuneError, format_ratio
+from autotune.model.errors import AutotuneError
+from autotune.model.units import format_ratio
 from autotune.results.export import ExportFormat, parse_winner, put_beside, render_winner
 from autotune.results.format import time_of
 from autotune.results.winner import Winner
-from autotune.rundir import write_atomically
+from autotune.rundir.files import write_atomically
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,8 @@ from xml.sax.saxutils import escape, quoteattr
 import jinja2
 from markupsafe import Markup
 
-from autotune.model import format_ratio, visible, visible_line
+from autotune.model.redaction import visible, visible_line
+from autotune.model.units import format_ratio
 
 WIDTH = 760
 LEFT, RIGHT, TOP, BOTTOM = 62, 14, 12, 36

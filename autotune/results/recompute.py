@@ -12,35 +12,28 @@ from dataclasses import astuple, is_dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
-from autotune.model import (
-    ALONE,
-    GAIN,
+from autotune.model.artefacts import artefacts_of
+from autotune.model.errors import RunDirectoryError
+from autotune.model.flags import FlagSet
+from autotune.model.measurement import Pair, is_divided_as_told
+from autotune.model.proofs import ALONE, GAIN, alone_of, figures_of, gain_of, judge_soak, reestimate, standing
+from autotune.model.records import (
     AnyRecord,
     ConclusionRecord,
     ConfirmRun,
     FinalistResult,
-    FlagSet,
     FloorResult,
     Outcome,
-    Pair,
     ProfileRecord,
     ProofRecord,
-    RunDirectoryError,
     SoakRecord,
-    StudySpec,
     TrialResult,
-    alone_of,
-    artefacts_of,
-    figures_of,
-    gain_of,
-    is_divided_as_told,
-    judge_soak,
-    reestimate,
-    standing,
-)  # fmt: skip
+)
+from autotune.model.spec import StudySpec
 from autotune.results.format import format_estimate
-from autotune.rundir import Store
-from autotune.stats import CLAIM, HURDLE, Estimate, Verdict, gain_pairs
+from autotune.rundir.store import Store
+from autotune.stats.estimates import Estimate, Verdict
+from autotune.stats.proof import CLAIM, HURDLE, gain_pairs
 
 LAST_PROOFS = ("final", "full", "recheck")
 """Stages of a `FinalistResult` that prove a winner."""

@@ -8,9 +8,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from autotune.model import (
+from autotune.model.artefacts import artefacts_of
+from autotune.model.errors import AutotuneError
+from autotune.model.records import (
     REFERENCE_NUMBER,
-    AutotuneError,
     ConclusionRecord,
     FloorResult,
     LedgerRecord,
@@ -18,13 +19,8 @@ from autotune.model import (
     ScreenRecord,
     SessionRecord,
     TrialResult,
-    artefacts_of,
-    format_bytes,
-    format_count,
-    format_detectable,
-    format_joules,
-    format_seconds,
-)  # fmt: skip
+)
+from autotune.model.units import format_bytes, format_count, format_detectable, format_joules, format_seconds
 from autotune.results import tables
 from autotune.results.effects import effect_lines, effects_chart, estimate_table
 from autotune.results.format import (
@@ -43,7 +39,8 @@ from autotune.results.recompute import doubts
 from autotune.results.screen_words import describe_screen_record
 from autotune.results.tables import TrialRow, effect_rows, finalists, trial_rows
 from autotune.results.winner import format_evidence, winner_of, workload_name
-from autotune.rundir import Store, is_held
+from autotune.rundir.lock import is_held
+from autotune.rundir.store import Store
 
 LONGEST_TABLE = 300
 """Rows of the table of trials; a longer study's rest is in `autotune show` and `records.jsonl`."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from autotune.compiler import Effect, ScreenReport, SettingReport
-from autotune.model import ScreenRecord, format_bytes, format_seconds, format_share
+from autotune.compiler.screen import Effect, ScreenReport, SettingReport
+from autotune.model.records import ScreenRecord
+from autotune.model.units import format_bytes, format_seconds, format_share
 
 MOST_NAMED = 4
 """Up to so many settings of an interaction are named; of more, most do not matter."""

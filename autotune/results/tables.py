@@ -7,53 +7,29 @@ candidate over reference (below 1 is faster); a number that is not known is NaN,
 from __future__ import annotations
 
 import math
-from collections.abc import (
-    Mapping,
-    Sequence,
-)
-from dataclasses import (
-    dataclass,
-    field,
-    fields,
-    replace,
-)
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
-from autotune.model import (
-    INTERLEAVED,
-    REESTIMATES,
-    AblationResult,
-    FinalistResult,
-    FlagSet,
-    FloorResult,
-    TrialResult,
+from autotune.model.flags import FlagSet
+from autotune.model.measurement import INTERLEAVED
+from autotune.model.records import REESTIMATES, AblationResult, FinalistResult, FloorResult, TrialResult
+from autotune.model.units import (
     format_bytes,
     format_change_of,
     format_interval,
     format_joules,
     format_ratio,
     format_seconds,
-)  # fmt: skip
-from autotune.results.format import (
-    STAGE_WORDS,
-    format_finalist,
-    shorten,
-    spaced,
-    time_words,
-    verdict_of,
 )
+from autotune.results.format import STAGE_WORDS, format_finalist, shorten, spaced, time_words, verdict_of
 from autotune.results.pages import Styled
-from autotune.rundir import Store
-from autotune.stats import (
-    Estimate,
-    Outlook,
-    Verdict,
-    outlook_of,
-)
+from autotune.rundir.store import Store
+from autotune.stats.estimates import Estimate, Outlook, Verdict, outlook_of
 
 Row = dict[str, str]
 

@@ -15,50 +15,40 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from autotune.child import versions_in
-from autotune.machine import RanOn, caller_environment, cuda_plugin, describe_machine, visible_gpus, would_run_on
-from autotune.model import (
-    KERNELS,
+from autotune.child.packages import versions_in
+from autotune.machine.environment import caller_environment
+from autotune.machine.gpus import visible_gpus
+from autotune.machine.host import RanOn, cuda_plugin, describe_machine, would_run_on
+from autotune.model.artefacts import artefacts_of, file_name, in_folder, reference_to
+from autotune.model.errors import AutotuneError, RunDirectoryError, SettingError
+from autotune.model.flags import KERNELS, PROFILE, FlagSet, refuse_reaching_out
+from autotune.model.measurement import (
     LOSS_NOT_CHECKED,
     NOT_TOLD,
-    PROFILE,
-    STUDY_NAME,
-    AnyRecord,
-    AtLeastOne,
-    AutotuneError,
-    ConclusionRecord,
-    ConfirmRun,
-    Count,
-    Elapsed,
-    FinalistResult,
-    FlagSet,
-    FloorResult,
     GpuState,
     LossBasis,
     LossCheck,
-    Outcome,
-    Record,
-    RunDirectoryError,
-    SettingError,
     Settings,
-    SoakRecord,
-    StudySpec,
     WorkerReport,
     WorkPerStep,
-    artefacts_of,
-    file_name,
-    format_change,
-    format_seconds,
-    in_folder,
-    options_in,
-    plain,
-    reference_to,
-    refuse_reaching_out,
-)  # fmt: skip
+)
+from autotune.model.numbers import AtLeastOne, Count, Elapsed, Record
+from autotune.model.options import options_in, plain
+from autotune.model.records import (
+    AnyRecord,
+    ConclusionRecord,
+    ConfirmRun,
+    FinalistResult,
+    FloorResult,
+    Outcome,
+    SoakRecord,
+)
+from autotune.model.spec import STUDY_NAME, StudySpec
+from autotune.model.units import format_change, format_seconds
 from autotune.results.format import format_estimate, format_soak, time_of
 from autotune.results.recompute import LAST_PROOFS, disagreements, evidence_of
-from autotune.rundir import Store
-from autotune.stats import Estimate
+from autotune.rundir.store import Store
+from autotune.stats.estimates import Estimate
 
 WINNER_VERSION = 2
 
@@ -266,7 +256,7 @@ def refuse_to_hand_on(settings: FlagSet) -> FlagSet:
     Raises:
         SettingError: If there is such a setting.
     """
-    from autotune.settings import load_catalog  # read where a winner is, and nowhere before
+    from autotune.settings.catalog import load_catalog
 
     refuse_reaching_out(settings)
     catalog = load_catalog()

@@ -12,17 +12,10 @@ import stat
 from collections.abc import Iterable
 from pathlib import Path
 
-from autotune.model import (
-    Artefact,
-    AutotuneError,
-    FlagSet,
-    ProfileRecord,
-    SoakRecord,
-    artefacts_of,
-    digest_of,
-    file_name,
-    in_folder,
-)
+from autotune.model.artefacts import Artefact, artefacts_of, digest_of, file_name, in_folder
+from autotune.model.errors import AutotuneError
+from autotune.model.flags import FlagSet
+from autotune.model.records import ProfileRecord, SoakRecord
 from autotune.rundir.files import write_atomically
 from autotune.rundir.store import Store
 

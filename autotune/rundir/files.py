@@ -12,8 +12,8 @@ import os
 import re
 from pathlib import Path
 
-from autotune.machine import like_folder, make_folder, replace_file, sync_folder
-from autotune.model import RunDirectoryError
+from autotune.machine.files import like_folder, make_folder, replace_file, sync_folder
+from autotune.model.errors import RunDirectoryError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW

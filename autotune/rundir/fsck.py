@@ -11,7 +11,9 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
-from autotune.model import (
+from autotune.model.errors import RunDirectoryError
+from autotune.model.measurement import Pair
+from autotune.model.records import (
     RECORD,
     SCHEMA_VERSION,
     AnyRecord,
@@ -19,12 +21,10 @@ from autotune.model import (
     ConclusionRecord,
     ConfirmRun,
     FinalistResult,
-    Pair,
-    RunDirectoryError,
-    StudySpec,
     TrialResult,
     TrialStatus,
-)  # fmt: skip
+)
+from autotune.model.spec import StudySpec
 from autotune.rundir.files import cannot_read, refuse_path
 from autotune.rundir.lock import is_held, read_holder
 from autotune.rundir.store import PAIRS, RECORDS, STUDY

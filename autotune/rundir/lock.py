@@ -20,8 +20,9 @@ from pathlib import Path
 
 import psutil
 
-from autotune.machine import like_folder, utc_now
-from autotune.model import RunDirectoryError
+from autotune.machine.files import like_folder
+from autotune.machine.host import utc_now
+from autotune.model.errors import RunDirectoryError
 
 LOCK = "lock"
 _LONGEST = 4096

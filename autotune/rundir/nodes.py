@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autotune.model import FloorResult, LaunchError, TrialResult
+from autotune.model.errors import LaunchError
+from autotune.model.records import FloorResult, TrialResult
 
 SLOW = 0.03
 """A lane whose reference is slower than the median one's by more than this share is named."""

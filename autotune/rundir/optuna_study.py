@@ -20,7 +20,8 @@ from optuna.storages import BaseStorage, JournalStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.trial import FrozenTrial, TrialState
 
-from autotune.model import StudyFileError, redact_text
+from autotune.model.errors import StudyFileError
+from autotune.model.redaction import redact_text
 from autotune.rundir.files import append_synced
 
 T = TypeVar("T")

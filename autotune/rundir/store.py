@@ -28,21 +28,14 @@ from typing import TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from autotune.machine import make_folder, utc_now
-from autotune.model import (
-    RECORD,
-    SCHEMA_VERSION,
-    AnyRecord,
-    ConclusionRecord,
-    Pair,
-    RunDirectoryError,
-    SessionRecord,
-    SpanRecord,
-    Stamped,
-    Stopwatch,
-    StudySpec,
-    redact_command,
-)  # fmt: skip
+from autotune.machine.files import make_folder
+from autotune.machine.host import utc_now
+from autotune.model.clock import Stopwatch
+from autotune.model.errors import RunDirectoryError
+from autotune.model.measurement import Pair, Stamped
+from autotune.model.records import RECORD, SCHEMA_VERSION, AnyRecord, ConclusionRecord, SessionRecord, SpanRecord
+from autotune.model.redaction import redact_command
+from autotune.model.spec import StudySpec
 from autotune.rundir.files import (
     append_synced,
     cannot_read,

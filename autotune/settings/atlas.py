@@ -19,7 +19,8 @@ from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from autotune.model import Record, SettingError
+from autotune.model.errors import SettingError
+from autotune.model.numbers import Record
 from autotune.settings.catalog import older, read_entries, release_of
 
 SCHEMA_VERSION = 1

@@ -19,7 +19,8 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
-from autotune.model import FlagSet, SettingError, close_matches
+from autotune.model.errors import SettingError, close_matches
+from autotune.model.flags import FlagSet
 
 T = TypeVar("T")
 

@@ -11,8 +11,10 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
-from autotune.machine import caller_environment
-from autotune.model import FlagSet, FlagToken, SettingError, StudySpec, close_matches, combine, parse_tokens
+from autotune.machine.environment import caller_environment
+from autotune.model.errors import SettingError, close_matches
+from autotune.model.flags import FlagSet, FlagToken, combine, parse_tokens
+from autotune.model.spec import StudySpec
 from autotune.settings.catalog import NEVER_SEARCHED, Catalog, Setting, Tier, find_recipe, load_recipes
 from autotune.settings.known import KnownSetting, KnownSettings, Pair, renamed_value
 

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import psutil
 
-from autotune.machine import CUDA_PLUGINS, Gpu, Runner, find_gpus, packages_of, run_program
-from autotune.model import format_bytes
+from autotune.child.packages import CUDA_PLUGINS
+from autotune.machine.gpus import Gpu, Runner, find_gpus, run_program
+from autotune.machine.host import packages_of
+from autotune.model.units import format_bytes
 from autotune.settings.check import SettingCheck, find_steering
 from autotune.settings.known import KnownSettings
 

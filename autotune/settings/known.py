@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from autotune.model import close_matches
+from autotune.model.errors import close_matches
 from autotune.settings.catalog import Catalog, Setting, Stage, load_catalog, older
 from autotune.settings.probe import FlagInfo, JaxOption, ProbeReport
 

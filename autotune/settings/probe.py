@@ -28,18 +28,12 @@ from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto
 from google.protobuf.message import DecodeError
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from autotune.machine import (
-    CUDA_PLUGINS,
-    ChildProcess,
-    Packages,
-    caller_environment,
-    cuda_plugin,
-    default_cache_dir,
-    driver_python,
-    packages_of,
-    replace_file,
-)
-from autotune.model import LaunchError
+from autotune.child.packages import CUDA_PLUGINS
+from autotune.machine.child_process import ChildProcess
+from autotune.machine.environment import caller_environment, default_cache_dir, driver_python
+from autotune.machine.files import replace_file
+from autotune.machine.host import Packages, cuda_plugin, packages_of
+from autotune.model.errors import LaunchError
 
 SCHEMA_VERSION = 3
 _UNSET_MEANS = {"bool": "false", "int32": "0", "int64": "0", "float": "0", "string": ""}

@@ -4,20 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autotune.machine import describe_machine, utc_now
-from autotune.model import (
-    ConclusionRecord,
-    ConfirmRun,
-    FinalistResult,
-    FlagSet,
-    Outcome,
-    SoakRecord,
-    TrialResult,
-    format_change,
-    format_share,
-)  # fmt: skip
-from autotune.results import format_estimate, format_soak, keep_in_run, loss_addition, time_of
-from autotune.stats import Verdict
+from autotune.machine.host import describe_machine, utc_now
+from autotune.model.flags import FlagSet
+from autotune.model.records import ConclusionRecord, ConfirmRun, FinalistResult, Outcome, SoakRecord, TrialResult
+from autotune.model.units import format_change, format_share
+from autotune.results.export import keep_in_run
+from autotune.results.format import format_estimate, format_soak, time_of
+from autotune.results.winner import loss_addition
+from autotune.stats.estimates import Verdict
 from autotune.study.confirm import unsettled
 from autotune.study.run import StudyRun
 

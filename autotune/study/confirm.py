@@ -12,74 +12,61 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import (
-    Callable,
-    Container,
-    Sequence,
-)
+from collections.abc import Callable, Container, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from autotune.model import (
+from autotune.measure.runner import pays
+from autotune.measure.tasks import AblationTask, PairTask, PendingTask, SoakTask
+from autotune.model.artefacts import artefacts_of
+from autotune.model.flags import PROFILE, FlagSet
+from autotune.model.measurement import INTERLEAVED, LossBasis
+from autotune.model.proofs import (
     ALONE,
     GAIN,
-    INTERLEAVED,
-    PROFILE,
-    AblationResult,
-    ConfirmRun,
-    EffectsRecord,
-    FinalistResult,
-    FlagSet,
-    FloorResult,
-    LeftOut,
-    LossBasis,
-    ProofRecord,
     Reestimate,
-    SoakRecord,
     Standing,
-    TrialResult,
-    TrialStatus,
     alone_of,
-    artefacts_of,
-    format_seconds,
     gain_of,
-    names_left_out,
     ratios_of,
     reestimate,
     runs_after,
     runs_of,
     standing,
-)  # fmt: skip
-from autotune.results import format_soak
-from autotune.rundir import Store
-from autotune.stats import (
+)
+from autotune.model.records import (
+    AblationResult,
+    ConfirmRun,
+    EffectsRecord,
+    FinalistResult,
+    FloorResult,
+    LeftOut,
+    ProofRecord,
+    SoakRecord,
+    TrialResult,
+    TrialStatus,
+    names_left_out,
+)
+from autotune.model.units import format_seconds
+from autotune.results.format import format_soak
+from autotune.rundir.store import Store
+from autotune.stats.estimates import Verdict
+from autotune.stats.proof import (
     ALONE_PAIRS,
     CLAIM,
     FIRST_LOOK,
     HURDLE,
     ProofPlan,
-    Verdict,
     allot,
     candidate_weights,
     chance_to_prove,
     gain_pairs,
     look_alone,
-)  # fmt: skip
+)
 from autotune.study.prefilter import is_same_program
-from autotune.study.run import (
-    Candidate,
-    SetState,
-    StudyRun,
-)
-from autotune.study.runner import pays
-from autotune.study.tasks import (
-    AblationTask,
-    PairTask,
-    PendingTask,
-    SoakTask,
-)
+from autotune.study.run import Candidate, SetState, StudyRun
 
 FAMILIES = {"full": "final"}
 """Stages whose proofs share the error of another stage."""

@@ -9,9 +9,12 @@ from collections.abc import Callable, Sequence
 
 from optuna.trial import FrozenTrial
 
-from autotune.model import BestPredicted, EffectsRecord, FlagSet, PairEffect, SettingEffect, ValueEffect
-from autotune.search import AdditiveFlagSampler, Change, Codes, Effects, as_ratio
-from autotune.settings import SearchSpace
+from autotune.model.flags import FlagSet
+from autotune.model.records import BestPredicted, EffectsRecord, PairEffect, SettingEffect, ValueEffect
+from autotune.search.effects import Change, Effects, as_ratio
+from autotune.search.sampler import AdditiveFlagSampler
+from autotune.search.space import Codes
+from autotune.settings.space import SearchSpace
 from autotune.study.samplers import distribution_of, to_text
 
 LIKELY_PAIR = 0.05

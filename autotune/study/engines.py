@@ -10,12 +10,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from autotune.cluster import Engine, Place, Processes, lanes_here, lanes_of_groups, lanes_on_nodes, open_dask
-from autotune.machine import caller_environment, inside_slurm_job, parse_devices, restrict_devices, slurm_hosts
-from autotune.model import WITH_SECRETS, LaunchError, StudyFileError, StudySpec
+from autotune.cluster.engine import Engine, Place, Processes, lanes_here, lanes_of_groups, lanes_on_nodes
+from autotune.machine.devices import parse_devices, restrict_devices
+from autotune.machine.environment import caller_environment
+from autotune.machine.slurm import inside_slurm_job, slurm_hosts
+from autotune.model.errors import LaunchError, StudyFileError
+from autotune.model.sections import WITH_SECRETS
+from autotune.model.spec import StudySpec
 from autotune.study.preflight import launcher_name
 from autotune.study.run import StudyRun
-from autotune.workers import SRUN_VARIABLE
+from autotune.workers.srun import SRUN_VARIABLE
 
 HIGHEST_STEP = 0xFFFFFFF0
 """Step numbers from here on are SLURM's own: the batch script, an interactive shell."""
@@ -132,9 +136,11 @@ def _refuse_for_dask(spec: StudySpec, named: Mapping[str, object]) -> None:
 
 def _on_dask(run: StudyRun, scheduler: str | None, scheduler_file: Path | None) -> Engine:
     """A lane on each worker of the cluster; nothing of the run directory is seen there."""
+    from autotune.cluster.dask_engine import DaskEngine  # no other study needs Dask to be installed
+
     study = study_message(run.spec, study_dir=run.store.study_dir, run=None)
     holds_gpus = run.spec.device.platform == "cuda"
-    engine = open_dask(study, address=scheduler, scheduler_file=scheduler_file, holds_gpus=holds_gpus)
+    engine = DaskEngine(study, address=scheduler, scheduler_file=scheduler_file, holds_gpus=holds_gpus)
     run.view.note(f"lanes are {engine.words}")
     return engine
 

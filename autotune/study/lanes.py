@@ -6,64 +6,36 @@ might still say has no reader. So nothing is done twice and nothing is left out,
 
 from __future__ import annotations
 
-from collections.abc import (
-    Callable,
-    Sequence,
-)
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from autotune.cluster import (
-    ANSWERS,
-    JOINED,
-    LEFT,
-    Engine,
-    Told,
-)
-from autotune.machine import measured_versions
-from autotune.model import (
-    INTERLEAVED,
+from autotune.cluster.engine import ANSWERS, JOINED, LEFT, Engine, Told
+from autotune.machine.host import measured_versions
+from autotune.measure.context import floor_folder, time_limits_after
+from autotune.measure.durations import power_analysis
+from autotune.measure.tasks import AnyTask, Assignment, FloorTask, PairTask, PendingTask, TrialTask
+from autotune.model.errors import LaunchError, NodeLostError
+from autotune.model.flags import FlagSet
+from autotune.model.measurement import INTERLEAVED, Failure, FailureKind, Pair, WorkPerStep, log_ratio
+from autotune.model.records import (
     RECORD,
     AnyRecord,
     Callbacks,
-    Failure,
-    FailureKind,
-    FlagSet,
     FloorResult,
     IncidentRecord,
-    LaunchError,
     LedgerRecord,
-    NodeLostError,
-    Pair,
-    TimeLimits,
     TrialResult,
     TrialStatus,
-    WorkPerStep,
-    log_ratio,
-)  # fmt: skip
-from autotune.rundir import (
-    Store,
-    artefacts_for,
-    refuse_strangers,
-    refuse_upgraded,
 )
-from autotune.stats import proof_size
-from autotune.study.context import (
-    floor_folder,
-    time_limits_after,
-)
-from autotune.study.durations import power_analysis
-from autotune.study.tasks import (
-    AnyTask,
-    Assignment,
-    FloorTask,
-    PairTask,
-    PendingTask,
-    TrialTask,
-)
+from autotune.model.time_limits import TimeLimits
+from autotune.rundir.artefacts import artefacts_for
+from autotune.rundir.nodes import refuse_strangers, refuse_upgraded
+from autotune.rundir.store import Store
+from autotune.stats.noise_floor import proof_size
 
 MOST_LOST = 3
 """A task over which so many lanes were lost is not given to another: perhaps it kills them."""

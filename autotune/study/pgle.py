@@ -6,11 +6,13 @@ own switch is of no use here, see `autotune.child.measure`.
 
 from __future__ import annotations
 
-from autotune.model import PROFILE, FlagSet, ProfileRecord
-from autotune.stats import FIRST_LOOK, Verdict
+from autotune.measure.tasks import PendingTask, ProfileTask
+from autotune.model.flags import PROFILE, FlagSet
+from autotune.model.records import ProfileRecord
+from autotune.stats.estimates import Verdict
+from autotune.stats.proof import FIRST_LOOK
 from autotune.study.confirm import pays_for_itself, prove
 from autotune.study.run import Candidate, StudyRun
-from autotune.study.tasks import PendingTask, ProfileTask
 
 PROFILED_STEPS = 5
 

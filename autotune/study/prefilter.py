@@ -2,36 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import (
-    Iterable,
-    Sequence,
-)
+from collections.abc import Iterable, Sequence
 
-from autotune.model import (
-    REFERENCE_NUMBER,
-    FlagSet,
-    TrialConfig,
-    TrialOutcome,
-    TrialResult,
-    TrialStatus,
-    WorkerReport,
-)
-from autotune.rundir import Store
-from autotune.settings import SearchSpace
-from autotune.stats import (
-    REFERENCE,
-    Estimate,
-)
+from autotune.measure.context import refuse_untold_work
+from autotune.measure.tasks import TrialTask
+from autotune.model.flags import FlagSet
+from autotune.model.measurement import WorkerReport
+from autotune.model.records import REFERENCE_NUMBER, TrialConfig, TrialOutcome, TrialResult, TrialStatus
+from autotune.rundir.store import Store
+from autotune.settings.space import SearchSpace
+from autotune.stats.estimates import REFERENCE, Estimate
 from autotune.study.budget import FEWEST_TRIALS
-from autotune.study.context import refuse_untold_work
 from autotune.study.run import StudyRun
-from autotune.study.screen import (
-    NO_OPS_TOGETHER,
-    Precheck,
-    contradicts,
-    recheck_of,
-)
-from autotune.study.tasks import TrialTask
+from autotune.study.screen import NO_OPS_TOGETHER, Precheck, contradicts, recheck_of
 
 
 def measure_reference(run: StudyRun) -> WorkerReport:

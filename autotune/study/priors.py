@@ -13,24 +13,21 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from autotune.compiler import Effect, ScreenReport, SettingReport
-from autotune.machine import processor_name
-from autotune.model import AutotuneError, FlagSet, ScreenRecord, StudyFileError, StudySpec, artefacts_of, kind_of
-from autotune.results import Entry, LibraryQuery, Match, library_entries, nearest_known
-from autotune.rundir import Store
-from autotune.search import EXPECTED, MOST_LIKELY
-from autotune.settings import (
-    Atlas,
-    AtlasRow,
-    AtlasVerdict,
-    KnownSettings,
-    SearchSpace,
-    for_build,
-    load_atlas,
-    load_kinds,
-    load_recipes,
-    newest_not_after,
-)
+from autotune.compiler.screen import Effect, ScreenReport, SettingReport
+from autotune.machine.host import processor_name
+from autotune.model.artefacts import artefacts_of
+from autotune.model.errors import AutotuneError, StudyFileError
+from autotune.model.flags import FlagSet, kind_of
+from autotune.model.records import ScreenRecord
+from autotune.model.spec import StudySpec
+from autotune.results.library import Entry, LibraryQuery, Match, library_entries, nearest_known
+from autotune.rundir.store import Store
+from autotune.search.additive import EXPECTED, MOST_LIKELY
+from autotune.settings.atlas import Atlas, AtlasRow, AtlasVerdict, load_atlas, load_kinds, newest_not_after
+from autotune.settings.catalog import load_recipes
+from autotune.settings.check import for_build
+from autotune.settings.known import KnownSettings
+from autotune.settings.space import SearchSpace
 
 MOST = 0.5
 """Upper limit of the prior probability of a setting to act."""

@@ -19,12 +19,15 @@ import optuna
 from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState
 
-from autotune.model import EffectsRecord, FlagSet, StudySpec, TrialConfig, TrialResult
-from autotune.rundir import NUMBER_KEY, OptunaStudy
-from autotune.search import AdditiveFlagSampler, Flag
-from autotune.settings import Parameter, SearchSpace
+from autotune.measure.failing import contains_failing
+from autotune.model.flags import FlagSet
+from autotune.model.records import EffectsRecord, TrialConfig, TrialResult
+from autotune.model.spec import StudySpec
+from autotune.rundir.optuna_study import NUMBER_KEY, OptunaStudy
+from autotune.search.sampler import AdditiveFlagSampler
+from autotune.search.space import Flag
+from autotune.settings.space import Parameter, SearchSpace
 from autotune.study.effects import StudyEffects
-from autotune.study.failing import contains_failing
 from autotune.study.priors import Prior
 from autotune.study.samplers import (
     ADDITIVE,

@@ -11,47 +11,28 @@ from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
 
-from autotune.machine import describe_machine, utc_now
-from autotune.model import (
-    Artefact,
-    AutotuneError,
-    Callbacks,
-    ConclusionRecord,
-    FinalistResult,
-    FlagSet,
-    Outcome,
-    ProfileRecord,
-    Reestimate,
-    Stopwatch,
-    StudySpec,
-    WorkloadFacts,
-    load_study,
-)  # fmt: skip
-from autotune.results import (
-    Difference,
-    RecordCheck,
-    Status,
-    Winner,
-    artefact_differences,
-    check_records,
-    differences,
-    format_estimate,
-    format_finalist,
-    is_unchanged,
-    keep_in_run,
-    this_machine,
-    time_of,
-)  # fmt: skip
-from autotune.rundir import Store
-from autotune.settings import SearchSpace
-from autotune.stats import Estimate, Verdict
+from autotune.machine.host import describe_machine, utc_now
+from autotune.model.artefacts import Artefact
+from autotune.model.clock import Stopwatch
+from autotune.model.errors import AutotuneError
+from autotune.model.flags import FlagSet
+from autotune.model.measurement import WorkloadFacts
+from autotune.model.proofs import Reestimate
+from autotune.model.records import Callbacks, ConclusionRecord, FinalistResult, Outcome, ProfileRecord
+from autotune.model.spec import StudySpec, load_study
+from autotune.results.export import artefact_differences, is_unchanged, keep_in_run
+from autotune.results.format import format_estimate, format_finalist, time_of
+from autotune.results.winner import Difference, RecordCheck, Status, Winner, check_records, differences, this_machine
+from autotune.rundir.store import Store
+from autotune.settings.space import SearchSpace
+from autotune.stats.estimates import Estimate, Verdict
 from autotune.study import preflight
 from autotune.study.confirm import measure_again, most_processes, prove
 from autotune.study.preflight import refuse_missing_secrets
 from autotune.study.priors import LibraryWinners
 from autotune.study.run import StudyRun
 from autotune.study.stages import noise_floor, probe
-from autotune.workers import Launcher
+from autotune.workers.base import Launcher
 
 STAGE = "recheck"
 FROM_PROOF = "taken over from the proof that is checked"

@@ -7,10 +7,12 @@ import re
 import shlex
 from dataclasses import dataclass
 
-from autotune.child import workloads_root
-from autotune.machine import reproduction_environment
-from autotune.model import REDACTED, AutotuneError, TrialResult, redacted_names
-from autotune.rundir import Store
+from autotune.child.packages import workloads_root
+from autotune.machine.environment import reproduction_environment
+from autotune.model.errors import AutotuneError
+from autotune.model.records import TrialResult
+from autotune.model.redaction import REDACTED, redacted_names
+from autotune.rundir.store import Store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,28 +9,24 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
-from autotune.cluster import Engine
-from autotune.machine import caller_environment, parse_devices, reserve_devices, visible_gpu_ids
-from autotune.model import (
-    Callbacks,
-    ConclusionRecord,
-    FinalistResult,
-    FlagSet,
-    FloorResult,
-    Reestimate,
-    StudySpec,
-    WorkerReport,
-    WorkloadFacts,
-)
-from autotune.rundir import Store, driver_session
-from autotune.settings import SearchSpace
+from autotune.cluster.engine import Engine
+from autotune.machine.devices import parse_devices, reserve_devices
+from autotune.machine.environment import caller_environment
+from autotune.machine.gpus import visible_gpu_ids
+from autotune.measure.runner import LocalExecutor, TaskRunner
+from autotune.model.flags import FlagSet
+from autotune.model.measurement import WorkerReport, WorkloadFacts
+from autotune.model.proofs import Reestimate
+from autotune.model.records import Callbacks, ConclusionRecord, FinalistResult, FloorResult
+from autotune.model.spec import StudySpec
+from autotune.rundir.store import Store, driver_session
+from autotune.settings.space import SearchSpace
 from autotune.study.budget import TimeLeft
 from autotune.study.lanes import Lanes
 from autotune.study.priors import LibraryWinners
 from autotune.study.proposer import Proposer
-from autotune.study.runner import LocalExecutor, TaskRunner
 from autotune.study.screen import NoOpRecheck, StudyScreener, open_study_screener
-from autotune.workers import Launcher
+from autotune.workers.base import Launcher
 
 
 class Setup(Protocol):

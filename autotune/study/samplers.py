@@ -12,10 +12,14 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, IntD
 from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState
 
-from autotune.model import REFERENCE_NUMBER, FlagSet, SearchSpec, StudyFileError, TrialResult
-from autotune.search import DUPLICATE_KEY, SD_KEY, AdditiveFlagSampler, Flag
-from autotune.settings import Parameter, SearchSpace
-from autotune.stats import standard_error
+from autotune.model.errors import StudyFileError
+from autotune.model.flags import FlagSet
+from autotune.model.records import REFERENCE_NUMBER, TrialResult
+from autotune.model.sections import SearchSpec
+from autotune.search.sampler import DUPLICATE_KEY, SD_KEY, AdditiveFlagSampler
+from autotune.search.space import Flag
+from autotune.settings.space import Parameter, SearchSpace
+from autotune.stats.estimates import standard_error
 from autotune.study.priors import Prior
 
 ADDITIVE, TPE, RANDOM = "additive", "tpe", "random"

@@ -22,38 +22,30 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from autotune.compiler import (
+from autotune.compiler.screen import (
     Effect,
     Screener,
     ScreenReport,
-    Target,
-    Topology,
     chains,
     cluster_that_ran,
-    compiler_problem,
-    compiler_versions,
     domains,
     narrowed,
     open_screener,
 )
-from autotune.machine import caller_environment, default_cache_dir, spare_processors
-from autotune.model import (
-    AutotuneError,
-    Callbacks,
-    Failure,
-    FlagSet,
-    LaunchError,
-    ScreenRecord,
-    StudySpec,
-    TrialResult,
-    WorkerReport,
-    format_seconds,
-)
-from autotune.results import describe_screen
-from autotune.rundir import Store
-from autotune.settings import SearchSpace
-from autotune.stats import Verdict, judge
-from autotune.study.memory import compiled_over_limit, does_not_fit
+from autotune.compiler.targets import Target, Topology, compiler_problem, compiler_versions
+from autotune.machine.environment import caller_environment, default_cache_dir
+from autotune.machine.host import spare_processors
+from autotune.measure.memory import compiled_over_limit, does_not_fit
+from autotune.model.errors import AutotuneError, LaunchError
+from autotune.model.flags import FlagSet
+from autotune.model.measurement import Failure, WorkerReport
+from autotune.model.records import Callbacks, ScreenRecord, TrialResult
+from autotune.model.spec import StudySpec
+from autotune.model.units import format_seconds
+from autotune.results.screen_words import describe_screen
+from autotune.rundir.store import Store
+from autotune.settings.space import SearchSpace
+from autotune.stats.estimates import Verdict, judge
 
 R = TypeVar("R")
 

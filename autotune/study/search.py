@@ -5,23 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from autotune.model import (
-    BlameRecord,
-    EffectsRecord,
-    Failure,
-    FailureKind,
-    FlagSet,
-    TrialConfig,
-    TrialResult,
-    TrialStatus,
-)
+from autotune.measure.durations import RECENT
+from autotune.measure.failing import failing_task, most_starts, next_failure
+from autotune.measure.tasks import PendingTask, TrialTask
+from autotune.model.flags import FlagSet
+from autotune.model.measurement import Failure, FailureKind
+from autotune.model.records import BlameRecord, EffectsRecord, TrialConfig, TrialResult, TrialStatus
 from autotune.study.budget import TRIAL_SHARE, format_timetable
 from autotune.study.confirm import worth_proving
-from autotune.study.durations import RECENT
-from autotune.study.failing import failing_task, most_starts, next_failure
 from autotune.study.prefilter import Known, evaluate
 from autotune.study.run import StudyRun
-from autotune.study.tasks import PendingTask, TrialTask
 
 ENOUGH_TO_TELL = 12
 """Trials from which the search ends with the best expected set."""

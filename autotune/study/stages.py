@@ -11,16 +11,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from autotune.cluster import Engine
-from autotune.model import (
-    WITH_SECRETS,
+from autotune.cluster.engine import Engine
+from autotune.model.clock import Stopwatch
+from autotune.model.measurement import Stamped
+from autotune.model.records import (
     AblationResult,
     BlameRecord,
     Callbacks,
     ConclusionRecord,
     ConfirmRun,
     EffectsRecord,
-    Effort,
     FinalistResult,
     FloorResult,
     LedgerRecord,
@@ -29,14 +29,12 @@ from autotune.model import (
     ScreenRecord,
     SessionRecord,
     SoakRecord,
-    Stamped,
-    Stopwatch,
-    StudySpec,
     TrialResult,
-    load_study,
-    parse_study,
-)  # fmt: skip
-from autotune.rundir import JOURNAL, Store
+)
+from autotune.model.sections import WITH_SECRETS
+from autotune.model.spec import Effort, StudySpec, load_study, parse_study
+from autotune.rundir.optuna_study import JOURNAL
+from autotune.rundir.store import Store
 from autotune.study.conclude import record_conclusion
 from autotune.study.confirm import confirm, final_proof, minimise, soak
 from autotune.study.pgle import profile_guide

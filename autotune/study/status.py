@@ -8,18 +8,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from autotune.model import (
-    ConclusionRecord,
-    FloorResult,
-    LedgerRecord,
-    ScreenRecord,
-    SessionRecord,
-    TrialResult,
-    format_seconds,
-)
-from autotune.results import describe_screen_record, format_estimate
-from autotune.rundir import Store, is_held, node_effects, read_stage
-from autotune.study.durations import eta_s
+from autotune.measure.durations import eta_s
+from autotune.model.records import ConclusionRecord, FloorResult, LedgerRecord, ScreenRecord, SessionRecord, TrialResult
+from autotune.model.units import format_seconds
+from autotune.results.format import format_estimate
+from autotune.results.screen_words import describe_screen_record
+from autotune.rundir.lock import is_held, read_stage
+from autotune.rundir.nodes import node_effects
+from autotune.rundir.store import Store
 from autotune.study.prefilter import incumbent
 
 RUNNING = "running"

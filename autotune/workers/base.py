@@ -8,9 +8,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from autotune.child import GUARD_PROGRAM
-from autotune.machine import ChildProcess, driver_python
-from autotune.model import Failure, FailureKind, FlagSet, MemoryUse, TimeLimits, WorkerReport
+from autotune.child.guard import GUARD_PROGRAM
+from autotune.machine.child_process import ChildProcess
+from autotune.machine.environment import driver_python
+from autotune.model.flags import FlagSet
+from autotune.model.measurement import Failure, FailureKind, WorkerReport
+from autotune.model.records import MemoryUse
+from autotune.model.time_limits import TimeLimits
 
 LOG_BYTES = 4_000_000
 

@@ -9,18 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from autotune.machine import let_import_packages
-from autotune.model import (
-    FOLDER,
-    NOT_TOLD,
-    DeviceMemory,
-    FailureKind,
-    FlagSet,
-    GpuState,
-    StudySpec,
-    WorkerReport,
-    filled,
-)
+from autotune.machine.environment import let_import_packages
+from autotune.model.flags import FlagSet
+from autotune.model.measurement import NOT_TOLD, DeviceMemory, FailureKind, GpuState, WorkerReport
+from autotune.model.options import FOLDER, filled
+from autotune.model.spec import StudySpec
 from autotune.workers.base import GuardedProcess, Progress, reader_command
 from autotune.workers.failures import NO_GPU
 from autotune.workers.local import LocalLauncher, LocalWorker, log_name

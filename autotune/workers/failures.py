@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import signal
 
-from autotune.model import Failure, FailureKind
+from autotune.model.measurement import Failure, FailureKind
 
 _TABLE: tuple[tuple[FailureKind, re.Pattern[str]], ...] = (
     # another process took the coordinator's port between its choice and its use (jaxlib 0.10 and 0.12)

@@ -13,26 +13,16 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from autotune.machine import child_environment, driver_python, let_import_packages, variables_of
-from autotune.model import (
-    ARTEFACT_SETTINGS,
-    CHECK_STEPS,
-    DUMP_HERE,
-    DUMP_VARIABLE,
-    KERNELS,
-    WARMUP_STEPS,
-    Failure,
-    FailureKind,
-    FlagSet,
-    MemoryUse,
-    Stopwatch,
-    StudySpec,
-    TimeLimits,
-    WorkerReport,
-    kind_of,
-    limits_after,
-    unpack,
-)
+from autotune.machine.environment import child_environment, driver_python, let_import_packages, variables_of
+from autotune.model.artefacts import unpack
+from autotune.model.clock import Stopwatch
+from autotune.model.flags import ARTEFACT_SETTINGS, KERNELS, FlagSet, kind_of
+from autotune.model.kernels import DUMP_HERE, DUMP_VARIABLE
+from autotune.model.measurement import Failure, FailureKind, WorkerReport
+from autotune.model.records import MemoryUse
+from autotune.model.spec import StudySpec
+from autotune.model.time_limits import TimeLimits, limits_after
+from autotune.model.turn_sizes import CHECK_STEPS, WARMUP_STEPS
 from autotune.workers.base import GuardedProcess, Progress, WorkerFailed, listen
 from autotune.workers.failures import classify_failure, is_without_gpu
 from autotune.workers.settings_check import MEMORY_VARIABLES, check_environment, check_options

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune.child import strip_hlo
-from autotune.machine import COMPILES, Scratch
-from autotune.model import FlagSet
+from autotune.child.fingerprint import strip_hlo
+from autotune.machine.files import COMPILES, Scratch
+from autotune.model.flags import FlagSet
 from autotune.workers.settings_check import check_debug_options, parse_debug_options
 
 DUMP_FLAG = "xla_dump_to"

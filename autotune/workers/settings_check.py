@@ -9,7 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.model import DUMP_HERE, FlagSet, SettingError, kind_of
+from autotune.model.errors import SettingError
+from autotune.model.flags import FlagSet, kind_of
+from autotune.model.kernels import DUMP_HERE
 
 MEMORY_VARIABLES = (
     "XLA_CLIENT_MEM_FRACTION",

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from autotune.machine import (
+from autotune.machine.slurm import (
     end_slurm_step,
     lost_slurm_nodes,
     slurm_address,
@@ -20,7 +20,10 @@ from autotune.machine import (
     slurm_hosts,
     slurm_step_command,
 )
-from autotune.model import Failure, FailureKind, FlagSet, LaunchError, StudySpec
+from autotune.model.errors import LaunchError
+from autotune.model.flags import FlagSet
+from autotune.model.measurement import Failure, FailureKind
+from autotune.model.spec import StudySpec
 from autotune.workers.base import GuardedProcess, Progress, WorkerFailed
 from autotune.workers.failures import is_kernel_kill
 from autotune.workers.local import KILL_PATIENCE_S, LocalLauncher, LocalWorker, log_name, worker_command

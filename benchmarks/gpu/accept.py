@@ -22,8 +22,8 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from autotune.model import FlagSet
-from autotune.rundir import Store
+from autotune.model.flags import FlagSet
+from autotune.rundir.store import Store
 from benchmarks.gpu.hour import Row
 from benchmarks.gpu.machine import HERE
 from benchmarks.gpu.processes import SHARED, Part, in_turns, part, run_alone, start, start_at_once, steps_in

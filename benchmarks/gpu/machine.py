@@ -14,9 +14,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune.machine import caller_environment, describe_machine, find_gpus, open_meter, open_watch
-from autotune.model import HELD_BACK, StudySpec
-from autotune.workers import Launcher, LocalLauncher, Worker
+from autotune.machine.environment import caller_environment
+from autotune.machine.gpus import find_gpus
+from autotune.machine.host import describe_machine
+from autotune.machine.telemetry import open_meter, open_watch
+from autotune.model.measurement import HELD_BACK
+from autotune.model.spec import StudySpec
+from autotune.workers.base import Launcher, Worker
+from autotune.workers.local import LocalLauncher
 from benchmarks.gpu.hour import Clock
 
 HERE = Path(__file__).parent

@@ -14,8 +14,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from autotune.model import FlagSet
-from autotune.model.flags import quote_token
+from autotune.model.flags import FlagSet, quote_token
 from benchmarks.gpu.hour import Row, read_rows
 from benchmarks.gpu.machine import as_toml
 from benchmarks.gpu.processes import Part, part

@@ -13,8 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from autotune.model import FailureKind, FlagSet, StudySpec, load_study, parse_study
-from autotune.workers import Launcher, Worker, WorkerFailed
+from autotune.model.flags import FlagSet
+from autotune.model.measurement import FailureKind
+from autotune.model.spec import StudySpec, load_study, parse_study
+from autotune.workers.base import Launcher, Worker, WorkerFailed
 from benchmarks.gpu.hour import Hour, Row
 from benchmarks.gpu.machine import HERE, Block, Machine
 

@@ -15,8 +15,8 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from autotune.compiler import compiler_problem, compiler_versions
-from autotune.rundir import Store
+from autotune.compiler.targets import compiler_problem, compiler_versions
+from autotune.rundir.store import Store
 from benchmarks.gpu.estimates import estimate_ratios
 from benchmarks.gpu.hour import Row, read_rows
 from benchmarks.gpu.prepare import prepared

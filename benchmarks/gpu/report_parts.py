@@ -7,7 +7,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from autotune.model import format_bytes, format_ratio, format_seconds, format_share
+from autotune.model.units import format_bytes, format_ratio, format_seconds, format_share
 from autotune.results.pages import Chart, Mark, forest
 from benchmarks.gpu.estimates import Estimates, Ratio, estimate_ratios, mean_interval
 from benchmarks.gpu.hour import Row, read_rows

@@ -12,8 +12,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from autotune.model import ConclusionRecord, FlagSet, Outcome, TrialResult
-from autotune.rundir import Store
+from autotune.model.flags import FlagSet
+from autotune.model.records import ConclusionRecord, Outcome, TrialResult
+from autotune.rundir.store import Store
 from benchmarks.gpu.hour import Row
 from benchmarks.gpu.processes import Part, part
 

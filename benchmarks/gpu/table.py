@@ -15,8 +15,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from autotune.model import FlagSet
-from autotune.settings import load_recipes
+from autotune.model.flags import FlagSet
+from autotune.settings.catalog import load_recipes
 from benchmarks.gpu.hour import Row
 from benchmarks.gpu.prepare import distinct, is_own_program, prepared, where
 from benchmarks.gpu.processes import Part, part, run_alone

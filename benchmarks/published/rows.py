@@ -8,11 +8,13 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from autotune.compiler import Prediction, load_target, open_screener, parse_topology
-from autotune.compiler.predict import predict_step
+from autotune.compiler.predict import Prediction, predict_step
 from autotune.compiler.program import CompiledProgram
-from autotune.machine import caller_environment, default_cache_dir
-from autotune.model import FlagSet, parse_set, parse_study
+from autotune.compiler.screen import open_screener
+from autotune.compiler.targets import load_target, parse_topology
+from autotune.machine.environment import caller_environment, default_cache_dir
+from autotune.model.flags import FlagSet, parse_set
+from autotune.model.spec import parse_study
 
 HERE = Path(__file__).parent
 

@@ -8,8 +8,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from autotune.model import parse_study
-from autotune.settings import KnownSettings, SearchSpace, build_space, load_catalog, probe_build
+from autotune.model.spec import parse_study
+from autotune.settings.catalog import load_catalog
+from autotune.settings.known import KnownSettings
+from autotune.settings.probe import probe_build
+from autotune.settings.space import SearchSpace, build_space
 
 LAYER = 404_750_336  # bytes of one layer's weights in Llama 2 7B
 _GROUPS = tuple(g for g in load_catalog().groups if not g.startswith("cpu"))

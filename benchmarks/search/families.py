@@ -22,8 +22,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from autotune.settings import SearchSpace
-from autotune.settings.space import DEFAULT, Parameter
+from autotune.settings.space import DEFAULT, Parameter, SearchSpace
 from benchmarks.search.catalogue import catalogue_space
 from benchmarks.search.problems import Cause, Codes, Floats, Joint, Problem
 from benchmarks.search.scoring import random_search

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.model import FlagSet
-from autotune.settings import Parameter, SearchSpace
+from autotune.model.flags import FlagSet
+from autotune.settings.space import Parameter, SearchSpace
 
 Codes = NDArray[np.int64]
 Floats = NDArray[np.float64]

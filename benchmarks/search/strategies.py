@@ -6,51 +6,26 @@ import math
 import warnings
 from collections import Counter
 from collections.abc import Callable
-from typing import (
-    Any,
-    Protocol,
-)
+from typing import Any, Protocol
 
 import numpy as np
 import optuna
 from optuna.samplers import BaseSampler
 from optuna.trial import TrialState
 
-from autotune.model import (
-    FlagSet,
-    TrialResult,
-    parse_study,
-)
-from autotune.model.measurement import (
-    Comparison,
-    Failure,
-    FailureKind,
-)
-from autotune.model.records import (
-    TrialOutcome,
-    TrialStatus,
-)
-from autotune.search import AdditiveFlagSampler
+from autotune.model.flags import FlagSet
+from autotune.model.measurement import Comparison, Failure, FailureKind
+from autotune.model.records import TrialOutcome, TrialResult, TrialStatus
+from autotune.model.spec import parse_study
 from autotune.search.acquisition import penalties_of
 from autotune.search.additive import smallest
-from autotune.search.sampler import USUAL_SD
-from autotune.settings import Parameter
-from autotune.stats import Estimate
+from autotune.search.sampler import USUAL_SD, AdditiveFlagSampler
+from autotune.settings.space import Parameter
+from autotune.stats.estimates import Estimate
 from autotune.study.priors import by_screen
-from autotune.study.proposer import (
-    NO_PRIORS,
-    Proposer,
-)
-from autotune.study.samplers import (
-    ADDITIVE,
-    distribution_of,
-    from_text,
-    to_text,
-)
-from benchmarks.search.problems import (
-    Codes,
-    Problem,
-)
+from autotune.study.proposer import NO_PRIORS, Proposer
+from autotune.study.samplers import ADDITIVE, distribution_of, from_text, to_text
+from benchmarks.search.problems import Codes, Problem
 
 _Z = 1.959964
 

@@ -29,7 +29,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.samplers import BaseSampler, TPESampler
 from optuna.trial import TrialState
 
-from autotune.search import SD_KEY, AdditiveFlagSampler
+from autotune.search.sampler import SD_KEY, AdditiveFlagSampler
 from benchmarks.search.runs import Row, made_with, name_of, read_rows, write_row
 from benchmarks.search.scoring import cutoff, score, table_baseline
 

@@ -6,31 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import (
-    given,
-)
-from hypothesis import (
-    strategies as st,
-)
+from hypothesis import given
+from hypothesis import strategies as st
 
-from autotune.child.output import (
-    LONGEST_LINE,
-    Lines,
-    Tail,
-)
+from autotune.child.output import LONGEST_LINE, Lines, Tail
 from autotune.child.read_output import last_exception
-from autotune.child.steps import (
-    Step,
-    StepReader,
-)
+from autotune.child.steps import Step, StepReader
 from autotune.model.errors import StudyFileError
 from autotune.model.flags import FlagSet
 from autotune.model.spec import parse_study
-from autotune.workers.settings_check import (
-    check_environment,
-    check_options,
-    check_processes,
-)
+from autotune.workers.settings_check import check_environment, check_options, check_processes
 
 # printed by maxtext 0.2.5 from PyPI on a CPU
 MAXTEXT = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autotune.child import recognise
+from autotune.child.recognise import recognise
 from autotune.model.sections import ReadSpec
 
 ABSL = "I1121 05:38:28.602266 139893247994752"

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from autotune.model import load_study
+from autotune.model.spec import load_study
 from autotune.rundir.store import Store
 from harness.sandbox import wait_for
 from harness.simulated_machine import write_study

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from autotune import settings
 from autotune.cli.app import app
-from autotune.model import SettingError
+from autotune.model.errors import SettingError
 from tests.atlas_tables import small, write
 
 COMBINE = "xla_gpu_all_gather_combine_threshold_bytes"

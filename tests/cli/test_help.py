@@ -18,10 +18,7 @@ from typer.testing import CliRunner
 
 import autotune
 from autotune.cli.app import app
-from autotune.cli.help import (
-    EXAMPLES,
-    GROUPS,
-)
+from autotune.cli.help import EXAMPLES, GROUPS
 from tests.console import commands
 
 ROOT = Path(__file__).parents[2]

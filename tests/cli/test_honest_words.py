@@ -17,7 +17,7 @@ from autotune.results.api import compare, load
 from autotune.results.effects import study_tables
 from autotune.results.tables import trial_rows
 from autotune.rundir.store import RECORDS, Store
-from autotune.stats import Outlook, Verdict, judge
+from autotune.stats.estimates import Outlook, Verdict, judge
 from tests.console import commands
 from tests.runs import Run, replay_study
 

@@ -7,9 +7,8 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.model import load_study
-from autotune.study import checked, example_text, plan_unseen
-from autotune.study.draft import example_studies
+from autotune.model.spec import load_study
+from autotune.programs.draft import checked, example_studies, example_text, plan_unseen
 from tests.console import autotune
 
 

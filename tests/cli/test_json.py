@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from autotune.cli import compile as compile_commands
 from autotune.cli import options
 from autotune.cli.app import app
-from autotune.model import Effort, load_study
+from autotune.model.spec import Effort, load_study
 from autotune.results.export import ExportFormat, render_winner
 from autotune.results.library import add_to_library
 from harness.simulated_machine import write_study

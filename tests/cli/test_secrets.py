@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from autotune.model import StudyFileError
+from autotune.model.errors import StudyFileError
 from autotune.results.export import ExportFormat
 from autotune.rundir.store import Store
-from autotune.study import recheck_study
+from autotune.study.recheck import recheck_study
 from harness.simulated_machine import write_study
 from tests.console import autotune
 

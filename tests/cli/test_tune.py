@@ -13,11 +13,9 @@ import psutil
 import pytest
 
 from autotune.cli.tune import name_of
-from autotune.model import (
-    WARMUP_STEPS,
-    load_study,
-)
-from autotune.study import look as looking
+from autotune.model.spec import load_study
+from autotune.model.turn_sizes import WARMUP_STEPS
+from autotune.programs import look as looking
 from harness.simulated_machine import write_study
 from tests.console import autotune
 

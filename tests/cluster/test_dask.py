@@ -17,7 +17,7 @@ import pytest
 pytest.importorskip("distributed", reason="Dask is not installed")
 
 from autotune.cluster.dask_engine import DaskEngine
-from autotune.model import LaunchError, NodeLostError
+from autotune.model.errors import LaunchError, NodeLostError
 from harness.sandbox import wait_for
 from tests.cluster.conftest import ROOT
 from tests.cluster.dask_cluster import (

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from autotune.cluster import JobRequest, Program, estimate, idle_gpus, render_script
-from autotune.model import StudyFileError, StudySpec, parse_study
+from autotune.cluster.submit import JobRequest, Program, estimate, idle_gpus, render_script
+from autotune.model.errors import StudyFileError
+from autotune.model.spec import StudySpec, parse_study
 
 ROOT = Path(__file__).parents[2]
 FOLDER = Path("/shared/me/project")

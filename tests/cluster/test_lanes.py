@@ -19,7 +19,7 @@ pytestmark = pytest.mark.cluster
 
 SLOW_NODE = """
 import os, sys
-if os.environ.get("SLURMD_NODENAME") == "127.0.0.2" and "autotune.study.lane" in sys.orig_argv:
+if os.environ.get("SLURMD_NODENAME") == "127.0.0.2" and "autotune.measure.lane" in sys.orig_argv:
     from harness.simulated_machine import SimulatedLauncher
     usual = SimulatedLauncher.__init__
     def slow(self, spec, simulation):
@@ -36,7 +36,7 @@ def lane_on(node: str, folder: Path) -> psutil.Process:
     (found,) = [
         p
         for p in marked(str(folder))
-        if p.cmdline()[-2:] == ["-m", "autotune.study.lane"]
+        if p.cmdline()[-2:] == ["-m", "autotune.measure.lane"]
         and "-I" not in p.cmdline()
         and p.environ().get("SLURMD_NODENAME") == node
     ]

@@ -4,55 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import (
-    Callable,
-    Iterator,
-)
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from autotune.compiler import (
-    compile_worker,
-)
-from autotune.compiler import (
-    compiler as compiler_module,
-)
+from autotune.compiler import compile_worker
+from autotune.compiler import compiler as compiler_module
 from autotune.compiler.compile_worker import CompileJob
 from autotune.compiler.compiler import Compiler
-from autotune.compiler.flags_applied import (
-    FlagsLostError,
-    require_applied,
-)
+from autotune.compiler.flags_applied import FlagsLostError, require_applied
 from autotune.compiler.predict import predict_step
-from autotune.compiler.program import (
-    SCHEMA_VERSION,
-    CompiledProgram,
-    CompileResult,
-)
-from autotune.compiler.schedule import (
-    HLO,
-    read_program,
-)
-from autotune.compiler.screen import (
-    CPU_CANARIES,
-    GPU_CANARIES,
-    Screener,
-)
-from autotune.compiler.targets import (
-    load_target,
-    parse_topology,
-)
+from autotune.compiler.program import SCHEMA_VERSION, CompiledProgram, CompileResult
+from autotune.compiler.schedule import HLO, read_program
+from autotune.compiler.screen import CPU_CANARIES, GPU_CANARIES, Screener
+from autotune.compiler.targets import load_target, parse_topology
 from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
 from autotune.settings.catalog import load_catalog
-from autotune.workers import parse_debug_options
-from tests.compiler.rules import (
-    COMBINE,
-    Rules,
-    screen,
-)
+from autotune.workers.settings_check import parse_debug_options
+from tests.compiler.rules import COMBINE, Rules, screen
 
 WIDTH = "xla_cpu_prefer_vector_width"
 MARKER = "/tmp/folder/dump"

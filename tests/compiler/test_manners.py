@@ -14,7 +14,10 @@ import pytest
 from autotune.compiler.compile_worker import NICENESS, CompileJob
 from autotune.compiler.compiler import Compiler
 from autotune.compiler.targets import parse_topology
-from autotune.model import FailureKind, FlagSet, LaunchError, time_limits
+from autotune.model import time_limits
+from autotune.model.errors import LaunchError
+from autotune.model.flags import FlagSet
+from autotune.model.measurement import FailureKind
 
 HERE = Path(__file__).parent
 ALL = sorted(os.sched_getaffinity(0))

@@ -2,33 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import (
-    Iterable,
-    Iterator,
-)
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from autotune.compiler.compiler import Compiler
-from autotune.compiler.program import (
-    CompiledProgram,
-    CompileResult,
-    Op,
-    OpKind,
-)
+from autotune.compiler.program import CompiledProgram, CompileResult, Op, OpKind
+from autotune.measure.runner import NO_GRAPHS
 from autotune.model.artefacts import Artefact
-from autotune.model.flags import (
-    KERNELS,
-    PROFILE,
-    FlagSet,
-)
-from autotune.rundir.artefacts import (
-    in_force,
-    place_artefacts,
-)
-from autotune.study.runner import NO_GRAPHS
+from autotune.model.flags import KERNELS, PROFILE, FlagSet
+from autotune.rundir.artefacts import in_force, place_artefacts
 
 pytestmark = pytest.mark.aot
 

@@ -14,7 +14,7 @@ from scipy.stats import spearmanr
 
 from autotune.compiler.predict import PublishedError, published_error
 from autotune.compiler.targets import parse_topology, target_names
-from autotune.model import parse_set
+from autotune.model.flags import parse_set
 
 ROOT = Path(__file__).parents[2]
 ROWS: dict[str, Any] = tomllib.loads((ROOT / "benchmarks/published/rows.toml").read_text(encoding="utf-8"))

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import (
-    Callable,
-    Iterator,
-)
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +13,7 @@ import pytest
 from autotune.compiler import compiler as module
 from autotune.compiler.compile_worker import CompileJob
 from autotune.compiler.compiler import Compiler
-from autotune.compiler.program import (
-    CompiledProgram,
-    CompileResult,
-)
+from autotune.compiler.program import CompiledProgram, CompileResult
 from autotune.compiler.screen import Screener
 from autotune.compiler.targets import parse_topology
 from autotune.machine.host import available_memory_bytes
@@ -27,14 +21,7 @@ from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
 from autotune.model.time_limits import CompileLimits
 from autotune.settings.catalog import load_catalog
-from tests.compiler.rules import (
-    BUFFER,
-    COMBINE,
-    SLOP,
-    Rules,
-    screen,
-    space,
-)
+from tests.compiler.rules import BUFFER, COMBINE, SLOP, Rules, screen, space
 
 GIB = 1 << 30
 PATIENCE_S = 20.0

@@ -19,7 +19,7 @@ from autotune.compiler.targets import (
     target_of,
     toolkit_of,
 )
-from autotune.machine import GpuFacts
+from autotune.machine.gpus import GpuFacts
 from autotune.model.errors import SettingError, StudyFileError
 from autotune.model.flags import FlagSet
 

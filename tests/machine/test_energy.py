@@ -2,58 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import (
-    Callable,
-    Iterator,
-)
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from autotune.child import load_nvml
-from autotune.machine.telemetry import (
-    NO_METER,
-    EnergyMeter,
-    GpuWatch,
-    open_meter,
-)
-from autotune.model.measurement import (
-    Arm,
-    Pair,
-)
-from autotune.model.records import (
-    ConfirmRun,
-    FloorResult,
-    TrialResult,
-)
-from autotune.model.spec import (
-    StudySpec,
-    parse_study,
-)
+from autotune.child.gpus import load_nvml
+from autotune.machine.telemetry import NO_METER, EnergyMeter, GpuWatch, open_meter
+from autotune.measure.runner import TaskRunner
+from autotune.model.measurement import Arm, Pair
+from autotune.model.records import ConfirmRun, FloorResult, TrialResult
+from autotune.model.spec import StudySpec, parse_study
 from autotune.rundir.store import Store
-from autotune.study.runner import TaskRunner
 from autotune.study.stages import run_study
-from harness.fake_nvml import (
-    ENERGY,
-    NOT_SUPPORTED,
-    FakeNvml,
-    missing,
-)
-from harness.simulated import (
-    GivenSetup,
-    given_run,
-)
-from harness.simulated_machine import (
-    SimulatedLauncher,
-    SimulatedWorker,
-)
-from tests.runs import (
-    SPACE,
-    Diary,
-    asking,
-    replay_study,
-)
+from harness.fake_nvml import ENERGY, NOT_SUPPORTED, FakeNvml, missing
+from harness.simulated import GivenSetup, given_run
+from harness.simulated_machine import SimulatedLauncher, SimulatedWorker
+from tests.runs import SPACE, Diary, asking, replay_study
 
 pynvml = load_nvml()
 compiles = pytest.mark.skipif(bool(missing()), reason=missing())

@@ -8,13 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from autotune.machine import (
-    describe_machine,
-    installed_versions,
-    measured_versions,
-    spare_processors,
-    would_run_on,
-)  # fmt: skip
+from autotune.child.packages import installed_versions
+from autotune.machine.host import describe_machine, measured_versions, spare_processors, would_run_on
 
 
 def machine(root: Path, *, cores: int, threads: int = 1) -> Path:

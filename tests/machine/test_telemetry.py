@@ -14,7 +14,7 @@ from unittest import mock
 
 import pytest
 
-from autotune.child import load_nvml
+from autotune.child.gpus import load_nvml
 from autotune.machine import telemetry
 from autotune.machine.telemetry import LEAST_SAMPLES, ArmWatch, GpuSample, GpuWatch, Telemetry, open_watch, put_together
 from harness.fake_nvml import (

@@ -13,8 +13,8 @@ from typing import Any
 import jsonschema  # type: ignore[import-untyped]
 import pytest
 
-from autotune.model import StudySpec
 from autotune.model.sections import ReadSpec, read_docstring
+from autotune.model.spec import StudySpec
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = StudySpec.model_json_schema()

@@ -5,10 +5,7 @@ from pathlib import Path
 import pytest
 
 from autotune.model.errors import StudyFileError
-from autotune.model.spec import (
-    load_study,
-    parse_study,
-)
+from autotune.model.spec import load_study, parse_study
 
 MINIMAL = {"name": "s", "workload": {"entry": "llama"}}
 

@@ -11,7 +11,6 @@ from xml.etree import ElementTree
 import pytest
 
 import autotune
-from autotune import results
 from autotune.model.errors import RunDirectoryError
 from autotune.results.report import render_html
 from autotune.rundir.store import Store
@@ -24,7 +23,6 @@ def test_each_face_brings_no_more_than_it_needs() -> None:
     """What is imported one after the other in one process, and what of it all may be there by then."""
     steps = {
         "import autotune": [],
-        "import autotune.results": ["pydantic", "optuna"],
         "import autotune.results.format, autotune.results.winner": ["pydantic", "optuna"],
         "import autotune.study.stages": ["pydantic", "optuna", "rich", "jinja2"],
         "autotune.load, autotune.compare": [n for n in HEAVY if n != "jax"],
@@ -34,14 +32,6 @@ def test_each_face_brings_no_more_than_it_needs() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     for (step, allowed), told in zip(steps.items(), done.stdout.splitlines(), strict=True):
         assert {*told.split()} <= {*allowed}, step
-
-
-def test_every_name_of_the_face_is_there() -> None:
-    for names in results._LATER.values():
-        for name in names:
-            assert callable(getattr(results, name))
-    with pytest.raises(AttributeError, match="no attribute 'lode'"):
-        _ = results.lode
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

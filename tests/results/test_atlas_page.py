@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from autotune.model.flags import parse_tokens
-from autotune.results import render_atlas
-from autotune.results.atlas_views import pack
+from autotune.results.atlas_views import pack, render_atlas
 from autotune.results.pages import render
-from autotune.settings import Atlas, AtlasRow, load_catalog
+from autotune.settings.atlas import Atlas, AtlasRow
+from autotune.settings.catalog import load_catalog
 from autotune.settings.check import find_settings
 from autotune.settings.known import is_default
 from tests.atlas_tables import big, row, small

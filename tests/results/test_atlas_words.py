@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import autotune
-from autotune.model import SettingError
-from autotune.results import atlas_findings
-from autotune.settings import Atlas, newest_not_after, place_of
+from autotune.model.errors import SettingError
+from autotune.results.atlas_views import atlas_findings
+from autotune.settings.atlas import Atlas, newest_not_after, place_of
 from tests.atlas_tables import big, small, write
 
 COMBINE = "xla_gpu_all_gather_combine_threshold_bytes"

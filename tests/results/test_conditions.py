@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from autotune.machine import RanOn, would_run_on
-from autotune.model import GpuState, parse_study
+from autotune.machine.host import RanOn, would_run_on
+from autotune.model.measurement import GpuState
 from autotune.model.records import FloorResult
+from autotune.model.spec import parse_study
 from autotune.results import winner
 from autotune.results.winner import Conditions, conditions_of, differences, format_evidence, this_machine
 from autotune.rundir.store import Store

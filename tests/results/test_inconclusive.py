@@ -11,11 +11,15 @@ import pytest
 from typer.testing import CliRunner
 
 from autotune.cli.app import app
-from autotune.model import AutotuneError, Outcome, TrialResult, format_detectable
-from autotune.results import ExportFormat, load, render_export, render_html, render_markdown
+from autotune.model.errors import AutotuneError
+from autotune.model.records import Outcome, TrialResult
+from autotune.model.units import format_detectable
+from autotune.results.api import load
 from autotune.results.comparison import compare_stores
+from autotune.results.export import ExportFormat, render_export
+from autotune.results.report import render_html, render_markdown
 from autotune.rundir.store import RECORDS, Store
-from autotune.settings import SearchSpace
+from autotune.settings.space import SearchSpace
 from tests.runs import EFFECTS, Run, replay_study
 
 SENTENCE = "inconclusive: gains of step time up to 4.2 % are not ruled out (xla_a=1)"

@@ -10,23 +10,12 @@ import pytest
 
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Comparison
-from autotune.model.records import (
-    FinalistResult,
-    TrialResult,
-    TrialStatus,
-)
+from autotune.model.records import FinalistResult, TrialResult, TrialStatus
 from autotune.results.api import Study
-from autotune.results.tables import (
-    TRIAL_COLUMNS,
-    TrialRow,
-    trial_row,
-)
+from autotune.results.tables import TRIAL_COLUMNS, TrialRow, trial_row
 from autotune.rundir.store import Store
 from autotune.stats.estimates import Estimate
-from tests.runs import (
-    EFFECTS,
-    replay_study,
-)
+from tests.runs import EFFECTS, replay_study
 
 
 def truth(settings: FlagSet) -> float:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.rundir import check_run
+from autotune.rundir.fsck import check_run
 from autotune.rundir.store import Store
 from harness.disks import ROOT, FailingFolder, missing
 from harness.kills import SIMULATED

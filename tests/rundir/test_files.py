@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from autotune.machine import make_folder, replace_file
-from autotune.model import RunDirectoryError
+from autotune.machine.files import make_folder, replace_file
+from autotune.model.errors import RunDirectoryError
 from autotune.rundir.files import append_synced, folder_within
 from autotune.rundir.store import Store
 from tests.runs import record, replay_study

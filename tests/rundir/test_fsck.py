@@ -13,9 +13,9 @@ import pytest
 from typer.testing import CliRunner
 
 from autotune.cli.app import app
-from autotune.model import AutotuneError, ConclusionRecord, ConfirmRun, FinalistResult, RunDirectoryError
-from autotune.model.records import TrialResult
-from autotune.rundir import RunCheck, check_run
+from autotune.model.errors import AutotuneError, RunDirectoryError
+from autotune.model.records import ConclusionRecord, ConfirmRun, FinalistResult, TrialResult
+from autotune.rundir.fsck import RunCheck, check_run
 from autotune.rundir.store import Store
 from autotune.study.stages import run_study
 from harness.simulated import GivenSetup, given_run

@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from autotune.cli.app import app
-from autotune.model import RunDirectoryError
+from autotune.model.errors import RunDirectoryError
 from autotune.rundir import lock
 from autotune.rundir.lock import Lock, Mount, is_held, mount_of, read_holder, unlock
 

@@ -13,10 +13,10 @@ import pytest
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 from optuna.trial import TrialState
 
-from autotune.search import DUPLICATE_KEY, SD_KEY, AdditiveFlagSampler, Flag
 from autotune.search.additive import GREEDY
 from autotune.search.posterior import BURN_IN, JUMPS
-from autotune.search.sampler import MOST_PAIRS
+from autotune.search.sampler import DUPLICATE_KEY, MOST_PAIRS, SD_KEY, AdditiveFlagSampler
+from autotune.search.space import Flag
 
 SETTINGS = [f"flag_{i:02d}" for i in range(30)]
 SPACE: dict[str, BaseDistribution] = {n: CategoricalDistribution(["false", "true"]) for n in SETTINGS}

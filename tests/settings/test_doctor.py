@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.machine import Runner
+from autotune.machine.gpus import Runner
 from autotune.settings.check import SettingVerdict, find_steering
 from autotune.settings.doctor import diagnose, find_places, format_diagnosis, gpu_findings
 from autotune.settings.known import KnownSettings

@@ -13,7 +13,7 @@ import pytest
 import typer.main
 
 from autotune.cli.app import app
-from autotune.model import SettingError
+from autotune.model.errors import SettingError
 from autotune.settings.catalog import load_catalog, load_recipes, load_symptoms
 
 ROOT = Path(__file__).parents[2]

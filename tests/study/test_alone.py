@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from autotune.measure.compare import aba_estimate, aba_noise_floor
 from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Arm, Failure, FailureKind, Pair
@@ -24,7 +25,6 @@ from autotune.model.records import (
 )
 from autotune.model.spec import StudySpec
 from autotune.stats.estimates import Verdict
-from autotune.study.compare import aba_estimate, aba_noise_floor
 from autotune.workers.base import WorkerFailed
 from harness.simulated_machine import SimulatedLauncher, SimulatedWorker
 from tests.runs import Run, replay_study

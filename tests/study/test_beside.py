@@ -12,7 +12,10 @@ from typing import Any
 import pytest
 
 from autotune.compiler.program import CompileResult
-from autotune.model import ConfirmRun, FlagSet, LaunchError, StudySpec
+from autotune.model.errors import LaunchError
+from autotune.model.flags import FlagSet
+from autotune.model.records import ConfirmRun
+from autotune.model.spec import StudySpec
 from autotune.study import screen as stage
 from autotune.study.search import Search
 from autotune.study.stages import run_study

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from autotune.measure.durations import RECENT
 from autotune.model.errors import LaunchError
 from autotune.model.measurement import FailureKind
 from autotune.model.records import (
@@ -26,25 +27,14 @@ from autotune.model.records import (
 from autotune.model.spec import StudySpec
 from autotune.model.turn_sizes import CPU_SIZES
 from autotune.stats.estimates import Outlook
-from autotune.study.budget import (
-    TimeLeft,
-    Timetable,
-    format_timetable,
-)
-from autotune.study.durations import RECENT
+from autotune.study.budget import TimeLeft, Timetable, format_timetable
 from autotune.study.run import Stopped
 from autotune.study.search import Search
 from autotune.study.stages import run_study
 from harness.simulated import GivenSetup
-from harness.simulated_machine import (
-    parse_simulated,
-    simulation_of,
-)
+from harness.simulated_machine import parse_simulated, simulation_of
 from harness.timed import TimedStudy
-from tests.runs import (
-    SPACE,
-    Diary,
-)
+from tests.runs import SPACE, Diary
 
 EFFECTS = {"xla_a=1": 0.95, "xla_b=1": 1.04, "xla_d=2": 0.97}
 MINUTE = 60.0

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from autotune.model import parse_study
 from autotune.model.errors import StudyFileError
+from autotune.model.spec import parse_study
 from autotune.study import engines
 from autotune.study.engines import HIGHEST_STEP, choose_engine, parse_groups
 from tests.runs import replay_study

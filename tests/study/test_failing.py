@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from autotune.measure.failing import MOST_STARTS, contains_failing
 from autotune.model.flags import FlagSet, shrink
 from autotune.model.records import BlameRecord, TrialResult
-from autotune.study.failing import MOST_STARTS, contains_failing
 from tests.runs import Run, replay_study
 
 SETS = ("a", "b", "c", "d", "e", "f", "g")

@@ -11,6 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autotune.measure.compare import aba_noise_floor, floor_pairs
+from autotune.measure.runner import pays
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Comparison, Failure, FailureKind, log_ratio
 from autotune.model.records import AblationResult, ConfirmRun, FloorResult, IncidentRecord, TrialResult, TrialStatus
@@ -18,8 +20,6 @@ from autotune.model.spec import StudySpec
 from autotune.rundir.store import Store
 from autotune.stats.estimates import Estimate, SequentialPlan, widen
 from autotune.stats.noise_floor import proof_size, read_noise_floor, spread_of
-from autotune.study.compare import aba_noise_floor, floor_pairs
-from autotune.study.runner import pays
 from autotune.workers.base import WorkerFailed
 from harness.simulated_machine import SimulatedLauncher, SimulatedWorker
 from tests.runs import Run, replay_study

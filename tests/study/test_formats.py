@@ -7,7 +7,11 @@ from typing import Any
 
 import pytest
 
-from autotune.model import FailureKind, FlagSet, LaunchError, StudySpec, TrialResult, TrialStatus
+from autotune.model.errors import LaunchError
+from autotune.model.flags import FlagSet
+from autotune.model.measurement import FailureKind
+from autotune.model.records import TrialResult, TrialStatus
+from autotune.model.spec import StudySpec
 from autotune.workers.base import Progress
 from harness.simulated_machine import SimulatedLauncher, SimulatedWorker
 from tests.runs import Run, replay_study

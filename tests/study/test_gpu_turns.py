@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from autotune.measure.context import MeasurementContext, ReferenceFailed
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Arm, Failure, FailureKind
 from autotune.model.records import ConfirmRun, FloorResult, Outcome
@@ -17,7 +18,6 @@ from autotune.model.spec import StudySpec
 from autotune.model.turn_sizes import CPU_SIZES
 from autotune.results.recompute import disagreements
 from autotune.rundir.store import Store
-from autotune.study.context import MeasurementContext, ReferenceFailed
 from autotune.workers.base import Progress, WorkerFailed
 from harness.simulated_machine import SimulatedLauncher, SimulatedWorker
 from tests.runs import Run, replay_study

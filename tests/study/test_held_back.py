@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import (
-    Callable,
-    Iterator,
-    Mapping,
-)
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from autotune.child import load_nvml
+from autotune.child.gpus import load_nvml
 from autotune.machine import telemetry
 from autotune.machine.telemetry import GpuWatch
+from autotune.measure.runner import TaskRunner
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import (
-    ArmOfGpus,
-    Failure,
-    FailureKind,
-    GpusDuring,
-    held_in_one_arm,
-)
+from autotune.model.measurement import ArmOfGpus, Failure, FailureKind, GpusDuring, held_in_one_arm
 from autotune.model.records import (
     ConclusionRecord,
     ConfirmRun,
@@ -36,29 +27,12 @@ from autotune.model.records import (
 from autotune.results.format import warning_lines
 from autotune.results.recompute import doubts
 from autotune.rundir.store import Store
-from autotune.study.runner import TaskRunner
 from autotune.study.stages import run_study
 from autotune.workers.base import WorkerFailed
-from harness.fake_nvml import (
-    HW_THERMAL,
-    SW_POWER_CAP,
-    FakeNvml,
-    missing,
-)
-from harness.simulated import (
-    GivenSetup,
-    given_run,
-)
-from harness.simulated_machine import (
-    SimulatedLauncher,
-    SimulatedWorker,
-)
-from tests.runs import (
-    SPACE,
-    Diary,
-    asking,
-    replay_study,
-)
+from harness.fake_nvml import HW_THERMAL, SW_POWER_CAP, FakeNvml, missing
+from harness.simulated import GivenSetup, given_run
+from harness.simulated_machine import SimulatedLauncher, SimulatedWorker
+from tests.runs import SPACE, Diary, asking, replay_study
 
 needs_nvml = pytest.mark.skipif(bool(missing()), reason=missing())
 ShareOf = Callable[[Mapping[str, str]], dict[str, float]]

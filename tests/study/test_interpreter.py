@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from autotune.machine import driver_python
-from autotune.model import StudyFileError, StudySpec, parse_study
-from autotune.study.look import program_python, refuse_other_build
+from autotune.machine.environment import driver_python
+from autotune.model.errors import StudyFileError
+from autotune.model.spec import StudySpec, parse_study
+from autotune.programs.look import program_python, refuse_other_build
 
 VERSION = "9.9.9"
 

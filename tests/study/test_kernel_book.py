@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from autotune.measure.context import MeasurementContext
 from autotune.model.flags import FlagSet
 from autotune.model.kernels import DUMP_FILE
 from autotune.model.records import ConfirmRun, FloorResult, IncidentRecord, Outcome, TrialResult
 from autotune.model.spec import StudySpec
 from autotune.results.format import floor_lines, warning_lines
 from autotune.rundir.store import Folders
-from autotune.study.context import MeasurementContext
 from autotune.workers.base import Progress
 from harness.simulated_machine import SimulatedLauncher, SimulatedWorker
 from tests.runs import Run, replay_study

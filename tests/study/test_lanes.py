@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from autotune.cluster.engine import JOINED, LEFT, Message, Told
+from autotune.measure.runner import TaskRunner
+from autotune.measure.tasks import Assignment
 from autotune.model.errors import LaunchError, NodeLostError
 from autotune.model.measurement import FailureKind
 from autotune.model.records import ConfirmRun, FloorResult, IncidentRecord, LedgerRecord, Outcome, TrialResult
@@ -18,9 +20,7 @@ from autotune.model.spec import StudySpec
 from autotune.rundir.store import Store
 from autotune.study.lanes import SILENT_S
 from autotune.study.run import StudyRun
-from autotune.study.runner import TaskRunner
 from autotune.study.stages import run_study
-from autotune.study.tasks import Assignment
 from harness.simulated import GivenSetup, given_run
 from harness.simulated_machine import SimulatedLauncher
 from harness.tally import tally_of

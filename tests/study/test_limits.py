@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
+from autotune.measure.compare import Interleaved, Isolated
+from autotune.measure.context import ReferenceFailed
+from autotune.measure.memory import LIMIT_PHASE, MemoryShare, compiled_over_limit, over_limit, refuse_over_limit
 from autotune.model.errors import LaunchError, SettingError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import DeviceMemory, Failure, FailureKind, WorkerReport
 from autotune.model.records import ConfirmRun, FloorResult, Outcome, TrialResult
 from autotune.model.spec import StudySpec
-from autotune.study.compare import Interleaved, Isolated
-from autotune.study.context import ReferenceFailed
-from autotune.study.memory import LIMIT_PHASE, MemoryShare, compiled_over_limit, over_limit, refuse_over_limit
 from autotune.study.preflight import keeping_rules, rule_defaults
 from autotune.workers.base import WorkerFailed
 from tests.runs import Run, replay_study

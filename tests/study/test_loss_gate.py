@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from autotune.measure.loss_gate import OTHER_ROUNDING
 from autotune.model.errors import AutotuneError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import FailureKind, LossBasis
@@ -21,7 +22,6 @@ from autotune.results.report import render_markdown
 from autotune.results.winner import winner_of
 from autotune.rundir.store import Store
 from autotune.settings.space import Parameter, SearchSpace
-from autotune.study.loss_gate import OTHER_ROUNDING
 from autotune.study.recheck import verify_winner
 from autotune.workers.base import Progress
 from harness.simulated_machine import LOSSES, SimulatedLauncher, SimulatedWorker, parse_simulated

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from autotune.model import REFERENCE_NUMBER, FlagSet, TrialConfig, TrialStatus, WorkerReport
-from autotune.model.records import TrialResult
+from autotune.measure.compare import Compared, ComparisonRequest
+from autotune.measure.runner import measure_trial
+from autotune.measure.tasks import Assignment, TrialTask
+from autotune.model.flags import FlagSet
+from autotune.model.measurement import WorkerReport
+from autotune.model.records import REFERENCE_NUMBER, TrialConfig, TrialResult, TrialStatus
 from autotune.rundir.store import Store
-from autotune.stats import SequentialPlan
-from autotune.study.compare import Compared, ComparisonRequest
-from autotune.study.runner import measure_trial
-from autotune.study.tasks import Assignment, TrialTask
+from autotune.stats.estimates import SequentialPlan
 
 SET = FlagSet({"xla_a": "1"})
 

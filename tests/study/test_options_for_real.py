@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from autotune.machine.environment import caller_environment
+from autotune.measure.runner import TaskRunner
+from autotune.measure.tasks import AnyTask, Assignment, FloorTask, SoakTask, TrialTask
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import FailureKind, LossBasis, log_ratio
 from autotune.model.options import option_sets
@@ -16,8 +18,6 @@ from autotune.model.records import FloorResult, SoakRecord, TrialConfig, TrialRe
 from autotune.model.spec import parse_study
 from autotune.rundir.store import Folders
 from autotune.stats.estimates import estimate_pairs
-from autotune.study.runner import TaskRunner
-from autotune.study.tasks import AnyTask, Assignment, FloorTask, SoakTask, TrialTask
 from autotune.workers.local import LocalLauncher
 
 OPTIONS = {

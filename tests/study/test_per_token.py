@@ -8,45 +8,18 @@ from typing import Any
 
 import pytest
 
-from autotune.model.errors import (
-    LaunchError,
-    StudyFileError,
-)
+from autotune.measure.context import refuse_untold_work
+from autotune.model.errors import LaunchError, StudyFileError
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import (
-    FailureKind,
-    WorkerReport,
-    WorkPerStep,
-)
-from autotune.model.records import (
-    AblationResult,
-    ConfirmRun,
-    FinalistResult,
-    FloorResult,
-    Outcome,
-    TrialResult,
-)
-from autotune.model.spec import (
-    StudySpec,
-    parse_study,
-)
+from autotune.model.measurement import FailureKind, WorkerReport, WorkPerStep
+from autotune.model.records import AblationResult, ConfirmRun, FinalistResult, FloorResult, Outcome, TrialResult
+from autotune.model.spec import StudySpec, parse_study
 from autotune.results.format import time_words
 from autotune.rundir.store import Store
-from autotune.settings.space import (
-    Parameter,
-    SearchSpace,
-)
-from autotune.stats.estimates import (
-    Verdict,
-    judge,
-)
-from autotune.study.context import refuse_untold_work
+from autotune.settings.space import Parameter, SearchSpace
+from autotune.stats.estimates import Verdict, judge
 from autotune.workers.base import Progress
-from harness.simulated_machine import (
-    SimulatedLauncher,
-    SimulatedWorker,
-    parse_simulated,
-)
+from harness.simulated_machine import SimulatedLauncher, SimulatedWorker, parse_simulated
 from tests.runs import Run
 
 BIG, SMALL = FlagSet({"option.batch": "16"}), FlagSet({"option.batch": "4"})

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from autotune.measure.runner import NO_GRAPHS
 from autotune.model.artefacts import MOST_PACKED, Artefact, digest_of
 from autotune.model.flags import DUMPED_KERNELS, KERNELS, PROFILE, FlagSet
 from autotune.model.measurement import Failure, FailureKind
@@ -19,7 +20,6 @@ from autotune.results.winner import winner_of
 from autotune.rundir.fsck import check_run
 from autotune.rundir.store import Store
 from autotune.study import confirm
-from autotune.study.runner import NO_GRAPHS
 from autotune.workers.base import Progress, WorkerFailed
 from harness.simulated_machine import SimulatedLauncher, SimulatedWorker
 from tests.runs import Diary, Run, replay_study

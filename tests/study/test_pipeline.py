@@ -14,10 +14,7 @@ import pytest
 
 from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import (
-    Failure,
-    FailureKind,
-)
+from autotune.model.measurement import Failure, FailureKind
 from autotune.model.proofs import Reestimate
 from autotune.model.records import (
     ConclusionRecord,
@@ -32,28 +29,14 @@ from autotune.model.records import (
 )  # fmt: skip
 from autotune.results.format import format_estimate
 from autotune.rundir.store import Store
-from autotune.settings.space import (
-    Parameter,
-    SearchSpace,
-)
+from autotune.settings.space import Parameter, SearchSpace
 from autotune.stats.estimates import Verdict
 from autotune.study.conclude import _found
-from autotune.study.run import (
-    Candidate,
-    SetState,
-)
+from autotune.study.run import Candidate, SetState
 from autotune.workers.base import WorkerFailed
 from harness.noise import NOISE_MODELS
-from harness.simulated_machine import (
-    SimulatedLauncher,
-    SimulatedWorker,
-)
-from tests.runs import (
-    SPACE,
-    Run,
-    record,
-    replay_study,
-)
+from harness.simulated_machine import SimulatedLauncher, SimulatedWorker
+from tests.runs import SPACE, Run, record, replay_study
 
 EFFECTS = {"xla_a=1": 0.95, "xla_b=1": 1.04, "xla_d=2": 0.97}
 RANDOM = {"search": {"sampler": "random"}}

@@ -8,29 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autotune.model.records import (
-    FloorResult,
-    PowerAnalysis,
-)
-from autotune.results.format import (
-    format_begin,
-    format_power,
-)
+from autotune.measure.durations import power_analysis
+from autotune.model.records import FloorResult, PowerAnalysis
+from autotune.results.format import format_begin, format_power
 from autotune.results.report import render_markdown
-from autotune.stats import (
-    smallest_gain,
-    study_power,
-)
 from autotune.stats.estimates import SequentialPlan
-from autotune.stats.noise_floor import (
-    NoiseFloor,
-    read_noise_floor,
-)
-from autotune.study.durations import power_analysis
-from tests.runs import (
-    Run,
-    replay_study,
-)
+from autotune.stats.noise_floor import NoiseFloor, read_noise_floor
+from autotune.stats.proof import smallest_gain, study_power
+from tests.runs import Run, replay_study
 
 MOST = 20
 WITHIN_SD, PAIRS = 0.004, 8

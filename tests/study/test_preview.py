@@ -16,6 +16,7 @@ from autotune.cli.printing import plain
 from autotune.model.clock import Stopwatch
 from autotune.model.errors import AutotuneError
 from autotune.model.spec import load_study, parse_study
+from autotune.programs.probe import describe_workload
 from autotune.settings.space import SearchSpace
 from autotune.study import prefilter, stages
 from autotune.study.preflight import SpacePreview, preview_space
@@ -23,7 +24,6 @@ from autotune.study.run import StudyRun
 from autotune.study.stages import run_study
 from autotune.workers.base import WorkerFailed
 from autotune.workers.local import LocalLauncher
-from autotune.workers.probe import describe_workload
 from harness.simulated_machine import write_study
 from tests.runs import Diary, record, replay_study
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from autotune.model import LaunchError
-from autotune.study import ProbeRequest, ProbeResult, plan_of, probe_program
-from autotune.study.draft import SHORTEST_RUN_S, SOAK_S
+from autotune.model.errors import LaunchError
+from autotune.programs.draft import SHORTEST_RUN_S, SOAK_S, plan_of
+from autotune.programs.look import ProbeRequest, ProbeResult, probe_program
 
 LOOP = "import time\nfor step in range(60):\n    time.sleep(0.02)\n    "
 

@@ -7,44 +7,21 @@ from typing import Any
 
 import pytest
 
-from autotune.compiler import (
-    Effect,
-    ScreenReport,
-)
-from autotune.compiler.screen import (
-    SetReport,
-    SettingReport,
-    ValueReport,
-)
-from autotune.machine import (
-    driver_python,
-    processor_name,
-)
-from autotune.model import (
-    FlagSet,
-    StudyFileError,
-    StudySpec,
-    TrialResult,
-    parse_study,
-)
-from autotune.results.library import (
-    Entry,
-    add_to_library,
-)
+from autotune.compiler.screen import Effect, ScreenReport, SetReport, SettingReport, ValueReport
+from autotune.machine.environment import driver_python
+from autotune.machine.host import processor_name
+from autotune.model.errors import StudyFileError
+from autotune.model.flags import FlagSet
+from autotune.model.records import TrialResult
+from autotune.model.spec import StudySpec, parse_study
+from autotune.results.library import Entry, add_to_library
 from autotune.results.winner import Winner
-from autotune.search import (
-    EXPECTED,
-    MOST_LIKELY,
-)
-from autotune.settings import (
-    Atlas,
-    AtlasRow,
-    KnownSettings,
-    Parameter,
-    SearchSpace,
-    load_recipes,
-    probe_build,
-)
+from autotune.search.additive import EXPECTED, MOST_LIKELY
+from autotune.settings.atlas import Atlas, AtlasRow
+from autotune.settings.catalog import load_recipes
+from autotune.settings.known import KnownSettings
+from autotune.settings.probe import probe_build
+from autotune.settings.space import Parameter, SearchSpace
 from autotune.study.preflight import prepare
 from autotune.study.priors import (
     MOST,
@@ -61,12 +38,7 @@ from autotune.study.priors import (
     winners_for,
 )  # fmt: skip
 from tests.atlas_tables import small
-from tests.runs import (
-    EFFECTS,
-    Run,
-    make_winner,
-    replay_study,
-)
+from tests.runs import EFFECTS, Run, make_winner, replay_study
 
 
 def value(text: str, *changes: str, message: str = "") -> ValueReport:

@@ -9,48 +9,18 @@ from typing import Any
 import pytest
 
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import (
-    Failure,
-    FailureKind,
-)
-from autotune.model.records import (
-    ConclusionRecord,
-    ConfirmRun,
-    FinalistResult,
-    Outcome,
-    ProofRecord,
-    TrialResult,
-)
+from autotune.model.measurement import Failure, FailureKind
+from autotune.model.records import ConclusionRecord, ConfirmRun, FinalistResult, Outcome, ProofRecord, TrialResult
 from autotune.results.recompute import disagreements
-from autotune.rundir.store import (
-    RECORDS,
-    Store,
-)
+from autotune.rundir.store import RECORDS, Store
 from autotune.settings.space import SearchSpace
-from autotune.stats.estimates import (
-    Outlook,
-    Verdict,
-)
-from autotune.stats.proof import (
-    CLAIM,
-    HURDLE,
-)
+from autotune.stats.estimates import Outlook, Verdict
+from autotune.stats.proof import CLAIM, HURDLE
 from autotune.study.budget import TimeLeft
 from autotune.study.confirm import unsettled
-from autotune.workers.base import (
-    Progress,
-    WorkerFailed,
-)
-from harness.simulated_machine import (
-    SimulatedLauncher,
-    SimulatedWorker,
-)
-from tests.runs import (
-    EFFECTS,
-    Diary,
-    Run,
-    replay_study,
-)
+from autotune.workers.base import Progress, WorkerFailed
+from harness.simulated_machine import SimulatedLauncher, SimulatedWorker
+from tests.runs import EFFECTS, Diary, Run, replay_study
 
 NOTHING = SearchSpace(())
 FAST = FlagSet({"xla_a": "1"})

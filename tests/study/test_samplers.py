@@ -7,8 +7,10 @@ from typing import Any
 import optuna
 import pytest
 
-from autotune.model import FlagSet, StudyFileError, TrialResult
-from autotune.settings import Parameter, SearchSpace
+from autotune.model.errors import StudyFileError
+from autotune.model.flags import FlagSet
+from autotune.model.records import TrialResult
+from autotune.settings.space import Parameter, SearchSpace
 from autotune.study.proposer import STARTUP_TRIALS
 from autotune.study.samplers import check_sampler
 from tests.runs import Run, replay_study

@@ -9,17 +9,10 @@ from typing import Any
 
 import pytest
 
-from autotune.model import (
-    AblationResult,
-    BlameRecord,
-    ConfirmRun,
-    FlagSet,
-    FloorResult,
-    IncidentRecord,
-    LaunchError,
-    StudySpec,
-    TrialResult,
-)
+from autotune.model.errors import LaunchError
+from autotune.model.flags import FlagSet
+from autotune.model.records import AblationResult, BlameRecord, ConfirmRun, FloorResult, IncidentRecord, TrialResult
+from autotune.model.spec import StudySpec
 from harness.gpu_memory import GpuMemory, OnSharedGpu
 from tests.runs import Run, replay_study
 

@@ -11,9 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 from autotune.cli.app import app
+from autotune.measure.durations import eta_s
 from autotune.rundir.lock import LOCK, Lock, read_holder, read_stage
 from autotune.rundir.store import Store
-from autotune.study.durations import eta_s
 from autotune.study.stages import run_study
 from autotune.study.status import RUNNING, StudyStatus, format_stage, study_status
 from harness.simulated import GivenSetup, given_run

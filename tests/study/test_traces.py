@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
+from autotune.measure.loss_gate import OTHER_ROUNDING, ROUNDINGS, LossTrace, refuse_not_finite, spread_of_floor
 from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import LOSS_NOT_CHECKED, Failure, FailureKind, LossBasis, Pair, WorkerReport
 from autotune.model.records import ConfirmRun, FloorResult, IncidentRecord, Outcome, SoakRecord, TrialResult
 from autotune.results.winner import winner_of
 from autotune.rundir.store import Store
-from autotune.study.loss_gate import OTHER_ROUNDING, ROUNDINGS, LossTrace, refuse_not_finite, spread_of_floor
 from autotune.workers.base import Progress, WorkerFailed
 from harness.simulated_machine import LOSSES, SimulatedLauncher, SimulatedWorker, parse_simulated
 from tests.runs import Run

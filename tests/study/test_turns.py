@@ -5,12 +5,12 @@ from collections.abc import Callable
 
 import pytest
 
+from autotune.measure.compare import fixed, sequential
 from autotune.model.measurement import Arm, Pair, WorkerReport, log_ratio
 from autotune.model.records import MemoryUse
 from autotune.model.sections import MeasureSpec
 from autotune.model.turn_sizes import LONGEST_BLOCK_STEPS
 from autotune.stats.estimates import SequentialPlan, estimate_pairs
-from autotune.study.compare import fixed, sequential
 from tests.runs import interleaved_pairs
 
 

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from autotune.measure.context import REFERENCE_RESTARTS
+from autotune.measure.runner import MOST_LOST_IN_A_ROW
 from autotune.model.clock import Stopwatch
 from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Failure, FailureKind
 from autotune.model.records import ConclusionRecord, IncidentRecord, TrialResult
 from autotune.model.spec import StudySpec, parse_study
-from autotune.study.context import REFERENCE_RESTARTS
-from autotune.study.runner import MOST_LOST_IN_A_ROW
 from autotune.study.stages import new_run, run_study
 from autotune.workers.base import Progress, WorkerFailed
 from harness.simulated_machine import SimulatedLauncher, SimulatedWorker

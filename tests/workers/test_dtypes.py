@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
-from autotune.model import FailureKind, FlagSet, WorkerReport
-from autotune.rundir import Folders
-from autotune.study.context import MeasurementContext
-from autotune.workers import LocalLauncher, WorkerFailed
+from autotune.measure.context import MeasurementContext
+from autotune.model.flags import FlagSet
+from autotune.model.measurement import FailureKind, WorkerReport
+from autotune.rundir.store import Folders
+from autotune.workers.base import WorkerFailed
+from autotune.workers.local import LocalLauncher
 from tests.workers.conftest import PROGRAMS, study
 from tests.workers.test_shared_gpu import Sink
 

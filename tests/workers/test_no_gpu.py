@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from autotune.machine import caller_environment
-from autotune.model import FailureKind, LaunchError
+from autotune.machine.environment import caller_environment
+from autotune.model.errors import LaunchError
+from autotune.model.measurement import FailureKind
 from autotune.settings.space import SearchSpace
 from autotune.study.stages import run_study
 from autotune.workers.base import WorkerFailed

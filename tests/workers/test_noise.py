@@ -11,26 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from autotune.measure.compare import fixed
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import (
-    Pair,
-    log_ratio,
-)
+from autotune.model.measurement import Pair, log_ratio
 from autotune.stats.estimates import estimate_pairs
-from autotune.study.compare import fixed
 from autotune.workers.base import Worker
-from harness.noise import (
-    Machine,
-    NoiseModel,
-    Process,
-    log_ratios,
-    run_pairs,
-)
+from harness.noise import Machine, NoiseModel, Process, log_ratios, run_pairs
 from harness.simulated_machine import SimulatedLauncher
-from tests.runs import (
-    interleaved_pairs,
-    replay_study,
-)
+from tests.runs import interleaved_pairs, replay_study
 
 REFERENCE, CANDIDATE = FlagSet(), FlagSet({"xla_effect": 1})
 STEPS = 3

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from autotune.model import FlagSet
+from autotune.model.flags import FlagSet
 from autotune.workers.programs import DUMP_FLAG, SHOWN_BY_DUMP, NotKnown, ProgramWatch
 from tests.workers.conftest import PROGRAMS, Start, command, study
 

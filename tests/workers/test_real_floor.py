@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from autotune.measure.durations import power_analysis
 from autotune.model.clock import Stopwatch
 from autotune.model.measurement import log_ratio
 from autotune.model.records import FloorResult
@@ -14,7 +15,6 @@ from autotune.model.spec import parse_study
 from autotune.results.format import format_begin
 from autotune.stats.estimates import SequentialPlan
 from autotune.stats.noise_floor import MOST, moments, read_noise_floor
-from autotune.study.durations import power_analysis
 from autotune.study.stages import new_run, run_study
 from tests.runs import Diary
 

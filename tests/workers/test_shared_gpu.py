@@ -9,24 +9,13 @@ from typing import Any
 
 import pytest
 
-from autotune.model import (
-    FlagSet,
-    Pair,
-    WorkPerStep,
-)
-from autotune.rundir import Folders
-from autotune.study.compare import (
-    ComparisonRequest,
-    Interleaved,
-    fixed,
-)
-from autotune.study.context import MeasurementContext
+from autotune.measure.compare import ComparisonRequest, Interleaved, fixed
+from autotune.measure.context import MeasurementContext
+from autotune.model.flags import FlagSet
+from autotune.model.measurement import Pair, WorkPerStep
+from autotune.rundir.store import Folders
 from autotune.workers.command import CommandLauncher
-from tests.workers.conftest import (
-    PROGRAMS,
-    command,
-    study,
-)
+from tests.workers.conftest import PROGRAMS, command, study
 
 # The seconds that clocks of a real GPU take to settle are not what this is about.
 AT_ONCE = {"block_s": 0.01, "settle_s": 0.0, "steady_s": 0.0, "in_order": True}

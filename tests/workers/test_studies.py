@@ -10,24 +10,12 @@ import pytest
 
 from autotune.model.clock import Stopwatch
 from autotune.model.measurement import FailureKind
-from autotune.model.records import (
-    ConclusionRecord,
-    FloorResult,
-    Outcome,
-    TrialResult,
-    TrialStatus,
-)
+from autotune.model.records import ConclusionRecord, FloorResult, Outcome, TrialResult, TrialStatus
 from autotune.model.spec import parse_study
 from autotune.rundir.store import Store
-from autotune.study.stages import (
-    new_run,
-    run_study,
-)
+from autotune.study.stages import new_run, run_study
 from tests.runs import Diary
-from tests.workers.conftest import (
-    PROGRAMS,
-    command,
-)
+from tests.workers.conftest import PROGRAMS, command
 
 ROOT = Path(__file__).parents[2]
 SEARCH = {"trials": 2, "settings": {"xla_backend_optimization_level": [1, 3]}}

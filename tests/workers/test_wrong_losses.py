@@ -11,39 +11,17 @@ from typing import Any
 import pytest
 
 from autotune.model.clock import Stopwatch
-from autotune.model.errors import (
-    AutotuneError,
-    LaunchError,
-)
-from autotune.model.measurement import (
-    LOSS_NOT_CHECKED,
-    FailureKind,
-    LossBasis,
-)
-from autotune.model.records import (
-    ConclusionRecord,
-    ConfirmRun,
-    FloorResult,
-    Outcome,
-    TrialResult,
-)
+from autotune.model.errors import AutotuneError, LaunchError
+from autotune.model.measurement import LOSS_NOT_CHECKED, FailureKind, LossBasis
+from autotune.model.records import ConclusionRecord, ConfirmRun, FloorResult, Outcome, TrialResult
 from autotune.model.spec import parse_study
-from autotune.results.export import (
-    ExportFormat,
-    render_export,
-)
+from autotune.results.export import ExportFormat, render_export
 from autotune.results.report import render_markdown
 from autotune.results.winner import winner_of
 from autotune.rundir.store import Store
-from autotune.study.stages import (
-    new_run,
-    run_study,
-)
+from autotune.study.stages import new_run, run_study
 from tests.runs import Diary
-from tests.workers.conftest import (
-    PROGRAMS,
-    command,
-)
+from tests.workers.conftest import PROGRAMS, command
 
 FLAG = {"xla_cpu_enable_fast_min_max": True}
 MEASURE = {"pairs_cap": 8, "block_s": 0.01, "start_limit_s": 170}

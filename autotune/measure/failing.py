@@ -6,10 +6,12 @@ import contextlib
 from collections.abc import Container, Sequence
 from pathlib import Path
 
-from autotune.model import BlameRecord, FailureKind, FlagSet, TrialResult, TrialStatus, shrink
-from autotune.study.context import MeasurementContext
-from autotune.study.tasks import BlameTask
-from autotune.workers import WorkerFailed
+from autotune.measure.context import MeasurementContext
+from autotune.measure.tasks import BlameTask
+from autotune.model.flags import FlagSet, shrink
+from autotune.model.measurement import FailureKind
+from autotune.model.records import BlameRecord, TrialResult, TrialStatus
+from autotune.workers.base import WorkerFailed
 
 SEARCHED = frozenset({FailureKind.CRASH, FailureKind.HANG, FailureKind.COMPILE_ERROR})
 """Failures whose minimal set is looked for; out of memory depends on the workload, a wrong loss on the data."""

@@ -13,28 +13,25 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from autotune.model import (
+from autotune.model.artefacts import Artefact
+from autotune.model.flags import FlagSet
+from autotune.model.measurement import Failure, FailureKind, LossBasis, Settings
+from autotune.model.numbers import Record
+from autotune.model.records import (
     AblationResult,
     AnyRecord,
-    Artefact,
     BlameRecord,
     ConfirmRun,
-    Failure,
-    FailureKind,
-    FlagSet,
     FloorResult,
     LeftOut,
-    LossBasis,
     ProfileRecord,
-    Record,
-    Settings,
     SoakRecord,
     TrialConfig,
     TrialResult,
     TrialStatus,
     names_left_out,
-)  # fmt: skip
-from autotune.stats import Estimate
+)
+from autotune.stats.estimates import Estimate
 
 
 class Task(Record):

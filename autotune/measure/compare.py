@@ -20,39 +20,34 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
-from autotune.model import (
+from autotune.measure.context import MeasurementContext, ReferenceFailed, typical_step_s, work_between
+from autotune.measure.durations import (
+    LEAST_FLOOR,
+    floor_alone_s,
+    floor_of_turns_s,
+    floor_processes,
+    refuse_short_budget,
+)
+from autotune.measure.loss_gate import LossTrace, not_finite, refuse_not_finite
+from autotune.model.errors import LaunchError
+from autotune.model.flags import FlagSet
+from autotune.model.measurement import (
     ABA,
     INTERLEAVED,
     Arm,
     Comparison,
     FailureKind,
-    FlagSet,
-    LaunchError,
     Pair,
     SameStep,
     WorkerReport,
     WorkPerStep,
     block_step_s,
     log_ratio,
-)  # fmt: skip
-from autotune.stats import (
-    LONG_PAIR_S,
-    Estimate,
-    NoiseFloor,
-    SequentialPlan,
-    estimate_aba,
-    estimate_pairs,
-    largest_drift,
-    moments,
-    read_noise_floor,
-    reason_to_stop,
-    spread_of,
-    widen,
-)  # fmt: skip
-from autotune.study.context import MeasurementContext, ReferenceFailed, typical_step_s, work_between
-from autotune.study.durations import LEAST_FLOOR, floor_alone_s, floor_of_turns_s, floor_processes, refuse_short_budget
-from autotune.study.loss_gate import LossTrace, not_finite, refuse_not_finite
-from autotune.workers import Worker, WorkerFailed
+)
+from autotune.stats.estimates import Estimate, SequentialPlan, estimate_aba, estimate_pairs, reason_to_stop, widen
+from autotune.stats.loss_check import largest_drift
+from autotune.stats.noise_floor import LONG_PAIR_S, NoiseFloor, moments, read_noise_floor, spread_of
+from autotune.workers.base import Worker, WorkerFailed
 
 S = TypeVar("S")
 R = TypeVar("R")

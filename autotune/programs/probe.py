@@ -11,8 +11,12 @@ from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from autotune.machine import caller_environment, child_environment, driver_python, let_import_packages
-from autotune.model import Failure, FailureKind, FlagSet, LaunchError, StudySpec, filled
+from autotune.machine.environment import caller_environment, child_environment, driver_python, let_import_packages
+from autotune.model.errors import LaunchError
+from autotune.model.flags import FlagSet
+from autotune.model.measurement import Failure, FailureKind
+from autotune.model.options import filled
+from autotune.model.spec import StudySpec
 from autotune.workers.base import GuardedProcess, WorkerFailed, reader_command
 
 ASK_EVERY_S = 0.5

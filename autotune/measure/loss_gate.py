@@ -13,23 +13,23 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autotune.model import (
+from autotune.model.errors import LaunchError
+from autotune.model.flags import FlagSet
+from autotune.model.measurement import (
     LOSS_NOT_CHECKED,
     Arm,
     Failure,
     FailureKind,
-    FlagSet,
-    LaunchError,
     LossBasis,
     LossCheck,
     Pair,
     SameStep,
-    StudySpec,
     WorkerReport,
-    format_change_of,
-    options_in,
 )
-from autotune.stats import (
+from autotune.model.options import options_in
+from autotune.model.spec import StudySpec
+from autotune.model.units import format_change_of
+from autotune.stats.loss_check import (
     GRAD_NORM,
     LOSS,
     MOST_TOLERANCE,
@@ -47,7 +47,8 @@ from autotune.stats import (
     spacing_of,
     spread_between,
 )
-from autotune.workers import Worker, WorkerFailed, first_step
+from autotune.workers.base import Worker, WorkerFailed
+from autotune.workers.local import first_step
 
 DTYPE_MARGIN = 4.0
 """How many times the coarser arithmetic's rounding the first loss may be off when the arithmetic changes."""

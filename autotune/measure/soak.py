@@ -12,29 +12,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from autotune.model import (
-    DUMPED_KERNELS,
-    KERNELS,
-    Artefact,
-    Failure,
-    FailureKind,
-    FlagSet,
-    LossBasis,
-    LossCheck,
-    MemoryUse,
-    SoakArm,
-    SoakArms,
-    SoakLook,
-    SoakRecord,
-    StudySpec,
-    WorkerReport,
-    judge_soak,
-)  # fmt: skip
-from autotune.stats import SOAK_LOOKS, find_stalls, segments
-from autotune.study.context import MeasurementContext, work_between
-from autotune.study.loss_gate import STEP_BY_STEP, LongLosses
-from autotune.study.tasks import SoakTask
-from autotune.workers import Worker, WorkerFailed
+from autotune.measure.context import MeasurementContext, work_between
+from autotune.measure.loss_gate import STEP_BY_STEP, LongLosses
+from autotune.measure.tasks import SoakTask
+from autotune.model.artefacts import Artefact
+from autotune.model.flags import DUMPED_KERNELS, KERNELS, FlagSet
+from autotune.model.measurement import Failure, FailureKind, LossBasis, LossCheck, WorkerReport
+from autotune.model.proofs import judge_soak
+from autotune.model.records import MemoryUse, SoakArm, SoakArms, SoakLook, SoakRecord
+from autotune.model.spec import StudySpec
+from autotune.stats.long_run import SOAK_LOOKS, find_stalls, segments
+from autotune.workers.base import Worker, WorkerFailed
 
 DUMP = "autotune.textproto"
 NOTHING = FlagSet()

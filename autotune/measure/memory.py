@@ -9,9 +9,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from autotune.compiler import Screener
-from autotune.model import INTERLEAVED, Failure, FailureKind, FlagSet, StudySpec, WorkerReport, format_bytes
-from autotune.workers import WorkerFailed
+from autotune.compiler.screen import Screener
+from autotune.model.flags import FlagSet
+from autotune.model.measurement import INTERLEAVED, Failure, FailureKind, WorkerReport
+from autotune.model.spec import StudySpec
+from autotune.model.units import format_bytes
+from autotune.workers.base import WorkerFailed
 
 LIMIT_PHASE = "limit"
 """Phase of a failure where the study refuses the set, not the device."""

@@ -8,78 +8,36 @@ import socket
 import time
 from pathlib import Path
 
-from autotune.cluster import (
-    JOINED,
-    Message,
-    Told,
-)
-from autotune.machine import describe_machine
-from autotune.model import (
-    ABA,
-    PROFILE,
+from autotune.cluster.engine import JOINED, Message, Told
+from autotune.machine.host import describe_machine
+from autotune.measure.compare import AaRun, Comparer, ComparisonRequest, Interleaved, Isolated, fixed, sequential
+from autotune.measure.context import MeasurementContext, ProgressSink, ReferenceFailed
+from autotune.measure.failing import minimise_failure
+from autotune.measure.loss_gate import ROUNDINGS, not_finite, spread_of_floor, spread_of_rounding
+from autotune.measure.soak import soak_alone
+from autotune.measure.tasks import AblationTask, Assignment, FloorTask, PairTask, ProfileTask, SoakTask, TrialTask
+from autotune.model.artefacts import Artefact
+from autotune.model.errors import LaunchError
+from autotune.model.flags import PROFILE, FlagSet
+from autotune.model.kernels import kernel_spread
+from autotune.model.measurement import ABA, Comparison, Failure, FailureKind, LossCheck, WorkerReport
+from autotune.model.proofs import figures_of
+from autotune.model.records import (
     REFERENCE_NUMBER,
     AblationResult,
     AnyRecord,
-    Artefact,
-    Comparison,
-    Failure,
-    FailureKind,
-    FlagSet,
     FloorResult,
-    LaunchError,
-    LossCheck,
     ProfileRecord,
-    StudySpec,
     TrialOutcome,
     TrialResult,
     TrialStatus,
-    WorkerReport,
-    figures_of,
-    kernel_spread,
-)  # fmt: skip
-from autotune.rundir import Folders
-from autotune.stats import (
-    DEFAULT_PROOF_SIZE,
-    LossSpread,
-    SequentialPlan,
-    Verdict,
-    judge,
 )
-from autotune.study.compare import (
-    AaRun,
-    Comparer,
-    ComparisonRequest,
-    Interleaved,
-    Isolated,
-    fixed,
-    sequential,
-)
-from autotune.study.context import (
-    MeasurementContext,
-    ProgressSink,
-    ReferenceFailed,
-)
-from autotune.study.failing import minimise_failure
-from autotune.study.loss_gate import (
-    ROUNDINGS,
-    not_finite,
-    spread_of_floor,
-    spread_of_rounding,
-)
-from autotune.study.soak import soak_alone
-from autotune.study.tasks import (
-    AblationTask,
-    Assignment,
-    FloorTask,
-    PairTask,
-    ProfileTask,
-    SoakTask,
-    TrialTask,
-)
-from autotune.workers import (
-    Launcher,
-    WorkerFailed,
-)
+from autotune.model.spec import StudySpec
+from autotune.rundir.store import Folders
+from autotune.stats.estimates import SequentialPlan, Verdict, judge
+from autotune.stats.loss_check import LossSpread
+from autotune.stats.noise_floor import DEFAULT_PROOF_SIZE
+from autotune.workers.base import Launcher, WorkerFailed
 
 MOST_LOST_IN_A_ROW = 3
 """Tasks in a row over which the reference did not stay alive, after which the lane is of no use."""

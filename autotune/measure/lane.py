@@ -1,6 +1,6 @@
 """The program of a lane that is a process of its own, on this machine or another: takes tasks, tells results.
 
-Run as ``python -m autotune.study.lane`` behind a guard. Its first message is the study; see `autotune.cluster.Engine`.
+Run as ``python -m autotune.measure.lane`` behind a guard. Its first message is the study; see `autotune.cluster.engine`.
 Its logs go into the run directory where that is a disk that both see, and are sent to the driver otherwise.
 """
 
@@ -13,12 +13,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from autotune.child import Channel
-from autotune.machine import LANE, Scratch
-from autotune.model import AutotuneError, NodeLostError, Pair, StudySpec, WorkPerStep
-from autotune.rundir import Folders
-from autotune.study.runner import TaskRunner
-from autotune.study.tasks import Assignment
+from autotune.child.channel import Channel
+from autotune.machine.files import LANE, Scratch
+from autotune.measure.runner import TaskRunner
+from autotune.measure.tasks import Assignment
+from autotune.model.errors import AutotuneError, NodeLostError
+from autotune.model.measurement import Pair, WorkPerStep
+from autotune.model.spec import StudySpec
+from autotune.rundir.store import Folders
 
 ALIVE_EVERY_S = 5.0
 MOST_SENT = 300_000
@@ -39,17 +41,17 @@ class _Progress:
             self._channel.send(kind, **fields)
 
     def phase(self, what: str) -> None:
-        """See `autotune.study.context.ProgressSink`."""
+        """See `autotune.measure.context.ProgressSink`."""
         self.send("phase", what=what)
 
     def pair(self, folder: Path, pair: Pair, work: WorkPerStep | None = None) -> None:
-        """See `autotune.study.context.ProgressSink`."""
+        """See `autotune.measure.context.ProgressSink`."""
         differs = {} if work is None else {"work": work.model_dump()}
         parts = self._folders.relative(folder).split("/")
         self.send("pair", folder=parts, pair=pair.model_dump(mode="json"), **differs)
 
     def incident(self, what: str) -> None:
-        """See `autotune.study.context.ProgressSink`."""
+        """See `autotune.measure.context.ProgressSink`."""
         self.send("incident", what=what)
 
     @contextlib.contextmanager

@@ -11,21 +11,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune.child import Follow, Recognised, StepReader, find, last_exception, lines_of, plain, recognise
-from autotune.machine import caller_environment, child_environment, driver_python, processor_name, visible_gpus
-from autotune.model import (
-    WARMUP_STEPS,
-    AutotuneError,
-    FlagSet,
-    LaunchError,
-    StudyFileError,
-    StudySpec,
-    WorkloadFacts,
-    format_seconds,
-    parse_tokens,
-    redact_command,
-)
-from autotune.workers import Probe, run_probe
+from autotune.child.output import Follow, find, lines_of
+from autotune.child.read_output import last_exception
+from autotune.child.recognise import Recognised, recognise
+from autotune.child.steps import StepReader, plain
+from autotune.machine.environment import caller_environment, child_environment, driver_python
+from autotune.machine.gpus import visible_gpus
+from autotune.machine.host import processor_name
+from autotune.model.errors import AutotuneError, LaunchError, StudyFileError
+from autotune.model.flags import FlagSet, parse_tokens
+from autotune.model.measurement import WorkloadFacts
+from autotune.model.redaction import redact_command
+from autotune.model.spec import StudySpec
+from autotune.model.turn_sizes import WARMUP_STEPS
+from autotune.model.units import format_seconds
+from autotune.programs.probe import Probe, run_probe
 
 LEAST_STEPS = 10
 """Steps after warm-up that a study needs in each run."""
