@@ -1,6 +1,6 @@
 """The program of a lane that is a process of its own, on this machine or another: takes tasks, tells results.
 
-Run as ``python -m autotune.measure.lane`` behind a guard. Its first message is the study; see `autotune.cluster.engine`.
+Run behind a guard as ``python -m autotune.measure.lane``. Its first message is the study; see `cluster.engine`.
 Its logs go into the run directory where that is a disk that both see, and are sent to the driver otherwise.
 """
 

@@ -100,7 +100,7 @@ def test_repro_prints_lines_that_a_shell_takes(finished: Path) -> None:
 @pytest.mark.parametrize("argument", ["--help", "--version"])
 def test_help_and_version_start_fast_because_they_import_nothing_heavy(argument: str) -> None:
     code = (
-        "import atexit, sys; from autotune.cli import main; sys.argv[0] = 'autotune'; "
+        "import atexit, sys; from autotune.cli.app import main; sys.argv[0] = 'autotune'; "
         "atexit.register(lambda: print('imported:', *{m.partition('.')[0] for m in sys.modules})); main()"
     )
     command = [sys.executable, "-c", code, argument]

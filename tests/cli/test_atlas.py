@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from autotune import settings
 from autotune.cli.app import app
 from autotune.model.errors import SettingError
 from tests.atlas_tables import small, write
@@ -22,7 +21,7 @@ def run(*words: str) -> str:
 
 
 def test_where_a_setting_is_active(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settings, "load_atlas", small)  # as if this table came with the package
+    monkeypatch.setattr("autotune.settings.atlas.load_atlas", small)  # as if this table came with the package
     lines = run("atlas", "show", COMBINE).splitlines()
     assert [line.split("\t")[:4] for line in lines] == [
         ["jaxlib", "value", "verdict", "in"],

@@ -73,7 +73,7 @@ def test_the_version_is_told_once_and_the_same_everywhere() -> None:
 def test_the_shell_completes_commands_and_options() -> None:
     def completed(words: str) -> set[str]:
         env = {**os.environ, "PYTHONPATH": str(ROOT), "_AUTOTUNE_COMPLETE": "complete_bash", "COMP_WORDS": words}
-        code = "from autotune.cli import main; import sys; sys.argv[0] = 'autotune'; main()"
+        code = "from autotune.cli.app import main; import sys; sys.argv[0] = 'autotune'; main()"
         done = subprocess.run(
             [sys.executable, "-c", code], env={**env, "COMP_CWORD": str(words.count(" "))}, capture_output=True,
             text=True, check=False,

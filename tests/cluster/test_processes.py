@@ -17,7 +17,7 @@ from autotune.model.errors import NodeLostError
 from tests.cluster.conftest import ROOT
 
 FAIR = """
-from autotune.child import Channel
+from autotune.child.channel import Channel
 channel = Channel()
 assert channel.receive()["type"] == "study"
 channel.send("alive")

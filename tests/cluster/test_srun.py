@@ -132,7 +132,8 @@ def test_no_rank_outlives_driver_step_or_guard(slurm: Slurm, allocate: Allocate,
     code = f"""
         import os, time
         from pathlib import Path
-        from autotune.model import FlagSet, Stopwatch
+        from autotune.model.clock import Stopwatch
+        from autotune.model.flags import FlagSet
         from autotune.workers.srun import SrunLauncher
         from tests.cluster.test_srun import PROGRAMS, two_nodes
         launcher = SrunLauncher(two_nodes(), study_dir=str(PROGRAMS), base=os.environ)

@@ -40,7 +40,7 @@ def test_a_lane_on_each_node_and_the_login_node_sees_them_without_jax(slurm: Slu
     assert {r.by for r in Store.open(folder / "run").of(TrialResult)} == {f"127.0.0.{i}" for i in (1, 2, 3)}
     (tmp_path / "jax").mkdir()
     (tmp_path / "jax/__init__.py").write_text("raise ImportError('a login node has no jax')")
-    code = "import sys; sys.argv[0] = 'autotune'; from autotune.cli import main; main()"
+    code = "import sys; sys.argv[0] = 'autotune'; from autotune.cli.app import main; main()"
     shown = subprocess.run(
         [sys.executable, "-c", code, "status", "run", "--json"], cwd=folder, capture_output=True, text=True, check=True,
         env={**slurm.env, "PYTHONPATH": f"{tmp_path}:{ROOT}"},

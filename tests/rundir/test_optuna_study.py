@@ -144,7 +144,7 @@ def test_a_study_without_a_database_imports_no_driver_of_databases(tmp_path: Pat
     code = f"""
 import sys, pathlib
 import autotune.study
-from autotune.rundir import OptunaStudy
+from autotune.rundir.optuna_study import OptunaStudy
 OptunaStudy(pathlib.Path({str(tmp_path / JOURNAL)!r}), "s").finish()
 assert "sqlalchemy" not in sys.modules
 """
