@@ -30,7 +30,7 @@ def test_the_first_study_runs_by_a_real_start_on_real_workers(tmp_path: Path) ->
     study = QUICKSTART.read_text(encoding="utf-8")
     smaller = {
         'size = "small"': 'size = "tiny", layers = 1', "trials = 6": "trials = 1",
-        "floor_processes = 3": "floor_processes = 2\nblock_s = 0.1\ncheck_steps = 2\nwarmup_steps = 2",
+        "pairs_cap = 30": "pairs_cap = 10\nblock_s = 0.1",
         '"library for every matrix product"': '"without optimisation, which proves nothing"',
         'xla_cpu_experimental_ynn_fusion_type = "dot"': "xla_backend_optimization_level = 0",
         'time_budget = "4m50s"\n': "", "finalists = 2": "finalists = 1", "processes = 6": "processes = 3",
