@@ -100,14 +100,12 @@ class _Packer:
         """Returns each value of a setting with its rows."""
         rows: dict[str, list[list[Any]]] = {}
         for row in self._atlas.of(name):
-            place = self._place(row)
+            place = self._where.get(row.cell)
+            if not row.workload:  # a whole release is below zero
+                place = -1 - self._atlas.jaxlibs.index(row.jaxlib)
             if place is not None:
                 rows.setdefault(visible(row.value), []).append(self._row(place, row))
         return [[value, found] for value, found in rows.items()]
-
-    def _place(self, row: AtlasRow) -> int | None:
-        """Returns the cell's number; below zero for a whole release; None for a cell that was not compiled."""
-        return self._where.get(row.cell) if row.workload else -1 - self._atlas.jaxlibs.index(row.jaxlib)
 
     def _row(self, place: int, row: AtlasRow) -> list[Any]:
         number: Callable[[str], int] = self._words.__getitem__

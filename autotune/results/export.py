@@ -316,16 +316,13 @@ def put_beside(winner: Winner, source: Store | Path, folder: Path) -> None:
     wanted = winner.in_force
     if winner.kernels is not None:
         wanted = wanted.merge({KERNELS: reference_to(winner.kernels)})
-    found = artefacts_for(source, wanted) if isinstance(source, Store) else _read_what_is_there(winner, source, wanted)
+    if isinstance(source, Store):
+        found = artefacts_for(source, wanted)
+    else:  # kernels that the winner does not load may be missing
+        beside = artefact_folder(source)
+        found = read_artefacts(winner.in_force if artefact_problems(wanted, beside) else wanted, beside)
     place_artefacts(found, folder)
     in_force(winner.in_force, folder)
-
-
-def _read_what_is_there(winner: Winner, file: Path, wanted: FlagSet) -> tuple[Artefact, ...]:
-    """Reads the artefacts beside a file; kernels that the winner does not load may be missing."""
-    folder = artefact_folder(file)
-    is_whole = not artefact_problems(wanted, folder)
-    return read_artefacts(wanted if is_whole else winner.in_force, folder)
 
 
 def keep_in_run(store: Store, settings: FlagSet, kernels: Artefact | None) -> None:

@@ -270,7 +270,8 @@ class Store(Folders):
             return None
         old = cls.open(path)
         if old.spec.identity != spec.identity:
-            fields = ", ".join(_differences(old.spec, spec)) or "its measuring"
+            a, b = old.spec.lasting(), spec.lasting()
+            fields = ", ".join(k for k in {**a, **b} if a.get(k) != b.get(k)) or "its measuring"
             raise RunDirectoryError(
                 f"{path} belongs to another study (different: {fields}); "
                 "name another folder with --run-dir, or restore the study file"
@@ -368,12 +369,6 @@ class Store(Folders):
         """Returns the newest record of one type, or None."""
         found = self.of(kind)
         return found[-1] if found else None
-
-
-def _differences(old: StudySpec, new: StudySpec) -> list[str]:
-    """Returns the names of the sections in which two studies differ for good."""
-    a, b = old.lasting(), new.lasting()
-    return [k for k in {**a, **b} if a.get(k) != b.get(k)]
 
 
 def _is_own(path: Path) -> bool:
