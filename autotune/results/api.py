@@ -120,13 +120,13 @@ class Study:
                 yield "minimise", REFERENCE_NUMBER, record.directory
 
     def effects(self) -> pd.DataFrame:
-        """Measured effect of each value of each setting; columns are the fields of `tables.EffectRow`."""
+        """Returns the measured effect of each value of each setting; columns are the fields of `tables.EffectRow`."""
         return _frame(effect_rows(self.store), EFFECT_COLUMNS)
 
     def estimated_effects(self) -> pd.DataFrame:
-        """Effects estimated by a model (unverified), likeliest first; columns are the fields of `effects.EstimateRow`.
+        """Returns effects estimated by a model (unverified), likeliest first; empty before the search has ended.
 
-        Empty before the search has ended.
+        Columns are the fields of `effects.EstimateRow`.
         """
         return _frame(estimate_rows(self.store), ESTIMATE_COLUMNS)
 
@@ -148,15 +148,15 @@ class Plots:
         self._store = store
 
     def forest(self, *, most: int = 40) -> Chart:
-        """Ratio and interval of the best `most` trials; the band below `min_effect` is shaded."""
+        """Draws ratio and interval of the best `most` trials; the band below `min_effect` is shaded."""
         return report.forest_chart(self._store, trial_rows(self._store), most=most)
 
     def effects(self) -> Chart:
-        """Effect of each value with interval and P(active), estimated by a model (unverified)."""
+        """Draws the effect of each value with interval and P(active), estimated by a model (unverified)."""
         return effects_chart(self._store)
 
     def steps(self, trial: int | None = None) -> Chart:
-        """Raw step times of a trial, or of the A/A run, in execution order."""
+        """Draws the raw step times of a trial, or of the A/A run, in execution order."""
         return report.steps_chart(self._store, trial or REFERENCE_NUMBER)
 
 

@@ -173,12 +173,12 @@ def atlas(folder: str | Path | None = None) -> pd.DataFrame:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AtlasFinding:
-    """What the atlas says of one value of a setting, in all cells of one release where it says the same.
+    """One verdict on a value of a setting, with all cells of a release that share it.
 
     Attributes:
-        cells: In how many cells it is that.
-        of: Of how many cells of the release.
-        places: Those cells, as `place_of` spells them.
+        cells: Number of cells with this verdict.
+        of: Number of cells of the release.
+        places: The cells, formatted by `place_of`.
     """
 
     value: str
@@ -191,10 +191,10 @@ class AtlasFinding:
 
 
 def atlas_findings(table: Atlas, name: str) -> list[AtlasFinding]:
-    """All that the table says of a setting, newest release first, most cells first.
+    """Returns the findings on a setting, newest release first, most cells first.
 
     Raises:
-        SettingError: If the table is empty or does not have it; close matches are named.
+        SettingError: If the atlas is empty or lacks the setting.
     """
     if not table.cells:
         raise SettingError("the atlas has no row: nothing was compiled yet; `autotune atlas build` does")

@@ -452,7 +452,11 @@ def loss_addition(evidence: Sequence[AnyRecord]) -> str:
 
 
 def require_loss(winner: Winner) -> None:
-    """Refuses a winner whose loss was not compared with the default's (AutotuneError)."""
+    """Refuses a winner whose loss was not compared with the default's.
+
+    Raises:
+        AutotuneError: If its loss was not compared.
+    """
     if winner.loss is None or not winner.loss.is_ok:
         said = winner.loss.words if winner.loss is not None else f"{LOSS_NOT_CHECKED}: its records do not say how"
         raise AutotuneError(

@@ -96,12 +96,7 @@ LAST_WORDS_S = 0.5
 
 
 class LocalLauncher:
-    """Starts workers on this machine under the caller's environment, whose settings are replaced.
-
-    Args:
-        study_dir: Folder of the study file, where the user's modules are imported from.
-        base: The caller's environment.
-    """
+    """Starts workers on this machine under the caller's environment `base`, whose settings are replaced."""
 
     def __init__(self, spec: StudySpec, *, study_dir: str, base: Mapping[str, str]) -> None:
         self._spec = spec

@@ -83,11 +83,7 @@ def check_options(settings: FlagSet, options: Mapping[str, str]) -> tuple[str, .
 
 
 def check_processes(settings: FlagSet, processes: Iterable[Mapping[str, Any]]) -> SettingsCheck:
-    """Compares settings with the environments of all processes of a program that have loaded XLA.
-
-    Args:
-        processes: Result of `autotune.child.processes.xla_processes`.
-    """
+    """Compares settings with the environments of all processes of `autotune.child.processes.xla_processes`."""
     found = list(processes)
     seen = [check_environment(settings, p["values"]) for p in found if "values" in p]
     notes = dict.fromkeys(note for s in seen for note in s.notes)
