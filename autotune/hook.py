@@ -1,4 +1,4 @@
-"""One line in your training loop, with which a study can measure it in interleaved blocks.
+"""One line in a training loop lets a study measure it in interleaved blocks.
 
 ::
 
@@ -8,15 +8,14 @@
         state, metrics = train_step(state, batch)
         autotune.hook.report(loss=metrics["loss"], grad_norm=metrics["grad_norm"])   # optional
 
-Outside a study `steps` gives the batches and nothing else happens. Under a study whose [workload] has ``hook = true``
-it runs the warm-up, says that it is ready, and then runs a block of steps whenever it is this process's turn. Between
-the turns the loop waits inside `steps`, so nothing else of it runs.
+Outside a study `steps` only yields the batches. Under a study whose [workload] has ``hook = true`` it runs the warm-up,
+reports that it is ready, and then runs a block of steps whenever the study asks for one. Between blocks the loop waits
+inside `steps`.
 
-JAX returns before the device is done. `steps` waits at the beginning and the end of each block, until every array of
-JAX that the program holds is there; ``sync``, a function of yours, takes the place of that
-(``lambda: jax.block_until_ready(state)``). Inside a block it waits at each step for the loss that was reported one step
-before: so steps overlap as they always do, the device is never idle, and still every step has its own time. Without
-`report` only the block's mean is true, and that is what counts.
+JAX returns before the device is done. `steps` waits at the beginning and the end of each block for all arrays of JAX
+that the program holds, or calls ``sync`` instead (``lambda: jax.block_until_ready(state)``). Inside a block it waits at
+each step for the loss reported one step before: steps overlap as usual, the device is never idle, and every step still
+has its own time. Without `report` only the mean of a block is exact, which is the measured figure.
 
 Standard library only, so that any program can import it.
 """
@@ -39,22 +38,19 @@ T = TypeVar("T")
 
 
 class HookError(RuntimeError):
-    """The hook cannot do what the study asks of it; the message says what to change in the program."""
+    """The hook cannot work in this program; the message says what to change."""
 
 
 def steps(batches: Iterable[T], *, sync: Callable[[], Any] | None = None) -> Iterator[T]:
     """Yields the batches of a training loop, under a study in measured blocks.
 
     Args:
-        batches: What the loop goes over. Under a study it is gone through as often as needed, if it can be.
-        sync: Waits until the device has done all that the loop asked for; default: all arrays of JAX are waited for.
-
-    Yields:
-        The batches, in order.
+        batches: Under a study iterated as often as needed.
+        sync: Waits until the device has finished all work of the loop; default: waits for all arrays of JAX.
 
     Raises:
-        HookError: Under a study, if this is not the process that the study started, or the batches end and
-            cannot be gone through again.
+        HookError: Under a study, if this is not the process that the study started, or the batches end and cannot be
+            iterated again.
     """
     channel = _connect()
     if channel is None:
@@ -73,10 +69,10 @@ def steps(batches: Iterable[T], *, sync: Callable[[], Any] | None = None) -> Ite
 
 
 def report(*, loss: Any = None, grad_norm: Any = None) -> None:
-    """Reports the loss and the global gradient norm of the present step; does nothing outside a study.
+    """Reports the loss and the global gradient norm of the current step; does nothing outside a study.
 
-    They are turned into numbers at the first steps, which are checked against the reference, and at the end of each
-    block; in between they are left alone, so that nothing waits for the device.
+    They are converted to numbers only in the first steps, which are checked against the reference, and at the end of
+    each block, so that nothing waits for the device in between.
     """
     if _loop is not None:
         _loop.reported = (loss, grad_norm)
@@ -86,7 +82,7 @@ _loop: _Loop | None = None
 
 
 def _connect() -> Channel | None:
-    """The channel to the study, or None outside of one."""
+    """Opens the channel to the study; None outside of one."""
     number = os.environ.get(CHANNEL_VARIABLE)
     if number is None:
         return None
@@ -123,7 +119,7 @@ class _Loop:
             channel.enter("build")
 
     def step_ends(self) -> None:
-        """Called between two steps: the one before has ended, the next begins when this returns."""
+        """Ends a step; the next one begins when this returns."""
         if self.stopped:
             return
         self._step += 1
@@ -192,7 +188,7 @@ class _Loop:
 
 
 def _wait_for_arrays() -> None:
-    """Waits until every array that this process holds is there, if it has imported JAX."""
+    """Waits for all arrays of this process, if it has imported JAX."""
     jax = sys.modules.get("jax")
     if jax is not None:
         for array in jax.live_arrays():
@@ -201,7 +197,7 @@ def _wait_for_arrays() -> None:
 
 
 def _of_jax(options: list[str]) -> dict[str, Any]:
-    """Devices, memory and options of JAX, if the program has imported it."""
+    """Returns devices, memory and options of JAX, if the program has imported it."""
     jax = sys.modules.get("jax")
     if jax is None:
         return {"jax": None}

@@ -1,1 +1,1 @@
-"""The commands: what a person types, and what is printed."""
+"""Command line: parsing and printing."""

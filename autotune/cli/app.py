@@ -1,4 +1,4 @@
-"""All commands under one name; each lives beside what it is about. Heavy imports wait until a command needs them."""
+"""Assembles the command line; commands import heavy modules when they run."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ def _root(
 
 
 def _indented(message: str) -> str:
-    """Indents all lines of a message but the first, so that no quoted text looks like another message."""
+    """Indents all lines of a message but the first, so that quoted text does not look like another message."""
     first, *rest = message.split("\n")
     return "\n".join([first, *(line if line.startswith("  ") else f"  {line}" for line in rest)])
 
 
 def main() -> None:
-    """Runs the command line: a user's mistake gives one message and exit status 2, no traceback."""
+    """Runs the command line; a user's error gives one message and exit status 2, without a traceback."""
     guard_streams()
     try:
         app(standalone_mode=True)

@@ -1,4 +1,4 @@
-"""The commands of the atlas: what every setting does to every kind of model, compiled beforehand."""
+"""Commands `atlas html`, `atlas show` and `atlas build`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 atlas_app = typer.Typer(help="What each setting does to each kind of model, compiled beforehand.", no_args_is_help=True)
 
 MOST_PLACES = 3
-"""Cells up to this number are named; of more, only their number."""
+"""Limit of cells that are named; of more, only their number is shown."""
 
 Table = Annotated[
     Path | None,

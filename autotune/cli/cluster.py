@@ -1,4 +1,4 @@
-"""The command `submit`."""
+"""Command `submit`."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def submit(
         spec = spec.model_copy(update={"search": spec.search.model_copy(update={"time_budget": budget_s})})
     path = run_dir or options.RUNS / spec.name
     program = Program(
-        # Not resolved: an environment's python is a link, and its place is what makes it that environment's.
+        # Not resolved: an environment's python is a link, whose place decides the environment.
         python=python or driver_python(),
         study=study.resolve(),
         run_dir=path.resolve(),
@@ -91,7 +91,7 @@ def submit(
 def _run_options(
     *, trials: int | None, time_budget: str | None, seed: int | None, effort: str, soak: bool
 ) -> tuple[str, ...]:
-    """The options of `run`, as they are typed; the storage goes through the environment."""
+    """Returns the options of `run` as typed; the storage goes through the environment."""
     more = effort if effort != "standard" else None
     named = {"--trials": trials, "--time-budget": time_budget, "--seed": seed, "--effort": more}
     typed = [str(x) for name, value in named.items() if value is not None for x in (name, value)]
@@ -99,5 +99,5 @@ def _run_options(
 
 
 def shorten_path(path: Path) -> str:
-    """A path as a person would type it here."""
+    """Formats a path relative to the current folder, quoted for a shell."""
     return shlex.quote(os.path.relpath(path) if path.is_absolute() else str(path))

@@ -1,4 +1,4 @@
-"""The commands that compile without measuring: `screen`, `explain`, `predict`, `targets`."""
+"""Commands that compile without measuring: `screen`, `explain`, `predict`, `targets`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def screen(
     from autotune.settings.probe import probe_build
     from autotune.settings.space import build_space
 
-    with _open_screen(study, target, topology, option, folder=_cache_dir(cache)) as (spec, opened):
+    with _open_screen(study, target, topology, option, cache=cache) as (spec, opened):
         known = KnownSettings(probe_build(driver_python(), platform=spec.device.platform))
         space = build_space(spec, known, facts_of(opened.reference(), opened.job.topology))
         found = opened.run(domains(space), named_sets(spec, known, every=recipes), chains=chains(space))
@@ -63,7 +63,7 @@ def explain(
     from autotune.model.flags import parse_set
 
     candidate = parse_set(settings)
-    with _open_screen(study, target, topology, option, folder=_cache_dir(cache)) as (_, opened):
+    with _open_screen(study, target, topology, option, cache=cache) as (_, opened):
         sides = [explain_set(opened, s) for s in (parse_set(""), candidate)]
     limit = opened.limit_bytes(opened.baseline.merge(candidate))
     print(explanation(*sides, memory_limit_bytes=limit))
@@ -87,7 +87,7 @@ def predict(
     from autotune.results.screen_words import predicted_lines
 
     candidates = [parse_set(text) for text in ("", *(settings or ()))]
-    with _open_screen(study, target, topology, option, folder=_cache_dir(cache)) as (_, opened):
+    with _open_screen(study, target, topology, option, cache=cache) as (_, opened):
         rows = [predict_set(opened, candidate) for candidate in candidates]
     if as_json:
         print_json(rows)
@@ -117,16 +117,12 @@ def list_targets(as_json: options.Json = False) -> None:
 
 @contextlib.contextmanager
 def _open_screen(
-    study: Path,
-    target: str | None,
-    topology: str | None,
-    options: Sequence[str] | None,
-    *,
-    folder: Path | None,
+    study: Path, target: str | None, topology: str | None, options: Sequence[str] | None, *, cache: bool
 ) -> Iterator[tuple[StudySpec, Screener]]:
-    """The study as it is for that cluster, and what compiles it; progress goes to stderr."""
+    """Yields the study for a cluster and its screener; progress goes to stderr."""
     from autotune.compiler.screen import open_screener
     from autotune.compiler.targets import load_target, parse_topology, target_here
+    from autotune.machine.environment import caller_environment, default_cache_dir
     from autotune.model.spec import load_study
 
     spec = _with_options(load_study(study), options or ())
@@ -136,7 +132,7 @@ def _open_screen(
         study_dir=study.resolve().parent,
         target=load_target(target) if target else attached,
         topology=parse_topology(topology) if topology else None,
-        cache_dir=folder,
+        cache_dir=default_cache_dir(caller_environment()) / "screen" if cache else None,
         progress=_tell,
         processors=lambda: len(os.sched_getaffinity(0)),
     ) as opened:
@@ -144,7 +140,7 @@ def _open_screen(
 
 
 def _with_options(spec: StudySpec, pairs: Sequence[str]) -> StudySpec:
-    """The study with options of its workload as ``NAME=VALUE``; a value that is no JSON is text."""
+    """Returns the study with options of its workload as ``NAME=VALUE``; a value that is not JSON is text."""
     import json
 
     from autotune.model.errors import StudyFileError
@@ -159,12 +155,6 @@ def _with_options(spec: StudySpec, pairs: Sequence[str]) -> StudySpec:
         except json.JSONDecodeError:
             merged[name] = text
     return spec.model_copy(update={"workload": spec.workload.model_copy(update={"options": merged})})
-
-
-def _cache_dir(cache: bool) -> Path | None:
-    from autotune.machine.environment import caller_environment, default_cache_dir
-
-    return default_cache_dir(caller_environment()) / "screen" if cache else None
 
 
 def _tell(what: str) -> None:

@@ -1,4 +1,4 @@
-"""The commands about settings: flags, recipes, symptoms, space, doctor. Mounted by `autotune.cli`."""
+"""Commands on settings: `flags`, `recipes`, `symptoms`, `space`, `doctor`."""
 
 from __future__ import annotations
 
@@ -257,7 +257,7 @@ def _report(plugin: options.PluginChoice, python: str | None) -> ProbeReport:
 
 
 def _report_for(study: Path, plugin: options.PluginChoice, python: str | None) -> ProbeReport:
-    """What the build says on which the program of a study runs."""
+    """Probes the build on which the program of a study runs."""
     from autotune.model.errors import SettingError
     from autotune.model.spec import load_study
     from autotune.programs.look import program_python

@@ -1,4 +1,4 @@
-"""Lays out `--help`: commands by purpose, and an example for each."""
+"""Layout of `--help`: commands by purpose, and an example for each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     ),
     "Cluster": ("submit",),
 }  # fmt: skip
-"""Purposes and their commands, in the order in which they are shown."""
+"""Commands by purpose, in display order."""
 
 EXAMPLES: Mapping[str, str] = {
     "tune": "autotune tune --time-budget 30m -- python train.py",
@@ -62,7 +62,7 @@ EXAMPLES: Mapping[str, str] = {
     "schema": "autotune schema > schema.json",
     "submit": "autotune submit STUDY.toml --nodes 4 --gpus-per-node 8",
 }
-"""An example for each command, short enough for one line."""
+"""One-line example for each command."""
 
 
 class Grouped(TyperGroup):
@@ -81,7 +81,7 @@ class Grouped(TyperGroup):
 
 
 def add_examples(app: typer.Typer, above: str = "") -> None:
-    """Puts its example under the help of each command."""
+    """Adds its example to the help of each command."""
     for group in app.registered_groups:
         if group.typer_instance is not None and group.name:
             group.epilog = _example(group.name)

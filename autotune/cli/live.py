@@ -1,4 +1,4 @@
-"""Progress of a running study on the console: plain lines, and on a terminal a live status below them."""
+"""Progress of a study on the console: plain lines, and on a terminal a live status below them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from autotune.model.units import format_ratio, format_seconds
 from autotune.results.format import format_estimate, format_finalist, format_floor, format_trial, shorten
 
 MOST_LANES = 8
-"""Lanes that are shown."""
+"""Limit of lanes in the live status."""
 
 _PHASE_WORDS = {
     "import": "importing jax",
@@ -27,11 +27,7 @@ _PHASE_WORDS = {
 
 
 class LineView:
-    """Prints a plain line for each event; for logs, pipes and CI.
-
-    Args:
-        min_effect: Its smallest effect of interest, as a share: by that a trial is promising or not.
-    """
+    """`Callbacks` that print a plain line for each event; for logs, pipes and CI."""
 
     def __init__(self, console: Console, watch: Stopwatch, *, min_effect: float) -> None:
         self._console = console
@@ -39,38 +35,38 @@ class LineView:
         self._min_effect = min_effect
 
     def line(self, text: str) -> None:
-        """Prints one line with the study's time before it."""
+        """Prints one line after the study's time."""
         minutes, seconds = divmod(int(self._watch.total_s), 60)
         line = f"[{minutes:3d}:{seconds:02d}] {visible_line(text)}"
         self._console.print(line, markup=False, highlight=False, emoji=False, soft_wrap=True)
 
     def stage(self, name: str, detail: str) -> None:
-        """See `autotune.model.Callbacks`."""
+        """See `Callbacks`."""
         self.line(f"== {name}: {detail}")
 
     def phase(self, what: str, lane: str = "") -> None:
-        """See `autotune.model.Callbacks`; too fine for lines."""
+        """See `Callbacks`; too fine for lines."""
 
     def pair(self, ratios: list[float], lane: str = "") -> None:
-        """See `autotune.model.Callbacks`; too fine for lines."""
+        """See `Callbacks`; too fine for lines."""
 
     def proof(self, run: ConfirmRun, asked: int) -> None:
-        """See `autotune.model.Callbacks`."""
+        """See `Callbacks`."""
         found = "failed" if run.log_ratio is None else f"ratio {format_ratio(math.exp(run.log_ratio))}"
         trial = f"trial {run.trial}, " if run.trial else ""
         self.line(f"  {trial}fresh pair {run.repeat + 1} of {asked}: {found}")
 
     def floor(self, result: FloorResult) -> None:
-        """See `autotune.model.Callbacks`."""
+        """See `Callbacks`."""
         for text in format_floor(result):
             self.line(f"lane {result.by}: {text}" if result.by else text)
 
     def trial_starts(self, config: TrialConfig, asked: int) -> None:
-        """See `autotune.model.Callbacks`."""
+        """See `Callbacks`."""
         self.line(f"trial {config.number} of {asked} ({config.origin}): {shorten(config.settings)}")
 
     def trial_ends(self, result: TrialResult) -> None:
-        """See `autotune.model.Callbacks`."""
+        """See `Callbacks`."""
         whose = f"trial {result.number} on lane {result.by}: " if result.by else ""
         found = format_trial(result, result.outlook_at(min_effect=self._min_effect))
         self.line(f"  -> {whose}{found} ({format_seconds(result.duration_s)})")
@@ -78,21 +74,21 @@ class LineView:
             self.note(warning)
 
     def finalist(self, result: FinalistResult) -> None:
-        """See `autotune.model.Callbacks`."""
+        """See `Callbacks`."""
         trial = f" trial {result.trial}" if result.trial else ""  # a recheck is of no trial
         self.line(f"  {result.stage}{trial}: {format_finalist(result)}")
 
     def ablation(self, result: AblationResult) -> None:
-        """See `autotune.model.Callbacks`."""
+        """See `Callbacks`."""
         self.line(f"  without {result.what}: {'kept' if result.kept else 'dropped'}, {result.reason}")
 
     def note(self, text: str) -> None:
-        """See `autotune.model.Callbacks`."""
+        """See `Callbacks`."""
         self.line(f"note: {text}")
 
 
 class LiveView(LineView):
-    """Keeps a few lines of status on the terminal, below the lines of finished events."""
+    """Shows a live status on the terminal below the lines of finished events."""
 
     def __init__(
         self, console: Console, watch: Stopwatch, *, min_effect: float, name: str, budget_s: float | None
@@ -115,21 +111,21 @@ class LiveView(LineView):
         self._live.stop()
 
     def stage(self, name: str, detail: str) -> None:
-        """See `autotune.model.Callbacks`."""
+        """See `Callbacks`."""
         super().stage(name, detail)
         self._stage, self._trial, self._doing = f"{name}: {detail}", "", {}
 
     def phase(self, what: str, lane: str = "") -> None:
-        """See `autotune.model.Callbacks`."""
+        """See `Callbacks`."""
         self._doing[lane] = _PHASE_WORDS.get(what, what)
 
     def pair(self, ratios: list[float], lane: str = "") -> None:
-        """See `autotune.model.Callbacks`."""
+        """See `Callbacks`."""
         about = format_ratio(math.exp(statistics.median(ratios)))
         self._doing[lane] = f"{len(ratios)} pairs of blocks measured, ratio about {about}"
 
     def trial_starts(self, config: TrialConfig, asked: int) -> None:
-        """See `autotune.model.Callbacks`."""
+        """See `Callbacks`."""
         super().trial_starts(config, asked)
         self._trial = f"trial {config.number} of {asked} ({config.origin}): {shorten(config.settings)}"
         if self._durations:
@@ -137,7 +133,7 @@ class LiveView(LineView):
             self._trial += f"; about {format_seconds(left_s)} of search left"
 
     def trial_ends(self, result: TrialResult) -> None:
-        """See `autotune.model.Callbacks`."""
+        """See `Callbacks`."""
         super().trial_ends(result)
         self._durations.append(result.duration_s)
         found = result.comparison.estimate if result.failure is None and result.comparison is not None else None

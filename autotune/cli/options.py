@@ -1,4 +1,4 @@
-"""Arguments and options that several commands have, each declared once: ``trials: options.Trials = None``."""
+"""Arguments and options shared by commands: ``trials: options.Trials = None``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 RUNS = Path("runs")
-"""Where run directories lie unless a command says otherwise."""
+"""Default folder of run directories."""
 
 EffortChoice = Literal["quick", "standard", "full"]
 PluginChoice = Literal["auto", "cpu", "cuda"]

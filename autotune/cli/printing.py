@@ -1,7 +1,7 @@
 """Prints JSON, tables, lines, files, and the results of a study.
 
-Names, settings, messages and lines of logs come from outside: `guard_streams` and the console spell out control
-characters, so that a terminal obeys none of them.
+Names, settings, messages and log lines come from outside: `guard_streams` and the console escape control characters, so
+that a terminal does not obey them.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 
 class _Guarded:
-    """A stream that spells out control characters."""
+    """Stream that escapes control characters."""
 
     def __init__(self, stream: TextIO) -> None:
         self.exact = stream
 
     def write(self, text: str) -> int:
-        """Writes text without control characters."""
-        if not text.replace("\n", "").isprintable():  # `--help` is, and needs no model
+        """Writes text with control characters escaped."""
+        if not text.replace("\n", "").isprintable():  # `--help` is printable and imports no model
             from autotune.model.redaction import visible
 
             text = visible(text)
@@ -43,7 +43,7 @@ class _Guarded:
 
 
 def guard_streams() -> None:
-    """Guards standard output and error: whatever is printed there, a terminal obeys no control character in it."""
+    """Escapes control characters in everything printed to standard output and error."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is not None and not isinstance(stream, _Guarded):
@@ -51,13 +51,13 @@ def guard_streams() -> None:
 
 
 def _exact(stream: TextIO) -> TextIO:
-    """The stream behind its guard."""
+    """Returns the unguarded stream."""
     return cast(TextIO, getattr(stream, "exact", stream))
 
 
 @functools.cache
 def _visible_console() -> type[Console]:
-    """A console whose own styles are obeyed, and nothing in what it prints. Made late: `--help` needs no Rich."""
+    """Returns a console class that escapes control characters in text but keeps styles; `--help` needs no Rich."""
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.segment import Segment
 
@@ -65,7 +65,7 @@ def _visible_console() -> type[Console]:
 
     class VisibleConsole(Console):
         def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-            """Every text that is printed passes here, cells of tables too."""
+            """Escapes every printed text, cells of tables included."""
             for segment in super().render(renderable, options):
                 yield segment if segment.control else Segment(visible(segment.text), segment.style)
 
@@ -73,15 +73,15 @@ def _visible_console() -> type[Console]:
 
 
 def make_console(*, stderr: bool = False) -> Console:
-    """Makes a console for text as it is; in a log tables are not folded at 80 columns."""
-    file = _exact(sys.stderr if stderr else sys.stdout)  # its own styles are escapes, too
+    """Makes a console without markup; 160 columns wide where the output is not a terminal."""
+    file = _exact(sys.stderr if stderr else sys.stdout)  # the console's own styles are escape sequences
     as_it_is: dict[str, Any] = {"file": file, "highlight": False, "markup": False, "emoji": False}
     console = _visible_console()(**as_it_is)
     return console if console.is_terminal else _visible_console()(**as_it_is, width=160, no_color=True)
 
 
 def print_lines(lines: Iterable[str], *, style: str | None = None, stderr: bool = False) -> None:
-    """Prints texts, each on one line, which only a terminal folds."""
+    """Prints each text on one line, which only a terminal folds."""
     from autotune.model.redaction import visible_line
 
     console = make_console(stderr=stderr)
@@ -90,7 +90,7 @@ def print_lines(lines: Iterable[str], *, style: str | None = None, stderr: bool 
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Prints a table on a terminal; elsewhere one line a row with tabs between cells, for grep and cut."""
+    """Prints a table on a terminal; elsewhere tab-separated lines for grep and cut."""
     from autotune.model.redaction import visible_line
 
     console = make_console()
@@ -110,7 +110,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 
 def print_study(store: Store) -> None:
-    """Prints the tables of a study, and its conclusion."""
+    """Prints the tables and the conclusion of a study."""
     from autotune.model.records import ConclusionRecord, Outcome
     from autotune.results.effects import effect_lines, study_tables
 
@@ -123,7 +123,7 @@ def print_study(store: Store) -> None:
 
 
 def plain(data: object, **more: object) -> dict[str, Any]:
-    """A record or dataclass as plain data for JSON, with more fields beside its own."""
+    """Converts a record or dataclass to plain data for JSON and adds fields."""
     from pydantic_core import to_jsonable_python
 
     return {**to_jsonable_python(data), **more}
@@ -141,13 +141,13 @@ def _as_plain(value: object) -> object:
 
 
 def print_exact(text: str) -> None:
-    """Prints text for another program, such as a script, unchanged unless a terminal shows it."""
+    """Prints text for another program unchanged; escapes it only on a terminal."""
     stream = sys.stdout if sys.stdout.isatty() else _exact(sys.stdout)
     stream.write(text)
 
 
 def write_text(text: str, output: Path | None, *, hint: str = "") -> None:
-    """Writes text to a file, whole or not at all, or to standard output."""
+    """Writes text atomically to a file, or to standard output."""
     from autotune.rundir.files import write_atomically
 
     if output is None:

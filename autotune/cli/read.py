@@ -1,4 +1,4 @@
-"""The command `read`: shows which steps would be read of a program or a saved log, without a study."""
+"""Command `read`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from autotune.programs.probe import Probe
 
 SHOWN_LINES = 40
-"""Lines that are shown; the rest is counted."""
+"""Limit of lines that are shown; the rest is counted."""
 
 SHOWN_CHARACTERS = 200
 
@@ -110,7 +110,7 @@ def read(
 
 
 def _rows(found: Mapping[str, Any], *, most: int | None) -> list[str]:
-    """A line for each line that was read, or for the first and the last ones."""
+    """Formats all lines, or the first and last `most`."""
     rows = [_row(row) for row in found["lines"]]
     if most is None or len(rows) <= most:
         return rows
@@ -127,7 +127,7 @@ def _row(row: Mapping[str, Any]) -> str:
 
 
 def _summary(found: Mapping[str, Any], fits: Sequence[Recognised], probe: Probe) -> list[str]:
-    """What the lines make, what to look at, and the table for a study file."""
+    """Formats the figures, remarks, and the table for a study file."""
     from autotune.model.units import format_seconds
     from autotune.programs.draft import toml_lines
     from autotune.programs.look import doubt_of

@@ -1,4 +1,4 @@
-"""The commands on results: report, compare, export, verify, exec, library, best, recheck."""
+"""Commands on results: `report`, `compare`, `export`, `verify`, `exec`, `library`, `best`, `recheck`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from autotune.results.winner import RecordCheck, Winner
 
 WATCH_S = 10
-"""Seconds between two pages, each of which takes about one of a processor that may be measuring."""
+"""Seconds between two pages; each costs about one second of a CPU that may be measuring."""
 
 # ---------------------------------------------------------------------- report, compare
 
@@ -61,10 +61,10 @@ def compare(
     as_json: options.Json = False,
 ) -> None:
     """Compares studies as Markdown: winners, settings that agree, no-ops; refuses what is not comparable."""
-    from autotune.results.comparison import compare_stores as set_side_by_side
+    from autotune.results.comparison import compare_stores
     from autotune.rundir.store import Store
 
-    table = set_side_by_side([Store.open(r) for r in runs], by=[f.strip() for f in by.split(",") if f.strip()])
+    table = compare_stores([Store.open(r) for r in runs], by=[f.strip() for f in by.split(",") if f.strip()])
     if as_json:
         print_json(table.to_json())
     else:
@@ -189,11 +189,7 @@ def exec_(
 
 
 def _with_options(command: list[str], winner: Winner, *, force: bool) -> list[str]:
-    """Puts the winner's options into their places in the command.
-
-    Raises:
-        AutotuneError: If one has no place: what would run was never proven.
-    """
+    """Puts the winner's options into their places in the command; a missing place is an error."""
     from autotune.model.errors import AutotuneError
     from autotune.model.options import filled, placeholders
 
@@ -206,11 +202,7 @@ def _with_options(command: list[str], winner: Winner, *, force: bool) -> list[st
 
 
 def _read_checked(file: Path) -> tuple[Winner, RecordCheck]:
-    """Reads a winner that is about to be used, and compares it with its records if they are here.
-
-    Raises:
-        AutotuneError: If there is no winner in it, or its records give another one, even with `exec --force`.
-    """
+    """Reads a winner and compares it with its records, if found; a difference is an error even with `exec --force`."""
     from autotune.model.errors import AutotuneError
     from autotune.results.export import read_winner
     from autotune.results.winner import RecordCheck, check_records
@@ -229,10 +221,8 @@ def _read_checked(file: Path) -> tuple[Winner, RecordCheck]:
     return winner, found
 
 
-def _say(line: str | None) -> None:
-    """Prints a line, if there is one, to standard error."""
-    if line is not None:
-        print(f"autotune: {line}", file=sys.stderr, flush=True)
+def _say(line: str) -> None:
+    print(f"autotune: {line}", file=sys.stderr, flush=True)
 
 
 # ---------------------------------------------------------------------- library, recheck
@@ -279,10 +269,9 @@ def best(
     as_json: options.Json = False,
 ) -> None:
     """Gives the best known winner for a GPU, count, jaxlib and workload, or the nearest one, labelled untested."""
-    from autotune.results.library import LibraryQuery, format_match, library_entries
-    from autotune.results.library import best_known as nearest
+    from autotune.results.library import LibraryQuery, best_known, format_match, library_entries
 
-    match = nearest(library_entries(library), LibraryQuery(gpu=gpu, count=count, jaxlib=jaxlib, workload=workload))
+    match = best_known(library_entries(library), LibraryQuery(gpu=gpu, count=count, jaxlib=jaxlib, workload=workload))
     status = _read_checked(match.entry.path)[1].status
     if as_json:
         tested, file = match.is_tested, str(match.entry.path)

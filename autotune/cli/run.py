@@ -1,4 +1,4 @@
-"""The command `run`."""
+"""Command `run`."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def run(
 def run_and_print(
     spec: StudySpec, study: Path, path: Path, *, as_json: bool, **session: Any
 ) -> tuple[ConclusionRecord, Store]:
-    """Runs a study to its conclusion and prints it, or says how to go on; `session` as `new_run` takes it."""
+    """Runs a study to its conclusion and prints it, or how to resume; `session` goes to `new_run`."""
     from autotune.model.errors import STOPPED
     from autotune.study.run import Stopped, stoppable
 
@@ -86,7 +86,7 @@ def run_and_print(
 
 
 def _run(spec: StudySpec, study: Path, path: Path, *, as_json: bool, **session: Any) -> tuple[ConclusionRecord, Store]:
-    """Runs all stages; progress goes to stderr if stdout is for JSON."""
+    """Runs all stages; progress goes to stderr with `as_json`."""
     from autotune.cli.live import LineView, LiveView
     from autotune.model.clock import Stopwatch
     from autotune.study.stages import new_run, run_study
@@ -104,7 +104,7 @@ def _run(spec: StudySpec, study: Path, path: Path, *, as_json: bool, **session: 
 
 
 def _print_results(store: Store, conclusion: ConclusionRecord, path: Path, study: Path) -> None:
-    """Prints the table, the conclusion, where everything lies, what to type next."""
+    """Prints tables, conclusion, run directory and next commands."""
     from autotune.model.records import Outcome
     from autotune.model.units import format_seconds
     from autotune.study.confirm import unsettled
@@ -128,10 +128,10 @@ def _print_results(store: Store, conclusion: ConclusionRecord, path: Path, study
 
 
 def _next_steps(spec: StudySpec, conclusion: ConclusionRecord, path: Path, study: Path) -> list[str]:
-    """The commands to type next."""
+    """Returns the commands to type next."""
     from autotune.model.records import Outcome
 
-    # Without an activated environment the command is found by the path it was called by.
+    # Without an activated environment the command needs the path by which it was called.
     is_found = shutil.which("autotune") or not sys.argv[0].endswith("autotune")
     me = "autotune" if is_found else os.path.relpath(sys.argv[0])
     more = f"--trials {2 * max(1, conclusion.trial_count)}   # goes on; or with a larger budget"

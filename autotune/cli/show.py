@@ -1,4 +1,4 @@
-"""The commands that show a run: `status`, `show`, `repro`, `fsck`; and `schema`."""
+"""Commands that show a run: `status`, `show`, `repro`, `fsck`; and `schema`."""
 
 from __future__ import annotations
 
@@ -47,15 +47,13 @@ def status(
 
 
 def _cells(status: StudyStatus | UnreadableRun) -> list[str]:
-    """One run as a row of the table."""
+    """Formats one run as a row of the table."""
     from autotune.study.status import UnreadableRun, format_stage
 
     if isinstance(status, UnreadableRun):
         return [status.run, status.state, *[""] * 5]
-    trials, state = (
-        f"{status.trials} of {status.asked_trials}",
-        ": ".join(filter(None, (status.state, format_stage(status)))),
-    )
+    trials = f"{status.trials} of {status.asked_trials}"
+    state = ": ".join(filter(None, (status.state, format_stage(status))))
     return [status.run, state, trials, str(status.failed), status.time, status.best, status.sentence]
 
 
@@ -81,7 +79,7 @@ def show(
 
 
 def _show_trial(store: Store, result: TrialResult, *, as_json: bool) -> None:
-    """One trial: settings, result, figures, raw pairs, the end of its log."""
+    """Prints settings, result, figures, raw pairs and the end of the log of one trial."""
     from autotune.model.measurement import block_step_s, log_ratio
     from autotune.model.units import format_bytes, format_seconds
     from autotune.results.format import format_energy, format_trial
@@ -179,6 +177,6 @@ def schema() -> None:
 
 
 def _steps_of(pair: Pair) -> str:
-    """How many steps of its blocks count, and how many came before them."""
+    """Formats the number of counted and of settling steps of a pair's blocks."""
     left_out = len(pair.reference_settling_s or ())
     return f"{len(pair.reference_s)} steps each" + (f" after {left_out} to settle" if left_out else "")

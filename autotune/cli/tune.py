@@ -1,4 +1,4 @@
-"""The commands `tune` and `init`: they look at a program once and write its study file."""
+"""Commands `tune` and `init`, which write a study file for a program."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from autotune.rundir.store import Store
 
 MOST_NAMES = 6
-"""Settings that are named before the rest is counted."""
+"""Limit of settings that are named; the rest is counted."""
 
 SEVERAL = 1.5
-"""Steps for a line from which on it is said that not each step has one."""
+"""Steps per line from which the plan says that not every step has a line."""
 
 Command = Annotated[list[str] | None, typer.Argument(metavar="-- COMMAND...", help="Program and arguments, after --.")]
 Platform = Annotated[
@@ -150,7 +150,7 @@ def init(
 
 
 def ask_for(command: list[str] | None, platform: str | None, rules: dict[str, Any] | None, limit: str) -> ProbeRequest:
-    """The program to look at, by the options of a call."""
+    """Makes the request to probe a program from options."""
     from autotune.model.errors import StudyFileError
     from autotune.programs.look import ProbeRequest, default_platform, refuse_one_word
 
@@ -166,7 +166,7 @@ def ask_for(command: list[str] | None, platform: str | None, rules: dict[str, An
 
 
 def seconds_of(text: str | None, option: str) -> float | None:
-    """Seconds of a duration that an option was given, if it was."""
+    """Parses the duration given to an option, if any, to seconds."""
     from autotune.model.errors import StudyFileError
     from autotune.model.units import parse_duration
 
@@ -179,7 +179,7 @@ def seconds_of(text: str | None, option: str) -> float | None:
 def rules_of(
     preset: str | None, pattern: str | None, key: str | None, unit: str | None, file: str | None, loss: str | None
 ) -> dict[str, Any] | None:
-    """The keys of `[workload.read]` that options give; None without any."""
+    """Returns the keys of `[workload.read]` given by options; None without any."""
     from autotune.model.errors import StudyFileError
 
     given = {"preset": preset, "pattern": pattern, "json_key": key, "unit": unit, "file": file, "loss": loss}
@@ -193,7 +193,7 @@ def rules_of(
 
 
 def name_of(command: list[str]) -> str:
-    """The name of a study of a command: that of its script, or of its module."""
+    """Derives the name of a study from the script or module of its command."""
     words = [Path(word).name for word in command]
     chosen = words[0]
     if re.fullmatch(r"python[\d.]*|bash|sh|uv|torchrun|srun|env", chosen):
@@ -205,12 +205,12 @@ def name_of(command: list[str]) -> str:
 
 
 def name_of_entry(entry: str) -> str:
-    """The name of a study of an entry."""
+    """Derives the name of a study from its entry."""
     return re.sub(r"[^A-Za-z0-9-]+", "-", entry).strip("-")[:48] or "study"
 
 
 def file_of(asked: ProbeRequest, name: str | None) -> tuple[Path, StudySpec | None]:
-    """The file of a study of this command, and the study if it is there already."""
+    """Returns the study file for a command, and its study if it exists."""
     from autotune.model.errors import StudyFileError
     from autotune.model.spec import STUDY_NAME, load_study
 
@@ -237,7 +237,7 @@ def file_of(asked: ProbeRequest, name: str | None) -> tuple[Path, StudySpec | No
 
 
 def refuse_other_rules(asked: ProbeRequest, file: Path, platform: str | None, known: StudySpec) -> None:
-    """Refuses to continue a study with other rules or another platform than this call."""
+    """Refuses to continue a study whose rules or platform differ from this call's."""
     from autotune.model.errors import StudyFileError
 
     read = known.workload.read.rules() if known.workload.read is not None else {}
@@ -250,7 +250,7 @@ def refuse_other_rules(asked: ProbeRequest, file: Path, platform: str | None, kn
 
 
 def place_of(platform: str | None) -> dict[str, Any]:
-    """Platform, number and kind of the devices here."""
+    """Returns platform, number and kind of the devices here."""
     from autotune.programs.look import default_platform, device_count, device_words
 
     where = platform or default_platform()
@@ -258,7 +258,7 @@ def place_of(platform: str | None) -> dict[str, Any]:
 
 
 def refuse_unbuilt(text: str, file: Path) -> None:
-    """Builds an entry in a child process, so that a mistyped one is refused before a run."""
+    """Builds an entry in a child process, to refuse a mistyped one before a run."""
     from autotune.model.errors import StudyFileError
     from autotune.programs.draft import checked
     from autotune.programs.probe import describe_workload
@@ -273,18 +273,18 @@ def refuse_unbuilt(text: str, file: Path) -> None:
         ) from error
 
 
-# ---------------------------------------------------------------------- look, show, write
+# ---------------------------------------------------------------------- probe, show, write
 
 
 def typed_command() -> str:
-    """This call, as it was typed, with secrets redacted."""
+    """Returns this call as typed, with secrets redacted."""
     from autotune.model.redaction import redact_command
 
     return shlex.join(["autotune", *redact_command(sys.argv[1:])])
 
 
 def planned(asked: ProbeRequest, name: str, *, trials: int, budget: str | None) -> tuple[Plan, ProbeResult]:
-    """Looks at a program once, with its progress on the console, and draws up its study."""
+    """Probes a program once, with progress on the console, and plans its study."""
     from autotune.model.redaction import redact_command
     from autotune.programs.draft import plan_of
     from autotune.programs.look import probe_program
@@ -306,7 +306,7 @@ def planned(asked: ProbeRequest, name: str, *, trials: int, budget: str | None) 
 
 
 def show_plan(found: ProbeResult, plan: Plan, file: Path) -> None:
-    """Prints what one run showed, what is searched and why, and what can be proven in which time."""
+    """Prints the findings of the probe, the search space with its reason, and provable gains with their time."""
     from autotune.model.units import format_seconds, format_share
     from autotune.programs.draft import SPREADS, WHY
     from autotune.study.preflight import preview_space
@@ -344,7 +344,7 @@ def show_plan(found: ProbeResult, plan: Plan, file: Path) -> None:
 
 
 def _too_short(plan: Plan) -> str:
-    """A warning where the time budget holds less than a study."""
+    """Formats a warning that the time budget is too short for a study."""
     from autotune.programs.draft import WORTH_TRIALS
 
     return (
@@ -361,7 +361,7 @@ def _about(seconds: float) -> str:
 
 
 def write_study(file: Path, text: str, command: Sequence[str]) -> None:
-    """Writes a new study file, readable for the user alone if it holds a secret."""
+    """Writes a new study file, readable only by the user if it holds a secret."""
     from autotune.model.errors import StudyFileError
     from autotune.model.redaction import redact_command
 
@@ -394,8 +394,9 @@ def _run(file: Path, *, trials: int | None, time_budget: str | None, asked: Prob
     if conclusion.outcome is Outcome.WINNER:
         _write_winner(store, path, asked)
     else:
-        more = f"--time-budget {_duration(2 * (spec.search.time_budget or store.watch.total_s))}"
-        again = shlex.join(["autotune", "tune", *more.split(), "--name", spec.name, "--", *_shown(store, asked)])
+        minutes = math.ceil(2 * (spec.search.time_budget or store.watch.total_s) / 60)
+        given_more = ["--time-budget", f"{minutes}m", "--name", spec.name]
+        again = shlex.join(["autotune", "tune", *given_more, "--", *_shown(store, asked)])
         print_lines(
             [
                 "",
@@ -405,12 +406,8 @@ def _run(file: Path, *, trials: int | None, time_budget: str | None, asked: Prob
         )
 
 
-def _duration(seconds: float) -> str:
-    return f"{math.ceil(seconds / 60)}m"
-
-
 def _shown(store: Store, asked: ProbeRequest) -> tuple[str, ...]:
-    """The command without its secrets."""
+    """Returns the command without its secrets."""
     return store.spec.workload.shown.command or asked.command
 
 

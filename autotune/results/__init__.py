@@ -1,1 +1,1 @@
-"""What was found: winners, exports, reports, comparisons, and what notebooks see."""
+"""Results: winners, exports, library, comparisons, reports, and the notebook interface."""

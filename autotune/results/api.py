@@ -1,4 +1,4 @@
-"""The notebook interface: a study as an object with frames and plots, by `autotune.load("runs/x")`."""
+"""Notebook interface: `autotune.load("runs/x")` gives a study with frames and plots."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from autotune.results.winner import Winner, winner_of
 from autotune.rundir.store import Store
 
 ABSENT = "(default)"
-"""Stands for a setting that a trial does not set."""
+"""Value shown for a setting that a trial does not set."""
 
 _STEP_COLUMNS = ("stage", "trial", "measurement", "pair", "arm", "is_first", "step", "step_s", "at_s", "is_counted")
 
 
 class Study:
-    """One run directory, for reading. Frames are made when asked for and kept; `load` again to see news.
+    """Read-only view of one run directory. Frames are made on first access and cached; `load` again to refresh.
 
     Raises:
-        RunDirectoryError: If the path is no run directory.
+        RunDirectoryError: If the path is not a run directory.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -49,40 +49,40 @@ class Study:
 
     @property
     def name(self) -> str:
-        """Name of the study."""
+        """The study's name."""
         return self.store.spec.name
 
     @property
     def verdict(self) -> str:
-        """The study's one sentence, or that it has not ended."""
+        """The conclusion in one sentence, or that the study has not ended."""
         conclusion = self.store.last(ConclusionRecord)
         return conclusion.sentence if conclusion else "not ended yet"
 
     @property
     def outcome(self) -> Outcome | None:
-        """The result: a winner, that none beats the default, or that this is open; None before its end."""
+        """The outcome of the study; None before its end."""
         conclusion = self.store.last(ConclusionRecord)
         return conclusion.outcome if conclusion else None
 
     @property
     def winner(self) -> Winner | None:
-        """The proven winner with its evidence; None if there is none (`outcome` tells why)."""
+        """The proven winner with its evidence; None if there is none (see `outcome`)."""
         return winner_of(self.store) if self.outcome is Outcome.WINNER else None
 
     @property
     def device_hours(self) -> float:
-        """Hours of devices that stood ready for the study, summed over devices and sessions."""
+        """Hours for which devices were reserved, summed over devices and sessions."""
         ledger = self.store.last(LedgerRecord)
         return ledger.device_s / 3600 if ledger else 0.0
 
     @functools.cached_property
     def trials(self) -> pd.DataFrame:
-        """One row a trial; its columns are the fields of `tables.TrialRow`, NaN where a figure is not known."""
+        """One row per trial; columns are the fields of `tables.TrialRow`, NaN where a figure is not known."""
         return _frame(trial_rows(self.store), TRIAL_COLUMNS)
 
     @functools.cached_property
     def settings(self) -> pd.DataFrame:
-        """Trials by settings: the value of each setting in each trial, `ABSENT` where it is not set."""
+        """Value of each setting in each trial, `ABSENT` where it is not set."""
         results = self.store.of(TrialResult)
         names = sorted({n for r in results for n in r.settings})
         rows = [[r.settings.get(n, ABSENT) for n in names] for r in results]
@@ -90,12 +90,12 @@ class Study:
 
     @functools.cached_property
     def steps(self) -> pd.DataFrame:
-        """Every measured step, in the order in which blocks ran: long form, raw, nothing dropped.
+        """Every measured step in long form, in the order in which blocks ran; nothing is dropped.
 
         Returns:
-            Columns stage (floor, trial, confirm, final, full, minimise, recheck), trial, measurement (its
-            folder), pair, arm, is_first (its block ran before the other arm's), step (within the block), step_s,
-            at_s (of the pair, since the study began), is_counted (False for the steps in which a device settles).
+            Columns stage (floor, trial, confirm, final, full, minimise, recheck), trial, measurement (folder), pair,
+            arm, is_first (its block ran before the other arm's), step (within the block), step_s, at_s (of the pair,
+            since the study began), is_counted (False while the device settles).
         """
         rows = []
         for stage, trial, directory in self._measurements():
@@ -108,7 +108,7 @@ class Study:
         return pd.DataFrame(rows, columns=list(_STEP_COLUMNS))
 
     def _measurements(self) -> Iterator[tuple[str, int, str]]:
-        """Stage, trial number (0 for the reference itself) and folder of each measurement."""
+        """Yields stage, trial number (0 for the reference) and folder of each measurement."""
         for record in self.store.records():
             if isinstance(record, FloorResult):
                 yield "floor", REFERENCE_NUMBER, record.directory
@@ -120,13 +120,13 @@ class Study:
                 yield "minimise", REFERENCE_NUMBER, record.directory
 
     def effects(self) -> pd.DataFrame:
-        """Measured effects of each value of each setting; its columns are the fields of `tables.EffectRow`."""
+        """Returns the measured effect of each value of each setting; columns are the fields of `tables.EffectRow`."""
         return _frame(effect_rows(self.store), EFFECT_COLUMNS)
 
     def estimated_effects(self) -> pd.DataFrame:
-        """Estimated effects of each value tried and of pairs, likeliest first: a model's, unverified.
+        """Returns effects estimated by a model (unverified), likeliest first; empty before the search has ended.
 
-        Its columns are the fields of `effects.EstimateRow`; empty before the search has ended.
+        Columns are the fields of `effects.EstimateRow`.
         """
         return _frame(estimate_rows(self.store), ESTIMATE_COLUMNS)
 
@@ -142,21 +142,21 @@ class Study:
 
 
 class Plots:
-    """Charts of one study, as in its report: each shows itself in a notebook, `.save(path)` writes it."""
+    """Charts of the report; a notebook displays them, `.save(path)` writes them."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     def forest(self, *, most: int = 40) -> Chart:
-        """Ratio and interval of the best `most` trials; the band that does not count is shaded."""
+        """Draws ratio and interval of the best `most` trials; the band below `min_effect` is shaded."""
         return report.forest_chart(self._store, trial_rows(self._store), most=most)
 
     def effects(self) -> Chart:
-        """Estimated effect of each value, with its interval and the chance that it acts: a model's, unverified."""
+        """Draws the effect of each value with interval and P(active), estimated by a model (unverified)."""
         return effects_chart(self._store)
 
     def steps(self, trial: int | None = None) -> Chart:
-        """Raw step times of a trial, or of the noise floor, in the order of running."""
+        """Draws the raw step times of a trial, or of the A/A run, in execution order."""
         return report.steps_chart(self._store, trial or REFERENCE_NUMBER)
 
 
@@ -164,13 +164,13 @@ def load(path: str | Path) -> Study:
     """Opens a run directory for reading.
 
     Raises:
-        RunDirectoryError: If it is not one.
+        RunDirectoryError: If it is not a run directory.
     """
     return Study(path)
 
 
 def compare(studies: Sequence[Study | str | Path], *, by: Sequence[str] = ()) -> comparison.ComparisonTable:
-    """Sets studies side by side.
+    """Compares studies.
 
     Raises:
         NotComparableError: If they differ in a field that is not named in `by`.

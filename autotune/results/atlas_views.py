@@ -1,4 +1,4 @@
-"""How the atlas is shown: as a page that works from a folder, as a pandas frame, and what it says of one setting."""
+"""Views of the atlas: a static page, a pandas frame, and findings on one setting."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _TRIED = ("", "alone", "together")
 
 
 def render_atlas(atlas: Atlas) -> str:
-    """The page of a table, which may be empty: it then says how to build one."""
+    """Renders the atlas as an HTML page; the page of an empty atlas says how to build one."""
     data = json.dumps(pack(atlas), ensure_ascii=True, separators=(",", ":"))
-    # Within a script nothing is markup but its own end, and what opens a comment: so no bracket is left.
+    # `</script>` and `<!--` would end the script, so no bracket is left.
     for sign in "<>&":
         data = data.replace(sign, f"\\u{ord(sign):04x}")
     script = render("atlas_logic.js.j2") + render("atlas.js.j2")
@@ -38,11 +38,11 @@ def render_atlas(atlas: Atlas) -> str:
 
 
 def pack(atlas: Atlas) -> dict[str, Any]:
-    """The table as the page's script reads it: every text once, a row as a list without what is empty at its end.
+    """Packs the atlas for the page's script: texts are interned, and empty values at the end of a row are cut off.
 
     Returns:
         jaxlibs, kinds (name and title), targets, verdicts, cells, words (all other texts, the first empty),
-        settings, each with its values and their rows, and known: settings that the catalogue has and the table lacks.
+        settings (each with its values and their rows), known (settings of the catalogue that the atlas lacks).
     """
     catalog = load_catalog()
     cells = sorted(
@@ -77,7 +77,7 @@ def pack(atlas: Atlas) -> dict[str, Any]:
 
 
 class _Words:
-    """Texts by number, each kept once; 0 is the empty one."""
+    """Interned texts; number 0 is the empty text."""
 
     def __init__(self) -> None:
         self._numbers = {"": 0}
@@ -91,23 +91,21 @@ class _Words:
 
 
 class _Packer:
-    """Makes lists of rows."""
+    """Packs rows of the atlas into lists."""
 
     def __init__(self, atlas: Atlas, where: Mapping[tuple[str, str, str, int], int], words: _Words) -> None:
         self._atlas, self._where, self._words = atlas, where, words
 
     def values(self, name: str) -> list[list[Any]]:
-        """Each value of a setting with its rows."""
+        """Returns each value of a setting with its rows."""
         rows: dict[str, list[list[Any]]] = {}
         for row in self._atlas.of(name):
-            place = self._place(row)
+            place = self._where.get(row.cell)
+            if not row.workload:  # a whole release is below zero
+                place = -1 - self._atlas.jaxlibs.index(row.jaxlib)
             if place is not None:
                 rows.setdefault(visible(row.value), []).append(self._row(place, row))
         return [[value, found] for value, found in rows.items()]
-
-    def _place(self, row: AtlasRow) -> int | None:
-        """The cell's number; below zero for a whole release; None for a cell that was not compiled."""
-        return self._where.get(row.cell) if row.workload else -1 - self._atlas.jaxlibs.index(row.jaxlib)
 
     def _row(self, place: int, row: AtlasRow) -> list[Any]:
         number: Callable[[str], int] = self._words.__getitem__
@@ -129,7 +127,7 @@ class _Packer:
 
 
 def _told(setting: Setting | None, jaxlibs: Iterable[str]) -> list[Any]:
-    """Group, stage, type, summary and the default in each release, as far as the catalogue says."""
+    """Returns group, stage, type, summary and the default in each release from the catalogue."""
     if setting is None:
         return ["", "", "", "", {}]
     defaults = {j: d for j in jaxlibs if (d := setting.default_in(j)) is not None}
@@ -137,30 +135,30 @@ def _told(setting: Setting | None, jaxlibs: Iterable[str]) -> list[Any]:
 
 
 def _order(workload: str) -> tuple[int, str]:
-    """Kinds of models in the order of their file, others behind."""
+    """Sort key of kinds of models: the order of their file, others last."""
     names = list(load_kinds())
     return names.index(workload) if workload in names else len(names), workload
 
 
 def _generation(target: str) -> tuple[int, str]:
-    """GPUs in the order of their generations: Ampere, Ada, Hopper, Blackwell, others behind."""
+    """Sort key of GPUs by generation: Ampere, Ada, Hopper, Blackwell, others last."""
     letters = [letter for letter in target if letter in "alhb"]
     return "alhb".index(letters[0]) if letters else 4, target
 
 
 def atlas(folder: str | Path | None = None) -> pd.DataFrame:
-    """The atlas as a frame: what each value of each setting does to each kind of model, compiled beforehand.
+    """Loads the atlas as a frame: the effect of each value of each setting on each kind of model.
 
     Args:
-        folder: Where a table lies that ``autotune atlas build`` made; None for the one that comes with this package.
+        folder: Output of ``autotune atlas build``; None for the atlas of this package.
 
     Returns:
-        One row for each `autotune.settings.AtlasRow`, with its fields as columns: ``changes`` and ``needs`` as text,
-        parted by semicolons; ``peak_bytes`` (bytes), ``compiled`` (programs) and ``gpus`` as integers; ``seconds``
-        (s) as floats; missing where nobody can say. Empty, with the same columns, where no table was built.
+        One row per `AtlasRow` with its fields as columns: ``changes`` and ``needs`` joined by semicolons;
+        ``peak_bytes`` (bytes), ``compiled`` (programs) and ``gpus`` as integers; ``seconds`` (s) as floats; missing
+        where unknown.
 
     Raises:
-        SettingError: If `folder` is none, or a file of it is no table.
+        SettingError: If `folder` is not a folder, or a file in it is not an atlas.
     """
     import pandas as pd
 
@@ -175,12 +173,12 @@ def atlas(folder: str | Path | None = None) -> pd.DataFrame:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AtlasFinding:
-    """What the atlas says of one value of a setting, in all cells of one release where it says the same.
+    """One verdict on a value of a setting, with all cells of a release that share it.
 
     Attributes:
-        cells: In how many cells it is that.
-        of: Of how many cells of the release.
-        places: Those cells, as `place_of` spells them.
+        cells: Number of cells with this verdict.
+        of: Number of cells of the release.
+        places: The cells, formatted by `place_of`.
     """
 
     value: str
@@ -193,10 +191,10 @@ class AtlasFinding:
 
 
 def atlas_findings(table: Atlas, name: str) -> list[AtlasFinding]:
-    """All that the table says of a setting, newest release first, most cells first.
+    """Returns the findings on a setting, newest release first, most cells first.
 
     Raises:
-        SettingError: If the table is empty or does not have it; close matches are named.
+        SettingError: If the atlas is empty or lacks the setting.
     """
     if not table.cells:
         raise SettingError("the atlas has no row: nothing was compiled yet; `autotune atlas build` does")
@@ -227,7 +225,7 @@ def atlas_findings(table: Atlas, name: str) -> list[AtlasFinding]:
 
 
 def _format_rows(rows: list[AtlasRow]) -> str:
-    """What rows with one verdict say: clauses of the first that has any, needs, why."""
+    """Formats rows of one verdict: changes of the first row that has any, what it needs, and why."""
     first = next((r for r in rows if r.changes), rows[0])
     words = list(first.changes)
     if first.needs:

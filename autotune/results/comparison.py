@@ -1,4 +1,4 @@
-"""Compares studies: winners, settings that agree, settings that are no-ops; refuses runs that are not comparable."""
+"""Compares studies: winners, agreeing settings, no-ops; refuses runs that are not comparable."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from autotune.rundir.store import Store
 from autotune.stats.estimates import Verdict
 
 FIELDS = ("gpu", "count", "jaxlib", "plugin", "driver", "workload", "mesh")
-"""What must be equal in studies that are compared, unless it is the axis of the comparison."""
+"""Fields that must be equal in compared studies, unless they are the axis of the comparison."""
 
 _IMPLIED = {"workload": ("mesh",), "count": ("mesh",), "jaxlib": ("plugin",)}
 """Fields that cannot stay the same when another is the axis."""
@@ -31,7 +31,7 @@ _IMPLIED = {"workload": ("mesh",), "count": ("mesh",), "jaxlib": ("plugin",)}
 _GOOD = ("in the winner", Verdict.FASTER)
 _NOTHING = ("no-op", Verdict.NO_DIFFERENCE)
 _BAD = (Verdict.SLOWER, "failed")
-"""States of a setting by a proof, its program or a failure; an outlook of trials is none."""
+"""States by a proof, the compiled program or a failure; search results of trials do not count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,11 +41,11 @@ class ComparisonTable:
     Attributes:
         by: The fields that were allowed to differ.
         same: Fields that all studies share, with their values.
-        frame: One row a study: study, the fields of `by`, outcome, ratio, low, high, process_pairs, trials,
-            failed, no_ops (settings), default_step_s, detectable, winner (``(not settled)``, with a ratio of NaN, if it
+        frame: One row per study: study, the fields of `by`, outcome, ratio, low, high, process_pairs, trials, failed,
+            no_ops (settings), default_step_s, detectable, winner (``(not settled)``, with a ratio of NaN, if the study
             is inconclusive, nothing ran, or it has not ended).
-        settings: One row a setting and value, one column a study, and `agreement`: agree, differ or empty.
-        changes: From each study to the next, in words.
+        settings: One row per setting and value, one column per study, and `agreement`: agree, differ or empty.
+        changes: Changed states from each study to the next, in words.
     """
 
     by: tuple[str, ...]
@@ -55,7 +55,7 @@ class ComparisonTable:
     changes: tuple[str, ...]
 
     def to_markdown(self) -> str:
-        """The comparison as Markdown."""
+        """Renders the comparison as Markdown."""
         return render(
             "compare.md.j2",
             c=self,
@@ -64,7 +64,7 @@ class ComparisonTable:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """The comparison as plain data."""
+        """Converts the comparison to plain data."""
         return {
             "by": list(self.by),
             "same": dict(self.same),
@@ -118,7 +118,7 @@ def compare_stores(stores: Sequence[Store], *, by: Sequence[str] = ()) -> Compar
 
 
 def _facts(store: Store) -> dict[str, str]:
-    """The fields of one run, as text."""
+    """Returns the `FIELDS` of one run as text."""
     floor = store.last(FloorResult)
     if floor is None:
         raise NotComparableError(
@@ -141,12 +141,12 @@ def _facts(store: Store) -> dict[str, str]:
 
 
 def _natural(text: str) -> list[tuple[int, str]]:
-    """Sorts 0.9 before 0.10."""
+    """Sort key that puts 0.9 before 0.10."""
     return [(int(p), "") if p.isdigit() else (-1, p) for p in re.split(r"(\d+)", text)]
 
 
 def _names(stores: Sequence[Store]) -> list[str]:
-    """The studies' names, or where those are ambiguous the names of their folders, or else whole paths."""
+    """Returns the studies' names; if ambiguous the names of their folders, or else whole paths."""
     for names in ([s.spec.name for s in stores], [s.path.name for s in stores]):
         if len(set(names)) == len(names):
             return names
@@ -180,7 +180,7 @@ def _row(name: str, store: Store, facts: Mapping[str, str], by: Sequence[str]) -
 
 
 def _states(store: Store) -> dict[str, tuple[str, str]]:
-    """For each setting and value that was tried: its state in one word or two, and its figures."""
+    """Returns state and figures of each setting and value that was tried."""
     conclusion = store.last(ConclusionRecord)
     winner = conclusion.settings if conclusion and conclusion.settings else {}
     found = {}
@@ -210,12 +210,12 @@ def _settings_table(states: Mapping[str, Mapping[str, tuple[str, str]]]) -> pd.D
 
 
 def _kind(state: str) -> int | None:
-    """Whether a setting is good, does nothing or is bad; None if that is not known."""
+    """Classifies a state as good (0), no effect (1) or bad (2); None if unknown."""
     return next((i for i, words in enumerate((_GOOD, _NOTHING, _BAD)) if state in words), None)
 
 
 def _agreement(found: Sequence[str]) -> str:
-    """Whether the studies that resolved a setting say the same of it."""
+    """Compares the states of a setting in the studies that resolved it."""
     kinds = list(map(_kind, found))
     known = [k for k in kinds if k is not None]
     if len(known) < 2:
@@ -226,7 +226,7 @@ def _agreement(found: Sequence[str]) -> str:
 def _changes(
     states: Mapping[str, Mapping[str, tuple[str, str]]], facts: Sequence[Mapping[str, str]], by: Sequence[str]
 ) -> list[str]:
-    """Lists the settings whose state changed from one study to the next, if both know it."""
+    """Lists the settings whose state changed from one study to the next, if both resolved it."""
     lines = []
     names = list(states)
     for i, (a, b) in enumerate(itertools.pairwise(names)):
@@ -242,7 +242,7 @@ def _changes(
 
 
 def _shown(table: ComparisonTable) -> list[dict[str, str]]:
-    """The rows of `frame` as text."""
+    """Formats the rows of `frame`."""
     return [
         {
             **{k: str(row[k]) for k in ("study", *table.by, "winner")},

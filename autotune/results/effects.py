@@ -1,4 +1,4 @@
-"""Estimated effects of settings, by the model of all trials: rows, sentences, table and forest plot."""
+"""Effects of settings estimated from all trials by a model: rows, sentences, table and forest plot."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from autotune.results.tables import make_table, results_table
 from autotune.rundir.store import Store
 
 WORTH_A_ROW = 0.05
-"""Chance to act from which a setting stands in the table and the chart; the rest is counted, and in the frame."""
+"""P(active) below which a setting is left out of table and chart; the frame holds all."""
 
 MOST_ROWS = 60
-"""Of the chart and the table."""
+"""Limit of rows in chart and table."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,9 +25,9 @@ class EstimateRow:
     """The estimated effect of one value of a setting.
 
     Attributes:
-        chance: That the setting acts.
-        ratio: Expected ratio of step times, with its 95 % interval.
-        trials: How many had it and ran.
+        chance: P(active) of the setting.
+        ratio: Expected ratio of step times; `low` and `high` are its 95 % interval.
+        trials: Number of trials with this value that ran.
     """
 
     setting: str
@@ -45,14 +45,14 @@ class EstimateRow:
 
     @property
     def style(self) -> str:
-        """Class of the style sheet."""
+        """CSS class."""
         if self.chance < INERT:
             return "same"
         return "promising" if self.high < 1 else "unpromising" if self.low > 1 else "open"
 
     @property
     def acts(self) -> str:
-        """The chance in words."""
+        """P(active) in words."""
         return "inert" if self.chance < INERT else f"acts: {format_chance(self.chance)}"
 
 
@@ -60,13 +60,13 @@ ESTIMATE_COLUMNS = tuple(f.name for f in fields(EstimateRow))
 
 
 def format_chance(chance: float) -> str:
-    """A probability in whole percents that never says certain: ``72 %``, ``> 99 %``."""
+    """Formats a probability in whole percents, never as certain: ``72 %``, ``> 99 %``."""
     percent = round(100 * chance)
     return "< 1 %" if percent < 1 else "> 99 %" if percent > 99 else f"{percent} %"
 
 
 def estimate_rows(store: Store) -> list[EstimateRow]:
-    """Every value that was tried, likeliest first, then fastest first."""
+    """Returns a row for every value that was tried, likeliest first, then fastest first."""
     found = store.last(EffectsRecord)
     if found is None:
         return []
@@ -88,7 +88,7 @@ def _shown(store: Store) -> list[EstimateRow]:
 
 
 def effect_lines(store: Store) -> list[str]:
-    """The estimated effects in a few sentences; none before the search has ended."""
+    """Formats the estimated effects as sentences; empty before the search has ended."""
     found = store.last(EffectsRecord)
     if found is None:
         return []
@@ -120,7 +120,7 @@ def effect_lines(store: Store) -> list[str]:
 
 
 def estimate_table(store: Store) -> list[dict[str, str]]:
-    """The rows of the report's table."""
+    """Returns the rows of the report's table."""
     return [
         {
             "setting": r.label,
@@ -134,7 +134,7 @@ def estimate_table(store: Store) -> list[dict[str, str]]:
 
 
 def study_tables(store: Store) -> list[Table]:
-    """The tables of a study on a terminal: all trials and proofs, and the estimated effects."""
+    """Returns the terminal tables of a study: trials and proofs, and estimated effects."""
     tables = [results_table(store)]
     if rows := estimate_table(store):
         tables.append(make_table("Estimated effect of each flag (model, unverified)", rows, tuple(rows[0])))
@@ -142,7 +142,7 @@ def study_tables(store: Store) -> list[Table]:
 
 
 def effects_chart(store: Store) -> Chart:
-    """The forest plot of estimated effects, with intervals and the chance that each acts."""
+    """Draws the forest plot of estimated effects with intervals and P(active)."""
     marks = []
     for r in _shown(store):
         label = f"{r.label.replace('xla_gpu_', '').replace('xla_', '')}  ({format_chance(r.chance)})"

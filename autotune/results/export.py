@@ -1,7 +1,7 @@
-"""Exports a proven winner as a file that other programs read, with its evidence in comments, and reads it back.
+"""Exports a proven winner to a file with its evidence in comments, and reads it back.
 
-Every format has its own grammar, and a value may hold any printable text. A value that a format cannot carry is an
-error: a setting that arrives changed was never measured. What the winner needs (a profile, kernels) lies beside it.
+A value that a format cannot represent is an error: a changed setting was never measured. Artefacts of the winner
+(profile, kernels) are written beside the file.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from autotune.rundir.store import Store
 
 
 class ExportFormat(StrEnum):
-    """What the file is for."""
+    """Formats of exported files."""
 
     ENV = "env"
     SHELL = "shell"
@@ -55,10 +55,10 @@ USE = {
     ExportFormat.MAXTEXT: "bash {file} CONFIG.yml run_name=...",
     ExportFormat.ARGUMENTS: "python train.py --flagfile={file} (absl), beside another format for the variables",
 }
-"""What to type next, for each format."""
+"""How to use a file of each format."""
 
 LONGEST_DOCKER_LINE = 65_535
-"""Docker reads env-files with a scanner whose lines have at most 64 KiB, comments included."""
+"""Bytes; Docker's scanner of env-files takes at most 64 KiB a line, comments included."""
 
 
 def render_export(
@@ -70,17 +70,16 @@ def render_export(
     same_kernels: bool = False,
     needs_loss: bool = False,
 ) -> str:
-    """The winner of a run as text in one format; what it needs is put beside it.
+    """Renders the winner of a run in one format, and writes its artefacts into `folder`.
 
     Args:
-        even_unjudged: Write even a winner whose loss could not be judged; the text says so.
-        folder: Where the text will lie, with what it needs beside it; None for standard output.
-        same_kernels: Let it load the autotuner's results of its soak.
-        needs_loss: Refuse one whose loss was not compared with the default's.
+        even_unjudged: Accept a winner whose loss could not be judged; the text says so.
+        folder: Folder of the file; None for standard output.
+        same_kernels: Load the autotuner's results of the soak.
+        needs_loss: Refuse a winner whose loss was not compared with the default's.
 
     Raises:
-        AutotuneError: If there is no proven winner, or none whose loss was compared and that is needed, or the format
-            cannot carry one of its values.
+        AutotuneError: If there is no such winner, or the format cannot represent one of its values.
     """
     winner = winner_of(store, even_unjudged=even_unjudged)
     if needs_loss:
@@ -94,10 +93,10 @@ def render_export(
 
 
 def render_winner(winner: Winner, form: ExportFormat, folder: Path | None = None) -> str:
-    """A winner as text in one format; the text holds the paths of its artefacts in `folder`.
+    """Renders a winner in one format, with the paths of its artefacts in `folder`.
 
     Raises:
-        AutotuneError: If the format cannot carry one of its values, or its artefacts have no folder.
+        AutotuneError: If the format cannot represent one of its values, or its artefacts have no folder.
     """
     if form is ExportFormat.JSON and folder is None and artefacts_of(winner.in_force):
         return _json(winner, FlagSet())  # for a library: `autotune exec` puts the paths in place
@@ -105,7 +104,7 @@ def render_winner(winner: Winner, form: ExportFormat, folder: Path | None = None
 
 
 def is_unchanged(text: str, winner: Winner, folder: Path | None = None) -> bool:
-    """Whether an exported text in a folder is still what some format makes of the winner it carries."""
+    """Whether a text in a folder equals an export of the winner in some format."""
     for form, place in itertools.product(ExportFormat, (folder, None)):
         try:
             if render_winner(winner, form, place) == text:
@@ -124,12 +123,12 @@ def _exports(settings: FlagSet) -> str:
 
 
 def _env(winner: Winner, settings: FlagSet) -> str:
-    """To be sourced by any POSIX shell."""
+    """Renders variables for any POSIX shell to source."""
     return _comments(winner) + _exports(settings)
 
 
 def _shell(winner: Winner, settings: FlagSet) -> str:
-    """A script that runs a command under the winner; your own XLA_FLAGS come first, so the winner's count."""
+    """Renders a script that runs a command under the winner; the caller's XLA_FLAGS go first, so the winner's win."""
     lines = []
     for name, value in settings.to_environment().items():
         own = '"${XLA_FLAGS:+$XLA_FLAGS }"' if name == "XLA_FLAGS" else ""
@@ -138,7 +137,7 @@ def _shell(winner: Winner, settings: FlagSet) -> str:
 
 
 def _docker(winner: Winner, settings: FlagSet) -> str:
-    """For `docker --env-file`: the value is all up to the line's end, without any quoting."""
+    """Renders a file for `docker --env-file`: a value extends to the end of its line, without quoting."""
     text = _comments(winner) + "".join(f"{name}={value}\n" for name, value in settings.to_environment().items())
     longest = max(len(line.encode()) for line in text.split("\n"))
     if longest > LONGEST_DOCKER_LINE:
@@ -150,7 +149,7 @@ def _docker(winner: Winner, settings: FlagSet) -> str:
 
 
 def _sbatch(winner: Winner, settings: FlagSet) -> str:
-    """A job script. `--export=NAME=value` would split values at commas, so the script itself exports."""
+    """Renders a job script; `--export=NAME=value` would split values at commas, so the script exports them."""
     head = [f"#SBATCH --job-name={winner.study}", f"#SBATCH --nodes={winner.node_count}"]
     if winner.conditions.platform == "cuda" and winner.conditions.device_count:
         head.append(f"#SBATCH --gpus-per-node={winner.conditions.device_count}")
@@ -167,7 +166,7 @@ def _sbatch(winner: Winner, settings: FlagSet) -> str:
 
 
 def _k8s(winner: Winner, settings: FlagSet) -> str:
-    """A container's `env:`; the kubelet expands `$(NAME)` in values, and takes `$$` for one dollar."""
+    """Renders a container's `env:`; the kubelet expands `$(NAME)` in values and reads `$$` as one dollar."""
     items = "".join(
         f"- name: {name}\n  value: {json.dumps(value.replace('$', '$$'), ensure_ascii=False)}\n"
         for name, value in settings.to_environment().items()
@@ -187,23 +186,19 @@ def _json(winner: Winner, settings: FlagSet) -> str:
 
 
 def _maxtext(winner: Winner, settings: FlagSet) -> str:
-    """A launch script like MaxText's own for GPUs: variables, then the trainer with your arguments and the options.
+    """Renders a launch script like MaxText's own for GPUs: variables, then the trainer with arguments and options.
 
     The trainer has been this module since 0.2.5 (https://github.com/AI-Hypercomputer/maxtext,
     src/maxtext/trainers/pre_train/train.py).
     """
-    own = "".join(f" {shlex.quote(override)}" for override in _overriding(winner))
+    own = "".join(f" {shlex.quote(f'{name}={plain(value)}')}" for name, value in dotted(winner.options).items())
     head = f"#!/bin/bash\n{_comments(winner)}{_exports(settings)}"
     return f'{head}exec python3 -m maxtext.trainers.pre_train.train "$@"{own}\n'
 
 
 def _arguments(winner: Winner, settings: FlagSet) -> str:
-    """A flag file of absl: one argument a line, comments, no quoting of any kind."""
+    """Renders a flag file of absl: one argument a line, comments, no quoting."""
     return _comments(winner) + "".join(f"--{name}={plain(value)}\n" for name, value in winner.options.items())
-
-
-def _overriding(winner: Winner) -> list[str]:
-    return [f"{name}={plain(value)}" for name, value in dotted(winner.options).items()]
 
 
 _WRITERS: dict[ExportFormat, Callable[[Winner, FlagSet], str]] = {
@@ -222,20 +217,20 @@ _WRITERS: dict[ExportFormat, Callable[[Winner, FlagSet], str]] = {
 
 
 MARK = "autotune-winner: "
-"""The start of the comment that holds the record in an exported file."""
+"""Prefix of the comment that holds the record in an exported file."""
 
 
 def comment_line(winner: Winner) -> str:
-    """The winner as text for one comment line: plain ASCII without line ends."""
+    """Serialises a winner for one comment line: ASCII without line ends."""
     data = json.loads(winner.model_dump_json(exclude_none=True))
     return MARK + json.dumps(data, ensure_ascii=True, separators=(",", ":"))
 
 
 def read_winner(path: Path) -> Winner:
-    """The winner that a run directory or an exported file of any format holds.
+    """Reads the winner of a run directory or an exported file of any format.
 
     Raises:
-        AutotuneError: If there is none in it.
+        AutotuneError: If there is none.
     """
     if path.is_dir():
         return winner_of(Store.open(path))
@@ -252,7 +247,7 @@ def read_winner(path: Path) -> Winner:
 
 
 def parse_winner(text: str, *, source: str) -> Winner:
-    """The winner in the text of an exported file.
+    """Parses the winner in the text of an exported file.
 
     Raises:
         AutotuneError: If there is none, or it is damaged.
@@ -274,11 +269,11 @@ def parse_winner(text: str, *, source: str) -> Winner:
         ) from error
 
 
-# ---------------------------------------------------------------------- what lies beside it
+# ---------------------------------------------------------------------- artefacts
 
 
 def loading_kernels(winner: Winner) -> Winner:
-    """Makes a winner load the autotuner's results of its soak, so that the same kernels run.
+    """Returns a winner that loads the autotuner's results of its soak, so that the same kernels run.
 
     Raises:
         AutotuneError: If none were kept.
@@ -292,49 +287,46 @@ def loading_kernels(winner: Winner) -> Winner:
 
 
 def artefact_folder(file: Path) -> Path:
-    """The folder of the artefacts of a run directory (in it) or of an exported file (beside it)."""
+    """Returns the artefact folder of a run directory (in it) or of an exported file (beside it)."""
     return file / ARTEFACTS if file.is_dir() else file.parent
 
 
 def settings_in_force(winner: Winner, file: Path) -> FlagSet:
-    """The set that a program is started under, with the paths of its artefacts beside a file or in a run.
+    """Returns the set under which a program is started, with the paths of its artefacts.
 
     Raises:
-        AutotuneError: If an artefact is missing, a link, no plain file, or holds something else.
+        AutotuneError: If an artefact is missing, a link, not a plain file, or changed.
     """
     return in_force(winner.in_force, artefact_folder(file))
 
 
 def artefact_differences(winner: Winner, file: Path) -> list[Difference]:
-    """The artefacts of a winner that are missing or were changed."""
+    """Returns the artefacts of a winner that are missing or were changed."""
     problems = artefact_problems(winner.in_force, artefact_folder(file))
     return [Difference(field="artefact", proven="a file beside it", here=p) for p in problems]
 
 
 def put_beside(winner: Winner, source: Store | Path, folder: Path) -> None:
-    """Copies the artefacts of a winner from its run or file into a folder: those it needs, and kernels it may load.
+    """Copies the artefacts of a winner, optional kernels included, from its run or file into a folder.
 
     Raises:
-        AutotuneError: If something of it is missing or was changed.
-        RunDirectoryError: If it cannot be written.
+        AutotuneError: If one is missing or was changed.
+        RunDirectoryError: If one cannot be written.
     """
     wanted = winner.in_force
     if winner.kernels is not None:
         wanted = wanted.merge({KERNELS: reference_to(winner.kernels)})
-    found = artefacts_for(source, wanted) if isinstance(source, Store) else _read_what_is_there(winner, source, wanted)
+    if isinstance(source, Store):
+        found = artefacts_for(source, wanted)
+    else:  # kernels that the winner does not load may be missing
+        beside = artefact_folder(source)
+        found = read_artefacts(winner.in_force if artefact_problems(wanted, beside) else wanted, beside)
     place_artefacts(found, folder)
     in_force(winner.in_force, folder)
 
 
-def _read_what_is_there(winner: Winner, file: Path, wanted: FlagSet) -> tuple[Artefact, ...]:
-    """Reads the artefacts beside a file; kernels that it may load, but does not, may be missing."""
-    folder = artefact_folder(file)
-    is_whole = not artefact_problems(wanted, folder)
-    return read_artefacts(wanted if is_whole else winner.in_force, folder)
-
-
 def keep_in_run(store: Store, settings: FlagSet, kernels: Artefact | None) -> None:
-    """Writes the artefacts of a run's winner into the run directory, for `exec` and `verify` of the run itself.
+    """Writes the artefacts of a run's winner into the run directory, for `exec` and `verify` of the run.
 
     Raises:
         RunDirectoryError: If they cannot be written.

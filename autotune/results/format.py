@@ -1,7 +1,4 @@
-"""Formats records as sentences: for the live view, tables, reports, notebooks and exported files.
-
-In the order in which a study makes the records. What compiling alone found is in `screen_words`.
-"""
+"""Formats records as sentences, in the order in which a study makes them; for screens see `screen_words`."""
 
 from __future__ import annotations
 
@@ -51,17 +48,14 @@ STAGE_WORDS = {
     "alone": "isolated runs",
     "recheck": "recheck",
 }
-"""Stages of `FinalistResult`, as shown to users."""
+"""Stages of `FinalistResult` as shown to users."""
 
 SOAK_SLOWER = 1.1
 """A soak whose last quarter is slower than its first by more than this factor is noted."""
 
 
 def time_words(store: Store, settings: FlagSet | None = None) -> str:
-    """What ratios of time are of: ``step time``, or ``time per token`` where the work of a step differs.
-
-    Of a set that was proven, or of any set of the run.
-    """
+    """Names the quantity of ratios, ``step time`` or ``time per token``, of one proven set or of the whole run."""
     if settings is not None:
         proofs = [f for f in store.of(FinalistResult) if f.settings == settings]
         return time_of(proofs[-1].work if proofs else None)
@@ -70,28 +64,28 @@ def time_words(store: Store, settings: FlagSet | None = None) -> str:
 
 
 def time_of(work: WorkPerStep | None) -> str:
-    """The same of one comparison: `work` where a step of its arms differs."""
+    """Names the quantity of one comparison; `work` is given where the work of a step differs between arms."""
     return "step time" if work is None else "time per token"
 
 
 def shorten(settings: FlagSet, *, limit: int = 100) -> str:
-    """Settings on one line, common prefixes left out, cut to what fits."""
+    """Formats settings on one line of at most `limit` characters, without ``xla_`` prefixes."""
     text = " ".join(word.removeprefix("xla_") for word in settings.words) or "(default)"
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def spaced(name: str) -> str:
-    """A name of a record in words: ``out of memory``."""
+    """Replaces underscores by spaces: ``out of memory``."""
     return name.replace("_", " ")
 
 
 def format_estimate(estimate: Estimate) -> str:
-    """A ratio with its interval: ``0.950 [0.940, 0.960]``."""
+    """Formats a ratio with its interval: ``0.950 [0.940, 0.960]``."""
     return format_figures(estimate.ratio, estimate.low, estimate.high)
 
 
 def format_figures(ratio: float, low: float, high: float) -> str:
-    """A ratio, with its interval unless that is NaN: ``0.950 [0.940, 0.960]`` or ``0.950``."""
+    """Formats a ratio, with its interval unless that is NaN: ``0.950 [0.940, 0.960]`` or ``0.950``."""
     return format_ratio(ratio) + ("" if math.isnan(low) else f" {format_interval(low, high)}")
 
 
@@ -99,7 +93,7 @@ def format_figures(ratio: float, low: float, high: float) -> str:
 
 
 def format_begin(store: Store) -> list[str]:
-    """The noise floor and the screen: what was found before the first trial."""
+    """Formats the noise floor and the screen."""
     from autotune.results.screen_words import describe_screen_record  # the compiler: only where it is needed
 
     lines = floor_lines(store)
@@ -111,14 +105,14 @@ def format_begin(store: Store) -> list[str]:
 
 
 def floor_lines(store: Store) -> list[str]:
-    """The latest noise floor of a run, and the smallest gain that its first one can prove: each lane has its own."""
+    """Formats the latest noise floor of a run, and the smallest provable gain by the first one (lanes have theirs)."""
     floors = store.of(FloorResult)
     powers = [format_power(f.power) for f in floors if f.power is not None]
     return list(dict.fromkeys([*(format_floor(floors[-1]) if floors else []), *powers[:1]]))
 
 
 def format_floor(result: FloorResult) -> list[str]:
-    """The noise floor in words."""
+    """Formats the result of an A/A run."""
     floor = result.floor
     lines = [
         f"reference: {format_seconds(result.comparison.reference_step_s)} a step, compiled in "
@@ -142,7 +136,7 @@ def format_floor(result: FloorResult) -> list[str]:
 
 
 def _spreads(floor: NoiseFloor) -> str:
-    """The spread of processes and of pairs of blocks, as standard deviations."""
+    """Formats the standard deviations of processes and of pairs of blocks."""
     of_process, of_pair = (f"{sd * 100:.2g} %" for sd in (floor.process_sd, floor.within_sd))
     if not floor.within_sd:
         return f"standard deviation of a fresh run {of_process}"
@@ -150,7 +144,7 @@ def _spreads(floor: NoiseFloor) -> str:
 
 
 def format_power(power: PowerAnalysis) -> str:
-    """The smallest gain that is proven 9 times in 10 on this machine, and how long that takes."""
+    """Formats the smallest gain that is proven with a power of 90 % on this machine, and the time for it."""
     cap = f"with up to {power.most} pairs of processes in each proof"
     if power.smallest is None or power.proof_s is None:
         return f"no gain below 50 % can be proven here {cap}: processes differ too much"
@@ -160,7 +154,7 @@ def format_power(power: PowerAnalysis) -> str:
 
 
 def format_kernels(spread: KernelSpread) -> str:
-    """How many of some equal processes chose other kernels."""
+    """Formats how many of several equal processes chose other kernels."""
     if not spread.others:
         return f"all {spread.processes} processes chose the same kernels"
     apart = f" (they are {format_change(math.exp(spread.apart))})" if spread.apart is not None else ""
@@ -168,12 +162,13 @@ def format_kernels(spread: KernelSpread) -> str:
 
 
 def kernel_lines(store: Store) -> list[str]:
-    """One sentence for each set whose processes did not all choose the same; the default's are those of all proofs."""
+    """Lists the sets whose processes did not all choose the same kernels; the default's come from all proofs."""
     found = (f.kernels for f in store.of(FloorResult))
     lines = [f"of the default, {format_kernels(k)}" for k in found if k is not None and k.others]
     proofs = [r for r in store.of(ConfirmRun) if not r.is_alone]
     bases = [r for r in proofs if r.against is None]
-    told = kernel_spread([r.reference_kernels for r in bases], [_less(r.log_ratio) for r in bases])
+    ratios = [None if r.log_ratio is None else -r.log_ratio for r in bases]
+    told = kernel_spread([r.reference_kernels for r in bases], ratios)
     if told is not None and told.others:
         lines.append(f"of the default in proofs, {format_kernels(told)}")
     for settings in dict.fromkeys(r.settings for r in proofs):
@@ -184,15 +179,11 @@ def kernel_lines(store: Store) -> list[str]:
     return lines
 
 
-def _less(log_ratio: float | None) -> float | None:
-    return None if log_ratio is None else -log_ratio
-
-
 # ---------------------------------------------------------------------- trials and proofs
 
 
 def format_trial(result: TrialResult, outlook: str | None) -> str:
-    """A trial's result in words; the outlook is that of `TrialResult.outlook_at`."""
+    """Formats a trial's result; `outlook` is that of `TrialResult.outlook_at`."""
     if result.failure is not None:
         return format_failure(result.failure, f"in phase {result.failure.phase}")
     if result.is_the_default:
@@ -211,12 +202,12 @@ def format_trial(result: TrialResult, outlook: str | None) -> str:
 
 
 def format_failure(failure: Failure, where: str) -> str:
-    """A failure in words, with where it happened."""
+    """Formats a failure and its place."""
     return f"{spaced(failure.kind)} {where}: {failure.message}"[:300]
 
 
 def format_energy(result: TrialResult) -> str:
-    """A trial's energy in words; empty where it is not known."""
+    """Formats a trial's energy; empty if unknown."""
     energy = result.comparison.energy if result.comparison is not None else None
     if energy is None:
         return ""
@@ -225,19 +216,21 @@ def format_energy(result: TrialResult) -> str:
 
 
 def format_finalist(result: FinalistResult) -> str:
-    """A finalist's verdict in words."""
+    """Formats the figures and verdict of a finalist."""
     if result.failure is not None:
         return format_failure(result.failure, "in a fresh process")
     if result.estimate is None or result.corrected is None:
         return "no number"
+    low, high = result.corrected.low, result.corrected.high
+    corrected = f" (corrected {format_interval(low, high)})" if low > 0.0 else ""
     return (
         f"{format_estimate(result.estimate)} over {result.process_count} fresh pairs of processes"
-        f"{_corrected(result.corrected)}: {verdict_of(result)}{_why(result)}"
+        f"{corrected}: {verdict_of(result)}{_why(result)}"
     )
 
 
 def verdict_of(result: FinalistResult) -> str:
-    """The verdict of a proof, or of what came after it, in one or two words."""
+    """Returns the verdict of a proof or re-estimate in one or two words."""
     if result.failure is not None:
         return "failed"
     if result.veto is not None:
@@ -249,13 +242,8 @@ def verdict_of(result: FinalistResult) -> str:
     return result.verdict
 
 
-def _corrected(estimate: Estimate | None) -> str:
-    known = estimate is not None and estimate.low > 0.0
-    return f" (corrected {format_interval(estimate.low, estimate.high)})" if estimate is not None and known else ""
-
-
 def _why(result: FinalistResult) -> str:
-    """What speaks against the set, or why no more was measured."""
+    """Formats the veto, or the reason for which measuring stopped."""
     if result.veto is not None:
         return f": {result.veto}"
     if result.stage not in REESTIMATES and result.goes_on:  # the reason is of the hurdle, the word of the claim
@@ -265,7 +253,7 @@ def _why(result: FinalistResult) -> str:
 
 
 def cause_lines(store: Store) -> list[str]:
-    """The smallest parts of sets that crashed or hung, as far as they were found."""
+    """Lists the minimal failing sets that were found."""
     return [
         f"trial {b.trial}: the {'cause' if b.is_minimal else 'smallest failing part found'} of the "
         f"{spaced(b.failure_kind)} is {b.smallest} ({b.starts} starts to find it)"
@@ -277,7 +265,7 @@ def cause_lines(store: Store) -> list[str]:
 
 
 def format_soak(record: SoakRecord) -> str:
-    """A soak in words."""
+    """Formats the result of a soak."""
     if record.failure is not None:
         after = f"after {record.step_count} steps" if record.step_count else "at its start"
         return f"failed {after}: {record.failure.kind.replace('_', ' ')}: {record.failure.message}"
@@ -290,7 +278,7 @@ def format_soak(record: SoakRecord) -> str:
 
 
 def _seen(record: SoakRecord) -> list[str]:
-    """Stalls and growth of memory in both arms, as far as they were watched."""
+    """Formats stalls and growth of memory in both arms."""
     arms = record.arms
     if arms is None:
         return []
@@ -313,7 +301,7 @@ def _growth(arm: SoakArm | None, kind: str) -> float | None:
 
 
 def soak_lines(store: Store) -> list[str]:
-    """The results of the winner's long runs."""
+    """Formats all soaks of a run."""
     return [f"soak of {s.settings}: {format_soak(s)}" for s in store.of(SoakRecord)]
 
 
@@ -321,7 +309,7 @@ def soak_lines(store: Store) -> list[str]:
 
 
 def format_progress(store: Store, state: str) -> str:
-    """How far a study is that has not ended (running, stopped or empty), and its best trial so far."""
+    """Formats the progress and best trial of a study that has not ended; `state` is running, stopped or empty."""
     results, session = store.of(TrialResult), store.last(SessionRecord)
     if not results:
         return f"nothing is known yet: {'no trial has ended yet' if session else 'it was never started'}"
@@ -335,7 +323,7 @@ def format_progress(store: Store, state: str) -> str:
 
 
 def warning_lines(store: Store) -> list[str]:
-    """What speaks against believing a figure: each once."""
+    """Lists all warnings about the figures of a run, without duplicates."""
     floor = store.last(FloorResult)
     found = [r.what for r in store.of(IncidentRecord)]
     if floor is not None:

@@ -1,4 +1,4 @@
-"""The library: a plain folder of winners by GPU, count, jaxlib and workload, made for git."""
+"""Library of winners: a plain folder by GPU, count, jaxlib and workload, made for git."""
 
 from __future__ import annotations
 
@@ -18,11 +18,7 @@ from autotune.rundir.files import write_atomically
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One winner of a library.
-
-    Attributes:
-        path: Its file, which `verify` and `exec` take as it is.
-    """
+    """One winner of a library, with its file."""
 
     path: Path
     winner: Winner
@@ -34,17 +30,17 @@ class Entry:
 
     @property
     def count(self) -> int:
-        """Devices of the workload, over all nodes."""
+        """Devices of the workload on all nodes."""
         return (self.winner.conditions.device_count or 1) * self.winner.node_count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LibraryQuery:
-    """What somebody wants to run; None asks for anything.
+    """Conditions to look up; None matches anything.
 
     Attributes:
-        jaxlib: A version or its beginning: ``0.11`` fits ``0.11.1``.
-        workload: Its name, such as ``llama3-8b``, or its hash.
+        jaxlib: A version or a prefix: ``0.11`` matches ``0.11.1``.
+        workload: Name, such as ``llama3-8b``, or hash.
     """
 
     gpu: str | None = None
@@ -55,7 +51,7 @@ class LibraryQuery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Match:
-    """An entry, and in what it differs from the query; nothing if it was proven for just that."""
+    """An entry with its differences from the query; no differences mean an exact match."""
 
     entry: Entry
     distance: tuple[str, ...]
@@ -63,21 +59,18 @@ class Match:
 
     @property
     def is_tested(self) -> bool:
-        """Whether the entry was proven for all that was asked."""
+        """Whether the entry was proven under the conditions of the query."""
         return not self.distance
 
 
 def add_to_library(winner: Winner, folder: Path, source: Path | None = None) -> Path:
-    """Puts a winner into a library, in place of an older one of the same conditions; gives the file.
+    """Adds a winner to a library, replacing an older one of the same conditions; returns its file.
 
     Args:
-        winner: What was proven.
-        folder: The library.
-        source: The run or file that it was read from; its artefacts are copied, too.
+        source: Run or file of the winner, whose artefacts are copied.
 
     Raises:
-        AutotuneError: If the file there is of a later proof, the winner's figures do not show it faster, or artefacts
-            are missing.
+        AutotuneError: If the library holds a later proof, the winner is not proven faster, or artefacts are missing.
         RunDirectoryError: If it cannot be written.
     """
     if winner.estimate is not None and winner.estimate.high >= 1.0:
@@ -104,7 +97,7 @@ def add_to_library(winner: Winner, folder: Path, source: Path | None = None) -> 
 
 
 def library_entries(folder: Path) -> list[Entry]:
-    """All winners of a library, by path.
+    """Reads all winners of a library, sorted by path.
 
     Raises:
         AutotuneError: If a file in it is not a winner.
@@ -116,7 +109,7 @@ def library_entries(folder: Path) -> list[Entry]:
 
 
 def best_known(known: Sequence[Entry], query: LibraryQuery) -> Match:
-    """The entry nearest to what is asked; among equally near ones the fastest.
+    """Returns the first entry of `nearest_known`.
 
     Raises:
         AutotuneError: If the library is empty.
@@ -127,13 +120,13 @@ def best_known(known: Sequence[Entry], query: LibraryQuery) -> Match:
 
 
 def nearest_known(known: Sequence[Entry], query: LibraryQuery) -> list[Match]:
-    """All entries, the nearest to what is asked first; among equally near ones the fastest."""
+    """Sorts entries by distance from the query, then by ratio."""
     matches = [_match(entry, query) for entry in known]
     return sorted(matches, key=lambda m: (m.cost, m.entry.winner.estimate.ratio if m.entry.winner.estimate else 1.0))
 
 
 def _match(entry: Entry, query: LibraryQuery) -> Match:
-    """Rates the distance of an entry from a query: GPU weighs most, then workload, count, version."""
+    """Computes the distance of an entry from a query: GPU weighs most, then workload, count, version."""
     words, cost = [], 0.0
     if query.gpu is not None and not _same_name(query.gpu, entry.gpu):
         words.append(f"proven on {entry.gpu}, not on {query.gpu}")
@@ -152,7 +145,7 @@ def _match(entry: Entry, query: LibraryQuery) -> Match:
 
 
 def format_match(match: Match) -> list[str]:
-    """A match in words, one line each."""
+    """Formats a match as lines."""
     winner = match.entry.winner
     ratio = format_ratio(winner.estimate.ratio) if winner.estimate else "-"
     of = time_of(winner.work)
@@ -162,13 +155,13 @@ def format_match(match: Match) -> list[str]:
 
 
 def _same_name(asked: str, known: str) -> bool:
-    """Whether a query names a device: H200 is an NVIDIA H200, but an A100 of 40 GB is not one of 80."""
+    """Whether a query matches a device: H200 matches NVIDIA H200, but an A100 of 40 GB not one of 80."""
     wanted, words = (re.findall(r"[a-z0-9]+", t.lower()) for t in (asked, known))
     return bool(wanted) and set(wanted) <= set(words)
 
 
 def _version_distance(asked: str, known: str | None) -> float:
-    """0 for the same version or one that begins so; 0.5 a patch away, 1 and more by minor versions."""
+    """Returns 0 if `asked` is equal or a prefix, 0.5 for another patch, 1 and more for another minor version."""
     if known is None:
         return 3.0
     a, b = ([int(p) for p in re.findall(r"\d+", v)] for v in (asked, known))

@@ -1,11 +1,11 @@
-"""The parts of pages: templates, cells of tables, and plain SVG charts that load nothing and take colours from CSS."""
+"""Parts of pages: templates, table cells, and self-contained SVG charts coloured by CSS."""
 
 from __future__ import annotations
 
 import functools
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import jinja2
 from markupsafe import Markup
 
 from autotune.model.redaction import visible, visible_line
-from autotune.model.units import format_ratio
+from autotune.model.units import format_ratio, format_seconds
 
 WIDTH = 760
 LEFT, RIGHT, TOP, BOTTOM = 62, 14, 12, 36
@@ -25,25 +25,25 @@ LEFT, RIGHT, TOP, BOTTOM = 62, 14, 12, 36
 
 
 class Styled(str):
-    """The text of a table's cell with a class of the style sheet, which Markdown leaves out."""
+    """Text of a table cell with a CSS class, which Markdown leaves out."""
 
     style: str
 
     def __new__(cls, text: str, style: str) -> Styled:
-        """Makes a text with its class."""
+        """Creates a text with its class."""
         made = super().__new__(cls, text)
         made.style = style
         return made
 
 
 def render(name: str, **shown: Any) -> str:
-    """Fills in a template of `data/report`."""
+    """Renders a template of `data/report`."""
     return _templates(name.removesuffix(".j2").endswith(".md")).get_template(name).render(shown)
 
 
 @functools.cache
 def _templates(is_markdown: bool) -> jinja2.Environment:
-    """Whatever is filled in is text, and escaped as such; blocks of code, which need no escapes, have a filter."""
+    """Returns an environment that escapes every value; code blocks use the filter `code` instead."""
     env = jinja2.Environment(
         loader=jinja2.PackageLoader("autotune", "data/report"),
         autoescape=lambda name: name is not None and (".html" in name or ".md" in name),
@@ -61,7 +61,7 @@ def _as_text(value: Any) -> Any:
 
 
 def _as_markdown(value: Any) -> Any:
-    """Makes text that Markdown shows as it is, on one line."""
+    """Escapes text for Markdown, on one line."""
     if not isinstance(value, str) or isinstance(value, Markup):
         return value
     line = visible(" ".join(value.split("\n")))
@@ -70,10 +70,10 @@ def _as_markdown(value: Any) -> Any:
 
 
 _MARKDOWN = re.compile(r"[\\`*|]|^#|~~|](?=[(\[:])|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
-"""What Markdown would act on: code, emphasis, cells, headings, links. An underscore inside a name is one already."""
+"""Syntax of Markdown: code, emphasis, cells, headings, links; an underscore inside a name needs no escape."""
 
 _HTML = re.compile(r"<|&(?=#?\w+;)")
-"""What begins a tag or an entity: Markdown may hold HTML."""
+"""Start of a tag or an entity: Markdown may hold HTML."""
 
 
 # ---------------------------------------------------------------------- charts
@@ -84,10 +84,9 @@ class Mark:
     """One figure of a chart.
 
     Attributes:
-        x_ends: The interval of `x`: may be 0, infinite, or NaN (none).
-        label: Shown beside it.
-        detail: Shown when pointed at.
-        style: Class of the style sheet: good, same, open, promising, unpromising, failed, floor.
+        x_ends: Interval of `x`: may be 0, infinite, or NaN (none).
+        detail: Tooltip.
+        style: CSS class: good, same, open, promising, unpromising, failed, floor.
     """
 
     x: float
@@ -99,7 +98,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """One chart with its title and note; a notebook shows it as the report's page does."""
+    """One chart with title and note; notebooks display it."""
 
     title: str
     svg: str
@@ -107,9 +106,9 @@ class Chart:
 
     @property
     def picture(self) -> str:
-        """The chart with its colours in it: an SVG document that stands alone."""
+        """The chart as a standalone SVG document with its colours."""
         svg = self.svg or f'<svg viewBox="0 0 {WIDTH} 1"></svg>'
-        scope = "svg.autotune"  # nothing else on a notebook's page takes these colours
+        scope = "svg.autotune"  # the style must not reach the rest of a notebook's page
         style = render("chart.css.j2", root=scope, svg=scope)
         head = f'<svg xmlns="http://www.w3.org/2000/svg" class="autotune" {svg.removeprefix("<svg ")}'
         start, _, body = head.partition(">")
@@ -124,7 +123,7 @@ class Chart:
 
 
 class _Scale:
-    """Maps numbers to pixels; `log` keeps equal factors equally far apart."""
+    """Maps numbers to pixels, on a linear or logarithmic scale."""
 
     def __init__(self, low: float, high: float, start: float, end: float, *, log: bool = False) -> None:
         if not low < high:
@@ -139,7 +138,7 @@ class _Scale:
         return self._start + (v - a) / (b - a) * (self._end - self._start)
 
     def ticks(self, count: int = 6) -> list[float]:
-        """Round numbers inside the range."""
+        """Returns round numbers inside the range."""
         raw = (self.high - self.low) / count
         power = 10.0 ** math.floor(math.log10(raw))
         step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= raw * 0.999)
@@ -151,12 +150,11 @@ class _Scale:
 def forest(
     rows: Sequence[Mark], *, band: float, of: str = "step time", description: str = "intervals of all trials"
 ) -> str:
-    """Draws ratios with intervals on a logarithmic axis; shades the band in which a difference does not count.
+    """Draws ratios with intervals on a logarithmic axis; more than 80 rows are drawn thin and without labels.
 
     Args:
-        rows: Top to bottom; many rows are drawn thinner and lose their labels.
-        band: Half width of the band around 1.
-        of: What the ratios are of.
+        band: Half width of the shaded band around 1.
+        of: Quantity of the ratios.
         description: For screen readers.
     """
     if not rows:
@@ -182,12 +180,11 @@ def forest(
     return _svg(parts, height, description)
 
 
-def traces(blocks: Sequence[tuple[str, Sequence[float]]], *, y_format: Callable[[float], str]) -> str:
-    """Draws raw step times in the order in which they ran, the arm of each block by colour.
+def traces(blocks: Sequence[tuple[str, Sequence[float]]]) -> str:
+    """Draws raw step times in execution order, coloured by arm.
 
     Args:
         blocks: Arm (``reference`` or ``candidate``) and step times of each block, seconds.
-        y_format: Formats a step time.
     """
     times = [t for _, block in blocks for t in block]
     if not times:
@@ -198,7 +195,7 @@ def traces(blocks: Sequence[tuple[str, Sequence[float]]], *, y_format: Callable[
     parts = [_vertical(x, t, height - BOTTOM, f"{t:g}") for t in x.ticks()]
     for t in y.ticks(5):
         parts.append(_line(LEFT, y(t), WIDTH - RIGHT, y(t), "grid"))
-        parts.append(_text(LEFT - 6, y(t) + 4, y_format(t), "tick", anchor="end"))
+        parts.append(_text(LEFT - 6, y(t) + 4, format_seconds(t), "tick", anchor="end"))
     parts.append(_text((LEFT + WIDTH - RIGHT) / 2, height - 4, "step, in the order of running", "axis"))
     paths: dict[str, list[str]] = {"reference": [], "candidate": []}
     at = 0
@@ -211,7 +208,7 @@ def traces(blocks: Sequence[tuple[str, Sequence[float]]], *, y_format: Callable[
 
 
 def _trimmed(values: Sequence[float]) -> tuple[float, float]:
-    """The range to show: all values, unless a few lie so far off that the rest would be a line."""
+    """Returns the range to show: all values except extreme outliers."""
     ordered = sorted(v for v in values if math.isfinite(v))
     low, high = ordered[0], ordered[-1]
     inner_low, inner_high = ordered[len(ordered) // 50], ordered[-1 - len(ordered) // 50]
@@ -231,14 +228,14 @@ def _vertical(x: _Scale, at: float, bottom: float, text: str) -> str:
 
 
 def _mark(x: float, y: float, style: str, radius: float) -> str:
-    """Draws a shape for each style, so that colour is not needed."""
+    """Draws a mark whose shape depends on the style, so that colour is not needed."""
     if style == "unpromising":
         return _rect(x - radius, y - radius, 2 * radius, 2 * radius, f"mark {style}")
     return f'<circle class="mark {style}" cx="{x:.1f}" cy="{y:.1f}" r="{radius:.1f}"/>'
 
 
 def _interval(scale: _Scale, ends: tuple[float, float], style: str, *, at_y: float) -> str:
-    """Draws the bar of an interval, which may reach beyond what is shown; nothing where there is none."""
+    """Draws the bar of an interval, cut at the axis; empty without an interval."""
     if math.isnan(ends[0]):
         return ""
     low, high = (scale(max(end, scale.low)) for end in ends)

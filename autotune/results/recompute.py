@@ -1,6 +1,6 @@
-"""Recomputes a run's figures from its raw pairs, with the code that drew its conclusion, and compares.
+"""Recomputes a run's figures from its raw pairs with the study's own code, and compares them with its records.
 
-Machine, versions and dates are taken as recorded; forging raw pairs and records together is not found out.
+Machine, versions and dates are taken as recorded; forging raw pairs and records together is not detected.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ LAST_PROOFS = ("final", "full", "recheck")
 """Stages of a `FinalistResult` that prove a winner."""
 
 ROUNDING = 1e-6
-"""Relative difference that another version of NumPy or SciPy may make of the same samples."""
+"""Relative difference between versions of NumPy and SciPy on the same samples."""
 
 
 def evidence_of(store: Store, conclusion: ConclusionRecord) -> list[AnyRecord]:
-    """The records on which a conclusion rests: those before it, or all if it is not recorded yet."""
+    """Returns the records before a conclusion, or all if it is not recorded yet."""
     records = store.records()
     return records[: records.index(conclusion)] if conclusion in records else records
 
 
 def disagreements(store: Store, conclusion: ConclusionRecord) -> list[str]:
-    """Lists what in a conclusion does not follow from the records and raw pairs of its run.
+    """Lists the parts of a conclusion that do not follow from the records and raw pairs of its run.
 
     Raises:
-        RunDirectoryError: If a file of raw pairs holds something else.
+        RunDirectoryError: If a file of raw pairs is damaged.
     """
     records = evidence_of(store, conclusion)
     runs = [r for r in records if isinstance(r, ConfirmRun)]
@@ -68,7 +68,7 @@ def disagreements(store: Store, conclusion: ConclusionRecord) -> list[str]:
 
 
 def doubts(store: Store) -> list[str]:
-    """Lists the reasons not to believe a run's winner; none for a run without one."""
+    """Formats the disagreements of a run's winner with its records; empty without a winner."""
     conclusion = store.last(ConclusionRecord)
     if conclusion is None or conclusion.outcome is not Outcome.WINNER:
         return []
@@ -80,7 +80,7 @@ def doubts(store: Store) -> list[str]:
 
 
 def _of_runs(store: Store, runs: Sequence[ConfirmRun]) -> Iterator[str]:
-    """Checks that the figures of pairs of processes follow from their raw pairs, and that none counts twice."""
+    """Checks that the figures of pairs of processes follow from their raw pairs, and that none is counted twice."""
     for directory, count in Counter(r.directory for r in runs if r.log_ratio is not None).items():
         if count > 1:
             yield f"{count} pairs of processes name the same raw pairs ({directory})"
@@ -95,13 +95,13 @@ def _of_runs(store: Store, runs: Sequence[ConfirmRun]) -> Iterator[str]:
 
 
 def _pairs(store: Store, directory: str | None) -> list[Pair]:
-    """Reads the raw pairs of one measurement; none from outside the run directory."""
+    """Reads the raw pairs of one measurement, never from outside the run directory."""
     path = PurePosixPath(directory or "/")
     return [] if path.is_absolute() or ".." in path.parts else list(store.pairs(str(path)))
 
 
 def _of_work(store: Store, runs: Sequence[ConfirmRun]) -> Iterator[str]:
-    """Checks the claimed work of a step against the workers' reports: a false claim changes the ratio."""
+    """Checks the recorded work of a step, which scales the ratio, against the workers' reports."""
     floor = store.last(FloorResult)
     base = floor.reference.tokens_per_step if floor is not None else None
     told: dict[FlagSet, set[int | None]] = {FlagSet(): {base}}
@@ -121,7 +121,7 @@ def _of_work(store: Store, runs: Sequence[ConfirmRun]) -> Iterator[str]:
 
 
 def _declared(spec: StudySpec, settings: FlagSet) -> int | None:
-    """The work of a step by the study file; 0 where its expression fails."""
+    """Returns the work of a step by the study file; 0 if its expression fails."""
     try:
         return spec.work_under(settings)
     except ValueError:
@@ -129,7 +129,7 @@ def _declared(spec: StudySpec, settings: FlagSet) -> int | None:
 
 
 def _of_plans(records: Sequence[AnyRecord]) -> Iterator[str]:
-    """Checks that the plans of the proofs keep to the error rates that a study may spend."""
+    """Checks that the plans of the proofs keep within the allowed error rates."""
     plans = [r for r in records if isinstance(r, ProofRecord)]
     for family in ({"final", "full"}, *({p.stage} for p in plans if p.stage not in ("final", "full"))):
         mine = [p for p in plans if p.stage in family]
@@ -169,7 +169,7 @@ def _of_proof(
 def _of_winner(
     conclusion: ConclusionRecord, proofs: Mapping[tuple[str, FlagSet], FinalistResult], runs: Sequence[ConfirmRun]
 ) -> Iterator[str]:
-    """Checks that a winner follows from its last proof and what was measured after it."""
+    """Checks that a winner follows from its last proof and the later measurements."""
     settings = conclusion.settings or FlagSet()
     mine = [p for (stage, s), p in proofs.items() if stage in LAST_PROOFS and s == settings]
     if not mine:
@@ -200,7 +200,7 @@ def _of_soak(conclusion: ConclusionRecord, soaks: Sequence[SoakRecord]) -> Itera
 
 
 def _of_profile(conclusion: ConclusionRecord, profiles: Sequence[ProfileRecord]) -> Iterator[str]:
-    """Checks that the profile of a winner was taken in its run, of the winner without it."""
+    """Checks that the profile of a winner was taken in its run under the same set without a profile."""
     taken = {(p.profile.setting, p.profile.digest, p.settings) for p in profiles if p.profile is not None}
     for name, digest in artefacts_of(conclusion.settings or {}).items():
         if (name, digest, (conclusion.settings or FlagSet()).without(name)) not in taken:
@@ -208,7 +208,7 @@ def _of_profile(conclusion: ConclusionRecord, profiles: Sequence[ProfileRecord])
 
 
 def _differing(source: str, record: object, here: Mapping[str, Any]) -> Iterator[str]:
-    """Lists the fields of a record that differ from what was recomputed by more than rounding."""
+    """Lists the fields of a record that differ from the recomputed ones by more than rounding."""
     for field, made in here.items():
         if not _alike(said := getattr(record, field), made):
             shown = [format_estimate(v) if isinstance(v, Estimate) else str(v) for v in (made, said)]

@@ -1,4 +1,4 @@
-"""Reports a study as one self-contained HTML page or as Markdown: the verdict first, then everything it rests on."""
+"""Renders a study as one self-contained HTML page or as Markdown: the verdict first, then the evidence."""
 
 from __future__ import annotations
 
@@ -43,31 +43,30 @@ from autotune.rundir.lock import is_held
 from autotune.rundir.store import Store
 
 LONGEST_TABLE = 300
-"""Rows of the table of trials; a longer study's rest is in `autotune show` and `records.jsonl`."""
+"""Limit of rows in the table of trials; `autotune show` and `records.jsonl` have all."""
 
 _TONES = {Outcome.WINNER: "winner", Outcome.NOTHING_RAN: "none", Outcome.INCONCLUSIVE: "none"}
 
 
 def render_html(store: Store, *, reload_s: float | None = None) -> str:
-    """A study as one HTML page that loads nothing; the browser reads it again after `reload_s` seconds."""
+    """Renders a study as one self-contained HTML page; the browser reloads it after `reload_s` seconds."""
     return render("report.html.j2", r=build(store), reload_s=reload_s)
 
 
 def render_markdown(store: Store) -> str:
-    """A study as Markdown: the same, less the charts."""
+    """Renders a study as Markdown, without charts."""
     return render("report.md.j2", r=build(store))
 
 
 def build(store: Store) -> dict[str, Any]:
-    """All that a page shows of a run directory, in whatever state it is; the templates only lay it out.
+    """Collects everything a page shows of a run directory; the templates only lay it out.
 
     Returns:
-        state (finished, running, stopped or empty), verdict (the one sentence), tone (winner, default or none: how that
-        is coloured), figures (name and value of the few numbers on top), tables (lists of rows, each a text under the
-        heading of its column), charts, and lines of text.
+        state (finished, running, stopped or empty), verdict (one sentence), tone (winner, default or none: its colour),
+        figures (name and value), tables (lists of rows: text by column heading), charts, and lines of text.
 
     Raises:
-        RunDirectoryError: If its records are damaged.
+        RunDirectoryError: If records are damaged.
     """
     trials = trial_rows(store)
     state, verdict, tone = _verdict(store, trials)
@@ -104,7 +103,7 @@ def build(store: Store) -> dict[str, Any]:
 
 
 def _verdict(store: Store, trials: Sequence[TrialRow]) -> tuple[str, str, str]:
-    """State, the one sentence, and its tone."""
+    """Returns state, verdict and tone."""
     conclusion, running = store.last(ConclusionRecord), is_held(store.path)
     newest = max((r.at_s for r in trials), default=0.0)
     if conclusion is not None and newest <= conclusion.at_s and not running:
@@ -141,7 +140,7 @@ def _figures(store: Store, trials: Sequence[TrialRow], floor: FloorResult | None
 
 
 def forest_chart(store: Store, trials: Sequence[TrialRow], *, most: int | None = None) -> Chart:
-    """Ratio and interval of every trial that did not fail, or of the best `most`, below the noise floor."""
+    """Draws ratio and interval of the A/A run and of every trial that did not fail, or of the best `most`."""
     floor, rows = store.last(FloorResult), []
     if floor is not None:
         label, e = "the default against itself", floor.floor.estimate
@@ -157,7 +156,7 @@ def forest_chart(store: Store, trials: Sequence[TrialRow], *, most: int | None =
 
 
 def steps_chart(store: Store, number: int = REFERENCE_NUMBER) -> Chart:
-    """Raw step times of a trial, or of the noise floor, in the order of running; empty if there are none."""
+    """Draws the raw step times of a trial, or of the A/A run, in execution order; empty if there are none."""
     directories = {r.number: r.directory for r in store.of(TrialResult)}
     if (floor := store.last(FloorResult)) is not None:
         directories[REFERENCE_NUMBER] = floor.directory
@@ -168,14 +167,14 @@ def steps_chart(store: Store, number: int = REFERENCE_NUMBER) -> Chart:
         blocks += arms if pair.first == "reference" else arms[::-1]
     title = f"trial {number}" if number != REFERENCE_NUMBER else "the default against itself (noise floor)"
     note = f"{len(blocks) // 2} pairs of blocks; raw in {directory}/pairs.jsonl"
-    return Chart(title=title, svg=traces(blocks, y_format=format_seconds), note=note)
+    return Chart(title=title, svg=traces(blocks), note=note)
 
 
-# ---------------------------------------------------------------------- what went wrong, where from
+# ---------------------------------------------------------------------- failures, provenance, commands
 
 
 def _failures(trials: Sequence[TrialRow]) -> list[dict[str, Any]]:
-    """Failures by kind, most frequent first; equal messages are shown once."""
+    """Groups failures by kind, most frequent first; equal messages are merged."""
     found = []
     for kind, count in Counter(r.failure for r in trials if r.failure is not None).most_common():
         cases: dict[str, dict[str, Any]] = {}
@@ -218,7 +217,7 @@ def _provenance(store: Store, floor: FloorResult | None) -> list[tuple[str, str]
 
 
 def _commands(store: Store) -> list[str]:
-    """What to type to see more, to use the winner, and to make the study again."""
+    """Lists commands that show more, use the winner, and repeat the study."""
     run = shlex.quote(str(store.path))
     again = [
         f"{shlex.join(('autotune', *s.command[1:]))}   # made this, on {s.started[:10]}"

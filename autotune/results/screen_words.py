@@ -1,4 +1,4 @@
-"""The results of compiling alone as text: screens and predictions."""
+"""Formats screens and predictions, the results of compiling without measuring."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from autotune.model.records import ScreenRecord
 from autotune.model.units import format_bytes, format_seconds, format_share
 
 MOST_NAMED = 4
-"""Up to so many settings of an interaction are named; of more, most do not matter."""
+"""Limit of settings that are named of one interaction."""
 
 MOST_CHANGES = 6
-"""Differences between two programs that are shown of each value or set."""
+"""Limit of differences between two programs that are shown of each value or set."""
 
 _EFFECTS = {
     Effect.ACTIVE: "active",
@@ -24,7 +24,7 @@ _EFFECTS = {
 
 
 def describe_screen(report: ScreenReport) -> list[str]:
-    """A report in a few lines."""
+    """Summarises a screen in a few lines."""
     place = f"{report.target} {report.topology}" if report.limit_bytes is not None else "this CPU"
     counts = ", ".join(f"{len(report.of_effect(effect))} {words}" for effect, words in _EFFECTS.items())
     canary = f"; flags are applied: the canary [{report.canary.settings}] changes the program" if report.canary else ""
@@ -45,7 +45,7 @@ def describe_screen(report: ScreenReport) -> list[str]:
 
 
 def format_interaction(setting: SettingReport) -> str:
-    """Among which settings one acts that changes nothing alone, as a clause; empty if it acts alone."""
+    """Formats the settings with which one acts that changes nothing alone; empty if it acts alone."""
     others = setting.interacts_with
     named = ", ".join(others) if len(others) <= MOST_NAMED else "some of the others"
     with_others = f"only together with {named}" if others else ""
@@ -53,14 +53,14 @@ def format_interaction(setting: SettingReport) -> str:
 
 
 def describe_screen_record(record: ScreenRecord) -> list[str]:
-    """A screen's record in a few lines."""
+    """Summarises a screen's record in a few lines."""
     if record.report is None:
         return [f"not screened: {record.reason}"] if record.reason else []
     return describe_screen(ScreenReport.model_validate(record.report))
 
 
 def screen_lines(report: ScreenReport) -> list[str]:
-    """A report with all values of each setting."""
+    """Formats a screen with all values of each setting."""
     lines = describe_screen(report)
     for effect in (Effect.ACTIVE, Effect.MEASURE, Effect.FAILS):
         if members := report.of_effect(effect):
@@ -104,7 +104,7 @@ def _set_lines(report: ScreenReport) -> list[str]:
 
 
 def predicted_lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """A table of predicted steps; see `autotune.compiler.predict_set`."""
+    """Formats predicted steps, rows of `autotune.compiler.predict.predict_set`."""
     for row in rows:
         name = " ".join(f"{n}={v}" for n, v in row["settings"].items()) or "reference"
         if "failure" in row:

@@ -1,7 +1,7 @@
-"""A study's trials, proofs and settings as typed rows, and as tables on a terminal and in the report.
+"""Trials, proofs and settings of a study as typed rows, and as tables for terminal and report.
 
-Tables, reports, frames and comparisons take their columns from here. Times are in seconds, sizes in bytes, ratios are
-candidate over reference (below 1 is faster); a number that is not known is NaN, a text None.
+Times are in seconds, sizes in bytes, ratios are candidate over reference (below 1 is faster); an unknown number is NaN,
+an unknown text None.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ STYLES: Mapping[str, str] = {
     Outlook.PROMISING: "promising",
     Outlook.NOT_PROMISING: "unpromising",
 }
-"""Classes of the style sheet: of proofs, and of single trials."""
+"""CSS classes of proofs and of single trials."""
 
 _COLOURS = {
     "good": "bold green",
@@ -52,13 +52,13 @@ _COLOURS = {
     "unpromising": "dim",
     "failed": "magenta",
 }
-"""Colours of the classes on a terminal."""
+"""Terminal colours of the CSS classes."""
 
 _LONGEST_SETTINGS = 120
 
 
 def finalist_style(result: FinalistResult) -> str:
-    """The class of a proof, or of what came after it."""
+    """Returns the CSS class of a proof or re-estimate."""
     if result.is_vetoed:
         return "failed" if result.failure is not None else "bad"
     return STYLES.get(verdict_of(result), "same")
@@ -68,21 +68,21 @@ def finalist_style(result: FinalistResult) -> str:
 
 
 def _at(path: str, missing: float | None = math.nan) -> Any:
-    """A column at a path in a trial's record; `missing` where a part of the path is not there."""
+    """Declares a column by its path in a trial's record; `missing` replaces None."""
     return field(metadata={"path": path, "missing": missing})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialRow:
-    """One trial; a duplicate of an earlier program has that program's figures and names it in `same_as`.
+    """One trial; a duplicate has the figures of the earlier trial named in `same_as`.
 
     Attributes:
         result: The record; not a column.
-        outlook: Whether it is promising; a trial alone never says more. None without an interval.
-        ratio: Step time over the reference's; 1 without an interval where the program is the reference's own.
-        step_j: Energy of a step of the candidate, joules.
-        work_ratio: Work of a step over that of one of the reference's; `ratio` is of time per unit of it.
-        by: The lane, where there are several.
+        outlook: Search result (promising or not); None without an interval.
+        ratio: Step time over the reference's; 1 without an interval if the program is the reference's own.
+        step_j: Energy per step of the candidate, joules.
+        work_ratio: Work per step over the reference's; `ratio` is of time per unit of work.
+        by: The lane, if there are several.
     """
 
     result: TrialResult
@@ -113,26 +113,26 @@ class TrialRow:
 
     @property
     def is_measured(self) -> bool:
-        """Whether it has a ratio with an interval."""
+        """Whether the ratio has an interval."""
         return not math.isnan(self.low)
 
     @property
     def rank(self) -> tuple[int, float]:
-        """Sorts the fastest first, then no-ops, then failures."""
+        """Sort key: fastest first, then no-ops, then failures."""
         if self.failure is not None:
             return (2, self.trial)
         return (0, self.ratio) if self.is_measured else (1, self.trial)
 
     @property
     def style(self) -> str:
-        """Class of the style sheet."""
+        """CSS class."""
         if self.failure is not None:
             return "failed"
         return STYLES[self.outlook] if self.outlook else "same"
 
     @property
     def over(self) -> str:
-        """How often it was compared: pairs of blocks, or ABA runs."""
+        """Number of pairs of blocks or ABA runs."""
         return f"{self.pair_count} {'pairs' if self.mode == INTERLEAVED else 'ABA runs'}" if self.is_measured else ""
 
 
@@ -141,7 +141,7 @@ TRIAL_COLUMNS = tuple(f.name for f in _FIELDS)
 
 
 def trial_row(result: TrialResult, *, min_effect: float) -> TrialRow:
-    """Makes a trial's record a row; `min_effect` is the study's smallest effect of interest."""
+    """Converts a trial's record to a row."""
     columns = {f.name: _look_up(result, **f.metadata) for f in _FIELDS}
     outlook = result.outlook_at(min_effect=min_effect)
     columns["outlook"] = str(outlook) if outlook is not None else None
@@ -162,29 +162,27 @@ def _look_up(record: object, path: str, missing: object) -> Any:
 
 
 def trial_rows(store: Store) -> list[TrialRow]:
-    """Every trial, in the order of their ends."""
+    """Returns all trials in the order of their ends."""
     return [trial_row(r, min_effect=store.spec.measure.min_effect) for r in store.of(TrialResult)]
 
 
 def finalists(store: Store) -> list[FinalistResult]:
-    """The newest result of each stage and set: a study that went on judges its finalists anew."""
+    """Returns the newest result of each stage and set; a resumed study judges its finalists again."""
     return list({(f.stage, f.settings): f for f in store.of(FinalistResult)}.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EffectRow:
-    """What one value of one setting does, from the best evidence there is.
+    """Effect of one value of one setting, from the best evidence.
 
     Attributes:
-        how: The evidence. Best first: ``left out`` (the paired measurement without it, inverted: the ratio that the
-            setting brings inside the winner), ``fresh processes`` (confirmed or refuted as a finalist of its own),
-            ``alone`` (a trial of that setting only), ``same program`` (a trial that had it was the reference's own
-            program: it changes nothing). Empty where only trials of several settings had it.
-        finding: The verdict of a proof for ``fresh processes``, else whether its interval is promising, which proves
-            nothing; empty without an interval.
-        trials: How many had it.
-        failed: How many of those have no number.
-        is_no_op: Whether a trial that had it was the reference's own program.
+        how: The evidence, best first: ``left out`` (paired measurement of the winner without it, inverted), ``fresh
+            processes`` (a finalist of its own), ``alone`` (a trial of this setting only), ``same program`` (a trial
+            with it had the reference's program: no effect). Empty if only trials of several settings had it.
+        finding: Verdict of the proof for ``fresh processes``, else the search result; empty without an interval.
+        trials: Number of trials with it.
+        failed: Number of those without a figure.
+        is_no_op: Whether a trial with it had the reference's program.
     """
 
     setting: str
@@ -204,7 +202,7 @@ EFFECT_COLUMNS = tuple(f.name for f in fields(EffectRow))
 
 
 def effect_rows(store: Store) -> list[EffectRow]:
-    """Every value of every setting that was tried, by name."""
+    """Returns a row for every value of every setting that was tried, by name."""
     results = store.of(TrialResult)
     pairs = sorted({(n, v) for r in results for n, v in r.settings.items()})
     ablations = {a.left_out: a for a in store.of(AblationResult) if isinstance(a.left_out, str)}
@@ -215,7 +213,7 @@ def effect_rows(store: Store) -> list[EffectRow]:
 
 
 def _with_group(row: EffectRow, ablations: Sequence[AblationResult]) -> EffectRow:
-    """Adds the reason why a setting was left out of the winner together with others."""
+    """Adds the reason for leaving a setting out of the winner together with others."""
     for a in ablations:
         together = () if isinstance(a.left_out, str) else a.left_out
         if row.setting in together and a.settings.get(row.setting) == row.value and not (row.reason or a.kept):
@@ -224,7 +222,7 @@ def _with_group(row: EffectRow, ablations: Sequence[AblationResult]) -> EffectRo
 
 
 def _with_outlook(row: EffectRow, *, min_effect: float) -> EffectRow:
-    """Adds whether an interval is promising, where there is no proof."""
+    """Adds the search result where there is no proof."""
     if row.finding or math.isnan(row.low):
         return row
     estimate = Estimate(ratio=row.ratio, low=row.low, high=row.high, level=0.95, pair_count=0)
@@ -262,14 +260,9 @@ def _effect(
 # ---------------------------------------------------------------------- tables as rows of text
 
 
-def has_energy(trials: Sequence[TrialRow]) -> bool:
-    """Whether any trial's energy is known: else no table has a column for it."""
-    return any(not math.isnan(r.step_j) for r in trials)
-
-
 def trial_table(trials: Sequence[TrialRow]) -> list[Row]:
-    """Every trial."""
-    energy = has_energy(trials)
+    """Formats trials; the column of energy exists only if any is known."""
+    energy = any(not math.isnan(r.step_j) for r in trials)
     return [
         {
             "trial": str(r.trial),
@@ -289,14 +282,14 @@ def trial_table(trials: Sequence[TrialRow]) -> list[Row]:
 
 
 def _outlook_of(row: TrialRow) -> str:
-    """A trial's failure, its outlook, or why it has none."""
+    """Returns a trial's failure, search result, or status."""
     if row.failure is None and row.result.is_the_default:
         return "no-op"
     return spaced(row.failure or row.outlook or row.status)
 
 
 def finalist_table(found: Sequence[FinalistResult]) -> list[Row]:
-    """Every finalist, in each stage; the corrected interval decides."""
+    """Formats finalists of all stages; the corrected interval decides."""
     rows = []
     for f in found:
         e, c = f.estimate, f.corrected
@@ -317,7 +310,7 @@ def finalist_table(found: Sequence[FinalistResult]) -> list[Row]:
 
 
 def effect_table(effects: Sequence[EffectRow]) -> list[Row]:
-    """Every value of every setting with the best evidence of its effect."""
+    """Formats the effects of all values of all settings."""
     rows = []
     for r in effects:
         is_known, has_interval = not math.isnan(r.ratio), not math.isnan(r.low)
@@ -340,7 +333,7 @@ def effect_table(effects: Sequence[EffectRow]) -> list[Row]:
 
 
 def make_table(title: str, rows: Sequence[Row], columns: Sequence[str]) -> Table:
-    """Makes a table for a terminal of some columns of rows."""
+    """Makes a terminal table of some columns of rows."""
     table = Table(title=title, title_justify="left")
     for name in columns:
         table.add_column(name, justify="right" if name in ("trial", "ratio", "trials") else "left", overflow="fold")
@@ -351,7 +344,7 @@ def make_table(title: str, rows: Sequence[Row], columns: Sequence[str]) -> Table
 
 
 def results_table(store: Store) -> Table:
-    """The reference, every trial's ratio with interval and outlook, best first, and proofs with their verdicts."""
+    """Makes the terminal table of reference, trials (best first) and proofs."""
     rows = list[Row]()
     if (floor := store.last(FloorResult)) is not None:
         e, step = floor.floor.estimate, format_seconds(floor.comparison.reference_step_s)

@@ -1,7 +1,7 @@
-"""A proven winner as one record: its settings, its evidence, and the conditions under which it was proven.
+"""A proven winner as one record: settings, evidence, and the conditions of the proof.
 
-Every exported file carries this record in one comment line, so that `verify` and `exec` can say of any of
-them whether this machine is one on which it was proven, and whether somebody changed the file since.
+Every exported file holds this record in one comment line, so that `verify` and `exec` can compare it with this machine
+and with the records of its run.
 """
 
 from __future__ import annotations
@@ -62,21 +62,21 @@ RUNS = "runs"
 
 
 class Conditions(Record):
-    """Where a winner was proven; what `verify` compares. None stands for what is not known.
+    """Machine and versions of a proof, which `verify` compares; None if unknown.
 
     Attributes:
-        device_kind: The device's name in JAX's words, such as ``NVIDIA H200``.
+        device_kind: JAX's name of the device, such as ``NVIDIA H200``.
         device_count: Devices of one node that the workload uses.
-        devices_asked: Devices of a node that the study asks for; None where it takes all.
-        plugin: The CUDA plugin with its version, such as ``jax-cuda12-plugin 0.10.2``.
-        driver: The NVIDIA driver's version, like those of cuBLAS, cuDNN and NCCL as the measured process had them.
-        vbios: Firmware of the boards; of several GPUs that differ each once, here and below.
-        gsp: Firmware of their system processors.
-        clocks: Highest clocks and those that were set, of multiprocessors and memory.
+        devices_asked: Devices of a node that the study asks for; None for all.
+        plugin: CUDA plugin with its version, such as ``jax-cuda12-plugin 0.10.2``.
+        driver: Version of the NVIDIA driver, like cuBLAS, cuDNN and NCCL that of the measured process.
+        vbios: Firmware of the boards; different values of several GPUs are joined, here and below.
+        gsp: Firmware of the GPU system processors.
+        clocks: Highest and set clocks of multiprocessors and memory.
         modes: Persistence, MIG and ECC.
-        cpu: The processor's name; like `cpus_usable` known only where the workload ran on it.
+        cpu: Known, like `cpus_usable`, only if the workload ran on the CPU.
         workload: `StudySpec.workload_hash`.
-        packages: Folder of the jaxlib that a user's own program ran on; not compared, but its versions are.
+        packages: Folder of the jaxlib of a user's own program; not compared, but its versions are.
     """
 
     platform: str
@@ -102,14 +102,14 @@ class Conditions(Record):
 
     @property
     def gpu(self) -> str:
-        """Name of the device, or of the processor where the workload ran on that."""
+        """Name of the device, or of the CPU if the workload ran on it."""
         if self.platform == "cpu" and self.device_kind == "cpu":
             return self.cpu or "unknown CPU"
         return str(self.device_kind)
 
 
 class Difference(Record):
-    """One condition that is not what it was in the proof."""
+    """One condition that differs from the proof."""
 
     field: str
     proven: str
@@ -120,10 +120,7 @@ class Difference(Record):
 
 
 def versions_of(report: WorkerReport | None, facts: Mapping[str, Any]) -> dict[str, str]:
-    """The versions of the measured process, and of this one where that says nothing.
-
-    A program with an interpreter of its own says all there is: none of this one's packages was measured.
-    """
+    """Returns the versions of the measured process, completed by the driver's unless it has its own interpreter."""
     driver: Mapping[str, str] = facts.get("versions", {})
     if report is None or report.packages is None:
         return {**driver, **(report.versions if report else {})}
@@ -131,9 +128,9 @@ def versions_of(report: WorkerReport | None, facts: Mapping[str, Any]) -> dict[s
 
 
 def conditions_of(spec: StudySpec, floor: FloorResult | None, facts: dict[str, Any]) -> Conditions:
-    """The conditions of a run, from what its reference and its provenance say."""
+    """Returns the conditions of a run from its reference and provenance."""
     report = floor.reference if floor is not None else None
-    # What the measured process says goes first: the driver may run on another machine, and see other libraries.
+    # The measured process goes first: autotune itself may run on another machine with other libraries.
     versions = versions_of(report, facts)
     if "driver" not in versions and facts.get("driver"):
         versions["driver"] = str(facts["driver"])
@@ -156,13 +153,13 @@ def conditions_of(spec: StudySpec, floor: FloorResult | None, facts: dict[str, A
 
 
 def this_machine(*, platform: str, workload: str | None = None, like: Conditions | None = None) -> Conditions:
-    """The conditions of this machine, without starting JAX on it.
+    """Returns the conditions of this machine without starting JAX.
 
     Args:
         platform: ``cpu`` or ``cuda``.
-        workload: Hash of the workload that is meant to run, if the caller names one.
-        like: The conditions to compare with: as many GPUs count, and libraries and firmware are looked up, which takes
-            seconds, only if these know them.
+        workload: Hash of the workload.
+        like: Conditions to compare with: they limit the number of GPUs, and libraries and firmware are looked up
+            (seconds) only if these know them.
     """
     facts = describe_machine()
     count = like.devices_asked if like is not None else None
@@ -192,10 +189,10 @@ def this_machine(*, platform: str, workload: str | None = None, like: Conditions
 
 
 def differences(proven: Conditions, here: Conditions) -> list[Difference]:
-    """The conditions in which a machine differs from that of the proof.
+    """Lists the conditions in which a machine differs from the proof.
 
-    What the proof did not record is not compared, nor the workload if `here` names none. On CPU the count of
-    devices is the workload's own choice.
+    Conditions that the proof did not record are not compared, nor the workload if `here` names none, nor the count of
+    CPU devices, which the workload chooses.
     """
     found = []
     for field in Conditions.model_fields:
@@ -217,7 +214,7 @@ _SILENT = "not told: NVML must answer (pip install nvidia-ml-py)"
 
 
 def _of_gpus(versions: Mapping[str, str | None], gpus: Sequence[GpuState]) -> dict[str, str | None]:
-    """The conditions of a process's libraries and GPUs."""
+    """Returns the conditions of a process's libraries and GPUs."""
 
     def of_all(words: Callable[[GpuState], str | None]) -> str | None:
         known = [w for gpu in gpus if (w := words(gpu)) is not None]
@@ -251,7 +248,7 @@ def _modes(gpu: GpuState) -> str | None:
 
 
 def refuse_to_hand_on(settings: FlagSet) -> FlagSet:
-    """Refuses settings that no winner may hold: those that reach files or code, or are known to be dangerous.
+    """Refuses settings that no winner may hold: those that reach files or code, or are dangerous by the catalogue.
 
     Raises:
         SettingError: If there is such a setting.
@@ -274,22 +271,19 @@ HandedOn = Annotated[Settings, AfterValidator(refuse_to_hand_on)]
 
 
 class Winner(Record):
-    """A proven flag set and all that is needed to judge whether the proof holds elsewhere.
+    """A proven flag set with its evidence and conditions.
 
     Attributes:
-        settings: The whole set, baseline and options included: exactly what was measured.
-        baseline: The part of it that the reference had too.
-        workload_options: Options of the reference; those in `settings` go before them.
+        settings: The whole measured set, baseline and options included.
+        baseline: The part of `settings` that the reference had too.
+        workload_options: Options of the reference; those in `settings` override them.
         step_s: Median step of the winner in its final proof, seconds.
-        node_count: Machines that the workload spans.
-        soaked_s: Seconds of the soak; None if there was none.
-        soak: The soak's result, in words.
-        work: Work of a step where it differs from the default's: then `estimate` is of time per `unit`.
-        unit: What that counts, in one word.
-        loss: How its loss was compared with the default's, or that it was not.
-        run: Name of the run directory whose records prove it, without the folder that it lies in.
-        kernels: SHA-256 of the autotuner's results of its soak; None where none were kept.
-        loads_kernels: Whether they are loaded, so that the same kernels run; the proof let each process choose.
+        soaked_s: Duration of the soak, seconds.
+        soak: Result of the soak, in words.
+        work: Work per step if it differs from the default's: `estimate` is then of time per unit of work.
+        run: Name of the run directory whose records prove it, without its parent.
+        kernels: SHA-256 of the autotuner's results of the soak, if kept.
+        loads_kernels: Whether `kernels` are loaded; in the proof each process chose its own.
     """
 
     winner_version: Annotated[int, Field(ge=WINNER_VERSION, le=WINNER_VERSION)] = WINNER_VERSION
@@ -323,18 +317,18 @@ class Winner(Record):
 
     @property
     def options(self) -> dict[str, Any]:
-        """Options of the workload that are part of this winner: what no variable carries."""
+        """Options of the workload that are part of this winner, which no variable holds."""
         return options_in(self.settings)
 
     @property
     def in_force(self) -> FlagSet:
-        """The set that a program is started under, before the paths of its artefacts are put in."""
+        """The set under which a program is started, before the paths of its artefacts are put in."""
         kernels = {KERNELS: reference_to(self.kernels)} if self.loads_kernels and self.kernels else {}
         return self.settings.merge(kernels)
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment variables of this winner; options of the program are not in it.
+        """The environment variables of this winner, without options of the program.
 
         Raises:
             AutotuneError: If it has artefacts.
@@ -342,7 +336,7 @@ class Winner(Record):
         return self.settings_in(None).to_environment()
 
     def settings_in(self, folder: Path | None) -> FlagSet:
-        """The set with the paths of its artefacts in a folder; does not check that they lie there.
+        """Returns the set with the paths of its artefacts in a folder, which are not checked.
 
         Raises:
             AutotuneError: If it has artefacts but no folder.
@@ -358,11 +352,11 @@ class Winner(Record):
 
 
 def winner_of(store: Store, *, even_unjudged: bool = False) -> Winner:
-    """The winner of a run directory; with `even_unjudged` even one whose loss could not be judged.
+    """Returns the winner of a run directory; `even_unjudged` accepts one whose loss could not be judged.
 
     Raises:
-        AutotuneError: If the run is not finished or has none, if what it says of it does not follow from its records,
-            or if it holds what is not handed on.
+        AutotuneError: If the run is not finished or has no winner, if the conclusion does not follow from its records,
+            or if the winner holds refused settings.
     """
     recorded = store.last(ConclusionRecord)
     if recorded is None:
@@ -393,7 +387,7 @@ def winner_of(store: Store, *, even_unjudged: bool = False) -> Winner:
 
 
 def _winner_at(store: Store, conclusion: ConclusionRecord) -> Winner:
-    """The winner of one recorded conclusion."""
+    """Builds the winner of one recorded conclusion."""
     evidence, settings = evidence_of(store, conclusion), conclusion.settings or FlagSet()
     floor = next((r for r in reversed(evidence) if isinstance(r, FloorResult)), None)
     facts, spec = conclusion.provenance, store.spec
@@ -429,7 +423,7 @@ def _winner_at(store: Store, conclusion: ConclusionRecord) -> Winner:
 
 
 def workload_name(spec: StudySpec) -> str:
-    """The name of the workload, or the user's own command without its secrets."""
+    """Returns the entry of the workload, or the user's command without its secrets."""
     return spec.workload.entry or shlex.join(spec.workload.shown.command or ())
 
 
@@ -437,7 +431,7 @@ def workload_name(spec: StudySpec) -> str:
 
 
 def loss_of(evidence: Sequence[AnyRecord]) -> LossCheck | None:
-    """The final loss check of a proven set; first steps of another batch alone decide nothing."""
+    """Returns the final loss check of a proven set; first steps with another batch alone decide nothing."""
     soaked = [r.loss for r in evidence if isinstance(r, SoakRecord) and r.loss is not None]
     proofs = [r.loss for r in evidence if isinstance(r, ConfirmRun) and r.loss is not None]
     if soaked or not proofs:
@@ -449,7 +443,7 @@ def loss_of(evidence: Sequence[AnyRecord]) -> LossCheck | None:
 
 
 def loss_addition(evidence: Sequence[AnyRecord]) -> str:
-    """The addition to a sentence on a proven set: that its loss was not checked, or what its soak judged."""
+    """Formats an addition to the conclusion: that the loss was not checked, or the result of the soak's check."""
     found = loss_of(evidence)
     if found is None or found.basis in (LossBasis.STEPS, LossBasis.ROUNDING):
         return f"; {LOSS_NOT_CHECKED}" if found is not None and found.is_ok is None else ""
@@ -475,7 +469,7 @@ def require_loss(winner: Winner) -> None:
 
 
 def _devices_of(winner: Winner) -> list[str]:
-    """The devices of a proof, one fact a line."""
+    """Formats the devices of a proof, one fact a line."""
     c, lines = winner.conditions, list[str]()
     if c.driver is not None:
         lines.append(f"NVIDIA driver: {c.driver}")
@@ -491,7 +485,7 @@ def _devices_of(winner: Winner) -> list[str]:
 
 
 def format_evidence(winner: Winner) -> list[str]:
-    """What was proven, where, with what and when: one fact a line."""
+    """Formats result, conditions, versions and date of a proof, one fact a line."""
     c, estimate = winner.conditions, winner.estimate
     lines = [f"autotune study {winner.study}, {winner.ended}"]
     if estimate is not None:
@@ -529,7 +523,7 @@ def format_evidence(winner: Winner) -> list[str]:
 
 
 def one_line(text: str) -> str:
-    """Text that cannot end a comment line."""
+    """Replaces unprintable characters, which could end a comment line, by spaces."""
     return "".join(c if c.isprintable() else " " for c in text)
 
 
@@ -541,10 +535,10 @@ Status = Literal["holds", "unchecked", "differs"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordCheck:
-    """A comparison of an exported file with the records of its run.
+    """Comparison of an exported file with the records of its run.
 
     Attributes:
-        unchecked: Why nothing was compared, in one sentence; None if it was.
+        unchecked: Reason in one sentence if nothing was compared.
     """
 
     differences: tuple[Difference, ...] = ()
@@ -552,17 +546,16 @@ class RecordCheck:
 
     @property
     def status(self) -> Status:
-        """Whether the file holds what its records prove."""
+        """Whether the file agrees with the records."""
         return "differs" if self.differences else "holds" if self.unchecked is None else "unchecked"
 
 
 def check_records(winner: Winner, file: Path, *, run: Path | None = None) -> RecordCheck:
-    """Compares an exported file with what the records of its run give, if that is here.
+    """Compares an exported winner with the records of its run, if found.
 
     Args:
-        winner: The winner in the file.
-        file: Its run is looked for beside it, in `runs/` beside it, and in `runs/` here.
-        run: The run directory, if the caller names one.
+        file: Its run is searched beside it, in `runs/` beside it, and in `runs/` here.
+        run: The run directory, instead of a search.
 
     Raises:
         RunDirectoryError: If `run` is not a run directory.
@@ -597,7 +590,7 @@ def _unchecked(why: str) -> RecordCheck:
 
 
 def _find_run(name: str, file: Path) -> Path | None:
-    """The run directory of that name nearest to a file that was exported from it."""
+    """Finds the run directory of that name nearest to an exported file."""
     if Path(name).name != name:  # it could lead anywhere
         return None
     beside = file.resolve().parent

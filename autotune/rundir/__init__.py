@@ -1,1 +1,1 @@
-"""The run directory: what was recorded, and who may write it."""
+"""Run directory: append-only records, raw samples, lock, checks, and the Optuna storage."""

@@ -1,7 +1,7 @@
-"""The files of artefacts: named by their content, and checked before anything reads them.
+"""Files of artefacts, named by their content and checked before use.
 
-XLA silently ignores a profile that is missing or damaged, and reads any file that a path leads to. So the path is made
-here, of a folder that the caller chose, and only if a plain file with the right digest lies there.
+XLA silently ignores a missing or damaged profile, and reads any file that a path leads to. So paths are made here, in a
+folder that the caller chose, and only if it holds a plain file with the right digest.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from autotune.rundir.files import write_atomically
 from autotune.rundir.store import Store
 
 ARTEFACTS = "artefacts"
-"""Folder of a run directory in which they lie."""
+"""Folder of artefacts in a run directory."""
 
 MOST_READ = 64_000_000
+"""Bytes of an artefact that are read."""
 
 
 def artefacts_for(store: Store, settings: FlagSet) -> tuple[Artefact, ...]:
-    """The artefacts that a set needs, as far as a run's records hold them."""
+    """Returns the artefacts of a set that a run's records hold."""
     wanted = set(artefacts_of(settings).items())
     if not wanted:
         return ()
@@ -36,10 +37,10 @@ def artefacts_for(store: Store, settings: FlagSet) -> tuple[Artefact, ...]:
 
 
 def place_artefacts(artefacts: Iterable[Artefact], folder: Path) -> None:
-    """Writes artefacts into an existing folder, except those that lie there unchanged.
+    """Writes artefacts into an existing folder, except unchanged ones.
 
     Raises:
-        RunDirectoryError: If it cannot be written.
+        RunDirectoryError: If the folder cannot be written.
     """
     for artefact in artefacts:
         path = folder / artefact.file_name
@@ -48,7 +49,7 @@ def place_artefacts(artefacts: Iterable[Artefact], folder: Path) -> None:
 
 
 def why_not_whole(path: Path, digest: str) -> str | None:
-    """Says why a file is not the artefact of a SHA-256 digest; None if it is."""
+    """Returns the reason why a file is not the artefact of a SHA-256 digest; None if it is."""
     try:
         got = digest_of(plain_content(path))
     except OSError as error:
@@ -57,10 +58,10 @@ def why_not_whole(path: Path, digest: str) -> str | None:
 
 
 def plain_content(path: Path) -> bytes:
-    """Reads a plain file; follows no link, and opens nothing that could block.
+    """Reads a plain file without following links or blocking.
 
     Raises:
-        OSError: If it is none.
+        OSError: If it is not a plain file, or cannot be read.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     with os.fdopen(descriptor, "rb") as file:
@@ -70,7 +71,7 @@ def plain_content(path: Path) -> bytes:
 
 
 def artefact_problems(settings: FlagSet, folder: Path) -> list[str]:
-    """Lists what is wrong with the artefacts of a set in a folder."""
+    """Lists missing and changed artefacts of a set in a folder."""
     found = []
     for name, digest in artefacts_of(settings).items():
         path = folder / file_name(name, digest)
@@ -80,10 +81,10 @@ def artefact_problems(settings: FlagSet, folder: Path) -> list[str]:
 
 
 def in_force(settings: FlagSet, folder: Path) -> FlagSet:
-    """Puts the paths of a set's artefacts into it, each checked; a set without artefacts is returned as it is.
+    """Replaces the artefacts of a set by their paths, each checked.
 
     Raises:
-        AutotuneError: If one is missing, a link, no plain file, or holds something else.
+        AutotuneError: If one is missing, a link, not a plain file, or changed.
     """
     if not artefacts_of(settings):
         return settings
@@ -97,10 +98,10 @@ def in_force(settings: FlagSet, folder: Path) -> FlagSet:
 
 
 def read_artefacts(settings: FlagSet, folder: Path) -> tuple[Artefact, ...]:
-    """Reads the artefacts of a set, each checked; see `in_force`.
+    """Reads the artefacts of a set, each checked.
 
     Raises:
-        AutotuneError: If one is missing, a link, no plain file, or holds something else.
+        AutotuneError: See `in_force`.
     """
     in_force(settings, folder)
     found = []

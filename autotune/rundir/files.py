@@ -1,7 +1,6 @@
-"""Durable writing: appended lines, whole files, plain names.
+"""Durable writes: synced appends, atomic files, plain names.
 
-A line, and the name of its file in its folder, are synced before a call returns. Nothing is written through a symbolic
-link: a link inside a run directory could lead to any file of the user who runs the study.
+Nothing is written through a symbolic link: a link inside a run directory could lead to any file of the user.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ def refuse_path(name: str) -> None:
 
 
 def refuse_links(folder: Path) -> None:
-    """Refuses a folder that holds symbolic links: a file opened in it for writing could be any file.
+    """Refuses a folder that holds symbolic links.
 
     Raises:
         RunDirectoryError: If it holds one, or cannot be read.
@@ -48,10 +47,10 @@ def refuse_links(folder: Path) -> None:
 
 
 def folder_within(root: Path, *parts: str) -> Path:
-    """Makes a folder below another if needed, on disk; neither it nor anything in it may be a symbolic link.
+    """Makes and syncs a folder below another if needed; neither it nor its entries may be symbolic links.
 
     Raises:
-        RunDirectoryError: If a part is not a plain name or is a link, it holds a link, or it cannot be made.
+        RunDirectoryError: If a part is not a plain name or is a link, the folder holds a link, or cannot be made.
     """
     path = root
     for part in parts:
@@ -61,7 +60,7 @@ def folder_within(root: Path, *parts: str) -> Path:
             raise _is_link(path)
     try:
         make_folder(root)
-        for folder in reversed((path, *path.parents[: len(parts) - 1])):  # as private as the one it lies in
+        for folder in reversed((path, *path.parents[: len(parts) - 1])):  # as private as its parent
             make_folder(folder, mode=folder.parent.stat().st_mode & 0o777)
     except OSError as error:
         raise cannot_write(path, error) from error
@@ -70,16 +69,15 @@ def folder_within(root: Path, *parts: str) -> Path:
 
 
 def append_synced(path: Path, line: str, *, sync: bool = True) -> None:
-    """Appends one line with one write; on failure the file ends where it ended before.
-
-    Where even that fails, the next append cuts the torn line off first.
+    """Appends one line with one write, and removes a part of it on failure; cuts off a torn line first.
 
     Args:
-        path: The file, made if it is missing; only this process writes it.
+        path: The file, made if missing; only this process may write it.
         line: With its newline.
+        sync: Sync file and folder before returning.
 
     Raises:
-        RunDirectoryError: If it cannot be written, or is a symbolic link.
+        RunDirectoryError: If the file cannot be written, or is a symbolic link.
     """
     try:
         descriptor, is_new = _open_to_append(path)
@@ -88,7 +86,9 @@ def append_synced(path: Path, line: str, *, sync: bool = True) -> None:
     try:
         end = _cut(descriptor)
         try:
-            _write_whole(descriptor, line.encode())
+            data = line.encode()
+            if os.write(descriptor, data) != len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             if sync:
                 os.fsync(descriptor)
                 if is_new:
@@ -105,7 +105,7 @@ def append_synced(path: Path, line: str, *, sync: bool = True) -> None:
 
 
 def _open_to_append(path: Path) -> tuple[int, bool]:
-    """Opens or makes a file; gives the descriptor and whether it is new."""
+    """Opens or makes a file; returns its descriptor and whether it is new."""
     flags = os.O_RDWR | os.O_APPEND | _FLAGS
     try:
         return os.open(path, flags), False
@@ -113,13 +113,8 @@ def _open_to_append(path: Path) -> tuple[int, bool]:
         return os.open(path, flags | os.O_CREAT, like_folder(path.parent)), True
 
 
-def _write_whole(descriptor: int, data: bytes) -> None:
-    if os.write(descriptor, data) != len(data):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
 def sync_upwards(file: Path, root: Path) -> None:
-    """Waits until a file and all folders from it up to a root are on disk; a missing file is skipped.
+    """Syncs a file and its folders up to a root; a missing file is skipped.
 
     Raises:
         RunDirectoryError: If the disk fails, or the file is a symbolic link.
@@ -142,7 +137,7 @@ def sync_upwards(file: Path, root: Path) -> None:
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Writes a file whole or not at all; see `autotune.machine.replace_file`.
+    """Writes a file whole or not at all.
 
     Raises:
         RunDirectoryError: If it cannot be written.
@@ -154,7 +149,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 
 def _cut(descriptor: int) -> int:
-    """Cuts a torn last line off; returns where the file ends now."""
+    """Cuts off a torn last line; returns the size of the file."""
     end = size = os.fstat(descriptor).st_size
     if size == 0 or os.pread(descriptor, 1, size - 1) == b"\n":
         return size
@@ -176,12 +171,12 @@ def _is_link(path: Path) -> RunDirectoryError:
 
 
 def is_fault_of_disk(error: OSError) -> bool:
-    """Whether an error is the disk's (full, failed, gone, read-only) and not a program's."""
+    """Whether an error comes from the disk: full, failed, gone or read-only."""
     return error.errno in (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ESTALE, errno.ENODEV)
 
 
 def cannot_write(path: Path, error: OSError) -> RunDirectoryError:
-    """Makes the error of a file or folder that cannot be written."""
+    """Makes the error for a file or folder that cannot be written."""
     if error.errno == errno.ELOOP and path.is_symlink():
         return _is_link(path)
     advice = "make it writable"
@@ -196,7 +191,7 @@ def cannot_write(path: Path, error: OSError) -> RunDirectoryError:
 
 
 def cannot_read(file: Path, error: OSError) -> RunDirectoryError:
-    """Makes the error of a file that cannot be read."""
+    """Makes the error for a file that cannot be read."""
     return RunDirectoryError(
         f"{file} must be readable but: {error.strerror or error}; see to the disk or its permissions and try again"
     )

@@ -1,4 +1,4 @@
-"""Checks a run directory: what is wrong with it, whether that keeps the study from going on, and what to do."""
+"""Checks a run directory: lists problems, whether they stop the study, and remedies."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ _ANEW = "the command that began the study writes it anew"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """One thing that is wrong.
+    """One problem of a run directory.
 
     Attributes:
         file: Relative to the run directory.
-        line: From 1; None if the whole file is meant.
-        remedy: What to do before the study can go on, on a copy of the run; empty if it goes on as it is.
-        is_harmless: Whether nothing that was recorded is lost.
+        line: From 1; None for the whole file.
+        remedy: Needed before the study can go on, on a copy of the run; empty if it goes on as it is.
+        is_harmless: Whether no record is lost.
     """
 
     file: str
@@ -63,8 +63,8 @@ class RunCheck:
     """The result of a check.
 
     Attributes:
-        writer: The driver that writes the run now; None if there is none.
-        record_count: Whole records.
+        writer: The driver that writes the run now.
+        record_count: Number of whole records.
     """
 
     run: str
@@ -74,10 +74,10 @@ class RunCheck:
 
 
 def check_run(path: Path) -> RunCheck:
-    """Looks for everything that is wrong with a run directory; changes nothing.
+    """Lists all problems of a run directory; changes nothing.
 
     Raises:
-        RunDirectoryError: If it is none, or cannot be read.
+        RunDirectoryError: If it is not a run directory, or cannot be read.
     """
     if not any((path / name).exists() or (path / name).is_symlink() for name in (STUDY, RECORDS)):
         raise RunDirectoryError(
@@ -90,7 +90,7 @@ def check_run(path: Path) -> RunCheck:
 
 
 class _Check:
-    """One look at a run directory: its whole records by line, and the problems."""
+    """One check of a run directory: its whole records by line, and its problems."""
 
     def __init__(self, path: Path, *, is_being_written: bool) -> None:
         self._path = path
@@ -134,7 +134,7 @@ class _Check:
             self._add(file, _describe(file.read_bytes(), error), f"delete it; {_ANEW}")
 
     def _check_links(self, folder: Path) -> None:
-        """Looks for symbolic links at any depth: nothing is written through one."""
+        """Finds symbolic links at any depth."""
         with os.scandir(folder) as entries:
             found = sorted(entries, key=lambda e: e.name)
         for entry in found:
@@ -146,7 +146,7 @@ class _Check:
                 self._check_links(path)
 
     def _read(self, file: Path, parse: Callable[[bytes], T]) -> dict[int, T]:
-        """Reads the whole lines of a file, by number."""
+        """Parses the whole lines of a file, by number."""
         found: dict[int, T] = {}
         *lines, tail = file.read_bytes().split(b"\n")
         for number, line in enumerate(lines, 1):
@@ -161,7 +161,7 @@ class _Check:
     # ------------------------------------------------------------------ records
 
     def _check_doubles(self) -> None:
-        """Looks for what is recorded twice: the first counts, for what came after it was built on that."""
+        """Finds trials and pairs that are recorded twice; the first counts, since later records depend on it."""
         first: dict[str, int] = {}
         for line, record in self.records.items():
             what = ""
@@ -175,7 +175,7 @@ class _Check:
                 first[what] = line
 
     def _check_named_trials(self) -> None:
-        """Looks for records about a trial that is not there; a recheck has no trials at all."""
+        """Finds records that name a missing trial; a recheck has no trials at all."""
         known = {r.number for r in self.records.values() if isinstance(r, TrialResult)}
         if not known:
             return
@@ -186,7 +186,7 @@ class _Check:
                 )
 
     def _check_raw(self) -> None:
-        """Looks for the raw samples behind the records."""
+        """Checks the raw samples of the records."""
         for line, record in self.records.items():
             if (directory := getattr(record, "directory", None)) is None:
                 continue
@@ -208,7 +208,7 @@ class _Check:
 
 
 def _named_trials(record: AnyRecord) -> set[int]:
-    """Numbers of the trials that a record is about, its own left out."""
+    """Returns the numbers of the other trials that a record names."""
     named: set[int | None] = set()
     if isinstance(record, TrialResult):
         named = {record.same_as}
@@ -218,7 +218,7 @@ def _named_trials(record: AnyRecord) -> set[int]:
 
 
 def _expected_pairs(record: AnyRecord) -> tuple[str, int | None]:
-    """What a record is about, and how many pairs it was found from; None if it does not say."""
+    """Returns the subject of a record and its number of pairs, if recorded."""
     if isinstance(record, TrialResult):
         measured = record.comparison if record.status is TrialStatus.MEASURED else None
         return f"trial {record.number}", measured.pair_count if measured is not None else None
@@ -229,7 +229,7 @@ def _expected_pairs(record: AnyRecord) -> tuple[str, int | None]:
 
 
 def _describe(data: bytes, error: Exception | None = None) -> str:
-    """What is wrong with a piece of a file."""
+    """Describes the fault of a piece of a file."""
     if not data:
         return "is empty"
     if not data.strip(b"\0"):

@@ -1,8 +1,8 @@
-"""The lock of a run directory: one driver writes, on whatever file system.
+"""Lock of a run directory, so that only one driver writes it.
 
-The kernel releases its lock (flock) however a driver dies, so on most file systems that is enough. Some shared file
-systems keep the lock to one machine; there the file also names its holder, and a holder on another machine counts until
-its session has ended or a person says that it is dead. A second line names the stage that the holder is in.
+The kernel releases a flock however a driver dies. Some shared file systems keep a flock to one machine, so the lock
+file also names its holder: a holder on another machine counts until its session has ended or a user removes the lock. A
+second line names the holder's stage.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from autotune.model.errors import RunDirectoryError
 
 LOCK = "lock"
 _LONGEST = 4096
-"""Bytes of a lock file that are read."""
+"""Limit of bytes that are read of a lock file."""
 
 _LOCAL = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "tmpfs", "ramfs", "overlay", "aufs"}
 _SHARED = {"nfs", "nfs4", "lustre", "ceph", "gpfs", "gfs2", "ocfs2"}
 _EVERYWHERE = frozenset(_LOCAL | _SHARED)
-"""File systems on which a lock is seen by every process that sees the file, unless a mount option says otherwise."""
+"""File systems whose locks are visible wherever the file is, unless a mount option says otherwise."""
 
 _ONLY_HERE = frozenset({"nolock", "local_lock=flock", "local_lock=all", "localflock", "localflocks"})
 """Mount options of NFS, Lustre and GFS2 that keep a lock to one machine."""
@@ -49,7 +49,7 @@ class Mount:
 
     @property
     def locks_everywhere(self) -> bool:
-        """Whether a lock here is known to be seen on every machine that sees the file."""
+        """Whether a lock here is known to be visible on every machine that sees the file."""
         return self.kind in _EVERYWHERE and not self.options & _ONLY_HERE
 
 
@@ -65,7 +65,7 @@ def mount_of(path: Path) -> Mount:
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """The holder of a lock: process, machine, and the boot of that machine."""
+    """Holder of a lock: process, host name and boot ID."""
 
     pid: str
     host: str = ""
@@ -75,20 +75,20 @@ class Holder:
         return f"process {self.pid}" + (f" on {self.host}" if self.host else "")
 
     def is_elsewhere(self) -> bool:
-        """Whether it is on another machine, whose locks may not be seen here; after a reboot of this one it is dead."""
+        """Whether it may live on another machine; a holder from before a reboot of this machine is dead."""
         return bool(self.boot) and self.boot != _boot() and self.host != socket.gethostname()
 
 
 @dataclass(frozen=True, slots=True)
 class CurrentStage:
-    """The stage of a run's driver, and when it began (UTC, ISO 8601)."""
+    """Stage of a run's driver and its start (UTC, ISO 8601)."""
 
     name: str
     since: str
 
 
 class Lock:
-    """The lock of one run directory, which exists; held by this process until it is closed.
+    """Lock of one existing run directory, held by this process until `close`.
 
     Raises:
         RunDirectoryError: If another driver holds it, the file system has no locks, or the file cannot be written.
@@ -131,11 +131,11 @@ class Lock:
             raise RunDirectoryError(
                 f"{path / LOCK} must be writable but: {error.strerror}; mend that and run the same command again"
             ) from error
-        if read_holder(path) != own:  # two machines that start at once: the last one to write has it
+        if read_holder(path) != own:  # two machines started at once: the last one to write holds the lock
             raise RunDirectoryError(f"only one driver may write {path} but another began just now; wait for it")
 
     def tell_stage(self, name: str) -> None:
-        """Writes the stage behind the holder's name; ignores a disk that takes no more."""
+        """Writes the stage behind the holder's name; ignores a full disk."""
         with contextlib.suppress(OSError):
             start = os.pread(self._descriptor, _LONGEST, 0).partition(b"\n")[0] + b"\n"
             told = f"{json.dumps({'name': name, 'since': utc_now()})}\n".encode()
@@ -145,14 +145,14 @@ class Lock:
     def close(self) -> None:
         """Releases the lock and removes this process's name from it."""
         if self._descriptor >= 0:
-            with contextlib.suppress(OSError):  # the kernel's lock is gone all the same
+            with contextlib.suppress(OSError):  # closing releases the kernel's lock in any case
                 os.ftruncate(self._descriptor, 0)
             os.close(self._descriptor)
             self._descriptor = -1
 
 
 def read_holder(path: Path) -> Holder | None:
-    """Reads the holder of a run directory, dead or alive; None if the last one ended in order."""
+    """Reads the holder of a run directory, dead or alive; None if the last one ended properly."""
     try:
         words = (path / LOCK).read_text(encoding="utf-8", errors="replace").strip("\0\n ").split()
     except OSError:
@@ -161,7 +161,7 @@ def read_holder(path: Path) -> Holder | None:
 
 
 def read_stage(path: Path) -> CurrentStage | None:
-    """Reads the stage of the holder of a run directory; None if there is no holder or no stage."""
+    """Reads the stage of the holder of a run directory, if any."""
     if not is_held(path):
         return None
     try:
@@ -173,7 +173,7 @@ def read_stage(path: Path) -> CurrentStage | None:
 
 
 def is_held(path: Path) -> bool:
-    """Whether a driver is writing a run directory now, as far as can be seen from here."""
+    """Whether a driver holds a run directory now, as far as visible from this machine."""
     try:
         descriptor = os.open(path / LOCK, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -191,10 +191,10 @@ def is_held(path: Path) -> bool:
 
 
 def unlock(path: Path) -> Holder | None:
-    """Removes a dead holder's name from the lock; returns it, or None if there was none.
+    """Removes a dead holder's name from the lock and returns it, if any.
 
     Raises:
-        RunDirectoryError: If the holder lives on this machine.
+        RunDirectoryError: If the holder lives on this machine, or the lock cannot be written.
     """
     holder = read_holder(path)
     if holder is None:
@@ -213,11 +213,7 @@ def unlock(path: Path) -> Holder | None:
 
 
 def _try_lock(descriptor: int, how: int, path: Path, mount: Mount, *, tries: int = 5) -> bool:
-    """Takes a lock; tries a little longer than `is_held` may hold it by asking.
-
-    Raises:
-        RunDirectoryError: If the file system has no locks.
-    """
+    """Takes a lock; retries, because `is_held` takes it for a moment."""
     for _ in range(tries):
         try:
             fcntl.flock(descriptor, how | fcntl.LOCK_NB)
@@ -236,7 +232,7 @@ def _try_lock(descriptor: int, how: int, path: Path, mount: Mount, *, tries: int
 
 
 def _boot() -> str:
-    """The identity of this boot of the machine, the same in all its containers."""
+    """Returns the boot ID of this machine, which its containers share."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
     except OSError:

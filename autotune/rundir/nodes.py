@@ -1,6 +1,6 @@
-"""Lanes on different machines: refuses those that are not alike, and names those that are slow.
+"""Lanes on different machines: refuses unlike ones, and finds slow ones.
 
-A trial compares a candidate with the reference of its own lane, so a slow machine is only shown.
+A trial compares a candidate with the reference of its own lane, so a slow machine is only reported.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from autotune.model.errors import LaunchError
 from autotune.model.records import FloorResult, TrialResult
 
 SLOW = 0.03
-"""A lane whose reference is slower than the median one's by more than this share is named."""
+"""Excess of a lane's reference step time over the median lane's from which it is reported."""
 
 MUST_AGREE = ("jax", "jaxlib")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeEffect:
-    """How fast the reference runs on one lane.
+    """Speed of the reference on one lane.
 
     Attributes:
-        ratio: Median step time of its reference over the median of all lanes.
-        low: Lower decile of the ratios seen in its measurements.
-        high: Upper decile of them.
-        step_s: Median step time of its reference, in seconds.
+        ratio: Median step time of the reference over the median of all lanes.
+        low: Lower decile of the ratios of its measurements.
+        high: Upper decile of the ratios of its measurements.
+        step_s: Median step time of the reference, seconds.
     """
 
     lane: str
@@ -40,12 +40,12 @@ class NodeEffect:
 
     @property
     def is_slow(self) -> bool:
-        """Whether nearly every measurement is slower than the others' median, and the median clearly."""
+        """Whether 90 % of the measurements are slower than the median lane, and their median by more than `SLOW`."""
         return self.ratio > 1 + SLOW and self.low > 1
 
 
 def node_effects(floors: Iterable[FloorResult], trials: Iterable[TrialResult]) -> list[NodeEffect]:
-    """The effect of each lane's machine on its reference, slowest first; empty for a study of one lane."""
+    """Computes the effect of each lane's machine on its reference, slowest first; empty for one lane."""
     steps: dict[str, list[float]] = {}
     hosts: dict[str, str] = {}
     for floor in floors:
@@ -75,7 +75,7 @@ def refuse_strangers(own: FloorResult, others: Iterable[FloorResult]) -> None:
     """Refuses a lane whose device or versions differ from those of the lanes before it.
 
     Raises:
-        LaunchError: If they do, with what differs.
+        LaunchError: If they differ.
     """
     for other in others:
         a, b = other.reference, own.reference
@@ -93,10 +93,10 @@ def refuse_strangers(own: FloorResult, others: Iterable[FloorResult]) -> None:
 
 
 def refuse_upgraded(known: FloorResult, versions: Mapping[str, str]) -> None:
-    """Refuses to go on with a study after an upgrade: old and new measurements are not comparable.
+    """Refuses to resume a study after an upgrade: old and new measurements are not comparable.
 
     Raises:
-        LaunchError: If a version that matters is another one than when the noise floor was measured.
+        LaunchError: If the version of JAX, jaxlib or a CUDA plugin has changed since the noise floor was measured.
     """
     before = known.provenance.get("versions", {})
     changed = [

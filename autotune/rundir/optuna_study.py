@@ -1,9 +1,8 @@
-"""The study as Optuna stores it: a journal in the run directory, or a storage that the user names.
+"""Optuna storage of a study: a journal in the run directory, or a storage that the user names.
 
-Each trial is opened when it begins and told when it is recorded, so `optuna-dashboard` shows a study that runs. The
-records are the truth: what the storage lacks is written into it from them. A storage that does not answer at the start
-is refused; one that dies in mid-study costs a note, not the study: trials wait here until it is back, or for the next
-session.
+A trial is added when it begins and told when it is recorded, so `optuna-dashboard` shows a running study. The records
+are the truth: missing trials are written from them. A storage that does not answer at the start is refused; one that
+fails later gives a note, and trials wait until it is back, or for the next session.
 """
 
 from __future__ import annotations
@@ -30,17 +29,17 @@ NUMBER_KEY = "autotune:number"
 """User attribute of a trial that holds its number in the run directory."""
 
 JOURNAL = "optuna.log"
-"""The journal's name in the run directory."""
+"""File name of the journal in the run directory."""
 
 ATTEMPTS = 3
 PAUSE_S = 0.3
-"""Between two attempts: a storage that restarts or is locked for a moment is no news."""
+"""Pause between two attempts, seconds: a storage may restart or be locked for a moment."""
 
 LIMIT_S = 15.0
-"""Longest time that the study waits for the storage at once; a database may hang instead of failing."""
+"""Longest wait for the storage, seconds; a database may hang instead of failing."""
 
 RETRY_S = 30.0
-"""Time between two tries of a storage that was lost."""
+"""Pause between two attempts to reach a lost storage, seconds."""
 
 
 class OptunaStudy:
@@ -48,7 +47,6 @@ class OptunaStudy:
 
     Args:
         storage: A journal's path, or a URL: ``sqlite:///...``, ``postgresql://...`` or ``journal:PATH``.
-        name: Of the study in the storage.
 
     Raises:
         StudyFileError: If a storage that the user names cannot be opened.
@@ -64,7 +62,7 @@ class OptunaStudy:
         self._call: threading.Thread | None = None
         self._news: list[str] = []
         try:
-            self._within_limit(self._write)  # nothing yet, but a few attempts to open it
+            self._within_limit(self._write)  # only opens it: nothing waits yet
         except Exception as error:  # whatever SQLAlchemy, a database driver or the file system says
             if isinstance(storage, str):
                 raise StudyFileError(
@@ -74,11 +72,7 @@ class OptunaStudy:
             self._lose(error)
 
     def put(self, trial: FrozenTrial) -> None:
-        """Opens a running trial, or tells a finished one, each once; what cannot be written waits. Never raises.
-
-        Args:
-            trial: With its number as the user attribute `NUMBER_KEY`.
-        """
+        """Adds a running trial or tells a finished one, which has `NUMBER_KEY`; never raises, retries later."""
         number = trial.user_attrs[NUMBER_KEY]
         if number not in self._told:
             self._waiting[number] = trial
@@ -86,7 +80,7 @@ class OptunaStudy:
             self._flush()
 
     def finish(self) -> None:
-        """Tries a last time to write what waits; tells trials that are still open as failed."""
+        """Tries a last time to write waiting trials; tells open ones as failed."""
         self._waiting = {n: t for n, t in self._waiting.items() if t.state.is_finished()}
         self._flush(is_last=True)
         if self._is_lost and (count := len(self._waiting)):
@@ -96,7 +90,7 @@ class OptunaStudy:
             )
 
     def news(self) -> list[str]:
-        """Takes the notes for the user since the last call."""
+        """Returns the notes for the user since the last call."""
         news, self._news = self._news, []
         return news
 
@@ -116,8 +110,8 @@ class OptunaStudy:
             self._is_lost = False
 
     def _lose(self, error: Exception) -> None:
-        """Notes, once, that the storage does not answer."""
-        self._opened = None  # its connections are worth nothing now
+        """Notes once that the storage does not answer."""
+        self._opened = None
         self._next_s = time.monotonic() + RETRY_S
         if not self._is_lost:
             self._news.append(
@@ -127,11 +121,7 @@ class OptunaStudy:
         self._is_lost = True
 
     def _write(self, *, is_last: bool = False) -> None:
-        """Writes all that waits; a few attempts.
-
-        Args:
-            is_last: Whether what is open still is told as failed.
-        """
+        """Writes waiting trials in a few attempts; `is_last` tells open ones as failed."""
         for attempt in range(ATTEMPTS):
             try:
                 storage, study = self._opened or self._open()
@@ -151,7 +141,7 @@ class OptunaStudy:
                 time.sleep(PAUSE_S)
 
     def _open(self) -> tuple[BaseStorage, optuna.Study]:
-        """Opens the storage, and sees which results it holds: an attempt that failed may have arrived all the same."""
+        """Opens the storage and reads which results it holds, since a failed attempt may have been written."""
         storage = _storage_of(self._where)
         study = optuna.create_study(storage=storage, study_name=self._name, load_if_exists=True)
         found = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
@@ -171,25 +161,21 @@ class OptunaStudy:
                 storage.set_trial_system_attr(begun._trial_id, key, value)
             study.tell(begun.number, trial.value)
         else:
-            if begun is not None:  # its driver died, and nothing was recorded of it
+            if begun is not None:  # its driver died before the trial was recorded
                 study.tell(begun.number, state=TrialState.FAIL)
             study.add_trial(trial)
         if is_result:
             self._told.add(number)
 
     def _within_limit(self, work: Callable[[], T]) -> T:
-        """Runs a function that may hang in a thread that may be left behind.
-
-        Raises:
-            TimeoutError: If it takes longer than `LIMIT_S`.
-        """
+        """Runs a function in a thread, which is left behind after `LIMIT_S` (TimeoutError)."""
         done: list[T] = []
         failed: list[Exception] = []
 
         def call() -> None:
             try:
                 done.append(work())
-            except Exception as error:  # to be raised where it is waited for
+            except Exception as error:  # raised again below
                 failed.append(error)
 
         self._call = threading.Thread(target=call, daemon=True, name="optuna storage")
@@ -203,11 +189,7 @@ class OptunaStudy:
 
 
 class RunJournal(JournalFileBackend):
-    """A journal in the run directory: a view of the records, so it is not synced, and only the run's driver writes it.
-
-    Args:
-        path: The file; made, as private as its folder, if it is missing.
-    """
+    """Journal in the run directory; a view of the records, so it needs neither syncing nor a lock of its own."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -221,11 +203,11 @@ class RunJournal(JournalFileBackend):
 
 
 def _storage_of(where: Path | str) -> BaseStorage:
-    """A storage by its journal's path or its URL."""
+    """Opens a storage by its journal's path or its URL."""
     if isinstance(where, Path):
         try:
             return JournalStorage(RunJournal(where))
-        except (ValueError, KeyError, TypeError):  # not a journal any more; the records hold what it held
+        except (ValueError, KeyError, TypeError):  # damaged; the records hold its content
             where.unlink()
             return JournalStorage(RunJournal(where))
     if where.startswith("journal:"):
@@ -240,7 +222,7 @@ def _open_trials(study: optuna.Study) -> list[FrozenTrial]:
 
 
 def _root(error: BaseException) -> str:
-    """The first line of the error that began a chain: Optuna's own text hides the database's."""
+    """Returns the first line of the root cause of an error, which Optuna's own text hides."""
     while error.__cause__ is not None:
         error = error.__cause__
     return redact_text((str(error).strip() or type(error).__name__).splitlines()[0])

@@ -1,17 +1,17 @@
-"""The run directory: the truth of a study. Append-only records, raw samples and logs; nothing is ever rewritten.
+"""Run directory, the truth of a study: append-only records, raw samples and logs.
 
 Layout::
 
     study.json          the checked study, its identity, the schema version
-    records.jsonl       one record a line (see `autotune.model.records`), in the order in which things happened
-    optuna.log          the trials as an Optuna study, for others to look at
+    records.jsonl       one record a line (see `autotune.model.records`), in order of time
+    optuna.log          the trials as an Optuna study
     lock                held by the one driver that writes
     trials/0007/        pairs.jsonl (every step's seconds), worker.log
     confirm/..., minimise/, soak/, blame/, floor/ likewise
-    lanes/NAME.log      what each of several lanes had to say
+    lanes/NAME.log      log of each of several lanes
 
 A record is appended with one write and synced before anything depends on it. Readers ignore a torn last line (power
-cut, full disk), and the next writer cuts it off; `autotune fsck` names whatever else a failed disk may leave.
+cut, full disk), and the next writer cuts it off; `autotune fsck` finds other damage.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _PAIR: TypeAdapter[Pair] = TypeAdapter(Pair)
 
 
 class Folders:
-    """The folders of measurements, one each, below a run directory or a lane's scratch."""
+    """Folders of measurements below a run directory or a lane's scratch."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -69,16 +69,16 @@ class Folders:
         """Makes a folder if needed.
 
         Raises:
-            RunDirectoryError: If a part is not a plain name or a symbolic link, or the folder cannot be made.
+            RunDirectoryError: If a part is not a plain name or is a symbolic link, or the folder cannot be made.
         """
         return folder_within(self.path, *parts)
 
     def relative(self, path: Path) -> str:
-        """Gives a path as records keep it: relative, so that runs can be moved and lanes may be elsewhere."""
+        """Returns a path relative to the run, so that runs can be moved and lanes may be elsewhere."""
         return path.relative_to(self.path).as_posix()
 
     def pair_writer(self, folder: Path) -> Callable[[Pair], None]:
-        """Makes the function that appends raw pairs of a measurement; deletes what a killed session left of it."""
+        """Returns a function that appends raw pairs of a measurement; deletes those of a killed session."""
         file = folder / PAIRS
         try:
             file.unlink(missing_ok=True)
@@ -87,15 +87,15 @@ class Folders:
         return lambda pair: append_synced(file, pair.model_dump_json(exclude_none=True) + "\n", sync=False)
 
     def write_beside(self, folder: Path, name: str, make_text: Callable[[], str]) -> None:
-        """Writes a file that belongs to one measurement, for people to read."""
+        """Writes a file for people to read beside a measurement."""
         refuse_path(name)
         write_atomically(folder / name, make_text())
 
     def pairs(self, directory: str) -> Iterator[Pair]:
-        """Reads the raw pairs of blocks of one measurement, in order; ignores a torn last line.
+        """Reads the raw pairs of blocks of one measurement; ignores a torn last line.
 
         Raises:
-            RunDirectoryError: If a whole line is not a pair (the file was edited or is damaged), or cannot be read.
+            RunDirectoryError: If the file is damaged or cannot be read.
         """
         file = self.path / directory / PAIRS
         try:
@@ -109,7 +109,7 @@ class Folders:
 
 
 class _Records:
-    """The records of one file in memory, by type: each line is parsed once, and only what was appended is read."""
+    """In-memory index of the records of one file by type; only appended lines are read again."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -121,17 +121,13 @@ class _Records:
         return self._of[kind]  # type: ignore[return-value]
 
     def add(self, record: AnyRecord, size: int) -> None:
-        """Adds one record that was just appended to the file, as so many bytes."""
+        """Adds a record that was appended to the file, with its size in bytes."""
         self._size += size
         self.all.append(record)
         self._of[type(record)].append(record)
 
     def refresh(self) -> None:
-        """Reads what the file has gained, or all of it if it has become shorter; ignores a torn last line.
-
-        Raises:
-            RunDirectoryError: If a whole line is not a record (the file was edited or is damaged), or cannot be read.
-        """
+        """Reads appended lines, or all if the file has become shorter; ignores a torn last line."""
         try:
             size = self._file.stat().st_size if self._file.exists() else 0
             if size == self._size:
@@ -151,11 +147,7 @@ class _Records:
 
 
 def _parse_line(kind: TypeAdapter[T], line: bytes, file: Path, number: int, *, what: str) -> T:
-    """Reads and checks one line of a run directory.
-
-    Raises:
-        RunDirectoryError: If it is something else; names file, line and field.
-    """
+    """Parses one line of a file in a run directory."""
     try:
         return kind.validate_json(line)
     except ValidationError as error:
@@ -172,7 +164,7 @@ class Store(Folders):
     """One run directory, open for reading, or for writing by exactly one driver.
 
     Args:
-        study_dir: Folder of the study file; the user's own modules are looked for there.
+        study_dir: Folder of the study file, where the user's modules are imported from.
     """
 
     def __init__(self, path: Path, spec: StudySpec, *, study_dir: str) -> None:
@@ -193,7 +185,7 @@ class Store(Folders):
         """Opens an existing run directory for reading.
 
         Raises:
-            RunDirectoryError: If it is not one, or was written by another schema.
+            RunDirectoryError: If it is not one, or has another schema.
         """
         return cls._open(path, None)
 
@@ -224,10 +216,7 @@ class Store(Folders):
 
     @classmethod
     def create_or_resume(cls, path: Path, spec: StudySpec, *, study_dir: Path, watch: Stopwatch | None = None) -> Store:
-        """Opens a run directory for writing, making it if needed, and locks it.
-
-        Args:
-            watch: Counts the study's time, that of earlier sessions included; default: one of its own.
+        """Opens a run directory for writing, making it if needed, and locks it; `watch` goes on from earlier sessions.
 
         Raises:
             RunDirectoryError: If it belongs to another study, another driver holds it, or it cannot be written.
@@ -246,7 +235,7 @@ class Store(Folders):
             store._lock = lock
             store._is_sole_writer = True
             store.watch = watch or store.watch
-            # Of a session that was killed, up to the last thing it wrote.
+            # The time of a killed session counts up to its last record.
             store.watch.go_on_from(max((r.at_s for r in store.records()), default=0.0))
         except BaseException:
             lock.close()
@@ -269,7 +258,7 @@ class Store(Folders):
 
     @classmethod
     def _known(cls, path: Path, spec: StudySpec) -> Store | None:
-        """The run directory of a study that began before; None if this one is new, or its study.json is lost."""
+        """Opens the run directory of a known study; None if it is new, or its study.json is lost."""
         file = path / STUDY
         try:
             json.loads(file.read_bytes())
@@ -277,11 +266,12 @@ class Store(Folders):
             return None
         except OSError as error:
             raise cannot_read(file, error) from error
-        except (ValueError, RecursionError):  # torn: all that it held is in the caller's hands
+        except (ValueError, RecursionError):  # torn: the caller has its content
             return None
         old = cls.open(path)
         if old.spec.identity != spec.identity:
-            fields = ", ".join(_differences(old.spec, spec)) or "its measuring"
+            a, b = old.spec.lasting(), spec.lasting()
+            fields = ", ".join(k for k in {**a, **b} if a.get(k) != b.get(k)) or "its measuring"
             raise RunDirectoryError(
                 f"{path} belongs to another study (different: {fields}); "
                 "name another folder with --run-dir, or restore the study file"
@@ -290,7 +280,7 @@ class Store(Folders):
 
     @classmethod
     def _new(cls, path: Path, spec: StudySpec, study_dir: Path) -> Store:
-        """A new run directory, or one whose study.json is lost but whose records say that they are of this study."""
+        """Opens a new run directory, or one of this study whose study.json is lost."""
         store = cls(path, spec, study_dir=str(study_dir))
         if records := store.records():
             told = {r.identity for r in records if isinstance(r, SessionRecord)}
@@ -310,40 +300,35 @@ class Store(Folders):
         return store
 
     def close(self) -> None:
-        """Releases the lock; reading goes on."""
+        """Releases the lock; the store stays readable."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
-        self._is_sole_writer = False  # from here on another may write
+        self._is_sole_writer = False
 
     def tell_stage(self, name: str) -> None:
-        """Writes the stage that this driver is in into the lock file, for `autotune status`."""
+        """Writes this driver's stage into the lock file, for `autotune status`."""
         if self._lock is not None:
             self._lock.tell_stage(name)
 
     # ------------------------------------------------------------------ records
 
     def append(self, record: Stamped) -> None:
-        """Appends one record, stamped with the study's time, and waits until it is on disk.
+        """Appends one record, stamped with the study's time, and syncs it.
 
         Raises:
-            RunDirectoryError: If the disk is full or gone; nothing already written is harmed.
+            RunDirectoryError: If the disk is full or gone; earlier records stay intact.
         """
         stamped = record.model_copy(update={"at_s": round(self.watch.total_s, 3)})
-        written = self._persist(stamped)
-        if self._is_sole_writer:
-            self._records.add(stamped, written)  # type: ignore[arg-type]
-
-    def _persist(self, record: Stamped) -> int:
-        """Writes one record; returns its bytes in the file."""
-        if (directory := getattr(record, "directory", None)) is not None:
-            sync_upwards(self.path / directory / PAIRS, self.path)  # a figure rests on its raw samples
-        line = record.model_dump_json(exclude_none=True) + "\n"
+        if (directory := getattr(stamped, "directory", None)) is not None:
+            sync_upwards(self.path / directory / PAIRS, self.path)  # a figure needs its raw samples
+        line = stamped.model_dump_json(exclude_none=True) + "\n"
         append_synced(self._file, line)
-        return len(line.encode())
+        if self._is_sole_writer:
+            self._records.add(stamped, len(line.encode()))  # type: ignore[arg-type]
 
     def append_news(self, record: R) -> None:
-        """Appends a record unless an earlier one (of conclusions: the newest one) says the same.
+        """Appends a record unless an earlier one (of conclusions: the newest one) is equal except for its stamps.
 
         Raises:
             RunDirectoryError: If it cannot be written.
@@ -356,61 +341,53 @@ class Store(Folders):
             self.append(record)
 
     def records(self) -> list[AnyRecord]:
-        """All records so far, in order; a torn last line is ignored.
+        """Returns all records so far, in order; ignores a torn last line.
 
         Raises:
-            RunDirectoryError: If a whole line is not a record (the file was edited or is damaged).
+            RunDirectoryError: If the file is damaged or cannot be read.
         """
         self._refresh()
         return list(self._records.all)
 
     def _refresh(self) -> None:
-        """Reads what others have appended; a sole writer has it all in its index from the start."""
+        """Reads records that others have appended; a sole writer needs this once."""
         if not (self._is_sole_writer and self._is_read):
             self._records.refresh()
             self._is_read = True
 
     def of(self, kind: type[R]) -> list[R]:
-        """All records of one type, in order."""
+        """Returns all records of one type, in order."""
         self._refresh()
         return list(self._records.of(kind))
 
     def since(self, kind: type[R], count: int) -> list[R]:
-        """All records of one type after the first `count`."""
+        """Returns all records of one type after the first `count`."""
         self._refresh()
         return self._records.of(kind)[count:]
 
     def last(self, kind: type[R]) -> R | None:
-        """The newest record of one type, or None."""
+        """Returns the newest record of one type, or None."""
         found = self.of(kind)
         return found[-1] if found else None
 
 
-def _differences(old: StudySpec, new: StudySpec) -> list[str]:
-    """Names of the sections in which two studies differ for good."""
-    a, b = old.lasting(), new.lasting()
-    return [k for k in {**a, **b} if a.get(k) != b.get(k)]
-
-
 def _is_own(path: Path) -> bool:
-    """Whether an entry of a folder without a study is the empty rest of a start that was cut short."""
+    """Whether an entry of a folder without a study is the empty rest of an interrupted start."""
     if path.name in FOLDERS:
         return path.is_dir() and not any(path.iterdir())
-    return path.name in (LOCK, STUDY) or path.name.startswith(".study") or _is_empty_file(path)
-
-
-def _is_empty_file(path: Path) -> bool:
-    return path.name == RECORDS and not path.read_bytes().strip(b"\0")
+    if path.name == RECORDS:
+        return not path.read_bytes().strip(b"\0")
+    return path.name in (LOCK, STUDY) or path.name.startswith(".study")
 
 
 @contextlib.contextmanager
 def driver_session(store: Store, *, trials: int, command: Sequence[str]) -> Iterator[None]:
-    """Records that a driver began, and that it ended, however it did; a killed one leaves no end.
+    """Records the begin and the end of a driver; a killed one leaves no end.
 
     Args:
-        store: The run directory, locked.
-        trials: Trials asked for, those of earlier sessions included.
-        command: The command line; secrets in it are not kept.
+        store: A locked run directory.
+        trials: Requested trials of all sessions.
+        command: The command line; recorded without secrets.
     """
     store.append(
         SessionRecord(

@@ -1,1 +1,1 @@
-"""Processes that run a program under a flag set, and keep them in hand."""
+"""Worker processes that run a program under a flag set, and the classification of their failures."""

@@ -1,4 +1,4 @@
-"""Protocols of launchers and workers, and the guarded process that all of them are made of."""
+"""Protocols of launchers and workers, and the guarded process that they use."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from autotune.model.records import MemoryUse
 from autotune.model.time_limits import TimeLimits
 
 LOG_BYTES = 4_000_000
+"""Limit of a log's size."""
 
 _ROOT = Path(__file__).resolve().parents[2]
 
 
 class WorkerFailed(Exception):
-    """A worker gave no number. Not an error of the study: `evaluate` turns it into a record.
+    """A worker gave no figure. Not an error of the study: `evaluate` turns it into a record.
 
     Attributes:
-        failure: What happened, classified.
-        infrastructure: The machine failed, not the settings; worth one more try.
+        infrastructure: Whether the machine failed, not the settings; worth a retry.
     """
 
     def __init__(self, failure: Failure, *, infrastructure: bool = False) -> None:
@@ -36,65 +36,63 @@ class WorkerFailed(Exception):
 
 
 class Worker(Protocol):
-    """One running program under one flag set. Not thread-safe; idle whenever no call is in progress."""
+    """One running program under one flag set. Not thread-safe; idle between calls."""
 
     report: WorkerReport
     last_loss: float | None
-    """Of the last step of the last block; None before the first one, and where no loss is known."""
+    """Loss of the last step of the last block; None before the first block, or if unknown."""
     last_norm: float | None
-    """Global gradient norm of the same step; None where it is not known."""
+    """Global gradient norm of the same step; None if unknown."""
     loss_lag: int
-    """Steps between the step that these two belong to and the end of the block."""
+    """Steps between the step of `last_loss` and the end of the block."""
     fresh_batches: bool
-    """Whether every step gets a batch of its own from now on, if the worker makes them: costs time beside the step."""
+    """Makes a new batch for every step from now on, if the worker makes batches; costs time beside the step."""
     watches_memory: bool
-    """Whether every block reports memory in use from now on: costs milliseconds beside the block."""
+    """Reports memory in use with every block from now on; costs milliseconds beside the block."""
     last_memory: MemoryUse | None
-    """At the end of the last block; None where it was not asked for, or is not known."""
+    """Memory in use at the end of the last block; None if not requested or unknown."""
 
     def run_block(self, steps: int) -> tuple[float, ...]:
-        """Runs that many steps now and gives each one's duration in seconds.
+        """Runs steps and returns the duration of each, seconds.
 
         Raises:
             WorkerFailed: If the worker died, hung, or computed a loss that is not finite.
         """
 
     def profile(self, steps: int) -> bytes:
-        """Runs that many steps under a profiler and gives the cost of each instruction as text that XLA reads.
-
-        Empty where the profiler saw none.
+        """Runs steps under a profiler and returns the costs of instructions as text for XLA; empty without any.
 
         Raises:
             WorkerFailed: If the worker died or hung, or cannot profile.
         """
 
     def close(self) -> None:
-        """Ends the worker and every process below it; safe to call twice, never raises."""
+        """Ends the worker and its child processes; safe to call twice, never raises."""
 
 
 Progress = Callable[[str], None]
-"""Called with the phase that a starting worker has reached: ``import``, ``build``, ``compile``, ``warm-up``."""
+"""Callback with the phase of a starting worker: ``import``, ``build``, ``compile``, ``warm-up``."""
 
 
 class Launcher(Protocol):
     """Starts workers."""
 
     limits: TimeLimits
-    """What workers that are started from now on may take."""
+    """Limits of workers that are started from now on."""
 
     def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> Worker:
-        """Starts a worker under `settings` (baseline merged in) and waits until it is compiled and warm.
+        """Starts a worker under `settings` (baseline included) and waits until it is compiled and warm.
 
         Raises:
             WorkerFailed: If it never became ready.
         """
 
     def close(self) -> None:
-        """Ends every worker that is still alive."""
+        """Ends all workers."""
 
 
 def reader_command(module: str) -> list[str]:
-    """What a guard runs to look at a user's program: a module of `autotune.child`, started in milliseconds."""
+    """Returns the command that runs a module of `autotune.child` without `site`, which starts in milliseconds."""
     code = (
         f"import sys; sys.path.insert(0, sys.argv.pop(1)); from autotune.child.{module} import main; sys.exit(main())"
     )
@@ -102,16 +100,16 @@ def reader_command(module: str) -> list[str]:
 
 
 class GuardedProcess(ChildProcess):
-    """One process behind its guard, which ends everything below it when the driver ends (`autotune.child.guard`).
+    """A process behind a guard, which ends the whole process tree when the driver ends (`autotune.child.guard`).
 
-    Every message has a ``type``, and the last one of all is of type ``exit``.
+    Every message has a ``type``; the last one is of type ``exit``.
 
     Args:
-        through: What carries the guard to another machine, such as ``srun ...``; then `env` is that program's own, and
-            the command's goes to the guard as its first message.
+        through: Command that starts the guard on another machine, such as ``srun ...``; `env` is then that command's
+            environment, and the process's own goes to the guard as its first message.
 
     Attributes:
-        end: The message ``exit``, once it is there.
+        end: The message ``exit``, once received.
 
     Raises:
         WorkerFailed: If it cannot be started.
@@ -141,11 +139,11 @@ class GuardedProcess(ChildProcess):
 
     @property
     def guard_log(self) -> Path:
-        """What the guard itself, or what carries it, prints; removed in the end if that is nothing."""
+        """Output of the guard and of the command that starts it; removed if empty."""
         return self.log.with_suffix(".guard")
 
     def receive(self) -> list[dict[str, Any]]:
-        """Messages that have come, without waiting."""
+        """Returns the messages received so far, without waiting."""
         found = [m for m in super().receive() if isinstance(m.get("type"), str)]
         self.end = self.end or next((m for m in found if m["type"] == "exit"), None)
         if self.is_over and self.end is None:  # the guard vanished before it could say how its command ended
@@ -154,7 +152,7 @@ class GuardedProcess(ChildProcess):
         return found
 
     def said_by_carrier(self) -> tuple[str, ...]:
-        """The last lines that the guard, or what carries it (``srun``), printed; none while all is well."""
+        """Returns the last lines that the guard, or ``srun`` which starts it, printed; normally none."""
         try:
             text = self.guard_log.read_text(encoding="utf-8", errors="replace")
         except OSError:
@@ -163,11 +161,11 @@ class GuardedProcess(ChildProcess):
         return tuple(lines[-8:])
 
     def first(self, kinds: Collection[str], limit_s: float) -> dict[str, Any] | None:
-        """Waits for a message of some kinds; None if the process ended or said nothing within `limit_s` seconds."""
+        """Waits for a message of some kinds; None if the process ended or sent none within `limit_s` seconds."""
         return next((m for m in self.messages(limit_s) if m["type"] in kinds), None)
 
     def close(self, patience_s: float) -> None:
-        """Ends the guard (its stdin ends), which ends everything below it; kills it if it does not."""
+        """Closes the guard's stdin, whereupon it ends its process tree; kills it after `patience_s` seconds."""
         super().close(patience_s)
         with contextlib.suppress(OSError):
             if self.guard_log.stat().st_size == 0:
@@ -175,6 +173,6 @@ class GuardedProcess(ChildProcess):
 
 
 def listen(processes: Sequence[GuardedProcess], wait_s: float) -> list[tuple[int, dict[str, Any]]]:
-    """Messages of some processes, each with its rank; waits until there is one, at most `wait_s` seconds."""
+    """Waits up to `wait_s` seconds for messages of some processes; returns them with their ranks."""
     select.select([p.descriptor for p in processes if p.end is None], [], [], wait_s)
     return [(rank, message) for rank, process in enumerate(processes) for message in process.receive()]

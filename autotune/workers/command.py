@@ -1,4 +1,4 @@
-"""The user's own program as a worker: measured in turns with the hook, else by reading its output."""
+"""The user's own program as a worker: measured in interleaved blocks by the hook, else by its output."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from autotune.workers.programs import NotKnown, ProgramWatch
 from autotune.workers.settings_check import SettingsCheck, check_environment, check_options, check_processes
 
 READ_DTYPE = "tensorfloat32"
-"""How exactly the loss of a user's program must agree: its arithmetic is not known, and some print few digits."""
+"""Precision assumed for the loss of a user's program: its arithmetic is unknown, and some print few digits."""
 
 ON_CPU = f'{NO_GPU} in this program, which runs on the CPU; the study says device.platform = "cuda"'
 
 READY_SHARE = 0.95
-"""Share of the driver's patience after which the reader gives up by itself, for it can say why."""
+"""Share of the start limit after which the reader gives up itself, since it can report the reason."""
 
 TEXT_BYTES = 1_000_000
-"""Of a program's file that are searched for XLA_FLAGS."""
+"""Bytes of a program's file that are searched for XLA_FLAGS."""
 
 
 class CommandLauncher(LocalLauncher):
     """Starts the study's `command` under a guard, in the study's folder, with the settings in its environment."""
 
     def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> LocalWorker:
-        """Starts the program and waits until its warm-up is over; see `base.Launcher`."""
+        """Starts the program and waits until it is warm; see `base.Launcher`."""
         env, command = self._environment(settings), self._command(settings, folder)
         watch, problem = self._watch()
         if watch is not None:
@@ -61,7 +61,7 @@ class CommandLauncher(LocalLauncher):
         return self._begin(worker, self._jobs(settings, folder), progress)
 
     def _watch(self) -> tuple[ProgramWatch | None, str]:
-        """A folder for the programs of a process, or why there is none."""
+        """Makes a folder for the compiled programs of a process, or returns the reason why there is none."""
         if self._spec.device.platform != "cpu":
             return None, "on GPUs a dump does not show all that runs"
         try:
@@ -72,26 +72,24 @@ class CommandLauncher(LocalLauncher):
     def _command(self, settings: FlagSet, folder: Path) -> list[str]:
         return self._spec.under(settings).workload.arguments(str(folder))
 
-    def _tokens(self, settings: FlagSet) -> dict[str, int]:
-        """Tokens of a step under these options, if the study gives them; a rate of tokens is read with them."""
-        tokens = self._spec.work_under(settings)
-        return {} if tokens is None else {"tokens_per_step": tokens}
-
     def _rules(self, settings: FlagSet, folder: Path) -> dict[str, Any]:
-        """How steps are read; a file may lie in the folder of the trial."""
+        """Returns the rules for reading steps, with tokens per step for rates of tokens."""
         if (read := self._spec.workload.read) is None:
             return {}
-        file = {} if read.file is None else {"file": filled(read.file, {FOLDER: str(folder)})}
-        return read.rules() | self._tokens(settings) | file
+        rules = read.rules()
+        if (tokens := self._spec.work_under(settings)) is not None:
+            rules["tokens_per_step"] = tokens
+        if read.file is not None:
+            rules["file"] = filled(read.file, {FOLDER: str(folder)})
+        return rules
 
     def _jobs(self, settings: FlagSet, folder: Path) -> list[dict[str, Any]]:
-        measure = self._spec.measure
         job = self._job(
             settings,
             command=self._command(settings, folder),
             cwd=self._study_dir,
             rules=self._rules(settings, folder),
-            run_steps=measure.run_steps,
+            run_steps=self._spec.measure.run_steps,
             device_count=self._spec.device.count,
             limit_s=READY_SHARE * self.limits.start_s,
         )
@@ -99,11 +97,11 @@ class CommandLauncher(LocalLauncher):
 
 
 class CommandWorker(LocalWorker):
-    """A user's program, whose compiled programs are seen from outside.
+    """A user's program, whose compiled programs are dumped by XLA.
 
     Args:
-        watch: Sees its compiled programs, and is closed with the worker; None if they are not seen.
-        problem: Why they are not.
+        watch: Folder of the dump, closed with the worker.
+        problem: Reason why there is no `watch`.
     """
 
     def __init__(
@@ -121,7 +119,7 @@ class CommandWorker(LocalWorker):
         self._problem = problem
 
     def run_block(self, steps: int) -> tuple[float, ...]:
-        """Runs a block; see `base.Worker`. If the program compiled in it, its fingerprint is not known any more."""
+        """Runs a block; see `base.Worker`. The fingerprint is dropped if the program compiled during the block."""
         times = super().run_block(steps)
         if self._watch is not None and self._watch.has_compiled_more():
             self.report = self.report.model_copy(update=self._unknown("it compiled more after its warm-up"))
@@ -134,11 +132,11 @@ class CommandWorker(LocalWorker):
             self._watch.close()
 
     def _own_values(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The variables of the program, less what the watch added."""
+        """Returns the variables of the program without the flag of the watch."""
         return dict(values) if self._watch is None else self._watch.without_own(values)
 
     def _programs(self, process_count: int) -> dict[str, Any]:
-        """What the report says of the compiled programs of so many processes that have loaded XLA."""
+        """Returns the report's fields on the compiled programs; `process_count` processes have loaded XLA."""
         try:
             if self._watch is None:
                 raise NotKnown(self._problem)
@@ -185,7 +183,7 @@ class HookWorker(CommandWorker):
 
 
 class ReadWorker(CommandWorker):
-    """The user's program as it is, its steps read from its output by `autotune.child.read_output`."""
+    """The user's unchanged program, whose output `autotune.child.read_output` reads."""
 
     def _report(self, message: Mapping[str, Any]) -> WorkerReport:
         processes = message["processes"]
@@ -213,7 +211,7 @@ class ReadWorker(CommandWorker):
         )
 
     def _files_that_name_xla_flags(self) -> tuple[str, ...]:
-        """A warning for each file of the command whose text names XLA_FLAGS."""
+        """Returns a warning for each file of the command whose text names XLA_FLAGS."""
         found = []
         for word in self._spec.workload.command or ():
             with contextlib.suppress(OSError, ValueError):
@@ -224,7 +222,7 @@ class ReadWorker(CommandWorker):
 
 
 def _versions(jax: Mapping[str, Any]) -> dict[str, str]:
-    """Versions in the process of the hook; empty if it has not imported JAX."""
+    """Returns the versions in the process of the hook; empty if it has not imported JAX."""
     if not jax:
         return {}
     return {**jax.get("versions", {}), "jax": jax["version"], **jax.get("ran_on", {}).get("versions", {})}
@@ -233,9 +231,9 @@ def _versions(jax: Mapping[str, Any]) -> dict[str, str]:
 def _report(
     spec: StudySpec, settings: FlagSet, message: Mapping[str, Any], check: SettingsCheck, *, begun: float
 ) -> WorkerReport:
-    """The report of a program that was not built by a worker."""
+    """Makes the report of a user's program from a message of its reader or hook."""
     return WorkerReport(
-        # Unless the compiled program is seen, only equal settings are known to give equal programs.
+        # Unless the compiled program is known, only equal settings are known to give equal programs.
         fingerprint=f"settings-{settings.digest}",
         platform=spec.device.platform,
         device_kind=NOT_TOLD,

@@ -1,4 +1,4 @@
-"""Classifies how a worker ended, by exit status, exception and error texts."""
+"""Classifies failures of workers by exit status, exception and error texts."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ _NO_GPU = re.compile(
 )
 
 _TWO_SHARES = re.compile(r"XLA_CLIENT_MEM_FRACTION is specified together with XLA_PYTHON_CLIENT_MEM_FRACTION")
-"""jaxlib's `xla_client.py`; JAX only logs it, and then says that it has no such platform."""
+"""Error of jaxlib's `xla_client.py`; JAX only logs it, and then reports a missing platform."""
 
 _HARMLESS = re.compile(
     # bfc_allocator.cc: XLA tries a large scratch buffer, then does with a smaller one
     r"[Tt]he caller indicates that this is not a failure|so that we can re-allocate a larger region to avoid OOM"
-    # What XLA logs at the level of information. cuda_executor.cc says CUDA_ERROR_OUT_OF_MEMORY so, each time that it
-    # asks for its share of the device, before it asks for less.
+    # XLA's log lines of level INFO: cuda_executor.cc logs CUDA_ERROR_OUT_OF_MEMORY each time before it asks for a
+    # smaller share of the device
     r"|^(?:\d{4}-\d\d-\d\d [\d:.]+: I|I\d{4} [\d:.]+\s+\d+) \S+:\d+\] "
 )
-"""Lines of a log that name a fault but report none."""
+"""Log lines that name an error but report none."""
 
 _FROM_OUTSIDE = frozenset({-signal.SIGTERM, -signal.SIGHUP, -signal.SIGUSR1, -signal.SIGUSR2})
-"""No fault ends a process in these ways: somebody else did, such as a cluster that takes its nodes back."""
+"""Exit statuses of signals from outside, such as of a cluster that takes its nodes back."""
 
 
 def classify_failure(
@@ -59,11 +59,7 @@ def classify_failure(
     last_lines: tuple[str, ...],
     log: str | None,
 ) -> Failure:
-    """Classifies the end of a worker.
-
-    Args:
-        exit_status: Of the process; negative for a signal, None if the guard itself vanished.
-    """
+    """Classifies the end of a worker; `exit_status` is negative for a signal, None if the guard vanished."""
     kind, said = _judge(exit_status, phase, error_type, (message or "").strip(), last_lines)
     return Failure(
         kind=kind,
@@ -84,7 +80,7 @@ def _judge(
     text = "\n".join([message, *(line for line in last_lines if not _HARMLESS.search(line))])
     if exit_status != 0 and (judged := _judge_device(text)) is not None:
         return judged
-    # A worker that reported an exception said what it was; the log may hold older, harmless lines.
+    # A reported exception goes first: the log may hold older, harmless lines.
     for kind, pattern in _TABLE:
         found = pattern.search(message if error_type and message else text)
         if found and (error_type is not None or exit_status != 0):
@@ -113,7 +109,7 @@ def _judge(
 
 
 def _judge_device(text: str) -> tuple[FailureKind, str] | None:
-    """What is wrong with the GPU of a worker, if anything is."""
+    """Classifies problems of the worker's GPU, if any."""
     if found := _TWO_SHARES.search(text):
         return FailureKind.NOT_APPLIED, f"its share of the GPU's memory is set twice: {_line_with(found, text)}"
     if found := _NO_GPU.search(text):
@@ -123,17 +119,17 @@ def _judge_device(text: str) -> tuple[FailureKind, str] | None:
 
 
 def is_without_gpu(failure: Failure) -> bool:
-    """Whether a worker failed because there is no GPU, so that a retry is of no use."""
+    """Whether a worker failed because there is no GPU, so that a retry is useless."""
     return failure.kind is FailureKind.LAUNCH and failure.message.startswith(NO_GPU)
 
 
 def is_kernel_kill(text: str) -> bool:
-    """Whether some output reports that the kernel killed a process for want of memory."""
+    """Whether an output reports that the kernel's OOM killer ended a process."""
     return "oom-kill" in text or "oom_kill" in text
 
 
 def _line_with(found: re.Match[str], text: str) -> str:
-    """The line in which a text was found, cut to what fits a table."""
+    """Returns the line of a match, at most 400 characters."""
     for line in text.splitlines():
         if found.group(0) in line:
             return line.strip()[:400]

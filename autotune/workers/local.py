@@ -1,4 +1,4 @@
-"""Workers as guarded processes of this machine."""
+"""Workers as guarded processes on this machine."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from autotune.workers.settings_check import MEMORY_VARIABLES, check_environment,
 
 
 def keeps_kernels(spec: StudySpec) -> bool:
-    """Whether processes of a study leave the results of XLA's autotuner beside their log; see `autotune.model.kernels`.
+    """Whether processes of a study dump the results of XLA's autotuner; see `autotune.model.kernels`.
 
-    Several ranks would write over each other, and a program of the user's own may have another use for the variable.
+    Several ranks would overwrite each other's dump, and a user's program may use the variable itself.
     """
     return spec.device.platform == "cuda" and spec.workload.entry is not None and spec.device.rank_count == 1
 
 
 def kernel_variables(settings: FlagSet, folder: Path) -> dict[str, str]:
-    """Variables that make a process leave those results in a folder; empty if its settings decide that themselves."""
+    """Returns the variables that dump the autotuner's results into a folder; empty if the settings decide that."""
     if KERNELS in settings or any(name in settings for name in DUMP_HERE):
         return {}
     flags = settings.merge(DUMP_HERE).to_environment()["XLA_FLAGS"]
@@ -45,16 +45,16 @@ def kernel_variables(settings: FlagSet, folder: Path) -> dict[str, str]:
 
 
 def rejects_kernel_flag(failure: Failure) -> bool:
-    """Whether a process failed because its build does not know that flag."""
+    """Whether a process failed because its build does not know the flags of `kernel_variables`."""
     words = (failure.message, *failure.last_lines)
     return any(name in line for name in DUMP_HERE for line in words)
 
 
 def profile_text(profile: bytes) -> str:
-    """A ``ProfiledInstructionsProto`` as text.
+    """Converts a ``ProfiledInstructionsProto`` to text.
 
     Raises:
-        ValueError: If it is none.
+        ValueError: If it cannot be parsed.
     """
     from google.protobuf import text_format
     from google.protobuf.message import DecodeError
@@ -67,7 +67,7 @@ def profile_text(profile: bytes) -> str:
 
 @cache
 def _message_class() -> Any:
-    """The message, of which jaxlib has no Python class (tsl/profiler/protobuf/profiled_instructions.proto)."""
+    """Builds the message class, which jaxlib lacks (tsl/profiler/protobuf/profiled_instructions.proto)."""
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
     field = descriptor_pb2.FieldDescriptorProto
@@ -96,12 +96,7 @@ LAST_WORDS_S = 0.5
 
 
 class LocalLauncher:
-    """Starts workers here, under the caller's environment with the settings under trial in place of its own.
-
-    Args:
-        study_dir: Folder of the study file, where the user's own modules are found.
-        base: The caller's environment.
-    """
+    """Starts workers on this machine under the caller's environment `base`, whose settings are replaced."""
 
     def __init__(self, spec: StudySpec, *, study_dir: str, base: Mapping[str, str]) -> None:
         self._spec = spec
@@ -112,18 +107,18 @@ class LocalLauncher:
         self._keeps_kernels = keeps_kernels(spec)
 
     def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> LocalWorker:
-        """Starts one worker (all its processes) and waits until it is ready; see `base.Launcher`."""
+        """Starts all processes of a worker and waits until it is ready; see `base.Launcher`."""
         try:
             worker = LocalWorker(self._processes(settings, folder), self._spec, settings)
             return self._begin(worker, self._jobs(settings, folder), progress)
         except WorkerFailed as error:
             if not self._keeps_kernels or not rejects_kernel_flag(error.failure):
                 raise
-            self._keeps_kernels = False  # this build does not know how: no study may end by that
+            self._keeps_kernels = False  # this build lacks the flag, which must not stop the study
             return self.start(settings, folder, progress=progress)
 
     def _begin(self, worker: LocalWorker, jobs: list[dict[str, Any]], progress: Progress) -> LocalWorker:
-        """Waits until a worker is ready; ends it if it never is."""
+        """Waits until a worker is ready; ends it on failure."""
         self._alive = [w for w in self._alive if not w.closed] + [worker]
         worker.limits = self.limits
         try:
@@ -134,7 +129,7 @@ class LocalLauncher:
         return worker
 
     def close(self) -> None:
-        """Ends every worker that is still alive."""
+        """Ends all workers."""
         for worker in self._alive:
             worker.close()
 
@@ -183,7 +178,7 @@ class LocalLauncher:
         ]
 
     def _job(self, settings: FlagSet, **fields: Any) -> dict[str, Any]:
-        """The first message to a process: what every kind of worker needs, and the fields of its own kind."""
+        """Makes the first message to a process from common fields and those of its kind."""
         return {
             "type": "job",
             "check_steps": CHECK_STEPS,
@@ -217,7 +212,7 @@ class LocalWorker:
         self.last_memory: MemoryUse | None = None
 
     def wait_ready(self, jobs: list[dict[str, Any]], progress: Progress) -> None:
-        """Gives every rank its job and waits until all are compiled and warm."""
+        """Sends every rank its job and waits until all are compiled and warm."""
         for process, job in zip(self._processes, jobs, strict=True):
             process.send(job)
         ready = self._gather("ready", self.limits.start_s, progress)
@@ -232,24 +227,20 @@ class LocalWorker:
                 "gpus": tuple(g for r in reports for g in r.gpus or ()) or None,
             }
         )
-        if self._spec.measure.block_limit_s is None and not self.limits.step_s:  # it is the reference: by its own steps
+        if self._spec.measure.block_limit_s is None and not self.limits.step_s:  # the reference sets its own limits
             own_s = statistics.median(self.report.warmup_step_times_s or (0.0,))
             self.limits = limits_after(self._spec.measure, start_s=self.report.start_s, step_s=own_s)
         self._phase = "step"
 
     def _report(self, message: Mapping[str, Any]) -> WorkerReport:
-        """The report of one rank.
-
-        Raises:
-            WorkerFailed: If a setting is not in force in it.
-        """
+        """Parses the report of one rank and checks that the settings are in force in it."""
         check = check_environment(self._settings, message["values"])
         self._refuse_lost((*check.lost, *check_options(self._settings, message["jax_options"])))
         report = WorkerReport.model_validate({**message["report"], "start_s": time.monotonic() - self._begun})
         return report.model_copy(update={"warnings": (*report.warnings, *check.notes)})
 
     def _refuse_lost(self, lost: Sequence[str]) -> None:
-        """Ends a worker that does not run under the settings that it was given."""
+        """Fails a worker whose settings are not in force."""
         if lost:
             self._phase = "check"
             raise self._failed(
@@ -258,7 +249,7 @@ class LocalWorker:
             )
 
     def run_block(self, steps: int) -> tuple[float, ...]:
-        """Runs a block on all ranks; see `base.Worker`. The slowest rank's total must agree with rank 0's clock."""
+        """Runs a block on all ranks and returns the times of the slowest one; see `base.Worker`."""
         for process in self._processes:
             asked = {"fresh": self.fresh_batches, "memory": self.watches_memory}
             process.send({"type": "block", "steps": steps, **{k: True for k, is_asked in asked.items() if is_asked}})
@@ -270,17 +261,13 @@ class LocalWorker:
         return tuple(float(t) for t in slowest["step_times_s"])
 
     def _take_loss(self, block: Mapping[str, Any]) -> None:
-        """Keeps the loss and gradient norm of a block.
-
-        Raises:
-            WorkerFailed: If that is not finite.
-        """
+        """Keeps the loss and gradient norm of a block, which must be finite."""
         loss, norm, lag = float(block["loss"]), block.get("grad_norm"), int(block.get("loss_lag", 0))
         for quantity, value in (("loss", loss), ("gradient norm", norm)):
             if value is not None and not math.isfinite(value):
                 step = self._trained - 1 - lag
                 raise self._failed(FailureKind.WRONG_LOSS, f"the {quantity} became {value} by step {step}")
-        if self.report.losses:  # who told none before has none, and sends 0
+        if self.report.losses:  # a worker without a loss sends 0
             self.last_loss, self.last_norm, self.loss_lag = loss, norm, lag
 
     def profile(self, steps: int) -> bytes:
@@ -294,7 +281,7 @@ class LocalWorker:
             raise self._failed(FailureKind.NO_RESULT, f"the profile cannot be read: {error}") from error
 
     def close(self) -> None:
-        """Asks politely, then ends everything; see `base.Worker`."""
+        """Asks all processes to stop, then ends them; see `base.Worker`."""
         if self.closed:
             return
         self.closed = True
@@ -305,14 +292,10 @@ class LocalWorker:
             process.close(KILL_PATIENCE_S)
 
     def _gather(self, kind: str, limit_s: float, progress: Progress | None) -> list[dict[str, Any]]:
-        """Waits for one message of a kind from every rank.
-
-        Raises:
-            WorkerFailed: If a rank ends or says ``error`` first, or the time limit passes.
-        """
+        """Waits for one message of a kind from every rank; fails if a rank ends or the limit passes."""
         got: dict[int, dict[str, Any]] = {}
         errors: dict[int, dict[str, Any]] = {}
-        watch = Stopwatch()  # driver and worker are suspended with their job: that time is not the worker's
+        watch = Stopwatch()  # does not count the time for which the job was suspended
         while len(got) < len(self._processes):
             remaining = limit_s - watch.session_s
             if remaining <= 0:
@@ -333,7 +316,7 @@ class LocalWorker:
         return [got[i] for i in range(len(self._processes))]
 
     def _wait_for_ends(self, limit_s: float) -> dict[int, dict[str, Any]]:
-        """Waits some seconds for all processes to end; returns the errors that they report meanwhile, by rank."""
+        """Waits up to `limit_s` for all processes to end; returns the errors reported meanwhile, by rank."""
         errors: dict[int, dict[str, Any]] = {}
         deadline = time.monotonic() + limit_s
         while any(p.end is None for p in self._processes) and (remaining := deadline - time.monotonic()) > 0:
@@ -341,10 +324,10 @@ class LocalWorker:
         return errors
 
     def _ended(self, errors: dict[int, dict[str, Any]]) -> WorkerFailed:
-        """Classifies the end of a rank's process.
+        """Classifies the end of a worker.
 
-        One that is lost takes its peers with it, which complain of their connections: so all get a moment to end,
-        and the one that was killed by a signal, without a word, counts as the cause.
+        A lost rank makes its peers fail with connection errors: so all get a moment to end, and a rank that a signal
+        killed without a message counts as the cause.
         """
         errors = {**errors, **self._wait_for_ends(LAST_WORDS_S)}
         ends = {rank: p.end for rank, p in enumerate(self._processes) if p.end is not None}
@@ -362,7 +345,7 @@ class LocalWorker:
         return WorkerFailed(failure, infrastructure=failure.kind is FailureKind.LAUNCH and not is_without_gpu(failure))
 
     def _failed(self, kind: FailureKind, message: str) -> WorkerFailed:
-        """A failure that the driver found, with what the log says once the process is ended."""
+        """Ends the worker and makes a failure found by the driver, with the last lines of the log."""
         phase = self._phase
         self.close()
         end = next((p.end for p in self._processes if p.end and p.end["last_lines"]), None)
@@ -378,12 +361,12 @@ class LocalWorker:
 
 
 def first_step(spec: StudySpec) -> int:
-    """Number of the first step of a worker's first block, counted from 0 since it began to train."""
+    """Returns the number of the first step of a worker's first block, counted from 0."""
     return WARMUP_STEPS + (CHECK_STEPS if spec.workload.takes_turns else 0)
 
 
 def _memory_of(blocks: Sequence[Mapping[str, Any]]) -> MemoryUse | None:
-    """Memory of all ranks together at the end of a block; None if a rank does not report it."""
+    """Sums the memory of all ranks at the end of a block; None if a rank does not report it."""
     told = [b.get("memory") for b in blocks]
     known = [m for m in told if isinstance(m, dict)]
     if len(known) < len(told):
@@ -393,12 +376,12 @@ def _memory_of(blocks: Sequence[Mapping[str, Any]]) -> MemoryUse | None:
 
 
 def worker_command() -> list[str]:
-    """What a guard runs as one rank of an `entry`."""
+    """Returns the command of one rank of an `entry`."""
     return [driver_python(), "-m", "autotune.child.measure"]
 
 
 def log_name(rank: int) -> str:
-    """File name of a rank's log in the folder of its trial."""
+    """Returns the file name of a rank's log."""
     return "worker.log" if rank == 0 else f"worker.{rank}.log"
 
 

@@ -1,10 +1,10 @@
-"""The compiled programs of a user's process on the CPU, seen from outside: XLA leaves them in a folder.
+"""Compiled programs of a user's process on the CPU, read from a dump of XLA.
 
-``--xla_dump_to`` makes XLA write each module that it compiles: its HLO after all optimizations, its buffers, the object
-files that run, and the options in force. So it is known whether two sets make one program, what that needs of memory,
-how long compiling took, and whether the flags of a set arrived. (JAX's persistent compilation cache would miss what a
-program keeps out of it, and its keys change with every flag; it stays off in trials.) The programs are known only if
-one process compiled, every module is there as a whole, and nothing is compiled later; else the reason is.
+``--xla_dump_to`` makes XLA write each compiled module: its HLO after all optimizations, its buffers, its object files,
+and the options in force. They show whether two sets give one program, its memory, its compile time, and whether the
+flags are in force. JAX's persistent compilation cache would miss programs that are kept out of it, and its keys change
+with every flag. The programs are known only if one process compiled, every module is complete, and nothing is compiled
+later.
 """
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ SHOWN_BY_DUMP = frozenset(
         "xla_cpu_use_new_xtile_lowering",
     }
 )
-"""Flags of which all that they do lies in the files of a dump: `benchmarks/command_programs.py` holds each of their
-values against the executable that XLA serializes. Any other flag counts as part of the program's name, for what it
-does may lie in thunks, which XLA does not write."""
+"""Flags whose whole effect is visible in a dump: `benchmarks/command_programs.py` compares each of their values with
+the executable that XLA serializes. Other flags are part of the fingerprint, since they may act in thunks, which XLA
+does not dump."""
 
 _TOTAL = re.compile(r"^Total bytes: (\d+)", re.MULTILINE)
 
 
 class NotKnown(Exception):
-    """Why the programs of a process are not known, as a clause."""
+    """The programs of a process are not known; the message is the reason as a clause."""
 
 
 @dataclass(frozen=True, slots=True)
 class Programs:
-    """The programs that a process has compiled.
+    """The compiled programs of a process.
 
     Attributes:
-        fingerprint: Equal for equal programs in every process of one machine and build.
-        peak_bytes: What the largest module needs of memory, arguments and results included.
+        fingerprint: Equal for equal programs of one machine and build.
+        peak_bytes: Memory of the largest module, arguments and results included.
     """
 
     fingerprint: str
@@ -65,10 +65,10 @@ class Programs:
 
 
 class ProgramWatch:
-    """A folder for the programs of one process tree, from its start to its end.
+    """Dump folder of one process tree.
 
     Raises:
-        OSError: If there is no room for a folder.
+        OSError: If the folder cannot be made.
     """
 
     def __init__(self) -> None:
@@ -77,10 +77,10 @@ class ProgramWatch:
         self._read: dict[str, tuple[int, int]] | None = None
 
     def variables(self, environment: Mapping[str, str]) -> dict[str, str]:
-        """The environment of the process, with the flag that makes XLA leave its programs.
+        """Returns the environment of the process with the flag that makes XLA dump its programs.
 
         Raises:
-            NotKnown: If it says already where XLA shall dump, or the flag cannot name the folder.
+            NotKnown: If the environment has XLA dump already, or the flag cannot name the folder.
         """
         flags, folder = environment.get("XLA_FLAGS", ""), str(self._scratch.path)
         self._given = FlagSet.parse(flags)
@@ -91,7 +91,7 @@ class ProgramWatch:
         return {**environment, "XLA_FLAGS": f"{flags} --{DUMP_FLAG}={folder}".strip()}
 
     def without_own(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The variables of the process less that flag, if it is there as it was given."""
+        """Removes the flag of `variables` from the variables of the process, if unchanged."""
         flags = values.get("XLA_FLAGS")
         own = f"--{DUMP_FLAG}={self._scratch.path}"
         if not isinstance(flags, str) or flags.count(own) != 1:
@@ -99,17 +99,17 @@ class ProgramWatch:
         return {**values, "XLA_FLAGS": flags.replace(own, "").strip()}
 
     def lost(self, settings: FlagSet) -> tuple[str, ...]:
-        """One clause for each XLA flag that is not in force, by the options that XLA wrote beside its programs."""
+        """Returns a clause for each XLA flag that is not in force according to the dumped options."""
         options = [parse_debug_options(_text(file)) for file in self._scratch.path.glob(f"*{OPTIONS}")]
         if settings.of_kind("xla") and not options:
             return ("XLA_FLAGS: XLA compiled nothing under these flags (or takes all from a compilation cache)",)
         return tuple(dict.fromkeys(clause for found in options for clause in check_debug_options(settings, found)))
 
     def read_programs(self, process_count: int) -> Programs:
-        """The programs so far.
+        """Reads the programs compiled so far.
 
         Raises:
-            NotKnown: If they are not all in the dump.
+            NotKnown: If the dump is not complete.
         """
         if process_count != 1:
             raise NotKnown(f"{process_count or 'none'} of its processes have loaded XLA, not one")
@@ -121,7 +121,7 @@ class ProgramWatch:
         return programs
 
     def has_compiled_more(self) -> bool:
-        """Whether something was compiled since the programs were read."""
+        """Whether something was compiled since `read_programs`."""
         return self._read is not None and self._listing() != self._read
 
     def close(self) -> None:
@@ -129,7 +129,7 @@ class ProgramWatch:
         self._scratch.close()
 
     def _listing(self) -> dict[str, tuple[int, int]]:
-        """Size and time of the files in the dump."""
+        """Returns size and modification time (ns) of the files in the dump."""
         files = {p.name: p.stat() for p in self._scratch.path.iterdir() if p.is_file() and not p.is_symlink()}
         return {name: (status.st_size, status.st_mtime_ns) for name, status in files.items()}
 
@@ -156,11 +156,7 @@ class ProgramWatch:
 
 
 def _digest(folder: Path, module: str, files: Collection[str]) -> str:
-    """A digest of what a module is and runs, without the number that it has in its process.
-
-    Raises:
-        NotKnown: If other flags decide what of it is dumped.
-    """
+    """Digests the files of a module, without its number in the process; NotKnown if it changes the dump flags."""
     options = parse_debug_options(_text(folder / (module + OPTIONS)))
     if options.pop(DUMP_FLAG, None) != [str(folder)] or any(name.startswith("xla_dump") for name in options):
         raise NotKnown("it changes where and what XLA dumps")

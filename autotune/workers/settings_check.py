@@ -1,4 +1,4 @@
-"""Checks whether settings are in force in a running program, which may set XLA_FLAGS itself."""
+"""Checks whether settings are in force in a running program, which may change XLA_FLAGS itself."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ MEMORY_VARIABLES = (
     "XLA_PYTHON_CLIENT_MEM_FRACTION",
     "XLA_PYTHON_CLIENT_PREALLOCATE",
 )
-"""What decides how much of a GPU's memory JAX takes: told where a program sets it itself."""
-
+"""Variables that decide how much of a GPU's memory JAX takes; noted if a program sets them itself."""
 
 SET_BY_JAX = frozenset(
     {
@@ -32,18 +31,18 @@ SET_BY_JAX = frozenset(
         "xla_test_all_input_layouts",
     }
 )
-"""Options that JAX writes over for each compilation (jax/_src/compiler.py), and one that its CPU client does."""
+"""Options that JAX overwrites for each compilation (jax/_src/compiler.py), and one that its CPU client overwrites."""
 
 _OPTION = re.compile(r"^(\w+): (.+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
 class SettingsCheck:
-    """Which settings are in force in a program.
+    """Result of a check.
 
     Attributes:
         lost: One sentence for each setting that is not in force.
-        notes: What else is worth knowing; the settings are in force all the same.
+        notes: Other remarks.
     """
 
     lost: tuple[str, ...]
@@ -51,11 +50,7 @@ class SettingsCheck:
 
 
 def check_environment(settings: FlagSet, values: Mapping[str, str | None]) -> SettingsCheck:
-    """Compares settings with the environment that a running program has now.
-
-    Args:
-        values: The variables through which they travel, as the program has them; None for one that is not set.
-    """
+    """Compares settings with the present environment of a running program; None for a variable that is not set."""
     lost: list[str] = []
     notes: list[str] = []
     flags = values.get("XLA_FLAGS") or ""
@@ -79,7 +74,7 @@ def check_environment(settings: FlagSet, values: Mapping[str, str | None]) -> Se
 
 
 def check_options(settings: FlagSet, options: Mapping[str, str]) -> tuple[str, ...]:
-    """One sentence for each JAX option that a program changed by ``jax.config.update``."""
+    """Returns a sentence for each JAX option that a program changed by ``jax.config.update``."""
     return tuple(
         f"{name}={settings[name]}: the program made it {got}"
         for name, got in options.items()
@@ -88,11 +83,7 @@ def check_options(settings: FlagSet, options: Mapping[str, str]) -> tuple[str, .
 
 
 def check_processes(settings: FlagSet, processes: Iterable[Mapping[str, Any]]) -> SettingsCheck:
-    """Compares settings with the environments of all processes of a program that have loaded XLA.
-
-    Args:
-        processes: As `autotune.child.processes.xla_processes` gives them.
-    """
+    """Compares settings with the environments of all processes of `autotune.child.processes.xla_processes`."""
     found = list(processes)
     seen = [check_environment(settings, p["values"]) for p in found if "values" in p]
     notes = dict.fromkeys(note for s in seen for note in s.notes)
@@ -103,7 +94,7 @@ def check_processes(settings: FlagSet, processes: Iterable[Mapping[str, Any]]) -
 
 
 def parse_debug_options(written: str) -> dict[str, list[str]]:
-    """Reads XLA's list of the debug options in force: name to all listed values, quotes removed; no defaults."""
+    """Parses XLA's list of debug options that are not defaults: name to all listed values, without quotes."""
     found: dict[str, list[str]] = {}
     for name, value in _OPTION.findall(written):
         found.setdefault(name, []).append(_plain(value))
@@ -111,9 +102,9 @@ def parse_debug_options(written: str) -> dict[str, list[str]]:
 
 
 def check_debug_options(settings: FlagSet, options: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
-    """One clause for each XLA flag that is listed with another switch or number than the one that was given.
+    """Returns a clause for each XLA flag that is listed with another switch or number than given.
 
-    What is not listed may be the default; lists and enumerations have several spellings. Nothing is said of those.
+    Flags that are not listed may have their default, and lists and enumerations have several spellings: not compared.
     """
     listed = ((n, v, options.get(n, ())) for n, v in settings.of_kind("xla").items() if n not in SET_BY_JAX)
     return tuple(f"{n}={v} became {got[0]}" for n, v, got in listed if len(got) == 1 and _contradict(v, got[0]))

@@ -1,7 +1,6 @@
-"""Trials on several nodes of a SLURM job: each rank is a step of its own, behind a guard on its node.
+"""Trials on several nodes of a SLURM job: each rank is a job step behind a guard on its node.
 
-``srun`` carries the guard's stdin and stdout, so that ranks are reached as local ones are, no port is opened for it,
-and all ranks end with the driver.
+``srun`` forwards the guard's stdin and stdout, so no port is needed, and all ranks end with the driver.
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ from autotune.workers.failures import is_kernel_kill
 from autotune.workers.local import KILL_PATIENCE_S, LocalLauncher, LocalWorker, log_name, worker_command
 
 NODES_VARIABLE = "AUTOTUNE_NODES"
-"""Which nodes of the job a driver may use, in SLURM's notation; default: all."""
+"""Nodes of the job that a driver may use, in SLURM's notation; default: all."""
 
 SRUN_VARIABLE = "AUTOTUNE_SRUN"
 """More arguments for each ``srun``, quoted as for a shell."""
 
 STEP_LIMIT_S = 300.0
-"""Longest time until the steps of a trial have started; a controller under load makes callers wait."""
+"""Limit for the start of a trial's steps, seconds; a SLURM controller under load makes callers wait."""
 
 SRUN_LAST_WORDS_S = 2.0
 
@@ -46,7 +45,7 @@ SET_BY_NODE = (
     "ROCR_VISIBLE_DEVICES",
     "SLURMD_NODENAME",
 )
-"""What a rank keeps of its step's own environment: which GPUs of its node are the job's."""
+"""Variables of its job step that a rank keeps: the GPUs of its node."""
 
 FOR_SURE_OF_SETTINGS = frozenset(
     {
@@ -57,7 +56,7 @@ FOR_SURE_OF_SETTINGS = frozenset(
         FailureKind.WRONG_LOSS,
     }
 )
-"""What a rank says of its settings, whatever became of its peers."""
+"""Failures that the settings caused, whatever happened to other ranks."""
 
 
 class SrunLauncher(LocalLauncher):
@@ -132,19 +131,19 @@ class StepProcess(GuardedProcess):
     """A process behind a guard on another node, reached through ``srun``.
 
     Attributes:
-        number: That of the step within its job, once its guard has said it.
+        number: Number of the step within its job, once its guard has reported it.
     """
 
     number: str | None = None
 
     @property
     def has_vanished(self) -> bool:
-        """Whether it ended without its guard's last line."""
+        """Whether it ended without its guard's last message."""
         return self.end is not None and "stopped" not in self.end
 
     @property
     def was_ended_from_outside(self) -> bool:
-        """Whether it has vanished, or its guard was stopped, which nobody here did before the end was looked at."""
+        """Whether it has vanished, or its guard was stopped by someone else."""
         return self.end is not None and bool(self.end.get("stopped", True))
 
 
@@ -153,11 +152,9 @@ class SrunWorker(LocalWorker):
 
     Args:
         steps: One for each rank.
-        spec: The study.
-        settings: Under which the processes were started.
         nodes: In the order of their ranks.
-        base: The driver's own environment, in which SLURM is asked.
-        env: The whole environment of each rank, but for what its node sets.
+        base: The driver's own environment, for SLURM's commands.
+        env: The environment of each rank, except `SET_BY_NODE`.
     """
 
     def __init__(
@@ -177,7 +174,7 @@ class SrunWorker(LocalWorker):
         self._env = env
 
     def wait_ready(self, jobs: list[dict[str, Any]], progress: Progress) -> None:
-        """Waits for the guards, tells the ranks where they meet, and waits until all are compiled and warm."""
+        """Waits for the guards, sends the coordinator's address, and waits until all ranks are compiled and warm."""
         progress("launch")
         for step in self._steps:
             step.send({"environment": self._env, "keep": SET_BY_NODE})
@@ -194,7 +191,7 @@ class SrunWorker(LocalWorker):
         super().wait_ready(jobs, progress)
 
     def close(self) -> None:
-        """Ends all ranks; a step whose ``srun`` was killed lives on unless SLURM is told."""
+        """Ends all ranks; cancels the steps whose ``srun`` was killed, which would live on."""
         is_first = not self.closed
         super().close()
         for step in self._steps if is_first else ():
@@ -202,7 +199,7 @@ class SrunWorker(LocalWorker):
                 end_slurm_step(step.number, self._base)
 
     def _ended(self, errors: dict[int, dict[str, Any]]) -> WorkerFailed:
-        """Classifies the end of a rank: its step may have been cancelled, or its node lost."""
+        """Classifies the end of a worker: a step may have been cancelled, or its node lost."""
         failed = super()._ended(errors)
         vanished = [r for r, step in enumerate(self._steps) if step.was_ended_from_outside]
         said = [line for step in self._steps for line in self._last_words(step, failed.failure)]
@@ -225,14 +222,14 @@ class SrunWorker(LocalWorker):
         return self._unless_lost(super()._failed(kind, message))
 
     def _last_words(self, step: StepProcess, failure: Failure) -> tuple[str, ...]:
-        """What ``srun`` printed of one step; it reports a kill by the kernel only at its end."""
+        """Returns the output of ``srun`` for one step; it reports a kill by the kernel only at its end."""
         deadline = time.monotonic() + SRUN_LAST_WORDS_S
         while failure.signal == "SIGKILL" and step.is_running and time.monotonic() < deadline:
             time.sleep(0.05)
         return step.said_by_carrier()
 
     def _unless_lost(self, failed: WorkerFailed) -> WorkerFailed:
-        """The failure, or the loss of a node if that explains it."""
+        """Returns the failure, or the loss of a node if that explains it."""
         if failed.failure.kind in FOR_SURE_OF_SETTINGS:
             return failed
         self.close()
@@ -247,6 +244,6 @@ class SrunWorker(LocalWorker):
 def machine_failure(
     message: str, *, phase: str, kind: FailureKind = FailureKind.LAUNCH, log: str | None = None
 ) -> WorkerFailed:
-    """A failure of the machines, not of the settings."""
+    """Makes a failure of the machines, not of the settings."""
     failure = Failure(kind=kind, message=message[:1000], phase=phase, log=log)
     return WorkerFailed(failure, infrastructure=True)
