@@ -65,7 +65,3 @@ RequireLoss = Annotated[
     bool,
     typer.Option("--require-loss", help="Refuse a winner whose loss nobody compared with the default's."),
 ]
-SameKernels = Annotated[
-    bool,
-    typer.Option("--same-kernels", help="Load the autotuner's results of its soak: the same kernels run."),
-]

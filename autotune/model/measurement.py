@@ -10,7 +10,6 @@ from typing import Annotated, Protocol
 from pydantic import BeforeValidator, Field, InstanceOf, PlainSerializer, WithJsonSchema, field_validator
 
 from autotune.model.flags import FlagSet
-from autotune.model.kernels import Kernels
 from autotune.model.numbers import (
     Amount,
     AtLeastOne,
@@ -224,7 +223,6 @@ class WorkerReport(Record):
         attention: How a preset computes attention (xla, cudnn, ring).
         warmup_step_times_s: Never part of an estimate.
         peak_bytes: Largest over the devices; on CPU host memory, of a command there its largest compiled program.
-        kernels: What XLA's autotuner chose in this process.
         versions: Of JAX, loaded libraries and the GPUs' driver.
         packages: Folder from which a user's program imported jaxlib, ``~`` for the user's home.
     """
@@ -257,7 +255,6 @@ class WorkerReport(Record):
     packages: str | None = None
     gpus: tuple[GpuState, ...] | None = None
     warnings: tuple[str, ...] = ()
-    kernels: Kernels | None = None
 
 
 class WorkloadFacts(Protocol):

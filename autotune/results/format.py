@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 
 from autotune.model.flags import FlagSet
-from autotune.model.kernels import KernelSpread, kernel_spread
 from autotune.model.measurement import INTERLEAVED, LOSS_NOT_CHECKED, Failure, WorkPerStep
 from autotune.model.proofs import describe_stalls, format_growth
 from autotune.model.records import (
@@ -29,7 +28,6 @@ from autotune.model.records import (
 )
 from autotune.model.units import (
     format_bytes,
-    format_change,
     format_detectable,
     format_interval,
     format_joules,
@@ -136,8 +134,6 @@ def format_floor(result: FloorResult) -> list[str]:
         lines.append(f"energy: {format_joules(energy.reference_step_j)} a step, of whole GPUs")
     if result.power is not None:
         lines.append(format_power(result.power))
-    if result.kernels is not None:
-        lines.append(format_kernels(result.kernels))
     return lines
 
 
@@ -157,35 +153,6 @@ def format_power(power: PowerAnalysis) -> str:
     seconds = power.proof_s if power.proof_s < 60 else 60 * round(power.proof_s / 60)
     takes = format_seconds(seconds).removesuffix(" 0 s")
     return f"smallest gain that can be proven: {format_share(power.smallest)} {cap} ({takes})"
-
-
-def format_kernels(spread: KernelSpread) -> str:
-    """How many of some equal processes chose other kernels."""
-    if not spread.others:
-        return f"all {spread.processes} processes chose the same kernels"
-    apart = f" (they are {format_change(math.exp(spread.apart))})" if spread.apart is not None else ""
-    return f"processes chose other kernels: {spread.others} of {spread.processes}{apart}"
-
-
-def kernel_lines(store: Store) -> list[str]:
-    """One sentence for each set whose processes did not all choose the same; the default's are those of all proofs."""
-    found = (f.kernels for f in store.of(FloorResult))
-    lines = [f"of the default, {format_kernels(k)}" for k in found if k is not None and k.others]
-    proofs = [r for r in store.of(ConfirmRun) if not r.is_alone]
-    bases = [r for r in proofs if r.against is None]
-    told = kernel_spread([r.reference_kernels for r in bases], [_less(r.log_ratio) for r in bases])
-    if told is not None and told.others:
-        lines.append(f"of the default in proofs, {format_kernels(told)}")
-    for settings in dict.fromkeys(r.settings for r in proofs):
-        mine = [r for r in proofs if r.settings == settings]
-        told = kernel_spread([r.candidate_kernels for r in mine], [r.log_ratio for r in mine])
-        if told is not None and told.others:
-            lines.append(f"of trial {mine[0].trial} ({settings}), {format_kernels(told)}")
-    return lines
-
-
-def _less(log_ratio: float | None) -> float | None:
-    return None if log_ratio is None else -log_ratio
 
 
 # ---------------------------------------------------------------------- trials and proofs
@@ -348,7 +315,6 @@ def warning_lines(store: Store) -> list[str]:
         if load and cpus and load > cpus:
             found.append(f"the machine was busy when the study began: load {load} on {cpus} CPUs")
 
-    found += kernel_lines(store)
     for r in store.of(TrialResult):
         said = [*(r.worker.warnings if r.worker else ()), *(r.comparison.warnings if r.comparison else ())]
         found += [f"trial {r.number}: {w}" for w in said]

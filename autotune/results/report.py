@@ -241,6 +241,6 @@ def _commands(store: Store) -> list[str]:
     if conclusion is not None and conclusion.trial is not None:
         lines.append(f"autotune repro {run} {conclusion.trial}")
     lines += [f"# {line}" for line in format_evidence(winner)]
-    if artefacts_of(winner.in_force):  # it has no environment without the files beside it
+    if artefacts_of(winner.settings):  # it has no environment without the files beside it
         return lines
     return [*lines, *(f"export {n}={shlex.quote(v)}" for n, v in winner.environment.items())]
