@@ -20,7 +20,6 @@ class Stopwatch:
 
     Args:
         before_s: Seconds of earlier sessions.
-        clock: A monotonic clock, in seconds.
     """
 
     def __init__(self, before_s: float = 0.0, clock: Callable[[], float] = time.monotonic) -> None:

@@ -350,7 +350,7 @@ class FlagSet(Mapping[str, str]):
         return env
 
     @classmethod
-    def from_environment(cls, environment: Mapping[str, str], names: Iterable[str] = ()) -> FlagSet:
+    def from_environment(cls, environment: Mapping[str, str], names: Iterable[str]) -> FlagSet:
         """The settings in an environment: XLA_FLAGS, and those of `names` that are set."""
         found: dict[str, str] = dict(cls.parse(environment.get("XLA_FLAGS", "")))
         for name in names:

@@ -220,7 +220,6 @@ class WorkerReport(Record):
         grad_norms: Global gradient norms of the same steps.
         dtype: In which a step computes.
         loss_dtype: In which its loss is reported.
-        attention: How a preset computes attention (xla, cudnn, ring).
         warmup_step_times_s: Never part of an estimate.
         peak_bytes: Largest over the devices; on CPU host memory, of a command there its largest compiled program.
         versions: Of JAX, loaded libraries and the GPUs' driver.
@@ -240,15 +239,12 @@ class WorkerReport(Record):
     dtype: str = "float32"
     loss_dtype: str | None = None
     norm_dtype: str | None = None
-    attention: str = ""
     warmup_step_times_s: tuple[Elapsed, ...]
     peak_bytes: Count | None = None
-    limit_bytes: Count | None = None
     device_memory: tuple[DeviceMemory, ...] = ()
     temp_bytes: Count | None = None
     tokens_per_step: Count | None = None
     flops_per_step: Amount | None = None
-    param_count: Count | None = None
     layer_bytes: dict[str, Count] = Field(default_factory=dict)
     mesh: dict[str, Count] = Field(default_factory=dict)
     versions: dict[str, str] = Field(default_factory=dict)
