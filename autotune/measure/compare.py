@@ -207,7 +207,7 @@ class Comparer(ABC):
     """Compares two sets in one place.
 
     Attributes:
-        mode: ``interleaved`` (interleaved) or ``aba`` (isolated), as it is kept in records.
+        mode: `INTERLEAVED` or `ABA`, as it is kept in records.
     """
 
     mode: str

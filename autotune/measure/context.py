@@ -332,7 +332,7 @@ def floor_folder(lane: str) -> tuple[str, ...]:
 
 def time_limits_after(spec: StudySpec, floor: FloorResult) -> TimeLimits:
     """What processes of a lane may take, from what the reference took in its A/A run."""
-    start_s = max(floor.floor.start_s, floor.reference.start_s or 0.0)
+    start_s = max(floor.floor.start_s, floor.reference.start_s)
     return limits_after(spec.measure, start_s=start_s, step_s=floor.comparison.reference_step_s)
 
 

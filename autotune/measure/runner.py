@@ -211,7 +211,7 @@ class TaskRunner:
             update={
                 **figures_of(found.pairs, figures.work),
                 "energy": figures.energy,
-                "warnings": figures.warnings or None,
+                "warnings": figures.warnings,
                 "during": figures.during,
                 "work": figures.work,
                 "loss": losses.with_blocks(loss, found.pairs, found.reference),

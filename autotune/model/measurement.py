@@ -348,7 +348,7 @@ class Comparison(Record):
     Attributes:
         reference_step_s: Median step, seconds.
         candidate_step_s: Median step, seconds.
-        mode: ``interleaved`` (interleaved pairs) or ``aba`` (fresh runs reference, candidate, reference).
+        mode: `INTERLEAVED` or `ABA`.
         warnings: What the machine did meanwhile that makes the figures doubtful.
         energy: None where nothing counted it, or blocks were too short for the counters.
         work: Where set, `estimate` is per token; step times are never.

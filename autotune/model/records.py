@@ -348,7 +348,7 @@ class SessionRecord(Stamped):
     """
 
     kind: Literal["session"] = "session"
-    identity: str | None = None
+    identity: str
     started: str
     pid: Count
     host: str
@@ -431,7 +431,7 @@ class ConfirmRun(TaskRecord):
     against: Settings | None = None
     is_alone: bool = False
     total: TotalTime | None = None
-    warnings: tuple[str, ...] | None = None
+    warnings: tuple[str, ...] = ()
     during: GpusDuring | None = None
 
 

@@ -321,5 +321,5 @@ def warning_lines(store: Store) -> list[str]:
     for a in store.of(AblationResult):
         found += [f"without {a.what}: {w}" for w in (a.comparison.warnings if a.comparison else ())]
     for c in store.of(ConfirmRun):
-        found += [f"proof of trial {c.trial}, processes {c.repeat + 1}: {w}" for w in c.warnings or ()]
+        found += [f"proof of trial {c.trial}, processes {c.repeat + 1}: {w}" for w in c.warnings]
     return list(dict.fromkeys(found))

@@ -295,7 +295,7 @@ class Store(Folders):
         if records := store.records():
             told = {r.identity for r in records if isinstance(r, SessionRecord)}
             if told != {spec.identity}:
-                what = "are of another study" if told - {None} else "do not say of which study they are"
+                what = "are of another study" if told else "do not say of which study they are"
                 raise RunDirectoryError(
                     f"{path / STUDY} must hold the study of this run but is lost, and its records {what}; restore "
                     "that file from a copy, or name another folder with --run-dir"

@@ -162,7 +162,6 @@ def hodges_lehmann(log_ratios: Floats, *, level: float) -> Floats:
 
     Args:
         log_ratios: Pair differences, `[..., n]`.
-        level: Coverage of the interval.
 
     Returns:
         Centre, low and high as `[3, ...]`; the ends are infinite when n is too small for the level.
