@@ -22,7 +22,7 @@ from pydantic import Field
 
 from autotune.cluster import submit
 from autotune.cluster.submit import Program
-from autotune.model.flags import DUMPED_KERNELS, PROFILE, FlagSet
+from autotune.model.flags import PROFILE, FlagSet
 from autotune.model.measurement import Failure, FailureKind, WorkerReport
 from autotune.model.records import MemoryUse
 from autotune.model.sections import Section
@@ -55,7 +55,6 @@ class Simulation(Section):
         profile: A recorded profile of the reference's program, as text; empty where a profiler finds none.
         profile_effect: Factor by which a program takes longer that is compiled with this very profile; None: it is the
              same program.
-        autotune_results: Recorded results of XLA's autotuner, as text.
         noise: Name of one of `NOISE_MODELS`, or parameters of a `NoiseModel`.
         start_s: Seconds that a process reports for its start; 0: unknown.
         delay_s: Real seconds that each start and each block take, so that a stop in mid-study can be tried.
@@ -70,7 +69,6 @@ class Simulation(Section):
     inert: tuple[str, ...] = ()
     profile: str = ""
     profile_effect: Annotated[float, Field(gt=0)] | None = None
-    autotune_results: str = ""
     noise: str | dict[str, float] = "quiet"
     start_s: Annotated[float, Field(ge=0)] = 0.0
     delay_s: Annotated[float, Field(ge=0)] = 0.0
@@ -153,9 +151,8 @@ class SimulatedLauncher:
         log = self.log(settings, folder)
         progress("compile")
         _wait(simulation.delay_s)
-        self._leave_results(settings)
         profiled = self._read_profile(settings)
-        entries = [f"{n}={v}" for n, v in settings.items() if n not in (PROFILE, DUMPED_KERNELS)]
+        entries = [f"{n}={v}" for n, v in settings.items() if n != PROFILE]
         losses: tuple[float, ...] = LOSSES
         for entry, kind in simulation.failures.items():
             if not all(e in entries for e in entry.split()):
@@ -197,11 +194,6 @@ class SimulatedLauncher:
             return Path(path).read_bytes() == self.simulation.profile.encode()
         except OSError:
             return False
-
-    def _leave_results(self, settings: FlagSet) -> None:
-        """Leaves the recorded results of an autotuner where a process is told to."""
-        if self.simulation.autotune_results and (path := settings.get(DUMPED_KERNELS)) is not None:
-            Path(path).write_text(self.simulation.autotune_results, encoding="utf-8")
 
     def log(self, settings: FlagSet, folder: Path) -> Path:
         """Writes what a worker's log would hold; returns the file."""

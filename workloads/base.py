@@ -60,7 +60,6 @@ class Workload:
         return {
             "tokens_per_step": self.tokens_per_step,
             "flops_per_step": self.flops_per_step,
-            "param_count": self.param_count,
             "layer_bytes": dict(self.layer_bytes or {}),
             "mesh": {str(k): int(v) for k, v in self.mesh.shape.items()} if self.mesh is not None else {},
         }

@@ -23,7 +23,6 @@ _SAYS_NOTHING = re.compile(r', backend_config=\{(?:"\w+":(?:"0"|false|\[\]|"\w+_
 _SOURCE_TABLES = re.compile(
     r"^(?:FileNames|FunctionNames|FileLocations|StackFrames)\n(?:\d+ .*\n)*\n?", flags=re.MULTILINE
 )
-_LEAVES_RESULTS = re.compile(r"(?:^|\s)--xla_gpu_dump_autotune_results_to=\S*")  # no program is another by it
 _EXECUTABLE_FIELD = 1  # of the outermost message; its other fields hold the compile options
 _MODULE_WITH_OPTIONS_FIELD = 1  # of the executable; the module is in the text, the options must not count
 
@@ -55,7 +54,7 @@ def fingerprint(compiled: Any) -> str:
     try:
         parts = code_parts(bytes(compiled.runtime_executable().serialize()), module_name(hlo))
     except (AttributeError, RuntimeError, ValueError):
-        flags = _LEAVES_RESULTS.sub("", os.environ.get("XLA_FLAGS", "")).strip().encode()
+        flags = os.environ.get("XLA_FLAGS", "").encode()
         return "t" + hashlib.sha256(text + b"\0" + flags).hexdigest()[:15]
     digests = sorted(hashlib.sha256(part).digest() for part in parts)
     return hashlib.sha256(b"".join([hashlib.sha256(text).digest(), *digests])).hexdigest()[:16]

@@ -117,7 +117,6 @@ class Job:
             "dtype": dtype_name(workload.config.get("dtype")) or "float32",
             "loss_dtype": self._told_in["loss"],
             "norm_dtype": self._told_in.get("grad_norm"),
-            "attention": str(workload.config.get("attention", "")),
             "warmup_step_times_s": warmup,
             **_memory(jax, compiled),
             **workload.figures,
@@ -215,7 +214,6 @@ def _memory(jax: Any, compiled: Any) -> dict[str, Any]:
             {"peak_bytes": s.get("peak_bytes_in_use", 0), "limit_bytes": s.get("bytes_limit")} for s in stats
         ]
         found["peak_bytes"] = max(s.get("peak_bytes_in_use", 0) for s in stats)
-        found["limit_bytes"] = min(s.get("bytes_limit", 0) for s in stats) or None
     else:
         import resource
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import (
+    Annotated,
+    Literal,
+)
 
 import typer
 
@@ -64,8 +67,4 @@ Library = Annotated[Path, typer.Option(help="Folder of the library.")]
 RequireLoss = Annotated[
     bool,
     typer.Option("--require-loss", help="Refuse a winner whose loss nobody compared with the default's."),
-]
-SameKernels = Annotated[
-    bool,
-    typer.Option("--same-kernels", help="Load the autotuner's results of its soak: the same kernels run."),
 ]

@@ -7,12 +7,22 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Literal,
+)
 
 import typer
 
 from autotune.cli import options
-from autotune.cli.printing import make_console, plain, print_json, print_lines, write_text
+from autotune.cli.printing import (
+    make_console,
+    plain,
+    print_json,
+    print_lines,
+    write_text,
+)
 
 if TYPE_CHECKING:
     from autotune.results.winner import RecordCheck, Winner
@@ -85,7 +95,6 @@ def export(
         bool,
         typer.Option("--force", help="Write even a winner whose loss nobody could judge; the file says so."),
     ] = False,
-    same_kernels: options.SameKernels = False,
     needs_loss: options.RequireLoss = False,
 ) -> None:
     """Writes the proven winner as a file, with its evidence in comments; what it needs besides goes beside it."""
@@ -102,7 +111,6 @@ def export(
         ExportFormat(form),
         even_unjudged=force,
         folder=None if output is None else output.parent,
-        same_kernels=same_kernels,
         needs_loss=needs_loss,
     )
     write_text(text, output, hint=f"use it: {USE[ExportFormat(form)].format(file=output)}")
@@ -144,7 +152,6 @@ def exec_(
     force: Annotated[
         bool, typer.Option("--force", help="Run although this machine is not what it was proven on.")
     ] = False,
-    same_kernels: options.SameKernels = False,
     needs_loss: options.RequireLoss = False,
 ) -> None:
     """Runs a command under the winner, merged with your XLA_FLAGS: autotune exec FILE -- python train.py.
@@ -154,7 +161,7 @@ def exec_(
     """
     from autotune.machine.environment import caller_environment, merge_for_exec
     from autotune.model.errors import AutotuneError
-    from autotune.results.export import loading_kernels, settings_in_force
+    from autotune.results.export import settings_in_force
     from autotune.results.winner import require_loss
     from autotune.study.recheck import verify_winner
 
@@ -174,7 +181,7 @@ def exec_(
             + "\n  measure again here (autotune recheck), or run it all the same with --force"
         )
     command = _with_options(command, winner, force=force)
-    settings = settings_in_force(loading_kernels(winner) if same_kernels else winner, file)
+    settings = settings_in_force(winner, file)
     merged, lines = merge_for_exec(caller_environment(), settings, prefer=prefer)
     print_lines(
         (f"autotune: {line}" for line in (*(f"not proven here, forced: {d}" for d in found), *lines)), stderr=True

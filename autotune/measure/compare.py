@@ -180,8 +180,6 @@ class AaRun:
         seconds: The others, in order.
         pairs: Raw pairs of blocks with all of them, in order.
         noise: What they say about this machine.
-        log_times: Typical step of the living one, which is the measure, and of the others, as logarithms; None where
-            that is not known.
     """
 
     reference: WorkerReport
@@ -189,7 +187,6 @@ class AaRun:
     pairs: Sequence[Pair]
     comparison: Comparison
     noise: NoiseFloor
-    log_times: Sequence[float] | None = None
 
     @property
     def drift(self) -> float:
@@ -210,7 +207,7 @@ class Comparer(ABC):
     """Compares two sets in one place.
 
     Attributes:
-        mode: ``interleaved`` (interleaved) or ``aba`` (isolated), as it is kept in records.
+        mode: `INTERLEAVED` or `ABA`, as it is kept in records.
     """
 
     mode: str
@@ -398,7 +395,6 @@ class Interleaved(Comparer):
             pairs=pairs,
             comparison=self._figures(pairs, noise.estimate, stopped=stopped),
             noise=noise,
-            log_times=[0.0, *map(statistics.median, groups)],
         )
 
 

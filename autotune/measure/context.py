@@ -20,7 +20,6 @@ from autotune.measure.tasks import Assignment
 from autotune.model.artefacts import artefacts_of
 from autotune.model.errors import LaunchError, NodeLostError
 from autotune.model.flags import FlagSet
-from autotune.model.kernels import DUMP_FILE, kernels_of, read_choices
 from autotune.model.measurement import Arm, Failure, FailureKind, Pair, WorkerReport, WorkPerStep
 from autotune.model.records import FloorResult
 from autotune.model.spec import StudySpec
@@ -37,9 +36,6 @@ R = TypeVar("R")
 
 INFRASTRUCTURE_RETRIES = 2
 REFERENCE_RESTARTS = 3
-
-MOST_DUMPED = 64_000_000
-"""Bytes of the autotuner's results of one process; more is not read."""
 
 
 class ReferenceFailed(WorkerFailed):
@@ -88,7 +84,6 @@ class MeasurementContext:
         self.meter = open_meter(spec, self.gpus)
         self._launcher = launcher
         self._reference: Worker | None = None
-        self._first_kernels: dict[FlagSet, dict[str, str]] = {}
         self._began_s = time.monotonic()
 
     def begin(self, assignment: Assignment) -> None:
@@ -124,10 +119,7 @@ class MeasurementContext:
             is_given = self.share.is_given(settings, alone=alone)
             merged = self._in_force(self.share.settings_of(settings, alone=alone))
             try:
-                (folder / DUMP_FILE).unlink(missing_ok=True)  # nobody shall be said to have chosen those kernels
-                worker = self._checked(self._launcher.start(merged, folder, progress=self.progress.phase), settings)
-                worker.report = self._with_kernels(worker.report, folder)
-                return worker
+                return self._checked(self._launcher.start(merged, folder, progress=self.progress.phase), settings)
             except WorkerFailed as error:
                 if is_given and self.share.is_refused(error.failure):
                     self._leave_share_to_program(error)
@@ -183,21 +175,6 @@ class MeasurementContext:
             worker.close()
             raise
         return worker
-
-    def _with_kernels(self, report: WorkerReport, folder: Path) -> WorkerReport:
-        """A report with the kernels that XLA's autotuner chose."""
-        file = folder / DUMP_FILE
-        if not file.is_file() or file.is_symlink():
-            return report
-        try:
-            if (size := file.stat().st_size) > MOST_DUMPED:
-                raise ValueError(f"it must have at most {MOST_DUMPED:,} bytes but has {size:,}")
-            choices = read_choices(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            place = f"{folder.name}/{file.name}"
-            self.progress.incident(f"what the autotuner chose is not known: {place}: {error}"[:300])
-            return report
-        return report.model_copy(update={"kernels": kernels_of(choices)})
 
     def _in_force(self, settings: FlagSet) -> FlagSet:
         """The set with the paths of its artefacts, which are written where this place keeps its logs.
@@ -355,7 +332,7 @@ def floor_folder(lane: str) -> tuple[str, ...]:
 
 def time_limits_after(spec: StudySpec, floor: FloorResult) -> TimeLimits:
     """What processes of a lane may take, from what the reference took in its A/A run."""
-    start_s = max(floor.floor.start_s, floor.reference.start_s or 0.0)
+    start_s = max(floor.floor.start_s, floor.reference.start_s)
     return limits_after(spec.measure, start_s=start_s, step_s=floor.comparison.reference_step_s)
 
 

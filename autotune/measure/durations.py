@@ -60,12 +60,10 @@ class Durations:
     soak_s: float
 
 
-def durations_of(spec: StudySpec, result: FloorResult, runs: Sequence[ConfirmRun] = ()) -> Durations | None:
+def durations_of(spec: StudySpec, result: FloorResult, runs: Sequence[ConfirmRun]) -> Durations | None:
     """Returns the durations of a study's pieces; None where the noise floor has no times.
 
     Args:
-        spec: The study.
-        result: Its noise floor.
         runs: Pairs of processes that have run: where they took longer than was planned, that counts.
     """
     floor, step_s = result.floor, result.comparison.reference_step_s
@@ -134,8 +132,6 @@ def refuse_short_budget(spec: StudySpec, reference: WorkerReport, *, begun_s: fl
     """Ends a study whose time budget is used up by its noise floor, once its reference has started.
 
     Args:
-        spec: The study.
-        reference: Its report.
         begun_s: Seconds of the study when the reference was started.
         floor_s: Least seconds of the rest of the noise floor.
 
@@ -181,8 +177,6 @@ def floor_processes(spec: StudySpec, reference: WorkerReport, *, steps: int) -> 
     """Returns how many processes a noise floor starts beside its reference: fewer where the time budget is small.
 
     Args:
-        spec: The study.
-        reference: Living.
         steps: Steps of both arms that are run with each of the others.
     """
     budget_s, asked = spec.search.time_budget, spec.measure.floor_processes

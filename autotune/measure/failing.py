@@ -22,7 +22,7 @@ MOST_HANGS = 4
 
 
 def next_failure(
-    results: Sequence[TrialResult], known: Sequence[BlameRecord], looked_for: Container[int] = ()
+    results: Sequence[TrialResult], known: Sequence[BlameRecord], looked_for: Container[int]
 ) -> TrialResult | None:
     """Returns a trial that crashed or hung, without a known minimal failing set and none looked for now."""
     done = {b.trial for b in known}
@@ -63,9 +63,6 @@ def minimise_failure(context: MeasurementContext, task: BlameTask, folder: Path,
     """Finds the smallest part of a failing set that fails in the same way.
 
     Args:
-        context: Where; a living reference is left alone.
-        task: The set, how it failed, and what is known of its parts.
-        folder: Where logs go.
         alone: Whether nothing runs beside a process here: it need not share a GPU's memory then.
     """
     kind = task.failure_kind

@@ -19,7 +19,6 @@ from autotune.measure.tasks import AblationTask, Assignment, FloorTask, PairTask
 from autotune.model.artefacts import Artefact
 from autotune.model.errors import LaunchError
 from autotune.model.flags import PROFILE, FlagSet
-from autotune.model.kernels import kernel_spread
 from autotune.model.measurement import ABA, Comparison, Failure, FailureKind, LossCheck, WorkerReport
 from autotune.model.proofs import figures_of
 from autotune.model.records import (
@@ -144,7 +143,6 @@ class TaskRunner:
             loss_tolerance=found.drift,
             rounding=rounding.seen(len(found.reference.losses)) if rounding.is_rounded else None,
             loss_spread=spread.joined(rounding),
-            kernels=kernel_spread([r.kernels for r in reports], found.log_times),
             directory=self._folders.relative(folder),
         )
 
@@ -213,12 +211,10 @@ class TaskRunner:
             update={
                 **figures_of(found.pairs, figures.work),
                 "energy": figures.energy,
-                "warnings": figures.warnings or None,
+                "warnings": figures.warnings,
                 "during": figures.during,
                 "work": figures.work,
                 "loss": losses.with_blocks(loss, found.pairs, found.reference),
-                "reference_kernels": found.reference.kernels,
-                "candidate_kernels": found.candidate.kernels,
                 "is_alone": task.is_alone or figures.mode != self.comparer.mode,
             }
         )

@@ -15,17 +15,12 @@ from pathlib import Path
 from autotune.measure.context import MeasurementContext, work_between
 from autotune.measure.loss_gate import STEP_BY_STEP, LongLosses
 from autotune.measure.tasks import SoakTask
-from autotune.model.artefacts import Artefact
-from autotune.model.flags import DUMPED_KERNELS, KERNELS, FlagSet
+from autotune.model.flags import FlagSet
 from autotune.model.measurement import Failure, FailureKind, LossBasis, LossCheck, WorkerReport
 from autotune.model.proofs import judge_soak
 from autotune.model.records import MemoryUse, SoakArm, SoakArms, SoakLook, SoakRecord
-from autotune.model.spec import StudySpec
 from autotune.stats.long_run import SOAK_LOOKS, find_stalls, segments
 from autotune.workers.base import Worker, WorkerFailed
-
-DUMP = "autotune.textproto"
-NOTHING = FlagSet()
 
 SAMPLES = 24
 """Blocks, about, into which a process's run is cut at least: each tells one loss, and the memory in use."""
@@ -95,15 +90,13 @@ def soak_alone(context: MeasurementContext, task: SoakTask, folder: Path) -> Soa
 
     The reference runs as long after it, and both once more if something speaks against the set.
     """
-    dump = told_to_dump(context.spec, task.settings, folder)
-    (folder / DUMP).unlink(missing_ok=True)  # of a session that was ended in it
     asked = _Asked(
         is_enough=lambda run: sum(run.times) >= task.least_s and len(run.times) >= task.least_steps,
         least_s=task.least_s,
         least_steps=task.least_steps,
         is_compared=task.basis not in STEP_BY_STEP,
     )
-    run = _run_long(context, task.settings, folder, asked, dump=dump)
+    run = _run_long(context, task.settings, folder, asked)
     loss, arms, failure = None, None, run.failure
     if failure is None and run.report is not None:
         reference = _run_reference(context, run, folder, is_compared=asked.is_compared)
@@ -128,27 +121,17 @@ def soak_alone(context: MeasurementContext, task: SoakTask, folder: Path) -> Soa
         drift=statistics.median(times[-quarter:]) / statistics.median(times[:quarter]) if times else None,
         loss=loss,
         failure=failure,
-        kernels=_kept_kernels(context, folder) if failure is None else None,
         arms=arms,
     )
 
 
-def _run_long(
-    context: MeasurementContext, settings: FlagSet, folder: Path, asked: _Asked, *, dump: FlagSet = NOTHING
-) -> LongRun:
-    """Runs a set until it is enough, or it fails.
-
-    Args:
-        dump: What makes it leave the autotuner's results; left out where it does not start with that.
-    """
+def _run_long(context: MeasurementContext, settings: FlagSet, folder: Path, asked: _Asked) -> LongRun:
+    """Runs a set until it is enough, or it fails."""
     run = LongRun()
     while run.failure is None and not asked.is_enough(run):
         try:
-            worker = context.start(settings.merge(dump), folder, alone=True)
+            worker = context.start(settings, folder, alone=True)
         except WorkerFailed as error:
-            if dump and not run.starts:  # the program may not take that, and the winner must not fail by it
-                dump = NOTHING
-                continue
             run.failure = error.failure
             break
         run.starts += 1
@@ -247,26 +230,3 @@ def _judge_loss(
     judged = context.losses.check_soak(basis, *arms)
     is_news = isinstance(judged, Failure) or judged.is_ok is not None or not arms[0].losses
     return judged if is_news or basis not in STEP_BY_STEP else None
-
-
-def told_to_dump(spec: StudySpec, settings: FlagSet, folder: Path) -> FlagSet:
-    """What makes a process leave the autotuner's results in its folder; nothing where no GPU's kernels are chosen.
-
-    Which kernels those are is not changed by it. Of several nodes the driver may not see the folder.
-    """
-    is_asked = DUMPED_KERNELS in spec.baseline.merge(settings)
-    if spec.device.platform != "cuda" or spec.device.node_count > 1 or is_asked:
-        return FlagSet()
-    return FlagSet({DUMPED_KERNELS: str(folder.resolve() / DUMP)})
-
-
-def _kept_kernels(context: MeasurementContext, folder: Path) -> Artefact | None:
-    """What was left there, to be handed on with the winner."""
-    try:
-        content = (folder / DUMP).read_bytes()
-        return Artefact.of(KERNELS, content) if content else None
-    except FileNotFoundError:  # nothing was autotuned
-        return None
-    except (OSError, ValueError) as error:
-        context.progress.incident(f"the autotuner's results of the soak are not kept: {error}")
-        return None

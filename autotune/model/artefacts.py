@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field, model_validator
 
 from autotune.child.channel import pack
-from autotune.model.flags import ARTEFACT_SETTINGS, KERNELS, PROFILE, is_artefact
+from autotune.model.flags import PROFILE, is_artefact
 from autotune.model.numbers import Record
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ MOST_PACKED = 3_000_000
 """Of one artefact as it travels: a message between driver and lane has a longest line."""
 
 _PREFIX = "artefact:"
-_ENDING = {PROFILE: ".pbtxt", KERNELS: ".textproto"}  # XLA tells text from binary by the name
+_ENDING = {PROFILE: ".pbtxt"}  # XLA tells text from binary by the name
 
 
 class Artefact(Record):
@@ -46,8 +46,8 @@ class Artefact(Record):
 
     @model_validator(mode="after")
     def _is_what_it_says(self) -> Artefact:
-        if self.setting not in ARTEFACT_SETTINGS:
-            raise ValueError(f"an artefact belongs to one of {', '.join(ARTEFACT_SETTINGS)}, not to {self.setting!r}")
+        if self.setting not in _ENDING:
+            raise ValueError(f"an artefact belongs to one of {', '.join(_ENDING)}, not to {self.setting!r}")
         if digest_of(self.content) != self.digest:
             raise ValueError("an artefact must hold what its digest says but does not: it was edited or is damaged")
         return self

@@ -17,17 +17,12 @@ class Stopwatch:
 
     Inside `ticking`, time in which the driver stood still (SLURM's ``scontrol suspend``, a closed lid, a debugger) is
     seen as a gap and not counted.
-
-    Args:
-        before_s: Seconds of earlier sessions.
-        clock: A monotonic clock, in seconds.
     """
 
-    def __init__(self, before_s: float = 0.0, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._last = clock()
-        self._before_s = before_s
-        self._session_s = 0.0
+        self._before_s = self._session_s = 0.0
         self._is_held = False
         self._lock = threading.Lock()
 

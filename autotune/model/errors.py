@@ -40,7 +40,7 @@ class NodeLostError(LaunchError):
     """The nodes that a study runs on are gone; it goes on with others."""
 
 
-def close_matches(name: str, known: Iterable[str], *, limit: int = 3) -> str:
+def close_matches(name: str, known: Iterable[str]) -> str:
     """A clause such as ``; did you mean `a` or `b`?``, or an empty string."""
-    found = difflib.get_close_matches(name, list(known), n=limit, cutoff=0.6)
+    found = difflib.get_close_matches(name, list(known), n=3, cutoff=0.6)
     return f"; did you mean {' or '.join(f'`{f}`' for f in found)}?" if found else ""

@@ -60,16 +60,15 @@ builds to come. The options for LLVM and for the assembler can name files, too."
 
 PROFILE = "xla_gpu_pgle_profile_file_or_directory_path"
 KERNELS = "xla_gpu_load_autotune_results_from"
-DUMPED_KERNELS = "xla_gpu_dump_autotune_results_to"
-ARTEFACT_SETTINGS = (PROFILE, KERNELS)
-"""Settings whose file may be an artefact of a winner: what a step's instructions take, which kernels were chosen."""
+READ_FILES = (PROFILE, KERNELS)
+"""Settings that name a file to read: what a step's instructions take, which kernels the autotuner chose."""
 
 _ARTEFACT = re.compile(r"artefact:[0-9a-f]{64}")
 
 
 def is_artefact(name: str, value: str) -> bool:
     """Whether a setting stands for an artefact, which is named by its content: see `autotune.model.artefacts`."""
-    return name in ARTEFACT_SETTINGS and _ARTEFACT.fullmatch(value) is not None
+    return name == PROFILE and _ARTEFACT.fullmatch(value) is not None
 
 
 def kind_of(name: str) -> str:
@@ -351,7 +350,7 @@ class FlagSet(Mapping[str, str]):
         return env
 
     @classmethod
-    def from_environment(cls, environment: Mapping[str, str], names: Iterable[str] = ()) -> FlagSet:
+    def from_environment(cls, environment: Mapping[str, str], names: Iterable[str]) -> FlagSet:
         """The settings in an environment: XLA_FLAGS, and those of `names` that are set."""
         found: dict[str, str] = dict(cls.parse(environment.get("XLA_FLAGS", "")))
         for name in names:

@@ -10,7 +10,6 @@ from typing import Annotated, Protocol
 from pydantic import BeforeValidator, Field, InstanceOf, PlainSerializer, WithJsonSchema, field_validator
 
 from autotune.model.flags import FlagSet
-from autotune.model.kernels import Kernels
 from autotune.model.numbers import (
     Amount,
     AtLeastOne,
@@ -221,10 +220,8 @@ class WorkerReport(Record):
         grad_norms: Global gradient norms of the same steps.
         dtype: In which a step computes.
         loss_dtype: In which its loss is reported.
-        attention: How a preset computes attention (xla, cudnn, ring).
         warmup_step_times_s: Never part of an estimate.
         peak_bytes: Largest over the devices; on CPU host memory, of a command there its largest compiled program.
-        kernels: What XLA's autotuner chose in this process.
         versions: Of JAX, loaded libraries and the GPUs' driver.
         packages: Folder from which a user's program imported jaxlib, ``~`` for the user's home.
     """
@@ -242,22 +239,18 @@ class WorkerReport(Record):
     dtype: str = "float32"
     loss_dtype: str | None = None
     norm_dtype: str | None = None
-    attention: str = ""
     warmup_step_times_s: tuple[Elapsed, ...]
     peak_bytes: Count | None = None
-    limit_bytes: Count | None = None
     device_memory: tuple[DeviceMemory, ...] = ()
     temp_bytes: Count | None = None
     tokens_per_step: Count | None = None
     flops_per_step: Amount | None = None
-    param_count: Count | None = None
     layer_bytes: dict[str, Count] = Field(default_factory=dict)
     mesh: dict[str, Count] = Field(default_factory=dict)
     versions: dict[str, str] = Field(default_factory=dict)
     packages: str | None = None
     gpus: tuple[GpuState, ...] | None = None
     warnings: tuple[str, ...] = ()
-    kernels: Kernels | None = None
 
 
 class WorkloadFacts(Protocol):
@@ -355,7 +348,7 @@ class Comparison(Record):
     Attributes:
         reference_step_s: Median step, seconds.
         candidate_step_s: Median step, seconds.
-        mode: ``interleaved`` (interleaved pairs) or ``aba`` (fresh runs reference, candidate, reference).
+        mode: `INTERLEAVED` or `ABA`.
         warnings: What the machine did meanwhile that makes the figures doubtful.
         energy: None where nothing counted it, or blocks were too short for the counters.
         work: Where set, `estimate` is per token; step times are never.

@@ -124,7 +124,6 @@ def broken_rule(
 
     Args:
         settings: A candidate: settings, and options as ``option.NAME``.
-        rules: `limits.rules` of a study, checked by `check_rules`.
         options: The reference's options (`StudySpec.reference_options`).
         baseline: The reference's settings.
         defaults: What the installed build has where nobody sets anything.

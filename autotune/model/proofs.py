@@ -32,7 +32,7 @@ LEAST_SEGMENTS = 4
 """Of each run, for its time to be judged."""
 
 
-def total_of(pairs: Sequence[Pair], work: WorkPerStep | None = None) -> TotalTime:
+def total_of(pairs: Sequence[Pair], work: WorkPerStep | None) -> TotalTime:
     """Total times of both arms over the raw pairs of one pair of processes, untrimmed; per token where work differs."""
     return compare_totals(
         list(itertools.chain.from_iterable(p.reference_s for p in pairs)),
@@ -41,7 +41,7 @@ def total_of(pairs: Sequence[Pair], work: WorkPerStep | None = None) -> TotalTim
     )
 
 
-def figures_of(pairs: Sequence[Pair], work: WorkPerStep | None = None) -> dict[str, Any]:
+def figures_of(pairs: Sequence[Pair], work: WorkPerStep | None) -> dict[str, Any]:
     """The fields of a `ConfirmRun` that its raw pairs give."""
     return {
         "pair_count": len(pairs),
@@ -189,11 +189,9 @@ def standing(
     Pairs count in the order of their numbers, up to the first missing one and to the look at which the proof ended.
 
     Args:
-        proof: Its plan.
         runs: Pairs of processes, those of other proofs included.
         trial: Number of the trial that had the set first.
         most: Pairs after which it ends in any case.
-        min_effect: As a share.
     """
     mine = runs_of(proof, runs)
     base = FinalistResult(
@@ -253,9 +251,7 @@ def gain_of(proven: FinalistResult, runs: Sequence[ConfirmRun], *, min_effect: f
     """Gain of a proven set in pairs of processes that decide nothing, unless they contradict the proof.
 
     Args:
-        proven: The proof.
         runs: Pairs of processes, those of other stages and sets included.
-        min_effect: As a share.
     """
     mine = runs_after(proven, runs, GAIN)
     estimate, veto = plain_estimate(mine), None
@@ -326,9 +322,7 @@ def reestimate(gain: FinalistResult, alone: FinalistResult | None, runs: Sequenc
     return Reestimate(estimate=estimate, alone=count, objection=veto_of(every, gain.estimate))
 
 
-def reported_gain(
-    gain: FinalistResult, alone: FinalistResult | None, runs: Sequence[ConfirmRun] = ()
-) -> Estimate | None:
+def reported_gain(gain: FinalistResult, alone: FinalistResult | None, runs: Sequence[ConfirmRun]) -> Estimate | None:
     """The estimate to report for a winner, whose interval holds the truth although the set was proven first.
 
     In turns a neighbour idles beside each arm, in production none does. So where isolated runs show a gain, the

@@ -12,7 +12,6 @@ from pydantic import Field, TypeAdapter, model_validator
 
 from autotune.model.artefacts import Artefact
 from autotune.model.flags import FlagSet
-from autotune.model.kernels import Kernels, KernelSpread
 from autotune.model.measurement import (
     Comparison,
     EnergyUse,
@@ -349,7 +348,7 @@ class SessionRecord(Stamped):
     """
 
     kind: Literal["session"] = "session"
-    identity: str | None = None
+    identity: str
     started: str
     pid: Count
     host: str
@@ -387,7 +386,6 @@ class FloorResult(Stamped):
         rounding: Likewise to the reference in another rounding; None where that did not run.
         loss_spread: How far references were apart, by step; candidates are held to it.
         power: Of the study's first noise floor, where times are known and real.
-        kernels: None where fewer than two processes reported theirs.
     """
 
     kind: Literal["floor"] = "floor"
@@ -399,7 +397,6 @@ class FloorResult(Stamped):
     rounding: Amount | None = None
     loss_spread: LossSpread
     power: PowerAnalysis | None = None
-    kernels: KernelSpread | None = None
     directory: str
 
 
@@ -434,9 +431,7 @@ class ConfirmRun(TaskRecord):
     against: Settings | None = None
     is_alone: bool = False
     total: TotalTime | None = None
-    reference_kernels: Kernels | None = None
-    candidate_kernels: Kernels | None = None
-    warnings: tuple[str, ...] | None = None
+    warnings: tuple[str, ...] = ()
     during: GpusDuring | None = None
 
 
@@ -553,7 +548,6 @@ class SoakRecord(TaskRecord):
         drift: Median step of the last quarter over that of the first.
         loss: Against the reference's after as much work, where dtype or batch differ.
         failure: What ended it early, or what both arms show against it.
-        kernels: The autotuner's results of its last process.
         arms: None of a soak that failed early.
     """
 
@@ -565,7 +559,6 @@ class SoakRecord(TaskRecord):
     drift: Ratio | None = None
     loss: LossCheck | None = None
     failure: Failure | None = None
-    kernels: Artefact | None = None
     arms: SoakArms | None = None
 
 

@@ -101,9 +101,9 @@ def redact_data(data: Any, name: str = "") -> Any:
     return REDACTED if is_number and _is_secret(name, str(data)) else data
 
 
-def redacted_names(data: Any, name: str = "") -> tuple[str, ...]:
+def redacted_names(data: Any) -> tuple[str, ...]:
     """Names of what was redacted in a command or in options, each once; a text without a name is named by its key."""
-    return tuple(dict.fromkeys(_redacted_names(data, name)))
+    return tuple(dict.fromkeys(_redacted_names(data, "")))
 
 
 def refuse_redacted(*parts: Any, source: str, advice: str) -> None:

@@ -45,7 +45,6 @@ def limits_after(measure: MeasureSpec, *, start_s: float = 0.0, step_s: float = 
     """The limits that the study sets, else those that follow from its reference.
 
     Args:
-        measure: Of the study.
         start_s: Seconds until the reference was ready; 0 if not known yet.
         step_s: Seconds of its step; 0 if not known yet.
     """

@@ -67,7 +67,6 @@ class TurnSizes:
         """Steps of an isolated run, settling ones first.
 
         Args:
-            step_s: Of one step, seconds.
             blocks: It lasts at least as long as so many counted blocks.
             least: Fewest counted steps.
         """
@@ -136,8 +135,6 @@ def settle(times_s: Sequence[float], settle_s: float, *, most: float) -> tuple[t
     """Divides steps into those that begin within the first seconds, and those that count; by their times alone.
 
     Args:
-        times_s: Of all steps in order, seconds.
-        settle_s: So many seconds.
         most: Share of the steps that may be left out: an arm with short steps must not lose all of them.
     """
     begins = [0.0, *itertools.accumulate(times_s)][: len(times_s)]

@@ -1,7 +1,7 @@
 """Exports a proven winner to a file with its evidence in comments, and reads it back.
 
-A value that a format cannot represent is an error: a changed setting was never measured. Artefacts of the winner
-(profile, kernels) are written beside the file.
+Every format has its own grammar, and a value may hold any printable text. A value that a format cannot carry is an
+error: a setting that arrives changed was never measured. A profile that the winner needs lies beside it.
 """
 
 from __future__ import annotations
@@ -16,11 +16,21 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from autotune.model.artefacts import Artefact, artefacts_of, reference_to
+from autotune.model.artefacts import artefacts_of
 from autotune.model.errors import AutotuneError
-from autotune.model.flags import KERNELS, FlagSet
-from autotune.model.options import dotted, plain
-from autotune.results.winner import WINNER_VERSION, Difference, Winner, format_evidence, require_loss, winner_of
+from autotune.model.flags import FlagSet
+from autotune.model.options import (
+    dotted,
+    plain,
+)
+from autotune.results.winner import (
+    WINNER_VERSION,
+    Difference,
+    Winner,
+    format_evidence,
+    require_loss,
+    winner_of,
+)
 from autotune.rundir.artefacts import (
     ARTEFACTS,
     artefact_problems,
@@ -67,16 +77,14 @@ def render_export(
     *,
     even_unjudged: bool = False,
     folder: Path | None = None,
-    same_kernels: bool = False,
     needs_loss: bool = False,
 ) -> str:
     """Renders the winner of a run in one format, and writes its artefacts into `folder`.
 
     Args:
-        even_unjudged: Accept a winner whose loss could not be judged; the text says so.
-        folder: Folder of the file; None for standard output.
-        same_kernels: Load the autotuner's results of the soak.
-        needs_loss: Refuse a winner whose loss was not compared with the default's.
+        even_unjudged: Write even a winner whose loss could not be judged; the text says so.
+        folder: Where the text will lie, with what it needs beside it; None for standard output.
+        needs_loss: Refuse one whose loss was not compared with the default's.
 
     Raises:
         AutotuneError: If there is no such winner, or the format cannot represent one of its values.
@@ -84,8 +92,6 @@ def render_export(
     winner = winner_of(store, even_unjudged=even_unjudged)
     if needs_loss:
         require_loss(winner)
-    if same_kernels:
-        winner = loading_kernels(winner)
     text = render_winner(winner, form, folder)
     if folder is not None:
         put_beside(winner, store, folder)
@@ -98,7 +104,7 @@ def render_winner(winner: Winner, form: ExportFormat, folder: Path | None = None
     Raises:
         AutotuneError: If the format cannot represent one of its values, or its artefacts have no folder.
     """
-    if form is ExportFormat.JSON and folder is None and artefacts_of(winner.in_force):
+    if form is ExportFormat.JSON and folder is None and artefacts_of(winner.settings):
         return _json(winner, FlagSet())  # for a library: `autotune exec` puts the paths in place
     return _WRITERS[form](winner, winner.settings_in(folder))
 
@@ -272,20 +278,6 @@ def parse_winner(text: str, *, source: str) -> Winner:
 # ---------------------------------------------------------------------- artefacts
 
 
-def loading_kernels(winner: Winner) -> Winner:
-    """Returns a winner that loads the autotuner's results of its soak, so that the same kernels run.
-
-    Raises:
-        AutotuneError: If none were kept.
-    """
-    if winner.kernels is None:
-        raise AutotuneError(
-            "--same-kernels needs the autotuner's results but this winner has none: they are kept of a soak "
-            "(`[confirm] soak`) on the GPUs of one node, if something was autotuned there"
-        )
-    return winner.model_copy(update={"loads_kernels": True})
-
-
 def artefact_folder(file: Path) -> Path:
     """Returns the artefact folder of a run directory (in it) or of an exported file (beside it)."""
     return file / ARTEFACTS if file.is_dir() else file.parent
@@ -297,40 +289,35 @@ def settings_in_force(winner: Winner, file: Path) -> FlagSet:
     Raises:
         AutotuneError: If an artefact is missing, a link, not a plain file, or changed.
     """
-    return in_force(winner.in_force, artefact_folder(file))
+    return in_force(winner.settings, artefact_folder(file))
 
 
 def artefact_differences(winner: Winner, file: Path) -> list[Difference]:
-    """Returns the artefacts of a winner that are missing or were changed."""
-    problems = artefact_problems(winner.in_force, artefact_folder(file))
+    """The artefacts of a winner that are missing or were changed."""
+    problems = artefact_problems(winner.settings, artefact_folder(file))
     return [Difference(field="artefact", proven="a file beside it", here=p) for p in problems]
 
 
 def put_beside(winner: Winner, source: Store | Path, folder: Path) -> None:
-    """Copies the artefacts of a winner, optional kernels included, from its run or file into a folder.
+    """Copies the artefacts that a winner needs from its run or file into a folder.
 
     Raises:
         AutotuneError: If one is missing or was changed.
         RunDirectoryError: If one cannot be written.
     """
-    wanted = winner.in_force
-    if winner.kernels is not None:
-        wanted = wanted.merge({KERNELS: reference_to(winner.kernels)})
     if isinstance(source, Store):
-        found = artefacts_for(source, wanted)
-    else:  # kernels that the winner does not load may be missing
-        beside = artefact_folder(source)
-        found = read_artefacts(winner.in_force if artefact_problems(wanted, beside) else wanted, beside)
+        found = artefacts_for(source, winner.settings)
+    else:
+        found = read_artefacts(winner.settings, artefact_folder(source))
     place_artefacts(found, folder)
-    in_force(winner.in_force, folder)
+    in_force(winner.settings, folder)
 
 
-def keep_in_run(store: Store, settings: FlagSet, kernels: Artefact | None) -> None:
-    """Writes the artefacts of a run's winner into the run directory, for `exec` and `verify` of the run.
+def keep_in_run(store: Store, settings: FlagSet) -> None:
+    """Writes the artefacts of a run's winner into the run directory, for `exec` and `verify` of the run itself.
 
     Raises:
         RunDirectoryError: If they cannot be written.
     """
-    found = [*artefacts_for(store, settings), *([kernels] if kernels is not None else [])]
-    if found:
+    if found := artefacts_for(store, settings):
         place_artefacts(found, store.folder(ARTEFACTS))

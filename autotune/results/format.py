@@ -5,9 +5,16 @@ from __future__ import annotations
 import math
 
 from autotune.model.flags import FlagSet
-from autotune.model.kernels import KernelSpread, kernel_spread
-from autotune.model.measurement import INTERLEAVED, LOSS_NOT_CHECKED, Failure, WorkPerStep
-from autotune.model.proofs import describe_stalls, format_growth
+from autotune.model.measurement import (
+    INTERLEAVED,
+    LOSS_NOT_CHECKED,
+    Failure,
+    WorkPerStep,
+)
+from autotune.model.proofs import (
+    describe_stalls,
+    format_growth,
+)
 from autotune.model.records import (
     REESTIMATES,
     AblationResult,
@@ -23,10 +30,9 @@ from autotune.model.records import (
     SoakRecord,
     TrialResult,
     TrialStatus,
-)
+)  # fmt: skip
 from autotune.model.units import (
     format_bytes,
-    format_change,
     format_detectable,
     format_interval,
     format_joules,
@@ -35,7 +41,11 @@ from autotune.model.units import (
     format_share,
 )
 from autotune.rundir.store import Store
-from autotune.stats.estimates import Estimate, Outlook, Verdict
+from autotune.stats.estimates import (
+    Estimate,
+    Outlook,
+    Verdict,
+)
 from autotune.stats.long_run import memory_growth
 from autotune.stats.noise_floor import NoiseFloor
 
@@ -130,8 +140,6 @@ def format_floor(result: FloorResult) -> list[str]:
         lines.append(f"energy: {format_joules(energy.reference_step_j)} a step, of whole GPUs")
     if result.power is not None:
         lines.append(format_power(result.power))
-    if result.kernels is not None:
-        lines.append(format_kernels(result.kernels))
     return lines
 
 
@@ -151,32 +159,6 @@ def format_power(power: PowerAnalysis) -> str:
     seconds = power.proof_s if power.proof_s < 60 else 60 * round(power.proof_s / 60)
     takes = format_seconds(seconds).removesuffix(" 0 s")
     return f"smallest gain that can be proven: {format_share(power.smallest)} {cap} ({takes})"
-
-
-def format_kernels(spread: KernelSpread) -> str:
-    """Formats how many of several equal processes chose other kernels."""
-    if not spread.others:
-        return f"all {spread.processes} processes chose the same kernels"
-    apart = f" (they are {format_change(math.exp(spread.apart))})" if spread.apart is not None else ""
-    return f"processes chose other kernels: {spread.others} of {spread.processes}{apart}"
-
-
-def kernel_lines(store: Store) -> list[str]:
-    """Lists the sets whose processes did not all choose the same kernels; the default's come from all proofs."""
-    found = (f.kernels for f in store.of(FloorResult))
-    lines = [f"of the default, {format_kernels(k)}" for k in found if k is not None and k.others]
-    proofs = [r for r in store.of(ConfirmRun) if not r.is_alone]
-    bases = [r for r in proofs if r.against is None]
-    ratios = [None if r.log_ratio is None else -r.log_ratio for r in bases]
-    told = kernel_spread([r.reference_kernels for r in bases], ratios)
-    if told is not None and told.others:
-        lines.append(f"of the default in proofs, {format_kernels(told)}")
-    for settings in dict.fromkeys(r.settings for r in proofs):
-        mine = [r for r in proofs if r.settings == settings]
-        told = kernel_spread([r.candidate_kernels for r in mine], [r.log_ratio for r in mine])
-        if told is not None and told.others:
-            lines.append(f"of trial {mine[0].trial} ({settings}), {format_kernels(told)}")
-    return lines
 
 
 # ---------------------------------------------------------------------- trials and proofs
@@ -336,12 +318,11 @@ def warning_lines(store: Store) -> list[str]:
         if load and cpus and load > cpus:
             found.append(f"the machine was busy when the study began: load {load} on {cpus} CPUs")
 
-    found += kernel_lines(store)
     for r in store.of(TrialResult):
         said = [*(r.worker.warnings if r.worker else ()), *(r.comparison.warnings if r.comparison else ())]
         found += [f"trial {r.number}: {w}" for w in said]
     for a in store.of(AblationResult):
         found += [f"without {a.what}: {w}" for w in (a.comparison.warnings if a.comparison else ())]
     for c in store.of(ConfirmRun):
-        found += [f"proof of trial {c.trial}, processes {c.repeat + 1}: {w}" for w in c.warnings or ()]
+        found += [f"proof of trial {c.trial}, processes {c.repeat + 1}: {w}" for w in c.warnings]
     return list(dict.fromkeys(found))

@@ -20,9 +20,19 @@ from autotune.model.records import (
     SessionRecord,
     TrialResult,
 )
-from autotune.model.units import format_bytes, format_count, format_detectable, format_joules, format_seconds
+from autotune.model.units import (
+    format_bytes,
+    format_count,
+    format_detectable,
+    format_joules,
+    format_seconds,
+)
 from autotune.results import tables
-from autotune.results.effects import effect_lines, effects_chart, estimate_table
+from autotune.results.effects import (
+    effect_lines,
+    effects_chart,
+    estimate_table,
+)
 from autotune.results.format import (
     cause_lines,
     floor_lines,
@@ -34,11 +44,26 @@ from autotune.results.format import (
     time_words,
     warning_lines,
 )  # fmt: skip
-from autotune.results.pages import Chart, Mark, forest, render, traces
+from autotune.results.pages import (
+    Chart,
+    Mark,
+    forest,
+    render,
+    traces,
+)
 from autotune.results.recompute import doubts
 from autotune.results.screen_words import describe_screen_record
-from autotune.results.tables import TrialRow, effect_rows, finalists, trial_rows
-from autotune.results.winner import format_evidence, winner_of, workload_name
+from autotune.results.tables import (
+    TrialRow,
+    effect_rows,
+    finalists,
+    trial_rows,
+)
+from autotune.results.winner import (
+    format_evidence,
+    winner_of,
+    workload_name,
+)
 from autotune.rundir.lock import is_held
 from autotune.rundir.store import Store
 
@@ -240,6 +265,6 @@ def _commands(store: Store) -> list[str]:
     if conclusion is not None and conclusion.trial is not None:
         lines.append(f"autotune repro {run} {conclusion.trial}")
     lines += [f"# {line}" for line in format_evidence(winner)]
-    if artefacts_of(winner.in_force):  # it has no environment without the files beside it
+    if artefacts_of(winner.settings):  # it has no environment without the files beside it
         return lines
     return [*lines, *(f"export {n}={shlex.quote(v)}" for n, v in winner.environment.items())]

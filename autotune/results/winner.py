@@ -8,20 +8,48 @@ from __future__ import annotations
 
 import shlex
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+)
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+)
 
 from autotune.child.packages import versions_in
 from autotune.machine.environment import caller_environment
 from autotune.machine.gpus import visible_gpus
-from autotune.machine.host import RanOn, cuda_plugin, describe_machine, would_run_on
-from autotune.model.artefacts import artefacts_of, file_name, in_folder, reference_to
-from autotune.model.errors import AutotuneError, RunDirectoryError, SettingError
-from autotune.model.flags import KERNELS, PROFILE, FlagSet, refuse_reaching_out
+from autotune.machine.host import (
+    RanOn,
+    cuda_plugin,
+    describe_machine,
+    would_run_on,
+)
+from autotune.model.artefacts import (
+    artefacts_of,
+    file_name,
+    in_folder,
+)
+from autotune.model.errors import (
+    AutotuneError,
+    RunDirectoryError,
+    SettingError,
+)
+from autotune.model.flags import (
+    PROFILE,
+    FlagSet,
+    refuse_reaching_out,
+)
 from autotune.model.measurement import (
     LOSS_NOT_CHECKED,
     NOT_TOLD,
@@ -32,8 +60,16 @@ from autotune.model.measurement import (
     WorkerReport,
     WorkPerStep,
 )
-from autotune.model.numbers import AtLeastOne, Count, Elapsed, Record
-from autotune.model.options import options_in, plain
+from autotune.model.numbers import (
+    AtLeastOne,
+    Count,
+    Elapsed,
+    Record,
+)
+from autotune.model.options import (
+    options_in,
+    plain,
+)
 from autotune.model.records import (
     AnyRecord,
     ConclusionRecord,
@@ -43,16 +79,30 @@ from autotune.model.records import (
     Outcome,
     SoakRecord,
 )
-from autotune.model.spec import STUDY_NAME, StudySpec
-from autotune.model.units import format_change, format_seconds
-from autotune.results.format import format_estimate, format_soak, time_of
-from autotune.results.recompute import LAST_PROOFS, disagreements, evidence_of
+from autotune.model.spec import (
+    STUDY_NAME,
+    StudySpec,
+)
+from autotune.model.units import (
+    format_change,
+    format_seconds,
+)
+from autotune.results.format import (
+    format_estimate,
+    format_soak,
+    time_of,
+)
+from autotune.results.recompute import (
+    LAST_PROOFS,
+    disagreements,
+    evidence_of,
+)
 from autotune.rundir.store import Store
 from autotune.stats.estimates import Estimate
 
 WINNER_VERSION = 2
 
-_ARTEFACTS = {PROFILE: "the profile that it was compiled with", KERNELS: "the autotuner's results of its soak"}
+_ARTEFACTS = {PROFILE: "the profile that it was compiled with"}
 
 RUNS = "runs"
 """Folder of run directories."""
@@ -278,12 +328,13 @@ class Winner(Record):
         baseline: The part of `settings` that the reference had too.
         workload_options: Options of the reference; those in `settings` override them.
         step_s: Median step of the winner in its final proof, seconds.
-        soaked_s: Duration of the soak, seconds.
-        soak: Result of the soak, in words.
-        work: Work per step if it differs from the default's: `estimate` is then of time per unit of work.
-        run: Name of the run directory whose records prove it, without its parent.
-        kernels: SHA-256 of the autotuner's results of the soak, if kept.
-        loads_kernels: Whether `kernels` are loaded; in the proof each process chose its own.
+        node_count: Machines that the workload spans.
+        soaked_s: Seconds of the soak; None if there was none.
+        soak: The soak's result, in words.
+        work: Work of a step where it differs from the default's: then `estimate` is of time per `unit`.
+        unit: What that counts, in one word.
+        loss: How its loss was compared with the default's, or that it was not.
+        run: Name of the run directory whose records prove it, without the folder that it lies in.
     """
 
     winner_version: Annotated[int, Field(ge=WINNER_VERSION, le=WINNER_VERSION)] = WINNER_VERSION
@@ -306,25 +357,11 @@ class Winner(Record):
     versions: dict[str, str] = Field(default_factory=dict)
     machine: str = ""
     run: str
-    kernels: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
-    loads_kernels: bool = False
-
-    @model_validator(mode="after")
-    def _has_what_it_loads(self) -> Winner:
-        if self.loads_kernels and self.kernels is None:
-            raise ValueError("a winner that loads results of the autotuner must have some")
-        return self
 
     @property
     def options(self) -> dict[str, Any]:
         """Options of the workload that are part of this winner, which no variable holds."""
         return options_in(self.settings)
-
-    @property
-    def in_force(self) -> FlagSet:
-        """The set under which a program is started, before the paths of its artefacts are put in."""
-        kernels = {KERNELS: reference_to(self.kernels)} if self.loads_kernels and self.kernels else {}
-        return self.settings.merge(kernels)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -341,14 +378,14 @@ class Winner(Record):
         Raises:
             AutotuneError: If it has artefacts but no folder.
         """
-        if needed := artefacts_of(self.in_force):
+        if needed := artefacts_of(self.settings):
             if folder is None:
                 names = ", ".join(file_name(n, digest) for n, digest in needed.items())
                 raise AutotuneError(
                     f"this winner needs what lies beside its file ({names}): autotune export RUN -o FILE, and use that"
                 )
-            return in_folder(self.in_force, folder)
-        return self.in_force
+            return in_folder(self.settings, folder)
+        return self.settings
 
 
 def winner_of(store: Store, *, even_unjudged: bool = False) -> Winner:
@@ -418,7 +455,6 @@ def _winner_at(store: Store, conclusion: ConclusionRecord) -> Winner:
         versions=versions_of(report, facts),
         machine=f"{facts.get('cpu')}, {facts.get('cpus_usable')} CPUs, {facts.get('system')}",
         run=store.path.resolve().name,
-        kernels=soaks[-1].kernels.digest if soaks and soaks[-1].kernels else None,
     )
 
 
@@ -502,10 +538,8 @@ def format_evidence(winner: Winner) -> list[str]:
     lines.append(f"soak: {winner.soak or soaked}")
     if winner.loss is not None:
         lines.append(f"loss: {'' if winner.loss.is_ok or winner.loss.is_silent else 'NOT PROVEN: '}{winner.loss.words}")
-    for name, digest in artefacts_of(winner.in_force).items():
+    for name, digest in artefacts_of(winner.settings).items():
         lines.append(f"needs beside it: {file_name(name, digest)}, {_ARTEFACTS[name]}")
-    if winner.kernels is not None and not winner.loads_kernels:
-        lines.append(f"kernels: those of its soak are {file_name(KERNELS, winner.kernels)} (--same-kernels loads them)")
     lines.append("versions: " + ", ".join(f"{n} {v}" for n, v in sorted(winner.versions.items())))
     lines += _devices_of(winner)
     lines.append(f"machine: {winner.machine}")
@@ -580,7 +614,7 @@ def check_records(winner: Winner, file: Path, *, run: Path | None = None) -> Rec
         differences=tuple(
             Difference(field=name, proven=f"{ours[name]} in its records", here=f"{theirs[name]} in the file")
             for name in ours
-            if name not in ("run", "loads_kernels") and ours[name] != theirs[name]
+            if name != "run" and ours[name] != theirs[name]
         )
     )
 

@@ -12,10 +12,16 @@ import stat
 from collections.abc import Iterable
 from pathlib import Path
 
-from autotune.model.artefacts import Artefact, artefacts_of, digest_of, file_name, in_folder
+from autotune.model.artefacts import (
+    Artefact,
+    artefacts_of,
+    digest_of,
+    file_name,
+    in_folder,
+)
 from autotune.model.errors import AutotuneError
 from autotune.model.flags import FlagSet
-from autotune.model.records import ProfileRecord, SoakRecord
+from autotune.model.records import ProfileRecord
 from autotune.rundir.files import write_atomically
 from autotune.rundir.store import Store
 
@@ -31,8 +37,7 @@ def artefacts_for(store: Store, settings: FlagSet) -> tuple[Artefact, ...]:
     wanted = set(artefacts_of(settings).items())
     if not wanted:
         return ()
-    kept = [*(r.profile for r in store.of(ProfileRecord)), *(r.kernels for r in store.of(SoakRecord))]
-    found = {(a.setting, a.digest): a for a in kept if a is not None}
+    found = {(a.setting, a.digest): a for r in store.of(ProfileRecord) if (a := r.profile) is not None}
     return tuple(found[key] for key in sorted(wanted) if key in found)
 
 

@@ -22,18 +22,35 @@ import os
 import socket
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import (
+    Callable,
+    Iterator,
+    Sequence,
+)
 from pathlib import Path
 from typing import TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import (
+    TypeAdapter,
+    ValidationError,
+)
 
 from autotune.machine.files import make_folder
 from autotune.machine.host import utc_now
 from autotune.model.clock import Stopwatch
 from autotune.model.errors import RunDirectoryError
-from autotune.model.measurement import Pair, Stamped
-from autotune.model.records import RECORD, SCHEMA_VERSION, AnyRecord, ConclusionRecord, SessionRecord, SpanRecord
+from autotune.model.measurement import (
+    Pair,
+    Stamped,
+)
+from autotune.model.records import (
+    RECORD,
+    SCHEMA_VERSION,
+    AnyRecord,
+    ConclusionRecord,
+    SessionRecord,
+    SpanRecord,
+)
 from autotune.model.redaction import redact_command
 from autotune.model.spec import StudySpec
 from autotune.rundir.files import (
@@ -46,7 +63,10 @@ from autotune.rundir.files import (
     sync_upwards,
     write_atomically,
 )  # fmt: skip
-from autotune.rundir.lock import LOCK, Lock
+from autotune.rundir.lock import (
+    LOCK,
+    Lock,
+)
 
 R = TypeVar("R", bound=Stamped)
 T = TypeVar("T")
@@ -285,7 +305,7 @@ class Store(Folders):
         if records := store.records():
             told = {r.identity for r in records if isinstance(r, SessionRecord)}
             if told != {spec.identity}:
-                what = "are of another study" if told - {None} else "do not say of which study they are"
+                what = "are of another study" if told else "do not say of which study they are"
                 raise RunDirectoryError(
                     f"{path / STUDY} must hold the study of this run but is lost, and its records {what}; restore "
                     "that file from a copy, or name another folder with --run-dir"

@@ -151,7 +151,6 @@ def estimate_pairs(log_ratios: Sequence[float] | Floats, *, level: float = LEVEL
 
     Args:
         log_ratios: log(candidate block step time / reference block step time) of each pair, at least one.
-        level: Coverage of the interval.
     """
     values = finite(log_ratios, least=1)
     ratio, low, high = np.exp(hodges_lehmann(values, level=level))
@@ -163,7 +162,6 @@ def hodges_lehmann(log_ratios: Floats, *, level: float) -> Floats:
 
     Args:
         log_ratios: Pair differences, `[..., n]`.
-        level: Coverage of the interval.
 
     Returns:
         Centre, low and high as `[3, ...]`; the ends are infinite when n is too small for the level.
@@ -270,9 +268,9 @@ def pocock_critical_value(looks: tuple[int, ...], level: float) -> float:
     return high
 
 
-def _stay_probability(looks: tuple[int, ...], critical: float, nodes: int = 64) -> float:
+def _stay_probability(looks: tuple[int, ...], critical: float) -> float:
     """Probability that a standard random walk stays inside +-critical * sqrt(n) at every look."""
-    x, w = np.polynomial.legendre.leggauss(nodes)
+    x, w = np.polynomial.legendre.leggauss(64)
     walk, density, previous = np.zeros(1), np.ones(1), 0
     for n in looks:
         bound, step_sd = critical * math.sqrt(n), math.sqrt(n - previous)
@@ -289,7 +287,7 @@ def reason_to_stop(
     plan: SequentialPlan,
     *,
     min_effect: float,
-    incumbent: Estimate | None = None,
+    incumbent: Estimate | None,
     spread: float = 0.0,
 ) -> str | None:
     """Why a trial ends at a look; None where it goes on.

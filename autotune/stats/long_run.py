@@ -61,14 +61,12 @@ class Stalls:
         count: Steps that took more than `STALL` times the usual one of either arm.
         typical_s: The median step, in seconds.
         lost_s: What the stalls took beyond a typical step each, in seconds.
-        longest_s: The longest of them, in seconds; 0 if there is none.
     """
 
     steps: int
     count: int
     typical_s: float
     lost_s: float
-    longest_s: float
 
     def __post_init__(self) -> None:
         """Refuses figures that no run gives; those of a record may have been edited.
@@ -76,11 +74,10 @@ class Stalls:
         Raises:
             ValueError: If there is one.
         """
-        sizes = (self.lost_s, self.longest_s)
         if not (1 <= self.steps <= 2**53 and 0 <= self.count <= self.steps):
             raise ValueError(f"stalls must be counted among steps but got {self.count} of {self.steps}")
-        if not (1e-12 <= self.typical_s <= LARGEST_S and all(0.0 <= s <= LARGEST_S for s in sizes)):
-            raise ValueError(f"stalls must take finite seconds but got {self.typical_s:g}, {sizes[0]:g}, {sizes[1]:g}")
+        if not (1e-12 <= self.typical_s <= LARGEST_S and 0.0 <= self.lost_s <= LARGEST_S):
+            raise ValueError(f"stalls must take finite seconds but got {self.typical_s:g} and {self.lost_s:g}")
 
     @property
     def excess(self) -> float:
@@ -125,7 +122,6 @@ def find_stalls(step_times_s: Sequence[float], beside_s: Sequence[float] = ()) -
         count=len(found),
         typical_s=typical,
         lost_s=sum(t - typical for t in found),
-        longest_s=max(found, default=0.0),
     )
 
 
@@ -136,7 +132,6 @@ def add_stalls(parts: Sequence[Stalls]) -> Stalls:
         count=sum(p.count for p in parts),
         typical_s=statistics.median(p.typical_s for p in parts),
         lost_s=sum(p.lost_s for p in parts),
-        longest_s=max(p.longest_s for p in parts),
     )
 
 
@@ -221,8 +216,8 @@ def slower_run(
     candidate: Sequence[Sequence[float]],
     reference: Sequence[Sequence[float]],
     *,
-    work_ratio: float = 1.0,
-    process_sd: float = 0.0,
+    work_ratio: float,
+    process_sd: float,
 ) -> float | None:
     """Ratio of total times of long runs, if the candidate is surely slower.
 
@@ -265,9 +260,9 @@ def growing_step(candidate_s: Sequence[float], reference_s: Sequence[float], *, 
     return math.exp(gap) if surely and gap > max(-log_ratio, math.log(LEAST_GROWTH)) else None
 
 
-def segments(step_times_s: Sequence[float], count: int = SEGMENTS) -> tuple[float, ...]:
-    """Mean step time of each of so many equal parts of a run, in seconds; fewer where there are too few steps."""
-    parts = np.array_split(np.asarray(step_times_s, dtype=np.float64), max(1, min(count, len(step_times_s))))
+def segments(step_times_s: Sequence[float]) -> tuple[float, ...]:
+    """Mean step time of each of `SEGMENTS` equal parts of a run, in seconds; fewer where there are too few steps."""
+    parts = np.array_split(np.asarray(step_times_s, dtype=np.float64), max(1, min(SEGMENTS, len(step_times_s))))
     return tuple(float(np.mean(part)) for part in parts)
 
 

@@ -51,7 +51,7 @@ class NoiseFloor:
         pair_s: Seconds of one pair of blocks, or of the measured steps of two runs; 0 where that is not known.
     """
 
-    __pydantic_config__ = {"ser_json_inf_nan": "strings"}  # noqa: RUF012
+    __pydantic_config__ = {"extra": "forbid", "ser_json_inf_nan": "strings"}  # noqa: RUF012
 
     estimate: Estimate
     detectable: float
@@ -59,8 +59,8 @@ class NoiseFloor:
     within_sd: float
     degrees: int
     spread: float
-    start_s: float = 0.0
-    pair_s: float = 0.0
+    start_s: float
+    pair_s: float
 
     def __post_init__(self) -> None:
         """Refuses figures that no measurement gives.
@@ -69,9 +69,9 @@ class NoiseFloor:
             ValueError: If there is one.
         """
         figures = (self.detectable, self.process_sd, self.within_sd, self.spread)
-        if not all(figure >= 0.0 for figure in (*figures, self.start_s, self.pair_s, self.degrees)):
+        if not all(figure >= 0.0 for figure in (*figures, self.start_s, self.pair_s)) or self.degrees < 1:
             raise ValueError(
-                f"a noise floor must be 0 or more but got {self.detectable:g} (processes: "
+                f"a noise floor must be 0 or more, with a degree of freedom, but got {self.detectable:g} (processes: "
                 f"{self.process_sd}, pairs: {self.within_sd}, {self.degrees} degrees of freedom, {self.start_s:g} s "
                 f"and {self.pair_s:g} s)"
             )

@@ -431,13 +431,11 @@ class AloneLook:
 
     Attributes:
         is_apart: Whether a set is slower alone, against the default alone, than interleaved, beyond both intervals.
-        is_seen: Whether it is surely faster alone as well.
         used: Pairs of isolated runs on which that rests.
     """
 
     stop: bool
     is_apart: bool = False
-    is_seen: bool = False
     reason: str
     used: int
 
@@ -459,7 +457,7 @@ def look_alone(alone: Sequence[float], turns: Sequence[float], *, most: int) -> 
         if mean - gain > math.hypot(half, of_turns):
             return AloneLook(stop=True, is_apart=True, reason="alone and in turns differ beyond both", used=count)
         if mean + half < 0.0:
-            return AloneLook(stop=True, is_seen=True, reason="faster alone, too", used=count)
+            return AloneLook(stop=True, reason="faster alone, too", used=count)
         if count >= most:
             return AloneLook(stop=True, reason=f"not settled by {most} runs of each arm alone", used=count)
         at_most = math.hypot(float(plan.half_widths([most])[0]) * sd / math.sqrt(most), of_turns)

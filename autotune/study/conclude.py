@@ -26,8 +26,7 @@ def record_conclusion(run: StudyRun) -> ConclusionRecord:
     conclusion = ConclusionRecord(trial_count=len(results), ended=utc_now(), provenance=describe_machine(), **found)
     run.store.append_news(conclusion)
     if conclusion.outcome is Outcome.WINNER and conclusion.settings is not None:
-        soaks = [s.kernels for s in run.store.of(SoakRecord) if s.settings == conclusion.settings]
-        keep_in_run(run.store, conclusion.settings, soaks[-1] if soaks else None)
+        keep_in_run(run.store, conclusion.settings)
     return conclusion
 
 

@@ -104,7 +104,7 @@ def recheck_winner(run: StudyRun, winner: Winner, artefacts: Sequence[Artefact] 
             after = measure_again(run, result)
         conclusion = _conclusion(winner, result, after)
         run.store.append(conclusion)
-        keep_in_run(run.store, winner.settings, None)
+        keep_in_run(run.store, winner.settings)
     return conclusion
 
 

@@ -6,48 +6,59 @@ import math
 import socket
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import (
+    Mapping,
+    Sequence,
+)
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from autotune.machine.environment import child_environment, driver_python, let_import_packages, variables_of
+from autotune.machine.environment import (
+    child_environment,
+    driver_python,
+    let_import_packages,
+    variables_of,
+)
 from autotune.model.artefacts import unpack
 from autotune.model.clock import Stopwatch
-from autotune.model.flags import ARTEFACT_SETTINGS, KERNELS, FlagSet, kind_of
-from autotune.model.kernels import DUMP_HERE, DUMP_VARIABLE
-from autotune.model.measurement import Failure, FailureKind, WorkerReport
+from autotune.model.flags import (
+    READ_FILES,
+    FlagSet,
+    kind_of,
+)
+from autotune.model.measurement import (
+    Failure,
+    FailureKind,
+    WorkerReport,
+)
 from autotune.model.records import MemoryUse
 from autotune.model.spec import StudySpec
-from autotune.model.time_limits import TimeLimits, limits_after
-from autotune.model.turn_sizes import CHECK_STEPS, WARMUP_STEPS
-from autotune.workers.base import GuardedProcess, Progress, WorkerFailed, listen
-from autotune.workers.failures import classify_failure, is_without_gpu
-from autotune.workers.settings_check import MEMORY_VARIABLES, check_environment, check_options
-
-
-def keeps_kernels(spec: StudySpec) -> bool:
-    """Whether processes of a study dump the results of XLA's autotuner; see `autotune.model.kernels`.
-
-    Several ranks would overwrite each other's dump, and a user's program may use the variable itself.
-    """
-    return spec.device.platform == "cuda" and spec.workload.entry is not None and spec.device.rank_count == 1
-
-
-def kernel_variables(settings: FlagSet, folder: Path) -> dict[str, str]:
-    """Returns the variables that dump the autotuner's results into a folder; empty if the settings decide that."""
-    if KERNELS in settings or any(name in settings for name in DUMP_HERE):
-        return {}
-    flags = settings.merge(DUMP_HERE).to_environment()["XLA_FLAGS"]
-    return {"XLA_FLAGS": flags, DUMP_VARIABLE: str(folder.resolve())}
-
-
-def rejects_kernel_flag(failure: Failure) -> bool:
-    """Whether a process failed because its build does not know the flags of `kernel_variables`."""
-    words = (failure.message, *failure.last_lines)
-    return any(name in line for name in DUMP_HERE for line in words)
+from autotune.model.time_limits import (
+    TimeLimits,
+    limits_after,
+)
+from autotune.model.turn_sizes import (
+    CHECK_STEPS,
+    WARMUP_STEPS,
+)
+from autotune.workers.base import (
+    GuardedProcess,
+    Progress,
+    WorkerFailed,
+    listen,
+)
+from autotune.workers.failures import (
+    classify_failure,
+    is_without_gpu,
+)
+from autotune.workers.settings_check import (
+    MEMORY_VARIABLES,
+    check_environment,
+    check_options,
+)
 
 
 def profile_text(profile: bytes) -> str:
@@ -104,18 +115,11 @@ class LocalLauncher:
         self._base = base
         self.limits = limits_after(spec.measure)
         self._alive: list[LocalWorker] = []
-        self._keeps_kernels = keeps_kernels(spec)
 
     def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> LocalWorker:
-        """Starts all processes of a worker and waits until it is ready; see `base.Launcher`."""
-        try:
-            worker = LocalWorker(self._processes(settings, folder), self._spec, settings)
-            return self._begin(worker, self._jobs(settings, folder), progress)
-        except WorkerFailed as error:
-            if not self._keeps_kernels or not rejects_kernel_flag(error.failure):
-                raise
-            self._keeps_kernels = False  # this build lacks the flag, which must not stop the study
-            return self.start(settings, folder, progress=progress)
+        """Starts one worker (all its processes) and waits until it is ready; see `base.Launcher`."""
+        worker = LocalWorker(self._processes(settings, folder), self._spec, settings)
+        return self._begin(worker, self._jobs(settings, folder), progress)
 
     def _begin(self, worker: LocalWorker, jobs: list[dict[str, Any]], progress: Progress) -> LocalWorker:
         """Waits until a worker is ready; ends it on failure."""
@@ -151,8 +155,6 @@ class LocalLauncher:
     def _processes(self, settings: FlagSet, folder: Path) -> list[GuardedProcess]:
         env = self._worker_environment(settings)
         ranks = self._spec.under(settings).device.rank_count
-        if self._keeps_kernels and ranks == 1:
-            env |= kernel_variables(settings, folder)
         return [GuardedProcess(worker_command(), env, folder / log_name(rank)) for rank in range(ranks)]
 
     def _jobs(self, settings: FlagSet, folder: Path) -> list[dict[str, Any]]:
@@ -172,7 +174,7 @@ class LocalLauncher:
                 local_rank=rank,
                 coordinator=coordinator,
                 coordinator_bind=coordinator,  # loopback only: all ranks are here
-                files={n: settings[n] for n in ARTEFACT_SETTINGS if settings.get(n)},
+                files={n: settings[n] for n in READ_FILES if settings.get(n)},
             )
             for rank in range(device.rank_count)
         ]

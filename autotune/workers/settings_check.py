@@ -5,13 +5,19 @@ from __future__ import annotations
 import ast
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import (
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass
 from typing import Any
 
 from autotune.model.errors import SettingError
-from autotune.model.flags import FlagSet, kind_of
-from autotune.model.kernels import DUMP_HERE
+from autotune.model.flags import (
+    FlagSet,
+    kind_of,
+)
 
 MEMORY_VARIABLES = (
     "XLA_CLIENT_MEM_FRACTION",
@@ -67,8 +73,7 @@ def check_environment(settings: FlagSet, values: Mapping[str, str | None]) -> Se
             lost.append(f"{name}={wanted}: the program {'took it away' if got is None else f'made it {got}'}")
     own = {n: values[n] for n in MEMORY_VARIABLES if values.get(n) is not None and n not in settings}
     notes += [f"the program sets {n}={value} itself: its memory is its own affair" for n, value in own.items()]
-    ours = {n for n, v in DUMP_HERE.items() if in_force.get(n) == v}
-    if more := sorted(set(in_force) - set(settings) - ours):
+    if more := sorted(set(in_force) - set(settings)):
         notes.append(f"the program adds to XLA_FLAGS: {' '.join(f'--{n}={in_force[n]}' for n in more)}")
     return SettingsCheck(tuple(lost), tuple(notes))
 

@@ -15,11 +15,10 @@ from typer.testing import CliRunner
 from autotune.cli.app import app
 from autotune.model.artefacts import Artefact
 from autotune.model.errors import AutotuneError
-from autotune.model.flags import KERNELS, PROFILE
+from autotune.model.flags import PROFILE
 from autotune.results.export import (
     ExportFormat,
     is_unchanged,
-    loading_kernels,
     parse_winner,
     put_beside,
     read_winner,
@@ -38,7 +37,7 @@ from harness.simulated_machine import SimulatedLauncher, simulation_of
 from tests.cli.test_results import call
 from tests.results.test_trust import edited
 from tests.runs import SPACE, Diary, asking, make_winner
-from tests.study.test_pgle import BARE, PROFILED, RESULTS, TEXT, study
+from tests.study.test_pgle import BARE, PROFILED, TEXT, study
 
 CONTENT = TEXT.encode()
 ARTEFACT = Artefact.of(PROFILE, CONTENT)
@@ -188,34 +187,10 @@ def test_a_library_takes_no_winner_without_its_profile(exported: Path, tmp_path:
     assert not list((tmp_path / "library").rglob("*.json"))
 
 
-def test_kernels_are_loaded_only_where_they_are_asked_for(tmp_path: Path) -> None:
-    kernels = Artefact.of(KERNELS, RESULTS.encode())
-    place_artefacts([ARTEFACT, kernels], tmp_path)
-    offered = winner(kernels=kernels.digest)
-    file = tmp_path / "winner.env"
-    file.write_text(render_winner(offered, ExportFormat.ENV, tmp_path))
-    assert KERNELS not in settings_in_force(read_winner(file), file)
-    assert f"--{KERNELS}={tmp_path / kernels.file_name}" in run_exec(file, "--same-kernels")
-    loading = tmp_path / "loading.env"
-    loading.write_text(render_winner(loading_kernels(offered), ExportFormat.ENV, tmp_path))
-    assert KERNELS in settings_in_force(read_winner(loading), loading)
-    swap(tmp_path / kernels.file_name)
-    assert differing(loading) == {"artefact"}
-    assert differing(file) == set()  # it does not use them
-
-
-def test_none_can_be_loaded_where_none_were_kept() -> None:
-    with pytest.raises(AutotuneError, match="has none"):
-        loading_kernels(winner())
-    data = json.loads(winner().model_dump_json(exclude_none=True))
-    with pytest.raises(ValueError, match="must have some"):
-        Winner.model_validate({**data, "loads_kernels": True})
-
-
 # ---------------------------------------------------------------------- from a run
 
 
-STUDY = study(profile_effect=0.93, autotune_results=RESULTS)
+STUDY = study(profile_effect=0.93)
 
 
 @pytest.fixture(scope="module")
@@ -229,7 +204,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(recorded: Path, tmp_path: Path) -> Path:
-    """A copy of a run whose winner has a profile and kernels."""
+    """A copy of a run whose winner has a profile."""
     return shutil.copytree(recorded, tmp_path / "run")
 
 
@@ -238,7 +213,7 @@ def test_a_run_is_exported_with_all_that_belongs_to_it(run: Path, tmp_path: Path
     assert found.settings == PROFILED
     put_beside(found, Store.open(run), tmp_path / "out")
     names = {f.name: f.read_bytes() for f in (tmp_path / "out").iterdir()}
-    assert names == {ARTEFACT.file_name: CONTENT, f"{found.kernels}.textproto": RESULTS.encode()}
+    assert names == {ARTEFACT.file_name: CONTENT}
     assert settings_in_force(found, run)[PROFILE] == str(run / "artefacts" / ARTEFACT.file_name)
 
 
@@ -249,14 +224,13 @@ def test_another_profile_in_the_records_is_found_out(run: Path, tmp_path: Path) 
         read_winner(forged)
 
 
-def test_the_command_line_exports_both_and_refuses_what_would_not_run(run: Path, tmp_path: Path) -> None:
+def test_the_command_line_exports_the_profile_too_and_refuses_what_would_not_run(run: Path, tmp_path: Path) -> None:
     file = tmp_path / "deep" / "winner.env"
-    call("export", run, "-o", file, "--same-kernels")
+    call("export", run, "-o", file)
     names = {f.suffix for f in file.parent.iterdir()}
-    assert names == {".env", ".pbtxt", ".textproto"}
+    assert names == {".env", ".pbtxt"}
     flags = file.read_text().split("export XLA_FLAGS=")[1]
-    for name in (PROFILE, KERNELS):
-        assert f"--{name}={file.parent}" in flags
+    assert f"--{PROFILE}={file.parent}" in flags
     with pytest.raises(AutotuneError, match=r"autotune export RUN -o FILE"):
         call("export", run)
 

@@ -158,7 +158,11 @@ def test_the_command_that_made_a_study_is_shown_as_a_user_types_it(tmp_path: Pat
 
     store = Store.create_or_resume(tmp_path, replay_study(), study_dir=tmp_path)
     command = ("/usr/bin/autotune", "run", "my study.toml", "--seed", "7")
-    store.append(SessionRecord(started="2026-11-21T01:02:03+00:00", pid=1, host="h", asked_trials=3, command=command))
+    store.append(
+        SessionRecord(
+            identity="x", started="2026-11-21T01:02:03+00:00", pid=1, host="h", asked_trials=3, command=command
+        )
+    )
     store.close()
     assert "autotune run 'my study.toml' --seed 7   # made this, on 2026-11-21" in build(store)["commands"]
 

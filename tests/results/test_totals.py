@@ -92,7 +92,7 @@ def test_who_edits_the_veto_away_is_found_out(stalled: tuple[ConclusionRecord, S
 
 FORGED: list[Callable[[dict[str, Any]], object]] = [
     lambda total: total.update(log_ratio=-1.0),
-    lambda total: total["candidate"].update(count=0, lost_s=0.0, longest_s=0.0),
+    lambda total: total["candidate"].update(count=0, lost_s=0.0),
     lambda total: total["reference"].update(typical_s=9.0),
 ]
 

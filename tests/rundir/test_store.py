@@ -142,7 +142,7 @@ def test_atomic_write_leaves_no_half_file(tmp_path: Path) -> None:
 
 def test_elapsed_time_counts_across_sessions(tmp_path: Path) -> None:
     store = Store.create_or_resume(tmp_path, study(), study_dir=tmp_path)
-    store.watch = Stopwatch(before_s=100.0)
+    store.watch.go_on_from(100.0)
     store.append(IncidentRecord(what="late"))
     store.close()
     assert Store.create_or_resume(tmp_path, study(), study_dir=tmp_path).watch.total_s >= 100.0
@@ -150,7 +150,8 @@ def test_elapsed_time_counts_across_sessions(tmp_path: Path) -> None:
 
 def test_stopwatch_counts_neither_a_pause_nor_time_without_a_lane() -> None:
     now = 0.0
-    watch = Stopwatch(5.0, clock=lambda: now)
+    watch = Stopwatch(clock=lambda: now)
+    watch.go_on_from(5.0)
     now = 2.0
     assert watch.total_s == 7.0
     now = 2.0 + 3600  # suspended: nobody looked for an hour

@@ -11,7 +11,7 @@ import pytest
 
 from autotune.measure.runner import NO_GRAPHS
 from autotune.model.artefacts import MOST_PACKED, Artefact, digest_of
-from autotune.model.flags import DUMPED_KERNELS, KERNELS, PROFILE, FlagSet
+from autotune.model.flags import PROFILE, FlagSet
 from autotune.model.measurement import Failure, FailureKind
 from autotune.model.records import AblationResult, ConclusionRecord, ConfirmRun, Outcome, ProfileRecord
 from autotune.model.spec import StudySpec
@@ -25,7 +25,6 @@ from harness.simulated_machine import SimulatedLauncher, SimulatedWorker
 from tests.runs import Diary, Run, replay_study
 
 TEXT = 'costs { name: "all-gather-start" cost_us: 2000 }\n'
-RESULTS = "version: 3\n"
 REFERENCE = f"artefact:{digest_of(TEXT.encode())}"
 BARE = FlagSet({"xla_a": "1"})
 PROFILED = BARE.merge({PROFILE: REFERENCE})
@@ -179,31 +178,6 @@ def test_where_nothing_is_profiled_one_note_says_why(run_replay: Run, more: dict
     notes = [note for note in diary.notes if note.startswith("no profile")]
     assert len(notes) == (said is not None)
     assert said is None or said in notes[0]
-
-
-def test_the_kernels_of_the_soak_are_kept_beside_the_winner(run_replay: Run) -> None:
-    conclusion, store, _ = quick(run_replay, study(profile_effect=0.93, autotune_results=RESULTS))
-    winner = winner_of(store)
-    assert winner.kernels == digest_of(RESULTS.encode())
-    assert KERNELS not in winner.in_force  # offered: the proof let each process choose
-    assert (store.path / "artefacts" / f"{winner.kernels}.textproto").read_text() == RESULTS
-    assert disagreements(store, conclusion) == []
-
-
-@pytest.mark.gate
-def test_a_program_that_cannot_be_told_to_leave_them_is_soaked_without(run_replay: Run) -> None:
-    spec = study(failures={}, autotune_results=RESULTS)
-
-    class Refusing(SimulatedLauncher):
-        def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> SimulatedWorker:
-            if DUMPED_KERNELS in settings:
-                raise WorkerFailed(Failure(kind=FailureKind.NOT_APPLIED, message="it did not arrive", phase="check"))
-            return super().start(settings, folder, progress=progress)
-
-    conclusion, store, _ = quick(run_replay, spec, launcher=Refusing(spec))
-    assert conclusion.outcome is Outcome.WINNER
-    assert conclusion.soaked_s is not None
-    assert winner_of(store).kernels is None
 
 
 @pytest.mark.gate

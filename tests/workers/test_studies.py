@@ -66,7 +66,6 @@ def test_a_study_of_each_workload_on_eight_devices(tmp_path: Path, entry: str, m
     assert floor is not None
     assert floor.reference.device_count == 8
     assert {k: v for k, v in floor.reference.mesh.items() if v > 1} == mesh
-    assert floor.reference.attention == {"long-tiny": "ring", "rssm-tiny": ""}.get(entry, "xla")  # of CPUs
 
 
 @pytest.mark.slow
@@ -81,7 +80,6 @@ def test_a_study_of_a_program_that_is_only_read(tmp_path: Path) -> None:
     floor = store.last(FloorResult)
     assert floor is not None
     assert floor.comparison.mode == "aba"
-    assert floor.floor.process_sd is not None
     assert (floor.floor.degrees, floor.floor.within_sd) == (4, 0.0)
     assert len(list(store.pairs(floor.directory))) == 4
 
