@@ -104,11 +104,6 @@ class Prediction:
     unknown_loops: tuple[str, ...]
     events: tuple[Event, ...] = field(default=(), repr=False)
 
-    @property
-    def published(self) -> str:
-        """Error of the model on published step times, as text."""
-        return str(published_error())
-
     def to_json(self) -> dict[str, object]:
         """Plain data, without the events."""
         names = ("step_s", "compute_s", "communication_s", "exposed_s", "idle_s", "mfu", "tokens_per_s")
@@ -116,7 +111,7 @@ class Prediction:
             "predicted": True,
             **{n: getattr(self, n) for n in names},
             "interval_s": list(self.interval_s),
-            "published": self.published,
+            "published": str(published_error()),
             "unknown_loops": list(self.unknown_loops),
         }
 

@@ -303,8 +303,8 @@ def read_text(path: Path) -> str:
     return path.read_text(encoding="utf-8") if path.is_file() else ""
 
 
-def last_lines(log: Path, count: int = 12) -> tuple[str, ...]:
-    """Fatal and last lines of a compiler's log without harmless ones, each cut to 500 characters."""
+def last_lines(log: Path) -> tuple[str, ...]:
+    """Fatal lines and the last 12 of a compiler's log without harmless ones, each cut to 500 characters."""
     try:
         text = log.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -316,4 +316,4 @@ def last_lines(log: Path, count: int = 12) -> tuple[str, ...]:
         if line.strip() and not _HARMLESS.search(line)
     ]
     fatal = [line for line in lines if FATAL.match(line)][:2]
-    return (*fatal, *(line for line in lines[-count:] if line not in fatal))
+    return (*fatal, *(line for line in lines[-12:] if line not in fatal))
