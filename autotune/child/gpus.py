@@ -176,19 +176,19 @@ def is_on_gpus() -> bool:
     return os.environ.get("JAX_PLATFORMS", "").split(",")[0] not in ("", "cpu")
 
 
-def loaded_versions(maps: Path = MAPS) -> dict[str, str]:
+def loaded_versions() -> dict[str, str]:
     """Versions that NVIDIA's loaded libraries report."""
     found = {}
-    for name, path in _loaded(maps).items():
+    for name, path in _loaded().items():
         if (version := _version(name, path)) is not None:
             found[name] = version
     return found
 
 
-def _loaded(maps: Path) -> dict[str, str]:
-    """Paths of NVIDIA's libraries mapped into a process, by name (see proc(5))."""
+def _loaded() -> dict[str, str]:
+    """Paths of NVIDIA's libraries mapped into this process, by name (see proc(5))."""
     try:
-        lines = maps.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = MAPS.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return {}
     found: dict[str, str] = {}

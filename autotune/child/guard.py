@@ -32,6 +32,7 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 CHANNEL_VARIABLE = "AUTOTUNE_CHANNEL"
 GUARD_PROGRAM = __file__
+PATIENCE_S = 10.0
 LAST_LINES, LAST_BYTES = 20, 20_000
 """Limits of the output in the last message."""
 
@@ -103,9 +104,9 @@ def descendants(root: int) -> list[int]:
     return found
 
 
-def kill_all(patience_s: float = 10.0) -> None:
+def kill_all() -> None:
     """Kills descendants until none is left, also those that start meanwhile."""
-    end = time.monotonic() + patience_s
+    end = time.monotonic() + PATIENCE_S
     while time.monotonic() < end:
         alive = descendants(os.getpid())
         for pid in alive:

@@ -70,7 +70,8 @@ class Job:
                 job["coordinator"],
                 num_processes=job["process_count"],
                 process_id=job["process_index"],
-                local_device_ids=_own_gpus(job),
+                # On CPU each rank makes its own devices.
+                local_device_ids=[*_own_places(job, job["device_count"])] if job["platform"] == "cuda" else None,
                 cluster_detection_method="deactivate",  # the driver has given everything
                 coordinator_bind_address=job["coordinator_bind"],
             )
@@ -229,11 +230,6 @@ def _refuse_missing(files: Mapping[str, str]) -> None:
                 f"what {name} names must be on every machine of a trial but {path} is not on {platform.node()}; "
                 "keep the run on a disk that all of them see"
             )
-
-
-def _own_gpus(job: dict[str, Any]) -> list[int] | None:
-    """This rank's GPUs of the node; None on CPU, where each rank makes its own devices."""
-    return [*_own_places(job, job["device_count"])] if job["platform"] == "cuda" else None
 
 
 def _own_places(job: dict[str, Any], wanted: int) -> range:

@@ -240,12 +240,6 @@ class Session(ProgramRun):
             if self.program.poll() is not None:
                 return
 
-    def pattern_too_slow(self) -> int:
-        """Reports a pattern with endless backtracking; returns the exit status."""
-        return self.no_result(
-            f"a pattern of [workload.read] took over {MATCH_LIMIT_S:.0f} s for one line; write it simpler"
-        )
-
 
 def last_exception(lines: Iterable[str]) -> tuple[str, str] | None:
     """Type and message of the last Python traceback in the output, or None."""
@@ -279,6 +273,8 @@ def main() -> int:
     try:
         return session.run()
     except TooSlow:
-        return session.pattern_too_slow()
+        return session.no_result(
+            f"a pattern of [workload.read] took over {MATCH_LIMIT_S:.0f} s for one line; write it simpler"
+        )
     except ValueError as error:  # of a malformed file
         return session.no_result(f"{job['rules'].get('file')}: {error}")

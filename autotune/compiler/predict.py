@@ -435,11 +435,7 @@ WAVE_S = 1.35e-6
 
 
 def product_time(product: tuple[int, int, int, int], flops_per_s: float, core_count: int) -> float:
-    """Seconds of a matrix product (batch, rows, columns, depth) on an idle GPU, without the launch.
-
-    Args:
-        flops_per_s: Rate of the whole GPU inside a large tile.
-    """
+    """Seconds of a matrix product on an idle GPU that has `flops_per_s` inside a large tile, without the launch."""
     batch, rows, columns, depth = product
     of_core = flops_per_s / core_count
     return min(

@@ -110,12 +110,7 @@ def fingerprint(hlo_digest: str, thunks: str) -> str:
 
 
 class Reader:
-    """Converts thunks to the schedule of one program.
-
-    Args:
-        names: Thunk number to HLO instruction.
-        device_count: All GPUs of the topology.
-    """
+    """Converts thunks to the schedule of one program; `names` maps thunk numbers to HLO instructions."""
 
     def __init__(self, module: Module, names: dict[int, str], *, device_count: int, gpus_per_node: int) -> None:
         self._module = module

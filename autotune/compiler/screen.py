@@ -176,11 +176,7 @@ def find_canary(screener: Screener, reference: CompiledProgram) -> Canary:
 
 
 class Screener:
-    """Compiles sets of a study and compares their programs with the reference's.
-
-    Args:
-        baseline: The reference's settings; they are merged into all sets.
-    """
+    """Compiles sets of a study, each merged into the baseline, and compares their programs with the reference's."""
 
     def __init__(self, compiler: Compiler, *, baseline: FlagSet, catalog: Catalog) -> None:
         self.job = compiler.job

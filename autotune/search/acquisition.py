@@ -132,14 +132,12 @@ class _Proposal:
 
     def _explored(self, codes: Codes, draw: Draw) -> Codes:
         """Gives some stuck settings that are inert in the draw another value."""
+        trials, tried = self._failures.trials, self._failures.tried
         for i in sorted(draw.inert):
-            if self._is_stuck(i, codes[i]) and self._rng.random() < EXPLORE:
+            is_stuck = trials >= FEW_TRIALS and tried[i][codes[i]] > MOST_TRIALS * trials
+            if is_stuck and self._rng.random() < EXPLORE:
                 codes[i] = self._rarely_tried(i)
         return codes
-
-    def _is_stuck(self, i: int, code: int) -> bool:
-        trials, tried = self._failures.trials, self._failures.tried[i]
-        return bool(trials >= FEW_TRIALS and tried[code] > MOST_TRIALS * trials)
 
     def _rarely_tried(self, i: int) -> int:
         """Draws a value with preference for those tried rarely and unlikely to fail."""

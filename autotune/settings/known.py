@@ -11,7 +11,6 @@ from autotune.settings.catalog import Catalog, Setting, Stage, load_catalog, old
 from autotune.settings.probe import FlagInfo, JaxOption, ProbeReport
 
 Pair = tuple[str, str]
-Row = tuple[str, str]
 
 _JAX_BOOLEANS = {
     **dict.fromkeys(("y", "yes", "t", "true", "on", "1"), "true"),
@@ -243,12 +242,12 @@ def _enum_problem(value: str, flag: FlagInfo) -> str:
     return ""
 
 
-def format_setting(entry: Setting, known: KnownSettings) -> list[Row]:
+def format_setting(entry: Setting, known: KnownSettings) -> list[Pair]:
     """Formats all knowledge of a setting as (label, text); unknown texts are empty."""
     return [*_in_build(entry, known), *_in_catalog(entry, known.catalog)]
 
 
-def _in_build(entry: Setting, known: KnownSettings) -> list[Row]:
+def _in_build(entry: Setting, known: KnownSettings) -> list[Pair]:
     setting, build = known[entry.name], known.build
     said = setting.flag or setting.option
     if said is None and entry.kind == "env":
@@ -278,7 +277,7 @@ def _ways(flag: FlagInfo, build: ProbeReport) -> str:
     return f"{build.build}: through {' and '.join(ways) or 'nothing'}{sets}"
 
 
-def _in_catalog(setting: Setting, catalog: Catalog) -> list[Row]:
+def _in_catalog(setting: Setting, catalog: Catalog) -> list[Pair]:
     versions = [f"from {v} {d!r}" if v else repr(d) for v, d in setting.defaults.items()]
     needs = [*setting.needs, *_conditions("if", setting.when), *_conditions("unless", setting.unless)]
     trying = [repr(v) for v in setting.values]

@@ -179,7 +179,7 @@ def library_strings(library: Path, pattern: bytes) -> set[str]:
 
 
 _CHILD = Path(__file__).parents[1] / "child" / "flag_parser.py"
-STOP_PATIENCE_S = 1.0
+ANSWER_LIMIT_S, STOP_PATIENCE_S = 60.0, 1.0
 _UNKNOWN = re.compile(r"Unknown flags? in XLA_FLAGS: (.*)")
 _BAD_VALUE = re.compile(r"Couldn't interpret value .* for flag (xla_\w+)")
 _BATCH = 100  # jaxlib cuts what it logs at 15,000 characters: the names of unknown flags, and the text of --help
@@ -203,23 +203,23 @@ class Answer:
     log: str
 
 
-def quiet_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """An environment in which nothing steers XLA or hides its messages."""
+def quiet_environment() -> dict[str, str]:
+    """The caller's environment without variables that steer XLA or hide its messages."""
     steering = ("XLA_", "JAX_", "TF_", "LIBTPU", "NCCL_", "CUDA_")
-    kept = {k: v for k, v in environment.items() if not k.startswith(steering)}
+    kept = {k: v for k, v in caller_environment().items() if not k.startswith(steering)}
     return {**kept, "JAX_PLATFORMS": "cpu", "OPENBLAS_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
 
 
 class ParserProcess:
     """A child process with jaxlib, which forks for each question (some milliseconds)."""
 
-    def __init__(self, python: str, *, timeout_s: float = 60.0) -> None:
+    def __init__(self, python: str, *, timeout_s: float = ANSWER_LIMIT_S) -> None:
         self._python = python
-        # -P: modules beside the child's file must not hide others of the same name.
         self._timeout_s = timeout_s
         try:
-            env = quiet_environment(caller_environment())
-            self._child = ChildProcess([python, "-P", str(_CHILD)], env, errors=subprocess.DEVNULL)
+            # -P: modules beside the child's file must not hide others of the same name.
+            command = [python, "-P", str(_CHILD)]
+            self._child = ChildProcess(command, quiet_environment(), errors=subprocess.DEVNULL)
         except OSError as error:
             raise LaunchError(f"{python} must be a working Python but could not be started: {error}") from error
         self._deadline = time.monotonic() + timeout_s
@@ -336,7 +336,6 @@ def probe_build(
     *,
     platform: Platform = "cpu",
     cache_dir: Path | None = None,
-    timeout_s: float = 60.0,
 ) -> ProbeReport:
     """Probes the build installed for `python`, or reads its cached answers.
 
@@ -347,7 +346,7 @@ def probe_build(
     Raises:
         LaunchError: If the interpreter cannot be started, has no jaxlib, or does not answer in time.
     """
-    here = _locate(python, timeout_s)
+    here = _locate(python)
     whole = {n: v for n, v in here.versions.items() if _PLUGIN_FOLDERS.get(n) in here.folders}
     plugin = cuda_plugin(whole) if platform == "cuda" else None
     libraries = [Path(here.folders["jaxlib"]) / "libjax_common.so"]
@@ -357,7 +356,7 @@ def probe_build(
     try:
         report = _REPORT.validate_json(path.read_bytes())
     except (OSError, ValidationError):  # absent, or torn by a killed process: ask
-        with ParserProcess(python, timeout_s=timeout_s) as parser:
+        with ParserProcess(python) as parser:
             flags, removed = _ask_flags(parser, libraries)
             options = {n: _jax_option(d) for n, d in parser.jax_options().items()} if "jax" in here.versions else {}
         report = ProbeReport(
@@ -387,12 +386,12 @@ def _cache_name(here: Packages, libraries: Sequence[Path]) -> str:
     return f"probe-{here.versions['jaxlib']}-{digest}.json"
 
 
-def _locate(python: str, timeout_s: float) -> Packages:
+def _locate(python: str) -> Packages:
     """Finds the packages of an interpreter."""
 
     def run(command: Sequence[str]) -> str:
-        environment = quiet_environment(caller_environment())
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, env=environment, check=True)
+        env = quiet_environment()
+        done = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_LIMIT_S, env=env, check=True)
         return done.stdout
 
     folders = ("jaxlib", *_PLUGIN_FOLDERS.values())
