@@ -82,7 +82,7 @@ def find_devices(jax: Any, platform: str) -> list[Any]:
     logger.addHandler(heard)
     try:
         devices = list(jax.devices())
-    except Exception as error:  # with its plugin missing, JAX fails an assertion without a word
+    except Exception as error:  # without its plugin, JAX fails an assertion without a message
         if platform != "cuda":
             raise
         said = str(error).splitlines()[0] if str(error) else ""

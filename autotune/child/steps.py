@@ -287,7 +287,7 @@ class StepReader:
         """A step by the clock: the time since the previous line over the number of steps."""
         earlier, self._last = self._last, (now_s, step if step is not None else (self._last or (0, 0))[1] + 1)
         if earlier is None or self._last[1] == earlier[1]:
-            self._last = earlier or self._last  # a counter drawn again
+            self._last = earlier or self._last  # a repeated counter
             return Step(None, lost) if lost is not None else None
         count = self._last[1] - earlier[1]
         return Step((now_s - earlier[0]) / count if count > 0 else None, lost)

@@ -224,8 +224,7 @@ def build_rows(known: KnownSettings, space: SearchSpace) -> list[AtlasRow]:
     for name in known.catalog:
         verdict, message = _of_release(name, known, is_compiled=name in compiled)
         value = known[name].default or "" if verdict is AtlasVerdict.DEFAULT else ""
-        row = AtlasRow(jaxlib=known.build.jaxlib, name=name, value=value, verdict=verdict, message=message)
-        rows.append(row)
+        rows.append(AtlasRow(jaxlib=known.build.jaxlib, name=name, value=value, verdict=verdict, message=message))
     return rows
 
 
@@ -296,7 +295,7 @@ class CellBuilder:
 
     def settings(self) -> list[AtlasRow]:
         """The rows of all settings."""
-        # JAX reads its own options while it lowers: together with others they would cost a lowering each time.
+        # JAX reads its own options while lowering, so each set of them with others would cost a lowering.
         alone = [n for n in self.values if n in self._guessed or n.startswith("jax_")]
         self._compile([FlagSet({n: v}) for n in alone for v in self.values[n]])
         silent = {

@@ -122,8 +122,8 @@ class CompileWorker:
             virtual_devices=job.topology.device_count if is_cpu else None,
         )
         let_import_packages(env)
-        env["CUDA_VISIBLE_DEVICES"] = ""  # described GPUs only: those that are here are being measured
-        env["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"  # else the plugin wants cuPTI, of no use without a GPU
+        env["CUDA_VISIBLE_DEVICES"] = ""  # described GPUs only: attached ones are being measured
+        env["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"  # else the plugin requires cuPTI, useless without a GPU
         env["OPENBLAS_NUM_THREADS"] = "1"  # threads that a fork would lose
         env["TF_CPP_MIN_LOG_LEVEL"] = "1"
         command = [driver_python(), "-m", "autotune.child.compile"]

@@ -120,7 +120,7 @@ class Compiler:
         self._progress = progress
         self._processors = processors
         self._seats = [_Seat()]
-        # Nothing may start a backend of JAX before the fork, or the fork's flags do nothing; on a CPU, devices do.
+        # A JAX backend that starts before the fork disables the fork's flags, and listing a CPU's devices starts one.
         self._lowers_first = job.target is not None
         self._is_stopped = False
         self._has_estimates = True
@@ -146,7 +146,7 @@ class Compiler:
             else:
                 self._learn(kept)
                 yield kept
-        missing.sort(key=lambda s: str(worker_settings(s)))  # those of one worker together
+        missing.sort(key=lambda s: str(worker_settings(s)))  # group by worker
         if self._most_at_once(missing) > 1:
             yield from self._side_by_side(missing)
             return
@@ -209,7 +209,7 @@ class Compiler:
             limits = compile_limits(self._first_s)
             result = worker.compile(settings, limits=limits, has_estimates=self._has_estimates)
             if self._has_estimates and result is not None and _may_be_of_estimates(result):
-                # XLA's cost models know some GPUs only, and another build may lack the flag: then go on without.
+                # XLA's cost models know only some GPUs, and another build may lack the flag: retry without it.
                 result = worker.compile(settings, limits=limits, has_estimates=False)
                 self._has_estimates = result is None or result.program is None
             if result is not None:

@@ -239,7 +239,7 @@ class _Search:
             for combination in self._combinations(row):
                 missing.pop(combination, None)
         for combination in [c for c in missing if self._asked.get(c, 0) > FULL_ROWS]:
-            del missing[combination]  # it was tried alone: it does not compile, whatever the no-op is
+            del missing[combination]  # tried alone: it does not compile, with or without the no-op
         while missing:
             seed = next(iter(missing))
             rows = [self._row(seed) for _ in range(RANDOM_ROWS if self._asked.get(seed, 0) < FULL_ROWS else 1)]

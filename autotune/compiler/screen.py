@@ -207,7 +207,7 @@ class Screener:
         reference = self.reference()
         canary = find_canary(self, reference)
         judged = {n: v for n, v in domains.items() if self.stage(n) is Stage.PROGRAM}
-        # What decides the autotuner is always measured, and may interact with others.
+        # Settings of the autotuner are always measured, and may interact with others.
         others = {n: v for n, v in domains.items() if self.stage(n) is Stage.AUTOTUNER}
         wanted = self.wanted(domains, named)
         self.compile_all(wanted, is_over=is_over, progress=progress)
@@ -517,7 +517,7 @@ def open_screener(
             "command; write the step as module:function (see workloads/example.py)"
         )
     moved, cluster = on_cluster(spec, target, topology)
-    if target is not None:  # as the reference will have it: XLA's scheduler overlaps less where memory is short
+    if target is not None:  # as in the reference: XLA's scheduler overlaps less where memory is short
         target = target.with_memory(memory_fraction(spec.baseline)).on_network(spec.device.nic_bytes_per_s)
     job = CompileJob(
         entry=spec.workload.entry,

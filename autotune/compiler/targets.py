@@ -147,7 +147,7 @@ def memory_fraction(settings: Mapping[str, str]) -> float | None:
     named = settings.get("XLA_CLIENT_MEM_FRACTION", settings.get("XLA_PYTHON_CLIENT_MEM_FRACTION", ""))
     try:
         share = float(named)
-    except ValueError:  # the client will refuse it; not the compiler's business
+    except ValueError:  # JAX's client will refuse it
         return None
     return min(share, 1.0) if share > 0 else None
 
@@ -357,7 +357,7 @@ def toolkit_of(versions: Mapping[str, str]) -> Toolkit:
     is_same_major = unsuffixed.split(".")[0] == built_for.split(".")[0]
     wheel = versions.get(f"nvidia-cuda-runtime{suffix}") or (unsuffixed if is_same_major else None)
     return Toolkit(
-        runtime=_numbers(wheel, 2) or built_for,  # the runtime itself tells no more than two
+        runtime=_numbers(wheel, 2) or built_for,  # the runtime reports only two
         toolkit=built_for,
         dnn=_numbers(versions.get(f"nvidia-cudnn{suffix}"), 3) or _DNN,
     )

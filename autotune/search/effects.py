@@ -61,7 +61,9 @@ class Effects:
         The interval holds "no change" unless the setting surely acts; for an inert one it bounds an overlooked effect.
         """
         means = self.model.mean.main[factor]
-        low, high = _mixture_interval(*self.model.marginal(factor))
+        weights, centers, sds = self.model.marginal(factor)
+        tails = (1 - LEVEL) / 2, (1 + LEVEL) / 2
+        low, high = (_mixture_quantile(weights, centers, np.maximum(sds, 1e-12), tail) for tail in tails)
         if self.model.chances[factor] < SURELY_ACTS:
             low, high = np.minimum(low, 0.0), np.maximum(high, 0.0)
         ends = zip(means.tolist(), np.minimum(low, means).tolist(), np.maximum(high, means).tolist(), strict=True)
@@ -151,20 +153,8 @@ class Effects:
         return Change(mean, min(float(low), mean), max(float(high), mean))
 
 
-def _mixture_interval(weights: Floats, means: Floats, sds: Floats) -> tuple[Floats, Floats]:
-    """Both ends of the interval of each column of a mixture of normal distributions.
-
-    Args:
-        weights: Shape (parts,).
-        means: Shape (parts, columns).
-        sds: Likewise; may be 0.
-    """
-    sds = np.maximum(sds, 1e-12)
-    low, high = (_mixture_quantile(weights, means, sds, tail) for tail in ((1 - LEVEL) / 2, (1 + LEVEL) / 2))
-    return low, high
-
-
 def _mixture_quantile(weights: Floats, means: Floats, sds: Floats, share: float) -> Floats:
+    """Quantile of each column of a mixture of normal distributions; `means` and `sds` have shape (parts, columns)."""
     from scipy.special import ndtr  # 0.2 s to import, so not before it is needed
 
     reach = 9 * sds.max(axis=0)

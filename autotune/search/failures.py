@@ -97,7 +97,7 @@ class FailureModel:
         messages = np.zeros(incidence.shape)  # of each failure to each cause, in log odds
         for _ in range(_ROUNDS):
             belief = base + messages.sum(axis=0) - messages
-            innocent = np.where(incidence, -np.logaddexp(0.0, belief), 0.0)  # log chance of being none
+            innocent = np.where(incidence, -np.logaddexp(0.0, belief), 0.0)  # log probability of being no cause
             others = innocent.sum(axis=1, keepdims=True) - innocent
             fresh = np.where(incidence, -np.log(np.maximum(-np.expm1(np.minimum(others, -_TINY)), _TINY)), 0.0)
             messages = 0.5 * (messages + fresh)

@@ -355,7 +355,7 @@ def probe_build(
     path = (cache_dir or default_cache_dir(caller_environment())) / _cache_name(here, libraries)
     try:
         report = _REPORT.validate_json(path.read_bytes())
-    except (OSError, ValidationError):  # absent, or torn by a killed process: ask
+    except (OSError, ValidationError):  # absent, or torn by a killed process
         with ParserProcess(python) as parser:
             flags, removed = _ask_flags(parser, libraries)
             options = {n: _jax_option(d) for n, d in parser.jax_options().items()} if "jax" in here.versions else {}
@@ -417,7 +417,7 @@ def _ask_flags(parser: ParserProcess, libraries: list[Path]) -> tuple[dict[str, 
     base = parser.ask("")
     if not base.starts:
         raise LaunchError(f"jaxlib must start without any flag but said: {base.log.strip()}")
-    # Enums and maps need a word each; all else is sorted out together, by a value that its type takes.
+    # Enums and maps need a question each; others are asked together, with a legal value of their type.
     plain = {f.name: f"--{f.name}={_SOME_VALUE[f.type]}" for f in fields if f.type in _SOME_VALUE}
     missing, refused = parser.sort_out(plain)
     for found in fields:

@@ -324,7 +324,7 @@ class _Builder:
             self.found[entry.name] = parameter
             return
         no_values = "the catalogue has no values to try for this build: name it in `search.settings` with yours"
-        self._left_out.setdefault(entry.name, reason or no_values)  # what the study says of it comes first
+        self._left_out.setdefault(entry.name, reason or no_values)  # a reason from the study comes first
 
     def add_to_compile(self, entry: Setting) -> None:
         """Adds a setting of the platform if it acts on the program and the catalogue has values."""
@@ -405,7 +405,7 @@ class _Builder:
             if not is_dropping:
                 conditions |= {name: {} for name in never}
                 break
-            # What is dropped stays at its default, which may switch others off: look again.
+            # Dropped parameters stay at their defaults, which may switch others off: repeat.
             self._left_out.update(never)
             for name in never:
                 del self.found[name]
@@ -450,7 +450,7 @@ def _blank(setting: KnownSetting) -> Parameter:
     """A parameter with name and default of a setting, but without its choices."""
     default, entry = setting.default, setting.entry
     if setting.flag is None and setting.option is None and entry is not None:
-        # The catalogue's word for the default of a variable may be a remark, not a value.
+        # The catalogue's default of a variable may be a remark instead of a value.
         is_value = default in entry.values or (default or "").isdigit()
         default = default if is_value else None
     return Parameter(
@@ -582,6 +582,6 @@ def why_no_effect(entry: Setting, known: Mapping[Scope, bool], made: Collection[
 def _device_count(spec: StudySpec, reference: WorkloadFacts | None) -> int | None:
     """Number of devices of the program; None if uncertain."""
     told = reference.device_count if reference is not None else None
-    if spec.workload.command is not None:  # a program of the user's tells of its own process at most
+    if spec.workload.command is not None:  # a user's program reports at most its own process
         return spec.device.count or (told if told and told > 1 else None)
     return told or spec.device.count or (1 if spec.device.platform == "cpu" else None)
