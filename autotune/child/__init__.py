@@ -1,1 +1,1 @@
-"""Programs in processes of their own, and what the driver shares with them: standard library and jax only."""
+"""Programs that run in child processes, and code shared with the driver: standard library and jax only."""

@@ -1,4 +1,4 @@
-"""The child's end of the channel to the driver: one JSON object a line, over a socket that the guard passes on.
+"""The child's end of the channel to the driver: JSON lines over a socket from the guard.
 
 Standard library only, because every program with the hook imports it.
 """
@@ -20,7 +20,7 @@ from autotune.child.packages import workloads_root
 
 
 class Channel:
-    """Sends and receives messages; may be opened once in a process.
+    """Sends and receives messages; can be opened once in a process.
 
     Raises:
         KeyError: If this process was not started by a study.
@@ -31,34 +31,34 @@ class Channel:
     def __init__(self) -> None:
         self._socket = socket.socket(fileno=int(os.environ[CHANNEL_VARIABLE]))
         self._socket.set_inheritable(False)
-        del os.environ[CHANNEL_VARIABLE]  # a process that the program starts must not speak for it
+        del os.environ[CHANNEL_VARIABLE]  # processes of the program must not use it
         self._buffer = b""
         self.phase = "start"
 
     def fileno(self) -> int:
-        """The descriptor to wait on while `has_message` is false."""
+        """Descriptor to wait on while `has_message` is false."""
         return self._socket.fileno()
 
     @property
     def has_message(self) -> bool:
-        """Whether a message has been received already."""
+        """Whether a message is buffered."""
         return b"\n" in self._buffer
 
     def send(self, kind: str, **fields: Any) -> None:
-        """Sends one message; NaN and infinity are written as Python reads them back."""
+        """Sends one message; NaN and infinity are written as Python's json reads them."""
         self._socket.sendall(json.dumps({"type": kind, **fields}).encode() + b"\n")
 
     def enter(self, phase: str) -> None:
-        """Reports the phase that begins."""
+        """Reports a new phase."""
         self.phase = phase
         self.send("phase", phase=phase)
 
     def send_error(self, error_type: str, message: str) -> None:
-        """Reports why this process is about to end."""
+        """Reports the error that ends this process."""
         self.send("error", phase=self.phase, error_type=error_type, message=message[:4000])
 
     def receive(self) -> dict[str, Any]:
-        """Waits for one message; returns ``stop`` if the driver has ended."""
+        """Waits for one message; returns ``stop`` if the driver ended."""
         while not self.has_message:
             try:
                 data = self._socket.recv(1 << 16)
@@ -74,7 +74,7 @@ class Channel:
 def serve(work: Callable[[Channel, dict[str, Any]], None]) -> int:
     """Receives the job and works on it; returns the exit status.
 
-    Whatever the work raises, ``SystemExit`` included, is the trial's result: it is reported and printed.
+    Any exception, ``SystemExit`` included, is the trial's result and is reported and printed.
     """
     channel = Channel()
     job = channel.receive()
@@ -82,7 +82,7 @@ def serve(work: Callable[[Channel, dict[str, Any]], None]) -> int:
         return 0
     try:
         sys.path[:0] = job["paths"]
-        sys.path.append(str(workloads_root()))  # last: whoever has a `workloads` of his own means that one
+        sys.path.append(str(workloads_root()))  # last: a `workloads` of the user comes first
         work(channel, job)
     except BaseException as error:
         channel.send_error(type(error).__name__, str(error))
@@ -92,5 +92,5 @@ def serve(work: Callable[[Channel, dict[str, Any]], None]) -> int:
 
 
 def pack(content: bytes) -> str:
-    """Packs bytes for a message: deflated and in base64, because the length of a line is limited."""
+    """Compresses bytes and encodes them in base64 for a message, whose length is limited."""
     return base64.b64encode(zlib.compress(content, 9)).decode()

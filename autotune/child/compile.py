@@ -1,20 +1,19 @@
 """The compile worker: lowers one training step once, compiles it under many flag sets.
 
-XLA parses XLA_FLAGS once in a process, and only when it first compiles. So this process imports, builds
-the workload and lowers it for described devices, and compiles nothing; each set is compiled by a fork
-that puts the set into its environment first. Every setting then reaches the compiler exactly as it does
-in a measured trial, lowering is paid once, and a compiler that aborts, hangs or eats the memory takes
-nothing with it but its fork.
+XLA parses XLA_FLAGS once in a process, when it first compiles. So this process imports and builds the workload and
+lowers it for described devices, but compiles nothing; each set is compiled by a fork that first puts the set into its
+environment. Every setting reaches the compiler as in a measured trial, lowering is paid once, and a compiler that
+aborts, hangs or exhausts the memory ends only its fork.
 
-A workload may start a backend of JAX as it is built (``jnp.ones``), or even as it is imported; then XLA has
-parsed the flags of this process, and those of its forks do nothing. This process then says so in ``ready``
-and is of no use; one that is started without ``lowers_first`` leaves importing and building to each fork.
+A workload may start a JAX backend while it is built (``jnp.ones``) or imported; then XLA has parsed the flags of this
+process, and those of its forks do nothing. This process then reports so in ``ready`` and cannot be used; one started
+without ``lowers_first`` leaves importing and building to each fork.
 
-Speaks over the channel like the measuring worker (see `autotune.child.channel`):
+Messages over the channel (`autotune.child.channel`):
 
 * in: ``job`` (once), then any number of ``compile``, then ``stop``;
-* out: ``ready``, one ``compiled`` for each ``compile``, or ``error`` and the end. What a compilation gives
-  lies as files in the folder that ``compile`` names.
+* out: ``ready``, one ``compiled`` for each ``compile``, or ``error`` and the end. The results of a compilation are
+  files in the folder that ``compile`` names.
 """
 
 from __future__ import annotations
@@ -52,11 +51,11 @@ OPTIONS_FILE = "debug_options.txt"
 Lower = Callable[[], Any]
 
 ALL_PROCESSORS = os.sched_getaffinity(0)
-"""Those of this process when it began; a fork has what the last order before it left."""
+"""Processors of this process at its start; a fork inherits those of the last order."""
 
 
 def described_devices(job: dict[str, Any]) -> Sequence[Any]:
-    """Compile-only devices of the described GPU; starts no backend and parses no XLA_FLAGS."""
+    """Compile-only devices of the described GPU, without starting a backend or parsing XLA_FLAGS."""
     from jax.experimental import topologies
 
     described = topologies.get_topology_desc(
@@ -66,11 +65,11 @@ def described_devices(job: dict[str, Any]) -> Sequence[Any]:
 
 
 def let_attention_ask(device: Any) -> None:
-    """Has JAX's fused attention ask a described GPU what it can do.
+    """Makes JAX's fused attention use the capability of a described GPU.
 
-    JAX asks the first GPU of this process's own backend (``jax/_src/cudnn/fused_attention_stablehlo.py``): none is
-    here, so it would hold every GPU for one before Hopper, and start the backend by asking. A JAX that asks
-    otherwise is left as it is: then each fork builds the step for itself.
+    JAX asks the first GPU of this process's backend (``jax/_src/cudnn/fused_attention_stablehlo.py``): without a GPU it
+    would assume one before Hopper, and start the backend. A JAX with other functions is not changed: then each fork
+    builds the step itself.
     """
     from jax._src.cudnn import fused_attention_stablehlo as attention
 
@@ -90,7 +89,7 @@ def abstract_arguments(workload: Any, entry: str, devices: Sequence[Any]) -> Any
     """State and batch as shapes with shardings: the workload's own, or for one device those of its arrays.
 
     Raises:
-        ValueError: If the workload does not say how its arrays are split over several devices.
+        ValueError: If the workload does not define the shardings for several devices.
     """
     import jax
 
@@ -108,9 +107,9 @@ def abstract_arguments(workload: Any, entry: str, devices: Sequence[Any]) -> Any
 
 
 def prepare(job: dict[str, Any]) -> tuple[Lower, dict[str, Any]]:
-    """Prepares the job before forks; gives a function that lowers the step, and facts for the driver.
+    """Prepares the job before forks; returns a function that lowers the step, and facts for the driver.
 
-    The facts hold ``is_touched``: whether the workload started a backend here.
+    The fact ``is_touched`` tells whether the workload started a backend in this process.
     """
     import jax
 
@@ -131,15 +130,15 @@ def prepare(job: dict[str, Any]) -> tuple[Lower, dict[str, Any]]:
     lowered = lower()
     if has_backend():
         return lower, {**facts, "is_touched": True}
-    # MLIR's thread pool does not survive a fork: whoever serializes this module there must not wait for it.
+    # MLIR's thread pool does not survive a fork, where serializing this module would wait for it.
     lowered.compiler_ir("stablehlo").context.enable_multithreading(False)
     return lambda: lowered, facts
 
 
 def give_way(order: dict[str, Any]) -> None:
-    """Lowers the priority and sets the processors of this process, as the order says.
+    """Sets priority and processors of this process; does nothing where the system refuses.
 
-    Done before any thread is started: each begins with what its maker has. Where the system refuses, all is as before.
+    It must run before any thread starts, because threads inherit both.
     """
     if (niceness := order.get("niceness", 0)) > os.getpriority(os.PRIO_PROCESS, 0):
         with contextlib.suppress(OSError):
@@ -151,7 +150,7 @@ def give_way(order: dict[str, Any]) -> None:
 def keep_to_limits(processor_s: float | None) -> None:
     """Limits the processor time (SIGXCPU), and makes the kernel end this process first when memory is short.
 
-    A setting may make the compiler take 26 times as long, or all memory there is (docs/screening.md).
+    A setting may make the compiler take 26 times as long, or all memory (docs/screening.md).
     """
     if processor_s is not None:
         seconds = math.ceil(processor_s)
@@ -163,19 +162,19 @@ def keep_to_limits(processor_s: float | None) -> None:
 
 
 def has_backend() -> bool:
-    """Whether a JAX backend was started in this process; True if JAX does not tell."""
+    """Whether a JAX backend was started in this process; True if unknown."""
     from jax._src import xla_bridge
 
     return bool(getattr(xla_bridge, "backends_are_initialized", lambda: True)())
 
 
 def compile_in_fork(lower: Lower, order: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
-    """Compiles under one set in a fork; gives how the fork ended."""
+    """Compiles under one set in a fork; returns the fork's exit status and cost."""
     folder = Path(order["folder"])
     parent = os.getpid()
     started = time.perf_counter()
     with warnings.catch_warnings():
-        # Python 3.12 warns of any fork beside threads; those of MLIR idle here and are not used again.
+        # Python 3.12 warns of any fork with threads; those of MLIR are idle and not used again.
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
     if pid == 0:
@@ -199,7 +198,7 @@ def compile_in_fork(lower: Lower, order: dict[str, Any], facts: dict[str, Any]) 
 
 
 def _run_fork(lower: Lower, order: dict[str, Any], facts: dict[str, Any], folder: Path, parent: int) -> None:
-    """What the fork does; never returns."""
+    """Runs the fork; never returns."""
     status = 1
     try:
         die_with_parent(parent)
@@ -219,11 +218,11 @@ def _run_fork(lower: Lower, order: dict[str, Any], facts: dict[str, Any], folder
             traceback.print_exc()
         (folder / RESULT_FILE).write_text(json.dumps({**facts, **result}), encoding="utf-8")
     finally:
-        os._exit(status)  # no clean-up: threads and locks of the parent are not here to be joined
+        os._exit(status)  # no clean-up: it would wait for threads and locks of the parent
 
 
 def _compile(lower: Lower, folder: Path, *, is_cpu: bool) -> dict[str, Any]:
-    """Compiles; leaves the program's text in the folder and gives its figures."""
+    """Compiles, writes the program's text to the folder and returns its figures."""
     lowered = lower()
     started = time.perf_counter()
     compiled = lowered.compile()
@@ -243,7 +242,7 @@ def _compile(lower: Lower, folder: Path, *, is_cpu: bool) -> dict[str, Any]:
 
 
 def _jax_options(names: Sequence[str]) -> dict[str, str]:
-    """Options of JAX as they are in force here, after whatever the workload did to them."""
+    """Options of JAX in force, after any change by the workload."""
     import jax
 
     values = {**jax.config.values, **{n: getattr(jax.config, n) for n in names if hasattr(jax.config, n)}}
@@ -251,14 +250,14 @@ def _jax_options(names: Sequence[str]) -> dict[str, str]:
 
 
 def _keep_dumps(folder: Path, module: str, platform: str) -> None:
-    """Moves what is read out of XLA's dump, which holds a file for every pass and kernel of every module.
+    """Moves the files to read out of XLA's dump, which has one for every pass and kernel of every module.
 
-    The step is the last module of its name: what a workload compiles while it is built comes before. The module's
-    text is XLA's own, not `as_text()`: that one leaves out what asynchronous starts wrap.
+    The step is the last module of its name: modules that a workload compiles while it is built come before. The
+    module's text is XLA's own, because `as_text()` omits the computations wrapped by asynchronous starts.
     """
     for pattern, name in (
         (f"*{platform}_after_optimizations.txt", HLO_FILE),
-        # An empty command buffer list leaves the passes out, and then there is no file of after them.
+        # With an empty command buffer list the passes do not run, and there is no file after them.
         ("*thunk_sequence.txt", THUNKS_FILE),
         ("*thunk_sequence_after_thunk_passes.txt", THUNKS_FILE),
         ("*thunk_metadata.txt", THUNK_NAMES_FILE),
@@ -269,7 +268,7 @@ def _keep_dumps(folder: Path, module: str, platform: str) -> None:
 
 
 def work(channel: Channel, job: dict[str, Any]) -> None:
-    """Builds the job, then compiles until told to stop."""
+    """Builds the job, then compiles until ``stop``."""
     give_way(job)
     lower, facts = prepare(job)
     channel.send("ready", **facts)

@@ -12,7 +12,7 @@ from autotune.child.guard import descendants
 
 
 def dtype_name(dtype: Any) -> str | None:
-    """The name of a number format, given as text, NumPy dtype or scalar type such as ``jax.numpy.bfloat16``."""
+    """Name of a text, NumPy dtype or scalar type such as ``jax.numpy.bfloat16``."""
     if dtype is None or isinstance(dtype, str):
         return dtype or None
     if isinstance(name := getattr(dtype, "name", None), str):
@@ -22,14 +22,14 @@ def dtype_name(dtype: Any) -> str | None:
 
 
 OWN = (b"RssAnon:", b"RssShmem:")
-"""Memory that no file backs: the kernel may drop mapped files whenever the machine needs room."""
+"""Fields of memory without a backing file: the kernel may drop mapped files at any time."""
 
 
 def memory_in_use(root: int | None = None) -> dict[str, int | None]:
-    """Bytes used by a process and its descendants, and on the devices of this process; None where not known.
+    """Bytes used by a process and its descendants, and on the devices of this process; None where unknown.
 
     Args:
-        root: Process number; None is this process, which alone can tell of its devices.
+        root: Process number; None for this process, the only one whose devices can be asked.
     """
     found = [_own_bytes(pid) for pid in (root or os.getpid(), *descendants(root or os.getpid()))]
     host = None if found[0] is None else sum(n or 0 for n in found)
@@ -37,7 +37,7 @@ def memory_in_use(root: int | None = None) -> dict[str, int | None]:
 
 
 def _own_bytes(pid: int) -> int | None:
-    """Bytes of one process (proc(5)); None if it has ended."""
+    """Bytes of one process (proc(5)); None if it ended."""
     try:
         with open(f"/proc/{pid}/status", "rb") as stream:  # noqa: PTH123
             lines = [line.split() for line in stream if line.startswith(OWN)]
@@ -47,7 +47,7 @@ def _own_bytes(pid: int) -> int | None:
 
 
 def _device_bytes() -> int | None:
-    """Bytes in use on the devices of JAX in this process, if it runs JAX and the backend reports them."""
+    """Bytes in use on JAX's devices in this process; None if unknown."""
     jax: Any = sys.modules.get("jax")
     stats = [d.memory_stats() or {} for d in jax.local_devices()] if jax is not None else []
     told = [int(s["bytes_in_use"]) for s in stats if "bytes_in_use" in s]
@@ -55,18 +55,18 @@ def _device_bytes() -> int | None:
 
 
 class NoDeviceError(RuntimeError):
-    """JAX does not find the kind of device that the study asks for."""
+    """JAX finds no device of the requested kind."""
 
 
 class _JaxLog(logging.Handler):
-    """Collects what JAX logs while it looks for devices: the failure of a plugin is reported nowhere else."""
+    """Collects JAX's log of finding devices, the only report of a failing plugin."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self.lines: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keeps the exception that was logged, or the first line of the text."""
+        """Keeps the logged exception, or the first line of the text."""
         error = record.exc_info[1] if record.exc_info else None
         text = f"{type(error).__name__}: {error}" if error is not None else record.getMessage()
         self.lines += text.splitlines()[:1]
@@ -76,13 +76,13 @@ def find_devices(jax: Any, platform: str) -> list[Any]:
     """All devices of JAX's default platform.
 
     Raises:
-        NoDeviceError: If a GPU is asked for and JAX finds none.
+        NoDeviceError: If a GPU is requested and JAX finds none.
     """
     logger, heard = logging.getLogger("jax"), _JaxLog()
     logger.addHandler(heard)
     try:
         devices = list(jax.devices())
-    except Exception as error:  # with its plugin missing, JAX fails an assertion without a word
+    except Exception as error:  # without its plugin, JAX fails an assertion without a message
         if platform != "cuda":
             raise
         said = str(error).splitlines()[0] if str(error) else ""

@@ -1,12 +1,10 @@
 """Fingerprint of a compiled program: equal for equal programs, in every process, whatever their options.
 
-Two parts are hashed. The optimized HLO text without names of source lines says what is computed and in
-which order. The serialized executable says what the text cannot: buffers, thunks and machine code (on
-XLA:CPU a setting such as ``xla_cpu_prefer_vector_width`` changes object code alone). It is no fingerprint
-by itself: it embeds the options it was compiled with, XLA's parallel code generation writes the object
-files in the order in which they happen to be finished, and every thunk carries the number its module got
-in that process. So the protobuf wire format is walked (no schema is needed), options and module numbers
-are left out, and the order of the executable's fields is not counted.
+Two parts are hashed: the optimized HLO text without source locations, and the serialized executable with buffers,
+thunks and machine code (on XLA:CPU a setting such as ``xla_cpu_prefer_vector_width`` changes object code alone). The
+executable embeds its compile options, lists object files in the order in which parallel code generation finished them,
+and numbers modules by process. So the protobuf wire format is walked (without a schema), options and module numbers are
+left out, and the order of fields is ignored.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from collections.abc import Iterator
 from typing import Any
 
 _METADATA = re.compile(r', metadata=\{(?:[^{}"]|"(?:[^"\\]|\\.)*")*\}')
-_ESTIMATES = re.compile(r'"reification_cost":\[[^\]]*\]')  # of XLA's cost models: said of a kernel, not run
+_ESTIMATES = re.compile(r'"reification_cost":\[[^\]]*\]')  # of XLA's cost models: not executed
 _SAYS_NOTHING = re.compile(r', backend_config=\{(?:"\w+":(?:"0"|false|\[\]|"\w+_INVALID"),?)*\}')
 _SOURCE_TABLES = re.compile(
     r"^(?:FileNames|FunctionNames|FileLocations|StackFrames)\n(?:\d+ .*\n)*\n?", flags=re.MULTILINE
@@ -28,26 +26,24 @@ _MODULE_WITH_OPTIONS_FIELD = 1  # of the executable; the module is in the text, 
 
 
 def strip_hlo(text: str) -> str:
-    """HLO text less what does not run: the ``HloModule`` line, op metadata, tables of source locations, estimates."""
+    """Removes the ``HloModule`` line, op metadata, tables of source locations and estimates from HLO text."""
     first, _, rest = text.partition("\n")
     body = rest if first.startswith("HloModule") else text
     plain = _METADATA.sub("", _SOURCE_TABLES.sub("", body))
-    # A kernel whose estimate is empty has a configuration, all of it default, where it had none.
+    # An estimate adds an all-default configuration to a kernel without one.
     return _SAYS_NOTHING.sub("", _ESTIMATES.sub('"reification_cost":[]', plain)).strip()
 
 
 def module_name(hlo: str) -> str:
-    """The name in the first line of an HLO text."""
+    """The module's name in the first line of an HLO text."""
     return hlo.partition("\n")[0].removeprefix("HloModule ").partition(",")[0].strip()
 
 
 def fingerprint(compiled: Any) -> str:
-    """Sixteen hexadecimal digits that name what a compiled JAX function runs on this device.
+    """Sixteen hexadecimal digits that identify the program of a compiled JAX function.
 
-    Returns:
-        The fingerprint. It begins with ``t`` where this backend serializes in a form of its own (XLA:GPU does):
-        thunks and buffers are then not seen, and XLA_FLAGS counts in their stead, so that two sets of flags are
-        never taken for one program because of what was not looked at.
+    They begin with ``t`` where the backend serializes in its own form (as XLA:GPU does): thunks and buffers are then
+    invisible, and XLA_FLAGS counts instead, so that two sets of flags never appear equal by mistake.
     """
     hlo = compiled.as_text()
     text = strip_hlo(hlo).encode()
@@ -65,10 +61,10 @@ def code_parts(blob: bytes, module: str) -> list[bytes]:
 
     Args:
         blob: ``compiled.runtime_executable().serialize()``: JAX's header with its length, then XLA's message.
-        module: The name of the HLO module, by which the thunks' own records are known.
+        module: Name of the HLO module, which identifies records of thunks.
 
     Raises:
-        ValueError: If the bytes have another form (a PJRT plugin that serializes in its own way).
+        ValueError: If the bytes have another form, as from other PJRT plugins.
     """
     header_length, start = _varint(blob, 0)
     executables = [v for number, _, v in _fields(blob[start + header_length :]) if number == _EXECUTABLE_FIELD]
@@ -84,10 +80,10 @@ def code_parts(blob: bytes, module: str) -> list[bytes]:
 
 
 def _without_module_number(data: bytes, module: bytes, *, depth: int) -> bytes:
-    """Removes the number that a module has in this process from all thunks of a message.
+    """Removes the module's number in this process from all thunks of a message.
 
-    A thunk's record is (1: operation, 2: module name, 3: module number). Lengths are not kept: they depend
-    on the number too. Plain bytes that parse as a message come out changed, but equal for equal bytes.
+    A thunk's record is (1: operation, 2: module name, 3: module number). Lengths are dropped because they depend on the
+    number. Plain bytes that parse as a message are changed, but equally for equal bytes.
     """
     if module not in data or depth > 64:
         return data
@@ -104,7 +100,7 @@ def _without_module_number(data: bytes, module: bytes, *, depth: int) -> bytes:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """A base-128 number at an offset, and the offset after it."""
+    """Parses a base-128 number at an offset; returns it and the offset after it."""
     value = shift = 0
     while True:
         if at >= len(data) or shift > 63:
@@ -118,7 +114,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, int, bytes]]:
-    """Number, wire type and raw value of each field of one protobuf message, in wire order.
+    """Yields number, wire type and raw value of each field of a protobuf message, in wire order.
 
     Source: protobuf.dev/programming-guides/encoding (tag = number << 3 | wire type).
     """

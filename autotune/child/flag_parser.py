@@ -1,8 +1,7 @@
 """Parses XLA_FLAGS texts with the jaxlib of this Python, one JSON line per question and answer.
 
 Started by `autotune.settings.probe`, never imported. jaxlib parses XLA_FLAGS once per process and ends the process on
-an error; so the library is loaded once, and each question is put to a fork of this process (milliseconds
-each).
+an error; so the library is loaded once, and each question goes to a fork of this process (milliseconds each).
 
 Questions on standard input: ``{"xla_flags": TEXT}`` or ``{"jax_options": true}``.
 Answers on standard output: ``{"exit_code": int, "log": str, "options": str | null}`` with the resolved
@@ -20,7 +19,7 @@ _MARK = b"\0options\0"
 
 
 def ask_parser(text: str) -> dict[str, Any]:
-    """Starts a fork in which jaxlib parses `text`, and gives its exit code, log and resolved options."""
+    """Parses a text in a fork; returns its exit code, log and resolved options."""
     read_end, write_end = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -53,7 +52,7 @@ def _parse_and_exit(text: str, write_end: int) -> None:
 
 
 def jax_options() -> dict[str, dict[str, Any]]:
-    """Every option of `jax.config`: its type, its legal values if they are few, and its present value."""
+    """Type, legal values if they are few, and present value of every option of `jax.config`."""
     import jax
 
     # `meta` and `values` are not documented; without them the JAX options simply stay unknown.

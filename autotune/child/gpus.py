@@ -1,8 +1,8 @@
-"""NVIDIA GPUs that a process may use, and the libraries, firmware and clocks that it runs on.
+"""NVIDIA GPUs that a process may use, with libraries, firmware and clocks.
 
-The process that ran the steps reports them, for the driver of a study may run on another machine. Run as a program,
-``python -m autotune.child.gpus '{"count": 1}'``, it answers with one JSON object: what a process that is started like
-this would find; nothing is started on a GPU. Standard library only; ``nvidia-ml-py`` where that is installed.
+The process that ran the steps reports them, because the driver of a study may run on another machine. Run as a
+program, ``python -m autotune.child.gpus '{"count": 1}'``, it prints the same as one JSON object without starting
+anything on a GPU. Standard library only; ``nvidia-ml-py`` where it is installed.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class NvmlDevice:
     """One GPU that a process may use.
 
     Attributes:
-        index: NVML's, that of nvidia-smi.
-        handle: Of the whole GPU, even where only a part of it may be used: clocks, power and heat are the whole's.
-        part: Of the part that MIG made; None where the whole may be used.
+        index: Index in NVML and nvidia-smi.
+        handle: Handle of the whole GPU, for clocks, power and temperature.
+        part: Handle of the usable MIG instance; None for the whole GPU.
     """
 
     index: int
@@ -41,7 +41,7 @@ class NvmlDevice:
 
 
 def load_nvml() -> Any:
-    """The module ``pynvml`` of the distribution nvidia-ml-py; None where it is not installed."""
+    """The module ``pynvml`` of the distribution nvidia-ml-py; None if not installed."""
     try:
         return importlib.import_module("pynvml")
     except ImportError:
@@ -49,12 +49,10 @@ def load_nvml() -> Any:
 
 
 def visible_devices(nvml: Any, visible: str | None) -> list[NvmlDevice]:
-    """The GPUs that CUDA_VISIBLE_DEVICES shows, in its order.
-
-    A GPU that is lost is left out, and the others keep their numbers.
+    """The GPUs in CUDA_VISIBLE_DEVICES, in its order, without lost ones.
 
     Args:
-        visible: The variable's value; None is unset, and shows all.
+        visible: The variable's value; None (unset) shows all.
     """
     if nvml is None:
         return []
@@ -81,9 +79,9 @@ def visible_devices(nvml: Any, visible: str | None) -> list[NvmlDevice]:
 
 
 def named_devices(uuids: Mapping[int, str], visible: str | None) -> list[int]:
-    """Indices of the GPUs that CUDA_VISIBLE_DEVICES names, in its order, or of all.
+    """Indices of the GPUs in CUDA_VISIBLE_DEVICES, in its order; all if it is unset (None).
 
-    As CUDA reads it: an index or the start of a UUID each, and the first that names nothing ends the list.
+    As in CUDA an entry is an index or the start of a UUID, and the first unknown entry ends the list.
     """
     if visible is None:
         return list(uuids)
@@ -96,7 +94,7 @@ def named_devices(uuids: Mapping[int, str], visible: str | None) -> list[int]:
 
 
 def ask(nvml: Any, name: str, *arguments: Any) -> Any:
-    """Calls a function of NVML; None if this GPU, driver or nvidia-ml-py does not support it."""
+    """Calls a function of NVML; None if GPU, driver or nvidia-ml-py does not support it."""
     with contextlib.suppress(nvml.NVMLError, AttributeError):
         answer = getattr(nvml, name)(*arguments)
         return plain(answer) if isinstance(answer, bytes) else answer
@@ -104,12 +102,12 @@ def ask(nvml: Any, name: str, *arguments: Any) -> Any:
 
 
 def plain(text: str | bytes) -> str:
-    """Decodes text, which some versions of nvidia-ml-py return as bytes."""
+    """Decodes text that some versions of nvidia-ml-py return as bytes."""
     return text.decode(errors="replace") if isinstance(text, bytes) else str(text)
 
 
 def _index(uuids: Mapping[int, str], entry: str) -> int | None:
-    # CUDA takes the start of a UUID if it is the start of one alone.
+    # CUDA accepts the start of a UUID if it is unique.
     if entry.isdigit():
         return int(entry) if int(entry) in uuids else None
     fitting = [i for i, uuid in uuids.items() if entry and uuid.startswith(entry)]
@@ -122,7 +120,7 @@ def _whole(handles: Mapping[int, Any], uuids: Mapping[int, str], entry: str) -> 
 
 
 def _part(nvml: Any, handles: Mapping[int, Any], uuids: Mapping[int, str], entry: str) -> NvmlDevice | None:
-    """The GPU of a MIG instance, named ``MIG-UUID``."""
+    """The GPU of a MIG instance ``MIG-UUID``."""
     part = ask(nvml, "nvmlDeviceGetHandleByUUID", entry)
     if part is None:
         return None
@@ -133,7 +131,7 @@ def _part(nvml: Any, handles: Mapping[int, Any], uuids: Mapping[int, str], entry
 
 
 def first_of(devices: Iterable[NvmlDevice]) -> dict[int, NvmlDevice]:
-    """Each GPU once, by its index, for two MIG instances may be on one."""
+    """Each GPU once, by index; two MIG instances may share one."""
     found: dict[int, NvmlDevice] = {}
     for device in devices:
         found.setdefault(device.index, device)
@@ -153,14 +151,14 @@ _WHEELS = {
     "jax-cuda13-plugin": ("cu13/libcublas.so.13", "cudnn/libcudnn.so.9", "nccl/libnccl.so.2"),
     "jax-cuda12-plugin": ("cublas/libcublas.so.12", "cudnn/libcudnn.so.9", "nccl/libnccl.so.2"),
 }
-"""For each plugin: the package below ``nvidia`` into which it looks first, and what it asks the linker for."""
+"""Plugin to its libraries: package below ``nvidia`` where it looks first, and file name for the linker."""
 
 
 def ran_on(devices: Iterable[int] | None = None) -> dict[str, Any]:
-    """Versions of NVIDIA's driver and loaded libraries by name (``versions``), and the state of each GPU (``gpus``).
+    """Versions of NVIDIA's driver and loaded libraries (``versions``), and the state of each GPU (``gpus``).
 
     Args:
-        devices: Places of its GPUs among the visible ones; None is all.
+        devices: Places among the visible GPUs; None for all.
     """
     nvml = load_nvml()
     visible = visible_devices(nvml, os.environ.get(VISIBLE))
@@ -174,23 +172,23 @@ def ran_on(devices: Iterable[int] | None = None) -> dict[str, Any]:
 
 
 def is_on_gpus() -> bool:
-    """Whether this process must run on GPUs, by the JAX_PLATFORMS that every measured process gets."""
+    """Whether this process must run on GPUs, by JAX_PLATFORMS, which every measured process has."""
     return os.environ.get("JAX_PLATFORMS", "").split(",")[0] not in ("", "cpu")
 
 
-def loaded_versions(maps: Path = MAPS) -> dict[str, str]:
-    """Versions of NVIDIA's libraries that this process has loaded, as the libraries report them."""
+def loaded_versions() -> dict[str, str]:
+    """Versions that NVIDIA's loaded libraries report."""
     found = {}
-    for name, path in _loaded(maps).items():
+    for name, path in _loaded().items():
         if (version := _version(name, path)) is not None:
             found[name] = version
     return found
 
 
-def _loaded(maps: Path) -> dict[str, str]:
-    """Files of NVIDIA's libraries that are mapped into a process, by name (see proc(5))."""
+def _loaded() -> dict[str, str]:
+    """Paths of NVIDIA's libraries mapped into this process, by name (see proc(5))."""
     try:
-        lines = maps.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = MAPS.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return {}
     found: dict[str, str] = {}
@@ -202,7 +200,7 @@ def _loaded(maps: Path) -> dict[str, str]:
 
 
 def _version(name: str, path: str) -> str | None:
-    """The version that a library reports; None if it does not."""
+    """The version that a library reports, or None."""
     try:
         library = ctypes.CDLL(path)
         if name == "nccl":
@@ -223,7 +221,7 @@ def _by_parts(get: Callable[..., int]) -> str | None:
 
 
 def _nccl_version(get: Callable[..., int]) -> str | None:
-    """NCCL's number is 22703 for 2.27.3; before 2.9 it was 2804 for 2.8.4 (nccl.h)."""
+    """Decodes NCCL's number: 22703 for 2.27.3, before 2.9 2804 for 2.8.4 (nccl.h)."""
     value = ctypes.c_int()
     if get(ctypes.byref(value)) != 0:
         return None
@@ -232,7 +230,7 @@ def _nccl_version(get: Callable[..., int]) -> str | None:
 
 
 def _state(nvml: Any, device: NvmlDevice) -> dict[str, Any]:
-    """Firmware, limits and modes of one GPU; None for what is not supported."""
+    """Firmware, limits and modes of one GPU; unsupported values are None."""
     own = device.handle if device.part is None else device.part
 
     def of(name: str, *more: Any, handle: Any = device.handle) -> Any:
@@ -256,7 +254,7 @@ def _state(nvml: Any, device: NvmlDevice) -> dict[str, Any]:
 
 
 def _driver_of_kernel() -> str | None:
-    """The driver's version from its kernel module, where nvidia-ml-py is not installed."""
+    """The driver's version from its kernel module, without nvidia-ml-py."""
     try:
         found = re.search(r"Kernel Module(?: for \S+)?\s+(\d[\d.]+)", DRIVER.read_text(encoding="utf-8"))
     except OSError:
@@ -265,7 +263,7 @@ def _driver_of_kernel() -> str | None:
 
 
 def load_as_jax_does() -> None:
-    """Loads the libraries that JAX's CUDA plugin would: those of NVIDIA's wheels first, else what the linker finds."""
+    """Loads the libraries of JAX's CUDA plugin: from NVIDIA's wheels, else by the linker."""
     plugin = next(iter(installed_versions(CUDA_PLUGINS)), None)
     for package, library in (name.split("/") for name in (_WHEELS[plugin] if plugin else ())):
         for path in (*_in_wheel(package, library), library):

@@ -1,19 +1,19 @@
 """The guard: a small process between driver and worker; no process of the worker outlives it.
 
-Run as ``python -I -S guard.py LOG LOG_BYTES [--remote] -- COMMAND ...`` by a launcher, here or through ``srun``.
-Standard library only, for it must start in milliseconds. It
+Run as ``python -I -S guard.py LOG LOG_BYTES [--remote] -- COMMAND ...`` by a launcher, locally or through ``srun``.
+Standard library only, to start in milliseconds. It
 
 * starts the command in a session of its own, with a socket whose number is in ``AUTOTUNE_CHANNEL``;
-* carries lines between its own stdin/stdout and that socket, so that the driver reaches a worker on another machine
-  as it reaches a local one, and nothing ever listens on a port;
-* keeps the first and the last half of ``LOG_BYTES`` of the worker's output, whatever the worker prints;
-* when its stdin ends (the driver stopped, however it stopped), or the command ends, kills every process that
-  descends from the command, those that left its session included (it is their "child subreaper", see prctl(2));
-* says at the end, as its last line, how the command ended.
+* relays lines between its stdin/stdout and that socket, so that workers on any machine are reached without a listening
+  port;
+* keeps the first and the last half of ``LOG_BYTES`` of the worker's output;
+* when its stdin ends (the driver stopped for any reason), or the command ends, kills every process that descends from
+  the command, those that left its session included (it is their "child subreaper", see prctl(2));
+* reports as its last line how the command ended.
 
-With ``--remote`` it first takes one line from stdin, ``{"environment": {...}, "keep": [...]}``: the command's whole
-environment but for the variables to keep, which the node itself sets (which GPUs are there). So nothing that lies
-between driver and node can change or show it. It answers with a line ``hello``: its node and step, and a free port.
+With ``--remote`` it first reads one line from stdin, ``{"environment": {...}, "keep": [...]}``: the command's whole
+environment except for the variables to keep, which the node sets (such as its GPUs). So no layer between driver and
+node can change or show the environment. It answers with a line ``hello``: its node and step, and a free port.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 CHANNEL_VARIABLE = "AUTOTUNE_CHANNEL"
 GUARD_PROGRAM = __file__
+PATIENCE_S = 10.0
 LAST_LINES, LAST_BYTES = 20, 20_000
-"""Of the output that the last message holds."""
+"""Limits of the output in the last message."""
 
 
 class BoundedLog:
-    """Writes the first half of what it gets at once, keeps the last half until closed.
+    """Writes the first half of its limit at once, and the last half when closed.
 
-    Args:
-        path: File to write; errors are swallowed, for a full disk must not kill a trial that runs.
+    Errors of writing are ignored, because a full disk must not end a running trial.
     """
 
     def __init__(self, path: str, limit: int) -> None:
@@ -53,7 +53,7 @@ class BoundedLog:
         self.total = 0
 
     def write(self, data: bytes) -> None:
-        """Takes a piece of output."""
+        """Adds a piece of output."""
         self.total += len(data)
         self._last = (self._last + data)[-LAST_BYTES:]
         if self._head < self._half:
@@ -70,7 +70,7 @@ class BoundedLog:
         return [line[:500] for line in text.splitlines() if line.strip()][-LAST_LINES:]
 
     def close(self) -> None:
-        """Writes what is left, with a note on how much was left out."""
+        """Writes the last half, with a note on the number of omitted bytes."""
         tail = bytes(self._tail[-self._half :])
         dropped = self.total - self._head - len(tail)
         if dropped > 0:
@@ -84,7 +84,7 @@ class BoundedLog:
 
 
 def descendants(root: int) -> list[int]:
-    """Every living process below one, zombies excepted."""
+    """Every living descendant of a process, without zombies."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):  # noqa: PTH208 (pathlib costs a third of the guard's start)
         if name.isdigit():
@@ -104,9 +104,9 @@ def descendants(root: int) -> list[int]:
     return found
 
 
-def kill_all(patience_s: float = 10.0) -> None:
-    """Kills every descendant until none is left; new ones may appear while it works."""
-    end = time.monotonic() + patience_s
+def kill_all() -> None:
+    """Kills descendants until none is left, also those that start meanwhile."""
+    end = time.monotonic() + PATIENCE_S
     while time.monotonic() < end:
         alive = descendants(os.getpid())
         for pid in alive:
@@ -122,7 +122,7 @@ def kill_all(patience_s: float = 10.0) -> None:
 
 
 def die_with_parent(parent: int) -> None:
-    """Has the kernel kill this process, a fork of `parent`, when that ends; ends it now if that has ended already."""
+    """Makes the kernel kill this process when `parent` ends; ends at once if it already did."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(127)
@@ -155,7 +155,7 @@ def start(command: list[str], channel: socket.socket, output: int) -> int:
 def run(log: BoundedLog, command: list[str], received: bytes = b"") -> dict[str, object]:
     """Runs one command to its end, or to the end of stdin; returns the message ``exit``.
 
-    `received` is what of stdin was read already and is the command's.
+    `received` holds bytes of stdin for the command that were already read.
     """
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     ours, theirs = socket.socketpair()
@@ -211,14 +211,14 @@ def run(log: BoundedLog, command: list[str], received: bytes = b"") -> dict[str,
 
 
 class Relay:
-    """Carries bytes between stdin/stdout and the worker's socket."""
+    """Relays bytes between stdin/stdout and the worker's socket."""
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
         self._in_line = False
 
     def to_worker(self) -> bool:
-        """Carries what stdin holds; False at its end."""
+        """Relays a piece of stdin; False at its end."""
         data = os.read(0, 1 << 16)
         if data:
             with contextlib.suppress(OSError):
@@ -226,7 +226,7 @@ class Relay:
         return bool(data)
 
     def to_driver(self) -> bool:
-        """Carries what the worker wrote; False when its end is closed."""
+        """Relays a piece from the worker; False when its end is closed."""
         try:
             data = self._channel.recv(1 << 16)
         except OSError:
@@ -237,19 +237,19 @@ class Relay:
         return bool(data)
 
     def end_line(self) -> None:
-        """Closes a line that the worker left open when it died."""
+        """Ends a line that the worker left open."""
         if self._in_line:
             _write_all(b"\n")
 
 
 def _write_all(data: bytes) -> None:
-    with contextlib.suppress(OSError):  # a driver that is gone is noticed by the end of stdin
+    with contextlib.suppress(OSError):  # the end of stdin shows that the driver is gone
         while data:
             data = data[os.write(1, data) :]
 
 
 def _reap_strangers(own: int) -> None:
-    """Collects dead orphans that were re-parented to the guard, but never the command itself."""
+    """Reaps dead orphans that were re-parented to the guard, but not the command itself."""
     while True:
         try:
             found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -262,7 +262,7 @@ def _reap_strangers(own: int) -> None:
 
 
 def _drain(descriptor: int, log: BoundedLog) -> None:
-    """Takes what is still in the output pipe; all writers are dead by now."""
+    """Reads the rest of the output pipe, whose writers are all dead."""
     os.set_blocking(descriptor, False)
     with contextlib.suppress(OSError):
         while data := os.read(descriptor, 1 << 16):
@@ -270,7 +270,7 @@ def _drain(descriptor: int, log: BoundedLog) -> None:
 
 
 def take_environment() -> bytes:
-    """Reads the command's environment from the first line of stdin and answers ``hello``; returns what came after it.
+    """Sets the environment from the first line of stdin and answers ``hello``; returns the bytes after the line.
 
     Raises:
         SystemExit: If stdin ended first.
@@ -295,14 +295,14 @@ def take_environment() -> bytes:
 
 
 def main(arguments: list[str]) -> int:
-    """Runs the command of the arguments under guard."""
+    """Runs the command of the arguments."""
     path, limit, *rest = arguments
     remote = rest[:1] == ["--remote"]
     dashes, *command = rest[remote:]
     if dashes != "--" or not command:
         raise SystemExit("usage: guard.py LOG LOG_BYTES [--remote] -- COMMAND ...")
     for number in (signal.SIGUSR1, signal.SIGUSR2):
-        # A cluster tells a whole step with them that its time is nearly up; only the driver acts on that.
+        # A cluster sends them to a whole step before its time limit; only the driver reacts.
         signal.signal(number, signal.SIG_IGN)
     received = take_environment() if remote else b""
     log = BoundedLog(path, int(limit))

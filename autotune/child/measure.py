@@ -15,33 +15,38 @@ import platform
 import sys
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import (
+    Callable, Mapping,
+)
 from pathlib import Path
 from typing import Any
-
-from autotune.child.channel import Channel, pack, serve
-from autotune.child.devices import dtype_name, find_devices, memory_in_use
-from autotune.child.gpus import is_on_gpus, ran_on
-from autotune.child.packages import CUDA_PLUGINS, installed_versions
+from autotune.child.channel import (
+    Channel, pack, serve,
+)
+from autotune.child.devices import (
+    dtype_name, find_devices, memory_in_use,
+)
+from autotune.child.gpus import (
+    is_on_gpus, ran_on,
+)
+from autotune.child.packages import (
+    CUDA_PLUGINS, installed_versions,
+)
 
 PERCENTILE = 90
-"""Of the durations of each instruction, over the profiled steps: the default of ``jax_pgle_aggregation_percentile``."""
+"""Percentile of each instruction's durations over the steps; default of ``jax_pgle_aggregation_percentile``."""
 
 
 def take_profile(run_step: Callable[[], object], steps: int) -> bytes:
-    """Profiles steps; returns the cost of each instruction as a ``ProfiledInstructionsProto``.
+    """Profiles steps, each in a session of its own; returns a ``ProfiledInstructionsProto``.
 
-    Args:
-        steps: How many are profiled, each in a session of its own.
-
-    Returns:
-        Empty where the profiler saw no instruction: on a CPU, and where another program holds CUPTI.
+    It is empty if the profiler saw no instruction: on a CPU, and if another program holds CUPTI.
     """
     from jax._src.profiler import PGLEProfiler
 
     profiler = PGLEProfiler(steps, PERCENTILE)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # of an empty trace: the caller says so
+        warnings.simplefilter("ignore", RuntimeWarning)  # of an empty trace: the caller reports it
         for _ in range(steps):
             with PGLEProfiler.trace(profiler):
                 run_step()
@@ -49,15 +54,15 @@ def take_profile(run_step: Callable[[], object], steps: int) -> bytes:
 
 
 BATCH_RING = 4
-"""Batches kept on the device through a block, at least: making them anew would be timed with the step."""
+"""Least number of batches that are made before a block, so that making them is not timed."""
 
 RING_BYTES = 64_000_000
-"""What the batches of one block may take in all: as many as that holds are made before it, one for each step. Where few
-come again and again a long block learns them by heart (llama small: a loss of 0.001 after 100 steps on four)."""
+"""Limit of the bytes of a block's batches, ideally one for each step: a long block overfits few repeated batches (llama
+small: a loss of 0.001 after 100 steps on four)."""
 
 
 class Job:
-    """The compiled step with its state: what one process of a trial holds."""
+    """The compiled step with its state in one process of a trial."""
 
     def __init__(self, job: dict[str, Any], tell: Callable[[str], None]) -> None:
         _refuse_missing(job["files"])
@@ -74,8 +79,9 @@ class Job:
                 job["coordinator"],
                 num_processes=job["process_count"],
                 process_id=job["process_index"],
-                local_device_ids=_own_gpus(job),
-                cluster_detection_method="deactivate",  # the driver has said all there is to know
+                # On CPU each rank makes its own devices.
+                local_device_ids=[*_own_places(job, job["device_count"])] if job["platform"] == "cuda" else None,
+                cluster_detection_method="deactivate",  # the driver has given everything
                 coordinator_bind_address=job["coordinator_bind"],
             )
         tell("build")
@@ -122,16 +128,16 @@ class Job:
             **workload.figures,
             "versions": {**installed_versions(["jax", "jaxlib", *CUDA_PLUGINS]), "python": platform.python_version()},
         }
-        if is_on_gpus():  # now that the steps have loaded all that they need
+        if is_on_gpus():  # after the steps, which load the libraries
             told = ran_on(_own_places(job, wanted))
             self.report["versions"] |= told["versions"]
             self.report["gpus"] = told["gpus"]
-        # What is in force now: a workload may set XLA_FLAGS or an option of JAX itself.
+        # Values in force: a workload may set XLA_FLAGS or an option of JAX itself.
         self.values = {n: os.environ.get(n) for n in job["variables"]}
         self.jax_options = {n: str(getattr(jax.config, n)) for n in job["jax_options"] if hasattr(jax.config, n)}
 
     def _check(self, steps: int) -> tuple[list[float], list[float]]:
-        """Loss and gradient norm of the first steps, read one by one; never timed."""
+        """Losses and gradient norms of the first steps, read one by one without timing."""
         losses, norms = [], []
         for _ in range(steps):
             metrics = self._advance()
@@ -147,11 +153,8 @@ class Job:
         return metrics
 
     def renew_batches(self, steps: int) -> None:
-        """Puts new batches into the ring, before a block of so many steps is timed.
-
-        Of few batches that come again and again all is learned by heart: the loss goes to 0 and tells nothing any more.
-        """
-        self._batches.clear()  # the memory of both is not there
+        """Makes new batches before a block of `steps`, because the loss on few repeated batches goes to 0."""
+        self._batches.clear()  # memory may not suffice for both
         self._batches.append(self._make_batch(self._next))
         size = sum(leaf.nbytes for leaf in self._jax.tree.leaves(self._batches[0]))
         count = min(steps, max(BATCH_RING, RING_BYTES // max(1, size)))
@@ -159,10 +162,12 @@ class Job:
         self._jax.block_until_ready(self._batches)  # type: ignore[no-untyped-call]
 
     def run_block(self, steps: int, *, fresh: bool = False) -> list[float]:
-        """Runs steps and returns the seconds between their ends; the next step is queued while one runs.
+        """Runs steps and returns the seconds between their ends.
 
-        So the device is never idle between steps, as in a real training loop, and still every step has a time. With
-        `fresh` each step has a batch of its own, as where losses are compared over long runs.
+        The next step is queued while one runs, so the device is not idle between steps, as in a real training loop.
+
+        Args:
+            fresh: Whether each step makes a batch of its own, for comparing losses over long runs.
         """
         times: list[float] = []
         gc.disable()
@@ -183,7 +188,7 @@ class Job:
 
 
 def work(channel: Channel, job: dict[str, Any]) -> None:
-    """Builds the job and runs blocks until ``stop``; with ``figures_only`` sends the workload's figures instead."""
+    """Builds the job and runs blocks until ``stop``; with ``figures_only`` only sends the workload's figures."""
     if job.get("figures_only"):
         import jax
 
@@ -206,7 +211,7 @@ def work(channel: Channel, job: dict[str, Any]) -> None:
 
 
 def _memory(jax: Any, compiled: Any) -> dict[str, Any]:
-    """Peak and limit over the devices, in bytes; on CPU the peak of this process."""
+    """Peak and limit of the devices, in bytes; on CPU the peak of this process."""
     stats = [d.memory_stats() for d in jax.local_devices()]
     found: dict[str, Any] = {}
     if stats and all(stats):
@@ -225,11 +230,7 @@ def _memory(jax: Any, compiled: Any) -> dict[str, Any]:
 
 
 def _refuse_missing(files: Mapping[str, str]) -> None:
-    """Refuses to compile without a file that a setting names: XLA would go on without it.
-
-    Raises:
-        FileNotFoundError: If one is not on this machine.
-    """
+    """Raises FileNotFoundError if a file named by a setting is missing: XLA would ignore that."""
     for name, path in files.items():
         if not Path(path).exists():
             raise FileNotFoundError(
@@ -238,13 +239,8 @@ def _refuse_missing(files: Mapping[str, str]) -> None:
             )
 
 
-def _own_gpus(job: dict[str, Any]) -> list[int] | None:
-    """Which of the node's GPUs are this rank's; None on CPU, where each rank makes its own devices."""
-    return [*_own_places(job, job["device_count"])] if job["platform"] == "cuda" else None
-
-
 def _own_places(job: dict[str, Any], wanted: int) -> range:
-    """Places of this rank's devices among those that its node shows, of `wanted` in all."""
+    """Places of this rank's devices among those of its node; `wanted` is the total number."""
     each = wanted // job["process_count"]
     first = job["local_rank"] * each
     return range(first, first + each)

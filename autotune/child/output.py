@@ -1,4 +1,4 @@
-"""Lines of a program's output: from a pipe, a pseudo-terminal or a file that it writes. Standard library only."""
+"""Reads lines of a program's output: from a pipe, a pseudo-terminal or a file. Standard library only."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 LONGEST_LINE = 4_000
-"""Characters of a line that are looked at; a longer line is cut, not an error."""
+"""Characters of a line; longer lines are cut."""
 
 FILE_KINDS = ("*.jsonl", "*.csv")
-"""Files that are looked for in a folder, the first kind that is there."""
+"""Patterns of files in a folder; the first with a match counts."""
 
 ROWS, COLUMNS = 50, 200
-"""Size of the pseudo-terminal: progress bars are drawn to its width, and lines that do not fit are cut."""
+"""Size of the pseudo-terminal, to whose width progress bars are drawn and lines are cut."""
 
 CANNOT_DRAW = ("", "dumb", "unknown")
-"""Values of ``TERM`` without a terminal (cron, CI, an editor), under which rich would draw nothing."""
+"""Values of ``TERM`` without a terminal (cron, CI, an editor), with which rich draws nothing."""
 
 
 # ---------------------------------------------------------------------- streams
 
 
 def start_program(command: Sequence[str], cwd: str, *, terminal: bool) -> tuple[subprocess.Popen[bytes], int]:
-    """Starts a program in a session of its own, without input; gives it and the descriptor of its output.
+    """Starts a program in a session of its own, without input; returns it and the descriptor of its output.
 
     Raises:
         OSError: If it cannot be started.
@@ -60,10 +60,10 @@ def start_program(command: Sequence[str], cwd: str, *, terminal: bool) -> tuple[
     return program, ours
 
 
-def read_piece(descriptor: int, size: int = 1 << 16) -> bytes:
-    """Reads what came; empty at the end, which a pseudo-terminal reports as an error (EIO, see pty(7))."""
+def read_piece(descriptor: int) -> bytes:
+    """Reads available output; empty at the end, which a pseudo-terminal reports as an error (EIO, see pty(7))."""
     try:
-        return os.read(descriptor, size)
+        return os.read(descriptor, 1 << 16)
     except OSError as error:
         if error.errno != errno.EIO:
             raise
@@ -74,13 +74,13 @@ def read_piece(descriptor: int, size: int = 1 << 16) -> bytes:
 
 
 class Lines:
-    """Cuts a stream of bytes into lines; a carriage return ends one too, as progress bars use it."""
+    """Splits a stream of bytes into lines, also at the carriage returns of progress bars."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, data: bytes) -> Iterator[str]:
-        """Gives the lines that are whole now, each cut to `LONGEST_LINE`."""
+        """Yields complete lines, each cut to `LONGEST_LINE`."""
         *whole, rest = re.split(rb"[\r\n]", self._rest + data)
         self._rest = rest[:LONGEST_LINE]
         for line in whole:
@@ -89,7 +89,7 @@ class Lines:
 
 
 class Table(Lines):
-    """Rows of CSV under a header, each as a JSON object."""
+    """Converts rows of CSV with a header to JSON objects."""
 
     def __init__(self, delimiter: str) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ class Table(Lines):
         self._names: list[str] = []
 
     def feed(self, data: bytes) -> Iterator[str]:
-        """Gives the rows that are whole now."""
+        """Yields complete rows."""
         for line in super().feed(data):
             row = next(csv.reader([line], delimiter=self._delimiter), [])
             if not self._names:
@@ -115,7 +115,7 @@ def _value(text: str) -> float | str:
 
 
 def lines_of(name: str) -> Lines:
-    """What cuts a file of some name into lines."""
+    """The reader of lines for a file name."""
     return Table("\t" if name.endswith(".tsv") else ",") if name.endswith((".csv", ".tsv")) else Lines()
 
 
@@ -123,11 +123,7 @@ def lines_of(name: str) -> Lines:
 
 
 def find(path: Path) -> Path | None:
-    """The file that a path means: itself, the newest that it matches with ``*``, the newest below it if it is a folder.
-
-    Args:
-        path: Of a file, a folder, or with ``*`` in its last parts.
-    """
+    """Resolves a path: a file, or the newest file of a pattern (``*`` in its last parts) or folder."""
     return path if _is_fixed(path) else _newest(_candidates(path))
 
 
@@ -136,7 +132,7 @@ def _is_fixed(path: Path) -> bool:
 
 
 def _candidates(path: Path) -> list[Path]:
-    """Files that a folder or a pattern may mean."""
+    """Files of a folder or a pattern."""
     if path.is_dir():
         return next((found for kind in FILE_KINDS if (found := list(path.rglob(kind)))), [])
     fixed = next((p for p in path.parents if not any(c in str(p) for c in "*?[")), path)
@@ -148,22 +144,22 @@ def _newest(paths: Iterable[Path]) -> Path | None:
 
 
 class Tail:
-    """Follows a file that the program appends to, from the size it had before; starts anew if it is cut or replaced.
+    """Follows a growing file from its present size, or from its start if it is truncated or replaced.
 
     Args:
-        whole: Whether what it holds already counts.
+        whole: Whether to read the present content too.
     """
 
     def __init__(self, path: Path, *, whole: bool = False) -> None:
         self.path = path
-        self.starts = 0  # how often it was read from its beginning
+        self.starts = 0  # number of reads from its start
         self._seen = None if whole else self._identity()
 
     def read(self) -> bytes:
-        """Reads what was appended since the last call."""
+        """Reads the bytes appended since the last call."""
         now = self._identity()
         if now is None:
-            self._seen = None  # one that takes its place is another file, even if it gets the same number
+            self._seen = None  # its successor is another file, even with the same inode
             return b""
         start = self._seen[1] if self._seen and self._seen[0] == now[0] and self._seen[1] <= now[1] else 0
         try:
@@ -185,10 +181,9 @@ class Tail:
 
 
 class Follow:
-    """Follows what a program writes into a file: one of that name, or the one of a pattern or folder that it writes.
+    """Follows the file that a program writes, or the newest of a pattern or folder (see `find`).
 
-    Args:
-        path: As `find` takes it; what lies there already is not read.
+    Present content is not read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -200,7 +195,7 @@ class Follow:
         self._starts = 0
 
     def read(self) -> Iterator[str]:
-        """Gives the lines that came since the last call."""
+        """Yields the lines added since the last call."""
         if self._tail is None and (path := self._written()) is not None:
             self._tail, self._lines = Tail(path, whole=path not in self._before), _begun(path)
         if self._tail is None:
@@ -212,12 +207,12 @@ class Follow:
         yield from self._lines.feed(data)
 
     def _written(self) -> Path | None:
-        """The newest file that was not there before, or has changed."""
+        """The newest file that is new or has changed."""
         return _newest(p for p in _candidates(self._path) if self._before.get(p) != p.stat().st_mtime_ns)
 
 
 def _begun(path: Path) -> Lines:
-    """What reads on in a file: of a table that is there already it knows the header."""
+    """A reader that continues a file; of an existing table it has read the header."""
     lines = lines_of(path.name)
     if isinstance(lines, Table) and path.is_file():
         with path.open("rb") as stream:

@@ -1,7 +1,7 @@
 """Packages of a Python and their versions. Standard library only.
 
-Run by another Python as ``python -P packages.py '{"versions": [NAME, ...], "folders": [MODULE, ...]}'`` it answers with
-one JSON object: ``python`` (its version), ``versions`` and ``folders`` by name, without what is missing.
+Run by another Python as ``python -P packages.py '{"versions": [NAME, ...], "folders": [MODULE, ...]}'`` it prints a
+JSON object: ``python`` (its version), ``versions`` and ``folders`` by name, without missing ones.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from typing import Any
 PACKAGES_PROGRAM = __file__
 
 CUDA_PLUGINS = ("jax-cuda13-plugin", "jax-cuda12-plugin")
-"""Distributions that bring JAX its CUDA backend, the newest first; of several JAX takes the first."""
+"""Distributions with JAX's CUDA backend, in JAX's order of preference."""
 
 TOLD = ("jax", "jaxlib", "flax", "optax", "numpy", *CUDA_PLUGINS)
-"""Distributions whose versions are recorded of the process of a user's program."""
+"""Distributions whose versions are recorded for a user's program."""
 
 
 def workloads_root() -> Path:
-    """The folder that holds the package ``workloads``: in a clone beside the package, in a wheel inside it."""
+    """The folder of the package ``workloads``: beside this package in a clone, inside it in a wheel."""
     package = Path(__file__).resolve().parents[1]
     bundled = package / "bundled"
     return bundled if bundled.is_dir() else package.parent
 
 
 def installed_versions(names: Iterable[str]) -> dict[str, str]:
-    """Versions of those distributions that are installed, in the order of their names."""
-    import importlib.metadata  # here, for it takes ten times as long as all else that a reader of output imports
+    """Versions of the installed ones of some distributions, in their order."""
+    import importlib.metadata  # slow: ten times all other imports of a reader of output
 
     found = {}
     for name in names:
@@ -44,7 +44,7 @@ def installed_versions(names: Iterable[str]) -> dict[str, str]:
 
 
 def own_packages() -> dict[str, Any]:
-    """The folder from which this process has jaxlib, and the versions there; empty if it has not imported jaxlib."""
+    """The folder of this process's jaxlib, and the versions there; empty if it has not imported jaxlib."""
     path = getattr(sys.modules.get("jaxlib"), "__file__", None)
     if path is None:
         return {}
@@ -54,13 +54,13 @@ def own_packages() -> dict[str, Any]:
 
 
 def near_home(folder: str) -> str:
-    """A folder with ``~`` for the user's home, so that records do not hold the user's name."""
+    """Replaces the user's home by ``~``, so that records do not hold the user's name."""
     home = str(Path.home())
     return f"~{folder.removeprefix(home)}" if home != "/" and folder.startswith(f"{home}/") else folder
 
 
 def versions_in(folder: str) -> dict[str, str]:
-    """Versions of some distributions in a folder of packages, and of the Python that the folder belongs to."""
+    """Versions of `TOLD` in a folder of packages, and of the folder's Python."""
     path = Path(folder).expanduser()
     there: dict[str, str] = {}
     try:
@@ -73,7 +73,7 @@ def versions_in(folder: str) -> dict[str, str]:
 
 
 def _python_of(folder: Path) -> dict[str, str]:
-    """The version of the Python to which a folder of packages belongs, as exactly as its environment says."""
+    """Version of the Python of a folder of packages, exact if a pyvenv.cfg tells it."""
     found = re.search(r"/python(\d+\.\d+)(?:/|$)", str(folder))
     if found is None:
         return {}
@@ -99,7 +99,7 @@ def _folder(name: str) -> str | None:
 
 
 def main() -> None:
-    """Prints the answer to the question of the command line."""
+    """Prints the answer to the command line's question."""
     asked = json.loads(sys.argv[1])
     folders = {name: folder for name in asked["folders"] if (folder := _folder(name)) is not None}
     versions = installed_versions(asked["versions"])

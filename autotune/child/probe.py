@@ -1,7 +1,7 @@
-"""Runs a program once and reports what it prints and which of its processes load XLA, until told to stop.
+"""Runs a program once and reports its output and its processes that load XLA, until stopped.
 
-Standard library only. It gets a ``job`` (``command``, ``cwd``, ``terminal``) over the channel and answers with
-``lines`` (each with the second at which it came), ``processes`` (as `xla_processes` gives them) and ``ended``.
+Standard library only. It receives a ``job`` (``command``, ``cwd``, ``terminal``) over the channel and answers with
+``lines`` (each with its time in seconds), ``processes`` (of `xla_processes`) and ``ended``.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from autotune.child.read_output import ProgramRun
 
 LOOK_EVERY_S = 0.5
 MOST_LINES = 20_000
-"""Lines that are sent; of a program that prints more only the first ones count."""
+"""Limit of reported lines, the first ones."""
 
 
 class ProbedRun(ProgramRun):
-    """A run whose lines and processes are reported as they are."""
+    """A run that reports its lines and processes."""
 
     def __init__(self, channel: Channel, job: Mapping[str, Any]) -> None:
         super().__init__(channel, job, terminal=bool(job["terminal"]))
@@ -30,7 +30,7 @@ class ProbedRun(ProgramRun):
         self._processes: list[dict[str, Any]] = []
 
     def take(self, lines: Iterable[str]) -> None:
-        """Sends lines with the time at which they came."""
+        """Sends lines with their time."""
         at_s = time.monotonic() - self._began
         waiting = [(at_s, line) for line in lines][: MOST_LINES - self._count]
         self._count += len(waiting)
@@ -38,24 +38,24 @@ class ProbedRun(ProgramRun):
             self.channel.send("lines", lines=waiting)
 
     def look(self) -> None:
-        """Sends the processes that have loaded XLA, if they are others than before."""
+        """Sends the processes that have loaded XLA, if they changed."""
         if time.monotonic() - self._looked < LOOK_EVERY_S:
             return
         self._looked = time.monotonic()
-        # Below the guard, which inherits the processes whose parents end: a launcher may leave a daemon.
+        # Below the guard, which inherits orphans: a launcher may leave a daemon.
         found = xla_processes(os.getppid())
         if found != self._processes:
             self._processes = found
             self.channel.send("processes", processes=found)
 
     def ended(self) -> int:
-        """Sends how the program ended."""
+        """Sends the program's status."""
         self.channel.send("ended", status=self.program.returncode)
         return 0
 
 
 def main() -> int:
-    """Takes the job and runs the program; returns the exit status."""
+    """Receives the job and runs the program; returns the exit status."""
     channel = Channel()
     job = channel.receive()
     if job["type"] != "job":

@@ -1,4 +1,4 @@
-"""Processes of a program that have loaded XLA, seen from outside through the files of /proc (proc(5))."""
+"""Finds processes of a program that have loaded XLA, through /proc (proc(5))."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ def xla_processes(root: int, names: Iterable[str] = ()) -> list[dict[str, Any]]:
     """Every process of a tree that has loaded jaxlib.
 
     Returns:
-        For each its ``pid``, ``python`` (path of its interpreter), ``packages`` (the folder in which its jaxlib lies),
-        ``versions`` of what lies there, ``opens_gpu`` (None if that is not visible), and ``values``: the variables with
-        which it was started (None for one that is not set), or ``unreadable`` with the reason. What a program changes
-        in its own environment afterwards is not visible from outside.
+        For each ``pid``, ``python`` (path of the interpreter), ``packages`` (folder of its jaxlib), ``versions`` there,
+        ``opens_gpu`` (None if unknown), and ``values``: the variables at its start (None for unset ones), or
+        ``unreadable`` with the reason. Later changes of its environment are invisible from outside.
     """
     found = ((pid, _folder_of_jaxlib(pid)) for pid in (root, *descendants(root)))
     return [
@@ -49,7 +48,7 @@ def _folder_of_jaxlib(pid: int) -> str | None:
 
 
 def _python_of(pid: int, folder: str) -> str | None:
-    """The interpreter of the environment that holds the packages if it is the running file, else the running file."""
+    """The running interpreter, by its path in the environment of the packages if it is there."""
     with contextlib.suppress(OSError):
         file = (_PROC / str(pid) / "exe").readlink()
         parents = Path(folder).parents
@@ -59,7 +58,7 @@ def _python_of(pid: int, folder: str) -> str | None:
 
 
 def _opens_gpu(pid: int) -> bool | None:
-    """Whether a process has a device file of an NVIDIA GPU open, as every process that uses CUDA has."""
+    """Whether a process has a device file of an NVIDIA GPU open, as all processes with CUDA have."""
     files = []
     try:
         for link in (_PROC / str(pid) / "fd").iterdir():

@@ -1,9 +1,9 @@
-"""Runs a user's program between guard and driver, and reads the steps from its output.
+"""Runs a user's program between guard and driver, and reads steps from its output.
 
-Standard library only. Lines are matched here, so that the driver never waits for a regular expression. A ``job`` comes
-over the channel (`autotune.child.channel`), and ``phase``, ``ready``, ``block``, ``error`` go back, as from workers.
-The program cannot wait, so a ``block`` is the next steps that it makes. On ``stop`` the program is ended politely
-(SIGTERM), then firmly.
+Standard library only. Lines are matched here, so that the driver never waits for a regular expression. It receives a
+``job`` over the channel (`autotune.child.channel`) and answers with ``phase``, ``ready``, ``block``, ``error`` as
+workers do. The program does not wait, so a ``block`` is its next steps. On ``stop`` the program gets SIGTERM, then
+SIGKILL.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from autotune.child.processes import xla_processes
 from autotune.child.steps import StepReader
 
 MATCH_LIMIT_S = 2.0
-"""CPU seconds that patterns may take for one piece of output: to backtrack for ever is an error, not a hang."""
+"""Limit of CPU time for matching one piece of output, against endless backtracking."""
 
 POLITE_S = 5.0
 POLL_S = 0.1
@@ -36,7 +36,7 @@ KEPT_LINES = 60
 
 
 class TooSlow(Exception):
-    """A pattern took longer than `MATCH_LIMIT_S` for one line."""
+    """Matching took longer than `MATCH_LIMIT_S`."""
 
 
 def _interrupt(*_: object) -> None:
@@ -44,11 +44,10 @@ def _interrupt(*_: object) -> None:
 
 
 class ProgramRun:
-    """Runs a user's program, passes its output on, and looks at its lines.
+    """Runs a user's program, forwards its output, and handles its lines in a subclass.
 
     Args:
-        channel: To the driver.
-        job: ``command``, ``cwd``, and what the subclass needs.
+        job: ``command``, ``cwd``, and fields of the subclass.
 
     Raises:
         OSError: If the program cannot be started.
@@ -60,7 +59,7 @@ class ProgramRun:
         self.program, self.output = start_program(job["command"], job["cwd"], terminal=terminal)
 
     def run(self) -> int:
-        """Runs the program to its end, or until it is stopped; returns the exit status."""
+        """Runs the program to its end or until ``stop``; returns the exit status."""
         lines, waiting = Lines(), [self.output, self.channel.fileno()]
         while True:
             readable, _, _ = select.select(waiting, [], [], POLL_S)
@@ -79,24 +78,24 @@ class ProgramRun:
                 return self.ended()
 
     def take_orders(self) -> bool:
-        """Receives messages of the driver; False to stop."""
+        """Receives messages of the driver; False ends the run."""
         return False
 
     def take(self, lines: Iterable[str]) -> None:
-        """Takes lines that were printed."""
+        """Handles printed lines."""
         raise NotImplementedError
 
     def look(self) -> int | None:
-        """Called several times a second; a status ends the run."""
+        """Runs several times a second; an exit status ends the run."""
         raise NotImplementedError
 
     def ended(self) -> int:
-        """Called when the program has ended by itself; returns the exit status."""
+        """Handles the program's own end; returns the exit status."""
         raise NotImplementedError
 
 
 class Session(ProgramRun):
-    """A run whose steps are read, and sent block by block."""
+    """A run that reads steps and sends them in blocks."""
 
     def __init__(self, channel: Channel, job: Mapping[str, Any]) -> None:
         channel.enter("start")
@@ -116,21 +115,21 @@ class Session(ProgramRun):
         signal.signal(signal.SIGVTALRM, _interrupt)
 
     def take_orders(self) -> bool:
-        """Receives the orders that have come, at least one; ends the program on ``stop``."""
+        """Receives at least one order; ends the program on ``stop``."""
         if self._wait_for_order():
             return True
         self._end()
         return False
 
     def take(self, lines: Iterable[str]) -> None:
-        """Keeps lines for messages, and reads them unless a file is read."""
+        """Keeps lines for messages, and reads steps from them unless a file has the steps."""
         kept = list(lines)
         self._last.extend(kept)
         if self._file is None:
             self._read_all(kept)
 
     def look(self) -> int | None:
-        """Reads what the program wrote into its file, and sends what the driver waits for."""
+        """Reads the program's file, and sends complete blocks."""
         if self._file is not None:
             self._read_all(self._file.read())
         self._answer()
@@ -168,9 +167,9 @@ class Session(ProgramRun):
             self._losses.append((len(self._times), step.loss))
 
     def _answer(self) -> None:
-        """Sends what the driver waits for, if it is there."""
+        """Sends ``ready`` and requested blocks once they are complete."""
         warm = self.job["warmup_steps"]
-        # One step more: what was printed of the last warm-up step is whole only when the next one is there.
+        # One step more: the output of a step may be incomplete until the next one.
         if not self._ready and len(self._times) > warm:
             losses = [loss for step, loss in self._losses if step <= warm]
             self._ready, self._sent = True, warm
@@ -180,7 +179,7 @@ class Session(ProgramRun):
                 warmup_step_times_s=self._times[:warm],
                 losses=losses[: self.job["check_steps"]],
                 processes=xla_processes(self.program.pid, self.job["variables"]),
-                # Of the machine: the program's own libraries are not to be asked from outside.
+                # Of the machine: the program's own libraries cannot be asked from outside.
                 ran_on=ran_on(range(self.job["device_count"] or 1)) if is_on_gpus() else {},
             )
         while self._wanted and self._ready and len(self._times) - self._sent >= self._wanted[0]:
@@ -188,15 +187,15 @@ class Session(ProgramRun):
             times = self._times[self._sent : self._sent + steps]
             self._sent += steps
             told = {"memory": memory_in_use(self.program.pid)} if self._tells_memory else {}
-            # What was printed of the last step may not be whole yet: the loss is of one before, the same each time.
+            # The output of the last step may be incomplete: the loss is that of an earlier one.
             step, loss = next((told for told in reversed(self._losses) if told[0] < self._sent), (self._sent, 0.0))
             self.channel.send("block", step_times_s=times, loss=loss, loss_lag=self._sent - step, **told)
 
     def ended(self) -> int:
-        """Reports why there is no result, or waits for the last orders."""
+        """Reports why there is no result, or waits for further orders."""
         status = self.program.returncode
         if status < 0:
-            # Ends as the program did, so that the guard tells its signal.
+            # Ends by the same signal, so that the guard reports it.
             if -status not in (signal.SIGKILL, signal.SIGSTOP):
                 signal.signal(-status, signal.SIG_DFL)
             os.kill(os.getpid(), -status)
@@ -224,32 +223,26 @@ class Session(ProgramRun):
         return f"no step could be read {where} ({self._line_count} lines){shown}. Check [workload.read] of the study"
 
     def no_result(self, message: str) -> int:
-        """Reports why there is no result; returns the status to end with."""
+        """Reports why there is no result; returns the exit status."""
         self.channel.send_error("NoResult", message)
         return 1
 
     def _end(self) -> None:
-        """Ends the program and its group politely, then firmly; the guard ends what escapes."""
+        """Ends the program and its group by SIGTERM, then SIGKILL; the guard ends the rest."""
         for number in (signal.SIGTERM, signal.SIGKILL):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.program.pid, number)
             deadline = time.monotonic() + POLITE_S
             while self.program.poll() is None and time.monotonic() < deadline:
-                # A program that says good-bye must not block on a full pipe.
+                # A program that prints at its end must not block on a full pipe.
                 if select.select([self.output], [], [], 0.05)[0]:
                     _pass_on(read_piece(self.output))
             if self.program.poll() is not None:
                 return
 
-    def pattern_too_slow(self) -> int:
-        """Ends a session whose pattern backtracks for ever."""
-        return self.no_result(
-            f"a pattern of [workload.read] took over {MATCH_LIMIT_S:.0f} s for one line; write it simpler"
-        )
-
 
 def last_exception(lines: Iterable[str]) -> tuple[str, str] | None:
-    """Type and message of the last Python traceback in some output, or None."""
+    """Type and message of the last Python traceback in the output, or None."""
     text = list(lines)
     starts = [i for i, line in enumerate(text) if line.startswith("Traceback (most recent call last)")]
     if not starts:
@@ -267,7 +260,7 @@ def _pass_on(data: bytes) -> None:
 
 
 def main() -> int:
-    """Takes the job and runs the program; returns the exit status."""
+    """Receives the job and runs the program; returns the exit status."""
     channel = Channel()
     job = channel.receive()
     if job["type"] != "job":
@@ -280,6 +273,8 @@ def main() -> int:
     try:
         return session.run()
     except TooSlow:
-        return session.pattern_too_slow()
-    except ValueError as error:  # of a file that is none of its kind
+        return session.no_result(
+            f"a pattern of [workload.read] took over {MATCH_LIMIT_S:.0f} s for one line; write it simpler"
+        )
+    except ValueError as error:  # of a malformed file
         return session.no_result(f"{job['rules'].get('file')}: {error}")

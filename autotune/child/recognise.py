@@ -1,4 +1,4 @@
-"""Finds rules that read the steps of an unknown program: presets, JSON keys, words with units, the clock.
+"""Finds rules for reading the steps of an unknown program: presets, JSON keys, words with units, the clock.
 
 Standard library only.
 """
@@ -17,13 +17,13 @@ from autotune.child.output import LONGEST_LINE
 from autotune.child.steps import DURATIONS, PRESETS, StepReader, factor, is_unit, plain
 
 FEWEST_STEPS = 3
-"""Readings below which a rule is not said to fit: one line can look like anything."""
+"""Least number of readings for a rule to fit."""
 
 AGREES = (0.5, 2.0)
-"""Printed durations over the time between their lines, between which both are said to tell the same."""
+"""Range of printed durations over the time between their lines in which both agree."""
 
 AT_ONCE = 0.02
-"""Lines whose distance is below this share of the mean came at once."""
+"""Lines closer than this share of the mean distance came at once."""
 
 _NUMBER = r"[-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 _UNIT = r"(?:\u00b5s|\u03bcs|[mun]?s|[mun]?secs?|seconds?|milliseconds?|microseconds?)"
@@ -45,7 +45,7 @@ _WORDS = (
     r"(?<![\w.,])(?P<value>NUMBER)\s*(?P<unit>[kKMG]?\s?tok(?:en)?s?\s?(?:/|per)\s?s(?:ec(?:ond)?)?)\b(?!/)",
 )
 _NAMES = (
-    # without a unit beside the number the name says it: step_time_ms=21.7, step_time=0.0217, steps_per_sec=46, it/s: 46
+    # the unit is in the name: step_time_ms=21.7, step_time=0.0217, steps_per_sec=46, it/s: 46
     (
         "step_ms",
         r"(?:step|iter(?:ation)?|batch)[_ ]?(?:time|duration)[_ ]?(?:\(?ms\)?)|ms[_ ]?(?:/|per)[_ ]?(?:step|it(?:er)?)",
@@ -75,18 +75,18 @@ _JSON_NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class Recognised:
-    """Rules that read the steps of some lines.
+    """Rules that read steps from lines.
 
     Attributes:
-        rules: What goes into ``[workload.read]``: `preset`, or `pattern`, or `json_key` and `unit`, and `loss`.
-        steps: Lines that gave a step's duration.
-        step_s: Median of these durations, seconds; None where only the clock tells and no times of lines were given.
+        rules: Content of ``[workload.read]``: `preset`, or `pattern`, or `json_key` and `unit`, and `loss`.
+        steps: Number of lines with a step's duration.
+        step_s: Median duration; None by the clock without times of lines, or without `tokens_per_step`.
         example: A line that is read as a step.
-        agrees: Median printed duration over the time between lines, or None where it can not be told. A loop that does
-            not wait for the device prints far less than passes between its lines.
-        needs_tokens: Whether a rate of tokens is read, so that `tokens_per_step` must be given.
-        in_bursts: Whether most lines came at once, as where Python holds its output back in a pipe (PYTHONUNBUFFERED=1
-            helps): the time between lines then says nothing.
+        agrees: Median printed duration over the time between lines, or None if unknown. It is small for a loop that
+            does not wait for the device.
+        needs_tokens: Whether a rate of tokens is read, which needs `tokens_per_step`.
+        in_bursts: Whether most lines came at once, as from Python's buffer for a pipe (PYTHONUNBUFFERED=1 helps), so
+            that the time between lines is meaningless.
     """
 
     rules: Mapping[str, Any]
@@ -100,7 +100,7 @@ class Recognised:
 
     @property
     def doubtful(self) -> bool:
-        """Whether what is printed is far from the time that passes between the lines, or that time says nothing."""
+        """Whether printed durations differ from the time between lines, or the clock of a reading is meaningless."""
         if self.by_clock:
             return self.in_bursts
         return self.agrees is not None and not AGREES[0] <= self.agrees <= AGREES[1]
@@ -109,17 +109,17 @@ class Recognised:
 def recognise(
     lines: Sequence[str], *, at: Sequence[float] | None = None, tokens_per_step: int | None = None
 ) -> list[Recognised]:
-    """Finds the rules that fit some lines of output, best first; empty if no steps are read.
+    """Finds the rules that fit lines of output, best first.
 
-    Durations that are printed come before the clock between lines, unless they are far from it; of those that read as
-    many steps, a preset before a JSON key before a pattern.
+    Printed durations come before the clock between lines, unless they differ much from it; for as many steps, a preset
+    comes before a JSON key before a pattern.
 
     Args:
-        at: When each line came, seconds on any clock; without it a reading by the clock has no `step_s`.
-        tokens_per_step: Tokens of a step, where known; needed for durations of programs that print tokens per second.
+        at: Time of each line, seconds on any clock.
+        tokens_per_step: Needed for durations from tokens per second.
 
     Raises:
-        ValueError: If `at` has not one time for each line.
+        ValueError: If `at` does not have one time for each line.
     """
     if at is not None and len(at) != len(lines):
         raise ValueError(f"`at` must have one time for each of {len(lines)} lines but got {len(at)}")
@@ -127,7 +127,7 @@ def recognise(
     found = [fit for rules in _candidates(cut) if (fit := _fit(rules, cut, at, tokens_per_step))]
     most = max((fit.steps for fit in found), default=0)
     best: list[Recognised] = []
-    for recognised in sorted(found, key=lambda fit: _rank(fit, most)):  # stable: of equals the first candidate
+    for recognised in sorted(found, key=lambda fit: _rank(fit, most)):  # stable: the first of equal candidates
         if all(recognised.example != b.example or recognised.by_clock != b.by_clock for b in best):
             best.append(recognised)
     return best
@@ -173,7 +173,7 @@ def _json_rules(lines: Sequence[str]) -> Iterator[dict[str, Any]]:
 
 
 def _flat(data: Any, before: str = "") -> Iterator[str]:
-    """Keys of numbers in nested tables, with dots."""
+    """Dotted keys of numbers in nested tables."""
     if isinstance(data, dict):
         for key, value in data.items():
             yield from _flat(value, f"{before}.{key}" if before else str(key))
@@ -184,7 +184,7 @@ def _flat(data: Any, before: str = "") -> Iterator[str]:
 def _fit(
     rules: Mapping[str, Any], lines: Sequence[str], at: Sequence[float] | None, tokens: int | None
 ) -> Recognised | None:
-    """What some rules read in the lines; None if too few steps."""
+    """Reads lines by rules; None if too few steps."""
     unit = _unit_seen(rules, lines)
     reads_tokens = "tokens_per_s" in (rules.get("unit"), _duration_of(rules)) or unit == "tokens"
     blind = reads_tokens and tokens is None
@@ -205,7 +205,7 @@ def _fit(
     passed, bursts = _passed(came) if at is not None else (None, False)
     agrees = typical / passed if passed and not (clock or blind or bursts) else None
     if agrees is not None and agrees < AGREES[0] and came[0][1] is None:
-        agrees = None  # perhaps not every step has a line: nothing counts them
+        agrees = None  # perhaps not every step has a line: there is no counter
     return Recognised(
         {**rules, **({"tokens_per_step": tokens} if reads_tokens and tokens else {})}, len(times),
         None if blind or (clock and at is None) else typical, examples[len(examples) // 2], clock, agrees, reads_tokens,
@@ -214,7 +214,7 @@ def _fit(
 
 
 def _rank(fit: Recognised, most: int) -> tuple[Any, ...]:
-    """Sort key of the readings. A bar may be drawn twice a step with a rate in each line: its counter comes first."""
+    """Sort key of readings. A progress bar may print a rate twice a step, so its counter comes first."""
     known = fit.rules.get("preset", "absl") != "absl"
     blind = fit.needs_tokens and fit.step_s is None
     vague = fit.by_clock and not known
@@ -222,7 +222,7 @@ def _rank(fit: Recognised, most: int) -> tuple[Any, ...]:
 
 
 def _passed(came: Sequence[tuple[float, int | None]]) -> tuple[float | None, bool]:
-    """Median seconds of a step between lines of some times and counters, and whether most lines came at once."""
+    """Median seconds of a step from times and counters of lines, and whether most lines came at once."""
     each = []
     for (then, first), (now, second) in itertools.pairwise(came):
         count = 1 if first is None or second is None else second - first
@@ -240,7 +240,7 @@ def _duration_of(rules: Mapping[str, Any]) -> str | None:
 
 
 def _unit_seen(rules: Mapping[str, Any], lines: Sequence[str]) -> str | None:
-    """What the unit counts in the first line that a pattern with a group ``unit`` matches."""
+    """What the group ``unit`` of a pattern counts in the first matching line."""
     if "(?P<unit>" not in rules.get("pattern", ""):
         return None
     pattern = re.compile(rules["pattern"])

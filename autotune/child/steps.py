@@ -51,17 +51,17 @@ PRESETS: Mapping[str, Mapping[str, str]] = {
         "pattern": r"[\u2501\u2578\u257a]\s.*?(?<![\d/])(?P<step>\d+)\s?/\s*(?:\d+|\?)(?![\d/])",
         "loss": _LOSS,
     },
-    # tqdm shows a smoothed rate: only its counter is used, with the time at which the line came
+    # tqdm shows a smoothed rate: only its counter is used, with the time of the line
     "tqdm": {"pattern": r"\b(?P<step>\d+)/(?:\d+|\?) \[", "loss": r"\bloss[=:]\s*(?P<loss>[-+.\deEnaif]+)"},
-    # abseil/abseil-py, logging/__init__.py: "I1121 05:38:28.602266 1398932 train.py:265] step 7: loss=2.5", own
-    # words after the bracket; what it says of a duration is read by a pattern, here the time between such lines counts
+    # abseil/abseil-py, logging/__init__.py: "I1121 05:38:28.602266 1398932 train.py:265] step 7: loss=2.5", with free
+    # text after the bracket; durations in it need a pattern, here the time between lines counts
     "absl": {
         "pattern": r"^[IWEF]\d{4} [\d:.]+ +\d+ [^\]]+:\d+\] "
         r"(?i:.*?\b(?:step|iter|iteration|update)\b[^\w\n]{0,3}(?P<step>\d+))",
         "loss": _LOSS,
     },
 }
-"""Lines of known trainers. Where one prints no duration, the time between its lines counts."""
+"""Patterns of known trainers. Without a printed duration, the time between lines counts."""
 
 _TIMES = {
     "s": 1.0, "sec": 1.0, "second": 1.0, "ms": 1e-3, "msec": 1e-3, "millisecond": 1e-3, "us": 1e-6, "usec": 1e-6,
@@ -82,12 +82,12 @@ _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[
 
 
 def plain(line: str) -> str:
-    """A line without colours, movements of the cursor and other sequences of a terminal."""
+    """Removes terminal sequences (colours, cursor movements) from a line."""
     return _ANSI.sub("", line)
 
 
 def number(text: str | None) -> float | None:
-    """Parses a number, also with separators of thousands or k, M, G, B behind it; None if it is none."""
+    """Parses a number, also with thousands separators or a suffix k, M, G, B; None if it is none."""
     if text is None:
         return None
     value, rest = split(text)
@@ -95,7 +95,7 @@ def number(text: str | None) -> float | None:
 
 
 def split(text: str) -> tuple[float | None, str]:
-    """Splits ``12.5 ms`` into 12.5 and ``ms``; None and the text if it begins with no number."""
+    """Splits ``12.5 ms`` into 12.5 and ``ms``; None and the text without a number."""
     found = _NUMBER.fullmatch(text.strip().rstrip(",.;"))
     if found is None:
         return None, text
@@ -106,7 +106,7 @@ def split(text: str) -> tuple[float | None, str]:
 
 
 def search(pattern: re.Pattern[str], line: str) -> re.Match[str] | None:
-    """Searches a line for a pattern, first as it is, then without separators of thousands."""
+    """Searches a line for a pattern, then again without thousands separators."""
     found = pattern.search(line)
     if found is None and "," in line:
         found = pattern.search(_THOUSANDS.sub(lambda number: number[0].replace(",", ""), line))
@@ -114,9 +114,9 @@ def search(pattern: re.Pattern[str], line: str) -> re.Match[str] | None:
 
 
 def whole(found: re.Match[str], group: str) -> str | None:
-    """The whole number around a group of a match: a pattern of digits and dots matches only 1, or 234.5, of 1,234.5.
+    """The whole number around a group of a match: a pattern of digits and dots matches only 1 or 234.5 of 1,234.5.
 
-    Commas that the pattern itself has beside the group are no separators.
+    Commas of the pattern itself beside the group are no separators.
     """
     text = found[group]
     if text is None:
@@ -132,7 +132,7 @@ def whole(found: re.Match[str], group: str) -> str | None:
 
 
 def _behind_group(pattern: str) -> str:
-    """The rest of a pattern after the group inside which it begins."""
+    """The rest of a pattern after the end of its open group."""
     depth, i = 1, 0
     while i < len(pattern) and depth:
         if pattern[i] == "\\":
@@ -144,10 +144,10 @@ def _behind_group(pattern: str) -> str:
 
 
 def factor(unit: str) -> tuple[str, float]:
-    """What a unit counts (``time``, ``steps`` or ``tokens`` each second), and in how many seconds or of which size.
+    """What a unit counts (``time``, ``steps`` or ``tokens`` a second), and its size in seconds, steps or tokens.
 
     Raises:
-        ValueError: If it is no unit of a step's duration.
+        ValueError: If it is no such unit.
     """
     above, _, below = re.sub(r"\s+", "", unit.lower()).replace("per", "/").partition("/")
     time = _TIMES.get(above) or _TIMES.get(above.removesuffix("s"))
@@ -170,7 +170,7 @@ def _counts(word: str) -> str | None:
 
 
 def is_unit(text: str) -> bool:
-    """Whether a text is a unit that `factor` knows."""
+    """Whether a text is a unit for `factor`."""
     try:
         factor(text)
     except ValueError:
@@ -179,10 +179,10 @@ def is_unit(text: str) -> bool:
 
 
 DURATIONS = ("step_s", "step_ms", "step_us", "steps_per_s", "tokens_per_s", "value")
-"""Groups of a pattern that hold how long a step takes: one of them at most; ``value`` goes with ``unit``."""
+"""Groups of a pattern for a step's duration, at most one of them; ``value`` goes with ``unit``."""
 
 GROUPS = (*DURATIONS, "unit", "step", "loss")
-"""Names that a group of a pattern may have."""
+"""Legal names of groups in a pattern."""
 
 _NAMED = {
     "step_s": ("time", 1.0),
@@ -195,21 +195,17 @@ _NAMED = {
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One reading: how long a step took, and the loss if the line had one; `step_s` None if only the loss was read."""
+    """Duration and loss from one line; at least one of them, except for an invalid duration."""
 
     step_s: float | None
     loss: float | None
 
 
 class StepReader:
-    """Reads steps from lines by some rules.
-
-    Args:
-        rules: ``preset``, ``pattern`` or ``json_key`` with ``unit``; ``loss``; ``tokens_per_step``
-            (see `autotune.model.sections.ReadSpec`).
+    """Reads steps from lines by rules (see `autotune.model.sections.ReadSpec`).
 
     Raises:
-        ValueError: If a rule cannot work; the message says which and why.
+        ValueError: If a rule cannot work.
     """
 
     def __init__(self, rules: Mapping[str, Any]) -> None:
@@ -247,20 +243,20 @@ class StepReader:
 
     @property
     def needs_tokens(self) -> bool:
-        """Whether a rate of tokens is read, which says nothing without the tokens of a step."""
+        """Whether a rate of tokens is read, which needs the tokens of a step."""
         return bool(self._unit == "tokens_per_s")
 
     @property
     def uses_clock(self) -> bool:
-        """Whether the time between lines counts, because no duration is printed."""
+        """Whether the time between lines counts."""
         return bool(self._unit == "step")
 
     def read(self, line: str, now_s: float) -> Step | None:
-        """Reads one line; None if it says nothing.
+        """Reads one line; None if it holds neither duration nor loss.
 
         Args:
-            line: Without its end; colours and other sequences of a terminal are passed over.
-            now_s: When it came, on any clock.
+            line: Without its end; terminal sequences are ignored.
+            now_s: Time of the line, on any clock.
         """
         if not self._raw and ("\x1b" in line or "\b" in line):
             line = plain(line)
@@ -276,7 +272,7 @@ class StepReader:
         return self._between(None if step is None else int(step), now_s, lost)
 
     def _duration(self, found: re.Match[str]) -> float | None:
-        """Seconds of a step in a line that says it: with the unit of its group, or one that stands there."""
+        """Seconds of a step from a printed duration, in its own unit or that of its group."""
         value, unit = split(whole(found, self._unit) or "")
         if self._unit == "value":
             unit = unit + (found["unit"] or "")
@@ -288,10 +284,10 @@ class StepReader:
             return None
 
     def _between(self, step: int | None, now_s: float, lost: float | None) -> Step | None:
-        """A step by the clock: the time since the line before, shared by the steps between."""
+        """A step by the clock: the time since the previous line over the number of steps."""
         earlier, self._last = self._last, (now_s, step if step is not None else (self._last or (0, 0))[1] + 1)
         if earlier is None or self._last[1] == earlier[1]:
-            self._last = earlier or self._last  # a counter drawn again
+            self._last = earlier or self._last  # a repeated counter
             return Step(None, lost) if lost is not None else None
         count = self._last[1] - earlier[1]
         return Step((now_s - earlier[0]) / count if count > 0 else None, lost)
@@ -313,7 +309,7 @@ class StepReader:
         return self._between(int(value), now_s, loss)
 
     def _seconds(self, value: float | None, counted: str, size: float) -> float | None:
-        """A reading in seconds a step; None for what can not be a duration."""
+        """Converts a reading to seconds a step; None if it cannot be a duration."""
         if value is None or not (math.isfinite(value) and value > 0):
             return None
         if counted == "time":
@@ -335,7 +331,7 @@ def _number(found: re.Match[str] | None, group: str) -> float | None:
 
 
 def _dig(data: Any, key: str | None) -> float | None:
-    """The number under a key with dots, or None."""
+    """The number under a dotted key, or None."""
     if key is None:
         return None
     for part in [key] if isinstance(data, dict) and key in data else key.split("."):

@@ -1,1 +1,1 @@
-"""Compiling before measuring: what a flag set does to a program, for GPUs that need not be here."""
+"""Compiles programs ahead of measuring, for attached or described GPUs, and compares them."""

@@ -1,10 +1,10 @@
-"""Builds the atlas: compiles what every setting does to every kind of model on every GPU, cell by cell, without a GPU.
+"""Builds the atlas: compiles every setting for every kind of model and GPU, without a GPU.
 
-Most settings change nothing in most cells. So settings that are thought to act are compiled alone, value by value; all
-others together, in sets that each hold all of them, until every value was in a set with the default's own program. A
-set with another program is taken apart until what changed it is found (`autotune.compiler.interaction`); that is then
-compiled alone as well. A wrong guess costs compilations, never a wrong verdict, except for effects that hide each
-other and for those that two settings have only together; see `AtlasRow.tried`.
+Most settings change nothing in most cells. Settings that are guessed to act are compiled alone, value by value. All
+others are compiled together, in sets that each hold all of them, until every value was in a set with the default's
+program. `autotune.compiler.interaction` finds what changed a set with another program; that is then compiled alone.
+A wrong guess costs compilations but gives no wrong verdict, except for effects that hide each other and for those
+that two settings have only together; see `AtlasRow.tried`.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from autotune.settings.probe import probe_build
 from autotune.settings.space import Parameter, SearchSpace, space_of_all
 
 TARGETS = ("h100-sxm", "a100-sxm-80", "h200", "b200", "gb200")
-"""GPUs of the atlas where none are named, in the order in which they are compiled for."""
+"""GPUs of the atlas by default, in the order of compiling."""
 
 MOST_CHANGES = 6
-"""Clauses of a row on what changed; the first ones are on collectives."""
+"""Clauses on changes in a row; those on collectives come first."""
 
 NUMBERS = 3
-"""Values of a numeric setting that are compiled: the least, the greatest, and one between."""
+"""Values of a numeric setting that are compiled, smallest and largest included."""
 
 GUESSED_TIERS = (Tier.TUNE, Tier.NUMERICS, Tier.LEGACY)
-"""Settings of these are thought to act where neither a cell nor a test program has told of them yet."""
+"""Tiers that are guessed to act where neither a cell nor a test program tells."""
 
 SAY_EVERY_S = 60.0
 
@@ -59,7 +59,7 @@ _NOT_COMPILED = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """A kind of model on so many GPUs of a kind, whatever the release."""
+    """A kind of model on a number of GPUs of one kind."""
 
     kind: ModelKind
     target: Target
@@ -70,7 +70,7 @@ class Cell:
 
     @property
     def topology(self) -> Topology:
-        """Full machines of that GPU, or a part of one."""
+        """Full machines, or a part of one."""
         per_node = self.target.network.gpus_per_node
         if self.gpus <= per_node:
             return Topology(1, self.gpus)
@@ -78,7 +78,7 @@ class Cell:
 
     @property
     def study(self) -> StudySpec:
-        """A study of it that sets nothing."""
+        """A study of the cell without settings."""
         topology = self.topology
         options = self.kind.options_for(self.gpus)
         device = {"platform": "cuda", "count": topology.device_count, "node_count": topology.nodes}
@@ -88,11 +88,11 @@ class Cell:
 
 
 def planned_cells(kinds: Sequence[str] = (), targets: Sequence[str] = (), gpus: Sequence[int] = ()) -> list[Cell]:
-    """The cells of some kinds of models, GPUs and counts, the small ones first; empty arguments mean all.
+    """Selects cells by kind of model, GPU and count, small ones first; empty arguments mean all.
 
     Raises:
-        SettingError: If there is no such kind, or nothing is left of what was asked.
-        StudyFileError: If there is no such GPU.
+        SettingError: If a kind is unknown, or no cell fits.
+        StudyFileError: If a GPU is unknown.
     """
     known = load_kinds()
     for name in kinds:
@@ -116,11 +116,7 @@ def planned_cells(kinds: Sequence[str] = (), targets: Sequence[str] = (), gpus: 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What is to be built.
-
-    Attributes:
-        cache_dir: Where programs are kept, so that none is compiled twice; None keeps none.
-    """
+    """Cells to build, and where; without `cache_dir` a later build compiles them again."""
 
     cells: Sequence[Cell]
     folder: Path
@@ -129,14 +125,11 @@ class Plan:
 
 
 def build_atlas(plan: Plan, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> Path:
-    """Compiles the cells that the table lacks, and writes each as soon as it is whole; gives the release's file.
-
-    Args:
-        say: Called with a line for each cell, for what is left out, and every minute.
+    """Compiles the cells that the table lacks, and returns the release's file; each complete cell is written at once.
 
     Raises:
-        LaunchError: If nothing can be compiled with what is installed.
-        SettingError: If the table that is there cannot be read.
+        LaunchError: If no CUDA plugin is installed.
+        SettingError: If the existing table cannot be read.
     """
     known = KnownSettings(probe_build(driver_python(), platform="cuda"))
     if known.build.plugin is None:
@@ -176,7 +169,7 @@ def build_atlas(plan: Plan, say: Callable[[str], None], clock: Callable[[], floa
 
 
 class _Progress:
-    """Says every minute how many sets of a cell are compiled, and which one is under way."""
+    """Reports every minute how many sets of a cell are compiled, and the current one."""
 
     def __init__(self, say: Callable[[str], None], clock: Callable[[], float]) -> None:
         self._say, self._clock = say, clock
@@ -195,7 +188,7 @@ class _Progress:
 def _cell_rows(
     plan: Plan, cell: Cell, known: KnownSettings, guessed: set[str], progress: _Progress, is_over: Callable[[], bool]
 ) -> tuple[list[AtlasRow], SearchSpace]:
-    """All rows of a cell, and what was tried in it."""
+    """Builds all rows of a cell; also returns the search space that was tried."""
     fields = {"jaxlib": known.build.jaxlib, "workload": cell.kind.name, "target": cell.target.name, "gpus": cell.gpus}
     with open_screener(
         cell.study,
@@ -213,7 +206,7 @@ def _cell_rows(
 
 
 def guess_active(rows: Iterable[AtlasRow], cell: Cell, known: KnownSettings) -> set[str]:
-    """Settings that are thought to act in a cell: as cells of its kind of model tell, else the catalogue."""
+    """Guesses which settings act in a cell: from cells of its kind of model, else from the catalogue."""
     told = [r for r in rows if r.workload == cell.kind.name and r.kind == "setting"]
     seen = {r.name for r in told}
     acting = {r.name for r in told if r.verdict is not AtlasVerdict.SAME}
@@ -225,19 +218,18 @@ def guess_active(rows: Iterable[AtlasRow], cell: Cell, known: KnownSettings) -> 
 
 
 def build_rows(known: KnownSettings, space: SearchSpace) -> list[AtlasRow]:
-    """The rows of a release that hold for all its cells: what it lacks, what cannot be seen, and all defaults."""
+    """Builds the rows of a release that hold for all its cells."""
     compiled = {p.name for p in space.parameters}
     rows = []
     for name in known.catalog:
         verdict, message = _of_release(name, known, is_compiled=name in compiled)
         value = known[name].default or "" if verdict is AtlasVerdict.DEFAULT else ""
-        row = AtlasRow(jaxlib=known.build.jaxlib, name=name, value=value, verdict=verdict, message=message)
-        rows.append(row)
+        rows.append(AtlasRow(jaxlib=known.build.jaxlib, name=name, value=value, verdict=verdict, message=message))
     return rows
 
 
 def _of_release(name: str, known: KnownSettings, *, is_compiled: bool) -> tuple[AtlasVerdict, str]:
-    """What can be said of a setting whatever the cell, and why."""
+    """Verdict on a setting that holds for all cells, and its reason."""
     setting = known[name]
     entry = setting.entry
     assert entry is not None
@@ -262,28 +254,22 @@ def _of_release(name: str, known: KnownSettings, *, is_compiled: bool) -> tuple[
 
 @dataclass(slots=True)
 class _Found:
-    """What is known of a cell so far.
-
-    Attributes:
-        needs: Setting that acts only with others to those.
-        tried: How settings that change nothing were tried; see `AtlasRow.tried`.
-    """
+    """`AtlasRow.needs` and `AtlasRow.tried` by setting."""
 
     needs: dict[str, tuple[str, ...]] = field(default_factory=dict)
     tried: dict[str, str] = field(default_factory=dict)
 
 
 class CellBuilder:
-    """Makes the rows of one cell.
+    """Builds the rows of one cell.
 
     Args:
-        guessed: Settings that are thought to act.
-        progress: Called with how many of how many sets that are planned so far are compiled.
-        is_over: Whether nothing more may be compiled.
+        guessed: Settings that are guessed to act, see `guess_active`.
+        progress: Called with the numbers of compiled and of planned sets.
 
     Raises:
-        LaunchError: By any method, if the default itself does not compile, or flags do not act.
-        TimeUp: By any method, if not all could be compiled.
+        LaunchError: By any method, if the default does not compile, or flags do not act.
+        TimeUp: By any method, if `is_over` becomes true first.
     """
 
     def __init__(
@@ -309,7 +295,7 @@ class CellBuilder:
 
     def settings(self) -> list[AtlasRow]:
         """The rows of all settings."""
-        # JAX reads its own options while it lowers: together with others they would cost a lowering each time.
+        # JAX reads its own options while lowering, so each set of them with others would cost a lowering.
         alone = [n for n in self.values if n in self._guessed or n.startswith("jax_")]
         self._compile([FlagSet({n: v}) for n in alone for v in self.values[n]])
         silent = {
@@ -321,7 +307,7 @@ class CellBuilder:
         return [self._row(n, v, found) for n, values in self.values.items() for v in values]
 
     def cell(self) -> AtlasRow:
-        """The row of the cell itself: the default's program, and what the rows cost."""
+        """The row of the cell itself: the default's program, and the cost of compiling."""
         results = [self._screener.result(s) for s in {FlagSet(), *self._compiled}]
         memory = self.reference.memory
         return AtlasRow(
@@ -335,14 +321,14 @@ class CellBuilder:
         )
 
     def _compile(self, sets: list[FlagSet]) -> None:
-        """Compiles some sets, several at once."""
+        """Compiles sets, several at once."""
         self._screener.compile_all(sets, is_over=self._is_over, progress=self._progress)
         self._compiled |= set(sets)
         if not all(self._screener.is_known(s) for s in sets):
             raise TimeUp
 
     def _program(self, settings: FlagSet) -> str | None:
-        """Names a program, compiled now if need be."""
+        """Fingerprint of a set's program; compiles it if necessary."""
         if not self._screener.is_known(settings):
             if self._is_over():
                 raise TimeUp
@@ -350,12 +336,12 @@ class CellBuilder:
         return self._screener.fingerprint(settings)
 
     def _is_no_op(self, name: str) -> bool:
-        """Whether every value of a setting that was compiled alone gives the default's program."""
+        """Whether every value of a setting alone gives the default's program."""
         programs = {self._screener.fingerprint(FlagSet({name: v})) for v in self.values[name]}
         return programs == {self.reference.fingerprint}
 
     def _together(self, silent: Mapping[str, list[str]], found: _Found) -> None:
-        """Finds which settings act after all, in sets of them, under each kernel choice."""
+        """Finds active settings by compiling many together, under each kernel choice."""
         left = dict(silent)
         own_choice = next(iter(self._screener.choices))
         for choice, forced in self._screener.choices.items():
@@ -383,7 +369,7 @@ class CellBuilder:
         return AtlasRow(**fields, **compared)
 
     def _compared(self, settings: FlagSet) -> dict[str, Any]:
-        """The fields of a row that a set's program tells."""
+        """Fields of a row that follow from the set's program."""
         result = self._screener.result(settings)
         if result.program is None:
             assert result.failure is not None
@@ -400,7 +386,7 @@ class CellBuilder:
 
 
 def _needed_chains(space: SearchSpace) -> dict[str, list[FlagSet]]:
-    """One set for each setting whose conditions the default does not fulfil, under which they are."""
+    """For each setting whose conditions the defaults do not fulfil, one set that fulfils them."""
     by_name = {p.name: p for p in space.parameters}
 
     def acts_by_default(parameter: Parameter) -> bool:
@@ -411,7 +397,7 @@ def _needed_chains(space: SearchSpace) -> dict[str, list[FlagSet]]:
 
 
 def _worth_compiling(parameter: Parameter) -> list[str]:
-    """Values of a setting other than its default; of numbers so many that a trend is seen."""
+    """Values of a setting other than its default, at most `NUMBERS` of a numeric one."""
     values = [v for v in parameter.values() if not parameter.is_absent(v)]
     is_scale = all(v.lstrip("-").isdigit() for v in values)
     return spread(values, NUMBERS if is_scale else len(values))

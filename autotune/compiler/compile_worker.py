@@ -1,4 +1,4 @@
-"""One compile worker: a process that lowers a job's step once and compiles it under one set after the other."""
+"""A compile worker: a process that lowers a step once and compiles it under one flag set after another."""
 
 from __future__ import annotations
 
@@ -26,30 +26,29 @@ from autotune.workers.base import GuardedProcess
 from autotune.workers.failures import classify_failure
 
 NICENESS = 15
-"""Of every process that compiles: whatever else runs goes first."""
+"""Nice value of all compiling processes."""
 
 TOO_SLOW = "SIGXCPU"
-"""What ends a compilation that has used up its processor time."""
+"""Signal that ends a compilation at its limit of processor time."""
 
 START_LIMIT_S = 900.0
 STOP_PATIENCE_S = 10.0
 LOG_BYTES = 2_000_000
 
 ESTIMATES = "--xla_gpu_collect_cost_model_stats=true"
-"""Makes XLA write its own estimates beside each kernel; the program stays the same."""
-
+"""Makes XLA write its cost estimate of each kernel; the program stays the same."""
 
 Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompileJob:
-    """What is compiled, and for which GPUs.
+    """A step to compile, and the GPUs to compile it for.
 
     Attributes:
         target: The GPU; None compiles for this machine's CPU.
-        topology: Machines and GPUs; for the CPU, its virtual devices.
-        versions: Installed versions that decide what comes out: part of the cache's key.
+        topology: For the CPU, its virtual devices.
+        versions: Installed versions of the compiler: part of the cache's key.
     """
 
     entry: str
@@ -62,7 +61,7 @@ class CompileJob:
 
     @property
     def digest(self) -> str:
-        """Identifies everything but the flag set that decides the program, including the user's source."""
+        """Digest of all that decides the program besides the flag set, the user's source included."""
         known = {
             "entry": self.entry,
             "options": self.options,
@@ -88,17 +87,17 @@ def _source_digest(entry: str, paths: Sequence[str]) -> str:
 
 
 def is_too_slow(result: CompileResult) -> bool:
-    """Whether a compilation was ended because it exceeded its processor time."""
+    """Whether a compilation exceeded its limit of processor time."""
     return result.failure is not None and result.failure.signal == TOO_SLOW
 
 
 def jax_settings(settings: FlagSet) -> FlagSet:
-    """The part of a set that JAX itself reads, at import or while it lowers."""
+    """The part of a set that JAX reads at import or while lowering."""
     return FlagSet({n: v for n, v in settings.items() if n.startswith(("jax_", "JAX_"))})
 
 
 def worker_settings(settings: FlagSet) -> FlagSet:
-    """The part of a set that a worker must be started with: JAX options and options of the workload."""
+    """The part of a set that needs a worker of its own: JAX options and options of the workload."""
     return jax_settings(settings).merge(settings.of_kind("option"))
 
 
@@ -123,8 +122,8 @@ class CompileWorker:
             virtual_devices=job.topology.device_count if is_cpu else None,
         )
         let_import_packages(env)
-        env["CUDA_VISIBLE_DEVICES"] = ""  # described GPUs only: those that are here are being measured
-        env["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"  # else the plugin wants cuPTI, of no use without a GPU
+        env["CUDA_VISIBLE_DEVICES"] = ""  # described GPUs only: attached ones are being measured
+        env["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"  # else the plugin requires cuPTI, useless without a GPU
         env["OPENBLAS_NUM_THREADS"] = "1"  # threads that a fork would lose
         env["TF_CPP_MIN_LOG_LEVEL"] = "1"
         command = [driver_python(), "-m", "autotune.child.compile"]
@@ -151,7 +150,7 @@ class CompileWorker:
         return {"niceness": NICENESS, "processors": sorted(self.kept_to)}
 
     def compile(self, settings: FlagSet, *, limits: CompileLimits, has_estimates: bool) -> CompileResult | None:
-        """Compiles one set within limits; None if the worker itself is gone."""
+        """Compiles one set within limits; None if the worker died."""
         self._count += 1
         self._limits = limits
         folder = self._folder / str(self._count)
@@ -229,7 +228,7 @@ class CompileWorker:
         return failure.model_copy(update={"message": said})
 
     def _why_broken(self, answer: Mapping[str, Any] | None) -> Failure:
-        """Why no set can be compiled at all."""
+        """The failure of a worker that cannot compile any set."""
         end = self._process.end or {}
         lines = tuple(end.get("last_lines", ()))
         if answer is not None and answer.get("error_type"):

@@ -1,7 +1,7 @@
-"""Compiles many flag sets for a described GPU: keeps the compile workers in hand, and what they gave.
+"""Compiles flag sets in parallel workers and caches the results.
 
-Several sets are compiled at once, each by a worker of its own, as many as there are processors for, and memory: what a
-compilation takes of that is known from those before it, and the first one is alone.
+The number of workers is limited by processors and by memory. The memory of a compilation is known from earlier ones,
+so the first one runs alone.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from autotune.model.flags import FlagSet
 from autotune.model.measurement import Failure, FailureKind
 from autotune.model.time_limits import compile_limits
 
-# Failures that say something about the set; what the machine did to a worker may be otherwise next time.
+# Failures of the set itself; a failure of the machine may not repeat.
 _LASTING = frozenset({FailureKind.UNKNOWN_FLAG, FailureKind.COMPILE_ERROR, FailureKind.CRASH})
 
 
 class Cache:
-    """Results of one job (workload, versions, target, topology), by flag set."""
+    """Cached results of one job, by flag set."""
 
     def __init__(self, root: Path | None, job: str) -> None:
         self._folder = root / f"v{SCHEMA_VERSION}-{job}" if root else None
 
     def load(self, settings: FlagSet) -> CompileResult | None:
-        """The cached result of a set; None if there is none that can be read."""
+        """The cached result of a set; None if there is no readable one."""
         path = self._path(settings)
         if path is None:
             return None
@@ -45,7 +45,7 @@ class Cache:
         return found.model_copy(update={"from_cache": True}) if found.settings == settings else None
 
     def store(self, result: CompileResult) -> None:
-        """Caches a result unless it is a failure of the machine; errors of the disk are ignored."""
+        """Caches a result unless it is a failure of the machine; disk errors are ignored."""
         path = self._path(result.settings)
         if path is None or (result.failure is not None and result.failure.kind not in _LASTING):
             return
@@ -65,10 +65,10 @@ class Cache:
 WORKER_RESTARTS = 2
 
 MEMORY_SHARE = 0.5
-"""Of the memory that is free when a batch begins, what its compilations may take together."""
+"""Share of the memory available at the start of a batch that its compilations may use together."""
 
 MOST_WORKERS = 16
-"""Each lowers the step for itself, so more of them pay less and less."""
+"""Each worker lowers the step itself, so further ones gain little."""
 
 
 class _Seat:
@@ -79,7 +79,7 @@ class _Seat:
 
     @property
     def shared(self) -> FlagSet | None:
-        """The settings that its worker was started with; None without a worker."""
+        """Settings that the worker was started with; None without a worker."""
         return self.worker.shared if self.worker is not None else None
 
     def close(self) -> None:
@@ -93,10 +93,10 @@ class Compiler:
     """Compiles flag sets for one job; its workers live until `close`.
 
     Args:
-        processors: Gives how many compilations may run at once, if there is memory for them.
+        processors: Returns the largest number of compilations at once.
 
     Attributes:
-        kept_to: Processors to which compilations that begin from now on keep; empty for all.
+        kept_to: Processors that later compilations may use; empty for all.
 
     Raises:
         LaunchError: If no fitting CUDA plugin is installed.
@@ -120,7 +120,7 @@ class Compiler:
         self._progress = progress
         self._processors = processors
         self._seats = [_Seat()]
-        # Nothing may start a backend of JAX before the fork, or the fork's flags do nothing; on a CPU, devices do.
+        # A JAX backend that starts before the fork disables the fork's flags, and listing a CPU's devices starts one.
         self._lowers_first = job.target is not None
         self._is_stopped = False
         self._has_estimates = True
@@ -131,15 +131,12 @@ class Compiler:
         return [seat.worker for seat in self._seats if seat.worker is not None]
 
     def compile(self, sets: Sequence[FlagSet]) -> Generator[CompileResult, None, None]:
-        """Compiles each distinct set; a failure is a result like any other.
+        """Compiles each distinct set, and yields cached results first; failures are results too.
 
-        Closing the generator starts no more compilations; those under way are finished and cached.
-
-        Yields:
-            One result for each distinct set, cached ones first.
+        After closing the generator no more compilations start; running ones finish and are cached.
 
         Raises:
-            LaunchError: If nothing can be compiled, because the workload itself fails.
+            LaunchError: If the workload itself fails.
         """
         missing = []
         for settings in dict.fromkeys(sets):
@@ -149,7 +146,7 @@ class Compiler:
             else:
                 self._learn(kept)
                 yield kept
-        missing.sort(key=lambda s: str(worker_settings(s)))  # those of one worker together
+        missing.sort(key=lambda s: str(worker_settings(s)))  # group by worker
         if self._most_at_once(missing) > 1:
             yield from self._side_by_side(missing)
             return
@@ -157,7 +154,7 @@ class Compiler:
             yield self._one(self._seats[0], settings)
 
     def _most_at_once(self, missing: Sequence[FlagSet]) -> int:
-        """How many sets are compiled at once: one until the memory of a compilation is known."""
+        """Number of compilations at once; one until the memory of a compilation is known."""
         if not self._host_bytes:
             return 1
         room = int(MEMORY_SHARE * available_memory_bytes() / self._host_bytes)
@@ -212,7 +209,7 @@ class Compiler:
             limits = compile_limits(self._first_s)
             result = worker.compile(settings, limits=limits, has_estimates=self._has_estimates)
             if self._has_estimates and result is not None and _may_be_of_estimates(result):
-                # XLA's cost models know some GPUs only, and another build may lack the flag: then go on without.
+                # XLA's cost models know only some GPUs, and another build may lack the flag: retry without it.
                 result = worker.compile(settings, limits=limits, has_estimates=False)
                 self._has_estimates = result is None or result.program is None
             if result is not None:
@@ -222,7 +219,7 @@ class Compiler:
         return CompileResult(settings=settings, failure=failure)
 
     def _start(self, seat: _Seat, shared: FlagSet) -> None:
-        """Starts a worker; if the workload starts a JAX backend in it, one that leaves lowering to its forks."""
+        """Starts a worker; if the workload starts a JAX backend in it, another that lowers in its forks."""
         seat.close()
         seat.worker = self._new_worker(shared)
         if seat.worker.is_touched:
@@ -235,7 +232,7 @@ class Compiler:
         return CompileWorker(self.job, shared, self._progress, lowers_first=self._lowers_first, kept_to=self.kept_to)
 
     def forget(self, sets: Iterable[FlagSet]) -> None:
-        """Takes results out of the cache."""
+        """Removes results from the cache."""
         for settings in sets:
             self._cache.drop(settings)
 
@@ -251,7 +248,7 @@ class Compiler:
         self._is_stopped = False
 
     def close(self) -> None:
-        """Ends the workers; the next compilation starts one."""
+        """Ends the workers; a later compilation starts new ones."""
         for seat in self._seats:
             seat.close()
 

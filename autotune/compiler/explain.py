@@ -1,4 +1,4 @@
-"""One set against the reference: what differs between the programs, and how much communication is hidden."""
+"""Explains a set against the reference: program differences, and how much communication is overlapped."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from autotune.model.flags import FlagSet
 from autotune.model.units import format_seconds, format_share
 
 MOST_COLLECTIVES = 8
-"""Collectives whose overlap is shown one by one: those that computing waits for longest."""
+"""Collectives whose overlap is shown one by one, the most exposed first."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Side:
-    """One of the two programs, with its prediction; None for a CPU."""
+    """One of the two programs; a CPU's has no prediction."""
 
     settings: str
     program: CompiledProgram
@@ -26,7 +26,7 @@ class Side:
 
 
 def explain_set(screener: Screener, settings: FlagSet) -> Side:
-    """One set as a side of an explanation.
+    """Compiles a set and predicts its step.
 
     Raises:
         LaunchError: If it does not compile.
@@ -42,7 +42,7 @@ def explain_set(screener: Screener, settings: FlagSet) -> Side:
 
 
 def explanation(reference: Side, candidate: Side, *, memory_limit_bytes: int | None) -> str:
-    """What differs between two programs, and how their communication overlaps, as text for a terminal."""
+    """Formats the differences between two programs, and the overlap of their communication."""
     lines = [f"set:     {candidate.settings}", f"against: {reference.settings}", ""]
     differences = list(changes(reference.program, candidate.program))
     if differences:
@@ -59,7 +59,7 @@ def explanation(reference: Side, candidate: Side, *, memory_limit_bytes: int | N
 
 
 def _overlap_lines(reference: Prediction, candidate: Prediction) -> list[str]:
-    """Communication of a step, and of single runs of collectives how much computing hides."""
+    """Communication of a step, and how much of single collectives is overlapped."""
     rows = [
         (what, format_seconds(getattr(reference, name)), format_seconds(getattr(candidate, name)))
         for what, name in (
@@ -85,7 +85,7 @@ def _format_exposure(found: tuple[float, float] | None) -> str:
 
 
 def _exposures(events: Sequence[Event]) -> dict[str, tuple[float, float]]:
-    """Collective to the seconds of its most exposed run, and how many of them computing waits."""
+    """Maps each collective to the seconds and the exposed seconds of its most exposed run."""
     waits = [(e.start_s, e.end_s) for e in events if e.kind == "wait"]
     found: dict[str, tuple[float, float]] = {}
     for event in events:

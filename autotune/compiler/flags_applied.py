@@ -1,10 +1,9 @@
-"""Checks that the flags of a compilation were applied, by XLA's own word and not by the environment it was given.
+"""Checks that XLA applied the flags of a compilation.
 
 XLA writes the debug options in force beside its dump, as far as they differ from its defaults. It parses XLA_FLAGS
-once in a process: if the options of the step's module name the dump folder of this very compilation, all of its
-flags were parsed with that. What is listed besides is compared with what was asked, so that a workload which adds
-to XLA_FLAGS itself is found, too. Without this proof a compilation says nothing of a set, least of all that it is a
-no-op.
+once in a process: if the options of the step's module name the dump folder of this compilation, all its flags were
+parsed. The listed options are compared with the given ones, which also finds a workload that adds to XLA_FLAGS
+itself. Without this check an unchanged program does not show that a set is a no-op.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ def require_applied(
     """Checks that one compilation ran under its flags.
 
     Args:
-        marker: The dump folder of this compilation and no other.
-        written: What XLA wrote of the options of the step's module; empty if it wrote nothing.
+        marker: The dump folder, which only this compilation uses.
+        written: XLA's text of the options of the step's module; may be empty.
 
     Raises:
-        FlagsLostError: If that is not proven.
+        FlagsLostError: If it did not, or nothing proves it.
     """
     options = parse_debug_options(written)
     lost = [*check_options(asked, jax_options), *check_debug_options(asked, options)]

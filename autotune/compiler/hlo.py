@@ -1,8 +1,8 @@
-"""Reads optimized HLO modules as XLA prints them: instructions, groups of devices, trip counts, work of kernels.
+"""Parses optimized HLO modules: instructions, device groups, trip counts, work of kernels.
 
-Trip counts: passes that peel a loop, as those of pipelining do, lose count of how often it runs. The counter is read
-off the loop itself: what it begins with, what an iteration adds, and what ends it. All of that are scalar integers, and
-everything else is *not known*: a wrong count would be a wrong step time. XLA's own counting before that is in
+Trip counts: passes that peel a loop, such as pipelining, lose its trip count. It is then evaluated from the loop's
+initial value, increment and limit, which must be scalar integers. All else counts as unknown, because a wrong count
+gives a wrong step time. XLA's own counting before that is in
 `xla/service/while_loop_trip_count_annotator.cc` and `xla/service/while_loop_analysis.cc`.
 
 Work of kernels: the rules follow XLA's own cost analysis (xla/service/hlo_cost_analysis.cc and
@@ -44,12 +44,12 @@ class Array:
 
     @property
     def elements(self) -> int:
-        """How many elements it has."""
+        """Number of elements."""
         return math.prod(self.dims)
 
     @property
     def bytes(self) -> int:
-        """Bytes of it in device memory."""
+        """Bytes in device memory."""
         bits = 8 if self.dtype.startswith("f8") else _BITS.get(self.dtype, 32)
         return math.ceil(self.elements * bits / 8)
 
@@ -60,12 +60,11 @@ class Instruction:
 
     Attributes:
         opcode: ``fusion``, ``all-gather-start``, ``custom-call`` ...
-        shape: The arrays of its result; a tuple's are side by side.
-        operands: Names of instructions of the same computation.
-        members: For each operand, which member of its tuple is meant (``%while#4``); None for all of it.
-        called: Attribute to the computation that it names: ``calls``, ``body``, ``condition``, ``to_apply``.
-        index: Of a parameter, which one.
-        literal: Of a scalar integer constant, its value.
+        shape: The arrays of its result, tuples flattened.
+        members: For each operand, the index of a member of its tuple (``%while#4``); None for all of it.
+        called: Attribute (``calls``, ``body``, ``condition``, ``to_apply``) to the name of a computation.
+        index: Number of a parameter.
+        literal: Value of a scalar integer constant.
         last: Of a tuple-shaped start, the arrays of the second member (the results).
     """
 
@@ -83,11 +82,11 @@ class Instruction:
 
     @property
     def bytes(self) -> int:
-        """Bytes of its result."""
+        """Bytes of the result."""
         return sum(a.bytes for a in self.shape)
 
     def attribute(self, pattern: str) -> str | None:
-        """The first group of a pattern in its attributes."""
+        """The first group of a pattern in the attributes."""
         found = re.search(pattern, self.attributes)
         return found[1] if found else None
 
@@ -101,7 +100,7 @@ class Computation:
 
     @property
     def root(self) -> Instruction:
-        """The one whose value the computation gives."""
+        """The instruction whose value is the computation's result."""
         return next(i for i in reversed(self.instructions.values()) if i.is_root)
 
 
@@ -113,7 +112,7 @@ class Module:
 
     @staticmethod
     def operand_arrays(computation: Computation, instruction: Instruction) -> list[tuple[Array, ...]]:
-        """The arrays of each operand; empty for an operand that is not in the computation."""
+        """The arrays of each operand; empty for operands outside the computation."""
         found = []
         for name, member in zip(instruction.operands, instruction.members, strict=True):
             shape = computation.instructions[name].shape if name in computation.instructions else ()
@@ -121,19 +120,19 @@ class Module:
         return found
 
     def index(self) -> dict[str, tuple[Computation, Instruction]]:
-        """Every instruction by name (names are unique in a module), with its computation."""
+        """Maps each name (unique in a module) to its computation and instruction."""
         return {i.name: (c, i) for c in self.computations.values() for i in c.instructions.values()}
 
 
 def parse_shape(text: str) -> tuple[Array, ...]:
-    """All arrays of a shape's text, in order, tuples flattened."""
+    """Parses the arrays of a shape, in order, tuples flattened."""
     return tuple(
         Array(dtype, tuple(int(d.lstrip("<=")) for d in dims.split(",") if d)) for dtype, dims in _ARRAY.findall(text)
     )
 
 
 def parse_module(text: str) -> Module:
-    """Reads a module; lines of no known form are skipped."""
+    """Parses a module and skips lines of unknown form."""
     computations: dict[str, Computation] = {}
     current: Computation | None = None
     for line in text.splitlines():
@@ -152,7 +151,7 @@ def parse_module(text: str) -> Module:
 
 
 def _parse_instruction(is_root: bool, name: str, rest: str) -> Instruction | None:
-    """The right-hand side of an instruction: shape, opcode, operands, attributes."""
+    """Parses the right-hand side of an instruction."""
     end = _matching(rest, 0) + 1 if rest.startswith("(") else rest.find(" ")
     shape, body = rest[:end], rest[end:].lstrip()
     opcode, parenthesis, _ = body.partition("(")
@@ -190,14 +189,14 @@ def _matching(text: str, start: int) -> int:
 
 
 def _second_member(shape: str) -> tuple[Array, ...]:
-    """Of ``((a, b), c, ...)`` the arrays of ``c``: what an asynchronous start will give."""
+    """Arrays of ``c`` in ``((a, b), c, ...)``: the results of an asynchronous start."""
     close = _matching(shape, 1)
     rest = shape[close + 1 : -1].lstrip(", ")
     return parse_shape(rest[: _matching(rest, 0) + 1] if rest.startswith("(") else rest)
 
 
 def device_groups(instruction: Instruction, device_count: int) -> list[list[int]]:
-    """The groups of devices of a collective (not of its start); for a permute, its pairs."""
+    """Device groups of a collective (not of its start); for a permute, its pairs."""
     text = instruction.attributes
     pairs = re.search(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}", text)
     if pairs:
@@ -221,7 +220,7 @@ def _explicit(text: str) -> list[list[int]]:
 
 
 def _iota(text: str) -> Iterator[int]:
-    """Device numbers of ``[4,2]T(1,0)``: counted up over the dims, then transposed, row by row."""
+    """Device numbers of ``[4,2]T(1,0)``: an iota over the dims, transposed, in row-major order."""
     dims_text, _, order_text = text.partition("T")
     dims = [int(n) for n in re.findall(r"\d+", dims_text)]
     order = [int(n) for n in re.findall(r"\d+", order_text)] or list(range(len(dims)))
@@ -231,9 +230,9 @@ def _iota(text: str) -> Iterator[int]:
 
 
 def _mesh_groups(text: str) -> Iterator[list[int]]:
-    """Groups of ``mesh['x'=4,'y'=2], device_ids=([..]T(..)) {'x':(2)2}``: along the axes named in braces.
+    """Groups of ``mesh['x'=4,'y'=2], device_ids=([..]T(..)) {'x':(2)2}`` along the axes in braces.
 
-    ``'x':(2)2`` is part of an axis: its size 2 after 2 outer parts.
+    ``'x':(2)2`` is a part of an axis: size 2 after 2 outer parts.
     """
     found = re.match(r"mesh\[([^\]]*)\](?:, device_ids=\(([^{]*)\))? \{([^}]*)\}", text)
     if not found:
@@ -252,7 +251,7 @@ def _mesh_groups(text: str) -> Iterator[list[int]]:
 
 
 def _rest(coordinate: int, size: int, parts: Sequence[tuple[int, int]]) -> int:
-    """What is left of a coordinate on an axis without the parts along which devices are grouped."""
+    """A coordinate on an axis without the parts along which devices are grouped."""
     for outer, part in parts:
         inner = size // (outer * part)
         coordinate = coordinate // (part * inner) * inner + coordinate % inner
@@ -263,32 +262,32 @@ def _rest(coordinate: int, size: int, parts: Sequence[tuple[int, int]]) -> int:
 _SEEN_THROUGH = frozenset({"bitcast", "copy", "opt-barrier"})
 _CALLS = frozenset({"call", "fusion"})
 MOST_STEPS = 100
-"""Instructions that are looked at for one loop; real ones take about ten."""
+"""Limit of evaluated instructions for one loop; real ones take about ten."""
 
 _MIRRORED = {"LT": "GT", "LE": "GE", "GT": "LT", "GE": "LE", "NE": "NE"}
 
 
 @dataclass(frozen=True, slots=True)
 class _Sum:
-    """A scalar integer: a member of the loop's state (None: no member) plus a constant."""
+    """A scalar integer: a constant, plus a member of the loop's state unless `member` is None."""
 
     member: int | None
     constant: int
 
 
 class _Whole(Enum):
-    """Stands for all of a loop's state, whose members are asked for."""
+    """Stands for the whole state of a loop."""
 
     STATE = "state"
 
 
 _Value = _Sum | _Whole | None
 _Given = Callable[[int], _Value]
-"""What a computation was given, by the parameter's number."""
+"""Argument of a computation by parameter number."""
 
 
 def trip_count(module: Module, computation: Computation, loop: Instruction) -> int | None:
-    """How often the body of a ``while`` runs; None if that is not known."""
+    """Iterations of a ``while``; None if unknown."""
     told = loop.attribute(r'"known_trip_count":\{"n":"(\d+)"\}')
     if told is not None:
         return int(told)
@@ -328,7 +327,7 @@ class _Reader:
     steps: int = 0
 
     def end(self, condition: Computation) -> tuple[int, str, int] | None:
-        """The condition of a loop: member of the state, comparison, constant."""
+        """Reads a loop's condition: member of the state, comparison, constant."""
         root, inside = condition.root, condition
         given: _Given = lambda number: _Whole.STATE  # noqa: E731
         while root.opcode in _CALLS and (called := self._called(root)) is not None:
@@ -427,13 +426,12 @@ Product = tuple[int, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a kernel does.
+    """FLOPs and bytes of a kernel.
 
     Attributes:
         flops: FLOPs outside of matrix products.
-        matrix_flops: FLOPs of matrix products.
-        matrix_dtype: Type of what is multiplied, None without a product.
-        product: Batch, rows, columns and depth of its (largest) matrix product; None without one, and of attention.
+        matrix_dtype: Type of the factors; None without a product.
+        product: The largest matrix product; None without one, and of attention.
     """
 
     flops: float = 0.0
@@ -444,7 +442,7 @@ class Work:
 
 
 def kernel_work(module: Module, computation: Computation, instruction: Instruction) -> Work:
-    """The work of one instruction outside of fusions."""
+    """Counts the work of an instruction outside of fusions."""
     if instruction.opcode == "fusion":
         fused = module.computations[instruction.called["calls"]]
         done = _of_computation(module, fused)
@@ -457,7 +455,7 @@ def kernel_work(module: Module, computation: Computation, instruction: Instructi
 
 
 def _of_computation(module: Module, computation: Computation) -> Work:
-    """FLOPs of a computation, the type of its last product and the shape of its largest."""
+    """FLOPs of a computation, dtype of its last product, shape of its largest."""
     total = Work()
     for instruction in computation.instructions.values():
         one = _of_one(module, computation, instruction)
@@ -485,7 +483,6 @@ def _of_one(module: Module, computation: Computation, instruction: Instruction) 
 
 
 def _of_dot(module: Module, computation: Computation, dot: Instruction) -> Work:
-    """A matrix product of HLO."""
     left = next(iter(module.operand_arrays(computation, dot)), ())
     if not left or not dot.shape:
         return Work()
@@ -497,14 +494,13 @@ def _of_dot(module: Module, computation: Computation, dot: Instruction) -> Work:
 
 
 def _product(left: Array, result: Array, depth: int, batch: int) -> Work:
-    """The work of a matrix product."""
     rows = max(1, left.elements // max(1, depth * batch))
     shape = (batch, rows, max(1, result.elements // (rows * batch)), depth)
     return Work(matrix_flops=2.0 * result.elements * depth, matrix_dtype=left.dtype, product=shape)
 
 
 def _fusion_bytes(fused: Computation, fusion: Instruction) -> float:
-    """Bytes a fusion reads and writes: of sliced operands the slice, of updates in place the update."""
+    """Bytes a fusion reads and writes; slices and in-place updates count as such."""
     users: dict[str, list[Instruction]] = {}
     for instruction in fused.instructions.values():
         for operand in instruction.operands:
@@ -515,7 +511,7 @@ def _fusion_bytes(fused: Computation, fusion: Instruction) -> float:
 
 
 def _read_bytes(value: Instruction, users: dict[str, list[Instruction]]) -> float:
-    """How much of one operand of a fusion is read."""
+    """Bytes read of one operand of a fusion."""
     total = 0.0
     for user in users.get(value.name, ()):
         if user.opcode in _SLICERS and user.operands[0] == value.name:
@@ -539,7 +535,7 @@ def _roots(fused: Computation) -> Iterable[Instruction]:
 
 
 def _written_bytes(fused: Computation, root: Instruction) -> float:
-    """How much one result of a fusion writes."""
+    """Bytes written for one result of a fusion."""
     seen = root
     while seen.opcode in _VIEWS and seen.operands and seen.operands[0] in fused.instructions:
         seen = fused.instructions[seen.operands[0]]
@@ -549,7 +545,7 @@ def _written_bytes(fused: Computation, root: Instruction) -> float:
 
 
 def _of_custom_call(call: Instruction, operands: list[Array]) -> Work:
-    """The library calls that XLA writes matrix products and attention as."""
+    """Work of cuBLAS and cuDNN calls."""
     target = call.attribute(r'custom_call_target="([^"]*)"') or ""
     if target.startswith("__cublas") and operands:
         left = operands[0]
@@ -562,7 +558,7 @@ def _of_custom_call(call: Instruction, operands: list[Array]) -> Work:
 
 
 def _dims(call: Instruction, name: str, left: Array) -> int | None:
-    """Size of the left operand along the dimensions of a name; None if the call does not say."""
+    """Size of the left operand along named dimensions; None if the call does not give them."""
     found = re.search(rf'"{name}_dimensions":\s*(\[[^\]]*\])', call.attributes)
     return math.prod(left.dims[int(d)] for d in json.loads(found[1])) if found else None
 

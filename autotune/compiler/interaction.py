@@ -1,25 +1,24 @@
 """Interaction test: finds settings without an effect alone that change the program in combination.
 
-A row is one assignment of settings. Its context is what is left without the settings that look like no-ops; a row with
-the program of its context speaks for all combinations in it at once, so few rows speak for many. Where the program
-differs, delta debugging finds a minimal set that changes it, whose settings are active. The test ends when rows that
-were equal hold
+A row is one assignment of settings. Its context is the row without apparent no-ops. If the row has the program of its
+context, all combinations in it are covered at once (group testing). Where the program differs, delta debugging finds
+a minimal set that changes it, whose settings are active. The test ends when equal rows hold
 
 * every value of a no-op with every value of every other setting, and
 * every two settings, one of them a no-op, while any third one is left alone: it might switch them off,
 
-and when every no-op was tried with all that its conditions ask for. So a difference that hinges on two values, or on
-two settings (of one other value each) and the absence of a third, or on a chain of conditions, is found for certain. In
-small spaces every two values are tried alone, too, so that a pair is found whatever switches it off. What hinges on
-more is found by chance: `benchmarks.soundness` measures how often.
+and when every no-op was tried with its conditions fulfilled. So a difference that depends on two values, or on two
+settings (of one other value each) and the absence of a third, or on a chain of conditions, is found for certain. In
+small spaces every two values are also tried alone, so that a pair is found whatever switches it off. Larger
+combinations are found by chance: `benchmarks.soundness` measures how often.
 
-A screen repeats the test under each kernel choice. Without a device XLA takes Triton kernels for matrix products. On
-one, the autotuner times those against cuBLAS and takes the faster for each product. Which kernels run decides what
-other settings act on: a command buffer of fusions and custom calls holds other kernels. So two sets have one program
-only if they have under each choice. Two can be forced on jaxlib 0.10.2 and 0.12.0.1. A third, cuDNN's fusions, cannot:
-without a device's cuDNN they end with "Failed to get configs". Levels and fallbacks of the autotuner
-(``xla_gpu_cudnn_gemm_fusion_level``, ``xla_gpu_cublas_fallback``) change nothing without a device; the catalogue says
-that they decide the autotuner, and such settings are always measured.
+A screen repeats the test under each kernel choice. Without a device XLA takes Triton kernels for matrix products; on a
+device the autotuner times them against cuBLAS for each product. Other settings depend on the kernels: a command buffer
+of fusions and custom calls holds other kernels. So two sets count as equal only if they are under each choice. Two
+choices can be forced on jaxlib 0.10.2 and 0.12.0.1. A third, cuDNN's fusions, cannot: without a device's cuDNN they
+end with "Failed to get configs". Levels and fallbacks of the autotuner (``xla_gpu_cudnn_gemm_fusion_level``,
+``xla_gpu_cublas_fallback``) change nothing without a device; the catalogue gives them the stage ``autotuner``, and
+such settings are always measured.
 """
 
 from __future__ import annotations
@@ -32,28 +31,28 @@ from dataclasses import dataclass, field
 from autotune.model.flags import FlagSet, shrink
 
 Program = Callable[[FlagSet], str | None]
-"""Names the program of a set; None if it does not compile. Raises `TimeUp` when nothing more may be compiled."""
+"""Fingerprint of a set's program; None if it does not compile. Raises `TimeUp` when the time is up."""
 
 Domains = Mapping[str, Sequence[str]]
 Chains = Mapping[str, Sequence[FlagSet]]
 """Setting to the sets under which its conditions are true."""
 
 RANDOM_ROWS = 8
-"""Random rows of which the one is taken that holds most combinations."""
+"""Random rows, of which the one with most combinations is compiled."""
 
 FULL_ROWS = 2
-"""Rows in which a combination is tried among much else; then it is tried alone, for others may have hidden it."""
+"""Full rows for a combination before it is tried alone, because others may hide it."""
 
 PAIRS_ALONE = 64
-"""Up to so many pairs of values, one of them a no-op's, each is tried alone in the end."""
+"""Up to this many pairs of values, one of them a no-op's, are finally tried alone."""
 
 HALVES = 4
-"""Rows of half of the no-ops, where not every combination is asked for."""
+"""Rows of half of the no-ops, unless the test is thorough."""
 
 TRITON, CUBLAS = "with Triton GEMMs", "with cuBLAS GEMMs"
 
 CHOICES: Mapping[str, FlagSet] = {TRITON: FlagSet(), CUBLAS: FlagSet({"xla_gpu_enable_triton_gemm": False})}
-"""What forces each kernel choice. The first is what a compilation takes of itself."""
+"""Flags that force each kernel choice; the first is the compiler's own."""
 
 
 class TimeUp(Exception):
@@ -62,12 +61,12 @@ class TimeUp(Exception):
 
 @dataclass(slots=True)
 class Interactions:
-    """What an interaction test found.
+    """Result of an interaction test.
 
     Attributes:
-        found_active: Settings that do act, each with all those among which it was seen to: of a minimal set none can be
-            left out, of a context that was not tried. Empty for what acts alone.
-        unsettled: Settings that nothing can be said of, because the time was up.
+        found_active: Active settings, each with those among which it acts: the others of a minimal set, and the
+            context, which was not minimized. Empty for what acts alone.
+        unsettled: Settings without a verdict, because the time was up.
     """
 
     found_active: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -76,10 +75,10 @@ class Interactions:
 
 
 def kernel_choices(baseline: FlagSet, *, is_gpu: bool) -> dict[str, FlagSet]:
-    """The choices that a study's programs may meet: one on a CPU, and where the baseline leaves only one.
+    """Kernel choices that a study's programs may meet: one on a CPU, and where the baseline leaves only one.
 
-    A set that forbids Triton itself has one program under both; one that allows it in words is still subject to the
-    autotuner, so what forces a choice goes on top of any set.
+    A set that forbids Triton has one program under both. One that allows it explicitly is still subject to the
+    autotuner, so a choice is merged over any set.
     """
     if not is_gpu:
         return {"": FlagSet()}
@@ -96,7 +95,7 @@ def find_interactions_by_choice(
     chains: Chains,
     progress: Callable[[int, int], None],
 ) -> dict[str, Interactions]:
-    """The interaction test under each kernel choice in turn; each tries what the one before left as no-ops."""
+    """Runs the interaction test under each kernel choice on the no-ops that the previous one left."""
     found: dict[str, Interactions] = {}
     no_ops, active, done = dict(no_ops), dict(active), 0
     for choice, forced in choices.items():
@@ -119,7 +118,7 @@ def find_interactions_by_choice(
 def _under_choice(
     program: Program, no_ops: Domains, active: Domains, chains: Chains, progress: Callable[[int, int], None]
 ) -> Interactions:
-    """The test under one choice; where the reference does not compile under it, nothing is settled."""
+    """Tests under one choice; if the reference does not compile under it, nothing is settled."""
     try:
         if program(FlagSet()) is None:
             return Interactions(unsettled=tuple(no_ops))
@@ -143,13 +142,13 @@ def find_interactions(
     pairs_alone: int = PAIRS_ALONE,
     is_thorough: bool = True,
 ) -> Interactions:
-    """Finds combinations in which settings that change nothing alone change the program.
+    """Finds combinations in which settings without an effect alone change the program.
 
     Args:
-        no_ops: Settings that change nothing alone, with all values of theirs that compile.
-        failing: Single settings that do not compile alone; a no-op that mends one is active.
-        is_thorough: Whether rows must hold all that the module promises; else each value of a no-op with all other
-            no-ops, conditions, and `HALVES` rows of half of them.
+        no_ops: Settings without an effect alone, with all their values that compile.
+        failing: Single settings that do not compile alone; a no-op that repairs one is active.
+        is_thorough: Whether to cover all combinations of the module's docstring; else each value of a no-op with all
+            other no-ops, conditions, and `HALVES` rows of half of them.
     """
     search = _Search(program, no_ops, active, seed, pairs_alone, is_thorough)
     try:
@@ -176,11 +175,7 @@ class _Search:
         self._asked: dict[tuple[str, ...], int] = {}
 
     def work(self, failing: Sequence[FlagSet], chains: Chains, progress: Callable[[int, int], None]) -> None:
-        """Compiles rows until all combinations are covered.
-
-        Raises:
-            TimeUp: If nothing more may be compiled.
-        """
+        """Compiles rows until all combinations are covered."""
         for name, values in self.no_ops.items():
             self._queue += [chain.merge({name: v}) for chain in chains.get(name, ()) for v in values]
         if not self._is_thorough:
@@ -196,7 +191,7 @@ class _Search:
     # ------------------------------------------------------------------ one row
 
     def _try(self, row: FlagSet) -> None:
-        """Takes a row apart until what is left of the no-ops in it changes nothing."""
+        """Splits a row until the remaining no-ops in it change nothing."""
         while part := FlagSet({n: v for n, v in row.items() if n in self.no_ops}):
             context = row.without(*part)
             base = self._program(context)
@@ -219,8 +214,8 @@ class _Search:
     def _minimal(self, part: FlagSet, context: FlagSet) -> FlagSet:
         """A minimal part of some no-ops that changes the program of a context.
 
-        Where all of them fail, one that fails: it may be that the compiler took all the time that it may take, and each
-        further set that holds it costs that again.
+        Where all of them fail, the part must fail: the compiler may have hit its time limit, and each further set that
+        holds the part costs that time again.
         """
         base = self._program(context)
         if base is not None and self._program(context.merge(part)) is None:
@@ -228,7 +223,7 @@ class _Search:
         return shrink(part, lambda some: self._program(context.merge(some)) != base)[0]
 
     def _activate(self, minimal: FlagSet, context: FlagSet) -> None:
-        """Counts settings among the active ones; rows that were equal with them as no-ops must be tried again."""
+        """Marks settings as active, and queues the equal rows that hold them again."""
         for name in minimal:
             del self.no_ops[name]
             self.found.found_active[name] = tuple(n for n in (*minimal, *context) if n != name)
@@ -238,13 +233,13 @@ class _Search:
     # ------------------------------------------------------------------ which rows
 
     def _plan(self) -> bool:
-        """Queues rows that hold all combinations not seen yet; whether there is any."""
+        """Queues rows that hold all uncovered combinations; whether there are any."""
         missing: dict[tuple[str, ...], None] = dict.fromkeys(self._wanted())
         for row in self._equal:
             for combination in self._combinations(row):
                 missing.pop(combination, None)
         for combination in [c for c in missing if self._asked.get(c, 0) > FULL_ROWS]:
-            del missing[combination]  # it was tried alone: it does not compile, whatever the no-op is
+            del missing[combination]  # tried alone: it does not compile, with or without the no-op
         while missing:
             seed = next(iter(missing))
             rows = [self._row(seed) for _ in range(RANDOM_ROWS if self._asked.get(seed, 0) < FULL_ROWS else 1)]
@@ -257,9 +252,9 @@ class _Search:
         return bool(self._queue)
 
     def _plan_pairs(self) -> bool:
-        """Queues every pair of values alone, once, if they are few; whether there is any.
+        """Queues every pair of values alone, once, if they are few; whether there are any.
 
-        Where not all is asked for it queues rows of half of the no-ops instead: others may have hidden what one does.
+        Unless thorough, it queues rows of half of the no-ops instead, because others may hide an effect.
         """
         if not self._is_thorough:
             left, self._halves = self._halves, 0
@@ -278,7 +273,7 @@ class _Search:
         return bool(self._queue)
 
     def _wanted(self) -> Iterator[tuple[str, ...]]:
-        """All combinations that rows must hold: of no-ops alone first, for their rows have the cheapest context."""
+        """Yields all combinations to cover, those of no-ops first: their rows have the cheapest context."""
         active = [n for n in self._domains if n not in self.no_ops]
         for name, values in self.no_ops.items():
             yield from ((name, v) for v in values)
@@ -294,7 +289,7 @@ class _Search:
                 yield from ((one, other, third) for third in thirds if third not in (one, other))
 
     def _combinations(self, row: FlagSet) -> Iterable[tuple[str, ...]]:
-        """The combinations that a row holds; see `_wanted`."""
+        """The combinations of `_wanted` that a row holds."""
         out = [n for n in self._domains if n not in row]
         yield from row.items()
         if not self._is_thorough:
@@ -305,7 +300,7 @@ class _Search:
                 yield from ((one, other, third) for third in out)
 
     def _row(self, combination: tuple[str, ...]) -> FlagSet:
-        """A random row that holds a combination: with as many no-ops as may be, and active ones if it has one."""
+        """A random row that holds a combination, many no-ops, and active settings if the combination has one."""
         draw = self._random
         asked, out = _parts(combination)
         fixed = {n: v if v is not None else draw.choice(self._domains[n]) for n, v in asked.items()}
@@ -321,7 +316,7 @@ class _Search:
 
 
 def _joined(rows: Iterable[FlagSet]) -> Iterator[FlagSet]:
-    """Few rows that hold all of some: each is taken into the first with which it agrees on every setting."""
+    """Merges rows greedily: each into the first that agrees with it on every setting."""
     joined: list[dict[str, str]] = []
     for row in rows:
         fitting = next((j for j in joined if all(j.get(n, v) == v for n, v in row.items())), None)
@@ -333,7 +328,7 @@ def _joined(rows: Iterable[FlagSet]) -> Iterator[FlagSet]:
 
 
 def _parts(combination: tuple[str, ...]) -> tuple[dict[str, str | None], str | None]:
-    """The settings of a combination, with their values where those count, and the one that must be left alone."""
+    """Splits a combination into settings (with values where those count) and the one that must be absent."""
     if len(combination) == 3:
         return {combination[0]: None, combination[1]: None}, combination[2]
     return dict(zip(combination[::2], combination[1::2], strict=True)), None

@@ -1,25 +1,25 @@
 """Predicts the step time of a compiled program without its GPUs: roofline, collectives, simulated streams.
 
-A prediction is no measurement: nothing here knows how good a kernel is, how warm a GPU runs or what else
-uses the network. It is for ranking programs and for seeing where time goes.
+A prediction ignores kernel quality, clocks and temperature, and other traffic on the network. Use it to rank programs
+and to see where time goes.
 
 Sources:
     Roofline: Williams, Waterman, Patterson, doi:10.1145/1498765.1498785.
     Kernels: xla/service/gpu/model/gpu_performance_model.cc, as XLA writes it into `reification_cost`.
     Matrix products: XLA's own measured table, ``kDefaultMatmulPTable`` in the installed plugin
         (xla/service/gpu/model/matmul_interpolator_data.h). `_TILES` and `WAVE_S` were fitted to its bf16 products of
-        256 to 4096 on a side (1, 2 and 4 at once) on H100 and B200; of those above 10 GFLOP they give the time within
-        3.5 and 3.7 % (root mean square of the log ratio). Its float8 figures are not used: on H100 they exceed peaks.
+        256 to 4096 on a side (1, 2 and 4 at once) on H100 and B200; above 10 GFLOP the error is 3.5 and 3.7 % (root
+        mean square of the log ratio). Its float8 figures are not used: on H100 they exceed peaks.
     Launches: "Getting Started with CUDA Graphs", developer.nvidia.com/blog/cuda-graphs: gaps of 0.9 us between
         kernels of a stream, 0.5 us inside a graph.
-    Streams: xla/backends/gpu/runtime: a start waits for what its stream has been given so far, a done makes it wait.
+    Streams: xla/backends/gpu/runtime: a start waits for earlier work of its stream; the stream waits for a done.
     Overlap: NCCL's kernels share no multiprocessor with others, and each of its channels holds one
-        (github.com/NVIDIA/nccl issues 689 and 1656): 16 with NVLink (XLA's own model of NCCL counts on as many,
+        (github.com/NVIDIA/nccl issues 689 and 1656): 16 with NVLink (as in XLA's own model of NCCL,
         kMaxNumChannelsRing in xla/service/gpu/model), 2 over PCIe (NCCL's log of such machines).
     Collectives: NCCL's own tuning model, src/graph/tuning.cc (v2.10): latencies and bandwidth factors of ring and tree,
-        LL, LL128 and Simple; of all algorithms and protocols the fastest is taken, as NCCL does.
-    NVLS: XLA's measured table, see `NCCL_LAUNCH_S`: all-reduces of 1 and 2 GB on 8 GPUs. NCCL's own tuning counts on
-        more (src/graph/tuning.cc v2.19 on: 85 % of the links with NVLink SHARP on Hopper).
+        LL, LL128 and Simple; the fastest algorithm and protocol counts, as in NCCL.
+    NVLS: XLA's measured table, see `NCCL_LAUNCH_S`: all-reduces of 1 and 2 GB on 8 GPUs. NCCL's own tuning
+        assumes more (src/graph/tuning.cc v2.19 on: 85 % of the links with NVLink SHARP on Hopper).
     Networks: xla/service/gpu/model/sol_gpu_cost_model.cc (header overhead, one-shot kernels, barrier).
     Published runs: ``autotune/data/published.json``, written by ``python -m benchmarks.published``: one ratio of
         predicted to published step time for each published run of a dense model in bfloat16 (`docs/predictions.md`).
@@ -44,33 +44,33 @@ from autotune.model.flags import FlagSet
 
 MAIN = "compute"
 _EXACT_TRIPS = 3
-"""Iterations of a loop that are simulated; the rest take as long as the last of them."""
+"""Simulated iterations of a loop; each further one takes as long as the last of them."""
 
 NVLINK_CORES, PCIE_CORES = 16, 2
-"""Multiprocessors that a collective keeps from the kernels beside it: one for each of NCCL's channels."""
+"""Multiprocessors that a collective occupies: one for each of NCCL's channels."""
 
 ATTENTION_SHARE, ATTENTION_BACKWARD_SHARE = 0.57, 0.45
-"""Of the matrix units' peak, what cuDNN's attention reaches. FlashAttention-3 (arXiv:2407.08608, figures 5 and 6) has
-0.5 to 0.6 forward and 0.4 to 0.5 backward, for heads of 128 under a causal mask on H100."""
+"""Share of the matrix units' peak that cuDNN's attention reaches. FlashAttention-3 (arXiv:2407.08608, figures 5 and
+6) has 0.5 to 0.6 forward and 0.4 to 0.5 backward, for heads of 128 under a causal mask on H100."""
 
 MEMORY_SHARE = 0.90
-"""Of the memory's rate: BabelStream reaches 0.9 to 0.93 on A100 and H100 (github.com/UoB-HPC/BabelStream)."""
+"""Share of the memory bandwidth: BabelStream reaches 0.9 to 0.93 on A100 and H100 (github.com/UoB-HPC/BabelStream)."""
 
 KERNEL_GAP_S, GRAPH_GAP_S = 0.9e-6, 0.5e-6
-"""Between kernels of a stream, and of a command buffer."""
+"""Gaps between kernels of a stream, and of a command buffer."""
 
 HOST_LAUNCH_S = 2.5e-6
-"""Time of the host for one launch; a graph is one launch."""
+"""Host time of one launch; a graph is one launch."""
 
 SANE = 4.0
-"""Largest factor between a roofline and XLA's own estimate of a kernel without products at which that is believed."""
+"""Largest factor between the roofline and XLA's estimate of a kernel at which XLA's is used."""
 
 _RATES = {"f32": "tf32", "bf16": "bf16", "f16": "f16", "f64": "f64", "s8": "f8", "u8": "f8"}
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that ran on a stream; of a loop, its first iterations."""
+    """A simulated kernel, collective or wait on a stream; of a loop, its first iterations."""
 
     stream: str
     name: str
@@ -81,16 +81,16 @@ class Event:
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """What a step would take.
+    """Predicted time of a step.
 
     Attributes:
         compute_s: Kernels on the compute stream.
-        communication_s: All collectives, hidden ones included.
+        communication_s: All collectives, overlapped ones included.
         exposed_s: Communication that computing waits for.
-        idle_s: The compute stream has nothing to do and waits for no collective: launches.
-        interval_s: Where a measured step would be in 95 % of cases, by step times that others published.
-        mfu: Model FLOPs over the peak of the matrix units; None if the workload does not say its FLOPs.
-        unknown_loops: Loops whose length is not known; counted once, so that the step may take far longer.
+        idle_s: Idle time of the compute stream without a pending collective: launches.
+        interval_s: 95 % interval of a measured step, from the errors on published step times.
+        mfu: Model FLOPs over the peak of the matrix units; None if the workload does not give its FLOPs.
+        unknown_loops: Loops of unknown length, counted once; the step may take far longer.
     """
 
     step_s: float
@@ -104,11 +104,6 @@ class Prediction:
     unknown_loops: tuple[str, ...]
     events: tuple[Event, ...] = field(default=(), repr=False)
 
-    @property
-    def published(self) -> str:
-        """How close the model is to published step times, as text."""
-        return str(published_error())
-
     def to_json(self) -> dict[str, object]:
         """Plain data, without the events."""
         names = ("step_s", "compute_s", "communication_s", "exposed_s", "idle_s", "mfu", "tokens_per_s")
@@ -116,16 +111,16 @@ class Prediction:
             "predicted": True,
             **{n: getattr(self, n) for n in names},
             "interval_s": list(self.interval_s),
-            "published": self.published,
+            "published": str(published_error()),
             "unknown_loops": list(self.unknown_loops),
         }
 
 
 def predict_step(program: CompiledProgram, target: Target, topology: Topology) -> Prediction:
-    """Predicts one program.
+    """Predicts the step time of a program.
 
     Raises:
-        LaunchError: If the step would take no time: its program is empty, or could not be read.
+        LaunchError: If the step takes no time: its program is empty or could not be read.
     """
     simulation = _Simulation(target, topology)
     simulation.run(program.schedule, MAIN)
@@ -155,11 +150,11 @@ def predict_step(program: CompiledProgram, target: Target, topology: Topology) -
 
 
 def kernel_time(op: Op, target: Target) -> float:
-    """Seconds of one kernel or copy.
+    """Seconds of one kernel or copy: the slowest of matrix units, scalar units and memory.
 
-    The slowest of matrix units, scalar units and memory; of other kernels than matrix products XLA's own estimate, if
-    it is near that. XLA knows more of a fusion (which reads repeat, how many threads there are), but its models give
-    absurd figures for some: those are not taken. Of a product it estimates a tiling that no autotuner has chosen.
+    For kernels other than matrix products XLA's own estimate counts, if it is near the roofline: XLA knows repeated
+    reads and thread counts of a fusion, but its models give absurd figures for some. For a product XLA estimates a
+    tiling that no autotuner has chosen.
     """
     rates, matrix_s = target.flops_per_s, _matrix_time(op, target)
     other_s = max(op.flops / rates["scalar"], op.bytes / (target.memory_bytes_per_s * MEMORY_SHARE))
@@ -170,7 +165,7 @@ def kernel_time(op: Op, target: Target) -> float:
 
 
 def _matrix_time(op: Op, target: Target) -> float:
-    """Seconds of what a kernel multiplies; 0 for one that multiplies nothing."""
+    """Seconds of a kernel's matrix products; 0 without any."""
     kind, rates = op.matrix_dtype or "", target.flops_per_s
     name = "f8" if kind.startswith("f8") else _RATES.get(kind, "bf16")
     peak = rates.get(name, rates["scalar"])
@@ -185,7 +180,7 @@ def _matrix_time(op: Op, target: Target) -> float:
 
 
 class _Simulation:
-    """Issues a schedule as the host does and keeps the clock of every stream."""
+    """Simulates the issue of a schedule by the host, with a clock for every stream."""
 
     def __init__(self, target: Target, topology: Topology) -> None:
         self._target = target
@@ -201,11 +196,11 @@ class _Simulation:
 
     @property
     def end_s(self) -> float:
-        """When everything is done."""
+        """End of the last stream."""
         return max(self._clock.values())
 
     def run(self, ops: Sequence[Op], stream: str) -> None:
-        """Issues some entries on a stream."""
+        """Issues entries on a stream."""
         for op in ops:
             if op.kind is OpKind.LOOP:
                 self._loop(op, stream)
@@ -243,14 +238,14 @@ class _Simulation:
         self.events.append(Event(stream, op.name, kind, begin, begin + seconds))
 
     def _beside(self, begin: float, seconds: float) -> float:
-        """Seconds of a kernel that shares the multiprocessors with running collectives."""
+        """Seconds of a kernel that shares multiprocessors with running collectives."""
         held = NVLINK_CORES if self._target.network.nvlink_links else PCIE_CORES
         left = 1.0 - min(held / self._target.core_count, 0.5)
         moving = max(0.0, self._moving_until - begin)
         return min(seconds / left, seconds + (1.0 - left) * moving)
 
     def _graph(self, op: Op, stream: str) -> None:
-        """One launch of the host for all that a command buffer holds."""
+        """Runs a command buffer with one launch of the host."""
         if not self._in_graph:
             self._host += HOST_LAUNCH_S
             self._clock[stream] = max(self._clock.get(stream, 0.0), self._host)
@@ -259,7 +254,7 @@ class _Simulation:
         self._in_graph = outer
 
     def _start(self, op: Op, stream: str) -> None:
-        """Runs the content on another stream, after everything issued on this one."""
+        """Runs the content on another stream, after all work issued on this one."""
         other = op.stream or "stream"
         self._clock[other] = max(self._clock.get(other, 0.0), self._clock.get(stream, 0.0))
         self.run(op.content, other)
@@ -276,7 +271,7 @@ class _Simulation:
                 self.events.append(Event(stream, f"waits for {op.name}", "wait", now, ready))
 
     def _branch(self, op: Op, stream: str) -> None:
-        """Runs the longest branch: which one is taken is not known."""
+        """Runs the longest branch, because the taken one is unknown."""
         longest = max(op.content, key=lambda b: _rough(b, self._target), default=None)
         if longest is not None:
             self.run(longest.content, stream)
@@ -309,25 +304,25 @@ class _Simulation:
 
 
 def _rough(op: Op, target: Target) -> float:
-    """Kernel seconds of everything below an entry, for comparing branches."""
+    """Kernel seconds of an entry and its content, for comparing branches."""
     own = kernel_time(op, target)
     return own + sum(_rough(inner, target) * (op.trip_count or 1) for inner in (*op.content, *op.condition))
 
 
 NCCL_LAUNCH_S = 23e-6
-"""Launch of NCCL's kernel and the meeting of all ranks. XLA's own measured table (``kDefaultCollectivePTable`` in its
-plugin: 8 H100 or B200) has 27 to 50 us for gathers, reductions and exchanges of 1 kB to 1 MB, of which NCCL's model
+"""Launch of NCCL's kernel and synchronization of all ranks. XLA's own measured table (``kDefaultCollectivePTable`` in
+its plugin: 8 H100 or B200) has 27 to 50 us for gathers, reductions and exchanges of 1 kB to 1 MB, of which NCCL's model
 explains 7 to 12; gpu_performance_model_base.h counts 5 us."""
 
 HEADER_OVERHEAD = 0.025
-PCIE_SHARE = 0.76  # what NCCL counts on of a PCIe 3 slot: 12 of 15.75 GB/s (src/graph/topo.h)
+PCIE_SHARE = 0.76  # NCCL assumes 12 of 15.75 GB/s of a PCIe 3 slot (src/graph/topo.h)
 ONE_SHOT_LAUNCH_S = 1e-6
 BARRIER_S = 1.5e-6
 
 
 @dataclass(frozen=True, slots=True)
 class _Protocol:
-    """Latencies of a protocol in seconds: base, and for each hop over NVLink, PCIe and the network."""
+    """Latencies of a protocol in seconds: base, and of a hop over NVLink, PCIe and the network."""
 
     ring: tuple[float, float, float, float]
     tree: tuple[float, float, float, float]
@@ -355,7 +350,7 @@ def collective_time(collective: Collective, network: Network, gpus_per_node: int
 
 
 class _Links:
-    """The links that one GPU of a collective's group can use."""
+    """Links that one GPU of a collective's group can use."""
 
     def __init__(self, collective: Collective, network: Network, gpus_per_node: int) -> None:
         self.local_count = max(1, collective.group_size // collective.node_count)
@@ -373,7 +368,7 @@ class _Links:
 
     @property
     def ring_bytes_per_s(self) -> float:
-        """Rate of a ring: the slower of the local links and all network cards of the group on one machine."""
+        """Rate of a ring: the slower of the local links and the group's network cards on one machine."""
         if not self.crosses:
             return self.local_bytes_per_s
         outside = self.nic_bytes_per_s * self.local_count
@@ -381,7 +376,7 @@ class _Links:
 
 
 def _candidates(collective: Collective, network: Network, link: _Links) -> Iterator[float]:
-    """Seconds of every algorithm and protocol that NCCL could choose for a reduction or gather, without the launch."""
+    """Seconds of a reduction or gather by each algorithm and protocol of NCCL, without the launch."""
     size, rounds = collective.group_size, _ROUNDS[collective.kind]
     steps = rounds * (size - 1)
     outside = rounds * (link.node_count - 1) if link.crosses else 0
@@ -399,14 +394,14 @@ def _candidates(collective: Collective, network: Network, link: _Links) -> Itera
 
 
 def _ring_share(protocol: str, kind: str, link: _Links) -> float:
-    """Share of a link that a protocol's own flags and fences leave to the data, on a ring."""
+    """Share of a ring's rate that a protocol's flags and fences leave to the data."""
     if protocol == "LL":
         return 1 / 4 if link.crosses or kind == "all-reduce" else 1 / 3
     return 0.92 if protocol == "LL128" else 1.0
 
 
 def _tree(collective: Collective, link: _Links, name: str, protocol: _Protocol, local: int) -> float:
-    """Two passes over a tree of machines, chains inside each."""
+    """Seconds of an all-reduce by a tree over machines with chains inside each."""
     share = {"LL": 1 / 3.8, "LL128": 0.915 if link.crosses else 7 / 9, "Simple": 1.0}[name]
     rate = 0.9 * link.ring_bytes_per_s * share
     depth = math.log2(link.node_count) if link.crosses else 0
@@ -416,7 +411,7 @@ def _tree(collective: Collective, link: _Links, name: str, protocol: _Protocol, 
 
 
 def _direct(collective: Collective, link: _Links) -> float:
-    """All-to-all and permute: every GPU sends its pieces straight to their places."""
+    """Seconds of an all-to-all or permute, where each GPU sends directly to the others."""
     size = collective.group_size
     is_permute = collective.kind in ("collective-permute", "send", "recv")
     share_out = (1.0 if is_permute else (size - link.local_count) / size) if link.crosses else 0.0
@@ -433,19 +428,14 @@ def _direct(collective: Collective, link: _Links) -> float:
 
 
 _TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 1.0), (64, 128, 0.5), (128, 64, 0.5), (64, 64, 0.25))
-"""Rows and columns of what one core computes at a time, and its share of the rate that large tiles reach."""
+"""Rows and columns of a core's tile, and its share of the rate of large tiles."""
 
 WAVE_S = 1.35e-6
-"""Fills and drains the pipeline of a core, once for each tile that it computes."""
+"""Fill and drain of a core's pipeline, once a tile."""
 
 
 def product_time(product: tuple[int, int, int, int], flops_per_s: float, core_count: int) -> float:
-    """Seconds of a matrix product on an idle GPU, without the launch.
-
-    Args:
-        product: Batch, rows, columns, depth.
-        flops_per_s: What the matrix units of the whole GPU reach inside a large tile.
-    """
+    """Seconds of a matrix product on an idle GPU that has `flops_per_s` inside a large tile, without the launch."""
     batch, rows, columns, depth = product
     of_core = flops_per_s / core_count
     return min(
@@ -456,20 +446,20 @@ def product_time(product: tuple[int, int, int, int], flops_per_s: float, core_co
 
 
 FACTOR = 1.2
-"""Predictions within this factor of what was published are counted in words."""
+"""Predictions within this factor of the published step time are counted in the text."""
 
 NORMAL_95 = 1.96
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedError:
-    """How far predictions are from published step times; `ratios` holds predicted over published, by run."""
+    """Errors of predictions; `ratios` maps a run to predicted over published step time."""
 
     ratios: Mapping[str, float]
 
     @property
     def within(self) -> int:
-        """Runs that were predicted within `FACTOR`."""
+        """Number of runs predicted within `FACTOR`."""
         return sum(1 / FACTOR <= r <= FACTOR for r in self.ratios.values())
 
     @property
@@ -480,7 +470,7 @@ class PublishedError:
         return math.sqrt(statistics.fmean((x - (total - x) / (len(logs) - 1)) ** 2 for x in logs))
 
     def interval(self, step_s: float) -> tuple[float, float]:
-        """Where 95 % of the published runs would lie around a prediction, if their errors are log-normal."""
+        """95 % interval around a prediction, for log-normal errors as on the published runs."""
         mean = statistics.fmean(math.log(r) for r in self.ratios.values())
         half = NORMAL_95 * self.spread
         return step_s * math.exp(-mean - half), step_s * math.exp(-mean + half)
@@ -491,16 +481,16 @@ class PublishedError:
 
 @functools.cache
 def published_error() -> PublishedError:
-    """The error on the published runs that come with the package."""
+    """Loads the errors on the published runs of the package."""
     resource = importlib.resources.files("autotune") / "data" / "published.json"
     return PublishedError(json.loads(resource.read_text(encoding="utf-8"))["ratios"])
 
 
 def predict_set(screener: Screener, settings: FlagSet) -> dict[str, Any]:
-    """The prediction of one set as plain data, or why there is none.
+    """Predicts one set, as plain data with a `failure` if it does not compile.
 
     Raises:
-        StudyFileError: If it compiles for the CPU, of which no time is predicted.
+        StudyFileError: If the screener compiles for the CPU.
     """
     target, topology = screener.job.target, screener.job.topology
     if target is None:

@@ -1,4 +1,4 @@
-"""A compiled program, reduced to what explaining and predicting need."""
+"""Data model of a compiled program for explanations and predictions."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from autotune.model.numbers import Record
 from autotune.model.units import format_bytes
 
 SCHEMA_VERSION = 7
-"""Of cached results; raised when their form or meaning changes."""
+"""Schema of cached results; raised when their form or meaning changes."""
 
 
 class OpKind(StrEnum):
-    """What an entry of the schedule is."""
+    """Kind of an entry of the schedule."""
 
     KERNEL = "kernel"
     COPY = "copy"
@@ -32,12 +32,12 @@ class OpKind(StrEnum):
 
 
 class Collective(Record):
-    """One collective, as the program asks for it.
+    """One collective of a program.
 
     Attributes:
         kind: ``all-gather``, ``all-reduce``, ``reduce-scatter``, ``all-to-all``, ``collective-permute`` ...
         bytes: Of the whole array: gathered, reduced, exchanged or (permute) sent by one GPU.
-        node_count: Machines over which one such group spreads.
+        node_count: Machines of one group.
         implementation: ``nccl``, or ``kernel`` for XLA's own.
     """
 
@@ -50,17 +50,17 @@ class Collective(Record):
 
 
 class Op(Record):
-    """One entry of the schedule, in the order in which the host issues it.
+    """One entry of the schedule.
 
     Attributes:
         detail: Kind of fusion, target of a custom call, or the thunk's kind.
-        stream: Of a start, the stream on which its content runs.
+        stream: The stream of a start's content.
         async_id: Pairs a start with its done.
-        content: What runs inside: of a start, a graph (command buffer), a loop's body, all branches.
-        condition: Of a loop, what decides whether to go on.
-        trip_count: Of a loop; None if the compiler does not know it.
+        content: Entries of a start, of a graph (command buffer), of a loop's body, of all branches.
+        condition: Entries of a loop's condition.
+        trip_count: Iterations of a loop; None if unknown.
         flops, matrix_flops, matrix_dtype, product, bytes: Work of a kernel; see `autotune.compiler.hlo.Work`.
-        xla_s: Seconds of a kernel by XLA's own cost model, if it says so.
+        xla_s: Seconds of a kernel by XLA's own cost model.
     """
 
     kind: OpKind
@@ -81,7 +81,7 @@ class Op(Record):
 
 
 class Memory(Record):
-    """Bytes of device memory that one GPU needs for the step; see ``jax.stages.Compiled.memory_analysis``."""
+    """Device memory of the step on one GPU; see ``jax.stages.Compiled.memory_analysis``."""
 
     argument_bytes: int
     output_bytes: int
@@ -91,7 +91,7 @@ class Memory(Record):
 
     @property
     def peak_bytes(self) -> int:
-        """Arguments, results in places of their own, temporaries, code: all held during the step."""
+        """Arguments, results that alias no argument, temporaries and code."""
         results = self.output_bytes - self.alias_bytes
         return self.argument_bytes + results + self.temp_bytes + self.generated_code_bytes
 
@@ -101,11 +101,11 @@ class CompiledProgram(Record):
 
     Attributes:
         fingerprint: Equal for equal programs: optimized HLO (without metadata) and thunk sequence.
-        schedule: What the host issues, in order; empty for CPU programs.
-        opcodes: How many instructions of each kind the optimized module has outside of fusions.
-        custom_calls: Calls of library kernels by target.
-        flops_per_step: Of the model, over all GPUs, if the workload says so.
-        layer_bytes: ``weights`` and ``gradients`` of one layer, if it says so.
+        schedule: Entries in the order of issue by the host; empty for CPU programs.
+        opcodes: Number of instructions outside of fusions, by opcode.
+        custom_calls: Number of custom calls, by target.
+        flops_per_step: Of the model, over all GPUs, if the workload gives it.
+        layer_bytes: ``weights`` and ``gradients`` of one layer, if the workload gives them.
     """
 
     fingerprint: str
@@ -124,10 +124,10 @@ class CompileResult(Record):
     """The result of compiling one set.
 
     Attributes:
-        settings: The set, baseline merged in.
-        duration_s: Seconds it took, with its fork.
-        cpu_s: Seconds of processor time it took, over all cores: what a loaded machine does not stretch.
-        host_bytes: Memory of the host that it took at its height; 0 where that is not known.
+        settings: The set merged into the baseline.
+        duration_s: Wall time, fork included.
+        cpu_s: Processor time over all cores, which load on the machine does not stretch.
+        host_bytes: Peak memory on the host; 0 if unknown.
     """
 
     settings: Settings
@@ -149,11 +149,7 @@ def walk(ops: tuple[Op, ...], times: int = 1) -> Iterator[tuple[Op, int]]:
 
 
 def collectives(program: CompiledProgram) -> dict[tuple[str, bool], tuple[int, int, int]]:
-    """Collectives by kind and whether they are asynchronous.
-
-    Returns:
-        (kind, is asynchronous) to (in the program, run in a step, bytes in a step).
-    """
+    """Maps (kind, is asynchronous) to (collectives in the program, runs in a step, bytes in a step)."""
     found: dict[tuple[str, bool], tuple[int, int, int]] = {}
     inside_starts = {
         id(inner) for op, _ in walk(program.schedule) if op.kind is OpKind.START for inner, _ in walk(op.content)
@@ -167,7 +163,7 @@ def collectives(program: CompiledProgram) -> dict[tuple[str, bool], tuple[int, i
 
 
 def graphs(program: CompiledProgram) -> list[int]:
-    """Kernels and copies held by each command buffer."""
+    """Number of kernels, copies and collectives in each command buffer."""
     return [
         sum(1 for inner, _ in walk(op.content) if inner.kind in (OpKind.KERNEL, OpKind.COPY, OpKind.COLLECTIVE))
         for op, _ in walk(program.schedule)
@@ -181,7 +177,7 @@ def loops(program: CompiledProgram) -> list[tuple[str, int | None]]:
 
 
 def kernels(program: CompiledProgram) -> Counter[str]:
-    """Kernels of the schedule by what they are: kind of fusion, custom call, copy."""
+    """Counts kernels and copies by `Op.detail`."""
     return Counter(op.detail for op, _ in walk(program.schedule) if op.kind in (OpKind.KERNEL, OpKind.COPY))
 
 

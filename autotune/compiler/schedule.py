@@ -1,4 +1,4 @@
-"""Reads what a compilation leaves in its folder: the HLO, and the thunk sequence (what the host really issues)."""
+"""Reads a program from a compilation's folder: the HLO, and the thunk sequence that the host issues."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _COLLECTIVE_OPCODES = (
 
 @dataclass(slots=True)
 class Thunk:
-    """One line of the dump with what is nested below it."""
+    """One line of the dump with its nested lines."""
 
     number: int
     kind: str
@@ -59,15 +59,14 @@ class Thunk:
 
     @property
     def nested(self) -> list[Thunk]:
-        """All below it but a loop's condition."""
+        """All nested thunks except a loop's condition."""
         return [t for name, section in self.sections.items() if name != "condition" for t in section]
 
 
 def parse_thunks(text: str) -> list[Thunk]:
-    """The thunks of a dump, nested as they run.
+    """Parses the nested thunks of a dump.
 
-    A line ``condition:`` or ``body:`` belongs to the innermost loop that is open; the dump does not
-    indent it reliably.
+    A line ``condition:`` or ``body:`` belongs to the innermost open loop; the dump does not indent it reliably.
     """
     top = Thunk(-1, "", "", -1)
     stack = [top]
@@ -101,27 +100,17 @@ def _open_section(stack: list[Thunk], name: str) -> None:
 
 
 def parse_names(text: str) -> dict[int, str]:
-    """Thunk number to the HLO instruction that it came from."""
+    """Maps thunk numbers to HLO instructions."""
     return {int(number): name for name, number in _NAME.findall(text)}
 
 
 def fingerprint(hlo_digest: str, thunks: str) -> str:
-    """Names a program compiled for a described GPU.
-
-    Args:
-        thunks: The dump of the thunk sequence; the notes on neighbours in it say nothing new.
-    """
+    """Digest of a program compiled for a described GPU; `thunks` counts without its notes on neighbours."""
     return hashlib.sha256(f"{hlo_digest}\0{_LINKS.sub('', thunks)}".encode()).hexdigest()[:16]
 
 
 class Reader:
-    """Turns thunks into the schedule of one program.
-
-    Args:
-        names: Thunk number to HLO instruction.
-        device_count: All GPUs of the topology.
-        gpus_per_node: GPUs of one machine, to see which groups cross machines.
-    """
+    """Converts thunks to the schedule of one program; `names` maps thunk numbers to HLO instructions."""
 
     def __init__(self, module: Module, names: dict[int, str], *, device_count: int, gpus_per_node: int) -> None:
         self._module = module
@@ -131,7 +120,7 @@ class Reader:
         self._index: dict[str, tuple[Computation, Instruction]] = module.index()
 
     def schedule(self, thunks: Iterable[Thunk]) -> tuple[Op, ...]:
-        """The thunks as entries of a schedule."""
+        """Converts thunks to entries."""
         return tuple(self._op(t) for t in thunks)
 
     def _op(self, thunk: Thunk) -> Op:
@@ -172,7 +161,7 @@ class Reader:
     def _kernel(
         self, kind: OpKind, fields: dict[str, object], computation: Computation, instruction: Instruction
     ) -> Op:
-        """An entry for a kernel or copy with its work, or for another thunk without."""
+        """An entry for a kernel or copy with its work, or for another thunk."""
         if kind is OpKind.OTHER:
             return Op(kind=kind, **fields)
         done = kernel_work(self._module, computation, instruction)
@@ -184,7 +173,7 @@ class Reader:
         )  # fmt: skip
 
     def _collective(self, found: tuple[Computation, Instruction] | None, thunk: Thunk) -> Collective | None:
-        """The collective that a thunk runs; None for starts, dones and other thunks."""
+        """The collective of a thunk; None for starts, dones and other thunks."""
         if found is None or thunk.sections:
             return None
         computation, instruction = found
@@ -214,13 +203,13 @@ class Reader:
 
 
 def _unnamed(thunk: Thunk, instruction: Instruction | None) -> OpKind:
-    """The kind of an unlisted thunk: a kernel that moves its arrays, so that it does not look free."""
+    """Kind of an unlisted thunk: a kernel that moves its arrays, so that it costs time."""
     is_done = instruction is None or "Done" in thunk.kind or instruction.opcode.endswith(("-start", "-done"))
     return OpKind.OTHER if is_done or thunk.nested else OpKind.KERNEL
 
 
 def _estimate(instruction: Instruction, *, is_matrix: bool) -> float | None:
-    """Seconds that XLA's cost model for this kind of kernel gives; it writes microseconds, by several models."""
+    """Seconds of a kernel by XLA's cost model; XLA writes microseconds, by several models."""
     text = instruction.attribute(r'"reification_cost":(\[[^\]]*\])')
     times = {e.get("name"): e.get("exec_time_us", 0.0) for e in json.loads(text)} if text else {}
     found = times.get("experimental-gemm-cost-model" if is_matrix else "", 0.0)
@@ -233,7 +222,7 @@ def _collective_kind(instruction: Instruction) -> str | None:
 
 
 def _what(module: Module, instruction: Instruction) -> str:
-    """What people call a kernel: the kind of fusion, or the target of a custom call."""
+    """Name of a kernel: the kind of fusion, or the target of a custom call."""
     if instruction.opcode == "custom-call":
         return instruction.attribute(r'custom_call_target="([^"]*)"') or "custom-call"
     if instruction.opcode == "fusion":
@@ -244,7 +233,7 @@ def _what(module: Module, instruction: Instruction) -> str:
 
 
 def counts(module: Module) -> tuple[dict[str, int], dict[str, int]]:
-    """Instructions outside of fusions by opcode, and custom calls by target."""
+    """Counts instructions outside of fusions by opcode, and custom calls by target."""
     fused = {
         i.called.get("calls")
         for c in module.computations.values()
@@ -274,10 +263,10 @@ _HARMLESS = re.compile(r"cuda drivers|InitializeLog|cuInit|computation_placer|Un
 def read_program(
     folder: Path, found: Mapping[str, Any], *, is_gpu: bool, device_count: int, gpus_per_node: int
 ) -> CompiledProgram:
-    """The program that a fork of the worker left in its folder.
+    """Reads the program that a fork of the worker wrote to its folder.
 
     Raises:
-        LaunchError: If it left none: nothing that a step does can be read.
+        LaunchError: If the folder holds no instructions, or a GPU's program no thunks.
     """
     hlo, thunks, names = (read_text(folder / name) for name in (HLO, THUNKS, NAMES))
     module = parse_module(hlo)
@@ -305,12 +294,12 @@ def read_program(
 
 
 def read_text(path: Path) -> str:
-    """The text of a file; empty without it."""
+    """The text of a file; empty if there is none."""
     return path.read_text(encoding="utf-8") if path.is_file() else ""
 
 
-def last_lines(log: Path, count: int = 12) -> tuple[str, ...]:
-    """The last lines of a compiler's log without harmless ones, each cut to 500 characters."""
+def last_lines(log: Path) -> tuple[str, ...]:
+    """Fatal lines and the last 12 of a compiler's log without harmless ones, each cut to 500 characters."""
     try:
         text = log.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -322,4 +311,4 @@ def last_lines(log: Path, count: int = 12) -> tuple[str, ...]:
         if line.strip() and not _HARMLESS.search(line)
     ]
     fatal = [line for line in lines if FATAL.match(line)][:2]
-    return (*fatal, *(line for line in lines[-count:] if line not in fatal))
+    return (*fatal, *(line for line in lines[-12:] if line not in fatal))

@@ -1,4 +1,4 @@
-"""A screen compiles what a study could try, and says which settings change the program and which must be measured."""
+"""Screens a study by compiling: which settings change the program, and which must be measured."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from autotune.settings.catalog import Catalog, Stage, load_catalog
 from autotune.settings.space import Parameter, SearchSpace
 
 DEFAULT_MEMORY_FRACTION = 0.75
-"""Share of the device memory that JAX's client takes if nothing is set (jax/_src/xla_bridge.py)."""
+"""Share of the device memory that JAX's client takes by default (jax/_src/xla_bridge.py)."""
 
 GPU_CANARIES = (
     FlagSet({"xla_gpu_enable_command_buffer": ""}),  # costs no more than the reference, but not every step has graphs
@@ -36,19 +36,19 @@ CPU_CANARIES = (
     FlagSet({"xla_cpu_max_isa": "SSE4_2"}),  # other machine code, on every x86 processor since 2011
     FlagSet({"xla_disable_hlo_passes": "fusion"}),
 )
-"""Tried in turn. Both of each change the scanned toy step of the tests on jaxlib 0.10.2 and 0.12.0.1."""
+"""Tried in turn. All change the scanned toy step of the tests on jaxlib 0.10.2 and 0.12.0.1."""
 
 MOST_VALUES = 5
-"""Values of one setting that are compiled; of longer ranges, evenly spread ones."""
+"""Values of one setting that are compiled, evenly spread over longer ranges."""
 
 
 class Effect(StrEnum):
-    """What a setting does here.
+    """Effect of a setting on the program.
 
     ``active``: some value changes the program. ``no-op``: none does, alone or with others (see
     `autotune.compiler.interaction`), whichever kernels a device's autotuner may choose. ``measure``: read at run time
-    or by the on-device autotuner, so that equal programs prove nothing. ``fails``: no value changes the program, and
-    some do not compile.
+    or by the on-device autotuner, so equal programs prove nothing. ``fails``: no value changes the program, and some
+    do not compile.
     """
 
     ACTIVE = "active"
@@ -58,12 +58,12 @@ class Effect(StrEnum):
 
 
 class CompiledReport(Record):
-    """What compiling alone says of one set.
+    """Result of compiling one set.
 
     Attributes:
-        fingerprint: Names its program; None if it does not compile.
-        fits: Whether the step fits in device memory; None if not known.
-        compile_s: Seconds of compiling; of a failure, until it ended.
+        fingerprint: Of its program; None if it does not compile.
+        fits: Whether the step fits in device memory; None if unknown.
+        compile_s: Of a failure, seconds until it ended.
     """
 
     fingerprint: str | None = None
@@ -85,8 +85,8 @@ class SettingReport(Record):
     """One setting with all its values.
 
     Attributes:
-        interacts_with: Settings among which alone it was seen to be active; empty if it is active by itself.
-        under: The kernel choice under which alone it is active; empty if that is the compiler's own.
+        interacts_with: Settings with which it is active; empty if it is active alone.
+        under: The only kernel choice under which it is active; empty if that is the compiler's own.
     """
 
     name: str
@@ -98,11 +98,11 @@ class SettingReport(Record):
 
 
 class SetReport(CompiledReport):
-    """One named set: a recipe, or one that the study proposes.
+    """One named set: a recipe, or one of the study's own.
 
     Attributes:
-        same_as: Earlier set with the same program and nothing else to measure; None if there is none.
-        to_measure: Settings of it that no compilation can judge.
+        same_as: Earlier set with the same program and the same `to_measure`.
+        to_measure: Settings that compiling cannot judge.
     """
 
     name: str
@@ -112,22 +112,21 @@ class SetReport(CompiledReport):
 
 
 class Canary(Record):
-    """A set, without the baseline, that was compiled to see that flags act, and what it changed."""
+    """A set (without the baseline) that changed the program, which shows that flags act."""
 
     settings: Settings
     changes: tuple[str, ...]
 
 
 class ScreenReport(Record):
-    """All that compiling alone says of a study on one cluster.
+    """Result of screening a study on one cluster.
 
     Attributes:
         limit_bytes: Device memory at the study's memory fraction; None for the CPU.
-        compiled_count: Programs compiled now, and `cached_count` taken from the cache.
-        skipped: Settings and sets that nothing is said of, for the time was up.
-        canary: The set that was seen to change the program before any setting was called a no-op.
-        target_digest: Names what the compiler was told of the GPU; empty for the CPU.
-        choices: Kernel choices under which equal programs were found equal.
+        compiled_count: Programs compiled now, without those of `cached_count`.
+        skipped: Settings and sets without a verdict, because the time was up.
+        target_digest: `Target.digest`; empty for the CPU.
+        choices: Kernel choices under which programs were compared.
     """
 
     target: str
@@ -146,17 +145,15 @@ class ScreenReport(Record):
     choices: tuple[str, ...] = ()
 
     def of_effect(self, effect: Effect) -> list[SettingReport]:
-        """The settings with one effect."""
+        """Selects settings by effect."""
         return [s for s in self.settings if s.effect is effect]
 
 
 def find_canary(screener: Screener, reference: CompiledProgram) -> Canary:
-    """The first canary that changes the reference's program.
-
-    A canary is a set that must change the program, so that a screen to which all settings are no-ops is not believed.
+    """Finds the first canary, a set known to change programs, that changes the reference's program.
 
     Raises:
-        LaunchError: If none does. Then nothing that was compiled here is believed or kept.
+        LaunchError: If none does: flags do not act, and the compiled programs are dropped.
     """
     said: list[str] = []
     canaries = GPU_CANARIES if screener.job.target is not None else CPU_CANARIES
@@ -179,11 +176,7 @@ def find_canary(screener: Screener, reference: CompiledProgram) -> Canary:
 
 
 class Screener:
-    """Compiles what a study could try, and judges it.
-
-    Args:
-        baseline: The reference's settings; all other sets are given without them.
-    """
+    """Compiles sets of a study, each merged into the baseline, and compares their programs with the reference's."""
 
     def __init__(self, compiler: Compiler, *, baseline: FlagSet, catalog: Catalog) -> None:
         self.job = compiler.job
@@ -202,20 +195,19 @@ class Screener:
         progress: Callable[[int, int], None] = lambda done, of: None,
         is_over: Callable[[], bool] = lambda: False,
     ) -> ScreenReport:
-        """Screens named sets, settings one at a time, then combinations of those that change nothing alone.
+        """Screens named sets, settings one at a time, then combinations of those without an effect alone.
 
         Args:
-            chains: Setting to the sets under which its conditions are true.
-            progress: Called with how many of how many sets that are planned so far are compiled.
-            is_over: Asked before each compilation whether the time is up; what is not compiled then is skipped.
+            progress: Called with the numbers of compiled and of planned sets.
+            is_over: Called before each compilation; once it is true, the rest is skipped.
 
         Raises:
-            LaunchError: If the reference itself does not compile, or flags do not act.
+            LaunchError: If the reference does not compile, or flags do not act.
         """
         reference = self.reference()
         canary = find_canary(self, reference)
         judged = {n: v for n, v in domains.items() if self.stage(n) is Stage.PROGRAM}
-        # What decides the autotuner is always measured, and may interact with others.
+        # Settings of the autotuner are always measured, and may interact with others.
         others = {n: v for n, v in domains.items() if self.stage(n) is Stage.AUTOTUNER}
         wanted = self.wanted(domains, named)
         self.compile_all(wanted, is_over=is_over, progress=progress)
@@ -245,7 +237,7 @@ class Screener:
         )
 
     def wanted(self, domains: Domains, named: Mapping[str, FlagSet]) -> list[FlagSet]:
-        """The sets to compile first: named ones, then single settings, the most frequent ones of named sets first."""
+        """Sets to compile first: named ones, then single settings, those frequent in named sets first."""
         compiled = [n for n in domains if self.stage(n) in (Stage.PROGRAM, Stage.AUTOTUNER)]
         held = Counter(name for settings in named.values() for name in settings)
         compiled.sort(key=lambda name: -held[name])
@@ -258,11 +250,7 @@ class Screener:
         is_over: Callable[[], bool] = lambda: False,
         progress: Callable[[int, int], None] = lambda done, of: None,
     ) -> None:
-        """Compiles some sets, several at once where the compiler can; what is known is not compiled again.
-
-        Args:
-            is_over: Asked before each compilation whether the time is up.
-        """
+        """Compiles the sets without a result, several at once, until `is_over`."""
         missing = [s for s in dict.fromkeys(map(self._as_compiled, wanted)) if s not in self._results]
         done = len(wanted) - len(missing)
         if not missing or is_over():
@@ -289,25 +277,25 @@ class Screener:
         self._compiler.resume()
 
     def keep_to(self, processors: Iterable[int]) -> None:
-        """Restricts later compilations to some processors; an empty set allows all."""
+        """Restricts later compilations to processors; none allows all."""
         self._compiler.kept_to = frozenset(processors)
 
     def stage(self, name: str) -> Stage:
-        """The stage at which a setting acts; run time if the catalogue does not know it."""
+        """The stage at which a setting acts; run time if the catalogue lacks it."""
         setting = self._catalog.get(name)
         return setting.stage if setting is not None else Stage.RUNTIME
 
     def limit_bytes(self, settings: Mapping[str, str]) -> int | None:
-        """Device memory that JAX would take under some settings."""
+        """Device memory that JAX takes under these settings; None for the CPU."""
         if self.job.target is None:
             return None
         fraction = memory_fraction(settings)
         return int(self.job.target.memory_bytes * (DEFAULT_MEMORY_FRACTION if fraction is None else fraction))
 
     def program_key(self, settings: FlagSet) -> str | None:
-        """Equal for two sets that one measurement serves: same program, same settings that are read at run time.
+        """Key of sets with one program and the same run-time settings, which need only one measurement.
 
-        None if the set does not compile here, or holds a setting that decides the on-device autotuner.
+        None if the set does not compile, or holds a setting of the on-device autotuner.
         """
         rest = self._to_measure(self.baseline.merge(settings))
         if any(self.stage(n) is Stage.AUTOTUNER for n in rest):
@@ -321,12 +309,12 @@ class Screener:
         return all(self.fingerprint(one.merge(f)) == self.fingerprint(other.merge(f)) for f in forced)
 
     def fingerprint(self, settings: FlagSet) -> str | None:
-        """Names a set's program; None if it does not compile."""
+        """Fingerprint of a set's program; None if it does not compile."""
         program = self.result(settings).program
         return program.fingerprint if program is not None else None
 
     def result(self, settings: FlagSet) -> CompileResult:
-        """The result of compiling a set, compiled now if necessary."""
+        """The result of a set; compiles it if necessary."""
         compiled = self._as_compiled(settings)
         if compiled not in self._results:
             for result in self._compiler.compile([compiled]):
@@ -334,23 +322,23 @@ class Screener:
         return self._results[compiled]
 
     def forget(self, sets: Sequence[FlagSet]) -> None:
-        """Forgets the results of some sets, also in the cache."""
+        """Drops the results of sets, also from the cache."""
         compiled = [self._as_compiled(s) for s in sets]
         for settings in compiled:
             self._results.pop(settings, None)
         self._compiler.forget(compiled)
 
     def fits(self, settings: FlagSet) -> bool | None:
-        """Whether a set's step fits into device memory; None if it does not compile or that is not known."""
+        """Whether a set's step fits in device memory; None if unknown or it does not compile."""
         program = self.result(settings).program
         return self._fits(program, settings) if program is not None else None
 
     def is_known(self, settings: FlagSet) -> bool:
-        """Whether a set was compiled already."""
+        """Whether a set has a result."""
         return self._as_compiled(settings) in self._results
 
     def _as_compiled(self, settings: FlagSet) -> FlagSet:
-        """The set merged into the baseline, without variables that the compiler does not read."""
+        """The set merged into the baseline, without variables that the compiler ignores."""
         merged = self.baseline.merge(settings)
         return merged.without(*(n for n in merged if n.startswith(("NCCL_", "CUDA_"))))
 
@@ -385,7 +373,7 @@ class Screener:
         return ValueReport(value=value, is_active=is_active, **found)
 
     def _compiled(self, settings: FlagSet, reference: CompiledProgram) -> dict[str, Any]:
-        """The fields of a `CompiledReport` on a set."""
+        """Fields of a `CompiledReport`."""
         result = self.result(settings)
         if result.program is None:
             assert result.failure is not None
@@ -412,11 +400,7 @@ class Screener:
         is_over: Callable[[], bool],
         progress: Callable[[int, int], None],
     ) -> tuple[list[SettingReport], set[str]]:
-        """Runs the interaction test on the settings that are no-ops alone.
-
-        Returns:
-            The settings, and the names of those that nothing is said of because the time was up.
-        """
+        """Runs the interaction test on the settings that are no-ops alone; also returns the unsettled ones."""
 
         def program(candidate: FlagSet) -> str | None:
             if not self.is_known(candidate) and is_over():
@@ -462,25 +446,21 @@ class Screener:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What a search space is built from, known without running the workload.
-
-    Attributes:
-        layer_bytes: ``weights`` and ``gradients`` of one layer.
-    """
+    """`WorkloadFacts` from compiling; `layer_bytes` has ``weights`` and ``gradients`` of one layer."""
 
     device_count: int | None
     layer_bytes: Mapping[str, int] = field(default_factory=dict)
 
 
 def facts_of(program: CompiledProgram, topology: Topology) -> Facts:
-    """The facts that follow from a compiled reference."""
+    """The facts from a compiled reference."""
     return Facts(device_count=topology.device_count, layer_bytes=program.layer_bytes)
 
 
 def on_cluster(spec: StudySpec, target: Target | None, topology: Topology | None) -> tuple[StudySpec, Topology]:
-    """The study as it would be for a GPU (None: this machine's CPU) and a cluster, and that cluster.
+    """Moves a study to a GPU (None: this machine's CPU) and a cluster; also returns the cluster.
 
-    Without a topology it is that of the study's own devices, else one machine of the target.
+    The topology defaults to that of the study's devices, else to one machine of the target.
 
     Raises:
         StudyFileError: If a study for GPUs, or a topology, comes without a target.
@@ -501,10 +481,7 @@ def on_cluster(spec: StudySpec, target: Target | None, topology: Topology | None
 
 
 def cluster_that_ran(spec: StudySpec, ran: WorkerReport) -> tuple[Target | None, Topology]:
-    """The GPU and the cluster that a study names, or those that ran it; None for a GPU that is not described.
-
-    A GPU of that kind that is attached here is described by itself, see `target_here`.
-    """
+    """The GPU and the cluster that a study names, else those that ran it; None for an unknown GPU."""
     asked, nodes = spec.screen, spec.device.node_count
     target = load_target(asked.target) if asked.target else target_here(ran.device_kind)
     target = target and target.on_network(spec.device.nic_bytes_per_s)
@@ -524,15 +501,15 @@ def open_screener(
     progress: Progress = lambda what: None,
     processors: Callable[[], int] = lambda: 1,
 ) -> Iterator[tuple[StudySpec, Screener]]:
-    """A screen with its compile worker, which ends with the block.
+    """Opens a screener; its compile workers end with the block.
 
     Args:
-        study_dir: Folder of the study file, where the user's own modules are found.
-        processors: Gives how many compilations may run at once.
+        study_dir: Folder of the study file, from which the user's modules are imported.
+        processors: Returns the largest number of compilations at once.
 
     Raises:
         StudyFileError: If the study runs a command, or the cluster does not fit.
-        LaunchError: If nothing can be compiled for GPUs with what is installed.
+        LaunchError: If no fitting CUDA plugin is installed.
     """
     if spec.workload.entry is None:
         raise StudyFileError(
@@ -540,7 +517,7 @@ def open_screener(
             "command; write the step as module:function (see workloads/example.py)"
         )
     moved, cluster = on_cluster(spec, target, topology)
-    if target is not None:  # as the reference will have it: XLA's scheduler overlaps less where memory is short
+    if target is not None:  # as in the reference: XLA's scheduler overlaps less where memory is short
         target = target.with_memory(memory_fraction(spec.baseline)).on_network(spec.device.nic_bytes_per_s)
     job = CompileJob(
         entry=spec.workload.entry,
@@ -555,15 +532,13 @@ def open_screener(
 
 
 def narrowed(space: SearchSpace, report: ScreenReport, *, keeps_no_ops: bool = False) -> SearchSpace:
-    """The space without no-ops and values that do not fit in memory.
+    """Removes no-ops and values that do not fit in memory from a space.
 
-    What failed to compile stays unless it was compiled for the very CPU that runs it: without a device some sets
-    fail that compile on one. A parameter that is said to act only under a value of a no-op stays, without that
-    condition: the no-op's value makes no other program than its default, so the two act alike under both, and
-    whether that is to act or not, its own verdict says.
+    Values that failed to compile stay, except for this machine's CPU: some sets fail only without a device. A condition
+    on a no-op is removed: all values of a no-op give one program, so the parameter's own verdict holds under each.
 
     Args:
-        keeps_no_ops: Whether no-ops stay, because a measurement has shown that the screen is wrong about them.
+        keeps_no_ops: Whether no-ops stay, because a measurement contradicted the screen.
     """
     found = {s.name: s for s in report.settings}
     no_ops = {} if keeps_no_ops else {n: s for n, s in found.items() if s.effect is Effect.NO_OP}
@@ -588,10 +563,10 @@ def _no_op_reason(setting: SettingReport, report: ScreenReport) -> str:
 
 
 def _refused_values(setting: SettingReport | None, report: ScreenReport) -> set[str]:
-    """Values that must not be launched; where not even the reference is said to fit, memory is not believed.
+    """Values that must not be launched; if not even the reference fits, memory is ignored.
 
-    A value that would fit with all that other settings save, each by itself, stays: what does not fit is told of each
-    set before it is launched.
+    A value stays if the savings of all other settings together could make it fit: each set is checked again before it
+    is launched.
     """
     values = setting.values if setting else ()
     is_cpu, believed = report.limit_bytes is None, report.reference.fits is not False
@@ -606,13 +581,13 @@ def _refused_values(setting: SettingReport | None, report: ScreenReport) -> set[
 
 
 def _saved_bytes(setting: SettingReport, report: ScreenReport) -> int:
-    """Device memory that the best value of a setting saves by itself."""
+    """Largest saving of device memory by a value of a setting alone."""
     reference = report.reference.peak_bytes or 0
     return max([0, *(reference - v.peak_bytes for v in setting.values if v.peak_bytes is not None)])
 
 
 def chains(space: SearchSpace) -> dict[str, list[FlagSet]]:
-    """Maps each parameter with conditions to sets that fulfil them, together with every fulfilling value."""
+    """Maps each parameter with conditions to sets that fulfil them and hold every fulfilling value."""
     by_name = {p.name: p for p in space.parameters}
 
     def needed(name: str, index: int) -> FlagSet:
@@ -628,18 +603,18 @@ def chains(space: SearchSpace) -> dict[str, list[FlagSet]]:
 
 
 def _longest_condition(by_name: Mapping[str, Parameter], name: str) -> int:
-    """The largest number of values of any condition of a parameter and those it depends on."""
+    """Largest number of values in the conditions of a parameter and of those it depends on."""
     condition = (by_name[name].condition if name in by_name else None) or {}
     return max([1, *map(len, condition.values()), *(_longest_condition(by_name, n) for n in condition)])
 
 
 def domains(space: SearchSpace) -> Mapping[str, list[str]]:
-    """Values to compile for each parameter of a search space, other than its default."""
+    """Values to compile for each parameter, other than its default."""
     return {p.name: spread([v for v in p.values() if not p.is_absent(v)]) for p in space.parameters}
 
 
 def spread(values: list[str], most: int = MOST_VALUES) -> list[str]:
-    """At most `most` (at least 2) evenly spread values, including the first and the last."""
+    """At most `most` (at least 2) evenly spread values, first and last included."""
     if len(values) <= most:
         return values
     return [values[round(i * (len(values) - 1) / (most - 1))] for i in range(most)]

@@ -1,4 +1,4 @@
-"""The GPUs and clusters that can be compiled for: data files, topologies, XLA's description of a GPU, its plugin."""
+"""GPUs and clusters to compile for: data files, topologies, XLA's description of a GPU, CUDA plugins."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ SHARED_FIELDS: Mapping[str, Any] = {
     "thread_dim_limit_y": 1024,
     "thread_dim_limit_z": 64,
 }
-"""What all described GPUs have in common (CUDA programming guide, table of compute capabilities)."""
+"""Limits shared by all described GPUs (CUDA programming guide, table of compute capabilities)."""
 
 _COUNTED_ON = 0.80
 
 MATRIX_SHARE = 0.65
-"""Of GPUs whose file says nothing else: what an H100 reaches, see `docs/predictions.md`."""
+"""Default of `Target.matrix_share`: that of an H100, see `docs/predictions.md`."""
 
 _GENERATIONS = {"jax-cuda13-plugin": ("13.0.0", "-cu13"), "jax-cuda12-plugin": ("12.8.0", "-cu12")}
-"""Plugin to the CUDA that it is built for, and how NVIDIA's own wheels of that generation end."""
+"""Plugin to the CUDA that it is built for, and the suffix of NVIDIA's wheels of that generation."""
 
-_NEWEST_DRIVER = "13.0.0"  # of a GPU that is not here: it can run whatever is compiled
+_NEWEST_DRIVER = "13.0.0"  # of a described GPU: it can run whatever is compiled
 _DNN = "9.10.0"  # of XLA's own descriptions
 
 EXTRA = ".[screen]"
@@ -51,17 +51,17 @@ _WHOLE_PLUGINS = tuple((plugin, plugin.replace("-plugin", "-pjrt")) for plugin i
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """How a GPU reaches the others.
+    """Links of one GPU to the others.
 
     Attributes:
-        nvlink_links: NVLinks of one GPU; 0 without NVLink.
-        nvlink_bytes_per_s: Bytes/s of one link in one direction, as NCCL counts on it.
-        nvlink_domain: GPUs that reach each other over NVLink.
-        gpus_per_node: GPUs of one machine as it is usually sold.
+        nvlink_links: 0 without NVLink.
+        nvlink_bytes_per_s: Rate of one link in one direction, as NCCL assumes it.
+        nvlink_domain: GPUs that are connected by NVLink.
+        gpus_per_node: GPUs of a machine as it is usually sold.
         nic_bytes_per_s: Line rate of the network per GPU, one direction.
-        pcie_bytes_per_s: Rate of the GPU's PCIe slot, one direction.
-        nvls_share: Share of the links that NCCL counts on where the NVSwitch reduces and multicasts (NVLink
-            SHARP); 0 where it cannot.
+        pcie_bytes_per_s: Rate of the GPU's slot, one direction.
+        nvls_share: Share of the links that NCCL assumes for NVLink SHARP (the NVSwitch reduces and multicasts); 0
+            without it.
     """
 
     nvlink_links: int = 0
@@ -75,9 +75,9 @@ class Network:
 
 @dataclass(frozen=True, kw_only=True)
 class _TargetFile:
-    """A file of ``autotune/data/targets``; `device` has the fields of XLA's ``GpuDeviceInfoProto``.
+    """A file of ``autotune/data/targets``.
 
-    `kinds` holds names that JAX gives this GPU besides ``device.name``, `matrix_share` is that of `Target`.
+    `device` has the fields of XLA's ``GpuDeviceInfoProto``, `kinds` further names of the GPU in JAX.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -96,11 +96,11 @@ class Target:
     """One kind of GPU.
 
     Attributes:
-        config_text: The ``stream_executor.GpuTargetConfigProto`` that is given to XLA, as text.
+        config_text: A ``stream_executor.GpuTargetConfigProto`` for XLA, as text.
         core_count: Streaming multiprocessors.
         flops_per_s: Peak rate of the matrix units by type of input (``bf16``, ``f8``, ``tf32`` ...), and ``scalar``.
-        matrix_share: Of the matrix units' peak, what large products reach while the GPU trains.
-        kinds: Names that JAX gives it.
+        matrix_share: Share of the matrix units' peak that large products reach during training.
+        kinds: Names of the GPU in JAX.
     """
 
     name: str
@@ -117,15 +117,15 @@ class Target:
 
     @property
     def digest(self) -> str:
-        """Names what the compiler is told of this GPU."""
+        """Digest of the description for the compiler."""
         return hashlib.sha256(self.config_text.encode()).hexdigest()[:12]
 
     def with_memory(self, fraction: float | None) -> Target:
-        """The same GPU for a process that takes this fraction of its memory; None leaves the description alone.
+        """This GPU for a process that takes this fraction of its memory; None changes nothing.
 
-        On a GPU, JAX tells XLA's scheduler what its allocator may take; without one XLA counts on 80 % of what is
-        described (`GetSchedulerMemoryLimit` in xla/service/gpu/gpu_hlo_schedule.cc). Where memory is short by its
-        count, it overlaps less.
+        On a GPU, JAX passes its allocator's limit to XLA's scheduler; without one XLA assumes 80 % of the described
+        memory (`GetSchedulerMemoryLimit` in xla/service/gpu/gpu_hlo_schedule.cc). It overlaps less where memory is
+        short.
         """
         if fraction is None:
             return self
@@ -133,21 +133,21 @@ class Target:
         return replace(self, config_text=re.sub(r"device_memory_size: \d+", described, self.config_text))
 
     def on_network(self, nic_bytes_per_s: float | None) -> Target:
-        """The same GPU in a cluster whose network has this rate for each GPU; None leaves the table's."""
+        """This GPU with this line rate of the network for each GPU; None changes nothing."""
         if nic_bytes_per_s is None:
             return self
         return replace(self, network=replace(self.network, nic_bytes_per_s=nic_bytes_per_s))
 
 
 def memory_fraction(settings: Mapping[str, str]) -> float | None:
-    """The share of a GPU's memory that settings give to JAX's client, at most 1; None if they name none that it takes.
+    """The share of a GPU's memory that settings give to JAX's client; None without a valid one.
 
-    A share above 1 is unified memory, of which the device has all.
+    A share above 1 means unified memory and counts as 1.
     """
     named = settings.get("XLA_CLIENT_MEM_FRACTION", settings.get("XLA_PYTHON_CLIENT_MEM_FRACTION", ""))
     try:
         share = float(named)
-    except ValueError:  # the client will refuse it; not the compiler's business
+    except ValueError:  # JAX's client will refuse it
         return None
     return min(share, 1.0) if share > 0 else None
 
@@ -168,11 +168,10 @@ class Topology:
         return f"{self.nodes}x{self.gpus_per_node}"
 
     def for_xla(self, network: Network) -> str:
-        """As XLA's plugin takes it: partitions x hosts of a partition x GPUs of a host.
+        """The topology for XLA's plugin: partitions x hosts of a partition x GPUs of a host.
 
-        A partition is what NVLink connects. Machines of their own are therefore partitions of one host;
-        that form works on jaxlib 0.10.2 and 0.12.0.1, while many hosts in one partition crashed 0.12.0.1
-        for some programs.
+        A partition is an NVLink domain, so separate machines are partitions of one host. That form works on jaxlib
+        0.10.2 and 0.12.0.1, while many hosts in one partition crashed 0.12.0.1 for some programs.
 
         Raises:
             StudyFileError: If the machines do not fill the NVLink domains.
@@ -188,7 +187,7 @@ class Topology:
 
 
 def parse_topology(text: str) -> Topology:
-    """Reads ``8x8`` (nodes x GPUs on each) or ``8`` (GPUs of one node).
+    """Parses ``8x8`` (nodes x GPUs on each) or ``8`` (GPUs of one node).
 
     Raises:
         StudyFileError: If the text has another form.
@@ -202,19 +201,19 @@ def parse_topology(text: str) -> Topology:
 
 
 def target_names() -> list[str]:
-    """Every target that comes with the package."""
+    """Names of the targets in the package."""
     return sorted(p.name.removesuffix(".toml") for p in _folder().iterdir() if p.name.endswith(".toml"))
 
 
 def load_target(name: str, *, facts: GpuFacts | None = None, toolkit: Toolkit | None = None) -> Target:
-    """The target of a name, or the one that a file describes.
+    """Loads a target.
 
     Args:
         name: One of `target_names`, or the path of a ``.toml`` file of the same form.
-        facts: What a GPU of this kind told of itself; that goes before the table.
+        facts: Properties reported by such a GPU; they override the file.
 
     Raises:
-        StudyFileError: If there is no such target, or the file cannot be read or says too little.
+        StudyFileError: If there is no such target, or the file is unreadable or incomplete.
     """
     found = _read_target(name)
     device = {**found.device, **_told(found, facts)}
@@ -264,7 +263,7 @@ def _read_target(name: str) -> _TargetFile:
 
 
 def _told(found: _TargetFile, facts: GpuFacts | None) -> dict[str, Any]:
-    """Fields of the description that a GPU told of itself."""
+    """Fields of the description from a GPU's own report."""
     if facts is None:
         return {}
     capability = dict(found.device["cuda_compute_capability"])
@@ -282,7 +281,7 @@ def _told(found: _TargetFile, facts: GpuFacts | None) -> dict[str, Any]:
 
 
 def target_of(device_kind: str) -> Target | None:
-    """The target of a GPU by the name that JAX gives it, such as ``NVIDIA H200``; None if none or several fit."""
+    """The target of a GPU by its name in JAX, such as ``NVIDIA H200``; None if none or several fit."""
     kind = device_kind.strip()
     known = {name: t for t in map(load_target, target_names()) for name in t.kinds}
     if kind in known:
@@ -292,13 +291,10 @@ def target_of(device_kind: str) -> Target | None:
 
 
 def target_here(device_kind: str | None = None) -> Target | None:
-    """The target of a GPU that is attached to this machine, as it tells of itself.
+    """The target of a GPU, with its own report of its properties if one is attached here; None for an unknown kind.
 
     Args:
-        device_kind: Its name as JAX has it; the first GPU that this process may use when None.
-
-    Returns:
-        Of a kind that is described but not attached here, the table's; None for one that is not described.
+        device_kind: Its name in JAX; None for the first GPU that this process may use.
     """
     here = {gpu.name: gpu for gpu in reversed(gpu_facts(caller_environment()))}
     kind = device_kind if device_kind is not None else next(reversed(here), "")
@@ -307,7 +303,7 @@ def target_here(device_kind: str | None = None) -> Target | None:
 
 
 def proto_text(fields: Mapping[str, Any], indent: str = "") -> str:
-    """A nested mapping as protobuf text; upper-case words are enum values, other texts are quoted."""
+    """Formats a nested mapping as protobuf text; texts are quoted, except for the enum `feature_extension`."""
     lines = []
     for name, value in fields.items():
         if isinstance(value, Mapping):
@@ -328,7 +324,7 @@ class Toolkit:
     """The CUDA and cuDNN that a program is compiled against, as ``major.minor.patch``.
 
     Attributes:
-        runtime: CUDA runtime: of the installed wheel, else what the plugin is built for.
+        runtime: CUDA runtime of the installed wheel, else the one that the plugin is built for.
         driver: The newest CUDA that the driver can run.
     """
 
@@ -354,39 +350,39 @@ class Toolkit:
 
 
 def toolkit_of(versions: Mapping[str, str]) -> Toolkit:
-    """The toolkit that belongs to some installed distributions (name to version); of several plugins JAX's choice."""
+    """The toolkit of installed distributions (name to version); of several plugins the one JAX chooses."""
     plugin = next((p for p in CUDA_PLUGINS if p in versions), CUDA_PLUGINS[-1])
     built_for, suffix = _GENERATIONS[plugin]
     unsuffixed = versions.get("nvidia-cuda-runtime", "")  # the runtime's wheel of CUDA 13 and later
     is_same_major = unsuffixed.split(".")[0] == built_for.split(".")[0]
     wheel = versions.get(f"nvidia-cuda-runtime{suffix}") or (unsuffixed if is_same_major else None)
     return Toolkit(
-        runtime=_numbers(wheel, 2) or built_for,  # the runtime itself tells no more than two
+        runtime=_numbers(wheel, 2) or built_for,  # the runtime reports only two
         toolkit=built_for,
         dnn=_numbers(versions.get(f"nvidia-cudnn{suffix}"), 3) or _DNN,
     )
 
 
 def toolkit_names() -> tuple[str, ...]:
-    """The distributions that decide: plugins, and NVIDIA's wheels of runtime and cuDNN."""
+    """Distributions that decide the toolkit: plugins, and NVIDIA's wheels of runtime and cuDNN."""
     suffixes = ("", *(suffix for _, suffix in _GENERATIONS.values()))
     wheels = (f"{wheel}{suffix}" for wheel in ("nvidia-cuda-runtime", "nvidia-cudnn") for suffix in suffixes)
     return (*CUDA_PLUGINS, *wheels)
 
 
 def _numbers(version: str | None, count: int) -> str | None:
-    """The first numbers of a version, filled up to three with zeros; None without a version."""
+    """The first numbers of a version, padded to three with zeros; None without a version."""
     numbers = re.findall(r"\d+", version or "")[:count]
     return ".".join([*numbers, "0", "0"][:3]) if numbers else None
 
 
 def compiler_versions() -> dict[str, str]:
-    """Versions of jax, jaxlib and the plugin's parts, as far as they are installed."""
+    """Versions of the installed ones of jax, jaxlib and the plugin's parts."""
     return installed_versions(("jax", "jaxlib", *(part for parts in _WHOLE_PLUGINS for part in parts)))
 
 
 def compiler_problem(versions: Mapping[str, str]) -> str | None:
-    """Why some `compiler_versions` cannot compile for a described GPU, and what to install; None if they can."""
+    """Why `compiler_versions` cannot compile for a described GPU, and what to install; None if they can."""
     jaxlib = versions.get("jaxlib")
     parts = {n: v for n, v in versions.items() if n not in ("jax", "jaxlib")}
     if not any(all(part in parts for part in whole) for whole in _WHOLE_PLUGINS):

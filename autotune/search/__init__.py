@@ -1,1 +1,1 @@
-"""The search: an Optuna sampler with a sparse additive model of effects, and a model of failures."""
+"""An Optuna sampler with a sparse additive model of effects, and a model of failures."""

@@ -1,9 +1,9 @@
-"""The next set to try: a Thompson sample, or the set of the largest expected improvement.
+"""The acquisition: proposes the next set by Thompson sampling or expected improvement.
 
-Settings that act in a draw from the posterior get their best value. Those that do not may have any, so they get one
-that was tried little: early trials change many settings at once and tell of all of them. Two proposals in three compare
-what several draws propose, and take the set with the largest expected improvement (Jones, Schonlau and Welch,
-"Efficient Global Optimization of Expensive Black-Box Functions", 1998) times its probability to run.
+Settings that act in a draw from the posterior get their best value. Inert ones get a rarely tried value: early trials
+change many settings at once and inform about all of them. Two proposals in three compare the proposals of several
+draws, and take the set with the largest expected improvement (Jones, Schonlau and Welch, "Efficient Global
+Optimization of Expensive Black-Box Functions", 1998) times its probability to run.
 """
 
 from __future__ import annotations
@@ -17,29 +17,28 @@ from autotune.search.failures import SURE, FailureModel
 from autotune.search.space import Codes, Floats
 
 IMPROVING_SHARE, IMPROVING_FROM = 2 / 3, 4
-"""Share of proposals by expected improvement, and after how many trials: fewer tell too little to expect anything."""
+"""Share of proposals by expected improvement, and the number of trials that it needs."""
 
 DRAWN, SAMPLES = 8, 96
-"""Draws whose best sets are compared, and draws by which they are."""
+"""Draws whose best sets are candidates, and draws that compare the candidates."""
 
 LEAST_GAIN = 0.003
-"""Expected improvement, in typical effects, below which a Thompson sample is tried instead: it tells more."""
+"""Expected improvement, in typical effects, below which a Thompson sample is more informative."""
 
 FAIR_CHANCE = 0.6
-"""Least probability to run of a set that changes settings only to learn of them."""
+"""Least probability to run of a set that changes settings only to explore them."""
 
 FEW_TRIALS, MOST_TRIALS = 6, 0.7
-"""Trials, and the share of them, after which a value that was in so many is stuck."""
+"""Number of trials, and the share of them with one value, from which a setting counts as stuck."""
 
 EXPLORE = 0.5
-"""Chance that a setting that is stuck and does not act in a draw gets a value that was tried little instead."""
+"""Probability that a stuck setting that is inert in a draw gets a rarely tried value."""
 
 FAILURE_COST = 0.5
-"""What a failed trial costs, in typical effects."""
+"""Cost of a failed trial, in typical effects."""
 
 REDRAWS, LAST_TRIES = 20, 200
-"""Draws, of which the later ones change something at random, where a search only finds what is known or forbidden; and
-sets like the last one that are looked at after that."""
+"""Draws in search of an open set (the later ones with a random change), then random neighbours of the last one."""
 
 
 def propose(
@@ -51,13 +50,10 @@ def propose(
     tried: Codes,
     improving_share: float = IMPROVING_SHARE,
 ) -> Codes:
-    """Returns the next set; one that is not open only if every draw finds one.
+    """Proposes the next set; one that is not open only if no open one is found.
 
     Args:
-        model: Effects.
-        failures: Risks.
-        rng: Of the draws.
-        is_open: Whether a set may be tried, and is neither known nor being tried.
+        is_open: Whether a set is allowed, unknown and not being tried.
         tried: Sets that ran or are being tried, shape (sets, factors); an improvement is faster than all of them.
         improving_share: Probability to propose by expected improvement.
     """
@@ -74,7 +70,7 @@ class _Proposal:
     ) -> None:
         self._model, self._failures, self._rng, self._is_open = model, failures, rng, is_open
         self._design = model.design
-        self._unit = 1.0 / model.scale  # effects count in typical ones
+        self._unit = 1.0 / model.scale  # effects in units of a typical one
         self._penalties = penalties_of(failures)
 
     def next_set(self, tried: Codes, improving_share: float) -> Codes:
@@ -94,9 +90,9 @@ class _Proposal:
         return self._far_from(codes, draw)
 
     def _improving(self, known: Codes) -> Codes | None:
-        """Returns the set of the largest expected improvement among those that are best under a draw.
+        """Finds the set of the largest expected improvement among candidates from several draws.
 
-        Each draw gives two: one with only what acts in it, and one that explores. None if no open set promises much.
+        Each draw gives two: one with only its active settings, and one that explores. None below `LEAST_GAIN`.
         """
         found: dict[bytes, Codes] = {}
         for attempt in range(DRAWN):
@@ -124,7 +120,7 @@ class _Proposal:
         return table[best] if gains[best] >= LEAST_GAIN else None
 
     def _far_from(self, codes: Codes, draw: Draw) -> Codes:
-        """Returns an open set that differs from one in ever more settings, for rules may leave few; else that one."""
+        """Finds an open set by random changes of more and more settings; else returns the set itself."""
         for attempt in range(LAST_TRIES):
             other = codes.copy()
             for i in self._rng.integers(len(codes), size=1 + attempt // 10):
@@ -135,23 +131,21 @@ class _Proposal:
         return codes
 
     def _explored(self, codes: Codes, draw: Draw) -> Codes:
-        """Gives some settings that do not act in the draw another value where theirs was in most trials."""
+        """Gives some stuck settings that are inert in the draw another value."""
+        trials, tried = self._failures.trials, self._failures.tried
         for i in sorted(draw.inert):
-            if self._is_stuck(i, codes[i]) and self._rng.random() < EXPLORE:
+            is_stuck = trials >= FEW_TRIALS and tried[i][codes[i]] > MOST_TRIALS * trials
+            if is_stuck and self._rng.random() < EXPLORE:
                 codes[i] = self._rarely_tried(i)
         return codes
 
-    def _is_stuck(self, i: int, code: int) -> bool:
-        trials, tried = self._failures.trials, self._failures.tried[i]
-        return bool(trials >= FEW_TRIALS and tried[code] > MOST_TRIALS * trials)
-
     def _rarely_tried(self, i: int) -> int:
-        """Draws a value of a setting, the likelier the less it was tried and the less it is suspected to fail."""
+        """Draws a value with preference for those tried rarely and unlikely to fail."""
         weights = (1 - self._failures.single(i)[:-1]) / (1.0 + self._failures.tried[i][:-1]) ** 2
         return int(self._rng.choice(len(weights), p=weights / weights.sum()))
 
     def _within_risk(self, codes: Codes, draw: Draw) -> Codes:
-        """Settles a set; resets settings that do not act in the draw until it has a fair chance to run."""
+        """Settles a set, and resets inert settings of the draw until it has a fair chance to run."""
         codes = self._design.settle(codes)
         neutral, least = self._design.neutral, float(np.log(FAIR_CHANCE))
         factors = self._design.factors
@@ -165,7 +159,7 @@ class _Proposal:
         return self._without_known_causes(codes, draw)
 
     def _without_known_causes(self, codes: Codes, draw: Draw) -> Codes:
-        """Resets the setting that costs least of each combination that is known to fail."""
+        """Resets the cheapest setting of each combination that is known to fail."""
         for _ in range(len(codes)):
             if (cause := self._failures.known_cause(codes)) is None:
                 break
@@ -179,7 +173,7 @@ class _Proposal:
 
 
 def penalties_of(failures: FailureModel) -> tuple[list[Floats], dict[tuple[int, int], Floats]]:
-    """Returns the cost of the risk of each value, and of each suspected pair, in typical effects."""
+    """Cost of the risk of each value, and of each suspected pair, in typical effects."""
     single = [_cost(failures.single(i)) for i in range(len(failures.design.factors))]
     return single, {pair: _cost(failures.pair(*pair)) for pair in failures.suspected}
 

@@ -1,4 +1,4 @@
-"""The posterior of all effects given the trials, and the best set under one draw of them."""
+"""The posterior of all effects given the trials, and the best set under a draw."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from autotune.search.posterior import Chain, State
 from autotune.search.space import Codes, Design, Floats
 
 EXPECTED, EXPECTED_PAIRS = 4.0, 1.0
-"""Settings, and pairs beyond these, that are expected to act before anything is measured."""
+"""Prior expected numbers of active settings and of active pairs."""
 
 MOST_LIKELY, MOST_LIKELY_PAIR = 0.3, 0.05
-"""Upper limit of the prior probability that one setting, or one pair, acts."""
+"""Upper limits of the prior probability that a setting, or a pair, acts."""
 
 SMALLEST_SCALE = 0.03
-"""Least standard deviation of an effect, as a log ratio: published effects are of 1 to 9 %."""
+"""Least standard deviation of an effect, as a log ratio; published effects are 1 to 9 %."""
 
 SPREAD = 0.005
-"""Prior spread of trials beyond their own intervals, as a log ratio."""
+"""Prior standard deviation of trials beyond their own standard errors, as a log ratio."""
 
 LEAST_SPREAD = 1e-3
-"""Least spread as a share of the usual effect; below it there would be more digits needed than floats have."""
+"""Least spread as a share of the typical effect, for the precision of floats."""
 
 GREEDY = 12
-"""Effects that are taken, at most, before the spread is estimated from what is left."""
+"""Limit of effects that enter before the spread is estimated from the residuals."""
 
 EMPTY: Mapping[tuple[int, int], Floats] = MappingProxyType({})
 
-_SPREADS, _FALLS = 8, 0.9  # most rounds in which the spread is estimated; the share of it that is no fall any more
-_ENOUGH = 8  # trials that tell a spread
-_RIVALS, _ROUNDS = 8, 4  # blocks that are tried beside, or in the place of one that is in; bests around which they are
-_SWEEPS = 4  # of descent over the settings of pairs, at most
+_SPREADS, _FALLS = 8, 0.9  # limit of rounds that estimate the spread; ratio of spreads from which they end
+_ENOUGH = 8  # trials that determine a spread
+_RIVALS, _ROUNDS = 8, 4  # blocks tried beside, or instead of, one in the model; states around which they are tried
+_SWEEPS = 4  # limit of sweeps of the descent over the settings of pairs
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +46,8 @@ class Observations:
     Attributes:
         codes: Shape (trials, factors).
         values: Log of step time over the reference's, shape (trials,).
-        sds: Standard error of each by its own interval, shape (trials,).
-        duplicates: Pairs of rows of which the first is known to run the second one's program: they are equally fast,
-            and only the second was measured.
+        sds: Standard errors, shape (trials,).
+        duplicates: Pairs of rows (copy, original) with one program, of which only the original was measured.
     """
 
     codes: Codes
@@ -63,8 +62,8 @@ class Draw:
 
     Attributes:
         main: Change of the log step time at each value of each setting.
-        pairs: The same for pairs that act.
-        inert: Settings that do not act in this draw; `main` holds what they would do if they did.
+        pairs: The same for active pairs.
+        inert: Settings that do not act in this draw; `main` holds their effects if they did.
     """
 
     main: tuple[Floats, ...]
@@ -76,16 +75,15 @@ class Draw:
         return Draw(tuple(factor * t for t in self.main), {k: factor * t for k, t in self.pairs.items()}, self.inert)
 
     def total(self, codes: Codes) -> float:
-        """Returns the change of the log step time by a set."""
+        """Change of the log step time by a set."""
         own = sum(float(table[c]) for table, c in zip(self.main, codes, strict=True))
         return own + sum(float(table[codes[i], codes[j]]) for (i, j), table in self.pairs.items())
 
 
 class Samples:
-    """Many draws from the posterior, by which sets are compared.
+    """Many draws from the posterior, for comparing sets.
 
     Args:
-        design: The space.
         coefs: Coefficients of all features, 0 where a block does not act, shape (draws, features).
     """
 
@@ -94,20 +92,14 @@ class Samples:
         self._used = np.flatnonzero(coefs.any(axis=0))
 
     def totals(self, codes: Codes) -> Floats:
-        """Returns the change of the log step time by sets, of shape (sets, factors), in each draw: (draws, sets)."""
+        """Change of the log step time by sets of shape (sets, factors) in each draw, shape (draws, sets)."""
         return np.asarray(self._coefs[:, self._used] @ self._design.features(codes)[:, self._used].T)
 
 
 def smallest(
     draw: Draw, penalties: Sequence[Floats] = (), pair_penalties: Mapping[tuple[int, int], Floats] = EMPTY
 ) -> Codes:
-    """Finds the set with the least sum of effects and penalties, by descent; not yet settled.
-
-    Args:
-        draw: Effects.
-        penalties: Added to the effect of each value.
-        pair_penalties: Added to the effect of each combination.
-    """
+    """Finds the set with the least sum of effects and penalties by coordinate descent; not settled."""
     main = [own + more for own, more in zip(draw.main, penalties, strict=True)] if penalties else list(draw.main)
     pairs = dict(draw.pairs)
     for pair, table in pair_penalties.items():
@@ -116,7 +108,7 @@ def smallest(
     for (i, j), table in pairs.items():
         neighbours.setdefault(i, []).append((j, table))
         neighbours.setdefault(j, []).append((i, table.T))
-    # A value for each setting: the last code, for those that are not set, is no choice.
+    # The last code means "not set" and is no choice.
     codes = np.array([int(np.argmin(own[:-1])) for own in main], dtype=np.int64)
 
     def cost(i: int, without: int = -1) -> Floats:
@@ -139,11 +131,8 @@ class AdditiveModel:
     """The posterior of effects.
 
     Args:
-        design: The space.
-        seen: The trials.
-        seed: Of the walks.
-        has_origin: Whether the default's value is 0, as of a ratio to the reference; else it is estimated.
-        walks: Whether other explanations are looked for than the first that is found; that takes half of the time.
+        has_origin: Whether the default's value is 0, as for ratios to the reference; else it is estimated.
+        walks: Whether to explore other explanations than the greedy one, for half of the time.
     """
 
     def __init__(
@@ -176,16 +165,16 @@ class AdditiveModel:
         return Chain(rows * (self.scale * by)[:, None], values * by, self.design.starts, log_odds)
 
     def _greedy(self, rows: Floats, values: Floats, variances: Floats, log_odds: Floats) -> dict[int, int]:
-        """Takes the likeliest effects one by one; sets the spread to what they leave.
+        """Adds the likeliest effects one by one, and sets the spread from their residuals.
 
-        What hides below that spread is looked for again, until it no longer falls: beside a setting that takes twice
-        the time, or several that harm a lot, effects of a few percent are seen only once those are accounted for.
+        This repeats until the spread no longer falls: effects of a few percent become visible only once settings that
+        double the step time, or several harmful ones, are accounted for.
         """
         inside: dict[int, int] = {}
         most = min(GREEDY, len(values) // 2)
         for at in range(_SPREADS):
             chain = self._chain(rows, values, variances, log_odds)
-            if at >= 2:  # the first spread was a guess: what it let in must come in again
+            if at >= 2:  # the first spread was a guess: its effects must enter again
                 chance = chain.look(inside).chance
                 inside = {b: size for b, size in inside.items() if chance[b] >= 0.5}
             else:
@@ -204,22 +193,22 @@ class AdditiveModel:
         return inside
 
     def _left_over(self, state: State, rows: Floats, values: Floats, variances: Floats) -> float:
-        """Estimates the spread of trials beyond their own intervals that a state leaves."""
+        """Estimates the spread of the residuals of a state beyond the standard errors."""
         columns = state.columns
         left = values - rows[:, columns] @ state.mean * self.scale
         if not self._has_origin:
             left = left - left.mean()
         variance = float((left**2).sum()) / max(len(values) - len(columns), len(values) / 3)
         excess = variance - float(np.median(variances))
-        # A few trials tell a spread badly: the prior counts for as many as are enough.
+        # The prior counts as `_ENOUGH` trials.
         share = len(values) / (len(values) + _ENOUGH)
         return float(np.sqrt(max(share * excess + (1 - share) * SPREAD**2, self._least_spread**2)))
 
     def weigh_rivals(self) -> None:
-        """Adds states in which another block stands for one that is in, and weighs all by their posterior probability.
+        """Adds states with one block replaced by another, and weighs all by their posterior probability.
 
-        A walk that has explained an effect by one of two settings that were always on together seldom tries the other
-        one. For a proposal either will do; the estimates at the end must name both.
+        A walk rarely moves an effect between two settings that were always changed together. For a proposal either
+        will do; the final estimates must name both.
         """
         known = {frozenset(s.sizes.items()): s for s in self._states}
         done: set[frozenset[tuple[int, int]]] = set()
@@ -237,7 +226,7 @@ class AdditiveModel:
         self._weights = weights / weights.sum()
 
     def _beside(self, state: State) -> Iterator[dict[int, int]]:
-        """Yields the blocks of states near one: with another, with one less, and with another instead of one."""
+        """Yields the blocks of neighbouring states: one block added, removed or replaced."""
         yield from self._with_another(state)
         for block in state.sizes:
             rest = {b: size for b, size in state.sizes.items() if b != block}
@@ -251,7 +240,7 @@ class AdditiveModel:
     # ------------------------------------------------------------------ draws
 
     def draw(self, rng: np.random.Generator) -> Draw:
-        """Draws all effects; of settings that do not act, what they would do if they did."""
+        """Draws all effects; those of inert settings as if they acted."""
         state = self._states[int(rng.choice(len(self._states), p=self._weights))]
         coefs = state.mean_if.copy()
         noise = rng.standard_normal(coefs.shape)
@@ -263,17 +252,17 @@ class AdditiveModel:
         return self._as_draw(coefs, set(state.sizes))
 
     def samples(self, rng: np.random.Generator, count: int) -> Samples:
-        """Draws of what acts and how: unlike `draw` they leave out what does not act."""
+        """Draws all effects; unlike in `draw`, those of inert settings are 0."""
         design, index = self.design, self._last_chain.index
-        coefs = np.zeros((count, int(design.starts[-1]) + 1))  # the last is of what blocks of fewer features lack
-        has_values = np.diff(design.starts) > 0  # others have no value but the default
+        coefs = np.zeros((count, int(design.starts[-1]) + 1))  # the last is a dummy for blocks of fewer features
+        has_values = np.diff(design.starts) > 0  # others have only the default
         chosen = rng.choice(len(self._states), size=count, p=self._weights)
         for at in np.unique(chosen).tolist():
             state, rows = self._states[at], np.flatnonzero(chosen == at)
             if state.columns.size:
                 drawn = rng.standard_normal((len(rows), len(state.mean))) @ np.linalg.cholesky(state.cov).T
                 coefs[np.ix_(rows, state.columns)] = state.mean + drawn
-            # What is not in may act all the same, each with its probability: seldom one, but there are many.
+            # Each block outside of the state may act with its own probability.
             is_in = _is_in(state)
             more = (rng.random((len(rows), len(is_in))) < state.chance) & ~is_in & has_values
             which, blocks = np.nonzero(more)
@@ -284,7 +273,7 @@ class AdditiveModel:
         return Samples(design, self.scale * coefs[:, :-1])
 
     def marginal(self, block: int) -> tuple[Floats, Floats, Floats]:
-        """Returns what a block does, or would do if it acted, in each state of the chain.
+        """The effect of a block, if it acts, in each state of the chain.
 
         Returns:
             Weights of the states, shape (states,); means and standard deviations of the change of the log step time,
@@ -326,7 +315,7 @@ class AdditiveModel:
         return np.asarray(chances @ self._weights)
 
     def p_active(self) -> Floats:
-        """Returns the posterior probability of each setting to act, alone or in a pair, shape (factors,)."""
+        """Posterior probability of each setting to act, alone or in a pair, shape (factors,)."""
         inert = np.ones(len(self.design.factors))
         for block, chance in zip(self.design.blocks, self.chances, strict=True):
             for i in block.factors:
@@ -362,7 +351,7 @@ def _is_in(state: State) -> NDArray[np.bool_]:
 
 
 def _as_rows(design: Design, seen: Observations) -> tuple[Floats, Floats, Floats]:
-    """Returns features, values and variances; a duplicate says that what it differs by does nothing."""
+    """Features, values and variances; a duplicate is a zero for its difference from the original."""
     features = design.features(seen.codes)
     values, variances = seen.values.copy(), seen.sds**2
     for duplicate, original in seen.duplicates:
@@ -372,7 +361,7 @@ def _as_rows(design: Design, seen: Observations) -> tuple[Floats, Floats, Floats
 
 
 def prior_of(design: Design) -> Floats:
-    """Returns the prior probability of each block to act, shape (blocks,)."""
+    """Prior probability of each block to act, shape (blocks,)."""
     mains, pairs = len(design.factors), len(design.pairs)
     usual = min(MOST_LIKELY, EXPECTED / max(mains, 1))
     pair = min(MOST_LIKELY_PAIR, EXPECTED_PAIRS / max(pairs, 1))

@@ -1,4 +1,4 @@
-"""Estimates from all trials when a search has ended: effects with intervals, and the best expected set."""
+"""Estimates from all trials of a search: effects with intervals, and the best expected set."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from autotune.search.failures import FailureModel
 from autotune.search.space import Codes, Floats
 
 LEVEL = 0.95
-"""Of all intervals."""
+"""Coverage of intervals."""
 
 SURELY_ACTS = 1 - (1 - LEVEL) / 2
-"""Probability to act below which an interval holds "no change": by then that of no effect is more than one tail's."""
+"""Probability to act below which an interval holds "no change": its rest exceeds one tail."""
 
 SUSPECT = 0.1
-"""Probability to make a set fail from which a value or a pair is in no set that is recommended."""
+"""Probability of failure above which no recommended set holds a value or a pair."""
 
 DRAWS = 400
-"""Draws of all effects by which sets are compared."""
+"""Draws of all effects for comparing sets."""
 
 FORBIDDEN = 1e3
-"""Cost of what is suspected to fail, as a log ratio: no effect outweighs it."""
+"""Cost of a suspected failure, as a log ratio: no effect outweighs it."""
 
 _HALVINGS = 60
 
@@ -41,13 +41,7 @@ class Change:
 
 
 class Effects:
-    """Estimates by a fitted model.
-
-    Args:
-        model: Of the trials; its rivals are weighed.
-        failures: Of the same trials.
-        seed: Of the draws by which sets are compared.
-    """
+    """Estimates by fitted models of the same trials; calls `AdditiveModel.weigh_rivals`."""
 
     def __init__(self, model: AdditiveModel, failures: FailureModel, *, seed: int) -> None:
         model.weigh_rivals()
@@ -62,20 +56,21 @@ class Effects:
         return self.model.samples(self._rng, DRAWS)
 
     def of(self, factor: int) -> list[Change]:
-        """Returns the effect of each value of a setting beside the defaults of the others, by code.
+        """Effect of each value of a setting, by code, with the others at their defaults.
 
-        The interval holds "no change" unless the setting surely acts: of what is most likely inert it says how large an
-        effect could be overlooked.
+        The interval holds "no change" unless the setting surely acts; for an inert one it bounds an overlooked effect.
         """
         means = self.model.mean.main[factor]
-        low, high = _mixture_interval(*self.model.marginal(factor))
+        weights, centers, sds = self.model.marginal(factor)
+        tails = (1 - LEVEL) / 2, (1 + LEVEL) / 2
+        low, high = (_mixture_quantile(weights, centers, np.maximum(sds, 1e-12), tail) for tail in tails)
         if self.model.chances[factor] < SURELY_ACTS:
             low, high = np.minimum(low, 0.0), np.maximum(high, 0.0)
         ends = zip(means.tolist(), np.minimum(low, means).tolist(), np.maximum(high, means).tolist(), strict=True)
         return [Change(*row) for row in ends]
 
     def pairs(self) -> Iterator[tuple[tuple[int, int], float]]:
-        """Yields pairs of settings with the probability that they act together beyond what each does."""
+        """Yields pairs of settings with the probability of an interaction."""
         for block in range(len(self.design.factors), len(self.design.blocks)):
             i, j = self.design.blocks[block].factors
             yield (i, j), float(self.model.chances[block])
@@ -85,12 +80,11 @@ class Effects:
     def best(
         self, ran: Sequence[Codes], *, least: float = 0.0, is_allowed: Callable[[Codes], bool] = lambda codes: True
     ) -> Codes:
-        """Returns the set that is expected to be fastest, without settings that more likely than not are of no use.
+        """The set with the least expected time, without settings that are more likely than not useless.
 
         Args:
-            ran: Sets that ran; the best of them is taken where the best of all is not allowed.
+            ran: Sets that ran; the best of them counts if the best of all is not allowed.
             least: Smallest gain of interest, as a log ratio.
-            is_allowed: Whether a set may be tried.
         """
         mean = self.model.mean
         best = self._opened(self.design.settle(smallest(mean, *self._risks)))
@@ -101,7 +95,7 @@ class Effects:
 
     @functools.cached_property
     def _risks(self) -> tuple[list[Floats], dict[tuple[int, int], Floats]]:
-        """The cost of values and pairs that are suspected to fail."""
+        """Costs of values and pairs that are suspected to fail."""
 
         def cost(chances: Floats) -> Floats:
             return np.where(chances > SUSPECT, FORBIDDEN, 0.0)
@@ -125,7 +119,7 @@ class Effects:
         return codes
 
     def _pruned(self, codes: Codes, least: float, is_allowed: Callable[[Codes], bool]) -> Codes:
-        """Removes settings that are more likely than not of no use in a set, least useful first."""
+        """Removes settings that are more likely than not useless in a set, least useful first."""
         while True:
             whole, found = self.totals(codes), list[tuple[float, int, Codes]]()
             for i in np.flatnonzero(codes != self.design.neutral).tolist():
@@ -144,11 +138,11 @@ class Effects:
             codes = better
 
     def totals(self, codes: Codes) -> Floats:
-        """Returns the change of the log step time by a set in each draw, shape (draws,)."""
+        """Change of the log step time by a set in each draw, shape (draws,)."""
         return np.asarray(self._samples.totals(codes[None])[:, 0])
 
     def forecast(self, codes: Codes) -> Change:
-        """Returns the expected change by a set, tried or not; its interval includes the spread beyond the model."""
+        """Expected change by a set; the interval includes the spread beyond the model."""
         if (codes == self.design.neutral).all():
             return Change(0.0, 0.0, 0.0)
         drawn = self.totals(codes)
@@ -159,20 +153,8 @@ class Effects:
         return Change(mean, min(float(low), mean), max(float(high), mean))
 
 
-def _mixture_interval(weights: Floats, means: Floats, sds: Floats) -> tuple[Floats, Floats]:
-    """Returns both ends of the interval of each column of a mixture of normal distributions.
-
-    Args:
-        weights: Of the parts, shape (parts,).
-        means: Shape (parts, columns).
-        sds: Likewise; 0 where a part knows.
-    """
-    sds = np.maximum(sds, 1e-12)
-    low, high = (_mixture_quantile(weights, means, sds, tail) for tail in ((1 - LEVEL) / 2, (1 + LEVEL) / 2))
-    return low, high
-
-
 def _mixture_quantile(weights: Floats, means: Floats, sds: Floats, share: float) -> Floats:
+    """Quantile of each column of a mixture of normal distributions; `means` and `sds` have shape (parts, columns)."""
     from scipy.special import ndtr  # 0.2 s to import, so not before it is needed
 
     reach = 9 * sds.max(axis=0)
@@ -187,5 +169,5 @@ def _mixture_quantile(weights: Floats, means: Floats, sds: Floats, share: float)
 
 
 def as_ratio(change: float) -> float:
-    """Converts a change of the log step time to a ratio, to the fifth decimal: more would be rounding noise."""
+    """Converts a change of the log step time to a ratio with five decimals, above rounding noise."""
     return round(math.exp(change), 5)

@@ -1,6 +1,6 @@
-"""The failure model: how likely each value, or pair of values, makes a set fail.
+"""The failure model: the probability of each value, or pair of values, to make a set fail.
 
-A trial that ran clears all that it held. A failed one holds a cause: one value, or two together. Their probabilities
+A successful trial clears all its values and pairs. A failed one holds a cause: a value or a pair. Their probabilities
 follow by belief propagation, as in decoding of group tests (Sejdinovic and Johnson, "Note on noisy group testing:
 asymptotic bounds and belief propagation reconstruction", 2010), without noise: a cause that several failures share
 explains away those that only one of them holds.
@@ -17,13 +17,13 @@ import numpy as np
 from autotune.search.space import Codes, Design, Floats
 
 SINGLE, PAIR = 0.02, 0.0005
-"""Chance that a value makes a set fail, or two values of one group do together, before anything is tried."""
+"""Prior probability that a value, or a pair of values of one group, makes a set fail."""
 
 ACROSS = 0.00002
-"""The same for two values of different groups: seldom, but there are many such pairs."""
+"""The same for pairs across groups; small, because there are many of them."""
 
 SURE = 0.999
-"""Chance given to what is known to fail."""
+"""Probability of known failures."""
 
 _ROUNDS = 30
 _TINY = 1e-12
@@ -33,19 +33,18 @@ class FailureModel:
     """Probabilities of values, and of pairs of values, to make a set fail.
 
     Args:
-        design: The space.
-        ran: Sets that ran, shape (sets, factors).
-        failed: Sets that did not, likewise.
-        known: Combinations of factor and code that are known to fail; of those of more than two some part may be why.
+        ran: Shape (sets, factors).
+        failed: Likewise.
+        known: Combinations of (factor, code) that are known to fail; those of more than two may hold a smaller cause.
     """
 
     def __init__(self, design: Design, ran: Codes, failed: Codes, known: Iterable[Sequence[tuple[int, int]]]) -> None:
         self.design = design
         every = np.concatenate([ran, failed])
         self.trials = len(every)
-        """Sets that were tried."""
+        """Number of tried sets."""
         self.tried = [np.bincount(every[:, i], minlength=size + 1) for i, size in enumerate(design.sizes)]
-        """How often each value of each setting was tried, shape (values + 1,) each."""
+        """Number of trials of each value of each setting, shape (values + 1,) each."""
         self._known = [tuple(sorted(k)) for k in known]
         self._single = [np.full(size + 1, SINGLE) for size in design.sizes]
         for i, chances in enumerate(self._single):
@@ -64,12 +63,9 @@ class FailureModel:
             elif len(cause) == 2 and (found := self._pairs.get((cause[0][0], cause[1][0]))) is not None:
                 found[cause[0][1], cause[1][1]] = SURE
         rows = [row for row in failed if self.known_cause(row) is None]
-        # What was narrowed down, but not to one value or two, still holds the cause, among fewer suspects.
-        narrowed = [cause for cause in self._known if len(cause) > 2 and not self._holds_another(cause)]
+        # A known combination of more than two values counts as a failure with fewer suspects.
+        narrowed = [c for c in self._known if len(c) > 2 and not any(set(k) < set(c) for k in self._known)]
         self._blame([*rows, *map(self._alone, narrowed)], ran)
-
-    def _holds_another(self, cause: tuple[tuple[int, int], ...]) -> bool:
-        return any(set(other) < set(cause) for other in self._known)
 
     def _alone(self, cause: tuple[tuple[int, int], ...]) -> Codes:
         row = self.design.neutral.copy()
@@ -78,16 +74,16 @@ class FailureModel:
         return row
 
     def known_cause(self, row: Codes) -> tuple[tuple[int, int], ...] | None:
-        """Returns the first combination in a set that is known to fail."""
+        """The first known failing combination in a set."""
         return next((cause for cause in self._known if all(row[i] == code for i, code in cause)), None)
 
     def _blame(self, failed: Sequence[Codes], ran: Codes) -> None:
-        """Passes messages between failed sets and the causes that each may have failed by."""
+        """Passes messages between failed sets and their possible causes."""
         held = [self._suspects(row) for row in failed]
         across = [self._across(row, ran) for row in failed]
         often = Counter(pair for pairs in across for pair in pairs)
         for suspects, pairs in zip(held, across, strict=True):
-            # What one failure alone holds counts only where nothing else explains it: there are hundreds of such pairs.
+            # Pairs of a single failure count only if nothing else explains it: there are hundreds of them.
             suspects += [pair for pair in pairs if often[pair] > 1 or not suspects]
         causes = {cause: at for at, cause in enumerate(dict.fromkeys(c for h in held for c in h))}
         if not causes:
@@ -101,7 +97,7 @@ class FailureModel:
         messages = np.zeros(incidence.shape)  # of each failure to each cause, in log odds
         for _ in range(_ROUNDS):
             belief = base + messages.sum(axis=0) - messages
-            innocent = np.where(incidence, -np.logaddexp(0.0, belief), 0.0)  # log chance of being none
+            innocent = np.where(incidence, -np.logaddexp(0.0, belief), 0.0)  # log probability of being no cause
             others = innocent.sum(axis=1, keepdims=True) - innocent
             fresh = np.where(incidence, -np.log(np.maximum(-np.expm1(np.minimum(others, -_TINY)), _TINY)), 0.0)
             messages = 0.5 * (messages + fresh)
@@ -110,13 +106,13 @@ class FailureModel:
             self._set(cause, float(chances[at]))
 
     def _suspects(self, row: Codes) -> list[tuple[int, ...]]:
-        """Returns possible causes: values as (factor, code), pairs as (factor, code, factor, code)."""
+        """Possible causes: values as (factor, code), pairs as (factor, code, factor, code)."""
         singles = [(i, int(c)) for i, c in enumerate(row) if self._single[i][c] > 0]
         pairs = [(i, int(row[i]), j, int(row[j])) for (i, j), t in self._pairs.items() if t[row[i], row[j]] > 0]
         return [*singles, *pairs]
 
     def _across(self, row: Codes, ran: Codes) -> list[tuple[int, ...]]:
-        """Returns pairs of values of two groups that a failed set changed, and that never ran together."""
+        """Pairs of values of two groups that a failed set changed, and that never ran together."""
         neutral, sizes = self.design.neutral, np.array(self.design.sizes)
         changed = np.flatnonzero((row != neutral) & (row != sizes)).tolist()
         together = {i: (ran[ran[:, i] == row[i]] == row).any(axis=0) for i in changed}
@@ -144,24 +140,24 @@ class FailureModel:
         self._pairs[pair][cause[1], cause[3]] = chance
 
     def single(self, factor: int) -> Floats:
-        """Returns the probability of each value of a setting to make any set fail, shape (values + 1,)."""
+        """Probability of each value of a setting to make any set fail, shape (values + 1,)."""
         return self._single[factor]
 
     def pair(self, one: int, other: int) -> Floats:
-        """Returns the probability of each combination to fail beyond that, shape (values + 1, values + 1)."""
+        """Probability of each pair of values to fail beyond `single`, shape (values + 1, values + 1)."""
         return self._pairs[one, other]
 
     @property
     def suspected(self) -> list[tuple[int, int]]:
-        """Pairs of settings of which some values are suspected to fail together."""
+        """Pairs of settings with values that are suspected to fail together."""
         return [pair for pair, chances in self._pairs.items() if chances.max() > 2 * PAIR]
 
     def log_survival(self, row: Codes) -> float:
-        """Returns the log of the probability that a set runs."""
+        """Log of the probability that a set runs."""
         return float(self.log_survivals(row[None])[0])
 
     def log_survivals(self, rows: Codes) -> Floats:
-        """Returns the same for sets, shape (sets, factors)."""
+        """The same for sets of shape (sets, factors)."""
         risks = [chances[c] for chances, c in zip(self._single, rows.T, strict=True)]
         risks += [chances[rows[:, i], rows[:, j]] for (i, j), chances in self._pairs.items()]
         found = np.log1p(-np.minimum(np.array(risks), SURE)).sum(axis=0)

@@ -1,11 +1,11 @@
-"""A sparse Bayesian regression over blocks of features, each in the model or out of it (spike and slab).
+"""Sparse Bayesian regression over blocks of features, each in or out of the model (spike and slab).
 
-Coefficients of a block that is in have a narrow or a wide normal prior: most effects are of a few percent, and one of a
-third must not be split among three settings. Given all others, the odds of each block are known in closed form, so a
-walk over which blocks are in takes the next flip with the right probability at once (Zanella, "Informed proposals for
-local MCMC in discrete spaces", JASA 2020, with Barker's balancing function) and stays in a state as long as it should.
-Coefficients are integrated out. A walk seldom gets from one explanation to another of settings that were always changed
-together; so several walk, from different starts.
+Coefficients of a block in the model have a narrow or a wide normal prior: most effects are a few percent, and a large
+one must not be split among several settings. Coefficients are integrated out. Given all others, the odds of each block
+are known in closed form, so each jump of the walk flips a block with the right probability and has the right holding
+time (Zanella, "Informed proposals for local MCMC in discrete spaces", JASA 2020, with Barker's balancing function).
+A walk rarely moves an effect between settings that were always changed together, so several start from different
+states.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ from numpy.typing import NDArray
 from autotune.search.space import Floats
 
 BURN_IN, JUMPS = 8, 20
-"""States of each walk that are dropped, and that are kept."""
+"""Dropped and kept states of each walk."""
 
-_LEAST = 1e-12  # so that a chain leaves even a state that is as good as sure
+_LEAST = 1e-12  # so that a chain leaves even an almost certain state
 
 SIZES, SHARES = (1.0, 4.0), (0.75, 0.25)
-"""Standard deviations of coefficients in the narrow and in the wide distribution, and how many are of each."""
+"""Standard deviations of coefficients in the narrow and the wide prior, and the share of each."""
 
 MOST_BLOCKS = 60
-"""Blocks that are in the model at once, at most."""
+"""Limit of blocks in the model."""
 
 _PRECISIONS = np.array(SIZES) ** -2.0
 
 
 class State:
-    """One state of the chain: which blocks are in, and the likelihood of each given the others.
+    """One state of the chain: the blocks in the model, and the odds of each block given the others.
 
     Args:
-        sizes: Blocks that are in, each with the index of its size.
+        sizes: Blocks in the model, each with the index of its size.
         columns: Their features.
         mean: Mean of their coefficients.
-        cov: Covariance of these.
-        log_weight: Log of the state's posterior chance, up to a constant.
+        cov: Covariance of their coefficients.
+        log_weight: Log of the state's posterior probability, up to a constant.
         precision: Of each block's coefficients by the data alone, shape (blocks, rank, rank).
-        pull: That times their mean by the data alone, shape (blocks, rank); 0 where a block has fewer.
-        log_odds: Prior log odds of each block to be in, shape (blocks,).
+        pull: `precision` times their mean by the data alone, shape (blocks, rank), zero-padded.
+        log_odds: Prior log odds of each block, shape (blocks,).
     """
 
     def __init__(
@@ -61,49 +61,49 @@ class State:
         self.sizes, self.columns, self.mean, self.cov, self.log_weight = sizes, columns, mean, cov, log_weight
         self._precision, self._pull = precision, pull
         self.odds = _odds(precision, pull) + np.log(SHARES)[:, None] + log_odds[None, :]
-        """Log odds of each size of each block against being out, shape (sizes, blocks)."""
+        """Log odds of each size of each block against absence, shape (sizes, blocks)."""
 
     @functools.cached_property
     def chance(self) -> Floats:
-        """Probability of each block given which others are in, shape (blocks,)."""
+        """Probability of each block given the other blocks of the state, shape (blocks,)."""
         return _sigmoid(np.logaddexp.reduce(self.odds, axis=0))
 
     @functools.cached_property
     def likelier(self) -> NDArray[np.int64]:
-        """Index of the size that each block likelier has, were it in, shape (blocks,)."""
+        """Index of the likelier size of each block if present, shape (blocks,)."""
         return np.asarray(np.argmax(self.odds, axis=0))
 
     @functools.cached_property
     def precision_if(self) -> Floats:
-        """Precision of each block's coefficients, were it in, shape (blocks, rank, rank)."""
+        """Precision of each block's coefficients if present, shape (blocks, rank, rank)."""
         return self._precision + _PRECISIONS[self.likelier][:, None, None] * np.eye(self._precision.shape[1])
 
     @functools.cached_property
     def mean_if(self) -> Floats:
-        """Mean of them then, shape (blocks, rank), 0 where a block has fewer."""
+        """Mean of each block's coefficients if present, shape (blocks, rank), zero-padded."""
         return np.asarray(np.linalg.solve(self.precision_if, self._pull[:, :, None])[:, :, 0], dtype=np.float64)
 
 
 class Chain:
-    """The chain over which blocks are in.
+    """The Markov chain over sets of blocks.
 
     Args:
         features: Of each trial, over the standard error of its value, shape (trials, features); coefficients are in
             units of `SIZES`.
-        values: What was measured, likewise over its standard error, shape (trials,).
-        starts: Where each block's features begin, and where the last ends, shape (blocks + 1,).
-        log_odds: Prior log odds of each block to be in, shape (blocks,).
+        values: Over their standard errors, shape (trials,).
+        starts: Start of each block's features, and end of the last, shape (blocks + 1,).
+        log_odds: Prior log odds of each block, shape (blocks,).
     """
 
     def __init__(self, features: Floats, values: Floats, starts: NDArray[np.int64], log_odds: Floats) -> None:
         self.starts, self.log_odds = starts, log_odds
         sizes = np.diff(starts)
         rank, total = int(sizes.max(initial=1)), features.shape[1]
-        # Every block has `rank` features: those that it lacks are one that is always zero.
+        # Every block has `rank` features: missing ones point to a feature that is always zero.
         offsets = np.arange(rank)[None, :]
         self.index = np.where(offsets < sizes[:, None], starts[:-1, None] + offsets, total)
         """Features of each block, shape (blocks, rank)."""
-        # By feature, so that those of one block lie together.
+        # Transposed, so that the features of a block are contiguous.
         self._features = np.zeros((total + 1, len(features)))
         self._features[:total] = features.T
         self.moment = self._features @ values
@@ -115,9 +115,9 @@ class Chain:
         self._products: dict[int, Floats] = {}
 
     def products(self, block: int) -> Floats:
-        """Returns all features' products with those of one block, shape (features + 1, features of that one).
+        """Products of all features with those of one block, shape (features + 1, features of the block).
 
-        Cached by block: few of many blocks are ever in, and all products of hundreds of pairs would take seconds.
+        Cached by block: few blocks are ever in the model, and all products for hundreds of pairs would take seconds.
         """
         if (found := self._products.get(block)) is None:
             own = self._features[self.starts[block] : self.starts[block + 1]]
@@ -125,12 +125,7 @@ class Chain:
         return found
 
     def run(self, rng: np.random.Generator, starts: Sequence[Mapping[int, int]]) -> tuple[list[State], Floats]:
-        """Walks from each start; returns the states and their probabilities, which sum to 1.
-
-        Args:
-            rng: Of the jumps.
-            starts: Blocks that are in where each walk starts, with the index of their size.
-        """
+        """Walks from each start (block to the index of its size); returns the states and their probabilities."""
         states: list[State] = []
         weights: list[Floats] = []
         likely: list[float] = []
@@ -143,7 +138,7 @@ class Chain:
         return states, np.concatenate([w * s for w, s in zip(weights, shares / shares.sum(), strict=True)])
 
     def _walk(self, rng: np.random.Generator, start: Mapping[int, int]) -> tuple[list[State], Floats]:
-        """Returns the states of one walk, and how long it stays in each."""
+        """The states of one walk, and its holding time in each."""
         sizes = dict(start)
         if not len(self.log_odds):
             return [self.look(sizes)], np.ones(1)
@@ -154,7 +149,7 @@ class Chain:
             rates = _sigmoid(odds) + _LEAST
             if len(sizes) >= MOST_BLOCKS:
                 rates[:] = 0.0
-            if sizes:  # what is in takes another size, or leaves
+            if sizes:  # blocks in the model change size or leave
                 inside, now = list(sizes), list(sizes.values())
                 own = odds[now, inside]
                 rates[:, inside] = _sigmoid(odds[:, inside] - own)
@@ -170,10 +165,10 @@ class Chain:
         return states, np.array(stayed)
 
     def look(self, inside: Mapping[int, int]) -> State:
-        """Returns the state in which some blocks are in, each with the index of its size.
+        """The state of some blocks, each with the index of its size.
 
-        With `M` the inverse of the values' covariance given what is in, the likelihood of each block follows from its
-        `X' M X` and `X' M y`: by Cholesky's factor, for products with an inverse lose twice the digits.
+        With `M` the inverse covariance of the values given these blocks, the likelihood of each block follows from its
+        `X' M X` and `X' M y`, computed by Cholesky's factor: products with an inverse lose twice the digits.
         """
         spans, at = dict[int, slice](), 0
         for block in inside:
@@ -201,16 +196,16 @@ class Chain:
 
 
 def _odds(fisher: Floats, pull: Floats) -> Floats:
-    """Returns log odds of blocks of each size by the data, shape (sizes, blocks).
+    """Log odds of blocks of each size by the data, shape (sizes, blocks).
 
-    Gaussian elimination over all blocks and sizes at once: of hundreds of matrices of six rows a call of LAPACK for
-    each takes longer than the arithmetic.
+    Gaussian elimination over all blocks and sizes at once: for hundreds of matrices of six rows the calls of LAPACK
+    take longer than the arithmetic.
     """
     blocks, rank = pull.shape
     rows = np.empty((len(SIZES), blocks, rank, rank + 1))
     rows[:, :, :, :rank] = fisher + _PRECISIONS[:, None, None, None] * np.eye(rank)
     rows[:, :, :, rank] = pull
-    # No pivot is less than the least eigenvalue, which the prior bounds; rounding could make one so.
+    # The prior bounds the least eigenvalue and so every pivot; rounding could violate that.
     least = _PRECISIONS[:, None]
     odds = np.zeros((len(SIZES), blocks))
     for _ in range(rank):

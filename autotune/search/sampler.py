@@ -1,10 +1,10 @@
 """An Optuna sampler for spaces of flags: many settings of which few act, each trial with its own standard error.
 
-Usable in any Optuna study of positive values such as times::
+It works in any Optuna study of positive values such as times::
 
     study = optuna.create_study(sampler=AdditiveFlagSampler(seed=0))
 
-A study of autotune adds what it knows of settings (`Flag`): defaults, groups, conditions, priors.
+A study of autotune adds prior knowledge of settings (`Flag`): defaults, groups, conditions, priors.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ from autotune.search.failures import FailureModel
 from autotune.search.space import FINISHED, CodedSpace, Codes, Design, Flag, Floats, likely_pairs
 
 SD_KEY = "autotune:log_sd"
-"""User attribute of a trial: standard error of its value, or of the value's log where values are no log ratios."""
+"""User attribute of a trial: standard error of the log of its value (of the value, if that is a log ratio)."""
 
 DUPLICATE_KEY = "autotune:duplicate_of"
-"""User attribute of a trial: number of the trial whose program it shares, so that it was not measured itself."""
+"""User attribute of an unmeasured trial: number of the trial with the same program."""
 
 NUMBER_KEY = "autotune:number"
-"""User attribute of a trial that was added under another number than Optuna's."""
+"""User attribute of a trial: its number, if not Optuna's."""
 
 MOST_PAIRS = 240
-"""Most pairs that may act, those of settings that likeliest act by themselves: this bounds the time of a proposal."""
+"""Limit of modelled pairs (those of the likeliest settings), which bounds the time of a proposal."""
 
 USUAL_SD = 0.01
-"""Standard error of a trial that has none of its own."""
+"""Standard error of a trial without `SD_KEY`."""
 
 NO_OP_SD = 0.002
-"""Standard error of the log ratio of a value that gives the default's program, by a compiler without the GPU."""
+"""Standard error of the log ratio of a no-op as found by compiling without the GPU."""
 
 WORST_SD = 1.0
-"""Standard error of a trial whose interval has no end."""
+"""Standard error of a trial with an unbounded interval."""
 
 
 class Fitted(NamedTuple):
-    """The models of some trials, and the space that they are of."""
+    """A space with the models fitted to its trials."""
 
     coded: CodedSpace
     model: AdditiveModel
@@ -56,13 +56,12 @@ class Fitted(NamedTuple):
 class AdditiveFlagSampler(BaseSampler):
     """Proposes by a sparse additive model: few settings act, some together with another of their group.
 
-    Failed trials (infeasible by a constraint, pruned or failed) teach which values fail, not what is slow. Equal seeds
-    and histories give equal proposals.
+    Failed trials (infeasible by a constraint, pruned or failed) inform the failure model only. Equal seeds and
+    histories give equal proposals.
 
     Args:
-        space: What is searched; None for all that finished trials of the study had.
-        flags: Prior knowledge of settings; each is searched after those that it needs.
-        seed: None for any.
+        space: None for the distributions of finished trials.
+        flags: Prior knowledge of settings.
         is_log_ratio: Whether values are logs of ratios to the default's; else they are positive and their logs are
             modelled.
     """
@@ -84,16 +83,16 @@ class AdditiveFlagSampler(BaseSampler):
         self._refused: set[bytes] = set()
         self._independent = RandomSampler(seed=seed)
         self.known_failing: list[Mapping[str, Any]] = []
-        """Combinations of values that are known to fail."""
+        """Known failing combinations of values."""
         self.is_allowed: Callable[[Mapping[str, Any]], bool] | None = None
-        """Whether a set keeps the rules of its space, where it has any; others are proposed if none is found."""
+        """Whether a set keeps the rules of its space; forbidden ones are proposed only if no other is found."""
 
     def reseed_rng(self) -> None:
-        """See `optuna.samplers.BaseSampler`: draws in parallel processes differ by their trials' numbers."""
+        """Implements `optuna.samplers.BaseSampler`; draws in parallel processes differ by their trials' numbers."""
         self._independent.reseed_rng()
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        """Returns all settings; of a space that is not given, those of finished trials."""
+        """Returns all settings; without a given space, those of finished trials."""
         return self._space_of(study.get_trials(deepcopy=False, states=FINISHED))
 
     def _space_of(self, trials: Iterable[FrozenTrial]) -> dict[str, BaseDistribution]:
@@ -107,17 +106,17 @@ class AdditiveFlagSampler(BaseSampler):
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """Returns the next set.
+        """Proposes the next set.
 
         Raises:
-            ValueError: If the study has several objectives, or a value that is not positive and no log ratio.
+            ValueError: If the study has several objectives, or a value that is neither positive nor a log ratio.
         """
         self._raise_error_if_multi_objective(study)
         if not search_space:
             return {}
         coded = CodedSpace(search_space, self._flags)
         trials = study.get_trials(deepcopy=False)
-        # Asked again, as for a set that a study's rules forbid, it draws anew from the same models.
+        # A repeated call, as after a forbidden set, draws anew from the same models.
         self._asked = {(n := (trial.number, len(trials))): self._asked.get(n, -1) + 1}
         rng = np.random.default_rng([self._seed, trial.number + 1, len(trials), self._asked[n]])
         sign = 1.0 if study.direction is StudyDirection.MINIMIZE else -1.0
@@ -140,7 +139,7 @@ class AdditiveFlagSampler(BaseSampler):
             is_new = codes.tobytes() not in known
             return is_new and (self.is_allowed is None or self.is_allowed(coded.values(codes)))
 
-        share = 0.0 if self._asked[n] else IMPROVING_SHARE  # what is expected was refused, perhaps
+        share = 0.0 if self._asked[n] else IMPROVING_SHARE  # the best expected set may have been refused
         tried = coded.table([*ran, *under_way])
         codes = propose(model, failures, rng, is_open, tried=tried, improving_share=share)
         self._refused.add(codes.tobytes())
@@ -149,15 +148,14 @@ class AdditiveFlagSampler(BaseSampler):
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
-        """Returns a random value of a setting that no trial had yet."""
+        """Returns a random value of a setting without finished trials."""
         return self._independent.sample_independent(study, trial, param_name, param_distribution)
 
     def fit(self, trials: Sequence[FrozenTrial], space: Mapping[str, BaseDistribution] | None = None) -> Fitted:
-        """Fits the models to trials, whoever proposed them; less is better.
+        """Fits the models to finished and failed trials of any sampler; smaller values are better.
 
         Args:
-            trials: Finished and failed ones.
-            space: What is searched; default: what is proposed.
+            space: Default: that of proposals.
         """
         coded = CodedSpace(space or self._space_of(trials), self._flags)
         rng = np.random.default_rng([self._seed, len(trials)])
@@ -187,7 +185,7 @@ class AdditiveFlagSampler(BaseSampler):
         return fit(design), FailureModel(design, rows, coded.table(failed), known)
 
     def _observations(self, coded: CodedSpace, kept: Sequence[FrozenTrial], rows: Codes, sign: float) -> Observations:
-        """Returns what was measured, and single values that are no-ops as if they had been."""
+        """Measured sets, and no-ops as if they were measured."""
         sds = np.array([_sd(t) for t in kept])
         places = {t.user_attrs.get(NUMBER_KEY, t.number): at for at, t in enumerate(kept)}
         duplicates = tuple(
@@ -216,6 +214,6 @@ class AdditiveFlagSampler(BaseSampler):
 
 
 def _sd(trial: FrozenTrial) -> float:
-    """Returns the standard error of a trial's value; the worst where it is none that can be."""
+    """Standard error of a trial's value; the worst if it is invalid."""
     sd = float(trial.user_attrs.get(SD_KEY, USUAL_SD))
     return min(sd, WORST_SD) if sd >= 0 else WORST_SD

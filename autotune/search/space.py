@@ -1,9 +1,9 @@
 """A search space as numbers: each setting a factor, each set a row of codes, each effect a block of features.
 
-A block is one setting's effect on the log of the step time, or what two settings do together beyond that. Its features
-are scaled so that standard normal coefficients give effects of size one. Ordered values (thresholds, thread counts)
-have effects that are the more alike the closer they are on their scale (exponential kernel, whose draws may jump as a
-threshold does); other values have effects of their own with a part in common. The effect of the default is zero.
+A block is one setting's effect on the log of the step time, or the interaction of two settings. Its features are scaled
+so that standard normal coefficients give effects of size one. Effects of ordered values (thresholds, thread counts)
+have an exponential kernel over their scale, whose draws may jump as a threshold does; effects of other values share a
+common part. The effect of the default is zero.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ Floats = NDArray[np.float64]
 Codes = NDArray[np.int64]
 
 GRID = 16
-"""Places of a long range between which effects are interpolated."""
+"""Grid points of a long range, between which effects are interpolated."""
 
 MAIN_RANK, PAIR_RANK = 6, 4
-"""Most features of a setting, and of a pair."""
+"""Limits of features of a setting, and of a pair."""
 
 REACH = 0.5
-"""Distance, as a share of a scale's length, over which effects of ordered values lose correlation to 1/e."""
+"""Correlation length of ordered values, as a share of the length of their scale."""
 
 COMMON = 0.3
-"""Correlation between effects of two values of a setting that has no order."""
+"""Correlation between effects of two values of an unordered setting."""
 
 LONGEST = 33
-"""Values of a long range that are proposed, evenly spread over its scale."""
+"""Proposed values of a long range, evenly spread over its scale."""
 
 FINISHED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 """States of trials from which the model learns."""
@@ -46,16 +46,16 @@ _TINY = 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Factor:
-    """A setting that is searched.
+    """A searched setting.
 
     Attributes:
         size: Number of values.
-        default: Code of the value in force where nothing is set; None if none of its values is.
-        scale: Place of each value where they are ordered, in the unit in which effects are smooth (log bytes for
-            thresholds); None where they are not. The default's may be unknown (nan).
-        group: Pairs of one group may act together; empty for no group.
-        needs: Code of another factor to the codes of its values under which this one acts.
-        p_active: Prior probability that it has an effect; None for the usual one.
+        default: Code of the default; None if it is not among the values.
+        scale: Places of ordered values, in the unit in which effects are smooth (log bytes for thresholds); None for
+            unordered ones. The default's may be unknown (nan).
+        group: Pairs of one group may interact; may be empty.
+        needs: Another factor to the codes of its values under which this one acts.
+        p_active: Prior probability of an effect; None for the usual one.
     """
 
     size: int
@@ -71,12 +71,12 @@ class Flag:
     """Prior knowledge of one setting.
 
     Attributes:
-        default: Value that leaves the program unchanged; None if none of its values does.
-        default_place: The default as a number where its name is none.
-        group: Two settings of one group may act together.
+        default: None if it is not among the values.
+        default_place: The default as a number if its name is none.
+        group: Pairs of one group may interact.
         needs: Other setting to its values under which this one acts.
-        p_active: Prior probability that it has an effect; None for the usual one.
-        no_ops: Values that give the default's program, by a compiler without the GPU.
+        p_active: Prior probability of an effect; None for the usual one.
+        no_ops: Values with the default's program, by compiling without the GPU.
     """
 
     default: Any = None
@@ -92,15 +92,15 @@ class Block:
     """Features of one effect.
 
     Attributes:
-        factors: The one setting, or the two that act together.
-        table: Features of each value; for a pair of each combination, the second setting's values in turn.
+        factors: One setting, or two that interact.
+        table: Features of each value; for a pair, of each combination in row-major order.
     """
 
     factors: tuple[int, ...]
     table: Floats
 
     def features(self, codes: Codes, sizes: Sequence[int]) -> Floats:
-        """Returns the features of sets, shape (sets, features)."""
+        """Features of sets, shape (sets, features)."""
         first = codes[:, self.factors[0]]
         rows = first if len(self.factors) == 1 else first * (sizes[self.factors[1]] + 1) + codes[:, self.factors[1]]
         found: Floats = self.table[rows]
@@ -110,12 +110,11 @@ class Block:
 class Design:
     """All blocks of a space.
 
-    A set is a row of codes, one for each factor; the code after the last value means: not set, for it cannot act here
-    or is left alone.
+    A set is a row of codes, one for each factor; the code after the last value means "not set".
 
     Args:
         factors: Each after those that it needs.
-        pairs: Pairs that may act together; None for those of one group, or all where there are no groups.
+        pairs: Pairs that may interact; None for `likely_pairs`.
     """
 
     def __init__(self, factors: Sequence[Factor], pairs: Sequence[tuple[int, int]] | None = None) -> None:
@@ -126,19 +125,19 @@ class Design:
         self.blocks = [Block((i,), table) for i, table in enumerate(mains)]
         self.blocks += [Block(pair, _pair_table(mains[pair[0]], mains[pair[1]])) for pair in self.pairs]
         self.starts = np.concatenate([[0], np.cumsum([b.table.shape[1] for b in self.blocks])]).astype(np.int64)
-        """Where the features of each block begin."""
+        """Start of each block's features, and end of the last."""
         self._conditional = [i for i, f in enumerate(factors) if f.needs]
         self.neutral = np.array([f.size if f.default is None else f.default for f in factors], dtype=np.int64)
-        """The codes of the default."""
+        """Codes of the default."""
 
     def features(self, codes: Codes) -> Floats:
-        """Returns all features of sets, shape (sets, features); zero for the default."""
+        """All features of sets, shape (sets, features); zero for the default."""
         if not self.blocks:
             return np.zeros((len(codes), 0))
         return np.concatenate([b.features(codes, self.sizes) for b in self.blocks], axis=1)
 
     def settle(self, codes: Codes) -> Codes:
-        """Resets what another setting of the set switches off."""
+        """Resets settings that another setting of the set switches off."""
         settled = codes.copy()
         for i in self._conditional:
             if any(settled[other] not in values for other, values in self.factors[i].needs.items()):
@@ -147,7 +146,7 @@ class Design:
 
 
 def likely_pairs(factors: Sequence[Factor]) -> list[tuple[int, int]]:
-    """Returns the pairs of one group; all pairs where no setting has a group."""
+    """Pairs of one group; all pairs if no setting has a group."""
     every = itertools.combinations(range(len(factors)), 2)
     if not any(f.group for f in factors):
         return list(every)
@@ -156,7 +155,7 @@ def likely_pairs(factors: Sequence[Factor]) -> list[tuple[int, int]]:
 
 @functools.lru_cache(maxsize=1024)
 def _main_table(size: int, default: int | None, scale: tuple[float, ...] | None) -> Floats:
-    """Returns features of each value and of "not set", shape (values + 1, features)."""
+    """Features of each value and of "not set", shape (values + 1, features)."""
     kept = [v for v in range(size) if v != default]
     if not kept:
         return np.zeros((size + 1, 0))
@@ -189,7 +188,7 @@ def _main_table(size: int, default: int | None, scale: tuple[float, ...] | None)
 
 
 def _pair_table(one: Floats, other: Floats) -> Floats:
-    """Features of each combination: the products of both settings' features that matter most."""
+    """Features of each combination: the largest products of both settings' features."""
     products: Floats = (one[:, None, :, None] * other[None, :, None, :]).reshape(
         len(one) * len(other), one.shape[1] * other.shape[1]
     )
@@ -199,7 +198,7 @@ def _pair_table(one: Floats, other: Floats) -> Floats:
 
 
 class CodedSpace:
-    """An Optuna search space as factors and codes."""
+    """An Optuna search space encoded as factors and codes."""
 
     def __init__(self, space: Mapping[str, BaseDistribution], flags: Mapping[str, Flag]) -> None:
         self.names = _ordered(list(space), flags)
@@ -233,11 +232,11 @@ class CodedSpace:
         )
 
     def table(self, rows: Sequence[Codes]) -> Codes:
-        """Joins sets to one table, shape (sets, settings)."""
+        """Stacks sets to a table, shape (sets, settings)."""
         return np.array(rows, dtype=np.int64).reshape(len(rows), len(self.names))
 
     def codes(self, params: Mapping[str, Any]) -> Codes | None:
-        """Encodes a set; None if it has a value that the space does not have."""
+        """Encodes a set; None if a value is not in the space."""
         found = self._plain.neutral.copy()
         for i, name in enumerate(self.names):
             if name not in params:
@@ -254,14 +253,14 @@ class CodedSpace:
         return int(np.argmin(np.abs(numbers - float(value)))) if isinstance(value, int | float) else None
 
     def values(self, codes: Codes) -> dict[str, Any]:
-        """Decodes a set; a setting that cannot act has its default, or any value."""
+        """Decodes a set; a setting that is not set gets its first value."""
         return {
             n: self.choices[i][c if c < len(self.choices[i]) else 0]
             for i, (n, c) in enumerate(zip(self.names, codes, strict=True))
         }
 
     def part(self, values: Mapping[str, Any]) -> tuple[tuple[int, int], ...] | None:
-        """Encodes part of a set as (factor, code); None if the space does not have one of the values."""
+        """Encodes part of a set as (factor, code); None if a value is not in the space."""
         found = []
         for name, value in values.items():
             code = self._code(self._at[name], value) if name in self._at else None
@@ -271,7 +270,7 @@ class CodedSpace:
         return tuple(found)
 
     def split(self, trials: Sequence[FrozenTrial]) -> tuple[list[tuple[Codes, FrozenTrial]], list[Codes]]:
-        """Splits finished trials into those that have a value, with their sets, and the sets of those that failed."""
+        """Splits finished trials into successful ones with their sets, and the sets of failed ones."""
         ran: list[tuple[Codes, FrozenTrial]] = []
         failed: list[Codes] = []
         for trial in trials:
@@ -283,7 +282,7 @@ class CodedSpace:
         return ran, failed
 
     def no_ops(self) -> Codes:
-        """Returns the sets of single values that give the default's program."""
+        """Sets of a single no-op."""
         rows = []
         for i, flag in enumerate(self._flags):
             for value in flag.no_ops:
@@ -311,7 +310,7 @@ def _ordered(names: Sequence[str], flags: Mapping[str, Flag]) -> list[str]:
 
 
 def _values_of(distribution: BaseDistribution, default: Any) -> list[Any]:
-    """Returns the values that are proposed; a long range is thinned, its default kept."""
+    """Proposed values; a long range is thinned, its default kept."""
     if isinstance(distribution, CategoricalDistribution):
         return list(distribution.choices)
     if isinstance(distribution, IntDistribution):
@@ -333,7 +332,7 @@ def _grid(low: float, high: float, *, is_log: bool) -> list[float]:
 def _scale(
     distribution: BaseDistribution, values: Sequence[Any], default: int | None, default_place: float | None
 ) -> tuple[float, ...] | None:
-    """Returns the values' places on their scale; None if they have none. The default's may be unknown (nan)."""
+    """Places of the values on their scale; None without one. The default's may be unknown (nan)."""
     if not isinstance(distribution, CategoricalDistribution):
         is_log = getattr(distribution, "log", False)
         return tuple(math.log2(v) if is_log else float(v) for v in values)
@@ -347,9 +346,9 @@ def _scale(
 
 
 def _places(numbers: Sequence[float]) -> tuple[float, ...]:
-    """Returns places of numbers of at least 0 on a log scale; nan stays.
+    """Places of non-negative numbers on a log scale; nan stays.
 
-    Zero (no threshold) is as far below the least of the others as these usually are apart, at least one doubling.
+    Zero (no threshold) is below the smallest number by the median distance of the others, at least one doubling.
     """
     logs = sorted({math.log2(n) for n in numbers if n > 0})
     steps = sorted(b - a for a, b in itertools.pairwise(logs)) or [1.0]

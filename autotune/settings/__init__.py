@@ -1,1 +1,1 @@
-"""What may be set: the catalogue, what the installed build says of it, and the search space."""
+"""Settings: the catalogue, the installed build's answers, checks, and the search space."""

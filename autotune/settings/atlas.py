@@ -1,9 +1,9 @@
-"""The atlas: what each setting does to each kind of model on each GPU, compiled beforehand; data, and how to ask it.
+"""The atlas: a table of precompiled effects of each setting on each kind of model and GPU.
 
 The table lies in ``autotune/data/atlas``, one file of JSON lines for each jaxlib (`AtlasRow` is a line), written by
-``autotune atlas build``. ``kinds.toml`` beside it says which workload stands for each kind of model. A verdict is of
-one *cell*: a jaxlib, a kind of model, a GPU and how many of them. What no cell decides (a build that lacks a
-setting) has rows of its own, without a kind.
+``autotune atlas build``. ``kinds.toml`` beside it names the workload for each kind of model. A verdict holds for one
+*cell*: a jaxlib, a kind of model, a GPU and their number. Verdicts on a whole release (a build that lacks a setting)
+have rows without a kind of model.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _HEADER = f'{{"atlas": {SCHEMA_VERSION}}}'
 
 
 class AtlasVerdict(StrEnum):
-    """What a value of a setting does.
+    """Effect of a value of a setting.
 
-    ``rejected``: the build does not take the name or the value. ``default``: the value in force anyway. ``same``: the
-    compiled program is the default's. ``changes``: it is another one. ``fails``: it does not compile here. ``unseen``:
-    read at run time or by the autotuner on the device, which no compilation shows. ``elsewhere``: a setting of another
-    platform. ``unsettled``: not compiled.
+    ``rejected``: the build refuses the name or the value. ``default``: the default value. ``same``: the program is the
+    default's. ``changes``: it is another one. ``fails``: it does not compile. ``unseen``: read at run time or by the
+    autotuner on the device, which no compilation shows. ``elsewhere``: a setting of another platform. ``unsettled``:
+    not compiled.
     """
 
     REJECTED = "rejected"
@@ -50,24 +50,22 @@ class AtlasRow(Record):
     """One line of the table.
 
     Attributes:
-        jaxlib: The release; of its CUDA plugin too.
+        jaxlib: The release, also of the CUDA plugin.
         workload: Kind of model, a name of ``kinds.toml``; empty in a row for all cells of the release.
         target: GPU, a name of `autotune targets list`; empty likewise.
-        gpus: How many of them; 0 likewise.
+        gpus: 0 likewise.
         kind: ``setting``, or ``cell``: the default's own program.
-        name: Of the setting; empty for the cell.
-        value: Of the setting as in a `FlagSet`; empty for the cell.
-        verdict: What it does.
+        name: Setting; empty for a cell.
+        value: As in a `FlagSet`; empty for a cell.
         tried: How ``same`` was found: ``alone``, or ``together``, in sets of all that change nothing.
-        changes: What is different from the default's program, in clauses such as ``all-gather (async): 9 -> 3``.
-        needs: Settings among which some value of it acts, if none does alone; which values do was not told apart. Where
-            some value of a setting acts alone, its others are not tried with other settings.
-        program: Names the program, within a cell: rows with an equal name have one program; empty if none was compiled
-            for it alone.
-        peak_bytes: Device memory that the step needs.
-        compiled: Sets that were compiled for a cell; of a cell only.
-        seconds: What compiling them took, one after the other; of a cell only.
-        message: Why it is rejected or fails; what cannot be seen.
+        changes: Differences from the default's program, such as ``all-gather (async): 9 -> 3``.
+        needs: Settings with which some value acts, if none acts alone; the values were not distinguished. Where some
+            value of a setting acts alone, its others are not tried with other settings.
+        program: Digest within a cell; empty if the value was not compiled alone.
+        peak_bytes: Device memory of the step.
+        compiled: Number of compiled sets; cells only.
+        seconds: Sum of their compile times; cells only.
+        message: Reason of a rejection or failure, or of ``unseen``.
     """
 
     jaxlib: str
@@ -89,18 +87,13 @@ class AtlasRow(Record):
 
     @property
     def cell(self) -> tuple[str, str, str, int]:
-        """Release, kind of model, GPU, how many: names the cell."""
+        """Release, kind of model, GPU and their number."""
         return self.jaxlib, self.workload, self.target, self.gpus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelKind:
-    """A kind of model, and the workload that stands for it.
-
-    Attributes:
-        entry: The preset that is compiled.
-        sequences_per_gpu: Sequences of a step for each GPU; the batch is that times the GPUs.
-    """
+    """A kind of model, with the workload that is compiled for it; its batch is `sequences_per_gpu` times the GPUs."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
@@ -112,12 +105,12 @@ class ModelKind:
     gpus: tuple[int, ...] = (8, 64)
 
     def options_for(self, gpus: int) -> dict[str, Any]:
-        """The workload's options on so many GPUs."""
+        """The workload's options on this number of GPUs."""
         return {**self.options, "batch": max(1, round(self.sequences_per_gpu * gpus))}
 
 
 class Atlas:
-    """The table."""
+    """The rows of the table, with an index by setting."""
 
     def __init__(self, rows: Iterable[AtlasRow]) -> None:
         self.rows = tuple(rows)
@@ -130,13 +123,13 @@ class Atlas:
 
     @property
     def jaxlibs(self) -> tuple[str, ...]:
-        """Releases that the table has cells of, oldest first."""
+        """Releases in the table, oldest first."""
         found = {r.jaxlib for r in self.rows}
         return tuple(sorted(found, key=release_of))
 
     @property
     def cells(self) -> tuple[AtlasRow, ...]:
-        """The row of each cell that was compiled."""
+        """The rows of kind ``cell``."""
         return tuple(r for r in self.rows if r.kind == "cell")
 
     def of(self, name: str) -> tuple[AtlasRow, ...]:
@@ -145,13 +138,13 @@ class Atlas:
 
 
 def load_kinds() -> dict[str, ModelKind]:
-    """The kinds of models of the table, by name."""
+    """Loads the kinds of models by name."""
     return read_entries(atlas_folder() / "kinds.toml", ModelKind)
 
 
 @functools.cache
 def load_atlas() -> Atlas:
-    """The table that comes with this package."""
+    """Loads the table of this package."""
     return read_atlas(atlas_folder())
 
 
@@ -159,7 +152,7 @@ def read_atlas(folder: Traversable) -> Atlas:
     """Reads the table in a folder.
 
     Raises:
-        SettingError: If there is no such folder, or a file is no table of this schema.
+        SettingError: If the folder is missing, or a file has another schema.
     """
     if not folder.is_dir():
         raise SettingError(
@@ -170,10 +163,10 @@ def read_atlas(folder: Traversable) -> Atlas:
 
 
 def read_rows(path: Traversable) -> list[AtlasRow]:
-    """The rows of one file of the table.
+    """Reads one file of the table.
 
     Raises:
-        SettingError: If a line is not one of this schema; it is named.
+        SettingError: If a line has another schema.
     """
     adapter = TypeAdapter(AtlasRow)
     head, *lines = path.read_text("utf-8").splitlines() or [""]
@@ -192,13 +185,13 @@ def read_rows(path: Traversable) -> list[AtlasRow]:
 
 
 def atlas_text(rows: Iterable[AtlasRow]) -> str:
-    """The text of a table's file, rows sorted, defaults left out."""
+    """Formats the text of a table's file: rows sorted, defaults omitted."""
     ordered = sorted(rows, key=lambda r: (*r.cell, r.kind, r.name, r.value))
     return "\n".join([_HEADER, *(r.model_dump_json(exclude_defaults=True) for r in ordered)]) + "\n"
 
 
 def atlas_folder() -> Traversable:
-    """Where the table lies in this package."""
+    """The table's folder in this package."""
     return resources.files("autotune") / "data" / "atlas"
 
 
@@ -208,10 +201,10 @@ def place_of(row: AtlasRow) -> str:
 
 
 def newest_not_after(jaxlib: str, releases: Sequence[str]) -> str:
-    """The newest of sorted releases that is not after `jaxlib`, else the oldest.
+    """The newest of sorted releases not after `jaxlib`, else the oldest.
 
     Raises:
-        SettingError: If there are none.
+        SettingError: If there are no releases.
     """
     if not releases:
         raise SettingError("the atlas must have a release but has none; `autotune atlas build` compiles one")

@@ -1,8 +1,7 @@
-"""The catalogue: what is known of every published setting, kept as TOML under ``autotune/data/flags``.
+"""The catalogue of published settings, kept as TOML under ``autotune/data/flags``.
 
-The installed build (see `autotune.settings.probe`) says what exists; the catalogue says what it means: purpose, scope,
-stage, risks, what it needs. Where both speak (existence, type, default), a test holds the catalogue to the
-real builds.
+The installed build (see `autotune.settings.probe`) tells which settings exist; the catalogue tells their purpose,
+scope, stage, risks and requirements. A test compares facts that both have (existence, type, default) with real builds.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ T = TypeVar("T")
 
 
 def _by_version(default: Any) -> Any:
-    """A table of defaults by version, also where the file gives one default for all."""
+    """Converts a single default to a table of defaults by version."""
     return default if isinstance(default, dict) else {"": default}
 
 
@@ -34,7 +33,7 @@ Defaults = Annotated[Mapping[str, str], BeforeValidator(_by_version), Field(vali
 
 
 class Stage(StrEnum):
-    """Where a setting acts, and so how it may be judged.
+    """Where a setting acts, which decides how it is judged.
 
     ``program``: the compiled program; equal fingerprints mean no effect. ``runtime``: read while running.
     ``autotuner``: decides kernels or machine code; a compilation without the device proves nothing. ``client``: read
@@ -50,10 +49,9 @@ class Stage(StrEnum):
 class Tier(StrEnum):
     """Whether a setting belongs in a search.
 
-    ``tune``: by group. ``numerics``: changes results, so only by a group of that name. ``legacy``: an older
-    name. ``expert``: only if named. ``avoid``: site, fault tolerance, known trouble. ``tool``: diagnostics.
-    ``danger``: never. ``noop``: accepted, does nothing. ``removed``: gone. ``listed``: described, but nobody judged
-    whether it pays.
+    ``tune``: by group. ``numerics``: changes results, so only if the study names its group. ``legacy``: an older name.
+    ``expert``: only if named. ``avoid``: site, fault tolerance, known trouble. ``tool``: diagnostics. ``danger``:
+    never. ``noop``: accepted without effect. ``removed``: gone. ``listed``: described, but not judged.
     """
 
     TUNE = "tune"
@@ -72,14 +70,14 @@ NEVER_SEARCHED = {
     "tpu": "acts on TPUs, whose compiler (libtpu) no build here holds: no study runs there",
     "rocm": "acts on AMD GPUs: no study runs there",
 }
-"""Platforms of which settings are catalogued only, and why."""
+"""Platforms whose settings are only catalogued, and why."""
 
 
 class Scope(StrEnum):
-    """What a program must have for the setting to act.
+    """Feature that a program must have for a setting to act.
 
-    ``single_device``: nothing that not every program has. ``sharded_matmul``: a matrix product whose operand or result
-    is gathered or scattered.
+    ``single_device``: every program has it. ``sharded_matmul``: a matrix product whose operand or result is gathered or
+    scattered.
     """
 
     SINGLE_DEVICE = "single_device"
@@ -95,36 +93,34 @@ class Setting:
     """One entry of the catalogue.
 
     Attributes:
-        name: As in a `FlagSet`; ``process_layout`` is the one entry that is no setting of a process.
-        group: Name under which it is searched.
-        also_in: Further groups that it belongs to.
+        name: As in a `FlagSet`; only ``process_layout`` is no setting of a process.
+        also_in: Further groups.
         platform: ``cuda``, ``cpu``, ``any``, or one of `NEVER_SEARCHED`.
         type: One of bool, int, int32, int64, float, string, enum, message.
         tri_state: Whether being unset differs from every value.
         repeated: Whether it holds a list or a map.
         values: Values worth trying, spelled as in a `FlagSet`; the default is always among the choices.
-        minimum: Least sensible value; the parser may let others pass.
-        maximum: Greatest sensible value.
-        scopes: What the program must have; all of them.
-        makes: What it may bring into a program that had none, so that other settings act.
+        minimum: Smallest sensible value; the parser may accept others.
+        maximum: Largest sensible value.
+        scopes: The program must have all of them.
+        makes: Scopes that it may add to a program, so that other settings act.
         since: First jaxlib that has it, of those that `docs/ask_builds.py` asked; empty if the oldest of them has it.
         removed: First asked jaxlib that lacks it after one that has it.
-        defaults: Version from which on, to default; an empty key if it never changed.
+        defaults: First version to default; an empty key if it never changed.
         numerics: ``rounding``, ``order``, ``precision`` or ``values``; empty if results do not change.
-        memory: How it moves peak memory; empty if not at all, or not known.
-        compile: How it moves compile time; empty if little, or not known.
+        memory: Effect on peak memory; empty if none or unknown.
+        compile: Effect on compile time; empty if small or unknown.
         danger: Why it must not be used in training; empty if it may.
-        needs: What must hold for it to act, in words.
+        needs: Requirements to act, in words.
         when: Other setting to the values under which this one acts.
         unless: Other setting to the values under which it does nothing.
         condition_since: First jaxlib for which `when` and `unless` hold; empty if for all.
-        renamed_to: What took its place.
-        renamed_values: Its values to those of what took its place; a value that is absent needs no
-            replacement.
+        renamed_to: The newer name.
+        renamed_values: Its values to those of the newer name; other values need no replacement.
         layer_bytes: ``weights`` or ``gradients`` if its values are multiples of one layer's bytes.
-        changed_programs: Test programs whose executable one value changed; None if that was not tried.
-        source_line: ``FILE:LINE`` of XLA's source from which the summary was taken, at the commit of the source
-            ``xla``, or ``FILE:LINE@COMMIT`` of the last one that had it; empty if the flag is newer than that.
+        changed_programs: Test programs whose executable one value changed; None if not tried.
+        source_line: ``FILE:LINE`` of XLA's source of the summary, at the commit of the source ``xla``, or
+            ``FILE:LINE@COMMIT`` of the last one that had it; empty if the flag is newer than that.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -169,20 +165,20 @@ class Setting:
 
     @property
     def kind(self) -> str:
-        """How it reaches a process: ``xla``, ``jax``, ``env`` or ``layout``."""
+        """How a process receives it: ``xla``, ``jax``, ``env`` or ``layout``."""
         if self.name.startswith(("xla_", "jax_")):
             return self.name[:3]
         return "env" if self.name.isupper() else "layout"
 
     def default_in(self, version: str) -> str | None:
-        """Default that the catalogue gives for this jaxlib; None if it does not say."""
+        """Default on this jaxlib; None if the catalogue gives none."""
         fitting = [v for v in self.defaults if not v or not older(version, v)]
         return self.defaults[max(fitting, key=release_of)] if fitting else None
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The source of a fact; `commit` is the one that was read."""
+    """Source of a fact, as read at `commit`."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
@@ -192,7 +188,7 @@ class Source:
     commit: str = ""
 
     def link(self, line: str) -> str:
-        """Where a `Setting.source_line` can be read."""
+        """URL of a `Setting.source_line`."""
         path, _, commit = line.partition("@")
         file, _, number = path.partition(":")
         return f"{self.url.partition('/blob/')[0]}/blob/{commit or self.commit}/{file}#L{number}"
@@ -207,14 +203,14 @@ class Catalog(dict[str, Setting]):
 
     @property
     def groups(self) -> tuple[str, ...]:
-        """Groups that can be searched: those with at least one setting of tier tune or numerics."""
+        """Searchable groups: those with a setting of tier tune or numerics."""
         return tuple(sorted({s.group for s in self.values() if s.tier in (Tier.TUNE, Tier.NUMERICS)}))
 
     def find(self, name: str) -> Setting:
-        """The setting of a name, with or without dashes and value.
+        """Finds a setting by name, with or without dashes and value.
 
         Raises:
-            SettingError: If it is not in the catalogue; close matches are named.
+            SettingError: If the catalogue lacks it.
         """
         bare = name.strip().lstrip("-").partition("=")[0]
         for candidate in (bare, bare.lower()):
@@ -229,7 +225,7 @@ def older(version: str, other: str) -> bool:
 
 
 def release_of(version: str) -> tuple[int, ...]:
-    """What releases are ordered by: ``0.12.0.1`` as (0, 12, 0, 1)."""
+    """Sort key of a release: (0, 12, 0, 1) for ``0.12.0.1``."""
     parts = []
     for part in version.split("."):
         digits = "".join(c for c in part if c.isdigit())
@@ -241,7 +237,7 @@ def release_of(version: str) -> tuple[int, ...]:
 
 @functools.cache
 def load_catalog() -> Catalog:
-    """The catalogue that comes with this package."""
+    """Loads the catalogue of this package."""
     data = resources.files("autotune") / "data"
     settings: dict[str, Setting] = {}
     for path in sorted((data / "flags").iterdir(), key=lambda p: p.name):
@@ -251,7 +247,7 @@ def load_catalog() -> Catalog:
 
 
 def read_entries(path: Traversable, kind: type[T]) -> dict[str, T]:
-    """The entries of one data file of this package, by name.
+    """Reads the entries of a data file, by name.
 
     Raises:
         SettingError: See `read_data`.
@@ -260,14 +256,14 @@ def read_entries(path: Traversable, kind: type[T]) -> dict[str, T]:
 
 
 def read_data(path: Traversable, kind: type[T], *, named: bool = False) -> T:
-    """One data file of this package.
+    """Reads a TOML file.
 
     Args:
-        kind: What it holds, with the types of all keys.
+        kind: Type to validate its content as.
         named: Whether each table takes its own name as ``name``.
 
     Raises:
-        SettingError: If the file does not fit; the key, what must hold and what is there are named.
+        SettingError: If the content does not fit.
     """
     data = tomllib.loads(path.read_text("utf-8"))
     if named:
@@ -282,13 +278,12 @@ def read_data(path: Traversable, kind: type[T], *, named: bool = False) -> T:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """One published flag set, as it was published.
+    """One published flag set, unchanged.
 
     Attributes:
-        source: Where it stands, with the revision that was read.
-        date: When it was published or last read there, as far as known: year, year-month or ``HEAD`` of mid
-            2026.
-        for_hardware: What its authors used it on; empty if they do not say.
+        source: URL, with the revision that was read.
+        date: Date of publication or last reading: year, year-month or ``HEAD`` of mid 2026.
+        for_hardware: Hardware of its authors; may be empty.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -310,7 +305,7 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Symptom:
-    """A performance problem and the groups of settings that may help."""
+    """A performance problem, and the groups of settings that may help."""
 
     name: str
     title: str
@@ -321,7 +316,7 @@ class Symptom:
 
 @functools.cache
 def load_recipes() -> dict[str, Recipe]:
-    """All recipes by name, in the order of the files."""
+    """Loads the recipes by name, in the order of the files."""
     folder = resources.files("autotune") / "data" / "recipes"
     found: dict[str, Recipe] = {}
     for path in sorted(folder.iterdir(), key=lambda p: p.name):
@@ -330,10 +325,10 @@ def load_recipes() -> dict[str, Recipe]:
 
 
 def find_recipe(name: str) -> Recipe:
-    """The recipe of a name.
+    """Finds a recipe by name.
 
     Raises:
-        SettingError: If there is none; close matches are named.
+        SettingError: If there is none.
     """
     recipes = load_recipes()
     if name not in recipes:
@@ -345,12 +340,12 @@ def find_recipe(name: str) -> Recipe:
 
 @functools.cache
 def load_symptoms() -> dict[str, Symptom]:
-    """All symptoms by name."""
+    """Loads the symptoms by name."""
     return read_entries(resources.files("autotune") / "data" / "symptoms.toml", Symptom)
 
 
 def search_symptoms(text: str) -> tuple[Symptom, ...]:
-    """Symptoms that fit a free text, best first; none if no word of it is known."""
+    """Finds the symptoms that fit a free text, best first."""
     asked = re.findall(r"[a-z0-9]+", text.lower())
 
     def score(symptom: Symptom) -> int:
@@ -374,7 +369,7 @@ def select_settings(catalog: Catalog, *, group: str | None, scope: str | None, w
     """Filters settings by group, scope, and a word in name or summary.
 
     Raises:
-        SettingError: If there is no such group or scope.
+        SettingError: If the group or scope is unknown.
     """
     every_group = sorted({s.group for s in catalog.values()})
     for given, legal, what in ((group, every_group, "group"), (scope, list(Scope), "scope")):

@@ -1,7 +1,4 @@
-"""Judges settings for the installed build, and says what to write instead.
-
-Nothing is started here: the verdicts follow from what `autotune.settings.known` has on a setting and its value.
-"""
+"""Judges settings for the installed build, and suggests replacements, from `autotune.settings.known` alone."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ from autotune.settings.known import KnownSetting, KnownSettings, Pair, renamed_v
 
 
 class SettingVerdict(StrEnum):
-    """What one setting is, for one build."""
+    """Verdict on a setting for one build."""
 
     EFFECTIVE = "effective"
     ALREADY_DEFAULT = "already default"
@@ -45,7 +42,8 @@ class SettingCheck:
     Attributes:
         name: As written, without dashes.
         value: As written; None for a bare name.
-        replacement: Name and value to write instead; None if there is none, or nothing need be written.
+        starts: Whether a process with the setting would start.
+        replacement: Name and value to write instead; None if there is none, or the setting can go.
     """
 
     name: str
@@ -63,13 +61,15 @@ def check_settings(settings: Mapping[str, str], known: KnownSettings) -> tuple[S
 
 
 def check_setting(name: str, value: str, known: KnownSettings) -> SettingCheck:
-    """One setting with its value, wherever it goes."""
+    """Checks one setting with its value."""
     setting = known[name]
     if setting.exists:
         return _check_existing(setting, value, known)
     if name.startswith(("xla_", "jax_")) or (setting.entry is not None and setting.entry.tier is Tier.REMOVED):
         return _check_missing(setting, value, known)
-    return _check_variable(setting, value, known)
+    judged = _judge_variable(setting, value, known)
+    replacement = known.replacement(setting, value) if judged[0] is SettingVerdict.RENAMED else None
+    return _said(setting.name, value, judged, replacement=replacement)
 
 
 def would_start(checks: Iterable[SettingCheck]) -> bool:
@@ -84,11 +84,11 @@ def for_build(
     over: FlagSet | None = None,
     note: Callable[[str], None] = lambda text: None,
 ) -> FlagSet:
-    """Translates a set made elsewhere for the installed build: new names, without no-ops, wrong and dangerous values.
+    """Translates a set to the installed build: new names, without no-ops, wrong and dangerous values.
 
     Args:
-        over: Settings that are in force beneath: what is the default stays if it undoes one of these.
-        note: Told of each setting that is renamed or left out, except for those that are the default already.
+        over: Settings already in force: a default value stays if it undoes one of these.
+        note: Called for each setting that is renamed or left out, except for default values.
     """
     kept: dict[str, str] = {}
     for found in check_settings(settings, known):
@@ -113,7 +113,7 @@ def for_build(
 
 
 def _check_existing(setting: KnownSetting, value: str, known: KnownSettings) -> SettingCheck:
-    """A flag that the parser knows, or an option of jax: a value that is refused ends the process."""
+    """Checks a flag of the parser or an option of jax, where a refused value ends the process."""
     replacement, refused = None, setting.refused(value)
     if refused:
         named = setting.legal_values and "legal" not in refused
@@ -128,7 +128,7 @@ def _check_existing(setting: KnownSetting, value: str, known: KnownSettings) -> 
 
 
 def _judge_flag(setting: KnownSetting, value: str, known: KnownSettings) -> Judgement:
-    """A value that the XLA_FLAGS parser takes."""
+    """Judges a value that the XLA_FLAGS parser accepts."""
     build, entry, flag = known.build.build, setting.entry, setting.flag
     is_default = setting.is_default(value)
     if setting.danger and not is_default:
@@ -146,14 +146,14 @@ def _judge_flag(setting: KnownSetting, value: str, known: KnownSettings) -> Judg
 
 
 def _never_acts(entry: Setting) -> str:
-    """Why a setting does nothing in any program here; empty if it may."""
+    """Why a setting does nothing in any program; empty if it may act."""
     if entry.tier is Tier.NOOP:
         return entry.summary.rstrip(".")
     return NEVER_SEARCHED.get(entry.platform, "")
 
 
 def _judge_option(setting: KnownSetting, value: str, known: KnownSettings) -> Judgement:
-    """A value that jax takes."""
+    """Judges a value that jax accepts."""
     if setting.is_default(value):
         return SettingVerdict.ALREADY_DEFAULT, f"{setting.default!r} is the default", "remove it"
     if setting.danger:
@@ -164,7 +164,7 @@ def _judge_option(setting: KnownSetting, value: str, known: KnownSettings) -> Ju
 
 
 def _judge_older_name(setting: KnownSetting, value: str, replacement: Pair | None) -> Judgement:
-    """An old name that the parser still takes."""
+    """Judges an old name that the parser still accepts."""
     entry = setting.entry
     assert entry is not None
     reason = f"an older name that now sets {entry.renamed_to}={renamed_value(entry, value)}"
@@ -174,7 +174,7 @@ def _judge_older_name(setting: KnownSetting, value: str, replacement: Pair | Non
 
 
 def _check_missing(setting: KnownSetting, value: str, known: KnownSettings, *, as_flag: bool = False) -> SettingCheck:
-    """A name that the build lacks: nobody complains about a variable that nobody reads, the parser does."""
+    """Checks a name that the build lacks, which the parser refuses but an unread variable does not."""
     is_variable = setting.name.startswith("jax_") or (setting.entry is not None and setting.entry.kind == "env")
     replacement = known.replacement(setting, value)
     if replacement is not None:
@@ -187,7 +187,7 @@ def _check_missing(setting: KnownSetting, value: str, known: KnownSettings, *, a
 
 
 def _judge_missing(setting: KnownSetting, known: KnownSettings, *, as_flag: bool) -> Judgement:
-    """A name that nothing replaces."""
+    """Judges a missing name without a replacement."""
     build, name, entry = known.build, setting.name, setting.entry
     bare, dash, rest = name.partition("-")
     if dash and bare in build.flags:  # seen in a published script: --xla_gpu_enable_triton_gemm-false
@@ -205,14 +205,8 @@ def _judge_missing(setting: KnownSetting, known: KnownSettings, *, as_flag: bool
     return SettingVerdict.UNKNOWN, reason, "correct the name or remove it"
 
 
-def _check_variable(setting: KnownSetting, value: str, known: KnownSettings) -> SettingCheck:
-    """An environment variable: nothing refuses it at start, so the catalogue alone speaks."""
-    judged = _judge_variable(setting, value, known)
-    replacement = known.replacement(setting, value) if judged[0] is SettingVerdict.RENAMED else None
-    return _said(setting.name, value, judged, replacement=replacement)
-
-
 def _judge_variable(setting: KnownSetting, value: str, known: KnownSettings) -> Judgement:
+    """Judges an environment variable by the catalogue; nothing refuses it at start."""
     entry = setting.entry
     if entry is None:
         advice = "check the spelling; nobody complains about a variable that nobody reads"
@@ -234,7 +228,7 @@ def _judge_variable(setting: KnownSetting, value: str, known: KnownSettings) -> 
 
 
 def check_xla_flags(text: str, known: KnownSettings) -> tuple[SettingCheck, ...]:
-    """Checks an XLA_FLAGS text token by token, as XLA reads it: order, repetitions, stray words count."""
+    """Checks an XLA_FLAGS text token by token, as XLA reads it, with repetitions and stray words."""
     checks: list[SettingCheck] = []
     ignored_from = ""
     merged: dict[str, str] = {}
@@ -270,7 +264,7 @@ def check_xla_flags(text: str, known: KnownSettings) -> tuple[SettingCheck, ...]
 
 
 def _check_stray(token: FlagToken, *, first: bool, known: KnownSettings) -> SettingCheck:
-    """A token that does not begin with two dashes."""
+    """Checks a token that does not begin with two dashes."""
     names = list(known.build.flags)
     meant = f"--{token.name}" + ("" if token.value is None else f"={token.value}")
     advice = f"write {meant}" if token.name in names else f"remove it{close_matches(token.name, names)}"
@@ -286,7 +280,7 @@ def _check_stray(token: FlagToken, *, first: bool, known: KnownSettings) -> Sett
 
 
 def _overridden(check: SettingCheck, name: str, value: str) -> SettingCheck:
-    """Marks an earlier token of the same name as overridden if the later one replaces it whole."""
+    """Marks an earlier token of the same name if the later one replaces its whole value."""
     if check.name != name or not check.starts or combine(name, check.value or "", value) != value:
         return check
     judged = SettingVerdict.NO_EFFECT, f"a later --{name}={value} overrides it", "remove it"
@@ -319,8 +313,8 @@ class Found:
     """One setting in a script: an XLA flag anywhere, or a variable assigned at the start of a line.
 
     Attributes:
-        value: Its value without quotes; None for a bare flag.
-        is_computed: Whether the value holds a variable of the shell, so that only the name can be judged.
+        value: Without quotes; None for a bare flag.
+        is_computed: Whether the value holds a shell variable, so that only the name can be judged.
     """
 
     name: str
@@ -330,14 +324,14 @@ class Found:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Migration:
-    """Settings for the installed build, and a note on each that was renamed or left out."""
+    """Settings for the installed build, with notes on those renamed or left out."""
 
     settings: FlagSet
     notes: tuple[str, ...]
 
 
 def migrate_text(text: str, known: KnownSettings) -> Migration:
-    """Finds the settings in the text of a script and gives what the installed build acts on of them."""
+    """Finds the settings in the text of a script and translates them to the installed build."""
     asked: dict[str, str] = {}
     notes: list[str] = []
     for found in find_settings(text, known.catalog):
@@ -351,7 +345,7 @@ def migrate_text(text: str, known: KnownSettings) -> Migration:
 
 
 def find_settings(text: str, catalog: Catalog) -> list[Found]:
-    """The settings in a script of any language, in order; variables only if the catalogue has them."""
+    """Finds the settings in a script of any language, in order; variables only if catalogued."""
     matches = [(m.start(), m["name"], m["value"]) for m in _FLAG.finditer(text)]
     for m in _VARIABLE.finditer(text):
         name = m["name"].lower() if m["name"].startswith("JAX_") else m["name"]
@@ -368,7 +362,7 @@ def find_settings(text: str, catalog: Catalog) -> list[Found]:
 
 
 def check_found(found: Found, known: KnownSettings) -> SettingCheck:
-    """The verdict on one setting of a script; computed values are not checked."""
+    """Checks one setting of a script, except for a computed value."""
     value = "true" if found.value is None else found.value
     if found.is_computed and known[found.name].is_flag:
         return SettingCheck(
@@ -389,7 +383,7 @@ def _unquoted(value: str) -> str:
 
 
 def find_steering(environment: Mapping[str, str], known: KnownSettings) -> tuple[SettingCheck, ...]:
-    """Verdicts on all variables that the catalogue or the build knows, XLA_FLAGS taken apart."""
+    """Checks all variables that the catalogue or the build knows, and each flag of XLA_FLAGS."""
     checks = list(check_xla_flags(environment.get("XLA_FLAGS", ""), known))
     for variable, value in sorted(environment.items()):
         name = variable.lower() if variable.startswith("JAX_") else variable
@@ -400,7 +394,7 @@ def find_steering(environment: Mapping[str, str], known: KnownSettings) -> tuple
 
 
 def named_sets(spec: StudySpec, known: KnownSettings, *, every: bool) -> dict[str, FlagSet]:
-    """The study's own sets and recipes, or with `every` all published recipes, as far as the build has them."""
+    """The study's own sets and recipes (with `every` all recipes), translated to the build."""
     names = list(load_recipes()) if every else list(spec.search.recipes)
     found = {f"set {s.name}": s.settings for s in spec.search.first}
     found |= {f"recipe {n}": for_build(find_recipe(n).settings, known) for n in names}
@@ -415,10 +409,10 @@ def check_given(
     file: Path | None,
     from_environment: bool,
 ) -> tuple[SettingCheck, ...]:
-    """Verdicts on either flags, a recipe, a script, or the caller's environment.
+    """Checks either flags, a recipe, a script, or the caller's environment.
 
     Raises:
-        SettingError: If none or several are given, or what is given cannot be read.
+        SettingError: If none or several are given, or the given one cannot be read.
     """
     if sum((bool(flags), recipe is not None, file is not None, from_environment)) != 1:
         raise SettingError("give one of: flags, --recipe NAME, --file SCRIPT, --env")
@@ -432,7 +426,7 @@ def check_given(
 
 
 def read_script(file: Path) -> str:
-    """The text of a script.
+    """Reads a script.
 
     Raises:
         SettingError: If it is no readable text.
@@ -444,7 +438,7 @@ def read_script(file: Path) -> str:
 
 
 def format_check(check: SettingCheck) -> tuple[str, str, str, str]:
-    """Setting, verdict, whether it starts, and why with what to do."""
+    """Formats setting, verdict, whether it starts, and reason with advice."""
     verdict = str(check.verdict)
     if check.verdict is SettingVerdict.RENAMED and check.replacement is not None:
         verdict = f"renamed -> {check.replacement[0]}"

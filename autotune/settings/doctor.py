@@ -1,4 +1,4 @@
-"""What this machine, its software and its environment offer, and what is missing for which feature."""
+"""Diagnoses a machine: software, devices, containers, environment, and what is missing for which feature."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _WITH_GPUS = {
     "Podman": "podman run --device nvidia.com/gpu=all ...",
     "SLURM job": "srun --gpus=1 ... (ask for GPUs when the job is submitted)",
 }
-"""Who keeps GPUs from a process unless asked, and how to ask."""
+"""Containers and schedulers that give GPUs only on request, and how to request them."""
 
 _ON_GPUS = "runs on the GPUs"
 _SHM_NEEDED_BYTES = 1 << 30  # NCCL exchanges data between processes of a node through /dev/shm
@@ -48,7 +48,7 @@ _SHM_NEEDED_BYTES = 1 << 30  # NCCL exchanges data between processes of a node t
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that is missing or in the way: for which feature, and the command that mends it."""
+    """A problem, the feature that suffers from it, and a command that helps."""
 
     feature: str
     problem: str
@@ -57,13 +57,13 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """All that `autotune doctor` found.
+    """Result of `autotune doctor`.
 
     Attributes:
-        versions: Software to its version; ``not installed`` if it is missing.
+        versions: Software to its version, or ``not installed``.
         load_1min: Mean number of running processes over the last minute.
-        places: Schedulers and containers seen: SLURM, Docker, Kubernetes ...
-        steering: Verdicts on the variables that already steer XLA, NCCL or JAX.
+        places: Schedulers and containers: SLURM, Docker, Kubernetes ...
+        steering: Verdicts on variables of the environment that steer XLA, NCCL or JAX.
     """
 
     versions: Mapping[str, str]
@@ -84,10 +84,10 @@ def diagnose(
     run: Runner = run_program,
     root: Path = Path("/"),
 ) -> Diagnosis:
-    """Looks at software, devices, scheduler, container and environment.
+    """Diagnoses software, devices, scheduler, container and environment.
 
     Args:
-        known: What is known of settings on the installed build; None if it could not be asked.
+        known: Settings of the installed build; None if it could not be asked.
     """
     gpus = find_gpus(run)
     versions = find_versions(python, run)
@@ -119,14 +119,14 @@ def diagnose(
 def gpu_findings(
     python: str, environment: Mapping[str, str], *, run: Runner = run_program, root: Path = Path("/")
 ) -> list[Finding]:
-    """What keeps JAX from a GPU that was asked for, as far as it can be seen; see `diagnose`."""
+    """Finds what keeps JAX from a requested GPU; see `diagnose`."""
     gpus, versions = find_gpus(run), find_versions(python, run)
     found = [] if gpus else _device_findings(environment, root, find_places(environment, root))
     return [*found, *_plugin_findings(python, versions, is_gpu_asked=True)]
 
 
 def find_versions(python: str, run: Runner) -> dict[str, str]:
-    """Versions of the software that a measurement depends on."""
+    """Finds the versions of the software that a measurement depends on."""
     try:
         here = packages_of(python, [n for group in _PACKAGES.values() for n in group], run=run)
     except ValueError:
@@ -140,7 +140,7 @@ def find_versions(python: str, run: Runner) -> dict[str, str]:
 
 
 def find_places(environment: Mapping[str, str], root: Path) -> tuple[str, ...]:
-    """Schedulers and containers, as far as variables and files show them."""
+    """Finds schedulers and containers by variables and files."""
     found = []
     if job := environment.get("SLURM_JOB_ID"):
         nodes, tasks = environment.get("SLURM_JOB_NUM_NODES", "?"), environment.get("SLURM_NTASKS", "?")
@@ -177,7 +177,7 @@ def _software_findings(
 
 
 def _plugin_findings(python: str, versions: Mapping[str, str], *, is_gpu_asked: bool) -> Iterator[Finding]:
-    """What is wrong with the CUDA plugin, without which JAX has no GPU and nothing compiles for one."""
+    """Problems of the CUDA plugin, which JAX needs to run on or compile for a GPU."""
     pip, jaxlib = f"{python} -m pip install", versions["jaxlib"]
     if versions["CUDA plugin"] == _MISSING:
         screening = f"jax-cuda12-plugin=={jaxlib} jax-cuda12-pjrt=={jaxlib} nvidia-cuda-nvcc-cu12"
@@ -191,12 +191,12 @@ def _plugin_findings(python: str, versions: Mapping[str, str], *, is_gpu_asked: 
 
 
 def _names_gpus(environment: Mapping[str, str]) -> bool:
-    """Whether an environment tells JAX to use GPUs."""
+    """Whether the environment makes JAX use GPUs."""
     return not {"cuda", "gpu"}.isdisjoint(environment.get("JAX_PLATFORMS", "").split(","))
 
 
 def _device_findings(environment: Mapping[str, str], root: Path, places: Sequence[str]) -> list[Finding]:
-    """Why no GPU is seen where one was asked for: hidden, not handed to the container or job, or no driver."""
+    """Why a requested GPU is missing: hidden, not given to the container or job, or no driver."""
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     if visible is not None and visible.strip() in ("", "-1", "NoDevFiles"):
         return [Finding(_ON_GPUS, f"CUDA_VISIBLE_DEVICES={visible} hides every GPU", "unset CUDA_VISIBLE_DEVICES")]
@@ -239,7 +239,7 @@ def _machine_findings(gpus: Sequence[Gpu], load: float, cpus: int, root: Path) -
 
 
 def format_diagnosis(found: Diagnosis) -> Iterator[str]:
-    """The lines of `autotune doctor`."""
+    """Formats the output of `autotune doctor`."""
     yield "versions"
     for name, version in found.versions.items():
         yield f"  {name:14} {version}"

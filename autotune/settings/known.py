@@ -1,4 +1,4 @@
-"""What is known of a setting and of a value for it: the catalogue's entry joined with what the installed build says."""
+"""Knowledge of a setting: the catalogue's entry joined with the installed build's answers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from autotune.settings.catalog import Catalog, Setting, Stage, load_catalog, old
 from autotune.settings.probe import FlagInfo, JaxOption, ProbeReport
 
 Pair = tuple[str, str]
-Row = tuple[str, str]
 
 _JAX_BOOLEANS = {
     **dict.fromkeys(("y", "yes", "t", "true", "on", "1"), "true"),
@@ -21,16 +20,16 @@ _HEXADECIMAL = re.compile(r"[+-]?0[xX][0-9a-fA-F]+")  # the parser reads floats 
 _INTEGER_BITS = {"int32": 31, "int64": 63}
 
 UNSET = "(unset)"
-"""Default, in the catalogue, of a setting that has no value until one is given."""
+"""Default in the catalogue of a setting that is unset by default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownSetting:
-    """A setting by name, joined from catalogue, build and jax, each of which may not know it.
+    """A setting joined from catalogue, build and jax, each of which may lack it.
 
     Attributes:
-        flag: What the build says, if it is an XLA flag or a compiler option.
-        default: Value in force when it is not set; None if unset is a state of its own, or not known.
+        flag: An XLA flag or compiler option of the build.
+        default: None if unset is a state of its own, or unknown.
     """
 
     name: str
@@ -42,39 +41,39 @@ class KnownSetting:
 
     @property
     def is_flag(self) -> bool:
-        """Whether the build's XLA_FLAGS parser takes it."""
+        """Whether the build's XLA_FLAGS parser accepts it."""
         return self.flag is not None and self.flag.in_xla_flags
 
     @property
     def exists(self) -> bool:
-        """Whether the build has it, as a flag or as an option of jax."""
+        """Whether it is a flag of the build or an option of jax."""
         return self.is_flag or self.option is not None
 
     @property
     def type(self) -> str:
-        """Type of its values; that of the build, if it says so."""
+        """Type of its values, preferably from the build."""
         said = self.flag or self.option or self.entry
         return said.type if said is not None else "string"
 
     @property
     def spellings(self) -> Mapping[str, str]:
-        """Further spellings of its values to the value they mean."""
+        """Further spellings of values to the value."""
         return self.flag.spellings if self.flag is not None else {}
 
     @property
     def legal_values(self) -> tuple[str, ...]:
-        """Values that the build or jax names; empty if it names none."""
+        """Values listed by the build or jax."""
         said = self.flag or self.option
         return said.values if said is not None else ()
 
     def is_default(self, value: str) -> bool:
-        """Whether a value is the one in force anyway."""
+        """Whether a value is the default."""
         if self.option is not None and self.type == "bool":
             value = _JAX_BOOLEANS.get(value.lower(), value)
         return is_default(value, self.default, self.type, self.spellings)
 
     def refused(self, value: str) -> str:
-        """Why a process with a value would not start (or a variable makes no sense), as a clause; empty if it would."""
+        """Why a process refuses a value (or a variable's value is malformed), as a clause; empty if it is legal."""
         if self.flag is not None:
             return _flag_problem(value, self.flag)
         if self.option is not None and self.legal_values and value not in self.legal_values:
@@ -84,7 +83,7 @@ class KnownSetting:
         return "must be a number" if self.type in ("int", "float") and not is_number(value) else ""
 
     def out_of_range(self, value: str) -> str:
-        """Why a value that is taken makes no sense, as a clause; empty if it does, or the catalogue does not say."""
+        """How a value is outside of the catalogue's range, as a clause; empty if it is not."""
         entry = self.entry
         if entry is None or not is_number(value):
             return ""
@@ -96,7 +95,7 @@ class KnownSetting:
 
     @property
     def stage(self) -> Stage:
-        """Where it acts; what the catalogue does not know must be measured."""
+        """Where it acts; uncatalogued settings must be measured."""
         return self.entry.stage if self.entry is not None else Stage.RUNTIME
 
     @property
@@ -106,13 +105,13 @@ class KnownSetting:
 
     @property
     def is_too_new(self) -> bool:
-        """Whether it came with a later build."""
+        """Whether a later build introduced it."""
         since = self.entry.since if self.entry is not None else ""
         return bool(since) and older(self.jaxlib, since)
 
 
 class KnownSettings:
-    """All settings, as the catalogue and one build know them."""
+    """All settings of the catalogue and one build."""
 
     def __init__(self, build: ProbeReport) -> None:
         self.build = build
@@ -130,14 +129,14 @@ class KnownSettings:
         return KnownSetting(name=name, entry=entry, flag=flag, option=option, default=default, jaxlib=self.build.jaxlib)
 
     def is_older_name(self, setting: KnownSetting) -> bool:
-        """Whether what the build calls by another name is meant."""
+        """Whether it is an older name of a setting of the build."""
         entry, flag = setting.entry, setting.flag
         if entry is None or entry.renamed_to not in self.build.flags:
             return False
         return flag is None or flag.sets != (setting.name,)
 
     def replacement(self, setting: KnownSetting, value: str) -> Pair | None:
-        """Name and value to write instead: the newer name, or on an old build the older one; None if there is none."""
+        """Name and value to write instead: the newer name, or on an old build the older one."""
         entry = setting.entry
         if entry is not None and entry.kind == "env":
             return (entry.renamed_to, value) if entry.renamed_to else None
@@ -149,7 +148,7 @@ class KnownSettings:
         return None if setting.is_flag else self._older_pair(setting.name, value)
 
     def _older_pair(self, name: str, value: str) -> Pair | None:
-        """The older name and value that mean this one, on a build that does not have the newer yet."""
+        """The older name and value of a setting that the build does not have yet."""
         for old in self.catalog.values():
             if old.renamed_to != name or not self[old.name].is_flag:
                 continue
@@ -159,10 +158,10 @@ class KnownSettings:
         return None
 
     def hint(self, setting: KnownSetting, *, as_flag: bool = False) -> str:
-        """Names that are meant perhaps, where nobody knows this one, as a clause.
+        """Close matches of an unknown name, as a clause.
 
         Args:
-            as_flag: Whether it stands in XLA_FLAGS, so that a name nobody knows must be meant for a flag.
+            as_flag: Whether it stands in XLA_FLAGS, so that only names of the build fit.
         """
         if setting.exists or setting.entry is not None:
             return ""
@@ -171,12 +170,12 @@ class KnownSettings:
 
 
 def renamed_value(entry: Setting, value: str) -> str | None:
-    """A value translated to the setting that replaced this one; None if it needs no replacement."""
+    """A value of the newer name; None if the value needs no replacement."""
     return entry.renamed_values.get(canonical_value(value, entry.type, {}))
 
 
 def canonical_value(value: str, type: str, spellings: Mapping[str, str]) -> str:
-    """A value as used for comparing: ``1`` as ``true``, enum items as `FlagInfo.values` spells them."""
+    """Normalizes a value for comparison: ``1`` to ``true``, enum items to the spelling of `FlagInfo.values`."""
     if type == "bool":
         return {"1": "true", "0": "false"}.get(value, value.lower())
     if not spellings:
@@ -190,7 +189,7 @@ def canonical_value(value: str, type: str, spellings: Mapping[str, str]) -> str:
 
 
 def is_default(value: str, default: str | None, type: str, spellings: Mapping[str, str]) -> bool:
-    """Whether a value is the one in force anyway."""
+    """Whether a value is the default."""
     if default is None or default == UNSET:
         return False
     value, default = (canonical_value(v, type, spellings) for v in (value, default))
@@ -202,7 +201,7 @@ def is_default(value: str, default: str | None, type: str, spellings: Mapping[st
 
 
 def is_number(text: str) -> bool:
-    """Whether a text is a plain number."""
+    """Whether a text is a number without spaces and underscores."""
     try:
         float(text)
     except ValueError:
@@ -211,7 +210,7 @@ def is_number(text: str) -> bool:
 
 
 def _flag_problem(value: str, flag: FlagInfo) -> str:
-    """Why the XLA_FLAGS parser would refuse a value, as a clause; empty if it takes it."""
+    """Why the XLA_FLAGS parser refuses a value, as a clause; empty if it accepts it."""
     if flag.type == "bool":
         return "" if value.lower() in ("true", "false", "1", "0") else "must be true or false"
     if flag.type in _INTEGER_BITS:
@@ -243,12 +242,12 @@ def _enum_problem(value: str, flag: FlagInfo) -> str:
     return ""
 
 
-def format_setting(entry: Setting, known: KnownSettings) -> list[Row]:
-    """Label and text of all that is known of a setting; an empty text where nothing is."""
+def format_setting(entry: Setting, known: KnownSettings) -> list[Pair]:
+    """Formats all knowledge of a setting as (label, text); unknown texts are empty."""
     return [*_in_build(entry, known), *_in_catalog(entry, known.catalog)]
 
 
-def _in_build(entry: Setting, known: KnownSettings) -> list[Row]:
+def _in_build(entry: Setting, known: KnownSettings) -> list[Pair]:
     setting, build = known[entry.name], known.build
     said = setting.flag or setting.option
     if said is None and entry.kind == "env":
@@ -270,7 +269,7 @@ def _in_build(entry: Setting, known: KnownSettings) -> list[Row]:
 
 
 def _ways(flag: FlagInfo, build: ProbeReport) -> str:
-    """How a flag reaches the build, and what it sets if that goes by another name."""
+    """How the build receives a flag, and the options it sets under other names."""
     ways = ["XLA_FLAGS"] * flag.in_xla_flags + ["compiler options"] * flag.in_compiler_options
     sets = "" if flag.sets in ((flag.name,), ()) else f"; sets {', '.join(flag.sets)}"
     if flag.in_xla_flags and not flag.sets:
@@ -278,7 +277,7 @@ def _ways(flag: FlagInfo, build: ProbeReport) -> str:
     return f"{build.build}: through {' and '.join(ways) or 'nothing'}{sets}"
 
 
-def _in_catalog(setting: Setting, catalog: Catalog) -> list[Row]:
+def _in_catalog(setting: Setting, catalog: Catalog) -> list[Pair]:
     versions = [f"from {v} {d!r}" if v else repr(d) for v, d in setting.defaults.items()]
     needs = [*setting.needs, *_conditions("if", setting.when), *_conditions("unless", setting.unless)]
     trying = [repr(v) for v in setting.values]

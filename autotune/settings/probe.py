@@ -1,9 +1,9 @@
-"""Asks the installed jaxlib which settings it has; the driver never imports it.
+"""Probes the installed jaxlib for its settings, in a child process.
 
-Three sources, each the sturdiest for what it gives: the descriptor of ``xla.DebugOptions`` that lies inside
-the shared library (types, enum names, removed names), the resolved options as JAX builds them (defaults), and
-the real XLA_FLAGS parser, asked in forks of one child process (names, spellings, effect). The
-answers of one build are cached in one JSON file, named by versions and the library's size and date.
+Three sources: the descriptor of ``xla.DebugOptions`` in the shared library (types, enum names, removed names), the
+resolved options as JAX builds them (defaults), and the real XLA_FLAGS parser in forks of one child process (names,
+spellings, effects). The answers of one build are cached in a JSON file, named by versions and the library's size and
+date.
 """
 
 from __future__ import annotations
@@ -41,20 +41,18 @@ _UNSET_MEANS = {"bool": "false", "int32": "0", "int64": "0", "float": "0", "stri
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlagInfo:
-    """What the installed build says about one XLA flag.
+    """One XLA flag of the installed build.
 
     Attributes:
         type: One of bool, int32, int64, float, string, enum, message.
         repeated: Whether it holds a list (comma separated in XLA_FLAGS) or a map (``key=value,...``).
-        values: Legal values of an enum, as XLA_FLAGS takes them; empty where not known or not an enum.
-        spellings: Every spelling that the parser takes to the value it means; lower case if any case will do.
-        default: Value in force when nothing is set, as JAX will use it and XLA_FLAGS spells it; None if
-            unset.
-        in_xla_flags: Whether the XLA_FLAGS parser takes the name.
-        in_compiler_options: Whether ``compiler_options`` of a compilation takes the name.
-        any_case: Whether the values of an enum may be written in any case.
-        edits: Whether a list takes ``+X`` and ``-X`` to change the default list.
-        allows_empty: Whether an empty value is taken.
+        values: Legal values of an enum, as XLA_FLAGS spells them; may be unknown.
+        spellings: Every accepted spelling to its value; lower case if the case is ignored.
+        default: JAX's default, as XLA_FLAGS spells it; None if unset.
+        in_xla_flags: Whether the XLA_FLAGS parser accepts the name.
+        in_compiler_options: Whether ``compiler_options`` of a compilation accept the name.
+        any_case: Whether the case of an enum's values is ignored.
+        edits: Whether ``+X`` and ``-X`` change a default list.
         sets: Options that another value of the flag changes; empty if it is stored nowhere.
     """
 
@@ -73,7 +71,7 @@ class FlagInfo:
 
     @property
     def effective_default(self) -> str | None:
-        """The default, with unset flags at what unset amounts to; None if unknown."""
+        """The default, or the value that unset means; None if unknown."""
         if self.default is not None:
             return self.default
         if self.type == "enum":
@@ -92,12 +90,12 @@ class JaxOption:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeReport:
-    """Everything one installed build says about its settings.
+    """All settings of one installed build.
 
     Attributes:
-        plugin: Name and version of the CUDA plugin; None on the CPU, or if it is not installed. The flag list
-            of the CPU library is then the answer: both libraries of a release register the same flags.
-        removed: Names the build reserves because they were removed.
+        plugin: Name and version of the CUDA plugin; None on the CPU, or if it is not installed. The flags are then
+            those of the CPU library: both libraries of a release register the same flags.
+        removed: Names that the build reserves because they were removed.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -113,7 +111,7 @@ class ProbeReport:
 
     @property
     def build(self) -> str:
-        """The build in a few words, for messages: ``jaxlib 0.10.2``."""
+        """The build for messages: ``jaxlib 0.10.2``."""
         return f"jaxlib {self.jaxlib}" + (f" with {self.plugin}" if self.plugin else "")
 
     @property
@@ -139,14 +137,13 @@ _TYPES = {
     FieldDescriptorProto.TYPE_MESSAGE: "message",
     FieldDescriptorProto.TYPE_ENUM: "enum",
 }
-"""As `FlagInfo.type` names them; a string is all else."""
+"""Names of `FlagInfo.type`; other types are strings."""
 
 
 def read_debug_options(library: Path) -> tuple[tuple[FlagInfo, ...], frozenset[str]]:
-    """The fields of DebugOptions, and the names it reserves because they were removed.
+    """Reads the fields of DebugOptions and its reserved (removed) names from a library.
 
-    Of an enum the values are its full names, empty if it is defined elsewhere; what a descriptor does not hold
-    (defaults, spellings, effects) is not filled.
+    Only type, `repeated` and the full names of an enum (empty if it is defined in another file) are filled.
 
     Raises:
         LaunchError: If the library holds no such descriptor.
@@ -176,13 +173,13 @@ def read_debug_options(library: Path) -> tuple[tuple[FlagInfo, ...], frozenset[s
 
 
 def library_strings(library: Path, pattern: bytes) -> set[str]:
-    """Whole NUL-terminated strings of the library that match `pattern`."""
+    """Finds whole NUL-terminated strings of a library that match `pattern`."""
     with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         return {m.decode() for m in re.findall(rb"\x00(" + pattern + rb")(?=\x00)", data)}
 
 
 _CHILD = Path(__file__).parents[1] / "child" / "flag_parser.py"
-STOP_PATIENCE_S = 1.0
+ANSWER_LIMIT_S, STOP_PATIENCE_S = 60.0, 1.0
 _UNKNOWN = re.compile(r"Unknown flags? in XLA_FLAGS: (.*)")
 _BAD_VALUE = re.compile(r"Couldn't interpret value .* for flag (xla_\w+)")
 _BATCH = 100  # jaxlib cuts what it logs at 15,000 characters: the names of unknown flags, and the text of --help
@@ -190,12 +187,12 @@ _BATCH = 100  # jaxlib cuts what it logs at 15,000 characters: the names of unkn
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """How the parser took one text.
+    """The parser's answer to one text.
 
     Attributes:
         starts: Whether a process with this text in XLA_FLAGS would start.
-        unknown: Names the parser does not know; it names them only if no value was refused.
-        refused: Names of flags whose value was refused, as far as the parser names them.
+        unknown: Unknown names; the parser lists them only if it refused no value.
+        refused: Names of flags whose value was refused, as far as the parser lists them.
         options: Every resolved option as text, lists joined by commas; empty if the process would not start.
     """
 
@@ -206,23 +203,23 @@ class Answer:
     log: str
 
 
-def quiet_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """An environment for a child that only answers questions: nothing steers XLA or hides its messages."""
+def quiet_environment() -> dict[str, str]:
+    """The caller's environment without variables that steer XLA or hide its messages."""
     steering = ("XLA_", "JAX_", "TF_", "LIBTPU", "NCCL_", "CUDA_")
-    kept = {k: v for k, v in environment.items() if not k.startswith(steering)}
+    kept = {k: v for k, v in caller_environment().items() if not k.startswith(steering)}
     return {**kept, "JAX_PLATFORMS": "cpu", "OPENBLAS_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
 
 
 class ParserProcess:
-    """One child that has loaded jaxlib; each question costs it a fork of some milliseconds."""
+    """A child process with jaxlib, which forks for each question (some milliseconds)."""
 
-    def __init__(self, python: str, *, timeout_s: float = 60.0) -> None:
+    def __init__(self, python: str, *, timeout_s: float = ANSWER_LIMIT_S) -> None:
         self._python = python
-        # -P: modules beside the child's file must not hide others of the same name.
         self._timeout_s = timeout_s
         try:
-            env = quiet_environment(caller_environment())
-            self._child = ChildProcess([python, "-P", str(_CHILD)], env, errors=subprocess.DEVNULL)
+            # -P: modules beside the child's file must not hide others of the same name.
+            command = [python, "-P", str(_CHILD)]
+            self._child = ChildProcess(command, quiet_environment(), errors=subprocess.DEVNULL)
         except OSError as error:
             raise LaunchError(f"{python} must be a working Python but could not be started: {error}") from error
         self._deadline = time.monotonic() + timeout_s
@@ -236,7 +233,7 @@ class ParserProcess:
         self._child.close(STOP_PATIENCE_S)
 
     def ask(self, text: str) -> Answer:
-        """How the parser takes one text.
+        """Parses one text.
 
         Raises:
             LaunchError: If the child does not answer.
@@ -253,7 +250,7 @@ class ParserProcess:
         )
 
     def sort_out(self, tokens: Mapping[str, str]) -> tuple[set[str], set[str]]:
-        """Finds the unknown and the refused names among many one-flag texts, in few questions."""
+        """Finds unknown and refused names among many one-flag texts by bisection."""
         unknown: set[str] = set()
         refused: set[str] = set()
         names = list(tokens)
@@ -275,7 +272,7 @@ class ParserProcess:
         return unknown, refused
 
     def jax_options(self) -> dict[str, dict[str, Any]]:
-        """Type, legal values and present value of every ``jax.config`` option.
+        """Reads type, legal values and present value of every ``jax.config`` option.
 
         Raises:
             LaunchError: If the child does not answer.
@@ -294,7 +291,7 @@ class ParserProcess:
 
 
 def parse_text_proto(text: str) -> dict[str, str]:
-    """Fields of a text proto; repeated ones joined by commas, map entries as ``key=value``."""
+    """Parses the fields of a text proto; repeated ones joined by commas, map entries as ``key=value``."""
     fields: dict[str, list[str]] = {}
     inner: list[tuple[str, str]] = []
     blocks: list[str] = []
@@ -321,7 +318,7 @@ def parse_text_proto(text: str) -> dict[str, str]:
 
 
 def _unescape(text: str) -> str:
-    """Undoes the escapes of a text proto, where bytes beyond ASCII are octal."""
+    """Decodes the escapes of a text proto, where bytes beyond ASCII are octal."""
     return (
         text.encode("ascii", "backslashreplace").decode("unicode_escape").encode("latin-1").decode("utf-8", "replace")
     )
@@ -339,18 +336,17 @@ def probe_build(
     *,
     platform: Platform = "cpu",
     cache_dir: Path | None = None,
-    timeout_s: float = 60.0,
 ) -> ProbeReport:
-    """What the build installed for `python` says about its settings; from the cache if it was asked before.
+    """Probes the build installed for `python`, or reads its cached answers.
 
     Args:
         platform: ``"cuda"`` also reads the CUDA plugin, if it is installed.
-        cache_dir: Folder of the cache; default ``$XDG_CACHE_HOME/autotune``.
+        cache_dir: Default ``$XDG_CACHE_HOME/autotune``.
 
     Raises:
         LaunchError: If the interpreter cannot be started, has no jaxlib, or does not answer in time.
     """
-    here = _locate(python, timeout_s)
+    here = _locate(python)
     whole = {n: v for n, v in here.versions.items() if _PLUGIN_FOLDERS.get(n) in here.folders}
     plugin = cuda_plugin(whole) if platform == "cuda" else None
     libraries = [Path(here.folders["jaxlib"]) / "libjax_common.so"]
@@ -359,8 +355,8 @@ def probe_build(
     path = (cache_dir or default_cache_dir(caller_environment())) / _cache_name(here, libraries)
     try:
         report = _REPORT.validate_json(path.read_bytes())
-    except (OSError, ValidationError):  # absent, or torn by a killed process: ask
-        with ParserProcess(python, timeout_s=timeout_s) as parser:
+    except (OSError, ValidationError):  # absent, or torn by a killed process
+        with ParserProcess(python) as parser:
             flags, removed = _ask_flags(parser, libraries)
             options = {n: _jax_option(d) for n, d in parser.jax_options().items()} if "jax" in here.versions else {}
         report = ProbeReport(
@@ -380,7 +376,7 @@ def probe_build(
 
 
 def _cache_name(here: Packages, libraries: Sequence[Path]) -> str:
-    """A file name that changes with the versions and with the libraries themselves."""
+    """A file name that changes with versions and libraries."""
     stamp: list[Any] = [SCHEMA_VERSION, dataclasses.asdict(here)]
     for library in libraries:
         if not library.is_file():
@@ -390,16 +386,12 @@ def _cache_name(here: Packages, libraries: Sequence[Path]) -> str:
     return f"probe-{here.versions['jaxlib']}-{digest}.json"
 
 
-def _locate(python: str, timeout_s: float) -> Packages:
-    """Where the packages of an interpreter lie.
-
-    Raises:
-        LaunchError: If it cannot be asked, or has no jaxlib.
-    """
+def _locate(python: str) -> Packages:
+    """Finds the packages of an interpreter."""
 
     def run(command: Sequence[str]) -> str:
-        environment = quiet_environment(caller_environment())
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, env=environment, check=True)
+        env = quiet_environment()
+        done = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_LIMIT_S, env=env, check=True)
         return done.stdout
 
     folders = ("jaxlib", *_PLUGIN_FOLDERS.values())
@@ -420,12 +412,12 @@ def _jax_option(data: Mapping[str, Any]) -> JaxOption:
 
 
 def _ask_flags(parser: ParserProcess, libraries: list[Path]) -> tuple[dict[str, FlagInfo], frozenset[str]]:
-    """All flags of the build, each asked for its name, spelling and effect."""
+    """Probes name, spelling and effect of all flags of the build."""
     fields, removed = read_debug_options(libraries[0])
     base = parser.ask("")
     if not base.starts:
         raise LaunchError(f"jaxlib must start without any flag but said: {base.log.strip()}")
-    # Enums and maps need a word each; all else is sorted out together, by a value that its type takes.
+    # Enums and maps need a question each; others are asked together, with a legal value of their type.
     plain = {f.name: f"--{f.name}={_SOME_VALUE[f.type]}" for f in fields if f.type in _SOME_VALUE}
     missing, refused = parser.sort_out(plain)
     for found in fields:
@@ -446,7 +438,7 @@ def _ask_flags(parser: ParserProcess, libraries: list[Path]) -> tuple[dict[str, 
 
 
 def _with_effect(info: FlagInfo, sets: tuple[str, ...], flags: Mapping[str, FlagInfo]) -> FlagInfo:
-    """Adds the effect; an alias takes the number type of the option it sets."""
+    """Adds the effect; an alias gets the type of the option it sets."""
     target = flags.get(sets[0]) if len(sets) == 1 else None
     kind = info.type
     if target is not None and kind == "int64" and target.name != info.name:
@@ -481,7 +473,7 @@ def _from_field(field: FlagInfo, base: Answer, parser: ParserProcess, *, known: 
 
 
 def _with_spelling(info: FlagInfo, names: tuple[str, ...], parser: ParserProcess) -> FlagInfo:
-    """Finds how XLA_FLAGS spells the values of an enum: some flags want the full name, some a short one."""
+    """Finds how XLA_FLAGS spells the values of an enum: by full names, or by short ones."""
     legal = [n for n in names if not n.endswith("INVALID")]
     prefix = _common_prefix(legal)
     short = [n.removeprefix(prefix) for n in legal]
@@ -521,7 +513,7 @@ def _takes(parser: ParserProcess, name: str, values: Sequence[str]) -> bool:
 
 
 def _other_values(info: FlagInfo) -> list[str]:
-    """Legal values, at least one of which is not the default."""
+    """Legal values, at least one of them not the default."""
     if info.values:
         return [v for v in info.values if v != info.default] or list(info.values)
     if info.type == "bool":
@@ -532,7 +524,7 @@ def _other_values(info: FlagInfo) -> list[str]:
 
 
 def _ask_effects(flags: Mapping[str, FlagInfo], base: Answer, parser: ParserProcess) -> dict[str, tuple[str, ...]]:
-    """Which options each flag of the parser changes."""
+    """Finds the options that each flag changes."""
     asked = {n: i for n, i in flags.items() if i.in_xla_flags}
     tokens = {n: f"--{n}={_other_values(i)[0]}" for n, i in asked.items()}
     _, bad = parser.sort_out(tokens)
@@ -552,11 +544,11 @@ def _ask_effects(flags: Mapping[str, FlagInfo], base: Answer, parser: ParserProc
 
 
 def probe_named(plugin: str, python: str | None, *, note: Callable[[str], None]) -> ProbeReport:
-    """What the chosen build says.
+    """Probes a build for the command line.
 
     Args:
         plugin: ``cpu``, ``cuda``, or ``auto`` for the CUDA plugin if it is installed.
-        note: Told if another library has to answer.
+        note: Called if the CPU library has to answer for ``cuda``.
 
     Raises:
         LaunchError: If the interpreter cannot be asked.

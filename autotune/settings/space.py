@@ -1,11 +1,11 @@
-"""The search space: typed, conditional parameters, and how a study, a build and a program give them.
+"""The search space: typed, conditional parameters from a study, a build and a program.
 
-Groups and settings name settings; the catalogue gives them values and conditions. Every setting that is not searched
-is listed with its reason, and left out only for what is surely not in the program: counts of devices and nodes, and how
-the study says that the program splits its work (`workload.mesh`). A program of which nothing is said may have anything.
+A study names groups and settings; the catalogue gives values and conditions. Every setting that is not searched is
+listed with its reason. A program's features follow from counts of devices and nodes and from `workload.mesh`; without
+these a setting is never left out for a missing feature.
 
-A value that equals the default of the build is rendered as absence, so that equal sets have equal hashes. A parameter
-that cannot act, given the choices made before it, is not asked for.
+A value that equals the build's default is rendered as absence, so that equal sets have equal hashes. `suggest` does not
+ask for a parameter that cannot act under earlier choices.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from autotune.settings.catalog import NEVER_SEARCHED, Scope, Setting, Stage, Tie
 from autotune.settings.known import KnownSetting, KnownSettings, canonical_value, is_default
 
 DEFAULT = "(default)"
-"""The choice that leaves a setting alone, where the build's default has no name."""
+"""The choice that leaves a setting unset, where the build's default is unknown."""
 
 LISTABLE = 4096
-"""Ranges up to this size can carry conditions of others."""
+"""Largest range that conditions of other parameters can refer to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
-    """One setting that is searched: either a list of choices, or a range of integers.
+    """One searched setting: either a list of choices, or a range of integers.
 
     Attributes:
-        choices: Texts to choose from, the default among them; None for a range.
-        step: Distance of its values; 1 if `power_of_two`.
-        log: Whether the range is better searched on a logarithmic scale.
-        power_of_two: Whether the range holds powers of two only (`low` and `high` are such).
-        default: What is in force when the setting is absent, as text; None if the build does not say.
-        spellings: Further spellings of enum values to the value they mean.
+        choices: Values with the default among them; None for a range.
+        step: 1 if `power_of_two`.
+        log: Whether to search the range on a logarithmic scale.
+        power_of_two: Whether the range holds powers of two only, `low` and `high` included.
+        default: Value when the setting is absent; None if unknown.
+        spellings: Further spellings of enum values to the value.
         condition: Other parameter to the values under which this one acts; None if always.
     """
 
@@ -66,7 +66,7 @@ class Parameter:
 
     @property
     def size(self) -> int:
-        """How many values it has."""
+        """Number of values."""
         return len(self.choices) if self.choices is not None else len(self._range())
 
     def _range(self) -> range | tuple[int, ...]:
@@ -77,17 +77,17 @@ class Parameter:
         return range(self.low, self.high + 1, self.step)
 
     def values(self) -> Iterator[str]:
-        """All its values, in order."""
+        """Iterates over the values in order."""
         return iter(self.choices) if self.choices is not None else map(str, self._range())
 
     def holds(self, value: str) -> bool:
-        """Whether a value is one of its values."""
+        """Whether a text is one of the values."""
         if self.choices is not None:
             return value in self.choices
         return value.lstrip("+-").isdigit() and int(value) in self._range()
 
     def match(self, text: str) -> str | None:
-        """The value that means the same as a text; None if there is none."""
+        """The value with the meaning of a text; None if there is none."""
         if self.holds(text):
             return text
         if self.is_absent(text):
@@ -96,12 +96,12 @@ class Parameter:
         return next((v for v in named if is_default(text, v, self.type, self.spellings)), None)
 
     def is_absent(self, value: str) -> bool:
-        """Whether a value means that the setting is left alone."""
+        """Whether a value is the default."""
         return value == DEFAULT or is_default(value, self.default, self.type, self.spellings)
 
     @property
     def default_choice(self) -> str:
-        """The value that leaves the setting alone; `DEFAULT` if none of its values does."""
+        """The value that is the default; `DEFAULT` if there is none."""
         listable = self.values() if self.size <= LISTABLE else ()
         return next((v for v in listable if self.is_absent(v)), DEFAULT)
 
@@ -112,7 +112,7 @@ class SearchSpace:
 
     Attributes:
         left_out: Setting to the reason why it is not searched.
-        notes: Setting that is searched to what a person should know of it.
+        notes: Searched setting to a note for the user.
     """
 
     parameters: tuple[Parameter, ...]
@@ -120,10 +120,7 @@ class SearchSpace:
     notes: Mapping[str, str] = field(default_factory=dict)
 
     def suggest(self, ask: Callable[[Parameter], str]) -> FlagSet:
-        """One point: walks the parameters in order and asks for the active ones only.
-
-        Args:
-            ask: Gives one of the parameter's values as text: one of its choices, or an integer of its range.
+        """Builds a point by asking for a value of each active parameter in order.
 
         Raises:
             SettingError: If an answer is not one of the values.
@@ -140,10 +137,7 @@ class SearchSpace:
         return self._render(chosen)
 
     def locate(self, settings: FlagSet) -> dict[str, str] | None:
-        """Values of the active parameters that give this set; None if it is not a point of the space.
-
-        What `suggest` would have been told: it lets a known set be told to a sampler.
-        """
+        """Inverse of `suggest`: values of the active parameters for a set; None if it is not a point of the space."""
         chosen: dict[str, str] = {}
         asked: dict[str, str] = {}
         for parameter in self.parameters:
@@ -160,7 +154,7 @@ class SearchSpace:
         return asked if set(rendered) == set(settings) - absent else None
 
     def size(self) -> int:
-        """How many distinct points the space has, conditions taken into account."""
+        """Number of distinct points, with conditions."""
         needed_later = [
             {n for later in self.parameters[i:] for n in later.condition or {}} for i in range(len(self.parameters) + 1)
         ]
@@ -192,14 +186,14 @@ class SearchSpace:
 
 
 def format_condition(parameter: Parameter) -> str:
-    """When a parameter acts, as a clause; ``always`` if it has no condition."""
+    """Formats the condition of a parameter as a clause; ``always`` without one."""
     condition = parameter.condition or {}
     clauses = [f"{name} is {' or '.join(map(repr, values))}" for name, values in condition.items()]
     return "if " + " and ".join(clauses) if clauses else "always"
 
 
 def format_domain(parameter: Parameter) -> str:
-    """The values of a parameter, as a clause."""
+    """Formats the values of a parameter as a clause."""
     if parameter.choices is not None:
         return ", ".join(map(repr, parameter.choices))
     how = " in powers of two" if parameter.power_of_two else ""
@@ -211,7 +205,7 @@ DEFAULT_GROUPS = {
     "cpu": ("cpu", "cpu_process"),
     "cuda": ("scheduling", "pipelining", "combining", "loops", "command_buffer", "gemm", "fusion", "memory"),
 }
-"""What is searched when a study names nothing."""
+"""Groups that are searched when a study names nothing."""
 
 _LAYER_MULTIPLES = (0.25, 0.5, 1, 2, 4, 8)  # of one layer's bytes: the advice is at least one layer
 _NO_LAYER = "in powers of two, for the workload does not tell the bytes of a layer (`layer_bytes`)"
@@ -235,13 +229,13 @@ Domain = Sequence[Value] | Mapping[str, Value | Sequence[Value]]
 def build_space(
     spec: StudySpec, known: KnownSettings, reference: WorkloadFacts | None, *, cpu_count: int | None = None
 ) -> SearchSpace:
-    """The space of one study; where it names nothing to search, that of `DEFAULT_GROUPS`.
+    """Builds the space of a study; one that names nothing searches `DEFAULT_GROUPS`.
 
     Args:
-        reference: What the program told when it ran or was compiled; None before that.
+        reference: Facts from running or compiling the program; None before that.
 
     Raises:
-        SettingError: If a name or value is not legal; close matches are named.
+        SettingError: If a name or value is not legal.
     """
     search = spec.search
     asked = list(search.groups)
@@ -265,9 +259,9 @@ def build_space(
 
 
 def space_of_all(spec: StudySpec, known: KnownSettings, reference: WorkloadFacts | None) -> SearchSpace:
-    """Every setting that a compilation can judge, with the values worth a try: what the atlas compiles.
+    """Builds the space of the atlas: every setting that a compilation can judge, with the values worth trying.
 
-    Whether the program has what a setting acts on is not asked, for that is what compiling shows.
+    Scopes are ignored, because compiling shows whether a setting acts.
     """
     builder = _Builder(spec, known, reference, 1)
     for entry in known.catalog.values():
@@ -276,7 +270,7 @@ def space_of_all(spec: StudySpec, known: KnownSettings, reference: WorkloadFacts
 
 
 class _Builder:
-    """Gathers the parameters of one study, and the reasons of what is left out."""
+    """Collects the parameters of a study, and the reasons for omissions."""
 
     def __init__(self, spec: StudySpec, known: KnownSettings, reference: WorkloadFacts | None, cpu_count: int) -> None:
         self.found: dict[str, Parameter] = {}
@@ -293,11 +287,7 @@ class _Builder:
         self._is_entry = spec.workload.entry is not None
 
     def add_from_study(self, name: str, domain: Domain) -> None:
-        """Adds a setting with the study's own domain, whatever the catalogue says.
-
-        Raises:
-            SettingError: If it does not exist, is dangerous, or a value is not legal.
-        """
+        """Adds a setting with the study's own domain, whatever the catalogue says."""
         setting, build = self._known[name], self._known.build
         if name.startswith(("xla_", "jax_")) and not setting.exists:
             raise SettingError(
@@ -316,7 +306,7 @@ class _Builder:
         self.found[name] = parameter
 
     def expect(self, picked: Sequence[Setting]) -> None:
-        """Notes which scopes settings of the study, its baseline and `picked` may bring into the program."""
+        """Records the scopes that settings of the study, its baseline and `picked` may add to the program."""
         named = [self._known[n].entry for n in (*self.found, *self._baseline)]
         makers = [s for s in picked if s.makes and not self._cannot_act(self._known[s.name])]
         self._made = {scope for s in (*named, *makers) if s is not None for scope in s.makes}
@@ -325,7 +315,7 @@ class _Builder:
         """Adds a setting with the catalogue's domain, or the reason why it is not searched.
 
         Args:
-            numerics: Whether the study names its group, and so takes settings that change results.
+            numerics: Whether to add settings that change results, because the study names their group.
         """
         setting = self._known[entry.name]
         reason = self._not_by_group(entry, numerics=numerics) or self._cannot_act(setting)
@@ -334,10 +324,10 @@ class _Builder:
             self.found[entry.name] = parameter
             return
         no_values = "the catalogue has no values to try for this build: name it in `search.settings` with yours"
-        self._left_out.setdefault(entry.name, reason or no_values)  # what the study says of it comes first
+        self._left_out.setdefault(entry.name, reason or no_values)  # a reason from the study comes first
 
     def add_to_compile(self, entry: Setting) -> None:
-        """Adds a setting of the platform, if the program alone says what it does and the catalogue has values."""
+        """Adds a setting of the platform if it acts on the program and the catalogue has values."""
         setting = self._known[entry.name]
         is_fit = entry.stage is Stage.PROGRAM and entry.tier in _COMPILED_TIERS and setting.exists
         if not is_fit or entry.platform not in ("any", self._platform):
@@ -347,7 +337,7 @@ class _Builder:
             self.found[entry.name] = parameter
 
     def _not_by_group(self, entry: Setting, *, numerics: bool) -> str:
-        """Why a setting is not searched though its group is; empty if it is."""
+        """Why a setting is not searched with its group; empty if it is."""
         if entry.name == "process_layout":
             return "not a setting of a process: search it by `[search.options] process_count = [1, 8]`"
         if entry.platform in NEVER_SEARCHED:
@@ -360,7 +350,7 @@ class _Builder:
         return "" if entry.tier in _SEARCHED_TIERS else _REASONS[entry.tier]
 
     def _cannot_act(self, setting: KnownSetting) -> str:
-        """Why a setting can do nothing in this study, whatever its value; empty if it can."""
+        """Why a setting cannot act in this study; empty if it may."""
         entry, flag, build = setting.entry, setting.flag, self._known.build.build
         if entry is None:
             return ""
@@ -376,7 +366,7 @@ class _Builder:
         return why_no_effect(entry, self._scopes, self._made)
 
     def _catalog_parameter(self, entry: Setting, setting: KnownSetting) -> Parameter | None:
-        """The setting with the values that the catalogue says are worth trying; None without any."""
+        """A parameter with the catalogue's values; None without any."""
         blank = _blank(setting)
         layer = self._layer_bytes.get(entry.layer_bytes) if entry.layer_bytes else None
         if layer:
@@ -402,10 +392,10 @@ class _Builder:
         return replace(blank, choices=choices) if len(choices) > 1 else None
 
     def space(self, *, is_dropping: bool = True) -> SearchSpace:
-        """Builds the space: conditions, no parameter that can never act, each after those it depends on.
+        """Builds the space with conditions, each parameter after those it depends on.
 
         Args:
-            is_dropping: Whether what can never act goes; else it stays, as if it could always.
+            is_dropping: Whether to drop parameters that can never act; else they lose their conditions.
         """
         while True:
             conditions = {name: self._conditions(name) for name in self.found}
@@ -415,7 +405,7 @@ class _Builder:
             if not is_dropping:
                 conditions |= {name: {} for name in never}
                 break
-            # What is dropped stays at its default, which may switch others off: look again.
+            # Dropped parameters stay at their defaults, which may switch others off: repeat.
             self._left_out.update(never)
             for name in never:
                 del self.found[name]
@@ -436,7 +426,7 @@ class _Builder:
         )
 
     def _conditions(self, name: str) -> dict[str, tuple[str, ...]] | str:
-        """Other parameters to the values under which this one acts; or the reason why it never does."""
+        """Other parameters to the values under which this one acts, or the reason why it never does."""
         entry = self._known[name].entry
         rules = []
         if entry is not None and not (entry.condition_since and older(self._known.build.jaxlib, entry.condition_since)):
@@ -457,10 +447,10 @@ class _Builder:
 
 
 def _blank(setting: KnownSetting) -> Parameter:
-    """A parameter of that name with the default in force, its choices still to be filled."""
+    """A parameter with name and default of a setting, but without its choices."""
     default, entry = setting.default, setting.entry
     if setting.flag is None and setting.option is None and entry is not None:
-        # The catalogue's word for the default of a variable may be a remark, not a value.
+        # The catalogue's default of a variable may be a remark instead of a value.
         is_value = default in entry.values or (default or "").isdigit()
         default = default if is_value else None
     return Parameter(
@@ -509,7 +499,7 @@ def _own_parameter(name: str, domain: Domain, blank: Parameter) -> Parameter:
 
 
 def _as_spelled(values: Sequence[str], setting: KnownSetting) -> list[str]:
-    """The values that the build takes, in its spelling."""
+    """The values that the build accepts, in its spelling."""
     flag = setting.flag
     if flag is None:
         return list(values)
@@ -519,7 +509,7 @@ def _as_spelled(values: Sequence[str], setting: KnownSetting) -> list[str]:
 
 
 def _choices(values: Sequence[str], blank: Parameter) -> tuple[str, ...]:
-    """The values with the default first, by its own name if it has one."""
+    """The values with the default (or `DEFAULT`) first."""
     others = [v for v in dict.fromkeys(values) if not blank.is_absent(v)]
     named = next((v for v in values if blank.is_absent(v)), None)
     if named is None and blank.type == "bool" and blank.default is not None:
@@ -528,7 +518,7 @@ def _choices(values: Sequence[str], blank: Parameter) -> tuple[str, ...]:
 
 
 def option_parameters(spec: StudySpec) -> Iterator[Parameter]:
-    """One parameter for each option that the study searches; its default is the reference's value."""
+    """One parameter for each searched option; its default is the reference's value."""
     reference = spec.reference_options
     for name, values in spec.search.options.items():
         own = option_text(reference[name])
@@ -546,7 +536,7 @@ GIVES: Mapping[str, frozenset[Scope]] = {
     "context": _SEVERAL | {Scope.SHARDED_MATMUL, Scope.COLLECTIVE_PERMUTE},
     "pipeline": _SEVERAL | {Scope.SHARDED_MATMUL, Scope.COLLECTIVE_PERMUTE},
 }
-"""Each axis of `workload.mesh` to what a program has under it."""
+"""Axis of `workload.mesh` to the scopes of its programs."""
 
 _MISSING = {
     Scope.MULTI_DEVICE: "acts on several devices, the study has one",
@@ -557,12 +547,9 @@ _MISSING = {
 
 
 def known_scopes(spec: StudySpec, reference: WorkloadFacts | None) -> dict[Scope, bool]:
-    """Whether the program has each scope; unknown scopes are missing.
+    """Maps scopes to whether the program has them; unknown scopes are missing.
 
-    Where counts and declarations differ, what one of them tells is there.
-
-    Args:
-        reference: What the program told when it ran or was compiled; None before that.
+    Where counts and declarations differ, a scope exists if either tells so.
     """
     workload, nodes = spec.workload, spec.device.node_count
     mesh, count = workload.mesh, _device_count(spec, reference)
@@ -586,15 +573,15 @@ def why_no_effect(entry: Setting, known: Mapping[Scope, bool], made: Collection[
     """Why a setting certainly does nothing in this program, as a clause; empty if it may act.
 
     Args:
-        made: What other settings of the study may bring into the program.
+        made: Scopes that other settings of the study may add to the program.
     """
     missing = (s for s in entry.scopes if known.get(s) is False and s not in made)
     return next((_MISSING[s] for s in missing), "")
 
 
 def _device_count(spec: StudySpec, reference: WorkloadFacts | None) -> int | None:
-    """Devices of the program; None if not certain."""
+    """Number of devices of the program; None if uncertain."""
     told = reference.device_count if reference is not None else None
-    if spec.workload.command is not None:  # a program of the user's tells of its own process at most
+    if spec.workload.command is not None:  # a user's program reports at most its own process
         return spec.device.count or (told if told and told > 1 else None)
     return told or spec.device.count or (1 if spec.device.platform == "cpu" else None)
