@@ -256,10 +256,14 @@ def _sets_to_try(
     found: Sequence[Match], spec: StudySpec, known: KnownSettings, note: Callable[[str], None]
 ) -> list[tuple[str, FlagSet]]:
     """Returns names and distinct sets of the nearest winners, without settings that the build ignores."""
+
+    def here(match: Match, name: str) -> FlagSet:
+        return for_build(_own(match), known, over=spec.baseline, note=lambda text: note(f"{name}: {text}"))
+
     tried: dict[FlagSet, str] = {}
     for match in found:
         name = f"library {match.entry.path.parent.parent.name}/{match.entry.path.parent.name}"
-        settings = for_build(_own(match), known, over=spec.baseline, note=lambda text, n=name: note(f"{n}: {text}"))
+        settings = here(match, name)
         if settings and settings not in tried:
             tried[settings] = name
         if len(tried) == MOST_TRIED:
