@@ -73,7 +73,6 @@ class DaskEngine:
     """Lanes of a Dask cluster; see `Engine`.
 
     Args:
-        study: The first message to every lane.
         address: The scheduler's; None if it is in `scheduler_file`, which ``dask scheduler --scheduler-file`` writes.
         holds_gpus: Whether workers reserve their GPUs against other studies.
         command: The lane program, for tests; default: `LANE_COMMAND`.
@@ -119,7 +118,7 @@ class DaskEngine:
 
     @property
     def words(self) -> str:
-        """Where the lanes are, for people."""
+        """See `Engine`."""
         return f"the workers of the Dask cluster at {self._address}"
 
     def begin(self, lane: str, message: Message) -> None:
@@ -302,7 +301,6 @@ class LaneHolder(WorkerPlugin):
 
     Args:
         driver: Id of the client whose tasks it does; their keys begin with it.
-        study: The first message to each lane process.
         command: The lane program; default: `LANE_COMMAND` with the worker's own interpreter.
         holds_gpus: Whether the worker's GPUs are reserved against other studies while there is a lane process.
     """

@@ -120,10 +120,6 @@ class Processes:
 
     Each lane program runs behind a guard, which ends everything below it when the driver ends, however that was. SLURM
     places steps, kills them and finds lost nodes; this class only notices that a step has ended.
-
-    Args:
-        study: The first message to each lane.
-        logs: Folder for the output of lane programs.
     """
 
     def __init__(self, places: Sequence[Place], study: Message, *, logs: Path, words: str) -> None:
@@ -254,12 +250,7 @@ def lanes_here(groups: Sequence[Sequence[str]], host: str) -> list[Place]:
 
 
 def lanes_on_nodes(nodes: Sequence[str], *, devices: int | None, extra: Sequence[str] = ()) -> list[Place]:
-    """Places a lane on each of some nodes of this SLURM job.
-
-    Args:
-        devices: GPUs of each node; None if that is not known.
-        extra: More arguments for each ``srun``.
-    """
+    """Places a lane on each of some nodes of this SLURM job; `devices` are GPUs of each, `extra` goes to ``srun``."""
     client = slurm_client_environment(caller_environment())
     env = {n: v for n, v in _lane_environment().items() if n not in SET_BY_NODE}
     return [
@@ -274,9 +265,7 @@ def lanes_on_nodes(nodes: Sequence[str], *, devices: int | None, extra: Sequence
 def lanes_of_groups(groups: Sequence[Sequence[str]], *, devices: int | None) -> list[Place]:
     """Places a lane on each group of nodes of this SLURM job: its program runs here, its trials' ranks on the nodes.
 
-    Args:
-        groups: Node names; the first of each group names the lane.
-        devices: GPUs of each group; None if that is not known.
+    The first node of a group names the lane; `devices` are the GPUs of each group.
     """
     env = _lane_environment()
     return [Place(name=g[0], host=g[0], env={**env, NODES_VARIABLE: ",".join(g)}, devices=devices) for g in groups]

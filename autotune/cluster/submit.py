@@ -70,7 +70,7 @@ class Program:
 
     @property
     def command(self) -> list[str]:
-        """The driver's command."""
+        """The driver's command line."""
         run = [self.python, "-m", "autotune", "run", str(self.study), "--run-dir", str(self.run_dir)]
         return [*run, *self.options]
 

@@ -67,7 +67,6 @@ def child_environment(
     """Returns a worker's whole environment: `base` without what steers performance, plus exactly `settings`.
 
     Args:
-        base: The caller's environment.
         settings: The settings under trial, merged with the baseline.
         platform_name: ``cpu`` or ``cuda``; sets JAX_PLATFORMS.
         virtual_devices: Number of CPU devices that JAX makes.

@@ -78,7 +78,6 @@ def spare_processors(device_count: int, *, usable: Iterable[int] | None = None, 
 
     Args:
         usable: Processors to choose from; default: those that this process may use.
-        root: Root of the file system, for tests.
     """
     cores = _cores(sorted(usable if usable is not None else os.sched_getaffinity(0)), root)
     kept = max(math.ceil(len(cores) / 2), device_count + 1)

@@ -157,13 +157,7 @@ def _mean(values: Iterator[float | None]) -> float | None:
 
 
 def put_together(arms: Mapping[str, ArmWatch], others: Mapping[int, int], trouble: Sequence[str]) -> Telemetry:
-    """Sums up one measurement.
-
-    Args:
-        arms: Samples and counters by arm.
-        others: Largest number of other processes seen on each GPU.
-        trouble: Further warnings.
-    """
+    """Sums up one measurement; `others` is the largest number of other processes seen on each GPU."""
     seen = {a: arms[a] for a in _ARMS if a in arms and arms[a].indices}
     watches = list(seen.values())
     indices = {i for w in watches for i in w.indices}

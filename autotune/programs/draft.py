@@ -133,7 +133,6 @@ def plan_unseen(
     Args:
         what: A preset or ``package.module:function``; or a command with ``autotune.hook.steps`` in its loop.
         budget_s: Seconds for the whole study; None for the default of its kind.
-        said: See `plan_of`.
 
     Raises:
         StudyFileError: If a text cannot be written as TOML.

@@ -125,12 +125,9 @@ class TimeLeft:
         return seconds / max(1, len(self._lanes.names))
 
     def pairs_for(self, kept_s: float, *, starts: float, share: float) -> int | None:
-        """Returns the pairs of blocks for which there is time in one task; None for no limit.
+        """Returns the most pairs of blocks of a task that starts `starts` processes; None for no limit.
 
-        Args:
-            kept_s: Reserved time.
-            starts: Processes that the task starts.
-            share: Share of the remaining time that the task may take.
+        The task may take `share` of the time left beside `kept_s`.
         """
         takes = self.takes
         if takes is None or not takes.turn_s:

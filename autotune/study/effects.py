@@ -24,12 +24,9 @@ _SEED = 0
 
 
 class StudyEffects:
-    """The fitted model of a study's trials, in its settings' names and values.
+    """The model fitted to all trials of a study, failed ones included, in its settings' names and values.
 
     Args:
-        sampler: Fits the model.
-        trials: All trials, failed ones included.
-        is_allowed: Whether a set keeps the study's rules.
         least: Smallest gain of interest, as a share; a setting that gains less is not in the best set.
     """
 

@@ -16,11 +16,7 @@ from autotune.study.run import Candidate, StudyRun
 
 PROFILED_STEPS = 5
 
-ON_CPU = "on a CPU nothing reads a profile: XLA:CPU has no latency hiding scheduler"
 OF_COMMAND = "a program that compiles by itself is profiled by JAX itself: search the group `pgle` (jax_enable_pgle)"
-ONE_DEVICE = (
-    "one device has no collectives whose waiting the scheduler could hide; `confirm.pgle = true` profiles all the same"
-)
 
 
 def profile_guide(run: StudyRun) -> None:
@@ -58,9 +54,12 @@ def why_not(run: StudyRun) -> str | None:
     if spec.workload.command is not None:
         return OF_COMMAND if spec.device.platform != "cpu" else ""
     if spec.device.platform == "cpu":
-        return ON_CPU
+        return "on a CPU nothing reads a profile: XLA:CPU has no latency hiding scheduler"
     if spec.confirm.pgle == "auto" and (run.facts.device_count or 1) < 2:
-        return ONE_DEVICE
+        return (
+            "one device has no collectives whose waiting the scheduler could hide; `confirm.pgle = true` profiles all "
+            "the same"
+        )
     return None
 
 

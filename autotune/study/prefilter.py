@@ -116,12 +116,7 @@ class Known:
         return _duplicate_of(earlier, TrialStatus.SAME_SET) if earlier is not None else None
 
     def same_program(self, key: str, reference_key: str | None) -> TrialOutcome | None:
-        """Returns the reference or the trial with the same program, if there is one.
-
-        Args:
-            key: Identifies the program as the screen compiled it.
-            reference_key: Identifies the reference's.
-        """
+        """Returns the reference or the trial with the same key of a compiled program, if there is one."""
         if key == reference_key:
             return TrialOutcome(status=TrialStatus.SAME_PROGRAM, same_as=REFERENCE_NUMBER)
         earlier = self._by_key.get(key)

@@ -85,14 +85,7 @@ def priors_of(
     jaxlib: str,
     winners: Sequence[Match] = (),
 ) -> dict[str, Prior]:
-    """Returns the prior of each parameter.
-
-    Args:
-        report: The screen's; None where nothing was compiled.
-        device_count: None if it is not known.
-        jaxlib: Its release; empty in a simulation.
-        winners: Nearest first.
-    """
+    """Returns the prior of each parameter; `winners` are the nearest first."""
     priors = by_screen(space, report, _recipe_counts())
     screened = {s.name for s in report.settings} if report is not None else set()
     table = load_atlas()
@@ -238,7 +231,6 @@ def winners_for(
     """Returns the winners of a library, nearest to a study first.
 
     Args:
-        known: Settings of the study's build.
         device_kind: JAX's name; None if it is not known.
         device_count: Of all nodes; None if it is not known.
         note: Called with what is left out of sets.

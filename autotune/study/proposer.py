@@ -73,11 +73,8 @@ class Proposer:
 
     Args:
         first: Sets to try before the sampler proposes, each with its origin.
-        stored: Optuna storage that mirrors the trials.
         recheck: Sets to try after `first`, because the screen may be wrong on the actual GPU.
-        rule_defaults: The build's defaults of settings that the study's rules name.
         looks_ahead: Whether the next set is compiled while one is measured, and so proposed without its result.
-        priors: By the name of a parameter.
     """
 
     def __init__(
@@ -226,7 +223,7 @@ class Proposer:
         return located is not None and all(p.holds(located[p.name]) for p in parameters if p.name in located)
 
     def _propose(self, number: int, repeat: int, questions: Callable[[], Questions]) -> tuple[FlagSet, str]:
-        """Returns one point of the space, known or not, and who proposes it."""
+        """Returns one point of the space, known or not, and its origin."""
         seed, name = _seed(f"{self._spec.seed}/{number}/{repeat}"), self._spec.search.sampler
         # A sampler that repeats itself is stuck near its favourite or the default: draw from the whole space.
         if repeat >= FEW_REPEATS:

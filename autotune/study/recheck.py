@@ -156,11 +156,7 @@ def recheck_directory(runs: Path, name: str) -> Path:
 
 
 def recheck_study(file: Path, study: Path | None) -> tuple[StudySpec, Path]:
-    """Returns the study by which a winner is measured again, and its folder.
-
-    Args:
-        file: The run directory or exported file that the winner was read from.
-        study: A study file, if the caller names one.
+    """Returns the study by which a winner of `file` (a run directory or an export) is measured again, and its folder.
 
     Raises:
         AutotuneError: If no study file is named and `file` is an export.
@@ -196,7 +192,6 @@ def verify_winner(winner: Winner, file: Path, *, study: Path | None = None, run:
     """Compares this machine with the one of a proof, and a file with its records, without measuring.
 
     Args:
-        file: The export or run directory that the winner was read from.
         study: Study file of the workload that is meant to run; None does not check the workload.
         run: The run directory of an exported file; default: see `check_records`.
 

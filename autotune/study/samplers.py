@@ -38,10 +38,6 @@ class Questions:
     """A sampler at one trial, which gives any number of points from one seed.
 
     It is called through `optuna.samplers.BaseSampler` without opening a trial, for known points are passed over.
-
-    Args:
-        trials: The finished ones.
-        sampler: New, with a seed of its own.
     """
 
     def __init__(self, trials: Sequence[FrozenTrial], sampler: BaseSampler) -> None:

@@ -115,11 +115,7 @@ class StudyScreener:
     # ------------------------------------------------------------------ the stage
 
     def narrow(self, space: SearchSpace, named: Mapping[str, FlagSet], reference: WorkerReport) -> SearchSpace:
-        """Returns the space without what needs no measurement; screens now unless an earlier session did.
-
-        Args:
-            named: Sets that the study tries first.
-        """
+        """Screens a space and the sets `named`, unless that was done; returns the space that needs measurements."""
         target: Target | None = None
         topology: Topology | None = None
         try:

@@ -137,14 +137,11 @@ def new_run(
     make_engine: Callable[[StudyRun], Engine] | None = None,
     command: Sequence[str] = (),
 ) -> StudyRun:
-    """Creates the session of a study, for `run_study`, without starting or writing anything.
+    """Creates the session of a study, for `run_study`, without starting or writing anything; see also `StudyRun`.
 
     Args:
         path: The run directory, created or resumed.
-        study_dir: Folder of the study file.
         watch: Counts the study's time; the view may show it.
-
-    The other arguments are those of `StudyRun`.
     """
     create = functools.partial(Store.create_or_resume, path.resolve(), spec, study_dir=study_dir)
     return StudyRun(
