@@ -17,7 +17,7 @@ from pathlib import Path
 import jinja2
 
 from autotune.machine.environment import caller_environment
-from autotune.machine.slurm import ask_slurm, inside_slurm_job, slurm_client_environment, slurm_partitions
+from autotune.machine.slurm import ask_slurm, has_slurm, slurm_client_environment, slurm_partitions
 from autotune.model.errors import STOPPED, LaunchError, StudyFileError, close_matches
 from autotune.model.redaction import redact_text
 from autotune.model.spec import StudySpec
@@ -248,7 +248,7 @@ def _directive(option: str) -> str:
 
 def _refuse_hopeless(request: JobRequest, env: Mapping[str, str]) -> None:
     """Refuses jobs that this cluster would accept but never start."""
-    if not inside_slurm_job():
+    if not has_slurm():
         raise LaunchError(
             "a job must be submitted where SLURM is but there is no sbatch on this machine; call this on a login node, "
             "or show the script with --dry-run"

@@ -31,7 +31,7 @@ class SlurmError(LaunchError):
     """SLURM refuses a command or does not answer."""
 
 
-def inside_slurm_job() -> bool:
+def has_slurm() -> bool:
     """Whether SLURM's commands are installed on this machine."""
     return shutil.which("srun") is not None and shutil.which("sbatch") is not None
 

@@ -81,7 +81,7 @@ def _objections(run: StudyRun) -> dict[FlagSet, str]:
 
 
 def _no_winner(run: StudyRun, results: Sequence[TrialResult]) -> tuple[Outcome, str]:
-    """Returns the outcome of a study without a winner: none exists if larger gains are ruled out, else inconclusive."""
+    """Returns the outcome without a winner: inconclusive unless gains above a bound are ruled out."""
     min_effect = run.spec.measure.min_effect
     open_gain, settings = max(_open_gains(run, results), default=(0.0, ""))
     if run.time.unproven:

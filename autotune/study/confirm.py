@@ -237,7 +237,7 @@ def _ablation(run: StudyRun, settings: FlagSet, left_out: LeftOut, *, share: flo
     """Returns the effect of leaving settings out, as recorded or measured now in a share of the time left."""
     if (found := _known_ablation(run, settings, left_out)) is None:
         names = names_left_out(left_out)
-        # Without its artefacts a set compiles to another program.
+        # The screen compiles a set without its artefacts, so it would compare another program.
         if not artefacts_of(settings) and is_same_program(run, settings, settings.without(*names)):
             kept, reason = pays(None, run.spec.measure.min_effect)
             run.store.append(AblationResult(settings=settings, left_out=left_out, kept=kept, reason=reason))
@@ -514,7 +514,7 @@ def _run_after(
     *,
     asked: int,
 ) -> None:
-    """Runs pairs until one fails or `goes_on`, given the finished ones and the number begun, says no."""
+    """Runs pairs until one fails or `goes_on`, given the finished ones and the number begun, is False."""
 
     def done() -> list[ConfirmRun]:
         return runs_after(proven, run.store.of(ConfirmRun), stage)

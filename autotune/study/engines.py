@@ -13,7 +13,7 @@ from typing import Any
 from autotune.cluster.engine import Engine, Place, Processes, lanes_here, lanes_of_groups, lanes_on_nodes
 from autotune.machine.devices import parse_devices, restrict_devices
 from autotune.machine.environment import caller_environment
-from autotune.machine.slurm import inside_slurm_job, slurm_hosts
+from autotune.machine.slurm import has_slurm, slurm_hosts
 from autotune.model.errors import LaunchError, StudyFileError
 from autotune.model.sections import WITH_SECRETS
 from autotune.model.spec import StudySpec
@@ -103,7 +103,7 @@ def _nodes_of_job() -> tuple[str, ...]:
     step = own.get("SLURM_STEP_ID", "")
     in_step = step.isdigit() and int(step) < HIGHEST_STEP
     listed = own.get("SLURM_JOB_NODELIST", "")
-    if in_step or not listed or "SLURM_JOB_ID" not in own or not inside_slurm_job():
+    if in_step or not listed or "SLURM_JOB_ID" not in own or not has_slurm():
         return ()
     return slurm_hosts(listed, own)
 

@@ -238,7 +238,7 @@ def winners_for(
     if not entries:
         return LibraryWinners()
     workload = spec.workload.entry or spec.workload_hash
-    name = processor_name() if device_kind == "cpu" else device_kind  # as winners are kept
+    name = processor_name() if device_kind == "cpu" else device_kind  # winners have a CPU's own name
     query = LibraryQuery(gpu=name, count=device_count, jaxlib=known.build.jaxlib or None, workload=workload)
     winners = tuple(nearest_known(entries, query))
     return LibraryWinners(winners, tuple(_sets_to_try(winners, spec, known, note)))

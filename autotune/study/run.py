@@ -30,7 +30,7 @@ from autotune.workers.base import Launcher
 
 
 class Setup(Protocol):
-    """The search space of a study and its launcher of workers: of the installed build, or of a simulation."""
+    """Search space and launcher of a study, of the installed build or of a simulation."""
 
     @property
     def first(self) -> Sequence[tuple[str, FlagSet]]:
