@@ -263,12 +263,9 @@ class StudyScreener:
 
     @property
     def looks_ahead(self) -> bool:
-        """Whether the next proposal is compiled while the current one is measured."""
-        return self._screen is not None and self._is_on and self._has_spare(self._screen)
-
-    def _has_spare(self, screen: Screener) -> bool:
-        """Whether compiling does not disturb measurements: only in GPU studies with processors to spare."""
-        if screen.job.target is None or self._spec.device.platform != "cuda":
+        """Whether the next proposal is compiled during a measurement: only in GPU studies with processors to spare."""
+        screen = self._screen
+        if screen is None or not self._is_on or screen.job.target is None or self._spec.device.platform != "cuda":
             return False
         has_spare = bool(spare_processors(screen.job.topology.gpus_per_node))
         return has_spare and len(os.sched_getaffinity(0)) >= CPUS_TO_SPARE

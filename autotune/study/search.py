@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from autotune.measure.durations import RECENT
 from autotune.measure.failing import failing_task, most_starts, next_failure
-from autotune.measure.tasks import PendingTask, TrialTask
+from autotune.measure.tasks import PendingTask
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Failure, FailureKind
 from autotune.model.records import BlameRecord, EffectsRecord, TrialConfig, TrialResult, TrialStatus
@@ -166,7 +166,7 @@ class Search:
         if isinstance(found, TrialResult):
             self._end(found)
             return None
-        if self._table is not None and isinstance(found, TrialTask):
+        if self._table is not None:
             most = run.time.pairs_for(self._kept_s, starts=1, share=TRIAL_SHARE)
             found = found.model_copy(update={"most": most})
         self._tried[config.number] = config.settings
