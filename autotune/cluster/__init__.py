@@ -1,1 +1,1 @@
-"""Where a study runs: lanes of this machine, of a SLURM job or of a Dask cluster; and jobs for SLURM."""
+"""Engines that run lanes on this machine, in a SLURM job or on a Dask cluster; and submission of SLURM jobs."""

@@ -1,9 +1,9 @@
-"""Lanes that are the workers of a Dask cluster, which its user runs: they may come and go at any time.
+"""Engine whose lanes are the workers of a user's Dask cluster; workers may come and go at any time.
 
 Dask carries messages and finds dead workers. The driver decides which lane does what: a task names its worker, is never
-tried again and never moves. The lane process of a worker runs behind a guard, so it ends with the worker, however that
-ends. It ends with the driver, too: the driver keeps the lane's last task, running or done, so a client that is gone
-takes that task from the worker, and the plugin sees it go.
+retried and never moves. The lane process of a worker runs behind a guard, so it ends with the worker, however that
+ends. It also ends with the driver: the driver keeps a future of the lane's last task, running or done, so Dask releases
+that task when the client is gone, and the plugin sees the transition.
 
 References:
     https://distributed.dask.org/en/stable/worker-state.html
@@ -44,22 +44,22 @@ if TYPE_CHECKING:
 
 TOPIC = PLUGIN = "autotune"
 FREE, SAID = "free", "said"
-"""Kinds of events of a worker: it can take a unit, or its lane has said something."""
+"""Kinds of events of a worker: it can take a unit, or its lane has sent a message."""
 
 GPU = "GPU"
-"""Resource of Dask by which a worker declares how many devices it has."""
+"""Dask resource by which a worker declares its number of devices."""
 
 PATIENCE_S = 3600.0
 KILL_PATIENCE_S = 15.0
 CONNECT_LIMIT_S = 60.0
 CLOSE_PATIENCE_S = 20.0
 EVERYTHING = "all"
-"""Dask's own topic, of workers and clients that come and go."""
+"""Dask's own topic of workers and clients that come and go."""
 
 
 @dataclass(slots=True)
 class _Lane:
-    """One worker and its tasks: the last one that is done, and the unit in hand."""
+    """One worker and its tasks: the last finished one, and the unit in hand."""
 
     name: str
     address: str
@@ -73,11 +73,9 @@ class DaskEngine:
     """Lanes of a Dask cluster; see `Engine`.
 
     Args:
-        study: The first message to every lane.
-        address: The scheduler's; None if it is in a file.
-        scheduler_file: What ``dask scheduler --scheduler-file`` writes.
+        address: The scheduler's; None if it is in `scheduler_file`, which ``dask scheduler --scheduler-file`` writes.
         holds_gpus: Whether workers reserve their GPUs against other studies.
-        command: The lane program; default: that of the study.
+        command: The lane program, for tests; default: `LANE_COMMAND`.
         patience_s: Longest wait for a first worker, or for another when all are gone, seconds.
 
     Raises:
@@ -120,7 +118,7 @@ class DaskEngine:
 
     @property
     def words(self) -> str:
-        """Where the lanes are, for people."""
+        """See `Engine`."""
         return f"the workers of the Dask cluster at {self._address}"
 
     def begin(self, lane: str, message: Message) -> None:
@@ -147,14 +145,14 @@ class DaskEngine:
             while True:
                 self._take(self._heard.get_nowait())
         for lane in [x for x in self._lanes.values() if x.tasks and x.tasks[-1].status == "error"]:
-            self._useless.add(lane.address)  # it cannot do tasks of ours at all
+            self._useless.add(lane.address)  # the worker cannot run such tasks at all
             self._drop(lane, str(lane.tasks[-1].exception()))
         told, self._told = self._told, []
         self._refuse_to_wait_for_nobody(told)
         return told
 
     def give_up(self, lane: str, why: str, *, for_good: bool = False) -> None:
-        """See `Engine`: unless it is for good the lane joins again when its worker has cleaned up."""
+        """See `Engine`; unless `for_good` the lane joins again when its worker has cleaned up."""
         found = self._lanes.get(lane)
         if found is None:
             return
@@ -206,18 +204,18 @@ class DaskEngine:
             self._hear(lane, json.loads(told["message"]))
 
     def _hear(self, lane: _Lane, message: Message) -> None:
-        """Handles a message of a lane about its unit."""
+        """Handles a message from a lane about its unit."""
         if not lane.is_at_work:
             return
         if message["type"] in ANSWERS:
             lane.is_at_work = False
             while len(lane.tasks) > 1:  # the last one stays: the lane process ends with it
                 lane.tasks.pop(0).release()
-        if message["type"] not in (JOINED, LEFT):  # those are the engine's to say
+        if message["type"] not in (JOINED, LEFT):  # only the engine sends those
             self._told.append(Told(lane.name, message))
 
     def _welcome(self, address: str, called: str, host: str, devices: int | None) -> None:
-        """Makes a lane of a free worker; its name may be part of a path."""
+        """Makes a lane of a free worker, with a name that is safe in a path."""
         name = re.sub(r"[^A-Za-z0-9._-]+", "-", re.sub(r"^\w+://", "", called)).lstrip("._-")[:80] or "lane"
         names = (name, *(f"{name}-{i}" for i in range(2, len(self._lanes) + 3)))
         lane = _Lane(next(n for n in names if n not in self._lanes), address, host, devices)
@@ -231,11 +229,7 @@ class DaskEngine:
         self._told.append(Told(lane.name, {"type": LEFT, "why": why}))
 
     def _refuse_to_wait_for_nobody(self, told: list[Told]) -> None:
-        """Gives up when the scheduler is gone, or no worker has been there for too long.
-
-        Raises:
-            NodeLostError: With what to do.
-        """
+        """Raises NodeLostError when the scheduler is gone, or no worker has been there for too long."""
         now = time.monotonic()
         if self._client.status != "running":
             raise NodeLostError(
@@ -252,17 +246,13 @@ class DaskEngine:
 
 
 def _connect(address: str | None, scheduler_file: Path | None) -> Client:
-    """A client of the cluster, under the TLS of Dask's own configuration.
-
-    Raises:
-        LaunchError: If there is no scheduler.
-    """
+    """Connects to the scheduler, under the TLS of Dask's own configuration."""
     where = address or str(scheduler_file)
     end = time.monotonic() + CONNECT_LIMIT_S
     while scheduler_file is not None and not scheduler_file.exists() and time.monotonic() < end:
         time.sleep(0.1)  # the scheduler may be about to write it
     for name in [n for n in logging.root.manager.loggerDict if n.split(".")[0] in ("distributed", "tornado")]:
-        logging.getLogger(name).setLevel(logging.CRITICAL)  # what Dask says of workers is told by autotune, once
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # autotune itself reports lost workers
     try:
         if scheduler_file is not None:
             address = json.loads(scheduler_file.read_text(encoding="utf-8"))["address"]
@@ -281,11 +271,7 @@ async def _reach(address: str | None) -> None:
 
 
 def _refuse_another_driver(client: Client) -> None:
-    """Refuses a cluster whose workers another study has: both would disturb each other's times.
-
-    Raises:
-        LaunchError: If there is one.
-    """
+    """Refuses a cluster with another driver: both studies would disturb each other's times."""
     clients = client.run_on_scheduler(_clients)
     if others := [c for c in clients if c.startswith(f"Client-{PLUGIN}-") and c != client.id]:
         raise LaunchError(
@@ -295,7 +281,7 @@ def _refuse_another_driver(client: Client) -> None:
 
 
 def _clients(dask_scheduler: Any) -> list[str]:
-    """Runs on the scheduler: ids of its clients."""
+    """Runs on the scheduler; lists the ids of its clients."""
     return list(dask_scheduler.clients)
 
 
@@ -303,7 +289,7 @@ def _clients(dask_scheduler: Any) -> list[str]:
 
 
 def do_unit(unit: str) -> None:
-    """Runs on a worker: has its lane do one unit, as JSON."""
+    """Runs on a worker; has its lane do one unit, given as JSON."""
     worker = get_worker()
     holder = worker.plugins[PLUGIN]
     assert isinstance(holder, LaneHolder)
@@ -314,9 +300,8 @@ class LaneHolder(WorkerPlugin):
     """Holds the lane process of one worker, from its first unit on.
 
     Args:
-        driver: Id of the client whose tasks it does: their keys begin with it.
-        study: The first message to each lane process.
-        command: The lane program; default: that of a study, with the worker's own interpreter.
+        driver: Id of the client whose tasks it does; their keys begin with it.
+        command: The lane program; default: `LANE_COMMAND` with the worker's own interpreter.
         holds_gpus: Whether the worker's GPUs are reserved against other studies while there is a lane process.
     """
 
@@ -329,7 +314,7 @@ class LaneHolder(WorkerPlugin):
         self._holds_gpus = holds_gpus
 
     def setup(self, worker: Worker) -> None:
-        """Runs in the worker's loop when it has joined."""
+        """Runs in the worker's event loop when it has joined."""
         self._worker = worker
         self._turn = threading.Lock()  # a worker may have several threads
         self._lane: GuardedProcess | None = None
@@ -339,7 +324,7 @@ class LaneHolder(WorkerPlugin):
         self._tell(FREE)
 
     def transition(self, key: Any, start: str, finish: str, **_: Any) -> None:
-        """Runs in the worker's loop: a task that is taken back, at work or done, takes the lane process with it."""
+        """Runs in the worker's event loop; ends the lane process when its task, running or done, is released."""
         if not str(key).startswith(self._driver):
             return
         if finish == "executing":
@@ -350,18 +335,18 @@ class LaneHolder(WorkerPlugin):
                 if self._lane is not None:
                     self._lane.abort()
                 threading.Thread(target=self._end, name="ending", daemon=True).start()
-            elif start in ("ready", "constrained") and not self._key:  # it was never begun
+            elif start in ("ready", "constrained") and not self._key:  # it never began
                 self._tell(FREE)
 
     async def teardown(self, worker: Worker) -> None:
-        """Runs in the worker's loop when it closes, or when the driver needs no lanes any more."""
+        """Runs in the worker's event loop when it closes, or when the driver unregisters the plugin."""
         self._leaves = True
         if self._lane is not None:
             self._lane.abort()
         await asyncio.to_thread(self._end)
 
     def do(self, key: str, unit: Message) -> None:
-        """Gives the lane a unit and passes on what it says, to the answer or the lane's end."""
+        """Gives the lane a unit and passes its messages on, up to the answer or the lane's end."""
         with self._turn:
             if not key.startswith(self._driver) or self._leaves:  # a task of a driver that is gone
                 return
@@ -384,7 +369,7 @@ class LaneHolder(WorkerPlugin):
         return False
 
     def _end(self) -> None:
-        """Ends the lane process after its task was taken back."""
+        """Ends the lane process after its task was released."""
         with self._turn:
             self._close()
             self._tell(FREE)
@@ -396,7 +381,7 @@ class LaneHolder(WorkerPlugin):
                 return self._lane
             self._close()
         env = caller_environment()
-        if self._holds_gpus and "SLURM_JOB_ID" not in env:  # a job's devices are its own already
+        if self._holds_gpus and "SLURM_JOB_ID" not in env:  # SLURM reserves a job's devices
             visible = visible_gpu_ids(env)
             self._held.enter_context(reserve_devices("cuda", parse_devices(visible) if visible else ()))
         let_import_packages(env)
@@ -415,7 +400,7 @@ class LaneHolder(WorkerPlugin):
         self._held.close()
 
     def _tell(self, kind: str, **fields: Any) -> None:
-        """Sends an event to the driver, unless the worker is leaving; Dask adds which worker it is."""
+        """Sends an event to the driver, unless the worker is leaving; Dask adds the worker's address."""
         if self._leaves:
             return
         devices = self._worker.state.total_resources.get(GPU)

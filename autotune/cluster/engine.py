@@ -1,14 +1,13 @@
-"""Engines offer lanes: places that do one unit of work at a time. Here are those whose lanes are processes.
+"""The protocol of engines, which offer lanes that do one unit of work at a time; and the engine of process lanes.
 
-The driver gives a lane a message and gets messages back; what they say is between `autotune.study` and its lane
-program. An engine carries them, tells which lanes come and go, and ends what runs on them. It keeps no state that a
-study needs: a lane that is lost, or a driver that dies, loses the unit in hand and nothing else.
+An engine carries messages between `autotune.study` and its lane program, reports lanes that come and go, and ends what
+runs on them. It keeps no state that a study needs: a lost lane or a killed driver loses only the unit in hand.
 
-Every message is a flat JSON object with a ``type``. To a lane: first ``study`` (once), then one ``unit`` after the
-other. From it: any number of messages on the way, and at last one of `ANSWERS`. The engine itself adds two:
+Every message is a flat JSON object with a ``type``. A lane receives ``study`` once, then one ``unit`` after the other.
+It sends any number of messages for each unit, the last of them one of `ANSWERS`. The engine itself adds two:
 
-* ``joined``: there is a lane, with ``host`` and ``devices`` (how many; None if it is not known yet).
-* ``left``: it is gone, with ``why``; a unit in hand is lost. It may join again.
+* ``joined``: the lane is there, with ``host`` and ``devices`` (their number; None if it is not known yet).
+* ``left``: the lane is gone, with ``why``; its unit is lost. It may join again.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from autotune.workers.srun import NODES_VARIABLE, SET_BY_NODE
 
 JOINED, LEFT = "joined", "left"
 ANSWERS = frozenset({"result", "error"})
-"""What ends a unit: its result, or why the study cannot go on."""
+"""Types of messages that end a unit: its result, or the error for which the study cannot go on."""
 
 Message = Mapping[str, Any]
 
@@ -38,46 +37,43 @@ LANE_COMMAND = ("-m", "autotune.measure.lane")
 LOG_BYTES = 1_000_000
 PATIENCE_S = 15.0
 START_LIMIT_S = 300.0
-"""Longest time until a lane's program sends its first message: a busy controller makes callers wait, and so does a
-shared disk when a hundred nodes read their packages at once."""
+"""Time limit of a lane program's first message: a busy controller delays it, and so does a shared disk when a hundred
+nodes read their packages at once."""
 
 MOST_STARTS = 5
 PAUSE_S = 2.0
-"""Before a lane that ended is started again; longer each time."""
+"""Pause before a lane that ended is started again, times the number of its starts."""
 
 
 class Told(NamedTuple):
-    """A message and the lane that it comes from."""
+    """A message and the lane that sent it."""
 
     lane: str
     message: Message
 
 
 class Engine(Protocol):
-    """Lanes of one kind: of this machine, of a SLURM job's nodes, or of a Dask cluster.
-
-    Not thread-safe: one driver calls it from one thread.
-    """
+    """Lanes of this machine, of a SLURM job's nodes, or of a Dask cluster; not thread-safe."""
 
     @property
     def words(self) -> str:
-        """Where the lanes are, for people: ``4 lanes of this machine``."""
+        """Where the lanes are, as text for messages: ``4 lanes of this machine``."""
 
     def begin(self, lane: str, message: Message) -> None:
-        """Gives a free lane a unit, without waiting. A lane that is gone answers with ``left``."""
+        """Gives a free lane a unit, without waiting; a lane that is gone answers with ``left``."""
 
     def news(self, wait_s: float) -> list[Told]:
-        """Messages of the lanes, in the order of each; waits at most so many seconds for the first one.
+        """Returns the lanes' messages, each lane's in order; waits at most `wait_s` seconds for the first one.
 
         Raises:
-            LaunchError: If there is no lane and none can come any more, with what to do.
+            LaunchError: If there is no lane and none can come any more; the message says what to do.
         """
 
     def give_up(self, lane: str, why: str, *, for_good: bool = False) -> None:
-        """Ends a lane; its ``left`` follows. It may join again unless it is ended for good."""
+        """Ends a lane, which then sends ``left``; it may join again unless `for_good`."""
 
     def close(self) -> None:
-        """Ends every lane and everything below it, within seconds; safe to call twice."""
+        """Ends every lane and all of its processes, within seconds; safe to call twice."""
 
 
 # ---------------------------------------------------------------------- lanes that are processes
@@ -88,12 +84,11 @@ class Place:
     """Where one lane runs.
 
     Attributes:
-        name: Of the lane, lasting: its A/A run is not repeated when a study goes on.
-        host: Of its machine.
-        env: The driver's own environment, or that of what carries the lane.
-        through: Command that carries its guard to another machine, such as ``srun ...``.
-        remote_env: Then the lane's own environment, but for what its node sets.
-        devices: How many it has; None if only its reference can tell.
+        name: Of the lane, the same in every session, so that its A/A run is not repeated.
+        env: Environment of the lane program, or of `through`.
+        through: Command that starts the lane's guard on another machine, such as ``srun ...``.
+        remote_env: Environment of a lane program started through `through`; its node adds its own variables.
+        devices: Number of devices; None if only the reference can tell.
         ids: Ids of its devices; empty for all of its machine.
     """
 
@@ -124,13 +119,7 @@ class Processes:
     """Lanes of this machine, side by side on its devices, or steps on the nodes of a SLURM job; see `Engine`.
 
     Each lane program runs behind a guard, which ends everything below it when the driver ends, however that was. SLURM
-    places a step, kills it and knows which nodes are gone; here is only noticed that a step has ended.
-
-    Args:
-        places: Where lanes run.
-        study: The first message to each lane.
-        logs: Folder for what the lane programs print.
-        words: Where they are, for people.
+    places steps, kills them and finds lost nodes; this class only notices that a step has ended.
     """
 
     def __init__(self, places: Sequence[Place], study: Message, *, logs: Path, words: str) -> None:
@@ -145,7 +134,7 @@ class Processes:
     def begin(self, lane: str, message: Message) -> None:
         """See `Engine`."""
         process = self._lanes[lane].process
-        if process is not None:  # one that has just ended says so by itself
+        if process is not None:  # otherwise its `left` is on the way
             process.send(message)
 
     def news(self, wait_s: float) -> list[Told]:
@@ -168,9 +157,9 @@ class Processes:
         return said
 
     def give_up(self, lane: str, why: str, *, for_good: bool = False) -> None:
-        """See `Engine`: unless it is for good it is started again, for its machine may be well."""
+        """See `Engine`; unless `for_good` the lane is started again, for its machine may be well."""
         self._end(lane, self._lanes[lane], why)
-        if for_good:  # else it would pass for a lane that is there when all others are gone
+        if for_good:  # not set by `_end`, and `news` fails only when all lanes are given up
             self._lanes[lane].is_given_up = True
 
     def close(self) -> None:
@@ -178,7 +167,7 @@ class Processes:
         for lane in self._lanes.values():
             lane.is_given_up = True
             _begin_ending(lane)
-        for lane in self._lanes.values():  # all at once: each is waited for while the others end, too
+        for lane in self._lanes.values():  # they end side by side
             if lane.ending is not None:
                 lane.ending.join()
 
@@ -222,7 +211,7 @@ class Processes:
                 self._take(name, lane, message)
 
     def _take(self, name: str, lane: _Lane, message: Message) -> None:
-        """Passes on a message of a lane's program; the first one means that the lane has joined."""
+        """Passes on a message from a lane's program; the first one means that the lane has joined."""
         if not lane.has_joined:
             lane.has_joined = True
             place = lane.place
@@ -240,7 +229,7 @@ class Processes:
 
 
 def _begin_ending(lane: _Lane) -> None:
-    """Ends a lane's process in a thread: one on a node that is gone takes its time."""
+    """Ends a lane's process in a thread: on a lost node that takes long."""
     if lane.process is not None:
         lane.ending = threading.Thread(target=_end_all, args=(lane.process, lane.step, lane.place.env), name="ending")
         lane.ending.start()
@@ -248,26 +237,20 @@ def _begin_ending(lane: _Lane) -> None:
 
 
 def _end_all(process: GuardedProcess, step: str | None, env: Mapping[str, str]) -> None:
-    """Ends a process and all below it; a SLURM step that does not notice is cancelled."""
+    """Ends a process and all below it; cancels its SLURM step if the guard did not confirm the end."""
     process.close(PATIENCE_S)
     if step is not None and (process.end is None or "stopped" not in process.end):
         end_slurm_step(step, env)
 
 
 def lanes_here(groups: Sequence[Sequence[str]], host: str) -> list[Place]:
-    """A lane of this machine for each group of device ids."""
+    """Places a lane on each group of device ids of this machine."""
     env = _lane_environment()
     return [Place(name=_lane_name(group), host=host, env=env, devices=len(group), ids=tuple(group)) for group in groups]
 
 
 def lanes_on_nodes(nodes: Sequence[str], *, devices: int | None, extra: Sequence[str] = ()) -> list[Place]:
-    """A lane on each of some nodes of this SLURM job.
-
-    Args:
-        nodes: Their names, which are the lanes'.
-        devices: GPUs of each; None if that is not known.
-        extra: More arguments for each ``srun``.
-    """
+    """Places a lane on each of some nodes of this SLURM job; `devices` are GPUs of each, `extra` goes to ``srun``."""
     client = slurm_client_environment(caller_environment())
     env = {n: v for n, v in _lane_environment().items() if n not in SET_BY_NODE}
     return [
@@ -280,11 +263,9 @@ def lanes_on_nodes(nodes: Sequence[str], *, devices: int | None, extra: Sequence
 
 
 def lanes_of_groups(groups: Sequence[Sequence[str]], *, devices: int | None) -> list[Place]:
-    """A lane for each group of nodes of this SLURM job: its program runs here, its trials' ranks on the nodes.
+    """Places a lane on each group of nodes of this SLURM job: its program runs here, its trials' ranks on the nodes.
 
-    Args:
-        groups: Names of nodes; the first of each is the lane's.
-        devices: GPUs of each group; None if that is not known.
+    The first node of a group names the lane; `devices` are the GPUs of each group.
     """
     env = _lane_environment()
     return [Place(name=g[0], host=g[0], env={**env, NODES_VARIABLE: ",".join(g)}, devices=devices) for g in groups]

@@ -1,7 +1,7 @@
-"""A study as a SLURM job: what is asked for, what would not work, the batch script, and its submission.
+"""Submits a study as a SLURM job: checks the request, writes the batch script, and submits it.
 
-The script is plain bash that a person can read, change and submit by hand. It calls one driver, which places its lanes
-on the job's nodes, passes the warning of the time limit on, and puts the job back into the queue if that was asked for.
+The script is plain bash that a person can read, change and submit by hand. It starts one driver, which places its lanes
+on the job's nodes, passes on the warning of the time limit, and requeues the job if that was requested.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 import jinja2
 
 from autotune.machine.environment import caller_environment
-from autotune.machine.slurm import ask_slurm, inside_slurm_job, slurm_client_environment, slurm_partitions
+from autotune.machine.slurm import ask_slurm, has_slurm, slurm_client_environment, slurm_partitions
 from autotune.model.errors import STOPPED, LaunchError, StudyFileError, close_matches
 from autotune.model.redaction import redact_text
 from autotune.model.spec import StudySpec
@@ -26,25 +26,24 @@ from autotune.model.units import format_seconds, parse_duration
 LONGEST_GRACE_S = 65_535
 MOST_REQUEUES = 100
 STORAGE_VARIABLE = "AUTOTUNE_STORAGE"
-"""Through which a job gets the URL of its storage: it may hold a password, and a script is a file."""
+"""Variable that gives a job the URL of its storage, which may hold a password and so must not be in the script."""
 
 _SLURM_TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRequest:
-    """What is asked of the cluster.
+    """Resources and options of a SLURM job.
 
     Attributes:
-        nodes: Nodes in all.
-        gpus_per_node: GPUs of each node; None asks for none.
+        gpus_per_node: None requests none.
         time_s: Longest wall time, seconds.
-        grace_s: How long before its end the job is told to stop, seconds.
-        requeue: Put a job that was stopped before its end back into the queue.
-        exclusive: Share the nodes with no other job: its noise would be in every measurement.
-        sbatch: More options for sbatch, as they are.
+        grace_s: Seconds before its end at which the job is asked to stop.
+        requeue: Puts a job that was stopped before its end back into the queue.
+        exclusive: Shares the nodes with no other job, whose noise would be in every measurement.
+        sbatch: More options for sbatch.
         srun: More arguments for every srun.
-        setup: Lines of bash that come before the driver, ``module load cuda``; the first that fails ends the job.
+        setup: Lines of bash before the driver, such as ``module load cuda``; the first that fails ends the job.
     """
 
     partition: str | None
@@ -62,7 +61,7 @@ class JobRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """How the driver is called on a node: interpreter, absolute paths, and options of `run`."""
+    """The driver's call on a node: interpreter, absolute paths, and options of `run`."""
 
     python: str
     study: Path
@@ -71,26 +70,26 @@ class Program:
 
     @property
     def command(self) -> list[str]:
-        """The driver's command."""
+        """The driver's command line."""
         run = [self.python, "-m", "autotune", "run", str(self.study), "--run-dir", str(self.run_dir)]
         return [*run, *self.options]
 
     @property
     def script(self) -> Path:
-        """Where the batch script lies: beside the run directory, which holds nothing but the run."""
+        """Path of the batch script: beside the run directory, which holds nothing but the run."""
         return self.run_dir.with_name(f"{self.run_dir.name}.sbatch")
 
     @property
     def log(self) -> str:
-        """The job's log file beside the run directory, as SLURM takes it: it fills in the job's number."""
+        """The job's log file beside the run directory, as a pattern of SLURM, which fills in the job's number."""
         return f"{str(self.run_dir).replace('%', '%%')}.slurm-%j.log"
 
 
 def parse_time(text: str) -> float:
-    """Seconds in ``8h``, ``90m``, or SLURM's own ``HH:MM:SS`` and ``D-HH[:MM[:SS]]``.
+    """Parses ``8h``, ``90m``, or SLURM's own ``HH:MM:SS`` and ``D-HH[:MM[:SS]]`` to seconds.
 
     Raises:
-        StudyFileError: If it is none of them; a plain number says no unit, and SLURM's is not everybody's.
+        StudyFileError: If it is none of them; a number without a unit is refused, for SLURM alone takes it as minutes.
     """
     found = _SLURM_TIME.fullmatch(text.strip())
     try:
@@ -111,7 +110,7 @@ def parse_time(text: str) -> float:
 
 
 def format_time(seconds: float) -> str:
-    """Seconds in SLURM's ``D-HH:MM:SS``, rounded up to whole ones."""
+    """Formats seconds as SLURM's ``D-HH:MM:SS``, rounded up."""
     whole = int(-(-seconds // 1))
     days, rest = divmod(whole, 86_400)
     return f"{days}-{rest // 3600:02d}:{rest % 3600 // 60:02d}:{rest % 60:02d}"
@@ -156,7 +155,7 @@ def check_request(spec: StudySpec, request: JobRequest) -> None:
 
 
 def idle_gpus(spec: StudySpec, request: JobRequest) -> str | None:
-    """A warning of GPUs that would be paid for and never used; None where all are."""
+    """Formats a warning of GPUs that would be paid for and never used; None if all are used."""
     device, given = spec.device, request.nodes * (request.gpus_per_node or 0)
     of_group = (request.gpus_per_node or 0) * device.node_count
     of_trial = min(device.count or of_group, of_group) if device.platform == "cuda" else 0
@@ -173,7 +172,7 @@ def idle_gpus(spec: StudySpec, request: JobRequest) -> str | None:
 
 
 def estimate(request: JobRequest) -> str:
-    """What the job takes at most: GPU-hours, or hours of nodes where no GPU is asked for."""
+    """Formats the most that the job costs: GPU-hours, or node-hours if it requests no GPU."""
     hours = request.nodes * (request.gpus_per_node or 1) * request.time_s / 3600
     what, gpus = "node-hours", ""
     if request.gpus_per_node:
@@ -186,11 +185,10 @@ def estimate(request: JobRequest) -> str:
 
 
 def render_script(spec: StudySpec, request: JobRequest, program: Program, *, with_storage: bool) -> str:
-    """The batch script.
+    """Renders the batch script.
 
     Raises:
-        StudyFileError: If the study does not fit the job, or a path, option or set-up line holds what a batch script
-            cannot.
+        StudyFileError: If the study does not fit the job, or a path, option or set-up line cannot be in a batch script.
     """
     check_request(spec, request)
     _check_setup(request.setup)
@@ -215,11 +213,7 @@ def render_script(spec: StudySpec, request: JobRequest, program: Program, *, wit
 
 
 def _check_setup(lines: Sequence[str]) -> None:
-    """Refuses set-up lines that would break the script, or that it must not hold.
-
-    Raises:
-        StudyFileError: If they are no bash, or one has the shape of a secret.
-    """
+    """Refuses set-up lines that are not bash, or that look like a secret."""
     text = "\n".join(lines)
     if secret := [line for line in lines if redact_text(line) != line]:
         raise StudyFileError(
@@ -237,7 +231,7 @@ def _check_setup(lines: Sequence[str]) -> None:
 
 
 def _directive(option: str) -> str:
-    """One option as sbatch reads it from a script."""
+    """Quotes one option as sbatch reads it from a script."""
     if re.fullmatch(r"[A-Za-z0-9_@%+=:,./\[\]-]+", option):
         return option
     if any(c in '"\\' or not c.isprintable() for c in option):
@@ -253,12 +247,8 @@ def _directive(option: str) -> str:
 
 
 def _refuse_hopeless(request: JobRequest, env: Mapping[str, str]) -> None:
-    """Refuses what this cluster accepts but would never start.
-
-    Raises:
-        LaunchError: If SLURM is not here, does not answer, or has no such partition, nodes or time.
-    """
-    if not inside_slurm_job():
+    """Refuses jobs that this cluster would accept but never start."""
+    if not has_slurm():
         raise LaunchError(
             "a job must be submitted where SLURM is but there is no sbatch on this machine; call this on a login node, "
             "or show the script with --dry-run"
@@ -285,23 +275,21 @@ def _refuse_hopeless(request: JobRequest, env: Mapping[str, str]) -> None:
 
 
 def submit_script(request: JobRequest, program: Program, script: str, *, storage: str | None) -> str:
-    """Writes the script and submits it; gives the job's number.
+    """Writes the script and submits it; returns the job's number.
 
     Args:
-        request: What is asked of the cluster.
-        program: Says where the script lies.
         script: See `render_script`.
-        storage: URL of the Optuna storage to keep the study in; it goes through the environment.
+        storage: URL of the study's Optuna storage, passed through the environment.
 
     Raises:
-        LaunchError: If SLURM refuses it, or would never start it; then no script is left behind.
+        LaunchError: If SLURM refuses the job, or would never start it; no script is left behind.
     """
     env = {**caller_environment(), **({} if storage is None else {STORAGE_VARIABLE: storage})}
     _refuse_hopeless(request, env)
     program.script.parent.mkdir(parents=True, exist_ok=True)
     program.script.write_text(script, encoding="utf-8")
     try:
-        # The caller's own job, if it is inside one, must not shape the new one.
+        # Variables of the caller's own job must not shape the new one.
         said = ask_slurm(["sbatch", "--parsable", str(program.script)], slurm_client_environment(env))
     except LaunchError:
         program.script.unlink()

@@ -1,1 +1,1 @@
-"""What this machine is: its environment, devices, versions, energy, and SLURM."""
+"""This machine: environment variables, devices, versions, telemetry, files, and SLURM's commands."""

@@ -1,4 +1,4 @@
-"""A child process that takes and gives JSON objects, one a line, by its stdin and stdout."""
+"""A child process that exchanges JSON objects, one a line, over its stdin and stdout."""
 
 from __future__ import annotations
 
@@ -16,20 +16,18 @@ from autotune.model.clock import Stopwatch
 
 LOOK_EVERY_S = 1.0
 LONGEST_LINE = 4_000_000
-"""Bytes of an unfinished message after which it is given up."""
+"""Bytes of an unfinished message after which it is dropped."""
 
 
 class ChildProcess:
     """One child in a session of its own, which never blocks its parent without a limit.
 
     Args:
-        command: What to run.
-        env: Its whole environment.
-        errors: Where its stderr goes: an open file, or a number as `subprocess` takes it.
-        cwd: Folder to run in; default: this process's.
+        env: The whole environment, not additions to the parent's.
+        errors: Target of stderr: an open file, or a number as `subprocess` takes it.
 
     Attributes:
-        is_over: Whether its stdout has ended, as far as was read.
+        is_over: Whether its stdout has been read to its end.
 
     Raises:
         OSError: If it cannot be started.
@@ -60,19 +58,19 @@ class ChildProcess:
         return self._process.poll() is None
 
     def describe_end(self) -> str:
-        """How the process ended, as a clause of a message."""
+        """Formats how the process ended, as a clause of a message."""
         status = self._process.poll()
         if status is None:
             return "did not"
         return f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Sends one message; a broken pipe is noticed by the next receive."""
+        """Sends one message; the next receive notices a broken pipe."""
         with contextlib.suppress(OSError, ValueError):  # a pipe that broke, or was closed by `abort`
             self._in.write(json.dumps(message).encode() + b"\n")
 
     def receive(self) -> list[dict[str, Any]]:
-        """Messages that have come, without waiting; other lines are ignored."""
+        """Returns the messages that have come, without waiting; ignores other lines."""
         with contextlib.suppress(BlockingIOError):
             while data := os.read(self._out.fileno(), 1 << 16):
                 self._buffer += data
@@ -83,8 +81,8 @@ class ChildProcess:
         return [message for message in map(_parse, lines) if message is not None]
 
     def messages(self, limit_s: float) -> Iterator[dict[str, Any]]:
-        """Messages as they come, until the child's stdout ends or `limit_s` seconds have passed."""
-        watch = Stopwatch()  # both are suspended with their job: that time is not the child's
+        """Yields messages as they come, until the child's stdout ends or `limit_s` seconds have passed."""
+        watch = Stopwatch()  # does not count the time for which both are suspended with their job
         while not self.is_over and (remaining := limit_s - watch.session_s) > 0:
             select.select([self._out], [], [], min(remaining, LOOK_EVERY_S))
             yield from self.receive()
@@ -99,7 +97,7 @@ class ChildProcess:
         self.abort()
         deadline = time.monotonic() + patience_s
         for _ in self.messages(patience_s):
-            continue  # a child that says good-bye must not block on a full pipe
+            continue  # the child's last messages must not block on a full pipe
         try:
             self._process.wait(timeout=max(0.1, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:

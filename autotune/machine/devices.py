@@ -1,4 +1,4 @@
-"""Devices of a study: named, restricted to, and reserved against other studies on this machine."""
+"""Parses device lists, restricts a process to devices, and reserves them against other studies on this machine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _DEVICE = re.compile(r"[A-Za-z0-9][A-Za-z0-9/_-]*")
 
 
 def parse_devices(text: str) -> tuple[str, ...]:
-    """Device ids from a list such as ``0,1`` or ``4-7``; ids of NVIDIA's UUID form stay as they are.
+    """Parses a list of device ids such as ``0,1`` or ``4-7``; ids of NVIDIA's UUID form stay as they are.
 
     Raises:
         StudyFileError: If the list is malformed or names a device twice.
@@ -38,7 +38,7 @@ def parse_devices(text: str) -> tuple[str, ...]:
 
 
 def restrict_devices(platform_name: str, devices: Sequence[str]) -> None:
-    """Restricts this process and its children to some devices: GPUs by their ids, or cores of the CPU.
+    """Restricts this process and its children to some GPUs (by CUDA_VISIBLE_DEVICES) or cores of the CPU.
 
     Raises:
         LaunchError: If this machine does not have those cores.
@@ -57,11 +57,7 @@ def restrict_devices(platform_name: str, devices: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def reserve_devices(kind: str, devices: Sequence[str]) -> Iterator[None]:
-    """Reserves some devices of this machine against every other study of this user.
-
-    Args:
-        kind: ``cuda`` or ``cpu``.
-        devices: Ids as `parse_devices` gives them.
+    """Reserves devices of this machine against every other study of this user; `kind` is ``cuda`` or ``cpu``.
 
     Raises:
         LaunchError: If another study has one of them, or the folder of locks is not safe.
@@ -96,12 +92,10 @@ def _lock_path() -> Path:
 
 
 def _lock_folder() -> Path:
-    """The folder of locks, made if it is missing.
+    """Makes the folder of locks if it is missing.
 
-    Everybody may write the folder around it. Nobody else can replace one that is this user's alone.
-
-    Raises:
-        LaunchError: If it is a link, another user's, or open to others: they could hold or free this user's devices.
+    Everybody may write the temporary folder, so a link, another user's folder or one open to others is refused: whoever
+    made it could hold or free this user's devices.
     """
     path = _lock_path()
     try:

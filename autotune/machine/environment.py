@@ -1,6 +1,6 @@
-"""The environment of a child process; the only reader of `os.environ`.
+"""Environments of child processes; the only reader of `os.environ`.
 
-A worker gets the caller's environment, less everything that steers performance, plus exactly the settings under
+A worker gets the caller's environment without everything that steers performance, plus exactly the settings under
 trial: what a user sources from an exported file is what was measured. Only allow-listed variables are ever stored.
 """
 
@@ -25,18 +25,18 @@ STEERING = re.compile(
     r"|CUDA_DEVICE_MAX_CONNECTIONS|OMP_NUM_THREADS|OMP_PROC_BIND|OMP_PLACES|MKL_NUM_THREADS|OPENBLAS_NUM_THREADS"
     r"|MALLOC_[A-Z_]+|GLIBC_TUNABLES|LD_PRELOAD"
 )
-"""Variables that change speed or results: taken out of the caller's environment before settings go in.
+"""Variables that change speed or results, removed from the caller's environment before settings go in.
 
 Variables that describe a site (`NCCL_SOCKET_IFNAME`, `CUDA_VISIBLE_DEVICES`, coordinator addresses ...) stay."""
 
 PLATFORMS = {"cuda": "cuda,cpu"}
-"""JAX_PLATFORMS where that is more than the platform itself: host callbacks of a program on GPUs need the CPU, too."""
+"""JAX_PLATFORMS of a platform, where it is more than its name: host callbacks of GPU programs need the CPU, too."""
 
 _NOT_FOR_TRIALS = re.compile(
     r"AUTOTUNE_STORAGE|SLURM_(PROCID|LOCALID|NODEID|GTIDS|NTASKS.*|NPROCS|STEP.*|TASK.*|SRUN_.*|LAUNCH_NODE.*|CPU_BIND.*|MPI_TYPE)"
     r"|PMI_.*|PMIX_.*"
 )
-"""Variables that trials do not get: those of the caller's own SLURM or MPI task, which JAX would take for the trial's,
+"""Variables that trials do not get: those of the caller's own SLURM or MPI task, which JAX would read as the trial's,
 and the URL of the Optuna storage, which may hold a password."""
 
 _STORED = re.compile(
@@ -46,12 +46,12 @@ _STORED = re.compile(
 
 
 def caller_environment() -> dict[str, str]:
-    """A copy of the environment in which the command was called."""
+    """Copies this process's environment."""
     return dict(os.environ)
 
 
 def steering_settings(environment: Mapping[str, str]) -> FlagSet:
-    """The settings of an environment that steer XLA, JAX, NCCL or the allocator: XLA_FLAGS taken apart, the rest whole.
+    """Returns the settings of an environment that steer XLA, JAX, NCCL or the allocator; XLA_FLAGS is split into flags.
 
     Raises:
         SettingError: If XLA_FLAGS is not of the form that XLA parses.
@@ -64,20 +64,19 @@ def steering_settings(environment: Mapping[str, str]) -> FlagSet:
 def child_environment(
     base: Mapping[str, str], settings: FlagSet, *, platform_name: str, virtual_devices: int | None = None
 ) -> dict[str, str]:
-    """The whole environment of a worker: the caller's, less what steers, plus exactly `settings`.
+    """Returns a worker's whole environment: `base` without what steers performance, plus exactly `settings`.
 
     Args:
-        base: The caller's environment.
-        settings: The settings under trial, baseline merged in.
-        platform_name: ``cpu`` or ``cuda``; JAX_PLATFORMS follows from it.
-        virtual_devices: On CPU, how many devices JAX shall make.
+        settings: The settings under trial, merged with the baseline.
+        platform_name: ``cpu`` or ``cuda``; sets JAX_PLATFORMS.
+        virtual_devices: Number of CPU devices that JAX makes.
     """
     env = {n: v for n, v in base.items() if not STEERING.fullmatch(n) and not _NOT_FOR_TRIALS.fullmatch(n)}
     env["JAX_PLATFORMS"] = PLATFORMS.get(platform_name, platform_name)
     if virtual_devices is not None:
         env["JAX_NUM_CPU_DEVICES"] = str(virtual_devices)
-    # One shared cache would let one trial's compilation or autotuning reach another: its key ignores
-    # NCCL_*, CUDA_* and memory variables.
+    # A shared cache would hand one trial's compilation or autotuning to another: its key ignores NCCL_*, CUDA_* and
+    # memory variables.
     env["JAX_ENABLE_COMPILATION_CACHE"] = "false"
     env["PYTHONUNBUFFERED"] = "1"
     env.update(settings.to_environment())
@@ -85,42 +84,39 @@ def child_environment(
 
 
 def let_import_packages(env: dict[str, str]) -> None:
-    """Lets a child with this environment import these packages from a checkout; if installed, its Python has them."""
+    """Puts the folder of these packages on a child's PYTHONPATH, unless they are installed."""
     root = Path(__file__).resolve().parents[2]
     if root.name != "site-packages":
         env["PYTHONPATH"] = os.pathsep.join([str(root), *filter(None, [env.get("PYTHONPATH")])])
 
 
 def storable(environment: Mapping[str, str]) -> dict[str, str]:
-    """The part of an environment that may be kept in a run directory: an allow-list, so secrets never are."""
+    """Returns the allow-listed part of an environment that may be kept in a run directory; secrets are never in it."""
     return {n: v for n, v in sorted(environment.items()) if _STORED.fullmatch(n)}
 
 
 def reproduction_environment(settings: FlagSet, *, platform_name: str, virtual_devices: int | None) -> dict[str, str]:
-    """What a person sets by hand to run under `settings` as a worker does."""
-    empty: dict[str, str] = {}
-    env = child_environment(empty, settings, platform_name=platform_name, virtual_devices=virtual_devices)
+    """Returns the variables that a person sets by hand to run under `settings` as a worker does."""
+    env = child_environment({}, settings, platform_name=platform_name, virtual_devices=virtual_devices)
     env.pop("PYTHONUNBUFFERED")
     return env
 
 
 def driver_python() -> str:
-    """The interpreter that workers run under."""
+    """Returns the interpreter that workers run under."""
     return sys.executable
 
 
 def merge_for_exec(
     own: Mapping[str, str], settings: FlagSet, *, prefer: str | None
 ) -> tuple[dict[str, str], list[str]]:
-    """Merges a winner into a caller's environment, for `autotune exec`.
+    """Merges a winner into the caller's environment `own`, for `autotune exec`.
 
     Args:
-        own: The caller's environment.
-        settings: The winner.
-        prefer: Which side wins where both set one setting to different values: ``winner``, ``mine`` or None.
+        prefer: Side that wins where both set one setting to different values: ``winner``, ``mine`` or None.
 
     Returns:
-        The merged environment, and one line for each setting that was merged.
+        The merged environment, and one line for each merged setting.
 
     Raises:
         SettingError: If both sides set one setting differently and `prefer` is None.
@@ -146,11 +142,11 @@ def merge_for_exec(
 
 
 def variables_of(names: Iterable[str]) -> list[str]:
-    """The environment variables through which settings travel, each once."""
+    """Returns the environment variables that carry these settings."""
     return sorted({{"xla": "XLA_FLAGS", "jax": n.upper()}.get(kind_of(n), n) for n in names if kind_of(n) != "option"})
 
 
 def default_cache_dir(environment: Mapping[str, str]) -> Path:
-    """``$XDG_CACHE_HOME/autotune``, or ``~/.cache/autotune``."""
+    """Returns ``$XDG_CACHE_HOME/autotune``, or ``~/.cache/autotune``."""
     root = environment.get("XDG_CACHE_HOME", "")
     return (Path(root) if root else Path.home() / ".cache") / "autotune"

@@ -1,4 +1,4 @@
-"""Files that survive a power cut whole or not at all, and scratch folders that go with their process."""
+"""Writes files atomically and durably, and makes scratch folders that are removed with their process."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import time
 from pathlib import Path
 
 COMPILES, LANE = "autotune-screen-", "autotune-held-"
-"""Prefixes of scratch folders: of compilations, and of lanes."""
+"""Prefixes of scratch folders."""
 
 _YOUNG_S = 60.0
-"""Age below which an unlocked folder may be one whose owner is about to lock it."""
+"""Age below which the owner of an unlocked folder may be about to lock it."""
 
 
 def like_folder(folder: Path) -> int:
-    """Mode of a new file: who may not enter its folder may not read it, wherever it is moved.
+    """Returns the mode of a new file: users who may not enter its folder may not read it, wherever it is moved.
 
     Raises:
         OSError: If there is no such folder.
@@ -29,15 +29,15 @@ def like_folder(folder: Path) -> int:
 
 
 def replace_file(path: Path, content: str | bytes) -> None:
-    """Writes a file whole or not at all (temporary name beside it, sync, rename); its folder is made if it is missing.
+    """Writes a file atomically (temporary name beside it, sync, rename), and makes its folder if it is missing.
 
-    When this returns the file is on disk, under its name. A symbolic link in its place is replaced, not followed.
+    On return the file is on disk under its name. A symbolic link in its place is replaced, not followed.
 
     Raises:
-        OSError: If it cannot be written; what was there before still is.
+        OSError: If it cannot be written; the old file is unchanged.
     """
     data = content.encode() if isinstance(content, str) else content
-    # Workers on two machines may have one process number.
+    # A process number would not do: workers on two machines may share one.
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         make_folder(path.parent)
@@ -55,11 +55,10 @@ def replace_file(path: Path, content: str | bytes) -> None:
 
 
 def make_folder(path: Path, *, mode: int = 0o777) -> None:
-    """Makes a folder and what is missing above it, and waits until their names are on disk.
+    """Makes a folder and its missing parents, and waits until their names are on disk.
 
     Args:
-        path: An existing folder keeps its mode.
-        mode: Mode of a new folder, not of those above it.
+        mode: Mode of a new folder; not of an existing one, nor of parents.
 
     Raises:
         OSError: If it cannot be made.
@@ -72,7 +71,7 @@ def make_folder(path: Path, *, mode: int = 0o777) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Waits until the names in a folder are on disk: a synced file without its name is lost by a power cut.
+    """Waits until the names in a folder are on disk: a power cut loses a synced file whose name is not.
 
     Raises:
         OSError: If the disk fails.
@@ -97,10 +96,6 @@ class Scratch:
     """A temporary folder of this user alone, locked as long as this process lives.
 
     Folders of the same prefix that killed processes left are removed first: the kernel has freed their locks.
-
-    Args:
-        prefix: Of its name.
-        root: Where to make it; default: the system's folder for temporary files.
     """
 
     def __init__(self, prefix: str, root: Path | None = None) -> None:
@@ -111,7 +106,7 @@ class Scratch:
         fcntl.flock(self._descriptor, fcntl.LOCK_EX)
 
     def close(self) -> None:
-        """Removes the folder; a second time does nothing."""
+        """Removes the folder; safe to call twice."""
         if self._descriptor < 0:
             return
         shutil.rmtree(self.path, ignore_errors=True)
@@ -120,7 +115,7 @@ class Scratch:
 
 
 def sweep(root: Path, prefix: str) -> list[Path]:
-    """Removes folders that killed processes of this user left; what is a link, young, or locked stays."""
+    """Removes folders that killed processes of this user left; links, young folders and locked ones stay."""
     removed = []
     for path in root.glob(f"{prefix}*"):
         try:

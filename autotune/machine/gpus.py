@@ -1,4 +1,4 @@
-"""GPUs of this machine: which there are (nvidia-smi), and what programs are compiled for (NVML)."""
+"""Lists the GPUs of this machine (nvidia-smi) and the properties that XLA compiles for (NVML)."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from autotune.child.gpus import VISIBLE, load_nvml, named_devices, visible_devic
 from autotune.child.gpus import ask as ask_nvml
 
 Runner = Callable[[Sequence[str]], str]
-"""Runs a program and gives its output; an empty text if it is missing, fails or hangs."""
+"""Runs a program and returns its output; an empty text if it is missing, fails or hangs."""
 
 _QUERY = ("index", "uuid", "name", "memory.total", "memory.used", "driver_version", "compute_cap", "utilization.gpu")
 _MOST_NVLINKS = 36
-_ANSWER_LIMIT_S = 30.0  # without a daemon that keeps it loaded the driver is started anew, GPU by GPU
+_ANSWER_LIMIT_S = 30.0  # without a persistence daemon the driver starts anew, GPU by GPU
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """One GPU, as nvidia-smi shows it; 0 or None for figures that it does not give."""
+    """One GPU as nvidia-smi shows it; 0 or None for missing figures."""
 
     index: int
     uuid: str
@@ -36,7 +36,7 @@ class Gpu:
 
 
 def run_program(command: Sequence[str]) -> str:
-    """Runs a program for some time at most; see `Runner`."""
+    """Runs a program with a time limit; see `Runner`."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_ANSWER_LIMIT_S, check=True)
     except (OSError, subprocess.SubprocessError):
@@ -45,7 +45,7 @@ def run_program(command: Sequence[str]) -> str:
 
 
 def find_gpus(run: Runner = run_program) -> tuple[Gpu, ...]:
-    """All GPUs of this machine, those included that this process may not use; none without nvidia-smi."""
+    """Lists all GPUs of this machine, even those that this process may not use; none without nvidia-smi."""
     gpus = []
     for line in run(["nvidia-smi", f"--query-gpu={','.join(_QUERY)}", "--format=csv,noheader,nounits"]).splitlines():
         cells = [c.strip() for c in line.split(",")]
@@ -66,19 +66,14 @@ def find_gpus(run: Runner = run_program) -> tuple[Gpu, ...]:
     return tuple(gpus)
 
 
-def gpu_topology(run: Runner = run_program) -> str:
-    """How the GPUs are connected, as ``nvidia-smi topo -m`` shows it; empty without nvidia-smi."""
-    return run(["nvidia-smi", "topo", "-m"]).rstrip()
-
-
 def visible_gpus(environment: Mapping[str, str]) -> tuple[Gpu, ...]:
-    """The GPUs that a process with this environment would see, in its order."""
+    """Lists the GPUs that a process with this environment sees, in its order."""
     gpus = {g.index: g for g in find_gpus()}
     return tuple(gpus[i] for i in named_devices({i: g.uuid for i, g in gpus.items()}, environment.get(VISIBLE)))
 
 
 def visible_gpu_ids(environment: Mapping[str, str]) -> str:
-    """Ids of the GPUs that a process with this environment may use, without asking them; empty if none is known of."""
+    """Returns the ids of the GPUs visible under this environment, without starting their driver; empty if unknown."""
     if (named := environment.get(VISIBLE)) is not None:
         return named
     with contextlib.suppress(OSError):
@@ -91,13 +86,13 @@ def visible_gpu_ids(environment: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuFacts:
-    """What XLA compiles for, of one GPU; None for what it does not tell.
+    """Properties of one GPU that XLA compiles for; None where NVML gives none.
 
     Attributes:
-        name: As JAX calls it, such as ``NVIDIA H200``.
+        name: JAX's device kind, such as ``NVIDIA H200``.
         compute_capability: Such as (9, 0).
         lanes: CUDA cores, of all multiprocessors.
-        memory_bytes: What programs may have: all, less what the driver keeps.
+        memory_bytes: Total memory without the driver's reserve.
         memory_bytes_per_s: From the memory's highest clock and the width of its bus.
         clock_ghz: Highest clock of the multiprocessors.
         nvlinks: Links that are up.
@@ -115,7 +110,7 @@ class GpuFacts:
 
 
 def gpu_facts(environment: Mapping[str, str], load: Callable[[], Any] = load_nvml) -> tuple[GpuFacts, ...]:
-    """The GPUs that a process with this environment would see, by NVML; none where that is silent or not installed."""
+    """Asks NVML for the GPUs that a process with this environment sees; none where it is silent or not installed."""
     nvml = load()
     return tuple(_facts(nvml, device.handle) for device in visible_devices(nvml, environment.get(VISIBLE)))
 

@@ -1,7 +1,4 @@
-"""This machine: processors, memory, versions of libraries, and what is recorded of it beside a result.
-
-Nothing that is recorded names a person.
-"""
+"""Processors, memory and library versions of this machine, and its provenance record, which names no person."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ _CGROUP_FILES = (
     ("memory.max", "memory.current"),
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
 )
-"""Limit and use of a container, in either version of control groups."""
+"""Limit and use of a container, in control groups of version 2 and 1."""
 
 _MEASURED = ("jax", "jaxlib", "flax", "optax", "optuna", "numpy", *CUDA_PLUGINS)
 _ANSWER_LIMIT_S = 120.0  # libraries of gigabytes, perhaps on a network disk
@@ -41,11 +38,7 @@ _ANSWER_LIMIT_S = 120.0  # libraries of gigabytes, perhaps on a network disk
 
 
 def describe_machine(environment: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """What is recorded of this machine beside a result.
-
-    Args:
-        environment: The caller's, of which only allow-listed variables are kept; default: this process's.
-    """
+    """Returns the provenance of a result: this machine, its versions, and allow-listed variables of `environment`."""
     gpus = find_gpus()
     return {
         "date": utc_now(),
@@ -64,7 +57,7 @@ def describe_machine(environment: Mapping[str, str] | None = None) -> dict[str, 
 
 
 def utc_now() -> str:
-    """The present time in UTC, to the second, ISO 8601."""
+    """Returns the time in UTC, to the second, ISO 8601."""
     return datetime.now(UTC).replace(microsecond=0).isoformat()
 
 
@@ -72,21 +65,19 @@ def utc_now() -> str:
 
 
 def processor_name() -> str:
-    """Model of this machine's processor."""
+    """Returns the model of this machine's processor."""
     found = re.search(r"^model name\s*:\s*(.+)$", _text(Path("/proc/cpuinfo")), re.MULTILINE)
     return found.group(1).strip() if found else platform.processor() or platform.machine()
 
 
 def spare_processors(device_count: int, *, usable: Iterable[int] | None = None, root: Path = Path("/")) -> set[int]:
-    """Processors for work beside a measurement: whole cores, at most half of them; none where all are needed.
+    """Returns processors for work beside a measurement: whole cores, at most half of them; none where all are needed.
 
-    Nothing is kept off them: but while they are busy, the kernel runs the measured processes on the others, of which at
-    least one for each device and one more are left.
+    The measured processes are not bound to the other cores: while these are busy the kernel moves them there. At least
+    one core for each device, whose host thread needs it, and one more are left.
 
     Args:
-        device_count: Devices that are measured, whose host threads need a core each.
         usable: Processors to choose from; default: those that this process may use.
-        root: Where the file system begins, for tests.
     """
     cores = _cores(sorted(usable if usable is not None else os.sched_getaffinity(0)), root)
     kept = max(math.ceil(len(cores) / 2), device_count + 1)
@@ -94,7 +85,7 @@ def spare_processors(device_count: int, *, usable: Iterable[int] | None = None, 
 
 
 def _cores(usable: list[int], root: Path) -> list[tuple[int, ...]]:
-    """The processors by core: two threads of one are no two processors. One that says nothing is a core."""
+    """Groups processors by core; a processor without topology is a core of its own."""
     found = {}
     for processor in usable:
         siblings = _numbers(root / f"sys/devices/system/cpu/cpu{processor}/topology/thread_siblings_list")
@@ -104,7 +95,7 @@ def _cores(usable: list[int], root: Path) -> list[tuple[int, ...]]:
 
 
 def _numbers(file: Path) -> set[int]:
-    """A list as the kernel writes it, such as ``0-3,8``; empty where there is none."""
+    """Parses a list of the kernel such as ``0-3,8``; empty where the file is missing."""
     found: set[int] = set()
     for part in filter(None, _text(file).split(",")):
         first, _, last = part.partition("-")
@@ -120,12 +111,12 @@ def _text(file: Path) -> str:
 
 
 def available_memory_bytes(cgroup: Path = CGROUP) -> int:
-    """Memory that is free, or would be if caches gave way; of a container no more than its limit leaves."""
+    """Returns the bytes of memory that are free or hold caches, in a container at most what its limit leaves."""
     free = int(psutil.virtual_memory().available)
     for limit, used in _CGROUP_FILES:
         try:
             left = int((cgroup / limit).read_text()) - int((cgroup / used).read_text())
-        except (OSError, ValueError):  # none is told, or it is "max"
+        except (OSError, ValueError):  # no such file, or "max"
             continue
         free = min(free, max(0, left))
     return free
@@ -136,7 +127,7 @@ def available_memory_bytes(cgroup: Path = CGROUP) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packages:
-    """Python's version, and versions and folders of the distributions that were asked for and are installed."""
+    """Python's version, and versions and folders of requested distributions that are installed."""
 
     python: str
     versions: Mapping[str, str]
@@ -156,12 +147,12 @@ def packages_of(
 
 
 def measured_versions() -> dict[str, str]:
-    """Versions of what decides how fast a step is, and of what measures it, as far as they are installed here."""
+    """Returns the installed versions of packages that decide or measure how fast a step is."""
     return installed_versions(_MEASURED)
 
 
 def cuda_plugin(versions: Mapping[str, str]) -> str | None:
-    """The CUDA plugin among some versions, such as ``jax-cuda12-plugin 0.10.2``; None without one."""
+    """Returns the CUDA plugin among some versions, such as ``jax-cuda12-plugin 0.10.2``; None without one."""
     return next((f"{name} {versions[name]}" for name in CUDA_PLUGINS if name in versions), None)
 
 
@@ -174,13 +165,12 @@ class RanOn:
 
 
 def would_run_on(environment: Mapping[str, str], count: int | None = None) -> RanOn:
-    """Libraries, driver, firmware and clocks that a process with this environment would run its steps on.
+    """Returns the libraries, driver, firmware and clocks that a workload in this environment would run on.
 
-    A process of its own loads the libraries that JAX would, and starts nothing on a GPU.
+    A child process loads the libraries that JAX would, and starts nothing on a GPU.
 
     Args:
-        environment: In which the workload would be started.
-        count: How many of the visible GPUs it uses; None is all.
+        count: Number of visible GPUs that the workload uses; None is all.
     """
     env = dict(environment)
     let_import_packages(env)

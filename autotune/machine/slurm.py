@@ -1,4 +1,4 @@
-"""SLURM's commands as functions, each with a time limit.
+"""Wraps SLURM's commands as functions with time limits.
 
 References:
     https://slurm.schedmd.com/srun.html
@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from autotune.model.errors import LaunchError
 
 ANSWER_LIMIT_S = 60.0
-"""Longest time for an answer of the controller; a busy one takes seconds."""
+"""Time limit for an answer of the controller; a busy one takes seconds."""
 
 TRIAL_STEP_LIMIT_S = 20.0
-"""Longest time in which a node that is alive starts an empty step."""
+"""Time limit within which a node that is alive starts an empty step."""
 
 _KEPT = re.compile(r"SLURM_(CONF|CONF_SERVER|JOB_ID|JOBID|JWT|WORKING_CLUSTER|CLUSTERS?|CLUSTER_NAME|DEBUG_FLAGS)")
 _OURS = re.compile(r"SLURM_.*|SLURMD_.*|SRUN_.*|PMI_.*|PMIX_.*")
@@ -28,24 +28,24 @@ _GONE = ("down", "fail", "unknown", "power", "reboot", "error", "future")
 
 
 class SlurmError(LaunchError):
-    """SLURM refuses something or does not answer."""
+    """SLURM refuses a command or does not answer."""
 
 
-def inside_slurm_job() -> bool:
+def has_slurm() -> bool:
     """Whether SLURM's commands are installed on this machine."""
     return shutil.which("srun") is not None and shutil.which("sbatch") is not None
 
 
 def slurm_client_environment(base: Mapping[str, str]) -> dict[str, str]:
-    """The caller's environment without SLURM's variables of the caller's own task, which ``srun`` reads as options."""
+    """Removes the SLURM variables of the caller's own task, which ``srun`` would read as options."""
     return {n: v for n, v in base.items() if not _OURS.fullmatch(n) or _KEPT.fullmatch(n)}
 
 
 def ask_slurm(command: Sequence[str], env: Mapping[str, str], *, limit_s: float = ANSWER_LIMIT_S) -> str:
-    """Output of one of SLURM's commands.
+    """Runs one of SLURM's commands and returns its output.
 
     Raises:
-        SlurmError: If it is not there, fails or takes too long; in its own words.
+        SlurmError: If it is missing, fails or takes too long; the message quotes its stderr.
     """
     try:
         done = subprocess.run(
@@ -69,7 +69,7 @@ def ask_slurm(command: Sequence[str], env: Mapping[str, str], *, limit_s: float 
 
 
 def slurm_hosts(node_list: str, env: Mapping[str, str]) -> tuple[str, ...]:
-    """Node names that a list in SLURM's notation stands for, such as ``gpu[01-04]``.
+    """Expands a node list of SLURM such as ``gpu[01-04]``.
 
     Raises:
         SlurmError: If SLURM cannot expand it.
@@ -78,7 +78,7 @@ def slurm_hosts(node_list: str, env: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def slurm_address(node: str, env: Mapping[str, str]) -> str:
-    """The address at which SLURM reaches a node; its name where there is none.
+    """Returns the address at which SLURM reaches a node; its name where there is none.
 
     Raises:
         SlurmError: If there is no such node, or the controller does not answer.
@@ -97,7 +97,7 @@ class Partition:
 
 
 def slurm_partitions(env: Mapping[str, str]) -> dict[str, Partition]:
-    """The partitions of this cluster by name.
+    """Returns the partitions of this cluster by name.
 
     Raises:
         SlurmError: If the controller does not answer.
@@ -111,7 +111,7 @@ def slurm_partitions(env: Mapping[str, str]) -> dict[str, Partition]:
 
 
 def _seconds(shown: str) -> float | None:
-    """A time as sinfo shows it, ``[[D-]HH:]MM:SS``; None for no limit."""
+    """Parses a time of sinfo, ``[[D-]HH:]MM:SS``; None for no limit."""
     found = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", shown)
     if found is None:
         return None
@@ -120,10 +120,10 @@ def _seconds(shown: str) -> float | None:
 
 
 def lost_slurm_nodes(nodes: Sequence[str], env: Mapping[str, str]) -> dict[str, str]:
-    """Nodes of this job that are gone, each with the reason; empty if all of them still start steps.
+    """Returns the nodes of this job that are gone, each with the reason; empty if all of them still start steps.
 
-    SLURM needs minutes to see that a node is silent, so each is given an empty step. That the job is over says nothing
-    about its nodes.
+    SLURM needs minutes to see that a node is silent, so each is given an empty step. A step refused because the job is
+    over says nothing about its node.
     """
     client = slurm_client_environment(env)
     found: dict[str, str] = {}
@@ -131,7 +131,7 @@ def lost_slurm_nodes(nodes: Sequence[str], env: Mapping[str, str]) -> dict[str, 
         try:
             state = ask_slurm(["sinfo", "-h", "-N", "-n", node, "-o", "%T"], client).split()
         except SlurmError:
-            break  # a controller that is away says nothing about nodes
+            break  # an unreachable controller says nothing about nodes
         if state and (state[0].startswith(_GONE) or state[0].endswith("*")):
             found[node] = f"SLURM calls it {state[0]}"
     alive = [n for n in nodes if n not in found]
@@ -150,13 +150,13 @@ def lost_slurm_nodes(nodes: Sequence[str], env: Mapping[str, str]) -> dict[str, 
 
 
 def end_slurm_step(step: str, env: Mapping[str, str]) -> None:
-    """Ends one step of this job whose ``srun`` is gone; one that is over is no error."""
+    """Kills one step of this job whose ``srun`` is gone; a finished step is no error."""
     with contextlib.suppress(SlurmError):
         ask_slurm(["scancel", "--signal=KILL", f"{env.get('SLURM_JOB_ID', '')}.{step}"], slurm_client_environment(env))
 
 
 def slurm_step_command(node: str, env: Mapping[str, str], *extra: str) -> list[str]:
-    """``srun`` for one process on one node of this job, beside whatever runs there already, with all of its GPUs."""
+    """Returns the ``srun`` command of one process on one node of this job, with all its GPUs, beside other steps."""
     return [
         "srun", f"--jobid={env.get('SLURM_JOB_ID', '')}", "--nodes=1", "--ntasks=1", f"--nodelist={node}", "--overlap",
         "--export=ALL", "--cpu-bind=none", "--mpi=none", *extra,

@@ -1,7 +1,7 @@
-"""Telemetry of the GPUs while blocks run, by NVML: clocks, power, throttling, energy, and other processes.
+"""NVML telemetry of the GPUs while blocks run: clocks, power, throttling, energy, and other processes.
 
-The process that waits for the measured one does the sampling: it takes neither Python's lock nor a processor from it,
-and watches both arms and programs of any kind in the same way. Without nvidia-ml-py or a driver nothing is recorded.
+The process that waits for the measured one takes the samples: it needs neither that one's interpreter lock nor its
+processor, and samples both arms of any program in the same way. Without nvidia-ml-py or a driver nothing is recorded.
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ from autotune.model.spec import StudySpec
 T = TypeVar("T")
 
 SAMPLE_EVERY_S = 0.25
-"""Seconds between two samples within a block: NVML's own figures of power are means over up to a second."""
+"""Seconds between samples within a block: NVML's figures of power are means over up to a second."""
 
 LOOK_EVERY_S = 1.0
-"""Shortest time between two searches for other processes, which go through all processes of this machine."""
+"""Shortest time between two searches for other processes, which list all processes of this machine."""
 
 PATIENCE_S = 5.0
-"""How long the last sample may take after the block's end: the driver of a dying GPU may never answer."""
+"""Time limit of the last sample after the block's end: the driver of a dying GPU may never answer."""
 
 LOWEST_PRIORITY = 19
 """Niceness of the sampling thread."""
 
 CLOCK_SPREAD = 0.05
-"""Share by which the clock may differ within one measurement before it is a warning."""
+"""Relative spread of the clock within one measurement above which a warning is given."""
 
 LEAST_SAMPLES = 5
-"""Samples of each GPU in each arm from which on a throttle reason without a counter is judged."""
+"""Samples of each GPU in each arm that are needed to judge a throttle reason without a counter."""
 
 TOO_FAST = 1.2
-"""Seconds counted in a second from which on a counter does not count nanoseconds of this GPU."""
+"""Counted seconds per second above which a counter does not count nanoseconds of this GPU."""
 
 NVML_SHORTEST_S = 2.0
-"""Shortest block whose energy NVML can tell, seconds: GPUs move their counter every 20 to 100 ms (PETSc's manual,
-PetscLogGpuEnergyMeter), so of a block of twenty such times at most a twentieth falls into the other arm's block."""
+"""Shortest block whose energy NVML can measure, seconds: GPUs update their counter every 20 to 100 ms (PETSc's manual,
+PetscLogGpuEnergyMeter), so at most a twentieth of such a block is counted in the other arm's block."""
 
-# nvml.h, nvmlClocksEventReasons (until driver 535: nvmlClocksThrottleReasons); chosen clocks are no throttling.
+# nvml.h, nvmlClocksEventReasons (until driver 535: nvmlClocksThrottleReasons); clocks set by a user are no throttling.
 _REASONS = {0x04: "sw_power_cap", 0x08: "hw_slowdown", 0x20: "sw_thermal", 0x40: "hw_thermal", 0x80: "power_brake"}
 
 # nvml.h, NVML_FI_DEV_*: nanoseconds of throttling since the driver was loaded. Older drivers lack some, MIG parts all.
@@ -61,7 +61,7 @@ _ARMS = ("reference", "candidate")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuSample:
-    """One sample of one GPU; None for what it does not tell.
+    """One sample of one GPU; None for missing figures.
 
     Attributes:
         throttled_by: Keys of `autotune.model.HELD_BACK`.
@@ -76,7 +76,7 @@ class GpuSample:
 
 @dataclass(frozen=True, slots=True)
 class Telemetry:
-    """Telemetry of one measurement: figures of each arm, and warnings in words."""
+    """Figures of each arm of one measurement, and warnings as sentences."""
 
     arms: Mapping[str, ArmOfGpus] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
@@ -87,9 +87,6 @@ class Telemetry:
         return GpusDuring(**self.arms) if len(self.arms) == len(_ARMS) else None
 
 
-NO_TELEMETRY = Telemetry()
-
-
 # ---------------------------------------------------------------------- one arm
 
 
@@ -98,8 +95,8 @@ class ArmWatch:
     """Samples and throttle counters over the blocks of one arm.
 
     Attributes:
-        counted_in: In how many blocks each GPU told each throttle counter.
-        counted_s: Sum of those counters, in seconds.
+        counted_in: Number of blocks with a reading of a GPU's throttle counter, by GPU and reason.
+        counted_s: Sum of those readings, in seconds.
     """
 
     seconds: float = 0.0
@@ -117,7 +114,7 @@ class ArmWatch:
         *,
         seconds: float,
     ) -> None:
-        """Adds a block: its samples, and the counters of each GPU before and after it."""
+        """Adds a block: its samples, and the counters (nanoseconds, by GPU and reason) before and after it."""
         self.seconds += seconds
         self.blocks += 1
         self.samples += samples
@@ -125,12 +122,12 @@ class ArmWatch:
         for index in before.keys() & after.keys():
             for reason in before[index].keys() & after[index].keys():
                 rise = after[index][reason] - before[index][reason]
-                if rise >= 0:  # one that fell began anew with its driver
+                if rise >= 0:  # a reloaded driver starts its counters anew
                     self.counted_in[index, reason] = self.counted_in.get((index, reason), 0) + 1
                     self.counted_s[index, reason] = self.counted_s.get((index, reason), 0.0) + rise / 1e9
 
     def throttled_s(self, index: int, reason: str) -> float | None:
-        """Seconds for which a GPU was throttled: by its counter, else by the share of samples; None if unknown."""
+        """Returns the seconds for which a GPU was throttled: by its counter, else by samples; None if unknown."""
         counted = self.counted_s.get((index, reason), 0.0)
         if self.blocks and self.counted_in.get((index, reason)) == self.blocks and counted <= TOO_FAST * self.seconds:
             return min(counted, self.seconds)
@@ -140,7 +137,7 @@ class ArmWatch:
         return self.seconds * sum(reason in s for s in seen) / len(seen)
 
     def figures(self, reasons: Sequence[str]) -> ArmOfGpus:
-        """Figures over all GPUs, with those throttle reasons that both arms know."""
+        """Sums up all GPUs, for the given throttle reasons."""
         by_gpu = [[s for s in self.samples if s.index == i] for i in sorted(self.indices)]
         clocks = [c for c in (_mean(s.clock_mhz for s in gpu) for gpu in by_gpu) if c is not None]
         powers = [p for p in (_mean(s.power_w for s in gpu) for gpu in by_gpu) if p is not None]
@@ -160,13 +157,7 @@ def _mean(values: Iterator[float | None]) -> float | None:
 
 
 def put_together(arms: Mapping[str, ArmWatch], others: Mapping[int, int], trouble: Sequence[str]) -> Telemetry:
-    """Telemetry of one measurement.
-
-    Args:
-        arms: By their names.
-        others: Of each GPU, the most processes of other people that were seen on it.
-        trouble: What else happened, in words.
-    """
+    """Sums up one measurement; `others` is the largest number of other processes seen on each GPU."""
     seen = {a: arms[a] for a in _ARMS if a in arms and arms[a].indices}
     watches = list(seen.values())
     indices = {i for w in watches for i in w.indices}
@@ -179,7 +170,7 @@ def put_together(arms: Mapping[str, ArmWatch], others: Mapping[int, int], troubl
 
 
 def _warnings_of(index: int, watches: Sequence[ArmWatch], others: int) -> list[str]:
-    """What was doubtful of one GPU, a sentence for each reason."""
+    """Formats what casts doubt on one GPU's figures, a sentence for each reason."""
     found = []
     seconds = sum(w.seconds for w in watches)
     samples = [s for w in watches for s in w.samples if s.index == index]
@@ -202,26 +193,24 @@ def _warnings_of(index: int, watches: Sequence[ArmWatch], others: int) -> list[s
 
 
 class Stuck(Exception):
-    """The last sample did not come back."""
+    """The last sample did not return."""
 
 
 @contextlib.contextmanager
 def sampling(sample: Callable[[], None], every_s: float, *, after_s: float = 0.0) -> Iterator[None]:
-    """Calls `sample` again and again, in a thread of the lowest priority, while the block of code runs.
+    """Calls `sample` every `every_s` seconds, in a thread of the lowest priority, while the block of code runs.
 
     Args:
-        sample: Takes one sample.
-        every_s: Seconds between two samples, and before the first.
-        after_s: Seconds besides, before the first.
+        after_s: Additional seconds before the first sample.
 
     Raises:
-        Stuck: If the last sample does not come back; its thread is left behind.
+        Stuck: If the last sample does not return; its thread is left behind.
     """
     stop = threading.Event()
 
     def run() -> None:
         with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)  # on Linux of this thread alone
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)  # on Linux this thread only
         ended = stop.wait(after_s)
         while not ended and not stop.wait(every_s):
             sample()
@@ -238,12 +227,12 @@ def sampling(sample: Callable[[], None], every_s: float, *, after_s: float = 0.0
 
 
 class GpuWatch:
-    """Watches the GPUs that a study uses.
+    """Samples the GPUs that a study uses.
 
     Args:
         nvml: The module ``pynvml``, or None where there is none.
         visible: The value of CUDA_VISIBLE_DEVICES, or None.
-        count: How many of them, the first ones, the study uses; None is all.
+        count: Number of GPUs, from the first; None is all.
     """
 
     def __init__(self, nvml: Any, visible: str | None, count: int | None = None) -> None:
@@ -255,9 +244,9 @@ class GpuWatch:
         self._next_s = 0.0
 
     def follow(self, uuids: Sequence[str]) -> None:
-        """Watches the GPUs that a process says it runs on from now on, if they are all of this machine.
+        """Watches the GPUs that a process reports to run on, if they are all of this machine.
 
-        CUDA_VISIBLE_DEVICES does not say it where a machine has different GPUs, for CUDA counts the fastest first.
+        CUDA_VISIBLE_DEVICES is no help on a machine with different GPUs, for CUDA numbers the fastest first.
         """
         found = first_of(visible_devices(self._nvml, ",".join(uuids)))
         if uuids and len(found) == len(set(uuids)) == len(self._devices):
@@ -265,11 +254,10 @@ class GpuWatch:
 
     @contextlib.contextmanager
     def block(self, arm: str, *, settle_s: float = 0.0) -> Iterator[None]:
-        """Watches one block of an arm while the caller waits for it.
+        """Watches one block of an arm (``reference`` or ``candidate``) while the caller waits for it.
 
         Args:
-            arm: ``reference`` or ``candidate``.
-            settle_s: Seconds at its begin in which clocks and power follow the switch: they are not sampled.
+            settle_s: Seconds at its begin that are not sampled, for clocks and power still follow the switch.
         """
         if not self._devices:
             yield
@@ -287,7 +275,7 @@ class GpuWatch:
         watch.add(samples, before, self._counters(), seconds=time.monotonic() - begun)
 
     def look(self) -> None:
-        """Looks for other processes on the GPUs, unless the last look is fresh."""
+        """Counts other processes on the GPUs, unless it was done less than `LOOK_EVERY_S` ago."""
         if time.monotonic() < self._next_s:
             return
         self._next_s = time.monotonic() + LOOK_EVERY_S
@@ -297,27 +285,27 @@ class GpuWatch:
             self._others[index] = max(self._others.get(index, 0), count)
 
     def take(self) -> Telemetry:
-        """Telemetry since the last call, over all blocks of both arms; nothing of it counts for the next call."""
+        """Returns the telemetry since the last call, over all blocks of both arms."""
         arms, others, trouble = self._arms, self._others, tuple(self._trouble)
         self._arms, self._others, self._trouble, self._next_s = {}, {}, {}, 0.0
         return put_together(arms, others, trouble)
 
     def energy_readers(self, count: int | None) -> list[Callable[[], float | None]]:
-        """Readers of the energy counters, in joules, of the first `count` GPUs (all, if None).
+        """Returns readers of the energy counters, in joules, of the first `count` GPUs (all, if None).
 
-        A reader gives None where the GPU or its driver has no such counter (before Volta; parts of a GPU under MIG).
+        A reader returns None where the GPU or its driver has no such counter (before Volta; parts of a GPU under MIG).
         """
         return [functools.partial(self._energy_j, place) for place in range(len([*self._devices][:count]))]
 
     def _energy_j(self, place: int) -> float | None:
         device = next(itertools.islice(self._devices.values(), place, None), None)
-        if device is None or device.part is not None:  # a whole GPU's counter is of the users of its other parts, too
+        if device is None or device.part is not None:  # the GPU's counter includes the users of its other parts
             return None
         millijoules = ask(self._nvml, "nvmlDeviceGetTotalEnergyConsumption", device.handle)
         return float(millijoules) / 1e3 if millijoules is not None else None
 
     def _counters(self) -> dict[int, dict[str, int]]:
-        """The throttle counters of all GPUs that answer."""
+        """Reads the throttle counters of all GPUs that answer."""
         found = {}
         for index, device in self._devices.items():
             if (counters := _read_counters(self._nvml, device.handle)) is None:
@@ -349,12 +337,12 @@ NO_WATCH = GpuWatch(None, None)
 
 
 def open_watch(environment: Mapping[str, str], count: int | None = None) -> GpuWatch:
-    """A watch over the GPUs of this machine; one that sees nothing where NVML is not installed or does not answer."""
+    """Opens a watch over the visible GPUs; one without GPUs where NVML is not installed or does not answer."""
     return GpuWatch(load_nvml(), environment.get(VISIBLE), count)
 
 
 def _read_counters(nvml: Any, handle: Any) -> dict[str, int] | None:
-    """Nanoseconds of throttling by reason, as far as a GPU and its driver count them; None if the GPU is lost."""
+    """Reads the nanoseconds of throttling by reason that a GPU and its driver count; None if the GPU is lost."""
     try:
         values = nvml.nvmlDeviceGetFieldValues(handle, list(_COUNTERS.values()))
     except AttributeError:
@@ -367,7 +355,7 @@ def _read_counters(nvml: Any, handle: Any) -> dict[str, int] | None:
 
 
 def _strangers(pids: Sequence[int]) -> int:
-    """How many of some processes are not below this one; 0 if none is, for a container sees other numbers."""
+    """Counts the processes that are not below this one; 0 if none is, for a container sees other numbers."""
     own = {p.pid for p in psutil.Process().children(recursive=True)}
     return sum(p not in own for p in pids) if any(p in own for p in pids) else 0
 
@@ -380,7 +368,7 @@ class EnergyMeter:
     """Counts the energy that the GPUs of a study draw while something runs.
 
     Attributes:
-        readers: Give the counter of each GPU in joules; None if it does not answer now.
+        readers: Return the counter of each GPU in joules; None if it does not answer now.
         shortest_s: Shortest block, in seconds, over which the counters can be trusted.
     """
 
@@ -388,7 +376,7 @@ class EnergyMeter:
     shortest_s: float = NVML_SHORTEST_S
 
     def measure(self, work: Callable[[], T]) -> tuple[T, float | None]:
-        """Does something; gives its result, and the joules drawn meanwhile or None where they are not known."""
+        """Runs `work`; returns its result, and the joules drawn meanwhile, or None where they are not known."""
         before = [read_j() for read_j in self.readers]
         result = work()
         after = [read_j() for read_j in self.readers]
@@ -396,7 +384,7 @@ class EnergyMeter:
         return result, sum(used) if used and len(used) == len(self.readers) else None
 
     def use_of(self, pairs: Sequence[Pair]) -> EnergyUse | None:
-        """Mean energy of a step of both arms; None if a block was not counted or blocks are too short."""
+        """Returns the mean energy of a step of both arms; None if a block was not counted or blocks are too short."""
         durations = sorted(sum(p.ran_s(arm)) for p in pairs for arm in Arm)
         reference = [p.reference_j / len(p.ran_s(Arm.REFERENCE)) for p in pairs if p.reference_j]
         candidate = [p.candidate_j / len(p.ran_s(Arm.CANDIDATE)) for p in pairs if p.candidate_j]
@@ -411,7 +399,7 @@ NO_METER = EnergyMeter()
 
 
 def open_meter(spec: StudySpec, gpus: GpuWatch) -> EnergyMeter:
-    """The meter of a study's GPUs; one that counts nothing unless each of them can be read from here."""
+    """Opens the meter of a study's GPUs; one that counts nothing unless each of them can be read from here."""
     readers = gpus.energy_readers(spec.device.count) if spec.device.node_count == 1 else []
     if any(read_j() is None for read_j in readers):
         return NO_METER

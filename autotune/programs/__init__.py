@@ -1,1 +1,1 @@
-"""Other people's programs: a first look at one, how its steps are read, and the study written for it."""
+"""Probes a user's program: runs it once, finds how its steps are read, and drafts its study."""

@@ -1,4 +1,4 @@
-"""Draws up a study for a program, with sizes from one run of it, and writes the commented study file."""
+"""Drafts a study of a program from one run of it, and writes the commented study file."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "optimization_level",
     ),
 }  # fmt: skip
-"""Groups of the catalogue that are searched, by what there is; the example studies have the same."""
+"""Groups of the catalogue that are searched, by kind of devices; the example studies have the same."""
 
 WHY: Mapping[str, str] = {
     "cpu": "all settings of XLA's CPU compiler that are known to change a program",
@@ -37,10 +37,10 @@ WHY: Mapping[str, str] = {
 }
 
 SPREADS = (0.005, 0.01, 0.02)
-"""Differences between equal runs (standard deviation) for which it is told what can be proven."""
+"""Standard deviations of equal runs for which the smallest provable gain is shown."""
 
 RUN_SHARE, SHORTEST_RUN_S, LONGEST_RUN_S = 0.5, 2.0, 30.0
-"""Counted part of a run: this share of what it takes to start, within bounds in seconds."""
+"""Counted part of a run: this share of its start-up time, within bounds in seconds."""
 
 MOST_STEPS = 1000
 FINALISTS, PROCESSES, ABA_RUNS = 2, 20, 3
@@ -51,22 +51,20 @@ WORTH_TRIALS = 8
 LEAST_BUDGET_S = 600.0
 
 Section = tuple[str, str, Mapping[str, Any]]
-"""Name of a table, a remark (lines after the first begin with ``#``) and the keys."""
+"""Name of a table, a comment (lines after the first begin with ``#``) and the keys."""
 
 SCHEMA = Path(str(resources.files("autotune") / "data" / "study.schema.json"))
-"""What editors complete keys by; made by `docs/write_study_file.py`."""
+"""JSON schema by which editors complete keys; written by `docs/write_study_file.py`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A study that was drawn up, its file, and what it takes.
+    """A drafted study, its file, and its durations.
 
     Attributes:
-        kind: What is searched for: a key of `GROUPS`.
+        kind: A key of `GROUPS`.
         run_s: Seconds of one run of the program.
-        trial_s: Seconds of a trial.
-        budget_s: Seconds of the whole study.
-        needed_s: Seconds in which a floor, some trials (`WORTH_TRIALS`) and proofs fit.
+        needed_s: Seconds in which an A/A run, `WORTH_TRIALS` trials and proofs fit.
         gains: For each of `SPREADS`: smallest gain that is proven 9 times in 10, and the seconds of proofs; None where
             no gain below 50 % is.
     """
@@ -82,13 +80,14 @@ class Plan:
 
 
 def plan_of(found: ProbeResult, *, name: str, trials: int, budget_s: float | None, said: str) -> Plan:
-    """A study of a program that was looked at.
+    """Drafts the study of a probed program.
 
     Args:
-        budget_s: Seconds for the whole study; None for a proposal.
+        budget_s: Seconds for the whole study; None derives it from the run.
+        said: The command line that asked for it, for a comment of the file.
 
     Raises:
-        StudyFileError: If no study can be of it.
+        StudyFileError: If the study would not be legal.
     """
     asked = found.request
     steps, soak_s = _sizes(found)
@@ -129,14 +128,14 @@ def plan_unseen(
     what: str | Sequence[str], *, name: str, platform: str, count: int, device: str, trials: int,
     budget_s: float | None, said: str,
 ) -> str:  # fmt: skip
-    """The file of a study of an entry, or of a program with the hook: neither has to be looked at.
+    """Writes the study file of an entry, or of a program with the hook, without a run.
 
     Args:
         what: A preset or ``package.module:function``; or a command with ``autotune.hook.steps`` in its loop.
-        budget_s: Seconds for the whole study; None for a proposal.
+        budget_s: Seconds for the whole study; None for the default of its kind.
 
     Raises:
-        StudyFileError: If no study can be of it.
+        StudyFileError: If a text cannot be written as TOML.
     """
     kind = kind_of_devices(platform, count)
     if isinstance(what, str):
@@ -157,16 +156,16 @@ def plan_unseen(
 
 
 def example_studies() -> dict[str, Path]:
-    """The example studies that come with autotune and need no program of their own: name to file."""
+    """Returns the files of the bundled example studies that need no program of the user, by name."""
     files = sorted((workloads_root() / "studies").glob("*.toml"))
     return {p.stem: p for p in files if "entry" in tomllib.loads(p.read_text(encoding="utf-8"))["workload"]}
 
 
 def example_text(name: str, study: str) -> str:
-    """The file of an example study, as a study of another name.
+    """Returns the file of an example study, renamed to `study`.
 
     Raises:
-        StudyFileError: If there is no such (all are named), or no study may have that name.
+        StudyFileError: If there is no such example (the message lists them), or no study may have that name.
     """
     known = example_studies()
     if name not in known:
@@ -179,12 +178,12 @@ def example_text(name: str, study: str) -> str:
 
 
 def kind_of_devices(platform: str, count: int) -> str:
-    """The kind of devices, a key of `GROUPS`."""
+    """Returns the kind of devices, a key of `GROUPS`."""
     return "cpu" if platform == "cpu" else "one GPU" if count == 1 else "several GPUs"
 
 
 def checked(text: str) -> StudySpec:
-    """The study of a text, checked as a file is.
+    """Parses the text of a study file.
 
     Raises:
         StudyFileError: If it is not legal.
@@ -193,7 +192,7 @@ def checked(text: str) -> StudySpec:
 
 
 def _sizes(found: ProbeResult) -> tuple[int, float]:
-    """Counted steps of a run and seconds of the soak: no more than the program makes, if it ended."""
+    """Returns the counted steps of a run and the seconds of the soak, within the program's own length if it ended."""
     run_s = min(LONGEST_RUN_S, max(SHORTEST_RUN_S, RUN_SHARE * found.start_s))
     steps = min(MOST_STEPS, max(LEAST_STEPS, math.ceil(run_s / found.line_s)))
     soak_s = SOAK_S
@@ -205,7 +204,7 @@ def _sizes(found: ProbeResult) -> tuple[int, float]:
 
 
 def _gain(spread: float, pair_s: float) -> tuple[float, float] | None:
-    """The smallest gain that can be proven if equal runs differ by `spread`, and the seconds of its proofs."""
+    """Returns the smallest gain that can be proven if equal runs differ by `spread`, and the seconds of its proofs."""
     pair_sd = math.sqrt(2.0) * spread
     gain = smallest_gain(pair_sd, most=PROCESSES, finalists=FINALISTS)
     if gain is None:
@@ -236,10 +235,10 @@ def _for_command(command: Sequence[str]) -> str:
 
 
 def study_text(name: str, description: str, sections: Sequence[Section], *, said: str) -> str:
-    """The file of a study.
+    """Writes the file of a study.
 
     Raises:
-        StudyFileError: If a text is nothing that TOML can say.
+        StudyFileError: If a text cannot be written as TOML.
     """
     lines = [
         f"#:schema {SCHEMA.as_uri()}",
@@ -254,7 +253,7 @@ def study_text(name: str, description: str, sections: Sequence[Section], *, said
 
 
 def toml_lines(keys: Mapping[str, Any]) -> list[str]:
-    """Keys and values as lines of TOML.
+    """Formats keys and values as lines of TOML.
 
     Raises:
         StudyFileError: If a value is text that is not Unicode.
@@ -263,13 +262,13 @@ def toml_lines(keys: Mapping[str, Any]) -> list[str]:
 
 
 def _one_line(text: str) -> str:
-    """Text for a comment, with control characters escaped."""
+    """Formats text for a comment: control characters escaped, at most 160 characters."""
     shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
     return shown if len(shown) <= 160 else shown[:159] + "…"
 
 
 def _toml(value: Any) -> str:
-    """A value as TOML writes it within one line."""
+    """Formats a value as TOML within one line."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, list | tuple):
@@ -279,7 +278,7 @@ def _toml(value: Any) -> str:
     if any("\ud800" <= c <= "\udfff" for c in value):
         raise StudyFileError(f"an argument of the command must be UTF-8 text but got {value!r:.100}; rename it")
     if "\\" in value and "'" not in value and value.isprintable():
-        return f"'{value}'"  # patterns are read more easily so
+        return f"'{value}'"  # keeps patterns readable
     return '"' + "".join(_escaped(c) for c in value) + '"'
 
 

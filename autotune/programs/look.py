@@ -1,4 +1,4 @@
-"""Looks at a user's program once: how its steps are read, how long they take, what it runs on."""
+"""Runs a user's program once to find how its steps are read, how long they take, and what it runs on."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ ENOUGH_S = 4.0
 PATIENCE_S = 60.0
 SHOWN_LINES = 6
 RECOGNISED_LINES = 600
-"""Lines at the end of the output that are looked at to find out how steps are printed."""
+"""Last lines of the output from which the format of steps is recognised."""
 
 TELL_EVERY_S = 10.0
 READ_AT_ONCE = 1 << 22
 
 _BAR = re.compile(r"([^\w\s]|\s)\1{7,}")
-"""A bar as long as a terminal, or what is left of it: a person who is shown a line wants what is beside it."""
+"""A progress bar, cut from lines that are shown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeRequest:
-    """A program to look at.
+    """A program to run once.
 
     Attributes:
-        rules: How its steps are read, as `[workload.read]` has it; None to find out.
-        terminal: Whether it gets a pseudo-terminal; None to try one if it shows no steps in a pipe.
+        rules: The keys of `[workload.read]`; None to recognise them.
+        terminal: Whether it gets a pseudo-terminal; None tries one if it prints no steps into a pipe.
     """
 
     command: tuple[str, ...]
@@ -63,12 +63,13 @@ class ProbeRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeResult:
-    """What a study must know of a program.
+    """The properties of a program that its study needs.
 
     Attributes:
-        rules: How its steps are read.
+        rules: The keys of `[workload.read]`.
+        how: `rules` in words.
         example: A line from which a step was read.
-        doubt: What speaks against the durations that are printed; empty if nothing does.
+        doubt: Reason not to trust the printed durations; empty if there is none.
         step_s: Median of a step, seconds.
         line_s: Mean time from one line with a step to the next, seconds; longer than `step_s` where not each step has a
             line. A study counts lines.
@@ -95,7 +96,7 @@ class ProbeResult:
 
     @property
     def names_python(self) -> bool:
-        """Whether a study must name the interpreter, for its command does not begin with it."""
+        """Whether a study must name the interpreter because its command does not begin with it."""
         first = direct_python(self.request.command, self.request.cwd)
         if self.python is None or first is None:
             return self.python is not None
@@ -105,7 +106,7 @@ class ProbeResult:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Steps among some lines: when each came, how long it took, and a line with one, without colours and bars."""
+    """Steps among some lines: arrival and duration of each, and an example line without colours and progress bars."""
 
     at_s: tuple[float, ...]
     took_s: tuple[float, ...]
@@ -113,20 +114,20 @@ class Steps:
 
     @property
     def typical_s(self) -> float:
-        """A typical step, seconds: the median, unless lines came at once; never 0."""
+        """Median step in seconds, or the mean where lines came in bursts; never 0."""
         took_s = self.took_s[WARMUP_STEPS:]
         typical_s = statistics.median(took_s)
         return typical_s if typical_s > 1e-6 else max(1e-6, statistics.fmean(took_s))
 
     @property
     def line_s(self) -> float:
-        """From line to line, seconds: never less than a step, for lines that come at once tell nothing."""
+        """Mean seconds from line to line; at least a step, for the arrival of buffered lines says nothing."""
         came = self.at_s[WARMUP_STEPS - 1 :]
         return max(self.typical_s, (came[-1] - came[0]) / (len(came) - 1))
 
 
 def read_steps(lines: Sequence[str], at_s: Sequence[float], rules: Mapping[str, Any]) -> Steps:
-    """The steps that some rules find in lines.
+    """Reads the steps in lines by the keys of `[workload.read]`.
 
     Raises:
         ValueError: If a rule cannot work.
@@ -145,11 +146,11 @@ def read_steps(lines: Sequence[str], at_s: Sequence[float], rules: Mapping[str, 
 
 
 class StepWatch:
-    """Reads the steps of a running program and says when enough of them were seen.
+    """Reads the steps of a running program and decides when they are enough.
 
     Attributes:
-        rules: How steps are read; None while that is not known.
-        best: What was recognised, where no rules were given.
+        rules: The keys of `[workload.read]`; None while they are not known.
+        best: The recognised format, where no rules were given.
     """
 
     def __init__(self, request: ProbeRequest, tell: Callable[[str], None]) -> None:
@@ -166,7 +167,7 @@ class StepWatch:
         self.best: Recognised | None = None
 
     def steps(self, probe: Probe) -> Steps | None:
-        """The steps among all lines so far; None if there are none."""
+        """Returns the steps among all lines so far; None if there are none."""
         lines, at_s = probe.lines, probe.at_s
         if self._follow is not None:
             self._lines += self._follow.read()
@@ -181,7 +182,7 @@ class StepWatch:
         return self._steps if self._steps is not None and self._steps.took_s else None
 
     def is_enough(self, probe: Probe) -> bool:
-        """Whether the program has made steps for a while."""
+        """Whether the program has made enough steps, for long enough."""
         steps = self.steps(probe)
         count = len(steps.took_s) if steps is not None else 0
         if probe.took_s - self._told_s >= TELL_EVERY_S:
@@ -196,12 +197,12 @@ class StepWatch:
 
 
 def _recognised(lines: Sequence[str], at_s: Sequence[float]) -> Recognised | None:
-    """The best reading with a duration; of a rate of tokens it is not known how many a step has."""
+    """Returns the best format with durations; a rate of tokens gives none, for the tokens of a step are not known."""
     return next((fit for fit in recognise(lines, at=at_s) if not fit.needs_tokens), None)
 
 
 def run_request(request: ProbeRequest, *, tell: Callable[[str], None]) -> tuple[Probe, StepWatch]:
-    """Runs a program until enough of its steps were seen; once more on a pseudo-terminal if it shows none in a pipe.
+    """Runs a program until enough steps were read; once more on a pseudo-terminal if it prints none into a pipe.
 
     Raises:
         LaunchError: If it cannot be started.
@@ -235,12 +236,12 @@ def run_request(request: ProbeRequest, *, tell: Callable[[str], None]) -> tuple[
 
 
 def probe_program(request: ProbeRequest, *, tell: Callable[[str], None]) -> ProbeResult:
-    """Runs a program once and finds out what a study of it must say.
+    """Runs a program once and returns the properties that its study needs.
 
     Raises:
         LaunchError: If it cannot be started, fails, or makes no steps that can be read; the message shows its last
             lines and says what to do.
-        StudyFileError: If a rule that was given cannot work.
+        StudyFileError: If a given rule cannot work.
     """
     refuse_bad_rules(request.rules)
     probe, watch = run_request(request, tell=tell)
@@ -274,7 +275,7 @@ def refuse_bad_rules(rules: Mapping[str, Any] | None) -> None:
     """Refuses rules by which no step can be read.
 
     Raises:
-        StudyFileError: If they cannot work.
+        StudyFileError: With the reason.
     """
     try:
         StepReader(rules) if rules else None
@@ -283,10 +284,10 @@ def refuse_bad_rules(rules: Mapping[str, Any] | None) -> None:
 
 
 def refuse_one_word(command: Sequence[str]) -> None:
-    """Refuses a whole command line in quotes: no shell takes it apart.
+    """Refuses a whole command line in quotes, for no shell would split it.
 
     Raises:
-        LaunchError: If it is one.
+        LaunchError: With the command as it should be given.
     """
     if len(command) == 1 and len(words := command[0].split()) > 1 and not Path(command[0]).exists():
         raise LaunchError(
@@ -299,7 +300,7 @@ def refuse_one_word(command: Sequence[str]) -> None:
 
 
 def device_count(platform: str) -> int:
-    """Devices that a program started here has: the visible GPUs, or as many of the CPU as the caller asks XLA for."""
+    """Counts the devices of a program started here: visible GPUs, or the CPU devices that the environment asks for."""
     environment = caller_environment()
     if platform == "cuda":
         return max(1, len(visible_gpus(environment)))
@@ -311,13 +312,13 @@ def device_count(platform: str) -> int:
 
 
 def device_words(platform: str) -> str:
-    """The kind of device, as its driver or the kernel names it."""
+    """Returns the name of the device, as its driver or the kernel gives it."""
     gpus = visible_gpus(caller_environment()) if platform == "cuda" else ()
     return gpus[0].name if gpus else "GPU" if platform == "cuda" else processor_name()
 
 
 def default_platform() -> str:
-    """``cuda`` if a GPU is visible, unless the caller's environment keeps JAX on the CPU."""
+    """Returns ``cuda`` if a GPU is visible, unless JAX_PLATFORMS begins with ``cpu``."""
     environment = caller_environment()
     if environment.get("JAX_PLATFORMS", "").split(",")[0] == "cpu":
         return "cpu"
@@ -328,10 +329,10 @@ def default_platform() -> str:
 
 
 def program_python(spec: StudySpec, study_dir: Path, *, note: Callable[[str], None] | None) -> str:
-    """The interpreter whose packages a study's workload uses.
+    """Returns the interpreter whose packages a study's workload uses.
 
-    That is the one which the study names, or which its command begins with; of any other command that of autotune.
-    If the program then runs on another build, `refuse_other_build` ends the study after the reference.
+    It is the one that the study names, or that its command begins with; for any other command autotune's own. If the
+    program then runs on another build, `refuse_other_build` ends the study after the reference.
 
     Args:
         note: Called with a warning if the interpreter is not known.
@@ -357,18 +358,20 @@ def program_python(spec: StudySpec, study_dir: Path, *, note: Callable[[str], No
 
 
 def direct_python(command: Sequence[str], folder: Path) -> str | None:
-    """The interpreter that a command, run in a folder, begins with; None if it does not, or that is not there."""
+    """Returns the interpreter that a command run in `folder` begins with; None if it begins with none."""
     return _there(command[0], folder) if re.fullmatch(r"python[\d.]*", Path(command[0]).name) else None
 
 
 def refuse_other_build(asked: str, python: str, spec: StudySpec, facts: WorkloadFacts | None) -> None:
-    """Refuses to go on where the reference ran on another jaxlib than the one whose settings were checked.
+    """Refuses a study whose reference ran on another jaxlib than the one whose settings were checked.
 
     Args:
-        facts: What the reference reported; without a version it refutes nothing.
+        asked: Version of the jaxlib whose settings were checked.
+        python: Its interpreter.
+        facts: The reference's report; without a version nothing is refused.
 
     Raises:
-        StudyFileError: If they are not the same.
+        StudyFileError: With both versions.
     """
     ran_on = (getattr(facts, "versions", None) or {}).get("jaxlib")
     if spec.workload.command is None or ran_on is None or ran_on == asked:
@@ -383,12 +386,12 @@ def refuse_other_build(asked: str, python: str, spec: StudySpec, facts: Workload
 
 
 def _there(name: str, folder: Path) -> str | None:
-    """An interpreter by its name: one with a slash is found from the folder in which the command runs."""
+    """Finds an interpreter by name; a name with a slash is relative to the folder in which the command runs."""
     return shutil.which(str(folder / Path(name).expanduser()) if "/" in name else name)
 
 
 def _interpreter_of(packages: str | None) -> str | None:
-    """The interpreter of a virtual environment, by its folder of packages."""
+    """Returns the interpreter of a virtual environment, given its folder of packages."""
     above = Path(packages).expanduser().parents if packages else ()
     found = [p for p in above[2:3] and sorted((above[2] / "bin").glob("python*")) if p.name in ("python", "python3")]
     return str(found[0]) if found else None
@@ -398,7 +401,7 @@ def _interpreter_of(packages: str | None) -> str | None:
 
 
 def read_log(path: Path) -> Probe:
-    """The lines of a saved log or CSV file; of a folder the newest one.
+    """Reads a saved log or CSV file, or the newest one in a folder.
 
     Raises:
         AutotuneError: If it cannot be read.
@@ -418,11 +421,11 @@ def read_log(path: Path) -> Probe:
 
 
 def reading_of(probe: Probe, fits: Sequence[Recognised], rules: Mapping[str, Any]) -> dict[str, Any]:
-    """What some rules read in the lines of a run or a log, line by line and in all, as data.
+    """Reads the lines of a run or a log by some rules; returns each line's step and totals, as data.
 
     Args:
-        fits: What was recognised, best first; empty where the rules were given, or nothing fits.
-        rules: As `StepReader` takes them; empty if none are known.
+        fits: Recognised formats, best first; empty where the rules were given, or nothing fits.
+        rules: The keys of `[workload.read]`; empty if none are known.
 
     Raises:
         StudyFileError: If a rule cannot work.
@@ -462,7 +465,7 @@ def _in_words(rules: Mapping[str, Any], *, is_given: bool) -> str:
 
 
 def doubt_of(fit: Recognised | None) -> str:
-    """What speaks against the durations of a recognised reading; empty if nothing does."""
+    """Formats the reason not to trust the durations of a recognised format; empty if there is none."""
     if fit is not None and fit.by_clock and fit.in_bursts:
         return "most lines came at once, so the time between them says little: let the program flush what it prints"
     if fit is None or not fit.doubtful or fit.agrees is None:
@@ -492,7 +495,7 @@ def _why_failed(program: str, probe: Probe) -> str:
 
 
 def _without_prompt(line: str) -> str:
-    """A traceback's first line as it is, though a question that was printed without an end may stand before it."""
+    """Removes a prompt without a line end that stands before a traceback's first line."""
     begins = line.find("Traceback (most recent call last)")
     return line[begins:] if begins > 0 else line
 

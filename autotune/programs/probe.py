@@ -1,4 +1,4 @@
-"""Runs a user's program once to see what it prints, and builds a workload once to see its figures."""
+"""Runs a user's program once and records its output, and builds a workload once for its figures."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _SIZES: TypeAdapter[dict[str, int]] = TypeAdapter(dict[str, Annotated[int, Field
 
 @dataclass(kw_only=True)
 class Probe:
-    """What one run of a program, or its saved log, shows.
+    """The output of one run of a program, or of its saved log.
 
     Attributes:
         at_s: Seconds after the start at which each line came; empty for a saved log.
-        processes: Those that have loaded XLA, by process number, as `autotune.child.processes` describes them.
-        status: How it ended by itself, as `subprocess` counts; None if it was stopped.
+        processes: Processes that have loaded XLA, by process number, as `autotune.child.processes` describes them.
+        status: Exit status as `subprocess` gives it; None if it was stopped.
         took_s: Seconds until it ended or was stopped.
         last_lines: The end of its output where it ended by itself.
     """
@@ -53,12 +53,12 @@ class Probe:
 
     @property
     def jaxlib(self) -> str | None:
-        """The version of that jaxlib, if its folder tells."""
+        """The version of that jaxlib, if it is known."""
         return next((p["versions"]["jaxlib"] for p in self.processes.values() if "jaxlib" in p["versions"]), None)
 
     @property
     def opens_gpu(self) -> bool:
-        """Whether one of those processes has opened a GPU."""
+        """Whether one of `processes` has opened a GPU."""
         return any(p["opens_gpu"] for p in self.processes.values())
 
 
@@ -71,11 +71,11 @@ def run_probe(
     is_enough: Callable[[Probe], bool],
     terminal: bool = False,
 ) -> Probe:
-    """Runs a program once under a guard, until enough was seen, it ends, or the time is over; then nothing of it lives.
+    """Runs a program once under a guard, until `is_enough`, its end or the time limit; then ends all of its processes.
 
     Args:
-        command: It and its arguments; ``{folder}`` stands for a folder that is removed afterwards.
-        is_enough: Asked about twice a second.
+        command: ``{folder}`` in it stands for a folder that is removed afterwards.
+        is_enough: Called about twice a second.
 
     Raises:
         LaunchError: If it cannot be started.
@@ -111,11 +111,7 @@ def _follow(
 
 
 def _take(found: Probe, message: Mapping[str, Any], program: str) -> None:
-    """Notes what a message says.
-
-    Raises:
-        LaunchError: If the program could not be started.
-    """
+    """Adds a message of the guarded process; raises LaunchError if the program could not be started."""
     kind = message["type"]
     if kind == "lines":
         found.at_s += [float(at_s) for at_s, _ in message["lines"]]
@@ -136,10 +132,10 @@ def _take(found: Probe, message: Mapping[str, Any], program: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadFigures:
-    """What a built workload says of itself.
+    """Figures that a built workload reports.
 
     Attributes:
-        layer_bytes: Bytes of ``weights`` and ``gradients`` of one layer, if it says so.
+        layer_bytes: Bytes of ``weights`` and ``gradients`` of one layer; empty if it reports none.
     """
 
     mesh: Mapping[str, int]
@@ -147,7 +143,7 @@ class WorkloadFigures:
 
 
 def describe_workload(spec: StudySpec, *, study_dir: Path, device_count: int) -> WorkloadFigures:
-    """Builds a study's workload in a child process, on virtual devices of the CPU; no step is compiled.
+    """Builds a study's workload in a child process on virtual CPU devices, without compiling a step.
 
     Raises:
         WorkerFailed: If it cannot be built here.

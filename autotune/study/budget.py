@@ -1,9 +1,8 @@
-"""Budgets of a study: what is left, what is kept for proofs, and how the time is split beforehand.
+"""Budgets of a study: the time left, the time reserved for proofs, and the timetable.
 
-Proofs are reserved first. The search ends when the next trial would reach into what they need, and in a proof the next
-pair of processes is run if all that must follow it still has its time: nothing is begun that the budget cannot end. A
-proof that ends for want of time errs no more often than planned: whether it does depends on the clock alone, and with a
-larger budget it goes on.
+Proofs are reserved first. The search ends when the next trial would need reserved time, and a proof runs its next pair
+of processes only if all that must follow still fits: nothing begins that the budget cannot finish. A proof that ends
+for lack of time errs no more often than planned, for that depends on the clock alone; a larger budget resumes it.
 """
 
 from __future__ import annotations
@@ -21,20 +20,20 @@ from autotune.stats.proof import FIRST_LOOK, gain_pairs
 from autotune.study.lanes import Lanes
 
 BUDGET_SHARE_FOR_PROOF = 0.5
-"""Largest share of the time after the noise floor that is kept for more than the least proof."""
+"""Largest share of the time after the A/A run that is reserved for more than the least proof."""
 
 FEWEST_TRIALS = 4
-"""Trials without which a study is hardly worth its noise floor; a budget that holds fewer is said to be too small."""
+"""A budget for fewer trials than this is reported as too small."""
 
 GRACE = 0.05
-"""Share of a budget by which the last proof and what follows it may go past it."""
+"""Share by which the last proof and what follows it may exceed a budget."""
 
 TRIAL_SHARE = 0.25
-"""Share of the time left for the search that one trial may take: what it does not settle in that, others may."""
+"""Largest share of the search's remaining time that one trial may take."""
 
 LAST_STAGES = ("final", "full")
 LIMITED = ("confirm", "pgle", *LAST_STAGES)
-"""Stages of proofs that a budget may end; what a proven set is measured by once more was kept for it."""
+"""Stages of proofs that a budget may end; time for the gain of a proven set and its isolated runs is reserved."""
 
 
 class Budget(NamedTuple):
@@ -47,15 +46,15 @@ class Budget(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timetable:
-    """How the time of a study is split, once its noise floor is known.
+    """The split of a study's time after its A/A run.
 
     Attributes:
         name: Of the budget.
-        budget_s: All of it; `used_s` of that before the search.
-        least_s: What the proof of one set takes at least, from finalist to soak.
-        reserved_s: What is kept for proofs.
-        trial_s: A trial that is looked at once.
-        trials: As many as fit beside what is kept, if each is looked at once; no more than were asked.
+        budget_s: The whole budget; `used_s` of it before the search.
+        least_s: Least time for the proof of one set, from finalist to soak.
+        reserved_s: Time reserved for proofs.
+        trial_s: Time of a trial that ends at its first look.
+        trials: Trials of `trial_s` that fit beside `reserved_s`, at most the requested ones.
         fewest: Trials for which there must be time.
     """
 
@@ -83,7 +82,7 @@ class TimeLeft:
     """The budgets of one session.
 
     Attributes:
-        unproven: Sets that may gain whose proof was not begun, or not brought to its end, for want of time.
+        unproven: Sets that may gain whose proof did not begin or end for lack of time.
     """
 
     def __init__(self, store: Store, lanes: Lanes) -> None:
@@ -91,11 +90,11 @@ class TimeLeft:
         self._lanes = lanes
         self.unproven: list[FlagSet] = []
 
-    # ------------------------------------------------------------------ what there is
+    # ------------------------------------------------------------------ time left
 
     @property
     def budgets(self) -> list[Budget]:
-        """Those of the study."""
+        """The study's budgets; device-hours are divided by the devices of all lanes."""
         spec, found = self._store.spec.search, []
         if spec.time_budget is not None:
             found.append(Budget("time budget", spec.time_budget, self._store.watch.total_s))
@@ -108,14 +107,14 @@ class TimeLeft:
 
     @property
     def takes(self) -> Durations | None:
-        """What pieces of this study take; None where that is not known, or no budget asks for it."""
+        """Durations of this study's pieces of work; None if they are not known, or there is no budget."""
         floors = self._store.of(FloorResult) if self.budgets else []
         return durations_of(self._store.spec, floors[0], self._store.of(ConfirmRun)) if floors else None
 
     def used_up(self, unit_s: float = 0.0, kept_s: float = 0.0, *, is_last: bool = False) -> str | None:
-        """Returns the name of a budget in which some work does not fit beside what is kept; None if it fits in all.
+        """Returns the name of a budget in which `unit_s` does not fit beside `kept_s`; None if it fits in all.
 
-        The last proof may go past it by `GRACE`.
+        The last proof may exceed a budget by `GRACE`.
         """
         more = 1.0 + GRACE if is_last else 1.0
         spent = (b.name for b in self.budgets if b.used_s + unit_s + kept_s >= more * b.whole_s)
@@ -126,12 +125,9 @@ class TimeLeft:
         return seconds / max(1, len(self._lanes.names))
 
     def pairs_for(self, kept_s: float, *, starts: float, share: float) -> int | None:
-        """Returns the pairs of blocks for which there is time in one unit; None for as many as the study allows.
+        """Returns the most pairs of blocks of a task that starts `starts` processes; None for no limit.
 
-        Args:
-            kept_s: What is kept of the budgets.
-            starts: Processes that the unit starts.
-            share: Of the rest that the unit may take.
+        The task may take `share` of the time left beside `kept_s`.
         """
         takes = self.takes
         if takes is None or not takes.turn_s:
@@ -139,10 +135,10 @@ class TimeLeft:
         rest_s = min(b.whole_s - b.used_s for b in self.budgets) - kept_s
         return max(1, int((share * rest_s - starts * takes.start_s) / takes.turn_s))
 
-    # ------------------------------------------------------------------ what must follow
+    # ------------------------------------------------------------------ time for what must follow
 
     def kept_after(self, stage: str, pairs: int = 0) -> float:
-        """Returns the least seconds of what follows a proof, after so many pairs of processes of it."""
+        """Returns the least seconds of what follows a proof of so many pairs of processes."""
         takes = self.takes
         if takes is None:
             return 0.0
@@ -155,12 +151,11 @@ class TimeLeft:
     def allows_pair(self, stage: str, pairs: int, *, is_needed: bool) -> bool:
         """Whether one more pair of processes of a proof fits with all that must follow.
 
-        Where that cannot fit any more, for pairs take longer than was planned, the time is the finalists': a larger
-        budget goes on from there.
+        If the rest cannot fit any more, for pairs take longer than planned, finalists get the time: a larger budget
+        resumes there.
 
         Args:
-            stage: Of the proof.
-            pairs: Its pairs, with this one.
+            pairs: The proof's pairs, with this one.
             is_needed: Whether no other set has passed.
         """
         takes = self.takes
@@ -171,13 +166,12 @@ class TimeLeft:
         return stage == "confirm" and is_needed and self.used_up(takes.pair_s) is None
 
     def allows_proofs(self, stage: str, begun: Sequence[tuple[FlagSet, int]]) -> list[FlagSet]:
-        """Returns the sets, best first, whose proof can be looked at once; the others are kept as `unproven`.
+        """Returns the sets whose proof has time for its first look; the others are added to `unproven`.
 
-        Another finalist than the best one needs time to minimise that, too.
+        A finalist after the best one must leave time to minimise that, too.
 
         Args:
-            stage: Of the proofs.
-            begun: Each set with the pairs of processes that it has run before.
+            begun: Each set, best first, with the pairs of processes that it has run.
         """
         takes, missing, allowed = self.takes, 0, list[FlagSet]()
         for settings, done in begun:
@@ -198,19 +192,19 @@ class TimeLeft:
         return allowed
 
     def allows(self, unit: Callable[[Durations], float], stage: str = "confirm") -> bool:
-        """Whether a piece of work fits before the stage that proves what comes of it."""
+        """Whether a piece of work fits before the proof of its result."""
         takes = self.takes
         return takes is None or self.used_up(unit(takes), self.kept_after(stage)) is None
 
     def leave(self, settings: FlagSet) -> None:
-        """Keeps a set among the `unproven`: there is no time for its proof, or to go on with it."""
+        """Adds a set to `unproven`."""
         if settings not in self.unproven:
             self.unproven.append(settings)
 
     # ------------------------------------------------------------------ the split
 
     def timetable(self) -> Timetable | None:
-        """Splits the smallest budget; the same in every session. None without budgets, or without times."""
+        """Splits the smallest budget, the same in every session; None without budgets, or before the A/A run."""
         takes, spec = self.takes, self._store.spec
         if takes is None:
             return None
@@ -238,7 +232,7 @@ class TimeLeft:
 
 
 def format_timetable(table: Timetable, *, asked: int) -> str:
-    """Formats how the time is split, or what a proof would need; `asked` trials are the study's."""
+    """Formats the split of the time, or what a proof would need; `asked` is the study's number of trials."""
     whole, each = f"the {table.name} of {format_seconds(table.budget_s)}", format_seconds(table.trial_s)
     if not table.is_enough:
         return (

@@ -1,22 +1,29 @@
-"""The conclusion of a study, in one sentence."""
+"""Concludes a study in one sentence."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-from autotune.machine.host import describe_machine, utc_now
+from autotune.machine.host import (
+    describe_machine, utc_now,
+)
 from autotune.model.flags import FlagSet
-from autotune.model.records import ConclusionRecord, ConfirmRun, FinalistResult, Outcome, SoakRecord, TrialResult
-from autotune.model.units import format_change, format_share
+from autotune.model.records import (
+    ConclusionRecord, ConfirmRun, FinalistResult, Outcome, SoakRecord, TrialResult,
+)
+from autotune.model.units import (
+    format_change, format_share,
+)
 from autotune.results.export import keep_in_run
-from autotune.results.format import format_estimate, format_soak, time_of
+from autotune.results.format import (
+    format_estimate, format_soak, time_of,
+)
 from autotune.results.winner import loss_addition
 from autotune.stats.estimates import Verdict
 from autotune.study.confirm import unsettled
 from autotune.study.run import StudyRun
 
 RULED_OUT = 0.02
-"""Where larger gains are not ruled out, a study without a winner has found nothing out: it is inconclusive."""
+"""A study without a winner is inconclusive if it does not rule out larger gains than this share."""
 
 
 def record_conclusion(run: StudyRun) -> ConclusionRecord:
@@ -42,7 +49,7 @@ def _found(run: StudyRun, results: Sequence[TrialResult]) -> dict[str, object]:
         after += f", after a proof of {proven.process_count}" if reestimate.estimate is not None else ""
         proofs = [r for r in run.store.of(ConfirmRun) if (r.stage, r.settings) == (proven.stage, proven.settings)]
         loss = loss_addition([*proofs, *mine])
-        if proven.corrected is not None and ratio.high >= 1.0:  # those pairs decide nothing, and may be few
+        if proven.corrected is not None and ratio.high >= 1.0:  # the pairs of the gain decide nothing, and may be few
             after += f"; that it is faster at all the proof says: {format_estimate(proven.corrected)}"
         return {
             "outcome": Outcome.WINNER,
@@ -75,12 +82,12 @@ def _found(run: StudyRun, results: Sequence[TrialResult]) -> dict[str, object]:
 
 
 def _objections(run: StudyRun) -> dict[FlagSet, str]:
-    """Returns what speaks against sets that held in their final proof."""
+    """Returns the objections to sets that held in their final proof."""
     return {c.settings: c.after.objection for c in run.candidates if c.after.objection is not None}
 
 
 def _no_winner(run: StudyRun, results: Sequence[TrialResult]) -> tuple[Outcome, str]:
-    """Returns what a study says that proved no winner: that there is none, where gains above a bound are ruled out."""
+    """Returns the outcome without a winner: inconclusive unless gains above a bound are ruled out."""
     min_effect = run.spec.measure.min_effect
     open_gain, settings = max(_open_gains(run, results), default=(0.0, ""))
     if run.time.unproven:
@@ -101,7 +108,7 @@ def _no_winner(run: StudyRun, results: Sequence[TrialResult]) -> tuple[Outcome, 
 
 
 def _open_gains(run: StudyRun, results: Sequence[TrialResult]) -> list[tuple[float, str]]:
-    """Returns the largest gain in the 95 % interval of each set without a verdict, and its settings as text."""
+    """Returns, for each set without a verdict, the largest gain in its 95 % interval and its settings as text."""
     last = {f.settings: f for f in run.store.of(FinalistResult)}
     judged = {s for s, f in last.items() if f.verdict is not Verdict.UNRESOLVED or f.is_vetoed or f.failure is not None}
     judged |= set(_objections(run))

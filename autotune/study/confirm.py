@@ -1,10 +1,10 @@
-"""From candidate to winner: where it is decided that a set is confirmed, minimal, proven and soaked.
+"""Decides which candidates are confirmed, minimal, proven and soaked.
 
-The best of many noisy estimates is too good to be true, so the search's own figures decide nothing here. A set is
-measured in fresh pairs of processes and looked at after each; what all those looks may err together is written down
-before the first pair and never changes, so a study that was stopped, or is given a larger cap, goes on by its plan. The
-rule of one proof is `autotune.model.standing`. Whatever stopped a proof was a lucky figure more often than an unlucky
-one; so the gain that is reported comes from pairs run after it, in a number settled by then.
+The best of many noisy estimates is biased, so the search's own figures decide nothing here. A set is measured in fresh
+pairs of processes by a sequential test. Its plan, with the error that all looks share, is recorded before the first
+pair and never changes, so a study that was stopped, or is given a larger cap, goes on by its plan. The rule of one
+proof is `autotune.model.proofs.standing`. A figure that stops a test early is lucky more often than not, so the
+reported gain comes from a fixed number of pairs run after it.
 """
 
 from __future__ import annotations
@@ -72,20 +72,20 @@ FAMILIES = {"full": "final"}
 """Stages whose proofs share the error of another stage."""
 
 LIKELY = 0.5
-"""Chance of settling a proof that makes a larger cap worth saying."""
+"""Chance of settling a proof at which a larger cap is suggested."""
 
 HIGHEST = 200
-"""Largest cap that is worth saying."""
+"""Largest cap that is suggested."""
 
 LEAST_GROUP = 2
-"""Settings that are left out together rather than in turn, at least."""
+"""Fewest settings that are left out together rather than in turn."""
 
 
 # ---------------------------------------------------------------------- candidates
 
 
-def choose_candidates(run: StudyRun, without: Container[FlagSet] = ()) -> list[TrialResult]:
-    """Returns the best trials that are worth a proof; sets in `without` have had theirs."""
+def choose_candidates(run: StudyRun, without: Container[FlagSet]) -> list[TrialResult]:
+    """Returns the best trials that are worth a proof, except sets in `without`."""
     spec, results = run.spec, [r for r in run.store.of(TrialResult) if r.settings not in without]
     count, min_effect = spec.confirm.finalists, spec.measure.min_effect
     return worth_proving(results, count=count, min_effect=min_effect, effects=run.store.last(EffectsRecord))
@@ -94,17 +94,14 @@ def choose_candidates(run: StudyRun, without: Container[FlagSet] = ()) -> list[T
 def worth_proving(
     results: Sequence[TrialResult], *, count: int, min_effect: float, effects: EffectsRecord | None = None
 ) -> list[TrialResult]:
-    """Returns the best few of the measured trials whose intervals leave room for an effect, best first.
+    """Returns the best `count` measured trials whose intervals allow a gain of `min_effect` (a share), best first.
 
-    A trial is one pair of processes: where processes differ by as much as a gain, it calls one set in eight that gains
-    2 % not promising. So those are taken, too, where fewer promising ones than can be proven are there.
+    A trial is one pair of processes, and where processes differ by as much as a gain, one set in eight that gains 2 %
+    does not look promising after it. So an interval that only allows a gain is enough.
 
     Args:
-        results: The trials.
-        count: How many, at most.
-        min_effect: Smallest effect of interest, as a share.
-        effects: Estimates from all trials: of trials that differ only in what is expected to be of no use one is taken,
-            and the best expected set first. A trial of nothing else is taken if it was faster all the same.
+        effects: Estimates from all trials. With them, the best expected set comes first; of trials that differ only in
+            settings of no expected use one is taken, and of trials of such settings alone those that were faster.
     """
     hopeful = [
         (r.comparison.estimate, r)
@@ -124,10 +121,7 @@ def worth_proving(
 
 
 def confirm(run: StudyRun) -> None:
-    """Needs trials; measures the best candidates in fresh processes.
-
-    Where none of them holds, and a budget has time left, the search goes on with that.
-    """
+    """Measures the best trials in fresh processes; if none holds and a budget has time left, the search goes on."""
     refuted: set[FlagSet] = set()
     while chosen := _affordable(run, refuted):
         detail = f"{len(chosen)} finalists, each in up to {most_processes(run)} fresh pairs of processes"
@@ -158,7 +152,7 @@ def _affordable(run: StudyRun, refuted: Container[FlagSet]) -> list[TrialResult]
 
 
 def minimise(run: StudyRun) -> None:
-    """Needs confirmed sets; leaves out what does not pay of the best one."""
+    """Leaves out of the best confirmed set the settings that do not pay."""
     confirmed = [c for c in run.candidates if c.state is SetState.CONFIRMED]
     best = min(confirmed, key=_corrected_ratio, default=None)
     run.candidates = []
@@ -179,12 +173,12 @@ def _corrected_ratio(confirmed: Candidate) -> float:
 
 
 def minimise_set(run: StudyRun, winner: FlagSet) -> FlagSet:
-    """Leaves out of a set what does not pay; each step is measured and recorded.
+    """Leaves out of a set the settings that do not pay; measures and records each step.
 
-    What is expected to be of no use goes first, together, by one measurement. Where that finds that it pays after all,
-    or where nothing is known, one setting after the other is measured against what is left. A setting stays if leaving
-    it out is measurably slower, or, where that is not resolved, if the estimate says that it costs more than the
-    smallest effect of interest. What is dropped by mistake is found by the proof that follows.
+    Settings of no expected use are left out first, together, by one measurement. If they pay after all, or nothing is
+    expected, each setting in turn is measured against the set without it. A setting stays if leaving it out is
+    measurably slower or, where that is not resolved, if by the estimate it costs more than the smallest effect of
+    interest. The proof that follows detects a setting dropped by mistake.
     """
     current = winner
     if len(group := _of_no_use(run, winner)) >= LEAST_GROUP:
@@ -198,7 +192,7 @@ def minimise_set(run: StudyRun, winner: FlagSet) -> FlagSet:
         if len(current) == 1:
             break
         if run.spec.broken_rule(current.without(name), run.setup.rule_defaults) is not None:
-            continue  # without it the set would be none that may be tried
+            continue  # the set without it breaks a rule
         found = _left_out(run, current, name, share=1.0 / (len(names) - at))
         if found is None:
             break
@@ -208,7 +202,7 @@ def minimise_set(run: StudyRun, winner: FlagSet) -> FlagSet:
 
 
 def _of_no_use(run: StudyRun, winner: FlagSet) -> tuple[str, ...]:
-    """Returns settings that are expected to be of no use; of nothing but such settings the likeliest one stays."""
+    """Returns the settings of no expected use; if all are such, without the one that is likeliest to act."""
     effects = run.store.last(EffectsRecord)
     if effects is None:
         return ()
@@ -220,7 +214,7 @@ def _of_no_use(run: StudyRun, winner: FlagSet) -> tuple[str, ...]:
 
 
 def _left_out(run: StudyRun, settings: FlagSet, left_out: LeftOut, *, share: float) -> AblationResult | None:
-    """Measures what leaving settings out does; None, with a note, if there is no time for that."""
+    """Measures the effect of leaving settings out; returns None, with a note, if there is no time for it."""
     is_known = _known_ablation(run, settings, left_out) is not None
     if not is_known and not run.time.allows(lambda takes: takes.ablation_s):
         run.view.note("not minimised further: what is left of the budget is kept for the final proof")
@@ -229,7 +223,7 @@ def _left_out(run: StudyRun, settings: FlagSet, left_out: LeftOut, *, share: flo
 
 
 def pays_for_itself(run: StudyRun, settings: FlagSet, name: str) -> bool:
-    """Whether one setting of a set is worth a proof: measured against the set without it, unless that is recorded."""
+    """Whether one setting of a set is worth a proof, as recorded or measured now against the set without it."""
     found = _ablation(run, settings, name)
     return found.kept and found.failure is None
 
@@ -240,10 +234,10 @@ def _known_ablation(run: StudyRun, settings: FlagSet, left_out: LeftOut) -> Abla
 
 
 def _ablation(run: StudyRun, settings: FlagSet, left_out: LeftOut, *, share: float = 1.0) -> AblationResult:
-    """Returns what leaving settings out does: as recorded, or measured now, in a share of the time there is."""
+    """Returns the effect of leaving settings out, as recorded or measured now in a share of the time left."""
     if (found := _known_ablation(run, settings, left_out)) is None:
         names = names_left_out(left_out)
-        # A compiler that is given a set without its artefacts goes on without them: it speaks of another program.
+        # The screen compiles a set without its artefacts, so it would compare another program.
         if not artefacts_of(settings) and is_same_program(run, settings, settings.without(*names)):
             kept, reason = pays(None, run.spec.measure.min_effect)
             run.store.append(AblationResult(settings=settings, left_out=left_out, kept=kept, reason=reason))
@@ -264,7 +258,7 @@ def _ablation(run: StudyRun, settings: FlagSet, left_out: LeftOut, *, share: flo
 
 
 def final_proof(run: StudyRun) -> None:
-    """Needs candidates; the first that holds in processes of its own is proven: by figures that selected nothing."""
+    """Proves the first candidate that holds in new processes, whose figures took no part in its selection."""
     if not run.waiting or not run.time.allows_proofs("final", _first_waiting(run)):
         return
     plan_proofs(run, [(c.stage, c.settings) for c in run.waiting], candidate_weights(len(run.waiting)))
@@ -288,7 +282,7 @@ def _first_waiting(run: StudyRun) -> list[tuple[FlagSet, int]]:
 
 
 def soak(run: StudyRun) -> None:
-    """Needs a proven set; one that does not run for long is none, and the next candidate gets its chance."""
+    """Runs the proven set for long; if it fails, the next candidate is proven and soaked."""
     while (winner := run.winner) is not None and winner.proof is not None and (least_s := run.spec.confirm.soak):
         run.begin_stage(
             "soak",
@@ -305,7 +299,7 @@ def soak(run: StudyRun) -> None:
 
 
 def _soaked(run: StudyRun, proven: FinalistResult, least_s: float) -> SoakRecord:
-    """Returns the soak of a set: what an earlier session soaked at least as long is not repeated."""
+    """Returns the soak of a set, as recorded if it was at least as long, or run now."""
     settings, of_proof = proven.settings, (proven.stage, proven.settings)
     ratios = [r.log_ratio for r in run.store.of(ConfirmRun) if (r.stage, r.settings) == of_proof and r.log_ratio]
     least_steps = run.spec.soak_steps
@@ -330,15 +324,14 @@ def _soaked(run: StudyRun, proven: FinalistResult, least_s: float) -> SoakRecord
 def prove(
     run: StudyRun, sets: Sequence[tuple[int, FlagSet]], *, stage: str, against: FlagSet | None = None
 ) -> list[FinalistResult]:
-    """Measures some sets against the baseline, each in fresh pairs of processes, until each proof is settled.
+    """Measures sets against the baseline, each in fresh pairs of processes, until each proof is settled.
 
-    The sets take turns, so that a slow hour of the machine is shared by all. Pairs already recorded are not run again.
+    The sets take turns, so that a slow hour of the machine affects all. Recorded pairs are not run again.
 
     Args:
-        run: The study.
         sets: Trial number and settings of each.
-        stage: Under which name the runs are recorded; runs of another stage are never used.
-        against: What to compare with instead of the baseline alone.
+        stage: Name of the runs in the records; runs of another stage are never used.
+        against: Settings to compare with instead of the baseline alone.
     """
     plan_proofs(run, [(stage, settings) for _, settings in sets])
     store, most = run.store, most_processes(run)
@@ -376,7 +369,7 @@ class _Open:
         return _runs(self._run.store, self.plan.stage, self.plan.settings)
 
     def standing(self) -> Standing:
-        """Returns its standing; computed again only where a pair has come."""
+        """Returns the proof's standing; recomputes it only after a new pair."""
         runs, spec = self.runs(), self._run.spec
         if self._known is None or self._known[0] != len(runs):
             found = standing(
@@ -387,7 +380,7 @@ class _Open:
         return self._known[1]
 
     def next_pair(self) -> int | None:
-        """Returns which of its pairs is to be run next, counted from 0; None if none is."""
+        """Returns the index of the next pair to run, from 0; None if there is none."""
         if self.standing().is_over:
             return None
         done = {r.repeat for r in self.runs()} | self._taken
@@ -395,7 +388,7 @@ class _Open:
         return at if at < most_processes(self._run) else None
 
     def take(self, at: int) -> int:
-        """Returns the number of a pair that is run now."""
+        """Marks a pair as begun and returns its number in the records."""
         self._taken.add(self.plan.first + at)
         return self.plan.first + at
 
@@ -403,13 +396,11 @@ class _Open:
 def _run_pairs(
     run: StudyRun, known: Sequence[ConfirmRun], next_pair: Callable[[], PairTask | None], *, asked: int
 ) -> None:
-    """Has fresh pairs of processes run and recorded until there is none to run.
+    """Runs and records fresh pairs of processes until `next_pair` returns None.
 
     Args:
-        run: The study.
-        known: Those that earlier sessions recorded, to be shown.
-        next_pair: Gives the next one.
-        asked: How many there may be of each set.
+        known: Pairs that earlier sessions recorded, to be shown.
+        asked: Most pairs of each set, to be shown.
     """
 
     def record(found: ConfirmRun) -> None:
@@ -434,17 +425,16 @@ def _record(run: StudyRun, result: FinalistResult) -> FinalistResult:
 
 
 def most_processes(run: StudyRun) -> int:
-    """Returns the pairs of processes after which a proof of this study ends in any case."""
+    """Returns the most pairs of processes of a proof of this study."""
     return max(FIRST_LOOK, run.spec.confirm.processes)
 
 
 def plan_proofs(run: StudyRun, proofs: Sequence[tuple[str, FlagSet]], weights: Sequence[float] | None = None) -> None:
-    """Writes down what each proof may err, unless that is written down.
+    """Records the plan of each proof, with its share of the error, unless it is recorded already.
 
     Args:
-        run: The study.
         proofs: Stage and settings of each, all of one family.
-        weights: How they share what the stage has left; default: alike.
+        weights: Shares of the error that the family has left; default: equal.
     """
     store = run.store
     todo = [
@@ -468,7 +458,7 @@ def plan_proofs(run: StudyRun, proofs: Sequence[tuple[str, FlagSet]], weights: S
 
 
 def pairs_run(run: StudyRun, stage: str, settings: FlagSet) -> int:
-    """Returns the pairs of processes that a proof has run, in all sessions; all of them if one failed and ended it."""
+    """Returns the number of pairs that a proof has run in all sessions; the most possible if a failure ended it."""
     runs = _runs(run.store, stage, settings)
     return most_processes(run) if any(r.failure is not None for r in runs) else len(runs)
 
@@ -489,7 +479,7 @@ def _runs(store: Store, stage: str, settings: FlagSet) -> list[ConfirmRun]:
 
 
 def measure_again(run: StudyRun, proven: FinalistResult) -> Reestimate:
-    """Measures the gain of a set that its proof calls faster, and looks for what speaks against it."""
+    """Measures the gain of a set that its proof calls faster, and checks it by isolated runs."""
     run.begin_stage("final proof", "gain: more fresh pairs of processes, which decide nothing: how much faster is it?")
     count = gain_pairs(proven.process_count)
     _run_after(run, proven, GAIN, lambda done, begun: begun < count, asked=count)
@@ -499,7 +489,7 @@ def measure_again(run: StudyRun, proven: FinalistResult) -> Reestimate:
 
 
 def _check_alone(run: StudyRun, proven: FinalistResult) -> FinalistResult | None:
-    """Compares with isolated runs of each arm; None where nothing runs in turns, or none are asked."""
+    """Compares with isolated runs of each arm; None without interleaved pairs, or if none are requested."""
     floor, asked = run.store.last(FloorResult), run.spec.confirm.alone
     if floor is None or floor.comparison.mode != INTERLEAVED or asked == 0:
         return None
@@ -524,7 +514,7 @@ def _run_after(
     *,
     asked: int,
 ) -> None:
-    """Has pairs run while they are wanted and none fails; `goes_on` is given those done and how many were begun."""
+    """Runs pairs until one fails or `goes_on`, given the finished ones and the number begun, is False."""
 
     def done() -> list[ConfirmRun]:
         return runs_after(proven, run.store.of(ConfirmRun), stage)
@@ -547,11 +537,11 @@ def _run_after(
 
 
 class Unsettled(NamedTuple):
-    """A proof that ended without a word for or against its set.
+    """A proof that ended without a verdict.
 
     Attributes:
         gain: The largest gain that it does not rule out, as a share of the default's step time.
-        processes: Cap with which it would be settled, more likely than not; None where that is more than is worth it.
+        processes: Cap that would more likely than not settle it; None if that is above `HIGHEST`.
     """
 
     result: FinalistResult
@@ -560,7 +550,7 @@ class Unsettled(NamedTuple):
 
 
 def unsettled(store: Store) -> Unsettled | None:
-    """Returns, of the proofs without a verdict, that which needs least to be settled."""
+    """Returns the proof without a verdict that needs the smallest cap to be settled."""
     min_effect = store.spec.measure.min_effect
     found = []
     for result in {(f.stage, f.settings): f for f in store.of(FinalistResult)}.values():

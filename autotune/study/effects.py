@@ -1,4 +1,4 @@
-"""Estimated effects of a study's settings, from all its trials: a model's, not a proof."""
+"""Estimates the effects of a study's settings from all its trials, by a model; no proof."""
 
 from __future__ import annotations
 
@@ -18,20 +18,16 @@ from autotune.settings.space import SearchSpace
 from autotune.study.samplers import distribution_of, to_text
 
 LIKELY_PAIR = 0.05
-"""Probability to act together from which a pair of settings is recorded."""
+"""Least probability of an interaction for which a pair of settings is recorded."""
 
 _SEED = 0
 
 
 class StudyEffects:
-    """The fitted model of a study's trials, in its settings' names and values.
+    """The model fitted to all trials of a study, failed ones included, in its settings' names and values.
 
     Args:
-        space: What is searched.
-        sampler: Fits the model.
-        trials: Failed ones included.
-        is_allowed: Whether a set keeps the study's rules.
-        least: Smallest gain of interest, as a share: what betters a set by less is not in the best one.
+        least: Smallest gain of interest, as a share; a setting that gains less is not in the best set.
     """
 
     def __init__(
@@ -58,7 +54,7 @@ class StudyEffects:
 
     @property
     def best(self) -> FlagSet:
-        """The best expected set, tried or not, without settings that are not expected to better it."""
+        """The best expected set, tried or not, without settings that are not expected to gain `least`."""
         return self._set(self._best)
 
     @functools.cached_property

@@ -1,4 +1,4 @@
-"""Chooses the lanes of a study: this process, groups of this machine's devices, nodes of a SLURM job, Dask workers."""
+"""Chooses the engine of a study: this process, groups of this machine's devices, nodes of a SLURM job, Dask workers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from autotune.cluster.engine import Engine, Place, Processes, lanes_here, lanes_of_groups, lanes_on_nodes
 from autotune.machine.devices import parse_devices, restrict_devices
 from autotune.machine.environment import caller_environment
-from autotune.machine.slurm import inside_slurm_job, slurm_hosts
+from autotune.machine.slurm import has_slurm, slurm_hosts
 from autotune.model.errors import LaunchError, StudyFileError
 from autotune.model.sections import WITH_SECRETS
 from autotune.model.spec import StudySpec
@@ -22,7 +22,7 @@ from autotune.study.run import StudyRun
 from autotune.workers.srun import SRUN_VARIABLE
 
 HIGHEST_STEP = 0xFFFFFFF0
-"""Step numbers from here on are SLURM's own: the batch script, an interactive shell."""
+"""First of the step numbers that SLURM uses itself, for the batch script and interactive shells."""
 
 _ADDRESS = re.compile(r"(\w+://)?[^\s/]+:\d+(/\S*)?")
 
@@ -30,7 +30,7 @@ MakeEngine = Callable[[StudyRun], Engine]
 
 
 def parse_groups(text: str | None) -> tuple[tuple[str, ...], ...]:
-    """Groups of devices, one for each lane: ``0-3,4-7`` are two of four, ``0+2,1+3`` two of two.
+    """Parses groups of devices, one for each lane: ``0-3,4-7`` are two of four, ``0+2,1+3`` two of two.
 
     Raises:
         StudyFileError: If a group is malformed, or a device is in two of them.
@@ -53,11 +53,11 @@ def choose_engine(
     scheduler: str | None = None,
     scheduler_file: Path | None = None,
 ) -> MakeEngine | None:
-    """The lanes of a study as it is called here; None is this process alone.
+    """Chooses the engine by the command line and the SLURM job around it; None is this process alone.
 
     Raises:
-        StudyFileError: If trials of several nodes are given devices of one machine, lanes are named twice, or the
-            scheduler's address is none.
+        StudyFileError: If trials of several nodes are given devices of one machine, lanes are named in two ways, or the
+            scheduler's address is malformed.
         LaunchError: If this machine does not have those devices.
     """
     asked = {"--scheduler": scheduler, "--scheduler-file": scheduler_file, "--devices": groups or None}
@@ -71,7 +71,8 @@ def choose_engine(
                 f"{spec.device.node_count} nodes; leave it out, and the nodes of the SLURM job are the lanes"
             )
         if len(groups) > 1:
-            return lambda run: _on_devices(run, groups)
+            name = socket.gethostname()
+            return lambda run: _engine(run, lanes_here(groups, name), f"{len(groups)} lanes of this machine")
         restrict_devices(spec.device.platform, groups[0])
         return None
     nodes = _nodes_of_job()
@@ -81,10 +82,10 @@ def choose_engine(
 
 
 def study_message(spec: StudySpec, *, study_dir: str, run: Path | None) -> dict[str, Any]:
-    """A lane's first message.
+    """Builds the first message to a lane.
 
     Args:
-        run: The run directory, where the lane sees it, too; None where it does not.
+        run: The run directory; None if the lane cannot read it.
     """
     return {
         "type": "study",
@@ -97,23 +98,18 @@ def study_message(spec: StudySpec, *, study_dir: str, run: Path | None) -> dict[
 
 
 def _nodes_of_job() -> tuple[str, ...]:
-    """Nodes of the SLURM job in which this is called; none inside one of its steps, whose place others decided."""
+    """Lists the nodes of the SLURM job around this process; none inside a step, whose nodes the caller chose."""
     own = caller_environment()
     step = own.get("SLURM_STEP_ID", "")
     in_step = step.isdigit() and int(step) < HIGHEST_STEP
     listed = own.get("SLURM_JOB_NODELIST", "")
-    if in_step or not listed or "SLURM_JOB_ID" not in own or not inside_slurm_job():
+    if in_step or not listed or "SLURM_JOB_ID" not in own or not has_slurm():
         return ()
     return slurm_hosts(listed, own)
 
 
 def _refuse_for_dask(spec: StudySpec, named: Mapping[str, object]) -> None:
-    """Refuses what a Dask cluster cannot do, before there is a run directory.
-
-    Raises:
-        StudyFileError: If lanes are named in two ways, the address is none, or a trial spans several nodes.
-        LaunchError: If Dask is not installed.
-    """
+    """Refuses what a Dask cluster cannot do, before a run directory is created."""
     if len(named) > 1:
         raise StudyFileError(f"lanes must be named in one way but got {' and '.join(named)}; leave one out")
     address = named.get("--scheduler")
@@ -135,7 +131,7 @@ def _refuse_for_dask(spec: StudySpec, named: Mapping[str, object]) -> None:
 
 
 def _on_dask(run: StudyRun, scheduler: str | None, scheduler_file: Path | None) -> Engine:
-    """A lane on each worker of the cluster; nothing of the run directory is seen there."""
+    """Makes a lane of each worker of the cluster; workers need not see the run directory."""
     from autotune.cluster.dask_engine import DaskEngine  # no other study needs Dask to be installed
 
     study = study_message(run.spec, study_dir=run.store.study_dir, run=None)
@@ -145,13 +141,8 @@ def _on_dask(run: StudyRun, scheduler: str | None, scheduler_file: Path | None) 
     return engine
 
 
-def _on_devices(run: StudyRun, groups: Sequence[Sequence[str]]) -> Engine:
-    places = lanes_here(groups, socket.gethostname())
-    return _engine(run, places, f"{len(places)} lanes of this machine")
-
-
 def _on_nodes(run: StudyRun, nodes: Sequence[str]) -> Engine:
-    """A lane on each node; where a trial spans several, on each group of them, its ranks started from here."""
+    """Places a lane on each node or, if a trial spans several, on each group of nodes, with ranks started from here."""
     size, count = run.spec.device.node_count, run.spec.device.count
     try:
         extra = shlex.split(caller_environment().get(SRUN_VARIABLE, ""))

@@ -1,7 +1,7 @@
-"""The driver's side of lanes: gives tasks to free ones, records what comes back, and counts device-hours.
+"""The driver's side of lanes: gives tasks to free lanes, records their results, and counts device-hours.
 
-One driver decides and writes. A lane that is lost takes the task in hand with it, which goes to another lane; what it
-might still say has no reader. So nothing is done twice and nothing is left out, whoever dies.
+Only the driver decides and writes. The task of a lost lane goes to another lane, and later messages of the lost one are
+ignored. So no task is recorded twice and none is left out, whichever process dies.
 """
 
 from __future__ import annotations
@@ -38,18 +38,17 @@ from autotune.rundir.store import Store
 from autotune.stats.noise_floor import proof_size
 
 MOST_LOST = 3
-"""A task over which so many lanes were lost is not given to another: perhaps it kills them."""
+"""Lanes that may be lost over one task; after that it is recorded as failed, for it may be what kills them."""
 
 LISTEN_S = 1.0
 SILENT_S = 60.0
-"""A lane at work that says nothing for so long (it would say at least that it is alive) is given up."""
-
+"""Time without a message after which a busy lane is given up; lanes send signs of life."""
 
 WRITE_EVERY_S = 60.0
-"""What a driver that is killed may leave uncounted."""
+"""Time between ledger records: the most that a killed driver leaves uncounted."""
 
 NEWS_EVERY_S = 5.0
-"""How soon it is written down that a lane has come or gone."""
+"""Time between ledger records while lanes come and go."""
 
 
 @dataclass(slots=True)
@@ -68,8 +67,8 @@ class _Lane:
 class Ledger:
     """Counts device-seconds of a study over all sessions.
 
-    A device counts while it stands ready, at work or not, for that is what a cluster charges. Time in a queue, a pause
-    of the job and a jump of the clock do not count: the study's stopwatch leaves them out.
+    A device counts while it is allocated, busy or idle, as a cluster charges it. The study's stopwatch leaves out time
+    in a queue, pauses of the job and jumps of the clock.
     """
 
     def __init__(self, store: Store) -> None:
@@ -80,19 +79,19 @@ class Ledger:
         self._lanes: tuple[str, ...] = ()
 
     def count(self, devices: int) -> None:
-        """Adds the time since the last look for so many devices."""
+        """Adds the time since the last call for so many devices."""
         now_s = self._store.watch.total_s
         self.device_s += (now_s - self._counted_s) * devices
         self._counted_s = now_s
 
     def write_if_due(self, lanes: Sequence[str]) -> None:
-        """Writes it down if that was long ago, or lanes have come or gone since."""
+        """Writes a record if the last one is old, or lanes have come or gone since."""
         every_s = WRITE_EVERY_S if tuple(filter(None, lanes)) == self._lanes else NEWS_EVERY_S
         if self._store.watch.total_s - self._written_s >= every_s:
             self.write(lanes)
 
     def write(self, lanes: Sequence[str]) -> None:
-        """Writes it down, with the lanes that are there now."""
+        """Writes a record with the present lanes."""
         self._lanes = tuple(filter(None, lanes))
         self._store.append(LedgerRecord(device_s=round(self.device_s, 3), lanes=self._lanes))
         self._written_s = self._store.watch.total_s
@@ -102,10 +101,10 @@ class Lanes:
     """All lanes of one session.
 
     Args:
-        runtime: Tells which of some settings are read when a program runs.
+        runtime: Selects the settings that are read when a program runs.
 
     Attributes:
-        engine: Offers the lanes; set before the first use.
+        engine: Set before the first use.
     """
 
     engine: Engine
@@ -126,7 +125,7 @@ class Lanes:
     # ------------------------------------------------------------------ for stages
 
     def first_floor(self) -> FloorResult:
-        """The noise floor of the first lane that has one; what runs on the others goes on meanwhile.
+        """Returns the A/A run of the first lane that has one; the other lanes go on.
 
         Raises:
             LaunchError: If the reference runs on none of them.
@@ -139,10 +138,10 @@ class Lanes:
             self._listen()
 
     def work(self, source: Callable[[], PendingTask | None]) -> None:
-        """Gives tasks to free lanes until there is none left and the results of all are told.
+        """Gives tasks to free lanes until there is none left and all results are recorded.
 
         Args:
-            source: Gives the next task; None if there is none now. It is asked again after each result.
+            source: Returns the next task, or None if there is none now; called again after each result.
         """
         while True:
             self._begin_floors()
@@ -156,18 +155,18 @@ class Lanes:
             if not self._at_work() and not self._pending:
                 if is_dry:
                     return
-                if (pending := source()) is None:  # nothing to do, whether a lane comes or not
+                if (pending := source()) is None:  # nothing to do, even if a lane joins
                     return
                 self._pending.append(pending)
             self._listen()
 
     def do(self, pending: PendingTask) -> None:
-        """Has one task done."""
+        """Runs one task."""
         todo = [pending]
         self.work(lambda: todo.pop() if todo else None)
 
     def close(self) -> None:
-        """Ends every lane and writes down what was used up."""
+        """Ends every lane and writes the ledger."""
         self.ledger.count(self.device_count)
         self.ledger.write(self.names)
         self.engine.close()
@@ -175,22 +174,22 @@ class Lanes:
 
     @property
     def limits(self) -> TimeLimits | None:
-        """What processes may take on the first lane that has a noise floor; None before there is one."""
+        """Time limits of processes on the first lane that has an A/A run; None before there is one."""
         return next((time_limits_after(self._store.spec, x.floor) for x in self._lanes.values() if x.floor), None)
 
     @property
     def names(self) -> Sequence[str]:
-        """Lanes that are there now."""
+        """Names of the present lanes, sorted."""
         return sorted(self._lanes)
 
     @property
     def is_measuring(self) -> bool:
-        """Whether a lane is at work now."""
+        """Whether a lane is busy."""
         return any(x.pending is not None for x in self._lanes.values())
 
     @property
     def device_count(self) -> int:
-        """Devices of all lanes that are there now."""
+        """Devices of all present lanes."""
         return sum(x.devices for x in self._lanes.values())
 
     # ------------------------------------------------------------------ giving
@@ -229,7 +228,7 @@ class Lanes:
         self.engine.begin(lane.name, {"type": "task", "assignment": assignment.model_dump(mode="json")})
 
     def _sized(self, task: AnyTask) -> AnyTask:
-        """A pair of processes with its number of pairs of blocks: the same on every lane, and in every session."""
+        """Sets the number of block pairs of a pair of processes: the same on every lane, and in every session."""
         if not isinstance(task, PairTask) or task.pairs is not None:
             return task
         floors = self._store.of(FloorResult)
@@ -238,12 +237,12 @@ class Lanes:
         return task.model_copy(update={"pairs": pairs})
 
     def _settings_of(self, task: AnyTask) -> FlagSet:
-        """All settings that a task may run under."""
+        """Returns the settings under which a task runs, baseline included."""
         own = task.config.settings if isinstance(task, TrialTask) else getattr(task, "settings", FlagSet())
         return self._store.spec.baseline.merge(own)
 
     def _learn_programs(self) -> None:
-        """Programs that were measured since the last look, each with the first trial that ran it."""
+        """Adds the programs measured since the last call, each with the first trial that ran it."""
         news = self._store.since(TrialResult, self._programs_seen)
         for result in news:
             if result.program_key is not None and result.status is TrialStatus.MEASURED:
@@ -253,11 +252,11 @@ class Lanes:
     # ------------------------------------------------------------------ hearing
 
     def _listen(self) -> None:
-        """Waits a moment for news of lanes, and takes them in."""
+        """Waits up to `LISTEN_S` for messages of lanes, and handles them."""
         for told in self.engine.news(LISTEN_S):
             self._take(told)
         watch = self._store.watch
-        watch.hold(not self._lanes)  # time without a lane is spent in somebody's queue
+        watch.hold(not self._lanes)  # time without a lane is time in a queue
         self.ledger.count(self.device_count)
         self.ledger.write_if_due(self.names)
         for lane in list(self._lanes.values()):
@@ -274,7 +273,7 @@ class Lanes:
             return
         lane = self._lanes.get(name)
         if lane is None:
-            return  # given up: it has no reader any more
+            return  # given up
         lane.heard_s = self._store.watch.total_s
         if kind == LEFT:
             self._lose(name, str(message["why"]))
@@ -295,11 +294,7 @@ class Lanes:
             self._answer(lane, lane.pending, message)
 
     def _inside(self, pending: PendingTask, parts: Sequence[str]) -> Path:
-        """A folder of a task in hand: a lane writes nowhere else.
-
-        Raises:
-            LaunchError: If it tries to.
-        """
+        """Returns the folder that a lane asks for; raises LaunchError if it is not its task's."""
         allowed = (pending.own_folder, floor_folder(""))
         if not any(tuple(parts[: len(a)]) == a for a in allowed):
             raise LaunchError(f"a lane must keep to the folder of its task but asks for {'/'.join(parts)!r}")
@@ -326,7 +321,7 @@ class Lanes:
         self._view.floor(floor)
 
     def _lose(self, name: str, why: str) -> None:
-        """A lane is gone; its task goes to another, or is recorded as lost if that happened too often."""
+        """Removes a lost lane; its task goes to another, or is recorded as failed after `MOST_LOST` losses."""
         lane = self._lanes.pop(name, None)
         if lane is None:
             return
@@ -360,14 +355,14 @@ class Lanes:
             pending.done(record)
 
     def _first_result(self, lane: _Lane, floor: AnyRecord) -> None:
-        """A lane's A/A run: the lane is one of the study's, unless it is another kind of machine."""
+        """Records a lane's A/A run and admits the lane, unless it is another kind of machine."""
         assert isinstance(floor, FloorResult)
         try:
             refuse_strangers(floor, self._store.of(FloorResult))
         except LaunchError as error:
             self._dismiss(lane, str(error))
             return
-        # Its engine knows it by this name, which a machine's own may differ from: else nobody finds this again.
+        # `_join` finds it by the engine's name of the host, from which the machine's own may differ.
         floor = floor.model_copy(update={"provenance": {**floor.provenance, "host": lane.host}})
         if not self._store.of(FloorResult):
             floor = floor.model_copy(update={"power": power_analysis(self._store.spec, floor)})
@@ -377,11 +372,7 @@ class Lanes:
             self._view.note(warning)
 
     def _dismiss(self, lane: _Lane, why: str, *, is_node_lost: bool = False) -> None:
-        """A lane that is there but of no use; the study goes on with the others.
-
-        Raises:
-            LaunchError: If there is no other.
-        """
+        """Excludes a lane from the study; raises LaunchError if there is no other."""
         self._dismissed[lane.name] = why
         self.engine.give_up(lane.name, "of no use", for_good=True)
         self._lose(lane.name, why)
@@ -391,11 +382,11 @@ class Lanes:
     # ------------------------------------------------------------------ progress of a lane
 
     def phase(self, what: str, lane: str = "") -> None:
-        """What is under way on a lane."""
+        """Shows what a lane is doing."""
         self._view.phase(what, lane)
 
     def pair(self, folder: Path, pair: Pair, work: WorkPerStep | None = None, lane: str = "") -> None:
-        """Keeps one raw pair."""
+        """Writes and shows one raw pair."""
         if pair.index == 0:
             self._writers[folder] = (self._store.pair_writer(folder), [])
         write, ratios = self._writers[folder]
@@ -404,5 +395,5 @@ class Lanes:
         self._view.pair(ratios, lane)
 
     def incident(self, what: str, lane: str = "") -> None:
-        """Records what happened to the tuner."""
+        """Records an incident."""
         self._store.append(IncidentRecord(what=what, by=lane or None))

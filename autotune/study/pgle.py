@@ -1,4 +1,4 @@
-"""The stage `pgle`: the winner-to-be is profiled, compiled again with its profile, and proven against itself without.
+"""The stage `pgle`: profiles the best candidate, recompiles it with its profile, and proves it against itself without.
 
 It comes after minimising, for a profile belongs to one program: whatever changes that changes the names in it. JAX's
 own switch is of no use here, see `autotune.child.measure`.
@@ -16,15 +16,11 @@ from autotune.study.run import Candidate, StudyRun
 
 PROFILED_STEPS = 5
 
-ON_CPU = "on a CPU nothing reads a profile: XLA:CPU has no latency hiding scheduler"
 OF_COMMAND = "a program that compiles by itself is profiled by JAX itself: search the group `pgle` (jax_enable_pgle)"
-ONE_DEVICE = (
-    "one device has no collectives whose waiting the scheduler could hide; `confirm.pgle = true` profiles all the same"
-)
 
 
 def profile_guide(run: StudyRun) -> None:
-    """Needs candidates; where the first one is proven faster with a profile, the set with it becomes the first."""
+    """Profiles the first candidate; if it is proven faster with the profile, the set with it becomes the first."""
     if not run.waiting or run.spec.confirm.pgle is False:
         return
     if (why := why_not(run)) is not None:
@@ -51,21 +47,24 @@ def profile_guide(run: StudyRun) -> None:
 
 
 def why_not(run: StudyRun) -> str | None:
-    """Why nothing is profiled, empty where that goes without saying; None if it can be."""
+    """Returns why nothing is profiled, empty where the user need not be told; None if it can be."""
     spec = run.spec
     if PROFILE in spec.baseline.merge(run.waiting[0].settings):
         return "the study names a profile itself"
     if spec.workload.command is not None:
         return OF_COMMAND if spec.device.platform != "cpu" else ""
     if spec.device.platform == "cpu":
-        return ON_CPU
+        return "on a CPU nothing reads a profile: XLA:CPU has no latency hiding scheduler"
     if spec.confirm.pgle == "auto" and (run.facts.device_count or 1) < 2:
-        return ONE_DEVICE
+        return (
+            "one device has no collectives whose waiting the scheduler could hide; `confirm.pgle = true` profiles all "
+            "the same"
+        )
     return None
 
 
 def _profile(run: StudyRun, settings: FlagSet) -> ProfileRecord:
-    """The profile of a set: as recorded, or taken now. One that could not be taken is tried once a session."""
+    """Returns a set's profile, as recorded or taken now; a failed one is tried once a session."""
     for known in run.store.of(ProfileRecord):
         if known.settings == settings and known.profile is not None:
             return known

@@ -1,4 +1,4 @@
-"""Decides which sets need no measurement, from earlier trials and compiled programs."""
+"""Finds sets that need no measurement, by earlier trials and compiled programs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from autotune.study.screen import NO_OPS_TOGETHER, Precheck, contradicts, rechec
 
 
 def measure_reference(run: StudyRun) -> WorkerReport:
-    """Has the A/A run done, unless an earlier session did, and gives the reference's report."""
+    """Makes the A/A run, unless an earlier session did, and returns the reference's report."""
     if run.screener is not None:
         run.screener.is_measuring = lambda: run.lanes.is_measuring
     floor = run.lanes.first_floor()
@@ -27,7 +27,7 @@ def measure_reference(run: StudyRun) -> WorkerReport:
 
 
 def narrow_space(run: StudyRun, space: SearchSpace) -> SearchSpace:
-    """The space without what compiling shows to need no measurement."""
+    """Removes from a space what compiling shows to need no measurement."""
     screener, reference = run.screener, run.reference
     if screener is None or reference is None:
         return space
@@ -40,32 +40,32 @@ def narrow_space(run: StudyRun, space: SearchSpace) -> SearchSpace:
 
 
 def _is_refuted(run: StudyRun, results: Sequence[TrialResult]) -> bool:
-    """Whether what the screen calls a no-op turned out to act."""
+    """Whether settings that the screen calls no-ops turned out to act."""
     return contradicts(results, min_effect=run.spec.measure.min_effect)
 
 
 def is_same_program(run: StudyRun, one: FlagSet, other: FlagSet) -> bool:
-    """Whether the screen knows, without starting anything, that one measurement serves two sets."""
+    """Whether by the screen two sets give the same program, so that one measurement serves both."""
     if run.screener is None or _is_refuted(run, run.store.of(TrialResult)):
         return False
     return run.screener.is_same_program(one, other)
 
 
 def evaluate(run: StudyRun, config: TrialConfig, known: Known) -> TrialResult | TrialTask:
-    """What a lane has to do, unless the set's result is known already."""
+    """Returns a set's result if it needs no measurement, or the task of a lane."""
     precheck = Precheck()
     outcome: TrialOutcome | None = known.same_set(config.settings)
     if outcome is None and run.screener is not None:
         precheck = run.screener.precheck(config.settings)
         if config.origin == NO_OPS_TOGETHER or _is_refuted(run, known.results):
-            precheck = Precheck(failure=precheck.failure)  # what is equal is what is rechecked
+            precheck = Precheck(failure=precheck.failure)  # equal programs are what the recheck is about
         if precheck.failure is not None:
             outcome = TrialOutcome(status=TrialStatus.FAILED, failure=precheck.failure)
         elif precheck.key is not None:
             outcome = known.same_program(precheck.key, run.screener.precheck(FlagSet()).key)
     if outcome is not None:
         return TrialResult(**dict(config), **dict(outcome), compiled_key=precheck.key)
-    best = known.incumbent if config.origin != NO_OPS_TOGETHER else None  # what is surely not the best is given up
+    best = known.incumbent if config.origin != NO_OPS_TOGETHER else None  # a trial surely worse than it is given up
     return TrialTask(config=config, incumbent=best, compiled_key=precheck.key)
 
 
@@ -73,10 +73,9 @@ def evaluate(run: StudyRun, config: TrialConfig, known: Known) -> TrialResult | 
 
 
 class Known:
-    """The results so far, kept up as they come: to ask them costs as much after thousands of trials as after ten.
+    """Indexes of the results so far, updated as they come, so that a look-up takes constant time.
 
     Attributes:
-        results: All of them, in order.
         incumbent: See `incumbent`.
     """
 
@@ -90,7 +89,7 @@ class Known:
         self._lowest = 1
 
     def refresh(self) -> Sequence[TrialResult]:
-        """Takes in what was recorded since the last look, and gives that."""
+        """Adds the results recorded since the last call, and returns them."""
         news = self._store.since(TrialResult, len(self.results))
         for result in news:
             self.results.append(result)
@@ -103,7 +102,7 @@ class Known:
         return news
 
     def free_number(self, taken: Iterable[int]) -> int:
-        """The lowest number that no trial has."""
+        """Returns the lowest number that no trial has."""
         while self._lowest in self._by_number:
             self._lowest += 1
         number, taken = self._lowest, set(taken)
@@ -112,24 +111,19 @@ class Known:
         return number
 
     def same_set(self, settings: FlagSet) -> TrialOutcome | None:
-        """The trial that had this very set, if one did."""
+        """Returns the trial with the same set, if there is one."""
         earlier = self._by_set.get(settings)
         return _duplicate_of(earlier, TrialStatus.SAME_SET) if earlier is not None else None
 
     def same_program(self, key: str, reference_key: str | None) -> TrialOutcome | None:
-        """The reference or the trial that stands for a program, if one does.
-
-        Args:
-            key: Names the program as the screen compiled it.
-            reference_key: Names the reference's.
-        """
+        """Returns the reference or the trial with the same key of a compiled program, if there is one."""
         if key == reference_key:
             return TrialOutcome(status=TrialStatus.SAME_PROGRAM, same_as=REFERENCE_NUMBER)
         earlier = self._by_key.get(key)
         return _duplicate_of(earlier, TrialStatus.SAME_PROGRAM) if earlier is not None else None
 
     def complete(self, result: TrialResult) -> TrialResult:
-        """A result with the figures of the trial that stands for it, which a lane does not know."""
+        """Adds to a duplicate the figures of its original trial, which a lane does not know."""
         if result.same_as is None or result.same_as == REFERENCE_NUMBER:
             return result
         return result.model_copy(update=dict(_duplicate_of(self._by_number[result.same_as], result.status)))
@@ -140,7 +134,7 @@ def _duplicate_of(earlier: TrialResult, status: TrialStatus) -> TrialOutcome:
 
 
 def incumbent(results: Iterable[TrialResult]) -> Estimate:
-    """The best estimate so far, the reference's own while nothing is better."""
+    """Returns the best estimate so far, or the reference's own while nothing is better."""
     found = [r.comparison.estimate for r in results if r.status is TrialStatus.MEASURED and r.comparison is not None]
     best = min(found, key=lambda e: e.ratio, default=None)
     return best if best is not None and best.ratio < 1 else REFERENCE

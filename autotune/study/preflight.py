@@ -1,4 +1,4 @@
-"""Before a study starts: asks the installed build, checks settings, builds the search space; previews that space."""
+"""Probes the installed build, checks settings and builds the search space before a study; previews that space."""
 
 from __future__ import annotations
 
@@ -32,18 +32,16 @@ from autotune.workers.local import LocalLauncher
 from autotune.workers.srun import SrunLauncher
 
 REFUSED = frozenset({SettingVerdict.DANGEROUS})
-"""Verdicts for which a setting is refused although a process would start with it."""
+"""Verdicts of refused settings with which a process would start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preflight:
-    """The setup of a study that may start.
+    """The setup of a checked study; see `autotune.study.run.Setup`.
 
     Attributes:
         known: Settings of the installed build.
-        python: Interpreter of that build: the one under which the study's program runs.
-        first: Sets to try before the sampler proposes, with who suggests them.
-        rule_defaults: See the function of that name.
+        python: Interpreter of that build, under which the study's program runs.
         library: Winners that the study learns from.
     """
 
@@ -56,20 +54,20 @@ class Preflight:
 
     @property
     def jaxlib(self) -> str:
-        """The build's release."""
+        """See `autotune.study.run.Setup`."""
         return self.known.build.jaxlib
 
     def launcher(self, store: Store) -> Launcher:
-        """Makes the launcher that the study asks for."""
+        """See `autotune.study.run.Setup`."""
         return make_launcher(store.spec, store.study_dir)
 
     def library_winners(self, kind: str | None, count: int | None, note: Callable[[str], None]) -> LibraryWinners:
-        """See `autotune.study.run.Setup`; sets that break a rule of the study are left out."""
+        """See `autotune.study.run.Setup`; leaves out sets that break a rule of the study."""
         found = winners_for(self.library, self.spec, self.known, device_kind=kind, device_count=count, note=note)
         return replace(found, first=keeping_rules(self.spec, found.first, self.rule_defaults, note))
 
     def runtime_settings(self, settings: FlagSet) -> FlagSet:
-        """Returns settings that a fingerprint of the program does not hold; unknown ones count among them."""
+        """See `autotune.study.run.Setup`; unknown settings count as read at run time."""
         return FlagSet({n: v for n, v in settings.items() if self.known[n].stage is not Stage.PROGRAM})
 
     def space(self, reference: WorkloadFacts | None) -> SearchSpace:
@@ -83,12 +81,12 @@ class Preflight:
 
 
 def prepare(spec: StudySpec, *, study_dir: Path, storage: str | None, note: Callable[[str], None]) -> Preflight:
-    """Asks the build, checks every setting that the study names, gathers what goes first, and builds the space.
+    """Probes the build, checks every setting that the study names, and collects the sets to try first.
 
     Raises:
-        SettingError: If the study names a setting that the installed build refuses; all of them are named.
+        SettingError: If the study names settings that the installed build refuses; the message lists them all.
         StudyFileError: If there is no such sampler or library, or the storage cannot be opened.
-        LaunchError: If the installed build cannot be asked.
+        LaunchError: If the installed build cannot be probed.
     """
     refuse_missing_secrets(spec, source="the study")
     check_sampler(spec.search)
@@ -100,28 +98,26 @@ def prepare(spec: StudySpec, *, study_dir: Path, storage: str | None, note: Call
     _refuse(spec, known)
     defaults = rule_defaults(spec, known)
     first = keeping_rules(spec, _first_sets(spec, known, note), defaults, note)
-    build_space(spec, known, None)  # an unknown group must not wait for the reference to run
+    build_space(spec, known, None)  # finds an unknown group before the reference runs
     if storage is not None:
-        open_study(spec, storage)  # a mistyped URL must not wait for it either
+        open_study(spec, storage)  # finds a mistyped URL before it, too
     return Preflight(spec=spec, known=known, python=python, first=first, rule_defaults=defaults, library=library)
 
 
 def known_settings(spec: StudySpec, python: str) -> KnownSettings:
-    """Returns the settings of an interpreter's build, for the platform of a study.
+    """Probes an interpreter's build for its settings on the platform of a study.
 
     Raises:
-        LaunchError: If the build cannot be asked.
+        LaunchError: If the build cannot be probed.
     """
     return KnownSettings(probe_build(python, platform=spec.device.platform))
 
 
 def make_launcher(spec: StudySpec, study_dir: str, devices: Sequence[str] = ()) -> Launcher:
-    """Makes the launcher that a study asks for; tests and benchmarks put a simulated machine in place of this function.
+    """Creates the launcher of a study; tests and benchmarks replace this function by a simulated machine.
 
     Args:
-        spec: The study.
-        study_dir: Folder of the study file.
-        devices: What this process and its workers may use of the machine; empty for what they may already.
+        devices: Devices to which this process and its workers are restricted; empty for no restriction.
 
     Raises:
         LaunchError: If its trials span several nodes and there are none, or the machine does not have those devices.
@@ -135,22 +131,22 @@ def make_launcher(spec: StudySpec, study_dir: str, devices: Sequence[str] = ()) 
 
 
 def launcher_name() -> str:
-    """Names the function in force as `make_launcher`, by which a lane makes its launcher just as its driver does."""
+    """Returns the name of the present `make_launcher`, so that a lane uses the same as its driver."""
     return f"{make_launcher.__module__}:{make_launcher.__qualname__}"
 
 
 def refuse_missing_secrets(spec: StudySpec, *, source: str) -> None:
-    """Refuses to start a program without the secrets that were redacted in a record of its study.
+    """Refuses a study read from a record in which secrets were redacted.
 
     Raises:
-        StudyFileError: If there are any, by name.
+        StudyFileError: With the names of the secrets.
     """
     advice = "name the study file that has them (`recheck --study STUDY.toml`, or `run STUDY.toml`)"
     refuse_redacted(spec.workload.command, spec.workload.options, source=source, advice=advice)
 
 
 def _refuse(spec: StudySpec, known: KnownSettings) -> None:
-    """Refuses what the build refuses; what would change which program runs is in no `FlagSet`."""
+    """Refuses every setting that the build refuses."""
     places = [("baseline", spec.baseline)]
     places += [(f"search.first `{s.name}`", s.settings) for s in spec.search.first]
     places += [("search.settings", FlagSet({name: v})) for name, d in spec.search.settings.items() for v in _values(d)]
@@ -174,7 +170,7 @@ def rule_defaults(spec: StudySpec, known: KnownSettings) -> dict[str, str]:
     """Returns the build's defaults of settings that `limits.rules` name, for `StudySpec.broken_rule`.
 
     Raises:
-        SettingError: If the build does not have one; variables of other libraries are not its business.
+        SettingError: If the build does not have one of them; variables of other libraries are not checked.
     """
     for name in spec.rule_settings:
         if kind_of(name) != "env" and not known[name].exists:
@@ -187,7 +183,7 @@ def rule_defaults(spec: StudySpec, known: KnownSettings) -> dict[str, str]:
 
 
 def _first_sets(spec: StudySpec, known: KnownSettings, note: Callable[[str], None]) -> Sequence[tuple[str, FlagSet]]:
-    """Returns the caller's own settings, the study's named sets, the recipes: each as far as the build acts on it."""
+    """Returns the caller's settings, the study's named sets and its recipes, each without what the build ignores."""
 
     def here(settings: FlagSet, whose: str) -> FlagSet:
         return for_build(settings, known, over=spec.baseline, note=lambda text: note(f"{whose}: {text}"))
@@ -206,7 +202,7 @@ def keeping_rules(
     defaults: Mapping[str, str],
     note: Callable[[str], None],
 ) -> tuple[tuple[str, FlagSet], ...]:
-    """Returns the sets that keep the study's rules; the caller's environment and recipes may not."""
+    """Returns the sets that keep the study's rules, and notes the others."""
     kept = []
     for origin, settings in first:
         if (rule := spec.broken_rule(settings, defaults)) is None:
@@ -217,7 +213,7 @@ def keeping_rules(
 
 
 def _values(domain: object) -> list[str | bool | int | float]:
-    """Returns the values of a domain that can be checked one by one: all of a list, both ends of a range."""
+    """Returns the values of a domain to check: all of a list, both ends of a range."""
     if isinstance(domain, dict):
         found: list[str | bool | int | float] = []
         for value in domain.values():
@@ -234,13 +230,13 @@ class SpacePreview:
     """The search space of a study before it runs.
 
     Attributes:
-        space: Before a screen, which may take more out.
-        build: The library that was asked, in words.
-        source: Where the facts about the workload come from, in words.
-        device_count: None if nobody knows.
+        space: Before the screen.
+        build: Name of the probed library.
+        source: Source of the workload's facts, as text.
+        device_count: None if it is not known.
         layer_bytes: Bytes of ``weights`` and ``gradients`` of one layer.
-        priors: By the screen of the run, too, if it has one.
-        first: Sets of a library that are tried first, with their names.
+        priors: With the screen of the run, if it has one.
+        first: Names and sets of a library that are tried first.
     """
 
     space: SearchSpace
@@ -256,21 +252,19 @@ def preview_space(
     spec: StudySpec, *, study_dir: Path, run_dir: Path, is_asked: bool = False, python: str | None = None,
     note: Callable[[str], None] | None = None,
 ) -> SpacePreview:  # fmt: skip
-    """Builds the space of a study from the facts of a run that was made already, or from the study alone.
+    """Builds the space of a study from the facts of an earlier run's reference, or from the study alone.
 
     Args:
-        spec: The study.
-        study_dir: Folder of the study file, where the user's own modules are found.
-        run_dir: Where a run of this study may lie; the facts of its reference are used.
-        is_asked: Whether that run must be there.
-        python: Interpreter whose packages are meant; None for that of the workload.
-        note: Told if the workload's command is run once to find the interpreter; None to start nothing.
+        run_dir: Directory of that run, if there is one.
+        is_asked: Whether that run must exist.
+        python: Interpreter of the build to probe; None for the workload's.
+        note: Called with a warning if the workload's interpreter is not known.
 
     Raises:
         SettingError: If the study names a group or setting that does not exist, or an illegal value.
         RunDirectoryError: If `run_dir` must be a run of this study and is none, or its reference has not run.
         StudyFileError: If that run was on another build, or there is no such library.
-        LaunchError: If the installed build cannot be asked.
+        LaunchError: If the installed build cannot be probed.
     """
     asked = python or program_python(spec, study_dir, note=note)
     known = known_settings(spec, asked)
@@ -299,7 +293,7 @@ def preview_space(
 
 
 def _run_of(spec: StudySpec, path: Path, *, is_asked: bool) -> Store | None:
-    """Opens the run of this study, if there is one; where it is asked for, its reference must have run."""
+    """Opens the run of this study, if there is one; if `is_asked`, there must be, and its reference must have run."""
     try:
         store = Store.open(path)
     except AutotuneError:

@@ -1,13 +1,12 @@
 """Prior probability of each setting to act: from the screen, published recipes, the atlas and earlier winners.
 
-The weights are judgements: they decide what is tried first, and every trial washes them out. Of all settings that are
-searched `EXPECTED` are expected to act (of a few, `MOST_LIKELY` of them); what is known of each decides how these are
-spread. A winner of another GPU, model or release is a hint: a wrong one costs some trials, never a verdict.
+The weights are judgements: they decide what is tried first, and trials soon outweigh them. `EXPECTED` of all searched
+settings are expected to act (the share `MOST_LIKELY` of a few), spread over the settings by their weights. A winner of
+another GPU, model or release is a hint: a wrong one costs some trials, never a verdict.
 """
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -33,20 +32,20 @@ MOST = 0.5
 """Upper limit of the prior probability of a setting to act."""
 
 LIVE, TOGETHER, FAILS = 2.0, 1.0, 0.5
-"""Weights of settings whose values change the compiled program, that do so only with others, that do not compile."""
+"""Weights of settings that change the compiled program, that change it only with others, that do not compile."""
 
 PUBLISHED, MOST_PUBLISHED = 0.25, 4
-"""Weight that each recipe adds to a setting that it holds, and how many count."""
+"""Weight that each recipe adds to its settings, and the number of recipes that count."""
 
 MOST_TRIED = 3
-"""Winners of a library that are tried before the sampler proposes."""
+"""Library winners that are tried before the sampler proposes."""
 
 PROVEN, HALVES_AT = 3.0, 4.0
-"""Weight that a winner adds to its settings, and the distance (`autotune.results.library`) at which half of it is
-left: that of another workload."""
+"""Weight that a winner adds to its settings, and the distance (`autotune.results.library`) at which it is halved: that
+of another workload."""
 
 Factors = Mapping[str, tuple[float, str]]
-"""Setting to the factor by which it is likelier to act, and why."""
+"""For each setting the factor by which it is likelier to act, and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +55,7 @@ class Prior:
     Attributes:
         p_active: Probability that it acts.
         why: The reasons, as clauses.
-        no_ops: Values that give the default's own program when they are set alone.
+        no_ops: Values that, set alone, give the default's program.
     """
 
     p_active: float
@@ -70,7 +69,7 @@ class LibraryWinners:
 
     Attributes:
         winners: Nearest to the study first.
-        first: The sets of the nearest, as far as the build acts on them, with their names.
+        first: Names and sets of the nearest, without settings that the build ignores.
     """
 
     winners: tuple[Match, ...] = ()
@@ -86,16 +85,7 @@ def priors_of(
     jaxlib: str,
     winners: Sequence[Match] = (),
 ) -> dict[str, Prior]:
-    """Returns the prior of each parameter.
-
-    Args:
-        space: What is searched.
-        spec: The study.
-        report: Of its screen; None where nothing was compiled.
-        device_count: Devices of the study; None if nobody knows.
-        jaxlib: Its release; empty if it is made up.
-        winners: Of a library, nearest first.
-    """
+    """Returns the prior of each parameter; `winners` are the nearest first."""
     priors = by_screen(space, report, _recipe_counts())
     screened = {s.name for s in report.settings} if report is not None else set()
     table = load_atlas()
@@ -105,7 +95,7 @@ def priors_of(
 
 
 def reweighted(priors: Mapping[str, Prior], factors: Factors) -> dict[str, Prior]:
-    """Multiplies priors by factors; the expected number of settings that act stays."""
+    """Multiplies priors by factors, and keeps the expected number of settings that act."""
     found = {}
     for name, prior in priors.items():
         factor, why = factors.get(name, (1.0, ""))
@@ -119,7 +109,7 @@ def reweighted(priors: Mapping[str, Prior], factors: Factors) -> dict[str, Prior
 
 
 def by_screen(space: SearchSpace, report: ScreenReport | None, published: Mapping[str, int]) -> dict[str, Prior]:
-    """Returns priors by what compiling showed, and by how many published sets hold each setting."""
+    """Returns priors by the screen, and by the number of published sets that hold each setting."""
     screened = {s.name: s for s in report.settings} if report is not None else {}
     found = {}
     for parameter in space.parameters:
@@ -156,7 +146,7 @@ def _screen_weight(report: SettingReport | None) -> tuple[float, list[str]]:
 
 
 def _idle_values(report: SettingReport | None) -> tuple[str, ...]:
-    """Returns values that change nothing by themselves though another value does."""
+    """Returns values that alone change nothing, of a setting with a value that does."""
     if report is None or report.effect is not Effect.ACTIVE or report.under or report.interacts_with:
         return ()
     return tuple(v.value for v in report.values if not v.is_active and not v.message)
@@ -170,7 +160,7 @@ def _recipe_counts() -> Mapping[str, int]:
 
 
 def similar_cells(table: Atlas, spec: StudySpec, device_count: int | None, jaxlib: str) -> list[AtlasRow]:
-    """Returns cells of the atlas of a study's release, one GPU or several, and its preset where the table has it."""
+    """Returns atlas cells of a study's release, for one GPU or several, and of its preset if the table has that."""
     if spec.device.platform != "cuda" or not jaxlib or not table.cells:
         return []
     release = newest_not_after(jaxlib, table.jaxlibs)
@@ -182,12 +172,11 @@ def similar_cells(table: Atlas, spec: StudySpec, device_count: int | None, jaxli
 
 
 def atlas_factors(table: Atlas, cells: Collection[AtlasRow], names: Collection[str]) -> Factors:
-    """Returns factors of settings: one that changes a program of similar models is likelier to act.
+    """Returns factors of settings: one that changes the program of a similar model is likelier to act.
 
     Args:
-        table: The atlas.
         cells: See `similar_cells`.
-        names: Settings of which the study's own screen says nothing.
+        names: Settings that the study's own screen does not cover.
     """
     found = {name: _atlas_factor(table, name, {c.cell for c in cells}) for name in names} if cells else {}
     return {name: factor for name, factor in found.items() if factor is not None}
@@ -210,7 +199,7 @@ def _atlas_factor(table: Atlas, name: str, wanted: Collection[object]) -> tuple[
 
 
 def library_of(spec: StudySpec, study_dir: Path) -> tuple[Entry, ...]:
-    """Returns the winners of the library that a study names; none where it names none.
+    """Returns the winners of the library that a study names, for its platform.
 
     Raises:
         StudyFileError: If there is no such folder, or a file in it is no winner.
@@ -242,17 +231,14 @@ def winners_for(
     """Returns the winners of a library, nearest to a study first.
 
     Args:
-        entries: The library.
-        spec: The study.
-        known: Settings of its build.
-        device_kind: As JAX names it; None if nobody knows.
-        device_count: Of all nodes; None if nobody knows.
-        note: Told what is left out of sets.
+        device_kind: JAX's name; None if it is not known.
+        device_count: Of all nodes; None if it is not known.
+        note: Called with what is left out of sets.
     """
     if not entries:
         return LibraryWinners()
     workload = spec.workload.entry or spec.workload_hash
-    name = processor_name() if device_kind == "cpu" else device_kind  # as winners are kept
+    name = processor_name() if device_kind == "cpu" else device_kind  # winners have a CPU's own name
     query = LibraryQuery(gpu=name, count=device_count, jaxlib=known.build.jaxlib or None, workload=workload)
     winners = tuple(nearest_known(entries, query))
     return LibraryWinners(winners, tuple(_sets_to_try(winners, spec, known, note)))
@@ -261,11 +247,15 @@ def winners_for(
 def _sets_to_try(
     found: Sequence[Match], spec: StudySpec, known: KnownSettings, note: Callable[[str], None]
 ) -> list[tuple[str, FlagSet]]:
-    """Returns the nearest winners' distinct sets, as far as the build acts on them, with their names."""
+    """Returns names and distinct sets of the nearest winners, without settings that the build ignores."""
+
+    def here(match: Match, name: str) -> FlagSet:
+        return for_build(_own(match), known, over=spec.baseline, note=lambda text: note(f"{name}: {text}"))
+
     tried: dict[FlagSet, str] = {}
     for match in found:
         name = f"library {match.entry.path.parent.parent.name}/{match.entry.path.parent.name}"
-        settings = for_build(_own(match), known, over=spec.baseline, note=functools.partial(_note_of, note, name))
+        settings = here(match, name)
         if settings and settings not in tried:
             tried[settings] = name
         if len(tried) == MOST_TRIED:
@@ -273,12 +263,8 @@ def _sets_to_try(
     return [(name, settings) for settings, name in tried.items()]
 
 
-def _note_of(note: Callable[[str], None], name: str, text: str) -> None:
-    note(f"{name}: {text}")
-
-
 def library_factors(winners: Sequence[Match]) -> Factors:
-    """Returns factors of settings: one that a winner holds is likelier to act; the nearest that holds it counts."""
+    """Returns factors of settings: a setting of a winner is likelier to act; its nearest winner counts."""
     found: dict[str, tuple[float, str]] = {}
     for match in winners:
         factor = 1.0 + PROVEN / (1.0 + match.cost / HALVES_AT)
@@ -289,7 +275,7 @@ def library_factors(winners: Sequence[Match]) -> Factors:
 
 
 def _own(match: Match) -> FlagSet:
-    """Returns what of a winner's set is more than its baseline, and means something in another study."""
+    """Returns the settings of a winner beyond its baseline that are valid in another study."""
     winner = match.entry.winner
     artefacts = artefacts_of(winner.settings)
     return FlagSet(

@@ -1,7 +1,7 @@
-"""Proposes sets by an Optuna sampler, asked and told one trial at a time; recipes and given sets go first.
+"""Ask/tell wrapper around an Optuna sampler; recipes and given sets go first.
 
-Samplers learn from the records, so a study whose driver was killed, or whose database is gone, proposes exactly what it
-would have proposed: every proposal draws from a sampler seeded by the study's seed and the trial's number.
+Samplers learn from the records, and every proposal draws from a sampler seeded by the study's seed and the trial's
+number. So a study whose driver was killed, or whose database is gone, proposes exactly what it would have proposed.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ EMPTY: Mapping[str, str] = MappingProxyType({})
 NO_PRIORS: Mapping[str, Prior] = MappingProxyType({})
 
 PREDICTED_BEST = "predicted best"
-"""Origin of the trial with which a search ends: the best expected set by all the others."""
+"""Origin of the last trial of a search: the best expected set by all other trials."""
 
 STARTUP_TRIALS = 8
 """Random trials before a sampler other than `additive` proposes."""
@@ -59,28 +59,22 @@ CHANGES = 2
 """Settings that a random proposal changes on average."""
 
 FEW_REPEATS = 5
-"""Proposals of sets already known after which a sampler counts as stuck on its favourite, and any set is drawn."""
+"""Known sets in a row after which a sampler counts as stuck on its favourite, and a random set is drawn."""
 
 MAX_REPEATS = 1000
-"""Proposals of sets already known that are passed over before the space counts as tried out."""
+"""Known sets in a row after which the space counts as exhausted."""
 
 FAILURE_PENALTY = 0.1
-"""Added to the worst log ratios seen, for sets that have none: worse than anything, yet on the same scale."""
+"""Added to the worst log ratio seen, for failed sets: worse than any other, yet on the same scale."""
 
 
 class Proposer:
-    """Proposes the next set, never one that is known.
+    """Proposes the next set, never a known one.
 
     Args:
-        spec: The study.
-        space: What may be searched.
-        first: Sets to try before the sampler proposes, each with the name of who suggests it.
-        stored: Storage in which others can look at the trials.
-        recheck: What is tried, after the first sets, because the screen may be wrong on the GPU that runs.
-        rule_defaults: What the build has for settings that the study's rules name.
-        looks_ahead: Whether the next set is wanted while one is tried, so that it can be compiled: it is proposed
-            without that one's result then.
-        priors: Of its parameters.
+        first: Sets to try before the sampler proposes, each with its origin.
+        recheck: Sets to try after `first`, because the screen may be wrong on the actual GPU.
+        looks_ahead: Whether the next set is compiled while one is measured, and so proposed without its result.
     """
 
     def __init__(
@@ -106,7 +100,7 @@ class Proposer:
         self._first = [*first, *((NO_OPS_TOGETHER, s) for s in no_ops if self._is_allowed(s))]
         self.failing: list[FlagSet] = []
         """Minimal failing sets: proposals that contain one are passed over."""
-        # Every set that is known, and how many of them are points of the space; the default is known from the start.
+        # Known sets, and how many of them are points of the space; the default is known from the start.
         self._seen: set[FlagSet] = set()
         self._points_seen = 0
         self._size = space.size()
@@ -130,7 +124,7 @@ class Proposer:
             )
 
     def tell(self, result: TrialResult) -> None:
-        """Adds a finished trial; a failed one counts as infeasible, for samplers do not see failed trials."""
+        """Adds a finished trial; a failed one as infeasible, for samplers ignore failed trials."""
         self._see(result.settings)
         if self._recheck is not None and contradicts([result], min_effect=self._min_effect):
             self._widen(self._recheck.whole)
@@ -180,9 +174,9 @@ class Proposer:
             self._points_seen += self._is_point(settings)
 
     def ask(self, number: int, *, taken: Iterable[FlagSet] = ()) -> TrialConfig | None:
-        """Returns the set to try as trial `number`; None if everything that can be proposed is known.
+        """Returns the set to try as trial `number`; None if the space is exhausted.
 
-        Equal numbers after equal histories give equal proposals. `taken` are sets that other lanes are trying now.
+        Equal numbers after equal histories give equal proposals. `taken` are the sets that other lanes are trying.
         """
         now_tried = {s for s in taken if s not in self._seen}
         for origin, settings in self._first:
@@ -211,7 +205,7 @@ class Proposer:
         return TrialConfig(number=number, settings=settings, origin=origin, params=params)
 
     def effects(self) -> EffectsRecord | None:
-        """Returns estimates from all trials, whichever sampler proposed them; None where none was measured."""
+        """Returns estimates from all trials, whichever sampler proposed them; None if none was measured."""
         found = self._estimates()
         return found.record() if found.measured else None
 
@@ -223,15 +217,15 @@ class Proposer:
         return self._spec.broken_rule(settings, self._rule_defaults) is None
 
     def _is_point(self, settings: FlagSet) -> bool:
-        """Whether a set can be proposed: the default cannot where a study lists values without it."""
+        """Whether a set can be proposed; the default cannot if a study lists values without it."""
         located = self._space.locate(settings)
         parameters = self._space.parameters
         return located is not None and all(p.holds(located[p.name]) for p in parameters if p.name in located)
 
     def _propose(self, number: int, repeat: int, questions: Callable[[], Questions]) -> tuple[FlagSet, str]:
-        """Returns one point of the space, known or not, and who proposes it."""
+        """Returns one point of the space, known or not, and its origin."""
         seed, name = _seed(f"{self._spec.seed}/{number}/{repeat}"), self._spec.search.sampler
-        # After a few repeats it is stuck on its favourite, as is the neighbourhood of the default: look everywhere.
+        # A sampler that repeats itself is stuck near its favourite or the default: draw from the whole space.
         if repeat >= FEW_REPEATS:
             return self._random(random.Random(seed), changes=len(self._space.parameters)), RANDOM
         if name == RANDOM or (name != ADDITIVE and len(self._history) < STARTUP_TRIALS):
@@ -241,7 +235,7 @@ class Proposer:
         return self._space.suggest(questions().point()), name
 
     def _questions(self, number: int) -> Questions:
-        """Returns the sampler with the trials so far."""
+        """Returns the sampler with the trials that it may see."""
         newest = number - 1 - self._lag
         told = [t for t in self._history if t.user_attrs[NUMBER_KEY] <= newest]
         shown = best_and_newest(told) if self._spec.search.sampler == TPE else told
@@ -258,7 +252,7 @@ class Proposer:
         return sampler
 
     def _additive(self) -> AdditiveFlagSampler:
-        """Returns the sampler whose model estimates effects: the study's own, if it is one."""
+        """Returns the additive sampler whose model estimates effects: the study's own, if it is one."""
         seed = _seed(f"{self._spec.seed}/effects")
         if self._spec.search.sampler == ADDITIVE and isinstance(own := self._sampler(seed), AdditiveFlagSampler):
             return own
@@ -278,7 +272,7 @@ class Proposer:
         sampler.known_failing = [values for values in located if values is not None]
 
     def _located(self, part: FlagSet) -> dict[str, Any] | None:
-        """Returns a combination as values of parameters; None if it holds another setting, or another value."""
+        """Converts a set to values of parameters; None if the space lacks one of its settings or values."""
         values = {p.name: p for p in self._space.parameters}
         found = {n: values[n].match(v) if n in values else None for n, v in part.items()}
         return (
@@ -286,9 +280,9 @@ class Proposer:
         )
 
     def _random(self, rng: random.Random, *, changes: int) -> FlagSet:
-        """Returns a random point with about so many settings changed from the default.
+        """Returns a random point with about `changes` settings changed from the default.
 
-        Most settings do nothing or harm: a point drawn uniformly changes two thirds of them, and a bad one hides the
+        Most settings do nothing or harm: a uniform point changes two thirds of them, and one bad setting hides the
         others. OpenTuner's and GroupTuner's flag tuners start from the default for the same reason.
         """
         changed = rng.randint(1, 2 * changes - 1) / max(1, len(self._space.parameters))
@@ -302,7 +296,7 @@ class Proposer:
         return self._space.suggest(choose)
 
     def _as_optuna(self, params: dict[str, str]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Returns parameters of one trial as Optuna keeps them; those that left the space are dropped."""
+        """Converts a trial's parameters to Optuna's values and distributions; drops those that left the space."""
         values: dict[str, Any] = {}
         distributions: dict[str, Any] = {}
         for parameter in self._space.parameters:

@@ -1,37 +1,58 @@
-"""Whether a winner still holds: measured against the default once more (`recheck`), or compared with this machine."""
+"""Checks whether a winner still holds: measures it again (`recheck`), or compares its proof with this machine."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import (
+    Callable, Mapping, Sequence,
+)
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import (
+    UTC, datetime,
+)
 from pathlib import Path
 from types import MappingProxyType
-
-from autotune.machine.host import describe_machine, utc_now
+from autotune.machine.host import (
+    describe_machine, utc_now,
+)
 from autotune.model.artefacts import Artefact
 from autotune.model.clock import Stopwatch
 from autotune.model.errors import AutotuneError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import WorkloadFacts
 from autotune.model.proofs import Reestimate
-from autotune.model.records import Callbacks, ConclusionRecord, FinalistResult, Outcome, ProfileRecord
-from autotune.model.spec import StudySpec, load_study
-from autotune.results.export import artefact_differences, is_unchanged, keep_in_run
-from autotune.results.format import format_estimate, format_finalist, time_of
-from autotune.results.winner import Difference, RecordCheck, Status, Winner, check_records, differences, this_machine
+from autotune.model.records import (
+    Callbacks, ConclusionRecord, FinalistResult, Outcome, ProfileRecord,
+)
+from autotune.model.spec import (
+    StudySpec, load_study,
+)
+from autotune.results.export import (
+    artefact_differences, is_unchanged, keep_in_run,
+)
+from autotune.results.format import (
+    format_estimate, format_finalist, time_of,
+)
+from autotune.results.winner import (
+    Difference, RecordCheck, Status, Winner, check_records, differences, this_machine,
+)
 from autotune.rundir.store import Store
 from autotune.settings.space import SearchSpace
-from autotune.stats.estimates import Estimate, Verdict
+from autotune.stats.estimates import (
+    Estimate, Verdict,
+)
 from autotune.study import preflight
-from autotune.study.confirm import measure_again, most_processes, prove
+from autotune.study.confirm import (
+    measure_again, most_processes, prove,
+)
 from autotune.study.preflight import refuse_missing_secrets
 from autotune.study.priors import LibraryWinners
 from autotune.study.run import StudyRun
-from autotune.study.stages import noise_floor, probe
+from autotune.study.stages import (
+    noise_floor, probe,
+)
 from autotune.workers.base import Launcher
 
 STAGE = "recheck"
@@ -39,7 +60,7 @@ FROM_PROOF = "taken over from the proof that is checked"
 
 
 class NothingToSearch:
-    """See `autotune.study.run.Setup`: a set that was proven before needs no space, and no question to the build."""
+    """A `Setup` without a search: a set that was proven before needs no space, and no probe of the build."""
 
     first: Sequence[tuple[str, FlagSet]] = ()
     jaxlib: str = ""
@@ -54,7 +75,7 @@ class NothingToSearch:
         return LibraryWinners()
 
     def runtime_settings(self, settings: FlagSet) -> FlagSet:
-        """Returns all of them, for nothing is shared between programs."""
+        """Returns all of them, for no programs share a measurement."""
         return settings
 
     def launcher(self, store: Store) -> Launcher:
@@ -65,7 +86,7 @@ class NothingToSearch:
 def new_recheck(
     spec: StudySpec, path: Path, *, study_dir: Path, view: Callbacks, watch: Stopwatch, command: Sequence[str] = ()
 ) -> StudyRun:
-    """Makes the session of a recheck, for `recheck_winner`; see `autotune.study.stages.new_run`."""
+    """Creates the session of a recheck, for `recheck_winner`; see `autotune.study.stages.new_run`."""
     create = functools.partial(Store.create_or_resume, path.resolve(), spec, study_dir=study_dir)
     return StudyRun(
         spec=spec,
@@ -80,12 +101,11 @@ def new_recheck(
 def recheck_winner(run: StudyRun, winner: Winner, artefacts: Sequence[Artefact] = ()) -> ConclusionRecord:
     """Measures a winner in fresh pairs of processes against the default; the run directory then is its new proof.
 
-    Goes on where it was stopped: the floor and pairs of processes already recorded are not run again.
+    Resumes where it was stopped: a recorded A/A run and recorded pairs of processes are not run again.
 
     Args:
-        run: Of the same study, with the same workload, baseline and measuring; made by `new_recheck`.
-        winner: What was proven before.
-        artefacts: Those that its settings stand for.
+        run: From `new_recheck`, with the workload, baseline and measuring of the winner's study.
+        artefacts: Files that its settings refer to.
 
     Raises:
         LaunchError: If the default itself cannot run.
@@ -146,7 +166,7 @@ def _figures(estimate: Estimate | None) -> str:
 
 
 def recheck_directory(runs: Path, name: str) -> Path:
-    """Returns where today's recheck of a study goes: the first such directory without a finished run."""
+    """Returns the run directory of today's recheck of a study: the first one without a finished run."""
     first = runs / f"{name}-recheck-{datetime.now(UTC).strftime('%Y%m%d')}"
     path = first
     for number in itertools.count(2):
@@ -157,14 +177,10 @@ def recheck_directory(runs: Path, name: str) -> Path:
 
 
 def recheck_study(file: Path, study: Path | None) -> tuple[StudySpec, Path]:
-    """Returns the study by which a winner is measured again, and its folder.
-
-    Args:
-        file: What the winner was read from: a run directory has its study.
-        study: A study file, if the caller names one.
+    """Returns the study by which a winner of `file` (a run directory or an export) is measured again, and its folder.
 
     Raises:
-        AutotuneError: If there is none of them.
+        AutotuneError: If no study file is named and `file` is an export.
     """
     if study is not None:
         return load_study(study), study.resolve().parent
@@ -183,9 +199,9 @@ class Verification:
     """A proof compared with this machine.
 
     Attributes:
-        status: A file is unchecked where nothing differs but its run is not here.
-        differences: Of the machine, the workload or the file itself.
-        notes: What was not checked, and what should be done again.
+        status: "unchecked" where nothing differs but the run of an exported file is not here.
+        differences: In the machine, the workload or the file itself.
+        notes: Checks that were not made, and actions to repeat.
     """
 
     status: Status
@@ -194,13 +210,11 @@ class Verification:
 
 
 def verify_winner(winner: Winner, file: Path, *, study: Path | None = None, run: Path | None = None) -> Verification:
-    """Compares this machine with the one of a proof, and a file with its records; nothing is measured.
+    """Compares this machine with the one of a proof, and a file with its records, without measuring.
 
     Args:
-        winner: What was proven.
-        file: The export or run directory that it was read from.
         study: Study file of the workload that is meant to run; None does not check the workload.
-        run: The run directory of an exported file; default: where one of its name lies, see `check_records`.
+        run: The run directory of an exported file; default: see `check_records`.
 
     Raises:
         StudyFileError: If the study file is not legal.

@@ -1,4 +1,4 @@
-"""Running the program of one trial by hand."""
+"""Builds the command that runs one trial's program by hand."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ from autotune.rundir.store import Store
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reproduction:
-    """How one trial's program is run by hand.
+    """Environment, command and working folder that run one trial's program by hand.
 
     Attributes:
         secrets: Names of the secrets that are not recorded; the command has ``***`` in their place.
-        directory: Folder to call it in.
     """
 
     environment: dict[str, str]
@@ -31,7 +30,7 @@ class Reproduction:
 
 
 def find_trial(store: Store, number: int) -> TrialResult:
-    """Returns one trial's result; they count from 1.
+    """Returns one trial's result; numbers start at 1.
 
     Raises:
         AutotuneError: If there is no such trial.
@@ -46,7 +45,7 @@ def find_trial(store: Store, number: int) -> TrialResult:
 
 
 def reproduce_trial(store: Store, result: TrialResult) -> Reproduction:
-    """Returns what runs a trial's program by hand, under its settings and the baseline."""
+    """Returns how to run a trial's program by hand, under its settings and the baseline."""
     under = store.spec.under(result.settings)
     device, workload = under.device, under.workload
     environment = reproduction_environment(
@@ -58,7 +57,7 @@ def reproduce_trial(store: Store, result: TrialResult) -> Reproduction:
         command = workload.arguments(str(store.path / (result.directory or ".")))
     else:
         options = [text for n, v in workload.options.items() for text in ("--set", f"{n}={json.dumps(v)}")]
-        if (root := workloads_root()).name == "bundled":  # there, `-m` does not find it by itself
+        if (root := workloads_root()).name == "bundled":  # an installed package: `-m` does not find it by itself
             environment["PYTHONPATH"] = str(root)
         command = ["python", "-m", "workloads", str(workload.entry), *options, "--steps", "20"]
     return Reproduction(
@@ -67,7 +66,7 @@ def reproduce_trial(store: Store, result: TrialResult) -> Reproduction:
 
 
 def shell_lines(found: Reproduction) -> list[str]:
-    """Formats a reproduction as lines of a shell, which stops with a message where a secret is not given to it."""
+    """Formats a reproduction as lines of a shell, which stops with a message if a secret is not set."""
     lines = [f"export {name}={shlex.quote(value)}" for name, value in found.environment.items()]
     if not found.secrets:
         return [*lines, shlex.join(found.command)]
@@ -79,7 +78,7 @@ def shell_lines(found: Reproduction) -> list[str]:
 
 
 def _shell_word(part: str, before: list[str]) -> str:
-    """Quotes one word of a command; a variable named after its option stands where a secret was."""
+    """Quotes one word of a command, with a variable named after its option in place of a secret."""
     if REDACTED not in part:
         return shlex.quote(part)
     names = redacted_names([*before[-1:], part])

@@ -1,4 +1,4 @@
-"""One session of a study: the context that all its stages share, the state of its sets, and a clean stop."""
+"""One session of a study: the context that its stages share, the state of its sets, and a clean stop."""
 
 from __future__ import annotations
 
@@ -30,50 +30,50 @@ from autotune.workers.base import Launcher
 
 
 class Setup(Protocol):
-    """What a study searches and how it starts workers: from the installed build, or made up by a simulation."""
+    """Search space and launcher of a study, of the installed build or of a simulation."""
 
     @property
     def first(self) -> Sequence[tuple[str, FlagSet]]:
-        """Sets to try before the sampler proposes, each with the name of who suggests it."""
+        """Sets to try before the sampler proposes, each with its origin."""
 
     @property
     def jaxlib(self) -> str:
-        """The build's release; empty if it is made up, or no build is asked."""
+        """The build's release; empty in a simulation, or if no build is probed."""
 
     @property
     def rule_defaults(self) -> Mapping[str, str]:
-        """What the build has for the settings that `limits.rules` name."""
+        """The build's defaults of the settings that `limits.rules` name."""
 
     def library_winners(self, kind: str | None, count: int | None, note: Callable[[str], None]) -> LibraryWinners:
-        """Winners of earlier studies, for so many devices of a kind; None for what nobody knows."""
+        """Returns winners of earlier studies, for a kind and number of devices; None if they are not known."""
 
     def space(self, facts: WorkloadFacts | None) -> SearchSpace:
-        """The search space, given the facts of the reference."""
+        """Returns the search space, given the facts of the reference."""
 
     def runtime_settings(self, settings: FlagSet) -> FlagSet:
-        """Settings that are read when a program runs: no fingerprint of the program holds them."""
+        """Returns the settings that are read when a program runs, and so are in no fingerprint of it."""
 
     def launcher(self, store: Store) -> Launcher:
-        """Makes the launcher of workers."""
+        """Creates the launcher of workers."""
 
 
 class SetState(StrEnum):
-    """How far a candidate has come; what decides is in `autotune.study.confirm`."""
+    """State of a candidate, set by `autotune.study.confirm`."""
 
     CONFIRMED = "confirmed"
     """It held in fresh processes, at the error of finalists."""
 
     MINIMAL = "minimal"
-    """It is what is left of a confirmed set without what does not pay."""
+    """It is a confirmed set without the settings that do not pay."""
 
     PROVEN = "proven"
-    """It held once more in processes of its own, which selected nothing."""
+    """It held once more, in new processes."""
 
     SOAKED = "soaked"
     """It is proven, and ran for long without a fault."""
 
     REFUTED = "refuted"
-    """It did not hold, was objected to, or failed later."""
+    """It did not hold, has an objection, or failed later."""
 
 
 @dataclass
@@ -82,9 +82,9 @@ class Candidate:
 
     Attributes:
         stage: Name of its newest proof in the records.
-        trial: Number of the trial that had it first.
-        proof: That proof; None before it.
-        after: What came after the final proof: the gain, and what speaks against the set.
+        trial: Number of the first trial with it.
+        proof: Its newest proof.
+        after: The gain measured after the final proof, and any objection.
     """
 
     stage: str
@@ -99,25 +99,24 @@ class Candidate:
 class StudyRun:
     """One session of a study, from its first stage to its last.
 
-    The records in `store` are the truth, and what a stage needs of earlier sessions it finds there. The rest of the
-    context is what the stages of this session hand on.
+    The records in `store` are the truth: a stage finds earlier sessions' results there. The rest of the context passes
+    from stage to stage within the session.
 
     Attributes:
-        view: Told what happens.
-        open_store: Opens the run directory; called once the study is known to be fit to start.
-        prepare: Probes the build and checks the study; given where notes go.
-        storage: URL of the Optuna storage to keep the study in; None for a journal in the run directory.
-        devices: What this driver was given of the machine: one group for each lane; empty for all in one.
-        make_engine: Offers lanes; default: this process is the only one.
-        command: How the driver was called, for the record.
+        open_store: Opens the run directory; called after the study was checked.
+        prepare: Probes the build and checks the study; its argument receives notes.
+        storage: URL of the study's Optuna storage; None for a journal in the run directory.
+        devices: Groups of this machine's devices, one for each lane; empty for all in one.
+        make_engine: Creates the engine; default: this process is the only lane.
+        command: The driver's command line, for the record.
         asked_trials: For the record of the session; default: those of the study.
-        time: Set by `probe`, as `setup` and `lanes` are: what is left of the budgets.
-        screener: Set by `probe`; None where the study is not screened.
-        recheck: Set by `screen`: what to try because the screen may be wrong on the GPU that runs.
-        facts: Set by `noise_floor`: about the workload, from the reference's report.
-        first: Set by `probe`, added to by `screen`: what is tried before the sampler proposes.
-        search_more: Set by `search`: tries more with the time that proofs have left; whether it did.
-        candidates: Set by `confirm`, then by `minimise` to what is to be proven, best first.
+        time: Time left in the budgets; set by `probe`, as `setup` and `lanes` are.
+        screener: Set by `probe`; None if the study is not screened.
+        recheck: Sets to try because the screen may be wrong on the actual GPU; set by `screen`.
+        facts: Facts about the workload from the reference's report; set by `noise_floor`.
+        first: Sets to try before the sampler proposes, with origins; set by `probe`, extended by `screen`.
+        search_more: Tries more sets with the time that proofs left, and returns whether it did; set by `search`.
+        candidates: Best first; set by `confirm`, and by `minimise` to the sets of the final proof.
     """
 
     spec: StudySpec
@@ -146,22 +145,22 @@ class StudyRun:
 
     @property
     def waiting(self) -> list[Candidate]:
-        """Candidates that wait for their final proof, best first."""
+        """Candidates without a final proof, best first."""
         return [c for c in self.candidates if c.state in (SetState.CONFIRMED, SetState.MINIMAL)]
 
     @property
     def winner(self) -> Candidate | None:
-        """The candidate that holds."""
+        """The proven or soaked candidate."""
         return next((c for c in self.candidates if c.state in (SetState.PROVEN, SetState.SOAKED)), None)
 
     @property
     def reference(self) -> WorkerReport | None:
-        """The report of the noise floor's reference; None before that is measured."""
+        """The report of the A/A run's reference; None before it was measured."""
         floor = self.store.last(FloorResult)
         return floor.reference if floor is not None else None
 
     def open(self) -> None:
-        """Takes the devices and the run directory; a session begins."""
+        """Takes the devices and the run directory, and begins a session."""
         hold = self._resources.enter_context
         hold(reserve_devices(self.spec.device.platform, self._to_hold()))
         self.store = self.open_store()
@@ -175,28 +174,28 @@ class StudyRun:
         self.screener = hold(open_study_screener(self.store, self.view))
 
     def _to_hold(self) -> Sequence[str]:
-        """The devices that no other study of this machine may use meanwhile.
+        """Returns the devices to reserve against other studies on this machine.
 
-        Two studies on the cores of one CPU disturb each other but are allowed, unless they named theirs. A SLURM job's
-        devices are its own already, and may be numbered from 0 in two jobs at once.
+        CPU cores are reserved only if they were named. A SLURM job's devices are its own already, and two jobs may both
+        number theirs from 0.
         """
         spec = self.spec
         if "SLURM_JOB_ID" in caller_environment():
             return ()
         if self.make_engine is not None and not self.devices:
-            return ()  # lanes are elsewhere, and who offers them reserves them
+            return ()  # lanes are elsewhere, and their workers reserve devices
         if self.devices or spec.device.platform != "cuda":
             return [device for group in self.devices for device in group]
         visible = visible_gpu_ids(caller_environment())
         return parse_devices(visible) if visible else ()
 
     def begin_stage(self, name: str, detail: str) -> None:
-        """Tells whoever looks on, here or by `autotune status`, that a stage begins."""
+        """Shows that a stage begins, here and in `autotune status`."""
         self.store.tell_stage(name)
         self.view.stage(name, detail)
 
     def close(self) -> None:
-        """Ends every process of the session and gives everything back; the records can still be read."""
+        """Ends every process of the session and releases its devices; the records can still be read."""
         self._resources.close()
 
 
@@ -205,7 +204,7 @@ def _this_process(run: StudyRun) -> Engine:
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal asks for a clean stop: a time limit comes near, a job is pre-empted."""
+    """A signal requests a clean stop, as a batch system sends it before a time limit or at pre-emption."""
 
 
 @contextlib.contextmanager
@@ -217,7 +216,7 @@ def stoppable() -> Iterator[None]:
     """
 
     def stop(number: int, frame: object) -> None:
-        for other in old:  # the second signal must not interrupt the cleaning up after the first
+        for other in old:  # a second signal must not interrupt the clean-up
             signal.signal(other, signal.SIG_IGN)
         raise Stopped
 

@@ -1,4 +1,4 @@
-"""Optuna samplers, asked for points of a study's search space one at a time."""
+"""Asks Optuna samplers for points of a study's search space, one at a time."""
 
 from __future__ import annotations
 
@@ -25,23 +25,19 @@ from autotune.study.priors import Prior
 ADDITIVE, TPE, RANDOM = "additive", "tpe", "random"
 
 SURE_SD = 1e-4
-"""Standard error of the log ratio of a program that is known to be the reference's own."""
+"""Standard error of the log ratio of a program that is the reference's own."""
 
 BEST, NEWEST = 25, 100
-"""Trials of a longer study that TPE is shown: the best, and the newest of the rest.
+"""Trials of a longer study that TPE sees: the best, and the newest of the rest.
 
-It fits all of them anew at each question: four fifths of a long study's processor time.
+It refits all of them for each proposal, which took four fifths of a long study's processor time.
 """
 
 
 class Questions:
-    """A sampler at one trial: as many points as are asked for, drawn from one seed.
+    """A sampler at one trial, which gives any number of points from one seed.
 
-    It is asked through `optuna.samplers.BaseSampler` and opens no trial, for points that are known are passed over.
-
-    Args:
-        trials: Finished ones.
-        sampler: Fresh, with a seed of its own.
+    It is called through `optuna.samplers.BaseSampler` without opening a trial, for known points are passed over.
     """
 
     def __init__(self, trials: Sequence[FrozenTrial], sampler: BaseSampler) -> None:
@@ -50,7 +46,7 @@ class Questions:
         self._space = sampler.infer_relative_search_space(self._study, self._trial)
 
     def point(self) -> Callable[[Parameter], str]:
-        """Returns the next point, as what is chosen for each parameter."""
+        """Returns the next point, as a function from parameter to value."""
         related = self._sampler.sample_relative(self._study, self._trial, self._space)
 
         def choose(parameter: Parameter) -> str:
@@ -69,7 +65,7 @@ class Questions:
 class Opened:
     """A sampler that keeps its state in the trials that it opened itself, such as CMA-ES.
 
-    From trials of earlier sessions it learns by their results alone.
+    It adds trials of earlier sessions as finished ones, without that state.
     """
 
     def __init__(self, sampler: BaseSampler) -> None:
@@ -77,7 +73,7 @@ class Opened:
         self._open: dict[FlagSet, optuna.Trial] = {}
 
     def point(self, space: SearchSpace) -> FlagSet:
-        """Returns the next point; its trial stays open until its result is told."""
+        """Returns the next point; its trial stays open until `tell`."""
         trial = self._study.ask()
         settings = space.suggest(lambda p: to_text(p, _suggest(trial, p)))
         if settings in self._open:
@@ -105,26 +101,26 @@ def _suggest(trial: optuna.Trial, parameter: Parameter) -> Any:
 
 
 def check_sampler(search: SearchSpec) -> None:
-    """Makes the study's sampler once, so that a mistake is found before anything starts.
+    """Creates the study's sampler once, so that a mistake is found before anything starts.
 
     Raises:
-        StudyFileError: If there is none of that name, or it does not take a seed alone.
+        StudyFileError: If there is none of that name, or it needs more than a seed.
     """
     make_sampler(search, SearchSpace(()), 0)
 
 
 def opens_trials(search: SearchSpec) -> bool:
-    """Whether the study's sampler is asked by opening trials."""
+    """Whether the study's sampler must open trials; see `Opened`."""
     return search.sampler not in (ADDITIVE, TPE, RANDOM)
 
 
 def make_sampler(
     search: SearchSpec, space: SearchSpace, seed: int, flags: Mapping[str, Flag] | None = None
 ) -> BaseSampler:
-    """Makes the study's sampler; `flags` is prior knowledge of settings.
+    """Creates the study's sampler; `flags` is prior knowledge of settings.
 
     Raises:
-        StudyFileError: If there is none of that name, or it does not take a seed alone.
+        StudyFileError: If there is none of that name, or it needs more than a seed.
     """
     name = search.sampler
     distributions = {p.name: distribution_of(p) for p in space.parameters}
@@ -133,7 +129,7 @@ def make_sampler(
     if name == ADDITIVE:
         made, own = AdditiveFlagSampler, {"space": distributions, "flags": flags, "seed": seed, "is_log_ratio": True}
     elif name == TPE:
-        # Every option that matters is pinned, so that another Optuna searches alike. The start is the study's own.
+        # Options are pinned, so that every Optuna searches alike. The proposer makes the startup trials.
         made, own = (
             optuna.samplers.TPESampler,
             {"n_startup_trials": 1, "n_ei_candidates": 24, "multivariate": True, "group": True, "constant_liar": False},
@@ -144,7 +140,7 @@ def make_sampler(
     else:
         made, own = _find(name), {"seed": seed}
     with warnings.catch_warnings():
-        # `group` (densities of their own for conditional settings) is marked experimental, and so are others.
+        # `group` (separate densities for conditional settings) and others are marked experimental.
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         try:
             sampler = made(**own)
@@ -166,7 +162,7 @@ def _find(name: str) -> Callable[..., Any]:
 
 
 def certainty_of(result: TrialResult) -> dict[str, float | int]:
-    """Returns user attributes: how sure a result is, and whose it is."""
+    """Returns user attributes: a result's standard error, or the trial that it duplicates."""
     if result.same_as is not None:
         return {SD_KEY: SURE_SD} if result.same_as == REFERENCE_NUMBER else {DUPLICATE_KEY: result.same_as}
     if result.comparison is None:
@@ -175,7 +171,7 @@ def certainty_of(result: TrialResult) -> dict[str, float | int]:
 
 
 def flag_of(parameter: Parameter, prior: Prior | None, in_force: str | None = None) -> Flag:
-    """Returns prior knowledge of a parameter; `in_force` is what the study's baseline sets it to, if it does."""
+    """Returns prior knowledge of a parameter; `in_force` is its value in the study's baseline, if it has one."""
     idle = [v for v in prior.no_ops if parameter.holds(v)] if prior is not None else []
     default = (parameter.match(in_force) if in_force is not None else None) or parameter.default_choice
     place = parameter.default if parameter.default and parameter.default.isdigit() else None
@@ -190,7 +186,7 @@ def flag_of(parameter: Parameter, prior: Prior | None, in_force: str | None = No
 
 
 class Shown(optuna.storages.InMemoryStorage):
-    """The storage of a study that has given trials, each with a number of its own."""
+    """The storage of a study with given trials, which keep their numbers."""
 
     def __init__(self, trials: Sequence[FrozenTrial]) -> None:
         super().__init__()
@@ -238,7 +234,7 @@ def from_text(parameter: Parameter, text: str) -> Any:
 
 
 def to_text(parameter: Parameter, value: Any) -> str:
-    """Converts a value of Optuna's to how it is recorded."""
+    """Converts Optuna's value to the recorded one."""
     return str(2**value if parameter.power_of_two else value)
 
 

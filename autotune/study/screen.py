@@ -1,14 +1,14 @@
-"""The screen of a study: compiling decides what is worth a measurement.
+"""The screen of a study: compiles sets without a GPU to decide which are worth a measurement.
 
 No-op settings leave the search space, a set whose program was measured already shares that result, and one that does
-not fit into device memory is never launched. One thread leads all compiling; it touches no GPU. A screen that
-cannot run is a note, never the end of a study.
+not fit into device memory is never launched. One thread does all compiling. A screen that fails is noted and never
+ends a study.
 
-A described GPU is not the one that runs: its driver, its cuDNN and its autotuner's choices are not known. So settings
-that the screen calls no-ops are tried on the GPU like any other set: all at their first values, and all at their last.
-If the interval of neither is clear of the reference's time, and neither fails, they stay out. If one is, they return to
-the space, and no two sets share a measurement because the screen calls them equal. This cannot see two settings whose
-effects cancel, nor values between the first and the last.
+The described GPU differs from the one that runs: its driver, its cuDNN and its autotuner's choices are not known. So
+settings that the screen calls no-ops are tried on the GPU in two sets: all at their first values, and all at their
+last. They stay out if neither set fails and neither interval excludes the reference's time. Otherwise they return to
+the space, and no two sets share a measurement because the screen calls them equal. This recheck misses two settings
+whose effects cancel, and values between the first and the last.
 """
 
 from __future__ import annotations
@@ -50,23 +50,23 @@ from autotune.stats.estimates import Verdict, judge
 R = TypeVar("R")
 
 SHARE_OF_BUDGET = 0.25
-"""Of a study's time budget, what the screen may take unless the study says otherwise."""
+"""Share of the time budget that the screen may take."""
 
 CPUS_TO_SPARE = 4
-"""Usable processors from which on candidates are compiled while others are measured on a GPU."""
+"""Usable processors that are needed to compile candidates while others are measured on a GPU."""
 
 TELL_EVERY_S = 20.0
 
 NO_OPS_TOGETHER = "no-ops together"
-"""The origin of trials of all no-op settings at once."""
+"""Origin of trials of all no-op settings at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Precheck:
-    """What compiling says of a set.
+    """The result of compiling a set.
 
     Attributes:
-        key: Names its program and settings read at run time; None if it is not known.
+        key: Identifies its program and the settings read at run time; None if it is not known.
         failure: Why it must not be launched.
     """
 
@@ -75,7 +75,7 @@ class Precheck:
 
 
 def is_wanted(spec: StudySpec) -> tuple[bool, str]:
-    """Returns whether a study is to be screened, and why not where a person may expect it."""
+    """Returns whether a study is screened, and why not if the user may expect it."""
     asked = spec.screen.enabled
     if asked is False:
         return False, ""
@@ -93,9 +93,9 @@ class StudyScreener:
     """The screen of one study, open as long as the study runs.
 
     Attributes:
-        report: None before it ran, and where it cannot.
-        is_measuring: Whether anything is measured on this machine now, with which compiling must not interfere.
-        kept_s: Seconds of the time budget that are kept from it, for search and proofs.
+        report: None before it ran, and if it cannot run.
+        is_measuring: Whether this machine is measuring now, which compiling must not disturb.
+        kept_s: Seconds of the time budget that are reserved for search and proofs.
     """
 
     def __init__(self, store: Store, view: Callbacks) -> None:
@@ -115,13 +115,7 @@ class StudyScreener:
     # ------------------------------------------------------------------ the stage
 
     def narrow(self, space: SearchSpace, named: Mapping[str, FlagSet], reference: WorkerReport) -> SearchSpace:
-        """Returns the space without what needs no measurement; screens now, unless an earlier session did.
-
-        Args:
-            space: What the study would search.
-            named: Sets that the study tries first.
-            reference: Names the GPU's kind and the devices.
-        """
+        """Screens a space and the sets `named`, unless that was done; returns the space that needs measurements."""
         target: Target | None = None
         topology: Topology | None = None
         try:
@@ -138,11 +132,7 @@ class StudyScreener:
         return left
 
     def _screened(self, screen: Screener, space: SearchSpace, named: Mapping[str, FlagSet]) -> SearchSpace:
-        """Screens a space and leaves out what is of no use.
-
-        Raises:
-            LaunchError: If the reference does not compile.
-        """
+        """Screens a space and removes what is of no use."""
         self.report = self._known(screen) or self._run(screen, space, named)
         left = narrowed(space, self.report)
         for line in describe_screen(self.report):
@@ -151,12 +141,7 @@ class StudyScreener:
         return left
 
     def _open(self, target: Target | None, topology: Topology | None) -> Screener:
-        """Opens what compiles for a cluster, or for this CPU; nothing is compiled yet.
-
-        Raises:
-            StudyFileError: If the cluster does not fit the study.
-            LaunchError: If no fitting CUDA plugin is installed.
-        """
+        """Opens the compile workers for a cluster, or for this CPU, without compiling anything."""
         _, self._screen = self._resources.enter_context(
             open_screener(
                 self._spec,
@@ -164,7 +149,7 @@ class StudyScreener:
                 target=target,
                 topology=topology,
                 cache_dir=default_cache_dir(caller_environment()) / "screen",
-                processors=lambda: len(os.sched_getaffinity(0)),  # beside what is measured fewer: `_give_way`
+                processors=lambda: len(os.sched_getaffinity(0)),  # fewer beside a measurement: `_give_way`
                 progress=lambda what: self._view.phase(f"screening, {what[:80]}"),
             )
         )
@@ -172,11 +157,7 @@ class StudyScreener:
         return self._screen
 
     def _cluster(self, reference: WorkerReport) -> tuple[Target, Topology]:
-        """Returns the target and topology that the study names, or those that run.
-
-        Raises:
-            LaunchError: If the GPU that runs is none of the catalogue.
-        """
+        """Returns the target and topology that the study names, or those of the machine."""
         target, topology = cluster_that_ran(self._spec, reference)
         if target is None:
             raise LaunchError(
@@ -186,7 +167,7 @@ class StudyScreener:
         return target, topology
 
     def _known(self, screen: Screener) -> ScreenReport | None:
-        """Returns the report of an earlier session, if a canary guarded it and the same was compiled for."""
+        """Returns the report of an earlier session, if it had a canary and the same target, topology and versions."""
         here = (screen.target_name, str(screen.job.topology), compiler_versions())
         for record in reversed(self._store.of(ScreenRecord)):
             if record.report is None or (record.target, record.topology, record.versions) != here:
@@ -242,11 +223,11 @@ class StudyScreener:
     # ------------------------------------------------------------------ single sets
 
     def _wait(self, work: Callable[[], R]) -> R:
-        """Runs work on the thread that compiles, and waits for it; others may be measuring meanwhile."""
+        """Runs work on the compiling thread, and waits for it."""
         return self._pool.submit(self._give_way, work, is_beside=self.is_measuring()).result()
 
     def _give_way(self, work: Callable[[], R], *, is_beside: bool) -> R:
-        """Runs work on processors that what is measured meanwhile can do without."""
+        """Runs work, beside a measurement on processors that it can spare."""
         screen = self._screen
         if screen is None or not is_beside:
             return work()
@@ -257,7 +238,7 @@ class StudyScreener:
             screen.keep_to(())
 
     def precheck(self, settings: FlagSet) -> Precheck:
-        """Returns a set's program and whether it fits; compiled now if it was not ahead."""
+        """Returns a set's program and whether it fits; compiles it unless that was done ahead."""
         screen = self._screen
         if screen is None or not self._is_on:
             return Precheck()
@@ -276,32 +257,29 @@ class StudyScreener:
         return Precheck(key)
 
     def is_same_program(self, one: FlagSet, other: FlagSet) -> bool:
-        """Whether one measurement serves two sets, as far as compiling can tell."""
+        """Whether two sets give the same program, as far as compiling can tell."""
         key = self.precheck(one).key
         return key is not None and key == self.precheck(other).key
 
     @property
     def looks_ahead(self) -> bool:
-        """Whether what is proposed next is compiled while the bench measures."""
-        return self._screen is not None and self._is_on and self._has_spare(self._screen)
-
-    def _has_spare(self, screen: Screener) -> bool:
-        """Whether compiling does not disturb what is measured: on GPU studies with processors to spare."""
-        if screen.job.target is None or self._spec.device.platform != "cuda":
+        """Whether the next proposal is compiled during a measurement: only in GPU studies with processors to spare."""
+        screen = self._screen
+        if screen is None or not self._is_on or screen.job.target is None or self._spec.device.platform != "cuda":
             return False
         has_spare = bool(spare_processors(screen.job.topology.gpus_per_node))
         return has_spare and len(os.sched_getaffinity(0)) >= CPUS_TO_SPARE
 
     def compile_ahead(self, guess: Callable[[], FlagSet | None]) -> None:
-        """Compiles what is likely to be proposed next while the bench measures, where it looks ahead."""
+        """Compiles the likely next proposal during a measurement, if `looks_ahead`."""
         screen = self._screen
         settings = guess() if self.looks_ahead else None
         if screen is not None and settings is not None:
-            # What fails here fails again, and is told, when it is asked for.
+            # A failure is not reported here: it recurs in `precheck`.
             self._ahead = self._pool.submit(self._give_way, lambda: screen.program_key(settings), is_beside=True)
 
     def rest(self) -> None:
-        """Ends what is being compiled ahead: a proof is to have the machine for itself."""
+        """Aborts what is compiled ahead, so that a proof has the machine for itself."""
         ahead, self._ahead = self._ahead, None
         if ahead is None or ahead.cancel() or ahead.done() or self._screen is None:
             return
@@ -320,7 +298,7 @@ class StudyScreener:
 
 @contextlib.contextmanager
 def open_study_screener(store: Store, view: Callbacks) -> Iterator[StudyScreener | None]:
-    """Opens the screen of a study, or None with a note where it has none; closed with the block."""
+    """Opens the screen of a study for the block; yields None, with a note, if the study has none."""
     asked, why_not = is_wanted(store.spec)
     if why_not:
         view.note(why_not)
@@ -339,11 +317,11 @@ def open_study_screener(store: Store, view: Callbacks) -> Iterator[StudyScreener
 
 @dataclass(frozen=True, slots=True)
 class NoOpRecheck:
-    """Sets that are tried because the screen may be wrong on the GPU that runs.
+    """Sets that are tried because the screen may be wrong on the actual GPU.
 
     Attributes:
-        sets: Of all no-op settings, one or two.
-        whole: The space with them, if one of the sets differs from the reference.
+        sets: One or two sets of all no-op settings.
+        whole: The space to search if one of them differs from the reference.
     """
 
     sets: tuple[FlagSet, ...]
@@ -351,7 +329,7 @@ class NoOpRecheck:
 
 
 def recheck_of(space: SearchSpace, report: ScreenReport) -> NoOpRecheck | None:
-    """Returns the recheck of what a screen left out of a space; None if it left out nothing."""
+    """Returns the recheck of the no-ops that a screen removed from a space; None without any."""
     names = {p.name for p in space.parameters}
     no_ops = {
         s.name: [v.value for v in s.values] for s in report.of_effect(Effect.NO_OP) if s.name in names and s.values
@@ -363,7 +341,7 @@ def recheck_of(space: SearchSpace, report: ScreenReport) -> NoOpRecheck | None:
 
 
 def contradicts(results: Iterable[TrialResult], *, min_effect: float) -> bool:
-    """Whether a trial of no-op settings did what no set of no-ops can do."""
+    """Whether a trial of no-op settings failed, or ran faster or slower than the reference."""
 
     def is_off(r: TrialResult) -> bool:
         found = judge(r.comparison.estimate, min_effect=min_effect) if r.comparison is not None else None

@@ -1,4 +1,4 @@
-"""The search: trials on all lanes until the asked number, a budget or the space is used up."""
+"""The search: runs trials on all lanes until the requested number, a budget or the space is used up."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from autotune.measure.durations import RECENT
 from autotune.measure.failing import failing_task, most_starts, next_failure
-from autotune.measure.tasks import PendingTask, TrialTask
+from autotune.measure.tasks import PendingTask
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Failure, FailureKind
 from autotune.model.records import BlameRecord, EffectsRecord, TrialConfig, TrialResult, TrialStatus
@@ -17,7 +17,7 @@ from autotune.study.prefilter import Known, evaluate
 from autotune.study.run import StudyRun
 
 ENOUGH_TO_TELL = 12
-"""Trials from which the search ends with the best expected set."""
+"""Trials that are needed for the search to end with the best expected set."""
 
 
 class Search:
@@ -29,17 +29,17 @@ class Search:
         self._proposer = run.proposer
         self._asked = run.spec.search.trials
         self._known = Known(run.store)
-        self._cases: list[TrialResult] = []  # failures whose cause may have to be looked for
+        self._cases: list[TrialResult] = []  # failures whose cause may have to be searched
         self._causes_seen = 0
-        self._tried: dict[int, FlagSet] = {}  # what lanes are trying now
-        self._blamed: set[int] = set()  # whose cause a lane is looking for
-        self._is_hopeful = False  # whether there is anything to prove
+        self._tried: dict[int, FlagSet] = {}  # sets that lanes are trying now
+        self._blamed: set[int] = set()  # trials whose cause a lane is searching
+        self._is_hopeful = False  # whether a set is worth a proof
         self._is_over = False
         self._is_exhausted = False  # every point of the space is tried
         self._table = run.time.timetable()
 
     def work(self) -> None:
-        """Tries sets until there is nothing left to try."""
+        """Tries sets until the search is over."""
         left = self._asked - len(self._results())
         self._tell_news()
         if left > 0:
@@ -52,12 +52,12 @@ class Search:
         self._finish()
 
     def go_on(self) -> bool:
-        """Tries more with the time that proofs have left, but for what another one needs; returns whether it did."""
+        """Tries more with the time that proofs left, keeping one proof's; returns whether any trial was added."""
         before = len(self._results())
         if self._table is None or self._is_exhausted or before >= self._asked:
             return False
         self._table = replace(self._table, reserved_s=self._table.least_s)
-        self._is_over = self._is_hopeful = False  # what was promising has had its proof
+        self._is_over = self._is_hopeful = False  # the promising sets have had their proofs
         self._run.begin_stage("search", "the finalists did not hold: it goes on with the time that is left")
         self._run.lanes.work(self._next)
         self._finish()
@@ -80,7 +80,7 @@ class Search:
             self._store.append(found)
 
     def _results(self) -> Sequence[TrialResult]:
-        """Returns all results so far; tells the proposer what is new of them."""
+        """Returns all results so far, and tells the proposer the new ones."""
         min_effect = self._run.spec.measure.min_effect
         for result in self._known.refresh():
             self._proposer.tell(result)
@@ -92,7 +92,7 @@ class Search:
     # ------------------------------------------------------------------ what is next
 
     def _next(self) -> PendingTask | None:
-        """Returns what a lane may do now; trials whose result is known without one are recorded on the way."""
+        """Returns the next task of a lane; records trials whose result is known without one."""
         while True:
             results = self._results()
             self._tell_news()
@@ -118,7 +118,7 @@ class Search:
             self._is_over = True
 
     def _trial_s(self, results: Sequence[TrialResult]) -> float:
-        """Returns the least seconds of the next trial: as planned, or more where no recent one took as little."""
+        """Returns the least seconds of the next trial: as planned, or of the shortest recent one if longer."""
         if self._table is None:
             return 0.0
         took_s = [r.duration_s for r in results[-RECENT:] if r.status is TrialStatus.MEASURED and r.duration_s]
@@ -126,11 +126,7 @@ class Search:
 
     @property
     def _kept_s(self) -> float:
-        """Seconds that are kept for proofs.
-
-        Where there was no time for a few trials and a proof, a proof gets its time once there is a candidate, if it
-        still fits.
-        """
+        """Seconds that are reserved for proofs; in a budget that is too small only once there is a candidate."""
         if self._table is None:
             return 0.0
         kept_s = self._table.reserved_s
@@ -139,7 +135,7 @@ class Search:
         return 0.0
 
     def _propose(self, results: Sequence[TrialResult]) -> TrialConfig | None:
-        """Returns a set that nobody tries or has tried; None if there is none now."""
+        """Returns a set that was not tried and is not being tried; None if there is none now."""
         number, config = self._known.free_number(self._tried), None
         if self._is_last(results):
             config = self._proposer.ask_best(number, taken=self._tried.values())
@@ -152,7 +148,7 @@ class Search:
         return config
 
     def _is_last(self, results: Sequence[TrialResult]) -> bool:
-        """Whether one trial is left, and there are enough to say which set is expected to be best."""
+        """Whether one trial is left, and there are enough to estimate the best set."""
         if len(results) < ENOUGH_TO_TELL:
             return False
         if len(results) + len(self._tried) + 1 >= self._asked:
@@ -163,14 +159,14 @@ class Search:
     # ------------------------------------------------------------------ trials
 
     def _begin(self, config: TrialConfig, results: Sequence[TrialResult]) -> PendingTask | None:
-        """Returns a trial for a lane; None if its result is known already, which is recorded."""
+        """Returns a trial for a lane; None if its result is known already, which it records."""
         run = self._run
         run.view.trial_starts(config, self._asked)
         found = evaluate(run, config, self._known)
         if isinstance(found, TrialResult):
             self._end(found)
             return None
-        if self._table is not None and isinstance(found, TrialTask):
+        if self._table is not None:
             most = run.time.pairs_for(self._kept_s, starts=1, share=TRIAL_SHARE)
             found = found.model_copy(update={"most": most})
         self._tried[config.number] = config.settings
@@ -182,7 +178,7 @@ class Search:
 
     def _end(self, result: TrialResult) -> None:
         self._tried.pop(result.number, None)
-        self._results()  # what it may be a duplicate of
+        self._results()  # takes in the trial that it may duplicate
         result = self._known.complete(result)
         self._store.append(result)
         self._run.view.trial_ends(result)
@@ -200,12 +196,12 @@ class Search:
         failing += [b.smallest for b in news if b.smallest not in failing]
 
     def _look_for_cause(self, results: Sequence[TrialResult]) -> PendingTask | None:
-        """Returns the search for a minimal failing set, if a trial crashed or hung."""
+        """Returns the task of finding a minimal failing set, if a trial crashed or hung."""
         self._read_causes()
         if not self._cases:
             return None
         known, trial = self._store.of(BlameRecord), None
-        while self._cases and trial is None:  # one that is no case now is none later
+        while self._cases and trial is None:  # a failure that needs no search now needs none later
             trial = next_failure([self._cases.pop(0)], known, self._blamed)
         if trial is None or trial.failure is None or not self._has_time_for_cause(trial.failure):
             return None
@@ -214,7 +210,7 @@ class Search:
         return PendingTask(failing_task(trial, results), ("blame", number), f"blame-{number}", self._end_blame)
 
     def _has_time_for_cause(self, failure: Failure) -> bool:
-        """Whether that search fits beside what is kept for proofs, even if it takes all its starts."""
+        """Whether that task fits beside the time reserved for proofs, even with all its starts."""
         takes, limits = self._run.time.takes, self._run.lanes.limits
         if takes is None or self._table is None:
             return True

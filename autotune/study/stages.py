@@ -1,6 +1,6 @@
-"""The stages of a study, in order; each is a function of the session, and goes on where an earlier session stopped.
+"""The stages of a study, in order; each is a function of the session, and resumes where an earlier session stopped.
 
-A stage that has nothing to do (no candidate to confirm, one setting to minimise) does nothing.
+A stage without work (no candidate to confirm, one setting to minimise) does nothing.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from autotune.study.search import Search
 
 
 class Stage(NamedTuple):
-    """One stage: its name in docs/study.md, what it does, and the records that it leaves."""
+    """One stage: its name in docs/study.md, its function, and the types of records that it writes."""
 
     name: str
     do: Callable[[StudyRun], None]
@@ -55,10 +55,10 @@ class Stage(NamedTuple):
 
 
 def run_study(run: StudyRun) -> ConclusionRecord:
-    """Runs a study from where it is to its conclusion.
+    """Runs a study to its conclusion, from where earlier sessions stopped.
 
     Raises:
-        AutotuneError: If the study cannot start or go on; what was recorded stays.
+        AutotuneError: If the study cannot start or go on; its records stay.
     """
     with contextlib.closing(run):
         for stage in STAGES:
@@ -67,19 +67,19 @@ def run_study(run: StudyRun) -> ConclusionRecord:
 
 
 def probe(run: StudyRun) -> None:
-    """Asks the installed build, checks the study against it, then takes the devices and the run directory."""
+    """Probes the installed build, checks the study against it, then takes the devices and the run directory."""
     run.setup = run.prepare(run.view.note)
     run.first = tuple(run.setup.first)
     run.open()
 
 
 def noise_floor(run: StudyRun) -> None:
-    """Measures the reference against itself; its report has the facts about the workload."""
+    """Measures the reference against itself; its report has the workload's facts."""
     run.facts = measure_reference(run)
 
 
 def screen(run: StudyRun) -> None:
-    """Needs the workload's facts; takes out of the space what needs no trial, by compiling."""
+    """Builds the space from the workload's facts, and removes by compiling what needs no trial."""
     space = run.setup.space(run.facts)
     for name, remark in space.notes.items():
         run.view.note(f"{name}: {remark}")
@@ -100,14 +100,14 @@ def screen(run: StudyRun) -> None:
 
 
 def search(run: StudyRun) -> None:
-    """Needs the space; tries sets until the asked number, the budget or the space is used up."""
+    """Tries sets of the space until the requested trials, the budget or the space is used up."""
     found = Search(run)
     run.search_more = found.go_on
     found.work()
 
 
 def conclude(run: StudyRun) -> None:
-    """Says in one sentence what the study found."""
+    """Records the study's conclusion."""
     run.conclusion = record_conclusion(run)
 
 
@@ -137,18 +137,11 @@ def new_run(
     make_engine: Callable[[StudyRun], Engine] | None = None,
     command: Sequence[str] = (),
 ) -> StudyRun:
-    """Makes the session of a study, for `run_study`; nothing is started or written yet.
+    """Creates the session of a study, for `run_study`, without starting or writing anything; see also `StudyRun`.
 
     Args:
-        spec: The study.
-        path: Its run directory, made or gone on with.
-        study_dir: Folder of the study file.
-        view: Told what happens.
+        path: The run directory, created or resumed.
         watch: Counts the study's time; the view may show it.
-        storage: See `StudyRun`, as of `devices`, `make_engine` and `command`.
-        devices: Likewise.
-        make_engine: Likewise.
-        command: Likewise.
     """
     create = functools.partial(Store.create_or_resume, path.resolve(), spec, study_dir=study_dir)
     return StudyRun(
@@ -164,16 +157,15 @@ def new_run(
 
 
 def study_with(path: Path, given: Mapping[str, Mapping[str, Any]], *, effort: str, seed: int | None) -> StudySpec:
-    """Reads a study file with what a command line gives instead.
+    """Reads a study file and overrides its keys by those of a command line.
 
     Args:
-        path: The study file.
-        given: Section to key to value; None leaves the file's own.
+        given: Section to key to value; None keeps the file's value.
         effort: See `Effort`.
-        seed: None leaves the file's own.
+        seed: None keeps the file's.
 
     Raises:
-        StudyFileError: If the file, or the study that comes out, is not legal.
+        StudyFileError: If the file or the resulting study is not legal.
     """
     data = load_study(path).at_effort(Effort(effort)).model_dump(context=WITH_SECRETS)
     for section, values in given.items():

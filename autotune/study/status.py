@@ -1,4 +1,4 @@
-"""The status of a study, from its run directory, running or not."""
+"""Reads the status of a study, running or not, from its run directory."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ RUNNING = "running"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneStatus:
-    """One lane of a study that has several.
+    """One lane of a study with several.
 
     Attributes:
-        is_here: Whether the study runs, and had it when it last wrote down what it uses.
-        is_slow: Whether its reference is clearly slower than the others; the report has figures.
+        is_here: Whether the study runs and its last ledger record has the lane.
+        is_slow: Whether its reference is clearly slower than the others'.
     """
 
     lane: str
@@ -38,19 +38,19 @@ class LaneStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyStatus:
-    """One run in plain figures.
+    """The figures of one run.
 
     Attributes:
-        stage: The current one; None before the first begins, and where the study does not run.
+        stage: The current one; None before the first begins, and if the study does not run.
         since: When that stage began, UTC, ISO 8601.
-        left_s: Seconds until it ends at the latest, about; None where that is not known, or it does not run.
+        left_s: Upper bound of the seconds until the study's end; None if it is not known, or the study does not run.
         failed: Trials without a step time.
-        elapsed_s: Time of the study's last record, in seconds; `time` says it in words.
-        device_hours: Hours of devices that stood ready for it, summed over them.
-        best: Ratio of the best set so far with its interval, in words.
+        elapsed_s: Time of the study's last record, in seconds; `time` is its text.
+        device_hours: Hours for which devices were allocated, summed over them.
+        best: Ratio of the best set so far with its interval, as text.
         best_ratio: The same as a number; None while nothing is better than the default.
         screen: The screen in a line; None without one.
-        outcome: None while there is more to do; `sentence` is empty then.
+        outcome: None before the conclusion; `sentence` is empty then.
     """
 
     run: str
@@ -85,7 +85,7 @@ class UnreadableRun:
 
 
 def study_status(path: Path) -> StudyStatus:
-    """Returns the status of the study of a run directory.
+    """Reads the status of the study of a run directory.
 
     Raises:
         RunDirectoryError: If it is none.
@@ -129,7 +129,7 @@ def _lanes(store: Store, *, is_running: bool) -> tuple[LaneStatus, ...]:
 
 
 def _current_stage(store: Store, elapsed_s: float) -> dict[str, Any]:
-    """Returns the stage of a study that runs, and its ETA."""
+    """Returns the stage of a running study, and its ETA."""
     stage = read_stage(store.path)
     if stage is None:
         return {"stage": None, "since": None, "stage_s": None, "left_s": None}
@@ -166,7 +166,7 @@ def format_stage(status: StudyStatus) -> str:
 
 
 def format_lanes(status: StudyStatus | UnreadableRun) -> list[str]:
-    """Formats the screen, the hours used up, and the lanes of a study."""
+    """Formats the screen, the used device-hours, and the lanes of a study."""
     if isinstance(status, UnreadableRun):
         return []
     lines = [f"{status.run}: {status.screen}"] if status.screen else []

@@ -14,7 +14,6 @@ from autotune.machine.gpus import (
     GpuFacts,
     find_gpus,
     gpu_facts,
-    gpu_topology,
     run_program,
     visible_gpu_ids,
     visible_gpus,
@@ -68,9 +67,8 @@ def test_gpus_are_visible_as_cuda_reads_it(
     assert {g.driver for g in found} <= {"580.65.06"}
 
 
-def test_ids_and_the_topology_are_taken_as_they_stand() -> None:
+def test_ids_are_taken_as_they_stand() -> None:
     assert visible_gpu_ids({"CUDA_VISIBLE_DEVICES": "GPU-8f1a,3"}) == "GPU-8f1a,3"
-    assert gpu_topology(lambda command: "GPU0 GPU1\n") == "GPU0 GPU1"
 
 
 def test_a_program_that_is_missing_or_fails_gives_nothing() -> None:

@@ -55,6 +55,6 @@ def test_nodes_of_a_job_are_lanes_but_not_within_one_of_its_steps(
 ) -> None:
     env = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", **({"SLURM_STEP_ID": step} if step else {})}
     monkeypatch.setattr(engines, "caller_environment", lambda: env)
-    monkeypatch.setattr(engines, "inside_slurm_job", lambda: True)
+    monkeypatch.setattr(engines, "has_slurm", lambda: True)
     monkeypatch.setattr(engines, "slurm_hosts", lambda listed, own: ("n1", "n2") if listed == "n[1-2]" else ())
     assert engines._nodes_of_job() == nodes
