@@ -98,7 +98,7 @@ class OnSharedGpu(SimulatedLauncher):
         self.most = 0
 
     def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> SimulatedWorker:
-        """Starts a process, or fails as a real one does; see `autotune.workers.Launcher`."""
+        """Starts a process, or fails as a real one does; see `autotune.workers.base.Launcher`."""
         self.started.append(settings)
         own = settings.without(*FRACTIONS)
         log, who = self.log(settings, folder), object()

@@ -146,7 +146,7 @@ class SimulatedLauncher:
         self._machine = Machine(model, np.random.default_rng(self._seed))
 
     def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> SimulatedWorker:
-        """Makes a worker; see `autotune.workers.Launcher`."""
+        """Makes a worker; see `autotune.workers.base.Launcher`."""
         simulation = self.simulation
         log = self.log(settings, folder)
         progress("compile")
@@ -250,13 +250,13 @@ class SimulatedWorker:
         self._delay_s = delay_s
 
     def run_block(self, steps: int) -> tuple[float, ...]:
-        """Draws a block; see `autotune.workers.Worker`."""
+        """Draws a block; see `autotune.workers.base.Worker`."""
         _wait(self._delay_s)
         self.last_loss = self.report.losses[-1] if self.report.losses else None
         return tuple(self._process.run_block(steps).tolist())
 
     def profile(self, steps: int) -> bytes:
-        """The recorded one; see `autotune.workers.Worker`."""
+        """The recorded one; see `autotune.workers.base.Worker`."""
         return self._profile
 
     def close(self) -> None:

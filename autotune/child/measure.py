@@ -16,21 +16,29 @@ import sys
 import time
 import warnings
 from collections.abc import (
-    Callable, Mapping,
+    Callable,
+    Mapping,
 )
 from pathlib import Path
 from typing import Any
+
 from autotune.child.channel import (
-    Channel, pack, serve,
+    Channel,
+    pack,
+    serve,
 )
 from autotune.child.devices import (
-    dtype_name, find_devices, memory_in_use,
+    dtype_name,
+    find_devices,
+    memory_in_use,
 )
 from autotune.child.gpus import (
-    is_on_gpus, ran_on,
+    is_on_gpus,
+    ran_on,
 )
 from autotune.child.packages import (
-    CUDA_PLUGINS, installed_versions,
+    CUDA_PLUGINS,
+    installed_versions,
 )
 
 PERCENTILE = 90

@@ -64,7 +64,7 @@ class GpuSample:
     """One sample of one GPU; None for missing figures.
 
     Attributes:
-        throttled_by: Keys of `autotune.model.HELD_BACK`.
+        throttled_by: Keys of `autotune.model.measurement.HELD_BACK`.
     """
 
     index: int

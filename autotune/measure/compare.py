@@ -496,7 +496,7 @@ def _make_pair(index: int, first: Arm, at_s: float, reference: Timed, candidate:
 def floor_pairs(report: WorkerReport, steps: int) -> int:
     """Pairs of blocks with each process of an A/A run: a third of the time that it takes to start one.
 
-    And as many as last some seconds, as in a proof: see `autotune.stats.moments`.
+    And as many as last some seconds, as in a proof: see `autotune.stats.noise_floor.moments`.
     """
     pair_s = 2 * steps * statistics.median(report.warmup_step_times_s)
     least, most = FLOOR_PAIRS

@@ -343,7 +343,7 @@ def _profile(context: MeasurementContext, task: ProfileTask, folder: Path) -> Pr
 
 
 class LocalExecutor:
-    """The engine of a study with one lane: this very process; see `autotune.cluster.Engine`."""
+    """The engine of a study with one lane: this very process; see `autotune.cluster.engine.Engine`."""
 
     words = "this process"
 

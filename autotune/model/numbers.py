@@ -57,4 +57,4 @@ def _check_facts(value: dict[str, Any]) -> dict[str, Any]:
 
 
 Facts = Annotated[dict[str, Any], AfterValidator(_check_facts)]
-"""See `autotune.machine.describe_machine`."""
+"""See `autotune.machine.host.describe_machine`."""

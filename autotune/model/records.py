@@ -444,7 +444,7 @@ class ProofRecord(Stamped):
 
     Attributes:
         stage: As in `ConfirmRun`.
-        base: Pairs of processes within which most of the error is spent; see `autotune.stats.ProofPlan`.
+        base: Pairs of processes within which most of the error is spent; see `autotune.stats.proof.ProofPlan`.
         hurdle: One-sided error at which the set goes on to the next stage.
         claim: One-sided error of the reported verdict.
         first: Number of the first pair that counts: earlier ones were seen before the plan was made.
