@@ -184,7 +184,7 @@ def space(
     run_dir: options.RunDir = None,
     python: options.Python = None,
     why: Annotated[
-        bool, typer.Option("--why", help="Also how likely each setting is thought to act, and why.")
+        bool, typer.Option("--why", help="Also the prior chance of each setting to be active, and why.")
     ] = False,
     as_json: options.Json = False,
 ) -> None:
@@ -212,14 +212,14 @@ def space(
         )
         return
     rows = [(p.name, format_domain(p), p.default_choice or "''", format_condition(p)) for p in found.parameters]
-    print_table(("parameter", "values", "default", "acts"), rows)
+    print_table(("parameter", "values", "default", "active if"), rows)
     if why:
         likely = sorted(preview.priors.items(), key=lambda item: -item[1].p_active)
-        thought = [(n, f"{100 * p.p_active:.0f} %", "; ".join(p.why) or "nothing is known of it") for n, p in likely]
-        print_table(("parameter", "thought to act", "for"), thought)
+        thought = [(n, f"{100 * p.p_active:.0f} %", "; ".join(p.why) or "nothing is known") for n, p in likely]
+        print_table(("parameter", "chance to be active", "because"), thought)
     for name, settings in preview.first:
         print(f"tried first, {name}: {settings}")
-    print(f"{found.size():.6g} points on {preview.build}; told by {preview.source}")
+    print(f"{found.size():.6g} points on {preview.build}, according to {preview.source}")
     for title, reasons in (("to know:", found.notes), ("left out:", found.left_out)):
         if reasons:
             print(title)

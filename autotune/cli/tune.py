@@ -337,7 +337,7 @@ def show_plan(found: ProbeResult, plan: Plan, file: Path) -> None:
                  f"{_about(plan.trial_s)}: reference, candidate, reference, three times"),
         *([("careful", _too_short(plan))] if plan.budget_s < plan.needed_s else []),
         *((("can prove" if i == 0 else ""), f"gains from {gain}") for i, gain in enumerate(gains)),
-        *([("", "the noise floor, measured first, tells which of these it is")] if gains else []),
+        *([("", "the A/A run, measured first, says which of these applies")] if gains else []),
         ("file", f"{file}, run directory {options.RUNS / plan.spec.name}"),
     ]  # fmt: skip
     print_lines([f"{name:<12} {text}".rstrip() for name, text in rows])
@@ -348,8 +348,8 @@ def _too_short(plan: Plan) -> str:
     from autotune.programs.draft import WORTH_TRIALS
 
     return (
-        f"the noise floor and {WORTH_TRIALS} trials with their proofs take about {_about(plan.needed_s)} here: in "
-        "less, what looks promising may stay unproven. The same command with a larger --time-budget goes on"
+        f"the A/A run and {WORTH_TRIALS} trials with their proofs take about {_about(plan.needed_s)} here: in "
+        "less, a promising set may stay unproven. The same command with a larger --time-budget continues the study"
     )
 
 

@@ -33,7 +33,7 @@ RECENT = 20
 ABLATIONS = 3
 """Settings of a winner for which time is kept to leave each of them out in turn."""
 
-SEARCHES, PROVES, LAST = ("noise floor", "screen", "search"), ("confirm", "minimise", "pgle", "final proof"), "soak"
+SEARCHES, PROVES, LAST = ("A/A run", "screen", "search"), ("confirm", "minimise", "pgle", "final proof"), "soak"
 """Stages by what is still to do in them."""
 
 
@@ -146,8 +146,8 @@ def refuse_short_budget(spec: StudySpec, reference: WorkerReport, *, begun_s: fl
     if budget_s is None or not reference.start_s or used_s + floor_s <= budget_s:
         return
     raise LaunchError(
-        f"search.time_budget must hold the noise floor, search and proof but is {format_seconds(budget_s)}: the "
-        f"reference takes {format_seconds(reference.start_s)} to start, so the noise floor alone would be over after "
+        f"search.time_budget must hold the A/A run, search and proof but is {format_seconds(budget_s)}: the "
+        f"reference takes {format_seconds(reference.start_s)} to start, so the A/A run would end only after "
         f"{format_seconds(used_s + floor_s)}, and a proof takes several times that. Give it at least "
         f"{format_seconds(used_s + PROOF_FLOORS * floor_s)}, or make the reference start faster (a smaller model, a "
         "compilation cache)"

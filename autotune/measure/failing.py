@@ -82,7 +82,7 @@ def minimise_failure(context: MeasurementContext, task: BlameTask, folder: Path,
             if starts == most:
                 return None
             starts += 1
-            context.progress.phase(f"looking for the cause of the {kind}: start {starts} of at most {most}")
+            context.progress.phase(f"minimal failing set ({kind}): start {starts} of at most {most}")
             own = context.folder_in(folder, f"{starts:02d}")
             known[part] = _fails(context, part, own, kind, alone=alone)
         return known[part]

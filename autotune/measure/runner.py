@@ -255,8 +255,8 @@ def pays(comparison: Comparison | None, min_effect: float) -> tuple[bool, str]:
     if found is Verdict.SLOWER:
         return True, "it seems to pay"
     if found is Verdict.UNRESOLVED and comparison.estimate.ratio > 1 + min_effect:
-        return True, "not settled, but it pays by its estimate"
-    return False, "no sign that it pays"
+        return True, "not settled, but faster by its estimate"
+    return False, "no sign of a gain"
 
 
 # ---------------------------------------------------------------------- trials

@@ -271,9 +271,9 @@ def alone_of(proven: FinalistResult, runs: Sequence[ConfirmRun], *, most: int, m
     alone, in_turns, veto = plain_estimate(mine), plain_estimate(beside), None
     if found.is_apart and alone is not None and in_turns is not None:
         veto = (
-            "what idles beside an arm, or ran before it, changes its time: alone the set is "
-            f"{format_change(alone.ratio)} than the default, in turns {format_change(in_turns.ratio)}; "
-            '`measure.mode = "aba"` measures everything alone'
+            "isolated runs contradict the interleaved pairs: isolated, the set is "
+            f"{format_change(alone.ratio)} than the default, interleaved {format_change(in_turns.ratio)}; "
+            '`measure.mode = "aba"` measures everything in isolation'
         )
     result = _after(proven, ALONE, mine, found.used, min_effect=min_effect, veto=veto, reason=found.reason)
     return result.model_copy(update={"most": most})

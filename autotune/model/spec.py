@@ -128,7 +128,7 @@ class StudySpec(Section):
     def _fits_together(self) -> StudySpec:
         if self.measure.mode == "interleaved" and not self.workload.takes_turns:
             raise ValueError(
-                'a `command` without the hook can not wait for its turn: `measure.mode` must be "auto" or "aba"'
+                'a `command` without the hook can not be interleaved: `measure.mode` must be "auto" or "aba"'
             )
         mesh, count = self.workload.mesh, self.device.count
         if mesh is not None and count is not None and math.prod(mesh.values()) != count:

@@ -53,7 +53,7 @@ class EstimateRow:
     @property
     def acts(self) -> str:
         """The chance in words."""
-        return "inert" if self.chance < INERT else f"acts: {format_chance(self.chance)}"
+        return "probably inert" if self.chance < INERT else format_chance(self.chance)
 
 
 ESTIMATE_COLUMNS = tuple(f.name for f in fields(EstimateRow))
@@ -126,7 +126,7 @@ def estimate_table(store: Store) -> list[dict[str, str]]:
             "setting": r.label,
             "ratio": Styled(format_ratio(r.ratio), r.style),
             "95 % interval": format_interval(r.low, r.high),
-            "acts": r.acts,
+            "active": r.acts,
             "trials": str(r.trials),
         }
         for r in _shown(store)
@@ -146,7 +146,7 @@ def effects_chart(store: Store) -> Chart:
     marks = []
     for r in _shown(store):
         label = f"{r.label.replace('xla_gpu_', '').replace('xla_', '')}  ({format_chance(r.chance)})"
-        detail = f"{r.label}: {format_figures(r.ratio, r.low, r.high)}, {r.acts}, {r.trials} trials"
+        detail = f"{r.label}: {format_figures(r.ratio, r.low, r.high)}, active: {r.acts}, {r.trials} trials"
         marks.append(Mark(x=r.ratio, x_ends=(r.low, r.high), label=label, detail=detail, style=r.style))
     band = store.spec.measure.min_effect
     svg = forest(marks, band=band, of=time_words(store), description="effects of settings")

@@ -207,7 +207,7 @@ def traces(blocks: Sequence[tuple[str, Sequence[float]]], *, y_format: Callable[
         at += len(block)
     width = 5.0 if len(times) < 400 else 2.5
     parts += [f'<path class="dots {arm}" stroke-width="{width}" d="{"".join(d)}"/>' for arm, d in paths.items()]
-    return _svg(parts, height, "step times of reference and candidate in turns")
+    return _svg(parts, height, "step times of reference and candidate, interleaved")
 
 
 def _trimmed(values: Sequence[float]) -> tuple[float, float]:

@@ -145,7 +145,7 @@ def forest_chart(store: Store, trials: Sequence[TrialRow], *, most: int | None =
     floor, rows = store.last(FloorResult), []
     if floor is not None:
         label, e = "the default against itself", floor.floor.estimate
-        rows.append(Mark(label=label, detail="the noise floor", x=e.ratio, x_ends=(e.low, e.high), style="floor"))
+        rows.append(Mark(label=label, detail="the A/A run", x=e.ratio, x_ends=(e.low, e.high), style="floor"))
     shown = [r for r in sorted(trials, key=lambda r: r.rank) if r.failure is None and not math.isnan(r.ratio)]
     for r in shown[:most]:
         short = r.settings.replace("xla_gpu_", "").replace("xla_cpu_", "").replace("xla_", "")
@@ -166,7 +166,7 @@ def steps_chart(store: Store, number: int = REFERENCE_NUMBER) -> Chart:
     for pair in store.pairs(directory) if directory else ():
         arms = [("reference", pair.reference_s), ("candidate", pair.candidate_s)]
         blocks += arms if pair.first == "reference" else arms[::-1]
-    title = f"trial {number}" if number != REFERENCE_NUMBER else "the default against itself (noise floor)"
+    title = f"trial {number}" if number != REFERENCE_NUMBER else "the default against itself (A/A run)"
     note = f"{len(blocks) // 2} pairs of blocks; raw in {directory}/pairs.jsonl"
     return Chart(title=title, svg=traces(blocks, y_format=format_seconds), note=note)
 

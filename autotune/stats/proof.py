@@ -457,12 +457,17 @@ def look_alone(alone: Sequence[float], turns: Sequence[float], *, most: int) -> 
         mean, sd = float(np.mean(ones[:count])), float(np.std(ones[:count], ddof=1))
         half = float(plan.half_widths([count])[0]) * sd / math.sqrt(count)
         if mean - gain > math.hypot(half, of_turns):
-            return AloneLook(stop=True, is_apart=True, reason="alone and in turns differ beyond both", used=count)
+            return AloneLook(
+                stop=True,
+                is_apart=True,
+                reason="isolated and interleaved runs disagree",
+                used=count,
+            )
         if mean + half < 0.0:
-            return AloneLook(stop=True, is_seen=True, reason="faster alone, too", used=count)
+            return AloneLook(stop=True, is_seen=True, reason="faster in isolated runs, too", used=count)
         if count >= most:
-            return AloneLook(stop=True, reason=f"not settled by {most} runs of each arm alone", used=count)
+            return AloneLook(stop=True, reason=f"not settled by {most} isolated runs of each arm", used=count)
         at_most = math.hypot(float(plan.half_widths([most])[0]) * sd / math.sqrt(most), of_turns)
         if at_most > abs(gain):  # no gain at all could not be told from this one
-            return AloneLook(stop=True, reason="runs alone differ too much here to tell", used=count)
+            return AloneLook(stop=True, reason="isolated runs differ too much here to decide", used=count)
     return AloneLook(stop=False, reason="not decided yet", used=len(ones))

@@ -206,8 +206,8 @@ class Lanes:
             if lane.floor is None and lane.pending is None:
                 if not self._has_said_floor:
                     self._has_said_floor = True
-                    self._store.tell_stage("noise floor")
-                    self._view.stage("noise floor", "the reference is measured against itself: what can be resolved?")
+                    self._store.tell_stage("A/A run")
+                    self._view.stage("A/A run", "the reference against itself: smallest gain that can be detected")
                 self._begin(lane, PendingTask(FloorTask(), floor_folder(lane.name), "floor", lambda record: None))
 
     def _begin(self, lane: _Lane, pending: PendingTask) -> None:

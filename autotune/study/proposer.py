@@ -170,7 +170,7 @@ class Proposer:
 
     def _widen(self, whole: SearchSpace) -> None:
         more = len(whole.parameters) - len(self._space.parameters)
-        self._notes.append(f"what the screen called no-ops acts on this GPU: {more} settings are searched after all")
+        self._notes.append(f"no-ops of the screen are active on this GPU: {more} settings are searched after all")
         self._recheck, self._space, self._size = None, whole, whole.size()
         self._points_seen = sum(map(self._is_point, self._seen))
 

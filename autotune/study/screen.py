@@ -134,7 +134,9 @@ class StudyScreener:
         assert self.report is not None
         self._believes_memory = self.report.reference.fits is not False
         if not self._believes_memory:
-            self._view.note("the reference runs though the screen says it does not fit: its memory is not believed")
+            self._view.note(
+                "the screen says that the reference does not fit, but it runs: memory of the screen is ignored"
+            )
         return left
 
     def _screened(self, screen: Screener, space: SearchSpace, named: Mapping[str, FlagSet]) -> SearchSpace:
@@ -235,7 +237,7 @@ class StudyScreener:
     def _give_up(self, error: Exception, target: str = "", topology: str = "") -> None:
         self._is_on = False
         said = str(error) if isinstance(error, AutotuneError) else f"{type(error).__name__}: {error}"
-        self._view.note(f"the study goes on without a screen: {said}")
+        self._view.note(f"the study continues without a screen: {said}")
         if target:
             self._store.append(ScreenRecord(target=target, topology=topology, reason=said))
 

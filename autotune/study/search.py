@@ -58,7 +58,7 @@ class Search:
             return False
         self._table = replace(self._table, reserved_s=self._table.least_s)
         self._is_over = self._is_hopeful = False  # what was promising has had its proof
-        self._run.begin_stage("search", "the finalists did not hold: it goes on with the time that is left")
+        self._run.begin_stage("search", "no finalist passed: the search continues in the remaining time")
         self._run.lanes.work(self._next)
         self._finish()
         return len(self._results()) > before
@@ -223,5 +223,6 @@ class Search:
 
     def _end_blame(self, record: BlameRecord) -> None:
         self._store.append(record)
-        what = "cause" if record.is_minimal else "smallest failing part found"
-        self._run.view.note(f"trial {record.trial}: the {what} of the {record.failure_kind} is {record.smallest}")
+        what = "minimal" if record.is_minimal else "smallest known"
+        kind = record.failure_kind.replace("_", " ")
+        self._run.view.note(f"trial {record.trial}: {what} failing set ({kind}): {record.smallest}")

@@ -113,7 +113,7 @@ def conclude(run: StudyRun) -> None:
 
 STAGES = (
     Stage("probe", probe, (SessionRecord, LedgerRecord)),
-    Stage("noise floor", noise_floor, (FloorResult,)),
+    Stage("A/A run", noise_floor, (FloorResult,)),
     Stage("screen", screen, (ScreenRecord,)),
     Stage("search", search, (TrialResult, BlameRecord, EffectsRecord)),
     Stage("confirm", confirm, (ProofRecord, ConfirmRun, FinalistResult)),

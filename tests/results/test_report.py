@@ -79,7 +79,7 @@ def test_a_finished_study_says_everything(finished: Store) -> None:
     for expected in (
         "Finalists, in fresh processes",
         "final proof",
-        "Noise floor",
+        "A/A run",
         "kept: it seems to pay",
         "Estimated effect of each setting",
         "out of memory: ",
@@ -217,10 +217,10 @@ def test_soak_and_causes_are_shown(tmp_path: Path) -> None:
     store = record(tmp_path / "r", spec, trials=20)
     report = build(store)
     assert any(re.search(r"\d+ steps in 6\d s without a fault", line) for line in report["soak"])
-    assert any("the cause of the crash is xla_b=2 (" in line for line in report["causes"])
+    assert any("minimal failing set (crash): xla_b=2 (" in line for line in report["causes"])
     for page in (render_html(store), render_markdown(store)):
         assert "soak of xla_a=1" in page
-        assert "the cause of the crash is xla_b=2" in page
+        assert "minimal failing set (crash): xla_b=2" in page
 
 
 def test_a_label_that_is_too_long_is_cut_to_its_limit() -> None:
