@@ -56,7 +56,7 @@ def show(
     table: Table = None,
     as_json: options.Json = False,
 ) -> None:
-    """Tells where a setting is active, and what it does there."""
+    """Shows where a setting is active, and what it does there."""
     from autotune.results.atlas_views import atlas_findings
 
     found = atlas_findings(_table(table), name.strip().lstrip("-").partition("=")[0])

@@ -23,7 +23,7 @@ def status(
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Says how far studies are; of one that runs: its stage, since when, and the time left."""
+    """Shows how far studies are; of a running one its stage, since when, and the time left."""
     from autotune.model.errors import AutotuneError
     from autotune.study.status import UnreadableRun, format_lanes, study_status
 

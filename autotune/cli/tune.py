@@ -31,10 +31,10 @@ SEVERAL = 1.5
 
 Command = Annotated[list[str] | None, typer.Argument(metavar="-- COMMAND...", help="Program and arguments, after --.")]
 Platform = Annotated[
-    Literal["cpu", "cuda"] | None, typer.Option(help="Where it runs; default: cuda where a GPU is to be seen.")
+    Literal["cpu", "cuda"] | None, typer.Option(help="Where it runs; default: cuda if a GPU is visible.")
 ]
 Name = Annotated[str | None, typer.Option(help="Name of the study, its file and its run; default: after the program.")]
-Preset = Annotated[str | None, typer.Option("--step-preset", help="Its lines are those of a known trainer or logger.")]
+Preset = Annotated[str | None, typer.Option("--step-preset", help="Step lines of a known trainer or logger.")]
 Pattern = Annotated[
     str | None,
     typer.Option("--step-pattern", help="Expression for a step's line; groups step, step_s, step_ms, steps_per_s."),
@@ -43,7 +43,7 @@ JsonKey = Annotated[
     str | None, typer.Option("--step-json", help="Key of the duration in JSON lines, such as perf.step.")
 ]
 StepUnit = Annotated[str | None, typer.Option("--step-unit", help="What that key holds: step_s (default), step_ms ...")]
-StepFile = Annotated[str | None, typer.Option("--step-file", help="File, beside the study, that steps are written to.")]
+StepFile = Annotated[str | None, typer.Option("--step-file", help="File with the steps, beside the study.")]
 Loss = Annotated[str | None, typer.Option(help="Expression with a group loss; with --step-json its key.")]
 LookLimit = Annotated[str, typer.Option(help="Longest time for the first look at the program.")]
 DEFAULT_TRIALS = 30
@@ -56,8 +56,8 @@ def tune(
     trials: Annotated[int | None, typer.Option(min=1, help="Most trials in all; default 30.")] = None,
     platform: Platform = None,
     name: Name = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Look and write the study file, start nothing.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before the run.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only look, and write the study file.")] = False,
     preset: Preset = None,
     pattern: Pattern = None,
     json_key: JsonKey = None,
@@ -244,7 +244,7 @@ def refuse_other_rules(asked: ProbeRequest, file: Path, platform: str | None, kn
     other = platform is not None and platform != known.device.platform
     if other or (asked.rules is not None and any(read.get(k) != v for k, v in asked.rules.items())):
         raise StudyFileError(
-            f"a study goes on as its file says but {file} says something else of "
+            f"a study continues as its file says but {file} says something else of "
             f"{'the platform' if other else 'how steps are read'}; edit it, or give another --name"
         )
 
@@ -399,7 +399,7 @@ def _run(file: Path, *, trials: int | None, time_budget: str | None, asked: Prob
         print_lines(
             [
                 "",
-                "no winner was proven, so no env file is written. More time goes on with the same study:",
+                "no winner was proven, so no env file is written. Continue the same study with more time:",
                 f"  {again}",
             ]
         )

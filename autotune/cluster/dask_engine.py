@@ -240,14 +240,14 @@ class DaskEngine:
         if self._client.status != "running":
             raise NodeLostError(
                 f"the scheduler at {self._address} must be there but the connection to it has ended; start it and its "
-                "workers again, then the study: it goes on"
+                "workers again, then the study: it continues"
             )
         if self._lanes or told:
             self._lonely_since = now
         elif now - self._lonely_since > self._patience_s:
             raise NodeLostError(
                 f"a worker must be at {self._address} within {self._patience_s:.0f} s but none is there; start some "
-                f"with `dask worker {self._address} --nthreads 1`, then run the study again: it goes on"
+                f"with `dask worker {self._address} --nthreads 1`, then run the study again: it continues"
             )
 
 

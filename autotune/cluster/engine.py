@@ -162,7 +162,7 @@ class Processes:
             raise NodeLostError(
                 f"a study must have at least one lane but all of {self.words} are gone ({whys[:1000]}); see "
                 f"{self._logs.name}/*.log in its run directory; run the same command again, on other nodes if need "
-                "be, and it goes on"
+                "be, and it continues"
             )
         said, self._said = self._said, []
         return said

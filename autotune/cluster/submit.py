@@ -280,7 +280,7 @@ def _refuse_hopeless(request: JobRequest, env: Mapping[str, str]) -> None:
     if found.limit_s is not None and request.time_s > found.limit_s:
         raise LaunchError(
             f"--time must be at most {format_time(found.limit_s)}, the limit of partition {request.partition}, but got "
-            f"{format_time(request.time_s)}; with --requeue a study goes on over several jobs"
+            f"{format_time(request.time_s)}; with --requeue a study continues over several jobs"
         )
 
 

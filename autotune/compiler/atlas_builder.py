@@ -157,14 +157,14 @@ def build_atlas(plan: Plan, say: Callable[[str], None], clock: Callable[[], floa
         if (jaxlib, cell.kind.name, cell.target.name, cell.gpus) in there:
             continue
         if is_over():
-            say(f"the time is up: {len(plan.cells) - number + 1} cells are left; the same command goes on")
+            say(f"the time is up: {len(plan.cells) - number + 1} cells are left; the same command continues")
             break
         say(f"cell {number} of {len(plan.cells)}: {cell}")
         guessed = guess_active([*others, *rows], cell, known)
         try:
             found, space = _cell_rows(plan, cell, known, guessed, _Progress(say, clock), is_over)
         except TimeUp:
-            say(f"the time is up within {cell}: what was compiled is kept, and the same command goes on")
+            say(f"the time is up within {cell}: what was compiled is kept, and the same command continues")
             break
         except AutotuneError as error:
             say(f"{cell} is left out: {error}")

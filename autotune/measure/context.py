@@ -138,7 +138,7 @@ class MeasurementContext:
                     if error.failure.kind is FailureKind.NODE_LOST:  # no trial can run here any more
                         raise NodeLostError(
                             f"all nodes of a trial must start it but: {error}; everything so far is kept; run the same "
-                            "command again on other nodes, and it goes on"
+                            "command again on other nodes, and it continues"
                         ) from error
                     raise
                 self.progress.incident(f"start tried again after: {error}")

@@ -244,7 +244,7 @@ def study_text(name: str, description: str, sections: Sequence[Section], *, said
     lines = [
         f"#:schema {SCHEMA.as_uri()}",
         f"# Written by `{_one_line(said)}`.",
-        "# Edit it as you like; `autotune run` with this file goes on with it. All keys: docs/study-file.md.",
+        "# Edit it as you like; `autotune run` with this file continues the study. All keys: docs/study-file.md.",
         f"name = {_toml(name)}",
         f"description = {_toml(description)}",
     ]

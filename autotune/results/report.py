@@ -230,7 +230,7 @@ def _commands(store: Store) -> list[str]:
     try:
         winner = winner_of(store)
     except AutotuneError:
-        return [*shared, f"autotune run STUDY.toml --run-dir {run}   # goes on where it stopped"]
+        return [*shared, f"autotune run STUDY.toml --run-dir {run}   # continues where it stopped"]
     lines = [
         f"autotune export {run} --format env -o winner.env",
         "autotune verify winner.env",

@@ -191,7 +191,7 @@ def cannot_write(path: Path, error: OSError) -> RunDirectoryError:
         advice = "see to the disk (`dmesg` names what failed)"
     return RunDirectoryError(
         f"{path} must be writable but: {error.strerror or error}; {advice} and run the same command again; "
-        "it goes on where it stopped"
+        "it continues where it stopped"
     )
 
 

@@ -31,8 +31,8 @@ from autotune.rundir.store import PAIRS, RECORDS, STUDY
 
 T = TypeVar("T")
 
-_DELETE = "delete this line, and check again; what it told is measured anew"
-_ANEW = "the command that began the study writes it anew"
+_DELETE = "delete this line, and check again; its measurement is repeated"
+_ANEW = "the command that began the study writes it again"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,9 @@ class Problem:
 
     def __str__(self) -> str:
         place = f"{self.file} line {self.line}" if self.line is not None else self.file
-        matters = "harmless" if self.is_harmless else f"to go on: {self.remedy}" if self.remedy else "the study goes on"
+        matters = (
+            "harmless" if self.is_harmless else f"to continue: {self.remedy}" if self.remedy else "the study continues"
+        )
         return f"{place}: {self.what}; {matters}"
 
 

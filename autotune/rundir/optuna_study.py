@@ -121,7 +121,7 @@ class OptunaStudy:
         self._next_s = time.monotonic() + RETRY_S
         if not self._is_lost:
             self._news.append(
-                f"the Optuna storage does not answer ({_root(error)}); the study goes on, for the run directory "
+                f"the Optuna storage does not answer ({_root(error)}); the study continues, for the run directory "
                 "holds everything; what the storage lacks is written when it is back"
             )
         self._is_lost = True

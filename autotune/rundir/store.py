@@ -55,7 +55,7 @@ STUDY = "study.json"
 RECORDS = "records.jsonl"
 PAIRS = "pairs.jsonl"
 FOLDERS = ("trials", "confirm", "minimise", "pgle", "floor", "soak", "blame")
-_AGAIN = "the command that began the study writes it anew, and `autotune fsck` looks for more"
+_AGAIN = "the command that began the study writes it again, and `autotune fsck` looks for more"
 _PAIR: TypeAdapter[Pair] = TypeAdapter(Pair)
 
 
