@@ -143,7 +143,7 @@ def _summary(found: Mapping[str, Any], fits: Sequence[Recognised], probe: Probe)
     said = [f"{found['steps']} steps in {count} lines{each}, {losses}"]
     by = fits[0] if fits else None
     if by is not None and by.by_clock and not probe.at_s:
-        said.append("the time between lines counts, which a saved log does not tell; a command shows it")
+        said.append("the time between lines counts, which a saved log does not have; a command shows it")
     if doubt := doubt_of(by):
         said.append(doubt)
     if by is not None and by.needs_tokens and "tokens_per_step" not in found["rules"]:

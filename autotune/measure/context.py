@@ -399,12 +399,14 @@ def work_between(settings: tuple[FlagSet, FlagSet], reports: tuple[WorkerReport,
         return None
     if reference is None or candidate is None:
         silent, tells = ("the reference", "the candidate") if reference is None else ("the candidate", "the reference")
-        problem = f"both arms must tell what a step does but {tells} says {reference or candidate} and {silent} nothing"
+        problem = (
+            f"both arms must report their work per step but {tells} says {reference or candidate}, {silent} nothing"
+        )
         raise _not_comparable(f"{problem}; {HOW_TO_SAY}")
     if base.of_kind("option") == ours.of_kind("option"):
         raise _not_comparable(
             f"a step must do the same under the same options but the reference says {reference} tokens and the "
-            f"candidate {candidate}; flags change how fast it is, so the program tells something else than it does"
+            f"candidate {candidate}; flags change how fast it is, so the program reports something else than it does"
         )
     return WorkPerStep(reference=reference, candidate=candidate)
 
@@ -438,7 +440,7 @@ def refuse_untold_work(spec: StudySpec, reference: WorkerReport) -> None:
     """
     if spec.search.options and not reference.tokens_per_step:
         raise LaunchError(
-            "where options are searched, what a step does must be known but the workload does not tell its tokens "
+            "where options are searched, the work of a step must be known but the workload does not tell its tokens "
             f"per step, so half a batch would pass for twice the speed; {HOW_TO_SAY}"
         )
 

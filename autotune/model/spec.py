@@ -176,7 +176,7 @@ class StudySpec(Section):
                 self.work_under(FlagSet(option_sets(values)))
         elif self.workload.command is not None and self.search.options:
             raise ValueError(
-                "where the options of a `command` are searched, what a step does must be told: "
+                "where the options of a `command` are searched, the work of a step must be given: "
                 '`workload.tokens_per_step = "batch * seq"`, or a number if no option changes it'
             )
         return self

@@ -109,7 +109,7 @@ def plan_of(found: ProbeResult, *, name: str, trials: int, budget_s: float | Non
         (
             "measure",
             f"A step takes about {format_seconds(found.step_s)} here, and a run is ready after about "
-            f"{format_seconds(found.start_s)}. Steps are counted by the lines that tell them.",
+            f"{format_seconds(found.start_s)}. Steps are counted by the lines that name them.",
             {"run_steps": steps},
         ),
         (

@@ -214,8 +214,10 @@ DEFAULT_GROUPS = {
 """What is searched when a study names nothing."""
 
 _LAYER_MULTIPLES = (0.25, 0.5, 1, 2, 4, 8)  # of one layer's bytes: the advice is at least one layer
-_NO_LAYER = "in powers of two, for the workload does not tell the bytes of a layer (`layer_bytes`)"
-_NO_LAYER_YET = "a run searches 0.25 to 8 times the bytes of one layer once its reference has told them (`layer_bytes`)"
+_NO_LAYER = "in powers of two, for the workload does not report the bytes of a layer (`layer_bytes`)"
+_NO_LAYER_YET = (
+    "a run searches 0.25 to 8 times the bytes of one layer when its reference has reported it (`layer_bytes`)"
+)
 _SEARCHED_TIERS = (Tier.TUNE, Tier.NUMERICS)
 _COMPILED_TIERS = (*_SEARCHED_TIERS, Tier.EXPERT, Tier.AVOID, Tier.LEGACY)
 _REASONS = {
@@ -225,7 +227,7 @@ _REASONS = {
     Tier.DANGER: "not for training",
     Tier.NOOP: "accepted, but does nothing",
     Tier.REMOVED: "gone from all tested builds",
-    Tier.LISTED: "nobody judged yet whether it pays: name it in `search.settings` to search it",
+    Tier.LISTED: "not searched by default: name it in `search.settings` to search it",
 }
 _RANGE_KEYS = ("low", "high", "log", "power_of_two", "step")
 

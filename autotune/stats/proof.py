@@ -154,7 +154,7 @@ def look(
         if verdict is Verdict.FASTER and is_clear is not None and not is_clear(count):
             unclear += 1
             if unclear == PATIENCE:
-                return ProofLook(stop=True, holds=False, reason="faster, but something speaks against it", used=count)
+                return ProofLook(stop=True, holds=False, reason="faster, but vetoed", used=count)
             continue
         if verdict is not Verdict.UNRESOLVED:
             return ProofLook(

@@ -290,7 +290,7 @@ def preview_space(
         build=known.build.build,
         source=f"the reference of {run_dir}"
         if facts is not None
-        else "the study; its reference tells more when it runs",
+        else "the study; its reference reports more when it runs",
         device_count=count,
         layer_bytes=facts.layer_bytes if facts else {},
         priors=priors_of(space, spec, report=report, device_count=count, jaxlib=jaxlib, winners=winners),
@@ -310,6 +310,6 @@ def _run_of(spec: StudySpec, path: Path, *, is_asked: bool) -> Store | None:
     if is_asked and not (is_same and store.of(FloorResult)):
         raise RunDirectoryError(
             f"--run-dir must be a run of this very study whose reference has run but {path} is none; "
-            "leave it out to see what the study alone tells"
+            "leave it out to see what the study by itself says"
         )
     return store if is_same else None
