@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +82,7 @@ def _row(key: str, told: Mapping[str, Any], table: Mapping[str, Any], data: Mapp
             "" if key not in table.get("required", ()) else "must be given",
         )
     else:
-        kind = " or ".join(dict.fromkeys(_kinds(told, data)))
+        kind = _any_of(_kinds(told, data))
         default = "must be given" if key in table.get("required", ()) else _default(told.get("default"))
     return f"| `{key}` | {_cell(kind)} | {_cell(default)} | {_cell(told['description'])} |"
 
@@ -107,16 +107,25 @@ def _kinds(told: Mapping[str, Any], data: Mapping[str, Any]) -> Iterator[str]:
     for kind in [types] if isinstance(types, str) else types:
         if kind == "array":
             items = told.get("items") or {"type": "anything"}
-            yield f"list of {' or '.join(dict.fromkeys(_kinds(items, data)))}"
+            yield f"list of {_any_of(_kinds(items, data))}"
         elif kind == "object":
             values = told.get("additionalProperties")
-            within = " or ".join(dict.fromkeys(_kinds(values, data))) if isinstance(values, dict) and values else ""
+            within = _any_of(_kinds(values, data)) if isinstance(values, dict) and values else ""
             yield f"table of names to {within}" if within else "table"
         elif kind != "null":
             yield _WORDS.get(kind, kind) + _range(told)
 
 
+def _any_of(kinds: Iterable[str]) -> str:
+    """Alternatives in words; text, number and boolean together are a value."""
+    found = list(dict.fromkeys(kinds))
+    if {*_SCALARS} - {"whole number"} <= {*found}:
+        found = ["value", *(kind for kind in found if kind not in _SCALARS)]
+    return " or ".join(found)
+
+
 _WORDS = {"string": "text", "number": "number", "integer": "whole number", "boolean": "`true` or `false`"}
+_SCALARS = tuple(_WORDS.values())
 
 
 def _range(told: Mapping[str, Any]) -> str:

@@ -5,12 +5,18 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+)
 
 import typer
 
 from autotune.cli import options
-from autotune.cli.printing import print_json, print_table
+from autotune.cli.printing import (
+    print_json,
+    print_table,
+)
 from autotune.cli.tune import seconds_of
 
 if TYPE_CHECKING:
@@ -56,7 +62,7 @@ def show(
     table: Table = None,
     as_json: options.Json = False,
 ) -> None:
-    """Tells where a setting is active, and what it does there."""
+    """Shows where a setting is active, and what it does there."""
     from autotune.results.atlas_views import atlas_findings
 
     found = atlas_findings(_table(table), name.strip().lstrip("-").partition("=")[0])

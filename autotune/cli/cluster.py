@@ -10,7 +10,10 @@ from typing import Annotated
 import typer
 
 from autotune.cli import options
-from autotune.cli.printing import print_exact, print_lines
+from autotune.cli.printing import (
+    print_exact,
+    print_lines,
+)
 
 
 def submit(
@@ -19,8 +22,8 @@ def submit(
     time: Annotated[str, typer.Option(help="Longest wall time of the job: 8h, 90m, 08:00:00.")] = "1h",
     partition: Annotated[str | None, typer.Option(help="Partition; default: the cluster's.")] = None,
     gpus_per_node: Annotated[int | None, typer.Option(min=1, help="GPUs of each node.")] = None,
-    requeue: Annotated[bool, typer.Option("--requeue", help="Go on in a new job when the time is up.")] = False,
-    grace: Annotated[str, typer.Option(help="How long before its end the job is told to stop.")] = "2m",
+    requeue: Annotated[bool, typer.Option("--requeue", help="Continue in a new job when the time is up.")] = False,
+    grace: Annotated[str, typer.Option(help="How long before its end the job is warned.")] = "2m",
     exclusive: Annotated[bool, typer.Option(help="Share the nodes with no other job.")] = True,
     account: Annotated[str | None, typer.Option(help="Account that is charged.")] = None,
     sbatch: Annotated[list[str] | None, typer.Option(metavar="ARG", help="One more option of sbatch.")] = None,
@@ -85,7 +88,7 @@ def submit(
     print(f"  squeue -j {job}              # does it run yet, and if not, why")
     print(f"  autotune status {shorten_path(path)}   # how far it is, and the hours of GPUs used")
     print(f"  tail -f {shorten_path(path)}.slurm-{job}*.log")
-    print(f"  scancel {job}                # what is done is kept: submit again, and it goes on")
+    print(f"  scancel {job}                # what is done is kept: submit again to continue")
 
 
 def _run_options(

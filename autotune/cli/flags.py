@@ -6,12 +6,20 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+)
 
 import typer
 
 from autotune.cli import options
-from autotune.cli.printing import plain, print_exact, print_json, print_table
+from autotune.cli.printing import (
+    plain,
+    print_exact,
+    print_json,
+    print_table,
+)
 
 if TYPE_CHECKING:
     from autotune.settings.check import SettingCheck
@@ -30,7 +38,7 @@ def list_flags(
     grep: Annotated[str | None, typer.Option(help="Only settings whose name or summary holds this word.")] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Lists the settings of the catalogue; `autotune flags show NAME` tells all of one."""
+    """Lists the settings of the catalogue; `autotune flags show NAME` shows one."""
     from autotune.settings.catalog import load_catalog, select_settings
 
     catalog = load_catalog()
@@ -50,7 +58,7 @@ def show_flag(
     python: options.Python = None,
     as_json: options.Json = False,
 ) -> None:
-    """Tells all that is known of one setting, and what the installed build says of it."""
+    """Shows all that is known of one setting, and what the installed build says of it."""
     from autotune.settings.catalog import load_catalog, load_recipes
     from autotune.settings.known import KnownSettings, format_setting
 
@@ -81,7 +89,7 @@ def check_flags(
     python: options.Python = None,
     as_json: options.Json = False,
 ) -> None:
-    """Says of each setting what it really is for the installed build; fails if any would stop a process."""
+    """Checks settings against the installed build; exits with 1 if one would stop a process."""
     from autotune.settings.check import check_given, would_start
     from autotune.settings.known import KnownSettings
 
@@ -139,7 +147,7 @@ def show_recipe(
     python: options.Python = None,
     as_json: options.Json = False,
 ) -> None:
-    """Prints one set as it was published, or what is left of it for the installed build."""
+    """Prints a recipe as it was published, or what the installed build takes of it."""
     from autotune.settings.catalog import find_recipe
     from autotune.settings.check import for_build
     from autotune.settings.known import KnownSettings
@@ -162,7 +170,7 @@ def symptoms(
     text: Annotated[str | None, typer.Argument(help="What you see, in your words.")] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Gives the groups of settings that are worth a search for what one sees."""
+    """Names the groups of settings to search for a symptom."""
     from autotune.model.errors import SettingError
     from autotune.settings.catalog import load_symptoms, search_symptoms
 
@@ -184,7 +192,7 @@ def space(
     run_dir: options.RunDir = None,
     python: options.Python = None,
     why: Annotated[
-        bool, typer.Option("--why", help="Also how likely each setting is thought to act, and why.")
+        bool, typer.Option("--why", help="Also the prior chance of each setting to be active, and why.")
     ] = False,
     as_json: options.Json = False,
 ) -> None:
@@ -212,14 +220,14 @@ def space(
         )
         return
     rows = [(p.name, format_domain(p), p.default_choice or "''", format_condition(p)) for p in found.parameters]
-    print_table(("parameter", "values", "default", "acts"), rows)
+    print_table(("parameter", "values", "default", "active if"), rows)
     if why:
         likely = sorted(preview.priors.items(), key=lambda item: -item[1].p_active)
-        thought = [(n, f"{100 * p.p_active:.0f} %", "; ".join(p.why) or "nothing is known of it") for n, p in likely]
-        print_table(("parameter", "thought to act", "for"), thought)
+        thought = [(n, f"{100 * p.p_active:.0f} %", "; ".join(p.why) or "nothing is known") for n, p in likely]
+        print_table(("parameter", "chance to be active", "because"), thought)
     for name, settings in preview.first:
         print(f"tried first, {name}: {settings}")
-    print(f"{found.size():.6g} points on {preview.build}; told by {preview.source}")
+    print(f"{found.size():.6g} points on {preview.build}, according to {preview.source}")
     for title, reasons in (("to know:", found.notes), ("left out:", found.left_out)):
         if reasons:
             print(title)
@@ -228,7 +236,7 @@ def space(
 
 
 def doctor(plugin: options.Plugin = "auto", python: options.Python = None, as_json: options.Json = False) -> None:
-    """Shows what this machine offers, what steers it already, and what is missing for which feature."""
+    """Shows what this machine has, which settings are in force, and what is missing for which feature."""
     from autotune.machine.environment import caller_environment, driver_python
     from autotune.model.errors import LaunchError
     from autotune.settings.doctor import diagnose, format_diagnosis

@@ -37,7 +37,7 @@ GpuHours = Annotated[
 ]
 Devices = Annotated[
     str | None,
-    typer.Option(help="Lanes side by side on this machine: 0-3,4-7 are two of four GPUs (or cores, in a CPU study)."),
+    typer.Option(help="Lanes of this machine: 0-3,4-7 are two of four GPUs (or cores, in a CPU study)."),
 ]
 Storage = Annotated[
     str | None,
@@ -47,24 +47,24 @@ Storage = Annotated[
     ),
 ]
 Seed = Annotated[int | None, typer.Option(min=0, help="Seed of proposals, data and order.")]
-Effort = Annotated[EffortChoice, typer.Option(help="How much measuring.")]
-Soak = Annotated[bool, typer.Option(help="Run a winner for a while before it counts as proven.")]
+Effort = Annotated[EffortChoice, typer.Option(help="How much to measure.")]
+Soak = Annotated[bool, typer.Option(help="Soak the winner (a long run) before it counts as proven.")]
 
 Plugin = Annotated[PluginChoice, typer.Option(help="Which build is asked; auto: the CUDA plugin if it is installed.")]
-Python = Annotated[str | None, typer.Option(help="Interpreter whose packages are meant.")]
+Python = Annotated[str | None, typer.Option(help="Interpreter whose jaxlib is asked.")]
 Script = Annotated[Path | None, typer.Option(help="A script with XLA flags and variables.", dir_okay=False)]
 
 Target = Annotated[
-    str | None, typer.Option(help="GPU that is compiled for (`autotune targets list`), or a .toml file of that form.")
+    str | None, typer.Option(help="GPU to compile for (`autotune targets list`), or a .toml file of that form.")
 ]
 Topology = Annotated[str | None, typer.Option(help="Nodes x GPUs on each, such as 8x8.")]
 WorkloadOption = Annotated[
     list[str] | None,
     typer.Option("--option", metavar="NAME=VALUE", help='Workload option instead of the study\'s: mesh={"fsdp":64}.'),
 ]
-Cache = Annotated[bool, typer.Option(help="Take what was compiled before from the cache.")]
+Cache = Annotated[bool, typer.Option(help="Use programs that were compiled before.")]
 Library = Annotated[Path, typer.Option(help="Folder of the library.")]
 RequireLoss = Annotated[
     bool,
-    typer.Option("--require-loss", help="Refuse a winner whose loss nobody compared with the default's."),
+    typer.Option("--require-loss", help="Refuse a winner whose loss was not checked."),
 ]

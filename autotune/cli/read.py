@@ -5,14 +5,24 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import (
+    Mapping,
+    Sequence,
+)
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+)
 
 import typer
 
 from autotune.cli import options
-from autotune.cli.printing import print_json, print_lines
+from autotune.cli.printing import (
+    print_json,
+    print_lines,
+)
 
 if TYPE_CHECKING:
     from autotune.child.recognise import Recognised
@@ -143,7 +153,7 @@ def _summary(found: Mapping[str, Any], fits: Sequence[Recognised], probe: Probe)
     said = [f"{found['steps']} steps in {count} lines{each}, {losses}"]
     by = fits[0] if fits else None
     if by is not None and by.by_clock and not probe.at_s:
-        said.append("the time between lines counts, which a saved log does not tell; a command shows it")
+        said.append("the time between lines counts, which a saved log does not have; a command shows it")
     if doubt := doubt_of(by):
         said.append(doubt)
     if by is not None and by.needs_tokens and "tokens_per_step" not in found["rules"]:

@@ -38,7 +38,7 @@ def report(
     html: Annotated[Path | None, typer.Option(help="Where to write the page; default: RUN/report.html.")] = None,
     markdown: Annotated[bool, typer.Option("--md", help="Print Markdown instead.")] = False,
     watch: Annotated[
-        bool, typer.Option("--watch", help=f"Write it anew every {WATCH_S} s while the study runs; the page reloads.")
+        bool, typer.Option("--watch", help=f"Write it again every {WATCH_S} s while the study runs; the page reloads.")
     ] = False,
 ) -> None:
     """Makes one page of a study that loads nothing: verdict, intervals, raw steps, failures, provenance."""
@@ -93,11 +93,11 @@ def export(
     output: options.Output = None,
     force: Annotated[
         bool,
-        typer.Option("--force", help="Write even a winner whose loss nobody could judge; the file says so."),
+        typer.Option("--force", help="Write a winner whose loss could not be checked, too; the file says so."),
     ] = False,
     needs_loss: options.RequireLoss = False,
 ) -> None:
-    """Writes the proven winner as a file, with its evidence in comments; what it needs besides goes beside it."""
+    """Writes the proven winner as a file, with its evidence in comments, and artefacts beside it."""
     from autotune.model.errors import AutotuneError, close_matches
     from autotune.results.export import USE, ExportFormat, render_export
     from autotune.rundir.store import Store
@@ -118,9 +118,7 @@ def export(
 
 def verify(
     file: options.WinnerFile,
-    study: Annotated[
-        Path | None, typer.Option(help="Study file of the workload that is meant to run; compared too.")
-    ] = None,
+    study: Annotated[Path | None, typer.Option(help="Study file of the workload to run; it is compared, too.")] = None,
     run: options.FromRun = None,
     as_json: options.Json = False,
 ) -> None:
@@ -147,7 +145,8 @@ def exec_(
     context: typer.Context,
     file: options.WinnerFile,
     prefer: Annotated[
-        Literal["winner", "mine"] | None, typer.Option(help="Who wins where your environment and the winner differ.")
+        Literal["winner", "mine"] | None,
+        typer.Option(help="Whose value counts where both set a flag."),
     ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Run although this machine is not what it was proven on.")
@@ -242,7 +241,7 @@ def library_add(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN|FILE...", help="Run directories or exported files.")],
     library: options.Library = Path("library"),
 ) -> None:
-    """Puts winners into the library; a newer proof takes the place of an older one of the same conditions."""
+    """Adds winners to the library; a newer proof replaces an older one under the same conditions."""
     from autotune.results.library import add_to_library
 
     for run in runs:
@@ -297,7 +296,7 @@ def recheck(
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Measures a winner against the default once more, after an upgrade; exits with 1 if it does not hold."""
+    """Proves a winner against the default again, after an upgrade; exits with 1 if it is not faster any more."""
     from autotune.cli.live import LineView
     from autotune.model.clock import Stopwatch
     from autotune.model.records import Outcome

@@ -8,12 +8,22 @@ import shlex
 import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+)
 
 import typer
 
 from autotune.cli import options
-from autotune.cli.printing import make_console, plain, print_json, print_lines, print_study
+from autotune.cli.printing import (
+    make_console,
+    plain,
+    print_json,
+    print_lines,
+    print_study,
+)
 
 if TYPE_CHECKING:
     from autotune.model.records import ConclusionRecord
@@ -45,7 +55,7 @@ def run(
     topology: options.Topology = None,
     as_json: options.Json = False,
 ) -> None:
-    """Runs a study, or goes on with it where it was stopped."""
+    """Runs a study, or continues it where it was stopped."""
     from autotune.study.engines import choose_engine, parse_groups
     from autotune.study.stages import study_with
 
@@ -134,7 +144,7 @@ def _next_steps(spec: StudySpec, conclusion: ConclusionRecord, path: Path, study
     # Without an activated environment the command needs the path by which it was called.
     is_found = shutil.which("autotune") or not sys.argv[0].endswith("autotune")
     me = "autotune" if is_found else os.path.relpath(sys.argv[0])
-    more = f"--trials {2 * max(1, conclusion.trial_count)}   # goes on; or with a larger budget"
+    more = f"--trials {2 * max(1, conclusion.trial_count)}   # continues; or with a larger budget"
     steps = []
     if conclusion.outcome is Outcome.WINNER and conclusion.trial is not None:
         steps += [

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+)
 
 import typer
 
 from autotune.cli import options
-from autotune.cli.printing import print_json, print_lines, print_study, print_table
+from autotune.cli.printing import (
+    print_json,
+    print_lines,
+    print_study,
+    print_table,
+)
 
 if TYPE_CHECKING:
     from autotune.model.measurement import Pair
@@ -23,7 +31,7 @@ def status(
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Says how far studies are; of one that runs: its stage, since when, and the time left."""
+    """Shows how far studies are; of a running one its stage, since when, and the time left."""
     from autotune.model.errors import AutotuneError
     from autotune.study.status import UnreadableRun, format_lanes, study_status
 

@@ -9,12 +9,20 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+)
 
 import typer
 
 from autotune.cli import options
-from autotune.cli.printing import make_console, print_lines
+from autotune.cli.printing import (
+    make_console,
+    print_lines,
+)
 from autotune.cli.run import run_and_print
 
 if TYPE_CHECKING:
@@ -31,10 +39,10 @@ SEVERAL = 1.5
 
 Command = Annotated[list[str] | None, typer.Argument(metavar="-- COMMAND...", help="Program and arguments, after --.")]
 Platform = Annotated[
-    Literal["cpu", "cuda"] | None, typer.Option(help="Where it runs; default: cuda where a GPU is to be seen.")
+    Literal["cpu", "cuda"] | None, typer.Option(help="Where it runs; default: cuda if a GPU is visible.")
 ]
 Name = Annotated[str | None, typer.Option(help="Name of the study, its file and its run; default: after the program.")]
-Preset = Annotated[str | None, typer.Option("--step-preset", help="Its lines are those of a known trainer or logger.")]
+Preset = Annotated[str | None, typer.Option("--step-preset", help="Step lines of a known trainer or logger.")]
 Pattern = Annotated[
     str | None,
     typer.Option("--step-pattern", help="Expression for a step's line; groups step, step_s, step_ms, steps_per_s."),
@@ -43,7 +51,7 @@ JsonKey = Annotated[
     str | None, typer.Option("--step-json", help="Key of the duration in JSON lines, such as perf.step.")
 ]
 StepUnit = Annotated[str | None, typer.Option("--step-unit", help="What that key holds: step_s (default), step_ms ...")]
-StepFile = Annotated[str | None, typer.Option("--step-file", help="File, beside the study, that steps are written to.")]
+StepFile = Annotated[str | None, typer.Option("--step-file", help="File with the steps, beside the study.")]
 Loss = Annotated[str | None, typer.Option(help="Expression with a group loss; with --step-json its key.")]
 LookLimit = Annotated[str, typer.Option(help="Longest time for the first look at the program.")]
 DEFAULT_TRIALS = 30
@@ -56,8 +64,8 @@ def tune(
     trials: Annotated[int | None, typer.Option(min=1, help="Most trials in all; default 30.")] = None,
     platform: Platform = None,
     name: Name = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Look and write the study file, start nothing.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before the run.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only look, and write the study file.")] = False,
     preset: Preset = None,
     pattern: Pattern = None,
     json_key: JsonKey = None,
@@ -244,7 +252,7 @@ def refuse_other_rules(asked: ProbeRequest, file: Path, platform: str | None, kn
     other = platform is not None and platform != known.device.platform
     if other or (asked.rules is not None and any(read.get(k) != v for k, v in asked.rules.items())):
         raise StudyFileError(
-            f"a study goes on as its file says but {file} says something else of "
+            f"a study continues as its file says but {file} says something else of "
             f"{'the platform' if other else 'how steps are read'}; edit it, or give another --name"
         )
 
@@ -337,7 +345,7 @@ def show_plan(found: ProbeResult, plan: Plan, file: Path) -> None:
                  f"{_about(plan.trial_s)}: reference, candidate, reference, three times"),
         *([("careful", _too_short(plan))] if plan.budget_s < plan.needed_s else []),
         *((("can prove" if i == 0 else ""), f"gains from {gain}") for i, gain in enumerate(gains)),
-        *([("", "the noise floor, measured first, tells which of these it is")] if gains else []),
+        *([("", "the A/A run, measured first, says which of these applies")] if gains else []),
         ("file", f"{file}, run directory {options.RUNS / plan.spec.name}"),
     ]  # fmt: skip
     print_lines([f"{name:<12} {text}".rstrip() for name, text in rows])
@@ -348,8 +356,8 @@ def _too_short(plan: Plan) -> str:
     from autotune.programs.draft import WORTH_TRIALS
 
     return (
-        f"the noise floor and {WORTH_TRIALS} trials with their proofs take about {_about(plan.needed_s)} here: in "
-        "less, what looks promising may stay unproven. The same command with a larger --time-budget goes on"
+        f"the A/A run and {WORTH_TRIALS} trials with their proofs take about {_about(plan.needed_s)} here: in "
+        "less, a promising set may stay unproven. The same command with a larger --time-budget continues the study"
     )
 
 
@@ -400,7 +408,7 @@ def _run(file: Path, *, trials: int | None, time_budget: str | None, asked: Prob
         print_lines(
             [
                 "",
-                "no winner was proven, so no env file is written. More time goes on with the same study:",
+                "no winner was proven, so no env file is written. Continue the same study with more time:",
                 f"  {again}",
             ]
         )

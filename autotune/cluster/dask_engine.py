@@ -20,23 +20,56 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import (
+    Mapping,
+    Sequence,
+)
+from dataclasses import (
+    dataclass,
+    field,
+)
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import (
+    TYPE_CHECKING,
+    Any,
+)
 
-from distributed import Client, Future
+from distributed import (
+    Client,
+    Future,
+)
 from distributed.comm import connect
 from distributed.diagnostics.plugin import WorkerPlugin
 from distributed.security import Security
 from distributed.worker import get_worker
 
-from autotune.cluster.engine import ANSWERS, JOINED, LANE_COMMAND, LEFT, LOG_BYTES, Message, Told
-from autotune.machine.devices import parse_devices, reserve_devices
-from autotune.machine.environment import caller_environment, driver_python, let_import_packages
-from autotune.machine.files import LANE, Scratch
+from autotune.cluster.engine import (
+    ANSWERS,
+    JOINED,
+    LANE_COMMAND,
+    LEFT,
+    LOG_BYTES,
+    Message,
+    Told,
+)
+from autotune.machine.devices import (
+    parse_devices,
+    reserve_devices,
+)
+from autotune.machine.environment import (
+    caller_environment,
+    driver_python,
+    let_import_packages,
+)
+from autotune.machine.files import (
+    LANE,
+    Scratch,
+)
 from autotune.machine.gpus import visible_gpu_ids
-from autotune.model.errors import LaunchError, NodeLostError
+from autotune.model.errors import (
+    LaunchError,
+    NodeLostError,
+)
 from autotune.workers.base import GuardedProcess
 
 if TYPE_CHECKING:
@@ -234,14 +267,14 @@ class DaskEngine:
         if self._client.status != "running":
             raise NodeLostError(
                 f"the scheduler at {self._address} must be there but the connection to it has ended; start it and its "
-                "workers again, then the study: it goes on"
+                "workers again, then the study: it continues"
             )
         if self._lanes or told:
             self._lonely_since = now
         elif now - self._lonely_since > self._patience_s:
             raise NodeLostError(
                 f"a worker must be at {self._address} within {self._patience_s:.0f} s but none is there; start some "
-                f"with `dask worker {self._address} --nthreads 1`, then run the study again: it goes on"
+                f"with `dask worker {self._address} --nthreads 1`, then run the study again: it continues"
             )
 
 

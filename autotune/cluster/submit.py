@@ -10,18 +10,34 @@ import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import (
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass
 from pathlib import Path
 
 import jinja2
 
 from autotune.machine.environment import caller_environment
-from autotune.machine.slurm import ask_slurm, has_slurm, slurm_client_environment, slurm_partitions
-from autotune.model.errors import STOPPED, LaunchError, StudyFileError, close_matches
+from autotune.machine.slurm import (
+    ask_slurm,
+    has_slurm,
+    slurm_client_environment,
+    slurm_partitions,
+)
+from autotune.model.errors import (
+    STOPPED,
+    LaunchError,
+    StudyFileError,
+    close_matches,
+)
 from autotune.model.redaction import redact_text
 from autotune.model.spec import StudySpec
-from autotune.model.units import format_seconds, parse_duration
+from autotune.model.units import (
+    format_seconds,
+    parse_duration,
+)
 
 LONGEST_GRACE_S = 65_535
 MOST_REQUEUES = 100
@@ -270,7 +286,7 @@ def _refuse_hopeless(request: JobRequest, env: Mapping[str, str]) -> None:
     if found.limit_s is not None and request.time_s > found.limit_s:
         raise LaunchError(
             f"--time must be at most {format_time(found.limit_s)}, the limit of partition {request.partition}, but got "
-            f"{format_time(request.time_s)}; with --requeue a study goes on over several jobs"
+            f"{format_time(request.time_s)}; with --requeue a study continues over several jobs"
         )
 
 

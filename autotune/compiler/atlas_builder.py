@@ -11,25 +11,73 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import (
+    Callable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
+from dataclasses import (
+    dataclass,
+    field,
+)
 from pathlib import Path
 from typing import Any
 
-from autotune.compiler.interaction import TimeUp, find_interactions
-from autotune.compiler.program import CompiledProgram, changes
-from autotune.compiler.screen import Screener, chains, facts_of, find_canary, open_screener, spread
-from autotune.compiler.targets import Target, Topology, load_target
+from autotune.compiler.interaction import (
+    TimeUp,
+    find_interactions,
+)
+from autotune.compiler.program import (
+    CompiledProgram,
+    changes,
+)
+from autotune.compiler.screen import (
+    Screener,
+    chains,
+    facts_of,
+    find_canary,
+    open_screener,
+    spread,
+)
+from autotune.compiler.targets import (
+    Target,
+    Topology,
+    load_target,
+)
 from autotune.machine.environment import driver_python
 from autotune.machine.files import replace_file
-from autotune.model.errors import AutotuneError, LaunchError, SettingError, close_matches
+from autotune.model.errors import (
+    AutotuneError,
+    LaunchError,
+    SettingError,
+    close_matches,
+)
 from autotune.model.flags import FlagSet
-from autotune.model.spec import StudySpec, parse_study
-from autotune.settings.atlas import AtlasRow, AtlasVerdict, ModelKind, atlas_text, load_kinds, read_rows
-from autotune.settings.catalog import NEVER_SEARCHED, Stage, Tier
+from autotune.model.spec import (
+    StudySpec,
+    parse_study,
+)
+from autotune.settings.atlas import (
+    AtlasRow,
+    AtlasVerdict,
+    ModelKind,
+    atlas_text,
+    load_kinds,
+    read_rows,
+)
+from autotune.settings.catalog import (
+    NEVER_SEARCHED,
+    Stage,
+    Tier,
+)
 from autotune.settings.known import KnownSettings
 from autotune.settings.probe import probe_build
-from autotune.settings.space import Parameter, SearchSpace, space_of_all
+from autotune.settings.space import (
+    Parameter,
+    SearchSpace,
+    space_of_all,
+)
 
 TARGETS = ("h100-sxm", "a100-sxm-80", "h200", "b200", "gb200")
 """GPUs of the atlas by default, in the order of compiling."""
@@ -150,14 +198,14 @@ def build_atlas(plan: Plan, say: Callable[[str], None], clock: Callable[[], floa
         if (jaxlib, cell.kind.name, cell.target.name, cell.gpus) in there:
             continue
         if is_over():
-            say(f"the time is up: {len(plan.cells) - number + 1} cells are left; the same command goes on")
+            say(f"the time is up: {len(plan.cells) - number + 1} cells are left; the same command continues")
             break
         say(f"cell {number} of {len(plan.cells)}: {cell}")
         guessed = guess_active([*others, *rows], cell, known)
         try:
             found, space = _cell_rows(plan, cell, known, guessed, _Progress(say, clock), is_over)
         except TimeUp:
-            say(f"the time is up within {cell}: what was compiled is kept, and the same command goes on")
+            say(f"the time is up within {cell}: what was compiled is kept, and the same command continues")
             break
         except AutotuneError as error:
             say(f"{cell} is left out: {error}")

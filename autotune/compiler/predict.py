@@ -32,14 +32,33 @@ import importlib.resources
 import json
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import (
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from dataclasses import (
+    dataclass,
+    field,
+)
 from typing import Any
 
-from autotune.compiler.program import Collective, CompiledProgram, Op, OpKind
+from autotune.compiler.program import (
+    Collective,
+    CompiledProgram,
+    Op,
+    OpKind,
+)
 from autotune.compiler.screen import Screener
-from autotune.compiler.targets import Network, Target, Topology
-from autotune.model.errors import LaunchError, StudyFileError
+from autotune.compiler.targets import (
+    Network,
+    Target,
+    Topology,
+)
+from autotune.model.errors import (
+    LaunchError,
+    StudyFileError,
+)
 from autotune.model.flags import FlagSet
 
 MAIN = "compute"
@@ -131,7 +150,7 @@ def predict_step(program: CompiledProgram, target: Target, topology: Topology) -
     if step_s <= 0:
         raise LaunchError(
             f"a predicted step must take some time but program {program.fingerprint} takes none: its "
-            f"{len(program.schedule)} operations launch nothing; compile it anew with --no-cache"
+            f"{len(program.schedule)} operations launch nothing; compile it again with --no-cache"
         )
     peak = target.flops_per_s["bf16"] * topology.device_count
     flops, tokens = program.flops_per_step, program.tokens_per_step

@@ -6,30 +6,71 @@ import hashlib
 import json
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import (
+    Callable,
+    Mapping,
+)
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import (
+    Protocol,
+    TypeVar,
+)
 
 from autotune.child.steps import plain
 from autotune.machine.environment import caller_environment
-from autotune.machine.telemetry import NO_WATCH, GpuWatch, open_meter, open_watch
-from autotune.measure.loss_gate import LossGate, LossTrace, not_finite, refuse_not_finite, unusable_dtype
-from autotune.measure.memory import MemoryShare, refuse_over_limit
+from autotune.machine.telemetry import (
+    NO_WATCH,
+    GpuWatch,
+    open_meter,
+    open_watch,
+)
+from autotune.measure.loss_gate import (
+    LossGate,
+    LossTrace,
+    not_finite,
+    refuse_not_finite,
+    unusable_dtype,
+)
+from autotune.measure.memory import (
+    MemoryShare,
+    refuse_over_limit,
+)
 from autotune.measure.tasks import Assignment
 from autotune.model.artefacts import artefacts_of
-from autotune.model.errors import LaunchError, NodeLostError
+from autotune.model.errors import (
+    LaunchError,
+    NodeLostError,
+)
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import Arm, Failure, FailureKind, Pair, WorkerReport, WorkPerStep
+from autotune.model.measurement import (
+    Arm,
+    Failure,
+    FailureKind,
+    Pair,
+    WorkerReport,
+    WorkPerStep,
+)
 from autotune.model.records import FloorResult
 from autotune.model.spec import StudySpec
-from autotune.model.time_limits import TimeLimits, limits_after
+from autotune.model.time_limits import (
+    TimeLimits,
+    limits_after,
+)
 from autotune.programs.look import program_python
-from autotune.rundir.artefacts import ARTEFACTS, in_force, place_artefacts
+from autotune.rundir.artefacts import (
+    ARTEFACTS,
+    in_force,
+    place_artefacts,
+)
 from autotune.rundir.store import Folders
 from autotune.settings.doctor import gpu_findings
 from autotune.stats.loss_check import LossSpread
-from autotune.workers.base import Launcher, Worker, WorkerFailed
+from autotune.workers.base import (
+    Launcher,
+    Worker,
+    WorkerFailed,
+)
 from autotune.workers.failures import is_without_gpu
 
 R = TypeVar("R")
@@ -130,7 +171,7 @@ class MeasurementContext:
                     if error.failure.kind is FailureKind.NODE_LOST:  # no trial can run here any more
                         raise NodeLostError(
                             f"all nodes of a trial must start it but: {error}; everything so far is kept; run the same "
-                            "command again on other nodes, and it goes on"
+                            "command again on other nodes, and it continues"
                         ) from error
                     raise
                 self.progress.incident(f"start tried again after: {error}")
@@ -376,12 +417,14 @@ def work_between(settings: tuple[FlagSet, FlagSet], reports: tuple[WorkerReport,
         return None
     if reference is None or candidate is None:
         silent, tells = ("the reference", "the candidate") if reference is None else ("the candidate", "the reference")
-        problem = f"both arms must tell what a step does but {tells} says {reference or candidate} and {silent} nothing"
+        problem = (
+            f"both arms must report their work per step but {tells} says {reference or candidate}, {silent} nothing"
+        )
         raise _not_comparable(f"{problem}; {HOW_TO_SAY}")
     if base.of_kind("option") == ours.of_kind("option"):
         raise _not_comparable(
             f"a step must do the same under the same options but the reference says {reference} tokens and the "
-            f"candidate {candidate}; flags change how fast it is, so the program tells something else than it does"
+            f"candidate {candidate}; flags change how fast it is, so the program reports something else than it does"
         )
     return WorkPerStep(reference=reference, candidate=candidate)
 
@@ -415,7 +458,7 @@ def refuse_untold_work(spec: StudySpec, reference: WorkerReport) -> None:
     """
     if spec.search.options and not reference.tokens_per_step:
         raise LaunchError(
-            "where options are searched, what a step does must be known but the workload does not tell its tokens "
+            "where options are searched, the work of a step must be known but the workload does not tell its tokens "
             f"per step, so half a batch would pass for twice the speed; {HOW_TO_SAY}"
         )
 

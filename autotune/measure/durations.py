@@ -5,18 +5,40 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import (
+    dataclass,
+    replace,
+)
 
 from autotune.model.errors import LaunchError
-from autotune.model.measurement import INTERLEAVED, WorkerReport
-from autotune.model.records import ConfirmRun, FloorResult, LedgerRecord, PowerAnalysis, SessionRecord, TrialResult
+from autotune.model.measurement import (
+    INTERLEAVED,
+    WorkerReport,
+)
+from autotune.model.records import (
+    ConfirmRun,
+    FloorResult,
+    LedgerRecord,
+    PowerAnalysis,
+    SessionRecord,
+    TrialResult,
+)
 from autotune.model.spec import StudySpec
 from autotune.model.turn_sizes import TurnCosts
 from autotune.model.units import format_seconds
 from autotune.rundir.store import Store
 from autotune.stats.estimates import SequentialPlan
-from autotune.stats.noise_floor import NoiseFloor, proof_size
-from autotune.stats.proof import ALONE_PAIRS, FIRST_LOOK, proof_pairs, smallest_gain, study_power
+from autotune.stats.noise_floor import (
+    NoiseFloor,
+    proof_size,
+)
+from autotune.stats.proof import (
+    ALONE_PAIRS,
+    FIRST_LOOK,
+    proof_pairs,
+    smallest_gain,
+    study_power,
+)
 
 FLOOR_SHARE = 0.2
 """Share of a time budget beyond which a noise floor starts no more processes than it must."""
@@ -33,7 +55,7 @@ RECENT = 20
 ABLATIONS = 3
 """Settings of a winner for which time is kept to leave each of them out in turn."""
 
-SEARCHES, PROVES, LAST = ("noise floor", "screen", "search"), ("confirm", "minimise", "pgle", "final proof"), "soak"
+SEARCHES, PROVES, LAST = ("A/A run", "screen", "search"), ("confirm", "minimise", "pgle", "final proof"), "soak"
 """Stages by what is still to do in them."""
 
 
@@ -142,8 +164,8 @@ def refuse_short_budget(spec: StudySpec, reference: WorkerReport, *, begun_s: fl
     if budget_s is None or not reference.start_s or used_s + floor_s <= budget_s:
         return
     raise LaunchError(
-        f"search.time_budget must hold the noise floor, search and proof but is {format_seconds(budget_s)}: the "
-        f"reference takes {format_seconds(reference.start_s)} to start, so the noise floor alone would be over after "
+        f"search.time_budget must hold the A/A run, search and proof but is {format_seconds(budget_s)}: the "
+        f"reference takes {format_seconds(reference.start_s)} to start, so the A/A run would end only after "
         f"{format_seconds(used_s + floor_s)}, and a proof takes several times that. Give it at least "
         f"{format_seconds(used_s + PROOF_FLOORS * floor_s)}, or make the reference start faster (a smaller model, a "
         "compilation cache)"

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Container, Sequence
+from collections.abc import (
+    Container,
+    Sequence,
+)
 from pathlib import Path
 
 from autotune.measure.context import MeasurementContext
 from autotune.measure.tasks import BlameTask
-from autotune.model.flags import FlagSet, shrink
+from autotune.model.flags import (
+    FlagSet,
+    shrink,
+)
 from autotune.model.measurement import FailureKind
-from autotune.model.records import BlameRecord, TrialResult, TrialStatus
+from autotune.model.records import (
+    BlameRecord,
+    TrialResult,
+    TrialStatus,
+)
 from autotune.workers.base import WorkerFailed
 
 SEARCHED = frozenset({FailureKind.CRASH, FailureKind.HANG, FailureKind.COMPILE_ERROR})
@@ -79,7 +89,7 @@ def minimise_failure(context: MeasurementContext, task: BlameTask, folder: Path,
             if starts == most:
                 return None
             starts += 1
-            context.progress.phase(f"looking for the cause of the {kind}: start {starts} of at most {most}")
+            context.progress.phase(f"minimal failing set ({kind}): start {starts} of at most {most}")
             own = context.folder_in(folder, f"{starts:02d}")
             known[part] = _fails(context, part, own, kind, alone=alone)
         return known[part]

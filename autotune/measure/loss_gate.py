@@ -205,7 +205,7 @@ class LossGate:
 
 def _silent(basis: LossBasis, who: str) -> LossCheck:
     said = "" if basis is LossBasis.STEPS else "inconclusive: "
-    words = f"{LOSS_NOT_CHECKED}: {said}{who} tells no loss, so nothing says that the set trains as it should"
+    words = f"{LOSS_NOT_CHECKED}: {said}{who} reports no loss, so nothing says that the set trains as it should"
     return LossCheck(basis=basis, is_ok=None, words=f"{words} ({HOW_TO_TELL})")
 
 
@@ -312,7 +312,7 @@ def unusable_dtype(report: WorkerReport) -> Failure | None:
         except ValueError as error:
             return Failure(kind=FailureKind.WORKLOAD_ERROR, message=f"{what}: {error}", phase="check")
         if what in told and spacing > MOST_TOLERANCE:
-            message = f"{what} must be told finely enough to be compared but is {dtype}: return it as float32"
+            message = f"{what} must be reported finely enough to be compared but is {dtype}: return it as float32"
             return Failure(kind=FailureKind.WORKLOAD_ERROR, message=message, phase="check")
     return None
 
@@ -365,9 +365,11 @@ class LossTrace:
         """
         wanted, mine = reference.last, self.last
         if wanted is not None and (mine is None or mine < wanted):
-            ends = "is told nowhere" if mine is None else f"ends at step {mine}"
+            ends = "is reported nowhere" if mine is None else f"ends at step {mine}"
             raise WorkerFailed(
-                wrong_loss(f"its loss must be told up to step {wanted}, as the reference's, but {ends}", phase="step")
+                wrong_loss(
+                    f"its loss must be reported up to step {wanted}, as by the reference, but {ends}", phase="step"
+                )
             )
 
     def beside(self, reference: LossTrace) -> SameStep | None:

@@ -65,7 +65,7 @@ def refuse_over_limit(spec: StudySpec, report: WorkerReport) -> None:
         raise WorkerFailed(failure)
     if spec.limits.memory is not None and not known:
         message = (
-            "must tell its memory for limits.memory to be kept but does not; a program is asked by the hook, a screen "
+            "must report its memory for limits.memory to be kept but does not; a program does by the hook, a screen "
             "([screen] enabled = true) by compiling: use one of them, or take the limit out"
         )
         raise WorkerFailed(Failure(kind=FailureKind.WORKLOAD_ERROR, message=message, phase=LIMIT_PHASE))

@@ -5,13 +5,42 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import (
+    Iterator,
+    Sequence,
+)
+from typing import (
+    Any,
+    NamedTuple,
+)
 
-from autotune.model.measurement import Failure, FailureKind, Pair, WorkPerStep, held_in_one_arm, log_ratio
-from autotune.model.records import REESTIMATES, ConfirmRun, FinalistResult, ProofRecord, SoakArms, SoakLook
-from autotune.model.units import format_change, format_seconds
-from autotune.stats.estimates import Estimate, Verdict, estimate_pairs, estimate_processes, judge
+from autotune.model.measurement import (
+    Failure,
+    FailureKind,
+    Pair,
+    WorkPerStep,
+    held_in_one_arm,
+    log_ratio,
+)
+from autotune.model.records import (
+    REESTIMATES,
+    ConfirmRun,
+    FinalistResult,
+    ProofRecord,
+    SoakArms,
+    SoakLook,
+)
+from autotune.model.units import (
+    format_change,
+    format_seconds,
+)
+from autotune.stats.estimates import (
+    Estimate,
+    Verdict,
+    estimate_pairs,
+    estimate_processes,
+    judge,
+)
 from autotune.stats.long_run import (
     Stalls,
     TotalTime,
@@ -23,8 +52,13 @@ from autotune.stats.long_run import (
     slower_run,
     slower_total,
     stalled_total,
+)  # fmt: skip
+from autotune.stats.proof import (
+    FIRST_LOOK,
+    ProofPlan,
+    look,
+    look_alone,
 )
-from autotune.stats.proof import FIRST_LOOK, ProofPlan, look, look_alone
 
 PHASE = "soak"
 
@@ -267,9 +301,9 @@ def alone_of(proven: FinalistResult, runs: Sequence[ConfirmRun], *, most: int, m
     alone, in_turns, veto = plain_estimate(mine), plain_estimate(beside), None
     if found.is_apart and alone is not None and in_turns is not None:
         veto = (
-            "what idles beside an arm, or ran before it, changes its time: alone the set is "
-            f"{format_change(alone.ratio)} than the default, in turns {format_change(in_turns.ratio)}; "
-            '`measure.mode = "aba"` measures everything alone'
+            "isolated runs contradict the interleaved pairs: isolated, the set is "
+            f"{format_change(alone.ratio)} than the default, interleaved {format_change(in_turns.ratio)}; "
+            '`measure.mode = "aba"` measures everything in isolation'
         )
     result = _after(proven, ALONE, mine, found.used, min_effect=min_effect, veto=veto, reason=found.reason)
     return result.model_copy(update={"most": most})

@@ -113,7 +113,7 @@ class ReadSpec(Section):
         unit: Unit of that key.
         file: Read this file instead of the output: lines, JSON lines or ``.csv``; below the study's folder, or
             ``{folder}/...`` for that of the trial; with ``*``, or of a folder, the newest that the program writes.
-        loss: For the correctness gate: an expression with a group ``loss``, or with `json_key` the key of the loss.
+        loss: For the loss check: an expression with a group ``loss``, or with `json_key` the key of the loss.
         terminal: Give the program a pseudo-terminal, for one that prints nothing, or all at once, into a pipe.
     """
 
@@ -164,7 +164,7 @@ class WorkloadSpec(Section):
             ``{NAME}`` in its arguments.
         command: Instead of `entry`: a program and its arguments, run in the study's folder; ``{folder}`` in an
             argument is the folder of the trial, ``{NAME}`` an option.
-        hook: The program has ``autotune.hook.steps`` in its loop, so it takes turns and reports by itself.
+        hook: The program has ``autotune.hook.steps`` in its loop, so it can be measured in interleaved pairs.
         read: How the steps of a program without the hook are read.
         mesh: Axes over which the program splits its work, all of them, with their sizes, see `AXES`.
         tokens_per_step: Tokens of a step, as a number or an expression over options such as ``batch * seq``; for
@@ -312,7 +312,7 @@ class MeasureSpec(Section):
 
     Attributes:
         min_effect: Smallest effect of interest, as a share of step time (0.005 is 0.5 %).
-        pairs_cap: Pairs of blocks after which a trial ends in any case. The noise floor starts two processes and one
+        pairs_cap: Pairs of blocks after which a trial ends in any case. The A/A run starts two processes and one
             more for every 20 of them; a trial in ABA runs has one for every 13.
         block_s: Shortest counted part of a block, seconds; ``auto``: 0.05, and on GPUs, whose clocks follow power, 2
             (`autotune.model.turn_sizes`).
@@ -365,7 +365,7 @@ class ConfirmSpec(Section):
             as it is settled. It may be raised later: the same command then goes on.
         minimise: Drop each setting that does not pay for itself.
         soak: Seconds of steps that the winner must run without a fault; 0 leaves that out, and exports say so.
-        alone: Most isolated runs of each arm, by which a set that was proven in turns is checked: as many as are
+        alone: Most isolated runs of each arm, by which a set proven in interleaved pairs is checked: as many as are
             needed, at least 4. 0 leaves them out.
         loss_tolerance: Share by which the loss of a winner with another dtype or batch may be above the reference's
             after the same tokens.

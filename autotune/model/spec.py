@@ -128,7 +128,7 @@ class StudySpec(Section):
     def _fits_together(self) -> StudySpec:
         if self.measure.mode == "interleaved" and not self.workload.takes_turns:
             raise ValueError(
-                'a `command` without the hook can not wait for its turn: `measure.mode` must be "auto" or "aba"'
+                'a `command` without the hook can not be interleaved: `measure.mode` must be "auto" or "aba"'
             )
         mesh, count = self.workload.mesh, self.device.count
         if mesh is not None and count is not None and math.prod(mesh.values()) != count:
@@ -176,7 +176,7 @@ class StudySpec(Section):
                 self.work_under(FlagSet(option_sets(values)))
         elif self.workload.command is not None and self.search.options:
             raise ValueError(
-                "where the options of a `command` are searched, what a step does must be told: "
+                "where the options of a `command` are searched, the work of a step must be given: "
                 '`workload.tokens_per_step = "batch * seq"`, or a number if no option changes it'
             )
         return self

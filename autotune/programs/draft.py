@@ -5,20 +5,37 @@ from __future__ import annotations
 import json
 import math
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import (
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from autotune.child.packages import workloads_root
-from autotune.model.errors import StudyFileError, close_matches
+from autotune.model.errors import (
+    StudyFileError,
+    close_matches,
+)
 from autotune.model.redaction import redact_command
-from autotune.model.spec import SOAK_STEPS_OF_RUNS, StudySpec, parse_study
+from autotune.model.spec import (
+    SOAK_STEPS_OF_RUNS,
+    StudySpec,
+    parse_study,
+)
 from autotune.model.turn_sizes import WARMUP_STEPS
 from autotune.model.units import format_seconds
-from autotune.programs.look import LEAST_STEPS, ProbeResult
-from autotune.stats.proof import proof_pairs, smallest_gain, study_power
+from autotune.programs.look import (
+    LEAST_STEPS,
+    ProbeResult,
+)
+from autotune.stats.proof import (
+    proof_pairs,
+    smallest_gain,
+    study_power,
+)
 
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "cpu": ("cpu",),
@@ -108,7 +125,7 @@ def plan_of(found: ProbeResult, *, name: str, trials: int, budget_s: float | Non
         (
             "measure",
             f"A step takes about {format_seconds(found.step_s)} here, and a run is ready after about "
-            f"{format_seconds(found.start_s)}. Steps are counted by the lines that tell them.",
+            f"{format_seconds(found.start_s)}. Steps are counted by the lines that name them.",
             {"run_steps": steps},
         ),
         (
@@ -243,7 +260,7 @@ def study_text(name: str, description: str, sections: Sequence[Section], *, said
     lines = [
         f"#:schema {SCHEMA.as_uri()}",
         f"# Written by `{_one_line(said)}`.",
-        "# Edit it as you like; `autotune run` with this file goes on with it. All keys: docs/study-file.md.",
+        "# Edit it as you like; `autotune run` with this file continues the study. All keys: docs/study-file.md.",
         f"name = {_toml(name)}",
         f"description = {_toml(description)}",
     ]

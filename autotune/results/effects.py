@@ -2,15 +2,37 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import (
+    dataclass,
+    fields,
+)
 
 from rich.table import Table
 
-from autotune.model.records import INERT, EffectsRecord, TrialResult
-from autotune.model.units import format_interval, format_ratio
-from autotune.results.format import format_figures, shorten, time_words
-from autotune.results.pages import Chart, Mark, Styled, forest
-from autotune.results.tables import make_table, results_table
+from autotune.model.records import (
+    INERT,
+    EffectsRecord,
+    TrialResult,
+)
+from autotune.model.units import (
+    format_interval,
+    format_ratio,
+)
+from autotune.results.format import (
+    format_figures,
+    shorten,
+    time_words,
+)
+from autotune.results.pages import (
+    Chart,
+    Mark,
+    Styled,
+    forest,
+)
+from autotune.results.tables import (
+    make_table,
+    results_table,
+)
 from autotune.rundir.store import Store
 
 WORTH_A_ROW = 0.05
@@ -52,8 +74,8 @@ class EstimateRow:
 
     @property
     def acts(self) -> str:
-        """P(active) in words."""
-        return "inert" if self.chance < INERT else f"acts: {format_chance(self.chance)}"
+        """The chance in words."""
+        return "probably inert" if self.chance < INERT else format_chance(self.chance)
 
 
 ESTIMATE_COLUMNS = tuple(f.name for f in fields(EstimateRow))
@@ -126,7 +148,7 @@ def estimate_table(store: Store) -> list[dict[str, str]]:
             "setting": r.label,
             "ratio": Styled(format_ratio(r.ratio), r.style),
             "95 % interval": format_interval(r.low, r.high),
-            "acts": r.acts,
+            "active": r.acts,
             "trials": str(r.trials),
         }
         for r in _shown(store)
@@ -146,7 +168,7 @@ def effects_chart(store: Store) -> Chart:
     marks = []
     for r in _shown(store):
         label = f"{r.label.replace('xla_gpu_', '').replace('xla_', '')}  ({format_chance(r.chance)})"
-        detail = f"{r.label}: {format_figures(r.ratio, r.low, r.high)}, {r.acts}, {r.trials} trials"
+        detail = f"{r.label}: {format_figures(r.ratio, r.low, r.high)}, active: {r.acts}, {r.trials} trials"
         marks.append(Mark(x=r.ratio, x_ends=(r.low, r.high), label=label, detail=detail, style=r.style))
     band = store.spec.measure.min_effect
     svg = forest(marks, band=band, of=time_words(store), description="effects of settings")

@@ -108,7 +108,7 @@ def format_begin(store: Store) -> list[str]:
 
     lines = floor_lines(store)
     if not lines:
-        lines.append("the noise floor is not measured yet")
+        lines.append("the A/A run has not ended yet")
     for record in store.of(ScreenRecord):
         lines += describe_screen_record(record)
     return list(dict.fromkeys(lines))
@@ -127,7 +127,7 @@ def format_floor(result: FloorResult) -> list[str]:
     lines = [
         f"reference: {format_seconds(result.comparison.reference_step_s)} a step, compiled in "
         f"{format_seconds(result.reference.compile_s)}, peak memory {format_bytes(result.reference.peak_bytes)}",
-        f"noise floor: two equal processes differ by ratio {format_estimate(floor.estimate)}; "
+        f"A/A run: two equal processes differ by ratio {format_estimate(floor.estimate)}; "
         f"a trial finds speed-ups from {format_detectable(floor.detectable)}",
     ]
     lines[1] += f" ({_spreads(floor)})"
@@ -229,7 +229,7 @@ def _why(result: FinalistResult) -> str:
     if result.veto is not None:
         return f": {result.veto}"
     if result.stage not in REESTIMATES and result.goes_on:  # the reason is of the hurdle, the word of the claim
-        return ", and goes on" if result.verdict is Verdict.UNRESOLVED else ""
+        return ", goes to the final proof" if result.verdict is Verdict.UNRESOLVED else ""
     told = result.stage in REESTIMATES or result.verdict is Verdict.UNRESOLVED
     return f", {result.reason}" if told and result.reason else ""
 
@@ -237,8 +237,8 @@ def _why(result: FinalistResult) -> str:
 def cause_lines(store: Store) -> list[str]:
     """Lists the minimal failing sets that were found."""
     return [
-        f"trial {b.trial}: the {'cause' if b.is_minimal else 'smallest failing part found'} of the "
-        f"{spaced(b.failure_kind)} is {b.smallest} ({b.starts} starts to find it)"
+        f"trial {b.trial}: {'minimal' if b.is_minimal else 'smallest known'} failing set ({spaced(b.failure_kind)}): "
+        f"{b.smallest} ({b.starts} starts to find it)"
         for b in store.of(BlameRecord)
     ]
 

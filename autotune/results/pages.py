@@ -5,17 +5,29 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import (
+    Iterable,
+    Sequence,
+)
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from xml.sax.saxutils import escape, quoteattr
+from xml.sax.saxutils import (
+    escape,
+    quoteattr,
+)
 
 import jinja2
 from markupsafe import Markup
 
-from autotune.model.redaction import visible, visible_line
-from autotune.model.units import format_ratio, format_seconds
+from autotune.model.redaction import (
+    visible,
+    visible_line,
+)
+from autotune.model.units import (
+    format_ratio,
+    format_seconds,
+)
 
 WIDTH = 760
 LEFT, RIGHT, TOP, BOTTOM = 62, 14, 12, 36
@@ -204,7 +216,7 @@ def traces(blocks: Sequence[tuple[str, Sequence[float]]]) -> str:
         at += len(block)
     width = 5.0 if len(times) < 400 else 2.5
     parts += [f'<path class="dots {arm}" stroke-width="{width}" d="{"".join(d)}"/>' for arm, d in paths.items()]
-    return _svg(parts, height, "step times of reference and candidate in turns")
+    return _svg(parts, height, "step times of reference and candidate, interleaved")
 
 
 def _trimmed(values: Sequence[float]) -> tuple[float, float]:

@@ -169,7 +169,7 @@ def forest_chart(store: Store, trials: Sequence[TrialRow], *, most: int | None =
     floor, rows = store.last(FloorResult), []
     if floor is not None:
         label, e = "the default against itself", floor.floor.estimate
-        rows.append(Mark(label=label, detail="the noise floor", x=e.ratio, x_ends=(e.low, e.high), style="floor"))
+        rows.append(Mark(label=label, detail="the A/A run", x=e.ratio, x_ends=(e.low, e.high), style="floor"))
     shown = [r for r in sorted(trials, key=lambda r: r.rank) if r.failure is None and not math.isnan(r.ratio)]
     for r in shown[:most]:
         short = r.settings.replace("xla_gpu_", "").replace("xla_cpu_", "").replace("xla_", "")
@@ -190,7 +190,7 @@ def steps_chart(store: Store, number: int = REFERENCE_NUMBER) -> Chart:
     for pair in store.pairs(directory) if directory else ():
         arms = [("reference", pair.reference_s), ("candidate", pair.candidate_s)]
         blocks += arms if pair.first == "reference" else arms[::-1]
-    title = f"trial {number}" if number != REFERENCE_NUMBER else "the default against itself (noise floor)"
+    title = f"trial {number}" if number != REFERENCE_NUMBER else "the default against itself (A/A run)"
     note = f"{len(blocks) // 2} pairs of blocks; raw in {directory}/pairs.jsonl"
     return Chart(title=title, svg=traces(blocks), note=note)
 
@@ -254,7 +254,7 @@ def _commands(store: Store) -> list[str]:
     try:
         winner = winner_of(store)
     except AutotuneError:
-        return [*shared, f"autotune run STUDY.toml --run-dir {run}   # goes on where it stopped"]
+        return [*shared, f"autotune run STUDY.toml --run-dir {run}   # continues where it stopped"]
     lines = [
         f"autotune export {run} --format env -o winner.env",
         "autotune verify winner.env",

@@ -7,8 +7,16 @@ an unknown text None.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import (
+    Mapping,
+    Sequence,
+)
+from dataclasses import (
+    dataclass,
+    field,
+    fields,
+    replace,
+)
 from enum import StrEnum
 from typing import Any
 
@@ -17,7 +25,13 @@ from rich.text import Text
 
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import INTERLEAVED
-from autotune.model.records import REESTIMATES, AblationResult, FinalistResult, FloorResult, TrialResult
+from autotune.model.records import (
+    REESTIMATES,
+    AblationResult,
+    FinalistResult,
+    FloorResult,
+    TrialResult,
+)
 from autotune.model.units import (
     format_bytes,
     format_change_of,
@@ -26,10 +40,22 @@ from autotune.model.units import (
     format_ratio,
     format_seconds,
 )
-from autotune.results.format import STAGE_WORDS, format_finalist, shorten, spaced, time_words, verdict_of
+from autotune.results.format import (
+    STAGE_WORDS,
+    format_finalist,
+    shorten,
+    spaced,
+    time_words,
+    verdict_of,
+)
 from autotune.results.pages import Styled
 from autotune.rundir.store import Store
-from autotune.stats.estimates import Estimate, Outlook, Verdict, outlook_of
+from autotune.stats.estimates import (
+    Estimate,
+    Outlook,
+    Verdict,
+    outlook_of,
+)
 
 Row = dict[str, str]
 
@@ -249,9 +275,9 @@ def _effect(
         return replace(row, ratio=p.ratio, low=p.low, high=p.high, how="fresh processes", finding=found)
     if alone is not None and alone.comparison is not None:
         e = alone.comparison.estimate
-        return replace(row, ratio=e.ratio, low=e.low, high=e.high, how="alone")
+        return replace(row, ratio=e.ratio, low=e.low, high=e.high, how="one trial")
     if alone is not None and alone.failure is not None:
-        return replace(row, how="alone", reason=f"failed: {alone.failure.kind}")
+        return replace(row, how="one trial", reason=f"failed: {alone.failure.kind}")
     if row.is_no_op:
         return replace(row, ratio=1.0, how="same program")
     return row
@@ -270,7 +296,7 @@ def trial_table(trials: Sequence[TrialRow]) -> list[Row]:
             "by": r.origin,
             "ratio": format_ratio(r.ratio) if r.is_measured else "-",
             "interval": format_interval(r.low, r.high) if r.is_measured else "",
-            "outlook": Styled(_outlook_of(r), r.style),
+            "result": Styled(_outlook_of(r), r.style),
             "over": r.over,
             "step": format_seconds(r.candidate_step_s),
             "compile": format_seconds(r.compile_s),
@@ -320,8 +346,8 @@ def effect_table(effects: Sequence[EffectRow]) -> list[Row]:
                 "ratio": Styled(format_ratio(r.ratio), STYLES.get(r.finding, "same")),
                 "interval": format_interval(r.low, r.high) if has_interval else "",
                 "change": format_change_of(r.ratio - 1.0) if is_known and r.ratio != 1.0 else "",
-                "seen": r.how,
-                "says": r.finding,
+                "evidence": r.how,
+                "finding": r.finding,
                 "trials": f"{r.trials}" + (f" ({r.failed} failed)" if r.failed else ""),
                 "": r.reason or ("no-op: the program does not change" if r.is_no_op else ""),
             }
@@ -348,7 +374,7 @@ def results_table(store: Store) -> Table:
     rows = list[Row]()
     if (floor := store.last(FloorResult)) is not None:
         e, step = floor.floor.estimate, format_seconds(floor.comparison.reference_step_s)
-        found = {"ratio": format_ratio(e.ratio), "interval": format_interval(e.low, e.high), "outlook": "noise floor"}
+        found = {"ratio": format_ratio(e.ratio), "interval": format_interval(e.low, e.high), "result": "A/A run"}
         rows.append({"trial": "ref", "settings": f"(default), {step} a step; against itself:", **found})
     trials = sorted(trial_rows(store), key=lambda r: r.rank)
     for r, cells in zip(trials, trial_table(trials), strict=True):
@@ -356,6 +382,6 @@ def results_table(store: Store) -> Table:
     for f, cells in zip(proofs := finalists(store), finalist_table(proofs), strict=True):
         verdict = Styled(f"{verdict_of(f)} ({cells['stage']})", finalist_style(f))
         settings = shorten(f.settings, limit=_LONGEST_SETTINGS)
-        rows.append({**cells, "settings": settings, "interval": cells["corrected interval"], "outlook": verdict})
+        rows.append({**cells, "settings": settings, "interval": cells["corrected interval"], "result": verdict})
     title = f"{time_words(store)} over the default's (below 1 is less)"
-    return make_table(title, rows, ("trial", "settings", "ratio", "interval", "outlook", "over"))
+    return make_table(title, rows, ("trial", "settings", "ratio", "interval", "result", "over"))

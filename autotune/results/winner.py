@@ -417,8 +417,8 @@ def winner_of(store: Store, *, even_unjudged: bool = False) -> Winner:
     if winner.loss is not None and not (winner.loss.is_ok or winner.loss.is_silent or even_unjudged):
         raise AutotuneError(
             f"a winner must be seen to train as the default does but of {winner.settings}: {winner.loss.words}; "
-            "have it soaked (confirm.soak, run the same command again) with a program that tells its loss, or write it "
-            "all the same with --force"
+            "have it soaked (confirm.soak, run the same command again) with a program that reports its loss, or "
+            "write it all the same with --force"
         )
     return winner
 
@@ -497,7 +497,7 @@ def require_loss(winner: Winner) -> None:
         said = winner.loss.words if winner.loss is not None else f"{LOSS_NOT_CHECKED}: its records do not say how"
         raise AutotuneError(
             f"--require-loss wants a winner whose loss was compared with the default's but of {winner.settings}: "
-            f"{said}; have the program tell its loss and use a new run directory, or leave --require-loss out"
+            f"{said}; have the program report its loss and use a new run directory, or leave --require-loss out"
         )
 
 

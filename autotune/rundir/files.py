@@ -11,7 +11,12 @@ import os
 import re
 from pathlib import Path
 
-from autotune.machine.files import like_folder, make_folder, replace_file, sync_folder
+from autotune.machine.files import (
+    like_folder,
+    make_folder,
+    replace_file,
+    sync_folder,
+)
 from autotune.model.errors import RunDirectoryError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -186,7 +191,7 @@ def cannot_write(path: Path, error: OSError) -> RunDirectoryError:
         advice = "see to the disk (`dmesg` names what failed)"
     return RunDirectoryError(
         f"{path} must be writable but: {error.strerror or error}; {advice} and run the same command again; "
-        "it goes on where it stopped"
+        "it continues where it stopped"
     )
 
 

@@ -23,16 +23,26 @@ from autotune.model.records import (
     FinalistResult,
     TrialResult,
     TrialStatus,
-)
+)  # fmt: skip
 from autotune.model.spec import StudySpec
-from autotune.rundir.files import cannot_read, refuse_path
-from autotune.rundir.lock import is_held, read_holder
-from autotune.rundir.store import PAIRS, RECORDS, STUDY
+from autotune.rundir.files import (
+    cannot_read,
+    refuse_path,
+)
+from autotune.rundir.lock import (
+    is_held,
+    read_holder,
+)
+from autotune.rundir.store import (
+    PAIRS,
+    RECORDS,
+    STUDY,
+)
 
 T = TypeVar("T")
 
-_DELETE = "delete this line, and check again; what it told is measured anew"
-_ANEW = "the command that began the study writes it anew"
+_DELETE = "delete this line, and check again; its measurement is repeated"
+_ANEW = "the command that began the study writes it again"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +64,9 @@ class Problem:
 
     def __str__(self) -> str:
         place = f"{self.file} line {self.line}" if self.line is not None else self.file
-        matters = "harmless" if self.is_harmless else f"to go on: {self.remedy}" if self.remedy else "the study goes on"
+        matters = (
+            "harmless" if self.is_harmless else f"to continue: {self.remedy}" if self.remedy else "the study continues"
+        )
         return f"{place}: {self.what}; {matters}"
 
 

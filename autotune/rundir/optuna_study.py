@@ -12,12 +12,24 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import (
+    Any,
+    TypeVar,
+)
 
 import optuna
-from optuna.storages import BaseStorage, JournalStorage
-from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
-from optuna.trial import FrozenTrial, TrialState
+from optuna.storages import (
+    BaseStorage,
+    JournalStorage,
+)
+from optuna.storages.journal import (
+    JournalFileBackend,
+    JournalFileOpenLock,
+)
+from optuna.trial import (
+    FrozenTrial,
+    TrialState,
+)
 
 from autotune.model.errors import StudyFileError
 from autotune.model.redaction import redact_text
@@ -115,7 +127,7 @@ class OptunaStudy:
         self._next_s = time.monotonic() + RETRY_S
         if not self._is_lost:
             self._news.append(
-                f"the Optuna storage does not answer ({_root(error)}); the study goes on, for the run directory "
+                f"the Optuna storage does not answer ({_root(error)}); the study continues, for the run directory "
                 "holds everything; what the storage lacks is written when it is back"
             )
         self._is_lost = True

@@ -75,7 +75,7 @@ STUDY = "study.json"
 RECORDS = "records.jsonl"
 PAIRS = "pairs.jsonl"
 FOLDERS = ("trials", "confirm", "minimise", "pgle", "floor", "soak", "blame")
-_AGAIN = "the command that began the study writes it anew, and `autotune fsck` looks for more"
+_AGAIN = "the command that began the study writes it again, and `autotune fsck` looks for more"
 _PAIR: TypeAdapter[Pair] = TypeAdapter(Pair)
 
 
@@ -340,12 +340,17 @@ class Store(Folders):
             RunDirectoryError: If the disk is full or gone; earlier records stay intact.
         """
         stamped = record.model_copy(update={"at_s": round(self.watch.total_s, 3)})
-        if (directory := getattr(stamped, "directory", None)) is not None:
-            sync_upwards(self.path / directory / PAIRS, self.path)  # a figure needs its raw samples
-        line = stamped.model_dump_json(exclude_none=True) + "\n"
-        append_synced(self._file, line)
+        written = self._persist(stamped)
         if self._is_sole_writer:
-            self._records.add(stamped, len(line.encode()))  # type: ignore[arg-type]
+            self._records.add(stamped, written)  # type: ignore[arg-type]
+
+    def _persist(self, record: Stamped) -> int:
+        """Writes one record; returns its bytes in the file."""
+        if (directory := getattr(record, "directory", None)) is not None:
+            sync_upwards(self.path / directory / PAIRS, self.path)  # a figure needs its raw samples
+        line = record.model_dump_json(exclude_none=True) + "\n"
+        append_synced(self._file, line)
+        return len(line.encode())
 
     def append_news(self, record: R) -> None:
         """Appends a record unless an earlier one (of conclusions: the newest one) is equal except for its stamps.

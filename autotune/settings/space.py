@@ -13,16 +13,48 @@ from __future__ import annotations
 import functools
 import math
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from dataclasses import (
+    dataclass,
+    field,
+    replace,
+)
 
-from autotune.model.errors import SettingError, close_matches
-from autotune.model.flags import FlagSet, Value, render_value
+from autotune.model.errors import (
+    SettingError,
+    close_matches,
+)
+from autotune.model.flags import (
+    FlagSet,
+    Value,
+    render_value,
+)
 from autotune.model.measurement import WorkloadFacts
-from autotune.model.options import option_setting, option_text
+from autotune.model.options import (
+    option_setting,
+    option_text,
+)
 from autotune.model.spec import StudySpec
-from autotune.settings.catalog import NEVER_SEARCHED, Scope, Setting, Stage, Tier, older
-from autotune.settings.known import KnownSetting, KnownSettings, canonical_value, is_default
+from autotune.settings.catalog import (
+    NEVER_SEARCHED,
+    Scope,
+    Setting,
+    Stage,
+    Tier,
+    older,
+)
+from autotune.settings.known import (
+    KnownSetting,
+    KnownSettings,
+    canonical_value,
+    is_default,
+)
 
 DEFAULT = "(default)"
 """The choice that leaves a setting unset, where the build's default is unknown."""
@@ -208,8 +240,10 @@ DEFAULT_GROUPS = {
 """Groups that are searched when a study names nothing."""
 
 _LAYER_MULTIPLES = (0.25, 0.5, 1, 2, 4, 8)  # of one layer's bytes: the advice is at least one layer
-_NO_LAYER = "in powers of two, for the workload does not tell the bytes of a layer (`layer_bytes`)"
-_NO_LAYER_YET = "a run searches 0.25 to 8 times the bytes of one layer once its reference has told them (`layer_bytes`)"
+_NO_LAYER = "in powers of two, for the workload does not report the bytes of a layer (`layer_bytes`)"
+_NO_LAYER_YET = (
+    "a run searches 0.25 to 8 times the bytes of one layer when its reference has reported it (`layer_bytes`)"
+)
 _SEARCHED_TIERS = (Tier.TUNE, Tier.NUMERICS)
 _COMPILED_TIERS = (*_SEARCHED_TIERS, Tier.EXPERT, Tier.AVOID, Tier.LEGACY)
 _REASONS = {
@@ -219,7 +253,7 @@ _REASONS = {
     Tier.DANGER: "not for training",
     Tier.NOOP: "accepted, but does nothing",
     Tier.REMOVED: "gone from all tested builds",
-    Tier.LISTED: "nobody judged yet whether it pays: name it in `search.settings` to search it",
+    Tier.LISTED: "not searched by default: name it in `search.settings` to search it",
 }
 _RANGE_KEYS = ("low", "high", "log", "power_of_two", "step")
 

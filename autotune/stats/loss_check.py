@@ -393,7 +393,7 @@ def compare_first_steps(
         least_tolerance: Relative difference that arithmetic alone may make at the first step.
     """
     if not reference or not candidate or not all(map(math.isfinite, reference)):
-        return Comparability(is_ok=None, reason="one of them tells no loss")
+        return Comparability(is_ok=None, reason="one of them reports no loss")
     if not all(map(math.isfinite, (*candidate, *norms[1]))):
         return Comparability(is_ok=False, difference=math.inf, reason="its loss or gradient norm is not finite")
     scatter = math.sqrt(max(1.0, work[0] / work[1]))  # a mean over fewer rows scatters more
@@ -464,14 +464,14 @@ def compare_long_runs(
             runs of it differ by far.
     """
     if not reference or not candidate:
-        return Comparability(is_ok=None, reason="one of them tells no loss")
+        return Comparability(is_ok=None, reason="one of them reports no loss")
     end = min(reference[-1][0], candidate[-1][0])
     base, mine = ([loss for work, loss in run if end / 2 <= work <= end] for run in (reference, candidate))
     if not all(map(math.isfinite, mine)):
         return Comparability(is_ok=False, difference=math.inf, reason="its loss is not finite")
     points = min(len(base), len(mine))
     if points < LEAST_POINTS:
-        return Comparability(is_ok=None, points=points, reason=f"only {points} losses are told of as much work")
+        return Comparability(is_ok=None, points=points, reason=f"only {points} losses are reported of as much work")
     if not any(base):
         return Comparability(is_ok=None, points=points, reason="the reference's loss is 0 throughout")
     scale = max(abs(fmean(base)), least_scale)

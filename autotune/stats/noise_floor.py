@@ -71,9 +71,9 @@ class NoiseFloor:
         figures = (self.detectable, self.process_sd, self.within_sd, self.spread)
         if not all(figure >= 0.0 for figure in (*figures, self.start_s, self.pair_s)) or self.degrees < 1:
             raise ValueError(
-                f"a noise floor must be 0 or more, with a degree of freedom, but got {self.detectable:g} (processes: "
-                f"{self.process_sd}, pairs: {self.within_sd}, {self.degrees} degrees of freedom, {self.start_s:g} s "
-                f"and {self.pair_s:g} s)"
+                f"figures of an A/A run must be 0 or more, with a degree of freedom, but got {self.detectable:g} "
+                f"(processes: {self.process_sd}, pairs: {self.within_sd}, {self.degrees} degrees of freedom, "
+                f"{self.start_s:g} s and {self.pair_s:g} s)"
             )
 
     def cautious_process_sd(self) -> float:
@@ -119,7 +119,7 @@ def read_noise_floor(
         ValueError: If there is no process, one has fewer than `least` pairs, or a figure is not finite.
     """
     if not processes:
-        raise ValueError("a noise floor needs at least one second process but got none")
+        raise ValueError("an A/A run needs at least one second process but got none")
     groups = [finite(p, least=least) for p in processes]
     centres = np.asarray([float(hodges_lehmann(g, level=LEVEL)[0]) for g in groups])
     residuals = [g - c for g, c in zip(groups, centres, strict=True)]

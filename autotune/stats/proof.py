@@ -18,14 +18,25 @@ References:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import (
+    Callable,
+    Sequence,
+)
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
-from autotune.stats.estimates import DEFAULT_MIN_EFFECT, Estimate, Floats, Verdict, finite, judge, student_quantile
+from autotune.stats.estimates import (
+    DEFAULT_MIN_EFFECT,
+    Estimate,
+    Floats,
+    Verdict,
+    finite,
+    judge,
+    student_quantile,
+)
 
 FIRST_LOOK = 4
 """Pairs of processes before the first look: fewer tell too little of their own spread."""
@@ -154,7 +165,7 @@ def look(
         if verdict is Verdict.FASTER and is_clear is not None and not is_clear(count):
             unclear += 1
             if unclear == PATIENCE:
-                return ProofLook(stop=True, holds=False, reason="faster, but something speaks against it", used=count)
+                return ProofLook(stop=True, holds=False, reason="faster, but vetoed", used=count)
             continue
         if verdict is not Verdict.UNRESOLVED:
             return ProofLook(
@@ -455,12 +466,17 @@ def look_alone(alone: Sequence[float], turns: Sequence[float], *, most: int) -> 
         mean, sd = float(np.mean(ones[:count])), float(np.std(ones[:count], ddof=1))
         half = float(plan.half_widths([count])[0]) * sd / math.sqrt(count)
         if mean - gain > math.hypot(half, of_turns):
-            return AloneLook(stop=True, is_apart=True, reason="alone and in turns differ beyond both", used=count)
+            return AloneLook(
+                stop=True,
+                is_apart=True,
+                reason="isolated and interleaved runs disagree",
+                used=count,
+            )
         if mean + half < 0.0:
-            return AloneLook(stop=True, reason="faster alone, too", used=count)
+            return AloneLook(stop=True, reason="faster in isolated runs, too", used=count)
         if count >= most:
-            return AloneLook(stop=True, reason=f"not settled by {most} runs of each arm alone", used=count)
+            return AloneLook(stop=True, reason=f"not settled by {most} isolated runs of each arm", used=count)
         at_most = math.hypot(float(plan.half_widths([most])[0]) * sd / math.sqrt(most), of_turns)
         if at_most > abs(gain):  # no gain at all could not be told from this one
-            return AloneLook(stop=True, reason="runs alone differ too much here to tell", used=count)
+            return AloneLook(stop=True, reason="isolated runs differ too much here to decide", used=count)
     return AloneLook(stop=False, reason="not decided yet", used=len(ones))

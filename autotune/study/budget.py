@@ -7,16 +7,30 @@ for lack of time errs no more often than planned, for that depends on the clock 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import (
+    Callable,
+    Sequence,
+)
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from autotune.measure.durations import Durations, durations_of, minimising_s, proofs_of_study_s
+from autotune.measure.durations import (
+    Durations,
+    durations_of,
+    minimising_s,
+    proofs_of_study_s,
+)
 from autotune.model.flags import FlagSet
-from autotune.model.records import ConfirmRun, FloorResult
+from autotune.model.records import (
+    ConfirmRun,
+    FloorResult,
+)
 from autotune.model.units import format_seconds
 from autotune.rundir.store import Store
-from autotune.stats.proof import FIRST_LOOK, gain_pairs
+from autotune.stats.proof import (
+    FIRST_LOOK,
+    gain_pairs,
+)
 from autotune.study.lanes import Lanes
 
 BUDGET_SHARE_FOR_PROOF = 0.5
@@ -237,13 +251,13 @@ def format_timetable(table: Timetable, *, asked: int) -> str:
     if not table.is_enough:
         return (
             f"{whole} is too small to find and prove anything here: {table.fewest} trials ({each} each) and the least "
-            f"proof ({format_seconds(table.least_s)}) after the noise floor ({format_seconds(table.used_s)}) "
-            f"need {format_seconds(table.needed_s)}. What looks promising stays unproven; with a larger "
-            "one the same command goes on from where it ended"
+            f"proof ({format_seconds(table.least_s)}) after the A/A run ({format_seconds(table.used_s)}) "
+            f"need {format_seconds(table.needed_s)}. Promising sets stay unproven; with a larger "
+            "one the same command continues the study"
         )
     search_s = table.budget_s - table.used_s - table.reserved_s
     return (
-        f"{whole} is split into noise floor {format_seconds(table.used_s)}, screen and search "
+        f"{whole} is split into A/A run {format_seconds(table.used_s)}, screen and search "
         f"{format_seconds(search_s)}, proofs {format_seconds(table.reserved_s)}: "
         f"time for up to {table.trials} of {asked} trials (at least {each} each)"
     )

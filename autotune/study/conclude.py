@@ -55,7 +55,7 @@ def _found(run: StudyRun, results: Sequence[TrialResult]) -> dict[str, object]:
         ratio = reestimate.estimate or proven.estimate
         mine = [s for s in soaks if s.settings == proven.settings]
         soaked = [s.steps_s for s in mine]
-        after = f" and {reestimate.alone} of runs alone" if reestimate.alone else ""
+        after = f" and {reestimate.alone} of isolated runs" if reestimate.alone else ""
         after += f", after a proof of {proven.process_count}" if reestimate.estimate is not None else ""
         proofs = [r for r in run.store.of(ConfirmRun) if (r.stage, r.settings) == (proven.stage, proven.settings)]
         loss = loss_addition([*proofs, *mine])
@@ -73,7 +73,7 @@ def _found(run: StudyRun, results: Sequence[TrialResult]) -> dict[str, object]:
         }
     if not results:
         has_budget = spec.search.time_budget is not None or spec.search.gpu_hours is not None
-        why = "the noise floor left no time for a trial; with a larger budget the same command goes on from here"
+        why = "the A/A run left no time for a trial; with a larger budget the same command continues the study"
         why = why if has_budget else "there was nothing to try"
         sentence = f"inconclusive: nothing was tried on this machine: {why}"
         outcome = Outcome.INCONCLUSIVE
@@ -103,8 +103,8 @@ def _no_winner(run: StudyRun, results: Sequence[TrialResult]) -> tuple[Outcome, 
     if run.time.unproven:
         return Outcome.INCONCLUSIVE, (
             "inconclusive: nothing is proven on this machine: the budget left no time for that; gains of step time up "
-            f"to {format_share(open_gain)} are not ruled out ({settings}); with a larger one the same command goes on "
-            "from here"
+            f"to {format_share(open_gain)} are not ruled out ({settings}); with a larger one the same command "
+            "continues the study"
         )
     if open_gain > max(min_effect, RULED_OUT):
         return Outcome.INCONCLUSIVE, (

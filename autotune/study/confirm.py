@@ -12,17 +12,32 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Container, Sequence
+from collections.abc import (
+    Callable,
+    Container,
+    Sequence,
+)
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from autotune.measure.runner import pays
-from autotune.measure.tasks import AblationTask, PairTask, PendingTask, SoakTask
+from autotune.measure.tasks import (
+    AblationTask,
+    PairTask,
+    PendingTask,
+    SoakTask,
+)
 from autotune.model.artefacts import artefacts_of
-from autotune.model.flags import PROFILE, FlagSet
-from autotune.model.measurement import INTERLEAVED, LossBasis
+from autotune.model.flags import (
+    PROFILE,
+    FlagSet,
+)
+from autotune.model.measurement import (
+    INTERLEAVED,
+    LossBasis,
+)
 from autotune.model.proofs import (
     ALONE,
     GAIN,
@@ -48,7 +63,7 @@ from autotune.model.records import (
     TrialResult,
     TrialStatus,
     names_left_out,
-)
+)  # fmt: skip
 from autotune.model.units import format_seconds
 from autotune.results.format import format_soak
 from autotune.rundir.store import Store
@@ -64,9 +79,13 @@ from autotune.stats.proof import (
     chance_to_prove,
     gain_pairs,
     look_alone,
-)
+)  # fmt: skip
 from autotune.study.prefilter import is_same_program
-from autotune.study.run import Candidate, SetState, StudyRun
+from autotune.study.run import (
+    Candidate,
+    SetState,
+    StudyRun,
+)
 
 FAMILIES = {"full": "final"}
 """Stages whose proofs share the error of another stage."""
@@ -160,7 +179,7 @@ def minimise(run: StudyRun) -> None:
         return
     minimal = best.settings
     if run.spec.confirm.minimise and len(best.settings) > 1:
-        run.begin_stage("minimise", f"{len(best.settings)} settings, each left out in turn: does it pay for itself?")
+        run.begin_stage("minimise", f"{len(best.settings)} settings, each left out once; no gain: dropped")
         minimal = minimise_set(run, best.settings)
     run.candidates = [Candidate("final", best.trial, minimal, SetState.MINIMAL)]
     if minimal != best.settings:
@@ -265,7 +284,7 @@ def final_proof(run: StudyRun) -> None:
     while run.waiting and run.winner is None and run.time.allows_proofs("final", _first_waiting(run)):
         candidate = run.waiting[0]
         is_first = candidate.stage == "final"
-        what = "the minimal set" if is_first else "the whole set, for the minimal one did not hold"
+        what = "the minimal set" if is_first else "the whole set, because the minimal one did not pass"
         what += " with its profile" if PROFILE in candidate.settings else ""
         detail = f"{what}, proven once more in up to {most_processes(run)} fresh pairs of processes"
         run.begin_stage("final proof", detail)
@@ -286,8 +305,8 @@ def soak(run: StudyRun) -> None:
     while (winner := run.winner) is not None and winner.proof is not None and (least_s := run.spec.confirm.soak):
         run.begin_stage(
             "soak",
-            f"the winner alone for {format_seconds(least_s)} of steps, then the default: does it hang, diverge, stall "
-            "or leak later?",
+            f"the winner in isolation for {format_seconds(least_s)} of steps, then the default: looks for hangs, "
+            "divergence, stalls and leaks",
         )
         record = _soaked(run, winner.proof, least_s)
         run.view.note(format_soak(record))
@@ -479,8 +498,8 @@ def _runs(store: Store, stage: str, settings: FlagSet) -> list[ConfirmRun]:
 
 
 def measure_again(run: StudyRun, proven: FinalistResult) -> Reestimate:
-    """Measures the gain of a set that its proof calls faster, and checks it by isolated runs."""
-    run.begin_stage("final proof", "gain: more fresh pairs of processes, which decide nothing: how much faster is it?")
+    """Measures the gain of a set that its proof calls faster, and looks for what speaks against it."""
+    run.begin_stage("final proof", "gain: more fresh pairs of processes, for the reported figure only")
     count = gain_pairs(proven.process_count)
     _run_after(run, proven, GAIN, lambda done, begun: begun < count, asked=count)
     gain = _record(run, gain_of(proven, run.store.of(ConfirmRun), min_effect=run.spec.measure.min_effect))
@@ -493,7 +512,7 @@ def _check_alone(run: StudyRun, proven: FinalistResult) -> FinalistResult | None
     floor, asked = run.store.last(FloorResult), run.spec.confirm.alone
     if floor is None or floor.comparison.mode != INTERLEAVED or asked == 0:
         return None
-    run.begin_stage("final proof", "alone: each arm with nothing beside it: does that agree?")
+    run.begin_stage("final proof", "isolated runs of each arm, compared with the interleaved pairs")
     most, turns = max(asked, FIRST_LOOK), ratios_of(runs_after(proven, run.store.of(ConfirmRun), GAIN))
 
     def goes_on(done: list[ConfirmRun], begun: int) -> bool:

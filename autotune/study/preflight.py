@@ -2,28 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import (
+    Callable,
+    Mapping,
+    Sequence,
+)
+from dataclasses import (
+    dataclass,
+    field,
+    replace,
+)
 from pathlib import Path
 
 from autotune.machine.devices import restrict_devices
-from autotune.machine.environment import caller_environment, steering_settings
+from autotune.machine.environment import (
+    caller_environment,
+    steering_settings,
+)
 from autotune.model.artefacts import artefacts_of
-from autotune.model.errors import AutotuneError, RunDirectoryError, SettingError, close_matches
-from autotune.model.flags import FlagSet, kind_of
+from autotune.model.errors import (
+    AutotuneError,
+    RunDirectoryError,
+    SettingError,
+    close_matches,
+)
+from autotune.model.flags import (
+    FlagSet,
+    kind_of,
+)
 from autotune.model.measurement import WorkloadFacts
 from autotune.model.records import FloorResult
 from autotune.model.redaction import refuse_redacted
 from autotune.model.spec import StudySpec
-from autotune.programs.look import program_python, refuse_other_build
+from autotune.programs.look import (
+    program_python,
+    refuse_other_build,
+)
 from autotune.results.library import Entry
 from autotune.rundir.store import Store
-from autotune.settings.catalog import Stage, find_recipe
-from autotune.settings.check import SettingVerdict, check_settings, for_build
+from autotune.settings.catalog import (
+    Stage,
+    find_recipe,
+)
+from autotune.settings.check import (
+    SettingVerdict,
+    check_settings,
+    for_build,
+)
 from autotune.settings.known import KnownSettings
 from autotune.settings.probe import probe_build
-from autotune.settings.space import SearchSpace, build_space
-from autotune.study.priors import LibraryWinners, Prior, library_of, priors_of, screened_by, winners_for
+from autotune.settings.space import (
+    SearchSpace,
+    build_space,
+)
+from autotune.study.priors import (
+    LibraryWinners,
+    Prior,
+    library_of,
+    priors_of,
+    screened_by,
+    winners_for,
+)
 from autotune.study.proposer import open_study
 from autotune.study.samplers import check_sampler
 from autotune.workers.base import Launcher
@@ -284,7 +323,7 @@ def preview_space(
         build=known.build.build,
         source=f"the reference of {run_dir}"
         if facts is not None
-        else "the study; its reference tells more when it runs",
+        else "the study; its reference reports more when it runs",
         device_count=count,
         layer_bytes=facts.layer_bytes if facts else {},
         priors=priors_of(space, spec, report=report, device_count=count, jaxlib=jaxlib, winners=winners),
@@ -304,6 +343,6 @@ def _run_of(spec: StudySpec, path: Path, *, is_asked: bool) -> Store | None:
     if is_asked and not (is_same and store.of(FloorResult)):
         raise RunDirectoryError(
             f"--run-dir must be a run of this very study whose reference has run but {path} is none; "
-            "leave it out to see what the study alone tells"
+            "leave it out to see what the study by itself says"
         )
     return store if is_same else None

@@ -10,23 +10,41 @@ import functools
 import hashlib
 import math
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import optuna
 from optuna.samplers import BaseSampler
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import (
+    FrozenTrial,
+    TrialState,
+)
 
 from autotune.measure.failing import contains_failing
 from autotune.model.flags import FlagSet
-from autotune.model.records import EffectsRecord, TrialConfig, TrialResult
+from autotune.model.records import (
+    EffectsRecord,
+    TrialConfig,
+    TrialResult,
+)
 from autotune.model.spec import StudySpec
-from autotune.rundir.optuna_study import NUMBER_KEY, OptunaStudy
+from autotune.rundir.optuna_study import (
+    NUMBER_KEY,
+    OptunaStudy,
+)
 from autotune.search.sampler import AdditiveFlagSampler
 from autotune.search.space import Flag
-from autotune.settings.space import Parameter, SearchSpace
+from autotune.settings.space import (
+    Parameter,
+    SearchSpace,
+)
 from autotune.study.effects import StudyEffects
 from autotune.study.priors import Prior
 from autotune.study.samplers import (
@@ -43,8 +61,12 @@ from autotune.study.samplers import (
     make_sampler,
     opens_trials,
     to_text,
+)  # fmt: skip
+from autotune.study.screen import (
+    NO_OPS_TOGETHER,
+    NoOpRecheck,
+    contradicts,
 )
-from autotune.study.screen import NO_OPS_TOGETHER, NoOpRecheck, contradicts
 
 EMPTY: Mapping[str, str] = MappingProxyType({})
 NO_PRIORS: Mapping[str, Prior] = MappingProxyType({})
@@ -164,7 +186,7 @@ class Proposer:
 
     def _widen(self, whole: SearchSpace) -> None:
         more = len(whole.parameters) - len(self._space.parameters)
-        self._notes.append(f"what the screen called no-ops acts on this GPU: {more} settings are searched after all")
+        self._notes.append(f"no-ops of the screen are active on this GPU: {more} settings are searched after all")
         self._recheck, self._space, self._size = None, whole, whole.size()
         self._points_seen = sum(map(self._is_point, self._seen))
 

@@ -16,8 +16,16 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import (
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+)
+from concurrent.futures import (
+    Future,
+    ThreadPoolExecutor,
+)
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -32,20 +40,44 @@ from autotune.compiler.screen import (
     narrowed,
     open_screener,
 )
-from autotune.compiler.targets import Target, Topology, compiler_problem, compiler_versions
-from autotune.machine.environment import caller_environment, default_cache_dir
+from autotune.compiler.targets import (
+    Target,
+    Topology,
+    compiler_problem,
+    compiler_versions,
+)
+from autotune.machine.environment import (
+    caller_environment,
+    default_cache_dir,
+)
 from autotune.machine.host import spare_processors
-from autotune.measure.memory import compiled_over_limit, does_not_fit
-from autotune.model.errors import AutotuneError, LaunchError
+from autotune.measure.memory import (
+    compiled_over_limit,
+    does_not_fit,
+)
+from autotune.model.errors import (
+    AutotuneError,
+    LaunchError,
+)
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import Failure, WorkerReport
-from autotune.model.records import Callbacks, ScreenRecord, TrialResult
+from autotune.model.measurement import (
+    Failure,
+    WorkerReport,
+)
+from autotune.model.records import (
+    Callbacks,
+    ScreenRecord,
+    TrialResult,
+)
 from autotune.model.spec import StudySpec
 from autotune.model.units import format_seconds
 from autotune.results.screen_words import describe_screen
 from autotune.rundir.store import Store
 from autotune.settings.space import SearchSpace
-from autotune.stats.estimates import Verdict, judge
+from autotune.stats.estimates import (
+    Verdict,
+    judge,
+)
 
 R = TypeVar("R")
 
@@ -128,7 +160,9 @@ class StudyScreener:
         assert self.report is not None
         self._believes_memory = self.report.reference.fits is not False
         if not self._believes_memory:
-            self._view.note("the reference runs though the screen says it does not fit: its memory is not believed")
+            self._view.note(
+                "the screen says that the reference does not fit, but it runs: memory of the screen is ignored"
+            )
         return left
 
     def _screened(self, screen: Screener, space: SearchSpace, named: Mapping[str, FlagSet]) -> SearchSpace:
@@ -216,7 +250,7 @@ class StudyScreener:
     def _give_up(self, error: Exception, target: str = "", topology: str = "") -> None:
         self._is_on = False
         said = str(error) if isinstance(error, AutotuneError) else f"{type(error).__name__}: {error}"
-        self._view.note(f"the study goes on without a screen: {said}")
+        self._view.note(f"the study continues without a screen: {said}")
         if target:
             self._store.append(ScreenRecord(target=target, topology=topology, reason=said))
 

@@ -6,14 +6,33 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from autotune.measure.durations import RECENT
-from autotune.measure.failing import failing_task, most_starts, next_failure
+from autotune.measure.failing import (
+    failing_task,
+    most_starts,
+    next_failure,
+)
 from autotune.measure.tasks import PendingTask
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import Failure, FailureKind
-from autotune.model.records import BlameRecord, EffectsRecord, TrialConfig, TrialResult, TrialStatus
-from autotune.study.budget import TRIAL_SHARE, format_timetable
+from autotune.model.measurement import (
+    Failure,
+    FailureKind,
+)
+from autotune.model.records import (
+    BlameRecord,
+    EffectsRecord,
+    TrialConfig,
+    TrialResult,
+    TrialStatus,
+)
+from autotune.study.budget import (
+    TRIAL_SHARE,
+    format_timetable,
+)
 from autotune.study.confirm import worth_proving
-from autotune.study.prefilter import Known, evaluate
+from autotune.study.prefilter import (
+    Known,
+    evaluate,
+)
 from autotune.study.run import StudyRun
 
 ENOUGH_TO_TELL = 12
@@ -57,8 +76,8 @@ class Search:
         if self._table is None or self._is_exhausted or before >= self._asked:
             return False
         self._table = replace(self._table, reserved_s=self._table.least_s)
-        self._is_over = self._is_hopeful = False  # the promising sets have had their proofs
-        self._run.begin_stage("search", "the finalists did not hold: it goes on with the time that is left")
+        self._is_over = self._is_hopeful = False  # what was promising has had its proof
+        self._run.begin_stage("search", "no finalist passed: the search continues in the remaining time")
         self._run.lanes.work(self._next)
         self._finish()
         return len(self._results()) > before
@@ -219,5 +238,6 @@ class Search:
 
     def _end_blame(self, record: BlameRecord) -> None:
         self._store.append(record)
-        what = "cause" if record.is_minimal else "smallest failing part found"
-        self._run.view.note(f"trial {record.trial}: the {what} of the {record.failure_kind} is {record.smallest}")
+        what = "minimal" if record.is_minimal else "smallest known"
+        kind = record.failure_kind.replace("_", " ")
+        self._run.view.note(f"trial {record.trial}: {what} failing set ({kind}): {record.smallest}")

@@ -95,7 +95,7 @@ def test_rules_that_cannot_work_are_refused_with_the_study(rules: dict[str, Any]
         ({"workload": {"command": []}}, "at least 1"),
         (
             {"workload": {"command": ["x"], "read": {"pattern": "x"}}, "measure": {"mode": "interleaved"}},
-            "can not wait for its turn",
+            "can not be interleaved",
         ),
         (
             {"workload": {"command": ["x"], "hook": True}, "device": {"process_count": 2, "count": 2}},

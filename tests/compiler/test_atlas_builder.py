@@ -198,7 +198,7 @@ def test_the_time_that_is_up_costs_the_cell_under_way_and_no_more(tmp_path: Path
     build_atlas(plan(tmp_path, limit_s=10.0), told.append, clock=lambda: 0.0 if len(told) < 2 else 11.0)
     rows = read_rows(next(tmp_path.glob("*.jsonl")))
     assert {r.workload for r in rows} == {"", "dense-fsdp"}
-    assert "the same command goes on" in told[-1]
+    assert "the same command continues" in told[-1]
     build_atlas(plan(tmp_path), print)
     assert {r.workload for r in read_rows(next(tmp_path.glob("*.jsonl")))} == {"", "dense-fsdp", "tensor-parallel"}
 

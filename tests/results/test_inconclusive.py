@@ -72,7 +72,7 @@ def test_of_a_study_without_a_trial_nothing_is_said_of_settings(run_replay: Run)
     assert not store.of(TrialResult)
     assert conclusion.outcome is Outcome.INCONCLUSIVE
     assert "nothing was tried" in conclusion.sentence
-    assert "with a larger budget the same command goes on" in conclusion.sentence
+    assert "with a larger budget the same command continues" in conclusion.sentence
     nothing, _, _ = run_replay(replay_study(effects=EFFECTS), trials=5, folder="empty", space=SearchSpace(()))
     assert nothing.outcome is Outcome.INCONCLUSIVE
     assert nothing.sentence.endswith("there was nothing to try")

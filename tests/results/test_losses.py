@@ -15,7 +15,7 @@ from autotune.results.export import ExportFormat, is_unchanged, parse_winner, re
 from autotune.results.winner import Winner, loss_addition, loss_of, require_loss
 from tests.runs import make_winner
 
-SILENT = LossCheck(basis=LossBasis.STEPS, words=f"{LOSS_NOT_CHECKED}: the reference tells no loss")
+SILENT = LossCheck(basis=LossBasis.STEPS, words=f"{LOSS_NOT_CHECKED}: the reference reports no loss")
 CHECKED = LossCheck(basis=LossBasis.STEPS, is_ok=True, words="loss step by step over 5 steps")
 WORK = LossCheck(
     basis=LossBasis.WORK, is_ok=True, is_final=False, words="the work of a step changes: first steps agree"

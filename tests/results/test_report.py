@@ -23,14 +23,30 @@ from autotune.model.records import (
     TrialResult,
     TrialStatus,
 )
-from autotune.results import api, pages
+from autotune.results import (
+    api,
+    pages,
+)
 from autotune.results.api import load
-from autotune.results.effects import effect_lines, study_tables
-from autotune.results.format import format_energy, format_floor
-from autotune.results.report import build, render_html, render_markdown
+from autotune.results.effects import (
+    effect_lines,
+    study_tables,
+)
+from autotune.results.format import (
+    format_energy,
+    format_floor,
+)
+from autotune.results.report import (
+    build,
+    render_html,
+    render_markdown,
+)
 from autotune.rundir.store import Store
 from tests.machine.test_energy import metered_run
-from tests.runs import record, replay_study
+from tests.runs import (
+    record,
+    replay_study,
+)
 
 VOID = {"meta", "br", "img", "input", "link", "hr"}
 
@@ -79,7 +95,7 @@ def test_a_finished_study_says_everything(finished: Store) -> None:
     for expected in (
         "Finalists, in fresh processes",
         "final proof",
-        "Noise floor",
+        "A/A run",
         "kept: it seems to pay",
         "Estimated effect of each setting",
         "out of memory: ",
@@ -221,10 +237,10 @@ def test_soak_and_causes_are_shown(tmp_path: Path) -> None:
     store = record(tmp_path / "r", spec, trials=20)
     report = build(store)
     assert any(re.search(r"\d+ steps in 6\d s without a fault", line) for line in report["soak"])
-    assert any("the cause of the crash is xla_b=2 (" in line for line in report["causes"])
+    assert any("minimal failing set (crash): xla_b=2 (" in line for line in report["causes"])
     for page in (render_html(store), render_markdown(store)):
         assert "soak of xla_a=1" in page
-        assert "the cause of the crash is xla_b=2" in page
+        assert "minimal failing set (crash): xla_b=2" in page
 
 
 def test_a_label_that_is_too_long_is_cut_to_its_limit() -> None:

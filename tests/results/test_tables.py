@@ -114,7 +114,7 @@ def test_effects_by_rank_of_evidence(tmp_path: Path) -> None:
         ),
     ]
     rows = Study(store_of(tmp_path, results).path).effects().set_index("setting")
-    assert tuple(rows.loc["xla_a", ["how", "ratio", "finding"]]) == ("alone", 0.9, "promising")
+    assert tuple(rows.loc["xla_a", ["how", "ratio", "finding"]]) == ("one trial", 0.9, "promising")
     assert tuple(rows.loc["xla_b", ["how", "ratio", "is_no_op"]]) == ("same program", 1.0, True)
     assert tuple(rows.loc["xla_c", ["how", "trials"]]) == ("", 2)
     assert tuple(rows.loc["xla_f", ["failed", "reason"]]) == (1, "failed: hang")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ from autotune.settings.catalog import load_catalog, load_recipes, load_symptoms
 ROOT = Path(__file__).parents[2]
 SEEDS = (ROOT / "docs" / "seeds.md").read_text("utf-8")
 NAMED: dict[str, list[str]] = json.loads(Path(__file__).with_name("seed_settings.json").read_text("utf-8"))
+TESTS: dict[str, list[str]] = json.loads(Path(__file__).with_name("seed_tests.json").read_text("utf-8"))
 SETTING = re.compile(r"(?:xla|jax)_[a-z0-9_]+|(?:NCCL|XLA|CUDA|JAX)_[A-Z0-9_]+")
 LEAST_ROWS = 99
 LEAST_WORDS_OF_A_REASON = 10
@@ -29,21 +30,20 @@ class Row(NamedTuple):
     documents: str
     verdict: str
     where: str
-    held_by: str
 
 
 def rows_of(text: str) -> list[Row]:
     lines = [line for line in text.splitlines() if line.count(" | ") == len(Row._fields) - 1]
-    cells = [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in lines]
-    found = [Row(*(cell + [""] * (len(Row._fields) - len(cell)))) for cell in cells]
+    found = [Row(*(cell.strip() for cell in line.strip("| ").split(" | "))) for line in lines]
     return [row for row in found if row.documents != "documents" and set(row.item) != {"-"}]
 
 
-def wrong_rows(text: str) -> list[str]:
-    """What of the table is not so."""
+def wrong_rows(text: str, tests: Mapping[str, list[str]] = TESTS) -> list[str]:
+    """Rows of the table that are not true, and tests of rows that are not there."""
     rows = rows_of(text)
-    wrong = [f"{row.item}: {what}" for row in rows for what in _wrong(row)]
-    told = {row.item.strip("`"): {*row.documents.split(", ")} for row in rows}
+    wrong = [f"{row.item}: {what}" for row in rows for what in _wrong(row, tests.get(_key(row), []))]
+    told = {_key(row): {*row.documents.split(", ")} for row in rows}
+    wrong += [f"{item}: no such row" for item in tests if item not in told]
     for name in {n for names in NAMED.values() for n in names}:
         documents = {d for d, names in NAMED.items() if name in names}
         if not documents <= told.get(name, set()):
@@ -51,15 +51,19 @@ def wrong_rows(text: str) -> list[str]:
     return wrong
 
 
-def _wrong(row: Row) -> Iterator[str]:
-    proofs = re.findall(r"`([^`]+)`", row.held_by)
+def _key(row: Row) -> str:
+    """The row's name in `seed_tests.json`: a setting without its quotes, an advice as it stands."""
+    return row.item[1:-1] if re.fullmatch(r"`[^`]+`", row.item) else row.item
+
+
+def _wrong(row: Row, proofs: list[str]) -> Iterator[str]:
     if not {*row.documents.split(", ")} <= {*NAMED}:
         yield f"document {row.documents!r}"
     if row.verdict == "N":
         if proofs or len(row.where.split()) < LEAST_WORDS_OF_A_REASON:
-            yield "N needs a reason, and nothing to hold it"
+            yield "N needs a reason and no test"
     elif row.verdict != "Y" or not proofs:
-        yield f"verdict {row.verdict!r}, held by {proofs}"
+        yield f"verdict {row.verdict!r}, tests {proofs}"
     yield from (f"there is no {proof}" for proof in proofs if not _exists(proof))
     yield from _wrong_words(row)
 
@@ -140,12 +144,10 @@ def test_the_counts_told_above_the_table_are_those_of_the_table() -> None:
             "xla_gpu_triton_gemm_any: named by",
         ),
         ("group `memory`: searched; read", "group `nccl`: searched; read", "another group"),
-        ("::test_verdicts`", "::test_verdict`", "there is no tests/settings/test_check.py::test_verdict"),
-        ("`studies/recurrent.toml`", "`studies/recurrence.toml`", "there is no studies/recurrence.toml"),
         ("recipe `dreamerv3`", "recipe `dreamerv4`", "no recipe dreamerv4"),
         ("symptoms hangs", "symptoms hanged", "no symptom"),
         ("`autotune flags migrate`", "`autotune flags mend`", "no `autotune flags mend`"),
-        ("| post | N | another framework:", "| post | Y | another framework:", "verdict 'Y', held by []"),
+        ("| post | N | another framework:", "| post | Y | another framework:", "verdict 'Y', tests []"),
         ("| 2024 |", "| 2025 |", "document '2025'"),
     ],
 )
@@ -155,8 +157,17 @@ def test_a_row_that_is_not_true_is_found(old: str, new: str, said: str) -> None:
     assert any(said in wrong for wrong in wrong_rows(changed))
 
 
+def test_a_row_whose_test_is_not_there_is_found() -> None:
+    proofs = ["tests/settings/test_check.py::test_verdict", "studies/recurrence.toml"]
+    found = wrong_rows(SEEDS, {**TESTS, "xla_gpu_graph_level": proofs})
+    assert found == [f"`xla_gpu_graph_level`: there is no {proof}" for proof in proofs]
+
+
 def test_a_missing_row_and_an_excuse_are_found() -> None:
     line = next(line for line in SEEDS.splitlines() if line.startswith("| `xla_gpu_graph_level`"))
-    assert wrong_rows(SEEDS.replace(line, "")) == ["xla_gpu_graph_level: named by dreamer"]
-    excuse = "| Something | post | N | not yet |  |"
-    assert wrong_rows(f"{SEEDS}\n{excuse}\n") == ["Something: N needs a reason, and nothing to hold it"]
+    assert wrong_rows(SEEDS.replace(f"{line}\n", "")) == [
+        "xla_gpu_graph_level: no such row",
+        "xla_gpu_graph_level: named by dreamer",
+    ]
+    excuse = "| Something | post | N | not yet |"
+    assert wrong_rows(f"{SEEDS}\n{excuse}\n") == ["Something: N needs a reason and no test"]

@@ -65,7 +65,7 @@ def test_a_pair_that_crashes_is_found_in_a_study_and_never_proposed_again(run_re
     assert 0 < record.starts <= MOST_STARTS
     crashed = [r for r in store.of(TrialResult) if r.failure is not None]
     assert [r.origin for r in crashed] == ["named"]
-    assert any("the cause of the crash is" in n for n in diary.notes)
+    assert any("minimal failing set (crash)" in n for n in diary.notes)
 
 
 def test_the_cause_is_looked_for_once_also_after_a_restart(run_replay: Run) -> None:

@@ -51,7 +51,7 @@ def test_a_reference_above_the_limit_is_an_error_at_the_floor(run_replay: Run, m
 
 def test_a_program_that_does_not_tell_its_memory_cannot_be_held_to_a_limit(run_replay: Run) -> None:
     spec = replay_study(effects=EFFECTS, study={"limits": {"memory": "72GiB"}})
-    with pytest.raises(LaunchError, match=r"must tell its memory for limits\.memory"):
+    with pytest.raises(LaunchError, match=r"must report its memory for limits\.memory"):
         run_replay(spec, trials=2)
 
 

@@ -141,7 +141,7 @@ def test_an_arm_that_tells_nothing_beside_one_that_does_is_told_what_to_name(run
     conclusion, store, _ = run_replay(spec, trials=1, first=sets(BIG), space=SPACE, launcher=lying(spec, BIG, None))
     failure = trial_of(store, BIG).failure
     assert failure is not None
-    assert "the reference says 4096 and the candidate nothing" in failure.message
+    assert "the reference says 4096, the candidate nothing" in failure.message
     assert 'workload.tokens_per_step = "batch * seq"' in failure.message
     assert conclusion.outcome is Outcome.NOTHING_RAN
 
@@ -186,7 +186,7 @@ def command(**workload: Any) -> StudySpec:
 
 
 def test_a_command_must_say_what_a_step_does_when_the_study_is_loaded() -> None:
-    with pytest.raises(StudyFileError, match="what a step does must be told"):
+    with pytest.raises(StudyFileError, match="the work of a step must be given"):
         command()
     spec = command(tokens_per_step="batch * seq")
     assert (spec.work_under(FlagSet()), spec.work_under(BIG)) == (1024, 2048)

@@ -60,7 +60,7 @@ def test_the_best_set_is_found_minimised_and_proven(run_replay: Run) -> None:
     assert conclusion.estimate is not None
     # One interval in twenty misses; coverage is tested where many are drawn. Here the figure is the right one.
     assert conclusion.estimate.ratio == pytest.approx(0.95 * 0.97, abs=0.005)
-    assert diary.stages[:3] == ["noise floor", "search", "confirm"]
+    assert diary.stages[:3] == ["A/A run", "search", "confirm"]
     assert diary.stages[-2:] == ["final proof", "soak"]
 
 

@@ -152,7 +152,7 @@ def test_what_only_a_reference_knows_is_said_to_come(tmp_path: Path) -> None:
     for workload in ({"entry": "llama"}, {"command": [sys.executable, "train.py"], "hook": True}):
         found = told(tmp_path, workload=workload)
         assert choices(found)[1] == str(2**20)
-        assert "once its reference has told" in found.space.notes[COMBINE]
+        assert "when its reference has reported" in found.space.notes[COMBINE]
 
 
 @pytest.mark.parametrize(

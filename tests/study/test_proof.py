@@ -190,7 +190,7 @@ def test_what_only_turns_show_is_no_gain(run_replay: Run, machine: str) -> None:
     finals = [f for f in store.of(FinalistResult) if f.stage == "final"]
     assert [f.verdict for f in finals] == [Verdict.FASTER]  # in turns it is, however often
     assert conclusion.outcome is Outcome.NOTHING_BEATS_THE_DEFAULT
-    assert "alone the set is" in conclusion.sentence
+    assert "isolated, the set is" in conclusion.sentence
     assert 'measure.mode = "aba"' in conclusion.sentence
 
 

@@ -89,7 +89,7 @@ def test_no_ops_are_never_proposed_and_the_winner_is_found(run: Run) -> None:
     conclusion, store, diary, launcher = run(study(), Rules())
     assert conclusion.settings == FlagSet({COMBINE: 11})
     assert {s for s in launcher.started if SLOP in s} == {FlagSet({SLOP: "17"})}  # once, to recheck no-ops
-    assert diary.stages[:3] == ["noise floor", "screen", "search"]
+    assert diary.stages[:3] == ["A/A run", "screen", "search"]
     record = store.last(ScreenRecord)
     assert record is not None
     assert record.report is not None
@@ -111,7 +111,7 @@ def test_memory_is_not_believed_where_the_reference_runs_though_it_should_not_fi
     _, store, diary, launcher = run(study(), Rules(peak_gib=75), trials=2, first=(("a", FlagSet({BUFFER: "true"})),))
     assert store.of(TrialResult)[0].status is TrialStatus.MEASURED
     assert FlagSet({BUFFER: "true"}) in launcher.started
-    assert any("not believed" in note for note in diary.notes)
+    assert any("is ignored" in note for note in diary.notes)
 
 
 def test_equal_programs_share_one_measurement_unless_something_is_read_at_run_time(run: Run) -> None:
@@ -170,7 +170,7 @@ def test_a_screen_to_which_all_are_no_ops_is_not_believed_and_the_winner_is_foun
     assert conclusion.settings is not None
     assert conclusion.settings[BUFFER] == "true"
     assert [r.report for r in store.of(ScreenRecord)] == [None]
-    assert any("goes on without a screen" in note and "canary" in note for note in diary.notes)
+    assert any("continues without a screen" in note and "canary" in note for note in diary.notes)
     assert not any("no-ops here" in note for note in diary.notes)
 
 
@@ -195,7 +195,7 @@ def test_a_screen_that_cannot_run_is_a_note_and_the_study_goes_on(run: Run, erro
     assert record is not None
     assert record.report is None
     assert str(error) in record.reason
-    assert any("goes on without a screen" in note for note in diary.notes)
+    assert any("continues without a screen" in note for note in diary.notes)
 
 
 class FailingLater(Rules):

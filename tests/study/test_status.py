@@ -65,7 +65,7 @@ def view(tmp_path_factory: pytest.TempPathFactory) -> Looking:
 def test_each_stage_is_told_while_it_runs_and_none_after(view: Looking) -> None:
     assert {s.state for s in view.seen} == {RUNNING}
     stages = list(dict.fromkeys(s.stage for s in view.seen))
-    assert stages[:3] == ["noise floor", "search", "confirm"]
+    assert stages[:3] == ["A/A run", "search", "confirm"]
     assert stages[-1] == "final proof"
     assert view.shown[0].endswith("time left not known")  # a formula's figures tell no times
     for status in view.seen:
@@ -92,7 +92,7 @@ class Timing(Diary):
         assert store is not None
         used_s = store.watch.total_s
         left_s = eta_s(store, self.stages[-1], used_s=used_s, stage_s=0.0)
-        if self.stages[-1] == "noise floor":
+        if self.stages[-1] == "A/A run":
             assert left_s is None
         else:
             assert left_s is not None
@@ -140,7 +140,7 @@ def test_numbers_are_numbers(view: Looking) -> None:
 def test_a_budget_bounds_the_time_left(tmp_path: Path) -> None:
     view = looked_at(tmp_path / "run", trials=2, budget_s=500.0)
     first = view.seen[0]
-    assert first.stage == "noise floor"
+    assert first.stage == "A/A run"
     assert first.left_s == pytest.approx(500.0, abs=30)  # the floor is not known, the budget is
     assert all(s.left_s is not None and s.left_s <= 500.0 for s in view.seen)
 

@@ -132,7 +132,7 @@ def test_one_at_a_time_a_candidate_that_falls_silent_is_refused(tried: Any, told
     _, store = tried(told, lag=3, measure={"mode": "aba"})
     (trial,) = store.of(TrialResult)
     assert trial.failure.kind is FailureKind.WRONG_LOSS
-    assert "its loss must be told up to step 29, as the reference's" in trial.failure.message
+    assert "its loss must be reported up to step 29, as by the reference" in trial.failure.message
 
 
 def test_one_at_a_time_the_end_of_a_run_is_compared(tried: Any) -> None:
@@ -216,7 +216,7 @@ def test_a_candidate_meets_a_reference_that_lived_longer_at_its_own_step() -> No
     odd = LossTrace(SPEC, report())
     odd.take(worker, 5)  # type: ignore[arg-type]
     assert odd.beside(old) is None
-    with pytest.raises(WorkerFailed, match="told up to step 21, as the reference's, but ends at step 13"):
+    with pytest.raises(WorkerFailed, match="reported up to step 21, as by the reference, but ends at step 13"):
         young.refuse_shorter(old)
 
 
