@@ -46,5 +46,5 @@ def test_where_runs_alone_cannot_tell_they_say_so_soon() -> None:
 
 def test_equal_gains_are_seen_alone_too() -> None:
     found = looks(bias=0.0, gain=0.05, pair_sd=0.004, alone_sd=0.006)
-    assert np.mean([f.reason == "faster alone, too" for f in found]) >= 0.95
+    assert np.mean([f.reason == "faster in isolated runs, too" for f in found]) >= 0.95
     assert np.mean([f.used for f in found]) < 7
