@@ -15,31 +15,14 @@ import platform
 import sys
 import time
 import warnings
-from collections.abc import (
-    Callable,
-    Mapping,
-)
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from autotune.child.channel import (
-    Channel,
-    pack,
-    serve,
-)
-from autotune.child.devices import (
-    dtype_name,
-    find_devices,
-    memory_in_use,
-)
-from autotune.child.gpus import (
-    is_on_gpus,
-    ran_on,
-)
-from autotune.child.packages import (
-    CUDA_PLUGINS,
-    installed_versions,
-)
+from autotune.child.channel import Channel, pack, serve
+from autotune.child.devices import dtype_name, find_devices, memory_in_use
+from autotune.child.gpus import is_on_gpus, ran_on
+from autotune.child.packages import CUDA_PLUGINS, installed_versions
 
 PERCENTILE = 90
 """Percentile of each instruction's durations over the steps; default of ``jax_pgle_aggregation_percentile``."""

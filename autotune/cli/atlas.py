@@ -5,18 +5,12 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import (
-    TYPE_CHECKING,
-    Annotated,
-)
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from autotune.cli import options
-from autotune.cli.printing import (
-    print_json,
-    print_table,
-)
+from autotune.cli.printing import print_json, print_table
 from autotune.cli.tune import seconds_of
 
 if TYPE_CHECKING:

@@ -10,10 +10,7 @@ from typing import Annotated
 import typer
 
 from autotune.cli import options
-from autotune.cli.printing import (
-    print_exact,
-    print_lines,
-)
+from autotune.cli.printing import print_exact, print_lines
 
 
 def submit(

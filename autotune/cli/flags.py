@@ -6,20 +6,12 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import (
-    TYPE_CHECKING,
-    Annotated,
-)
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from autotune.cli import options
-from autotune.cli.printing import (
-    plain,
-    print_exact,
-    print_json,
-    print_table,
-)
+from autotune.cli.printing import plain, print_exact, print_json, print_table
 
 if TYPE_CHECKING:
     from autotune.settings.check import SettingCheck

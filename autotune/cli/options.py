@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import (
-    Annotated,
-    Literal,
-)
+from typing import Annotated, Literal
 
 import typer
 

@@ -5,24 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import (
-    Mapping,
-    Sequence,
-)
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import (
-    TYPE_CHECKING,
-    Annotated,
-    Any,
-)
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from autotune.cli import options
-from autotune.cli.printing import (
-    print_json,
-    print_lines,
-)
+from autotune.cli.printing import print_json, print_lines
 
 if TYPE_CHECKING:
     from autotune.child.recognise import Recognised

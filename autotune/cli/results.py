@@ -7,22 +7,12 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import (
-    TYPE_CHECKING,
-    Annotated,
-    Literal,
-)
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from autotune.cli import options
-from autotune.cli.printing import (
-    make_console,
-    plain,
-    print_json,
-    print_lines,
-    write_text,
-)
+from autotune.cli.printing import make_console, plain, print_json, print_lines, write_text
 
 if TYPE_CHECKING:
     from autotune.results.winner import RecordCheck, Winner

@@ -8,22 +8,12 @@ import shlex
 import shutil
 import sys
 from pathlib import Path
-from typing import (
-    TYPE_CHECKING,
-    Annotated,
-    Any,
-)
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from autotune.cli import options
-from autotune.cli.printing import (
-    make_console,
-    plain,
-    print_json,
-    print_lines,
-    print_study,
-)
+from autotune.cli.printing import make_console, plain, print_json, print_lines, print_study
 
 if TYPE_CHECKING:
     from autotune.model.records import ConclusionRecord

@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import (
-    TYPE_CHECKING,
-    Annotated,
-)
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from autotune.cli import options
-from autotune.cli.printing import (
-    print_json,
-    print_lines,
-    print_study,
-    print_table,
-)
+from autotune.cli.printing import print_json, print_lines, print_study, print_table
 
 if TYPE_CHECKING:
     from autotune.model.measurement import Pair

@@ -9,20 +9,12 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import (
-    TYPE_CHECKING,
-    Annotated,
-    Any,
-    Literal,
-)
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from autotune.cli import options
-from autotune.cli.printing import (
-    make_console,
-    print_lines,
-)
+from autotune.cli.printing import make_console, print_lines
 from autotune.cli.run import run_and_print
 
 if TYPE_CHECKING:

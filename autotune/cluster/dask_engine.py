@@ -20,56 +20,23 @@ import re
 import socket
 import threading
 import time
-from collections.abc import (
-    Mapping,
-    Sequence,
-)
-from dataclasses import (
-    dataclass,
-    field,
-)
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import (
-    TYPE_CHECKING,
-    Any,
-)
+from typing import TYPE_CHECKING, Any
 
-from distributed import (
-    Client,
-    Future,
-)
+from distributed import Client, Future
 from distributed.comm import connect
 from distributed.diagnostics.plugin import WorkerPlugin
 from distributed.security import Security
 from distributed.worker import get_worker
 
-from autotune.cluster.engine import (
-    ANSWERS,
-    JOINED,
-    LANE_COMMAND,
-    LEFT,
-    LOG_BYTES,
-    Message,
-    Told,
-)
-from autotune.machine.devices import (
-    parse_devices,
-    reserve_devices,
-)
-from autotune.machine.environment import (
-    caller_environment,
-    driver_python,
-    let_import_packages,
-)
-from autotune.machine.files import (
-    LANE,
-    Scratch,
-)
+from autotune.cluster.engine import ANSWERS, JOINED, LANE_COMMAND, LEFT, LOG_BYTES, Message, Told
+from autotune.machine.devices import parse_devices, reserve_devices
+from autotune.machine.environment import caller_environment, driver_python, let_import_packages
+from autotune.machine.files import LANE, Scratch
 from autotune.machine.gpus import visible_gpu_ids
-from autotune.model.errors import (
-    LaunchError,
-    NodeLostError,
-)
+from autotune.model.errors import LaunchError, NodeLostError
 from autotune.workers.base import GuardedProcess
 
 if TYPE_CHECKING:

@@ -15,41 +15,17 @@ from __future__ import annotations
 import select
 import threading
 import time
-from collections.abc import (
-    Mapping,
-    Sequence,
-)
-from dataclasses import (
-    dataclass,
-    field,
-)
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import (
-    Any,
-    NamedTuple,
-    Protocol,
-)
+from typing import Any, NamedTuple, Protocol
 
-from autotune.machine.environment import (
-    caller_environment,
-    driver_python,
-    let_import_packages,
-)
-from autotune.machine.slurm import (
-    end_slurm_step,
-    slurm_client_environment,
-    slurm_step_command,
-)
+from autotune.machine.environment import caller_environment, driver_python, let_import_packages
+from autotune.machine.slurm import end_slurm_step, slurm_client_environment, slurm_step_command
 from autotune.model.clock import Stopwatch
 from autotune.model.errors import NodeLostError
-from autotune.workers.base import (
-    GuardedProcess,
-    WorkerFailed,
-)
-from autotune.workers.srun import (
-    NODES_VARIABLE,
-    SET_BY_NODE,
-)
+from autotune.workers.base import GuardedProcess, WorkerFailed
+from autotune.workers.srun import NODES_VARIABLE, SET_BY_NODE
 
 JOINED, LEFT = "joined", "left"
 ANSWERS = frozenset({"result", "error"})

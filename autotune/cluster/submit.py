@@ -10,34 +10,18 @@ import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import (
-    Mapping,
-    Sequence,
-)
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import jinja2
 
 from autotune.machine.environment import caller_environment
-from autotune.machine.slurm import (
-    ask_slurm,
-    has_slurm,
-    slurm_client_environment,
-    slurm_partitions,
-)
-from autotune.model.errors import (
-    STOPPED,
-    LaunchError,
-    StudyFileError,
-    close_matches,
-)
+from autotune.machine.slurm import ask_slurm, has_slurm, slurm_client_environment, slurm_partitions
+from autotune.model.errors import STOPPED, LaunchError, StudyFileError, close_matches
 from autotune.model.redaction import redact_text
 from autotune.model.spec import StudySpec
-from autotune.model.units import (
-    format_seconds,
-    parse_duration,
-)
+from autotune.model.units import format_seconds, parse_duration
 
 LONGEST_GRACE_S = 65_535
 MOST_REQUEUES = 100

@@ -11,73 +11,25 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import (
-    Callable,
-    Iterable,
-    Mapping,
-    Sequence,
-)
-from dataclasses import (
-    dataclass,
-    field,
-)
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from autotune.compiler.interaction import (
-    TimeUp,
-    find_interactions,
-)
-from autotune.compiler.program import (
-    CompiledProgram,
-    changes,
-)
-from autotune.compiler.screen import (
-    Screener,
-    chains,
-    facts_of,
-    find_canary,
-    open_screener,
-    spread,
-)
-from autotune.compiler.targets import (
-    Target,
-    Topology,
-    load_target,
-)
+from autotune.compiler.interaction import TimeUp, find_interactions
+from autotune.compiler.program import CompiledProgram, changes
+from autotune.compiler.screen import Screener, chains, facts_of, find_canary, open_screener, spread
+from autotune.compiler.targets import Target, Topology, load_target
 from autotune.machine.environment import driver_python
 from autotune.machine.files import replace_file
-from autotune.model.errors import (
-    AutotuneError,
-    LaunchError,
-    SettingError,
-    close_matches,
-)
+from autotune.model.errors import AutotuneError, LaunchError, SettingError, close_matches
 from autotune.model.flags import FlagSet
-from autotune.model.spec import (
-    StudySpec,
-    parse_study,
-)
-from autotune.settings.atlas import (
-    AtlasRow,
-    AtlasVerdict,
-    ModelKind,
-    atlas_text,
-    load_kinds,
-    read_rows,
-)
-from autotune.settings.catalog import (
-    NEVER_SEARCHED,
-    Stage,
-    Tier,
-)
+from autotune.model.spec import StudySpec, parse_study
+from autotune.settings.atlas import AtlasRow, AtlasVerdict, ModelKind, atlas_text, load_kinds, read_rows
+from autotune.settings.catalog import NEVER_SEARCHED, Stage, Tier
 from autotune.settings.known import KnownSettings
 from autotune.settings.probe import probe_build
-from autotune.settings.space import (
-    Parameter,
-    SearchSpace,
-    space_of_all,
-)
+from autotune.settings.space import Parameter, SearchSpace, space_of_all
 
 TARGETS = ("h100-sxm", "a100-sxm-80", "h200", "b200", "gb200")
 """GPUs of the atlas by default, in the order of compiling."""

@@ -32,33 +32,14 @@ import importlib.resources
 import json
 import math
 import statistics
-from collections.abc import (
-    Iterator,
-    Mapping,
-    Sequence,
-)
-from dataclasses import (
-    dataclass,
-    field,
-)
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from autotune.compiler.program import (
-    Collective,
-    CompiledProgram,
-    Op,
-    OpKind,
-)
+from autotune.compiler.program import Collective, CompiledProgram, Op, OpKind
 from autotune.compiler.screen import Screener
-from autotune.compiler.targets import (
-    Network,
-    Target,
-    Topology,
-)
-from autotune.model.errors import (
-    LaunchError,
-    StudyFileError,
-)
+from autotune.compiler.targets import Network, Target, Topology
+from autotune.model.errors import LaunchError, StudyFileError
 from autotune.model.flags import FlagSet
 
 MAIN = "compute"

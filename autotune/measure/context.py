@@ -6,71 +6,30 @@ import hashlib
 import json
 import random
 import time
-from collections.abc import (
-    Callable,
-    Mapping,
-)
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import (
-    Protocol,
-    TypeVar,
-)
+from typing import Protocol, TypeVar
 
 from autotune.child.steps import plain
 from autotune.machine.environment import caller_environment
-from autotune.machine.telemetry import (
-    NO_WATCH,
-    GpuWatch,
-    open_meter,
-    open_watch,
-)
-from autotune.measure.loss_gate import (
-    LossGate,
-    LossTrace,
-    not_finite,
-    refuse_not_finite,
-    unusable_dtype,
-)
-from autotune.measure.memory import (
-    MemoryShare,
-    refuse_over_limit,
-)
+from autotune.machine.telemetry import NO_WATCH, GpuWatch, open_meter, open_watch
+from autotune.measure.loss_gate import LossGate, LossTrace, not_finite, refuse_not_finite, unusable_dtype
+from autotune.measure.memory import MemoryShare, refuse_over_limit
 from autotune.measure.tasks import Assignment
 from autotune.model.artefacts import artefacts_of
-from autotune.model.errors import (
-    LaunchError,
-    NodeLostError,
-)
+from autotune.model.errors import LaunchError, NodeLostError
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import (
-    Arm,
-    Failure,
-    FailureKind,
-    Pair,
-    WorkerReport,
-    WorkPerStep,
-)
+from autotune.model.measurement import Arm, Failure, FailureKind, Pair, WorkerReport, WorkPerStep
 from autotune.model.records import FloorResult
 from autotune.model.spec import StudySpec
-from autotune.model.time_limits import (
-    TimeLimits,
-    limits_after,
-)
+from autotune.model.time_limits import TimeLimits, limits_after
 from autotune.programs.look import program_python
-from autotune.rundir.artefacts import (
-    ARTEFACTS,
-    in_force,
-    place_artefacts,
-)
+from autotune.rundir.artefacts import ARTEFACTS, in_force, place_artefacts
 from autotune.rundir.store import Folders
 from autotune.settings.doctor import gpu_findings
 from autotune.stats.loss_check import LossSpread
-from autotune.workers.base import (
-    Launcher,
-    Worker,
-    WorkerFailed,
-)
+from autotune.workers.base import Launcher, Worker, WorkerFailed
 from autotune.workers.failures import is_without_gpu
 
 R = TypeVar("R")

@@ -5,40 +5,18 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import (
-    dataclass,
-    replace,
-)
+from dataclasses import dataclass, replace
 
 from autotune.model.errors import LaunchError
-from autotune.model.measurement import (
-    INTERLEAVED,
-    WorkerReport,
-)
-from autotune.model.records import (
-    ConfirmRun,
-    FloorResult,
-    LedgerRecord,
-    PowerAnalysis,
-    SessionRecord,
-    TrialResult,
-)
+from autotune.model.measurement import INTERLEAVED, WorkerReport
+from autotune.model.records import ConfirmRun, FloorResult, LedgerRecord, PowerAnalysis, SessionRecord, TrialResult
 from autotune.model.spec import StudySpec
 from autotune.model.turn_sizes import TurnCosts
 from autotune.model.units import format_seconds
 from autotune.rundir.store import Store
 from autotune.stats.estimates import SequentialPlan
-from autotune.stats.noise_floor import (
-    NoiseFloor,
-    proof_size,
-)
-from autotune.stats.proof import (
-    ALONE_PAIRS,
-    FIRST_LOOK,
-    proof_pairs,
-    smallest_gain,
-    study_power,
-)
+from autotune.stats.noise_floor import NoiseFloor, proof_size
+from autotune.stats.proof import ALONE_PAIRS, FIRST_LOOK, proof_pairs, smallest_gain, study_power
 
 FLOOR_SHARE = 0.2
 """Share of a time budget beyond which a noise floor starts no more processes than it must."""

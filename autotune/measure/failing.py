@@ -3,24 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import (
-    Container,
-    Sequence,
-)
+from collections.abc import Container, Sequence
 from pathlib import Path
 
 from autotune.measure.context import MeasurementContext
 from autotune.measure.tasks import BlameTask
-from autotune.model.flags import (
-    FlagSet,
-    shrink,
-)
+from autotune.model.flags import FlagSet, shrink
 from autotune.model.measurement import FailureKind
-from autotune.model.records import (
-    BlameRecord,
-    TrialResult,
-    TrialStatus,
-)
+from autotune.model.records import BlameRecord, TrialResult, TrialStatus
 from autotune.workers.base import WorkerFailed
 
 SEARCHED = frozenset({FailureKind.CRASH, FailureKind.HANG, FailureKind.COMPILE_ERROR})

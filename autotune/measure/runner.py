@@ -8,57 +8,18 @@ import socket
 import time
 from pathlib import Path
 
-from autotune.cluster.engine import (
-    JOINED,
-    Message,
-    Told,
-)
+from autotune.cluster.engine import JOINED, Message, Told
 from autotune.machine.host import describe_machine
-from autotune.measure.compare import (
-    AaRun,
-    Comparer,
-    ComparisonRequest,
-    Interleaved,
-    Isolated,
-    fixed,
-    sequential,
-)
-from autotune.measure.context import (
-    MeasurementContext,
-    ProgressSink,
-    ReferenceFailed,
-)
+from autotune.measure.compare import AaRun, Comparer, ComparisonRequest, Interleaved, Isolated, fixed, sequential
+from autotune.measure.context import MeasurementContext, ProgressSink, ReferenceFailed
 from autotune.measure.failing import minimise_failure
-from autotune.measure.loss_gate import (
-    ROUNDINGS,
-    not_finite,
-    spread_of_floor,
-    spread_of_rounding,
-)
+from autotune.measure.loss_gate import ROUNDINGS, not_finite, spread_of_floor, spread_of_rounding
 from autotune.measure.soak import soak_alone
-from autotune.measure.tasks import (
-    AblationTask,
-    Assignment,
-    FloorTask,
-    PairTask,
-    ProfileTask,
-    SoakTask,
-    TrialTask,
-)
+from autotune.measure.tasks import AblationTask, Assignment, FloorTask, PairTask, ProfileTask, SoakTask, TrialTask
 from autotune.model.artefacts import Artefact
 from autotune.model.errors import LaunchError
-from autotune.model.flags import (
-    PROFILE,
-    FlagSet,
-)
-from autotune.model.measurement import (
-    ABA,
-    Comparison,
-    Failure,
-    FailureKind,
-    LossCheck,
-    WorkerReport,
-)
+from autotune.model.flags import PROFILE, FlagSet
+from autotune.model.measurement import ABA, Comparison, Failure, FailureKind, LossCheck, WorkerReport
 from autotune.model.proofs import figures_of
 from autotune.model.records import (
     REFERENCE_NUMBER,
@@ -72,17 +33,10 @@ from autotune.model.records import (
 )
 from autotune.model.spec import StudySpec
 from autotune.rundir.store import Folders
-from autotune.stats.estimates import (
-    SequentialPlan,
-    Verdict,
-    judge,
-)
+from autotune.stats.estimates import SequentialPlan, Verdict, judge
 from autotune.stats.loss_check import LossSpread
 from autotune.stats.noise_floor import DEFAULT_PROOF_SIZE
-from autotune.workers.base import (
-    Launcher,
-    WorkerFailed,
-)
+from autotune.workers.base import Launcher, WorkerFailed
 
 MOST_LOST_IN_A_ROW = 3
 """Tasks in a row over which the reference did not stay alive, after which the lane is of no use."""

@@ -5,42 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import (
-    Iterator,
-    Sequence,
-)
-from typing import (
-    Any,
-    NamedTuple,
-)
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
-from autotune.model.measurement import (
-    Failure,
-    FailureKind,
-    Pair,
-    WorkPerStep,
-    held_in_one_arm,
-    log_ratio,
-)
-from autotune.model.records import (
-    REESTIMATES,
-    ConfirmRun,
-    FinalistResult,
-    ProofRecord,
-    SoakArms,
-    SoakLook,
-)
-from autotune.model.units import (
-    format_change,
-    format_seconds,
-)
-from autotune.stats.estimates import (
-    Estimate,
-    Verdict,
-    estimate_pairs,
-    estimate_processes,
-    judge,
-)
+from autotune.model.measurement import Failure, FailureKind, Pair, WorkPerStep, held_in_one_arm, log_ratio
+from autotune.model.records import REESTIMATES, ConfirmRun, FinalistResult, ProofRecord, SoakArms, SoakLook
+from autotune.model.units import format_change, format_seconds
+from autotune.stats.estimates import Estimate, Verdict, estimate_pairs, estimate_processes, judge
 from autotune.stats.long_run import (
     Stalls,
     TotalTime,
@@ -53,12 +24,7 @@ from autotune.stats.long_run import (
     slower_total,
     stalled_total,
 )  # fmt: skip
-from autotune.stats.proof import (
-    FIRST_LOOK,
-    ProofPlan,
-    look,
-    look_alone,
-)
+from autotune.stats.proof import FIRST_LOOK, ProofPlan, look, look_alone
 
 PHASE = "soak"
 

@@ -5,37 +5,20 @@ from __future__ import annotations
 import json
 import math
 import tomllib
-from collections.abc import (
-    Mapping,
-    Sequence,
-)
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from autotune.child.packages import workloads_root
-from autotune.model.errors import (
-    StudyFileError,
-    close_matches,
-)
+from autotune.model.errors import StudyFileError, close_matches
 from autotune.model.redaction import redact_command
-from autotune.model.spec import (
-    SOAK_STEPS_OF_RUNS,
-    StudySpec,
-    parse_study,
-)
+from autotune.model.spec import SOAK_STEPS_OF_RUNS, StudySpec, parse_study
 from autotune.model.turn_sizes import WARMUP_STEPS
 from autotune.model.units import format_seconds
-from autotune.programs.look import (
-    LEAST_STEPS,
-    ProbeResult,
-)
-from autotune.stats.proof import (
-    proof_pairs,
-    smallest_gain,
-    study_power,
-)
+from autotune.programs.look import LEAST_STEPS, ProbeResult
+from autotune.stats.proof import proof_pairs, smallest_gain, study_power
 
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "cpu": ("cpu",),

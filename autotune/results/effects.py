@@ -2,37 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import (
-    dataclass,
-    fields,
-)
+from dataclasses import dataclass, fields
 
 from rich.table import Table
 
-from autotune.model.records import (
-    INERT,
-    EffectsRecord,
-    TrialResult,
-)
-from autotune.model.units import (
-    format_interval,
-    format_ratio,
-)
-from autotune.results.format import (
-    format_figures,
-    shorten,
-    time_words,
-)
-from autotune.results.pages import (
-    Chart,
-    Mark,
-    Styled,
-    forest,
-)
-from autotune.results.tables import (
-    make_table,
-    results_table,
-)
+from autotune.model.records import INERT, EffectsRecord, TrialResult
+from autotune.model.units import format_interval, format_ratio
+from autotune.results.format import format_figures, shorten, time_words
+from autotune.results.pages import Chart, Mark, Styled, forest
+from autotune.results.tables import make_table, results_table
 from autotune.rundir.store import Store
 
 WORTH_A_ROW = 0.05

@@ -19,18 +19,8 @@ from pydantic import ValidationError
 from autotune.model.artefacts import artefacts_of
 from autotune.model.errors import AutotuneError
 from autotune.model.flags import FlagSet
-from autotune.model.options import (
-    dotted,
-    plain,
-)
-from autotune.results.winner import (
-    WINNER_VERSION,
-    Difference,
-    Winner,
-    format_evidence,
-    require_loss,
-    winner_of,
-)
+from autotune.model.options import dotted, plain
+from autotune.results.winner import WINNER_VERSION, Difference, Winner, format_evidence, require_loss, winner_of
 from autotune.rundir.artefacts import (
     ARTEFACTS,
     artefact_problems,

@@ -5,16 +5,8 @@ from __future__ import annotations
 import math
 
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import (
-    INTERLEAVED,
-    LOSS_NOT_CHECKED,
-    Failure,
-    WorkPerStep,
-)
-from autotune.model.proofs import (
-    describe_stalls,
-    format_growth,
-)
+from autotune.model.measurement import INTERLEAVED, LOSS_NOT_CHECKED, Failure, WorkPerStep
+from autotune.model.proofs import describe_stalls, format_growth
 from autotune.model.records import (
     REESTIMATES,
     AblationResult,
@@ -41,11 +33,7 @@ from autotune.model.units import (
     format_share,
 )
 from autotune.rundir.store import Store
-from autotune.stats.estimates import (
-    Estimate,
-    Outlook,
-    Verdict,
-)
+from autotune.stats.estimates import Estimate, Outlook, Verdict
 from autotune.stats.long_run import memory_growth
 from autotune.stats.noise_floor import NoiseFloor
 

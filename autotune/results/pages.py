@@ -5,29 +5,17 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import (
-    Iterable,
-    Sequence,
-)
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from xml.sax.saxutils import (
-    escape,
-    quoteattr,
-)
+from xml.sax.saxutils import escape, quoteattr
 
 import jinja2
 from markupsafe import Markup
 
-from autotune.model.redaction import (
-    visible,
-    visible_line,
-)
-from autotune.model.units import (
-    format_ratio,
-    format_seconds,
-)
+from autotune.model.redaction import visible, visible_line
+from autotune.model.units import format_ratio, format_seconds
 
 WIDTH = 760
 LEFT, RIGHT, TOP, BOTTOM = 62, 14, 12, 36

@@ -20,19 +20,9 @@ from autotune.model.records import (
     SessionRecord,
     TrialResult,
 )
-from autotune.model.units import (
-    format_bytes,
-    format_count,
-    format_detectable,
-    format_joules,
-    format_seconds,
-)
+from autotune.model.units import format_bytes, format_count, format_detectable, format_joules, format_seconds
 from autotune.results import tables
-from autotune.results.effects import (
-    effect_lines,
-    effects_chart,
-    estimate_table,
-)
+from autotune.results.effects import effect_lines, effects_chart, estimate_table
 from autotune.results.format import (
     cause_lines,
     floor_lines,
@@ -44,26 +34,11 @@ from autotune.results.format import (
     time_words,
     warning_lines,
 )  # fmt: skip
-from autotune.results.pages import (
-    Chart,
-    Mark,
-    forest,
-    render,
-    traces,
-)
+from autotune.results.pages import Chart, Mark, forest, render, traces
 from autotune.results.recompute import doubts
 from autotune.results.screen_words import describe_screen_record
-from autotune.results.tables import (
-    TrialRow,
-    effect_rows,
-    finalists,
-    trial_rows,
-)
-from autotune.results.winner import (
-    format_evidence,
-    winner_of,
-    workload_name,
-)
+from autotune.results.tables import TrialRow, effect_rows, finalists, trial_rows
+from autotune.results.winner import format_evidence, winner_of, workload_name
 from autotune.rundir.lock import is_held
 from autotune.rundir.store import Store
 

@@ -7,16 +7,8 @@ an unknown text None.
 from __future__ import annotations
 
 import math
-from collections.abc import (
-    Mapping,
-    Sequence,
-)
-from dataclasses import (
-    dataclass,
-    field,
-    fields,
-    replace,
-)
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any
 
@@ -25,13 +17,7 @@ from rich.text import Text
 
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import INTERLEAVED
-from autotune.model.records import (
-    REESTIMATES,
-    AblationResult,
-    FinalistResult,
-    FloorResult,
-    TrialResult,
-)
+from autotune.model.records import REESTIMATES, AblationResult, FinalistResult, FloorResult, TrialResult
 from autotune.model.units import (
     format_bytes,
     format_change_of,
@@ -40,22 +26,10 @@ from autotune.model.units import (
     format_ratio,
     format_seconds,
 )
-from autotune.results.format import (
-    STAGE_WORDS,
-    format_finalist,
-    shorten,
-    spaced,
-    time_words,
-    verdict_of,
-)
+from autotune.results.format import STAGE_WORDS, format_finalist, shorten, spaced, time_words, verdict_of
 from autotune.results.pages import Styled
 from autotune.rundir.store import Store
-from autotune.stats.estimates import (
-    Estimate,
-    Outlook,
-    Verdict,
-    outlook_of,
-)
+from autotune.stats.estimates import Estimate, Outlook, Verdict, outlook_of
 
 Row = dict[str, str]
 

@@ -8,48 +8,20 @@ from __future__ import annotations
 
 import shlex
 import statistics
-from collections.abc import (
-    Callable,
-    Mapping,
-    Sequence,
-)
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import (
-    Annotated,
-    Any,
-    Literal,
-)
+from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    Field,
-)
+from pydantic import AfterValidator, Field
 
 from autotune.child.packages import versions_in
 from autotune.machine.environment import caller_environment
 from autotune.machine.gpus import visible_gpus
-from autotune.machine.host import (
-    RanOn,
-    cuda_plugin,
-    describe_machine,
-    would_run_on,
-)
-from autotune.model.artefacts import (
-    artefacts_of,
-    file_name,
-    in_folder,
-)
-from autotune.model.errors import (
-    AutotuneError,
-    RunDirectoryError,
-    SettingError,
-)
-from autotune.model.flags import (
-    PROFILE,
-    FlagSet,
-    refuse_reaching_out,
-)
+from autotune.machine.host import RanOn, cuda_plugin, describe_machine, would_run_on
+from autotune.model.artefacts import artefacts_of, file_name, in_folder
+from autotune.model.errors import AutotuneError, RunDirectoryError, SettingError
+from autotune.model.flags import PROFILE, FlagSet, refuse_reaching_out
 from autotune.model.measurement import (
     LOSS_NOT_CHECKED,
     NOT_TOLD,
@@ -60,16 +32,8 @@ from autotune.model.measurement import (
     WorkerReport,
     WorkPerStep,
 )
-from autotune.model.numbers import (
-    AtLeastOne,
-    Count,
-    Elapsed,
-    Record,
-)
-from autotune.model.options import (
-    options_in,
-    plain,
-)
+from autotune.model.numbers import AtLeastOne, Count, Elapsed, Record
+from autotune.model.options import options_in, plain
 from autotune.model.records import (
     AnyRecord,
     ConclusionRecord,
@@ -79,24 +43,10 @@ from autotune.model.records import (
     Outcome,
     SoakRecord,
 )
-from autotune.model.spec import (
-    STUDY_NAME,
-    StudySpec,
-)
-from autotune.model.units import (
-    format_change,
-    format_seconds,
-)
-from autotune.results.format import (
-    format_estimate,
-    format_soak,
-    time_of,
-)
-from autotune.results.recompute import (
-    LAST_PROOFS,
-    disagreements,
-    evidence_of,
-)
+from autotune.model.spec import STUDY_NAME, StudySpec
+from autotune.model.units import format_change, format_seconds
+from autotune.results.format import format_estimate, format_soak, time_of
+from autotune.results.recompute import LAST_PROOFS, disagreements, evidence_of
 from autotune.rundir.store import Store
 from autotune.stats.estimates import Estimate
 

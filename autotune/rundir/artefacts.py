@@ -12,13 +12,7 @@ import stat
 from collections.abc import Iterable
 from pathlib import Path
 
-from autotune.model.artefacts import (
-    Artefact,
-    artefacts_of,
-    digest_of,
-    file_name,
-    in_folder,
-)
+from autotune.model.artefacts import Artefact, artefacts_of, digest_of, file_name, in_folder
 from autotune.model.errors import AutotuneError
 from autotune.model.flags import FlagSet
 from autotune.model.records import ProfileRecord

@@ -11,12 +11,7 @@ import os
 import re
 from pathlib import Path
 
-from autotune.machine.files import (
-    like_folder,
-    make_folder,
-    replace_file,
-    sync_folder,
-)
+from autotune.machine.files import like_folder, make_folder, replace_file, sync_folder
 from autotune.model.errors import RunDirectoryError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")

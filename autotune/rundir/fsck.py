@@ -25,19 +25,9 @@ from autotune.model.records import (
     TrialStatus,
 )  # fmt: skip
 from autotune.model.spec import StudySpec
-from autotune.rundir.files import (
-    cannot_read,
-    refuse_path,
-)
-from autotune.rundir.lock import (
-    is_held,
-    read_holder,
-)
-from autotune.rundir.store import (
-    PAIRS,
-    RECORDS,
-    STUDY,
-)
+from autotune.rundir.files import cannot_read, refuse_path
+from autotune.rundir.lock import is_held, read_holder
+from autotune.rundir.store import PAIRS, RECORDS, STUDY
 
 T = TypeVar("T")
 

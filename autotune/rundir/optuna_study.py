@@ -12,24 +12,12 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import (
-    Any,
-    TypeVar,
-)
+from typing import Any, TypeVar
 
 import optuna
-from optuna.storages import (
-    BaseStorage,
-    JournalStorage,
-)
-from optuna.storages.journal import (
-    JournalFileBackend,
-    JournalFileOpenLock,
-)
-from optuna.trial import (
-    FrozenTrial,
-    TrialState,
-)
+from optuna.storages import BaseStorage, JournalStorage
+from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+from optuna.trial import FrozenTrial, TrialState
 
 from autotune.model.errors import StudyFileError
 from autotune.model.redaction import redact_text

@@ -22,35 +22,18 @@ import os
 import socket
 import time
 from collections import defaultdict
-from collections.abc import (
-    Callable,
-    Iterator,
-    Sequence,
-)
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from pydantic import (
-    TypeAdapter,
-    ValidationError,
-)
+from pydantic import TypeAdapter, ValidationError
 
 from autotune.machine.files import make_folder
 from autotune.machine.host import utc_now
 from autotune.model.clock import Stopwatch
 from autotune.model.errors import RunDirectoryError
-from autotune.model.measurement import (
-    Pair,
-    Stamped,
-)
-from autotune.model.records import (
-    RECORD,
-    SCHEMA_VERSION,
-    AnyRecord,
-    ConclusionRecord,
-    SessionRecord,
-    SpanRecord,
-)
+from autotune.model.measurement import Pair, Stamped
+from autotune.model.records import RECORD, SCHEMA_VERSION, AnyRecord, ConclusionRecord, SessionRecord, SpanRecord
 from autotune.model.redaction import redact_command
 from autotune.model.spec import StudySpec
 from autotune.rundir.files import (
@@ -63,10 +46,7 @@ from autotune.rundir.files import (
     sync_upwards,
     write_atomically,
 )  # fmt: skip
-from autotune.rundir.lock import (
-    LOCK,
-    Lock,
-)
+from autotune.rundir.lock import LOCK, Lock
 
 R = TypeVar("R", bound=Stamped)
 T = TypeVar("T")

@@ -18,25 +18,14 @@ References:
 from __future__ import annotations
 
 import math
-from collections.abc import (
-    Callable,
-    Sequence,
-)
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
-from autotune.stats.estimates import (
-    DEFAULT_MIN_EFFECT,
-    Estimate,
-    Floats,
-    Verdict,
-    finite,
-    judge,
-    student_quantile,
-)
+from autotune.stats.estimates import DEFAULT_MIN_EFFECT, Estimate, Floats, Verdict, finite, judge, student_quantile
 
 FIRST_LOOK = 4
 """Pairs of processes before the first look: fewer tell too little of their own spread."""

@@ -7,30 +7,16 @@ for lack of time errs no more often than planned, for that depends on the clock 
 
 from __future__ import annotations
 
-from collections.abc import (
-    Callable,
-    Sequence,
-)
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from autotune.measure.durations import (
-    Durations,
-    durations_of,
-    minimising_s,
-    proofs_of_study_s,
-)
+from autotune.measure.durations import Durations, durations_of, minimising_s, proofs_of_study_s
 from autotune.model.flags import FlagSet
-from autotune.model.records import (
-    ConfirmRun,
-    FloorResult,
-)
+from autotune.model.records import ConfirmRun, FloorResult
 from autotune.model.units import format_seconds
 from autotune.rundir.store import Store
-from autotune.stats.proof import (
-    FIRST_LOOK,
-    gain_pairs,
-)
+from autotune.stats.proof import FIRST_LOOK, gain_pairs
 from autotune.study.lanes import Lanes
 
 BUDGET_SHARE_FOR_PROOF = 0.5

@@ -4,29 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autotune.machine.host import (
-    describe_machine,
-    utc_now,
-)
+from autotune.machine.host import describe_machine, utc_now
 from autotune.model.flags import FlagSet
-from autotune.model.records import (
-    ConclusionRecord,
-    ConfirmRun,
-    FinalistResult,
-    Outcome,
-    SoakRecord,
-    TrialResult,
-)
-from autotune.model.units import (
-    format_change,
-    format_share,
-)
+from autotune.model.records import ConclusionRecord, ConfirmRun, FinalistResult, Outcome, SoakRecord, TrialResult
+from autotune.model.units import format_change, format_share
 from autotune.results.export import keep_in_run
-from autotune.results.format import (
-    format_estimate,
-    format_soak,
-    time_of,
-)
+from autotune.results.format import format_estimate, format_soak, time_of
 from autotune.results.winner import loss_addition
 from autotune.stats.estimates import Verdict
 from autotune.study.confirm import unsettled

@@ -12,32 +12,17 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import (
-    Callable,
-    Container,
-    Sequence,
-)
+from collections.abc import Callable, Container, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from autotune.measure.runner import pays
-from autotune.measure.tasks import (
-    AblationTask,
-    PairTask,
-    PendingTask,
-    SoakTask,
-)
+from autotune.measure.tasks import AblationTask, PairTask, PendingTask, SoakTask
 from autotune.model.artefacts import artefacts_of
-from autotune.model.flags import (
-    PROFILE,
-    FlagSet,
-)
-from autotune.model.measurement import (
-    INTERLEAVED,
-    LossBasis,
-)
+from autotune.model.flags import PROFILE, FlagSet
+from autotune.model.measurement import INTERLEAVED, LossBasis
 from autotune.model.proofs import (
     ALONE,
     GAIN,
@@ -81,11 +66,7 @@ from autotune.stats.proof import (
     look_alone,
 )  # fmt: skip
 from autotune.study.prefilter import is_same_program
-from autotune.study.run import (
-    Candidate,
-    SetState,
-    StudyRun,
-)
+from autotune.study.run import Candidate, SetState, StudyRun
 
 FAMILIES = {"full": "final"}
 """Stages whose proofs share the error of another stage."""

@@ -6,50 +6,21 @@ ignored. So no task is recorded twice and none is left out, whichever process di
 
 from __future__ import annotations
 
-from collections.abc import (
-    Callable,
-    Sequence,
-)
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from autotune.cluster.engine import (
-    ANSWERS,
-    JOINED,
-    LEFT,
-    Engine,
-    Told,
-)
+from autotune.cluster.engine import ANSWERS, JOINED, LEFT, Engine, Told
 from autotune.machine.host import measured_versions
-from autotune.measure.context import (
-    floor_folder,
-    time_limits_after,
-)
+from autotune.measure.context import floor_folder, time_limits_after
 from autotune.measure.durations import power_analysis
-from autotune.measure.tasks import (
-    AnyTask,
-    Assignment,
-    FloorTask,
-    PairTask,
-    PendingTask,
-    TrialTask,
-)
-from autotune.model.errors import (
-    LaunchError,
-    NodeLostError,
-)
+from autotune.measure.tasks import AnyTask, Assignment, FloorTask, PairTask, PendingTask, TrialTask
+from autotune.model.errors import LaunchError, NodeLostError
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import (
-    INTERLEAVED,
-    Failure,
-    FailureKind,
-    Pair,
-    WorkPerStep,
-    log_ratio,
-)
+from autotune.model.measurement import INTERLEAVED, Failure, FailureKind, Pair, WorkPerStep, log_ratio
 from autotune.model.records import (
     RECORD,
     AnyRecord,
@@ -62,10 +33,7 @@ from autotune.model.records import (
 )
 from autotune.model.time_limits import TimeLimits
 from autotune.rundir.artefacts import artefacts_for
-from autotune.rundir.nodes import (
-    refuse_strangers,
-    refuse_upgraded,
-)
+from autotune.rundir.nodes import refuse_strangers, refuse_upgraded
 from autotune.rundir.store import Store
 from autotune.stats.noise_floor import proof_size
 

@@ -2,67 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import (
-    Callable,
-    Mapping,
-    Sequence,
-)
-from dataclasses import (
-    dataclass,
-    field,
-    replace,
-)
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from autotune.machine.devices import restrict_devices
-from autotune.machine.environment import (
-    caller_environment,
-    steering_settings,
-)
+from autotune.machine.environment import caller_environment, steering_settings
 from autotune.model.artefacts import artefacts_of
-from autotune.model.errors import (
-    AutotuneError,
-    RunDirectoryError,
-    SettingError,
-    close_matches,
-)
-from autotune.model.flags import (
-    FlagSet,
-    kind_of,
-)
+from autotune.model.errors import AutotuneError, RunDirectoryError, SettingError, close_matches
+from autotune.model.flags import FlagSet, kind_of
 from autotune.model.measurement import WorkloadFacts
 from autotune.model.records import FloorResult
 from autotune.model.redaction import refuse_redacted
 from autotune.model.spec import StudySpec
-from autotune.programs.look import (
-    program_python,
-    refuse_other_build,
-)
+from autotune.programs.look import program_python, refuse_other_build
 from autotune.results.library import Entry
 from autotune.rundir.store import Store
-from autotune.settings.catalog import (
-    Stage,
-    find_recipe,
-)
-from autotune.settings.check import (
-    SettingVerdict,
-    check_settings,
-    for_build,
-)
+from autotune.settings.catalog import Stage, find_recipe
+from autotune.settings.check import SettingVerdict, check_settings, for_build
 from autotune.settings.known import KnownSettings
 from autotune.settings.probe import probe_build
-from autotune.settings.space import (
-    SearchSpace,
-    build_space,
-)
-from autotune.study.priors import (
-    LibraryWinners,
-    Prior,
-    library_of,
-    priors_of,
-    screened_by,
-    winners_for,
-)
+from autotune.settings.space import SearchSpace, build_space
+from autotune.study.priors import LibraryWinners, Prior, library_of, priors_of, screened_by, winners_for
 from autotune.study.proposer import open_study
 from autotune.study.samplers import check_sampler
 from autotune.workers.base import Launcher

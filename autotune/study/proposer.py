@@ -10,41 +10,23 @@ import functools
 import hashlib
 import math
 import random
-from collections.abc import (
-    Callable,
-    Iterable,
-    Mapping,
-    Sequence,
-)
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import optuna
 from optuna.samplers import BaseSampler
-from optuna.trial import (
-    FrozenTrial,
-    TrialState,
-)
+from optuna.trial import FrozenTrial, TrialState
 
 from autotune.measure.failing import contains_failing
 from autotune.model.flags import FlagSet
-from autotune.model.records import (
-    EffectsRecord,
-    TrialConfig,
-    TrialResult,
-)
+from autotune.model.records import EffectsRecord, TrialConfig, TrialResult
 from autotune.model.spec import StudySpec
-from autotune.rundir.optuna_study import (
-    NUMBER_KEY,
-    OptunaStudy,
-)
+from autotune.rundir.optuna_study import NUMBER_KEY, OptunaStudy
 from autotune.search.sampler import AdditiveFlagSampler
 from autotune.search.space import Flag
-from autotune.settings.space import (
-    Parameter,
-    SearchSpace,
-)
+from autotune.settings.space import Parameter, SearchSpace
 from autotune.study.effects import StudyEffects
 from autotune.study.priors import Prior
 from autotune.study.samplers import (
@@ -62,11 +44,7 @@ from autotune.study.samplers import (
     opens_trials,
     to_text,
 )  # fmt: skip
-from autotune.study.screen import (
-    NO_OPS_TOGETHER,
-    NoOpRecheck,
-    contradicts,
-)
+from autotune.study.screen import NO_OPS_TOGETHER, NoOpRecheck, contradicts
 
 EMPTY: Mapping[str, str] = MappingProxyType({})
 NO_PRIORS: Mapping[str, Prior] = MappingProxyType({})

@@ -5,78 +5,33 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-from collections.abc import (
-    Callable,
-    Mapping,
-    Sequence,
-)
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import (
-    UTC,
-    datetime,
-)
+from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
 
-from autotune.machine.host import (
-    describe_machine,
-    utc_now,
-)
+from autotune.machine.host import describe_machine, utc_now
 from autotune.model.artefacts import Artefact
 from autotune.model.clock import Stopwatch
 from autotune.model.errors import AutotuneError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import WorkloadFacts
 from autotune.model.proofs import Reestimate
-from autotune.model.records import (
-    Callbacks,
-    ConclusionRecord,
-    FinalistResult,
-    Outcome,
-    ProfileRecord,
-)
-from autotune.model.spec import (
-    StudySpec,
-    load_study,
-)
-from autotune.results.export import (
-    artefact_differences,
-    is_unchanged,
-    keep_in_run,
-)
-from autotune.results.format import (
-    format_estimate,
-    format_finalist,
-    time_of,
-)
-from autotune.results.winner import (
-    Difference,
-    RecordCheck,
-    Status,
-    Winner,
-    check_records,
-    differences,
-    this_machine,
-)
+from autotune.model.records import Callbacks, ConclusionRecord, FinalistResult, Outcome, ProfileRecord
+from autotune.model.spec import StudySpec, load_study
+from autotune.results.export import artefact_differences, is_unchanged, keep_in_run
+from autotune.results.format import format_estimate, format_finalist, time_of
+from autotune.results.winner import Difference, RecordCheck, Status, Winner, check_records, differences, this_machine
 from autotune.rundir.store import Store
 from autotune.settings.space import SearchSpace
-from autotune.stats.estimates import (
-    Estimate,
-    Verdict,
-)
+from autotune.stats.estimates import Estimate, Verdict
 from autotune.study import preflight
-from autotune.study.confirm import (
-    measure_again,
-    most_processes,
-    prove,
-)
+from autotune.study.confirm import measure_again, most_processes, prove
 from autotune.study.preflight import refuse_missing_secrets
 from autotune.study.priors import LibraryWinners
 from autotune.study.run import StudyRun
-from autotune.study.stages import (
-    noise_floor,
-    probe,
-)
+from autotune.study.stages import noise_floor, probe
 from autotune.workers.base import Launcher
 
 STAGE = "recheck"

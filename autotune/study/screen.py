@@ -16,16 +16,8 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import (
-    Callable,
-    Iterable,
-    Iterator,
-    Mapping,
-)
-from concurrent.futures import (
-    Future,
-    ThreadPoolExecutor,
-)
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -40,44 +32,20 @@ from autotune.compiler.screen import (
     narrowed,
     open_screener,
 )
-from autotune.compiler.targets import (
-    Target,
-    Topology,
-    compiler_problem,
-    compiler_versions,
-)
-from autotune.machine.environment import (
-    caller_environment,
-    default_cache_dir,
-)
+from autotune.compiler.targets import Target, Topology, compiler_problem, compiler_versions
+from autotune.machine.environment import caller_environment, default_cache_dir
 from autotune.machine.host import spare_processors
-from autotune.measure.memory import (
-    compiled_over_limit,
-    does_not_fit,
-)
-from autotune.model.errors import (
-    AutotuneError,
-    LaunchError,
-)
+from autotune.measure.memory import compiled_over_limit, does_not_fit
+from autotune.model.errors import AutotuneError, LaunchError
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import (
-    Failure,
-    WorkerReport,
-)
-from autotune.model.records import (
-    Callbacks,
-    ScreenRecord,
-    TrialResult,
-)
+from autotune.model.measurement import Failure, WorkerReport
+from autotune.model.records import Callbacks, ScreenRecord, TrialResult
 from autotune.model.spec import StudySpec
 from autotune.model.units import format_seconds
 from autotune.results.screen_words import describe_screen
 from autotune.rundir.store import Store
 from autotune.settings.space import SearchSpace
-from autotune.stats.estimates import (
-    Verdict,
-    judge,
-)
+from autotune.stats.estimates import Verdict, judge
 
 R = TypeVar("R")
 

@@ -6,33 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from autotune.measure.durations import RECENT
-from autotune.measure.failing import (
-    failing_task,
-    most_starts,
-    next_failure,
-)
+from autotune.measure.failing import failing_task, most_starts, next_failure
 from autotune.measure.tasks import PendingTask
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import (
-    Failure,
-    FailureKind,
-)
-from autotune.model.records import (
-    BlameRecord,
-    EffectsRecord,
-    TrialConfig,
-    TrialResult,
-    TrialStatus,
-)
-from autotune.study.budget import (
-    TRIAL_SHARE,
-    format_timetable,
-)
+from autotune.model.measurement import Failure, FailureKind
+from autotune.model.records import BlameRecord, EffectsRecord, TrialConfig, TrialResult, TrialStatus
+from autotune.study.budget import TRIAL_SHARE, format_timetable
 from autotune.study.confirm import worth_proving
-from autotune.study.prefilter import (
-    Known,
-    evaluate,
-)
+from autotune.study.prefilter import Known, evaluate
 from autotune.study.run import StudyRun
 
 ENOUGH_TO_TELL = 12

@@ -7,16 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import (
-    Callable,
-    Mapping,
-    Sequence,
-)
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import (
-    Any,
-    NamedTuple,
-)
+from typing import Any, NamedTuple
 
 from autotune.cluster.engine import Engine
 from autotune.model.clock import Stopwatch
@@ -39,35 +32,16 @@ from autotune.model.records import (
     TrialResult,
 )  # fmt: skip
 from autotune.model.sections import WITH_SECRETS
-from autotune.model.spec import (
-    Effort,
-    StudySpec,
-    load_study,
-    parse_study,
-)
+from autotune.model.spec import Effort, StudySpec, load_study, parse_study
 from autotune.rundir.optuna_study import JOURNAL
 from autotune.rundir.store import Store
 from autotune.study.conclude import record_conclusion
-from autotune.study.confirm import (
-    confirm,
-    final_proof,
-    minimise,
-    soak,
-)
+from autotune.study.confirm import confirm, final_proof, minimise, soak
 from autotune.study.pgle import profile_guide
-from autotune.study.prefilter import (
-    measure_reference,
-    narrow_space,
-)
+from autotune.study.prefilter import measure_reference, narrow_space
 from autotune.study.preflight import prepare
-from autotune.study.priors import (
-    priors_of,
-    screened_by,
-)
-from autotune.study.proposer import (
-    Proposer,
-    open_study,
-)
+from autotune.study.priors import priors_of, screened_by
+from autotune.study.proposer import Proposer, open_study
 from autotune.study.run import StudyRun
 from autotune.study.search import Search
 

@@ -6,59 +6,25 @@ import math
 import socket
 import statistics
 import time
-from collections.abc import (
-    Mapping,
-    Sequence,
-)
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from autotune.machine.environment import (
-    child_environment,
-    driver_python,
-    let_import_packages,
-    variables_of,
-)
+from autotune.machine.environment import child_environment, driver_python, let_import_packages, variables_of
 from autotune.model.artefacts import unpack
 from autotune.model.clock import Stopwatch
-from autotune.model.flags import (
-    READ_FILES,
-    FlagSet,
-    kind_of,
-)
-from autotune.model.measurement import (
-    Failure,
-    FailureKind,
-    WorkerReport,
-)
+from autotune.model.flags import READ_FILES, FlagSet, kind_of
+from autotune.model.measurement import Failure, FailureKind, WorkerReport
 from autotune.model.records import MemoryUse
 from autotune.model.spec import StudySpec
-from autotune.model.time_limits import (
-    TimeLimits,
-    limits_after,
-)
-from autotune.model.turn_sizes import (
-    CHECK_STEPS,
-    WARMUP_STEPS,
-)
-from autotune.workers.base import (
-    GuardedProcess,
-    Progress,
-    WorkerFailed,
-    listen,
-)
-from autotune.workers.failures import (
-    classify_failure,
-    is_without_gpu,
-)
-from autotune.workers.settings_check import (
-    MEMORY_VARIABLES,
-    check_environment,
-    check_options,
-)
+from autotune.model.time_limits import TimeLimits, limits_after
+from autotune.model.turn_sizes import CHECK_STEPS, WARMUP_STEPS
+from autotune.workers.base import GuardedProcess, Progress, WorkerFailed, listen
+from autotune.workers.failures import classify_failure, is_without_gpu
+from autotune.workers.settings_check import MEMORY_VARIABLES, check_environment, check_options
 
 
 def profile_text(profile: bytes) -> str:

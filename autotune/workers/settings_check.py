@@ -5,19 +5,12 @@ from __future__ import annotations
 import ast
 import math
 import re
-from collections.abc import (
-    Iterable,
-    Mapping,
-    Sequence,
-)
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from autotune.model.errors import SettingError
-from autotune.model.flags import (
-    FlagSet,
-    kind_of,
-)
+from autotune.model.flags import FlagSet, kind_of
 
 MEMORY_VARIABLES = (
     "XLA_CLIENT_MEM_FRACTION",

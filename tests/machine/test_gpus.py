@@ -10,14 +10,7 @@ from typing import Any
 
 import pytest
 
-from autotune.machine.gpus import (
-    GpuFacts,
-    find_gpus,
-    gpu_facts,
-    run_program,
-    visible_gpu_ids,
-    visible_gpus,
-)
+from autotune.machine.gpus import GpuFacts, find_gpus, gpu_facts, run_program, visible_gpu_ids, visible_gpus
 
 H100S = """0, GPU-a, NVIDIA H100 80GB HBM3, 81559, 13, 550.54.15, 9.0, 0
 1, GPU-b, NVIDIA H100 80GB HBM3, 81559, 40000, 550.54.15, 9.0, 97

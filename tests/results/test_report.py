@@ -23,30 +23,14 @@ from autotune.model.records import (
     TrialResult,
     TrialStatus,
 )
-from autotune.results import (
-    api,
-    pages,
-)
+from autotune.results import api, pages
 from autotune.results.api import load
-from autotune.results.effects import (
-    effect_lines,
-    study_tables,
-)
-from autotune.results.format import (
-    format_energy,
-    format_floor,
-)
-from autotune.results.report import (
-    build,
-    render_html,
-    render_markdown,
-)
+from autotune.results.effects import effect_lines, study_tables
+from autotune.results.format import format_energy, format_floor
+from autotune.results.report import build, render_html, render_markdown
 from autotune.rundir.store import Store
 from tests.machine.test_energy import metered_run
-from tests.runs import (
-    record,
-    replay_study,
-)
+from tests.runs import record, replay_study
 
 VOID = {"meta", "br", "img", "input", "link", "hr"}
 
