@@ -22,7 +22,7 @@ test-gate: $(VENV)/.tested
 
 # For another Python and the JAX that it gets: the probe, the catalogue against the parser, one study, compiled programs.
 SMOKE = tests/settings/test_probe.py tests/settings/test_builds.py tests/settings/test_check.py tests/cli/test_run.py \
-    tests/compiler/test_arrival.py
+    tests/compiler/test_flags_applied.py
 test-smoke: $(VENV)/.tested
 	$(TESTS) $(SMOKE) -m "not (slow or cluster or aot or gpu)"
 
@@ -41,7 +41,7 @@ test-slow: $(VENV)/.tested
 
 # The rooms that touch the interpreter, JAX, its libraries or processes; what is left out is arithmetic with seeds of its own.
 VERSIONS = tests/child tests/cli/test_app.py tests/cli/test_init.py tests/cli/test_run.py tests/cluster tests/compiler \
-    tests/machine tests/model tests/results tests/rundir tests/settings tests/study/test_preview.py tests/survey \
+    tests/machine tests/model tests/results tests/rundir tests/settings tests/study/test_preview.py \
     tests/workers tests/workloads
 test-versions: $(VENV)/.tested
 	$(TESTS) $(VERSIONS) -m "not (slow or cluster or aot or gpu)"

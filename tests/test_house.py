@@ -65,3 +65,9 @@ def test_every_file_and_test_that_the_pages_name_is_there(page: str) -> None:
         assert found, f"{page} names {path}"
         if test:
             assert f"def {test}(" in found[0].read_text(encoding="utf-8"), f"{page} names {name}"
+
+
+def test_every_test_that_the_makefile_names_is_there() -> None:
+    named = re.findall(r"\btests(?:/\w+)+(?:\.py)?", (ROOT / "Makefile").read_text(encoding="utf-8"))
+    assert named
+    assert [name for name in named if not (ROOT / name).exists()] == []
