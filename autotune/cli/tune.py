@@ -416,7 +416,7 @@ def _write_winner(store: Store, path: Path, asked: ProbeRequest) -> None:
     from autotune.rundir.files import write_atomically
 
     file = path / "winner.env"
-    write_atomically(file, render_export(store, ExportFormat.ENV, folder=path))
+    write_atomically(file, render_export(store, ExportFormat.ENV))
     command = shlex.join(_shown(store, asked))
     print_lines(
         [

@@ -369,8 +369,6 @@ class ConfirmSpec(Section):
             needed, at least 4. 0 leaves them out.
         loss_tolerance: Share by which the loss of a winner with another dtype or batch may be above the reference's
             after the same tokens.
-        pgle: Profile guided latency estimation: the winner is compiled again with its instruction times. ``auto``: of
-            an `entry` on several GPUs; ``true``: on one, too.
     """
 
     finalists: Annotated[int, Field(ge=1, le=20)] = 3
@@ -379,7 +377,6 @@ class ConfirmSpec(Section):
     alone: Annotated[int, Field(ge=0, le=1000)] = 12
     soak: SoakSeconds = 60.0
     loss_tolerance: Annotated[float, Field(gt=0, lt=1)] = 0.02
-    pgle: bool | Literal["auto"] = "auto"
 
 
 class LimitsSpec(Section):

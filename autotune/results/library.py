@@ -10,7 +10,7 @@ from pathlib import Path
 
 from autotune.model.errors import AutotuneError
 from autotune.model.units import format_ratio
-from autotune.results.export import ExportFormat, parse_winner, put_beside, render_winner
+from autotune.results.export import ExportFormat, parse_winner, render_winner
 from autotune.results.format import time_of
 from autotune.results.winner import Winner
 from autotune.rundir.files import write_atomically
@@ -63,14 +63,11 @@ class Match:
         return not self.distance
 
 
-def add_to_library(winner: Winner, folder: Path, source: Path | None = None) -> Path:
+def add_to_library(winner: Winner, folder: Path) -> Path:
     """Adds a winner to a library, replacing an older one of the same conditions; returns its file.
 
-    Args:
-        source: Run or file of the winner, whose artefacts are copied.
-
     Raises:
-        AutotuneError: If the library holds a later proof, the winner is not proven faster, or artefacts are missing.
+        AutotuneError: If the library holds a later proof, or the winner is not proven faster.
         RunDirectoryError: If it cannot be written.
     """
     if winner.estimate is not None and winner.estimate.high >= 1.0:
@@ -90,8 +87,6 @@ def add_to_library(winner: Winner, folder: Path, source: Path | None = None) -> 
                 "remove it first if it is wrong"
             )
     path.parent.mkdir(parents=True, exist_ok=True)
-    if source is not None:
-        put_beside(winner, source, path.parent)
     write_atomically(path, render_winner(winner, ExportFormat.JSON))
     return path
 

@@ -54,7 +54,7 @@ T = TypeVar("T")
 STUDY = "study.json"
 RECORDS = "records.jsonl"
 PAIRS = "pairs.jsonl"
-FOLDERS = ("trials", "confirm", "minimise", "pgle", "floor", "soak", "blame")
+FOLDERS = ("trials", "confirm", "minimise", "floor", "soak", "blame")
 _AGAIN = "the command that began the study writes it again, and `autotune fsck` looks for more"
 _PAIR: TypeAdapter[Pair] = TypeAdapter(Pair)
 

@@ -32,7 +32,6 @@ from autotune.model.records import (
     TrialStatus,
 )
 from autotune.model.time_limits import TimeLimits
-from autotune.rundir.artefacts import artefacts_for
 from autotune.rundir.nodes import refuse_strangers, refuse_upgraded
 from autotune.rundir.store import Store
 from autotune.stats.noise_floor import proof_size
@@ -219,7 +218,6 @@ class Lanes:
             name=pending.name,
             floor=lane.floor,
             runtime=tuple(self._runtime(self._settings_of(pending.task))),
-            artefacts=artefacts_for(self._store, self._settings_of(pending.task)),
             programs=dict(self._programs[lane.told_programs :]) if isinstance(pending.task, TrialTask) else {},
             at_s=lane.heard_s,
         )

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from autotune.machine.devices import restrict_devices
 from autotune.machine.environment import caller_environment, steering_settings
-from autotune.model.artefacts import artefacts_of
 from autotune.model.errors import AutotuneError, RunDirectoryError, SettingError, close_matches
 from autotune.model.flags import FlagSet, kind_of
 from autotune.model.measurement import WorkloadFacts
@@ -152,8 +151,6 @@ def _refuse(spec: StudySpec, known: KnownSettings) -> None:
     places += [("search.settings", FlagSet({name: v})) for name, d in spec.search.settings.items() for v in _values(d)]
     problems: list[str] = []
     for place, settings in places:
-        for name in artefacts_of(settings):
-            problems.append(f"{place}: {name} stands for an artefact of another study; name its file")
         for check in check_settings(settings, known):
             if not check.starts or check.verdict in REFUSED:
                 line = f"{place}: {check.name}={check.value}: {check.reason}; {check.advice}"

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from autotune.compiler.screen import Effect, ScreenReport, SettingReport
 from autotune.machine.host import processor_name
-from autotune.model.artefacts import artefacts_of
 from autotune.model.errors import AutotuneError, StudyFileError
 from autotune.model.flags import FlagSet, kind_of
 from autotune.model.records import ScreenRecord
@@ -277,11 +276,4 @@ def library_factors(winners: Sequence[Match]) -> Factors:
 def _own(match: Match) -> FlagSet:
     """Returns the settings of a winner beyond its baseline that are valid in another study."""
     winner = match.entry.winner
-    artefacts = artefacts_of(winner.settings)
-    return FlagSet(
-        {
-            n: v
-            for n, v in winner.settings.items()
-            if winner.baseline.get(n) != v and n not in artefacts and kind_of(n) != "option"
-        }
-    )
+    return FlagSet({n: v for n, v in winner.settings.items() if winner.baseline.get(n) != v and kind_of(n) != "option"})

@@ -24,7 +24,6 @@ from autotune.model.records import (
     FinalistResult,
     FloorResult,
     LedgerRecord,
-    ProfileRecord,
     ProofRecord,
     ScreenRecord,
     SessionRecord,
@@ -37,7 +36,6 @@ from autotune.rundir.optuna_study import JOURNAL
 from autotune.rundir.store import Store
 from autotune.study.conclude import record_conclusion
 from autotune.study.confirm import confirm, final_proof, minimise, soak
-from autotune.study.pgle import profile_guide
 from autotune.study.prefilter import measure_reference, narrow_space
 from autotune.study.preflight import prepare
 from autotune.study.priors import priors_of, screened_by
@@ -118,7 +116,6 @@ STAGES = (
     Stage("search", search, (TrialResult, BlameRecord, EffectsRecord)),
     Stage("confirm", confirm, (ProofRecord, ConfirmRun, FinalistResult)),
     Stage("minimise", minimise, (AblationResult,)),
-    Stage("pgle", profile_guide, (ProfileRecord, AblationResult, ProofRecord, ConfirmRun, FinalistResult)),
     Stage("final proof", final_proof, (ProofRecord, ConfirmRun, FinalistResult)),
     Stage("soak", soak, (SoakRecord,)),
     Stage("conclude", conclude, (ConclusionRecord,)),

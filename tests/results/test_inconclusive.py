@@ -54,7 +54,7 @@ def test_it_is_said_in_every_form(open_run: Path) -> None:
     shown = CliRunner().invoke(app, ["show", str(open_run), "--json"])
     assert '"inconclusive"' in shown.output
     with pytest.raises(AutotuneError, match="inconclusive"):
-        render_export(store, ExportFormat.ENV, folder=open_run)
+        render_export(store, ExportFormat.ENV)
 
 
 def test_a_comparison_does_not_name_the_default_as_winner(finished: Store, open_run: Path, tmp_path: Path) -> None:
