@@ -78,7 +78,7 @@ def export(
     run_path: options.Run,
     form: Annotated[
         str,
-        typer.Option("--format", help="env, shell, docker, sbatch, k8s, json, maxtext or arguments."),
+        typer.Option("--format", help="env, shell, docker, sbatch, json, maxtext or arguments."),
     ] = "env",
     output: options.Output = None,
     force: Annotated[

@@ -29,7 +29,6 @@ class ExportFormat(StrEnum):
     SHELL = "shell"
     DOCKER = "docker"
     SBATCH = "sbatch"
-    K8S = "k8s"
     JSON = "json"
     MAXTEXT = "maxtext"
     ARGUMENTS = "arguments"
@@ -40,7 +39,6 @@ USE = {
     ExportFormat.SHELL: "sh {file} python train.py",
     ExportFormat.DOCKER: "docker run --env-file {file} ...",
     ExportFormat.SBATCH: "sbatch {file} python train.py",
-    ExportFormat.K8S: "put its `env:` into the container of your Job",
     ExportFormat.JSON: "read its `environment`",
     ExportFormat.MAXTEXT: "bash {file} CONFIG.yml run_name=...",
     ExportFormat.ARGUMENTS: "python train.py --flagfile={file} (absl), beside another format for the variables",
@@ -144,15 +142,6 @@ def _sbatch(winner: Winner, settings: FlagSet) -> str:
     )
 
 
-def _k8s(winner: Winner, settings: FlagSet) -> str:
-    """Renders a container's `env:`; the kubelet expands `$(NAME)` in values and reads `$$` as one dollar."""
-    items = "".join(
-        f"- name: {name}\n  value: {json.dumps(value.replace('$', '$$'), ensure_ascii=False)}\n"
-        for name, value in settings.to_environment().items()
-    )
-    return f"{_comments(winner)}env:\n{items}"
-
-
 def _json(winner: Winner, settings: FlagSet) -> str:
     data = {
         "environment": settings.to_environment(),
@@ -185,7 +174,6 @@ _WRITERS: dict[ExportFormat, Callable[[Winner, FlagSet], str]] = {
     ExportFormat.SHELL: _shell,
     ExportFormat.DOCKER: _docker,
     ExportFormat.SBATCH: _sbatch,
-    ExportFormat.K8S: _k8s,
     ExportFormat.JSON: _json,
     ExportFormat.MAXTEXT: _maxtext,
     ExportFormat.ARGUMENTS: _arguments,
