@@ -207,7 +207,6 @@ def space(
                 "build": preview.build,
                 "facts": facts,
                 "priors": {n: plain(p) for n, p in preview.priors.items()},
-                "first": {name: dict(settings) for name, settings in preview.first},
             }
         )
         return
@@ -217,8 +216,6 @@ def space(
         likely = sorted(preview.priors.items(), key=lambda item: -item[1].p_active)
         thought = [(n, f"{100 * p.p_active:.0f} %", "; ".join(p.why) or "nothing is known") for n, p in likely]
         print_table(("parameter", "chance to be active", "because"), thought)
-    for name, settings in preview.first:
-        print(f"tried first, {name}: {settings}")
     print(f"{found.size():.6g} points on {preview.build}, according to {preview.source}")
     for title, reasons in (("to know:", found.notes), ("left out:", found.left_out)):
         if reasons:

@@ -432,8 +432,6 @@ class SearchSpec(Section):
             the first. ``process_count`` is that of `device`.
         groups: Groups of the catalogue whose settings are searched.
         recipes: Published sets that are tried first, each filtered to what the installed build has.
-        learn_from: Folder of a library of winners (`autotune library`): the nearest ones are tried first, and their
-            settings count as likelier to act.
         first: Sets with names that are tried before the sampler proposes.
         sampler: ``additive`` (a sparse model of effects), ``tpe``, ``random``, or a sampler of Optuna by import path,
             ``module:Class``.
@@ -446,7 +444,6 @@ class SearchSpec(Section):
     options: dict[str, Annotated[list[Any], Field(min_length=1)]] = Field(default_factory=dict)
     groups: tuple[str, ...] = ()
     recipes: tuple[str, ...] = ()
-    learn_from: Annotated[str, Field(min_length=1)] | None = None
     first: tuple[NamedSet, ...] = ()
     sampler: str = "additive"
 

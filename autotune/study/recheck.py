@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,7 +28,6 @@ from autotune.stats.estimates import Estimate, Verdict
 from autotune.study import preflight
 from autotune.study.confirm import measure_again, most_processes, prove
 from autotune.study.preflight import refuse_missing_secrets
-from autotune.study.priors import LibraryWinners
 from autotune.study.run import StudyRun
 from autotune.study.stages import noise_floor, probe
 from autotune.workers.base import Launcher
@@ -46,10 +45,6 @@ class NothingToSearch:
     def space(self, facts: WorkloadFacts | None) -> SearchSpace:
         """Returns an empty one."""
         return SearchSpace(())
-
-    def library_winners(self, kind: str | None, count: int | None, note: Callable[[str], None]) -> LibraryWinners:
-        """Returns none."""
-        return LibraryWinners()
 
     def runtime_settings(self, settings: FlagSet) -> FlagSet:
         """Returns all of them, for no programs share a measurement."""

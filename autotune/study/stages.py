@@ -81,13 +81,9 @@ def screen(run: StudyRun) -> None:
     space = run.setup.space(run.facts)
     for name, remark in space.notes.items():
         run.view.note(f"{name}: {remark}")
-    kind = run.reference.device_kind if run.reference is not None else None
-    library = run.setup.library_winners(kind, run.facts.device_count, run.view.note)
-    run.first += library.first
     space = narrow_space(run, space)
     priors = priors_of(
         space, run.spec, report=screened_by(run.store), device_count=run.facts.device_count, jaxlib=run.setup.jaxlib,
-        winners=library.winners,
     )  # fmt: skip
     stored = open_study(run.spec, run.storage or run.store.path / JOURNAL)
     run.proposer = Proposer(
