@@ -55,11 +55,6 @@ Target = Annotated[
     str | None, typer.Option(help="GPU to compile for (`autotune targets list`), or a .toml file of that form.")
 ]
 Topology = Annotated[str | None, typer.Option(help="Nodes x GPUs on each, such as 8x8.")]
-WorkloadOption = Annotated[
-    list[str] | None,
-    typer.Option("--option", metavar="NAME=VALUE", help='Workload option instead of the study\'s: mesh={"fsdp":64}.'),
-]
-Cache = Annotated[bool, typer.Option(help="Use programs that were compiled before.")]
 Library = Annotated[Path, typer.Option(help="Folder of the library.")]
 RequireLoss = Annotated[
     bool,
