@@ -18,33 +18,15 @@ from autotune.rundir.store import Store
 from harness.sandbox import wait_for
 from harness.simulated_machine import write_study
 from tests.console import autotune
+from tests.runs import TYPED
 
 ROOT = Path(__file__).parents[2]
-
-STUDY = """
-name = "typed"
-[workload]
-entry = "llama"
-[search]
-trials = 5
-[search.settings]
-xla_backend_optimization_level = [1, 2, 3]
-xla_cpu_prefer_vector_width = [128, 256, 512]
-[measure]
-pairs_cap = 12
-[confirm]
-processes = 3
-finalists = 1
-[simulation]
-noise = "quiet"
-effects = { "xla_backend_optimization_level=1" = 0.9 }
-"""
 
 
 @pytest.fixture
 def study(tmp_path: Path) -> Path:
     file = tmp_path / "typed.toml"
-    write_study(file, STUDY)
+    write_study(file, TYPED)
     return file
 
 
@@ -52,7 +34,7 @@ def study(tmp_path: Path) -> Path:
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished simulated run, in `runs/typed` of the folder that is given."""
     folder = tmp_path_factory.mktemp("finished")
-    write_study(folder / "typed.toml", STUDY)
+    write_study(folder / "typed.toml", TYPED)
     done = autotune("run", "typed.toml", cwd=folder)
     assert done.returncode == 0, done.stderr
     return folder
@@ -123,8 +105,8 @@ def refused(cwd: Path, *arguments: str) -> str:
 
 
 def edited(study: Path, old: str, new: str) -> Path:
-    assert old in STUDY
-    return write_study(study, STUDY.replace(old, new)).parent
+    assert old in TYPED
+    return write_study(study, TYPED.replace(old, new)).parent
 
 
 WIDTH = "xla_cpu_prefer_vector_width = [128, 256, 512]"

@@ -22,27 +22,9 @@ from autotune.results.library import add_to_library
 from harness.simulated_machine import write_study
 from tests import atlas_tables
 from tests.compiler.rules import COMBINE, Rules, screen
-from tests.runs import make_winner
+from tests.runs import TYPED, make_winner
 
-STUDY = """
-name = "shapes"
-[workload]
-entry = "llama"
-[search]
-trials = 4
-[search.settings]
-xla_backend_optimization_level = [1, 2, 3]
-xla_cpu_prefer_vector_width = [128, 256]
-[measure]
-pairs_cap = 8
-[confirm]
-processes = 3
-finalists = 1
-[simulation]
-noise = "quiet"
-effects = { "xla_backend_optimization_level=1" = 0.9 }
-failures = { "xla_cpu_prefer_vector_width=128" = "compile_error" }
-"""
+STUDY = TYPED + 'failures = { "xla_cpu_prefer_vector_width=128" = "compile_error" }\n'
 FLAGS = "--xla_gpu_autotune_level=3 --xla_gpu_graph_level=0"
 
 CALLS: Mapping[str, tuple[str, ...]] = {

@@ -76,26 +76,9 @@ class _Turns:
     reference_step_s = 1 / 6  # three steps in each block
 
 
-@pytest.mark.slow
-def test_it_follows_from_the_floor() -> None:
-    found = told()
-    assert found is not None
-    assert found.pairs == 4  # 0.4 % / (sqrt(2) 0.4 %) * sqrt(30 / 1) = 3.9
-    assert found.pair_s == pytest.approx(1.5 * 20 + 4)
-    assert found.pair_sd > math.hypot(math.sqrt(2) * 0.004, 0.004 / 2)  # cautiously
-    assert found.smallest == smallest_gain(found.pair_sd, most=MOST)
-    assert found.proof_s is not None
-
-
 def test_without_times_or_with_too_few_processes_there_is_none() -> None:
     assert told(start_s=0.0) is None
     assert told(processes=3) is None
-
-
-def test_a_hopeless_machine_is_called_so() -> None:
-    found = PowerAnalysis(pair_sd=0.01, pairs=6, pair_s=20.0, most=20, smallest=0.016, proof_s=545.0)
-    assert format_power(found).startswith("smallest gain that can be proven: 1.6 % with up to 20 pairs")
-    assert "no gain below 50 %" in format_power(found.model_copy(update={"smallest": None, "proof_s": None}))
 
 
 @pytest.mark.slow

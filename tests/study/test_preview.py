@@ -23,7 +23,6 @@ from autotune.study.preflight import SpacePreview, preview_space
 from autotune.study.run import StudyRun
 from autotune.study.stages import run_study
 from autotune.workers.base import WorkerFailed
-from autotune.workers.local import LocalLauncher
 from harness.simulated_machine import write_study
 from tests.runs import Diary, record, replay_study
 
@@ -114,24 +113,6 @@ def test_the_space_of_a_cpu_study_is_the_one_that_its_run_searches(
     after = shown(path, "--run-dir", "run")
     assert same(after, space)
     assert after["facts"]["source"] == "the reference of run"
-
-
-@pytest.mark.slow
-def test_a_built_workload_tells_what_a_worker_reports(tmp_path: Path) -> None:
-    spec = parse_study(
-        {
-            "name": "told",
-            "workload": {"entry": "llama", "options": {"size": "tiny", "mesh": {"fsdp": 2}}},
-            "device": {"count": 2},
-        }
-    )
-    figures = describe_workload(spec, study_dir=tmp_path, device_count=2)
-    launcher = LocalLauncher(spec, study_dir=str(tmp_path), base={})
-    (tmp_path / "trial").mkdir()
-    worker = launcher.start(spec.baseline, tmp_path / "trial", progress=lambda phase: None)
-    worker.close()
-    assert figures.layer_bytes == worker.report.layer_bytes != {}
-    assert figures.mesh == worker.report.mesh
 
 
 def told(tmp_path: Path, **changes: Any) -> SpacePreview:

@@ -10,7 +10,7 @@ import pytest
 
 from autotune.model.clock import Stopwatch
 from autotune.model.measurement import FailureKind
-from autotune.model.records import ConclusionRecord, FloorResult, Outcome, TrialResult, TrialStatus
+from autotune.model.records import ConclusionRecord, FloorResult, Outcome, TrialResult
 from autotune.model.spec import parse_study
 from autotune.rundir.store import Store
 from autotune.study.stages import new_run, run_study
@@ -82,16 +82,6 @@ def test_a_study_of_a_program_that_is_only_read(tmp_path: Path) -> None:
     assert floor.comparison.mode == "aba"
     assert (floor.floor.degrees, floor.floor.within_sd) == (4, 0.0)
     assert len(list(store.pairs(floor.directory))) == 4
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_a_study_of_a_hooked_program_takes_turns(tmp_path: Path) -> None:
-    _, store, _ = run(tmp_path, command(program="hooked.py", hook=True))
-    (result,) = store.of(TrialResult)
-    assert result.status is TrialStatus.MEASURED
-    assert result.comparison is not None
-    assert result.comparison.mode == "interleaved"
 
 
 @pytest.mark.parametrize("name", ["command_read", "command_hook", "command_maxtext"])
