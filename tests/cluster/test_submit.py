@@ -117,32 +117,6 @@ def test_trials_over_two_nodes_end_with_their_driver_and_are_gone_on_with_by_a_j
     assert not marked(str(tmp_path))
 
 
-def test_a_node_taken_down_ends_its_driver_and_counts_against_no_setting(slurm: Slurm, tmp_path: Path) -> None:
-    write(tmp_path, REAL, count=4, node_count=2, trials=5)
-    nodes = ["--sbatch", "--nodelist=127.0.0.[1-2]"]
-    job = submit(slurm, tmp_path, "--nodes", "2", "--time", "10m", *nodes)
-    wait_for_trials(tmp_path, 1)
-    try:
-        slurm.call("scontrol", "update", "nodename=127.0.0.2", "state=down", "reason=test")
-        assert ended(slurm, job) == "FAILED"
-        assert "ExitCode=75:0" in slurm.call("scontrol", "show", "job", job)
-        assert "lost a node (127.0.0.2" in logs(tmp_path)
-        assert [r.failure for r in Store.open(tmp_path / "run").of(TrialResult) if r.failure is not None] == []
-    finally:
-        slurm.call("scontrol", "update", "nodename=127.0.0.2", "state=resume", check=False)
-        slurm.wait_until_back("127.0.0.2")
-
-
-def test_a_job_at_its_time_limit_ends_with_the_status_that_says_so(slurm: Slurm, limited: tuple[str, Path]) -> None:
-    job, folder = limited
-    assert ended(slurm, job) == "FAILED", logs(folder)
-    shown = slurm.call("scontrol", "show", "job", job)
-    assert "ExitCode=75:0" in shown
-    assert "Requeue=0" in shown
-    assert "stopped; everything so far is in" in logs(folder)
-    wait_for(lambda: not marked(str(folder)), "no process is left")
-
-
 def test_groups_of_nodes_are_a_lane_each(slurm: Slurm, tmp_path: Path) -> None:
     write(tmp_path, node_count=2, trials=8)
     job = submit(slurm, tmp_path, "--nodes", "4", "--time", "10m")

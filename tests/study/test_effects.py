@@ -26,7 +26,6 @@ from autotune.rundir.store import Store
 from autotune.settings.space import Parameter, SearchSpace
 from autotune.study.confirm import worth_proving
 from autotune.study.proposer import PREDICTED_BEST, Proposer
-from autotune.study.search import Search
 from tests.runs import Run, record, replay_study
 
 WIDE = SearchSpace(
@@ -85,25 +84,6 @@ def test_it_is_written_once_for_the_same_trials_and_anew_for_more(run_replay: Ru
     for trials in (2, 2, 3):
         _, store, _ = run_replay(wide_study(), trials=trials, space=WIDE)
     assert [e.trials for e in store.of(EffectsRecord)] == [2, 3]
-
-
-def test_a_study_that_is_killed_before_it_has_told_tells_the_same_later(
-    run_replay: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    spec = wide_study(study={"search": {"sampler": "random"}})
-    _, whole, _ = run_replay(spec, trials=6, space=WIDE, folder="whole")
-
-    def die(search: Search) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Search, "_tell_effects", die)
-        with pytest.raises(KeyboardInterrupt):
-            run_replay(spec, trials=6, space=WIDE)
-    _, store, _ = run_replay(spec, trials=6, space=WIDE)
-    assert [r.settings for r in store.of(TrialResult)] == [r.settings for r in whole.of(TrialResult)]
-    (found,), (expected,) = (s.of(EffectsRecord) for s in (store, whole))
-    assert found.model_copy(update={"at_s": 0.0}) == expected.model_copy(update={"at_s": 0.0})
 
 
 # ---------------------------------------------------------------------- finalists

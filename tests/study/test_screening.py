@@ -293,26 +293,6 @@ def test_next_candidates_are_compiled_while_one_is_measured_on_a_gpu_with_proces
     assert len(rules.compiled) == len(set(rules.compiled))
 
 
-@pytest.mark.gate
-@pytest.mark.parametrize(("platform", "cpus"), [("cpu", 64), ("cuda", 2)])
-def test_nothing_is_compiled_ahead_where_it_would_disturb(
-    run: Run, monkeypatch: pytest.MonkeyPatch, platform: str, cpus: int
-) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cpus)))
-    rules = Rules(target=None if platform == "cpu" else "h100-sxm")
-    _, store, _, _ = run(study(platform), rules, trials=3)
-    asked = {r.settings for r in store.of(TrialResult)} | {FlagSet()}
-    screened = len(domains_of(rules))
-    assert len(set(rules.compiled) - asked) <= screened
-
-
-def domains_of(rules: Rules) -> list[FlagSet]:
-    """What a screen of the whole space compiles, and no more."""
-    fresh = Rules(target=rules.job.target.name if rules.job.target else None)
-    screen(fresh).run({p.name: [v for v in p.values() if not p.is_absent(v)] for p in space().parameters}, {})
-    return fresh.compiled
-
-
 # ---------------------------------------------------------------------- whether, and for what
 
 
