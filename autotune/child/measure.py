@@ -157,14 +157,7 @@ class Job:
 
 
 def work(channel: Channel, job: dict[str, Any]) -> None:
-    """Builds the job and runs blocks until ``stop``; with ``figures_only`` only sends the workload's figures."""
-    if job.get("figures_only"):
-        import jax
-
-        from workloads.loading import load
-
-        channel.send("figures", **load(job["entry"], job["options"], jax.devices()[: job["device_count"]]).figures)
-        return
+    """Builds the job and runs blocks until ``stop``."""
     built = Job(job, channel.enter)
     channel.send("ready", report=built.report, values=built.values, jax_options=built.jax_options)
     channel.phase = "step"

@@ -114,7 +114,7 @@ def init(
     It never overwrites a file. For a program as it is: autotune tune --dry-run -- python train.py
     """
     from autotune.model.errors import StudyFileError
-    from autotune.programs.draft import plan_unseen
+    from autotune.programs.draft import checked, plan_unseen
 
     if (entry is not None) == bool(command):
         raise StudyFileError("exactly one of --entry ENTRY and -- COMMAND must be given: autotune init --entry llama")
@@ -130,8 +130,7 @@ def init(
     study, budget_s = name or file.stem, seconds_of(time_budget, "--time-budget")
     what, place = entry or command or [], place_of(platform)
     text = plan_unseen(what, **place, name=study, trials=trials, budget_s=budget_s, said=typed_command())
-    if entry is not None:
-        refuse_unbuilt(text, file)
+    checked(text)
     write_study(file, text, command or ())
     print_lines([f"look at it, then: autotune run {shlex.quote(str(file))}"])
 
@@ -245,22 +244,6 @@ def place_of(platform: str | None) -> dict[str, Any]:
 
     where = platform or default_platform()
     return {"platform": where, "count": device_count(where), "device": device_words(where)}
-
-
-def refuse_unbuilt(text: str, file: Path) -> None:
-    """Builds an entry in a child process, to refuse a mistyped one before a run."""
-    from autotune.model.errors import StudyFileError
-    from autotune.programs.draft import checked
-    from autotune.programs.probe import describe_workload
-    from autotune.workers.base import WorkerFailed
-
-    spec = checked(text)
-    try:
-        describe_workload(spec, study_dir=file.resolve().parent, device_count=spec.device.count or 1)
-    except WorkerFailed as error:
-        raise StudyFileError(
-            f"--entry must be a preset or package.module:function that can be built but {spec.workload.entry}: {error}"
-        ) from error
 
 
 # ---------------------------------------------------------------------- probe, show, write
