@@ -33,7 +33,6 @@ from autotune.study.samplers import (
     ADDITIVE,
     RANDOM,
     TPE,
-    Opened,
     Questions,
     best_and_newest,
     certainty_of,
@@ -41,7 +40,6 @@ from autotune.study.samplers import (
     flag_of,
     from_text,
     make_sampler,
-    opens_trials,
     to_text,
 )  # fmt: skip
 from autotune.study.screen import NO_OPS_TOGETHER, NoOpRecheck, contradicts
@@ -109,7 +107,6 @@ class Proposer:
         self._history: list[FrozenTrial] = []
         self._lag = int(looks_ahead)
         self._priors = priors
-        self._opened = Opened(self._sampler(spec.seed)) if opens_trials(spec.search) else None
         self._stored = stored
 
     def begin(self, config: TrialConfig) -> None:
@@ -147,8 +144,6 @@ class Proposer:
         )
         trial.number = len(self._history)
         self._history.append(trial)
-        if self._opened is not None:
-            self._opened.tell(result.settings, trial)
         if self._stored is not None:
             self._stored.put(trial)
 
@@ -230,8 +225,6 @@ class Proposer:
             return self._random(random.Random(seed), changes=len(self._space.parameters)), RANDOM
         if name == RANDOM or (name != ADDITIVE and len(self._history) < STARTUP_TRIALS):
             return self._random(random.Random(seed), changes=CHANGES), RANDOM
-        if self._opened is not None:
-            return self._opened.point(self._space), name
         return self._space.suggest(questions().point()), name
 
     def _questions(self, number: int) -> Questions:
