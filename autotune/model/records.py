@@ -355,15 +355,6 @@ class SessionRecord(Stamped):
     command: tuple[str, ...] = ()
 
 
-class SpanRecord(Stamped):
-    """One end of the driver: how long it ran, and how long its own processor idled."""
-
-    kind: Literal["span"] = "span"
-    wall_s: Elapsed
-    waited_s: Elapsed
-    ended: str
-
-
 class LedgerRecord(Stamped):
     """What the study has used so far in all sessions, written now and then, for a driver may be killed.
 
@@ -571,7 +562,6 @@ AnyRecord = Annotated[
     | EffectsRecord
     | ScreenRecord
     | SessionRecord
-    | SpanRecord
     | LedgerRecord
     | FloorResult
     | ConfirmRun

@@ -104,20 +104,15 @@ def library_entries(folder: Path) -> list[Entry]:
 
 
 def best_known(known: Sequence[Entry], query: LibraryQuery) -> Match:
-    """Returns the first entry of `nearest_known`.
+    """Returns the nearest entry; of equally near ones that with the smallest ratio.
 
     Raises:
         AutotuneError: If the library is empty.
     """
     if not known:
         raise AutotuneError("a library must hold a winner but it is empty; fill it: autotune library add RUN")
-    return nearest_known(known, query)[0]
-
-
-def nearest_known(known: Sequence[Entry], query: LibraryQuery) -> list[Match]:
-    """Sorts entries by distance from the query, then by ratio."""
     matches = [_match(entry, query) for entry in known]
-    return sorted(matches, key=lambda m: (m.cost, m.entry.winner.estimate.ratio if m.entry.winner.estimate else 1.0))
+    return min(matches, key=lambda m: (m.cost, m.entry.winner.estimate.ratio if m.entry.winner.estimate else 1.0))
 
 
 def _match(entry: Entry, query: LibraryQuery) -> Match:

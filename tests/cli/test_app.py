@@ -53,9 +53,7 @@ def test_status_show_and_their_json(finished: Path) -> None:
     assert rows[0]["state"] == "finished"
     assert (rows[0]["trials"], rows[0]["asked_trials"], rows[0]["stage"]) == (5, 5, None)
     records = json.loads(autotune("show", "runs/typed", "--json", cwd=finished).stdout)
-    assert {"session", "floor", "trial", "confirm_run", "finalist", "conclusion", "span"} <= {
-        r["kind"] for r in records
-    }
+    assert {"session", "floor", "trial", "confirm_run", "finalist", "conclusion"} <= {r["kind"] for r in records}
     one = json.loads(autotune("show", "runs/typed", "1", "--json", cwd=finished).stdout)
     assert one["number"] == 1
     assert len(one["pairs"]) == one["comparison"]["pair_count"]
