@@ -147,7 +147,7 @@ def it_works_away_from_the_repository(autotune: Path, site: Path, folder: Path) 
     assert "quickstart" in (site / "autotune/bundled/studies/quickstart.toml").read_text()
     call("init", "--example", "quickstart", "--name", "own")
     assert 'name = "own"' in (folder / "own.toml").read_text()
-    call("run", "tiny.toml", "--effort", "quick", "--no-soak")
+    call("run", "tiny.toml", "--no-soak")
     assert '"kind":"floor"' in (folder / "runs/tiny/records.jsonl").read_text()  # its reference has run
 
 

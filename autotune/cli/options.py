@@ -10,7 +10,6 @@ import typer
 RUNS = Path("runs")
 """Default folder of run directories."""
 
-EffortChoice = Literal["quick", "standard", "full"]
 PluginChoice = Literal["auto", "cpu", "cuda"]
 
 Study = Annotated[Path, typer.Argument(metavar="STUDY.toml", help="The study file.")]
@@ -44,7 +43,6 @@ Storage = Annotated[
     ),
 ]
 Seed = Annotated[int | None, typer.Option(min=0, help="Seed of proposals, data and order.")]
-Effort = Annotated[EffortChoice, typer.Option(help="How much to measure.")]
 Soak = Annotated[bool, typer.Option(help="Soak the winner (a long run) before it counts as proven.")]
 
 Plugin = Annotated[PluginChoice, typer.Option(help="Which build is asked; auto: the CUDA plugin if it is installed.")]

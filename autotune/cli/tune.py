@@ -352,7 +352,7 @@ def _run(file: Path, *, trials: int | None, time_budget: str | None, asked: Prob
     from autotune.study.stages import study_with
 
     given: dict[str, dict[str, Any]] = {"search": {"trials": trials, "time_budget": time_budget}}
-    spec = study_with(file, given, effort="standard", seed=None)
+    spec = study_with(file, given, seed=None)
     path = options.RUNS / spec.name
     conclusion, store = run_and_print(
         spec, file, path, storage=None, as_json=False, devices=(), make_engine=choose_engine(spec, ())

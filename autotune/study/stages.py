@@ -31,7 +31,7 @@ from autotune.model.records import (
     TrialResult,
 )  # fmt: skip
 from autotune.model.sections import WITH_SECRETS
-from autotune.model.spec import Effort, StudySpec, load_study, parse_study
+from autotune.model.spec import StudySpec, load_study, parse_study
 from autotune.rundir.optuna_study import JOURNAL
 from autotune.rundir.store import Store
 from autotune.study.conclude import record_conclusion
@@ -149,18 +149,17 @@ def new_run(
     )
 
 
-def study_with(path: Path, given: Mapping[str, Mapping[str, Any]], *, effort: str, seed: int | None) -> StudySpec:
+def study_with(path: Path, given: Mapping[str, Mapping[str, Any]], *, seed: int | None) -> StudySpec:
     """Reads a study file and overrides its keys by those of a command line.
 
     Args:
         given: Section to key to value; None keeps the file's value.
-        effort: See `Effort`.
         seed: None keeps the file's.
 
     Raises:
         StudyFileError: If the file or the resulting study is not legal.
     """
-    data = load_study(path).at_effort(Effort(effort)).model_dump(context=WITH_SECRETS)
+    data = load_study(path).model_dump(context=WITH_SECRETS)
     for section, values in given.items():
         data[section].update({key: value for key, value in values.items() if value is not None})
     if seed is not None:

@@ -7,16 +7,15 @@ import json
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
 from autotune.cli import compile as compile_commands
-from autotune.cli import options
 from autotune.cli.app import app
-from autotune.model.spec import Effort, load_study
+from autotune.model.spec import load_study
 from autotune.results.export import ExportFormat, render_winner
 from autotune.results.library import add_to_library
 from harness.simulated_machine import write_study
@@ -124,7 +123,3 @@ def test_json_is_printed_and_nothing_else(
     result = CliRunner().invoke(app, call(name))
     assert isinstance(result.exception, SystemExit | None), result.exception
     assert json.loads(result.stdout)
-
-
-def test_choices_of_options_are_those_of_the_model() -> None:
-    assert get_args(options.EffortChoice) == tuple(Effort)
