@@ -72,7 +72,6 @@ class Proposer:
     Args:
         first: Sets to try before the sampler proposes, each with its origin.
         recheck: Sets to try after `first`, because the screen may be wrong on the actual GPU.
-        looks_ahead: Whether the next set is compiled while one is measured, and so proposed without its result.
     """
 
     def __init__(
@@ -84,7 +83,6 @@ class Proposer:
         stored: OptunaStudy | None = None,
         recheck: NoOpRecheck | None = None,
         rule_defaults: Mapping[str, str] = EMPTY,
-        looks_ahead: bool = False,
         priors: Mapping[str, Prior] = NO_PRIORS,
     ) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -105,7 +103,6 @@ class Proposer:
         self._see(FlagSet())
         self._worst = 0.0
         self._history: list[FrozenTrial] = []
-        self._lag = int(looks_ahead)
         self._priors = priors
         self._stored = stored
 
@@ -229,8 +226,7 @@ class Proposer:
 
     def _questions(self, number: int) -> Questions:
         """Returns the sampler with the trials that it may see."""
-        newest = number - 1 - self._lag
-        told = [t for t in self._history if t.user_attrs[NUMBER_KEY] <= newest]
+        told = [t for t in self._history if t.user_attrs[NUMBER_KEY] < number]
         shown = best_and_newest(told) if self._spec.search.sampler == TPE else told
         return Questions(shown, self._sampler(_seed(f"{self._spec.seed}/{number}")))
 

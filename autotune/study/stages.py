@@ -88,8 +88,7 @@ def screen(run: StudyRun) -> None:
     stored = open_study(run.spec, run.storage or run.store.path / JOURNAL)
     run.proposer = Proposer(
         run.spec, space, first=run.first, stored=stored, recheck=run.recheck,
-        rule_defaults=run.setup.rule_defaults, looks_ahead=run.screener is not None and run.screener.looks_ahead,
-        priors=priors,
+        rule_defaults=run.setup.rule_defaults, priors=priors,
     )  # fmt: skip
 
 
