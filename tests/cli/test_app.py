@@ -13,8 +13,6 @@ from typing import Any
 
 import pytest
 
-from autotune.model.spec import load_study
-from autotune.rundir.store import Store
 from harness.sandbox import wait_for
 from harness.simulated_machine import write_study
 from tests.console import autotune
@@ -57,12 +55,6 @@ def test_status_show_and_their_json(finished: Path) -> None:
     one = json.loads(autotune("show", "runs/typed", "1", "--json", cwd=finished).stdout)
     assert one["number"] == 1
     assert len(one["pairs"]) == one["comparison"]["pair_count"]
-
-
-def test_schema_describes_what_is_written(finished: Path) -> None:
-    schema = json.loads(autotune("schema", cwd=finished).stdout)
-    assert schema["schema_version"] == 2
-    assert "trial" in schema["record"]["discriminator"]["mapping"]
 
 
 def test_repro_prints_lines_that_a_shell_takes(finished: Path) -> None:
@@ -128,24 +120,6 @@ def test_settings_that_cannot_be_searched_are_refused_before_anything_starts(
     folder = edited(study, old, new)
     assert words in refused(folder, "run", "typed.toml")
     assert not (folder / "runs").exists()
-
-
-def test_run_directory_of_another_study(study: Path) -> None:
-    done = autotune("run", "typed.toml", "--trials", "1", "--json", cwd=study.parent)
-    assert json.loads(done.stdout)["trial_count"] == 1
-    before = (study.parent / "runs/typed/records.jsonl").read_bytes()
-    folder = edited(study, "pairs_cap = 12", "pairs_cap = 13")
-    assert "belongs to another study (different: measure)" in refused(folder, "run", "typed.toml")
-    assert (folder / "runs/typed/records.jsonl").read_bytes() == before
-
-
-def test_two_drivers_on_one_run_directory(study: Path) -> None:
-    store = Store.create_or_resume(study.parent / "runs/typed", load_study(study), study_dir=study.parent)
-    try:
-        assert "only one driver may write" in refused(study.parent, "run", "typed.toml")
-        assert json.loads(autotune("status", "--json", cwd=study.parent).stdout)[0]["state"] == "running"
-    finally:
-        store.close()
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from typer.testing import CliRunner
 from autotune.cli.app import app
 from autotune.model.errors import AutotuneError
 from autotune.model.records import Outcome, TrialResult
-from autotune.model.units import format_detectable
 from autotune.results.api import load
 from autotune.results.comparison import compare_stores
 from autotune.results.export import ExportFormat, render_export
@@ -76,9 +75,3 @@ def test_of_a_study_without_a_trial_nothing_is_said_of_settings(run_replay: Run)
     nothing, _, _ = run_replay(replay_study(effects=EFFECTS), trials=5, folder="empty", space=SearchSpace(()))
     assert nothing.outcome is Outcome.INCONCLUSIVE
     assert nothing.sentence.endswith("there was nothing to try")
-
-
-def test_no_bound_of_a_hundred_percent_is_told() -> None:
-    assert format_detectable(0.012) == "about 1.2 %"
-    assert format_detectable(1.001).startswith("more than 50.0 %")
-    assert format_detectable(math.nan) == "-"

@@ -23,14 +23,6 @@ def study(**more: object) -> StudySpec:
     return parse_study({"name": "s", "workload": {"entry": "llama"}, **more})
 
 
-def test_records_come_back_in_order(tmp_path: Path) -> None:
-    store = Store.create_or_resume(tmp_path / "r", study(), study_dir=tmp_path)
-    for i in range(7):
-        store.append(IncidentRecord(what=f"n{i}"))
-    again = Store.open(tmp_path / "r")
-    assert [r.what for r in again.of(IncidentRecord)] == [f"n{i}" for i in range(7)]
-
-
 def test_torn_last_line_is_ignored_by_readers_and_cut_by_the_next_writer(tmp_path: Path) -> None:
     store = Store.create_or_resume(tmp_path, study(), study_dir=tmp_path)
     store.append(IncidentRecord(what="whole"))
@@ -98,13 +90,6 @@ def test_folders_cannot_leave_the_run_directory(tmp_path: Path, name: str) -> No
     store = Store.create_or_resume(tmp_path, study(), study_dir=tmp_path)
     with pytest.raises(RunDirectoryError, match="plain name"):
         store.folder("trials", name)
-
-
-def test_unwritable_place_says_what_to_do(tmp_path: Path) -> None:
-    blocker = tmp_path / "file"
-    blocker.write_text("")
-    with pytest.raises(RunDirectoryError, match="--run-dir"):
-        Store.create_or_resume(blocker / "run", study(), study_dir=tmp_path)
 
 
 def test_full_disk_is_told_and_what_is_written_stays_whole(tmp_path: Path) -> None:

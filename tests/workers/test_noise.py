@@ -84,17 +84,6 @@ def test_stalls_of_the_candidate_are_rare_and_make_it_slower_in_total() -> None:
     assert math.log(estimate_pairs(ratios[:40]).ratio) == pytest.approx(math.log(0.95))  # what trims does not see it
 
 
-def test_two_that_are_started_at_once_draw_the_same_whichever_comes_first() -> None:
-    noise = {"white_sd": 0.01, "process_sd": 0.01, "period_steps": 50.0, "period_burst_steps": 9.0, "period_cost": 1.0}
-    found = []
-    for order in ((REFERENCE, CANDIDATE), (CANDIDATE, REFERENCE)):
-        launcher = Place(fault_share=0.5, fault_cost=0.1, **noise).launcher
-        launcher.log = lambda settings, folder: folder  # type: ignore[method-assign]
-        workers = {s: launcher.start(s, Path(f"/simulated/{len(s)}"), progress=lambda phase: None) for s in order}
-        found.append([workers[s].run_block(STEPS) for s in (REFERENCE, CANDIDATE, REFERENCE)])
-    assert found[0] == found[1]
-
-
 @pytest.mark.parametrize(
     "terms", [{"idle_cost": 0.02}, {"memory_cost": 0.03}, {"idle_cost": 0.01, "memory_cost": 0.02}]
 )
