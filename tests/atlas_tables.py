@@ -6,8 +6,9 @@ import random
 from pathlib import Path
 from typing import Any
 
-from autotune.settings.atlas import Atlas, AtlasRow, AtlasVerdict, atlas_text
+from autotune.settings.atlas import Atlas, AtlasRow, AtlasVerdict
 from autotune.settings.catalog import load_catalog
+from harness.build_atlas import atlas_text
 
 KINDS = ("dense-fsdp", "tensor-parallel", "pipeline", "moe", "recurrent", "long-context")
 TARGETS = ("a100-sxm-80", "h100-sxm", "h200", "b200", "gb200")
@@ -140,7 +141,7 @@ def _drawn(cell: tuple[str, str, str, int], setting: Any, value: str, habit: Any
 
 
 def write(atlas: Atlas, folder: Path) -> Path:
-    """A table as `autotune atlas build` leaves it: a file for each release."""
+    """A table as `harness.build_atlas` leaves it: a file for each release."""
     folder.mkdir(parents=True, exist_ok=True)
     for jaxlib in atlas.jaxlibs:
         text = atlas_text(r for r in atlas if r.jaxlib == jaxlib)

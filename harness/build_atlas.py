@@ -1,5 +1,9 @@
 """Builds the atlas: compiles every setting for every kind of model and GPU, without a GPU.
 
+    python -m harness.build_atlas [--kind KIND] [--target GPU] [--gpus N] [--into FOLDER] [--time-budget 2h]
+
+The table of the installed release is written cell by cell; the same command goes on where it was stopped.
+
 Most settings change nothing in most cells. Settings that are guessed to act are compiled alone, value by value. All
 others are compiled together, in sets that each hold all of them, until every value was in a set with the default's
 program. `autotune.compiler.interaction` finds what changed a set with another program; that is then compiled alone.
@@ -9,7 +13,9 @@ that two settings have only together; see `AtlasRow.tried`.
 
 from __future__ import annotations
 
+import argparse
 import os
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,12 +26,13 @@ from autotune.compiler.interaction import TimeUp, find_interactions
 from autotune.compiler.program import CompiledProgram, changes
 from autotune.compiler.screen import Screener, chains, facts_of, find_canary, open_screener, spread
 from autotune.compiler.targets import Target, Topology, load_target
-from autotune.machine.environment import driver_python
+from autotune.machine.environment import caller_environment, default_cache_dir, driver_python
 from autotune.machine.files import replace_file
 from autotune.model.errors import AutotuneError, LaunchError, SettingError, close_matches
 from autotune.model.flags import FlagSet
 from autotune.model.spec import StudySpec, parse_study
-from autotune.settings.atlas import AtlasRow, AtlasVerdict, ModelKind, atlas_text, load_kinds, read_rows
+from autotune.model.units import parse_duration
+from autotune.settings.atlas import HEADER, AtlasRow, AtlasVerdict, ModelKind, load_kinds, read_rows
 from autotune.settings.catalog import NEVER_SEARCHED, Stage, Tier
 from autotune.settings.known import KnownSettings
 from autotune.settings.probe import probe_build
@@ -405,3 +412,37 @@ def _worth_compiling(parameter: Parameter) -> list[str]:
 
 def _short(program: CompiledProgram) -> str:
     return program.fingerprint[:12]
+
+
+def atlas_text(rows: Iterable[AtlasRow]) -> str:
+    """Formats the text of a table's file: rows sorted, defaults omitted."""
+    ordered = sorted(rows, key=lambda r: (*r.cell, r.kind, r.name, r.value))
+    return "\n".join([HEADER, *(r.model_dump_json(exclude_defaults=True) for r in ordered)]) + "\n"
+
+
+def main() -> None:
+    """Entry point; tells on stderr what it does, and prints the table's path."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kind", action="append", default=[], help="kind of model; may be repeated; default: all")
+    parser.add_argument("--target", action="append", default=[], metavar="GPU", help="may be repeated")
+    parser.add_argument("--gpus", action="append", default=[], type=int, metavar="N", help="may be repeated")
+    parser.add_argument("--into", type=Path, default=Path("autotune/data/atlas"), metavar="FOLDER")
+    parser.add_argument("--time-budget", type=parse_duration, metavar="2h", help="no compilation begins after that")
+    arguments = parser.parse_args()
+    began_s = time.monotonic()
+
+    def say(text: str) -> None:
+        minutes, seconds = divmod(int(time.monotonic() - began_s), 60)
+        print(f"[{minutes:3d}:{seconds:02d}] {text}", file=sys.stderr, flush=True)
+
+    plan = Plan(
+        cells=planned_cells(arguments.kind, arguments.target, arguments.gpus),
+        folder=arguments.into,
+        cache_dir=default_cache_dir(caller_environment()) / "screen",
+        limit_s=arguments.time_budget,
+    )
+    print(build_atlas(plan, say))
+
+
+if __name__ == "__main__":
+    main()
