@@ -32,7 +32,7 @@ SET_BY_JAX = frozenset(
 )
 """Options that JAX overwrites for each compilation (jax/_src/compiler.py), and one that its CPU client overwrites."""
 
-_OPTION = re.compile(r"^(\w+): (.+)$", re.MULTILINE)
+_FIELD = re.compile(r"(\w+): (.+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +91,30 @@ def check_processes(settings: FlagSet, processes: Iterable[Mapping[str, Any]]) -
     return SettingsCheck(tuple(dict.fromkeys(line for s in seen for line in s.lost)), tuple(notes))
 
 
-def parse_debug_options(written: str) -> dict[str, list[str]]:
-    """Parses XLA's list of debug options that are not defaults: name to all listed values, without quotes."""
+def parse_text_proto(text: str) -> dict[str, list[str]]:
+    """Parses a text proto, such as XLA's debug options: field to its values, without quotes.
+
+    An entry of a map is one value, ``key=value``; so are the fields of any other block, joined by semicolons.
+    """
     found: dict[str, list[str]] = {}
-    for name, value in _OPTION.findall(written):
-        found.setdefault(name, []).append(_plain(value))
+    blocks: list[str] = []
+    inner: list[tuple[str, str]] = []
+    for line in map(str.strip, text.splitlines()):
+        if line.endswith("{"):
+            blocks.append(line[:-1].strip())
+        elif line == "}" and blocks:
+            block = blocks.pop()
+            if not blocks:
+                is_map = {n for n, _ in inner} == {"key", "value"}
+                value = "=".join(v for _, v in sorted(inner)) if is_map else ";".join(map("=".join, inner))
+                found.setdefault(block, []).append(value)
+                inner = []
+        elif match := _FIELD.fullmatch(line):
+            value = _plain(match[2])
+            if blocks:
+                inner.append((match[1], value))
+            else:
+                found.setdefault(match[1], []).append(value)
     return found
 
 
