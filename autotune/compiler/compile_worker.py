@@ -24,13 +24,13 @@ from autotune.compiler.targets import Target, Topology, compiler_versions
 from autotune.machine.environment import caller_environment, child_environment, driver_python, let_import_packages
 from autotune.machine.files import COMPILES, Scratch
 from autotune.model.errors import LaunchError
-from autotune.model.flags import OPTION, FlagSet
+from autotune.model.flags import OPTION, FlagSet, parse_text_proto
 from autotune.model.measurement import Failure, FailureKind
 from autotune.model.options import PROCESS_COUNT, options_in
 from autotune.model.time_limits import COMPILE_FACTOR, CompileLimits
 from autotune.workers.base import GuardedProcess
 from autotune.workers.failures import classify_failure
-from autotune.workers.settings_check import check_debug_options, check_options, parse_text_proto
+from autotune.workers.settings_check import check_debug_options, check_options
 
 NICENESS = 15
 """Nice value of all compiling processes."""

@@ -34,7 +34,7 @@ from autotune.machine.environment import caller_environment, default_cache_dir, 
 from autotune.machine.files import replace_file
 from autotune.machine.host import Packages, cuda_plugin, packages_of
 from autotune.model.errors import LaunchError
-from autotune.workers.settings_check import parse_text_proto
+from autotune.model.flags import parse_text_proto
 
 SCHEMA_VERSION = 3
 _UNSET_MEANS = {"bool": "false", "int32": "0", "int64": "0", "float": "0", "string": ""}

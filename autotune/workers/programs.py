@@ -18,8 +18,8 @@ from typing import Any
 
 from autotune.child.fingerprint import strip_hlo
 from autotune.machine.files import COMPILES, Scratch
-from autotune.model.flags import FlagSet
-from autotune.workers.settings_check import check_debug_options, parse_text_proto
+from autotune.model.flags import FlagSet, parse_text_proto
+from autotune.workers.settings_check import check_debug_options
 
 DUMP_FLAG = "xla_dump_to"
 BEFORE, AFTER = ".before_optimizations.txt", ".cpu_after_optimizations.txt"

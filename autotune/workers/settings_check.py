@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ast
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -31,8 +29,6 @@ SET_BY_JAX = frozenset(
     }
 )
 """Options that JAX overwrites for each compilation (jax/_src/compiler.py), and one that its CPU client overwrites."""
-
-_FIELD = re.compile(r"(\w+): (.+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,33 +87,6 @@ def check_processes(settings: FlagSet, processes: Iterable[Mapping[str, Any]]) -
     return SettingsCheck(tuple(dict.fromkeys(line for s in seen for line in s.lost)), tuple(notes))
 
 
-def parse_text_proto(text: str) -> dict[str, list[str]]:
-    """Parses a text proto, such as XLA's debug options: field to its values, without quotes.
-
-    An entry of a map is one value, ``key=value``; so are the fields of any other block, joined by semicolons.
-    """
-    found: dict[str, list[str]] = {}
-    blocks: list[str] = []
-    inner: list[tuple[str, str]] = []
-    for line in map(str.strip, text.splitlines()):
-        if line.endswith("{"):
-            blocks.append(line[:-1].strip())
-        elif line == "}" and blocks:
-            block = blocks.pop()
-            if not blocks:
-                is_map = {n for n, _ in inner} == {"key", "value"}
-                value = "=".join(v for _, v in sorted(inner)) if is_map else ";".join(map("=".join, inner))
-                found.setdefault(block, []).append(value)
-                inner = []
-        elif match := _FIELD.fullmatch(line):
-            value = _plain(match[2])
-            if blocks:
-                inner.append((match[1], value))
-            else:
-                found.setdefault(match[1], []).append(value)
-    return found
-
-
 def check_debug_options(settings: FlagSet, options: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
     """Returns a clause for each XLA flag that is listed with another switch or number than given.
 
@@ -125,15 +94,6 @@ def check_debug_options(settings: FlagSet, options: Mapping[str, Sequence[str]])
     """
     listed = ((n, v, options.get(n, ())) for n, v in settings.of_kind("xla").items() if n not in SET_BY_JAX)
     return tuple(f"{n}={v} became {got[0]}" for n, v, got in listed if len(got) == 1 and _contradict(v, got[0]))
-
-
-def _plain(value: str) -> str:
-    if not value.startswith('"'):
-        return value
-    try:
-        return str(ast.literal_eval(f"b{value}").decode(errors="replace"))
-    except (SyntaxError, ValueError):
-        return value
 
 
 def _contradict(wanted: str, got: str) -> bool:

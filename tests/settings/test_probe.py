@@ -9,6 +9,7 @@ import pytest
 
 import autotune.settings.probe
 from autotune.model.errors import LaunchError
+from autotune.model.flags import parse_text_proto
 from autotune.settings.probe import (
     FlagInfo,
     ParserProcess,
@@ -17,7 +18,6 @@ from autotune.settings.probe import (
     probe_build,
     read_debug_options,
 )
-from autotune.workers.settings_check import parse_text_proto
 
 FLAG_COUNTS = {"0.10.2": 309, "0.11.2": 339, "0.12.0.1": 350}  # counted in the builds' own usage text
 
