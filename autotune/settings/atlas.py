@@ -104,10 +104,6 @@ class ModelKind:
     sequences_per_gpu: float = 1.0
     gpus: tuple[int, ...] = (8, 64)
 
-    def options_for(self, gpus: int) -> dict[str, Any]:
-        """The workload's options on this number of GPUs."""
-        return {**self.options, "batch": max(1, round(self.sequences_per_gpu * gpus))}
-
 
 class Atlas:
     """The rows of the table, with an index by setting."""
