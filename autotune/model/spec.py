@@ -14,14 +14,14 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, Field, ValidationError, field_validator, model_validator
 
 from autotune.model.errors import SettingError, StudyFileError, close_matches
 from autotune.model.expressions import Expression
 from autotune.model.flags import OPTION, FlagSet
 from autotune.model.measurement import Settings
 from autotune.model.options import PROCESS_COUNT, broken_rule, check_rules, combinations, option_sets, options_in
-from autotune.model.redaction import redact_data
+from autotune.model.redaction import redact_data, redact_text
 from autotune.model.sections import (
     ConfirmSpec,
     DeviceSpec,
@@ -106,7 +106,7 @@ class StudySpec(Section):
     """
 
     name: Annotated[str, Field(pattern=STUDY_NAME)]
-    description: str = ""
+    description: Annotated[str, AfterValidator(redact_text)] = ""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     workload: WorkloadSpec
     device: DeviceSpec = DeviceSpec()
