@@ -245,7 +245,7 @@ def library_list(library: options.Library = Path("library"), as_json: options.Js
     from autotune.results.library import library_entries
     from autotune.results.winner import check_records
 
-    known = [(e, check_records(e.winner, e.path)) for e in library_entries(library)]
+    known = [(e, check_records(e.winner, e.path)) for e in library_entries(library, _say)]
     if as_json:
         print_json([plain(e.winner, file=str(e.path), status=check.status) for e, check in known])
         return
@@ -267,7 +267,9 @@ def best(
     """Gives the best known winner for a GPU, count, jaxlib and workload, or the nearest one, labelled untested."""
     from autotune.results.library import LibraryQuery, best_known, format_match, library_entries
 
-    match = best_known(library_entries(library), LibraryQuery(gpu=gpu, count=count, jaxlib=jaxlib, workload=workload))
+    match = best_known(
+        library_entries(library, _say), LibraryQuery(gpu=gpu, count=count, jaxlib=jaxlib, workload=workload)
+    )
     status = _read_checked(match.entry.path)[1].status
     if as_json:
         tested, file = match.is_tested, str(match.entry.path)

@@ -54,7 +54,7 @@ def option_text(value: Any) -> str:
     """
     try:
         return json.dumps(value, sort_keys=True, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise SettingError(
             f"an option's value must be text, number, true, false, list or table but got {value!r:.100}"
         ) from error
@@ -74,6 +74,16 @@ def options_in(settings: Mapping[str, str]) -> dict[str, Any]:
             except (json.JSONDecodeError, RecursionError) as error:
                 raise SettingError(f"the value of {name} must be JSON but got {text!r:.100}: {error}") from error
     return found
+
+
+MOST_NESTED = 32
+"""Lists and tables in each other, in a file of the user's."""
+
+
+def is_nested_deeper(data: Any, most: int = MOST_NESTED) -> bool:
+    """Whether lists and tables lie deeper in each other than so often."""
+    inner = data.values() if isinstance(data, Mapping) else data if isinstance(data, list | tuple) else ()
+    return most < 0 or any(is_nested_deeper(value, most - 1) for value in inner)
 
 
 def option_sets(options: Mapping[str, Any]) -> dict[str, str]:

@@ -18,9 +18,19 @@ from pydantic import AfterValidator, BaseModel, Field, ValidationError, field_va
 
 from autotune.model.errors import SettingError, StudyFileError, close_matches
 from autotune.model.expressions import Expression
+from autotune.model.files import plain_text
 from autotune.model.flags import OPTION, FlagSet
 from autotune.model.measurement import Settings
-from autotune.model.options import PROCESS_COUNT, broken_rule, check_rules, combinations, option_sets, options_in
+from autotune.model.options import (
+    MOST_NESTED,
+    PROCESS_COUNT,
+    broken_rule,
+    check_rules,
+    combinations,
+    is_nested_deeper,
+    option_sets,
+    options_in,
+)  # fmt: skip
 from autotune.model.redaction import redact_data, redact_text
 from autotune.model.sections import (
     ConfirmSpec,
@@ -310,7 +320,7 @@ def load_study(path: Path) -> StudySpec:
         StudyFileError: If the file is missing, is not TOML, or has an illegal key or value; all are named.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = plain_text(path)
     except FileNotFoundError:
         beside = [p.name for p in path.parent.glob("*.toml")] if path.parent.is_dir() else []
         hint = close_matches(path.name, beside)
@@ -321,6 +331,8 @@ def load_study(path: Path) -> StudySpec:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise StudyFileError(f"{path} must be TOML but: {error}") from error
+    except RecursionError:
+        raise _too_deep(str(path)) from None
     return parse_study(data, source=str(path))
 
 
@@ -330,11 +342,19 @@ def parse_study(data: dict[str, Any], *, source: str = "study") -> StudySpec:
     Raises:
         StudyFileError: If a key or value is not legal.
     """
+    if is_nested_deeper(data):
+        raise _too_deep(source)
     try:
         return StudySpec.model_validate(data)
     except ValidationError as error:
         lines = [explain(e, StudySpec) for e in error.errors()]
         raise StudyFileError(f"{source} is not a legal study:\n" + "\n".join(f"  - {line}" for line in lines)) from None
+
+
+def _too_deep(source: str) -> StudyFileError:
+    return StudyFileError(
+        f"{source} must not have more than {MOST_NESTED} lists or tables in each other but has; write them flatter"
+    )
 
 
 def _digest(data: Any) -> str:

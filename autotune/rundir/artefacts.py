@@ -7,13 +7,12 @@ folder that the caller chose, and only if it holds a plain file with the right d
 from __future__ import annotations
 
 import errno
-import os
-import stat
 from collections.abc import Iterable
 from pathlib import Path
 
 from autotune.model.artefacts import Artefact, artefacts_of, digest_of, file_name, in_folder
 from autotune.model.errors import AutotuneError
+from autotune.model.files import plain_content
 from autotune.model.flags import FlagSet
 from autotune.model.records import ProfileRecord
 from autotune.rundir.files import write_atomically
@@ -50,23 +49,10 @@ def place_artefacts(artefacts: Iterable[Artefact], folder: Path) -> None:
 def why_not_whole(path: Path, digest: str) -> str | None:
     """Returns the reason why a file is not the artefact of a SHA-256 digest; None if it is."""
     try:
-        got = digest_of(plain_content(path))
+        got = digest_of(plain_content(path, most=MOST_READ + 1, follow=False))
     except OSError as error:
         return "it is a symbolic link" if error.errno == errno.ELOOP else str(error.strerror).lower()
     return None if got == digest else f"it holds something else (SHA-256 {got[:12]})"
-
-
-def plain_content(path: Path) -> bytes:
-    """Reads a plain file without following links or blocking.
-
-    Raises:
-        OSError: If it is not a plain file, or cannot be read.
-    """
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    with os.fdopen(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EINVAL, "it is no plain file")
-        return file.read(MOST_READ + 1)
 
 
 def artefact_problems(settings: FlagSet, folder: Path) -> list[str]:
@@ -105,7 +91,7 @@ def read_artefacts(settings: FlagSet, folder: Path) -> tuple[Artefact, ...]:
     in_force(settings, folder)
     found = []
     for name, digest in artefacts_of(settings).items():
-        artefact = Artefact.of(name, plain_content(folder / file_name(name, digest)))
+        artefact = Artefact.of(name, plain_content(folder / file_name(name, digest), most=MOST_READ + 1, follow=False))
         if artefact.digest != digest:
             raise AutotuneError(f"{folder / artefact.file_name} must stay as it is while it is read but was changed")
         found.append(artefact)

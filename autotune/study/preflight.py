@@ -92,7 +92,7 @@ def prepare(spec: StudySpec, *, study_dir: Path, storage: str | None, note: Call
     check_sampler(spec.search)
     note("asking the installed build which settings it has")
     python = program_python(spec, study_dir, note=note)
-    library = library_of(spec, study_dir)
+    library = library_of(spec, study_dir, note)
     known = known_settings(spec, python)
     note(f"{known.build.build}: {sum(f.in_xla_flags for f in known.build.flags.values())} XLA flags")
     _refuse(spec, known)
@@ -258,7 +258,7 @@ def preview_space(
         run_dir: Directory of that run, if there is one.
         is_asked: Whether that run must exist.
         python: Interpreter of the build to probe; None for the workload's.
-        note: Called with a warning if the workload's interpreter is not known.
+        note: Called with a warning if the workload's interpreter, or a file of a library, cannot be read.
 
     Raises:
         SettingError: If the study names a group or setting that does not exist, or an illegal value.
@@ -277,7 +277,8 @@ def preview_space(
     report = screened_by(store) if store is not None else None
     count = facts.device_count if facts is not None else spec.device.count
     kind = floor.reference.device_kind if floor is not None else None
-    found = winners_for(library_of(spec, study_dir), spec, known, device_kind=kind, device_count=count)
+    library = library_of(spec, study_dir, note or (lambda text: None))
+    found = winners_for(library, spec, known, device_kind=kind, device_count=count)
     jaxlib, winners = known.build.jaxlib, found.winners
     return SpacePreview(
         space=space,

@@ -15,7 +15,7 @@ from pathlib import Path
 from autotune.compiler.screen import Effect, ScreenReport, SettingReport
 from autotune.machine.host import processor_name
 from autotune.model.artefacts import artefacts_of
-from autotune.model.errors import AutotuneError, StudyFileError
+from autotune.model.errors import StudyFileError
 from autotune.model.flags import FlagSet, kind_of
 from autotune.model.records import ScreenRecord
 from autotune.model.spec import StudySpec
@@ -198,11 +198,11 @@ def _atlas_factor(table: Atlas, name: str, wanted: Collection[object]) -> tuple[
 # ---------------------------------------------------------------------- library of winners
 
 
-def library_of(spec: StudySpec, study_dir: Path) -> tuple[Entry, ...]:
-    """Returns the winners of the library that a study names, for its platform.
+def library_of(spec: StudySpec, study_dir: Path, note: Callable[[str], None]) -> tuple[Entry, ...]:
+    """Returns the winners of the library that a study names, for its platform; see `library_entries`.
 
     Raises:
-        StudyFileError: If there is no such folder, or a file in it is no winner.
+        StudyFileError: If there is no such folder.
     """
     if spec.search.learn_from is None:
         return ()
@@ -212,11 +212,7 @@ def library_of(spec: StudySpec, study_dir: Path) -> tuple[Entry, ...]:
             f"search.learn_from must be the folder of a library of winners but {folder} is none; fill one "
             "(`autotune library add runs/NAME --library FOLDER`), or leave the key out"
         )
-    try:
-        found = library_entries(folder)
-    except AutotuneError as error:
-        raise StudyFileError(f"search.learn_from must hold winners only but {error}") from error
-    return tuple(e for e in found if e.winner.conditions.platform == spec.device.platform)
+    return tuple(e for e in library_entries(folder, note) if e.winner.conditions.platform == spec.device.platform)
 
 
 def winners_for(

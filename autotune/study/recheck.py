@@ -15,6 +15,7 @@ from autotune.machine.host import describe_machine, utc_now
 from autotune.model.artefacts import Artefact
 from autotune.model.clock import Stopwatch
 from autotune.model.errors import AutotuneError
+from autotune.model.files import plain_text
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import WorkloadFacts
 from autotune.model.proofs import Reestimate
@@ -208,7 +209,7 @@ def verify_winner(winner: Winner, file: Path, *, study: Path | None = None, run:
         found.append(Difference(field="loss", proven="nothing", here=winner.loss.words))
     found += artefact_differences(winner, file)
     if file.is_file():
-        if not is_unchanged(file.read_text(encoding="utf-8"), winner, file.parent):
+        if not is_unchanged(plain_text(file), winner, file.parent):
             found.append(Difference(field="file", proven="its text as exported", here="changed or moved since"))
         records = check_records(winner, file, run=run)
         found += records.differences
