@@ -15,7 +15,7 @@ from autotune.machine.environment import caller_environment, child_environment, 
 from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Failure, FailureKind
-from autotune.model.options import filled
+from autotune.model.options import filled_argument
 from autotune.model.spec import StudySpec
 from autotune.workers.base import GuardedProcess, WorkerFailed, reader_command
 
@@ -81,7 +81,7 @@ def run_probe(
         LaunchError: If it cannot be started.
     """
     with tempfile.TemporaryDirectory(prefix="autotune-probe-", ignore_cleanup_errors=True) as folder:
-        arguments = [filled(part, {"folder": folder}) for part in command]
+        arguments = [filled_argument(part, {"folder": folder}) for part in command]
         log = Path(folder) / "probe.log"
         process = GuardedProcess(reader_command("probe"), environment, log, cwd=str(cwd))
         found, began = Probe(terminal=terminal), time.monotonic()

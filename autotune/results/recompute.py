@@ -13,7 +13,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from autotune.model.artefacts import artefacts_of
-from autotune.model.errors import RunDirectoryError
+from autotune.model.errors import RunDirectoryError, SettingError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Pair, is_divided_as_told
 from autotune.model.proofs import ALONE, GAIN, alone_of, figures_of, gain_of, judge_soak, reestimate, standing
@@ -61,6 +61,7 @@ def disagreements(store: Store, conclusion: ConclusionRecord) -> list[str]:
     found = [*_of_runs(store, runs), *_of_work(store, runs), *_of_plans(records)]
     for key, proof in proofs.items():
         found += _of_proof(store.spec, proof, plans.get(key), runs)
+    found += _of_options(store.spec, conclusion)
     found += _of_winner(conclusion, proofs, runs)
     found += _of_soak(conclusion, [r for r in records if isinstance(r, SoakRecord)])
     found += _of_profile(conclusion, [r for r in records if isinstance(r, ProfileRecord)])
@@ -164,6 +165,14 @@ def _of_proof(
         return
     fields = ("process_count", "estimate", "corrected", "verdict", "is_vetoed", "is_passed")
     yield from _differing(f"{name}: its pairs of processes give", proof, {f: getattr(here, f) for f in fields})
+
+
+def _of_options(spec: StudySpec, conclusion: ConclusionRecord) -> Iterator[str]:
+    """Checks that the options of a winner are the study's, for they end in a command."""
+    try:
+        spec.under(conclusion.settings or FlagSet())
+    except SettingError as error:
+        yield str(error)
 
 
 def _of_winner(

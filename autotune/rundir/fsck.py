@@ -214,17 +214,16 @@ class _Check:
                 self._add(file, f"{told}: the record's figures stand, the raw data behind them is lost")
 
     def _check_unnamed(self) -> None:
-        """Finds measurements that no record names: without any record they are lost to the study."""
+        """Finds measurements that no record names: more than killed drivers leave, and records are lost."""
         unnamed = [] if self._is_being_written else unnamed_folders(self._path, self.records.values())
+        if not unnamed:
+            return
         sessions = sum(isinstance(r, SessionRecord) for r in self.records.values())
         lanes = len({r.by for r in self.records.values() if isinstance(r, FloorResult)})
-        if not self.records and unnamed:
-            self._add(self._path / RECORDS, f"has no record of {len(unnamed)} folders with measurements", _RESTORE)
-        for name in unnamed:
-            what = "holds measurements that no record names, as a driver that is killed leaves them"
-            is_rest = len(unnamed) <= sessions * max(1, lanes)
-            more = "" if is_rest else f", but there are {len(unnamed)} such folders: records are lost"
-            self._add(self._path / name, what + more, is_harmless=is_rest)
+        is_rest = len(unnamed) <= sessions * max(1, lanes)
+        why = "as a driver that is killed leaves them" if is_rest else "records are lost"
+        what = f"does not name {len(unnamed)} folders with measurements ({', '.join(unnamed[:3])}): {why}"
+        self._add(self._path / RECORDS, what, "" if self.records else _RESTORE, is_harmless=is_rest)
 
 
 def _named_trials(record: AnyRecord) -> set[int]:

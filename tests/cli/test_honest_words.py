@@ -35,6 +35,8 @@ def runs(finished: Store, tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copytree(finished.path, path / name)
         lines = (path / name / RECORDS).read_text().splitlines(keepends=True)
         trials = [i for i, line in enumerate(lines) if json.loads(line)["kind"] == "trial"]
+        for folder in ("confirm", "minimise"):
+            shutil.rmtree(path / name / folder)
         (path / name / RECORDS).write_text("".join(lines[: trials[-1] + 1]))
     store = Store.open(path / "a")
     found = {judge(r.comparison.estimate) for r in store.of(TrialResult) if r.comparison is not None}

@@ -109,7 +109,7 @@ ATTACKS = [swap, link, pipe, folder, Path.unlink, lambda path: path.write_bytes(
 
 def test_what_lies_there_unchanged_holds_and_is_put_in_force(exported: Path) -> None:
     assert differing(exported) == set()
-    assert f"--{PROFILE}={beside(exported)}" in run_exec(exported)
+    assert f"--{PROFILE}={beside(exported)}" in run_exec(exported, "--force")
 
 
 @pytest.mark.parametrize("attack", ATTACKS)

@@ -198,8 +198,7 @@ def test_an_exported_file_is_compared_with_its_run_where_that_is_here(finished: 
     found = check_records(read_winner(away), away)
     assert found.status == "unchecked"
     assert found.unchecked == (
-        "unchecked, so nothing here shows that it was proven: its run 'mine' is not here; "
-        "name it (autotune verify FILE --run RUN)"
+        "unchecked, so nothing here shows that it was proven: its run 'mine' is not here; name it with --run RUN"
     )
     assert check_records(read_winner(away), away, run=run) == RecordCheck()
 
