@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.model.errors import LaunchError
-from autotune.model.options import filled
+from autotune.model.options import filled_argument
 from autotune.workers.base import GuardedProcess, reader_command
 
 ASK_EVERY_S = 0.5
@@ -73,7 +73,7 @@ def run_probe(
         LaunchError: If it cannot be started.
     """
     with tempfile.TemporaryDirectory(prefix="autotune-probe-", ignore_cleanup_errors=True) as folder:
-        arguments = [filled(part, {"folder": folder}) for part in command]
+        arguments = [filled_argument(part, {"folder": folder}) for part in command]
         log = Path(folder) / "probe.log"
         process = GuardedProcess(reader_command("probe"), environment, log, cwd=str(cwd))
         found, began = Probe(terminal=terminal), time.monotonic()
