@@ -142,6 +142,11 @@ def _texts(value: str) -> Iterator[str]:
             left += [*found, *found.values()]
 
 
+def reaches_out(name: str) -> bool:
+    """Whether a setting writes or reads files or loads code, by its name."""
+    return kind_of(name) in ("xla", "jax") and _FILE_OPTION.search(name) is not None
+
+
 def refuse_reaching_out(names: Iterable[str]) -> None:
     """Refuses settings that write or read files or load code, for what is handed on to others; artefacts pass.
 
@@ -152,8 +157,7 @@ def refuse_reaching_out(names: Iterable[str]) -> None:
         SettingError: If there is one, with its name.
     """
     values: Mapping[str, str] = names if isinstance(names, Mapping) else {}
-    reaching = [n for n in names if kind_of(n) in ("xla", "jax") and _FILE_OPTION.search(n)]
-    if found := [n for n in reaching if not is_artefact(n, values.get(n, ""))]:
+    if found := [n for n in names if reaches_out(n) and not is_artefact(n, values.get(n, ""))]:
         raise SettingError(
             f"what is handed on must not write or read files or load code but {', '.join(found)} can; "
             "take it out of the study and prove the rest again"

@@ -16,6 +16,7 @@ from autotune.child.read_output import last_exception
 from autotune.child.recognise import Recognised, recognise
 from autotune.child.steps import StepReader, plain
 from autotune.machine.environment import caller_environment, child_environment, driver_python
+from autotune.machine.files import COMPILES, Scratch
 from autotune.machine.gpus import visible_gpus
 from autotune.machine.host import processor_name
 from autotune.model.errors import AutotuneError, LaunchError, StudyFileError
@@ -25,6 +26,7 @@ from autotune.model.redaction import redact_command
 from autotune.model.spec import StudySpec
 from autotune.model.turn_sizes import WARMUP_STEPS
 from autotune.model.units import format_seconds
+from autotune.programs.own_settings import DEVICE_COUNT, OwnSettings, marks_of, own_settings
 from autotune.programs.probe import Probe, run_probe
 
 LEAST_STEPS = 10
@@ -77,6 +79,7 @@ class ProbeResult:
         steps: Lines with a step; all of them if it `ended`.
         ended: Whether it ended by itself.
         python: Interpreter that loaded jaxlib; None if none was seen.
+        own: The settings that it sets itself.
     """
 
     request: ProbeRequest
@@ -93,6 +96,7 @@ class ProbeResult:
     device_count: int
     python: str | None
     jaxlib: str | None
+    own: OwnSettings
 
     @property
     def names_python(self) -> bool:
@@ -208,17 +212,25 @@ def run_request(request: ProbeRequest, *, tell: Callable[[str], None]) -> tuple[
         LaunchError: If it cannot be started.
     """
     refuse_one_word(request.command)
+    caller = caller_environment()
     environment = child_environment(
-        caller_environment(), FlagSet(), platform_name=request.platform,
-        virtual_devices=device_count("cpu") if request.platform == "cpu" else None,
+        caller, FlagSet(), platform_name=request.platform,
+        virtual_devices=asked_cpu_devices(caller) if request.platform == "cpu" else None,
     )  # fmt: skip
 
     def run(*, terminal: bool) -> tuple[Probe, StepWatch]:
-        watch = StepWatch(request, tell)
-        probe = run_probe(
-            request.command, environment, cwd=request.cwd, limit_s=request.limit_s, is_enough=watch.is_enough,
-            terminal=terminal,
-        )  # fmt: skip
+        watch, dump = StepWatch(request, tell), Scratch(COMPILES) if request.platform == "cpu" else None
+        marked = {**environment, "XLA_FLAGS": marks_of(dump.path if dump is not None else None)}
+        try:
+            probe = run_probe(
+                request.command, marked, cwd=request.cwd, limit_s=request.limit_s, is_enough=watch.is_enough,
+                terminal=terminal,
+            )  # fmt: skip
+            if dump is not None:
+                probe.has_dumped = any(dump.path.iterdir())
+        finally:
+            if dump is not None:
+                dump.close()
         return probe, watch
 
     probe, watch = run(terminal=bool(request.terminal))
@@ -239,8 +251,8 @@ def probe_program(request: ProbeRequest, *, tell: Callable[[str], None]) -> Prob
     """Runs a program once and returns the properties that its study needs.
 
     Raises:
-        LaunchError: If it cannot be started, fails, or makes no steps that can be read; the message shows its last
-            lines and says what to do.
+        LaunchError: If it cannot be started, fails, takes no XLA_FLAGS, or makes no steps that can be read; the message
+            says what to do.
         StudyFileError: If a given rule cannot work.
     """
     refuse_bad_rules(request.rules)
@@ -261,13 +273,15 @@ def probe_program(request: ProbeRequest, *, tell: Callable[[str], None]) -> Prob
             "the program must run on a GPU but opened none, although this machine has some: mend its JAX (`autotune "
             "doctor --python INTERPRETER` says what is missing), or add --platform cpu"
         )
+    own = own_settings(probe, request.command, request.cwd)
+    here = {**caller_environment(), **own.environment}
     rules = {**watch.rules, **({"terminal": True} if probe.terminal else {})}
     return ProbeResult(
         request=request, rules=rules, how=_in_words(rules, is_given=request.rules is not None), example=steps.example,
         doubt=doubt_of(watch.best), step_s=steps.typical_s, line_s=steps.line_s,
         start_s=steps.at_s[min(WARMUP_STEPS, count - 1)], steps=count, ended=probe.status is not None,
-        device=device_words(request.platform), device_count=device_count(request.platform), python=probe.python,
-        jaxlib=probe.jaxlib,
+        device=device_words(request.platform, here), device_count=device_count(request.platform, here),
+        python=probe.python, jaxlib=probe.jaxlib, own=own,
     )  # fmt: skip
 
 
@@ -299,21 +313,23 @@ def refuse_one_word(command: Sequence[str]) -> None:
 # ---------------------------------------------------------------------- devices
 
 
-def device_count(platform: str) -> int:
-    """Counts the devices of a program started here: visible GPUs, or the CPU devices that the environment asks for."""
-    environment = caller_environment()
+def device_count(platform: str, environment: Mapping[str, str]) -> int:
+    """Counts the devices of a program with this environment: visible GPUs, or the CPU devices that it asks for."""
     if platform == "cuda":
         return max(1, len(visible_gpus(environment)))
-    asked = [environment.get("JAX_NUM_CPU_DEVICES", "")]
-    for token in parse_tokens(environment.get("XLA_FLAGS", "")):
-        if token.name == "xla_force_host_platform_device_count":
-            asked.append(token.value or "")
-    return max((int(text) for text in asked if text.isdigit() and int(text) > 0), default=1)
+    return asked_cpu_devices(environment) or 1
 
 
-def device_words(platform: str) -> str:
-    """Returns the name of the device, as its driver or the kernel gives it."""
-    gpus = visible_gpus(caller_environment()) if platform == "cuda" else ()
+def asked_cpu_devices(environment: Mapping[str, str]) -> int | None:
+    """Returns the number of CPU devices that an environment asks for, JAX's own variable first; None without one."""
+    flags = [t.value or "" for t in parse_tokens(environment.get("XLA_FLAGS", "")) if t.name == DEVICE_COUNT]
+    asked = [environment.get("JAX_NUM_CPU_DEVICES", ""), *reversed(flags)]
+    return next((int(text) for text in asked if text.isdigit() and int(text) > 0), None)
+
+
+def device_words(platform: str, environment: Mapping[str, str]) -> str:
+    """Returns the name of the device of a program, as its driver or the kernel gives it."""
+    gpus = visible_gpus(environment) if platform == "cuda" else ()
     return gpus[0].name if gpus else "GPU" if platform == "cuda" else processor_name()
 
 

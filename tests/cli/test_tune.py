@@ -173,6 +173,57 @@ def test_arguments_arrive_as_they_are_and_a_launcher_is_seen_through(tmp_path: P
     assert ", jaxlib " in done.stdout
 
 
+LOADS_XLA = "import os, sys, jaxlib.xla_client\n"
+AGAIN = """
+import os, sys
+if os.environ.get("XLA_FLAGS") != "--xla_cpu_enable_fast_math=true":
+    os.environ["XLA_FLAGS"] = "--xla_cpu_enable_fast_math=true"
+    os.execv(sys.executable, [sys.executable, *sys.argv])
+"""
+FLAG, SCRIPT = "--xla_cpu_enable_fast_math=true", f'{sys.executable} train.py "$@"'
+LOSES_FLAGS = {
+    "exports its own": f'export XLA_FLAGS="{FLAG}"\n{SCRIPT}',
+    "takes them away": f"unset XLA_FLAGS\n{SCRIPT}",
+    "starts again with its own": f"{sys.executable} again.py",
+}
+
+
+@pytest.mark.parametrize("kind", LOSES_FLAGS)
+def test_a_script_that_lets_no_settings_arrive_is_told_before_the_study(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(LOADS_XLA + PLAIN.format(steps=2000))
+    (tmp_path / "again.py").write_text(AGAIN + (tmp_path / "train.py").read_text())
+    (tmp_path / "run.sh").write_text(LOSES_FLAGS[kind] + "\n")
+    done = autotune("tune", "--dry-run", "--", "bash", "run.sh", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "XLA_FLAGS" in done.stderr
+    if kind == "exports its own":
+        assert f'export XLA_FLAGS="{FLAG} $XLA_FLAGS"' in done.stderr
+    assert not (tmp_path / "run.toml").exists()
+
+
+def test_the_settings_of_a_script_become_the_baseline_and_its_devices_those_of_the_study(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(LOADS_XLA + PLAIN.format(steps=2000))
+    own = f"{FLAG} --xla_force_host_platform_device_count=3 --xla_dump_to=/nowhere"
+    (tmp_path / "run.sh").write_text(f'export XLA_FLAGS="$XLA_FLAGS {own}" OMP_NUM_THREADS=2\n{SCRIPT}\n')
+    done = autotune("tune", "--dry-run", "--", "bash", "run.sh", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert f'export XLA_FLAGS="{own} $XLA_FLAGS"' in done.stdout, "its flags come last, so they win over a trial's"
+    assert 'export OMP_NUM_THREADS="${OMP_NUM_THREADS:-2}"' in done.stdout
+    spec = load_study(tmp_path / "run.toml")
+    assert dict(spec.baseline) == {"OMP_NUM_THREADS": "2", "xla_cpu_enable_fast_math": "true"}, "no file is handed on"
+    assert spec.device.count == 3
+
+
+def test_python_that_replaces_its_flags_while_it_runs_is_found_out_by_what_xla_compiles(tmp_path: Path) -> None:
+    compiles = "import jax\njax.config.update('jax_platforms', 'cpu')\njax.numpy.ones(3).block_until_ready()\n"
+    replaces = f"import os\nos.environ['XLA_FLAGS'] = {FLAG!r}\n"
+    done = look(tmp_path, replaces + compiles + PLAIN.format(steps=2000))
+    assert done.returncode == 2
+    assert "train.py sets XLA_FLAGS itself" in done.stderr
+    adds = replaces.replace(" = ", " += ' ' + ")
+    assert look(tmp_path, adds + compiles + PLAIN.format(steps=2000)).returncode == 0
+
+
 def test_names_follow_the_program() -> None:
     assert name_of(["python", "src/train.py", "lr=3"]) == "train"
     assert name_of(["/opt/x/bin/python3.12", "-m", "pack.main"]) == "pack.main"
