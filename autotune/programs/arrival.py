@@ -7,6 +7,7 @@ import select
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from autotune.child.processes import xla_processes
 from autotune.machine.environment import variables_of
@@ -64,7 +65,7 @@ def _watch(pid: int, program: int, begun: int, settings: FlagSet, command: Seque
 def _seen(pid: int, program: int, settings: FlagSet, command: Sequence[str], folder: Path) -> list[str]:
     """Waits until the program has loaded XLA, and says whether the settings arrived in its processes."""
     names, deadline = variables_of(settings), time.monotonic() + LIMIT_S
-    processes = None
+    processes: list[dict[str, Any]] = []
     while time.monotonic() < deadline and not select.select([program], [], [], ASK_EVERY_S)[0]:
         earlier, processes = processes, xla_processes(pid, names)
         if processes and processes == earlier:
