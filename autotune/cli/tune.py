@@ -333,6 +333,8 @@ def show_plan(found: ProbeResult, plan: Plan, file: Path) -> None:
         *([("careful", found.doubt)] if found.doubt else []),
         *([("baseline", f"{own.settings}, which the program sets itself")] if (own := found.own).settings else []),
         *(("careful", warning) for warning in own.warnings),
+        ("loss", f"{found.loss:.4g}, read beside the steps: no winner may change it" if found.loss is not None else
+                 "none is read, so no winner can be held to it: name it by --loss"),
         ("times", f"ready after {format_seconds(found.start_s)}, a step takes {format_seconds(found.step_s)}; {steps}"),
         ("search", f"{len(names)} settings of {preview.build}: {', '.join(names[:MOST_NAMES])}{more}"),
         ("because", WHY[plan.kind]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ from autotune.cli.tune import name_of
 from autotune.model.spec import load_study
 from autotune.model.turn_sizes import WARMUP_STEPS
 from autotune.programs import look as looking
+from autotune.programs import proposal
 from harness.simulated_machine import write_study
 from tests.console import autotune
 
@@ -63,7 +65,10 @@ def test_a_plain_program_is_understood_and_its_study_passes_the_checks(tmp_path:
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_program_that_ends_is_asked_for_no_more_steps_than_it_makes(tmp_path: Path) -> None:
+def test_a_program_that_ends_is_asked_for_no_more_steps_than_it_makes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(looking, "ENOUGH_S", 60.0)
     done = look(tmp_path, PLAIN.format(steps=40))
     assert done.returncode == 0, done.stderr
     assert "then it ended by itself" in done.stdout
@@ -76,6 +81,7 @@ HOSTILE = {
     "crashes at once": ("import no_such_thing", "ModuleNotFoundError: No module named 'no_such_thing'"),
     "dies of a signal": ("import os; os.kill(os.getpid(), 11)", "was ended by signal 11"),
     "never prints a step": ("for i in range(3): print('apple', 'pear')", "apple pear"),
+    "prints one line": ("print('training')", "it printed one line only"),
     "wants standard input": ("name = input('your name? ')", "It reads standard input"),
     "makes too few steps": (PLAIN.format(steps=8), "at least 16 steps"),
 }
@@ -89,6 +95,48 @@ def test_a_program_that_cannot_be_tuned_is_told_what_to_do(kind: str, tmp_path: 
     assert wanted in done.stderr
     assert "autotune/cli/app.py" not in done.stderr  # no traceback of ours
     assert not (tmp_path / "train.toml").exists()
+
+
+UNKNOWN = {
+    "lines of its own": (
+        "for i in range(900):\n    time.sleep(.02)\n"
+        "    print(f'it {i}: L={4.2 - i / 1e3:.3f} (20.{i % 3}ms)', flush=True)",
+        "If this line is a step's",
+    ),
+    "JSON lines only": (
+        "for i in range(900):\n    time.sleep(.02)\n    with open('metrics.jsonl', 'a') as f:\n"
+        "        f.write(json.dumps({'step': i, 'loss': 4.2 - i / 1e3}) + '\\n')",
+        "It writes steps to metrics.jsonl",
+    ),
+    "a bar": (
+        "for i in range(900):\n    time.sleep(.02)\n"
+        "    print(f'Training: {i // 9}% |{\"#\" * (i // 30):30}|', end='\\r', flush=True)",
+        "it draws a progress bar",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", UNKNOWN)
+def test_not_understanding_is_quick_and_the_proposal_works(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (looking, proposal):
+        monkeypatch.setattr(module, "STUCK_S", 1.0)
+    monkeypatch.setattr(looking, "LOOK_AGAIN_S", 0.5)
+    text, wanted = UNKNOWN[kind]
+    began = time.monotonic()
+    done = look(tmp_path, f"import json, time\n{text}\n")
+    assert time.monotonic() - began < 15, "it would run for 18 s"
+    assert done.returncode == 2
+    assert wanted in done.stderr
+    _, _, options = done.stderr.partition("call the same with: ")
+    if not options:
+        assert kind == "a bar"
+        return
+    done = look(tmp_path, f"import json, time\n{text}\n", *shlex.split(options))
+    assert done.returncode == 0, done.stderr
+    loss = next(line for line in done.stdout.splitlines() if line.startswith("loss "))
+    assert loss.split()[1].startswith(("4.1", "4.0")), "the summary says which loss it reads"
 
 
 def test_steps_that_are_written_to_a_file_are_read_there(tmp_path: Path) -> None:
