@@ -69,5 +69,6 @@ def test_few_lines_propose_nothing() -> None:
 @given(st.lists(st.text(alphabet="ab1 9.:%[{\"'},=>-+eE\\/(", max_size=30), max_size=30))
 def test_no_output_stops_it(lines: list[str]) -> None:
     fit = propose(lines * 3, at=[float(n) for n in range(3 * len(lines))])
-    assert fit is None or ReadSpec(**fit.rules)
+    if fit is not None:
+        ReadSpec(**fit.rules)
     recognise(lines)
