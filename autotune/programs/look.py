@@ -19,7 +19,7 @@ from autotune.child.shapes import draws_bar
 from autotune.child.steps import StepReader, plain
 from autotune.machine.environment import caller_environment, child_environment, driver_python
 from autotune.machine.files import COMPILES, Scratch
-from autotune.machine.gpus import visible_gpus
+from autotune.machine.gpus import is_without_gpus, visible_gpus
 from autotune.machine.host import processor_name
 from autotune.model.errors import AutotuneError, LaunchError, StudyFileError
 from autotune.model.flags import FlagSet, parse_tokens
@@ -297,6 +297,12 @@ def probe_program(request: ProbeRequest, *, tell: Callable[[str], None]) -> Prob
         StudyFileError: If a given rule cannot work.
     """
     refuse_bad_rules(request.rules)
+    caller = caller_environment()
+    if request.platform == "cuda" and is_without_gpus(caller):
+        raise LaunchError(
+            "the program must run on a GPU but none is here (`autotune doctor` says why): call this where one is, or "
+            "add --platform cpu. The program was not started"
+        )
     probe, watch = run_request(request, tell=tell)
     steps = watch.steps(probe)
     count = len(steps.took_s) if steps is not None else 0
@@ -315,7 +321,7 @@ def probe_program(request: ProbeRequest, *, tell: Callable[[str], None]) -> Prob
             "doctor --python INTERPRETER` says what is missing), or add --platform cpu"
         )
     own = own_settings(probe, request.command, request.cwd)
-    here = {**caller_environment(), **own.environment}
+    here = {**caller, **own.environment}
     rules = {**watch.rules, **({"terminal": True} if probe.terminal else {})}
     return ProbeResult(
         request=request, rules=rules, how=_in_words(rules, is_given=request.rules is not None), example=steps.example,

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from autotune.machine.environment import let_import_packages
+from autotune.machine.gpus import is_without_gpus
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import NOT_TOLD, DeviceMemory, FailureKind, GpuState, WorkerReport
+from autotune.model.measurement import NOT_TOLD, DeviceMemory, Failure, FailureKind, GpuState, WorkerReport
 from autotune.model.options import FOLDER, filled
 from autotune.model.spec import StudySpec
-from autotune.workers.base import GuardedProcess, Progress, reader_command
+from autotune.workers.base import GuardedProcess, Progress, WorkerFailed, reader_command
 from autotune.workers.failures import NO_GPU
 from autotune.workers.local import LocalLauncher, LocalWorker, log_name
 from autotune.workers.programs import NotKnown, ProgramWatch
@@ -39,6 +40,9 @@ class CommandLauncher(LocalLauncher):
 
     def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> LocalWorker:
         """Starts the program and waits until it is warm; see `base.Launcher`."""
+        if self._spec.device.platform == "cuda" and is_without_gpus(self._base):
+            message = f'{NO_GPU}: none is here, and the study says device.platform = "cuda"; nothing was started'
+            raise WorkerFailed(Failure(kind=FailureKind.LAUNCH, message=message, phase="launch"))
         env, command = self._environment(settings), self._command(settings, folder)
         watch, problem = self._watch()
         if watch is not None:

@@ -184,6 +184,7 @@ def test_a_late_first_step_is_waited_for(tmp_path: Path) -> None:
         (("tune", "--yes", "--", "python train.py --lr 3"), "without the quotes"),
         (("tune", "--trails", "3", "--", "python", "train.py"), "No such option"),
         (("tune", "--yes", "--name", "../up", "--", "python", "train.py"), "--name must be letters"),
+        (("tune", "--yes", "--time-budget", "30", "--", "python", "train.py"), "say its unit"),
         (("tune", "--yes", "--look-limit", "ten", "--", "python", "train.py"), "--look-limit must look like"),
         (("tune", "--yes", "--step-pattern", "a", "--step-json", "b", "--", "python", "x.py"), "exactly one of"),
         (("tune", "--yes", "--step-pattern", "(a", "--", "python", "x.py"), "regular expression"),
@@ -270,6 +271,14 @@ def test_python_that_replaces_its_flags_while_it_runs_is_found_out_by_what_xla_c
     assert "train.py sets XLA_FLAGS itself" in done.stderr
     adds = replaces.replace(" = ", " += ' ' + ")
     assert look(tmp_path, adds + compiles + PLAIN.format(steps=2000)).returncode == 0
+
+
+@pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="this machine has a GPU")
+def test_a_gpu_that_is_not_here_is_missed_before_the_program_is_started(tmp_path: Path) -> None:
+    done = look(tmp_path, "open('started', 'w')\n", "--platform", "cuda")
+    assert done.returncode == 2
+    assert "none is here" in done.stderr
+    assert not (tmp_path / "started").exists()
 
 
 def test_names_follow_the_program() -> None:
