@@ -287,11 +287,11 @@ def recheck(
     as_json: options.Json = False,
 ) -> None:
     """Proves a winner against the default again, after an upgrade; exits with 1 if it is not faster any more."""
-    from autotune.cli.live import LineView
     from autotune.model.clock import Stopwatch
     from autotune.model.records import Outcome
     from autotune.results.export import artefact_folder, read_winner
     from autotune.rundir.artefacts import read_artefacts
+    from autotune.study.live import LineView
     from autotune.study.recheck import new_recheck, recheck_directory, recheck_study, recheck_winner
 
     winner = read_winner(file)

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from autotune.cli.app import main
-from autotune.cli.live import LineView, LiveView
 from autotune.cli.printing import make_console
 from autotune.model.clock import Stopwatch
 from autotune.model.flags import FlagSet
@@ -32,6 +31,7 @@ from autotune.model.spec import StudySpec
 from autotune.results.api import load
 from autotune.results.export import ExportFormat
 from autotune.rundir.store import Store
+from autotune.study.live import LineView, LiveView
 
 EVIL = "\x1b[31m\x1b]0;pwned\x07[/b][old]`x`<script>alert(1)</script>|\u202e\x9b2J\n# new\r:smile: [a](http://e)"
 """A title for the terminal, markup of Rich, Markdown and HTML, an override of direction, C1, a line of its own."""
