@@ -117,7 +117,7 @@ def build(store: Store) -> dict[str, Any]:
 def subject(store: Store) -> dict[str, str]:
     """Returns what a run is about, as text: device, workload, jaxlib, and the date of its newest session."""
     floor, session = store.last(FloorResult), store.last(SessionRecord)
-    device, jaxlib = store.spec.device.platform, ""
+    device, jaxlib = str(store.spec.device.platform), ""
     if floor is not None:
         where = conditions_of(store.spec, floor, floor.provenance)
         device, jaxlib = f"{floor.reference.device_count} x {where.gpu}", where.jaxlib or ""
