@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from autotune import __version__
-from autotune.cli import atlas, cluster, compile, flags, read, results, run, show, tune
+from autotune.cli import cluster, compile, flags, read, results, run, show, tune
 from autotune.cli.help import Grouped, add_examples
 from autotune.cli.printing import guard_streams
 
@@ -24,7 +24,7 @@ app = typer.Typer(
 
 app.add_typer(flags.flags_app, name="flags")
 app.add_typer(flags.recipes_app, name="recipes")
-app.add_typer(atlas.atlas_app, name="atlas")
+app.add_typer(flags.atlas_app, name="atlas")
 app.add_typer(compile.targets_app, name="targets")
 app.add_typer(results.library_app, name="library")
 for _command in (
@@ -71,7 +71,7 @@ def main() -> None:
     except BrokenPipeError:
         sys.exit(141)
     except Exception as error:
-        from autotune.model.errors import STOPPED, AutotuneError, NodeLostError
+        from autotune.model.errors import STOPPED, AutotuneError, StoppedError
         from autotune.rundir.files import cannot_write, is_fault_of_disk
 
         if isinstance(error, OSError) and is_fault_of_disk(error):
@@ -79,4 +79,4 @@ def main() -> None:
         if not isinstance(error, AutotuneError):
             raise
         print(f"autotune: {_indented(str(error))}", file=sys.stderr)
-        sys.exit(STOPPED if isinstance(error, NodeLostError) else 2)
+        sys.exit(STOPPED if isinstance(error, StoppedError) else 2)

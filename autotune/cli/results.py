@@ -17,6 +17,9 @@ from autotune.cli.printing import make_console, plain, print_json, print_lines, 
 if TYPE_CHECKING:
     from autotune.results.winner import RecordCheck, Winner
 
+UNCHECKED = 3
+"""Exit status of a file that agrees with this machine, but whose run is not here."""
+
 WATCH_S = 10
 """Seconds between two pages; each costs about one second of a CPU that may be measuring."""
 
@@ -120,7 +123,7 @@ def export(
     run_path: options.Run,
     form: Annotated[
         str,
-        typer.Option("--format", help="env, shell, docker, sbatch, k8s, json, maxtext or arguments."),
+        typer.Option("--format", help="env, shell, docker, sbatch, json, maxtext or arguments."),
     ] = "env",
     output: options.Output = None,
     force: Annotated[
@@ -129,7 +132,7 @@ def export(
     ] = False,
     needs_loss: options.RequireLoss = False,
 ) -> None:
-    """Writes the proven winner as a file, with its evidence in comments, and artefacts beside it."""
+    """Writes the proven winner as a file, with its evidence in comments."""
     from autotune.model.errors import AutotuneError, close_matches
     from autotune.results.export import USE, ExportFormat, render_export
     from autotune.rundir.store import Store
@@ -138,13 +141,7 @@ def export(
         legal = ", ".join(ExportFormat)
         raise AutotuneError(f"--format must be one of {legal} but got {form!r}{close_matches(form, ExportFormat)}")
     store = Store.open(run_path)
-    text = render_export(
-        store,
-        ExportFormat(form),
-        even_unjudged=force,
-        folder=None if output is None else output.parent,
-        needs_loss=needs_loss,
-    )
+    text = render_export(store, ExportFormat(form), even_unjudged=force, needs_loss=needs_loss)
     write_text(text, output, hint=f"use it: {USE[ExportFormat(form)].format(file=output)}")
 
 
@@ -154,7 +151,10 @@ def verify(
     run: options.FromRun = None,
     as_json: options.Json = False,
 ) -> None:
-    """Checks that this machine is as it was when a winner was proven; exits with 1 if not."""
+    """Checks that this machine is as it was when a winner was proven; exits with 1 if not.
+
+    Exits with 3 if nothing differs but the run that proves the file is not here: it is unchecked.
+    """
     from autotune.results.export import read_winner
     from autotune.study.recheck import verify_winner
 
@@ -169,8 +169,8 @@ def verify(
             print_lines([f"holds    {winner.study}: this machine is as it was when it was proven"])
         elif found.status == "unchecked":
             print_lines([f"unchecked  {winner.study}: this machine is as the file says; no run was looked at"])
-    if found.status == "differs":
-        raise typer.Exit(1)
+    if found.status != "holds":
+        raise typer.Exit({"differs": 1, "unchecked": UNCHECKED}[found.status])
 
 
 def exec_(
@@ -181,8 +181,10 @@ def exec_(
         typer.Option(help="Whose value counts where both set a flag."),
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Run although this machine is not what it was proven on.")
+        bool,
+        typer.Option("--force", help="Run although this machine is not what it was proven on, or it is unchecked."),
     ] = False,
+    run: options.FromRun = None,
     needs_loss: options.RequireLoss = False,
 ) -> None:
     """Runs a command under the winner, merged with your XLA_FLAGS: autotune exec FILE -- python train.py.
@@ -192,28 +194,27 @@ def exec_(
     """
     from autotune.machine.environment import caller_environment, merge_for_exec
     from autotune.model.errors import AutotuneError
-    from autotune.results.export import settings_in_force
     from autotune.results.winner import require_loss
     from autotune.study.recheck import verify_winner
 
     command = [a for i, a in enumerate(context.args) if not (i == 0 and a == "--")]
     if not command:
         raise AutotuneError("a command must follow, after --, but there is none: autotune exec FILE -- python train.py")
-    winner, _ = _read_checked(file)
+    winner, records = _read_checked(file, run)
     if needs_loss:
         require_loss(winner)
     elif winner.loss is not None and winner.loss.is_silent:
         _say(winner.loss.words)
-    found = verify_winner(winner, file).differences
+    found = [str(d) for d in verify_winner(winner, file, run=run).differences]
+    found += [] if records.unchecked is None else [records.unchecked]
     if found and not force:
         raise AutotuneError(
-            f"this machine must be as it was when {winner.study} was proven but differs in\n"
-            + "\n".join(f"  - {d}" for d in found)
+            f"{file} must hold here but\n"
+            + "\n".join(f"  - {line}" for line in found)
             + "\n  measure again here (autotune recheck), or run it all the same with --force"
         )
     command = _with_options(command, winner, force=force)
-    settings = settings_in_force(winner, file)
-    merged, lines = merge_for_exec(caller_environment(), settings, prefer=prefer)
+    merged, lines = merge_for_exec(caller_environment(), winner.settings, prefer=prefer)
     print_lines(
         (f"autotune: {line}" for line in (*(f"not proven here, forced: {d}" for d in found), *lines)), stderr=True
     )
@@ -229,17 +230,17 @@ def exec_(
 def _with_options(command: list[str], winner: Winner, *, force: bool) -> list[str]:
     """Puts the winner's options into their places in the command; a missing place is an error."""
     from autotune.model.errors import AutotuneError
-    from autotune.model.options import filled, placeholders
+    from autotune.model.options import filled_argument, placeholders
 
     if (lost := sorted(set(winner.options) - placeholders(command))) and not force:
         raise AutotuneError(
             f"the winner of {winner.study} holds options of the program ({', '.join(winner.options)}), so its command "
             f"must have {{{lost[0]}}} where that goes but has not; write it, or run without by --force"
         )
-    return [filled(part, winner.options) for part in command]
+    return [filled_argument(part, winner.options) for part in command]
 
 
-def _read_checked(file: Path) -> tuple[Winner, RecordCheck]:
+def _read_checked(file: Path, run: Path | None = None) -> tuple[Winner, RecordCheck]:
     """Reads a winner and compares it with its records, if found; a difference is an error even with `exec --force`."""
     from autotune.model.errors import AutotuneError
     from autotune.results.export import read_winner
@@ -247,9 +248,7 @@ def _read_checked(file: Path) -> tuple[Winner, RecordCheck]:
 
     winner, found = read_winner(file), RecordCheck()
     if file.is_file():
-        found = check_records(winner, file)
-        if found.unchecked is not None:
-            _say(f"{file}: {found.unchecked}")
+        found = check_records(winner, file, run=run)
         if found.differences:
             raise AutotuneError(
                 f"{file} must hold what its run proved but differs in\n"
@@ -274,10 +273,15 @@ def library_add(
     library: options.Library = Path("library"),
 ) -> None:
     """Adds winners to the library; a newer proof replaces an older one under the same conditions."""
+    from autotune.model.errors import AutotuneError
     from autotune.results.library import add_to_library
 
     for run in runs:
-        print(add_to_library(_read_checked(run)[0], library, run))
+        winner, records = _read_checked(run)
+        if records.unchecked is not None:
+            why = records.unchecked.partition("; name")[0]
+            raise AutotuneError(f"{run} must be held to its run but is {why}; add the run, or the file beside it")
+        print(add_to_library(winner, library))
 
 
 @library_app.command("list")
@@ -287,7 +291,7 @@ def library_list(library: options.Library = Path("library"), as_json: options.Js
     from autotune.results.library import library_entries
     from autotune.results.winner import check_records
 
-    known = [(e, check_records(e.winner, e.path)) for e in library_entries(library)]
+    known = [(e, check_records(e.winner, e.path)) for e in library_entries(library, _say)]
     if as_json:
         print_json([plain(e.winner, file=str(e.path), status=check.status) for e, check in known])
         return
@@ -309,13 +313,15 @@ def best(
     """Gives the best known winner for a GPU, count, jaxlib and workload, or the nearest one, labelled untested."""
     from autotune.results.library import LibraryQuery, best_known, format_match, library_entries
 
-    match = best_known(library_entries(library), LibraryQuery(gpu=gpu, count=count, jaxlib=jaxlib, workload=workload))
-    status = _read_checked(match.entry.path)[1].status
+    match = best_known(
+        library_entries(library, _say), LibraryQuery(gpu=gpu, count=count, jaxlib=jaxlib, workload=workload)
+    )
+    records = _read_checked(match.entry.path)[1]
     if as_json:
         tested, file = match.is_tested, str(match.entry.path)
-        print_json(plain(match.entry.winner, tested=tested, distance=match.distance, file=file, status=status))
+        print_json(plain(match.entry.winner, tested=tested, distance=match.distance, file=file, status=records.status))
         return
-    print_lines(format_match(match))
+    print_lines([*format_match(match), *([records.unchecked] if records.unchecked is not None else [])])
 
 
 def recheck(
@@ -331,19 +337,17 @@ def recheck(
     """Proves a winner against the default again, after an upgrade; exits with 1 if it is not faster any more."""
     from autotune.model.clock import Stopwatch
     from autotune.model.records import Outcome
-    from autotune.results.export import artefact_folder, read_winner
-    from autotune.rundir.artefacts import read_artefacts
+    from autotune.results.export import read_winner
     from autotune.study.live import LineView
     from autotune.study.recheck import new_recheck, recheck_directory, recheck_study, recheck_winner
 
     winner = read_winner(file)
-    artefacts = read_artefacts(winner.settings, artefact_folder(file))
     spec, folder = recheck_study(file, study)
     path = run_dir or recheck_directory(options.RUNS, spec.name)
     watch = Stopwatch()
     view = LineView(make_console(stderr=as_json), watch, min_effect=spec.measure.min_effect)
     run = new_recheck(spec, path, study_dir=folder, view=view, watch=watch, command=sys.argv)
-    conclusion = recheck_winner(run, winner, artefacts)
+    conclusion = recheck_winner(run, winner)
     if as_json:
         print_json(plain(conclusion, run=str(path)))
     else:

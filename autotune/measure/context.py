@@ -17,20 +17,18 @@ from autotune.machine.telemetry import NO_WATCH, GpuWatch, open_meter, open_watc
 from autotune.measure.loss_gate import LossGate, LossTrace, not_finite, refuse_not_finite, unusable_dtype
 from autotune.measure.memory import MemoryShare, refuse_over_limit
 from autotune.measure.tasks import Assignment
-from autotune.model.artefacts import artefacts_of
-from autotune.model.errors import LaunchError, NodeLostError
+from autotune.model.errors import LaunchError, NodeLostError, StoppedError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Arm, Failure, FailureKind, Pair, WorkerReport, WorkPerStep
 from autotune.model.records import FloorResult
 from autotune.model.spec import StudySpec
 from autotune.model.time_limits import TimeLimits, limits_after
 from autotune.programs.look import program_python
-from autotune.rundir.artefacts import ARTEFACTS, in_force, place_artefacts
 from autotune.rundir.store import Folders
 from autotune.settings.doctor import gpu_findings
 from autotune.stats.loss_check import LossSpread
 from autotune.workers.base import Launcher, Worker, WorkerFailed
-from autotune.workers.failures import is_without_gpu
+from autotune.workers.failures import is_without_gpu, may_be_killed_from_outside
 
 R = TypeVar("R")
 
@@ -110,6 +108,8 @@ class MeasurementContext:
     def start(self, settings: FlagSet, folder: Path, *, alone: bool = False) -> Worker:
         """Starts a worker under the baseline plus `settings`; faults of the machine are retried, others never.
 
+        A kill counts as one where no setting could have caused it.
+
         Raises:
             WorkerFailed: If it never became ready.
             NodeLostError: If nodes that it needs are gone.
@@ -117,14 +117,15 @@ class MeasurementContext:
         attempt = 0
         while True:
             is_given = self.share.is_given(settings, alone=alone)
-            merged = self._in_force(self.share.settings_of(settings, alone=alone))
+            merged = self.share.settings_of(settings, alone=alone)
             try:
                 return self._checked(self._launcher.start(merged, folder, progress=self.progress.phase), settings)
             except WorkerFailed as error:
                 if is_given and self.share.is_refused(error.failure):
                     self._leave_share_to_program(error)
                     continue
-                if not error.infrastructure:
+                is_reference = not settings and may_be_killed_from_outside(error.failure)
+                if not error.infrastructure and not is_reference:
                     raise
                 if attempt == INFRASTRUCTURE_RETRIES:
                     if error.failure.kind is FailureKind.NODE_LOST:  # no trial can run here any more
@@ -175,18 +176,6 @@ class MeasurementContext:
             worker.close()
             raise
         return worker
-
-    def _in_force(self, settings: FlagSet) -> FlagSet:
-        """The set with the paths of its artefacts, which are written where this place keeps its logs.
-
-        Raises:
-            AutotuneError: If they cannot be written, or a set stands for one that was not given here.
-        """
-        if not artefacts_of(settings):
-            return settings
-        folder = self.folders.folder(ARTEFACTS)
-        place_artefacts(self.assignment.artefacts, folder)
-        return in_force(settings, folder)
 
     def start_both(self, reference: FlagSet, candidate: FlagSet, folder: Path, *, name: str) -> tuple[Worker, Worker]:
         """Starts two fresh workers, at once or, where the device asks for it, in an order that a coin decides.
@@ -267,7 +256,8 @@ class MeasurementContext:
             except WorkerFailed as error:
                 if self.share.is_too_small(error.failure):
                     raise ReferenceFailed(error) from error
-                raise LaunchError(self.reference_cannot_run(error.failure)) from error
+                is_stopped = error.infrastructure and may_be_killed_from_outside(error.failure)
+                raise (StoppedError if is_stopped else LaunchError)(self.reference_cannot_run(error.failure)) from error
             refuse_not_finite(self._reference.report)
             self.has_run = True
             self.reference_trace = LossTrace(self.spec, self._reference.report)

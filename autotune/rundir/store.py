@@ -17,13 +17,13 @@ cut, full disk), and the next writer cuts it off; `autotune fsck` finds other da
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import socket
-import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
 from pydantic import TypeAdapter, ValidationError
@@ -32,8 +32,9 @@ from autotune.machine.files import make_folder
 from autotune.machine.host import utc_now
 from autotune.model.clock import Stopwatch
 from autotune.model.errors import RunDirectoryError
+from autotune.model.files import plain_content
 from autotune.model.measurement import Pair, Stamped
-from autotune.model.records import RECORD, SCHEMA_VERSION, AnyRecord, ConclusionRecord, SessionRecord, SpanRecord
+from autotune.model.records import RECORD, SCHEMA_VERSION, AnyRecord, ConclusionRecord, SessionRecord
 from autotune.model.redaction import redact_command
 from autotune.model.spec import StudySpec
 from autotune.rundir.files import (
@@ -54,7 +55,7 @@ T = TypeVar("T")
 STUDY = "study.json"
 RECORDS = "records.jsonl"
 PAIRS = "pairs.jsonl"
-FOLDERS = ("trials", "confirm", "minimise", "pgle", "floor", "soak", "blame")
+FOLDERS = ("trials", "confirm", "minimise", "floor", "soak", "blame")
 _AGAIN = "the command that began the study writes it again, and `autotune fsck` looks for more"
 _PAIR: TypeAdapter[Pair] = TypeAdapter(Pair)
 
@@ -78,10 +79,11 @@ class Folders:
         return path.relative_to(self.path).as_posix()
 
     def pair_writer(self, folder: Path) -> Callable[[Pair], None]:
-        """Returns a function that appends raw pairs of a measurement; deletes those of a killed session."""
+        """Returns a function that appends raw pairs of a measurement; keeps those of a killed session beside them."""
         file = folder / PAIRS
         try:
-            file.unlink(missing_ok=True)
+            if file.exists():
+                file.rename(_free_name(file))
         except OSError as error:
             raise cannot_write(file, error) from error
         return lambda pair: append_synced(file, pair.model_dump_json(exclude_none=True) + "\n", sync=False)
@@ -99,13 +101,26 @@ class Folders:
         """
         file = self.path / directory / PAIRS
         try:
-            lines = file.read_bytes().split(b"\n")[:-1]
+            lines = plain_content(file).split(b"\n")[:-1]
         except FileNotFoundError:
             return
         except OSError as error:
             raise cannot_read(file, error) from error
         for number, line in enumerate(lines, 1):
             yield _parse_line(_PAIR, line, file, number, what="a pair of blocks")
+
+
+def _free_name(file: Path) -> Path:
+    """Returns a name beside a file of raw pairs that is not taken: ``pairs.1.jsonl``."""
+    names = (file.with_name(f"{file.stem}.{number}{file.suffix}") for number in itertools.count(1))
+    return next(name for name in names if not name.exists())
+
+
+def unnamed_folders(path: Path, records: Iterable[AnyRecord]) -> list[str]:
+    """Returns the folders of a run that hold raw pairs but are of no record; a driver that is killed leaves such."""
+    named = {PurePosixPath(d) for r in records if (d := getattr(r, "directory", None)) is not None}
+    held = {f.parent.relative_to(path) for name in FOLDERS for f in (path / name).rglob(PAIRS)}
+    return sorted(str(f) for f in held if not named & {PurePosixPath(f), *map(PurePosixPath, f.parents)})
 
 
 class _Records:
@@ -205,7 +220,7 @@ class Store(Folders):
                 "`autotune status` lists the runs of this folder"
             )
         try:
-            data = json.loads(file.read_text(encoding="utf-8"))
+            data = json.loads(plain_content(file))
             if data["schema_version"] != SCHEMA_VERSION:
                 raise RunDirectoryError(
                     f"{path} must be of schema {SCHEMA_VERSION} but is of {data['schema_version']}; "
@@ -250,6 +265,12 @@ class Store(Folders):
     @classmethod
     def _prepare(cls, path: Path, spec: StudySpec, study_dir: Path) -> Store:
         store = cls._known(path, spec) or cls._new(path, spec, study_dir)
+        if not store.records() and (unnamed := unnamed_folders(path, ())):
+            raise RunDirectoryError(
+                f"{path / RECORDS} must hold the records of this run but has none, though {len(unnamed)} folders hold "
+                f"measurements ({', '.join(unnamed[:3])}); restore it from a copy, or name another folder with "
+                "--run-dir"
+            )
         body = {
             "schema_version": SCHEMA_VERSION,
             "identity": spec.identity,
@@ -266,7 +287,7 @@ class Store(Folders):
         """Opens the run directory of a known study; None if it is new, or its study.json is lost."""
         file = path / STUDY
         try:
-            json.loads(file.read_bytes())
+            json.loads(plain_content(file))
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -386,13 +407,13 @@ def _is_own(path: Path) -> bool:
     if path.name in FOLDERS:
         return path.is_dir() and not any(path.iterdir())
     if path.name == RECORDS:
-        return not path.read_bytes().strip(b"\0")
+        return not plain_content(path).strip(b"\0")
     return path.name in (LOCK, STUDY) or path.name.startswith(".study")
 
 
 @contextlib.contextmanager
 def driver_session(store: Store, *, trials: int, command: Sequence[str]) -> Iterator[None]:
-    """Records the begin and the end of a driver; a killed one leaves no end.
+    """Records the begin of a driver, and counts its time.
 
     Args:
         store: A locked run directory.
@@ -409,11 +430,5 @@ def driver_session(store: Store, *, trials: int, command: Sequence[str]) -> Iter
             command=redact_command(command),
         )
     )
-    began_s = time.process_time()
-    try:
-        with store.watch.ticking():
-            yield
-    finally:
-        wall_s = store.watch.session_s
-        own_s = min(wall_s, time.process_time() - began_s)
-        store.append(SpanRecord(wall_s=wall_s, waited_s=wall_s - own_s, ended=utc_now()))
+    with store.watch.ticking():
+        yield

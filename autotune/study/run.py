@@ -20,11 +20,10 @@ from autotune.model.measurement import WorkerReport, WorkloadFacts
 from autotune.model.proofs import Reestimate
 from autotune.model.records import Callbacks, ConclusionRecord, FinalistResult, FloorResult
 from autotune.model.spec import StudySpec
-from autotune.rundir.store import Store, driver_session
+from autotune.rundir.store import Store, driver_session, unnamed_folders
 from autotune.settings.space import SearchSpace
 from autotune.study.budget import TimeLeft
 from autotune.study.lanes import Lanes
-from autotune.study.priors import LibraryWinners
 from autotune.study.proposer import Proposer
 from autotune.study.screen import NoOpRecheck, StudyScreener, open_study_screener
 from autotune.workers.base import Launcher
@@ -44,9 +43,6 @@ class Setup(Protocol):
     @property
     def rule_defaults(self) -> Mapping[str, str]:
         """The build's defaults of the settings that `limits.rules` name."""
-
-    def library_winners(self, kind: str | None, count: int | None, note: Callable[[str], None]) -> LibraryWinners:
-        """Returns winners of earlier studies, for a kind and number of devices; None if they are not known."""
 
     def space(self, facts: WorkloadFacts | None) -> SearchSpace:
         """Returns the search space, given the facts of the reference."""
@@ -173,6 +169,11 @@ class StudyRun:
         self.lanes.engine = (self.make_engine or _this_process)(self)
         self._resources.callback(self.lanes.close)
         self.screener = hold(open_study_screener(self.store, self.view))
+        if unnamed := unnamed_folders(self.store.path, self.store.records()):
+            self.view.note(
+                f"{len(unnamed)} folders hold measurements that no record names, as a driver that is killed leaves "
+                "them; they are kept"
+            )
 
     def _to_hold(self) -> Sequence[str]:
         """Returns the devices to reserve against other studies on this machine.

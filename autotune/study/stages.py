@@ -24,7 +24,6 @@ from autotune.model.records import (
     FinalistResult,
     FloorResult,
     LedgerRecord,
-    ProfileRecord,
     ProofRecord,
     ScreenRecord,
     SessionRecord,
@@ -36,7 +35,6 @@ from autotune.rundir.optuna_study import JOURNAL
 from autotune.rundir.store import Store
 from autotune.study.conclude import record_conclusion
 from autotune.study.confirm import confirm, final_proof, minimise, soak
-from autotune.study.pgle import profile_guide
 from autotune.study.prefilter import measure_reference, narrow_space
 from autotune.study.preflight import prepare
 from autotune.study.priors import priors_of, screened_by
@@ -82,19 +80,14 @@ def screen(run: StudyRun) -> None:
     space = run.setup.space(run.facts)
     for name, remark in space.notes.items():
         run.view.note(f"{name}: {remark}")
-    kind = run.reference.device_kind if run.reference is not None else None
-    library = run.setup.library_winners(kind, run.facts.device_count, run.view.note)
-    run.first += library.first
     space = narrow_space(run, space)
     priors = priors_of(
         space, run.spec, report=screened_by(run.store), device_count=run.facts.device_count, jaxlib=run.setup.jaxlib,
-        winners=library.winners,
     )  # fmt: skip
     stored = open_study(run.spec, run.storage or run.store.path / JOURNAL)
     run.proposer = Proposer(
         run.spec, space, first=run.first, stored=stored, recheck=run.recheck,
-        rule_defaults=run.setup.rule_defaults, looks_ahead=run.screener is not None and run.screener.looks_ahead,
-        priors=priors,
+        rule_defaults=run.setup.rule_defaults, priors=priors,
     )  # fmt: skip
 
 
@@ -117,7 +110,6 @@ STAGES = (
     Stage("search", search, (TrialResult, BlameRecord, EffectsRecord)),
     Stage("confirm", confirm, (ProofRecord, ConfirmRun, FinalistResult)),
     Stage("minimise", minimise, (AblationResult,)),
-    Stage("pgle", profile_guide, (ProfileRecord, AblationResult, ProofRecord, ConfirmRun, FinalistResult)),
     Stage("final proof", final_proof, (ProofRecord, ConfirmRun, FinalistResult)),
     Stage("soak", soak, (SoakRecord,)),
     Stage("conclude", conclude, (ConclusionRecord,)),

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from autotune.model.clock import Stopwatch
-from autotune.model.errors import StudyFileError, close_matches
 from autotune.model.sections import WITH_SECRETS
-from autotune.model.spec import Effort, StudySpec, load_study, parse_study
+from autotune.model.spec import StudySpec, load_study, parse_study
 from autotune.results.winner import RUNS
 from autotune.study.engines import choose_engine
 from autotune.study.live import LineView, LiveView
@@ -30,7 +29,6 @@ def run(
     *,
     trials: int | None = None,
     time_budget: str | None = None,
-    effort: str = "standard",
     progress: bool = True,
 ) -> Study:
     """Runs a study, or continues it where it was stopped, with the checks of `autotune run`.
@@ -42,7 +40,6 @@ def run(
         run_dir: Default: ``runs/NAME``.
         trials: Trials in all, over all sessions; default: those of the study.
         time_budget: Wall time of the whole study, such as ``30m``; default: that of the study.
-        effort: How much to measure: quick, standard or full.
 
     Raises:
         StudyFileError: If the study, or an argument, is not legal; nothing was started.
@@ -50,12 +47,9 @@ def run(
     """
     from autotune.results.api import Study  # imports pandas, which no command line needs
 
-    if effort not in set(Effort):
-        hint = close_matches(effort, Effort)
-        raise StudyFileError(f"`effort` must be one of {', '.join(Effort)} but got {effort!r}{hint}")
     spec, folder = _read(study)
     given = {"search": {"trials": trials, "time_budget": time_budget}}
-    spec = study_with(spec, given, effort=effort, seed=None)
+    spec = study_with(spec, given, seed=None)
     path = Path(run_dir) if run_dir is not None else Path(RUNS, spec.name)
     as_text: dict[str, Any] = {"markup": False, "highlight": False, "emoji": False, "force_jupyter": False}
     console = Console(**as_text, quiet=not progress)
@@ -78,18 +72,17 @@ def _read(study: str | Path | Mapping[str, Any]) -> tuple[StudySpec, Path]:
     return load_study(Path(study)), Path(study).resolve().parent
 
 
-def study_with(spec: StudySpec, given: Mapping[str, Mapping[str, Any]], *, effort: str, seed: int | None) -> StudySpec:
+def study_with(spec: StudySpec, given: Mapping[str, Mapping[str, Any]], *, seed: int | None) -> StudySpec:
     """Overrides keys of a study.
 
     Args:
         given: Section to key to value; None keeps the study's value.
-        effort: See `Effort`.
         seed: None keeps the study's.
 
     Raises:
         StudyFileError: If the resulting study is not legal.
     """
-    data = spec.at_effort(Effort(effort)).model_dump(context=WITH_SECRETS)
+    data = spec.model_dump(context=WITH_SECRETS)
     for section, values in given.items():
         data[section].update({key: value for key, value in values.items() if value is not None})
     if seed is not None:

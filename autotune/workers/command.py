@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.machine.environment import let_import_packages
+from autotune.model.files import plain_content
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import NOT_TOLD, DeviceMemory, FailureKind, GpuState, WorkerReport
 from autotune.model.options import FOLDER, filled
@@ -215,7 +216,7 @@ class ReadWorker(CommandWorker):
         found = []
         for word in self._spec.workload.command or ():
             with contextlib.suppress(OSError, ValueError):
-                text = (Path(self._study_dir) / word).read_bytes()[:TEXT_BYTES]
+                text = plain_content(Path(self._study_dir) / word, most=TEXT_BYTES)
                 if Path(word).suffix in (".py", ".sh") and b"XLA_FLAGS" in text:
                     found.append(f"{word} names XLA_FLAGS: if it sets them, the settings under trial do not arrive")
         return tuple(found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -13,14 +14,15 @@ import pytest
 from autotune.cluster.engine import JOINED, LEFT, Message, Told
 from autotune.measure.runner import TaskRunner
 from autotune.measure.tasks import Assignment
-from autotune.model.errors import LaunchError, NodeLostError
+from autotune.model.errors import LaunchError, StoppedError
 from autotune.model.measurement import FailureKind
 from autotune.model.records import ConfirmRun, FloorResult, IncidentRecord, LedgerRecord, Outcome, TrialResult
 from autotune.model.spec import StudySpec
 from autotune.rundir.store import Store
-from autotune.study.lanes import SILENT_S
+from autotune.study.lanes import SILENT_S, refuse_strangers
 from autotune.study.run import StudyRun
 from autotune.study.stages import run_study
+from autotune.study.status import study_status
 from harness.simulated import GivenSetup, given_run
 from harness.simulated_machine import SimulatedLauncher
 from harness.tally import tally_of
@@ -223,10 +225,10 @@ def test_a_lane_of_another_kind_of_machine_is_dismissed_and_the_others_go_on(tmp
 
 def test_when_no_lane_is_of_use_the_study_says_why(tmp_path: Path) -> None:
     def fate(lane: str, assignment: Assignment) -> list[Mapping[str, Any]]:
-        return [{"type": "error", "message": "no GPU here", "is_node_lost": lane == "b"}]
+        return [{"type": "error", "message": "no GPU here", "is_stopped": lane == "b"}]
 
     run, _ = study(tmp_path, fate, lanes=["a", "b"])
-    with pytest.raises(NodeLostError, match="no GPU here"):
+    with pytest.raises(StoppedError, match="no GPU here"):
         run_study(run)
 
 
@@ -269,7 +271,7 @@ def test_a_lane_that_was_dismissed_does_not_keep_a_study_waiting_when_the_others
         def news(self, wait_s: float) -> list[Told]:
             said = super().news(wait_s)
             if not said and not self._units:
-                raise NodeLostError("all lanes are gone")
+                raise StoppedError("all lanes are gone")
             return said
 
     def fate(lane: str, assignment: Assignment) -> list[Mapping[str, Any]] | None:
@@ -279,6 +281,39 @@ def test_a_lane_that_was_dismissed_does_not_keep_a_study_waiting_when_the_others
 
     run, _ = study(tmp_path, fate, lanes=["odd", "b"])
     run.make_engine = lambda r: Ending(r, ["odd", "b"], fate)
-    with pytest.raises(NodeLostError, match="all lanes are gone"):
+    with pytest.raises(StoppedError, match="all lanes are gone"):
         run_study(run)
     assert run.lanes.engine.for_good  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def floor(finished: Store) -> FloorResult:
+    """The noise floor of a short simulated study."""
+    return finished.of(FloorResult)[0]
+
+
+def at(floor: FloorResult, lane: str, step_s: float, **report: object) -> FloorResult:
+    """The same floor as another lane's, with another step time."""
+    comparison = floor.comparison.model_copy(update={"reference_step_s": step_s})
+    reference = floor.reference.model_copy(update=report)
+    return floor.model_copy(update={"by": lane, "comparison": comparison, "reference": reference})
+
+
+def test_a_slow_machine_is_named(floor: FloorResult, finished: Store, tmp_path: Path) -> None:
+    with contextlib.closing(Store.create_or_resume(tmp_path / "run", finished.spec, study_dir=tmp_path)) as store:
+        for lane, step_s in (("a", 0.100), ("b", 0.110), ("c", 0.101)):
+            store.append(at(floor, lane, step_s))
+    assert [(x.lane, x.is_slow) for x in study_status(tmp_path / "run").lanes] == [
+        ("a", False),
+        ("b", True),
+        ("c", False),
+    ]
+
+
+def test_lanes_on_other_devices_or_versions_are_refused(floor: FloorResult) -> None:
+    first = at(floor, "a", 0.1, device_kind="H100", versions={"jaxlib": "0.10.2"})
+    refuse_strangers(at(floor, "b", 0.2, device_kind="H100", versions={"jaxlib": "0.10.2"}), [first])
+    with pytest.raises(LaunchError, match=r"kind of device: H100 there, A100 here.*--run-dir"):
+        refuse_strangers(at(floor, "b", 0.2, device_kind="A100", versions={"jaxlib": "0.10.2"}), [first])
+    with pytest.raises(LaunchError, match=r"version of jaxlib: 0.10.2 there, 0.12.0 here"):
+        refuse_strangers(at(floor, "b", 0.2, device_kind="H100", versions={"jaxlib": "0.12.0"}), [first])

@@ -25,7 +25,7 @@ name = "small"
 workload = { entry = "llama" }
 device = { platform = "cpu" }
 measure = { pairs_cap = 12 }
-confirm = { finalists = 1, processes = 4, soak = "1s", pgle = false }
+confirm = { finalists = 1, processes = 4, soak = "1s" }
 screen = { enabled = false }
 [search]
 trials = 4
@@ -67,7 +67,6 @@ def test_a_mapping_is_the_same_study_as_its_file(here: Path, capsys: pytest.Capt
 @pytest.mark.parametrize(
     ("wrong", "arguments"),
     [
-        ("effort", {"effort": "hasty"}),
         ("time_budget", {"time_budget": "half an hour"}),
         ("trials", {"trials": 0}),
         ("serch", {"study": {"name": "x", "workload": {"entry": "llama"}, "serch": {}}}),

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
 
 from autotune.measure.context import REFERENCE_RESTARTS
 from autotune.measure.runner import MOST_LOST_IN_A_ROW
-from autotune.model.clock import Stopwatch
-from autotune.model.errors import LaunchError
+from autotune.model.errors import LaunchError, StoppedError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Failure, FailureKind
 from autotune.model.records import ConclusionRecord, IncidentRecord, TrialResult
-from autotune.model.spec import StudySpec, parse_study
-from autotune.study.stages import new_run, run_study
+from autotune.model.spec import StudySpec
 from autotune.workers.base import Progress, WorkerFailed
 from harness.simulated_machine import SimulatedLauncher, SimulatedWorker
-from tests.runs import Diary, Run, replay_study
+from tests.runs import Run, replay_study
 
 ANY = "any setting or none"
-PROGRAMS = Path(__file__).parents[1] / "workers" / "programs"
 
 
 def ended(message: str, phase: str = "step") -> WorkerFailed:
@@ -54,6 +50,54 @@ class Mortal(SimulatedLauncher):
 
         worker.run_block = run  # type: ignore[method-assign]
         return worker
+
+
+class Killed(SimulatedLauncher):
+    """Workers that a signal ends while they start: references, or those with settings."""
+
+    def __init__(self, spec: StudySpec, failure: Failure, *, of_reference: bool, times: int) -> None:
+        super().__init__(spec)
+        self._failure, self._of_reference, self.left = failure, of_reference, times
+
+    def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> SimulatedWorker:
+        if self.left > 0 and (not settings if self._of_reference else "xla_a" in settings):
+            self.left -= 1
+            raise WorkerFailed(self._failure, infrastructure=self._failure.kind is FailureKind.LAUNCH)
+        return super().start(settings, folder, progress=progress)
+
+
+def killed(by: str) -> Failure:
+    kind = FailureKind.CRASH if by == "SIGKILL" else FailureKind.LAUNCH
+    return Failure(kind=kind, message=f"killed by {by}", phase="compile", signal=by)
+
+
+@pytest.mark.parametrize("by", ["SIGKILL", "SIGTERM"])
+def test_a_reference_that_is_killed_while_it_starts_is_started_again(run_replay: Run, by: str) -> None:
+    spec = replay_study()
+    _, store, _ = run_replay(spec, trials=2, launcher=Killed(spec, killed(by), of_reference=True, times=2))
+    assert len(store.of(TrialResult)) == 2
+    assert sum("start tried again" in i.what for i in store.of(IncidentRecord)) == 2
+
+
+@pytest.mark.parametrize(("by", "goes_on"), [("SIGKILL", False), ("SIGTERM", True), ("SIGSEGV", False)])
+def test_one_that_is_killed_every_time_ends_the_study(run_replay: Run, by: str, goes_on: bool) -> None:
+    """Memory may be too small for it: a batch system that started it again for ever would not help."""
+    spec, failure = replay_study(), killed(by)
+    if by == "SIGSEGV":
+        failure = failure.model_copy(update={"kind": FailureKind.CRASH})
+    launcher = Killed(spec, failure, of_reference=True, times=10**9)
+    with pytest.raises(LaunchError) as error:
+        run_replay(spec, trials=2, launcher=launcher)
+    assert isinstance(error.value, StoppedError) is goes_on
+    assert 10**9 - launcher.left == (1 if by == "SIGSEGV" else 3)
+
+
+def test_a_candidate_that_is_killed_is_not_started_again(run_replay: Run) -> None:
+    spec = replay_study()
+    launcher = Killed(spec, killed("SIGKILL"), of_reference=False, times=1)
+    first = (("one", FlagSet({"xla_a": 1})), ("two", FlagSet({"xla_a": 2})))
+    _, store, _ = run_replay(spec, trials=2, launcher=launcher, first=first)
+    assert [r.failure is not None for r in store.of(TrialResult)] == [True, False]
 
 
 def test_a_candidate_that_ends_by_sigterm_is_no_fault_of_the_reference(run_replay: Run) -> None:
@@ -113,23 +157,3 @@ def test_sets_that_end_the_reference_one_after_the_other_end_the_study(run_repla
     with pytest.raises(LaunchError, match="the reference must stay alive"):
         run_replay(spec, trials=30, launcher=Beside(spec, dies="nothing", beside=True))
     assert MOST_LOST_IN_A_ROW == 3
-
-
-@pytest.mark.gate
-@pytest.mark.timeout(600)
-def test_a_real_program_that_ends_itself_by_sigterm(tmp_path: Path) -> None:
-    spec = parse_study(
-        {
-            "name": "term",
-            "workload": {"entry": "faulty:build", "options": {"fault": "term"}},
-            "search": {"trials": 2, "settings": {"xla_cpu_enable_fast_math": [False, True]}},
-            "measure": {"pairs_cap": 6, "block_s": 0.01},
-            "confirm": {"finalists": 1, "processes": 3, "alone": 0, "soak": "1s"},
-        }
-    )
-    run = new_run(spec, tmp_path / "run", study_dir=PROGRAMS, view=Diary(), watch=Stopwatch())
-    run_study(run)
-    (result,) = [r for r in run.store.of(TrialResult) if r.settings.get("xla_cpu_enable_fast_math") == "true"]
-    assert result.failure is not None
-    assert re.search("SIGTERM", result.failure.message)
-    assert not [i for i in run.store.of(IncidentRecord) if "reference lost" in i.what]
