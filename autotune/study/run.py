@@ -162,6 +162,8 @@ class StudyRun:
         hold(reserve_devices(self.spec.device.platform, self._to_hold()))
         self.store = self.open_store()
         self._resources.callback(self.store.close)
+        if self.store.earlier is not None:
+            self.view.note(f"the study before its edit had measured nothing; its files lie in {self.store.earlier}")
         trials = self.spec.search.trials if self.asked_trials is None else self.asked_trials
         hold(driver_session(self.store, trials=trials, command=self.command))
         self.lanes = Lanes(self.store, self.view, self.setup.runtime_settings)
