@@ -97,6 +97,8 @@ def runs(finished: Store, tmp_path_factory: pytest.TempPathFactory) -> Path:
         study["study"] = evil({**study["study"], "name": name}, StudySpec.model_validate, keep=keep)
         study["study"]["workload"]["options"] = {"note": EVIL, "deep": [EVIL, {"x": EVIL}]}
         study["study_dir"] += EVIL
+        study["identity"] = StudySpec.model_validate(study["study"]).identity
+        records = [r | {"identity": study["identity"]} if r["kind"] == "session" else r for r in records]
         (root / "runs" / name / "study.json").write_text(json.dumps(study))
         (root / "runs" / name / "records.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
     for key in ("message", "what", "sentence", "host", "device_kind", "origin", "cpu", "left_out", "reason"):
