@@ -1,4 +1,4 @@
-"""Commands `atlas html`, `atlas show` and `atlas build`."""
+"""Commands `atlas show` and `atlas build`."""
 
 from __future__ import annotations
 
@@ -27,27 +27,6 @@ Table = Annotated[
         metavar="FOLDER", help="Where a table lies; default: the one that comes with autotune.", file_okay=False
     ),
 ]
-
-
-@atlas_app.command("html")
-def html(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where the page is put.", file_okay=False)] = Path(
-        "atlas"
-    ),
-    table: Table = None,
-) -> None:
-    """Writes the table as a page to search, compare and check blocks of flags in; it needs no network."""
-    from autotune.results.atlas_views import render_atlas
-    from autotune.rundir.files import write_atomically
-
-    found = _table(table)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / "index.html", render_atlas(found))
-    if not found.cells:
-        print(
-            "autotune: the table is empty; `autotune atlas build` compiles one, and the page says so", file=sys.stderr
-        )
-    print(f"written to {folder / 'index.html'}", file=sys.stderr)
 
 
 @atlas_app.command("show")

@@ -134,27 +134,19 @@ def list_recipes(as_json: options.Json = False) -> None:
 @recipes_app.command("show")
 def show_recipe(
     name: Annotated[str, typer.Argument(help="A recipe.")],
-    existing: Annotated[bool, typer.Option("--existing", help="Only what the installed build acts on.")] = False,
-    plugin: options.Plugin = "auto",
-    python: options.Python = None,
     as_json: options.Json = False,
 ) -> None:
-    """Prints a recipe as it was published, or what the installed build takes of it."""
+    """Prints a recipe as it was published; `autotune flags check --recipe` checks it against the installed build."""
     from autotune.settings.catalog import find_recipe
-    from autotune.settings.check import for_build
-    from autotune.settings.known import KnownSettings
 
     recipe = find_recipe(name)
-    settings = recipe.settings
-    if existing:
-        settings = for_build(settings, KnownSettings(_report(plugin, python)))
     if as_json:
-        print_json(plain(recipe, settings=settings))
+        print_json(recipe)
         return
     for line in (recipe.source, recipe.date, recipe.for_hardware, recipe.note):
         if line:
             print(f"# {line}")
-    for name_, value in settings.items():
+    for name_, value in recipe.settings.items():
         print(f"{name_}={value}")
 
 
@@ -207,7 +199,6 @@ def space(
                 "build": preview.build,
                 "facts": facts,
                 "priors": {n: plain(p) for n, p in preview.priors.items()},
-                "first": {name: dict(settings) for name, settings in preview.first},
             }
         )
         return
@@ -217,8 +208,6 @@ def space(
         likely = sorted(preview.priors.items(), key=lambda item: -item[1].p_active)
         thought = [(n, f"{100 * p.p_active:.0f} %", "; ".join(p.why) or "nothing is known") for n, p in likely]
         print_table(("parameter", "chance to be active", "because"), thought)
-    for name, settings in preview.first:
-        print(f"tried first, {name}: {settings}")
     print(f"{found.size():.6g} points on {preview.build}, according to {preview.source}")
     for title, reasons in (("to know:", found.notes), ("left out:", found.left_out)):
         if reasons:

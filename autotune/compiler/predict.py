@@ -131,7 +131,8 @@ def predict_step(program: CompiledProgram, target: Target, topology: Topology) -
     if step_s <= 0:
         raise LaunchError(
             f"a predicted step must take some time but program {program.fingerprint} takes none: its "
-            f"{len(program.schedule)} operations launch nothing; compile it again with --no-cache"
+            f"{len(program.schedule)} operations launch nothing; delete the folder `screen` of the user's cache, and "
+            "compile it again"
         )
     peak = target.flops_per_s["bf16"] * topology.device_count
     flops, tokens = program.flops_per_step, program.tokens_per_step

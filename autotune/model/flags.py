@@ -63,13 +63,6 @@ KERNELS = "xla_gpu_load_autotune_results_from"
 READ_FILES = (PROFILE, KERNELS)
 """Settings that name a file to read: what a step's instructions take, which kernels the autotuner chose."""
 
-_ARTEFACT = re.compile(r"artefact:[0-9a-f]{64}")
-
-
-def is_artefact(name: str, value: str) -> bool:
-    """Whether a setting stands for an artefact, which is named by its content: see `autotune.model.artefacts`."""
-    return name == PROFILE and _ARTEFACT.fullmatch(value) is not None
-
 
 def kind_of(name: str) -> str:
     """How a setting reaches the process: ``"xla"``, ``"jax"``, ``"env"``, or as an ``"option"`` of the workload.
@@ -143,17 +136,12 @@ def _texts(value: str) -> Iterator[str]:
 
 
 def refuse_reaching_out(names: Iterable[str]) -> None:
-    """Refuses settings that write or read files or load code, for what is handed on to others; artefacts pass.
-
-    Args:
-        names: Of settings; as a mapping, with their values.
+    """Refuses settings that write or read files or load code, for what is handed on to others.
 
     Raises:
         SettingError: If there is one, with its name.
     """
-    values: Mapping[str, str] = names if isinstance(names, Mapping) else {}
-    reaching = [n for n in names if kind_of(n) in ("xla", "jax") and _FILE_OPTION.search(n)]
-    if found := [n for n in reaching if not is_artefact(n, values.get(n, ""))]:
+    if found := [n for n in names if kind_of(n) in ("xla", "jax") and _FILE_OPTION.search(n)]:
         raise SettingError(
             f"what is handed on must not write or read files or load code but {', '.join(found)} can; "
             "take it out of the study and prove the rest again"

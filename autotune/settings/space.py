@@ -364,7 +364,7 @@ class _Builder:
         if entry.platform not in ("any", self._platform):
             return f"acts on {entry.platform}, the study runs on {self._platform}"
         if entry.group == "pgle" and entry.kind == "jax" and self._is_entry:
-            return "does nothing to a step that is compiled ahead of time: PGLE is a stage of its own, see [pgle]"
+            return "does nothing to a step that is compiled ahead of time; name a profile, or run a command"
         return why_no_effect(entry, self._scopes, self._made)
 
     def _catalog_parameter(self, entry: Setting, setting: KnownSetting) -> Parameter | None:

@@ -31,10 +31,9 @@ def test_where_a_setting_is_active(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
 
 
-def test_the_page_is_written_of_any_table(tmp_path: Path) -> None:
-    write(small(), tmp_path / "table")
-    run("atlas", "html", str(tmp_path / "site"), "--table", str(tmp_path / "table"))
-    assert COMBINE in (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
-    (tmp_path / "table" / "0.10.2.jsonl").write_text('{"atlas": 99}\n', encoding="utf-8")
+def test_a_table_of_another_form_is_refused(tmp_path: Path) -> None:
+    write(small(), tmp_path)
+    assert run("atlas", "show", COMBINE, "--table", str(tmp_path)).count("\n") == 4
+    (tmp_path / "0.10.2.jsonl").write_text('{"atlas": 99}\n', encoding="utf-8")
     with pytest.raises(SettingError, match="the first line of a table of the atlas must be"):
-        run("atlas", "html", str(tmp_path / "site"), "--table", str(tmp_path / "table"))
+        run("atlas", "show", COMBINE, "--table", str(tmp_path))

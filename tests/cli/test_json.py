@@ -7,42 +7,23 @@ import json
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
 from autotune.cli import compile as compile_commands
-from autotune.cli import options
 from autotune.cli.app import app
-from autotune.model.spec import Effort, load_study
+from autotune.model.spec import load_study
 from autotune.results.export import ExportFormat, render_winner
 from autotune.results.library import add_to_library
 from harness.simulated_machine import write_study
 from tests import atlas_tables
 from tests.compiler.rules import COMBINE, Rules, screen
-from tests.runs import make_winner
+from tests.runs import TYPED, make_winner
 
-STUDY = """
-name = "shapes"
-[workload]
-entry = "llama"
-[search]
-trials = 4
-[search.settings]
-xla_backend_optimization_level = [1, 2, 3]
-xla_cpu_prefer_vector_width = [128, 256]
-[measure]
-pairs_cap = 8
-[confirm]
-processes = 3
-finalists = 1
-[simulation]
-noise = "quiet"
-effects = { "xla_backend_optimization_level=1" = 0.9 }
-failures = { "xla_cpu_prefer_vector_width=128" = "compile_error" }
-"""
+STUDY = TYPED + 'failures = { "xla_cpu_prefer_vector_width=128" = "compile_error" }\n'
 FLAGS = "--xla_gpu_autotune_level=3 --xla_gpu_graph_level=0"
 
 CALLS: Mapping[str, tuple[str, ...]] = {
@@ -142,7 +123,3 @@ def test_json_is_printed_and_nothing_else(
     result = CliRunner().invoke(app, call(name))
     assert isinstance(result.exception, SystemExit | None), result.exception
     assert json.loads(result.stdout)
-
-
-def test_choices_of_options_are_those_of_the_model() -> None:
-    assert get_args(options.EffortChoice) == tuple(Effort)
