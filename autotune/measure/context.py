@@ -289,11 +289,11 @@ class MeasurementContext:
     def reference_cannot_run(self, failure: Failure) -> str:
         """What to tell a user whose reference cannot run."""
         lines = "\n".join(f"    {plain(line)[:200]}" for line in failure.last_lines[-8:])
+        log = f"  its log is {failure.log}; its last lines:\n{lines}\n" if failure.log is not None else ""
         advice = _why_no_gpu(self.spec) if is_without_gpu(failure) else f"  {self.share.advice(failure)}"
         return (
             f"the reference (baseline settings: {self.spec.baseline}) must run but did not: {failure.kind}: "
-            f"{failure.message}\n  its log is {failure.log}; its last lines:\n{lines}\n"
-            f"{advice}, then run the same command again"
+            f"{failure.message}\n{log}{advice}, then run the same command again"
         )
 
     def close(self) -> None:

@@ -79,7 +79,7 @@ def number_or_text(pattern: str, *, least: str = "exclusiveMinimum") -> WithJson
     )
 
 
-_DURATION = r"^(\s*\d+(\.\d+)?\s*(ms|s|m|min|h|d)?)+\s*$"
+_DURATION = r"^(\s*\d+(\.\d+)?\s*(ms|s|m|min|h|d))+\s*$"
 
 Seconds = Annotated[float, BeforeValidator(parse_duration), number_or_text(_DURATION)]
 

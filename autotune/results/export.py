@@ -97,7 +97,12 @@ def _comments(winner: Winner) -> str:
 
 
 def _exports(settings: FlagSet) -> str:
-    return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in settings.to_environment().items())
+    """Renders variables for any POSIX shell; the caller's XLA_FLAGS go first, so the winner's win."""
+    lines = []
+    for name, value in settings.to_environment().items():
+        own = '"${XLA_FLAGS:+$XLA_FLAGS }"' if name == "XLA_FLAGS" else ""
+        lines.append(f"export {name}={own}{shlex.quote(value)}\n")
+    return "".join(lines)
 
 
 def _env(winner: Winner, settings: FlagSet) -> str:
@@ -106,12 +111,8 @@ def _env(winner: Winner, settings: FlagSet) -> str:
 
 
 def _shell(winner: Winner, settings: FlagSet) -> str:
-    """Renders a script that runs a command under the winner; the caller's XLA_FLAGS go first, so the winner's win."""
-    lines = []
-    for name, value in settings.to_environment().items():
-        own = '"${XLA_FLAGS:+$XLA_FLAGS }"' if name == "XLA_FLAGS" else ""
-        lines.append(f"export {name}={own}{shlex.quote(value)}\n")
-    return f"#!/bin/sh\n{_comments(winner)}{''.join(lines)}" + 'exec "$@"\n'
+    """Renders a script that runs a command under the winner."""
+    return f"#!/bin/sh\n{_comments(winner)}{_exports(settings)}" + 'exec "$@"\n'
 
 
 def _docker(winner: Winner, settings: FlagSet) -> str:

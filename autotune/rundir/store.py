@@ -9,6 +9,7 @@ Layout::
     trials/0007/        pairs.jsonl (every step's seconds), worker.log
     confirm/..., minimise/, soak/, blame/, floor/ likewise
     lanes/NAME.log      log of each of several lanes
+    earlier-1/          the same of an edited study that had measured nothing
 
 A record is appended with one write and synced before anything depends on it. Readers ignore a torn last line (power
 cut, full disk), and the next writer cuts it off; `autotune fsck` finds other damage.
@@ -34,7 +35,7 @@ from autotune.model.clock import Stopwatch
 from autotune.model.errors import RunDirectoryError
 from autotune.model.files import plain_content
 from autotune.model.measurement import Pair, Stamped
-from autotune.model.records import RECORD, SCHEMA_VERSION, AnyRecord, ConclusionRecord, SessionRecord
+from autotune.model.records import RECORD, SCHEMA_VERSION, AnyRecord, ConclusionRecord, FloorResult, SessionRecord
 from autotune.model.redaction import redact_command
 from autotune.model.spec import StudySpec
 from autotune.rundir.files import (
@@ -56,6 +57,7 @@ STUDY = "study.json"
 RECORDS = "records.jsonl"
 PAIRS = "pairs.jsonl"
 FOLDERS = ("trials", "confirm", "minimise", "floor", "soak", "blame")
+EARLIER = "earlier"
 _AGAIN = "the command that began the study writes it again, and `autotune fsck` looks for more"
 _PAIR: TypeAdapter[Pair] = TypeAdapter(Pair)
 
@@ -175,11 +177,19 @@ def _parse_line(kind: TypeAdapter[T], line: bytes, file: Path, number: int, *, w
         ) from error
 
 
+def runs_in(folder: Path) -> list[Path]:
+    """Returns the run directories in a folder, by name."""
+    return sorted(file.parent for file in folder.glob(f"*/{STUDY}"))
+
+
 class Store(Folders):
     """One run directory, open for reading, or for writing by exactly one driver.
 
     Args:
         study_dir: Folder of the study file, where the user's modules are imported from.
+
+    Attributes:
+        earlier: Folder to which the files of an earlier study were moved, if they were.
     """
 
     def __init__(self, path: Path, spec: StudySpec, *, study_dir: str) -> None:
@@ -187,6 +197,7 @@ class Store(Folders):
         self.spec = spec
         self.study_dir = study_dir
         self.watch = Stopwatch()
+        self.earlier: Path | None = None
         self._file = path / RECORDS
         self._lock: Lock | None = None
         self._records = _Records(self._file)
@@ -291,6 +302,10 @@ class Store(Folders):
             return None
         old = cls.open(path)
         if old.spec.identity != spec.identity:
+            if not old.has_measured():
+                store = cls(path, spec, study_dir=old.study_dir)
+                store.earlier = _set_aside(path)
+                return store
             a, b = old.spec.lasting(), spec.lasting()
             fields = ", ".join(k for k in {**a, **b} if a.get(k) != b.get(k)) or "its measuring"
             raise RunDirectoryError(
@@ -319,6 +334,11 @@ class Store(Folders):
                 "name another folder with --run-dir"
             )
         return store
+
+    def has_measured(self) -> bool:
+        """Whether there is a measured pair, or a record of one."""
+        files = (file for name in FOLDERS for file in (self.path / name).rglob(PAIRS))
+        return any(file.stat().st_size for file in files) or bool(self.of(FloorResult))
 
     def close(self) -> None:
         """Releases the lock; the store stays readable."""
@@ -397,13 +417,26 @@ class Store(Folders):
         return found[-1] if found else None
 
 
+def _set_aside(path: Path) -> Path:
+    """Moves what a study has written into a new folder of its run directory, its name last; returns that folder."""
+    folder = next(f for n in itertools.count(1) if not (f := path / f"{EARLIER}-{n}").exists())
+    try:
+        folder.mkdir(mode=0o700)
+        for name in ("lanes", "optuna.log", *FOLDERS, RECORDS, STUDY):
+            if (path / name).exists():
+                (path / name).rename(folder / name)
+    except OSError as error:
+        raise cannot_write(folder, error) from error
+    return folder
+
+
 def _is_own(path: Path) -> bool:
     """Whether an entry of a folder without a study is the empty rest of an interrupted start."""
     if path.name in FOLDERS:
         return path.is_dir() and not any(path.iterdir())
     if path.name == RECORDS:
         return not plain_content(path).strip(b"\0")
-    return path.name in (LOCK, STUDY) or path.name.startswith(".study")
+    return path.name in (LOCK, STUDY) or path.name.startswith((".study", f"{EARLIER}-"))
 
 
 @contextlib.contextmanager

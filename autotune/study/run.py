@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -161,6 +162,8 @@ class StudyRun:
         hold(reserve_devices(self.spec.device.platform, self._to_hold()))
         self.store = self.open_store()
         self._resources.callback(self.store.close)
+        if self.store.earlier is not None:
+            self.view.note(f"the study before its edit had measured nothing; its files lie in {self.store.earlier}")
         trials = self.spec.search.trials if self.asked_trials is None else self.asked_trials
         hold(driver_session(self.store, trials=trials, command=self.command))
         self.lanes = Lanes(self.store, self.view, self.setup.runtime_settings)
@@ -210,7 +213,7 @@ class Stopped(KeyboardInterrupt):
 
 @contextlib.contextmanager
 def stoppable() -> Iterator[None]:
-    """Turns the signals of batch systems into a clean stop.
+    """Turns the signals of batch systems into a clean stop; only the main thread can receive them.
 
     Raises:
         Stopped: Inside the block, at the first SIGTERM or SIGUSR1.
@@ -221,7 +224,8 @@ def stoppable() -> Iterator[None]:
             signal.signal(other, signal.SIG_IGN)
         raise Stopped
 
-    old = {n: signal.signal(n, stop) for n in (signal.SIGTERM, signal.SIGUSR1)}
+    is_main = threading.current_thread() is threading.main_thread()
+    old = {n: signal.signal(n, stop) for n in (signal.SIGTERM, signal.SIGUSR1) if is_main}
     try:
         yield
     finally:

@@ -120,6 +120,11 @@ def _judge_device(text: str) -> tuple[FailureKind, str] | None:
     return None
 
 
+def is_not_installed(failure: Failure) -> bool:
+    """Whether the command of a worker could not be started, so that a retry is useless."""
+    return failure.kind is FailureKind.LAUNCH and failure.exit_status == 127
+
+
 def is_without_gpu(failure: Failure) -> bool:
     """Whether a worker failed because there is no GPU, so that a retry is useless."""
     return failure.kind is FailureKind.LAUNCH and failure.message.startswith(NO_GPU)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import ast
+import contextlib
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from autotune.model.errors import SettingError
+from autotune.model.files import plain_content
 from autotune.model.flags import FlagSet, kind_of
 
 MEMORY_VARIABLES = (
@@ -32,7 +33,8 @@ SET_BY_JAX = frozenset(
 )
 """Options that JAX overwrites for each compilation (jax/_src/compiler.py), and one that its CPU client overwrites."""
 
-_OPTION = re.compile(r"^(\w+): (.+)$", re.MULTILINE)
+TEXT_BYTES = 1_000_000
+"""Bytes of a script that are searched for the name of a variable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +93,14 @@ def check_processes(settings: FlagSet, processes: Iterable[Mapping[str, Any]]) -
     return SettingsCheck(tuple(dict.fromkeys(line for s in seen for line in s.lost)), tuple(notes))
 
 
-def parse_debug_options(written: str) -> dict[str, list[str]]:
-    """Parses XLA's list of debug options that are not defaults: name to all listed values, without quotes."""
-    found: dict[str, list[str]] = {}
-    for name, value in _OPTION.findall(written):
-        found.setdefault(name, []).append(_plain(value))
+def files_that_name(variable: str, command: Sequence[str], folder: Path) -> list[str]:
+    """Returns the scripts among the words of a command, run in `folder`, whose text names a variable."""
+    found = []
+    for word in command:
+        with contextlib.suppress(OSError, ValueError):
+            is_script = Path(word).suffix in (".py", ".sh")
+            if is_script and variable.encode() in plain_content(folder / word, most=TEXT_BYTES):
+                found.append(word)
     return found
 
 
@@ -106,15 +111,6 @@ def check_debug_options(settings: FlagSet, options: Mapping[str, Sequence[str]])
     """
     listed = ((n, v, options.get(n, ())) for n, v in settings.of_kind("xla").items() if n not in SET_BY_JAX)
     return tuple(f"{n}={v} became {got[0]}" for n, v, got in listed if len(got) == 1 and _contradict(v, got[0]))
-
-
-def _plain(value: str) -> str:
-    if not value.startswith('"'):
-        return value
-    try:
-        return str(ast.literal_eval(f"b{value}").decode(errors="replace"))
-    except (SyntaxError, ValueError):
-        return value
 
 
 def _contradict(wanted: str, got: str) -> bool:

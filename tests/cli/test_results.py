@@ -83,6 +83,26 @@ def test_report_lies_in_the_run_directory_or_where_asked(finished: Store, tmp_pa
     assert call("report", copy, "--md").stdout.startswith("# replayed")
 
 
+def test_a_folder_of_runs_becomes_a_list_with_the_page_of_each(
+    finished: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b"):
+        shutil.copytree(finished.path, tmp_path / "runs" / name)
+    (tmp_path / "runs" / "damaged").mkdir()
+    (tmp_path / "runs" / "damaged" / "study.json").write_text("{}")
+    call("report")
+    page = (tmp_path / "runs" / "index.html").read_text()
+    assert 'href="a/report.html"' in page
+    assert (tmp_path / "runs" / "b" / "report.html").is_file()
+    assert "unreadable: " in page
+    call("report", "runs/b", "runs/a", "--html", "some.html")
+    assert 'href="runs/a/report.html"' in (tmp_path / "some.html").read_text()
+    assert call("report", "runs", "--md").stdout.startswith("# 3 runs")
+    with pytest.raises(AutotuneError, match="--watch follows one run"):
+        call("report", "runs", "--watch")
+
+
 def test_a_watched_report_reloads_while_the_study_runs(
     finished: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,6 +124,8 @@ def test_compare_prints_or_writes(finished: Store, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(finished.path, copy)
     assert call("compare", finished.path, copy).stdout.startswith("# Comparison of 2 studies")
+    call("compare", finished.path, copy, "--html", tmp_path / "both.html")
+    assert "Comparison of 2 studies" in (tmp_path / "both.html").read_text()
     data = json.loads(call("compare", finished.path, copy, "--json", "--by", "gpu, jaxlib").stdout)
     assert data["by"] == ["gpu", "jaxlib"]
 
@@ -212,8 +234,35 @@ def test_exec_runs_where_it_was_proven_and_says_what_it_set(tmp_path: Path) -> N
     )  # fmt: skip
     assert done.returncode == 7, done.stderr
     assert done.stdout == f"--xla_cpu_a=1 --xla_cpu_z=3|{hostile}"
-    assert "autotune: xla_cpu_a=1 (winner)" in done.stderr
-    assert "autotune: xla_cpu_z=3 (your XLA_FLAGS, kept)" in done.stderr
+    assert "gives xla_cpu_a=1 (winner)" in done.stderr
+    assert "gives xla_cpu_z=3 (your XLA_FLAGS, kept)" in done.stderr
+    assert "not applied, as far as can be seen" in done.stderr
+
+
+ARRIVAL = {
+    "arrives": ("exec", "autotune: applied: "),
+    "takes them away": ("unset XLA_FLAGS; exec", "not applied: xla_cpu_a=1: the program took it away"),
+    "has its own": ("export XLA_FLAGS=--xla_cpu_a=2;", "not applied: xla_cpu_a=1: the program made it 2"),
+}
+
+
+@pytest.mark.parametrize("kind", ARRIVAL)
+def test_exec_says_whether_the_settings_arrive_in_the_program_and_is_not_its_child(kind: str, tmp_path: Path) -> None:
+    script, wanted = ARRIVAL[kind]
+    code = "import os, time, jaxlib.xla_client\nprint(os.getpid(), flush=True)\ntime.sleep(2.5)\n"
+    code += "try: print(os.waitpid(-1, os.WNOHANG))\nexcept ChildProcessError: print('no children')"
+    (tmp_path / "train.py").write_text(code)
+    file = cpu_winner(tmp_path, {"xla_cpu_a": "1"})
+    command = ["sh", "-c", f"{script} {sys.executable} train.py"]
+    own = {n: v for n, v in os.environ.items() if n != "XLA_FLAGS"}
+    done = subprocess.run(
+        [sys.executable, "-m", "autotune", "exec", str(file), "--", *command],
+        capture_output=True, text=True, env=own, cwd=tmp_path, timeout=100, check=False,
+    )  # fmt: skip
+    pid, children = done.stdout.splitlines()
+    assert children == "no children"
+    assert wanted in done.stderr
+    assert kind != "arrives" or f"process {pid} " in done.stderr
 
 
 def test_exec_refuses_a_file_whose_run_is_not_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
