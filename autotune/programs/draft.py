@@ -64,6 +64,7 @@ class Plan:
     Attributes:
         kind: A key of `GROUPS`.
         run_s: Seconds of one run of the program.
+        starts: Most times that the study starts it, within its budget.
         needed_s: Seconds in which an A/A run, `WORTH_TRIALS` trials and proofs fit.
         gains: For each of `SPREADS`: smallest gain that is proven 9 times in 10, and the seconds of proofs; None where
             no gain below 50 % is.
@@ -73,6 +74,7 @@ class Plan:
     text: str
     kind: str
     run_s: float
+    starts: int
     trial_s: float
     budget_s: float
     needed_s: float
@@ -118,9 +120,10 @@ def plan_of(found: ProbeResult, *, name: str, trials: int, budget_s: float | Non
         ),
     ]
     text = study_text(name, _for_command(asked.command), sections, said=said)
+    starts = min(budget_s / run_s, ABA_RUNS * 3 * (1 + trials) + 2 * pairs + 2)
     return Plan(
-        spec=checked(text), text=text, kind=kind, run_s=run_s, trial_s=trial_s, budget_s=budget_s,
-        needed_s=needed_s, gains=tuple(_gain(spread, 2 * run_s) for spread in SPREADS),
+        spec=checked(text), text=text, kind=kind, run_s=run_s, starts=math.ceil(starts), trial_s=trial_s,
+        budget_s=budget_s, needed_s=needed_s, gains=tuple(_gain(spread, 2 * run_s) for spread in SPREADS),
     )  # fmt: skip
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 import shutil
 import statistics
+import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune.child.output import Follow, find, lines_of
+from autotune.child.output import find, lines_of
 from autotune.child.read_output import last_exception
 from autotune.child.recognise import Recognised, recognise
 from autotune.child.steps import StepReader, plain
@@ -40,6 +43,12 @@ RECOGNISED_LINES = 600
 TELL_EVERY_S = 10.0
 READ_AT_ONCE = 1 << 22
 
+MOST_FILES, MOST_TEXT = 2000, 1_000_000
+"""Limits of a search for changed files: of each folder, and bytes of each text that names it."""
+
+_NAMED_PATH = re.compile(r"(?:^|(?<=[\s'\"=:]))(?:/|~/|\.\./)[\w./~+-]+")
+_TEXTS = (".py", ".sh", ".toml", ".yaml", ".yml", ".json", ".gin", ".cfg")
+
 _BAR = re.compile(r"([^\w\s]|\s)\1{7,}")
 """A progress bar, cut from lines that are shown."""
 
@@ -51,6 +60,7 @@ class ProbeRequest:
     Attributes:
         rules: The keys of `[workload.read]`; None to recognise them.
         terminal: Whether it gets a pseudo-terminal; None tries one if it prints no steps into a pipe.
+        file: The file that it writes, where `rules` do not name it.
     """
 
     command: tuple[str, ...]
@@ -59,6 +69,7 @@ class ProbeRequest:
     rules: Mapping[str, Any] | None
     limit_s: float
     terminal: bool | None = None
+    file: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +88,9 @@ class ProbeResult:
         steps: Lines with a step; all of them if it `ended`.
         ended: Whether it ended by itself.
         python: Interpreter that loaded jaxlib; None if none was seen.
+        writes: Files that it wrote in its own folder, relative to it.
+        outside: Files that it wrote outside its folder.
+        folder_warning: Why it wrote into the user's folder, or may have; empty if it did not.
     """
 
     request: ProbeRequest
@@ -93,6 +107,9 @@ class ProbeResult:
     device_count: int
     python: str | None
     jaxlib: str | None
+    writes: tuple[str, ...] = ()
+    outside: tuple[str, ...] = ()
+    folder_warning: str = ""
 
     @property
     def names_python(self) -> bool:
@@ -159,20 +176,15 @@ class StepWatch:
         self._seen = -1
         self._steps: Steps | None = None
         self._finds_out = request.rules is None
-        path = (request.rules or {}).get("file")
-        self._follow = Follow(request.cwd / path) if path else None
-        self._lines: list[str] = []
-        self._at_s: list[float] = []
+        self._reads_file = bool((request.rules or {}).get("file"))
         self.rules = request.rules
         self.best: Recognised | None = None
 
     def steps(self, probe: Probe) -> Steps | None:
         """Returns the steps among all lines so far; None if there are none."""
         lines, at_s = probe.lines, probe.at_s
-        if self._follow is not None:
-            self._lines += self._follow.read()
-            self._at_s += [probe.took_s] * (len(self._lines) - len(self._at_s))
-            lines, at_s = self._lines, self._at_s
+        if self._reads_file:
+            lines, at_s = probe.file_lines, probe.file_at_s
         if self._seen != len(lines):
             self._seen = len(lines)
             if self._finds_out:
@@ -217,7 +229,7 @@ def run_request(request: ProbeRequest, *, tell: Callable[[str], None]) -> tuple[
         watch = StepWatch(request, tell)
         probe = run_probe(
             request.command, environment, cwd=request.cwd, limit_s=request.limit_s, is_enough=watch.is_enough,
-            terminal=terminal,
+            terminal=terminal, file=request.file or (request.rules or {}).get("file"),
         )  # fmt: skip
         return probe, watch
 
@@ -244,6 +256,7 @@ def probe_program(request: ProbeRequest, *, tell: Callable[[str], None]) -> Prob
         StudyFileError: If a given rule cannot work.
     """
     refuse_bad_rules(request.rules)
+    began_s = time.time()
     probe, watch = run_request(request, tell=tell)
     steps = watch.steps(probe)
     count = len(steps.took_s) if steps is not None else 0
@@ -267,8 +280,42 @@ def probe_program(request: ProbeRequest, *, tell: Callable[[str], None]) -> Prob
         doubt=doubt_of(watch.best), step_s=steps.typical_s, line_s=steps.line_s,
         start_s=steps.at_s[min(WARMUP_STEPS, count - 1)], steps=count, ended=probe.status is not None,
         device=device_words(request.platform), device_count=device_count(request.platform), python=probe.python,
-        jaxlib=probe.jaxlib,
+        jaxlib=probe.jaxlib, writes=probe.writes, folder_warning=probe.folder_warning,
+        outside=tuple(sorted(probe.outside | changed_outside(request, since_s=began_s))),
     )  # fmt: skip
+
+
+def changed_outside(request: ProbeRequest, *, since_s: float) -> set[str]:
+    """Returns files outside the folder that changed after some time, in places that the command or its scripts name.
+
+    So a file that is open for a moment only is seen, too. At most `MOST_FILES` files of each place are looked at.
+    """
+    folder = request.cwd.resolve()
+    texts = [*request.command, *(_script_text(folder / word) for word in request.command)]
+    named = {folder / Path(path).expanduser() for text in texts for path in _NAMED_PATH.findall(text)}
+    places = {(path if path.exists() else path.parent).resolve() for path in named}
+    found = set[str]()
+    for place in places - {Path.home(), Path(tempfile.gettempdir()).resolve()}:
+        is_apart = not folder.is_relative_to(place) and not place.is_relative_to(folder)
+        if is_apart and len(place.parts) > 2:  # not /data, which others write to
+            files = [place] if place.is_file() else itertools.islice(place.rglob("*"), MOST_FILES)
+            found.update(str(p) for p in files if _has_changed(p, since_s))
+    return found
+
+
+def _has_changed(file: Path, since_s: float) -> bool:
+    try:
+        return file.is_file() and file.stat().st_mtime >= since_s
+    except OSError:
+        return False
+
+
+def _script_text(file: Path) -> str:
+    """Returns the text of a script or configuration that a command names; empty if it is none."""
+    try:
+        return file.read_bytes()[:MOST_TEXT].decode(errors="replace") if file.suffix in _TEXTS else ""
+    except OSError:
+        return ""
 
 
 def refuse_bad_rules(rules: Mapping[str, Any] | None) -> None:

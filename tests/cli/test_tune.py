@@ -64,11 +64,11 @@ def test_a_plain_program_is_understood_and_its_study_passes_the_checks(tmp_path:
 
 
 def test_a_program_that_ends_is_asked_for_no_more_steps_than_it_makes(tmp_path: Path) -> None:
-    done = look(tmp_path, PLAIN.format(steps=40))
+    done = look(tmp_path, PLAIN.format(steps=30))
     assert done.returncode == 0, done.stderr
     assert "then it ended by itself" in done.stdout
     spec = load_study(tmp_path / "train.toml")
-    assert spec.measure.run_steps <= 40 - WARMUP_STEPS - 1
+    assert spec.measure.run_steps <= 30 - WARMUP_STEPS - 1
 
 
 HOSTILE = {
@@ -161,15 +161,16 @@ HYDRA = ["model.lr=1e-3", "+trainer={a: 1, steps: 400}", "note=it's {here}", "x=
 def test_arguments_arrive_as_they_are_and_a_launcher_is_seen_through(tmp_path: Path) -> None:
     (tmp_path / "pack").mkdir()
     (tmp_path / "pack" / "__init__.py").touch()
-    saved = "import json, sys\nopen('seen.json', 'w').write(json.dumps(sys.argv[1:]))\nimport jaxlib\n"
+    saved = "import json, os, sys\nopen(os.environ['SEEN'], 'w').write(json.dumps(sys.argv[1:]))\nimport jaxlib\n"
     (tmp_path / "pack" / "main.py").write_text(saved + "import jaxlib.xla_client\n" + PLAIN.format(steps=2000))
     (tmp_path / "run.sh").write_text(f'exec {sys.executable} -m pack.main "$@"\n')
-    done = autotune("tune", "--dry-run", "--", "bash", "run.sh", *HYDRA, cwd=tmp_path)
+    seen = tmp_path.with_name("seen.json")
+    done = autotune("tune", "--dry-run", "--", "bash", "run.sh", *HYDRA, cwd=tmp_path, SEEN=str(seen))
     assert done.returncode == 0, done.stderr
     spec = load_study(tmp_path / "run.toml")
     assert spec.workload.command == ("bash", "run.sh", *HYDRA)
     assert [*spec.workload.arguments("f")][2:] == HYDRA
-    assert json.loads((tmp_path / "seen.json").read_text()) == HYDRA
+    assert json.loads(seen.read_text()) == HYDRA
     assert ", jaxlib " in done.stdout
 
 
