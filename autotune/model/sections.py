@@ -213,8 +213,8 @@ class WorkloadSpec(Section):
     def _one_kind(self) -> WorkloadSpec:
         if (self.entry is None) == (self.command is None):
             raise ValueError("exactly one of `entry` and `command` must be given")
-        if self.entry is not None and (self.hook or self.read is not None):
-            raise ValueError("`hook` and `read` belong to a `command`, an `entry` needs neither")
+        if self.entry is not None and (self.hook or self.read is not None or self.folder == "shared"):
+            raise ValueError("`hook`, `read` and `folder` belong to a `command`, an `entry` needs none of them")
         if self.entry is not None and self.python is not None:
             raise ValueError("`python` belongs to a `command`; an `entry` runs under the interpreter of autotune")
         if self.command is not None:

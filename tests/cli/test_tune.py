@@ -120,6 +120,29 @@ def test_a_look_that_takes_too_long_ends_with_everything_that_it_started(tmp_pat
     assert not [p for p in psutil.process_iter(["cmdline"]) if mark in (p.info["cmdline"] or ())]
 
 
+WRITER = """
+import os, time
+os.makedirs("ckpt", exist_ok=True)
+for step in range(3000):
+    time.sleep(0.02)
+    print(f"step {step}: loss {1 / (step + 1):.5f}, step_time_ms=20.00")
+    for folder in ("ckpt", "OUTSIDE"):
+        with open(f"{folder}/{step}", "w") as file:
+            file.write("weights")
+"""
+
+
+def test_a_look_leaves_the_folder_as_it_was_and_tells_what_is_written_elsewhere(tmp_path: Path) -> None:
+    project, outside = tmp_path / "project", tmp_path / "checkpoints"
+    for folder in (project, outside):
+        folder.mkdir()
+    done = look(project, WRITER.replace("OUTSIDE", str(outside)))
+    assert done.returncode == 0, done.stderr
+    assert sorted(p.name for p in project.iterdir()) == ["train.py", "train.toml"]
+    assert f"this program writes {outside}/0 and " in done.stdout
+    assert "is started up to" in done.stdout
+
+
 def test_a_late_first_step_is_waited_for(tmp_path: Path) -> None:
     late = "import time\nprint('compiling', flush=True)\ntime.sleep(2)\n" + PLAIN.format(steps=300)
     done = look(tmp_path, late)
