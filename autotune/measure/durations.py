@@ -33,7 +33,7 @@ RECENT = 20
 ABLATIONS = 3
 """Settings of a winner for which time is kept to leave each of them out in turn."""
 
-SEARCHES, PROVES, LAST = ("A/A run", "screen", "search"), ("confirm", "minimise", "pgle", "final proof"), "soak"
+SEARCHES, PROVES, LAST = ("A/A run", "screen", "search"), ("confirm", "minimise", "final proof"), "soak"
 """Stages by what is still to do in them."""
 
 

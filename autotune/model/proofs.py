@@ -310,7 +310,7 @@ def reestimate(gain: FinalistResult, alone: FinalistResult | None, runs: Sequenc
         alone: See `alone_of`; None where nothing was run alone.
         runs: Pairs of processes, those of other sets included.
     """
-    every = [r for r in runs if r.settings == gain.settings and r.against is None]
+    every = [r for r in runs if r.settings == gain.settings]
     estimate, last = reported_gain(gain, alone, every), alone or gain
     if (failure := last.failure) is not None:
         told = f"{failure.kind.replace('_', ' ')} in a fresh process: {failure.message}"[:300]

@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal, Protocol, Self
 
 from pydantic import Field, TypeAdapter, model_validator
 
-from autotune.model.artefacts import Artefact
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import (
     Comparison,
@@ -356,15 +355,6 @@ class SessionRecord(Stamped):
     command: tuple[str, ...] = ()
 
 
-class SpanRecord(Stamped):
-    """One end of the driver: how long it ran, and how long its own processor idled."""
-
-    kind: Literal["span"] = "span"
-    wall_s: Elapsed
-    waited_s: Elapsed
-    ended: str
-
-
 class LedgerRecord(Stamped):
     """What the study has used so far in all sessions, written now and then, for a driver may be killed.
 
@@ -405,11 +395,9 @@ class ConfirmRun(TaskRecord):
 
     Attributes:
         stage: ``confirm`` for finalists, ``final`` for the minimal set, ``full`` for the set before minimisation,
-            ``pgle`` for a set with its profile against the same without, ``gain`` and ``alone`` to re-estimate a proven
-            set.
+            ``gain`` and ``alone`` to re-estimate a proven set.
         log_ratio: Log of candidate over reference step time in this pair alone.
         work: Where set, ratios are per token.
-        against: What it was compared with; None is the study's reference.
         is_alone: Whether each arm ran with nothing beside it though the study measures in turns.
         total: Total times and stalls of both arms.
         warnings: What the machine did meanwhile that makes the figures doubtful.
@@ -428,7 +416,6 @@ class ConfirmRun(TaskRecord):
     energy: EnergyUse | None = None
     work: WorkPerStep | None = None
     loss: LossCheck | None = None
-    against: Settings | None = None
     is_alone: bool = False
     total: TotalTime | None = None
     warnings: tuple[str, ...] = ()
@@ -496,23 +483,6 @@ class FinalistResult(Stamped):
     def is_passed(self) -> bool:
         """Whether it goes on to the next stage."""
         return self.goes_on and not self.is_vetoed
-
-
-class ProfileRecord(TaskRecord):
-    """Instruction times of a set's program, which XLA's scheduler reads in the next compilation.
-
-    Attributes:
-        steps: Steps that were profiled.
-        failure: Of its process.
-        reason: Why there is no profile otherwise.
-    """
-
-    kind: Literal["profile"] = "profile"
-    settings: Settings
-    steps: Count
-    profile: Artefact | None = None
-    failure: Failure | None = None
-    reason: str = ""
 
 
 class Outcome(StrEnum):
@@ -592,14 +562,12 @@ AnyRecord = Annotated[
     | EffectsRecord
     | ScreenRecord
     | SessionRecord
-    | SpanRecord
     | LedgerRecord
     | FloorResult
     | ConfirmRun
     | ProofRecord
     | FinalistResult
     | AblationResult
-    | ProfileRecord
     | ConclusionRecord
     | SoakRecord
     | BlameRecord

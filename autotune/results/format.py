@@ -39,7 +39,6 @@ from autotune.stats.noise_floor import NoiseFloor
 
 STAGE_WORDS = {
     "confirm": "fresh processes",
-    "pgle": "with its profile, against without",
     "final": "final proof",
     "full": "final proof, whole set",
     "gain": "gain, measured again",

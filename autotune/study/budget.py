@@ -32,7 +32,7 @@ TRIAL_SHARE = 0.25
 """Largest share of the search's remaining time that one trial may take."""
 
 LAST_STAGES = ("final", "full")
-LIMITED = ("confirm", "pgle", *LAST_STAGES)
+LIMITED = ("confirm", *LAST_STAGES)
 """Stages of proofs that a budget may end; time for the gain of a proven set and its isolated runs is reserved."""
 
 

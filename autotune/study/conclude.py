@@ -8,7 +8,6 @@ from autotune.machine.host import describe_machine, utc_now
 from autotune.model.flags import FlagSet
 from autotune.model.records import ConclusionRecord, ConfirmRun, FinalistResult, Outcome, SoakRecord, TrialResult
 from autotune.model.units import format_change, format_share
-from autotune.results.export import keep_in_run
 from autotune.results.format import format_estimate, format_soak, time_of
 from autotune.results.winner import loss_addition
 from autotune.stats.estimates import Verdict
@@ -25,8 +24,6 @@ def record_conclusion(run: StudyRun) -> ConclusionRecord:
     found = _found(run, results)
     conclusion = ConclusionRecord(trial_count=len(results), ended=utc_now(), provenance=describe_machine(), **found)
     run.store.append_news(conclusion)
-    if conclusion.outcome is Outcome.WINNER and conclusion.settings is not None:
-        keep_in_run(run.store, conclusion.settings)
     return conclusion
 
 

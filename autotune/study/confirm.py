@@ -20,8 +20,7 @@ import numpy.typing as npt
 
 from autotune.measure.runner import pays
 from autotune.measure.tasks import AblationTask, PairTask, PendingTask, SoakTask
-from autotune.model.artefacts import artefacts_of
-from autotune.model.flags import PROFILE, FlagSet
+from autotune.model.flags import FlagSet
 from autotune.model.measurement import INTERLEAVED, LossBasis
 from autotune.model.proofs import (
     ALONE,
@@ -222,12 +221,6 @@ def _left_out(run: StudyRun, settings: FlagSet, left_out: LeftOut, *, share: flo
     return _ablation(run, settings, left_out, share=share)
 
 
-def pays_for_itself(run: StudyRun, settings: FlagSet, name: str) -> bool:
-    """Whether one setting of a set is worth a proof, as recorded or measured now against the set without it."""
-    found = _ablation(run, settings, name)
-    return found.kept and found.failure is None
-
-
 def _known_ablation(run: StudyRun, settings: FlagSet, left_out: LeftOut) -> AblationResult | None:
     found = (a for a in run.store.of(AblationResult) if (a.settings, a.left_out) == (settings, left_out))
     return next(found, None)
@@ -237,8 +230,7 @@ def _ablation(run: StudyRun, settings: FlagSet, left_out: LeftOut, *, share: flo
     """Returns the effect of leaving settings out, as recorded or measured now in a share of the time left."""
     if (found := _known_ablation(run, settings, left_out)) is None:
         names = names_left_out(left_out)
-        # The screen compiles a set without its artefacts, so it would compare another program.
-        if not artefacts_of(settings) and is_same_program(run, settings, settings.without(*names)):
+        if is_same_program(run, settings, settings.without(*names)):
             kept, reason = pays(None, run.spec.measure.min_effect)
             run.store.append(AblationResult(settings=settings, left_out=left_out, kept=kept, reason=reason))
         else:
@@ -266,7 +258,6 @@ def final_proof(run: StudyRun) -> None:
         candidate = run.waiting[0]
         is_first = candidate.stage == "final"
         what = "the minimal set" if is_first else "the whole set, because the minimal one did not pass"
-        what += " with its profile" if PROFILE in candidate.settings else ""
         detail = f"{what}, proven once more in up to {most_processes(run)} fresh pairs of processes"
         run.begin_stage("final proof", detail)
         candidate.proof = prove(run, [(candidate.trial, candidate.settings)], stage=candidate.stage)[0]
@@ -321,9 +312,7 @@ def _soaked(run: StudyRun, proven: FinalistResult, least_s: float) -> SoakRecord
 # ---------------------------------------------------------------------- one proof
 
 
-def prove(
-    run: StudyRun, sets: Sequence[tuple[int, FlagSet]], *, stage: str, against: FlagSet | None = None
-) -> list[FinalistResult]:
+def prove(run: StudyRun, sets: Sequence[tuple[int, FlagSet]], *, stage: str) -> list[FinalistResult]:
     """Measures sets against the baseline, each in fresh pairs of processes, until each proof is settled.
 
     The sets take turns, so that a slow hour of the machine affects all. Recorded pairs are not run again.
@@ -331,7 +320,6 @@ def prove(
     Args:
         sets: Trial number and settings of each.
         stage: Name of the runs in the records; runs of another stage are never used.
-        against: Settings to compare with instead of the baseline alone.
     """
     plan_proofs(run, [(stage, settings) for _, settings in sets])
     store, most = run.store, most_processes(run)
@@ -347,9 +335,7 @@ def prove(
         if not run.time.allows_pair(stage, at + 1, is_needed=not has_passed):
             run.time.leave(proof.plan.settings)
             return None
-        return PairTask(
-            stage=stage, settings=proof.plan.settings, trial=proof.trial, repeat=proof.take(at), against=against
-        )
+        return PairTask(stage=stage, settings=proof.plan.settings, trial=proof.trial, repeat=proof.take(at))
 
     _run_pairs(run, [r for p in proofs for r in p.runs()], next_pair, asked=most)
     for proof in proofs:
