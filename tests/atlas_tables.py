@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from autotune.settings.atlas import Atlas, AtlasRow, AtlasVerdict, atlas_text
+from autotune.settings.atlas import Atlas, AtlasRow, AtlasVerdict
+from harness.build_atlas import atlas_text
 
 
 def row(cell: tuple[str, str, str, int], name: str, value: str, verdict: str, **more: Any) -> AtlasRow:
@@ -63,7 +64,7 @@ def small() -> Atlas:
 
 
 def write(atlas: Atlas, folder: Path) -> Path:
-    """A table as `autotune atlas build` leaves it: a file for each release."""
+    """A table as `harness.build_atlas` leaves it: a file for each release."""
     folder.mkdir(parents=True, exist_ok=True)
     for jaxlib in atlas.jaxlibs:
         text = atlas_text(r for r in atlas if r.jaxlib == jaxlib)

@@ -1,4 +1,4 @@
-"""Commands on settings: `flags`, `recipes`, `symptoms`, `space`, `doctor`."""
+"""Commands on settings: `flags`, `recipes`, `atlas`, `symptoms`, `space`, `doctor`."""
 
 from __future__ import annotations
 
@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 
 flags_app = typer.Typer(help="Every published setting: what the installed build says.", no_args_is_help=True)
 recipes_app = typer.Typer(help="Published flag sets: what the installed build has.", no_args_is_help=True)
+atlas_app = typer.Typer(help="What each setting does to each kind of model, compiled beforehand.", no_args_is_help=True)
+
+MOST_PLACES = 3
+"""Limit of cells that are named; of more, only their number is shown."""
 
 _TAKES_FLAGS = {"ignore_unknown_options": True}  # an argument such as --xla_gpu_autotune_level=3 is no option of ours
 
@@ -148,6 +152,28 @@ def show_recipe(
             print(f"# {line}")
     for name_, value in recipe.settings.items():
         print(f"{name_}={value}")
+
+
+@atlas_app.command("show")
+def show_in_atlas(
+    name: Annotated[str, typer.Argument(help="A setting, with or without dashes.")],
+    as_json: options.Json = False,
+) -> None:
+    """Shows where a setting is active, and what it does there."""
+    from autotune.results.atlas_views import atlas_findings
+    from autotune.settings.atlas import load_atlas
+
+    found = atlas_findings(load_atlas(), name.strip().lstrip("-").partition("=")[0])
+    if as_json:
+        print_json(found)
+        return
+    rows = []
+    for f in found:
+        count = f"{f.cells} of {f.of} cells"
+        are_named = 0 < len(f.places) <= MOST_PLACES and f.cells < f.of
+        where = f"{count}: {', '.join(f.places)}" if are_named else count
+        rows.append((f.jaxlib, f.value or "''", f.verdict, where, f.words))
+    print_table(("jaxlib", "value", "verdict", "in", "what"), rows)
 
 
 def symptoms(

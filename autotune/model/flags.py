@@ -18,6 +18,7 @@ up.
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 import re
@@ -438,3 +439,43 @@ def shrink(settings: FlagSet, fails: Callable[[FlagSet], bool | None]) -> tuple[
                 break
             pieces = min(len(current), 2 * pieces)
     return FlagSet({n: settings[n] for n in current}), True
+
+
+_FIELD = re.compile(r"(\w+): (.+)")
+
+
+def parse_text_proto(text: str) -> dict[str, list[str]]:
+    """Parses a text proto, such as XLA's debug options: field to its values, without quotes.
+
+    An entry of a map is one value, ``key=value``; so are the fields of any other block, joined by semicolons.
+    """
+    found: dict[str, list[str]] = {}
+    blocks: list[str] = []
+    inner: list[tuple[str, str]] = []
+    for line in map(str.strip, text.splitlines()):
+        if line.endswith("{"):
+            blocks.append(line[:-1].strip())
+        elif line == "}" and blocks:
+            block = blocks.pop()
+            if not blocks:
+                is_map = {n for n, _ in inner} == {"key", "value"}
+                value = "=".join(v for _, v in sorted(inner)) if is_map else ";".join(map("=".join, inner))
+                found.setdefault(block, []).append(value)
+                inner = []
+        elif match := _FIELD.fullmatch(line):
+            value = _without_quotes(match[2])
+            if blocks:
+                inner.append((match[1], value))
+            else:
+                found.setdefault(match[1], []).append(value)
+    return found
+
+
+def _without_quotes(value: str) -> str:
+    """Decodes a quoted value, whose bytes beyond ASCII are octal."""
+    if not value.startswith('"'):
+        return value
+    try:
+        return str(ast.literal_eval(f"b{value}").decode(errors="replace"))
+    except (SyntaxError, ValueError):
+        return value

@@ -18,7 +18,7 @@ def atlas(folder: str | Path | None = None) -> pd.DataFrame:
     """Loads the atlas as a frame: the effect of each value of each setting on each kind of model.
 
     Args:
-        folder: Output of ``autotune atlas build``; None for the atlas of this package.
+        folder: Output of ``python -m harness.build_atlas``; None for the atlas of this package.
 
     Returns:
         One row per `AtlasRow` with its fields as columns: ``changes`` and ``needs`` joined by semicolons;
@@ -65,7 +65,7 @@ def atlas_findings(table: Atlas, name: str) -> list[AtlasFinding]:
         SettingError: If the atlas is empty or lacks the setting.
     """
     if not table.cells:
-        raise SettingError("the atlas has no row: nothing was compiled yet; `autotune atlas build` does")
+        raise SettingError("the atlas must have rows but has none")
     rows = table.of(name)
     if not rows:
         known = {r.name for r in table if r.kind == "setting"}

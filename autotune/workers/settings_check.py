@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,8 +34,6 @@ SET_BY_JAX = frozenset(
 
 TEXT_BYTES = 1_000_000
 """Bytes of a script that are searched for the name of a variable."""
-
-_OPTION = re.compile(r"^(\w+): (.+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,14 +103,6 @@ def files_that_name(variable: str, command: Sequence[str], folder: Path) -> list
     return found
 
 
-def parse_debug_options(written: str) -> dict[str, list[str]]:
-    """Parses XLA's list of debug options that are not defaults: name to all listed values, without quotes."""
-    found: dict[str, list[str]] = {}
-    for name, value in _OPTION.findall(written):
-        found.setdefault(name, []).append(_plain(value))
-    return found
-
-
 def check_debug_options(settings: FlagSet, options: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
     """Returns a clause for each XLA flag that is listed with another switch or number than given.
 
@@ -122,15 +110,6 @@ def check_debug_options(settings: FlagSet, options: Mapping[str, Sequence[str]])
     """
     listed = ((n, v, options.get(n, ())) for n, v in settings.of_kind("xla").items() if n not in SET_BY_JAX)
     return tuple(f"{n}={v} became {got[0]}" for n, v, got in listed if len(got) == 1 and _contradict(v, got[0]))
-
-
-def _plain(value: str) -> str:
-    if not value.startswith('"'):
-        return value
-    try:
-        return str(ast.literal_eval(f"b{value}").decode(errors="replace"))
-    except (SyntaxError, ValueError):
-        return value
 
 
 def _contradict(wanted: str, got: str) -> bool:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from typer.testing import CliRunner
 
 from autotune.cli.app import app
-from autotune.model.errors import SettingError
-from tests.atlas_tables import small, write
+from tests.atlas_tables import small
 
 COMBINE = "xla_gpu_all_gather_combine_threshold_bytes"
 
@@ -29,11 +26,3 @@ def test_where_a_setting_is_active(monkeypatch: pytest.MonkeyPatch) -> None:
         ["0.10.2", "1073741824", "changes", "2 of 3 cells: dense-fsdp@8xh100-sxm, dense-fsdp@64xh100-sxm"],
         ["0.10.2", "1073741824", "same", "1 of 3 cells: moe@8xh200"],
     ]
-
-
-def test_a_table_of_another_form_is_refused(tmp_path: Path) -> None:
-    write(small(), tmp_path)
-    assert run("atlas", "show", COMBINE, "--table", str(tmp_path)).count("\n") == 4
-    (tmp_path / "0.10.2.jsonl").write_text('{"atlas": 99}\n', encoding="utf-8")
-    with pytest.raises(SettingError, match="the first line of a table of the atlas must be"):
-        run("atlas", "show", COMBINE, "--table", str(tmp_path))

@@ -19,7 +19,6 @@ from autotune.model.spec import load_study
 from autotune.results.export import ExportFormat, render_winner
 from autotune.results.library import add_to_library
 from harness.simulated_machine import write_study
-from tests import atlas_tables
 from tests.compiler.rules import COMBINE, Rules, screen
 from tests.runs import TYPED, make_winner
 
@@ -27,7 +26,7 @@ STUDY = TYPED + 'failures = { "xla_cpu_prefer_vector_width=128" = "compile_error
 FLAGS = "--xla_gpu_autotune_level=3 --xla_gpu_graph_level=0"
 
 CALLS: Mapping[str, tuple[str, ...]] = {
-    "atlas show": ("atlas", "show", "xla_gpu_enable_command_buffer", "--table", "table"),
+    "atlas show": ("atlas", "show", "xla_gpu_enable_command_buffer"),
     "best": ("best",),
     "compare": ("compare", "runs/shapes", "runs/again"),
     "doctor": ("doctor", "--plugin", "cpu"),
@@ -93,7 +92,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     study, runs = str(folder / "shapes.toml"), folder / "runs"
     assert CliRunner().invoke(app, ["run", study, "--run-dir", str(runs / "shapes"), "--json"]).exit_code == 0
     shutil.copytree(runs / "shapes", runs / "again")
-    atlas_tables.write(atlas_tables.small(), folder / "table")
     (runs / "broken").mkdir()
     (runs / "broken/study.json").write_text("{", encoding="utf-8")
     winner = make_winner({"xla_gpu_a": "1"})
