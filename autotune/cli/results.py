@@ -17,6 +17,9 @@ from autotune.cli.printing import make_console, plain, print_json, print_lines, 
 if TYPE_CHECKING:
     from autotune.results.winner import RecordCheck, Winner
 
+UNCHECKED = 3
+"""Exit status of a file that agrees with this machine, but whose run is not here."""
+
 WATCH_S = 10
 """Seconds between two pages; each costs about one second of a CPU that may be measuring."""
 
@@ -106,7 +109,10 @@ def verify(
     run: options.FromRun = None,
     as_json: options.Json = False,
 ) -> None:
-    """Checks that this machine is as it was when a winner was proven; exits with 1 if not."""
+    """Checks that this machine is as it was when a winner was proven; exits with 1 if not.
+
+    Exits with 3 if nothing differs but the run that proves the file is not here: it is unchecked.
+    """
     from autotune.results.export import read_winner
     from autotune.study.recheck import verify_winner
 
@@ -121,8 +127,8 @@ def verify(
             print_lines([f"holds    {winner.study}: this machine is as it was when it was proven"])
         elif found.status == "unchecked":
             print_lines([f"unchecked  {winner.study}: this machine is as the file says; no run was looked at"])
-    if found.status == "differs":
-        raise typer.Exit(1)
+    if found.status != "holds":
+        raise typer.Exit({"differs": 1, "unchecked": UNCHECKED}[found.status])
 
 
 def exec_(
@@ -133,8 +139,10 @@ def exec_(
         typer.Option(help="Whose value counts where both set a flag."),
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Run although this machine is not what it was proven on.")
+        bool,
+        typer.Option("--force", help="Run although this machine is not what it was proven on, or it is unchecked."),
     ] = False,
+    run: options.FromRun = None,
     needs_loss: options.RequireLoss = False,
 ) -> None:
     """Runs a command under the winner, merged with your XLA_FLAGS: autotune exec FILE -- python train.py.
@@ -154,16 +162,17 @@ def exec_(
     command = [a for i, a in enumerate(context.args) if not (i == 0 and a == "--")]
     if not command:
         raise AutotuneError("a command must follow, after --, but there is none: autotune exec FILE -- python train.py")
-    winner, _ = _read_checked(file)
+    winner, records = _read_checked(file, run)
     if needs_loss:
         require_loss(winner)
     elif winner.loss is not None and winner.loss.is_silent:
         _say(winner.loss.words)
-    found = verify_winner(winner, file).differences
+    found = [str(d) for d in verify_winner(winner, file, run=run).differences]
+    found += [] if records.unchecked is None else [records.unchecked]
     if found and not force:
         raise AutotuneError(
-            f"this machine must be as it was when {winner.study} was proven but differs in\n"
-            + "\n".join(f"  - {d}" for d in found)
+            f"{file} must hold here but\n"
+            + "\n".join(f"  - {line}" for line in found)
             + "\n  measure again here (autotune recheck), or run it all the same with --force"
         )
     command = _with_options(command, winner, force=force)
@@ -187,17 +196,17 @@ def exec_(
 def _with_options(command: list[str], winner: Winner, *, force: bool) -> list[str]:
     """Puts the winner's options into their places in the command; a missing place is an error."""
     from autotune.model.errors import AutotuneError
-    from autotune.model.options import filled, placeholders
+    from autotune.model.options import filled_argument, placeholders
 
     if (lost := sorted(set(winner.options) - placeholders(command))) and not force:
         raise AutotuneError(
             f"the winner of {winner.study} holds options of the program ({', '.join(winner.options)}), so its command "
             f"must have {{{lost[0]}}} where that goes but has not; write it, or run without by --force"
         )
-    return [filled(part, winner.options) for part in command]
+    return [filled_argument(part, winner.options) for part in command]
 
 
-def _read_checked(file: Path) -> tuple[Winner, RecordCheck]:
+def _read_checked(file: Path, run: Path | None = None) -> tuple[Winner, RecordCheck]:
     """Reads a winner and compares it with its records, if found; a difference is an error even with `exec --force`."""
     from autotune.model.errors import AutotuneError
     from autotune.results.export import read_winner
@@ -205,9 +214,7 @@ def _read_checked(file: Path) -> tuple[Winner, RecordCheck]:
 
     winner, found = read_winner(file), RecordCheck()
     if file.is_file():
-        found = check_records(winner, file)
-        if found.unchecked is not None:
-            _say(f"{file}: {found.unchecked}")
+        found = check_records(winner, file, run=run)
         if found.differences:
             raise AutotuneError(
                 f"{file} must hold what its run proved but differs in\n"
@@ -232,10 +239,15 @@ def library_add(
     library: options.Library = Path("library"),
 ) -> None:
     """Adds winners to the library; a newer proof replaces an older one under the same conditions."""
+    from autotune.model.errors import AutotuneError
     from autotune.results.library import add_to_library
 
     for run in runs:
-        print(add_to_library(_read_checked(run)[0], library))
+        winner, records = _read_checked(run)
+        if records.unchecked is not None:
+            why = records.unchecked.partition("; name")[0]
+            raise AutotuneError(f"{run} must be held to its run but is {why}; add the run, or the file beside it")
+        print(add_to_library(winner, library))
 
 
 @library_app.command("list")
@@ -245,7 +257,7 @@ def library_list(library: options.Library = Path("library"), as_json: options.Js
     from autotune.results.library import library_entries
     from autotune.results.winner import check_records
 
-    known = [(e, check_records(e.winner, e.path)) for e in library_entries(library)]
+    known = [(e, check_records(e.winner, e.path)) for e in library_entries(library, _say)]
     if as_json:
         print_json([plain(e.winner, file=str(e.path), status=check.status) for e, check in known])
         return
@@ -267,13 +279,15 @@ def best(
     """Gives the best known winner for a GPU, count, jaxlib and workload, or the nearest one, labelled untested."""
     from autotune.results.library import LibraryQuery, best_known, format_match, library_entries
 
-    match = best_known(library_entries(library), LibraryQuery(gpu=gpu, count=count, jaxlib=jaxlib, workload=workload))
-    status = _read_checked(match.entry.path)[1].status
+    match = best_known(
+        library_entries(library, _say), LibraryQuery(gpu=gpu, count=count, jaxlib=jaxlib, workload=workload)
+    )
+    records = _read_checked(match.entry.path)[1]
     if as_json:
         tested, file = match.is_tested, str(match.entry.path)
-        print_json(plain(match.entry.winner, tested=tested, distance=match.distance, file=file, status=status))
+        print_json(plain(match.entry.winner, tested=tested, distance=match.distance, file=file, status=records.status))
         return
-    print_lines(format_match(match))
+    print_lines([*format_match(match), *([records.unchecked] if records.unchecked is not None else [])])
 
 
 def recheck(

@@ -24,6 +24,7 @@ from autotune.machine.files import COMPILES, Scratch
 from autotune.machine.gpus import is_without_gpus, visible_gpus
 from autotune.machine.host import processor_name
 from autotune.model.errors import AutotuneError, LaunchError, StudyFileError
+from autotune.model.files import plain_content
 from autotune.model.flags import FlagSet, parse_tokens
 from autotune.model.measurement import WorkloadFacts
 from autotune.model.redaction import redact_command
@@ -46,7 +47,6 @@ RECOGNISED_LINES = 600
 
 TELL_EVERY_S = 10.0
 LOOK_AGAIN_S = 2.0
-READ_AT_ONCE = 1 << 22
 
 BARS = ("tqdm", "rich", "keras", "lightning", "levanter")
 """Presets of progress bars."""
@@ -517,12 +517,8 @@ def read_log(path: Path) -> Probe:
     found = find(path)
     if found is None:
         raise AutotuneError(f"a folder must hold a log but there is no .jsonl or .csv in {path}")
-    cutter, lines = lines_of(found.name), list[str]()
     try:
-        with found.open("rb") as stream:
-            while data := stream.read(READ_AT_ONCE):
-                lines += cutter.feed(data)
-        lines += cutter.feed(b"\n")
+        lines = list(lines_of(found.name).feed(plain_content(found) + b"\n"))
     except (OSError, ValueError) as error:
         raise AutotuneError(f"a log must be readable but {found}: {error}") from error
     return Probe(lines=lines, notes=[f"read {found}"] if found != path else [])

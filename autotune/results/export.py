@@ -16,8 +16,9 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from autotune.model.errors import AutotuneError
+from autotune.model.files import plain_text
 from autotune.model.flags import FlagSet
-from autotune.model.options import dotted, plain
+from autotune.model.options import dotted, is_nested_deeper, plain
 from autotune.results.winner import WINNER_VERSION, Winner, format_evidence, require_loss, winner_of
 from autotune.rundir.store import Store
 
@@ -203,7 +204,7 @@ def read_winner(path: Path) -> Winner:
     if path.is_dir():
         return winner_of(Store.open(path))
     try:
-        text = path.read_text(encoding="utf-8")
+        text = plain_text(path)
     except FileNotFoundError:
         raise AutotuneError(
             f"{path} must be a run directory or a file of `autotune export` but there is nothing of that name; "
@@ -223,6 +224,8 @@ def parse_winner(text: str, *, source: str) -> Winner:
     try:
         marked = re.search(rf"^# {MARK}(.*)$", text, re.MULTILINE)
         data = json.loads(marked[1]) if marked else json.loads(text)["winner"]
+        if is_nested_deeper(data):
+            raise ValueError("its lists or tables lie too deep in each other")
         return Winner.model_validate(data)
     except ValidationError as error:
         first = error.errors()[0]

@@ -23,8 +23,8 @@ import json
 import os
 import socket
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
 from pydantic import TypeAdapter, ValidationError
@@ -33,6 +33,7 @@ from autotune.machine.files import make_folder
 from autotune.machine.host import utc_now
 from autotune.model.clock import Stopwatch
 from autotune.model.errors import RunDirectoryError
+from autotune.model.files import plain_content
 from autotune.model.measurement import Pair, Stamped
 from autotune.model.records import RECORD, SCHEMA_VERSION, AnyRecord, ConclusionRecord, FloorResult, SessionRecord
 from autotune.model.redaction import redact_command
@@ -80,10 +81,11 @@ class Folders:
         return path.relative_to(self.path).as_posix()
 
     def pair_writer(self, folder: Path) -> Callable[[Pair], None]:
-        """Returns a function that appends raw pairs of a measurement; deletes those of a killed session."""
+        """Returns a function that appends raw pairs of a measurement; keeps those of a killed session beside them."""
         file = folder / PAIRS
         try:
-            file.unlink(missing_ok=True)
+            if file.exists():
+                file.rename(_free_name(file))
         except OSError as error:
             raise cannot_write(file, error) from error
         return lambda pair: append_synced(file, pair.model_dump_json(exclude_none=True) + "\n", sync=False)
@@ -101,13 +103,26 @@ class Folders:
         """
         file = self.path / directory / PAIRS
         try:
-            lines = file.read_bytes().split(b"\n")[:-1]
+            lines = plain_content(file).split(b"\n")[:-1]
         except FileNotFoundError:
             return
         except OSError as error:
             raise cannot_read(file, error) from error
         for number, line in enumerate(lines, 1):
             yield _parse_line(_PAIR, line, file, number, what="a pair of blocks")
+
+
+def _free_name(file: Path) -> Path:
+    """Returns a name beside a file of raw pairs that is not taken: ``pairs.1.jsonl``."""
+    names = (file.with_name(f"{file.stem}.{number}{file.suffix}") for number in itertools.count(1))
+    return next(name for name in names if not name.exists())
+
+
+def unnamed_folders(path: Path, records: Iterable[AnyRecord]) -> list[str]:
+    """Returns the folders of a run that hold raw pairs but are of no record; a driver that is killed leaves such."""
+    named = {PurePosixPath(d) for r in records if (d := getattr(r, "directory", None)) is not None}
+    held = {f.parent.relative_to(path) for name in FOLDERS for f in (path / name).rglob(PAIRS)}
+    return sorted(str(f) for f in held if not named & {PurePosixPath(f), *map(PurePosixPath, f.parents)})
 
 
 class _Records:
@@ -206,7 +221,7 @@ class Store(Folders):
                 "`autotune status` lists the runs of this folder"
             )
         try:
-            data = json.loads(file.read_text(encoding="utf-8"))
+            data = json.loads(plain_content(file))
             if data["schema_version"] != SCHEMA_VERSION:
                 raise RunDirectoryError(
                     f"{path} must be of schema {SCHEMA_VERSION} but is of {data['schema_version']}; "
@@ -251,6 +266,12 @@ class Store(Folders):
     @classmethod
     def _prepare(cls, path: Path, spec: StudySpec, study_dir: Path) -> Store:
         store = cls._known(path, spec) or cls._new(path, spec, study_dir)
+        if not store.records() and (unnamed := unnamed_folders(path, ())):
+            raise RunDirectoryError(
+                f"{path / RECORDS} must hold the records of this run but has none, though {len(unnamed)} folders hold "
+                f"measurements ({', '.join(unnamed[:3])}); restore it from a copy, or name another folder with "
+                "--run-dir"
+            )
         body = {
             "schema_version": SCHEMA_VERSION,
             "identity": spec.identity,
@@ -267,7 +288,7 @@ class Store(Folders):
         """Opens the run directory of a known study; None if it is new, or its study.json is lost."""
         file = path / STUDY
         try:
-            json.loads(file.read_bytes())
+            json.loads(plain_content(file))
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -409,7 +430,7 @@ def _is_own(path: Path) -> bool:
     if path.name in FOLDERS:
         return path.is_dir() and not any(path.iterdir())
     if path.name == RECORDS:
-        return not path.read_bytes().strip(b"\0")
+        return not plain_content(path).strip(b"\0")
     return path.name in (LOCK, STUDY) or path.name.startswith((".study", f"{EARLIER}-"))
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.model.errors import SettingError
+from autotune.model.files import plain_content
 from autotune.model.flags import FlagSet, kind_of
 
 MEMORY_VARIABLES = (
@@ -98,7 +99,7 @@ def files_that_name(variable: str, command: Sequence[str], folder: Path) -> list
     for word in command:
         with contextlib.suppress(OSError, ValueError):
             is_script = Path(word).suffix in (".py", ".sh")
-            if is_script and variable.encode() in (folder / word).read_bytes()[:TEXT_BYTES]:
+            if is_script and variable.encode() in plain_content(folder / word, most=TEXT_BYTES):
                 found.append(word)
     return found
 
