@@ -631,7 +631,10 @@ def _how_to_read(fit: Recognised | None) -> str:
     if fit is not None:
         file = fit.rules.get("file")
         where = f"It writes steps to {file}, such as" if file else "If this line is a step's"
-        return f"{where}:\n    {fit.example[:160]}\n  call the same with: {options_of(fit.rules)}"
+        return (
+            f"{where}:\n    {fit.example[:160]}\n  call the same with: {options_of(fit.rules)}\n"
+            "  (if its steps come later, with the --step-pattern of those)"
+        )
     return (
         'Let it print a line at each step, such as `print(f"step {i} {seconds:.4f} s loss {loss}", flush=True)`; or '
         "say how its steps are printed, by one of\n"
