@@ -25,7 +25,7 @@ import numpy as np
 
 from benchmarks.announced import FINALISTS_ALONE, announced
 from benchmarks.coverage import coverage
-from benchmarks.machines import ANNOUNCED, CASES, Case
+from benchmarks.machines import ANNOUNCED, ATTACKS, CASES, Case
 from benchmarks.results_file import Row, keep, markdown_table, read
 from benchmarks.studies import CANDIDATES
 from benchmarks.study_parts import null_studies, power
@@ -83,6 +83,7 @@ setting that does nothing.""",
         (("studies", "found", "found_9_in_10"), ("pairs",), ("cost",),
          ("winners", "held", "coverage", "typical_coverage"), ("bias",),
          ("named_wrong", "search_bias", "minimal", "search_pairs", "ablation_pairs")),
+        machines=tuple(name for name in CASES if name not in ATTACKS),
     ),
     "announced": Part(
         announced,

@@ -36,6 +36,9 @@ LOSSES = (6.5, 6.1, 5.8, 5.6, 5.5)
 COMPILE_S, PEAK_BYTES, TOKENS = 2.0, 1 << 30, 4096
 """Of the reference, in a study whose formula speaks of them."""
 
+BESIDE_S = 0.002
+"""What our own clock sees of a block beside its steps."""
+
 FILE = "simulation.toml"
 SECTION = "simulation"
 
@@ -57,6 +60,7 @@ class Simulation(Section):
              same program.
         noise: Name of one of `NOISE_MODELS`, or parameters of a `NoiseModel`.
         start_s: Seconds that a process reports for its start; 0: unknown.
+        told_effects: ``"name=value"`` to the factor by which a program tells its steps shorter than they are.
         delay_s: Real seconds that each start and each block take, so that a stop in mid-study can be tried.
     """
 
@@ -71,6 +75,7 @@ class Simulation(Section):
     profile_effect: Annotated[float, Field(gt=0)] | None = None
     noise: str | dict[str, float] = "quiet"
     start_s: Annotated[float, Field(ge=0)] = 0.0
+    told_effects: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
     delay_s: Annotated[float, Field(ge=0)] = 0.0
 
 
@@ -177,6 +182,7 @@ class SimulatedLauncher:
             self._report(entries, seen, losses),
             delay_s=simulation.delay_s,
             profile=simulation.profile.encode(),
+            told=_factor(simulation.told_effects, entries),
         )
 
     def _name_of_start(self, folder: str) -> str:
@@ -239,10 +245,14 @@ class SimulatedWorker:
     watches_memory = False
     last_memory: MemoryUse | None = MemoryUse(host_bytes=PEAK_BYTES)
 
-    def __init__(self, process: Process, report: WorkerReport, *, delay_s: float, profile: bytes = b"") -> None:
+    def __init__(
+        self, process: Process, report: WorkerReport, *, delay_s: float, profile: bytes = b"", told: float = 1.0
+    ) -> None:
         self.report = report
         self._profile = profile
         self._process = process
+        self._told = told
+        self.last_clock_s: float | None = None
         self.last_loss: float | None = None
         self.last_norm: float | None = None
         self.loss_lag = 0
@@ -253,7 +263,9 @@ class SimulatedWorker:
         """Draws a block; see `autotune.workers.base.Worker`."""
         _wait(self._delay_s)
         self.last_loss = self.report.losses[-1] if self.report.losses else None
-        return tuple(self._process.run_block(steps).tolist())
+        times = self._process.run_block(steps)
+        self.last_clock_s = float(times.sum()) + BESIDE_S
+        return tuple((self._told * times).tolist())
 
     def profile(self, steps: int) -> bytes:
         """The recorded one; see `autotune.workers.base.Worker`."""

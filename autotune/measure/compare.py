@@ -467,15 +467,19 @@ class InterleavedBlocks:
             if arm is Arm.REFERENCE:
                 raise ReferenceFailed(error) from error
             raise
-        return Timed(*sizes.split(times_s), joules)
+        return Timed(*sizes.split(times_s), joules, worker.last_clock_s)
 
 
 class Timed(NamedTuple):
-    """Seconds of the steps of a block or run: those in which the device settles, and those that count; and joules."""
+    """Seconds of the steps of a block or run: those in which the device settles, and those that count.
+
+    Also joules, and the seconds of all steps by a clock that is not the program's.
+    """
 
     settling_s: tuple[float, ...]
     counted_s: tuple[float, ...]
     joules: float | None
+    clock_s: float | None
 
 
 def _make_pair(index: int, first: Arm, at_s: float, reference: Timed, candidate: Timed, loss: SameStep | None) -> Pair:
@@ -489,6 +493,8 @@ def _make_pair(index: int, first: Arm, at_s: float, reference: Timed, candidate:
         at_s=round(at_s, 3),
         reference_j=reference.joules,
         candidate_j=candidate.joules,
+        reference_clock_s=reference.clock_s,
+        candidate_clock_s=candidate.clock_s,
         loss=loss,
     )
 
@@ -631,6 +637,7 @@ class Isolated(Comparer):
         # In blocks where it can be, as if interleaved: each has new batches, so that nothing is learned by heart.
         block = math.ceil(steps / (self._beside or 1)) if spec.workload.takes_turns else steps
         trace, times, joules = LossTrace(spec, worker.report), tuple[float, ...](), list[float | None]()
+        clocks = list[float | None]()
         begun = time.monotonic()
         while len(times) < steps:
             count = min(block, steps - len(times))
@@ -638,15 +645,15 @@ class Isolated(Comparer):
                 more, drawn = meter.measure(lambda count=count: worker.run_block(count))  # type: ignore[misc]
             times += more
             joules.append(drawn)
+            clocks.append(worker.last_clock_s)
             trace.take(worker, count)
-        known = [j for j in joules if j is not None]
-        total = sum(known) if len(known) == len(joules) else None
+        total, clock_s = _sum_if_known(joules), _sum_if_known(clocks)
         if not spec.workload.takes_turns:
             # Such a program runs on whether it is asked or not: the steps must fill the time that was metered.
             metered_s = time.monotonic() - begun
             total = total if abs(sum(times) - metered_s) < LARGEST_GAP * metered_s else None
         self.context.gpus.look()
-        return Timed(*spec.turns.split_alone(times), total), trace
+        return Timed(*spec.turns.split_alone(times), total, clock_s), trace
 
     def _steps_of(self, worker: Worker) -> int:
         spec, step_s = self.context.spec, typical_step_s(worker)
@@ -672,6 +679,11 @@ class Isolated(Comparer):
             comparison=found.comparison,
             noise=aba_noise_floor(found.pairs, min_effect=measure.min_effect, start_s=start_s),
         )
+
+
+def _sum_if_known(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None
 
 
 def aba_noise_floor(pairs: Sequence[Pair], *, min_effect: float, start_s: float = 0.0) -> NoiseFloor:

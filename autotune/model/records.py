@@ -24,7 +24,7 @@ from autotune.model.measurement import (
     WorkerReport,
     WorkPerStep,
 )
-from autotune.model.numbers import Amount, AtLeastOne, Count, Elapsed, Facts, LogRatio, Ratio, Record, StepTime
+from autotune.model.numbers import Amount, AtLeastOne, Change, Count, Elapsed, Facts, LogRatio, Ratio, Record, StepTime
 from autotune.stats.estimates import Estimate, Outlook, Verdict, outlook_of
 from autotune.stats.long_run import Stalls, TotalTime
 from autotune.stats.loss_check import LossSpread
@@ -409,6 +409,7 @@ class ConfirmRun(TaskRecord):
         work: Where set, ratios are per token.
         is_alone: Whether each arm ran with nothing beside it though the study measures in turns.
         total: Total times and stalls of both arms.
+        untold: See `autotune.model.proofs.untold_share`.
         warnings: What the machine did meanwhile that makes the figures doubtful.
     """
 
@@ -427,6 +428,7 @@ class ConfirmRun(TaskRecord):
     loss: LossCheck | None = None
     is_alone: bool = False
     total: TotalTime | None = None
+    untold: Change | None = None
     warnings: tuple[str, ...] = ()
     during: GpusDuring | None = None
 
