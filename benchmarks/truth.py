@@ -47,6 +47,8 @@ class Part(NamedTuple):
     machines: tuple[str, ...] = tuple(CASES)
 
 
+HONEST = tuple(name for name in CASES if name not in ATTACKS)
+
 PARTS = {
     "null": Part(
         null_studies,
@@ -68,6 +70,7 @@ on the others turns are systematically wrong, and the figures say by how much in
 given processes; `confirmed` and `sandwiches` about the settings, over fresh processes.
 `confirmed_family`: all three corrected intervals hold at once (at least 95 %). `sandwiches` are wide on
 purpose (at least 95 %). What should be at least 95 % counts as missed below 94 %, for these are simulations.""",
+        machines=HONEST,
     ),
     "power": Part(
         power,
@@ -83,7 +86,7 @@ setting that does nothing.""",
         (("studies", "found", "found_9_in_10"), ("pairs",), ("cost",),
          ("winners", "held", "coverage", "typical_coverage"), ("bias",),
          ("named_wrong", "search_bias", "minimal", "search_pairs", "ablation_pairs")),
-        machines=tuple(name for name in CASES if name not in ATTACKS),
+        machines=HONEST,
     ),
     "announced": Part(
         announced,
