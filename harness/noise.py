@@ -17,13 +17,16 @@ Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
 
+DRIFT_STEPS = 2000
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoiseModel:
     """Sizes of the noise, in logs of step time (0.01 is about 1 %), and lengths in steps.
 
     Attributes:
         white_sd: Independent noise of every step.
-        drift: Slow-down per 1000 steps of the machine.
+        drift: Slow-down per 1000 steps of the machine, for `DRIFT_STEPS`; then it becomes faster again for as many.
         wander_sd: Stationary spread of the machine's own first-order autoregressive wander.
         wander_steps: Its correlation length.
         burst_share: Share of time in which another load holds a core, or a clock is in its slow state.
@@ -194,7 +197,8 @@ class Machine:
         model, rng, shape = self.model, self.rng, (*self.shape, count)
         slow = model.white_sd * rng.standard_normal(shape)
         if model.drift:
-            slow += model.drift / 1000.0 * np.arange(self._done, self._done + count)
+            at = np.arange(self._done, self._done + count) % (2 * DRIFT_STEPS)
+            slow += model.drift / 1000.0 * np.minimum(at, 2 * DRIFT_STEPS - at)
         if model.wander_sd:
             slow += self._wander.steps(count)
         if model.outlier_share:

@@ -37,6 +37,7 @@ from autotune.stats.loss_check import (
     LossSpread,
     StepLoss,
     Trace,
+    compare_curves,
     compare_first_steps,
     compare_long_runs,
     compare_traces,
@@ -150,12 +151,15 @@ class LossGate:
                 return _silent(basis, "the reference" if not reference.losses else "the candidate")
             if (failure := self._wrong_in_soak(reference, candidate)) is not None:
                 return failure
+            curves = compare_curves(reference.losses, candidate.losses, least_scale=_least_scale(reference))
+            if curves.is_ok is False:
+                return _long_run(basis, curves, steps=candidate.steps)
         found = compare_long_runs(
             reference.by_work,
             candidate.by_work,
             tolerance=self.spec.confirm.loss_tolerance,
             is_same_work=reference.report.tokens_per_step == candidate.report.tokens_per_step,
-            least_scale=COLLAPSED * abs(next(iter(reference.report.losses), 0.0)) if basis in STEP_BY_STEP else 0.0,
+            least_scale=_least_scale(reference) if basis in STEP_BY_STEP else 0.0,
         )
         return _long_run(basis, found, steps=candidate.steps)
 
@@ -258,6 +262,10 @@ class LongLosses:
         """Work done so far, and the loss there."""
         each = self.report.tokens_per_step or 1
         return [(n * each, loss) for n, loss in self.losses]
+
+
+def _least_scale(reference: LongLosses) -> float:
+    return COLLAPSED * abs(next(iter(reference.report.losses), 0.0))
 
 
 def _long_run(basis: LossBasis, found: Comparability, *, steps: int) -> LossCheck | Failure:

@@ -487,7 +487,8 @@ def format_evidence(winner: Winner) -> list[str]:
     soaked = f"{winner.soaked_s:.0f} s" if winner.soaked_s is not None else "not run"
     lines.append(f"soak: {winner.soak or soaked}")
     if winner.loss is not None:
-        lines.append(f"loss: {'' if winner.loss.is_ok or winner.loss.is_silent else 'NOT PROVEN: '}{winner.loss.words}")
+        doubt = "" if winner.loss.is_ok or winner.loss.is_silent else "NOT PROVEN: "
+        lines.append(f"loss, as told by the program: {doubt}{winner.loss.words}")
     for name, digest in artefacts_of(winner.settings).items():
         lines.append(f"needs beside it: {file_name(name, digest)}, {_ARTEFACTS[name]}")
     lines.append("versions: " + ", ".join(f"{n} {v}" for n, v in sorted(winner.versions.items())))
