@@ -20,6 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
+import numpy as np
+import numpy.typing as npt
+
 from autotune.measure.context import MeasurementContext, ReferenceFailed, typical_step_s, work_between
 from autotune.measure.durations import (
     LEAST_FLOOR,
@@ -44,9 +47,17 @@ from autotune.model.measurement import (
     block_step_s,
     log_ratio,
 )
-from autotune.stats.estimates import Estimate, SequentialPlan, estimate_aba, estimate_pairs, reason_to_stop, widen
+from autotune.stats.estimates import (
+    Estimate,
+    Floats,
+    SequentialPlan,
+    estimate_aba,
+    estimate_pairs,
+    reason_to_stop,
+    widen,
+)
 from autotune.stats.loss_check import largest_drift
-from autotune.stats.noise_floor import LONG_PAIR_S, NoiseFloor, moments, read_noise_floor, spread_of
+from autotune.stats.noise_floor import LONG_PAIR_S, NoiseFloor, moments, read_noise_floor, settling, spread_of
 from autotune.workers.base import Worker, WorkerFailed
 
 S = TypeVar("S")
@@ -369,7 +380,8 @@ class Interleaved(Comparer):
         refuse_short_budget(spec, reference.report, begun_s=context.assignment.at_s, floor_s=least_s)
         pairs: list[Pair] = []
         reports: list[WorkerReport] = []
-        groups: list[list[float]] = []
+        groups: list[Floats] = []
+        ages: list[npt.NDArray[np.int64]] = []
         for number in range(floor_processes(spec, reference.report, steps=steps)):
             beside = folder if number == 0 else context.folder_in(folder, f"second-{number + 1}")
             with contextlib.closing(context.start(FlagSet(), beside)) as second:
@@ -378,10 +390,14 @@ class Interleaved(Comparer):
                 seed = f"floor/{len(pairs)}" if pairs else "floor"
                 found, _ = blocks.measure(fixed(count).stop, seed=seed, begin=len(pairs))
                 reports.append(second.report)
+            own = traces[1].done - np.arange(len(found))[::-1] * context.steps_for(reference)
+            ages.append(np.asarray([own, own - traces[1].done + trace.done]))
             pairs += found
-            groups.append([log_ratio(p) for p in found])
+            groups.append(np.asarray([log_ratio(p) for p in found]))
+        steps, groups = settling(groups, ages)
         noise = read_noise_floor(
             groups,
+            settle_steps=steps,
             plan=plan,
             min_effect=spec.measure.min_effect,
             start_s=statistics.median(r.start_s for r in (reference.report, *reports)),
@@ -435,6 +451,8 @@ class InterleavedBlocks:
         """
         context = self.context
         rng, steps = random.Random(f"{context.spec.seed}/{seed}"), context.steps_for(self.workers[0])
+        for trace, worker in zip(self.traces, self.workers, strict=True):
+            trace.settle(worker, context.settle_steps)
         pairs: list[Pair] = []
         ratios: list[float] = []
         while True:
@@ -637,6 +655,7 @@ class Isolated(Comparer):
         # In blocks where it can be, as if interleaved: each has new batches, so that nothing is learned by heart.
         block = math.ceil(steps / (self._beside or 1)) if spec.workload.takes_turns else steps
         trace, times, joules = LossTrace(spec, worker.report), tuple[float, ...](), list[float | None]()
+        trace.settle(worker, self.context.settle_steps)
         clocks = list[float | None]()
         begun = time.monotonic()
         while len(times) < steps:

@@ -97,6 +97,11 @@ class MeasurementContext:
             self._launcher.limits = time_limits_after(self.spec, floor)
 
     @property
+    def settle_steps(self) -> int:
+        """First steps of each process that are not measured; 0 before the A/A run tells."""
+        return self.assignment.floor.floor.settle_steps if self.assignment.floor is not None else 0
+
+    @property
     def now_s(self) -> float:
         """Seconds since the study began."""
         return self.assignment.at_s + time.monotonic() - self._began_s

@@ -108,7 +108,8 @@ def _one_at_a_time(spec: StudySpec, result: FloorResult, soak_s: float) -> Durat
 
 
 def _costs(spec: StudySpec, result: FloorResult) -> TurnCosts:
-    return spec.turns.costs(step_s=result.comparison.reference_step_s, start_s=result.floor.start_s)
+    step_s, floor = result.comparison.reference_step_s, result.floor
+    return spec.turns.costs(step_s=step_s, start_s=floor.start_s + floor.settle_steps * step_s)
 
 
 def pairs_of_blocks(spec: StudySpec, floor: NoiseFloor) -> int:

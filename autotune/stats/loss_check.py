@@ -467,7 +467,8 @@ def compare_curves(
 
     Args:
         reference: Steps in order, and the loss there.
-        least_scale: Of what a difference is a share, at least; see `compare_long_runs`.
+        least_scale: Of what a difference is a share, at least: what is learned by heart has a loss near 0, and any two
+            runs of it differ by far.
     """
     told = dict(candidate)
     apart = [(told[step] - loss) / max(abs(loss), least_scale, 1e-12) for step, loss in reference if step in told]
@@ -497,7 +498,6 @@ def compare_long_runs(
     *,
     tolerance: float,
     is_same_work: bool,
-    least_scale: float = 0.0,
 ) -> Comparability:
     """Compares the losses of two long runs over the second half of the work that both have done.
 
@@ -507,8 +507,6 @@ def compare_long_runs(
         tolerance: Relative difference of the mean losses that is allowed, beside what scatter of the points makes.
         is_same_work: Their steps do the same, so that a loss far below the reference's is as wrong as one above: with
             a smaller batch there are more updates in as much work, and a lower loss is no fault.
-        least_scale: Of what a difference is a share, at least: what is learned by heart has a loss near 0, and any two
-            runs of it differ by far.
     """
     if not reference or not candidate:
         return Comparability(is_ok=None, reason="one of them reports no loss")
@@ -521,7 +519,7 @@ def compare_long_runs(
         return Comparability(is_ok=None, points=points, reason=f"only {points} losses are reported of as much work")
     if not any(base):
         return Comparability(is_ok=None, points=points, reason="the reference's loss is 0 throughout")
-    scale = max(abs(fmean(base)), least_scale)
+    scale = abs(fmean(base))
     difference = (fmean(mine) - fmean(base)) / scale
     scatter = 2.0 * math.hypot(*(stdev(v) / math.sqrt(len(v)) for v in (base, mine))) / scale
     allowed = tolerance + scatter
