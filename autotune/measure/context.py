@@ -17,7 +17,6 @@ from autotune.machine.telemetry import NO_WATCH, GpuWatch, open_meter, open_watc
 from autotune.measure.loss_gate import LossGate, LossTrace, not_finite, refuse_not_finite, unusable_dtype
 from autotune.measure.memory import MemoryShare, refuse_over_limit
 from autotune.measure.tasks import Assignment
-from autotune.model.artefacts import artefacts_of
 from autotune.model.errors import LaunchError, NodeLostError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Arm, Failure, FailureKind, Pair, WorkerReport, WorkPerStep
@@ -25,7 +24,6 @@ from autotune.model.records import FloorResult
 from autotune.model.spec import StudySpec
 from autotune.model.time_limits import TimeLimits, limits_after
 from autotune.programs.look import program_python
-from autotune.rundir.artefacts import ARTEFACTS, in_force, place_artefacts
 from autotune.rundir.store import Folders
 from autotune.settings.doctor import gpu_findings
 from autotune.stats.loss_check import LossSpread
@@ -122,7 +120,7 @@ class MeasurementContext:
         attempt = 0
         while True:
             is_given = self.share.is_given(settings, alone=alone)
-            merged = self._in_force(self.share.settings_of(settings, alone=alone))
+            merged = self.share.settings_of(settings, alone=alone)
             try:
                 return self._checked(self._launcher.start(merged, folder, progress=self.progress.phase), settings)
             except WorkerFailed as error:
@@ -180,18 +178,6 @@ class MeasurementContext:
             worker.close()
             raise
         return worker
-
-    def _in_force(self, settings: FlagSet) -> FlagSet:
-        """The set with the paths of its artefacts, which are written where this place keeps its logs.
-
-        Raises:
-            AutotuneError: If they cannot be written, or a set stands for one that was not given here.
-        """
-        if not artefacts_of(settings):
-            return settings
-        folder = self.folders.folder(ARTEFACTS)
-        place_artefacts(self.assignment.artefacts, folder)
-        return in_force(settings, folder)
 
     def start_both(self, reference: FlagSet, candidate: FlagSet, folder: Path, *, name: str) -> tuple[Worker, Worker]:
         """Starts two fresh workers, at once or, where the device asks for it, one after the other.

@@ -34,7 +34,7 @@ RECENT = 20
 ABLATIONS = 4
 """Settings of a finalist for which time is kept to leave each of them out in turn."""
 
-SEARCHES, PROVES, LAST = ("A/A run", "screen", "search"), ("minimise", "pgle", "confirm"), "soak"
+SEARCHES, PROVES, LAST = ("A/A run", "screen", "search"), ("minimise", "confirm"), "soak"
 """Stages by what is still to do in them."""
 
 

@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal, Protocol, Self
 
 from pydantic import Field, TypeAdapter, model_validator
 
-from autotune.model.artefacts import Artefact
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import (
     Comparison,
@@ -356,15 +355,6 @@ class SessionRecord(Stamped):
     command: tuple[str, ...] = ()
 
 
-class SpanRecord(Stamped):
-    """One end of the driver: how long it ran, and how long its own processor idled."""
-
-    kind: Literal["span"] = "span"
-    wall_s: Elapsed
-    waited_s: Elapsed
-    ended: str
-
-
 class LedgerRecord(Stamped):
     """What the study has used so far in all sessions, written now and then, for a driver may be killed.
 
@@ -494,23 +484,6 @@ class FinalistResult(Stamped):
         return self.verdict is Verdict.FASTER and not self.is_vetoed
 
 
-class ProfileRecord(TaskRecord):
-    """Instruction times of a set's program, which XLA's scheduler reads in the next compilation.
-
-    Attributes:
-        steps: Steps that were profiled.
-        failure: Of its process.
-        reason: Why there is no profile otherwise.
-    """
-
-    kind: Literal["profile"] = "profile"
-    settings: Settings
-    steps: Count
-    profile: Artefact | None = None
-    failure: Failure | None = None
-    reason: str = ""
-
-
 class Outcome(StrEnum):
     """How a study ended. Whether gains above a bound are ruled out divides the second from the third."""
 
@@ -588,14 +561,12 @@ AnyRecord = Annotated[
     | EffectsRecord
     | ScreenRecord
     | SessionRecord
-    | SpanRecord
     | LedgerRecord
     | FloorResult
     | ConfirmRun
     | ProofRecord
     | FinalistResult
     | AblationResult
-    | ProfileRecord
     | ConclusionRecord
     | SoakRecord
     | BlameRecord

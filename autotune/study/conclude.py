@@ -17,7 +17,6 @@ from autotune.model.records import (
     TrialResult,
 )
 from autotune.model.units import format_change, format_share
-from autotune.results.export import keep_in_run
 from autotune.results.format import format_estimate, format_soak, time_of
 from autotune.results.winner import loss_addition
 from autotune.rundir.store import earlier_runs
@@ -36,8 +35,6 @@ def record_conclusion(run: StudyRun) -> ConclusionRecord:
     found = _found(run, results)
     conclusion = ConclusionRecord(trial_count=len(results), ended=utc_now(), provenance=describe_machine(), **found)
     run.store.append_news(conclusion)
-    if conclusion.outcome is Outcome.WINNER and conclusion.settings is not None:
-        keep_in_run(run.store, conclusion.settings)
     return conclusion
 
 

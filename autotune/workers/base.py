@@ -62,13 +62,6 @@ class Worker(Protocol):
             WorkerFailed: If the worker died, hung, or computed a loss that is not finite.
         """
 
-    def profile(self, steps: int) -> bytes:
-        """Runs steps under a profiler and returns the costs of instructions as text for XLA; empty without any.
-
-        Raises:
-            WorkerFailed: If the worker died or hung, or cannot profile.
-        """
-
     def close(self) -> None:
         """Ends the worker and its child processes; safe to call twice, never raises."""
 

@@ -20,7 +20,7 @@ from autotune.study.budget import TimeLeft
 from autotune.study.confirm import unsettled
 from autotune.workers.base import Progress, WorkerFailed
 from harness.simulated_machine import SimulatedLauncher, SimulatedWorker
-from tests.runs import EFFECTS, Diary, Run, replay_study
+from tests.runs import EFFECTS, Run, replay_study
 
 NOTHING = SearchSpace(())
 FAST = FlagSet({"xla_a": "1"})
@@ -234,14 +234,6 @@ def test_runs_alone_can_be_left_out(run_replay: Run) -> None:
     assert conclusion.outcome is Outcome.WINNER
     assert diary.stages.count("confirm") == 1
     assert "alone" not in stages(store)
-
-
-def test_everybody_who_watches_is_told_of_known_pairs(run_replay: Run) -> None:
-    spec = study(0.9)
-    _, store, _ = run_replay(spec, trials=1, first=FIRST, space=NOTHING)
-    _, again, diary = run_replay(spec, trials=1, first=FIRST, space=NOTHING)
-    assert isinstance(diary, Diary)
-    assert len(diary.proofs) == len(store.of(ConfirmRun)) == len(again.of(ConfirmRun))
 
 
 def test_who_asks_again_until_a_study_names_a_winner_is_told_how_often(run_replay: Run, tmp_path: Path) -> None:

@@ -36,9 +36,6 @@ class Clockwork:
         self._diary.append(self._name)
         return (self._step_s,) * steps
 
-    def profile(self, steps: int) -> bytes:
-        return b""
-
     def close(self) -> None:
         return
 
