@@ -186,7 +186,7 @@ class Killing:
             return False
         self.unfit_ends += 1
         struck = {s["victim"] for s in self.strikes} & {"process that measures", "lane", "database", "frozen lane"}
-        if status != 2 or not struck or self.unfit_ends > RESTARTS:
+        if status not in (2, STOPPED) or not struck or self.unfit_ends > RESTARTS:
             raise RuntimeError(f"the driver ended with {status}: {self.driver.said[-3000:]}")
         self.driver = self._start()
         return True

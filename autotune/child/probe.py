@@ -1,12 +1,14 @@
 """Runs a program once and reports its output and its processes that load XLA, until stopped.
 
-Standard library only. It receives a ``job`` (``command``, ``cwd``, ``terminal``) over the channel and answers with
+Standard library only. It receives a ``job`` (``command``, ``cwd``, ``terminal``, and
+``variables``, a pattern of names) over the channel and answers with
 ``lines`` (each with its time in seconds), ``processes`` (of `xla_processes`) and ``ended``.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -27,6 +29,7 @@ class ProbedRun(ProgramRun):
         super().__init__(channel, job, terminal=bool(job["terminal"]))
         self._began = self._looked = time.monotonic()
         self._count = 0
+        self._variables = re.compile(job["variables"])
         self._processes: list[dict[str, Any]] = []
 
     def take(self, lines: Iterable[str]) -> None:
@@ -43,7 +46,7 @@ class ProbedRun(ProgramRun):
             return
         self._looked = time.monotonic()
         # Below the guard, which inherits orphans: a launcher may leave a daemon.
-        found = xla_processes(os.getppid())
+        found = xla_processes(os.getppid(), self._variables)
         if found != self._processes:
             self._processes = found
             self.channel.send("processes", processes=found)

@@ -15,8 +15,11 @@ _JAXLIB = re.compile(r"(/\S[^\n]*?)/jaxlib/[^\n]*\.so")
 _PROC = Path("/proc")
 
 
-def xla_processes(root: int, names: Iterable[str] = ()) -> list[dict[str, Any]]:
+def xla_processes(root: int, names: Iterable[str] | re.Pattern[str] = ()) -> list[dict[str, Any]]:
     """Every process of a tree that has loaded jaxlib.
+
+    Args:
+        names: Variables to tell; by a pattern those of them that are set.
 
     Returns:
         For each ``pid``, ``python`` (path of the interpreter), ``packages`` (folder of its jaxlib), ``versions`` there,
@@ -69,7 +72,7 @@ def _opens_gpu(pid: int) -> bool | None:
     return any(f.startswith(("/dev/nvidia", "/dev/dxg")) for f in files)
 
 
-def _environment(pid: int, names: Iterable[str]) -> dict[str, Any]:
+def _environment(pid: int, names: Iterable[str] | re.Pattern[str]) -> dict[str, Any]:
     try:
         text = (_PROC / str(pid) / "environ").read_bytes().decode("utf-8", errors="surrogateescape")
     except OSError as error:
@@ -77,4 +80,6 @@ def _environment(pid: int, names: Iterable[str]) -> dict[str, Any]:
     variables = dict(entry.split("=", 1) for entry in text.split("\0") if "=" in entry)
     if "PATH" not in variables:  # setproctitle(3) writes over it
         return {"unreadable": "it has overwritten the environment that it was started with"}
+    if isinstance(names, re.Pattern):
+        return {"values": {name: value for name, value in variables.items() if names.fullmatch(name)}}
     return {"values": {name: variables.get(name) for name in names}}

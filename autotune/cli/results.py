@@ -17,6 +17,9 @@ from autotune.cli.printing import make_console, plain, print_json, print_lines, 
 if TYPE_CHECKING:
     from autotune.results.winner import RecordCheck, Winner
 
+UNCHECKED = 3
+"""Exit status of a file that agrees with this machine, but whose run is not here."""
+
 WATCH_S = 10
 """Seconds between two pages; each costs about one second of a CPU that may be measuring."""
 
@@ -106,7 +109,10 @@ def verify(
     run: options.FromRun = None,
     as_json: options.Json = False,
 ) -> None:
-    """Checks that this machine is as it was when a winner was proven; exits with 1 if not."""
+    """Checks that this machine is as it was when a winner was proven; exits with 1 if not.
+
+    Exits with 3 if nothing differs but the run that proves the file is not here: it is unchecked.
+    """
     from autotune.results.export import read_winner
     from autotune.study.recheck import verify_winner
 
@@ -121,8 +127,8 @@ def verify(
             print_lines([f"holds    {winner.study}: this machine is as it was when it was proven"])
         elif found.status == "unchecked":
             print_lines([f"unchecked  {winner.study}: this machine is as the file says; no run was looked at"])
-    if found.status == "differs":
-        raise typer.Exit(1)
+    if found.status != "holds":
+        raise typer.Exit({"differs": 1, "unchecked": UNCHECKED}[found.status])
 
 
 def exec_(
@@ -133,63 +139,74 @@ def exec_(
         typer.Option(help="Whose value counts where both set a flag."),
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Run although this machine is not what it was proven on.")
+        bool,
+        typer.Option("--force", help="Run although this machine is not what it was proven on, or it is unchecked."),
     ] = False,
+    run: options.FromRun = None,
     needs_loss: options.RequireLoss = False,
 ) -> None:
     """Runs a command under the winner, merged with your XLA_FLAGS: autotune exec FILE -- python train.py.
+
+    Once the program has loaded XLA, a line on standard error says whether the settings arrived in it.
 
     If the winner holds options of the program, the command must have a place for each: autotune exec FILE -- python
     train.py --batch {batch}.
     """
     from autotune.machine.environment import caller_environment, merge_for_exec
     from autotune.model.errors import AutotuneError
+    from autotune.model.flags import FlagSet
+    from autotune.programs.arrival import watch_arrival
     from autotune.results.winner import require_loss
     from autotune.study.recheck import verify_winner
 
     command = [a for i, a in enumerate(context.args) if not (i == 0 and a == "--")]
     if not command:
         raise AutotuneError("a command must follow, after --, but there is none: autotune exec FILE -- python train.py")
-    winner, _ = _read_checked(file)
+    winner, records = _read_checked(file, run)
     if needs_loss:
         require_loss(winner)
     elif winner.loss is not None and winner.loss.is_silent:
         _say(winner.loss.words)
-    found = verify_winner(winner, file).differences
+    found = [str(d) for d in verify_winner(winner, file, run=run).differences]
+    found += [] if records.unchecked is None else [records.unchecked]
     if found and not force:
         raise AutotuneError(
-            f"this machine must be as it was when {winner.study} was proven but differs in\n"
-            + "\n".join(f"  - {d}" for d in found)
+            f"{file} must hold here but\n"
+            + "\n".join(f"  - {line}" for line in found)
             + "\n  measure again here (autotune recheck), or run it all the same with --force"
         )
     command = _with_options(command, winner, force=force)
     merged, lines = merge_for_exec(caller_environment(), winner.settings, prefer=prefer)
-    print_lines(
-        (f"autotune: {line}" for line in (*(f"not proven here, forced: {d}" for d in found), *lines)), stderr=True
-    )
+    forced = [f"not proven here, forced: {d}" for d in found]
+    print_lines((f"autotune: {line}" for line in (*forced, *(f"gives {x}" for x in lines))), stderr=True)
     sys.stderr.flush()
+    given = FlagSet.from_environment(merged, winner.settings)
+    given = FlagSet({n: v for n, v in given.items() if n in winner.settings})
+    call_off = watch_arrival(given, command, Path.cwd()) if given else lambda: None
     try:
         os.execvpe(command[0], command, merged)
     except OSError as error:
         raise AutotuneError(
             f"the command must be one that can be started but {command[0]}: {error.strerror}"
         ) from error
+    finally:  # where no other program has taken this one's place
+        call_off()
 
 
 def _with_options(command: list[str], winner: Winner, *, force: bool) -> list[str]:
     """Puts the winner's options into their places in the command; a missing place is an error."""
     from autotune.model.errors import AutotuneError
-    from autotune.model.options import filled, placeholders
+    from autotune.model.options import filled_argument, placeholders
 
     if (lost := sorted(set(winner.options) - placeholders(command))) and not force:
         raise AutotuneError(
             f"the winner of {winner.study} holds options of the program ({', '.join(winner.options)}), so its command "
             f"must have {{{lost[0]}}} where that goes but has not; write it, or run without by --force"
         )
-    return [filled(part, winner.options) for part in command]
+    return [filled_argument(part, winner.options) for part in command]
 
 
-def _read_checked(file: Path) -> tuple[Winner, RecordCheck]:
+def _read_checked(file: Path, run: Path | None = None) -> tuple[Winner, RecordCheck]:
     """Reads a winner and compares it with its records, if found; a difference is an error even with `exec --force`."""
     from autotune.model.errors import AutotuneError
     from autotune.results.export import read_winner
@@ -197,9 +214,7 @@ def _read_checked(file: Path) -> tuple[Winner, RecordCheck]:
 
     winner, found = read_winner(file), RecordCheck()
     if file.is_file():
-        found = check_records(winner, file)
-        if found.unchecked is not None:
-            _say(f"{file}: {found.unchecked}")
+        found = check_records(winner, file, run=run)
         if found.differences:
             raise AutotuneError(
                 f"{file} must hold what its run proved but differs in\n"
@@ -224,10 +239,15 @@ def library_add(
     library: options.Library = Path("library"),
 ) -> None:
     """Adds winners to the library; a newer proof replaces an older one under the same conditions."""
+    from autotune.model.errors import AutotuneError
     from autotune.results.library import add_to_library
 
     for run in runs:
-        print(add_to_library(_read_checked(run)[0], library))
+        winner, records = _read_checked(run)
+        if records.unchecked is not None:
+            why = records.unchecked.partition("; name")[0]
+            raise AutotuneError(f"{run} must be held to its run but is {why}; add the run, or the file beside it")
+        print(add_to_library(winner, library))
 
 
 @library_app.command("list")
@@ -237,7 +257,7 @@ def library_list(library: options.Library = Path("library"), as_json: options.Js
     from autotune.results.library import library_entries
     from autotune.results.winner import check_records
 
-    known = [(e, check_records(e.winner, e.path)) for e in library_entries(library)]
+    known = [(e, check_records(e.winner, e.path)) for e in library_entries(library, _say)]
     if as_json:
         print_json([plain(e.winner, file=str(e.path), status=check.status) for e, check in known])
         return
@@ -259,13 +279,15 @@ def best(
     """Gives the best known winner for a GPU, count, jaxlib and workload, or the nearest one, labelled untested."""
     from autotune.results.library import LibraryQuery, best_known, format_match, library_entries
 
-    match = best_known(library_entries(library), LibraryQuery(gpu=gpu, count=count, jaxlib=jaxlib, workload=workload))
-    status = _read_checked(match.entry.path)[1].status
+    match = best_known(
+        library_entries(library, _say), LibraryQuery(gpu=gpu, count=count, jaxlib=jaxlib, workload=workload)
+    )
+    records = _read_checked(match.entry.path)[1]
     if as_json:
         tested, file = match.is_tested, str(match.entry.path)
-        print_json(plain(match.entry.winner, tested=tested, distance=match.distance, file=file, status=status))
+        print_json(plain(match.entry.winner, tested=tested, distance=match.distance, file=file, status=records.status))
         return
-    print_lines(format_match(match))
+    print_lines([*format_match(match), *([records.unchecked] if records.unchecked is not None else [])])
 
 
 def recheck(

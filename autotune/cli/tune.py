@@ -240,10 +240,11 @@ def refuse_other_rules(asked: ProbeRequest, file: Path, platform: str | None, kn
 
 def place_of(platform: str | None) -> dict[str, Any]:
     """Returns platform, number and kind of the devices here."""
+    from autotune.machine.environment import caller_environment
     from autotune.programs.look import default_platform, device_count, device_words
 
-    where = platform or default_platform()
-    return {"platform": where, "count": device_count(where), "device": device_words(where)}
+    where, here = platform or default_platform(), caller_environment()
+    return {"platform": where, "count": device_count(where, here), "device": device_words(where, here)}
 
 
 # ---------------------------------------------------------------------- probe, show, write
@@ -298,6 +299,10 @@ def show_plan(found: ProbeResult, plan: Plan, file: Path) -> None:
         ("steps", found.how),
         ("", f"such as: {found.example.strip()[:100]}"),
         *([("careful", found.doubt)] if found.doubt else []),
+        *([("baseline", f"{own.settings}, which the program sets itself")] if (own := found.own).settings else []),
+        *(("careful", warning) for warning in own.warnings),
+        ("loss", f"{found.loss:.4g}, read beside the steps: no winner may change it" if found.loss is not None else
+                 "none is read, so no winner can be held to it: name it by --loss"),
         ("times", f"ready after {format_seconds(found.start_s)}, a step takes {format_seconds(found.step_s)}; {steps}"),
         ("search", f"{len(names)} settings of {preview.build}: {', '.join(names[:MOST_NAMES])}{more}"),
         ("because", WHY[plan.kind]),

@@ -28,7 +28,7 @@ from autotune.model.errors import StudyFileError, close_matches
 from autotune.model.expressions import Expression
 from autotune.model.flags import FlagSet, kind_of
 from autotune.model.measurement import Settings
-from autotune.model.options import FOLDER, filled, option_sets, option_setting, option_text, placeholders
+from autotune.model.options import FOLDER, filled_argument, option_sets, option_setting, option_text, placeholders
 from autotune.model.redaction import redact_command, redact_data
 from autotune.model.turn_sizes import BLOCK_STEPS, CPU_SIZES, GPU_SIZES, TurnSizes
 from autotune.model.units import parse_bytes, parse_duration
@@ -79,7 +79,7 @@ def number_or_text(pattern: str, *, least: str = "exclusiveMinimum") -> WithJson
     )
 
 
-_DURATION = r"^(\s*\d+(\.\d+)?\s*(ms|s|m|min|h|d)?)+\s*$"
+_DURATION = r"^(\s*\d+(\.\d+)?\s*(ms|s|m|min|h|d))+\s*$"
 
 Seconds = Annotated[float, BeforeValidator(parse_duration), number_or_text(_DURATION)]
 
@@ -231,8 +231,8 @@ class WorkloadSpec(Section):
         return placeholders(self.command or ())
 
     def arguments(self, folder: str) -> list[str]:
-        """The command with its options and the folder of the trial in place."""
-        return [filled(part, {**self.options, FOLDER: folder}) for part in self.command or ()]
+        """The command with its options and the folder of the trial in place; see `filled_argument`."""
+        return [filled_argument(part, {**self.options, FOLDER: folder}) for part in self.command or ()]
 
     @field_serializer("options", "command", mode="wrap")
     def _without_secrets(self, value: Any, dump: SerializerFunctionWrapHandler, info: SerializationInfo) -> Any:

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from autotune.model.errors import StudyFileError
+from autotune.model.flags import FlagSet
+from autotune.model.options import plain_value
 from autotune.model.redaction import redact_command
 from autotune.model.spec import SOAK_STEPS_OF_RUNS, StudySpec, parse_study
 from autotune.model.turn_sizes import WARMUP_STEPS
@@ -96,6 +98,7 @@ def plan_of(found: ProbeResult, *, name: str, trials: int, budget_s: float | Non
         ("workload", "What runs, in the folder of this file; {folder} in an argument: that of the trial.", workload),
         ("workload.read", f"How its steps are read: {found.how}.\n# Seen: {_one_line(found.example)}", found.rules),
         _devices(asked.platform, found.device_count, found.device),
+        *_baseline(found.own.settings),
         _search(kind, trials, budget_s),
         (
             "measure",
@@ -175,6 +178,11 @@ def _sizes(found: ProbeResult) -> tuple[int, float]:
 
 def _devices(platform: str, count: int, device: str) -> Section:
     return "device", f"{count} x {_one_line(device)}.", {"platform": platform, "count": count}
+
+
+def _baseline(own: FlagSet) -> list[Section]:
+    remark = "What the program sets itself: the reference has it, and every candidate."
+    return [("baseline", remark, {n: plain_value(v) for n, v in own.items()})] if own else []
 
 
 def _search(kind: str, trials: int, budget_s: float) -> Section:

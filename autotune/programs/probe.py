@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from autotune.machine.environment import STORED
 from autotune.model.errors import LaunchError
-from autotune.model.options import filled
+from autotune.model.options import filled_argument
 from autotune.workers.base import GuardedProcess, reader_command
 
 ASK_EVERY_S = 0.5
@@ -22,6 +23,8 @@ class Probe:
     """The output of one run of a program, or of its saved log.
 
     Attributes:
+        environment: The one that it was given.
+        has_dumped: Whether XLA wrote what it compiled into the folder of that environment; None without one.
         at_s: Seconds after the start at which each line came; empty for a saved log.
         processes: Processes that have loaded XLA, by process number, as `autotune.child.processes` describes them.
         status: Exit status as `subprocess` gives it; None if it was stopped.
@@ -29,6 +32,8 @@ class Probe:
         last_lines: The end of its output where it ended by itself.
     """
 
+    environment: Mapping[str, str] = field(default_factory=dict)
+    has_dumped: bool | None = None
     lines: list[str] = field(default_factory=list)
     at_s: list[float] = field(default_factory=list)
     processes: dict[int, Mapping[str, Any]] = field(default_factory=dict)
@@ -73,12 +78,13 @@ def run_probe(
         LaunchError: If it cannot be started.
     """
     with tempfile.TemporaryDirectory(prefix="autotune-probe-", ignore_cleanup_errors=True) as folder:
-        arguments = [filled(part, {"folder": folder}) for part in command]
+        arguments = [filled_argument(part, {"folder": folder}) for part in command]
         log = Path(folder) / "probe.log"
         process = GuardedProcess(reader_command("probe"), environment, log, cwd=str(cwd))
-        found, began = Probe(terminal=terminal), time.monotonic()
+        found, began = Probe(environment=environment, terminal=terminal), time.monotonic()
         try:
-            process.send({"type": "job", "command": arguments, "cwd": str(cwd), "terminal": terminal})
+            job = {"command": arguments, "cwd": str(cwd), "terminal": terminal, "variables": STORED.pattern}
+            process.send({"type": "job", **job})
             _follow(process, found, arguments[0], limit_s=limit_s, is_enough=is_enough)
         finally:
             found.took_s = time.monotonic() - began

@@ -19,7 +19,7 @@ from autotune.model.measurement import WorkerReport, WorkloadFacts
 from autotune.model.proofs import Report
 from autotune.model.records import Callbacks, ConclusionRecord, FinalistResult, FloorResult
 from autotune.model.spec import StudySpec
-from autotune.rundir.store import Store, driver_session
+from autotune.rundir.store import Store, driver_session, unnamed_folders
 from autotune.settings.space import SearchSpace
 from autotune.study.budget import TimeLeft
 from autotune.study.lanes import Lanes
@@ -159,6 +159,8 @@ class StudyRun:
         hold(reserve_devices(self.spec.device.platform, self._to_hold()))
         self.store = self.open_store()
         self._resources.callback(self.store.close)
+        if self.store.earlier is not None:
+            self.view.note(f"the study before its edit had measured nothing; its files lie in {self.store.earlier}")
         trials = self.spec.search.trials if self.asked_trials is None else self.asked_trials
         hold(driver_session(self.store, trials=trials, command=self.command))
         self.lanes = Lanes(self.store, self.view, self.setup.runtime_settings)
@@ -166,6 +168,11 @@ class StudyRun:
         self.lanes.engine = (self.make_engine or _this_process)(self)
         self._resources.callback(self.lanes.close)
         self.screener = hold(open_study_screener(self.store, self.view))
+        if unnamed := unnamed_folders(self.store.path, self.store.records()):
+            self.view.note(
+                f"{len(unnamed)} folders hold measurements that no record names, as a driver that is killed leaves "
+                "them; they are kept"
+            )
 
     def _to_hold(self) -> Sequence[str]:
         """Returns the devices to reserve against other studies on this machine.
