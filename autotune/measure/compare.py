@@ -226,15 +226,9 @@ class Comparer(ABC):
             lambda way: way._compare(request), request.sets, is_replaceable=request.is_reference_replaceable
         )
 
-    def aa_run(self, folder: Path, *, plan: SequentialPlan) -> AaRun:
-        """Measures the reference against other processes of itself; see `compare`.
-
-        Args:
-            plan: Of the trials, of which the noise floor tells what they can find.
-        """
-        return self._until_reference_holds(
-            lambda way: way._aa_run(folder, plan), (FlagSet(), FlagSet()), is_replaceable=True
-        )
+    def aa_run(self, folder: Path) -> AaRun:
+        """Measures the reference against other processes of itself; see `compare`."""
+        return self._until_reference_holds(lambda way: way._aa_run(folder), (FlagSet(), FlagSet()), is_replaceable=True)
 
     def _until_reference_holds(
         self, once: Callable[[Comparer], R], sets: tuple[FlagSet, FlagSet], *, is_replaceable: bool
@@ -269,7 +263,7 @@ class Comparer(ABC):
         """One try of `compare`; raises `ReferenceFailed` where it was not the candidate."""
 
     @abstractmethod
-    def _aa_run(self, folder: Path, plan: SequentialPlan) -> AaRun:
+    def _aa_run(self, folder: Path) -> AaRun:
         """One try of `aa_run`."""
 
     def _figures(
@@ -358,7 +352,7 @@ class Interleaved(Comparer):
         self.context.release_reference()
         return Isolated(self.context)
 
-    def _aa_run(self, folder: Path, plan: SequentialPlan) -> AaRun:
+    def _aa_run(self, folder: Path) -> AaRun:
         """One process after the other beside the living reference; raw pairs of all in one file, in order."""
         context, spec = self.context, self.context.spec
         reference = context.reference()
@@ -382,8 +376,6 @@ class Interleaved(Comparer):
             groups.append([log_ratio(p) for p in found])
         noise = read_noise_floor(
             groups,
-            plan=plan,
-            min_effect=spec.measure.min_effect,
             start_s=statistics.median(r.start_s for r in (reference.report, *reports)),
             pair_s=statistics.median(p.lasted_s for p in pairs),
             least=FEWEST_LONG_PAIRS,
@@ -648,8 +640,8 @@ class Isolated(Comparer):
         self.context.gpus.look()
         return Timed(*spec.turns.split_alone(times), total), trace
 
-    def _aa_run(self, folder: Path, plan: SequentialPlan) -> AaRun:
-        """Each isolated run is a fresh process already; they are few, whatever a plan of pairs says."""
+    def _aa_run(self, folder: Path) -> AaRun:
+        """Each isolated run is a fresh process already, so they are few."""
         measure = self.context.spec.measure
         request: ComparisonRequest[None] = ComparisonRequest(
             candidate=FlagSet(), folder=folder, name="floor", rule=fixed(measure.aba_runs)
@@ -662,11 +654,11 @@ class Isolated(Comparer):
             seconds=[found.candidate],
             pairs=found.pairs,
             comparison=found.comparison,
-            noise=aba_noise_floor(found.pairs, min_effect=measure.min_effect, start_s=start_s),
+            noise=aba_noise_floor(found.pairs, start_s=start_s),
         )
 
 
-def aba_noise_floor(pairs: Sequence[Pair], *, min_effect: float, start_s: float = 0.0) -> NoiseFloor:
+def aba_noise_floor(pairs: Sequence[Pair], *, start_s: float = 0.0) -> NoiseFloor:
     """What ABA runs of the reference with itself say about this machine.
 
     Args:
@@ -674,11 +666,8 @@ def aba_noise_floor(pairs: Sequence[Pair], *, min_effect: float, start_s: float 
     """
     found = aba_estimate(pairs)
     count = found.pair_count
-    half = math.log(found.high / found.low) / 2
     return NoiseFloor(
         estimate=found,
-        # A true effect of twice the half width is found more than 9 times in 10.
-        detectable=min_effect + 1.0 - math.exp(-2 * half),
         process_sd=(run_sd := _run_sd(pairs)),
         within_sd=0.0,
         degrees=2 * count,

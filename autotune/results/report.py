@@ -20,7 +20,7 @@ from autotune.model.records import (
     SessionRecord,
     TrialResult,
 )
-from autotune.model.units import format_bytes, format_count, format_detectable, format_joules, format_seconds
+from autotune.model.units import format_bytes, format_count, format_joules, format_provable, format_seconds
 from autotune.results import tables
 from autotune.results.effects import effect_lines, effects_chart, estimate_table
 from autotune.results.format import (
@@ -29,6 +29,7 @@ from autotune.results.format import (
     format_estimate,
     format_progress,
     format_trial,
+    provable_gain,
     soak_lines,
     spaced,
     time_words,
@@ -128,7 +129,8 @@ def _figures(store: Store, trials: Sequence[TrialRow], floor: FloorResult | None
         w, step_s, energy = floor.reference, floor.comparison.reference_step_s, floor.comparison.energy
         tokens, flops = w.tokens_per_step, w.flops_per_step
         rows.append(("default's step", format_seconds(step_s)))
-        rows.append(("smallest gain that a trial detects", format_detectable(floor.floor.detectable)))
+        if (provable := provable_gain(store)) is not None:
+            rows.append(("gains that are proven 9 times in 10", f"from {format_provable(provable)}"))
         rows += [("default's tokens/s", format_count(tokens / step_s))] if tokens else []
         if energy is not None:
             rows.append(("default's energy of a step", format_joules(energy.reference_step_j)))

@@ -12,12 +12,13 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from autotune.cli.app import app
-from autotune.model.records import AblationResult, FinalistResult, TrialResult
+from autotune.model.records import AblationResult, FinalistResult, TrialResult, TrialStatus
 from autotune.results.api import compare, load
 from autotune.results.effects import study_tables
 from autotune.results.tables import trial_rows
 from autotune.rundir.store import RECORDS, Store
 from autotune.stats.estimates import Outlook, Verdict, judge
+from autotune.study.confirm import worth_proving
 from tests.console import commands
 from tests.runs import Run, replay_study
 
@@ -85,10 +86,10 @@ def test_no_command_says_of_a_trial_what_a_proof_says(runs: Path, monkeypatch: p
 def test_what_a_trial_says_instead(runs: Path) -> None:
     said = {row.trial: row.outlook for row in trial_rows(Store.open(runs / "a"))}
     for result in Store.open(runs / "a").of(TrialResult):
-        if (found := result.comparison) is not None:
-            promising = found.estimate.ratio < 1 and found.estimate.low < 1 - MIN_EFFECT
-            assert said[result.number] == (Outlook.PROMISING if promising else Outlook.NOT_PROMISING)
-        else:
+        if result.status is TrialStatus.MEASURED:
+            gets_a_proof = bool(worth_proving([result], count=1, min_effect=MIN_EFFECT))
+            assert (said[result.number] != Outlook.NOT_PROMISING) == gets_a_proof
+        elif result.comparison is None:
             assert said[result.number] is None
 
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from autotune.cli.app import app
 from autotune.model.errors import AutotuneError
 from autotune.model.records import Outcome, TrialResult
-from autotune.model.units import format_detectable
+from autotune.model.units import LARGEST_TOLD, format_provable
 from autotune.results.api import load
 from autotune.results.comparison import compare_stores
 from autotune.results.export import ExportFormat, render_export
@@ -79,6 +79,6 @@ def test_of_a_study_without_a_trial_nothing_is_said_of_settings(run_replay: Run)
 
 
 def test_no_bound_of_a_hundred_percent_is_told() -> None:
-    assert format_detectable(0.012) == "about 1.2 %"
-    assert format_detectable(1.001).startswith("more than 50.0 %")
-    assert format_detectable(math.nan) == "-"
+    assert format_provable(0.012) == "1.2 %"
+    assert format_provable(LARGEST_TOLD) == "more than 50.0 %"
+    assert format_provable(math.nan) == "-"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from autotune.measure.compare import aba_estimate, aba_noise_floor
+from autotune.measure.compare import aba_estimate
 from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Arm, Failure, FailureKind, Pair
@@ -63,12 +63,6 @@ def test_a_steady_drift_cancels() -> None:
     # log drift 0.0199 in both: variance 0.75 * 0.0199**2, one degree of freedom (12.7062)
     half = 12.7062 * math.sqrt(0.75 / 2) * math.log(1.0201)
     assert math.log(found.high / found.ratio) == pytest.approx(half, rel=1e-4)
-
-
-def test_the_floor_says_what_can_be_found() -> None:
-    floor = aba_noise_floor(pairs_of((1, 1.01, 1), (1, 0.99, 1), (1, 1.0, 1)), min_effect=0.005)
-    half = math.log(floor.estimate.high / floor.estimate.low) / 2
-    assert floor.detectable == pytest.approx(0.005 + 1 - math.exp(-2 * half))
 
 
 @pytest.mark.gate

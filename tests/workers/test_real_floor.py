@@ -13,7 +13,6 @@ from autotune.model.measurement import log_ratio
 from autotune.model.records import FloorResult
 from autotune.model.spec import parse_study
 from autotune.results.format import format_begin
-from autotune.stats.estimates import SequentialPlan
 from autotune.stats.noise_floor import MOST, moments, read_noise_floor
 from autotune.study.stages import new_run, run_study
 from tests.runs import Diary
@@ -52,8 +51,7 @@ def test_a_floor_of_several_real_processes(tmp_path: Path) -> None:
     assert 0 < figures.pair_s < figures.start_s
     ratios = [log_ratio(p) for p in pairs]
     again = read_noise_floor(
-        [ratios[i : i + each] for i in range(0, 3 * each, each)],
-        plan=SequentialPlan(cap=12), start_s=figures.start_s, pair_s=figures.pair_s,
+        [ratios[i : i + each] for i in range(0, 3 * each, each)], start_s=figures.start_s, pair_s=figures.pair_s,
     )  # fmt: skip
     assert again == figures
     assert floor.power is not None
