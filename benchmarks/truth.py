@@ -53,9 +53,9 @@ PARTS = {
         1500,
         11,
         f"""Studies of {CANDIDATES} candidates of which none is a winner: how often one is named (goal: at most
-1 %), with the 95 % upper bound of that rate; in how many studies a whole set was proven because its minimal one did
-not hold. Pairs, and the minutes of the proofs at two times that a process takes to start, are means per study.""",
-        (("studies", "false_winners", "false_winner_rate", "upper_bound", "second_chances"),
+1 %), with the 95 % upper bound of that rate. Pairs, and the minutes of the proofs at two times that a process takes to
+start, are means per study.""",
+        (("studies", "false_winners", "false_winner_rate", "upper_bound"),
          ("search_pairs", "ablation_pairs", "cost")),
     ),
     "coverage": Part(
@@ -79,10 +79,10 @@ cost over all. Then what is reported of winners: how often by speed-up, how many
 in total, bias (mean log of reported over true ratio), coverage of the true ratio in total and of that of typical steps
 in typical processes, which is what is reported (goal: 95 %); the two differ where some of a set's own processes or
 steps are slow. Last: studies that name a wrong one, bias of the search's own figure, share of named sets without the
-setting that does nothing, share of studies with a second chance for the whole set.""",
+setting that does nothing.""",
         (("studies", "found", "found_9_in_10"), ("pairs",), ("cost",),
          ("winners", "held", "coverage", "typical_coverage"), ("bias",),
-         ("named_wrong", "search_bias", "minimal", "second_chances", "search_pairs", "ablation_pairs")),
+         ("named_wrong", "search_bias", "minimal", "search_pairs", "ablation_pairs")),
     ),
     "announced": Part(
         announced,

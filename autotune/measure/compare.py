@@ -515,15 +515,15 @@ class Isolated(Comparer):
     """Fresh runs, one after the other; nothing else may be running here.
 
     Args:
-        blocks: Length of a run, in interleaved blocks, where the program waits for its turns; see
-            `TurnSizes.steps_alone`.
+        beside: Interleaved blocks of each arm in the pairs of processes with which its runs are compared; None where
+            the study measures in isolation.
     """
 
     mode = ABA
 
-    def __init__(self, context: MeasurementContext, *, blocks: int = 1) -> None:
+    def __init__(self, context: MeasurementContext, *, beside: int | None = None) -> None:
         super().__init__(context)
-        self._blocks = blocks
+        self._beside = beside
         self._run_steps: int | None = None
 
     def _compare(self, request: ComparisonRequest[S]) -> Compared[S]:
@@ -618,10 +618,10 @@ class Isolated(Comparer):
         spec, meter = self.context.spec, self.context.meter
         steps = self._run_steps or spec.measure.run_steps
         if spec.workload.takes_turns and self._run_steps is None:
-            steps = spec.turns.steps_alone(typical_step_s(worker), blocks=self._blocks, least=spec.measure.run_steps)
+            steps = self._steps_of(worker)
         self._run_steps = steps  # all runs are as long: their losses are compared at the end
         # In blocks where it can be, as if interleaved: each has new batches, so that nothing is learned by heart.
-        block = math.ceil(steps / self._blocks) if spec.workload.takes_turns else steps
+        block = math.ceil(steps / (self._beside or 1)) if spec.workload.takes_turns else steps
         trace, times, joules = LossTrace(spec, worker.report), tuple[float, ...](), list[float | None]()
         begun = time.monotonic()
         while len(times) < steps:
@@ -639,6 +639,14 @@ class Isolated(Comparer):
             total = total if abs(sum(times) - metered_s) < LARGEST_GAP * metered_s else None
         self.context.gpus.look()
         return Timed(*spec.turns.split_alone(times), total), trace
+
+    def _steps_of(self, worker: Worker) -> int:
+        spec, step_s = self.context.spec, typical_step_s(worker)
+        if self._beside is None:
+            return spec.turns.steps_alone(step_s, blocks=1, least=spec.measure.run_steps)
+        return spec.turns.steps_beside_pairs(
+            step_s, start_s=worker.report.start_s, blocks=self._beside, least=spec.measure.run_steps
+        )
 
     def _aa_run(self, folder: Path) -> AaRun:
         """Each isolated run is a fresh process already, so they are few."""

@@ -193,9 +193,9 @@ class TaskRunner:
             return checked if isinstance(checked, Failure) else None
 
         pairs = task.pairs or DEFAULT_PROOF_SIZE
-        comparer = Isolated(self.context, blocks=pairs) if task.is_alone else self.comparer
+        comparer = Isolated(self.context, beside=pairs) if task.is_alone else self.comparer
         request = ComparisonRequest(
-            candidate=task.settings, folder=folder, name=name, rule=fixed(pairs), against=task.against, is_proof=True,
+            candidate=task.settings, folder=folder, name=name, rule=fixed(pairs), is_proof=True,
             inspect=inspect,
         )  # fmt: skip
         try:

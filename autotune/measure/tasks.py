@@ -85,7 +85,6 @@ class PairTask(Task):
     trial: int
     settings: Settings
     repeat: int
-    against: Settings | None = None
     is_alone: bool = False
     pairs: int | None = None
 
@@ -93,7 +92,7 @@ class PairTask(Task):
         """The record, but for its figures."""
         return ConfirmRun(
             stage=self.stage, settings=self.settings, trial=self.trial, repeat=self.repeat, pair_count=0,
-            against=self.against, is_alone=self.is_alone,
+            is_alone=self.is_alone,
         )  # fmt: skip
 
     def failed(self, failure: Failure) -> AnyRecord:

@@ -18,7 +18,7 @@ from autotune.model.spec import FEWEST_TRIALS, SOAK_STEPS_OF_RUNS, StudySpec, pa
 from autotune.model.turn_sizes import WARMUP_STEPS
 from autotune.model.units import format_seconds
 from autotune.programs.look import LEAST_STEPS, ProbeResult
-from autotune.stats.proof import FIRST_LOOK, gain_pairs, smallest_gain, study_power
+from autotune.stats.proof import LEAST_PAIRS, smallest_gain, study_power
 
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "cpu": ("cpu",),
@@ -95,8 +95,7 @@ def plan_of(found: ProbeResult, *, name: str, trials: int, budget_s: float | Non
     steps, soak_s = _sizes(found)
     run_s = found.start_s + steps * found.line_s
     trial_s = ABA_RUNS * 3 * run_s
-    pairs = 2 * FIRST_LOOK + gain_pairs(FIRST_LOOK)  # of a finalist, its final proof and its gain
-    needed_s = (1 + FEWEST_TRIALS) * trial_s + pairs * 2 * run_s
+    needed_s = (1 + FEWEST_TRIALS) * trial_s + LEAST_PAIRS * 2 * run_s
     needed_s += 2 * (found.start_s + max(soak_s, SOAK_STEPS_OF_RUNS * found.line_s))
     budget_s = budget_s or max(LEAST_BUDGET_S, 300.0 * math.ceil(BUDGET_SLACK * needed_s / 300.0))
     kind = kind_of_devices(asked.platform, found.device_count)

@@ -1,4 +1,4 @@
-"""The stage `pgle`: profiles the best candidate, recompiles it with its profile, and proves it against itself without.
+"""The stage `pgle`: profiles the best candidate, recompiles it with its profile, and measures it against itself.
 
 It comes after minimising, for a profile belongs to one program: whatever changes that changes the names in it. JAX's
 own switch is of no use here, see `autotune.child.measure`.
@@ -9,9 +9,7 @@ from __future__ import annotations
 from autotune.measure.tasks import PendingTask, ProfileTask
 from autotune.model.flags import PROFILE, FlagSet
 from autotune.model.records import ProfileRecord
-from autotune.stats.estimates import Verdict
-from autotune.stats.proof import FIRST_LOOK
-from autotune.study.confirm import pays_for_itself, prove
+from autotune.study.confirm import pays_for_itself
 from autotune.study.run import Candidate, StudyRun
 
 PROFILED_STEPS = 5
@@ -20,15 +18,15 @@ OF_COMMAND = "a program that compiles by itself is profiled by JAX itself: searc
 
 
 def profile_guide(run: StudyRun) -> None:
-    """Profiles the first candidate; if it is proven faster with the profile, the set with it becomes the first."""
+    """Profiles the first candidate; if it seems faster with the profile, the set with it is proven first."""
     if not run.waiting or run.spec.confirm.pgle is False:
         return
     if (why := why_not(run)) is not None:
         if why:
             run.view.note(f"no profile: {why}")
         return
-    if not run.time.allows(lambda takes: takes.start_s + takes.ablation_s + FIRST_LOOK * takes.pair_s):
-        run.view.note("no profile: what is left of the budget is kept for the final proof")
+    if not run.time.allows(lambda takes: takes.start_s + takes.ablation_s):
+        run.view.note("no profile: what is left of the budget is kept for the proof")
         return
     first = run.waiting[0]
     settings = first.settings
@@ -38,12 +36,8 @@ def profile_guide(run: StudyRun) -> None:
         run.view.note(f"no profile: {record.failure.message if record.failure else record.reason}")
         return
     profiled = settings.merge({PROFILE: record.profile.reference})
-    if not pays_for_itself(run, profiled, PROFILE):
-        return
-    processes = run.spec.confirm.processes
-    run.begin_stage("pgle", f"with the profile against without, in {processes} fresh pairs of processes")
-    if prove(run, [(first.trial, profiled)], stage="pgle", against=settings)[0].verdict is Verdict.FASTER:
-        run.candidates.insert(0, Candidate(first.stage, first.trial, profiled, first.state))
+    if pays_for_itself(run, profiled, PROFILE):
+        run.candidates.insert(0, Candidate(first.trial, profiled, first.state))
 
 
 def why_not(run: StudyRun) -> str | None:

@@ -36,7 +36,7 @@ from autotune.model.spec import Effort, StudySpec, load_study, parse_study
 from autotune.rundir.optuna_study import JOURNAL
 from autotune.rundir.store import Store
 from autotune.study.conclude import record_conclusion
-from autotune.study.confirm import confirm, final_proof, minimise, soak
+from autotune.study.confirm import confirm, minimise, soak
 from autotune.study.pgle import profile_guide
 from autotune.study.prefilter import measure_reference, narrow_space
 from autotune.study.preflight import prepare
@@ -116,10 +116,9 @@ STAGES = (
     Stage("A/A run", noise_floor, (FloorResult,)),
     Stage("screen", screen, (ScreenRecord,)),
     Stage("search", search, (TrialResult, BlameRecord, EffectsRecord)),
-    Stage("confirm", confirm, (ProofRecord, ConfirmRun, FinalistResult)),
     Stage("minimise", minimise, (AblationResult,)),
-    Stage("pgle", profile_guide, (ProfileRecord, AblationResult, ProofRecord, ConfirmRun, FinalistResult)),
-    Stage("final proof", final_proof, (ProofRecord, ConfirmRun, FinalistResult)),
+    Stage("pgle", profile_guide, (ProfileRecord, AblationResult)),
+    Stage("confirm", confirm, (ProofRecord, ConfirmRun, FinalistResult)),
     Stage("soak", soak, (SoakRecord,)),
     Stage("conclude", conclude, (ConclusionRecord,)),
 )

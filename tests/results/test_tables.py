@@ -72,7 +72,7 @@ def test_twins_have_the_figures_of_the_program_that_was_measured(finished: Store
 
 def test_steps_are_all_there_in_the_order_of_running(finished: Store) -> None:
     steps = Study(finished.path).steps
-    assert set(steps["stage"]) == {"floor", "trial", "confirm", "minimise", "final", "gain", "alone"}
+    assert set(steps["stage"]) == {"floor", "trial", "confirm", "minimise", "alone"}
     files = list(finished.path.rglob("pairs.jsonl"))
     assert steps["measurement"].nunique() == len(files)
     floor = steps[steps["stage"] == "floor"]
