@@ -24,6 +24,7 @@ from autotune.measure.context import MeasurementContext, ReferenceFailed, typica
 from autotune.measure.durations import (
     LEAST_FLOOR,
     floor_alone_s,
+    floor_limit_s,
     floor_of_turns_s,
     floor_processes,
     refuse_short_budget,
@@ -364,13 +365,21 @@ class Interleaved(Comparer):
         pairs: list[Pair] = []
         reports: list[WorkerReport] = []
         groups: list[list[float]] = []
+        limit_s = floor_limit_s(spec, begun_s=context.now_s)
+
+        def stop(ratios: list[float]) -> str | None:
+            is_late = len(ratios) >= FEWEST_LONG_PAIRS and context.now_s > limit_s
+            return fixed(FEWEST_LONG_PAIRS if is_late else count).stop(ratios)
+
         for number in range(floor_processes(spec, reference.report, steps=steps)):
+            if number >= LEAST_FLOOR and context.now_s > limit_s:
+                break
             beside = folder if number == 0 else context.folder_in(folder, f"second-{number + 1}")
             with contextlib.closing(context.start(FlagSet(), beside)) as second:
                 traces = (trace, LossTrace(spec, second.report))
                 blocks = InterleavedBlocks(context, folder, (reference, second), traces)
                 seed = f"floor/{len(pairs)}" if pairs else "floor"
-                found, _ = blocks.measure(fixed(count).stop, seed=seed, begin=len(pairs))
+                found, _ = blocks.measure(stop, seed=seed, begin=len(pairs))
                 reports.append(second.report)
             pairs += found
             groups.append([log_ratio(p) for p in found])
