@@ -77,7 +77,7 @@ JAX ?=
 ARGS ?=
 atlas: $(VENV)/.screen
 	$(if $(JAX),$(BIN)/python -m pip install --quiet --disable-pip-version-check "jax[cuda12-local]==$(JAX)")
-	$(BIN)/autotune atlas build --into autotune/data/atlas $(ARGS)
+	$(BIN)/python -m harness.build_atlas $(ARGS)
 
 env: $(VENV)/.installed
 

@@ -1,44 +1,26 @@
-"""Puts the reference workloads and the example studies inside the package in a wheel: `autotune/bundled`.
+"""Puts the reference workloads inside the package in a wheel: `autotune/bundled`.
 
 In a clone they are folders of their own, to be read and changed. In site-packages a top-level `workloads` could be
 anybody's; there `autotune.child.packages` finds them, and they keep the name under which study files know them.
 """
 
-import shutil
 from pathlib import Path
 
 from setuptools import setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
-ROOT = Path(__file__).parent
 BUNDLED = ("autotune", "bundled")
 
 
 class BuildBundled(build_py):
-    """Builds as usual; what is not of the package goes below it."""
+    """Builds as usual; the workloads go below the package."""
 
     def get_module_outfile(self, build_dir: str, package: list[str], module: str) -> str:
         """Where a module goes; of an editable install it stays where it is."""
         if package[0] == "workloads" and not self.editable_mode:
             package = [*BUNDLED, *package]
         return str(super().get_module_outfile(build_dir, package, module))
-
-    def run(self) -> None:
-        """Builds, and copies the studies."""
-        super().run()
-        if not self.editable_mode:
-            for study in self._studies():
-                into = Path(self.build_lib, *BUNDLED, "studies", study.name)
-                into.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy(study, into)
-
-    def get_source_files(self) -> list[str]:
-        """What the sdist needs of all this."""
-        return [*super().get_source_files(), *(str(p.relative_to(ROOT)) for p in self._studies())]
-
-    def _studies(self) -> list[Path]:
-        return sorted(p for p in (ROOT / "studies").iterdir() if p.suffix in (".toml", ".py"))
 
 
 class WheelOfOnePackage(bdist_wheel):

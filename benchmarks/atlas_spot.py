@@ -22,11 +22,11 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from autotune.compiler.atlas_builder import planned_cells
 from autotune.compiler.screen import open_screener
 from autotune.compiler.targets import compiler_versions
 from autotune.model.flags import FlagSet
 from autotune.settings.atlas import AtlasRow, AtlasVerdict, load_atlas
+from harness.build_atlas import planned_cells
 
 HERE = Path(__file__).parent
 

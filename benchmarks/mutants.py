@@ -64,7 +64,7 @@ def record(name: str, arguments: list[str]) -> None:
     head, future, rest = package.read_text(encoding="utf-8").partition("from __future__ import annotations\n")
     package.write_text(head + future + PROBE.replace("{HITS}", str(hits)) + rest, encoding="utf-8")
     subprocess.run([sys.executable, "-m", "pytest", f"--costs={costs}", *arguments], cwd=ROOT, check=False)
-    subprocess.run(["git", "checkout", "--", "autotune"], cwd=ROOT, check=True)
+    subprocess.run(["git", "checkout", "--", "autotune", "harness"], cwd=ROOT, check=True)
 
 
 def judge(name: str, first: int, step: int) -> None:

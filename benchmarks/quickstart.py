@@ -55,7 +55,7 @@ def one_run(folder: str) -> dict[str, Any]:
     load, began = os.getloadavg()[0], time.monotonic()
     path = Path(folder) / "run"
     command = [sys.executable, "-m", "autotune", "run", str(STUDY), "--run-dir", str(path)]
-    with open(Path(folder) / "log", "w", encoding="utf-8") as log:
+    with (Path(folder) / "log").open("w", encoding="utf-8") as log:
         subprocess.run(command, check=False, timeout=LONGEST_S, stdout=log, stderr=log)
     store = Store.open(path)
     ended, floor = store.last(ConclusionRecord), store.last(FloorResult)

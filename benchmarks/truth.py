@@ -25,7 +25,7 @@ import numpy as np
 
 from benchmarks.announced import FINALISTS_ALONE, announced
 from benchmarks.coverage import coverage
-from benchmarks.machines import ANNOUNCED, CASES, Case
+from benchmarks.machines import ANNOUNCED, ATTACKS, CASES, Case
 from benchmarks.results_file import Row, keep, markdown_table, read
 from benchmarks.studies import CANDIDATES
 from benchmarks.study_parts import null_studies, power
@@ -46,6 +46,8 @@ class Part(NamedTuple):
     tables: tuple[tuple[str, ...], ...] = ()
     machines: tuple[str, ...] = tuple(CASES)
 
+
+HONEST = tuple(name for name in CASES if name not in ATTACKS)
 
 PARTS = {
     "null": Part(
@@ -68,6 +70,7 @@ on the others turns are systematically wrong, and the figures say by how much in
 given processes; `confirmed` and `sandwiches` about the settings, over fresh processes.
 `confirmed_family`: all three corrected intervals hold at once (at least 95 %). `sandwiches` are wide on
 purpose (at least 95 %). What should be at least 95 % counts as missed below 94 %, for these are simulations.""",
+        machines=HONEST,
     ),
     "power": Part(
         power,
@@ -83,6 +86,7 @@ setting that does nothing.""",
         (("studies", "found", "found_9_in_10"), ("pairs",), ("cost",),
          ("winners", "held", "coverage", "typical_coverage"), ("bias",),
          ("named_wrong", "search_bias", "minimal", "search_pairs", "ablation_pairs")),
+        machines=HONEST,
     ),
     "announced": Part(
         announced,

@@ -18,7 +18,6 @@ from autotune.model.spec import StudySpec
 from autotune.rundir.store import Store
 from autotune.settings.space import SearchSpace
 from autotune.study import lanes
-from autotune.study.priors import LibraryWinners
 from autotune.study.run import StudyRun
 from autotune.workers.base import Launcher
 from harness.simulated_machine import SimulatedLauncher
@@ -33,16 +32,11 @@ class GivenSetup:
     given_launcher: Launcher | None = None
     rule_defaults: Mapping[str, str] = field(default_factory=dict)
     jaxlib: str = ""
-    given_library: LibraryWinners = field(default_factory=LibraryWinners)
     read_at_run_time: Callable[[FlagSet], FlagSet] = lambda settings: settings.of_kind("env")
 
     def space(self, facts: WorkloadFacts | None) -> SearchSpace:
         """The given space, whatever the workload."""
         return self.given_space
-
-    def library_winners(self, kind: str | None, count: int | None, note: Callable[[str], None]) -> LibraryWinners:
-        """The given ones, whatever the devices."""
-        return self.given_library
 
     def runtime_settings(self, settings: FlagSet) -> FlagSet:
         """As given; default: environment variables."""

@@ -22,7 +22,7 @@ from pydantic import Field
 
 from autotune.cluster import submit
 from autotune.cluster.submit import Program
-from autotune.model.flags import PROFILE, FlagSet
+from autotune.model.flags import FlagSet
 from autotune.model.measurement import Failure, FailureKind, WorkerReport
 from autotune.model.records import MemoryUse
 from autotune.model.sections import Section
@@ -35,6 +35,9 @@ from harness.noise import NOISE_MODELS, Machine, NoiseModel, Process
 LOSSES = (6.5, 6.1, 5.8, 5.6, 5.5)
 COMPILE_S, PEAK_BYTES, TOKENS = 2.0, 1 << 30, 4096
 """Of the reference, in a study whose formula speaks of them."""
+
+BESIDE_S = 0.002
+"""What our own clock sees of a block beside its steps."""
 
 FILE = "simulation.toml"
 SECTION = "simulation"
@@ -52,11 +55,9 @@ class Simulation(Section):
         token_effects: Likewise for the tokens of a step; without any, a worker reports no tokens.
         failures: ``"name=value"`` to the failure it causes, or several of them with spaces between: all together.
         inert: ``"name=value"`` entries that change nothing in the program.
-        profile: A recorded profile of the reference's program, as text; empty where a profiler finds none.
-        profile_effect: Factor by which a program takes longer that is compiled with this very profile; None: it is the
-             same program.
         noise: Name of one of `NOISE_MODELS`, or parameters of a `NoiseModel`.
         start_s: Seconds that a process reports for its start; 0: unknown.
+        told_effects: ``"name=value"`` to the factor by which a program tells its steps shorter than they are.
         delay_s: Real seconds that each start and each block take, so that a stop in mid-study can be tried.
     """
 
@@ -67,10 +68,9 @@ class Simulation(Section):
     token_effects: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
     failures: dict[str, FailureKind] = Field(default_factory=dict)
     inert: tuple[str, ...] = ()
-    profile: str = ""
-    profile_effect: Annotated[float, Field(gt=0)] | None = None
     noise: str | dict[str, float] = "quiet"
     start_s: Annotated[float, Field(ge=0)] = 0.0
+    told_effects: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
     delay_s: Annotated[float, Field(ge=0)] = 0.0
 
 
@@ -83,15 +83,14 @@ class SimulatedStudy(StudySpec):
 def parse_simulated(data: Mapping[str, Any]) -> SimulatedStudy:
     """A study given as plain data, its machine under the key ``simulation``.
 
-    Nothing is screened, and nothing profiled without a recorded profile, unless the study says so.
+    Nothing is screened unless the study says so.
 
     Raises:
         StudyFileError: If the study is not legal.
     """
     study = dict(data)
     simulation = Simulation.model_validate(study.pop(SECTION, {}))
-    confirm = {"pgle": bool(simulation.profile), **study.pop("confirm", {})}
-    spec = parse_study({"screen": {"enabled": False}, **study, "confirm": confirm})
+    spec = parse_study({"screen": {"enabled": False}, **study})
     return SimulatedStudy.model_construct(spec.model_fields_set, **dict(spec), simulation=simulation)
 
 
@@ -151,8 +150,7 @@ class SimulatedLauncher:
         log = self.log(settings, folder)
         progress("compile")
         _wait(simulation.delay_s)
-        profiled = self._read_profile(settings)
-        entries = [f"{n}={v}" for n, v in settings.items() if n != PROFILE]
+        entries = [f"{n}={v}" for n, v in settings.items()]
         losses: tuple[float, ...] = LOSSES
         for entry, kind in simulation.failures.items():
             if not all(e in entries for e in entry.split()):
@@ -163,9 +161,6 @@ class SimulatedLauncher:
             losses = tuple(x * 1.5 for x in LOSSES)
         step_s = _factor(simulation.effects, entries, start=simulation.step_s)
         seen = sorted(e for e in entries if e not in simulation.inert)
-        if profiled and simulation.profile_effect is not None:
-            step_s *= simulation.profile_effect
-            seen.append(PROFILE)
         # Two are started at once by two threads: what each draws must not depend on which comes first.
         own = np.random.default_rng(list(self._name_of_start("/".join(folder.parts[-2:])).encode()))
         is_candidate = any(e in simulation.effects for e in entries)
@@ -176,7 +171,7 @@ class SimulatedLauncher:
             Process(self._machine, step_s=step_s, rng=own, is_candidate=is_candidate),
             self._report(entries, seen, losses),
             delay_s=simulation.delay_s,
-            profile=simulation.profile.encode(),
+            told=_factor(simulation.told_effects, entries),
         )
 
     def _name_of_start(self, folder: str) -> str:
@@ -184,16 +179,6 @@ class SimulatedLauncher:
         before = self._starts[folder]
         self._starts[folder] += 1
         return f"{self._seed}/{folder}" + (f"/{before}" if before else "")
-
-    def _read_profile(self, settings: FlagSet) -> bool:
-        """Whether a program is compiled with the recorded profile: as XLA, it goes on without a word if not."""
-        path = settings.get(PROFILE)
-        if path is None:
-            return False
-        try:
-            return Path(path).read_bytes() == self.simulation.profile.encode()
-        except OSError:
-            return False
 
     def log(self, settings: FlagSet, folder: Path) -> Path:
         """Writes what a worker's log would hold; returns the file."""
@@ -239,10 +224,11 @@ class SimulatedWorker:
     watches_memory = False
     last_memory: MemoryUse | None = MemoryUse(host_bytes=PEAK_BYTES)
 
-    def __init__(self, process: Process, report: WorkerReport, *, delay_s: float, profile: bytes = b"") -> None:
+    def __init__(self, process: Process, report: WorkerReport, *, delay_s: float, told: float = 1.0) -> None:
         self.report = report
-        self._profile = profile
         self._process = process
+        self._told = told
+        self.last_clock_s: float | None = None
         self.last_loss: float | None = None
         self.last_norm: float | None = None
         self.loss_lag = 0
@@ -253,11 +239,9 @@ class SimulatedWorker:
         """Draws a block; see `autotune.workers.base.Worker`."""
         _wait(self._delay_s)
         self.last_loss = self.report.losses[-1] if self.report.losses else None
-        return tuple(self._process.run_block(steps).tolist())
-
-    def profile(self, steps: int) -> bytes:
-        """The recorded one; see `autotune.workers.base.Worker`."""
-        return self._profile
+        times = self._process.run_block(steps)
+        self.last_clock_s = float(times.sum()) + BESIDE_S
+        return tuple((self._told * times).tolist())
 
     def close(self) -> None:
         """Leaves the machine: it is nobody's idle neighbour any more."""

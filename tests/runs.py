@@ -29,7 +29,6 @@ from autotune.results.winner import Conditions, Winner
 from autotune.rundir.store import Store
 from autotune.settings.space import Parameter, SearchSpace
 from autotune.stats.estimates import Estimate
-from autotune.study.priors import LibraryWinners
 from autotune.study.stages import run_study
 from autotune.workers.base import Launcher, Worker
 from harness.simulated import GivenSetup, given_run
@@ -42,7 +41,7 @@ def interleaved_pairs(
     """Interleaved pairs of two workers, and why they ended."""
     spec = replay_study(study={"seed": seed})
     context: Any = SimpleNamespace(
-        spec=spec, steps_for=lambda worker: steps, now_s=1.5, meter=NO_METER, gpus=NO_WATCH,
+        spec=spec, steps_for=lambda worker: steps, settle_steps=0, now_s=1.5, meter=NO_METER, gpus=NO_WATCH,
         progress=SimpleNamespace(pair=lambda *_: None),
     )  # fmt: skip
     traces = (LossTrace(spec, reference.report), LossTrace(spec, candidate.report))
@@ -96,7 +95,6 @@ class Diary:
         self.notes.append(text)
 
 
-NO_WINNERS = LibraryWinners()
 SPACE = SearchSpace(
     (
         Parameter(name="xla_a", choices=("0", "1", "2"), default="0"),
@@ -143,10 +141,9 @@ def run_replay(tmp_path: Path) -> Run:
         launcher: Launcher | None = None,
         budget_s: float | None = None,
         space: SearchSpace = SPACE,
-        library: LibraryWinners = NO_WINNERS,
     ) -> tuple[ConclusionRecord, Store, Diary]:
         search = spec.search.model_copy(update={"trials": trials, "time_budget": budget_s})
-        setup = GivenSetup(given_space=space, first=first, given_launcher=launcher, given_library=library)
+        setup = GivenSetup(given_space=space, first=first, given_launcher=launcher)
         diary = Diary()
         asked = spec.model_copy(update={"search": search})
         study = given_run(asked, tmp_path / folder, setup, diary, storage=storage)
@@ -154,6 +151,26 @@ def run_replay(tmp_path: Path) -> Run:
 
     return run
 
+
+TYPED = """
+name = "typed"
+[workload]
+entry = "llama"
+[search]
+trials = 5
+[search.settings]
+xla_backend_optimization_level = [1, 2, 3]
+xla_cpu_prefer_vector_width = [128, 256, 512]
+[measure]
+pairs_cap = 12
+[confirm]
+processes = 3
+finalists = 1
+[simulation]
+noise = "quiet"
+effects = { "xla_backend_optimization_level=1" = 0.9 }
+"""
+"""A study file of a simulated machine, on which one setting makes steps a tenth shorter."""
 
 EFFECTS = {"xla_a=1": 0.95, "xla_b=1": 1.04, "xla_d=2": 0.97}
 

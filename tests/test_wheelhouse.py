@@ -144,10 +144,7 @@ def it_works_away_from_the_repository(autotune: Path, site: Path, folder: Path) 
     assert "StudySpec" in call("schema")
     call("init", "--entry", "llama")
     assert 'entry = "llama"' in (folder / "llama.toml").read_text()
-    assert "quickstart" in (site / "autotune/bundled/studies/quickstart.toml").read_text()
-    call("init", "--example", "quickstart", "--name", "own")
-    assert 'name = "own"' in (folder / "own.toml").read_text()
-    call("run", "tiny.toml", "--effort", "quick", "--no-soak")
+    call("run", "tiny.toml", "--no-soak")
     assert '"kind":"floor"' in (folder / "runs/tiny/records.jsonl").read_text()  # its reference has run
 
 

@@ -5,13 +5,11 @@ Standard library only, because every program with the hook imports it.
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import socket
 import sys
 import traceback
-import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -89,8 +87,3 @@ def serve(work: Callable[[Channel, dict[str, Any]], None]) -> int:
         traceback.print_exc()
         return 1
     return 0
-
-
-def pack(content: bytes) -> str:
-    """Compresses bytes and encodes them in base64 for a message, whose length is limited."""
-    return base64.b64encode(zlib.compress(content, 9)).decode()

@@ -2,9 +2,8 @@
 
 Messages over the channel (`autotune.child.channel`):
 
-* in: ``job`` (once), then any number of ``block`` and ``profile``, then ``stop``;
-* out: ``phase`` while starting, ``ready`` (a `WorkerReport`), one ``block`` or ``profile`` for each, or ``error`` and
-  the end.
+* in: ``job`` (once), then any number of ``block``, then ``stop``;
+* out: ``phase`` while starting, ``ready`` (a `WorkerReport`), one ``block`` for each, or ``error`` and the end.
 """
 
 from __future__ import annotations
@@ -14,35 +13,14 @@ import os
 import platform
 import sys
 import time
-import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from autotune.child.channel import Channel, pack, serve
+from autotune.child.channel import Channel, serve
 from autotune.child.devices import dtype_name, find_devices, memory_in_use
 from autotune.child.gpus import is_on_gpus, ran_on
 from autotune.child.packages import CUDA_PLUGINS, installed_versions
-
-PERCENTILE = 90
-"""Percentile of each instruction's durations over the steps; default of ``jax_pgle_aggregation_percentile``."""
-
-
-def take_profile(run_step: Callable[[], object], steps: int) -> bytes:
-    """Profiles steps, each in a session of its own; returns a ``ProfiledInstructionsProto``.
-
-    It is empty if the profiler saw no instruction: on a CPU, and if another program holds CUPTI.
-    """
-    from jax._src.profiler import PGLEProfiler
-
-    profiler = PGLEProfiler(steps, PERCENTILE)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # of an empty trace: the caller reports it
-        for _ in range(steps):
-            with PGLEProfiler.trace(profiler):
-                run_step()
-    return profiler.consume_fdo_profile() or b""
-
 
 BATCH_RING = 4
 """Least number of batches that are made before a block, so that making them is not timed."""
@@ -179,21 +157,11 @@ class Job:
 
 
 def work(channel: Channel, job: dict[str, Any]) -> None:
-    """Builds the job and runs blocks until ``stop``; with ``figures_only`` only sends the workload's figures."""
-    if job.get("figures_only"):
-        import jax
-
-        from workloads.loading import load
-
-        channel.send("figures", **load(job["entry"], job["options"], jax.devices()[: job["device_count"]]).figures)
-        return
+    """Builds the job and runs blocks until ``stop``."""
     built = Job(job, channel.enter)
     channel.send("ready", report=built.report, values=built.values, jax_options=built.jax_options)
     channel.phase = "step"
-    while (message := channel.receive())["type"] in ("block", "profile"):
-        if message["type"] == "profile":
-            channel.send("profile", packed=pack(take_profile(lambda: built.run_block(1), message["steps"])))
-            continue
+    while (message := channel.receive())["type"] == "block":
         if not (fresh := message.get("fresh", False)):
             built.renew_batches(message["steps"])
         times = built.run_block(message["steps"], fresh=fresh)

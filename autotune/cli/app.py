@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from autotune import __version__
-from autotune.cli import atlas, cluster, compile, flags, read, results, run, show, tune
+from autotune.cli import cluster, compile, flags, read, results, run, show, tune
 from autotune.cli.help import Grouped, add_examples
 from autotune.cli.printing import guard_streams
 
@@ -24,7 +24,7 @@ app = typer.Typer(
 
 app.add_typer(flags.flags_app, name="flags")
 app.add_typer(flags.recipes_app, name="recipes")
-app.add_typer(atlas.atlas_app, name="atlas")
+app.add_typer(flags.atlas_app, name="atlas")
 app.add_typer(compile.targets_app, name="targets")
 app.add_typer(results.library_app, name="library")
 for _command in (

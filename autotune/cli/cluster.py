@@ -36,7 +36,6 @@ def submit(
     time_budget: options.TimeBudget = None,
     storage: options.Storage = None,
     seed: options.Seed = None,
-    effort: options.Effort = "standard",
     soak: options.Soak = True,
 ) -> None:
     """Runs a study as a SLURM job: a lane on each node, or on each group of `device.node_count` nodes."""
@@ -67,7 +66,7 @@ def submit(
         python=python or driver_python(),
         study=study.resolve(),
         run_dir=path.resolve(),
-        options=_run_options(trials=trials, time_budget=time_budget, seed=seed, effort=effort, soak=soak),
+        options=_run_options(trials=trials, time_budget=time_budget, seed=seed, soak=soak),
     )
     request = JobRequest(
         partition=partition, nodes=nodes, gpus_per_node=gpus_per_node, time_s=parse_time(time),
@@ -88,12 +87,9 @@ def submit(
     print(f"  scancel {job}                # what is done is kept: submit again to continue")
 
 
-def _run_options(
-    *, trials: int | None, time_budget: str | None, seed: int | None, effort: str, soak: bool
-) -> tuple[str, ...]:
+def _run_options(*, trials: int | None, time_budget: str | None, seed: int | None, soak: bool) -> tuple[str, ...]:
     """Returns the options of `run` as typed; the storage goes through the environment."""
-    more = effort if effort != "standard" else None
-    named = {"--trials": trials, "--time-budget": time_budget, "--seed": seed, "--effort": more}
+    named = {"--trials": trials, "--time-budget": time_budget, "--seed": seed}
     typed = [str(x) for name, value in named.items() if value is not None for x in (name, value)]
     return (*typed, *(() if soak else ("--no-soak",)))
 

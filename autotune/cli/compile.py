@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,8 +26,6 @@ def screen(
     target: options.Target = None,
     topology: options.Topology = None,
     recipes: Annotated[bool, typer.Option(help="Compile all published recipes too, not only the study's.")] = False,
-    option: options.WorkloadOption = None,
-    cache: options.Cache = True,
     as_json: options.Json = False,
 ) -> None:
     """Says which settings change this program on that cluster, which are no-ops, and what does not fit."""
@@ -38,7 +36,7 @@ def screen(
     from autotune.settings.probe import probe_build
     from autotune.settings.space import build_space
 
-    with _open_screen(study, target, topology, option, cache=cache) as (spec, opened):
+    with _open_screen(study, target, topology) as (spec, opened):
         known = KnownSettings(probe_build(driver_python(), platform=spec.device.platform))
         space = build_space(spec, known, facts_of(opened.reference(), opened.job.topology))
         found = opened.run(domains(space), named_sets(spec, known, every=recipes), chains=chains(space))
@@ -55,15 +53,13 @@ def explain(
     settings: Annotated[str, typer.Option("--set", metavar="FLAGS", help="Such as '--xla_...=true NCCL_PROTO=LL'.")],
     target: options.Target = None,
     topology: options.Topology = None,
-    option: options.WorkloadOption = None,
-    cache: options.Cache = True,
 ) -> None:
     """Shows what one set changes in the program: collectives, schedule, memory, overlap."""
     from autotune.compiler.explain import explain_set, explanation
     from autotune.model.flags import parse_set
 
     candidate = parse_set(settings)
-    with _open_screen(study, target, topology, option, cache=cache) as (_, opened):
+    with _open_screen(study, target, topology) as (_, opened):
         sides = [explain_set(opened, s) for s in (parse_set(""), candidate)]
     limit = opened.limit_bytes(opened.baseline.merge(candidate))
     print(explanation(*sides, memory_limit_bytes=limit))
@@ -77,8 +73,6 @@ def predict(
         list[str] | None,
         typer.Option("--set", metavar="FLAGS", help="A set beside the reference; may be repeated."),
     ] = None,
-    option: options.WorkloadOption = None,
-    cache: options.Cache = True,
     as_json: options.Json = False,
 ) -> None:
     """Predicts step times from compiled programs, without a GPU; a prediction is never a measurement."""
@@ -87,7 +81,7 @@ def predict(
     from autotune.results.screen_words import predicted_lines
 
     candidates = [parse_set(text) for text in ("", *(settings or ()))]
-    with _open_screen(study, target, topology, option, cache=cache) as (_, opened):
+    with _open_screen(study, target, topology) as (_, opened):
         rows = [predict_set(opened, candidate) for candidate in candidates]
     if as_json:
         print_json(rows)
@@ -116,45 +110,25 @@ def list_targets(as_json: options.Json = False) -> None:
 
 
 @contextlib.contextmanager
-def _open_screen(
-    study: Path, target: str | None, topology: str | None, options: Sequence[str] | None, *, cache: bool
-) -> Iterator[tuple[StudySpec, Screener]]:
+def _open_screen(study: Path, target: str | None, topology: str | None) -> Iterator[tuple[StudySpec, Screener]]:
     """Yields the study for a cluster and its screener; progress goes to stderr."""
     from autotune.compiler.screen import open_screener
     from autotune.compiler.targets import load_target, parse_topology, target_here
     from autotune.machine.environment import caller_environment, default_cache_dir
     from autotune.model.spec import load_study
 
-    spec = _with_options(load_study(study), options or ())
+    spec = load_study(study)
     attached = target_here() if target is None and spec.device.platform == "cuda" else None
     with open_screener(
         spec,
         study_dir=study.resolve().parent,
         target=load_target(target) if target else attached,
         topology=parse_topology(topology) if topology else None,
-        cache_dir=default_cache_dir(caller_environment()) / "screen" if cache else None,
+        cache_dir=default_cache_dir(caller_environment()) / "screen",
         progress=_tell,
         processors=lambda: len(os.sched_getaffinity(0)),
     ) as opened:
         yield opened
-
-
-def _with_options(spec: StudySpec, pairs: Sequence[str]) -> StudySpec:
-    """Returns the study with options of its workload as ``NAME=VALUE``; a value that is not JSON is text."""
-    import json
-
-    from autotune.model.errors import StudyFileError
-
-    merged = dict(spec.workload.options)
-    for pair in pairs:
-        name, equals, text = pair.partition("=")
-        if not equals:
-            raise StudyFileError(f"--option must be NAME=VALUE but got {pair!r}")
-        try:
-            merged[name] = json.loads(text)
-        except json.JSONDecodeError:
-            merged[name] = text
-    return spec.model_copy(update={"workload": spec.workload.model_copy(update={"options": merged})})
 
 
 def _tell(what: str) -> None:

@@ -1,4 +1,4 @@
-"""Commands on settings: `flags`, `recipes`, `symptoms`, `space`, `doctor`."""
+"""Commands on settings: `flags`, `recipes`, `atlas`, `symptoms`, `space`, `doctor`."""
 
 from __future__ import annotations
 
@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 
 flags_app = typer.Typer(help="Every published setting: what the installed build says.", no_args_is_help=True)
 recipes_app = typer.Typer(help="Published flag sets: what the installed build has.", no_args_is_help=True)
+atlas_app = typer.Typer(help="What each setting does to each kind of model, compiled beforehand.", no_args_is_help=True)
+
+MOST_PLACES = 3
+"""Limit of cells that are named; of more, only their number is shown."""
 
 _TAKES_FLAGS = {"ignore_unknown_options": True}  # an argument such as --xla_gpu_autotune_level=3 is no option of ours
 
@@ -134,28 +138,42 @@ def list_recipes(as_json: options.Json = False) -> None:
 @recipes_app.command("show")
 def show_recipe(
     name: Annotated[str, typer.Argument(help="A recipe.")],
-    existing: Annotated[bool, typer.Option("--existing", help="Only what the installed build acts on.")] = False,
-    plugin: options.Plugin = "auto",
-    python: options.Python = None,
     as_json: options.Json = False,
 ) -> None:
-    """Prints a recipe as it was published, or what the installed build takes of it."""
+    """Prints a recipe as it was published; `autotune flags check --recipe` checks it against the installed build."""
     from autotune.settings.catalog import find_recipe
-    from autotune.settings.check import for_build
-    from autotune.settings.known import KnownSettings
 
     recipe = find_recipe(name)
-    settings = recipe.settings
-    if existing:
-        settings = for_build(settings, KnownSettings(_report(plugin, python)))
     if as_json:
-        print_json(plain(recipe, settings=settings))
+        print_json(recipe)
         return
     for line in (recipe.source, recipe.date, recipe.for_hardware, recipe.note):
         if line:
             print(f"# {line}")
-    for name_, value in settings.items():
+    for name_, value in recipe.settings.items():
         print(f"{name_}={value}")
+
+
+@atlas_app.command("show")
+def show_in_atlas(
+    name: Annotated[str, typer.Argument(help="A setting, with or without dashes.")],
+    as_json: options.Json = False,
+) -> None:
+    """Shows where a setting is active, and what it does there."""
+    from autotune.results.atlas_views import atlas_findings
+    from autotune.settings.atlas import load_atlas
+
+    found = atlas_findings(load_atlas(), name.strip().lstrip("-").partition("=")[0])
+    if as_json:
+        print_json(found)
+        return
+    rows = []
+    for f in found:
+        count = f"{f.cells} of {f.of} cells"
+        are_named = 0 < len(f.places) <= MOST_PLACES and f.cells < f.of
+        where = f"{count}: {', '.join(f.places)}" if are_named else count
+        rows.append((f.jaxlib, f.value or "''", f.verdict, where, f.words))
+    print_table(("jaxlib", "value", "verdict", "in", "what"), rows)
 
 
 def symptoms(
@@ -207,7 +225,6 @@ def space(
                 "build": preview.build,
                 "facts": facts,
                 "priors": {n: plain(p) for n, p in preview.priors.items()},
-                "first": {name: dict(settings) for name, settings in preview.first},
             }
         )
         return
@@ -217,8 +234,6 @@ def space(
         likely = sorted(preview.priors.items(), key=lambda item: -item[1].p_active)
         thought = [(n, f"{100 * p.p_active:.0f} %", "; ".join(p.why) or "nothing is known") for n, p in likely]
         print_table(("parameter", "chance to be active", "because"), thought)
-    for name, settings in preview.first:
-        print(f"tried first, {name}: {settings}")
     print(f"{found.size():.6g} points on {preview.build}, according to {preview.source}")
     for title, reasons in (("to know:", found.notes), ("left out:", found.left_out)):
         if reasons:

@@ -49,8 +49,6 @@ EXAMPLES: Mapping[str, str] = {
     "recipes list": "autotune recipes list",
     "recipes show": "autotune recipes show jax_docs_head",
     "atlas": "autotune atlas show xla_gpu_enable_latency_hiding_scheduler",
-    "atlas html": "autotune atlas html",
-    "atlas build": "autotune atlas build --kind dense-fsdp --target h100-sxm",
     "atlas show": "autotune atlas show xla_gpu_enable_latency_hiding_scheduler",
     "symptoms": 'autotune symptoms "many small collectives"',
     "doctor": "autotune doctor",

@@ -10,7 +10,6 @@ import typer
 RUNS = Path("runs")
 """Default folder of run directories."""
 
-EffortChoice = Literal["quick", "standard", "full"]
 PluginChoice = Literal["auto", "cpu", "cuda"]
 
 Study = Annotated[Path, typer.Argument(metavar="STUDY.toml", help="The study file.")]
@@ -44,7 +43,6 @@ Storage = Annotated[
     ),
 ]
 Seed = Annotated[int | None, typer.Option(min=0, help="Seed of proposals, data and order.")]
-Effort = Annotated[EffortChoice, typer.Option(help="How much to measure.")]
 Soak = Annotated[bool, typer.Option(help="Soak the winner (a long run) before it counts as proven.")]
 
 Plugin = Annotated[PluginChoice, typer.Option(help="Which build is asked; auto: the CUDA plugin if it is installed.")]
@@ -55,11 +53,6 @@ Target = Annotated[
     str | None, typer.Option(help="GPU to compile for (`autotune targets list`), or a .toml file of that form.")
 ]
 Topology = Annotated[str | None, typer.Option(help="Nodes x GPUs on each, such as 8x8.")]
-WorkloadOption = Annotated[
-    list[str] | None,
-    typer.Option("--option", metavar="NAME=VALUE", help='Workload option instead of the study\'s: mesh={"fsdp":64}.'),
-]
-Cache = Annotated[bool, typer.Option(help="Use programs that were compiled before.")]
 Library = Annotated[Path, typer.Option(help="Folder of the library.")]
 RequireLoss = Annotated[
     bool,

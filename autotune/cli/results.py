@@ -78,7 +78,7 @@ def export(
     run_path: options.Run,
     form: Annotated[
         str,
-        typer.Option("--format", help="env, shell, docker, sbatch, k8s, json, maxtext or arguments."),
+        typer.Option("--format", help="env, shell, docker, sbatch, json, maxtext or arguments."),
     ] = "env",
     output: options.Output = None,
     force: Annotated[
@@ -87,7 +87,7 @@ def export(
     ] = False,
     needs_loss: options.RequireLoss = False,
 ) -> None:
-    """Writes the proven winner as a file, with its evidence in comments, and artefacts beside it."""
+    """Writes the proven winner as a file, with its evidence in comments."""
     from autotune.model.errors import AutotuneError, close_matches
     from autotune.results.export import USE, ExportFormat, render_export
     from autotune.rundir.store import Store
@@ -96,13 +96,7 @@ def export(
         legal = ", ".join(ExportFormat)
         raise AutotuneError(f"--format must be one of {legal} but got {form!r}{close_matches(form, ExportFormat)}")
     store = Store.open(run_path)
-    text = render_export(
-        store,
-        ExportFormat(form),
-        even_unjudged=force,
-        folder=None if output is None else output.parent,
-        needs_loss=needs_loss,
-    )
+    text = render_export(store, ExportFormat(form), even_unjudged=force, needs_loss=needs_loss)
     write_text(text, output, hint=f"use it: {USE[ExportFormat(form)].format(file=output)}")
 
 
@@ -150,7 +144,6 @@ def exec_(
     """
     from autotune.machine.environment import caller_environment, merge_for_exec
     from autotune.model.errors import AutotuneError
-    from autotune.results.export import settings_in_force
     from autotune.results.winner import require_loss
     from autotune.study.recheck import verify_winner
 
@@ -170,8 +163,7 @@ def exec_(
             + "\n  measure again here (autotune recheck), or run it all the same with --force"
         )
     command = _with_options(command, winner, force=force)
-    settings = settings_in_force(winner, file)
-    merged, lines = merge_for_exec(caller_environment(), settings, prefer=prefer)
+    merged, lines = merge_for_exec(caller_environment(), winner.settings, prefer=prefer)
     print_lines(
         (f"autotune: {line}" for line in (*(f"not proven here, forced: {d}" for d in found), *lines)), stderr=True
     )
@@ -235,7 +227,7 @@ def library_add(
     from autotune.results.library import add_to_library
 
     for run in runs:
-        print(add_to_library(_read_checked(run)[0], library, run))
+        print(add_to_library(_read_checked(run)[0], library))
 
 
 @library_app.command("list")
@@ -290,18 +282,16 @@ def recheck(
     from autotune.cli.live import LineView
     from autotune.model.clock import Stopwatch
     from autotune.model.records import Outcome
-    from autotune.results.export import artefact_folder, read_winner
-    from autotune.rundir.artefacts import read_artefacts
+    from autotune.results.export import read_winner
     from autotune.study.recheck import new_recheck, recheck_directory, recheck_study, recheck_winner
 
     winner = read_winner(file)
-    artefacts = read_artefacts(winner.settings, artefact_folder(file))
     spec, folder = recheck_study(file, study)
     path = run_dir or recheck_directory(options.RUNS, spec.name)
     watch = Stopwatch()
     view = LineView(make_console(stderr=as_json), watch, min_effect=spec.measure.min_effect)
     run = new_recheck(spec, path, study_dir=folder, view=view, watch=watch, command=sys.argv)
-    conclusion = recheck_winner(run, winner, artefacts)
+    conclusion = recheck_winner(run, winner)
     if as_json:
         print_json(plain(conclusion, run=str(path)))
     else:

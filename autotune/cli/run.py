@@ -36,7 +36,6 @@ def run(
     run_dir: options.RunDir = None,
     storage: options.Storage = None,
     seed: options.Seed = None,
-    effort: options.Effort = "standard",
     soak: options.Soak = True,
     screen: Annotated[
         bool | None, typer.Option("--screen/--no-screen", help="Compile before measuring; default: on GPUs.")
@@ -54,7 +53,7 @@ def run(
         "screen": {"enabled": screen, "target": target, "topology": topology},
         "confirm": {"soak": None if soak else 0},
     }
-    spec = study_with(study, given, effort=effort, seed=seed)
+    spec = study_with(study, given, seed=seed)
     path = run_dir or options.RUNS / spec.name
     groups = parse_groups(devices)
     run_and_print(

@@ -100,9 +100,6 @@ def tune(
 def init(
     command: Command = None,
     entry: Annotated[str | None, typer.Option(help="Instead: a preset such as llama, or package.module:fn.")] = None,
-    example: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Instead: a copy of an example study; an unknown one lists all.")
-    ] = None,
     hook: Annotated[bool, typer.Option("--hook", help="The program has autotune.hook.steps in its loop.")] = False,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", dir_okay=False, help="File to write; default: NAME.toml here.")
@@ -117,31 +114,23 @@ def init(
     It never overwrites a file. For a program as it is: autotune tune --dry-run -- python train.py
     """
     from autotune.model.errors import StudyFileError
-    from autotune.programs.draft import example_text, plan_unseen
+    from autotune.programs.draft import checked, plan_unseen
 
-    if (entry is not None) + (example is not None) + bool(command) != 1:
-        raise StudyFileError(
-            "exactly one of --entry ENTRY, --example NAME and -- COMMAND must be given: autotune init --entry llama"
-        )
+    if (entry is not None) == bool(command):
+        raise StudyFileError("exactly one of --entry ENTRY and -- COMMAND must be given: autotune init --entry llama")
     if command and not hook:
         raise StudyFileError(
             "--hook must be given with a command, for init does not run it; without the hook in its loop: "
             f"autotune tune --dry-run -- {shlex.join(command)}"
         )
-    if example is not None and (time_budget, trials, platform) != (None, DEFAULT_TRIALS, None):
-        raise StudyFileError("with --example only --name and --output may be given: edit the file that is written")
-    own = name_of_entry(entry) if entry else example or name_of(command or [])
+    own = name_of_entry(entry) if entry else name_of(command or [])
     file = output or Path(f"{name or own}.toml")
     if file.exists():
         raise StudyFileError(f"a new study file must not lie on another but {file} is there: give --output or --name")
     study, budget_s = name or file.stem, seconds_of(time_budget, "--time-budget")
-    if example is not None:
-        text = example_text(example, study)
-    else:
-        what, place = entry or command or [], place_of(platform)
-        text = plan_unseen(what, **place, name=study, trials=trials, budget_s=budget_s, said=typed_command())
-    if entry is not None:
-        refuse_unbuilt(text, file)
+    what, place = entry or command or [], place_of(platform)
+    text = plan_unseen(what, **place, name=study, trials=trials, budget_s=budget_s, said=typed_command())
+    checked(text)
     write_study(file, text, command or ())
     print_lines([f"look at it, then: autotune run {shlex.quote(str(file))}"])
 
@@ -257,22 +246,6 @@ def place_of(platform: str | None) -> dict[str, Any]:
     return {"platform": where, "count": device_count(where), "device": device_words(where)}
 
 
-def refuse_unbuilt(text: str, file: Path) -> None:
-    """Builds an entry in a child process, to refuse a mistyped one before a run."""
-    from autotune.model.errors import StudyFileError
-    from autotune.programs.draft import checked
-    from autotune.programs.probe import describe_workload
-    from autotune.workers.base import WorkerFailed
-
-    spec = checked(text)
-    try:
-        describe_workload(spec, study_dir=file.resolve().parent, device_count=spec.device.count or 1)
-    except WorkerFailed as error:
-        raise StudyFileError(
-            f"--entry must be a preset or package.module:function that can be built but {spec.workload.entry}: {error}"
-        ) from error
-
-
 # ---------------------------------------------------------------------- probe, show, write
 
 
@@ -306,19 +279,14 @@ def planned(asked: ProbeRequest, name: str, *, trials: int, budget: str | None) 
 
 
 def show_plan(found: ProbeResult, plan: Plan, file: Path) -> None:
-    """Prints the findings of the probe, the search space with its reason, and provable gains with their time."""
-    from autotune.model.units import format_seconds, format_share
-    from autotune.programs.draft import SPREADS, WHY
+    """Prints the findings of the probe, the search space with its reason, and the time."""
+    from autotune.model.units import format_seconds
+    from autotune.programs.draft import WHY
     from autotune.study.preflight import preview_space
 
     preview = preview_space(plan.spec, study_dir=file.resolve().parent, run_dir=options.RUNS / plan.spec.name)
     names = [p.name.removeprefix("xla_") for p in preview.space.parameters]
     more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-    gains = [
-        f"{format_share(gain[0])} if equal runs differ by {format_share(spread)} ({_about(gain[1])} of proofs)"
-        for spread, gain in zip(SPREADS, plan.gains, strict=True)
-        if gain is not None
-    ]
     jaxlib = f", jaxlib {found.jaxlib}" if found.jaxlib else ""
     steps = f"{found.steps} lines of steps seen{', then it ended by itself' if found.ended else ''}"
     if found.line_s > SEVERAL * found.step_s:
@@ -336,8 +304,6 @@ def show_plan(found: ProbeResult, plan: Plan, file: Path) -> None:
         ("time", f"{_about(plan.budget_s)} in all; a run takes {format_seconds(plan.run_s)}, a trial "
                  f"{_about(plan.trial_s)}: reference, candidate, reference, twice"),
         *([("careful", _too_short(plan))] if plan.budget_s < plan.needed_s else []),
-        *((("can prove" if i == 0 else ""), f"gains from {gain}") for i, gain in enumerate(gains)),
-        *([("", "the A/A run, measured first, says which of these applies")] if gains else []),
         ("file", f"{file}, run directory {options.RUNS / plan.spec.name}"),
     ]  # fmt: skip
     print_lines([f"{name:<12} {text}".rstrip() for name, text in rows])
@@ -386,7 +352,7 @@ def _run(file: Path, *, trials: int | None, time_budget: str | None, asked: Prob
     from autotune.study.stages import study_with
 
     given: dict[str, dict[str, Any]] = {"search": {"trials": trials, "time_budget": time_budget}}
-    spec = study_with(file, given, effort="standard", seed=None)
+    spec = study_with(file, given, seed=None)
     path = options.RUNS / spec.name
     conclusion, store = run_and_print(
         spec, file, path, storage=None, as_json=False, devices=(), make_engine=choose_engine(spec, ())
@@ -416,7 +382,7 @@ def _write_winner(store: Store, path: Path, asked: ProbeRequest) -> None:
     from autotune.rundir.files import write_atomically
 
     file = path / "winner.env"
-    write_atomically(file, render_export(store, ExportFormat.ENV, folder=path))
+    write_atomically(file, render_export(store, ExportFormat.ENV))
     command = shlex.join(_shown(store, asked))
     print_lines(
         [

@@ -237,15 +237,10 @@ class Compiler:
             self._cache.drop(settings)
 
     def abort(self) -> None:
-        """Stops all compilations, from any thread; they and later ones raise `LaunchError` until `resume`."""
+        """Stops all compilations, from any thread; they and later ones raise `LaunchError`."""
         self._is_stopped = True
         for worker in self.workers:
             worker.abort()
-
-    def resume(self) -> None:
-        """Allows compilations again after `abort`."""
-        self.close()
-        self._is_stopped = False
 
     def close(self) -> None:
         """Ends the workers; a later compilation starts new ones."""

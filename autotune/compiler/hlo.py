@@ -19,7 +19,6 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import Enum
 
 _BITS: Mapping[str, float] = {
     "pred": 8, "token": 0, "opaque": 0, "s1": 1, "u1": 1, "s2": 2, "u2": 2, "s4": 4, "u4": 4, "f4e2m1fn": 4,
@@ -275,14 +274,10 @@ class _Sum:
     constant: int
 
 
-class _Whole(Enum):
-    """Stands for the whole state of a loop."""
+_STATE = _Sum(-1, 0)
+"""Stands for the whole state of a loop."""
 
-    STATE = "state"
-
-
-_Value = _Sum | _Whole | None
-_Given = Callable[[int], _Value]
+_Given = Callable[[int], _Sum | None]
 """Argument of a computation by parameter number."""
 
 
@@ -295,13 +290,12 @@ def trip_count(module: Module, computation: Computation, loop: Instruction) -> i
     if condition is None or body is None or len(loop.operands) != 1:
         return None
     reader = _Reader(module)
-    ends = reader.end(condition)
-    if ends is None:
+    if (ends := reader.end(condition)) is None:
         return None
     member, direction, limit = ends
-    step = reader.member(body, body.root, member, lambda number: _Whole.STATE)
-    begins = reader.member(computation, computation.instructions.get(loop.operands[0]), member, lambda number: None)
-    if not isinstance(step, _Sum) or step.member != member or not isinstance(begins, _Sum) or begins.member is not None:
+    step = reader.value(body, body.root, lambda number: _STATE, member)
+    begins = reader.value(computation, computation.instructions.get(loop.operands[0]), lambda number: None, member)
+    if step is None or step.member != member or begins is None or begins.member is not None:
         return None
     return _count(limit - begins.constant, step.constant, direction)
 
@@ -329,87 +323,72 @@ class _Reader:
     def end(self, condition: Computation) -> tuple[int, str, int] | None:
         """Reads a loop's condition: member of the state, comparison, constant."""
         root, inside = condition.root, condition
-        given: _Given = lambda number: _Whole.STATE  # noqa: E731
+        given: _Given = lambda number: _STATE  # noqa: E731
         while root.opcode in _CALLS and (called := self._called(root)) is not None:
             given, inside, root = self._giving(inside, root, given), called, called.root
         direction = root.attribute(r"direction=(\w+)")
         if root.opcode != "compare" or direction not in _MIRRORED or len(root.operands) != 2:
             return None
         one, other = (self._operand(inside, root, number, given) for number in range(2))
-        if not isinstance(one, _Sum) or not isinstance(other, _Sum):
-            return None
-        if one.member is None:
+        if one is not None and one.member is None:
             one, other, direction = other, one, _MIRRORED[direction]
-        if one.member is None or other.member is not None:
+        if one is None or one.member is None or one is _STATE or other is None or other.member is not None:
             return None
         return one.member, direction, other.constant - one.constant
 
-    def member(self, computation: Computation, whole: Instruction | None, member: int, given: _Given) -> _Value:
-        """Evaluates one member of a tuple."""
-        self.steps += 1
-        if whole is None or self.steps > MOST_STEPS:
-            return None
-        if whole.opcode == "tuple":
-            return self._operand(computation, whole, member, given)
-        if whole.opcode in _CALLS:
-            called = self._called(whole)
-            inside = self._giving(computation, whole, given)
-            return None if called is None else self.member(called, called.root, member, inside)
-        if whole.opcode in _SEEN_THROUGH and len(whole.operands) == 1:
-            return self.member(computation, computation.instructions.get(whole.operands[0]), member, given)
-        return _Sum(member, 0) if self._value(computation, whole, given) is _Whole.STATE else None
-
-    def _value(self, computation: Computation, instruction: Instruction | None, given: _Given) -> _Value:
-        """Evaluates an instruction; None for anything but scalar integers and the state."""
+    def value(
+        self, computation: Computation, instruction: Instruction | None, given: _Given, member: int | None = None
+    ) -> _Sum | None:
+        """Evaluates an instruction, or a member of its tuple; None for all but scalar integers and the state."""
         self.steps += 1
         if instruction is None or self.steps > MOST_STEPS:
             return None
+        opcode = instruction.opcode
+        if opcode in _CALLS:
+            called = self._called(instruction)
+            inside = self._giving(computation, instruction, given)
+            return None if called is None else self.value(called, called.root, inside, member)
+        if opcode in _SEEN_THROUGH and len(instruction.operands) == 1:
+            return self._operand(computation, instruction, 0, given, member)
+        if member is not None:
+            if opcode == "tuple":
+                return self._operand(computation, instruction, member, given)
+            return _Sum(member, 0) if self.value(computation, instruction, given) is _STATE else None
+        return self._scalar(computation, instruction, given)
+
+    def _scalar(self, computation: Computation, instruction: Instruction, given: _Given) -> _Sum | None:
         if instruction.opcode == "parameter":
             return None if instruction.index is None else given(instruction.index)
         if instruction.opcode == "constant":
             return None if instruction.literal is None else _Sum(None, instruction.literal)
         if instruction.opcode == "get-tuple-element":
             at = instruction.attribute(r"index=(\d+)")
-            whole = computation.instructions.get(next(iter(instruction.operands), ""))
-            return self.member(computation, whole, int(at), given) if at else None
-        if instruction.opcode in _CALLS:
-            called = self._called(instruction)
-            inside = self._giving(computation, instruction, given)
-            return None if called is None else self._value(called, called.root, inside)
-        if instruction.opcode in _SEEN_THROUGH and len(instruction.operands) == 1:
-            return self._operand(computation, instruction, 0, given)
-        if instruction.opcode in ("add", "subtract") and len(instruction.operands) == 2:
-            one, other = (self._operand(computation, instruction, number, given) for number in range(2))
-            if isinstance(one, _Sum) and isinstance(other, _Sum):
-                return _sum(one, other) if instruction.opcode == "add" else _difference(one, other)
-        return None
+            return self._operand(computation, instruction, 0, given, int(at)) if at else None
+        if instruction.opcode not in ("add", "subtract") or len(instruction.operands) != 2:
+            return None
+        one, other = (self._operand(computation, instruction, number, given) for number in range(2))
+        if one is None or other is None or (one.member is not None and other.member is not None):
+            return None
+        if instruction.opcode == "add":
+            return _Sum(other.member if one.member is None else one.member, one.constant + other.constant)
+        return None if other.member is not None else _Sum(one.member, one.constant - other.constant)
 
-    def _operand(self, computation: Computation, instruction: Instruction, number: int, given: _Given) -> _Value:
+    def _operand(
+        self, computation: Computation, instruction: Instruction, number: int, given: _Given, member: int | None = None
+    ) -> _Sum | None:
+        """Evaluates an operand, or a member of its tuple; an operand such as ``%while#4`` is a member itself."""
         if number >= len(instruction.operands):
             return None
-        operand = computation.instructions.get(instruction.operands[number])
-        member = instruction.members[number]
-        return (
-            self._value(computation, operand, given)
-            if member is None
-            else self.member(computation, operand, member, given)
-        )
+        operand, own = computation.instructions.get(instruction.operands[number]), instruction.members[number]
+        if own is not None and member is not None:
+            return None
+        return self.value(computation, operand, given, own if member is None else member)
 
     def _giving(self, computation: Computation, caller: Instruction, given: _Given) -> _Given:
         return lambda number: self._operand(computation, caller, number, given)
 
     def _called(self, caller: Instruction) -> Computation | None:
         return self.module.computations.get(caller.called.get("calls", caller.called.get("to_apply", "")))
-
-
-def _sum(one: _Sum, other: _Sum) -> _Sum | None:
-    if one.member is not None and other.member is not None:
-        return None
-    return _Sum(other.member if one.member is None else one.member, one.constant + other.constant)
-
-
-def _difference(one: _Sum, other: _Sum) -> _Sum | None:
-    return None if other.member is not None else _Sum(one.member, one.constant - other.constant)
 
 
 _FREE = frozenset({

@@ -46,9 +46,6 @@ FULL_ROWS = 2
 PAIRS_ALONE = 64
 """Up to this many pairs of values, one of them a no-op's, are finally tried alone."""
 
-HALVES = 4
-"""Rows of half of the no-ops, unless the test is thorough."""
-
 TRITON, CUBLAS = "with Triton GEMMs", "with cuBLAS GEMMs"
 
 CHOICES: Mapping[str, FlagSet] = {TRITON: FlagSet(), CUBLAS: FlagSet({"xla_gpu_enable_triton_gemm": False})}
@@ -140,53 +137,56 @@ def find_interactions(
     progress: Callable[[int, int], None] = lambda done, of: None,
     seed: int = 0,
     pairs_alone: int = PAIRS_ALONE,
-    is_thorough: bool = True,
 ) -> Interactions:
     """Finds combinations in which settings without an effect alone change the program.
 
     Args:
         no_ops: Settings without an effect alone, with all their values that compile.
         failing: Single settings that do not compile alone; a no-op that repairs one is active.
-        is_thorough: Whether to cover all combinations of the module's docstring; else each value of a no-op with all
-            other no-ops, conditions, and `HALVES` rows of half of them.
     """
-    search = _Search(program, no_ops, active, seed, pairs_alone, is_thorough)
-    try:
-        search.work(failing, chains or {}, progress)
-    except TimeUp:
-        search.found.unsettled = tuple(search.no_ops)
-    return search.found
+    search = InteractionSearch(program, no_ops, active, seed=seed, pairs_alone=pairs_alone)
+    return search.run(failing, chains or {}, progress)
 
 
-class _Search:
+class InteractionSearch:
+    """The search of `find_interactions`; see the module's docstring."""
+
     def __init__(
-        self, program: Program, no_ops: Domains, active: Domains, seed: int, pairs_alone: int, is_thorough: bool
+        self, program: Program, no_ops: Domains, active: Domains, *, seed: int = 0, pairs_alone: int = PAIRS_ALONE
     ) -> None:
-        self._is_thorough = is_thorough
         self.no_ops = {n: list(v) for n, v in no_ops.items() if v}
         self.found = Interactions()
         self._program = program
         self._domains = {n: list(v) for n, v in sorted([*self.no_ops.items(), *active.items()]) if v}
         self._random = random.Random(seed)
         self._pairs_alone = pairs_alone
-        self._halves = HALVES
         self._queue: list[FlagSet] = []
         self._equal: list[FlagSet] = []
         self._asked: dict[tuple[str, ...], int] = {}
 
-    def work(self, failing: Sequence[FlagSet], chains: Chains, progress: Callable[[int, int], None]) -> None:
-        """Compiles rows until all combinations are covered."""
-        for name, values in self.no_ops.items():
-            self._queue += [chain.merge({name: v}) for chain in chains.get(name, ()) for v in values]
-        if not self._is_thorough:
-            self._queue = list(_joined(self._queue))
+    def run(self, failing: Sequence[FlagSet], chains: Chains, progress: Callable[[int, int], None]) -> Interactions:
+        """Compiles rows until all combinations are covered, or the time is up."""
+        self._queue = self._chained(chains)
         for alone in failing:
             for i in range(max(map(len, self.no_ops.values()), default=0)):
                 self._queue.append(FlagSet({n: v[i % len(v)] for n, v in self.no_ops.items()}).merge(alone))
-        while self.no_ops and (self._queue or self._plan() or self._plan_pairs()):
-            self.found.rows += 1
-            self._try(self._queue.pop(0))
-            progress(self.found.rows, self.found.rows + len(self._queue))
+        try:
+            while self.no_ops and (self._queue or self._plan() or self._plan_pairs()):
+                self.found.rows += 1
+                self._try(self._queue.pop(0))
+                progress(self.found.rows, self.found.rows + len(self._queue))
+        except TimeUp:
+            self.found.unsettled = tuple(self.no_ops)
+        return self.found
+
+    def _chained(self, chains: Chains) -> list[FlagSet]:
+        """Rows in which the conditions of a no-op are true, for each of its values."""
+        return [
+            chain.merge({name: v})
+            for name, values in self.no_ops.items()
+            for chain in chains.get(name, ())
+            for v in values
+        ]
 
     # ------------------------------------------------------------------ one row
 
@@ -252,15 +252,7 @@ class _Search:
         return bool(self._queue)
 
     def _plan_pairs(self) -> bool:
-        """Queues every pair of values alone, once, if they are few; whether there are any.
-
-        Unless thorough, it queues rows of half of the no-ops instead, because others may hide an effect.
-        """
-        if not self._is_thorough:
-            left, self._halves = self._halves, 0
-            row = {n: self._random.choice(v) for n, v in self.no_ops.items()}
-            self._queue += [FlagSet({n: v for n, v in row.items() if self._random.random() < 0.5}) for _ in range(left)]
-            return bool(self._queue)
+        """Queues every pair of values alone, once, if they are few; whether there are any."""
         values = [(n, v) for n, of in self._domains.items() for v in of]
         found = [
             FlagSet(pair)
@@ -277,8 +269,6 @@ class _Search:
         active = [n for n in self._domains if n not in self.no_ops]
         for name, values in self.no_ops.items():
             yield from ((name, v) for v in values)
-        if not self._is_thorough:
-            return
         together = [tuple(sorted(p)) for p in itertools.combinations(self.no_ops, 2)]
         mixed = [tuple(sorted(p)) for p in itertools.product(self.no_ops, active)]
         for pairs, thirds in ((together, list(self.no_ops)), (mixed, list(self._domains))):
@@ -292,8 +282,6 @@ class _Search:
         """The combinations of `_wanted` that a row holds."""
         out = [n for n in self._domains if n not in row]
         yield from row.items()
-        if not self._is_thorough:
-            return
         for (one, v), (other, w) in itertools.combinations(row.items(), 2):
             if one in self.no_ops or other in self.no_ops:
                 yield one, v, other, w
@@ -313,18 +301,6 @@ class _Search:
             if name not in fixed and name != out and draw.random() < share:
                 fixed[name] = draw.choice(values)
         return FlagSet(fixed)
-
-
-def _joined(rows: Iterable[FlagSet]) -> Iterator[FlagSet]:
-    """Merges rows greedily: each into the first that agrees with it on every setting."""
-    joined: list[dict[str, str]] = []
-    for row in rows:
-        fitting = next((j for j in joined if all(j.get(n, v) == v for n, v in row.items())), None)
-        if fitting is None:
-            joined.append(dict(row))
-        else:
-            fitting |= row
-    yield from map(FlagSet, joined)
 
 
 def _parts(combination: tuple[str, ...]) -> tuple[dict[str, str | None], str | None]:

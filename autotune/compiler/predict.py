@@ -21,8 +21,8 @@ Sources:
     NVLS: XLA's measured table, see `NCCL_LAUNCH_S`: all-reduces of 1 and 2 GB on 8 GPUs. NCCL's own tuning
         assumes more (src/graph/tuning.cc v2.19 on: 85 % of the links with NVLink SHARP on Hopper).
     Networks: xla/service/gpu/model/sol_gpu_cost_model.cc (header overhead, one-shot kernels, barrier).
-    Published runs: ``autotune/data/published.json``, written by ``python -m benchmarks.published``: one ratio of
-        predicted to published step time for each published run of a dense model in bfloat16 (`docs/predictions.md`).
+    Interval: ``autotune/data/published.json``, written by ``python -m benchmarks.published`` from published runs of
+        dense models in bfloat16 (`docs/predictions.md`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ import functools
 import importlib.resources
 import json
 import math
-import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -111,7 +110,7 @@ class Prediction:
             "predicted": True,
             **{n: getattr(self, n) for n in names},
             "interval_s": list(self.interval_s),
-            "published": str(published_error()),
+            "published": published()["words"],
             "unknown_loops": list(self.unknown_loops),
         }
 
@@ -131,9 +130,11 @@ def predict_step(program: CompiledProgram, target: Target, topology: Topology) -
     if step_s <= 0:
         raise LaunchError(
             f"a predicted step must take some time but program {program.fingerprint} takes none: its "
-            f"{len(program.schedule)} operations launch nothing; compile it again with --no-cache"
+            f"{len(program.schedule)} operations launch nothing; delete the folder `screen` of the user's cache, and "
+            "compile it again"
         )
     peak = target.flops_per_s["bf16"] * topology.device_count
+    low, high = published()["interval"]
     flops, tokens = program.flops_per_step, program.tokens_per_step
     return Prediction(
         step_s=step_s,
@@ -141,7 +142,7 @@ def predict_step(program: CompiledProgram, target: Target, topology: Topology) -
         communication_s=done["communication"],
         exposed_s=exposed_s,
         idle_s=idle_s,
-        interval_s=published_error().interval(step_s),
+        interval_s=(step_s * low, step_s * high),
         mfu=flops / (peak * step_s) if flops and step_s else None,
         tokens_per_s=tokens / step_s if tokens and step_s else None,
         unknown_loops=tuple(sorted(simulation.unknown_loops)),
@@ -445,45 +446,16 @@ def product_time(product: tuple[int, int, int, int], flops_per_s: float, core_co
     )
 
 
-FACTOR = 1.2
-"""Predictions within this factor of the published step time are counted in the text."""
-
-NORMAL_95 = 1.96
-
-
-@dataclass(frozen=True, slots=True)
-class PublishedError:
-    """Errors of predictions; `ratios` maps a run to predicted over published step time."""
-
-    ratios: Mapping[str, float]
-
-    @property
-    def within(self) -> int:
-        """Number of runs predicted within `FACTOR`."""
-        return sum(1 / FACTOR <= r <= FACTOR for r in self.ratios.values())
-
-    @property
-    def spread(self) -> float:
-        """Leave-one-out standard deviation of the log ratios."""
-        logs = [math.log(r) for r in self.ratios.values()]
-        total = sum(logs)
-        return math.sqrt(statistics.fmean((x - (total - x) / (len(logs) - 1)) ** 2 for x in logs))
-
-    def interval(self, step_s: float) -> tuple[float, float]:
-        """95 % interval around a prediction, for log-normal errors as on the published runs."""
-        mean = statistics.fmean(math.log(r) for r in self.ratios.values())
-        half = NORMAL_95 * self.spread
-        return step_s * math.exp(-mean - half), step_s * math.exp(-mean + half)
-
-    def __str__(self) -> str:
-        return f"within x{FACTOR:g} in {self.within} of {len(self.ratios)} published runs"
-
-
 @functools.cache
-def published_error() -> PublishedError:
-    """Loads the errors on the published runs of the package."""
+def published() -> dict[str, Any]:
+    """Loads how predictions agree with published step times.
+
+    Returns:
+        ``interval``: 95 % interval of measured over predicted step time; ``words``: the agreement as a clause.
+    """
     resource = importlib.resources.files("autotune") / "data" / "published.json"
-    return PublishedError(json.loads(resource.read_text(encoding="utf-8"))["ratios"])
+    found: dict[str, Any] = json.loads(resource.read_text(encoding="utf-8"))
+    return found
 
 
 def predict_set(screener: Screener, settings: FlagSet) -> dict[str, Any]:

@@ -272,10 +272,6 @@ class Screener:
         """Stops all compilations, from any thread."""
         self._compiler.abort()
 
-    def resume(self) -> None:
-        """Allows compilations again after `abort`."""
-        self._compiler.resume()
-
     def keep_to(self, processors: Iterable[int]) -> None:
         """Restricts later compilations to processors; none allows all."""
         self._compiler.kept_to = frozenset(processors)

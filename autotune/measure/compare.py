@@ -20,6 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
+import numpy as np
+import numpy.typing as npt
+
 from autotune.measure.context import MeasurementContext, ReferenceFailed, typical_step_s, work_between
 from autotune.measure.durations import (
     LEAST_FLOOR,
@@ -45,9 +48,17 @@ from autotune.model.measurement import (
     block_step_s,
     log_ratio,
 )
-from autotune.stats.estimates import Estimate, SequentialPlan, estimate_aba, estimate_pairs, reason_to_stop, widen
+from autotune.stats.estimates import (
+    Estimate,
+    Floats,
+    SequentialPlan,
+    estimate_aba,
+    estimate_pairs,
+    reason_to_stop,
+    widen,
+)
 from autotune.stats.loss_check import largest_drift
-from autotune.stats.noise_floor import LONG_PAIR_S, NoiseFloor, moments, read_noise_floor, spread_of
+from autotune.stats.noise_floor import LONG_PAIR_S, NoiseFloor, moments, read_noise_floor, settling, spread_of
 from autotune.workers.base import Worker, WorkerFailed
 
 S = TypeVar("S")
@@ -364,7 +375,8 @@ class Interleaved(Comparer):
         refuse_short_budget(spec, reference.report, begun_s=context.assignment.at_s, floor_s=least_s)
         pairs: list[Pair] = []
         reports: list[WorkerReport] = []
-        groups: list[list[float]] = []
+        groups: list[Floats] = []
+        ages: list[npt.NDArray[np.int64]] = []
         limit_s = floor_limit_s(spec, begun_s=context.now_s)
 
         def stop(ratios: list[float]) -> str | None:
@@ -381,10 +393,14 @@ class Interleaved(Comparer):
                 seed = f"floor/{len(pairs)}" if pairs else "floor"
                 found, _ = blocks.measure(stop, seed=seed, begin=len(pairs))
                 reports.append(second.report)
+            own = traces[1].done - np.arange(len(found))[::-1] * context.steps_for(reference)
+            ages.append(np.asarray([own, own - traces[1].done + trace.done]))
             pairs += found
-            groups.append([log_ratio(p) for p in found])
+            groups.append(np.asarray([log_ratio(p) for p in found]))
+        steps, groups = settling(groups, ages)
         noise = read_noise_floor(
             groups,
+            settle_steps=steps,
             start_s=statistics.median(r.start_s for r in (reference.report, *reports)),
             pair_s=statistics.median(p.lasted_s for p in pairs),
             least=FEWEST_LONG_PAIRS,
@@ -436,6 +452,8 @@ class InterleavedBlocks:
         """
         context = self.context
         rng, steps = random.Random(f"{context.spec.seed}/{seed}"), context.steps_for(self.workers[0])
+        for trace, worker in zip(self.traces, self.workers, strict=True):
+            trace.settle(worker, context.settle_steps)
         pairs: list[Pair] = []
         ratios: list[float] = []
         while True:
@@ -468,15 +486,19 @@ class InterleavedBlocks:
             if arm is Arm.REFERENCE:
                 raise ReferenceFailed(error) from error
             raise
-        return Timed(*sizes.split(times_s), joules)
+        return Timed(*sizes.split(times_s), joules, worker.last_clock_s)
 
 
 class Timed(NamedTuple):
-    """Seconds of the steps of a block or run: those in which the device settles, and those that count; and joules."""
+    """Seconds of the steps of a block or run: those in which the device settles, and those that count.
+
+    Also joules, and the seconds of all steps by a clock that is not the program's.
+    """
 
     settling_s: tuple[float, ...]
     counted_s: tuple[float, ...]
     joules: float | None
+    clock_s: float | None
 
 
 def _make_pair(index: int, first: Arm, at_s: float, reference: Timed, candidate: Timed, loss: SameStep | None) -> Pair:
@@ -490,6 +512,8 @@ def _make_pair(index: int, first: Arm, at_s: float, reference: Timed, candidate:
         at_s=round(at_s, 3),
         reference_j=reference.joules,
         candidate_j=candidate.joules,
+        reference_clock_s=reference.clock_s,
+        candidate_clock_s=candidate.clock_s,
         loss=loss,
     )
 
@@ -632,6 +656,8 @@ class Isolated(Comparer):
         # In blocks where it can be, as if interleaved: each has new batches, so that nothing is learned by heart.
         block = math.ceil(steps / (self._beside or 1)) if spec.workload.takes_turns else steps
         trace, times, joules = LossTrace(spec, worker.report), tuple[float, ...](), list[float | None]()
+        trace.settle(worker, self.context.settle_steps)
+        clocks = list[float | None]()
         begun = time.monotonic()
         while len(times) < steps:
             count = min(block, steps - len(times))
@@ -639,15 +665,15 @@ class Isolated(Comparer):
                 more, drawn = meter.measure(lambda count=count: worker.run_block(count))  # type: ignore[misc]
             times += more
             joules.append(drawn)
+            clocks.append(worker.last_clock_s)
             trace.take(worker, count)
-        known = [j for j in joules if j is not None]
-        total = sum(known) if len(known) == len(joules) else None
+        total, clock_s = _sum_if_known(joules), _sum_if_known(clocks)
         if not spec.workload.takes_turns:
             # Such a program runs on whether it is asked or not: the steps must fill the time that was metered.
             metered_s = time.monotonic() - begun
             total = total if abs(sum(times) - metered_s) < LARGEST_GAP * metered_s else None
         self.context.gpus.look()
-        return Timed(*spec.turns.split_alone(times), total), trace
+        return Timed(*spec.turns.split_alone(times), total, clock_s), trace
 
     def _steps_of(self, worker: Worker) -> int:
         spec, step_s = self.context.spec, typical_step_s(worker)
@@ -673,6 +699,11 @@ class Isolated(Comparer):
             comparison=found.comparison,
             noise=aba_noise_floor(found.pairs, start_s=start_s),
         )
+
+
+def _sum_if_known(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None
 
 
 def aba_noise_floor(pairs: Sequence[Pair], *, start_s: float = 0.0) -> NoiseFloor:

@@ -17,7 +17,6 @@ from autotune.machine.telemetry import NO_WATCH, GpuWatch, open_meter, open_watc
 from autotune.measure.loss_gate import LossGate, LossTrace, not_finite, refuse_not_finite, unusable_dtype
 from autotune.measure.memory import MemoryShare, refuse_over_limit
 from autotune.measure.tasks import Assignment
-from autotune.model.artefacts import artefacts_of
 from autotune.model.errors import LaunchError, NodeLostError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Arm, Failure, FailureKind, Pair, WorkerReport, WorkPerStep
@@ -25,7 +24,6 @@ from autotune.model.records import FloorResult
 from autotune.model.spec import StudySpec
 from autotune.model.time_limits import TimeLimits, limits_after
 from autotune.programs.look import program_python
-from autotune.rundir.artefacts import ARTEFACTS, in_force, place_artefacts
 from autotune.rundir.store import Folders
 from autotune.settings.doctor import gpu_findings
 from autotune.stats.loss_check import LossSpread
@@ -97,6 +95,11 @@ class MeasurementContext:
             self._launcher.limits = time_limits_after(self.spec, floor)
 
     @property
+    def settle_steps(self) -> int:
+        """First steps of each process that are not measured; 0 before the A/A run tells."""
+        return self.assignment.floor.floor.settle_steps if self.assignment.floor is not None else 0
+
+    @property
     def now_s(self) -> float:
         """Seconds since the study began."""
         return self.assignment.at_s + time.monotonic() - self._began_s
@@ -117,7 +120,7 @@ class MeasurementContext:
         attempt = 0
         while True:
             is_given = self.share.is_given(settings, alone=alone)
-            merged = self._in_force(self.share.settings_of(settings, alone=alone))
+            merged = self.share.settings_of(settings, alone=alone)
             try:
                 return self._checked(self._launcher.start(merged, folder, progress=self.progress.phase), settings)
             except WorkerFailed as error:
@@ -176,24 +179,14 @@ class MeasurementContext:
             raise
         return worker
 
-    def _in_force(self, settings: FlagSet) -> FlagSet:
-        """The set with the paths of its artefacts, which are written where this place keeps its logs.
-
-        Raises:
-            AutotuneError: If they cannot be written, or a set stands for one that was not given here.
-        """
-        if not artefacts_of(settings):
-            return settings
-        folder = self.folders.folder(ARTEFACTS)
-        place_artefacts(self.assignment.artefacts, folder)
-        return in_force(settings, folder)
-
     def start_both(self, reference: FlagSet, candidate: FlagSet, folder: Path, *, name: str) -> tuple[Worker, Worker]:
-        """Starts two fresh workers, at once or, where the device asks for it, in an order that a coin decides.
+        """Starts two fresh workers, at once or, where the device asks for it, one after the other.
+
+        A coin decides who is first: whoever starts second chooses its kernels, memory and cores beside a neighbour.
 
         Args:
             folder: Where the candidate's log goes.
-            name: Seeds the coin: whoever starts second chooses its kernels beside a neighbour.
+            name: Seeds the coin.
 
         Raises:
             ReferenceFailed: If the first one failed, whatever became of the second.
@@ -201,12 +194,10 @@ class MeasurementContext:
         """
         beside = self.folder_in(folder, "reference")
         asked = {Arm.REFERENCE: (reference, beside), Arm.CANDIDATE: (candidate, folder)}
-        if self.spec.turns.in_order:
-            arms = [*asked]
-            random.Random(f"{self.spec.seed}/{name}/start").shuffle(arms)
-            found = self._start_in_order({arm: asked[arm] for arm in arms})
-        else:
-            found = self._start_at_once(asked)
+        arms = [*asked]
+        random.Random(f"{self.spec.seed}/{name}/start").shuffle(arms)
+        asked = {arm: asked[arm] for arm in arms}
+        found = self._start_in_order(asked) if self.spec.turns.in_order else self._start_at_once(asked)
         workers = {arm: w for arm, w in found.items() if not isinstance(w, WorkerFailed)}
         if len(workers) == len(asked):
             first, second = workers[Arm.REFERENCE], workers[Arm.CANDIDATE]

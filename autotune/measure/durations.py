@@ -34,7 +34,7 @@ RECENT = 20
 ABLATIONS = 4
 """Settings of a finalist for which time is kept to leave each of them out in turn."""
 
-SEARCHES, PROVES, LAST = ("A/A run", "screen", "search"), ("minimise", "pgle", "confirm"), "soak"
+SEARCHES, PROVES, LAST = ("A/A run", "screen", "search"), ("minimise", "confirm"), "soak"
 """Stages by what is still to do in them."""
 
 
@@ -108,7 +108,8 @@ def _one_at_a_time(spec: StudySpec, result: FloorResult, soak_s: float) -> Durat
 
 
 def _costs(spec: StudySpec, result: FloorResult) -> TurnCosts:
-    return spec.turns.costs(step_s=result.comparison.reference_step_s, start_s=result.floor.start_s)
+    step_s, floor = result.comparison.reference_step_s, result.floor
+    return spec.turns.costs(step_s=step_s, start_s=floor.start_s + floor.settle_steps * step_s)
 
 
 def pairs_of_blocks(spec: StudySpec, floor: NoiseFloor) -> int:

@@ -15,10 +15,9 @@ from autotune.measure.context import MeasurementContext, ProgressSink, Reference
 from autotune.measure.failing import minimise_failure
 from autotune.measure.loss_gate import ROUNDINGS, not_finite, spread_of_floor, spread_of_rounding
 from autotune.measure.soak import soak_alone
-from autotune.measure.tasks import AblationTask, Assignment, FloorTask, PairTask, ProfileTask, SoakTask, TrialTask
-from autotune.model.artefacts import Artefact
+from autotune.measure.tasks import AblationTask, Assignment, FloorTask, PairTask, SoakTask, TrialTask
 from autotune.model.errors import LaunchError
-from autotune.model.flags import PROFILE, FlagSet
+from autotune.model.flags import FlagSet
 from autotune.model.measurement import ABA, Comparison, Failure, FailureKind, LossCheck, WorkerReport
 from autotune.model.proofs import figures_of
 from autotune.model.records import (
@@ -26,7 +25,6 @@ from autotune.model.records import (
     AblationResult,
     AnyRecord,
     FloorResult,
-    ProfileRecord,
     TrialOutcome,
     TrialResult,
     TrialStatus,
@@ -40,14 +38,6 @@ from autotune.workers.base import Launcher, WorkerFailed
 
 MOST_LOST_IN_A_ROW = 3
 """Tasks in a row over which the reference did not stay alive, after which the lane is of no use."""
-
-NO_GRAPHS = FlagSet({"xla_gpu_enable_command_buffer": ""})
-"""Kernels that run inside a CUDA graph are one event to the profiler: JAX profiles without graphs, too. What is
-scheduled stays the same, for graphs are made of a program that has its order."""
-
-SAW_NOTHING = (
-    "the profiler saw no instruction run; does another program hold CUPTI (Nsight Systems, DCGM's profiling metrics)?"
-)
 
 ONLY_LANE = ""
 """Name of the only lane of this process: its records need none."""
@@ -85,7 +75,7 @@ class TaskRunner:
         context.begin(assignment)
         if assignment.floor is not None and assignment.floor.comparison.mode != self.comparer.mode:
             self.comparer = self._open_comparer(assignment.floor.comparison.mode)
-        if isinstance(task, PairTask | AblationTask | SoakTask | ProfileTask) or self.comparer.mode == ABA:
+        if isinstance(task, PairTask | AblationTask | SoakTask) or self.comparer.mode == ABA:
             context.release_reference()  # proofs start fresh processes of both arms, and nothing else may run beside
         folder = self._folders.folder(*assignment.folder)
         try:
@@ -117,8 +107,6 @@ class TaskRunner:
             return self._ablation(task, folder, name)
         if isinstance(task, SoakTask):
             return soak_alone(self.context, task, folder)
-        if isinstance(task, ProfileTask):
-            return _profile(self.context, task, folder)
         return minimise_failure(self.context, task, folder, alone=self.comparer.mode == ABA)
 
     def close(self) -> None:
@@ -320,23 +308,6 @@ def _relative(context: MeasurementContext, failure: Failure) -> Failure:
     path = Path(failure.log)
     inside = path.is_relative_to(context.folders.path)
     return failure.model_copy(update={"log": context.folders.relative(path) if inside else path.name})
-
-
-def _profile(context: MeasurementContext, task: ProfileTask, folder: Path) -> ProfileRecord:
-    """Profiles a set in a process of its own, for the compiler to read; that it cannot be profiled is a result."""
-    base = ProfileRecord(settings=task.settings, steps=task.steps)
-    try:
-        with contextlib.closing(context.start(task.settings.merge(NO_GRAPHS), folder, alone=True)) as worker:
-            context.progress.phase(f"profiling {task.steps} steps")
-            content = worker.profile(task.steps)
-    except WorkerFailed as error:
-        return base.model_copy(update={"failure": error.failure})
-    if not content:
-        return base.model_copy(update={"reason": SAW_NOTHING})
-    try:
-        return base.model_copy(update={"profile": Artefact.of(PROFILE, content)})
-    except ValueError as error:
-        return base.model_copy(update={"reason": f"the profile cannot be kept: {error}"})
 
 
 # ---------------------------------------------------------------------- this process as the only lane

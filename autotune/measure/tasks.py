@@ -13,7 +13,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from autotune.model.artefacts import Artefact
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Failure, FailureKind, LossBasis, Settings
 from autotune.model.numbers import Record
@@ -24,7 +23,6 @@ from autotune.model.records import (
     ConfirmRun,
     FloorResult,
     LeftOut,
-    ProfileRecord,
     SoakRecord,
     TrialConfig,
     TrialResult,
@@ -144,18 +142,6 @@ class SoakTask(Task):
         )  # fmt: skip
 
 
-class ProfileTask(Task):
-    """A set alone under a profiler, for so many steps."""
-
-    kind: Literal["profile"] = "profile"
-    settings: Settings
-    steps: int
-
-    def failed(self, failure: Failure) -> AnyRecord:
-        """See `Task`."""
-        return ProfileRecord(settings=self.settings, steps=self.steps, failure=failure)
-
-
 class BlameTask(Task):
     """Looking for the smallest part of a failing set that fails alike.
 
@@ -177,9 +163,7 @@ class BlameTask(Task):
         )  # fmt: skip
 
 
-AnyTask = Annotated[
-    FloorTask | TrialTask | PairTask | AblationTask | SoakTask | ProfileTask | BlameTask, Field(discriminator="kind")
-]
+AnyTask = Annotated[FloorTask | TrialTask | PairTask | AblationTask | SoakTask | BlameTask, Field(discriminator="kind")]
 
 
 class Assignment(Record):
@@ -201,7 +185,6 @@ class Assignment(Record):
     name: str = ""
     floor: FloorResult | None = None
     runtime: tuple[str, ...] = ()
-    artefacts: tuple[Artefact, ...] = ()
     programs: dict[str, int] = Field(default_factory=dict)
     at_s: float = 0.0
 

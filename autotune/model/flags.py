@@ -18,6 +18,7 @@ up.
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 import re
@@ -62,13 +63,6 @@ PROFILE = "xla_gpu_pgle_profile_file_or_directory_path"
 KERNELS = "xla_gpu_load_autotune_results_from"
 READ_FILES = (PROFILE, KERNELS)
 """Settings that name a file to read: what a step's instructions take, which kernels the autotuner chose."""
-
-_ARTEFACT = re.compile(r"artefact:[0-9a-f]{64}")
-
-
-def is_artefact(name: str, value: str) -> bool:
-    """Whether a setting stands for an artefact, which is named by its content: see `autotune.model.artefacts`."""
-    return name == PROFILE and _ARTEFACT.fullmatch(value) is not None
 
 
 def kind_of(name: str) -> str:
@@ -143,17 +137,12 @@ def _texts(value: str) -> Iterator[str]:
 
 
 def refuse_reaching_out(names: Iterable[str]) -> None:
-    """Refuses settings that write or read files or load code, for what is handed on to others; artefacts pass.
-
-    Args:
-        names: Of settings; as a mapping, with their values.
+    """Refuses settings that write or read files or load code, for what is handed on to others.
 
     Raises:
         SettingError: If there is one, with its name.
     """
-    values: Mapping[str, str] = names if isinstance(names, Mapping) else {}
-    reaching = [n for n in names if kind_of(n) in ("xla", "jax") and _FILE_OPTION.search(n)]
-    if found := [n for n in reaching if not is_artefact(n, values.get(n, ""))]:
+    if found := [n for n in names if kind_of(n) in ("xla", "jax") and _FILE_OPTION.search(n)]:
         raise SettingError(
             f"what is handed on must not write or read files or load code but {', '.join(found)} can; "
             "take it out of the study and prove the rest again"
@@ -445,3 +434,43 @@ def shrink(settings: FlagSet, fails: Callable[[FlagSet], bool | None]) -> tuple[
                 break
             pieces = min(len(current), 2 * pieces)
     return FlagSet({n: settings[n] for n in current}), True
+
+
+_FIELD = re.compile(r"(\w+): (.+)")
+
+
+def parse_text_proto(text: str) -> dict[str, list[str]]:
+    """Parses a text proto, such as XLA's debug options: field to its values, without quotes.
+
+    An entry of a map is one value, ``key=value``; so are the fields of any other block, joined by semicolons.
+    """
+    found: dict[str, list[str]] = {}
+    blocks: list[str] = []
+    inner: list[tuple[str, str]] = []
+    for line in map(str.strip, text.splitlines()):
+        if line.endswith("{"):
+            blocks.append(line[:-1].strip())
+        elif line == "}" and blocks:
+            block = blocks.pop()
+            if not blocks:
+                is_map = {n for n, _ in inner} == {"key", "value"}
+                value = "=".join(v for _, v in sorted(inner)) if is_map else ";".join(map("=".join, inner))
+                found.setdefault(block, []).append(value)
+                inner = []
+        elif match := _FIELD.fullmatch(line):
+            value = _without_quotes(match[2])
+            if blocks:
+                inner.append((match[1], value))
+            else:
+                found.setdefault(match[1], []).append(value)
+    return found
+
+
+def _without_quotes(value: str) -> str:
+    """Decodes a quoted value, whose bytes beyond ASCII are octal."""
+    if not value.startswith('"'):
+        return value
+    try:
+        return str(ast.literal_eval(f"b{value}").decode(errors="replace"))
+    except (SyntaxError, ValueError):
+        return value

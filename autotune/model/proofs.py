@@ -8,10 +8,28 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from autotune.model.measurement import INTERLEAVED, Failure, FailureKind, Pair, WorkPerStep, held_in_one_arm, log_ratio
-from autotune.model.records import ALONE, ConfirmRun, FinalistResult, FloorResult, ProofRecord, SoakArms, SoakLook
+from autotune.model.measurement import (
+    INTERLEAVED,
+    Arm,
+    Failure,
+    FailureKind,
+    Pair,
+    WorkPerStep,
+    held_in_one_arm,
+    log_ratio,
+)
+from autotune.model.records import (
+    ALONE,
+    ConfirmRun,
+    FinalistResult,
+    FloorResult,
+    ProofRecord,
+    SoakArm,
+    SoakArms,
+    SoakLook,
+)
 from autotune.model.units import format_change, format_seconds
-from autotune.stats.estimates import Estimate, Verdict, estimate_pairs, estimate_processes
+from autotune.stats.estimates import Estimate, Verdict, estimate_pairs, estimate_processes, student_quantile
 from autotune.stats.long_run import (
     Stalls,
     TotalTime,
@@ -19,8 +37,8 @@ from autotune.stats.long_run import (
     apart_total,
     compare_totals,
     find_leak,
-    growing_step,
-    slower_run,
+    long_run_ratio,
+    lost_gain,
     slower_total,
     stalled_total,
 )  # fmt: skip
@@ -49,7 +67,24 @@ def figures_of(pairs: Sequence[Pair], work: WorkPerStep | None) -> dict[str, Any
         "reference_step_s": statistics.median(t for p in pairs for t in p.reference_s),
         "candidate_step_s": statistics.median(t for p in pairs for t in p.candidate_s),
         "total": total_of(pairs, work),
+        "untold": untold_share(pairs),
     }
+
+
+def untold_share(pairs: Sequence[Pair]) -> float | None:
+    """Share of a candidate's told time by which our own clock ran longer, beyond what it did for the reference.
+
+    What a block takes beside its steps is the same in both arms; a program whose clock or figures are wrong is not.
+    None where no clock ran.
+    """
+    beside, told = {Arm.REFERENCE: 0.0, Arm.CANDIDATE: 0.0}, 0.0
+    for pair in pairs:
+        for arm, clock_s in ((Arm.REFERENCE, pair.reference_clock_s), (Arm.CANDIDATE, pair.candidate_clock_s)):
+            if clock_s is None:
+                return None
+            beside[arm] += clock_s - sum(pair.ran_s(arm))
+        told += sum(pair.ran_s(Arm.CANDIDATE))
+    return (beside[Arm.CANDIDATE] - beside[Arm.REFERENCE]) / told
 
 
 def veto_of(runs: Sequence[ConfirmRun], typical: Estimate | None) -> str | None:
@@ -63,11 +98,29 @@ def veto_of(runs: Sequence[ConfirmRun], typical: Estimate | None) -> str | None:
     """
     if typical is not None and (held := held_in_one_arm([r.during for r in runs if r.during is not None])):
         return "; ".join(held)
+    if typical is not None and (share := _untold(runs, typical)) is not None:
+        return f"by the clock of autotune its steps take {share:.1%} longer than it tells, not so the reference"
     totals, log_ratios = _told(runs)
     if typical is None or len(totals) < 2 or (found := slower_total(totals, log_ratios, typical)) is None:
         return None
     mine, base = (add_stalls([getattr(t, arm) for t in totals]) for arm in ("candidate", "reference"))
     return f"{_stalls_beside(mine, base)}: {_in_total(found.ratio, math.log(typical.ratio))}"
+
+
+LEAST_UNTOLD, UNTOLD_SHARE = 0.01, 0.25
+"""Untold time that counts: so large a share of a step, and of the gain."""
+
+ALPHA_UNTOLD = 0.001
+
+
+def _untold(runs: Sequence[ConfirmRun], typical: Estimate) -> float | None:
+    """Untold share of a candidate's time, if it is surely there and a good part of the gain."""
+    shares = [r.untold for r in runs if r.untold is not None and r.work is None]  # else batches take other times
+    if len(shares) < 2:
+        return None
+    mean, error = statistics.fmean(shares), statistics.stdev(shares) / math.sqrt(len(shares))
+    is_sure = mean > student_quantile(2 * ALPHA_UNTOLD, len(shares) - 1) * error
+    return mean if is_sure and mean > max(LEAST_UNTOLD, UNTOLD_SHARE * (1.0 - typical.ratio)) else None
 
 
 def training_total(runs: Sequence[ConfirmRun], typical: Estimate) -> Estimate | None:
@@ -83,7 +136,7 @@ def _told(runs: Sequence[ConfirmRun]) -> tuple[list[TotalTime], list[float]]:
 
 
 def judge_soak(arms: SoakArms) -> Failure | None:
-    """What a soak shows against a set: a leak, or stalls or slow steps that take its gain back; None if nothing.
+    """What a soak shows against a set: a leak, or a total time without the gain that was proven; None if nothing.
 
     What one look shows must show in the others, too.
     """
@@ -109,24 +162,26 @@ def _leaks(look: SoakLook) -> Iterator[tuple[FailureKind, str]]:
 
 
 def _slow(arms: SoakArms, looks: Sequence[SoakLook]) -> Iterator[tuple[FailureKind, str]]:
-    candidates, references = [x.candidate for x in looks], [x.reference for x in looks if x.reference is not None]
-    if len(references) < len(candidates) or any(len(a.segment_s) < LEAST_SEGMENTS for a in (*candidates, *references)):
+    pairs = [(x.candidate, x.reference) for x in looks if x.reference is not None]
+    if len(pairs) < len(looks) or any(len(arm.segment_s) < LEAST_SEGMENTS for pair in pairs for arm in pair):
         return
-    typical, work_ratio = arms.typical, arms.work.ratio if arms.work is not None else 1.0
-    stalls, beside = [a.stalls for a in candidates], [a.stalls for a in references]
-    parts, parts_beside = [a.segment_s for a in candidates], [a.segment_s for a in references]
-    ratio = stalled_total(stalls, beside, log_ratio=typical) if typical is not None else None
-    ratio = ratio or slower_run(parts, parts_beside, work_ratio=work_ratio, process_sd=arms.process_sd)
+    work_ratio = arms.work.ratio if arms.work is not None else 1.0
+    found = [long_run_ratio(mine.segment_s, base.segment_s, work_ratio=work_ratio) for mine, base in pairs]
+    stalls, beside = ([pair[i].stalls for pair in pairs] for i in (0, 1))
+    ratio = stalled_total(stalls, beside, log_ratio=arms.typical) if arms.typical is not None else None
+    ratio = ratio or lost_gain(found, log_ratio=arms.typical, process_sd=arms.process_sd)
     if ratio is not None:
-        said = f"{_stalls_beside(add_stalls(stalls), add_stalls(beside))}: {_in_total(ratio, typical)}"
-        yield FailureKind.SLOWER_IN_TOTAL, said
-    growth = growing_step(parts[-1], parts_beside[-1], log_ratio=typical) if typical is not None else None
-    if growth is not None:
+        mine, base = add_stalls(stalls), add_stalls(beside)
         yield (
-            FailureKind.SLOWS_DOWN,
-            f"its steps grow {growth:.2f} times as long over {candidates[-1].step_count} steps, the reference's do "
-            f"not, so it loses what a typical step gains ({format_change(math.exp(typical or 0.0))})",
+            FailureKind.SLOWER_IN_TOTAL,
+            f"over {pairs[-1][0].step_count} steps it is {_in_total(ratio, arms.typical)}: "
+            f"{_stalls_beside(mine, base)}; step times along its run, of its first tenth: {_along(pairs[-1][0])}",
         )
+
+
+def _along(arm: SoakArm) -> str:
+    """Formats the segments of a run as factors of the first one."""
+    return " ".join(f"{segment / arm.segment_s[0]:.2f}" for segment in arm.segment_s)
 
 
 def _in_total(total: float, typical: float | None) -> str:

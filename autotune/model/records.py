@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal, Protocol, Self
 
 from pydantic import Field, TypeAdapter, model_validator
 
-from autotune.model.artefacts import Artefact
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import (
     Comparison,
@@ -24,7 +23,7 @@ from autotune.model.measurement import (
     WorkerReport,
     WorkPerStep,
 )
-from autotune.model.numbers import Amount, AtLeastOne, Count, Elapsed, Facts, LogRatio, Ratio, Record, StepTime
+from autotune.model.numbers import Amount, AtLeastOne, Change, Count, Elapsed, Facts, LogRatio, Ratio, Record, StepTime
 from autotune.model.units import LARGEST_TOLD
 from autotune.stats.estimates import Estimate, Outlook, Verdict, outlook_of
 from autotune.stats.long_run import Stalls, TotalTime
@@ -358,15 +357,6 @@ class SessionRecord(Stamped):
     command: tuple[str, ...] = ()
 
 
-class SpanRecord(Stamped):
-    """One end of the driver: how long it ran, and how long its own processor idled."""
-
-    kind: Literal["span"] = "span"
-    wall_s: Elapsed
-    waited_s: Elapsed
-    ended: str
-
-
 class LedgerRecord(Stamped):
     """What the study has used so far in all sessions, written now and then, for a driver may be killed.
 
@@ -418,6 +408,7 @@ class ConfirmRun(TaskRecord):
         work: Where set, ratios are per token.
         is_alone: Whether each arm ran with nothing beside it though the study measures in turns.
         total: Total times and stalls of both arms.
+        untold: See `autotune.model.proofs.untold_share`.
         warnings: What the machine did meanwhile that makes the figures doubtful.
     """
 
@@ -436,6 +427,7 @@ class ConfirmRun(TaskRecord):
     loss: LossCheck | None = None
     is_alone: bool = False
     total: TotalTime | None = None
+    untold: Change | None = None
     warnings: tuple[str, ...] = ()
     during: GpusDuring | None = None
 
@@ -499,23 +491,6 @@ class FinalistResult(Stamped):
     def is_passed(self) -> bool:
         """Whether the set is proven to be faster."""
         return self.verdict is Verdict.FASTER and not self.is_vetoed
-
-
-class ProfileRecord(TaskRecord):
-    """Instruction times of a set's program, which XLA's scheduler reads in the next compilation.
-
-    Attributes:
-        steps: Steps that were profiled.
-        failure: Of its process.
-        reason: Why there is no profile otherwise.
-    """
-
-    kind: Literal["profile"] = "profile"
-    settings: Settings
-    steps: Count
-    profile: Artefact | None = None
-    failure: Failure | None = None
-    reason: str = ""
 
 
 class Outcome(StrEnum):
@@ -600,14 +575,12 @@ AnyRecord = Annotated[
     | EffectsRecord
     | ScreenRecord
     | SessionRecord
-    | SpanRecord
     | LedgerRecord
     | FloorResult
     | ConfirmRun
     | ProofRecord
     | FinalistResult
     | AblationResult
-    | ProfileRecord
     | ConclusionRecord
     | SoakRecord
     | BlameRecord

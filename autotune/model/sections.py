@@ -370,8 +370,6 @@ class ConfirmSpec(Section):
             as are needed, at least 4. 0 leaves them out, and exports say so.
         loss_tolerance: Share by which the loss of a winner with another dtype or batch may be above the reference's
             after the same tokens.
-        pgle: Profile guided latency estimation: the winner is compiled again with its instruction times. ``auto``: of
-            an `entry` on several GPUs; ``true``: on one, too.
     """
 
     finalists: Annotated[int, Field(ge=1, le=20)] = 3
@@ -380,7 +378,6 @@ class ConfirmSpec(Section):
     alone: Annotated[int, Field(ge=0, le=1000)] = 40
     soak: SoakSeconds = 60.0
     loss_tolerance: Annotated[float, Field(gt=0, lt=1)] = 0.02
-    pgle: bool | Literal["auto"] = "auto"
 
 
 class LimitsSpec(Section):
@@ -436,8 +433,6 @@ class SearchSpec(Section):
             the first. ``process_count`` is that of `device`.
         groups: Groups of the catalogue whose settings are searched.
         recipes: Published sets that are tried first, each filtered to what the installed build has.
-        learn_from: Folder of a library of winners (`autotune library`): the nearest ones are tried first, and their
-            settings count as likelier to act.
         first: Sets with names that are tried before the sampler proposes.
         sampler: ``additive`` (a sparse model of effects), ``tpe``, ``random``, or a sampler of Optuna by import path,
             ``module:Class``.
@@ -450,7 +445,6 @@ class SearchSpec(Section):
     options: dict[str, Annotated[list[Any], Field(min_length=1)]] = Field(default_factory=dict)
     groups: tuple[str, ...] = ()
     recipes: tuple[str, ...] = ()
-    learn_from: Annotated[str, Field(min_length=1)] | None = None
     first: tuple[NamedSet, ...] = ()
     sampler: str = "additive"
 

@@ -10,7 +10,6 @@ import json
 import math
 import tomllib
 from collections.abc import Mapping
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -81,14 +80,6 @@ FEWEST_TRIALS = 4
 
 SOAK_STEPS, SOAK_STEPS_OF_RUNS = 200, 20
 """Fewest steps of a soak, where the program takes turns and where it runs by itself."""
-
-
-class Effort(StrEnum):
-    """How much a study measures: scales the caps of `[measure]` and `[confirm]`."""
-
-    QUICK = "quick"
-    STANDARD = "standard"
-    FULL = "full"
 
 
 class StudySpec(Section):
@@ -281,6 +272,11 @@ class StudySpec(Section):
         """Names what must not change when a study is resumed; see `lasting`."""
         return _digest(self.lasting())
 
+    @property
+    def question(self) -> str:
+        """Names what a study asks: studies with another seed, budget or name ask the same again."""
+        return _digest({key: value for key, value in self.lasting().items() if key != "seed"})
+
     def lasting(self) -> dict[str, Any]:
         """The study without what may change on resume: budgets, how finalists are proven, what is only shown."""
         data = self.model_dump(mode="json", exclude={"name", "description", "screen", "confirm"})
@@ -288,22 +284,6 @@ class StudySpec(Section):
         for key in ("trials", "time_budget", "gpu_hours"):
             data["search"].pop(key)
         return data
-
-    def at_effort(self, effort: Effort) -> StudySpec:
-        """The study with its measuring scaled: `quick` about halves it, `full` doubles it and soaks longer."""
-        if effort is Effort.STANDARD:
-            return self
-        factor = 0.5 if effort is Effort.QUICK else 2.0
-        pairs_cap = max(12, round(self.measure.pairs_cap * factor))
-        measure = self.measure.model_copy(update={"pairs_cap": pairs_cap})
-        confirm = self.confirm.model_copy(
-            update={
-                "finalists": max(1, min(20, round(self.confirm.finalists * factor))),
-                "processes": max(4, round(self.confirm.processes * factor)),
-                "soak": self.confirm.soak * (0.25 if effort is Effort.QUICK else 10.0),
-            }
-        )
-        return self.model_copy(update={"measure": measure, "confirm": confirm})
 
 
 def load_study(path: Path) -> StudySpec:

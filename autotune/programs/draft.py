@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -11,14 +10,13 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from autotune.child.packages import workloads_root
-from autotune.model.errors import StudyFileError, close_matches
+from autotune.model.errors import StudyFileError
 from autotune.model.redaction import redact_command
 from autotune.model.spec import FEWEST_TRIALS, SOAK_STEPS_OF_RUNS, StudySpec, parse_study
 from autotune.model.turn_sizes import WARMUP_STEPS
 from autotune.model.units import format_seconds
 from autotune.programs.look import LEAST_STEPS, ProbeResult
-from autotune.stats.proof import LEAST_PAIRS, smallest_gain, study_power
+from autotune.stats.proof import LEAST_PAIRS
 
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "cpu": ("cpu",),
@@ -35,9 +33,6 @@ WHY: Mapping[str, str] = {
     "one GPU": "matrix products, fusions, launches: with one device no setting of collectives acts",
     "several GPUs": "how collectives are combined, overlapped and pipelined comes before single kernels",
 }
-
-SPREADS = (0.005, 0.01, 0.02)
-"""Standard deviations of equal runs for which the smallest provable gain is shown."""
 
 RUN_SHARE, SHORTEST_RUN_S, LONGEST_RUN_S = 0.5, 2.0, 30.0
 """Counted part of a run: this share of its start-up time, within bounds in seconds."""
@@ -67,8 +62,6 @@ class Plan:
         kind: A key of `GROUPS`.
         run_s: Seconds of one run of the program.
         needed_s: Seconds in which an A/A run, `FEWEST_TRIALS` trials and the proof of one set fit.
-        gains: For each of `SPREADS`: smallest gain that is proven 9 times in 10, and the seconds of proofs; None where
-            no gain below 50 % is.
     """
 
     spec: StudySpec
@@ -78,7 +71,6 @@ class Plan:
     trial_s: float
     budget_s: float
     needed_s: float
-    gains: tuple[tuple[float, float] | None, ...]
 
 
 def plan_of(found: ProbeResult, *, name: str, trials: int, budget_s: float | None, said: str) -> Plan:
@@ -122,7 +114,7 @@ def plan_of(found: ProbeResult, *, name: str, trials: int, budget_s: float | Non
     text = study_text(name, _for_command(asked.command), sections, said=said)
     return Plan(
         spec=checked(text), text=text, kind=kind, run_s=run_s, trial_s=trial_s, budget_s=budget_s,
-        needed_s=needed_s, gains=tuple(_gain(spread, 2 * run_s) for spread in SPREADS),
+        needed_s=needed_s,
     )  # fmt: skip
 
 
@@ -157,28 +149,6 @@ def plan_unseen(
     )
 
 
-def example_studies() -> dict[str, Path]:
-    """Returns the files of the bundled example studies that need no program of the user, by name."""
-    files = sorted((workloads_root() / "studies").glob("*.toml"))
-    return {p.stem: p for p in files if "entry" in tomllib.loads(p.read_text(encoding="utf-8"))["workload"]}
-
-
-def example_text(name: str, study: str) -> str:
-    """Returns the file of an example study, renamed to `study`.
-
-    Raises:
-        StudyFileError: If there is no such example (the message lists them), or no study may have that name.
-    """
-    known = example_studies()
-    if name not in known:
-        rows = [f"  {n}: {tomllib.loads(p.read_text(encoding='utf-8'))['description']}" for n, p in known.items()]
-        told = f"--example must be one of these but got {name!r}{close_matches(name, known)}"
-        raise StudyFileError("\n".join([told, *rows]))
-    text = known[name].read_text(encoding="utf-8").replace(f'name = "{name}"', f"name = {json.dumps(study)}", 1)
-    checked(text)
-    return text
-
-
 def kind_of_devices(platform: str, count: int) -> str:
     """Returns the kind of devices, a key of `GROUPS`."""
     return "cpu" if platform == "cpu" else "one GPU" if count == 1 else "several GPUs"
@@ -203,15 +173,6 @@ def _sizes(found: ProbeResult) -> tuple[int, float]:
         steps = min(steps, left)
         soak_s = min(soak_s, math.floor(10 * 0.8 * left * found.line_s) / 10)
     return steps, soak_s
-
-
-def _gain(spread: float, pair_s: float) -> tuple[float, float] | None:
-    """Returns the smallest gain that can be proven if equal runs differ by `spread`, and the seconds of its proofs."""
-    pair_sd = math.sqrt(2.0) * spread
-    gain = smallest_gain(pair_sd, most=PROCESSES, finalists=FINALISTS)
-    if gain is None:
-        return None
-    return gain, study_power(gain, pair_sd, most=PROCESSES, finalists=FINALISTS).pairs * pair_s
 
 
 def _devices(platform: str, count: int, device: str) -> Section:

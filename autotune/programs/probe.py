@@ -1,4 +1,4 @@
-"""Runs a user's program once and records its output, and builds a workload once for its figures."""
+"""Runs a user's program once and records its output."""
 
 from __future__ import annotations
 
@@ -7,22 +7,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import Field, TypeAdapter, ValidationError
-
-from autotune.machine.environment import caller_environment, child_environment, driver_python, let_import_packages
 from autotune.model.errors import LaunchError
-from autotune.model.flags import FlagSet
-from autotune.model.measurement import Failure, FailureKind
 from autotune.model.options import filled
-from autotune.model.spec import StudySpec
-from autotune.workers.base import GuardedProcess, WorkerFailed, reader_command
+from autotune.workers.base import GuardedProcess, reader_command
 
 ASK_EVERY_S = 0.5
 END_PATIENCE_S = 15.0
-BUILD_LIMIT_S = 300.0
-_SIZES: TypeAdapter[dict[str, int]] = TypeAdapter(dict[str, Annotated[int, Field(ge=0)]])
 
 
 @dataclass(kw_only=True)
@@ -125,57 +117,3 @@ def _take(found: Probe, message: Mapping[str, Any], program: str) -> None:
             f"the command must be one that can be started but {program}: {message['reason']}; give its "
             "path, or activate its environment"
         )
-
-
-# ---------------------------------------------------------------------- workloads
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkloadFigures:
-    """Figures that a built workload reports.
-
-    Attributes:
-        layer_bytes: Bytes of ``weights`` and ``gradients`` of one layer; empty if it reports none.
-    """
-
-    mesh: Mapping[str, int]
-    layer_bytes: Mapping[str, int]
-
-
-def describe_workload(spec: StudySpec, *, study_dir: Path, device_count: int) -> WorkloadFigures:
-    """Builds a study's workload in a child process on virtual CPU devices, without compiling a step.
-
-    Raises:
-        WorkerFailed: If it cannot be built here.
-    """
-    env = child_environment(caller_environment(), spec.baseline, platform_name="cpu", virtual_devices=device_count)
-    let_import_packages(env)
-    env["CUDA_VISIBLE_DEVICES"] = ""
-    job = {
-        "type": "job",
-        "figures_only": True,
-        "entry": spec.workload.entry,
-        "options": spec.under(FlagSet()).workload.options,
-        "paths": [str(study_dir)],
-        "device_count": device_count,
-    }
-    with tempfile.TemporaryDirectory(prefix="autotune-build-") as folder:
-        command = [driver_python(), "-m", "autotune.child.measure"]
-        process = GuardedProcess(command, env, Path(folder) / "build.log")
-        try:
-            process.send(job)
-            answer = process.first(("figures", "error"), BUILD_LIMIT_S)
-        finally:
-            process.close(END_PATIENCE_S)
-    if answer is None:
-        raise _build_failure(f"it was not built within {BUILD_LIMIT_S:g} s, or its process {process.describe_end()}")
-    if answer["type"] == "error":
-        raise _build_failure(f"{answer['error_type']}: {answer['message']}")
-    try:
-        return WorkloadFigures(**{n: _SIZES.validate_python(answer.get(n) or {}) for n in ("mesh", "layer_bytes")})
-    except ValidationError as error:
-        raise _build_failure(f"its mesh and layer_bytes must hold whole numbers: {error.errors()[0]['msg']}") from error
-
-
-def _build_failure(message: str) -> WorkerFailed:
-    return WorkerFailed(Failure(kind=FailureKind.WORKLOAD_ERROR, message=message, phase="build"))

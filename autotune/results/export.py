@@ -1,12 +1,11 @@
 """Exports a proven winner to a file with its evidence in comments, and reads it back.
 
 Every format has its own grammar, and a value may hold any printable text. A value that a format cannot carry is an
-error: a setting that arrives changed was never measured. A profile that the winner needs lies beside it.
+error: a setting that arrives changed was never measured.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 import shlex
@@ -16,19 +15,10 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from autotune.model.artefacts import artefacts_of
 from autotune.model.errors import AutotuneError
 from autotune.model.flags import FlagSet
 from autotune.model.options import dotted, plain
-from autotune.results.winner import WINNER_VERSION, Difference, Winner, format_evidence, require_loss, winner_of
-from autotune.rundir.artefacts import (
-    ARTEFACTS,
-    artefact_problems,
-    artefacts_for,
-    in_force,
-    place_artefacts,
-    read_artefacts,
-)
+from autotune.results.winner import WINNER_VERSION, Winner, format_evidence, require_loss, winner_of
 from autotune.rundir.store import Store
 
 
@@ -39,7 +29,6 @@ class ExportFormat(StrEnum):
     SHELL = "shell"
     DOCKER = "docker"
     SBATCH = "sbatch"
-    K8S = "k8s"
     JSON = "json"
     MAXTEXT = "maxtext"
     ARGUMENTS = "arguments"
@@ -50,7 +39,6 @@ USE = {
     ExportFormat.SHELL: "sh {file} python train.py",
     ExportFormat.DOCKER: "docker run --env-file {file} ...",
     ExportFormat.SBATCH: "sbatch {file} python train.py",
-    ExportFormat.K8S: "put its `env:` into the container of your Job",
     ExportFormat.JSON: "read its `environment`",
     ExportFormat.MAXTEXT: "bash {file} CONFIG.yml run_name=...",
     ExportFormat.ARGUMENTS: "python train.py --flagfile={file} (absl), beside another format for the variables",
@@ -66,14 +54,12 @@ def render_export(
     form: ExportFormat,
     *,
     even_unjudged: bool = False,
-    folder: Path | None = None,
     needs_loss: bool = False,
 ) -> str:
-    """Renders the winner of a run in one format, and writes its artefacts into `folder`.
+    """Renders the winner of a run in one format.
 
     Args:
         even_unjudged: Write even a winner whose loss could not be judged; the text says so.
-        folder: Where the text will lie, with what it needs beside it; None for standard output.
         needs_loss: Refuse one whose loss was not compared with the default's.
 
     Raises:
@@ -82,28 +68,23 @@ def render_export(
     winner = winner_of(store, even_unjudged=even_unjudged)
     if needs_loss:
         require_loss(winner)
-    text = render_winner(winner, form, folder)
-    if folder is not None:
-        put_beside(winner, store, folder)
-    return text
+    return render_winner(winner, form)
 
 
-def render_winner(winner: Winner, form: ExportFormat, folder: Path | None = None) -> str:
-    """Renders a winner in one format, with the paths of its artefacts in `folder`.
+def render_winner(winner: Winner, form: ExportFormat) -> str:
+    """Renders a winner in one format.
 
     Raises:
-        AutotuneError: If the format cannot represent one of its values, or its artefacts have no folder.
+        AutotuneError: If the format cannot represent one of its values.
     """
-    if form is ExportFormat.JSON and folder is None and artefacts_of(winner.settings):
-        return _json(winner, FlagSet())  # for a library: `autotune exec` puts the paths in place
-    return _WRITERS[form](winner, winner.settings_in(folder))
+    return _WRITERS[form](winner, winner.settings)
 
 
-def is_unchanged(text: str, winner: Winner, folder: Path | None = None) -> bool:
-    """Whether a text in a folder equals an export of the winner in some format."""
-    for form, place in itertools.product(ExportFormat, (folder, None)):
+def is_unchanged(text: str, winner: Winner) -> bool:
+    """Whether a text equals an export of the winner in some format."""
+    for form in ExportFormat:
         try:
-            if render_winner(winner, form, place) == text:
+            if render_winner(winner, form) == text:
                 return True
         except AutotuneError:
             continue
@@ -161,15 +142,6 @@ def _sbatch(winner: Winner, settings: FlagSet) -> str:
     )
 
 
-def _k8s(winner: Winner, settings: FlagSet) -> str:
-    """Renders a container's `env:`; the kubelet expands `$(NAME)` in values and reads `$$` as one dollar."""
-    items = "".join(
-        f"- name: {name}\n  value: {json.dumps(value.replace('$', '$$'), ensure_ascii=False)}\n"
-        for name, value in settings.to_environment().items()
-    )
-    return f"{_comments(winner)}env:\n{items}"
-
-
 def _json(winner: Winner, settings: FlagSet) -> str:
     data = {
         "environment": settings.to_environment(),
@@ -202,7 +174,6 @@ _WRITERS: dict[ExportFormat, Callable[[Winner, FlagSet], str]] = {
     ExportFormat.SHELL: _shell,
     ExportFormat.DOCKER: _docker,
     ExportFormat.SBATCH: _sbatch,
-    ExportFormat.K8S: _k8s,
     ExportFormat.JSON: _json,
     ExportFormat.MAXTEXT: _maxtext,
     ExportFormat.ARGUMENTS: _arguments,
@@ -263,51 +234,3 @@ def parse_winner(text: str, *, source: str) -> Winner:
             f"{source} must be a file of `autotune export` (with its `# {MARK.strip()}` line) but is not; "
             "export it again"
         ) from error
-
-
-# ---------------------------------------------------------------------- artefacts
-
-
-def artefact_folder(file: Path) -> Path:
-    """Returns the artefact folder of a run directory (in it) or of an exported file (beside it)."""
-    return file / ARTEFACTS if file.is_dir() else file.parent
-
-
-def settings_in_force(winner: Winner, file: Path) -> FlagSet:
-    """Returns the set under which a program is started, with the paths of its artefacts.
-
-    Raises:
-        AutotuneError: If an artefact is missing, a link, not a plain file, or changed.
-    """
-    return in_force(winner.settings, artefact_folder(file))
-
-
-def artefact_differences(winner: Winner, file: Path) -> list[Difference]:
-    """The artefacts of a winner that are missing or were changed."""
-    problems = artefact_problems(winner.settings, artefact_folder(file))
-    return [Difference(field="artefact", proven="a file beside it", here=p) for p in problems]
-
-
-def put_beside(winner: Winner, source: Store | Path, folder: Path) -> None:
-    """Copies the artefacts that a winner needs from its run or file into a folder.
-
-    Raises:
-        AutotuneError: If one is missing or was changed.
-        RunDirectoryError: If one cannot be written.
-    """
-    if isinstance(source, Store):
-        found = artefacts_for(source, winner.settings)
-    else:
-        found = read_artefacts(winner.settings, artefact_folder(source))
-    place_artefacts(found, folder)
-    in_force(winner.settings, folder)
-
-
-def keep_in_run(store: Store, settings: FlagSet) -> None:
-    """Writes the artefacts of a run's winner into the run directory, for `exec` and `verify` of the run itself.
-
-    Raises:
-        RunDirectoryError: If they cannot be written.
-    """
-    if found := artefacts_for(store, settings):
-        place_artefacts(found, store.folder(ARTEFACTS))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from autotune.model.errors import AutotuneError
 from autotune.model.units import format_ratio
-from autotune.results.export import ExportFormat, parse_winner, put_beside, render_winner
+from autotune.results.export import ExportFormat, parse_winner, render_winner
 from autotune.results.format import time_of
 from autotune.results.winner import Winner
 from autotune.rundir.files import write_atomically
@@ -63,14 +63,11 @@ class Match:
         return not self.distance
 
 
-def add_to_library(winner: Winner, folder: Path, source: Path | None = None) -> Path:
+def add_to_library(winner: Winner, folder: Path) -> Path:
     """Adds a winner to a library, replacing an older one of the same conditions; returns its file.
 
-    Args:
-        source: Run or file of the winner, whose artefacts are copied.
-
     Raises:
-        AutotuneError: If the library holds a later proof, the winner is not proven faster, or artefacts are missing.
+        AutotuneError: If the library holds a later proof, or the winner is not proven faster.
         RunDirectoryError: If it cannot be written.
     """
     if winner.estimate is not None and winner.estimate.high >= 1.0:
@@ -90,8 +87,6 @@ def add_to_library(winner: Winner, folder: Path, source: Path | None = None) -> 
                 "remove it first if it is wrong"
             )
     path.parent.mkdir(parents=True, exist_ok=True)
-    if source is not None:
-        put_beside(winner, source, path.parent)
     write_atomically(path, render_winner(winner, ExportFormat.JSON))
     return path
 
@@ -109,20 +104,15 @@ def library_entries(folder: Path) -> list[Entry]:
 
 
 def best_known(known: Sequence[Entry], query: LibraryQuery) -> Match:
-    """Returns the first entry of `nearest_known`.
+    """Returns the nearest entry; of equally near ones that with the smallest ratio.
 
     Raises:
         AutotuneError: If the library is empty.
     """
     if not known:
         raise AutotuneError("a library must hold a winner but it is empty; fill it: autotune library add RUN")
-    return nearest_known(known, query)[0]
-
-
-def nearest_known(known: Sequence[Entry], query: LibraryQuery) -> list[Match]:
-    """Sorts entries by distance from the query, then by ratio."""
     matches = [_match(entry, query) for entry in known]
-    return sorted(matches, key=lambda m: (m.cost, m.entry.winner.estimate.ratio if m.entry.winner.estimate else 1.0))
+    return min(matches, key=lambda m: (m.cost, m.entry.winner.estimate.ratio if m.entry.winner.estimate else 1.0))
 
 
 def _match(entry: Entry, query: LibraryQuery) -> Match:

@@ -12,7 +12,6 @@ from dataclasses import astuple, is_dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
-from autotune.model.artefacts import artefacts_of
 from autotune.model.errors import RunDirectoryError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Pair, is_divided_as_told
@@ -26,7 +25,6 @@ from autotune.model.records import (
     FinalistResult,
     FloorResult,
     Outcome,
-    ProfileRecord,
     ProofRecord,
     SoakRecord,
     TrialResult,
@@ -66,7 +64,6 @@ def disagreements(store: Store, conclusion: ConclusionRecord) -> list[str]:
     floor = next((r for r in reversed(records) if isinstance(r, FloorResult)), None)
     found += _of_winner(conclusion, proofs, runs, floor, asked=store.spec.confirm.alone)
     found += _of_soak(conclusion, [r for r in records if isinstance(r, SoakRecord)])
-    found += _of_profile(conclusion, [r for r in records if isinstance(r, ProfileRecord)])
     return found
 
 
@@ -199,14 +196,6 @@ def _of_soak(conclusion: ConclusionRecord, soaks: Sequence[SoakRecord]) -> Itera
         yield f"the soak of {conclusion.settings} says {against.message}, the conclusion has it as the winner"
     if conclusion.soaked_s is not None and not (mine and _alike(mine.steps_s, conclusion.soaked_s)):
         yield f"the conclusion says that it was soaked for {conclusion.soaked_s:.6g} s, the records do not"
-
-
-def _of_profile(conclusion: ConclusionRecord, profiles: Sequence[ProfileRecord]) -> Iterator[str]:
-    """Checks that the profile of a winner was taken in its run under the same set without a profile."""
-    taken = {(p.profile.setting, p.profile.digest, p.settings) for p in profiles if p.profile is not None}
-    for name, digest in artefacts_of(conclusion.settings or {}).items():
-        if (name, digest, (conclusion.settings or FlagSet()).without(name)) not in taken:
-            yield f"{conclusion.settings} has a profile ({digest[:12]}) that no record of this run holds"
 
 
 def _differing(source: str, record: object, here: Mapping[str, Any]) -> Iterator[str]:

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from autotune.model.artefacts import artefacts_of
 from autotune.model.errors import AutotuneError
 from autotune.model.records import (
     REFERENCE_NUMBER,
@@ -242,6 +241,4 @@ def _commands(store: Store) -> list[str]:
     if conclusion is not None and conclusion.trial is not None:
         lines.append(f"autotune repro {run} {conclusion.trial}")
     lines += [f"# {line}" for line in format_evidence(winner)]
-    if artefacts_of(winner.settings):  # it has no environment without the files beside it
-        return lines
     return [*lines, *(f"export {n}={shlex.quote(v)}" for n, v in winner.environment.items())]

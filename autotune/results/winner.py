@@ -19,9 +19,8 @@ from autotune.child.packages import versions_in
 from autotune.machine.environment import caller_environment
 from autotune.machine.gpus import visible_gpus
 from autotune.machine.host import RanOn, cuda_plugin, describe_machine, would_run_on
-from autotune.model.artefacts import artefacts_of, file_name, in_folder
 from autotune.model.errors import AutotuneError, RunDirectoryError, SettingError
-from autotune.model.flags import PROFILE, FlagSet, refuse_reaching_out
+from autotune.model.flags import FlagSet, refuse_reaching_out
 from autotune.model.measurement import (
     LOSS_NOT_CHECKED,
     NOT_TOLD,
@@ -51,8 +50,6 @@ from autotune.rundir.store import Store
 from autotune.stats.estimates import Estimate
 
 WINNER_VERSION = 2
-
-_ARTEFACTS = {PROFILE: "the profile that it was compiled with"}
 
 RUNS = "runs"
 """Folder of run directories."""
@@ -315,27 +312,8 @@ class Winner(Record):
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment variables of this winner, without options of the program.
-
-        Raises:
-            AutotuneError: If it has artefacts.
-        """
-        return self.settings_in(None).to_environment()
-
-    def settings_in(self, folder: Path | None) -> FlagSet:
-        """Returns the set with the paths of its artefacts in a folder, which are not checked.
-
-        Raises:
-            AutotuneError: If it has artefacts but no folder.
-        """
-        if needed := artefacts_of(self.settings):
-            if folder is None:
-                names = ", ".join(file_name(n, digest) for n, digest in needed.items())
-                raise AutotuneError(
-                    f"this winner needs what lies beside its file ({names}): autotune export RUN -o FILE, and use that"
-                )
-            return in_folder(self.settings, folder)
-        return self.settings
+        """The environment variables of this winner, without options of the program."""
+        return self.settings.to_environment()
 
 
 def winner_of(store: Store, *, even_unjudged: bool = False) -> Winner:
@@ -487,9 +465,8 @@ def format_evidence(winner: Winner) -> list[str]:
     soaked = f"{winner.soaked_s:.0f} s" if winner.soaked_s is not None else "not run"
     lines.append(f"soak: {winner.soak or soaked}")
     if winner.loss is not None:
-        lines.append(f"loss: {'' if winner.loss.is_ok or winner.loss.is_silent else 'NOT PROVEN: '}{winner.loss.words}")
-    for name, digest in artefacts_of(winner.settings).items():
-        lines.append(f"needs beside it: {file_name(name, digest)}, {_ARTEFACTS[name]}")
+        doubt = "" if winner.loss.is_ok or winner.loss.is_silent else "NOT PROVEN: "
+        lines.append(f"loss, as told by the program: {doubt}{winner.loss.words}")
     lines.append("versions: " + ", ".join(f"{n} {v}" for n, v in sorted(winner.versions.items())))
     lines += _devices_of(winner)
     lines.append(f"machine: {winner.machine}")

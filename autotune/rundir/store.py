@@ -20,7 +20,6 @@ import contextlib
 import json
 import os
 import socket
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -33,7 +32,7 @@ from autotune.machine.host import utc_now
 from autotune.model.clock import Stopwatch
 from autotune.model.errors import RunDirectoryError
 from autotune.model.measurement import Pair, Stamped
-from autotune.model.records import RECORD, SCHEMA_VERSION, AnyRecord, ConclusionRecord, SessionRecord, SpanRecord
+from autotune.model.records import RECORD, SCHEMA_VERSION, AnyRecord, ConclusionRecord, SessionRecord
 from autotune.model.redaction import redact_command
 from autotune.model.spec import StudySpec
 from autotune.rundir.files import (
@@ -54,7 +53,7 @@ T = TypeVar("T")
 STUDY = "study.json"
 RECORDS = "records.jsonl"
 PAIRS = "pairs.jsonl"
-FOLDERS = ("trials", "confirm", "minimise", "pgle", "floor", "soak", "blame")
+FOLDERS = ("trials", "confirm", "minimise", "floor", "soak", "blame")
 _AGAIN = "the command that began the study writes it again, and `autotune fsck` looks for more"
 _PAIR: TypeAdapter[Pair] = TypeAdapter(Pair)
 
@@ -387,7 +386,7 @@ def _is_own(path: Path) -> bool:
 
 @contextlib.contextmanager
 def driver_session(store: Store, *, trials: int, command: Sequence[str]) -> Iterator[None]:
-    """Records the begin and the end of a driver; a killed one leaves no end.
+    """Records the begin of a driver, and counts its time.
 
     Args:
         store: A locked run directory.
@@ -404,11 +403,23 @@ def driver_session(store: Store, *, trials: int, command: Sequence[str]) -> Iter
             command=redact_command(command),
         )
     )
-    began_s = time.process_time()
-    try:
-        with store.watch.ticking():
-            yield
-    finally:
-        wall_s = store.watch.session_s
-        own_s = min(wall_s, time.process_time() - began_s)
-        store.append(SpanRecord(wall_s=wall_s, waited_s=wall_s - own_s, ended=utc_now()))
+    with store.watch.ticking():
+        yield
+
+
+def earlier_runs(store: Store) -> int:
+    """Counts finished searches of the same study, whatever its seed and budget, beside a run directory.
+
+    What cannot be read does not count.
+    """
+    asked, count = store.spec.question, 0
+    for file in store.path.parent.glob(f"*/{STUDY}"):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+            if (
+                file.parent.name == store.path.name
+                or StudySpec.model_validate(json.loads(file.read_text(encoding="utf-8"))["study"]).question != asked
+            ):
+                continue
+            records = (file.parent / RECORDS).read_bytes()
+            count += all(f'"kind":"{kind}"'.encode() in records for kind in ("trial", "conclusion"))
+    return count

@@ -1,9 +1,9 @@
 """The atlas: a table of precompiled effects of each setting on each kind of model and GPU.
 
 The table lies in ``autotune/data/atlas``, one file of JSON lines for each jaxlib (`AtlasRow` is a line), written by
-``autotune atlas build``. ``kinds.toml`` beside it names the workload for each kind of model. A verdict holds for one
-*cell*: a jaxlib, a kind of model, a GPU and their number. Verdicts on a whole release (a build that lacks a setting)
-have rows without a kind of model.
+``make atlas``. ``kinds.toml`` beside it names the workload for each kind of model. A verdict holds for one *cell*: a
+jaxlib, a kind of model, a GPU and their number. Verdicts on a whole release (a build that lacks a setting) have rows
+without a kind of model.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from autotune.model.numbers import Record
 from autotune.settings.catalog import older, read_entries, release_of
 
 SCHEMA_VERSION = 1
-_HEADER = f'{{"atlas": {SCHEMA_VERSION}}}'
+HEADER = f'{{"atlas": {SCHEMA_VERSION}}}'
 
 
 class AtlasVerdict(StrEnum):
@@ -104,10 +104,6 @@ class ModelKind:
     sequences_per_gpu: float = 1.0
     gpus: tuple[int, ...] = (8, 64)
 
-    def options_for(self, gpus: int) -> dict[str, Any]:
-        """The workload's options on this number of GPUs."""
-        return {**self.options, "batch": max(1, round(self.sequences_per_gpu * gpus))}
-
 
 class Atlas:
     """The rows of the table, with an index by setting."""
@@ -155,9 +151,7 @@ def read_atlas(folder: Traversable) -> Atlas:
         SettingError: If the folder is missing, or a file has another schema.
     """
     if not folder.is_dir():
-        raise SettingError(
-            f"a table of the atlas must lie in a folder but {folder} is none; `autotune atlas build` makes one"
-        )
+        raise SettingError(f"a table of the atlas must lie in a folder but {folder} is none")
     files = sorted((p for p in folder.iterdir() if p.name.endswith(".jsonl")), key=lambda p: p.name)
     return Atlas(row for path in files for row in read_rows(path))
 
@@ -170,8 +164,8 @@ def read_rows(path: Traversable) -> list[AtlasRow]:
     """
     adapter = TypeAdapter(AtlasRow)
     head, *lines = path.read_text("utf-8").splitlines() or [""]
-    if head != _HEADER:
-        raise SettingError(f"{path.name}: the first line of a table of the atlas must be {_HEADER} but got {head!r}")
+    if head != HEADER:
+        raise SettingError(f"{path.name}: the first line of a table of the atlas must be {HEADER} but got {head!r}")
     rows = []
     for number, line in enumerate(lines, 2):
         try:
@@ -182,12 +176,6 @@ def read_rows(path: Traversable) -> list[AtlasRow]:
                 f"{path.name}: line {number} must be a row of the atlas (schema {SCHEMA_VERSION}) but {wrong['msg']}"
             ) from error
     return rows
-
-
-def atlas_text(rows: Iterable[AtlasRow]) -> str:
-    """Formats the text of a table's file: rows sorted, defaults omitted."""
-    ordered = sorted(rows, key=lambda r: (*r.cell, r.kind, r.name, r.value))
-    return "\n".join([_HEADER, *(r.model_dump_json(exclude_defaults=True) for r in ordered)]) + "\n"
 
 
 def atlas_folder() -> Traversable:
@@ -207,5 +195,5 @@ def newest_not_after(jaxlib: str, releases: Sequence[str]) -> str:
         SettingError: If there are no releases.
     """
     if not releases:
-        raise SettingError("the atlas must have a release but has none; `autotune atlas build` compiles one")
+        raise SettingError("the atlas must have a release but has none")
     return ([r for r in releases if not older(jaxlib, r)] or [releases[0]])[-1]

@@ -34,6 +34,7 @@ from autotune.machine.environment import caller_environment, default_cache_dir, 
 from autotune.machine.files import replace_file
 from autotune.machine.host import Packages, cuda_plugin, packages_of
 from autotune.model.errors import LaunchError
+from autotune.model.flags import parse_text_proto
 
 SCHEMA_VERSION = 3
 _UNSET_MEANS = {"bool": "false", "int32": "0", "int64": "0", "float": "0", "string": ""}
@@ -245,7 +246,7 @@ class ParserProcess:
             starts=reply["exit_code"] == 0,
             unknown=tuple(re.findall(r"(?:^|\s)--([^\s=]+)", found.group(1))) if found else (),
             refused=tuple(_BAD_VALUE.findall(log)),
-            options=parse_text_proto(str(reply["options"] or "")),
+            options={n: ",".join(v) for n, v in parse_text_proto(str(reply["options"] or "")).items()},
             log=log,
         )
 
@@ -288,40 +289,6 @@ class ParserProcess:
                 f"try: {self._python} -c 'import jaxlib.xla_client'"
             )
         return answer
-
-
-def parse_text_proto(text: str) -> dict[str, str]:
-    """Parses the fields of a text proto; repeated ones joined by commas, map entries as ``key=value``."""
-    fields: dict[str, list[str]] = {}
-    inner: list[tuple[str, str]] = []
-    blocks: list[str] = []
-    for line in map(str.strip, text.splitlines()):
-        if line.endswith("{"):
-            blocks.append(line[:-1].strip())
-        elif line == "}" and blocks:
-            block = blocks.pop()
-            if not blocks:
-                entry = dict(inner)
-                is_map = entry.keys() <= {"key", "value"}
-                pair = f"{entry.get('key', '')}={entry.get('value', '')}" if is_map else ";".join(map("=".join, inner))
-                fields.setdefault(block, []).append(pair)
-                inner = []
-        elif match := re.fullmatch(r"(\w+): (.*)", line):
-            name, value = match.groups()
-            if value.startswith('"'):
-                value = _unescape(value[1:-1])
-            if blocks:
-                inner.append((name, value))
-            else:
-                fields.setdefault(name, []).append(value)
-    return {name: ",".join(values) for name, values in fields.items()}
-
-
-def _unescape(text: str) -> str:
-    """Decodes the escapes of a text proto, where bytes beyond ASCII are octal."""
-    return (
-        text.encode("ascii", "backslashreplace").decode("unicode_escape").encode("latin-1").decode("utf-8", "replace")
-    )
 
 
 Platform = Literal["cpu", "cuda"]

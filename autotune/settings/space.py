@@ -213,7 +213,6 @@ _NO_LAYER_YET = (
     "a run searches 0.25 to 8 times the bytes of one layer when its reference has reported it (`layer_bytes`)"
 )
 _SEARCHED_TIERS = (Tier.TUNE, Tier.NUMERICS)
-_COMPILED_TIERS = (*_SEARCHED_TIERS, Tier.EXPERT, Tier.AVOID, Tier.LEGACY)
 _REASONS = {
     Tier.EXPERT: "for experts: name it in `search.settings` to search it",
     Tier.AVOID: "rarely of use, or known trouble: name it in `search.settings` to search it",
@@ -248,7 +247,7 @@ def build_space(
         if group not in legal:
             hint = close_matches(group, legal)
             raise SettingError(f"a group must be one of {', '.join(legal)} but got {group!r}{hint}")
-    builder = _Builder(spec, known, reference, cpu_count or len(os.sched_getaffinity(0)))
+    builder = SpaceBuilder(spec, known, reference, cpu_count or len(os.sched_getaffinity(0)))
     for name, domain in search.settings.items():
         builder.add_from_study(name, domain)
     picked = [s for s in known.catalog.values() if s.name not in builder.found and {s.group, *s.also_in} & set(asked)]
@@ -260,18 +259,7 @@ def build_space(
     return builder.space()
 
 
-def space_of_all(spec: StudySpec, known: KnownSettings, reference: WorkloadFacts | None) -> SearchSpace:
-    """Builds the space of the atlas: every setting that a compilation can judge, with the values worth trying.
-
-    Scopes are ignored, because compiling shows whether a setting acts.
-    """
-    builder = _Builder(spec, known, reference, 1)
-    for entry in known.catalog.values():
-        builder.add_to_compile(entry)
-    return builder.space(is_dropping=False)
-
-
-class _Builder:
+class SpaceBuilder:
     """Collects the parameters of a study, and the reasons for omissions."""
 
     def __init__(self, spec: StudySpec, known: KnownSettings, reference: WorkloadFacts | None, cpu_count: int) -> None:
@@ -328,16 +316,6 @@ class _Builder:
         no_values = "the catalogue has no values to try for this build: name it in `search.settings` with yours"
         self._left_out.setdefault(entry.name, reason or no_values)  # a reason from the study comes first
 
-    def add_to_compile(self, entry: Setting) -> None:
-        """Adds a setting of the platform if it acts on the program and the catalogue has values."""
-        setting = self._known[entry.name]
-        is_fit = entry.stage is Stage.PROGRAM and entry.tier in _COMPILED_TIERS and setting.exists
-        if not is_fit or entry.platform not in ("any", self._platform):
-            return
-        parameter = self._catalog_parameter(entry, setting)
-        if parameter is not None:
-            self.found[entry.name] = parameter
-
     def _not_by_group(self, entry: Setting, *, numerics: bool) -> str:
         """Why a setting is not searched with its group; empty if it is."""
         if entry.name == "process_layout":
@@ -364,7 +342,7 @@ class _Builder:
         if entry.platform not in ("any", self._platform):
             return f"acts on {entry.platform}, the study runs on {self._platform}"
         if entry.group == "pgle" and entry.kind == "jax" and self._is_entry:
-            return "does nothing to a step that is compiled ahead of time: PGLE is a stage of its own, see [pgle]"
+            return "does nothing to a step that is compiled ahead of time; name a profile, or run a command"
         return why_no_effect(entry, self._scopes, self._made)
 
     def _catalog_parameter(self, entry: Setting, setting: KnownSetting) -> Parameter | None:
@@ -393,19 +371,12 @@ class _Builder:
         choices = _choices(_as_spelled(values, setting), blank)
         return replace(blank, choices=choices) if len(choices) > 1 else None
 
-    def space(self, *, is_dropping: bool = True) -> SearchSpace:
-        """Builds the space with conditions, each parameter after those it depends on.
-
-        Args:
-            is_dropping: Whether to drop parameters that can never act; else they lose their conditions.
-        """
+    def space(self) -> SearchSpace:
+        """Builds the space with conditions, each parameter after those it depends on, without those that never act."""
         while True:
             conditions = {name: self._conditions(name) for name in self.found}
             never = {name: c for name, c in conditions.items() if isinstance(c, str)}
             if not never:
-                break
-            if not is_dropping:
-                conditions |= {name: {} for name in never}
                 break
             # Dropped parameters stay at their defaults, which may switch others off: repeat.
             self._left_out.update(never)

@@ -100,10 +100,6 @@ class ProofPlan:
                 f"but got {self.base} and {self.error:g}"
             )
 
-    def spent(self, count: int) -> float:
-        """Error that may be spent by the look at so many pairs; it stays below `error` for ever."""
-        return self.error * _share_spent(self.base, count)
-
     def nominal(self, count: int, *, times: float = 1.0) -> float:
         """One-sided level at one look for the error, or for so many times of it; 0 before the first look."""
         if count < FIRST_LOOK:
@@ -262,25 +258,6 @@ def _is_hopeless(
     return hopeless & ~is_told_soon
 
 
-def simulate_looks(
-    plan: ProofPlan,
-    *,
-    effect: float,
-    pair_sd: float,
-    most: int,
-    min_effect: float,
-    stream: int,
-) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
-    """The rule of `look` on many made-up proofs at once: whether each holds, and after how many pairs it ended.
-
-    Args:
-        effect: True log ratio.
-        stream: Of random numbers; proofs of different sets have different ones.
-    """
-    rng = np.random.default_rng([stream, 20261122])
-    return looks_of(effect + pair_sd * rng.standard_normal((SIMULATED, most)), plan, min_effect=min_effect)
-
-
 def looks_of(
     log_ratios: Floats, plan: ProofPlan, *, min_effect: float
 ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
@@ -309,8 +286,8 @@ def _round_up(count: int) -> int:
     return max(24, 1 << (max(1, count) - 1).bit_length())
 
 
-def _share_spent(base: int, count: int) -> float:
-    """Share of a plan's error that may be spent by the look at so many pairs."""
+def share_spent(base: int, count: int) -> float:
+    """Share of a plan's error that may be spent by the look at so many pairs; it stays below 1 for ever."""
     if count < FIRST_LOOK:
         return 0.0
     if count <= base:
@@ -332,7 +309,7 @@ def _nominal_levels(base: int, error: float, most: int) -> tuple[float, ...]:
     walk, density, previous, levels = np.zeros(1), np.ones(1), 0, []
     for n in range(FIRST_LOOK, most + 1):
         step_sd, root = math.sqrt(n - previous), math.sqrt(n)
-        due = error * (_share_spent(base, n) - _share_spent(base, previous)) / STUDENT_MARGIN
+        due = error * (share_spent(base, n) - share_spent(base, previous)) / STUDENT_MARGIN
 
         def over(bound: float) -> float:
             return float(density @ ndtr((walk - bound * root) / step_sd)) - due  # noqa: B023  # solved within the turn
@@ -416,18 +393,17 @@ def study_power(
     gain = math.log1p(-effect)
     plan = ProofPlan(base=most, error=allot(ERROR, 0.0, finalists), least=LEAST_PAIRS)
 
-    def looks(truth: float, stream: int) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
-        return simulate_looks(plan, effect=truth, pair_sd=pair_sd, most=most, min_effect=min_effect, stream=stream)
+    def draws(truth: float, most: int, stream: int) -> Floats:
+        rng = np.random.default_rng([stream, 20261122])  # proofs of different sets have streams of their own
+        return truth + pair_sd * rng.standard_normal((SIMULATED, most))
 
-    found, ended = looks(gain, 0)
+    found, ended = looks_of(draws(gain, most, 0), plan, min_effect=min_effect)
     pairs = ended
     for other in range(1, finalists):  # nobody goes on with a set that looks worse than a proven one
-        end = looks(0.0, other)[1]
+        end = looks_of(draws(0.0, most, other), plan, min_effect=min_effect)[1]
         pairs = pairs + np.where(found, np.minimum(end, ended), end)
     if alone:
-        agrees, runs = simulate_looks(
-            alone_plan(alone), effect=gain, pair_sd=pair_sd, most=alone, min_effect=0.0, stream=finalists
-        )
+        agrees, runs = looks_of(draws(gain, alone, finalists), alone_plan(alone), min_effect=0.0)
         pairs, found = pairs + np.where(found, runs, 0), found & agrees
     limit = float(np.quantile(pairs, IN_TIME, method="higher"))
     return StudyPower(

@@ -6,11 +6,20 @@ from collections.abc import Sequence
 
 from autotune.machine.host import describe_machine, utc_now
 from autotune.model.flags import FlagSet
-from autotune.model.records import ConclusionRecord, ConfirmRun, FinalistResult, Outcome, SoakRecord, TrialResult
+from autotune.model.measurement import ABA
+from autotune.model.records import (
+    ConclusionRecord,
+    ConfirmRun,
+    FinalistResult,
+    FloorResult,
+    Outcome,
+    SoakRecord,
+    TrialResult,
+)
 from autotune.model.units import format_change, format_seconds, format_share
-from autotune.results.export import keep_in_run
 from autotune.results.format import format_estimate, format_soak, time_of
 from autotune.results.winner import loss_addition
+from autotune.rundir.store import earlier_runs
 from autotune.stats.estimates import Verdict
 from autotune.stats.proof import unseen_share
 from autotune.study.confirm import unsettled
@@ -26,8 +35,6 @@ def record_conclusion(run: StudyRun) -> ConclusionRecord:
     found = _found(run, results)
     conclusion = ConclusionRecord(trial_count=len(results), ended=utc_now(), provenance=describe_machine(), **found)
     run.store.append_news(conclusion)
-    if conclusion.outcome is Outcome.WINNER and conclusion.settings is not None:
-        keep_in_run(run.store, conclusion.settings)
     return conclusion
 
 
@@ -42,6 +49,9 @@ def _found(run: StudyRun, results: Sequence[TrialResult]) -> dict[str, object]:
         proofs = [r for r in run.store.of(ConfirmRun) if (r.stage, r.settings) == (proven.stage, proven.settings)]
         loss = loss_addition([*proofs, *mine])
         count = sum(r.settings == proven.settings and r.log_ratio is not None for r in run.store.of(ConfirmRun))
+        after += "" if spec.confirm.alone or is_isolated(run) else ", isolated runs left out"
+        if earlier := earlier_runs(run.store):
+            loss += f"; this is run {earlier + 1} of the same study here, and each may name a false winner"
         return {
             "outcome": Outcome.WINNER,
             "sentence": f"{proven.settings} is {format_change(ratio.ratio)} than the default on this machine: "
@@ -80,6 +90,12 @@ def _nothing_tried(run: StudyRun) -> tuple[float | None, str]:
         least = f"a {table.name} of at least {format_seconds(table.needed_s)}"
     why = f"the A/A run left no time for a trial and its proof; with {least} the same command continues the study"
     return table.needed_s if table is not None else None, why
+
+
+def is_isolated(run: StudyRun) -> bool:
+    """Whether the study measures everything in isolation."""
+    floor = run.store.last(FloorResult)
+    return floor is None or floor.comparison.mode == ABA
 
 
 def _objections(run: StudyRun) -> dict[FlagSet, str]:

@@ -19,8 +19,7 @@ import numpy.typing as npt
 
 from autotune.measure.runner import pays
 from autotune.measure.tasks import AblationTask, PairTask, PendingTask, SoakTask
-from autotune.model.artefacts import artefacts_of
-from autotune.model.flags import PROFILE, FlagSet
+from autotune.model.flags import FlagSet
 from autotune.model.measurement import LossBasis
 from autotune.model.proofs import Report, Standing, is_alone_due, report_of, runs_of, standing
 from autotune.model.records import (
@@ -128,7 +127,7 @@ def _minimal(run: StudyRun, settings: FlagSet) -> FlagSet:
 def _begun(run: StudyRun, number: int) -> FlagSet | None:
     """Returns the set of a trial whose proof an earlier session began: a larger budget goes on with that one."""
     begun = (r.settings for r in run.store.of(ConfirmRun) if r.stage == CONFIRM and r.trial == number)
-    return next((settings for settings in begun if PROFILE not in settings), None)
+    return next(begun, None)
 
 
 def _pairs_of_trial(run: StudyRun, number: int) -> int:
@@ -185,12 +184,6 @@ def _left_out(run: StudyRun, settings: FlagSet, left_out: LeftOut, *, share: flo
     return _ablation(run, settings, left_out, share=share)
 
 
-def pays_for_itself(run: StudyRun, settings: FlagSet, name: str) -> bool:
-    """Whether one setting of a set is worth a proof, as recorded or measured now against the set without it."""
-    found = _ablation(run, settings, name)
-    return found.kept and found.failure is None
-
-
 def _known_ablation(run: StudyRun, settings: FlagSet, left_out: LeftOut) -> AblationResult | None:
     found = (a for a in run.store.of(AblationResult) if (a.settings, a.left_out) == (settings, left_out))
     return next(found, None)
@@ -200,8 +193,7 @@ def _ablation(run: StudyRun, settings: FlagSet, left_out: LeftOut, *, share: flo
     """Returns the effect of leaving settings out, as recorded or measured now in a share of the time left."""
     if (found := _known_ablation(run, settings, left_out)) is None:
         names = names_left_out(left_out)
-        # The screen compiles a set without its artefacts, so it would compare another program.
-        if not artefacts_of(settings) and is_same_program(run, settings, settings.without(*names)):
+        if is_same_program(run, settings, settings.without(*names)):
             kept, reason = pays(None, run.spec.measure.min_effect)
             run.store.append(AblationResult(settings=settings, left_out=left_out, kept=kept, reason=reason))
         else:
@@ -277,7 +269,7 @@ def soak(run: StudyRun) -> None:
             f"the winner in isolation for {format_seconds(least_s)} of steps, then the default: looks for hangs, "
             "divergence, stalls, slower steps and leaks",
         )
-        record = _soaked(run, winner.proof, least_s)
+        record = _soaked(run, winner, winner.proof, least_s)
         run.view.note(format_soak(record))
         if record.failure is None:
             winner.state = SetState.SOAKED
@@ -286,7 +278,7 @@ def soak(run: StudyRun) -> None:
         name_winner(run)
 
 
-def _soaked(run: StudyRun, proven: FinalistResult, least_s: float) -> SoakRecord:
+def _soaked(run: StudyRun, winner: Candidate, proven: FinalistResult, least_s: float) -> SoakRecord:
     """Returns the soak of a set, as recorded if it was at least as long, or run now."""
     settings, of_proof = proven.settings, (proven.stage, proven.settings)
     ratios = [r.log_ratio for r in run.store.of(ConfirmRun) if (r.stage, r.settings) == of_proof and r.log_ratio]
@@ -299,7 +291,7 @@ def _soaked(run: StudyRun, proven: FinalistResult, least_s: float) -> SoakRecord
     judged = [r.loss.basis for r in run.store.of(ConfirmRun) if r.settings == settings and r.loss is not None]
     unit = SoakTask(
         settings=settings, least_s=least_s, least_steps=least_steps, basis=judged[-1] if judged else LossBasis.STEPS,
-        typical=math.log(proven.estimate.ratio) if proven.estimate is not None else None,
+        typical=math.log(reported.ratio) if (reported := winner.report.estimate) is not None else None,
         process_sd=statistics.stdev(ratios) if len(ratios) > 1 else 0.0,
     )  # fmt: skip
     run.lanes.do(PendingTask(unit, ("soak", name), name, run.store.append))

@@ -6,7 +6,7 @@ ignored. So no task is recorded twice and none is left out, whichever process di
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,8 +32,6 @@ from autotune.model.records import (
     TrialStatus,
 )
 from autotune.model.time_limits import TimeLimits
-from autotune.rundir.artefacts import artefacts_for
-from autotune.rundir.nodes import refuse_strangers, refuse_upgraded
 from autotune.rundir.store import Store
 from autotune.stats.noise_floor import proof_size
 
@@ -49,6 +47,9 @@ WRITE_EVERY_S = 60.0
 
 NEWS_EVERY_S = 5.0
 """Time between ledger records while lanes come and go."""
+
+MUST_AGREE = ("jax", "jaxlib")
+"""Packages whose versions must be equal on all lanes, and in all sessions."""
 
 
 @dataclass(slots=True)
@@ -219,7 +220,6 @@ class Lanes:
             name=pending.name,
             floor=lane.floor,
             runtime=tuple(self._runtime(self._settings_of(pending.task))),
-            artefacts=artefacts_for(self._store, self._settings_of(pending.task)),
             programs=dict(self._programs[lane.told_programs :]) if isinstance(pending.task, TrialTask) else {},
             at_s=lane.heard_s,
         )
@@ -397,3 +397,46 @@ class Lanes:
     def incident(self, what: str, lane: str = "") -> None:
         """Records an incident."""
         self._store.append(IncidentRecord(what=what, by=lane or None))
+
+
+# ---------------------------------------------------------------------- which lanes may measure one study
+
+
+def refuse_strangers(own: FloorResult, others: Iterable[FloorResult]) -> None:
+    """Refuses a lane whose device or versions differ from those of the lanes before it.
+
+    Raises:
+        LaunchError: If they differ.
+    """
+    for other in others:
+        a, b = other.reference, own.reference
+        facts = {
+            "kind of device": (a.device_kind, b.device_kind),
+            "number of devices": (a.device_count, b.device_count),
+        }
+        facts |= {f"version of {n}": (a.versions.get(n), b.versions.get(n)) for n in MUST_AGREE}
+        differing = "; ".join(f"{what}: {x} there, {y} here" for what, (x, y) in facts.items() if x != y)
+        if differing:
+            raise LaunchError(
+                f"the lanes of one study must be alike but this one differs from {other.by or 'the one before'} "
+                f"({differing}); make a study of its own for this kind, with another --run-dir"
+            )
+
+
+def refuse_upgraded(known: FloorResult, versions: Mapping[str, str]) -> None:
+    """Refuses to resume a study after an upgrade: old and new measurements are not comparable.
+
+    Raises:
+        LaunchError: If the version of JAX, jaxlib or a CUDA plugin has changed since the noise floor was measured.
+    """
+    before = known.provenance.get("versions", {})
+    changed = [
+        f"{name} was {before[name]} and is {versions.get(name, 'not there')} now"
+        for name in before
+        if (name in MUST_AGREE or name.startswith("jax-cuda")) and before[name] != versions.get(name)
+    ]
+    if changed:
+        raise LaunchError(
+            f"a study must go on with the versions with which it began but {'; '.join(changed)}; begin a new one with "
+            "another --run-dir, and see what changed with autotune compare OLD NEW --by jaxlib"
+        )

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from autotune.machine.devices import restrict_devices
 from autotune.machine.environment import caller_environment, steering_settings
-from autotune.model.artefacts import artefacts_of
 from autotune.model.errors import AutotuneError, RunDirectoryError, SettingError, close_matches
 from autotune.model.flags import FlagSet, kind_of
 from autotune.model.measurement import WorkloadFacts
@@ -16,14 +15,13 @@ from autotune.model.records import FloorResult
 from autotune.model.redaction import refuse_redacted
 from autotune.model.spec import StudySpec
 from autotune.programs.look import program_python, refuse_other_build
-from autotune.results.library import Entry
 from autotune.rundir.store import Store
 from autotune.settings.catalog import Stage, find_recipe
 from autotune.settings.check import SettingVerdict, check_settings, for_build
 from autotune.settings.known import KnownSettings
 from autotune.settings.probe import probe_build
 from autotune.settings.space import SearchSpace, build_space
-from autotune.study.priors import LibraryWinners, Prior, library_of, priors_of, screened_by, winners_for
+from autotune.study.priors import Prior, priors_of, screened_by
 from autotune.study.proposer import open_study
 from autotune.study.samplers import check_sampler
 from autotune.workers.base import Launcher
@@ -42,7 +40,6 @@ class Preflight:
     Attributes:
         known: Settings of the installed build.
         python: Interpreter of that build, under which the study's program runs.
-        library: Winners that the study learns from.
     """
 
     spec: StudySpec
@@ -50,7 +47,6 @@ class Preflight:
     python: str
     first: tuple[tuple[str, FlagSet], ...]
     rule_defaults: Mapping[str, str] = field(default_factory=dict)
-    library: tuple[Entry, ...] = ()
 
     @property
     def jaxlib(self) -> str:
@@ -60,11 +56,6 @@ class Preflight:
     def launcher(self, store: Store) -> Launcher:
         """See `autotune.study.run.Setup`."""
         return make_launcher(store.spec, store.study_dir)
-
-    def library_winners(self, kind: str | None, count: int | None, note: Callable[[str], None]) -> LibraryWinners:
-        """See `autotune.study.run.Setup`; leaves out sets that break a rule of the study."""
-        found = winners_for(self.library, self.spec, self.known, device_kind=kind, device_count=count, note=note)
-        return replace(found, first=keeping_rules(self.spec, found.first, self.rule_defaults, note))
 
     def runtime_settings(self, settings: FlagSet) -> FlagSet:
         """See `autotune.study.run.Setup`; unknown settings count as read at run time."""
@@ -85,14 +76,13 @@ def prepare(spec: StudySpec, *, study_dir: Path, storage: str | None, note: Call
 
     Raises:
         SettingError: If the study names settings that the installed build refuses; the message lists them all.
-        StudyFileError: If there is no such sampler or library, or the storage cannot be opened.
+        StudyFileError: If there is no such sampler, or the storage cannot be opened.
         LaunchError: If the installed build cannot be probed.
     """
     refuse_missing_secrets(spec, source="the study")
     check_sampler(spec.search)
     note("asking the installed build which settings it has")
     python = program_python(spec, study_dir, note=note)
-    library = library_of(spec, study_dir)
     known = known_settings(spec, python)
     note(f"{known.build.build}: {sum(f.in_xla_flags for f in known.build.flags.values())} XLA flags")
     _refuse(spec, known)
@@ -101,7 +91,7 @@ def prepare(spec: StudySpec, *, study_dir: Path, storage: str | None, note: Call
     build_space(spec, known, None)  # finds an unknown group before the reference runs
     if storage is not None:
         open_study(spec, storage)  # finds a mistyped URL before it, too
-    return Preflight(spec=spec, known=known, python=python, first=first, rule_defaults=defaults, library=library)
+    return Preflight(spec=spec, known=known, python=python, first=first, rule_defaults=defaults)
 
 
 def known_settings(spec: StudySpec, python: str) -> KnownSettings:
@@ -152,8 +142,6 @@ def _refuse(spec: StudySpec, known: KnownSettings) -> None:
     places += [("search.settings", FlagSet({name: v})) for name, d in spec.search.settings.items() for v in _values(d)]
     problems: list[str] = []
     for place, settings in places:
-        for name in artefacts_of(settings):
-            problems.append(f"{place}: {name} stands for an artefact of another study; name its file")
         for check in check_settings(settings, known):
             if not check.starts or check.verdict in REFUSED:
                 line = f"{place}: {check.name}={check.value}: {check.reason}; {check.advice}"
@@ -236,7 +224,6 @@ class SpacePreview:
         device_count: None if it is not known.
         layer_bytes: Bytes of ``weights`` and ``gradients`` of one layer.
         priors: With the screen of the run, if it has one.
-        first: Names and sets of a library that are tried first.
     """
 
     space: SearchSpace
@@ -245,7 +232,6 @@ class SpacePreview:
     device_count: int | None = None
     layer_bytes: Mapping[str, int] = field(default_factory=dict)
     priors: Mapping[str, Prior] = field(default_factory=dict)
-    first: tuple[tuple[str, FlagSet], ...] = ()
 
 
 def preview_space(
@@ -263,7 +249,7 @@ def preview_space(
     Raises:
         SettingError: If the study names a group or setting that does not exist, or an illegal value.
         RunDirectoryError: If `run_dir` must be a run of this study and is none, or its reference has not run.
-        StudyFileError: If that run was on another build, or there is no such library.
+        StudyFileError: If that run was on another build.
         LaunchError: If the installed build cannot be probed.
     """
     asked = python or program_python(spec, study_dir, note=note)
@@ -276,9 +262,6 @@ def preview_space(
     space = build_space(spec, known, facts)
     report = screened_by(store) if store is not None else None
     count = facts.device_count if facts is not None else spec.device.count
-    kind = floor.reference.device_kind if floor is not None else None
-    found = winners_for(library_of(spec, study_dir), spec, known, device_kind=kind, device_count=count)
-    jaxlib, winners = known.build.jaxlib, found.winners
     return SpacePreview(
         space=space,
         build=known.build.build,
@@ -287,8 +270,7 @@ def preview_space(
         else "the study; its reference reports more when it runs",
         device_count=count,
         layer_bytes=facts.layer_bytes if facts else {},
-        priors=priors_of(space, spec, report=report, device_count=count, jaxlib=jaxlib, winners=winners),
-        first=found.first,
+        priors=priors_of(space, spec, report=report, device_count=count, jaxlib=known.build.jaxlib),
     )
 
 

@@ -1,31 +1,22 @@
-"""Prior probability of each setting to act: from the screen, published recipes, the atlas and earlier winners.
+"""Prior probability of each setting to act: from the screen, published recipes and the atlas.
 
 The weights are judgements: they decide what is tried first, and trials soon outweigh them. `EXPECTED` of all searched
-settings are expected to act (the share `MOST_LIKELY` of a few), spread over the settings by their weights. A winner of
-another GPU, model or release is a hint: a wrong one costs some trials, never a verdict.
+settings are expected to act (the share `MOST_LIKELY` of a few), spread over the settings by their weights.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from autotune.compiler.screen import Effect, ScreenReport, SettingReport
-from autotune.machine.host import processor_name
-from autotune.model.artefacts import artefacts_of
-from autotune.model.errors import AutotuneError, StudyFileError
-from autotune.model.flags import FlagSet, kind_of
 from autotune.model.records import ScreenRecord
 from autotune.model.spec import StudySpec
-from autotune.results.library import Entry, LibraryQuery, Match, library_entries, nearest_known
 from autotune.rundir.store import Store
 from autotune.search.additive import EXPECTED, MOST_LIKELY
 from autotune.settings.atlas import Atlas, AtlasRow, AtlasVerdict, load_atlas, load_kinds, newest_not_after
 from autotune.settings.catalog import load_recipes
-from autotune.settings.check import for_build
-from autotune.settings.known import KnownSettings
 from autotune.settings.space import SearchSpace
 
 MOST = 0.5
@@ -36,13 +27,6 @@ LIVE, TOGETHER, FAILS = 2.0, 1.0, 0.5
 
 PUBLISHED, MOST_PUBLISHED = 0.25, 4
 """Weight that each recipe adds to its settings, and the number of recipes that count."""
-
-MOST_TRIED = 3
-"""Library winners that are tried before the sampler proposes."""
-
-PROVEN, HALVES_AT = 3.0, 4.0
-"""Weight that a winner adds to its settings, and the distance (`autotune.results.library`) at which it is halved: that
-of another workload."""
 
 Factors = Mapping[str, tuple[float, str]]
 """For each setting the factor by which it is likelier to act, and why."""
@@ -63,19 +47,6 @@ class Prior:
     no_ops: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class LibraryWinners:
-    """Winners of earlier studies.
-
-    Attributes:
-        winners: Nearest to the study first.
-        first: Names and sets of the nearest, without settings that the build ignores.
-    """
-
-    winners: tuple[Match, ...] = ()
-    first: tuple[tuple[str, FlagSet], ...] = ()
-
-
 def priors_of(
     space: SearchSpace,
     spec: StudySpec,
@@ -83,15 +54,13 @@ def priors_of(
     report: ScreenReport | None,
     device_count: int | None,
     jaxlib: str,
-    winners: Sequence[Match] = (),
 ) -> dict[str, Prior]:
-    """Returns the prior of each parameter; `winners` are the nearest first."""
+    """Returns the prior of each parameter."""
     priors = by_screen(space, report, _recipe_counts())
     screened = {s.name for s in report.settings} if report is not None else set()
     table = load_atlas()
     cells = similar_cells(table, spec, device_count, jaxlib)
-    priors = reweighted(priors, atlas_factors(table, cells, priors.keys() - screened))
-    return reweighted(priors, library_factors(winners))
+    return reweighted(priors, atlas_factors(table, cells, priors.keys() - screened))
 
 
 def reweighted(priors: Mapping[str, Prior], factors: Factors) -> dict[str, Prior]:
@@ -193,95 +162,3 @@ def _atlas_factor(table: Atlas, name: str, wanted: Collection[object]) -> tuple[
     if rows and {r.cell for r in rows} == wanted and all(r.verdict in nothing for r in rows):
         return FAILS, f"in the atlas it changes nothing in {models}"
     return None
-
-
-# ---------------------------------------------------------------------- library of winners
-
-
-def library_of(spec: StudySpec, study_dir: Path) -> tuple[Entry, ...]:
-    """Returns the winners of the library that a study names, for its platform.
-
-    Raises:
-        StudyFileError: If there is no such folder, or a file in it is no winner.
-    """
-    if spec.search.learn_from is None:
-        return ()
-    folder = study_dir / spec.search.learn_from
-    if not folder.is_dir():
-        raise StudyFileError(
-            f"search.learn_from must be the folder of a library of winners but {folder} is none; fill one "
-            "(`autotune library add runs/NAME --library FOLDER`), or leave the key out"
-        )
-    try:
-        found = library_entries(folder)
-    except AutotuneError as error:
-        raise StudyFileError(f"search.learn_from must hold winners only but {error}") from error
-    return tuple(e for e in found if e.winner.conditions.platform == spec.device.platform)
-
-
-def winners_for(
-    entries: Sequence[Entry],
-    spec: StudySpec,
-    known: KnownSettings,
-    *,
-    device_kind: str | None,
-    device_count: int | None,
-    note: Callable[[str], None] = lambda text: None,
-) -> LibraryWinners:
-    """Returns the winners of a library, nearest to a study first.
-
-    Args:
-        device_kind: JAX's name; None if it is not known.
-        device_count: Of all nodes; None if it is not known.
-        note: Called with what is left out of sets.
-    """
-    if not entries:
-        return LibraryWinners()
-    workload = spec.workload.entry or spec.workload_hash
-    name = processor_name() if device_kind == "cpu" else device_kind  # winners have a CPU's own name
-    query = LibraryQuery(gpu=name, count=device_count, jaxlib=known.build.jaxlib or None, workload=workload)
-    winners = tuple(nearest_known(entries, query))
-    return LibraryWinners(winners, tuple(_sets_to_try(winners, spec, known, note)))
-
-
-def _sets_to_try(
-    found: Sequence[Match], spec: StudySpec, known: KnownSettings, note: Callable[[str], None]
-) -> list[tuple[str, FlagSet]]:
-    """Returns names and distinct sets of the nearest winners, without settings that the build ignores."""
-
-    def here(match: Match, name: str) -> FlagSet:
-        return for_build(_own(match), known, over=spec.baseline, note=lambda text: note(f"{name}: {text}"))
-
-    tried: dict[FlagSet, str] = {}
-    for match in found:
-        name = f"library {match.entry.path.parent.parent.name}/{match.entry.path.parent.name}"
-        settings = here(match, name)
-        if settings and settings not in tried:
-            tried[settings] = name
-        if len(tried) == MOST_TRIED:
-            break
-    return [(name, settings) for settings, name in tried.items()]
-
-
-def library_factors(winners: Sequence[Match]) -> Factors:
-    """Returns factors of settings: a setting of a winner is likelier to act; its nearest winner counts."""
-    found: dict[str, tuple[float, str]] = {}
-    for match in winners:
-        factor = 1.0 + PROVEN / (1.0 + match.cost / HALVES_AT)
-        where = "for just this" if match.is_tested else f"on {match.entry.count} x {match.entry.gpu}"
-        for name in _own(match):
-            found.setdefault(name, (factor, f"a winner that is proven {where} holds it"))
-    return found
-
-
-def _own(match: Match) -> FlagSet:
-    """Returns the settings of a winner beyond its baseline that are valid in another study."""
-    winner = match.entry.winner
-    artefacts = artefacts_of(winner.settings)
-    return FlagSet(
-        {
-            n: v
-            for n, v in winner.settings.items()
-            if winner.baseline.get(n) != v and n not in artefacts and kind_of(n) != "option"
-        }
-    )

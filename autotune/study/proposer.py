@@ -33,7 +33,6 @@ from autotune.study.samplers import (
     ADDITIVE,
     RANDOM,
     TPE,
-    Opened,
     Questions,
     best_and_newest,
     certainty_of,
@@ -41,7 +40,6 @@ from autotune.study.samplers import (
     flag_of,
     from_text,
     make_sampler,
-    opens_trials,
     to_text,
 )  # fmt: skip
 from autotune.study.screen import NO_OPS_TOGETHER, NoOpRecheck, contradicts
@@ -74,7 +72,6 @@ class Proposer:
     Args:
         first: Sets to try before the sampler proposes, each with its origin.
         recheck: Sets to try after `first`, because the screen may be wrong on the actual GPU.
-        looks_ahead: Whether the next set is compiled while one is measured, and so proposed without its result.
     """
 
     def __init__(
@@ -86,7 +83,6 @@ class Proposer:
         stored: OptunaStudy | None = None,
         recheck: NoOpRecheck | None = None,
         rule_defaults: Mapping[str, str] = EMPTY,
-        looks_ahead: bool = False,
         priors: Mapping[str, Prior] = NO_PRIORS,
     ) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -107,9 +103,7 @@ class Proposer:
         self._see(FlagSet())
         self._worst = 0.0
         self._history: list[FrozenTrial] = []
-        self._lag = int(looks_ahead)
         self._priors = priors
-        self._opened = Opened(self._sampler(spec.seed)) if opens_trials(spec.search) else None
         self._stored = stored
 
     def begin(self, config: TrialConfig) -> None:
@@ -147,8 +141,6 @@ class Proposer:
         )
         trial.number = len(self._history)
         self._history.append(trial)
-        if self._opened is not None:
-            self._opened.tell(result.settings, trial)
         if self._stored is not None:
             self._stored.put(trial)
 
@@ -230,14 +222,11 @@ class Proposer:
             return self._random(random.Random(seed), changes=len(self._space.parameters)), RANDOM
         if name == RANDOM or (name != ADDITIVE and len(self._history) < STARTUP_TRIALS):
             return self._random(random.Random(seed), changes=CHANGES), RANDOM
-        if self._opened is not None:
-            return self._opened.point(self._space), name
         return self._space.suggest(questions().point()), name
 
     def _questions(self, number: int) -> Questions:
         """Returns the sampler with the trials that it may see."""
-        newest = number - 1 - self._lag
-        told = [t for t in self._history if t.user_attrs[NUMBER_KEY] <= newest]
+        told = [t for t in self._history if t.user_attrs[NUMBER_KEY] < number]
         shown = best_and_newest(told) if self._spec.search.sampler == TPE else told
         return Questions(shown, self._sampler(_seed(f"{self._spec.seed}/{number}")))
 

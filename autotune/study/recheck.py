@@ -5,22 +5,21 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
 
 from autotune.machine.host import describe_machine, utc_now
-from autotune.model.artefacts import Artefact
 from autotune.model.clock import Stopwatch
 from autotune.model.errors import AutotuneError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import WorkloadFacts
 from autotune.model.proofs import Report
-from autotune.model.records import Callbacks, ConclusionRecord, FinalistResult, Outcome, ProfileRecord
+from autotune.model.records import Callbacks, ConclusionRecord, FinalistResult, Outcome
 from autotune.model.spec import StudySpec, load_study
-from autotune.results.export import artefact_differences, is_unchanged, keep_in_run
+from autotune.results.export import is_unchanged
 from autotune.results.format import format_estimate, format_finalist, time_of
 from autotune.results.winner import Difference, RecordCheck, Status, Winner, check_records, differences, this_machine
 from autotune.rundir.store import Store
@@ -29,13 +28,11 @@ from autotune.stats.estimates import Estimate, Verdict
 from autotune.study import preflight
 from autotune.study.confirm import most_pairs, prove, report
 from autotune.study.preflight import refuse_missing_secrets
-from autotune.study.priors import LibraryWinners
 from autotune.study.run import StudyRun
 from autotune.study.stages import noise_floor, probe
 from autotune.workers.base import Launcher
 
 STAGE = "recheck"
-FROM_PROOF = "taken over from the proof that is checked"
 
 
 class NothingToSearch:
@@ -48,10 +45,6 @@ class NothingToSearch:
     def space(self, facts: WorkloadFacts | None) -> SearchSpace:
         """Returns an empty one."""
         return SearchSpace(())
-
-    def library_winners(self, kind: str | None, count: int | None, note: Callable[[str], None]) -> LibraryWinners:
-        """Returns none."""
-        return LibraryWinners()
 
     def runtime_settings(self, settings: FlagSet) -> FlagSet:
         """Returns all of them, for no programs share a measurement."""
@@ -77,14 +70,13 @@ def new_recheck(
     )
 
 
-def recheck_winner(run: StudyRun, winner: Winner, artefacts: Sequence[Artefact] = ()) -> ConclusionRecord:
+def recheck_winner(run: StudyRun, winner: Winner) -> ConclusionRecord:
     """Measures a winner in fresh pairs of processes against the default; the run directory then is its new proof.
 
     Resumes where it was stopped: a recorded A/A run and recorded pairs of processes are not run again.
 
     Args:
         run: From `new_recheck`, with the workload, baseline and measuring of the winner's study.
-        artefacts: Files that its settings refer to.
 
     Raises:
         LaunchError: If the default itself cannot run.
@@ -93,9 +85,6 @@ def recheck_winner(run: StudyRun, winner: Winner, artefacts: Sequence[Artefact] 
     with contextlib.closing(run):
         probe(run)
         noise_floor(run)
-        for artefact in artefacts:
-            without = winner.settings.without(artefact.setting)
-            run.store.append_news(ProfileRecord(settings=without, steps=0, profile=artefact, reason=FROM_PROOF))
         run.begin_stage(STAGE, f"{winner.settings} in up to {most_pairs(run, STAGE)} fresh pairs of processes")
         result = prove(run, [(0, winner.settings)], stage=STAGE)[0]
         found = report(run, result) if result.is_passed else Report(result.estimate, objection=result.veto)
@@ -103,7 +92,6 @@ def recheck_winner(run: StudyRun, winner: Winner, artefacts: Sequence[Artefact] 
             result = result.model_copy(update={"verdict": _no_faster(result.verdict)})
         conclusion = _conclusion(winner, result, found)
         run.store.append(conclusion)
-        keep_in_run(run.store, winner.settings)
     return conclusion
 
 
@@ -210,9 +198,8 @@ def verify_winner(winner: Winner, file: Path, *, study: Path | None = None, run:
         notes.append(winner.loss.words)
     elif winner.loss is not None and not winner.loss.is_ok:
         found.append(Difference(field="loss", proven="nothing", here=winner.loss.words))
-    found += artefact_differences(winner, file)
     if file.is_file():
-        if not is_unchanged(file.read_text(encoding="utf-8"), winner, file.parent):
+        if not is_unchanged(file.read_text(encoding="utf-8"), winner):
             found.append(Difference(field="file", proven="its text as exported", here="changed or moved since"))
         records = check_records(winner, file, run=run)
         found += records.differences

@@ -23,7 +23,6 @@ from autotune.rundir.store import Store, driver_session
 from autotune.settings.space import SearchSpace
 from autotune.study.budget import TimeLeft
 from autotune.study.lanes import Lanes
-from autotune.study.priors import LibraryWinners
 from autotune.study.proposer import Proposer
 from autotune.study.screen import NoOpRecheck, StudyScreener, open_study_screener
 from autotune.workers.base import Launcher
@@ -43,9 +42,6 @@ class Setup(Protocol):
     @property
     def rule_defaults(self) -> Mapping[str, str]:
         """The build's defaults of the settings that `limits.rules` name."""
-
-    def library_winners(self, kind: str | None, count: int | None, note: Callable[[str], None]) -> LibraryWinners:
-        """Returns winners of earlier studies, for a kind and number of devices; None if they are not known."""
 
     def space(self, facts: WorkloadFacts | None) -> SearchSpace:
         """Returns the search space, given the facts of the reference."""

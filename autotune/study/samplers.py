@@ -13,7 +13,6 @@ from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState
 
 from autotune.model.errors import StudyFileError
-from autotune.model.flags import FlagSet
 from autotune.model.records import REFERENCE_NUMBER, TrialResult
 from autotune.model.sections import SearchSpec
 from autotune.search.sampler import DUPLICATE_KEY, SD_KEY, AdditiveFlagSampler
@@ -62,44 +61,6 @@ class Questions:
         return choose
 
 
-class Opened:
-    """A sampler that keeps its state in the trials that it opened itself, such as CMA-ES.
-
-    It adds trials of earlier sessions as finished ones, without that state.
-    """
-
-    def __init__(self, sampler: BaseSampler) -> None:
-        self._study = optuna.create_study(sampler=sampler)
-        self._open: dict[FlagSet, optuna.Trial] = {}
-
-    def point(self, space: SearchSpace) -> FlagSet:
-        """Returns the next point; its trial stays open until `tell`."""
-        trial = self._study.ask()
-        settings = space.suggest(lambda p: to_text(p, _suggest(trial, p)))
-        if settings in self._open:
-            self._study.tell(trial, state=TrialState.FAIL)
-        else:
-            self._open[settings] = trial
-        return settings
-
-    def tell(self, settings: FlagSet, found: FrozenTrial) -> None:
-        """Adds a result."""
-        trial = self._open.pop(settings, None)
-        if trial is None:
-            self._study.add_trial(found)
-        else:
-            self._study.tell(trial, values=found.values)
-
-
-def _suggest(trial: optuna.Trial, parameter: Parameter) -> Any:
-    distribution = distribution_of(parameter)
-    if isinstance(distribution, CategoricalDistribution):
-        return trial.suggest_categorical(parameter.name, distribution.choices)
-    assert isinstance(distribution, IntDistribution)
-    low, high, step = distribution.low, distribution.high, distribution.step
-    return trial.suggest_int(parameter.name, low, high, step=step, log=distribution.log)
-
-
 def check_sampler(search: SearchSpec) -> None:
     """Creates the study's sampler once, so that a mistake is found before anything starts.
 
@@ -107,11 +68,6 @@ def check_sampler(search: SearchSpec) -> None:
         StudyFileError: If there is none of that name, or it needs more than a seed.
     """
     make_sampler(search, SearchSpace(()), 0)
-
-
-def opens_trials(search: SearchSpec) -> bool:
-    """Whether the study's sampler must open trials; see `Opened`."""
-    return search.sampler not in (ADDITIVE, TPE, RANDOM)
 
 
 def make_sampler(

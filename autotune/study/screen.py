@@ -17,7 +17,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -51,9 +51,6 @@ R = TypeVar("R")
 
 SHARE_OF_BUDGET = 0.25
 """Share of the time budget that the screen may take."""
-
-CPUS_TO_SPARE = 4
-"""Usable processors that are needed to compile candidates while others are measured on a GPU."""
 
 TELL_EVERY_S = 20.0
 
@@ -107,7 +104,6 @@ class StudyScreener:
         self._resources = contextlib.ExitStack()
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="screen")
         self._screen: Screener | None = None
-        self._ahead: Future[str | None] | None = None
         self._is_on = True
         self._believes_memory = True
         self.kept_s = 0.0
@@ -240,7 +236,7 @@ class StudyScreener:
             screen.keep_to(())
 
     def precheck(self, settings: FlagSet) -> Precheck:
-        """Returns a set's program and whether it fits; compiles it unless that was done ahead."""
+        """Returns a set's program and whether it fits."""
         screen = self._screen
         if screen is None or not self._is_on:
             return Precheck()
@@ -262,32 +258,6 @@ class StudyScreener:
         """Whether two sets give the same program, as far as compiling can tell."""
         key = self.precheck(one).key
         return key is not None and key == self.precheck(other).key
-
-    @property
-    def looks_ahead(self) -> bool:
-        """Whether the next proposal is compiled during a measurement: only in GPU studies with processors to spare."""
-        screen = self._screen
-        if screen is None or not self._is_on or screen.job.target is None or self._spec.device.platform != "cuda":
-            return False
-        has_spare = bool(spare_processors(screen.job.topology.gpus_per_node))
-        return has_spare and len(os.sched_getaffinity(0)) >= CPUS_TO_SPARE
-
-    def compile_ahead(self, guess: Callable[[], FlagSet | None]) -> None:
-        """Compiles the likely next proposal during a measurement, if `looks_ahead`."""
-        screen = self._screen
-        settings = guess() if self.looks_ahead else None
-        if screen is not None and settings is not None:
-            # A failure is not reported here: it recurs in `precheck`.
-            self._ahead = self._pool.submit(self._give_way, lambda: screen.program_key(settings), is_beside=True)
-
-    def rest(self) -> None:
-        """Aborts what is compiled ahead, so that a proof has the machine for itself."""
-        ahead, self._ahead = self._ahead, None
-        if ahead is None or ahead.cancel() or ahead.done() or self._screen is None:
-            return
-        self._screen.abort()
-        ahead.exception()  # waits until it has ended
-        self._screen.resume()
 
     def close(self) -> None:
         """Ends the compile worker."""

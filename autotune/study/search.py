@@ -45,8 +45,6 @@ class Search:
         if left > 0 and (table is None or table.is_enough):
             self._run.begin_stage("search", f"{left} of {self._asked} trials to go")
             self._run.lanes.work(self._next)
-            if self._run.screener is not None:
-                self._run.screener.rest()
         self._finish()
 
     def go_on(self) -> bool:
@@ -162,8 +160,6 @@ class Search:
             found = found.model_copy(update={"most": most})
         self._tried[config.number] = config.settings
         self._proposer.begin(config)
-        if run.screener is not None:
-            run.screener.compile_ahead(lambda: self._guess_after(config))
         folder = ("trials", f"{config.number:04d}")
         return PendingTask(found, folder, f"trial-{config.number}", self._end)
 
@@ -173,10 +169,6 @@ class Search:
         result = self._known.complete(result)
         self._store.append(result)
         self._run.view.trial_ends(result)
-
-    def _guess_after(self, config: TrialConfig) -> FlagSet | None:
-        following = self._proposer.ask(config.number + 1, taken=[config.settings])
-        return following.settings if following is not None else None
 
     # ------------------------------------------------------------------ causes of failures
 

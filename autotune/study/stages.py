@@ -24,7 +24,6 @@ from autotune.model.records import (
     FinalistResult,
     FloorResult,
     LedgerRecord,
-    ProfileRecord,
     ProofRecord,
     ScreenRecord,
     SessionRecord,
@@ -32,12 +31,11 @@ from autotune.model.records import (
     TrialResult,
 )  # fmt: skip
 from autotune.model.sections import WITH_SECRETS
-from autotune.model.spec import Effort, StudySpec, load_study, parse_study
+from autotune.model.spec import StudySpec, load_study, parse_study
 from autotune.rundir.optuna_study import JOURNAL
 from autotune.rundir.store import Store
 from autotune.study.conclude import record_conclusion
 from autotune.study.confirm import confirm, minimise, soak
-from autotune.study.pgle import profile_guide
 from autotune.study.prefilter import measure_reference, narrow_space
 from autotune.study.preflight import prepare
 from autotune.study.priors import priors_of, screened_by
@@ -83,19 +81,14 @@ def screen(run: StudyRun) -> None:
     space = run.setup.space(run.facts)
     for name, remark in space.notes.items():
         run.view.note(f"{name}: {remark}")
-    kind = run.reference.device_kind if run.reference is not None else None
-    library = run.setup.library_winners(kind, run.facts.device_count, run.view.note)
-    run.first += library.first
     space = narrow_space(run, space)
     priors = priors_of(
         space, run.spec, report=screened_by(run.store), device_count=run.facts.device_count, jaxlib=run.setup.jaxlib,
-        winners=library.winners,
     )  # fmt: skip
     stored = open_study(run.spec, run.storage or run.store.path / JOURNAL)
     run.proposer = Proposer(
         run.spec, space, first=run.first, stored=stored, recheck=run.recheck,
-        rule_defaults=run.setup.rule_defaults, looks_ahead=run.screener is not None and run.screener.looks_ahead,
-        priors=priors,
+        rule_defaults=run.setup.rule_defaults, priors=priors,
     )  # fmt: skip
 
 
@@ -117,7 +110,6 @@ STAGES = (
     Stage("screen", screen, (ScreenRecord,)),
     Stage("search", search, (TrialResult, BlameRecord, EffectsRecord)),
     Stage("minimise", minimise, (AblationResult,)),
-    Stage("pgle", profile_guide, (ProfileRecord, AblationResult)),
     Stage("confirm", confirm, (ProofRecord, ConfirmRun, FinalistResult)),
     Stage("soak", soak, (SoakRecord,)),
     Stage("conclude", conclude, (ConclusionRecord,)),
@@ -155,18 +147,17 @@ def new_run(
     )
 
 
-def study_with(path: Path, given: Mapping[str, Mapping[str, Any]], *, effort: str, seed: int | None) -> StudySpec:
+def study_with(path: Path, given: Mapping[str, Mapping[str, Any]], *, seed: int | None) -> StudySpec:
     """Reads a study file and overrides its keys by those of a command line.
 
     Args:
         given: Section to key to value; None keeps the file's value.
-        effort: See `Effort`.
         seed: None keeps the file's.
 
     Raises:
         StudyFileError: If the file or the resulting study is not legal.
     """
-    data = load_study(path).at_effort(Effort(effort)).model_dump(context=WITH_SECRETS)
+    data = load_study(path).model_dump(context=WITH_SECRETS)
     for section, values in given.items():
         data[section].update({key: value for key, value in values.items() if value is not None})
     if seed is not None:

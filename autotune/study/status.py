@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -14,11 +15,13 @@ from autotune.model.units import format_seconds
 from autotune.results.format import format_estimate
 from autotune.results.screen_words import describe_screen_record
 from autotune.rundir.lock import is_held, read_stage
-from autotune.rundir.nodes import node_effects
 from autotune.rundir.store import Store
 from autotune.study.prefilter import incumbent
 
 RUNNING = "running"
+
+SLOW = 0.03
+"""Excess of a lane's reference step time over the median lane's from which its machine is called slow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +30,7 @@ class LaneStatus:
 
     Attributes:
         is_here: Whether the study runs and its last ledger record has the lane.
-        is_slow: Whether its reference is clearly slower than the others'.
+        is_slow: Whether its reference was slower than the median lane's by more than `SLOW`.
     """
 
     lane: str
@@ -119,11 +122,14 @@ def study_status(path: Path) -> StudyStatus:
 
 def _lanes(store: Store, *, is_running: bool) -> tuple[LaneStatus, ...]:
     floors = {f.by: f for f in store.of(FloorResult) if f.by is not None}
-    slow = {n.lane for n in node_effects(floors.values(), store.of(TrialResult)) if n.is_slow}
+    steps_s = {name: floor.comparison.reference_step_s for name, floor in floors.items()}
+    limit_s = (1 + SLOW) * statistics.median(steps_s.values()) if floors else 0.0
     ledger = store.last(LedgerRecord)
     here = ledger.lanes if ledger and is_running else ()
     return tuple(
-        LaneStatus(lane=name, host=str(floor.provenance.get("host", "")), is_here=name in here, is_slow=name in slow)
+        LaneStatus(
+            lane=name, host=str(floor.provenance.get("host", "")), is_here=name in here, is_slow=steps_s[name] > limit_s
+        )
         for name, floor in sorted(floors.items())
     )
 

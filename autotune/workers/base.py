@@ -52,18 +52,14 @@ class Worker(Protocol):
     last_memory: MemoryUse | None
     """Memory in use at the end of the last block; None if not requested or unknown."""
 
+    last_clock_s: float | None
+    """Seconds of the last block by a clock that is not the program's: ours, or its reader's. None if none ran."""
+
     def run_block(self, steps: int) -> tuple[float, ...]:
         """Runs steps and returns the duration of each, seconds.
 
         Raises:
             WorkerFailed: If the worker died, hung, or computed a loss that is not finite.
-        """
-
-    def profile(self, steps: int) -> bytes:
-        """Runs steps under a profiler and returns the costs of instructions as text for XLA; empty without any.
-
-        Raises:
-            WorkerFailed: If the worker died or hung, or cannot profile.
         """
 
     def close(self) -> None:

@@ -7,14 +7,12 @@ import socket
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from autotune.machine.environment import child_environment, driver_python, let_import_packages, variables_of
-from autotune.model.artefacts import unpack
 from autotune.model.clock import Stopwatch
 from autotune.model.flags import READ_FILES, FlagSet, kind_of
 from autotune.model.measurement import Failure, FailureKind, WorkerReport
@@ -25,47 +23,6 @@ from autotune.model.turn_sizes import CHECK_STEPS, WARMUP_STEPS
 from autotune.workers.base import GuardedProcess, Progress, WorkerFailed, listen
 from autotune.workers.failures import classify_failure, is_without_gpu
 from autotune.workers.settings_check import MEMORY_VARIABLES, check_environment, check_options
-
-
-def profile_text(profile: bytes) -> str:
-    """Converts a ``ProfiledInstructionsProto`` to text.
-
-    Raises:
-        ValueError: If it cannot be parsed.
-    """
-    from google.protobuf import text_format
-    from google.protobuf.message import DecodeError
-
-    try:
-        return str(text_format.MessageToString(_message_class().FromString(profile)))
-    except DecodeError as error:
-        raise ValueError(f"a profile must be a ProfiledInstructionsProto but: {error}") from error
-
-
-@cache
-def _message_class() -> Any:
-    """Builds the message class, which jaxlib lacks (tsl/profiler/protobuf/profiled_instructions.proto)."""
-    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-
-    field = descriptor_pb2.FieldDescriptorProto
-    package = "autotune.profile"
-    file = descriptor_pb2.FileDescriptorProto(name=f"{package}.proto", package=package, syntax="proto3")
-
-    def add(name: str, fields: dict[str, int], label: int) -> None:
-        message = file.message_type.add(name=name)
-        for number, (key, kind) in enumerate(fields.items(), 1):
-            of = f".{package}.{key.title()}" if kind == field.TYPE_MESSAGE else None
-            message.field.add(name=key, number=number, type=kind, label=label, type_name=of)
-
-    one, many = field.LABEL_OPTIONAL, field.LABEL_REPEATED
-    add("Costs", {"name": field.TYPE_STRING, "cost_us": field.TYPE_DOUBLE}, one)
-    latency = {"source": field.TYPE_STRING, "target": field.TYPE_STRING, "latency_us": field.TYPE_DOUBLE}
-    add("Latencies", latency, one)
-    add("Profile", {"costs": field.TYPE_MESSAGE, "latencies": field.TYPE_MESSAGE}, many)
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{package}.Profile"))
-
 
 STOP_PATIENCE_S = 5.0
 KILL_PATIENCE_S = 15.0
@@ -171,6 +128,7 @@ class LocalWorker:
         self._begun = time.monotonic()
         self._phase = "launch"
         self.closed = False
+        self.last_clock_s: float | None = None
         self.last_loss: float | None = None
         self.last_norm: float | None = None
         self.loss_lag = 0
@@ -218,10 +176,12 @@ class LocalWorker:
 
     def run_block(self, steps: int) -> tuple[float, ...]:
         """Runs a block on all ranks and returns the times of the slowest one; see `base.Worker`."""
+        began_s = time.monotonic()
         for process in self._processes:
             asked = {"fresh": self.fresh_batches, "memory": self.watches_memory}
             process.send({"type": "block", "steps": steps, **{k: True for k, is_asked in asked.items() if is_asked}})
         blocks = self._gather("block", self.limits.of_block(steps), None)
+        self.last_clock_s = float(blocks[0].get("clock_s", time.monotonic() - began_s))
         self._trained += steps
         self._take_loss(blocks[0])
         self.last_memory = _memory_of(blocks)
@@ -237,16 +197,6 @@ class LocalWorker:
                 raise self._failed(FailureKind.WRONG_LOSS, f"the {quantity} became {value} by step {step}")
         if self.report.losses:  # a worker without a loss sends 0
             self.last_loss, self.last_norm, self.loss_lag = loss, norm, lag
-
-    def profile(self, steps: int) -> bytes:
-        """Profiles all ranks at once and returns the profile of rank 0; see `base.Worker`."""
-        for process in self._processes:
-            process.send({"type": "profile", "steps": steps})
-        found = self._gather("profile", self.limits.start_s, None)[0]
-        try:
-            return profile_text(unpack(found["packed"])).encode()
-        except (KeyError, TypeError, ValueError) as error:
-            raise self._failed(FailureKind.NO_RESULT, f"the profile cannot be read: {error}") from error
 
     def close(self) -> None:
         """Asks all processes to stop, then ends them; see `base.Worker`."""

@@ -18,8 +18,8 @@ from typing import Any
 
 from autotune.child.fingerprint import strip_hlo
 from autotune.machine.files import COMPILES, Scratch
-from autotune.model.flags import FlagSet
-from autotune.workers.settings_check import check_debug_options, parse_debug_options
+from autotune.model.flags import FlagSet, parse_text_proto
+from autotune.workers.settings_check import check_debug_options
 
 DUMP_FLAG = "xla_dump_to"
 BEFORE, AFTER = ".before_optimizations.txt", ".cpu_after_optimizations.txt"
@@ -100,7 +100,7 @@ class ProgramWatch:
 
     def lost(self, settings: FlagSet) -> tuple[str, ...]:
         """Returns a clause for each XLA flag that is not in force according to the dumped options."""
-        options = [parse_debug_options(_text(file)) for file in self._scratch.path.glob(f"*{OPTIONS}")]
+        options = [parse_text_proto(_text(file)) for file in self._scratch.path.glob(f"*{OPTIONS}")]
         if settings.of_kind("xla") and not options:
             return ("XLA_FLAGS: XLA compiled nothing under these flags (or takes all from a compilation cache)",)
         return tuple(dict.fromkeys(clause for found in options for clause in check_debug_options(settings, found)))
@@ -157,7 +157,7 @@ class ProgramWatch:
 
 def _digest(folder: Path, module: str, files: Collection[str]) -> str:
     """Digests the files of a module, without its number in the process; NotKnown if it changes the dump flags."""
-    options = parse_debug_options(_text(folder / (module + OPTIONS)))
+    options = parse_text_proto(_text(folder / (module + OPTIONS)))
     if options.pop(DUMP_FLAG, None) != [str(folder)] or any(name.startswith("xla_dump") for name in options):
         raise NotKnown("it changes where and what XLA dumps")
     number, _, name = module.partition(".")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ast
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -31,8 +29,6 @@ SET_BY_JAX = frozenset(
     }
 )
 """Options that JAX overwrites for each compilation (jax/_src/compiler.py), and one that its CPU client overwrites."""
-
-_OPTION = re.compile(r"^(\w+): (.+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,14 +87,6 @@ def check_processes(settings: FlagSet, processes: Iterable[Mapping[str, Any]]) -
     return SettingsCheck(tuple(dict.fromkeys(line for s in seen for line in s.lost)), tuple(notes))
 
 
-def parse_debug_options(written: str) -> dict[str, list[str]]:
-    """Parses XLA's list of debug options that are not defaults: name to all listed values, without quotes."""
-    found: dict[str, list[str]] = {}
-    for name, value in _OPTION.findall(written):
-        found.setdefault(name, []).append(_plain(value))
-    return found
-
-
 def check_debug_options(settings: FlagSet, options: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
     """Returns a clause for each XLA flag that is listed with another switch or number than given.
 
@@ -106,15 +94,6 @@ def check_debug_options(settings: FlagSet, options: Mapping[str, Sequence[str]])
     """
     listed = ((n, v, options.get(n, ())) for n, v in settings.of_kind("xla").items() if n not in SET_BY_JAX)
     return tuple(f"{n}={v} became {got[0]}" for n, v, got in listed if len(got) == 1 and _contradict(v, got[0]))
-
-
-def _plain(value: str) -> str:
-    if not value.startswith('"'):
-        return value
-    try:
-        return str(ast.literal_eval(f"b{value}").decode(errors="replace"))
-    except (SyntaxError, ValueError):
-        return value
 
 
 def _contradict(wanted: str, got: str) -> bool:

@@ -17,7 +17,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from benchmarks.published.report import page, picture, ratios
+from benchmarks.published.report import page, picture, told_with_predictions
 from benchmarks.published.rows import compiled, is_held_out, predicted, published
 
 ROOT = Path(__file__).parents[2]
@@ -38,8 +38,8 @@ def main() -> None:
     if left := len(known) - len(rows):
         print(f"{left} rows are left: no page is written")
         return
-    data = {"jaxlib": jaxlib, "ratios": {name: round(r, 4) for name, r in ratios(rows).items()}}
-    (ROOT / "autotune/data/published.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    data = json.dumps(told_with_predictions(rows, jaxlib), indent=1)
+    (ROOT / "autotune/data/published.json").write_text(data + "\n", encoding="utf-8")
     (ROOT / "docs/predictions.svg").write_text(picture(rows), encoding="utf-8")
     (ROOT / "docs/predictions.md").write_text(page(rows, jaxlib), encoding="utf-8")
 

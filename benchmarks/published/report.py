@@ -8,11 +8,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.compiler.predict import FACTOR, PublishedError
-
 Rows = Mapping[str, Mapping[str, Any]]
 
 SIDE, EDGE = 460, 60
+
+FACTOR = 1.2
+"""Predictions within this factor of the published step time are counted in the text."""
+
+NORMAL_95 = 1.96
 
 HEAD = """# How well are step times predicted?
 
@@ -22,7 +25,7 @@ $ autotune predict studies/eight-gpus-fsdp.toml --target h100-sxm      # marked 
 
 `predict` compiles a step for a GPU that need not be there (`docs/screening.md`) and computes its time: for each kernel
 the slowest of matrix units, scalar units and memory, NCCL's tuning model for collectives, and a simulation of streams,
-waits, graphs and loops. `network.nic_bytes_per_s` in the study sets the network of your cluster (Google's A3 12.5e9, A3
+waits, graphs and loops. `device.nic_bytes_per_s` in the study sets the network of your cluster (Google's A3 12.5e9, A3
 Mega 25e9).
 
 No gain of a flag is predicted: compared with published changes, a constant did better. `autotune explain` says what a
@@ -71,6 +74,27 @@ def ratios(rows: Rows) -> dict[str, float]:
     return {n: r["ratio"] for n, r in rows.items() if "ratio" in r and kind(r) == "dense bfloat16"}
 
 
+def within(found: Iterable[float]) -> int:
+    """Number of ratios within `FACTOR`."""
+    return sum(1 / FACTOR <= r <= FACTOR for r in found)
+
+
+def interval(found: Iterable[float]) -> tuple[float, float]:
+    """95 % interval of measured over predicted step time, for log-normal errors; the spread leaves one out."""
+    logs = [math.log(r) for r in found]
+    total = sum(logs)
+    spread = math.sqrt(statistics.fmean((x - (total - x) / (len(logs) - 1)) ** 2 for x in logs))
+    mean, half = statistics.fmean(logs), NORMAL_95 * spread
+    return math.exp(-mean - half), math.exp(-mean + half)
+
+
+def told_with_predictions(rows: Rows, jaxlib: str) -> dict[str, Any]:
+    """What stands beside each prediction."""
+    found = ratios(rows).values()
+    words = f"within x{FACTOR:g} in {within(found)} of {len(found)} published runs"
+    return {"jaxlib": jaxlib, "interval": [round(end, 4) for end in interval(found)], "words": words}
+
+
 def agreement(rows: Iterable[Mapping[str, Any]]) -> Agreement:
     """Of some rows that were predicted; NaN for a rank of fewer than three."""
     from scipy.stats import spearmanr
@@ -86,7 +110,7 @@ def agreement(rows: Iterable[Mapping[str, Any]]) -> Agreement:
         count=len(found),
         mean=math.exp(statistics.fmean(logs)),
         spread=statistics.stdev(logs) if len(logs) > 1 else math.nan,
-        within=PublishedError({str(i): r["ratio"] for i, r in enumerate(found)}).within,
+        within=within(r["ratio"] for r in found),
         spearman=rank([(r["step_s"], r["measured_s"]) for r in found]),
         spearman_mfu=rank([(r["mfu"], r["mfu"] * r["ratio"]) for r in found]),
     )

@@ -15,9 +15,7 @@ from autotune.child.devices import dtype_name
     ("said", "name"),
     [
         (jnp.bfloat16, "bfloat16"),
-        (jnp.float8_e4m3fn, "float8_e4m3fn"),
         (np.float32, "float32"),
-        (np.dtype("float16"), "float16"),
         (np.zeros(1, jnp.bfloat16).dtype, "bfloat16"),
         ("nanoo_fp8", "nanoo_fp8"),
         (None, None),

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from typer.testing import CliRunner
 
 from autotune.cli.app import app
-from autotune.model.errors import SettingError
-from tests.atlas_tables import small, write
+from tests.atlas_tables import small
 
 COMBINE = "xla_gpu_all_gather_combine_threshold_bytes"
 
@@ -29,12 +26,3 @@ def test_where_a_setting_is_active(monkeypatch: pytest.MonkeyPatch) -> None:
         ["0.10.2", "1073741824", "changes", "2 of 3 cells: dense-fsdp@8xh100-sxm, dense-fsdp@64xh100-sxm"],
         ["0.10.2", "1073741824", "same", "1 of 3 cells: moe@8xh200"],
     ]
-
-
-def test_the_page_is_written_of_any_table(tmp_path: Path) -> None:
-    write(small(), tmp_path / "table")
-    run("atlas", "html", str(tmp_path / "site"), "--table", str(tmp_path / "table"))
-    assert COMBINE in (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
-    (tmp_path / "table" / "0.10.2.jsonl").write_text('{"atlas": 99}\n', encoding="utf-8")
-    with pytest.raises(SettingError, match="the first line of a table of the atlas must be"):
-        run("atlas", "html", str(tmp_path / "site"), "--table", str(tmp_path / "table"))

@@ -112,7 +112,7 @@ HURT: list[tuple[int, tuple[Any, ...]]] = [
     (last_of("trial"), ("comparison", "estimate", "ratio")), (last_of("trial"), ("number",)),
     (last_of("conclusion"), ("estimate", "low")), (last_of("floor"), ("comparison", "reference_step_s")),
     (last_of("floor"), ("provenance", "load_1min")), (last_of("soak"), ("step_count",)),
-    (last_of("span"), ("wall_s",)), (last_of("session"), ("started",)),
+    (last_of("session"), ("started",)),
     (last_of("floor"), ("reference", "process_count")), (last_of("floor"), ("floor", "process_sd")),
 ]  # fmt: skip
 """Numbers that are computed with, drawn or compared."""

@@ -64,16 +64,6 @@ def test_the_exit_status_says_whether_all_would_start(call: Call) -> None:
     assert "renamed -> xla_gpu_enable_command_buffer" in bad.stdout
 
 
-def test_the_check_of_a_recipe_as_json(call: Call) -> None:
-    result = call("flags", "check", "--recipe", "jax_toolbox_perf_doc_head_all", "--json")
-    data = json.loads(result.stdout)
-    assert (result.exit_code, data["starts"]) == (1, False)
-    assert {s["name"].removeprefix("xla_gpu_") for s in data["settings"] if not s["starts"]} == {
-        "cudnn_gemm_fusion", "enable_address_computation_fusion", "enable_custom_fusions",
-        "enable_nccl_per_stream_comms", "lhs_enable_gpu_async_tracker",
-    }  # fmt: skip
-
-
 def test_the_environment_and_a_script_are_checked(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_graph_level=0")
     monkeypatch.setenv("JAX_ENABLE_PGLE", "maybe")
@@ -104,17 +94,6 @@ def test_the_block_of_a_script_is_printed_for_this_build(call: Call, tmp_path: P
     assert data["settings"] == {"xla_gpu_cudnn_gemm_fusion_level": "1"}
     with pytest.raises(SettingError, match="either flags or --file"):
         call("flags", "migrate")
-
-
-def test_recipes_are_listed_and_shown(call: Call) -> None:
-    assert len(json.loads(call("recipes", "list", "--json").stdout)) == 38
-    assert call("recipes", "list").stdout.count("\n") == 39
-    published = call("recipes", "show", "dreamerv3").stdout
-    left = call("recipes", "show", "dreamerv3", "--existing").stdout
-    assert "xla_gpu_graph_level=0" in published
-    assert "xla_gpu_graph_level" not in left
-    assert "xla_gpu_enable_command_buffer=\n" in left
-    assert call("flags", "check", "--recipe", "alphafold3").exit_code == 0
 
 
 STUDY = """

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.model.spec import load_study
-from autotune.programs.draft import checked, example_studies, example_text, plan_unseen
+from autotune.programs.draft import checked, plan_unseen
 from tests.console import autotune
 
 
@@ -20,27 +20,7 @@ def test_a_preset_is_written_for_the_devices_here(tmp_path: Path) -> None:
     assert "autotune run llama.toml" in done.stdout
 
 
-def test_an_example_is_copied_under_a_name_of_ones_own(tmp_path: Path) -> None:
-    done = autotune("init", "--example", "eight-gpus-fsdp", "--name", "mine", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    ours, theirs = load_study(tmp_path / "mine.toml"), load_study(example_studies()["eight-gpus-fsdp"])
-    assert ours.model_copy(update={"name": theirs.name}) == theirs
-    assert ours.name == "mine"
-    assert "\n#" in (tmp_path / "mine.toml").read_text(), "with its comments"
-
-
-def test_every_example_that_is_offered_is_a_study_that_needs_no_file_of_its_own() -> None:
-    found = example_studies()
-    assert {"quickstart", "one-gpu", "moe"} <= found.keys()
-    assert all(checked(example_text(name, "other")).name == "other" for name in found)
-
-
-def test_a_function_beside_the_file_is_found_and_no_file_written_over(tmp_path: Path) -> None:
-    done = autotune("init", "--entry", "no.such:thing", "--platform", "cpu", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "--entry must be a preset or package.module:function" in done.stderr
-    assert not list(tmp_path.glob("*.toml"))
-    (tmp_path / "mine.py").write_text("from workloads.example import build as build\n")
+def test_a_function_is_named_and_no_file_written_over(tmp_path: Path) -> None:
     own = ("init", "--entry", "mine:build", "--platform", "cpu", "-o", "own.toml")
     assert autotune(*own, cwd=tmp_path).returncode == 0
     assert load_study(tmp_path / "own.toml").workload.entry == "mine:build"

@@ -7,46 +7,26 @@ import json
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
 from autotune.cli import compile as compile_commands
-from autotune.cli import options
 from autotune.cli.app import app
-from autotune.model.spec import Effort, load_study
+from autotune.model.spec import load_study
 from autotune.results.export import ExportFormat, render_winner
 from autotune.results.library import add_to_library
 from harness.simulated_machine import write_study
-from tests import atlas_tables
 from tests.compiler.rules import COMBINE, Rules, screen
-from tests.runs import make_winner
+from tests.runs import TYPED, make_winner
 
-STUDY = """
-name = "shapes"
-[workload]
-entry = "llama"
-[search]
-trials = 4
-[search.settings]
-xla_backend_optimization_level = [1, 2, 3]
-xla_cpu_prefer_vector_width = [128, 256]
-[measure]
-pairs_cap = 8
-[confirm]
-processes = 3
-finalists = 1
-[simulation]
-noise = "quiet"
-effects = { "xla_backend_optimization_level=1" = 0.9 }
-failures = { "xla_cpu_prefer_vector_width=128" = "compile_error" }
-"""
+STUDY = TYPED + 'failures = { "xla_cpu_prefer_vector_width=128" = "compile_error" }\n'
 FLAGS = "--xla_gpu_autotune_level=3 --xla_gpu_graph_level=0"
 
 CALLS: Mapping[str, tuple[str, ...]] = {
-    "atlas show": ("atlas", "show", "xla_gpu_enable_command_buffer", "--table", "table"),
+    "atlas show": ("atlas", "show", "xla_gpu_enable_command_buffer"),
     "best": ("best",),
     "compare": ("compare", "runs/shapes", "runs/again"),
     "doctor": ("doctor", "--plugin", "cpu"),
@@ -112,7 +92,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     study, runs = str(folder / "shapes.toml"), folder / "runs"
     assert CliRunner().invoke(app, ["run", study, "--run-dir", str(runs / "shapes"), "--json"]).exit_code == 0
     shutil.copytree(runs / "shapes", runs / "again")
-    atlas_tables.write(atlas_tables.small(), folder / "table")
     (runs / "broken").mkdir()
     (runs / "broken/study.json").write_text("{", encoding="utf-8")
     winner = make_winner({"xla_gpu_a": "1"})
@@ -142,7 +121,3 @@ def test_json_is_printed_and_nothing_else(
     result = CliRunner().invoke(app, call(name))
     assert isinstance(result.exception, SystemExit | None), result.exception
     assert json.loads(result.stdout)
-
-
-def test_choices_of_options_are_those_of_the_model() -> None:
-    assert get_args(options.EffortChoice) == tuple(Effort)

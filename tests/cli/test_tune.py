@@ -54,7 +54,6 @@ def test_a_plain_program_is_understood_and_its_study_passes_the_checks(tmp_path:
     assert done.returncode == 0, done.stderr
     assert "such as: step " in done.stdout
     assert "as step_ms" in done.stdout
-    assert "gains from" in done.stdout
     spec = load_study(tmp_path / "train.toml")
     assert spec.workload.command == (sys.executable, "train.py")
     assert (spec.search.trials, spec.search.time_budget, spec.search.groups) == (7, 1200.0, ("cpu",))
@@ -140,10 +139,8 @@ def test_a_late_first_step_is_waited_for(tmp_path: Path) -> None:
         (("tune", "--yes", "--step-pattern", "a", "--step-json", "b", "--", "python", "x.py"), "exactly one of"),
         (("tune", "--yes", "--step-pattern", "(a", "--", "python", "x.py"), "regular expression"),
         (("init",), "exactly one of --entry"),
-        (("init", "--example", "one-gpu", "--entry", "llama"), "exactly one of --entry"),
-        (("init", "--example", "one-gpu", "--trials", "3"), "edit the file that is written"),
-        (("init", "--example", "one-gpu", "--name", 'a"b'), "`name` must be"),
-        (("init", "--example", "one-gup"), "got 'one-gup'; did you mean `one-gpu`"),
+        (("init", "--entry", "llama", "--", "x"), "exactly one of --entry"),
+        (("init", "--entry", "llama", "--name", 'a"b'), "`name` must be"),
     ],
 )
 def test_a_bad_call_says_what_must_hold_and_leaves_nothing(

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -66,18 +65,6 @@ def test_a_worker_joins_and_does_units_in_one_process(engine: DaskEngine, cluste
     [process] = [psutil.Process(lies[0].message["pid"])]
     engine.close()
     assert are_gone([process])  # `close` returns when lanes have ended
-
-
-def test_two_lanes_work_at_once(engine: DaskEngine, cluster: Cluster, tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        cluster.join(name)
-    assert sorted(joined(engine, 2)) == ["a", "b"]
-    wait_in_unit(engine, "a", tmp_path / "until a")
-    wait_in_unit(engine, "b", tmp_path / "until b")  # begins though the other has not ended
-    (tmp_path / "until b").touch()
-    assert first(engine, "result").lane == "b"
-    (tmp_path / "until a").touch()
-    assert first(engine, "result").lane == "a"
 
 
 @pytest.mark.parametrize("options", [["--no-nanny"], ["--nanny"]])
@@ -239,27 +226,6 @@ engine.close()
         refused = subprocess.run(call, env=env, check=False, **options)
         assert refused.returncode != 0
         assert "distributed.comm.tls" in refused.stderr
-    finally:
-        cluster.end()
-
-
-def test_a_worker_hardly_wakes_beside_what_is_measured(tmp_path: Path) -> None:
-    quiet = {
-        "WORKER__PROFILE__ENABLED": "False",
-        "ADMIN__TICK__INTERVAL": "1s",
-        "ADMIN__SYSTEM_MONITOR__INTERVAL": "60s",
-    }
-    cluster = Cluster(tmp_path, env={f"DASK_DISTRIBUTED__{name}": value for name, value in quiet.items()})
-    try:
-        engine = DaskEngine(STUDY, scheduler_file=cluster.file, command=LANE)
-        process = psutil.Process(cluster.join().pid)
-        [lane] = joined(engine)
-        wait_in_unit(engine, lane, tmp_path / "never")
-        begun, wakes = time.monotonic(), process.num_ctx_switches().voluntary
-        assert engine.news(4) == []
-        per_s = (process.num_ctx_switches().voluntary - wakes) / (time.monotonic() - begun)
-        assert per_s < 20  # Dask's defaults come to a hundred; docs/cluster.md names these three
-        engine.close()
     finally:
         cluster.end()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from pathlib import Path
 
 import psutil
@@ -11,9 +10,9 @@ import pytest
 
 from autotune.model.records import FloorResult, TrialResult
 from autotune.rundir.store import Store
-from harness.sandbox import Slurm, wait_for
+from harness.sandbox import wait_for
 from tests.cluster.conftest import ROOT, Allocate, autotune, marked
-from tests.cluster.jobs import driving, incidents, is_whole, logs, trials_of, wait_for_trials, write
+from tests.cluster.jobs import driving, is_whole, logs, trials_of, wait_for_trials, write
 
 pytestmark = pytest.mark.cluster
 
@@ -27,8 +26,6 @@ if os.environ.get("SLURMD_NODENAME") == "127.0.0.2" and "autotune.measure.lane" 
     SimulatedLauncher.__init__ = slow
 """
 """A `sitecustomize` under which one node is slow, whatever it runs."""
-
-IMPATIENT = "from autotune.study import lanes; lanes.SILENT_S = 10.0"
 
 
 def lane_on(node: str, folder: Path) -> psutil.Process:
@@ -85,65 +82,3 @@ def test_a_driver_that_is_killed_takes_all_lanes_with_it_and_the_next_goes_on(
     is_whole(tmp_path / "run", trials=14)
     floors = Store.open(tmp_path / "run").of(FloorResult)
     assert sorted(str(f.by) for f in floors) == ["127.0.0.1", "127.0.0.2", "127.0.0.3"]  # none is measured again
-
-
-def test_a_frozen_node_is_given_up_and_changes_nothing_when_it_thaws(
-    slurm: Slurm, allocate: Allocate, tmp_path: Path
-) -> None:
-    """As a machine whose memory is used up: step, guard and lane all stand still, then go on as if nothing was."""
-    write(tmp_path, trials=17, delay_s=0.06)
-    run = tmp_path / "run"
-    with driving(tmp_path, allocate(2), code=IMPATIENT) as driver:
-        wait_for_trials(tmp_path, 3, driver=driver)
-        try:
-            slurm.signal_node("127.0.0.2", signal.SIGSTOP)
-            wait_for(lambda: any("silent for 10 s" in w for w in incidents(run)), "it is given up")
-            given_up = trials_of(run)
-            wait_for(lambda: trials_of(run) > given_up + 1, "the other lane goes on", limit_s=10)
-        finally:
-            slurm.signal_node("127.0.0.2", signal.SIGCONT)
-        assert driver.poll() is None, logs(tmp_path)
-        assert driver.wait(timeout=170) == 0, logs(tmp_path)
-    is_whole(run, trials=17)
-    assert not marked(str(tmp_path))
-    slurm.wait_until_back("127.0.0.2")
-
-
-def test_both_nodes_lost_at_the_tail_leave_no_trial_out(slurm: Slurm, allocate: Allocate, tmp_path: Path) -> None:
-    """Seen with the queue of files: a worker that died at the end left its trial out, once the one that won."""
-    write(tmp_path, trials=8, delay_s=0.1)
-    with driving(tmp_path, allocate(2)) as driver:
-        wait_for_trials(tmp_path, 6, driver=driver)  # the last two are on their way
-        try:
-            slurm.kill_node("127.0.0.1")
-            slurm.kill_node("127.0.0.2")
-            assert trials_of(tmp_path / "run") < 8
-            assert driver.wait(timeout=170) == 75, logs(tmp_path)
-        finally:
-            for node in ("127.0.0.1", "127.0.0.2"):
-                slurm.start_node(node)
-    assert "all of 2 nodes of this job are gone" in logs(tmp_path)
-    for node in ("127.0.0.1", "127.0.0.2"):
-        slurm.wait_until_back(node)
-    with driving(tmp_path, allocate(2)) as driver:
-        assert driver.wait(timeout=170) == 0, logs(tmp_path)
-    is_whole(tmp_path / "run", trials=8)
-
-
-def test_a_node_that_is_gone_before_the_study_begins_delays_nobody(
-    slurm: Slurm, allocate: Allocate, tmp_path: Path
-) -> None:
-    """SLURM does not know it yet, and has the lane's step wait for it."""
-    write(tmp_path)
-    env = allocate(2)
-    try:
-        slurm.kill_node("127.0.0.2")
-        with driving(tmp_path, env) as driver:
-            assert driver.wait(timeout=120) == 0, logs(tmp_path)
-    finally:
-        slurm.start_node("127.0.0.2")
-    slurm.wait_until_back("127.0.0.2")
-    is_whole(tmp_path / "run", trials=12)
-    assert {r.by for r in Store.open(tmp_path / "run").of(TrialResult)} == {"127.0.0.1"}
-    assert Store.open(tmp_path / "run").records()[-1].at_s < 60
-    assert not marked(str(tmp_path))

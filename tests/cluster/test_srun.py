@@ -102,15 +102,6 @@ def test_one_trial_runs_over_two_nodes_under_exactly_the_environment_of_its_sett
     assert sorted(p.name for p in tmp_path.glob("*.log")) == ["worker.1.log", "worker.log"]
 
 
-def test_two_trials_of_two_ranks_a_node_take_turns_on_the_same_nodes(allocate: Allocate, start: Start) -> None:
-    base, spec = allocate(2), two_nodes(process_count=4, count=4)
-    reference, candidate = start(spec, base), start(spec, base, {"xla_cpu_enable_fast_math": True})
-    assert (reference.report.process_count, reference.report.device_count) == (4, 4)
-    for _ in range(3):
-        assert len(reference.run_block(2)) == len(candidate.run_block(2)) == 2
-    assert reference.report.losses == pytest.approx(candidate.report.losses)
-
-
 def test_faults_of_the_program_keep_their_names(allocate: Allocate, start: Start) -> None:
     base = allocate(2)
     with pytest.raises(WorkerFailed) as unknown:
@@ -178,14 +169,6 @@ def test_a_node_that_loses_power_is_no_fault_of_the_settings(slurm: Slurm, alloc
         slurm.wait_until_back("127.0.0.2")
 
 
-def test_a_job_that_is_over_refuses_steps_in_srun_s_own_words(slurm: Slurm, allocate: Allocate, start: Start) -> None:
-    base = allocate(2)
-    slurm.call("scancel", base["SLURM_JOB_ID"])
-    with pytest.raises(WorkerFailed) as error:
-        start(two_nodes(), base)
-    assert (error.value.failure.kind, error.value.infrastructure) == (FailureKind.LAUNCH, True)
-
-
 @pytest.mark.parametrize(
     ("base", "words"),
     [
@@ -198,3 +181,12 @@ def test_a_job_that_is_over_refuses_steps_in_srun_s_own_words(slurm: Slurm, allo
 def test_a_place_without_nodes_says_what_to_do(slurm: Slurm, base: dict[str, str], words: str) -> None:
     with pytest.raises(LaunchError, match=words):
         SrunLauncher(two_nodes(), study_dir=".", base={**slurm.env, **base})
+
+
+def test_two_trials_of_two_ranks_a_node_take_turns_on_the_same_nodes(allocate: Allocate, start: Start) -> None:
+    base, spec = allocate(2), two_nodes(process_count=4, count=4)
+    reference, candidate = start(spec, base), start(spec, base, {"xla_cpu_enable_fast_math": True})
+    assert (reference.report.process_count, reference.report.device_count) == (4, 4)
+    for _ in range(3):
+        assert len(reference.run_block(2)) == len(candidate.run_block(2)) == 2
+    assert reference.report.losses == pytest.approx(candidate.report.losses)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -11,13 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from autotune.machine.slurm import ask_slurm
-from autotune.model.errors import LaunchError
 from autotune.model.records import TrialResult
 from autotune.rundir.store import Store
 from harness.sandbox import Slurm, wait_for
-from tests.cluster.conftest import ROOT, Allocate, autotune, marked
-from tests.cluster.jobs import REAL, driving, ended, is_whole, logs, submit, trials_of, wait_for_trials, write
+from tests.cluster.conftest import ROOT, autotune, marked
+from tests.cluster.jobs import ended, is_whole, logs, submit, trials_of, wait_for_trials, write
 
 pytestmark = pytest.mark.cluster
 
@@ -99,50 +96,6 @@ def test_a_node_lost_in_mid_study_costs_its_lane_only(slurm: Slurm, tmp_path: Pa
         slurm.wait_until_back(victim)
 
 
-def test_trials_over_two_nodes_end_with_their_driver_and_are_gone_on_with_by_a_job(
-    slurm: Slurm, allocate: Allocate, tmp_path: Path
-) -> None:
-    write(tmp_path, REAL, count=4, node_count=2, trials=2)
-    env = allocate(2)
-    with driving(tmp_path, env) as driver:
-        wait_for_trials(tmp_path, 1)
-        driver.kill()
-        wait_for(lambda: not marked(str(tmp_path)), "no rank is left")
-    slurm.call("scancel", env["SLURM_JOB_ID"])
-    job = submit(slurm, tmp_path, "--nodes", "2", "--gpus-per-node", "8", "--time", "10m")
-    assert ended(slurm, job, limit_s=200) == "COMPLETED", logs(tmp_path)
-    is_whole(tmp_path / "run", trials=2)
-    measured = [r.worker.process_count for r in Store.open(tmp_path / "run").of(TrialResult) if r.worker is not None]
-    assert set(measured) == {2}
-    assert not marked(str(tmp_path))
-
-
-def test_a_node_taken_down_ends_its_driver_and_counts_against_no_setting(slurm: Slurm, tmp_path: Path) -> None:
-    write(tmp_path, REAL, count=4, node_count=2, trials=5)
-    nodes = ["--sbatch", "--nodelist=127.0.0.[1-2]"]
-    job = submit(slurm, tmp_path, "--nodes", "2", "--time", "10m", *nodes)
-    wait_for_trials(tmp_path, 1)
-    try:
-        slurm.call("scontrol", "update", "nodename=127.0.0.2", "state=down", "reason=test")
-        assert ended(slurm, job) == "FAILED"
-        assert "ExitCode=75:0" in slurm.call("scontrol", "show", "job", job)
-        assert "lost a node (127.0.0.2" in logs(tmp_path)
-        assert [r.failure for r in Store.open(tmp_path / "run").of(TrialResult) if r.failure is not None] == []
-    finally:
-        slurm.call("scontrol", "update", "nodename=127.0.0.2", "state=resume", check=False)
-        slurm.wait_until_back("127.0.0.2")
-
-
-def test_a_job_at_its_time_limit_ends_with_the_status_that_says_so(slurm: Slurm, limited: tuple[str, Path]) -> None:
-    job, folder = limited
-    assert ended(slurm, job) == "FAILED", logs(folder)
-    shown = slurm.call("scontrol", "show", "job", job)
-    assert "ExitCode=75:0" in shown
-    assert "Requeue=0" in shown
-    assert "stopped; everything so far is in" in logs(folder)
-    wait_for(lambda: not marked(str(folder)), "no process is left")
-
-
 def test_groups_of_nodes_are_a_lane_each(slurm: Slurm, tmp_path: Path) -> None:
     write(tmp_path, node_count=2, trials=8)
     job = submit(slurm, tmp_path, "--nodes", "4", "--time", "10m")
@@ -190,8 +143,3 @@ def test_a_machine_without_slurm_still_shows_the_script(tmp_path: Path) -> None:
     shown = autotune("submit", "study.toml", "--nodes", "2", "--dry-run", cwd=tmp_path, env=env)
     assert "#SBATCH --nodes=2" in shown.stdout
     assert not (tmp_path / "runs").exists()
-
-
-def test_a_controller_that_does_not_answer_is_told() -> None:
-    with pytest.raises(LaunchError, match="SLURM must answer within 0 s but `sleep` did not"):
-        ask_slurm(["sleep", "60"], os.environ, limit_s=0.3)

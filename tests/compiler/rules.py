@@ -65,9 +65,6 @@ class Rules:
     def abort(self) -> None:
         """Nothing runs on."""
 
-    def resume(self) -> None:
-        """Nothing was stopped."""
-
     def forget(self, sets: Sequence[FlagSet]) -> None:
         """Nothing is kept."""
 

@@ -12,9 +12,8 @@ import pytest
 
 from autotune.compiler import compile_worker
 from autotune.compiler import compiler as compiler_module
-from autotune.compiler.compile_worker import CompileJob
+from autotune.compiler.compile_worker import CompileJob, FlagsLostError, require_applied
 from autotune.compiler.compiler import Compiler
-from autotune.compiler.flags_applied import FlagsLostError, require_applied
 from autotune.compiler.predict import predict_step
 from autotune.compiler.program import SCHEMA_VERSION, CompiledProgram, CompileResult
 from autotune.compiler.schedule import HLO, read_program
@@ -23,7 +22,6 @@ from autotune.compiler.targets import load_target, parse_topology
 from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
 from autotune.settings.catalog import load_catalog
-from autotune.workers.settings_check import parse_debug_options
 from tests.compiler.rules import COMBINE, Rules, screen
 
 WIDTH = "xla_cpu_prefer_vector_width"
@@ -72,10 +70,6 @@ def test_a_compilation_without_proof_is_an_error_of_its_own(asked: dict[str, str
     with pytest.raises(FlagsLostError, match="must be applied by XLA") as error:
         require_applied(FlagSet(asked), FlagSet(asked), marker=MARKER, written=written, jax_options=jax_options)
     assert said in str(error.value)
-
-
-def test_quoted_options_are_read_as_the_text_that_they_are() -> None:
-    assert parse_debug_options('a: "x\\"y\\303\\244"\nb: ENUM\nmap {\n  key: 1\n}\n') == {"a": ['x"yä'], "b": ["ENUM"]}
 
 
 # ---------------------------------------------------------------------- real workers

@@ -99,17 +99,6 @@ def test_device_groups_of_every_notation(text: str, groups: list[list[int]]) -> 
     assert sorted(device_groups(instruction, 8)) == groups
 
 
-ATTENTION = """HloModule jit_step
-
-ENTRY %main (q: bf16[2,64,8,16], k: bf16[2,64,4,16]) -> bf16[2,64,8,16] {
-  %q = bf16[2,64,8,16]{3,2,1,0} parameter(0)
-  %k = bf16[2,64,4,16]{3,2,1,0} parameter(1)
-  %forward = (bf16[2,64,8,16]{3,2,1,0}, u8[0]{0}) custom-call(%q, %k, %k), custom_call_target="__cudnn$fmhaSoftmax", backend_config={"cudnn_fmha_backend_config":{"mask_type":"MASK"}}
-  ROOT %o = bf16[2,64,8,16]{3,2,1,0} get-tuple-element(%forward), index=0
-}
-"""  # noqa: E501 - as XLA writes it
-
-
 def test_shape_of_a_product_is_read_from_dots_and_library_calls() -> None:
     module = parse_module("""HloModule jit_step
 

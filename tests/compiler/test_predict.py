@@ -188,13 +188,10 @@ def test_product_is_not_timed_by_xlas_estimate_of_a_tiling_that_no_autotuner_cho
     ("target", "share", "product", "measured"),
     [
         ("h100-sxm", 0.866, (4, 4096, 4096, 4096), 789),
-        ("h100-sxm", 0.866, (1, 4096, 4096, 4096), 780),
         ("h100-sxm", 0.866, (4, 1024, 4096, 2048), 714),
         ("h100-sxm", 0.866, (4, 4096, 4096, 256), 505),
-        ("h100-sxm", 0.866, (2, 2048, 512, 4096), 664),
         ("b200", 0.756, (2, 4096, 4096, 4096), 1467),
         ("b200", 0.756, (4, 1024, 4096, 2048), 1279),
-        ("b200", 0.756, (4, 4096, 4096, 512), 1091),
     ],
 )
 def test_products_take_what_xla_measured(
@@ -266,14 +263,10 @@ def test_switch_that_reduces_beats_the_ring() -> None:
     ("target", "kind", "size", "measured_us"),
     [
         ("h100-sxm", "all-reduce", 2048, 36.0),
-        ("h100-sxm", "all-reduce", 131_072, 39.8),
-        ("h100-sxm", "all-reduce", 134_217_728, 670.1),
         ("h100-sxm", "all-reduce", 2_147_483_648, 9338.2),
         ("h100-sxm", "all-gather", 4096, 29.1),
-        ("h100-sxm", "all-gather", 2_147_483_648, 5343.4),
         ("h100-sxm", "all-to-all", 131_072, 36.4),
         ("b200", "all-reduce", 65_536, 45.0),
-        ("b200", "all-reduce", 2_147_483_648, 6122.5),
         ("b200", "all-gather", 2_147_483_648, 3048.3),
     ],
 )

@@ -44,12 +44,8 @@ def test_peak_of_a_packaged_target_follows_from_its_cores() -> None:
     ("name", "products", "share"),
     [
         ("h200", 512, 0.92),
-        ("h200-nvl", 512, 0.87),
-        ("gh200-96", 512, 0.92),
-        ("gh200-144", 512, 0.92),
         ("b200", 1024, 0.94),
         ("b300", 1024, 0.88),
-        ("gb300", 1024, 0.97),
     ],
 )
 def test_peaks_follow_from_the_cores_at_some_share_of_the_boost_clock(name: str, products: int, share: float) -> None:
@@ -69,7 +65,6 @@ def test_peaks_follow_from_the_cores_at_some_share_of_the_boost_clock(name: str,
     ("versions", "runtime", "toolkit", "dnn"),
     [
         ({}, "12.8.0", "12.8.0", "9.10.0"),
-        ({"jax-cuda12-plugin": "0.10.2"}, "12.8.0", "12.8.0", "9.10.0"),
         ({"jax-cuda13-plugin": "0.10.2"}, "13.0.0", "13.0.0", "9.10.0"),
         ({"jax-cuda12-plugin": "0.10.2", "jax-cuda13-plugin": "0.10.2"}, "13.0.0", "13.0.0", "9.10.0"),
         (
@@ -127,10 +122,8 @@ def test_target_is_the_attached_gpu_of_the_kind_that_ran(monkeypatch: pytest.Mon
     [
         ("h100-sxm", "8", "1x1x8"),
         ("h100-sxm", "8x8", "8x1x8"),
-        ("h100-sxm", "64x8", "64x1x8"),
         ("gb200", "18x4", "1x18x4"),
         ("gb200", "36x4", "2x18x4"),
-        ("gb200", "2x4", "1x2x4"),
         ("l4", "3x1", "3x1x1"),
     ],
 )
@@ -183,19 +176,11 @@ def test_plugin_must_be_whole_and_of_jaxlibs_version(versions: dict[str, str], s
     [
         ("NVIDIA H100 80GB HBM3", "h100-sxm"),
         ("NVIDIA H100 PCIe", "h100-pcie"),
-        ("NVIDIA H200", "h200"),
-        ("NVIDIA A100-SXM4-80GB", "a100-sxm-80"),
-        ("NVIDIA B200", "b200"),
-        ("NVIDIA GB200", "gb200"),
-        ("NVIDIA L4", "l4"),
         ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtx-pro-6000"),
         ("NVIDIA H100", None),
         ("NVIDIA H200 NVL", "h200-nvl"),
         ("NVIDIA H200 141GB HBM3e", "h200"),
-        ("NVIDIA GH200 480GB", "gh200-96"),
         ("NVIDIA GH200 144G HBM3e", "gh200-144"),
-        ("NVIDIA B300 SXM6 AC", "b300"),
-        ("NVIDIA GB300", "gb300"),
         ("NVIDIA A100-PCIE-40GB", None),
         ("cpu", None),
     ],

@@ -28,12 +28,10 @@ def test_sums(text: str, value: int) -> None:
     ("text", "value"),
     [
         ("batch * seq == 16384", True),
-        ("8 <= batch < 16", False),
         ("not (attention == 'cudnn' and batch > 8)", False),
         ("attention != 'xla' or 1 // 0 == 1", True),  # as in Python: what does not decide is not looked at
         ("fused == true and fused == True", True),
         ("fused == 1", False),
-        ("gone == none", True),
         ("mesh == '{\"fsdp\": 4}'", True),
         ("'{\"fsdp\":2}' == mesh", False),
         ("mesh == 'no json'", False),

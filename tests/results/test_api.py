@@ -12,7 +12,6 @@ import pytest
 
 import autotune
 from autotune.model.errors import RunDirectoryError
-from autotune.results.report import render_html
 from autotune.rundir.store import Store
 from tests.runs import replay_study
 
@@ -85,18 +84,3 @@ def test_charts_draw_what_the_frames_hold(finished: Store, tmp_path: Path) -> No
     assert dots == len(s.steps.query("stage == 'trial' and trial == @measured"))
     assert s.plot.steps().svg.count("h0") == len(s.steps.query("stage == 'floor'"))
     assert not s.plot.steps(99).svg
-
-
-def test_a_chart_is_a_picture_of_its_own_and_the_one_of_the_report(finished: Store, tmp_path: Path) -> None:
-    s = autotune.load(finished.path)
-    chart = s.plot.forest(most=400)
-    assert chart.svg in render_html(finished)
-    chart.save(tmp_path / "forest.svg")
-    root = ElementTree.parse(tmp_path / "forest.svg").getroot()
-    assert root.tag == "{http://www.w3.org/2000/svg}svg"
-    assert chart._repr_html_() == (tmp_path / "forest.svg").read_text()
-    # On a notebook's page nothing else takes its colours.
-    style = root[0].text or ""
-    selectors = re.findall(r"^\s*([^{}@\n]+) \{", style, re.MULTILINE)
-    assert selectors
-    assert {part.split()[0] for part in selectors} == {"svg.autotune"}

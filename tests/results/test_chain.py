@@ -89,36 +89,6 @@ def test_a_winner_that_was_proven_elsewhere_is_executed_by_force_alone(proven: P
     assert autotune(proven, "exec", "--force", *command) == "--xla_backend_optimization_level=2"
 
 
-@pytest.mark.parametrize("proven", [REAL], indirect=True, ids=["real"])
-@pytest.mark.timeout(1500)
-def test_a_winner_is_exported_executed_and_kept(proven: Path) -> None:
-    conclusion = json.loads((proven / "conclusion.json").read_text())
-    assert conclusion["outcome"] == "winner"
-    assert conclusion["settings"] == {"xla_backend_optimization_level": "2"}
-    assert conclusion["estimate"]["high"] < 0.9
-
-    called(proven, "export", RUN, "--format", "env", "--require-loss", "-o", "winner.env")
-    assert "holds    slow-baseline" in called(proven, "verify", "winner.env", "--study", "study.toml")
-    # The exported file sets, in a process of its own, just what was measured.
-    flags = autotune(proven, "exec", "winner.env", "--", "sh", "-c", 'printf %s "$XLA_FLAGS"')
-    assert flags == "--xla_backend_optimization_level=2"
-    steps = autotune(
-        proven, "exec", "winner.env", "--",
-        sys.executable, "-m", "workloads", "llama", "--size", "tiny", "--steps", "3",
-    )  # fmt: skip
-    assert "loss" in steps
-
-    kept = called(proven, "library", "add", RUN).strip()
-    assert kept.startswith("library/")
-    best = json.loads(called(proven, "best", "--workload", "harness.slow_unoptimised:build", "--count", "1", "--json"))
-    assert (best["tested"], best["file"]) == (True, kept)
-
-    # Nor is a set that the machine would not have proven let through: the flag's other value is no winner here.
-    text = (proven / "winner.env").read_text()
-    (proven / "edited.env").write_text(text.replace("level=2", "level=1"))
-    assert "differs  file" in called(proven, "verify", "edited.env", code=1)
-
-
 @pytest.mark.timeout(1500)
 def test_a_winner_is_found_to_hold_and_takes_its_older_proof_s_place(proven: Path) -> None:
     kept = called(proven, "library", "add", RUN).strip()

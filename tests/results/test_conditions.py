@@ -14,11 +14,10 @@ from autotune.model.measurement import GpuState
 from autotune.model.records import FloorResult
 from autotune.model.spec import parse_study
 from autotune.results import winner
-from autotune.results.winner import Conditions, conditions_of, differences, format_evidence, this_machine
+from autotune.results.winner import Conditions, conditions_of, differences, this_machine
 from autotune.rundir.store import Store
 from harness.fake_cuda import make_cuda
 from harness.fake_nvml import FakeNvml, missing
-from tests.runs import make_winner
 
 needs_nvml = pytest.mark.skipif(bool(missing()), reason=missing())
 
@@ -124,17 +123,6 @@ def test_the_measured_process_is_believed_before_the_driver(floor: FloorResult) 
     facts = {"versions": {"jaxlib": "0.9.0", "jax-cuda12-plugin": "0.9.0"}, "driver": "470.1"}
     mine = proven(floor, facts=facts, count=1)
     assert (mine.jaxlib, mine.driver) == ("0.11.1", "580.65.06")
-
-
-def test_what_was_told_stands_in_the_evidence_of_every_exported_file(floor: FloorResult) -> None:
-    told = proven(floor, count=1).model_dump(exclude={"platform", "workload"}, exclude_none=True)
-    lines = format_evidence(make_winner({}, **told))
-    assert "NVIDIA driver: 580.65.06" in lines
-    (gpu,) = (line for line in lines if line.startswith("GPU: "))
-    assert gpu == (
-        "GPU: VBIOS 96.00, GSP 580.65.06, up to 1980 / 3201 MHz, set to 1980 / 3201 MHz, 700 W, "
-        "persistence on, MIG off, ECC on"
-    )
 
 
 @needs_nvml

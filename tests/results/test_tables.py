@@ -62,14 +62,6 @@ def test_trials_hold_what_the_formula_says(finished: Store) -> None:
             assert row["failure"] == "out_of_memory"
 
 
-def test_twins_have_the_figures_of_the_program_that_was_measured(finished: Store) -> None:
-    frame = Study(finished.path).trials.set_index("trial")
-    duplicates = frame[frame["same_as"] > 0]
-    assert len(duplicates) > 3
-    for _, duplicate in duplicates.iterrows():
-        assert duplicate["ratio"] == frame.loc[int(duplicate["same_as"]), "ratio"]
-
-
 def test_steps_are_all_there_in_the_order_of_running(finished: Store) -> None:
     steps = Study(finished.path).steps
     assert set(steps["stage"]) == {"floor", "trial", "confirm", "minimise", "alone"}
@@ -79,13 +71,6 @@ def test_steps_are_all_there_in_the_order_of_running(finished: Store) -> None:
     assert len(floor) == sum(len(p.reference_s) + len(p.candidate_s) for p in finished.pairs("floor"))
     assert floor["step_s"].median() == pytest.approx(0.03, rel=1e-3)
     assert (floor.groupby("pair")["is_first"].mean() == 0.5).all()
-
-
-def test_settings_are_text_with_the_default_marked(finished: Store) -> None:
-    frame = Study(finished.path).settings
-    assert list(frame.columns) == ["xla_a", "xla_b", "xla_c", "xla_d"]
-    first = finished.of(TrialResult)[0]
-    assert dict(frame.loc[1]) == {n: first.settings.get(n, "(default)") for n in frame.columns}
 
 
 def test_ablation_gives_what_a_setting_brings(finished: Store) -> None:
@@ -160,18 +145,3 @@ def test_a_measured_trial_fills_every_column_that_is_its() -> None:
     assert found.tokens_per_s == pytest.approx(50.0)
     assert (found.step_j, found.peak_bytes) == (3.0, 1024.0)
     assert (found.style, found.over, found.rank) == ("promising", "7 pairs", (0, 0.9))
-
-
-def test_a_duplicate_has_the_figures_of_its_original_and_the_default_has_ratio_one() -> None:
-    duplicate = row(status="same_program", same_as=2, comparison=COMPARISON)
-    assert (duplicate.ratio, duplicate.same_as, duplicate.is_measured) == (0.9, 2, True)
-    default = row(status="same_program", same_as=0)
-    assert (default.ratio, default.is_measured, default.style, default.rank) == (1.0, False, "same", (1, 3))
-
-
-def test_a_failure_has_nothing_measured() -> None:
-    failed = row(status="failed", failure={"kind": "hang", "message": "m", "phase": "step"})
-    assert (failed.failure, failed.message, failed.style, failed.rank) == ("hang", "m", "failed", (2, 3))
-    assert math.isnan(failed.ratio)
-    assert not failed.is_measured
-    assert failed.over == ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import sqlite3
 import stat
 import subprocess
@@ -151,32 +150,6 @@ assert "sqlalchemy" not in sys.modules
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
 
 
-@pytest.mark.slow
-def test_a_lost_storage_is_asked_again_after_a_while_and_gets_what_it_misses_once(
-    database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(optuna_study, "PAUSE_S", 0.01)
-    stored = OptunaStudy(database.url, "s")
-    stored.put(trial(1))
-    stored.put(begun(2))
-    assert stored.news() == []
-    database.spoil()
-    stored.put(trial(2))
-    (told,) = stored.news()
-    assert "does not answer (file is not a database)" in told or "malformed" in told
-    database.mend()
-    stored.put(trial(3))
-    assert stored.news() == []
-    assert numbers(database.url) == [1]
-    stored._next_s = 0.0
-    stored.put(trial(4))
-    assert stored.news() == ["the Optuna storage is back; 3 trials written"]
-    stored.put(trial(4))
-    stored.finish()
-    assert stored.news() == []
-    assert numbers(database.url) == [1, 2, 3, 4]
-
-
 def test_a_storage_that_hangs_does_not_hold_the_study_up(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     stored = OptunaStudy(database.url, "s")
     monkeypatch.setattr(optuna_study, "LIMIT_S", 0.2)
@@ -218,17 +191,6 @@ def test_a_storage_that_cannot_be_opened_is_refused_at_once(url: str, tmp_path: 
     with pytest.raises(StudyFileError, match="must be reachable") as error:
         OptunaStudy(url, "s")
     assert "hunter2" not in str(error.value)
-
-
-def test_a_host_that_does_not_exist_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("psycopg", reason="the driver of PostgreSQL is not installed")
-
-    def unknown(*_: object, **__: object) -> None:
-        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-
-    monkeypatch.setattr(socket, "getaddrinfo", unknown)
-    with pytest.raises(StudyFileError, match="Name or service not known"):
-        OptunaStudy("postgresql+psycopg://me:hunter2@mistyped/x", "s")
 
 
 class Interrupting(SimulatedLauncher):

@@ -232,6 +232,3 @@ def test_a_setting_with_options_is_searched_as_a_text(build: Build, parser: Pars
     resolved = parser.ask(slow_network.render_xla_flags()).options[name]
     assert "nic_speed_gbps=12.5" in resolved
     assert "rtt_us=-1" in resolved  # what is not named keeps its default
-
-
-PGLE = ("jax_enable_pgle", "jax_pgle_profiling_runs")

@@ -20,6 +20,7 @@ from autotune.stats.proof import (
     alone_plan,
     look,
     looks_of,
+    share_spent,
     smallest_gain,
     study_power,
 )
@@ -51,9 +52,9 @@ def test_the_error_over_all_looks_is_no_more_than_planned(base: int, most: int, 
     plan = ProofPlan(base=base, error=error)
     for tails in (None, 3.0):
         holds, _ = looks_of(made_up(most, tails=tails), plan, min_effect=DEFAULT_MIN_EFFECT)
-        assert holds.mean() <= plan.spent(most) + 3 * math.sqrt(error / REPEATS)
+        assert holds.mean() <= error * share_spent(base, most) + 3 * math.sqrt(error / REPEATS)
         if tails is None:  # and it is spent, or power would be given away
-            assert holds.mean() >= 0.6 * plan.spent(most)
+            assert holds.mean() >= 0.6 * error * share_spent(base, most)
 
 
 @pytest.mark.usefixtures("relentless")
@@ -77,8 +78,8 @@ def test_levels_do_not_depend_on_the_cap() -> None:
     before = [plan.nominal(n) for n in range(4, 25)]
     plan.nominal(90)
     assert [plan.nominal(n) for n in range(4, 25)] == before
-    assert plan.nominal(3) == plan.spent(3) == 0.0
-    assert all(plan.spent(n) < plan.spent(n + 1) < plan.error for n in range(4, 300))
+    assert plan.nominal(3) == share_spent(20, 3) == 0.0
+    assert all(share_spent(20, n) < share_spent(20, n + 1) < 1.0 for n in range(4, 300))
 
 
 def test_intervals_of_all_looks_hold_together() -> None:

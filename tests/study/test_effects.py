@@ -26,7 +26,6 @@ from autotune.rundir.store import Store
 from autotune.settings.space import Parameter, SearchSpace
 from autotune.study.confirm import worth_proving
 from autotune.study.proposer import PREDICTED_BEST, Proposer
-from autotune.study.search import ENOUGH_TO_TELL, Search
 from tests.runs import Run, record, replay_study
 
 WIDE = SearchSpace(
@@ -81,39 +80,10 @@ def test_it_says_which_set_is_expected_to_be_best(wide: Store) -> None:
     assert found.best.low <= 0.96 * 0.97 * 0.98 <= found.best.high
 
 
-@pytest.mark.parametrize("sampler", [pytest.param("tpe", marks=pytest.mark.slow), "random"])
-def test_it_does_not_depend_on_who_proposes(run_replay: Run, sampler: str) -> None:
-    spec = wide_study(study={"search": {"sampler": sampler}})
-    _, store, _ = run_replay(spec, trials=40, space=WIDE)
-    found = taught(store)
-    assert found.trials == 40
-    assert {s.name for s in found.settings if s.chance > 0.9} <= {p.partition("=")[0] for p in PLANTED}
-    assert any(s.chance > 0.9 for s in found.settings)
-
-
 def test_it_is_written_once_for_the_same_trials_and_anew_for_more(run_replay: Run) -> None:
     for trials in (2, 2, 3):
         _, store, _ = run_replay(wide_study(), trials=trials, space=WIDE)
     assert [e.trials for e in store.of(EffectsRecord)] == [2, 3]
-
-
-def test_a_study_that_is_killed_before_it_has_told_tells_the_same_later(
-    run_replay: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    spec = wide_study(study={"search": {"sampler": "random"}})
-    _, whole, _ = run_replay(spec, trials=6, space=WIDE, folder="whole")
-
-    def die(search: Search) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Search, "_tell_effects", die)
-        with pytest.raises(KeyboardInterrupt):
-            run_replay(spec, trials=6, space=WIDE)
-    _, store, _ = run_replay(spec, trials=6, space=WIDE)
-    assert [r.settings for r in store.of(TrialResult)] == [r.settings for r in whole.of(TrialResult)]
-    (found,), (expected,) = (s.of(EffectsRecord) for s in (store, whole))
-    assert found.model_copy(update={"at_s": 0.0}) == expected.model_copy(update={"at_s": 0.0})
 
 
 # ---------------------------------------------------------------------- finalists
@@ -123,12 +93,6 @@ def test_the_search_ends_with_the_set_that_promises_most(wide: Store) -> None:
     last = wide.of(TrialResult)[-1]
     assert (last.origin, last.settings) == (PREDICTED_BEST, BEST)
     assert [r.number for r in wide.of(TrialResult) if r.origin == PREDICTED_BEST] == [28]
-
-
-def test_a_few_trials_are_not_enough_to_end_with_it(run_replay: Run) -> None:
-    spec = wide_study(study={"search": {"sampler": "random"}})
-    _, store, _ = run_replay(spec, trials=ENOUGH_TO_TELL, space=WIDE)
-    assert PREDICTED_BEST not in {r.origin for r in store.of(TrialResult)}
 
 
 def test_finalists_differ_in_what_acts_and_the_best_predicted_one_is_among_them(wide: Store) -> None:
@@ -222,12 +186,6 @@ def test_of_nothing_but_inert_settings_the_likeliest_stays_to_be_measured(minimi
     assert set(group.left_out) == set(LONG) - {"xla_00"}
     assert group.kept  # for xla_01 pays
     assert conclusion.settings == FlagSet({"xla_00": 1, "xla_01": 2})
-
-
-def test_a_group_that_is_recorded_is_not_measured_again(minimised: Any) -> None:
-    _, store = minimised({"xla_00": 0.99, "xla_01": 0.9})
-    _, again = minimised({"xla_00": 0.99, "xla_01": 0.9})
-    assert [a.left_out for a in again.of(AblationResult)] == [a.left_out for a in store.of(AblationResult)]
 
 
 # ---------------------------------------------------------------------- what is of use

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -18,9 +19,10 @@ from autotune.model.measurement import FailureKind
 from autotune.model.records import ConfirmRun, FloorResult, IncidentRecord, LedgerRecord, Outcome, TrialResult
 from autotune.model.spec import StudySpec
 from autotune.rundir.store import Store
-from autotune.study.lanes import SILENT_S
+from autotune.study.lanes import SILENT_S, refuse_strangers
 from autotune.study.run import StudyRun
 from autotune.study.stages import run_study
+from autotune.study.status import study_status
 from harness.simulated import GivenSetup, given_run
 from harness.simulated_machine import SimulatedLauncher
 from harness.tally import tally_of
@@ -282,3 +284,36 @@ def test_a_lane_that_was_dismissed_does_not_keep_a_study_waiting_when_the_others
     with pytest.raises(NodeLostError, match="all lanes are gone"):
         run_study(run)
     assert run.lanes.engine.for_good  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def floor(finished: Store) -> FloorResult:
+    """The noise floor of a short simulated study."""
+    return finished.of(FloorResult)[0]
+
+
+def at(floor: FloorResult, lane: str, step_s: float, **report: object) -> FloorResult:
+    """The same floor as another lane's, with another step time."""
+    comparison = floor.comparison.model_copy(update={"reference_step_s": step_s})
+    reference = floor.reference.model_copy(update=report)
+    return floor.model_copy(update={"by": lane, "comparison": comparison, "reference": reference})
+
+
+def test_a_slow_machine_is_named(floor: FloorResult, finished: Store, tmp_path: Path) -> None:
+    with contextlib.closing(Store.create_or_resume(tmp_path / "run", finished.spec, study_dir=tmp_path)) as store:
+        for lane, step_s in (("a", 0.100), ("b", 0.110), ("c", 0.101)):
+            store.append(at(floor, lane, step_s))
+    assert [(x.lane, x.is_slow) for x in study_status(tmp_path / "run").lanes] == [
+        ("a", False),
+        ("b", True),
+        ("c", False),
+    ]
+
+
+def test_lanes_on_other_devices_or_versions_are_refused(floor: FloorResult) -> None:
+    first = at(floor, "a", 0.1, device_kind="H100", versions={"jaxlib": "0.10.2"})
+    refuse_strangers(at(floor, "b", 0.2, device_kind="H100", versions={"jaxlib": "0.10.2"}), [first])
+    with pytest.raises(LaunchError, match=r"kind of device: H100 there, A100 here.*--run-dir"):
+        refuse_strangers(at(floor, "b", 0.2, device_kind="A100", versions={"jaxlib": "0.10.2"}), [first])
+    with pytest.raises(LaunchError, match=r"version of jaxlib: 0.10.2 there, 0.12.0 here"):
+        refuse_strangers(at(floor, "b", 0.2, device_kind="H100", versions={"jaxlib": "0.12.0"}), [first])

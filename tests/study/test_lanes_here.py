@@ -10,38 +10,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from autotune.model.records import (
-    BlameRecord,
-    ConclusionRecord,
-    ConfirmRun,
-    FloorResult,
-    IncidentRecord,
-    Outcome,
-    TrialResult,
-)
+from autotune.model.records import BlameRecord, FloorResult, IncidentRecord, TrialResult
 from autotune.rundir.store import Store
 from harness import simulated_machine
 from harness.driven import Driven
-from harness.kills import REAL, SIMULATED
+from harness.kills import SIMULATED
 from harness.tally import tally_of
 
 THREE = ("--devices", "0,1,2")
-
-IMPATIENT = """
-import pathlib, sys, threading, time
-import autotune.study.lanes as lanes
-from harness.simulated_machine import main
-
-def lower():
-    while not pathlib.Path("impatient").exists():
-        time.sleep(0.05)
-    lanes.SILENT_S = 8.0
-
-threading.Thread(target=lower, daemon=True).start()
-sys.argv[0] = "autotune"
-main()
-"""
-"""A driver that waits a minute for a silent lane until there is a file, then some seconds."""
 
 
 def write_study(folder: Path, *, trials: int, delay_s: float = 0.005, text: str = SIMULATED) -> None:
@@ -85,20 +61,6 @@ def given_again(store: Store) -> list[str]:
     return [name for name, folder in (*trials, *blames) if (folder or "").endswith(".2")]
 
 
-@pytest.mark.slow
-def test_three_lanes_end_at_the_exact_count_with_one_conclusion(tmp_path: Path) -> None:
-    write_study(tmp_path, trials=19)
-    driver = Driven(tmp_path, THREE)
-    assert driver.wait() == 0, driver.said
-    store = assert_whole(driver, trials=19)
-    lanes = {"device-0", "device-1", "device-2"}
-    assert {r.by for r in store.of(TrialResult)} <= lanes
-    assert {r.by for r in store.of(ConfirmRun)} <= lanes
-    assert sorted(str(f.by) for f in store.of(FloorResult)) == sorted(lanes)
-    assert store.of(ConclusionRecord)[0].outcome is Outcome.WINNER
-    assert not (driver.run / "records").exists()  # one driver writes one file
-
-
 @pytest.mark.gate
 def test_the_unit_of_a_killed_lane_is_given_to_another_and_the_lane_comes_back(tmp_path: Path) -> None:
     write_study(tmp_path, trials=31, delay_s=0.03)
@@ -112,20 +74,6 @@ def test_the_unit_of_a_killed_lane_is_given_to_another_and_the_lane_comes_back(t
     assert [i.by for i in lost] == [name]
     assert lost[0].what.startswith(tuple(f"lane lost at {unit}:" for unit in given_again(store)))
     assert len(store.of(FloorResult)) == 3  # a lane that comes back has its noise floor already
-
-
-@pytest.mark.slow
-def test_a_frozen_lane_is_given_up_and_what_it_held_is_done_by_another(tmp_path: Path) -> None:
-    write_study(tmp_path, trials=31, delay_s=0.05)
-    driver = Driven(tmp_path, THREE, program=("-c", IMPATIENT))
-    name, victim = freeze_at_work(driver)
-    (tmp_path / "impatient").touch()
-    wait_until(lambda: not victim.is_running(), driver)  # nobody is left who could wake up and speak
-    assert f"lane {name} has been silent" in driver.said
-    assert driver.wait() == 0, driver.said
-    store = assert_whole(driver, trials=31)
-    assert any(i.by == name and "silent" in i.what for i in store.of(IncidentRecord))
-    assert given_again(store)
 
 
 @pytest.mark.parametrize(
@@ -148,19 +96,3 @@ def test_nothing_outlives_the_driver_and_the_same_command_goes_on(tmp_path: Path
     assert again.wait() == 0, again.said
     store = assert_whole(again, trials=23)
     assert len(store.of(FloorResult)) == 3  # a lane's name lasts, and so does its noise floor
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_two_lanes_measure_with_real_workers(tmp_path: Path) -> None:
-    unproven = REAL.replace("[baseline]\nxla_backend_optimization_level = 0\n", "")
-    unproven = unproven.replace("[measure]\n", "[measure]\nmin_effect = 0.4\n")  # so large that no set is proven
-    write_study(tmp_path, trials=4, text=unproven)
-    driver = Driven(tmp_path, ("--devices", "0,1"))
-    wait_until(lambda: len(driver.measuring()) >= 3, driver, limit_s=180)  # both lanes at once
-    assert driver.wait(500) == 0, driver.said
-    store = assert_whole(driver, trials=4)
-    floors = store.of(FloorResult)
-    assert sorted(str(f.by) for f in floors) == ["device-0", "device-1"]
-    assert all(f.reference.device_kind != "simulated" for f in floors)
-    assert {r.by for r in store.of(TrialResult)} == {"device-0", "device-1"}

@@ -13,7 +13,7 @@ from autotune.measure.memory import LIMIT_PHASE, MemoryShare, compiled_over_limi
 from autotune.model.errors import LaunchError, SettingError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import DeviceMemory, Failure, FailureKind, WorkerReport
-from autotune.model.records import ConfirmRun, FloorResult, Outcome, TrialResult
+from autotune.model.records import ConfirmRun, TrialResult
 from autotune.model.spec import StudySpec
 from autotune.study.preflight import keeping_rules, rule_defaults
 from autotune.workers.base import WorkerFailed
@@ -102,13 +102,6 @@ def test_a_base_arm_that_does_not_fit_beside_another_is_known_in_the_next_compar
     assert comparer.for_sets(FlagSet(), MODEST) is comparer  # of the study's reference the A/A run tells
 
 
-def test_without_a_limit_nothing_is_refused(run_replay: Run) -> None:
-    spec = replay_study(effects=EFFECTS, memory_effects={"xla_a=1": 1000.0})
-    conclusion, store, _ = run_replay(spec, trials=1, first=(("hungry", HUNGRY),))
-    assert conclusion.outcome is Outcome.WINNER
-    assert store.of(FloorResult)[0].reference.peak_bytes == 1 << 30
-
-
 def test_a_compiled_program_that_needs_too_much_is_never_launched() -> None:
     memory = SimpleNamespace(peak_bytes=3 << 30)
     screen = SimpleNamespace(result=lambda settings: SimpleNamespace(program=SimpleNamespace(memory=memory)))
@@ -162,14 +155,6 @@ def test_the_sampler_knows_the_rules_and_leaves_nothing_to_chance(run_replay: Ru
     spec = replay_study(effects={"xla_a=1": 0.9}, study={"limits": {"rules": rules}})
     _, store, _ = run_replay(spec, trials=8)
     assert [r.origin for r in store.of(TrialResult)] == ["additive"] * 8
-
-
-def test_a_space_of_which_rules_leave_little_is_tried_out(run_replay: Run) -> None:
-    spec = replay_study(study={"limits": {"rules": ["xla_a == 1 and xla_c == none or xla_a == none", "xla_b == none"]}})
-    _, store, _ = run_replay(spec, trials=50)
-    tried = {r.settings for r in store.of(TrialResult)}
-    assert len(tried) == 8  # c and d without a, d with a; less the default
-    assert all(spec.broken_rule(s) is None for s in tried)
 
 
 def test_the_callers_environment_and_recipes_keep_the_rules_too() -> None:

@@ -14,7 +14,6 @@ from autotune.model.flags import FlagSet
 from autotune.model.measurement import FailureKind, WorkerReport, WorkPerStep
 from autotune.model.records import AblationResult, ConfirmRun, FinalistResult, FloorResult, Outcome, TrialResult
 from autotune.model.spec import StudySpec, parse_study
-from autotune.results.format import time_words
 from autotune.rundir.store import Store
 from autotune.settings.space import Parameter, SearchSpace
 from autotune.stats.estimates import Verdict, judge
@@ -68,26 +67,6 @@ def test_a_longer_step_with_more_tokens_wins_and_a_shorter_one_with_fewer_does_n
     assert re.search(r"time per token ratio 0\.(79|80)", conclusion.sentence)
     assert {f.work for f in store.of(FinalistResult)} == {big.work}
     assert all(r.work == big.work for r in store.of(ConfirmRun))
-
-
-def test_where_every_step_does_the_same_nothing_is_recorded_and_nothing_said(run_replay: Run) -> None:
-    spec = study({"option.batch=16": 0.8}, tokens={"option.batch=4": 0.5})
-    conclusion, store, _ = run_replay(spec, trials=1, first=sets(BIG), space=SPACE)
-    assert re.search(r"step time ratio 0\.(79|80)", conclusion.sentence)
-    assert time_words(store) == "step time"
-    assert '"work":{' not in (store.path / "records.jsonl").read_text()
-
-
-def test_a_setting_that_does_nothing_beside_a_batch_is_left_out(run_replay: Run) -> None:
-    """Both arms of an ablation do the same work, so their raw steps are compared."""
-    both = BIG.merge({"xla_a": "1"})
-    spec = study({"option.batch=16": 1.6})
-    conclusion, store, _ = run_replay(spec, trials=1, first=sets(both), space=SPACE)
-    found = {a.left_out: a for a in store.of(AblationResult)}
-    assert found["xla_a"].comparison is not None
-    assert found["xla_a"].comparison.work is None
-    assert not found["xla_a"].kept
-    assert conclusion.settings == BIG
 
 
 def test_a_batch_that_pays_is_kept_although_the_step_is_shorter_without_it(run_replay: Run) -> None:

@@ -27,7 +27,6 @@ from autotune.rundir.store import Store
 from autotune.settings.space import Parameter, SearchSpace
 from autotune.stats.estimates import Verdict
 from autotune.workers.base import WorkerFailed
-from harness.noise import NOISE_MODELS
 from harness.simulated_machine import SimulatedLauncher, SimulatedWorker
 from tests.runs import SPACE, Run, record, replay_study
 
@@ -62,12 +61,6 @@ def test_no_effect_means_no_winner(run_replay: Run) -> None:
     assert conclusion.outcome is Outcome.NOTHING_BEATS_THE_DEFAULT
     assert conclusion.settings is None
     assert re.search(r"no setting tried beats the default on this machine by more than [\d.]+ %", conclusion.sentence)
-
-
-@pytest.mark.parametrize("noise", list(NOISE_MODELS))
-def test_every_noise_model_can_be_replayed(run_replay: Run, noise: str) -> None:
-    _, store, _ = run_replay(replay_study(noise=noise), trials=1)
-    assert store.of(TrialResult)[0].comparison is not None
 
 
 def test_the_reported_interval_is_the_proof_s_and_that_of_isolated_runs(
@@ -119,30 +112,6 @@ def test_no_set_is_proposed_twice_and_a_small_space_ends_the_search(run_replay: 
     assert any("whole space is tried" in n for n in diary.notes)
 
 
-def test_equal_programs_share_one_measurement(run_replay: Run) -> None:
-    space = SearchSpace(
-        (
-            Parameter(name="xla_a", choices=("0", "1"), default="0"),
-            Parameter(name="xla_c", choices=("0", "1"), default="0"),
-        )
-    )
-    _, store, _ = run_replay(replay_study(inert=["xla_c=1"]), trials=3, space=space)
-    by_set = {str(r.settings): r for r in store.of(TrialResult)}
-    assert by_set["xla_c=1"].status is TrialStatus.SAME_PROGRAM
-    assert by_set["xla_c=1"].same_as == 0
-    duplicates = [by_set["xla_a=1"], by_set["xla_a=1 xla_c=1"]]
-    assert sorted(str(t.status) for t in duplicates) == ["measured", "same_program"]
-    one = duplicates[0].comparison.estimate.ratio  # type: ignore[union-attr]
-    assert {t.comparison.estimate.ratio for t in duplicates if t.comparison} == {one}
-
-
-def test_settings_read_at_run_time_are_measured_though_the_program_is_equal(run_replay: Run) -> None:
-    space = SearchSpace((Parameter(name="OMP_NUM_THREADS", choices=("1", "2", "(default)")),))
-    spec = replay_study(inert=["OMP_NUM_THREADS=1", "OMP_NUM_THREADS=2"])
-    _, store, _ = run_replay(spec, trials=2, space=space)
-    assert [r.status for r in store.of(TrialResult)] == [TrialStatus.MEASURED] * 2
-
-
 @pytest.mark.parametrize("mode", ["interleaved", "aba"])
 def test_failures_are_data_and_the_study_goes_on(run_replay: Run, mode: str) -> None:
     kinds = {f"xla_{kind}": kind for kind in FailureKind}
@@ -156,36 +125,10 @@ def test_failures_are_data_and_the_study_goes_on(run_replay: Run, mode: str) -> 
     assert conclusion.settings == FlagSet({"xla_d": 2})
 
 
-def test_a_fast_but_wrong_set_never_wins(run_replay: Run) -> None:
-    spec = replay_study(failures={"xla_a=1": "wrong_loss"}, effects={"xla_a=1": 0.5})
-    first = (("wrong", FlagSet({"xla_a": 1})),)
-    conclusion, store, _ = run_replay(spec, trials=1, first=first, space=SearchSpace(()))
-    assert conclusion.outcome is Outcome.NOTHING_RAN
-    wrong = [r for r in store.of(TrialResult) if r.failure is not None]
-    assert "loss at step 0 must be" in wrong[0].failure.message  # type: ignore[union-attr]
-
-
-@pytest.mark.gate
-def test_the_sampler_learns_to_avoid_what_fails(run_replay: Run) -> None:
-    spec = replay_study(failures={"xla_a=1": "out_of_memory", "xla_a=2": "out_of_memory"})
-    space = SearchSpace(tuple(Parameter(name=f"xla_{c}", choices=("0", "1", "2"), default="0") for c in "abcdefgh"))
-    _, store, _ = run_replay(spec, trials=40, space=space)
-    late = store.of(TrialResult)[20:]
-    # Proposed blindly, two thirds would fail.
-    assert sum(r.failure is not None for r in late) <= len(late) // 3
-
-
 def test_named_sets_go_first_and_keep_their_origin(run_replay: Run) -> None:
     first = (("your environment", FlagSet({"xla_a": 2})), ("recipe x", FlagSet({"xla_other": 7})))
     _, store, _ = run_replay(replay_study(), trials=4, first=first)
     assert [r.origin for r in store.of(TrialResult)] == ["your environment", "recipe x", "additive", "additive"]
-
-
-def test_a_set_from_outside_a_space_with_an_empty_value_is_told(run_replay: Run) -> None:
-    space = SearchSpace((Parameter(name="xla_list", choices=("(default)", "", "x")),))
-    first = (("recipe x", FlagSet({"xla_other": 7})),)
-    _, store, _ = run_replay(replay_study(), trials=3, first=first, space=space)
-    assert [r.status for r in store.of(TrialResult)] == [TrialStatus.MEASURED] * 3
 
 
 def test_a_reference_that_cannot_run_is_an_error_with_its_last_lines(run_replay: Run) -> None:
@@ -263,3 +206,19 @@ def test_values_listed_without_the_default_are_all_tried(run_replay: Run) -> Non
     space = SearchSpace((Parameter(name="xla_a", choices=("1", "2"), default="0"),))
     _, store, _ = run_replay(replay_study(), trials=9, space=space)
     assert sorted(r.settings["xla_a"] for r in store.of(TrialResult)) == ["1", "2"]
+
+
+def test_a_fast_but_wrong_set_never_wins(run_replay: Run) -> None:
+    spec = replay_study(failures={"xla_a=1": "wrong_loss"}, effects={"xla_a=1": 0.5})
+    first = (("wrong", FlagSet({"xla_a": 1})),)
+    conclusion, store, _ = run_replay(spec, trials=1, first=first, space=SearchSpace(()))
+    assert conclusion.outcome is Outcome.NOTHING_RAN
+    wrong = [r for r in store.of(TrialResult) if r.failure is not None]
+    assert "loss at step 0 must be" in wrong[0].failure.message  # type: ignore[union-attr]
+
+
+def test_a_set_from_outside_a_space_with_an_empty_value_is_told(run_replay: Run) -> None:
+    space = SearchSpace((Parameter(name="xla_list", choices=("(default)", "", "x")),))
+    first = (("recipe x", FlagSet({"xla_other": 7})),)
+    _, store, _ = run_replay(replay_study(), trials=3, first=first, space=space)
+    assert [r.status for r in store.of(TrialResult)] == [TrialStatus.MEASURED] * 3

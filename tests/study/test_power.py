@@ -10,11 +10,9 @@ import pytest
 
 from autotune.measure.durations import power_analysis
 from autotune.model.records import FloorResult, PowerAnalysis
-from autotune.results.format import format_begin, format_power
-from autotune.results.report import render_markdown
 from autotune.stats.noise_floor import NoiseFloor, read_noise_floor
 from autotune.stats.proof import smallest_gain, study_power
-from tests.runs import Run, replay_study
+from tests.runs import replay_study
 
 MOST = 20
 WITHIN_SD, PAIRS = 0.004, 8
@@ -75,41 +73,6 @@ class _Turns:
     reference_step_s = 1 / 6  # three steps in each block
 
 
-@pytest.mark.slow
-def test_it_follows_from_the_floor() -> None:
-    found = told()
-    assert found is not None
-    assert found.pairs == 4  # 0.4 % / (sqrt(2) 0.4 %) * sqrt(30 / 1) = 3.9
-    assert found.pair_s == pytest.approx(1.5 * 20 + 4)
-    assert found.pair_sd > math.hypot(math.sqrt(2) * 0.004, 0.004 / 2)  # cautiously
-    assert found.smallest == smallest_gain(found.pair_sd, most=MOST)
-    assert found.proof_s is not None
-
-
 def test_without_times_or_with_too_few_processes_there_is_none() -> None:
     assert told(start_s=0.0) is None
     assert told(processes=3) is None
-
-
-def test_a_hopeless_machine_is_called_so() -> None:
-    found = PowerAnalysis(pair_sd=0.01, pairs=6, pair_s=20.0, most=20, smallest=0.016, proof_s=545.0)
-    assert "1.6 %" in format_power(found)
-    assert "50.0 %" in format_power(found.model_copy(update={"smallest": None, "proof_s": None}))
-
-
-@pytest.mark.slow
-def test_what_is_shown_is_the_first_floor_s(run_replay: Run) -> None:
-    """Each lane has a floor, and the study one power analysis."""
-    noise = {"white_sd": 0.01, "process_sd": 0.004}
-    spec = replay_study(start_s=20.0, step_s=0.1, noise=noise, study={"confirm": {"processes": 8, "finalists": 1}})
-    _, store, _ = run_replay(spec, trials=1)
-    floor = store.of(FloorResult)[0]
-    made = floor.power
-    assert made == power_analysis(spec, floor)
-    assert made is not None
-    assert made.most == 8
-    assert floor.floor.start_s == 20.0
-    assert floor.floor.pair_s == pytest.approx(2 * 3 * 0.1, rel=0.05)
-    store.append(floor.model_copy(update={"by": "w1", "directory": "floor/w1", "power": None}))
-    assert format_begin(store)[-1] == format_power(made)  # what `show` prints
-    assert format_power(made) in render_markdown(store)

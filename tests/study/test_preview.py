@@ -16,14 +16,11 @@ from autotune.cli.printing import plain
 from autotune.model.clock import Stopwatch
 from autotune.model.errors import AutotuneError
 from autotune.model.spec import load_study, parse_study
-from autotune.programs.probe import describe_workload
 from autotune.settings.space import SearchSpace
 from autotune.study import prefilter, stages
 from autotune.study.preflight import SpacePreview, preview_space
 from autotune.study.run import StudyRun
 from autotune.study.stages import run_study
-from autotune.workers.base import WorkerFailed
-from autotune.workers.local import LocalLauncher
 from harness.simulated_machine import write_study
 from tests.runs import Diary, record, replay_study
 
@@ -116,24 +113,6 @@ def test_the_space_of_a_cpu_study_is_the_one_that_its_run_searches(
     assert after["facts"]["source"] == "the reference of run"
 
 
-@pytest.mark.slow
-def test_a_built_workload_tells_what_a_worker_reports(tmp_path: Path) -> None:
-    spec = parse_study(
-        {
-            "name": "told",
-            "workload": {"entry": "llama", "options": {"size": "tiny", "mesh": {"fsdp": 2}}},
-            "device": {"count": 2},
-        }
-    )
-    figures = describe_workload(spec, study_dir=tmp_path, device_count=2)
-    launcher = LocalLauncher(spec, study_dir=str(tmp_path), base={})
-    (tmp_path / "trial").mkdir()
-    worker = launcher.start(spec.baseline, tmp_path / "trial", progress=lambda phase: None)
-    worker.close()
-    assert figures.layer_bytes == worker.report.layer_bytes != {}
-    assert figures.mesh == worker.report.mesh
-
-
 def told(tmp_path: Path, **changes: Any) -> SpacePreview:
     data = {
         "name": "told",
@@ -153,25 +132,6 @@ def test_what_only_a_reference_knows_is_said_to_come(tmp_path: Path) -> None:
         found = told(tmp_path, workload=workload)
         assert choices(found)[1] == str(2**20)
         assert "when its reference has reported" in found.space.notes[COMBINE]
-
-
-@pytest.mark.parametrize(
-    ("body", "said"),
-    [
-        ("    import os\n    os._exit(9)", "was not built"),
-        pytest.param("    raise SystemExit(3)", "SystemExit: 3", marks=pytest.mark.gate),
-        pytest.param("    return Told({'weights': -5})", "whole numbers", marks=pytest.mark.gate),
-    ],
-)
-def test_a_workload_that_lies_or_dies_is_an_error_and_not_a_value(tmp_path: Path, body: str, said: str) -> None:
-    (tmp_path / "odd_workload.py").write_text(
-        "class Told:\n    step = init = batch = staticmethod(lambda *a: None)\n"
-        "    def __init__(self, layer_bytes):\n        self.layer_bytes = layer_bytes\n"
-        f"def build(devices=None):\n{body}\n"
-    )
-    spec = parse_study({"name": "odd", "workload": {"entry": "odd_workload:build"}})
-    with pytest.raises(WorkerFailed, match=said):
-        describe_workload(spec, study_dir=tmp_path, device_count=1)
 
 
 def test_a_run_of_another_study_is_refused_if_it_was_named_and_passed_over_if_not(

@@ -20,7 +20,7 @@ from autotune.study.budget import TimeLeft
 from autotune.study.confirm import unsettled
 from autotune.workers.base import Progress, WorkerFailed
 from harness.simulated_machine import SimulatedLauncher, SimulatedWorker
-from tests.runs import EFFECTS, Diary, Run, replay_study
+from tests.runs import EFFECTS, Run, replay_study
 
 NOTHING = SearchSpace(())
 FAST = FlagSet({"xla_a": "1"})
@@ -236,9 +236,13 @@ def test_runs_alone_can_be_left_out(run_replay: Run) -> None:
     assert "alone" not in stages(store)
 
 
-def test_everybody_who_watches_is_told_of_known_pairs(run_replay: Run) -> None:
-    spec = study(0.9)
-    _, store, _ = run_replay(spec, trials=1, first=FIRST, space=NOTHING)
-    _, again, diary = run_replay(spec, trials=1, first=FIRST, space=NOTHING)
-    assert isinstance(diary, Diary)
-    assert len(diary.proofs) == len(store.of(ConfirmRun)) == len(again.of(ConfirmRun))
+def test_who_asks_again_until_a_study_names_a_winner_is_told_how_often(run_replay: Run, tmp_path: Path) -> None:
+    for number in range(1, 4):
+        spec = study(0.9).model_copy(update={"seed": number})
+        conclusion, _, _ = run_replay(spec, trials=1, first=FIRST, space=NOTHING, folder=f"run-{number}")
+        assert (f"this is run {number} of the same study here" in conclusion.sentence) == (number > 1)
+    other, _, _ = run_replay(study(0.8), trials=1, first=FIRST, space=NOTHING, folder="other", budget_s=1e9)
+    assert "this is run 4" in other.sentence  # the machine is not part of what a study asks
+    (tmp_path / "run-1" / "study.json").write_text("{")
+    again, _, _ = run_replay(study(0.9), trials=1, first=FIRST, space=NOTHING, folder="last")
+    assert "this is run 4 " in again.sentence

@@ -51,9 +51,7 @@ def test_what_the_baseline_sets_already_is_not_tried_first(run_replay: Run) -> N
     assert [r.settings for r in store.of(TrialResult)] == [FlagSet({"xla_a": 1})]
 
 
-@pytest.mark.parametrize(
-    "sampler", ["tpe", "random", pytest.param("optuna.samplers:QMCSampler", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("sampler", ["tpe", "random"])
 def test_each_sampler_proposes_distinct_points(run_replay: Run, sampler: str) -> None:
     _, store, _ = run_replay(study(sampler), trials=12, space=SPACE)
     results = store.of(TrialResult)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -260,57 +259,6 @@ def test_leaving_out_a_setting_that_changes_no_program_is_not_measured(
     assert minimal == FlagSet({COMBINE: "11"})
     assert [a.left_out for a in found if a.comparison is None] == [SLOP]
     assert launcher.started.count(FlagSet({COMBINE: "11"})) == 0  # the other was: whole against without
-
-
-def test_next_candidates_are_compiled_while_one_is_measured_on_a_gpu_with_processors_to_spare(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(32)))
-    guessed: list[FlagSet] = []
-    original = StudyScreener.compile_ahead
-
-    def ahead(self: StudyScreener, guess: Callable[[], FlagSet | None]) -> None:
-        def kept() -> FlagSet | None:
-            guessed.append(guess() or FlagSet())
-            return guessed[-1]
-
-        original(self, kept)
-
-    ends = StudyScreener.rest
-
-    def rest(self: StudyScreener) -> None:
-        if self._ahead is not None:
-            self._ahead.exception(60)  # the last one may not have begun when the search ends
-        ends(self)
-
-    monkeypatch.setattr(StudyScreener, "compile_ahead", ahead)
-    monkeypatch.setattr(StudyScreener, "rest", rest)
-    rules = Rules()
-    _, store, _, _ = run(study(), rules, trials=6)
-    tried = [r.settings for r in store.of(TrialResult)]
-    assert guessed[:5] == tried[1:6]  # proposed without the result of what is tried meanwhile
-    assert {s.without("NCCL_ALGO", "NCCL_PROTO") for s in guessed} <= set(rules.compiled)
-    assert len(rules.compiled) == len(set(rules.compiled))
-
-
-@pytest.mark.gate
-@pytest.mark.parametrize(("platform", "cpus"), [("cpu", 64), ("cuda", 2)])
-def test_nothing_is_compiled_ahead_where_it_would_disturb(
-    run: Run, monkeypatch: pytest.MonkeyPatch, platform: str, cpus: int
-) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cpus)))
-    rules = Rules(target=None if platform == "cpu" else "h100-sxm")
-    _, store, _, _ = run(study(platform), rules, trials=3)
-    asked = {r.settings for r in store.of(TrialResult)} | {FlagSet()}
-    screened = len(domains_of(rules))
-    assert len(set(rules.compiled) - asked) <= screened
-
-
-def domains_of(rules: Rules) -> list[FlagSet]:
-    """What a screen of the whole space compiles, and no more."""
-    fresh = Rules(target=rules.job.target.name if rules.job.target else None)
-    screen(fresh).run({p.name: [v for v in p.values() if not p.is_absent(v)] for p in space().parameters}, {})
-    return fresh.compiled
 
 
 # ---------------------------------------------------------------------- whether, and for what

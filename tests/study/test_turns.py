@@ -18,6 +18,7 @@ class Clockwork:
     """A worker whose every step takes the same time; remembers when it ran."""
 
     last_loss: float | None = None
+    last_clock_s: float | None = None
     last_norm: float | None = None
     loss_lag = 0
     fresh_batches = False
@@ -34,9 +35,6 @@ class Clockwork:
     def run_block(self, steps: int) -> tuple[float, ...]:
         self._diary.append(self._name)
         return (self._step_s,) * steps
-
-    def profile(self, steps: int) -> bytes:
-        return b""
 
     def close(self) -> None:
         return

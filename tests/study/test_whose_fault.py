@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
 
 from autotune.measure.context import REFERENCE_RESTARTS
 from autotune.measure.runner import MOST_LOST_IN_A_ROW
-from autotune.model.clock import Stopwatch
 from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Failure, FailureKind
 from autotune.model.records import ConclusionRecord, IncidentRecord, TrialResult
-from autotune.model.spec import StudySpec, parse_study
-from autotune.study.stages import new_run, run_study
+from autotune.model.spec import StudySpec
 from autotune.workers.base import Progress, WorkerFailed
 from harness.simulated_machine import SimulatedLauncher, SimulatedWorker
-from tests.runs import Diary, Run, replay_study
+from tests.runs import Run, replay_study
 
 ANY = "any setting or none"
-PROGRAMS = Path(__file__).parents[1] / "workers" / "programs"
 
 
 def ended(message: str, phase: str = "step") -> WorkerFailed:
@@ -113,23 +109,3 @@ def test_sets_that_end_the_reference_one_after_the_other_end_the_study(run_repla
     with pytest.raises(LaunchError, match="the reference must stay alive"):
         run_replay(spec, trials=30, launcher=Beside(spec, dies="nothing", beside=True))
     assert MOST_LOST_IN_A_ROW == 3
-
-
-@pytest.mark.gate
-@pytest.mark.timeout(600)
-def test_a_real_program_that_ends_itself_by_sigterm(tmp_path: Path) -> None:
-    spec = parse_study(
-        {
-            "name": "term",
-            "workload": {"entry": "faulty:build", "options": {"fault": "term"}},
-            "search": {"trials": 2, "settings": {"xla_cpu_enable_fast_math": [False, True]}},
-            "measure": {"pairs_cap": 6, "block_s": 0.01},
-            "confirm": {"finalists": 1, "processes": 3, "alone": 0, "soak": "1s"},
-        }
-    )
-    run = new_run(spec, tmp_path / "run", study_dir=PROGRAMS, view=Diary(), watch=Stopwatch())
-    run_study(run)
-    (result,) = [r for r in run.store.of(TrialResult) if r.settings.get("xla_cpu_enable_fast_math") == "true"]
-    assert result.failure is not None
-    assert re.search("SIGTERM", result.failure.message)
-    assert not [i for i in run.store.of(IncidentRecord) if "reference lost" in i.what]

@@ -32,6 +32,7 @@ from autotune.workers.command import CommandLauncher
 from autotune.workers.local import LocalLauncher
 from harness.simulated_machine import write_study
 from tests.console import autotune
+from tests.runs import TYPED
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = Path(__file__).parent / "programs"
@@ -68,24 +69,7 @@ finalists = 1
 soak = 0
 """
 
-SIMULATED = """
-name = "simulated"
-[workload]
-entry = "llama"
-[search]
-trials = 9
-[search.settings]
-xla_cpu_prefer_vector_width = [128, 256, 512]
-xla_backend_optimization_level = [0, 1, 2, 3]
-[measure]
-pairs_cap = 12
-[confirm]
-processes = 3
-finalists = 1
-[simulation]
-noise = "quiet"
-effects = { "xla_backend_optimization_level=1" = 0.9 }
-"""
+SIMULATED = TYPED.replace("trials = 5", "trials = 9").replace("[1, 2, 3]", "[0, 1, 2, 3]")
 
 
 RUN = ("run", "study.toml", "--run-dir")

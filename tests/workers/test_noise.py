@@ -61,19 +61,6 @@ def test_an_idle_neighbour_of_the_candidate_slows_whoever_runs_and_is_gone_alone
     assert mean_ratio(place.in_turns(20, candidate=REFERENCE)) == 0.0  # the noise floor cannot see it
 
 
-def test_of_two_candidates_each_slows_the_other() -> None:
-    place = Place(idle_cost=0.02)
-    with place.start(CANDIDATE) as one, place.start(CANDIDATE) as other:
-        assert [math.log(t) for t in (*one.run_block(1), *other.run_block(1))] == pytest.approx([0.02, 0.02])
-
-
-def test_a_closed_launcher_leaves_no_neighbour() -> None:
-    place = Place(idle_cost=0.02)
-    with place.start(REFERENCE) as reference, place.start(CANDIDATE):
-        place.launcher.close()
-        assert reference.run_block(1) == (1.0,)
-
-
 def test_the_block_after_the_candidates_is_slowed_and_none_of_one_that_is_alone() -> None:
     place = Place(memory_cost=0.03)
     pairs = place.in_turns(400)
@@ -95,25 +82,6 @@ def test_stalls_of_the_candidate_are_rare_and_make_it_slower_in_total() -> None:
     ratios = [log_ratio(p) for p in place.in_turns(2000)]
     assert np.mean(np.asarray(ratios) > 1.0) == pytest.approx(0.015, abs=0.011)
     assert math.log(estimate_pairs(ratios[:40]).ratio) == pytest.approx(math.log(0.95))  # what trims does not see it
-
-
-def test_fresh_processes_in_the_same_folder_differ() -> None:
-    place = Place(process_sd=0.01)
-    place.alone(REFERENCE, 3)
-    first = place.alone(REFERENCE, 3)
-    place.starts = 1
-    assert place.alone(REFERENCE, 3) != first
-
-
-def test_two_that_are_started_at_once_draw_the_same_whichever_comes_first() -> None:
-    noise = {"white_sd": 0.01, "process_sd": 0.01, "period_steps": 50.0, "period_burst_steps": 9.0, "period_cost": 1.0}
-    found = []
-    for order in ((REFERENCE, CANDIDATE), (CANDIDATE, REFERENCE)):
-        launcher = Place(fault_share=0.5, fault_cost=0.1, **noise).launcher
-        launcher.log = lambda settings, folder: folder  # type: ignore[method-assign]
-        workers = {s: launcher.start(s, Path(f"/simulated/{len(s)}"), progress=lambda phase: None) for s in order}
-        found.append([workers[s].run_block(STEPS) for s in (REFERENCE, CANDIDATE, REFERENCE)])
-    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize(

@@ -152,15 +152,4 @@ def test_a_real_program_that_is_not_all_in_the_dump_has_no_name(lie: str, said: 
     worker.close()
 
 
-@pytest.mark.slow
-def test_one_that_compiles_at_random_has_a_name_for_each_program(start: Start) -> None:
-    names = []
-    for seed in ("1", "2"):
-        worker = start(study(command("--seed", seed, program="programs_seen.py")), {})
-        names.append(worker.report.fingerprint)
-        worker.close()
-    assert names[0] != names[1]
-    assert all(name.startswith("c") for name in names)
-
-
 assert (PROGRAMS / "programs_seen.py").exists()

@@ -12,11 +12,10 @@ import pytest
 
 from autotune.model.clock import Stopwatch
 from autotune.model.errors import AutotuneError, LaunchError
-from autotune.model.measurement import LOSS_NOT_CHECKED, FailureKind, LossBasis
+from autotune.model.measurement import LOSS_NOT_CHECKED, FailureKind
 from autotune.model.records import ConclusionRecord, ConfirmRun, FloorResult, Outcome, TrialResult
 from autotune.model.spec import parse_study
 from autotune.results.export import ExportFormat, render_export
-from autotune.results.report import render_markdown
 from autotune.results.winner import winner_of
 from autotune.rundir.store import Store
 from autotune.study.stages import new_run, run_study
@@ -93,30 +92,6 @@ def test_a_reference_that_tells_no_number_ends_the_study_and_says_where(tmp_path
     with pytest.raises(LaunchError, match=f"of the reference must be finite at every step.*{where}.*mend the workload"):
         run(tmp_path, hooked(fault))
     assert not Store.open(tmp_path / "run").of(TrialResult)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_where_no_loss_is_told_everything_says_so(tmp_path: Path) -> None:
-    conclusion, store = run(tmp_path, hooked("silent"))
-    assert conclusion.outcome is Outcome.WINNER, conclusion.sentence
-    assert conclusion.sentence.endswith(f"; {LOSS_NOT_CHECKED}")
-    (trial,) = store.of(TrialResult)
-    for check in (trial.loss, *(r.loss for r in store.of(ConfirmRun))):
-        assert check is not None
-        assert (check.basis, check.is_ok) == (LossBasis.STEPS, None)
-        assert check.words.startswith(LOSS_NOT_CHECKED)
-    assert LOSS_NOT_CHECKED in render_markdown(store)
-    texts = {form: render_export(store, form) for form in ExportFormat}
-    assert all(LOSS_NOT_CHECKED in text for text in texts.values())
-    assert json.loads(texts[ExportFormat.JSON])["loss_checked"] is False
-    path = str(store.path)
-    for asked in (["export", path], ["show", path], ["report", path, "--md"]):
-        assert LOSS_NOT_CHECKED in autotune(*asked, code=0).stdout
-    for asked in (["export", path, "--require-loss"], ["exec", path, "--require-loss", "--", "echo", "it ran"]):
-        said = autotune(*asked, code=2)
-        assert "--require-loss wants a winner whose loss was compared" in said.stderr
-        assert said.stdout == ""
 
 
 def autotune(*arguments: str, code: int) -> subprocess.CompletedProcess[str]:

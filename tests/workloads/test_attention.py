@@ -35,16 +35,13 @@ def layout(capability: Any, **axes: int) -> Any:
     ("capability", "options", "axes", "chosen"),
     [
         ("9.0", {}, {}, "cudnn"),
-        ("10.3", {}, {}, "cudnn"),
         ("12.0", {"dtype": "float8"}, {}, "cudnn"),
         ("9.0", {}, {"tensor": 8, "pipeline": 2}, "cudnn"),
-        ("9.0", {"head_size": 128}, {}, "cudnn"),
         ("9.0", {"head_size": 136}, {}, "xla"),  # Hopper could, but a compiler without the GPU would not know
         ("9.0", {"head_size": 60}, {}, "xla"),
         ("9.0", {"dtype": "float32"}, {}, "xla"),
         ("9.0", {}, {"context": 2}, "xla"),
         ("7.5", {}, {}, "xla"),
-        ("gfx942", {}, {}, "xla"),
         (None, {}, {}, "xla"),
         ("9.0", {"attention": "xla"}, {}, "xla"),
         ("9.0", {"attention": "ring"}, {"context": 2}, "ring"),

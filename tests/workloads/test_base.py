@@ -17,7 +17,6 @@ from workloads.loading import load
     ("entry", "options", "words"),
     [
         ("lama", {}, ["`lama`", "`llama`", "Presets:"]),
-        ("llama-smal", {}, ["`llama-small`"]),
         ("llama", {"size": "tyny"}, ["`size`", "'tyny'", "`tiny`"]),
         ("llama-tiny", {"size": "small"}, ["`size` goes with a family"]),
         ("llama", {"remmat": "full"}, ["`remmat`", "`remat`", "Known: size"]),
@@ -28,7 +27,6 @@ from workloads.loading import load
         ("llama", {"scan": 1}, ["`scan`", "type bool"]),
         ("llama", {"mesh": 8}, ["`mesh`", "8"]),
         ("llama", {"mesh": {"fdsp": 2}}, ["`fdsp`", "`fsdp`"]),
-        ("llama", {"mesh": {"data": 0}}, ["`data`", "0"]),
         ("llama", {"mesh": {"data": 16}}, ["8 devices", "16"]),
         ("llama", {"mesh": {"data": -1, "fsdp": 3}}, ["8 devices", "fsdp=3"]),
         ("llama", {"mesh": {"data": -1, "fsdp": -1}}, ["only one", "data and fsdp"]),
@@ -39,7 +37,6 @@ from workloads.loading import load
         ("llama", {"mesh": {"pipeline": 2}, "scan": False}, ["`scan`", "pipeline"]),
         ("llama", {"mesh": {"pipeline": 2}, "batch": 6}, ["`microbatches` = 4", "6"]),
         ("llama", {"mesh": {"expert": 2}}, ["expert", "experts"]),
-        ("llama", {"mesh": {"data": 1}, "attention": "cudnn"}, ["cudnn", "bfloat16"]),
         ("llama", {"mesh": {"data": 1}, "accumulate": 3}, ["`accumulate`", "8 and 3"]),
         ("llama", {"mesh": {"data": 1}, "input_dropout": -0.1}, ["`input_dropout`", "-0.1"]),
         ("llama", {"mesh": {"pipeline": 2}, "input_dropout": 0.1}, ["`input_dropout`", "pipeline"]),

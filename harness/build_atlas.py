@@ -1,5 +1,9 @@
 """Builds the atlas: compiles every setting for every kind of model and GPU, without a GPU.
 
+    python -m harness.build_atlas [--kind KIND] [--target GPU] [--gpus N] [--into FOLDER] [--time-budget 2h]
+
+The table of the installed release is written cell by cell; the same command goes on where it was stopped.
+
 Most settings change nothing in most cells. Settings that are guessed to act are compiled alone, value by value. All
 others are compiled together, in sets that each hold all of them, until every value was in a set with the default's
 program. `autotune.compiler.interaction` finds what changed a set with another program; that is then compiled alone.
@@ -9,27 +13,31 @@ that two settings have only together; see `AtlasRow.tried`.
 
 from __future__ import annotations
 
+import argparse
 import os
+import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from autotune.compiler.interaction import TimeUp, find_interactions
+from autotune.compiler.interaction import Chains, InteractionSearch, TimeUp
 from autotune.compiler.program import CompiledProgram, changes
 from autotune.compiler.screen import Screener, chains, facts_of, find_canary, open_screener, spread
 from autotune.compiler.targets import Target, Topology, load_target
-from autotune.machine.environment import driver_python
+from autotune.machine.environment import caller_environment, default_cache_dir, driver_python
 from autotune.machine.files import replace_file
 from autotune.model.errors import AutotuneError, LaunchError, SettingError, close_matches
 from autotune.model.flags import FlagSet
+from autotune.model.measurement import WorkloadFacts
 from autotune.model.spec import StudySpec, parse_study
-from autotune.settings.atlas import AtlasRow, AtlasVerdict, ModelKind, atlas_text, load_kinds, read_rows
-from autotune.settings.catalog import NEVER_SEARCHED, Stage, Tier
+from autotune.model.units import parse_duration
+from autotune.settings.atlas import HEADER, AtlasRow, AtlasVerdict, ModelKind, load_kinds, read_rows
+from autotune.settings.catalog import NEVER_SEARCHED, Setting, Stage, Tier
 from autotune.settings.known import KnownSettings
 from autotune.settings.probe import probe_build
-from autotune.settings.space import Parameter, SearchSpace, space_of_all
+from autotune.settings.space import Parameter, SearchSpace, SpaceBuilder
 
 TARGETS = ("h100-sxm", "a100-sxm-80", "h200", "b200", "gb200")
 """GPUs of the atlas by default, in the order of compiling."""
@@ -42,6 +50,12 @@ NUMBERS = 3
 
 GUESSED_TIERS = (Tier.TUNE, Tier.NUMERICS, Tier.LEGACY)
 """Tiers that are guessed to act where neither a cell nor a test program tells."""
+
+COMPILED_TIERS = (*GUESSED_TIERS, Tier.EXPERT, Tier.AVOID)
+"""Tiers whose settings are compiled."""
+
+HALVES = 4
+"""Rows of half of the settings that change nothing, because others may hide an effect."""
 
 SAY_EVERY_S = 60.0
 
@@ -80,7 +94,7 @@ class Cell:
     def study(self) -> StudySpec:
         """A study of the cell without settings."""
         topology = self.topology
-        options = self.kind.options_for(self.gpus)
+        options = {**self.kind.options, "batch": max(1, round(self.kind.sequences_per_gpu * self.gpus))}
         device = {"platform": "cuda", "count": topology.device_count, "node_count": topology.nodes}
         return parse_study(
             {"name": "atlas", "workload": {"entry": self.kind.entry, "options": options}, "device": device}
@@ -166,6 +180,66 @@ def build_atlas(plan: Plan, say: Callable[[str], None], clock: Callable[[], floa
         plan.folder.mkdir(parents=True, exist_ok=True)
         replace_file(path, atlas_text(rows))
     return path
+
+
+def space_of_all(spec: StudySpec, known: KnownSettings, reference: WorkloadFacts) -> SearchSpace:
+    """Builds a space of every setting that a compilation can judge, with the values worth trying.
+
+    Scopes are ignored, because compiling shows whether a setting acts.
+    """
+    builder = _AtlasSpace(spec, known, reference, 1)
+    for entry in known.catalog.values():
+        builder.add_to_compile(entry)
+    return builder.space()
+
+
+class _AtlasSpace(SpaceBuilder):
+    def add_to_compile(self, entry: Setting) -> None:
+        """Adds a setting of the platform if it acts on the program and the catalogue has values."""
+        setting = self._known[entry.name]
+        is_fit = entry.stage is Stage.PROGRAM and entry.tier in COMPILED_TIERS and setting.exists
+        if is_fit and entry.platform in ("any", self._platform):
+            parameter = self._catalog_parameter(entry, setting)
+            if parameter is not None:
+                self.found[entry.name] = parameter
+
+    def _conditions(self, name: str) -> dict[str, tuple[str, ...]] | str:
+        """As in a study; what would never act there has no condition here."""
+        found = super()._conditions(name)
+        return {} if isinstance(found, str) else found
+
+
+class _QuickSearch(InteractionSearch):
+    """Covers each value of a no-op with all other no-ops, conditions, and `HALVES` rows of half of them."""
+
+    _halves = HALVES
+
+    def _chained(self, chains: Chains) -> list[FlagSet]:
+        return list(_joined(super()._chained(chains)))
+
+    def _plan_pairs(self) -> bool:
+        left, self._halves = self._halves, 0
+        row = {n: self._random.choice(v) for n, v in self.no_ops.items()}
+        self._queue += [FlagSet({n: v for n, v in row.items() if self._random.random() < 0.5}) for _ in range(left)]
+        return bool(self._queue)
+
+    def _wanted(self) -> Iterator[tuple[str, ...]]:
+        yield from ((name, v) for name, values in self.no_ops.items() for v in values)
+
+    def _combinations(self, row: FlagSet) -> Iterable[tuple[str, ...]]:
+        return row.items()
+
+
+def _joined(rows: Iterable[FlagSet]) -> Iterator[FlagSet]:
+    """Merges rows greedily: each into the first that agrees with it on every setting."""
+    joined: list[dict[str, str]] = []
+    for row in rows:
+        fitting = next((j for j in joined if all(j.get(n, v) == v for n, v in row.items())), None)
+        if fitting is None:
+            joined.append(dict(row))
+        else:
+            fitting |= row
+    yield from map(FlagSet, joined)
 
 
 class _Progress:
@@ -351,7 +425,7 @@ class CellBuilder:
 
             if under(FlagSet()) is None:
                 continue
-            acting = find_interactions(under, left, {}, chains=self._chains, progress=self._progress, is_thorough=False)
+            acting = _QuickSearch(under, left, {}).run((), self._chains, self._progress)
             if acting.unsettled:
                 raise TimeUp
             for name, others in acting.found_active.items():
@@ -405,3 +479,37 @@ def _worth_compiling(parameter: Parameter) -> list[str]:
 
 def _short(program: CompiledProgram) -> str:
     return program.fingerprint[:12]
+
+
+def atlas_text(rows: Iterable[AtlasRow]) -> str:
+    """Formats the text of a table's file: rows sorted, defaults omitted."""
+    ordered = sorted(rows, key=lambda r: (*r.cell, r.kind, r.name, r.value))
+    return "\n".join([HEADER, *(r.model_dump_json(exclude_defaults=True) for r in ordered)]) + "\n"
+
+
+def main() -> None:
+    """Entry point; tells on stderr what it does, and prints the table's path."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kind", action="append", default=[], help="kind of model; may be repeated; default: all")
+    parser.add_argument("--target", action="append", default=[], metavar="GPU", help="may be repeated")
+    parser.add_argument("--gpus", action="append", default=[], type=int, metavar="N", help="may be repeated")
+    parser.add_argument("--into", type=Path, default=Path("autotune/data/atlas"), metavar="FOLDER")
+    parser.add_argument("--time-budget", type=parse_duration, metavar="2h", help="no compilation begins after that")
+    arguments = parser.parse_args()
+    began_s = time.monotonic()
+
+    def say(text: str) -> None:
+        minutes, seconds = divmod(int(time.monotonic() - began_s), 60)
+        print(f"[{minutes:3d}:{seconds:02d}] {text}", file=sys.stderr, flush=True)
+
+    plan = Plan(
+        cells=planned_cells(arguments.kind, arguments.target, arguments.gpus),
+        folder=arguments.into,
+        cache_dir=default_cache_dir(caller_environment()) / "screen",
+        limit_s=arguments.time_budget,
+    )
+    print(build_atlas(plan, say))
+
+
+if __name__ == "__main__":
+    main()

@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 
-from autotune.compiler import atlas_builder as module
-from autotune.compiler.atlas_builder import CellBuilder, Plan, build_atlas, guess_active, planned_cells
 from autotune.compiler.program import CompileResult
 from autotune.machine.environment import driver_python
 from autotune.model.errors import LaunchError, SettingError
@@ -24,6 +22,8 @@ from autotune.settings.catalog import Tier, load_catalog
 from autotune.settings.known import KnownSettings
 from autotune.settings.probe import probe_build
 from autotune.settings.space import Parameter, SearchSpace
+from harness import build_atlas as module
+from harness.build_atlas import CellBuilder, Plan, build_atlas, guess_active, planned_cells
 from tests.compiler.rules import BUFFER, COMBINE, DECOMPOSE, GRAPHS, OVERLAP, P2P, SLOP, Rules, screen
 
 CELL = {"jaxlib": "1.0", "workload": "w", "target": "h100-sxm", "gpus": 8}
