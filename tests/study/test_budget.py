@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from autotune.measure.context import MeasurementContext
 from autotune.measure.durations import RECENT
 from autotune.model.errors import LaunchError
 from autotune.model.measurement import FailureKind
@@ -32,7 +33,7 @@ from autotune.study.search import Search
 from autotune.study.stages import run_study
 from harness.simulated import GivenSetup
 from harness.simulated_machine import parse_simulated, simulation_of
-from harness.timed import TimedStudy
+from harness.timed import SimulatedClock, TimedStudy
 from tests.runs import SPACE, Diary
 
 EFFECTS = {"xla_a=1": 0.95, "xla_b=1": 1.04, "xla_d=2": 0.97}
@@ -205,6 +206,24 @@ def test_minutes_are_minutes_even_if_all_after_the_first_start_is_dearer(
         ended = Ended(spec, start_factor=start_factor)
         assert ended.timed.clock.now_s <= 1.05 * budget_s, ended.diary.notes
         assert ended.conclusion is not None or ended.said("Give it at least")
+
+
+def test_an_aa_run_that_takes_longer_than_planned_ends_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine under load 20 the A/A run of a budget of 4 minutes took 6, for warm-up steps were quick."""
+    monkeypatch.setattr("autotune.measure.compare.floor_pairs", lambda *_: 40)
+    monkeypatch.setattr("autotune.measure.compare.floor_processes", lambda *_, **__: 5)
+    monkeypatch.setattr("autotune.measure.compare.refuse_short_budget", lambda *_, **__: None)
+    clock = SimulatedClock()
+    monkeypatch.setattr("harness.timed.SimulatedClock", lambda: clock)
+    monkeypatch.setattr(MeasurementContext, "now_s", property(lambda _: clock.now_s))
+    pairs_of = {}
+    for budget_s in (10 * MINUTE, 1000 * MINUTE):
+        clock.__init__()  # type: ignore[misc]  # a study of its own
+        ended = Ended(study(0.85, 5.0, budget_s, trials=1, measure={"mode": "interleaved"}))
+        (floor,) = ended.of(FloorResult)
+        pairs_of[budget_s] = floor.comparison.pair_count
+        assert floor.at_s < 0.3 * budget_s
+    assert pairs_of[10 * MINUTE] < 40 < pairs_of[1000 * MINUTE] == 200
 
 
 def test_a_trial_is_expected_to_take_what_the_last_ones_took() -> None:
