@@ -375,11 +375,12 @@ def write_study(file: Path, text: str, command: Sequence[str]) -> None:
 
 def _run(file: Path, *, trials: int | None, time_budget: str | None, asked: ProbeRequest) -> None:
     from autotune.model.records import Outcome
+    from autotune.model.spec import load_study
     from autotune.study.engines import choose_engine
-    from autotune.study.stages import study_with
+    from autotune.study.start import study_with
 
     given: dict[str, dict[str, Any]] = {"search": {"trials": trials, "time_budget": time_budget}}
-    spec = study_with(file, given, seed=None)
+    spec = study_with(load_study(file), given, seed=None)
     path = options.RUNS / spec.name
     conclusion, store = run_and_print(
         spec, file, path, storage=None, as_json=False, devices=(), make_engine=choose_engine(spec, ())
