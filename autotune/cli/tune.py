@@ -303,6 +303,7 @@ def show_plan(found: ProbeResult, plan: Plan, file: Path) -> None:
         *(("careful", warning) for warning in own.warnings),
         ("loss", f"{found.loss:.4g}, read beside the steps: no winner may change it" if found.loss is not None else
                  "none is read, so no winner can be held to it: name it by --loss"),
+        *_rows_of_files(found, plan.starts),
         ("times", f"ready after {format_seconds(found.start_s)}, a step takes {format_seconds(found.step_s)}; {steps}"),
         ("search", f"{len(names)} settings of {preview.build}: {', '.join(names[:MOST_NAMES])}{more}"),
         ("because", WHY[plan.kind]),
@@ -312,6 +313,27 @@ def show_plan(found: ProbeResult, plan: Plan, file: Path) -> None:
         ("file", f"{file}, run directory {options.RUNS / plan.spec.name}"),
     ]  # fmt: skip
     print_lines([f"{name:<12} {text}".rstrip() for name, text in rows])
+
+
+def _rows_of_files(found: ProbeResult, starts: int) -> list[tuple[str, str]]:
+    """Formats what the program writes, and what becomes of it when a study starts it many times."""
+    rows = []
+    if found.writes:
+        rows.append(("writes", f"{_some(found.writes)}: each run has this folder for itself, and that is thrown away"))
+    if found.folder_warning:
+        rows.append(("careful", f"{found.folder_warning}. The study starts the program up to {starts} times"))
+    if found.outside:
+        advice = "give it {folder} in the command as the place for it, or switch it off, if that must not happen"
+        rows.append(
+            ("careful", f"this program writes {_some(found.outside)}, outside this folder, and is started up to "
+                        f"{starts} times: {advice}")
+        )  # fmt: skip
+    return rows
+
+
+def _some(files: Sequence[str]) -> str:
+    """Names the first file, and counts the others."""
+    return files[0] + (f" and {len(files) - 1} more" if len(files) > 1 else "")
 
 
 def _too_short(plan: Plan) -> str:

@@ -61,6 +61,7 @@ class Plan:
     Attributes:
         kind: A key of `GROUPS`.
         run_s: Seconds of one run of the program.
+        starts: Most times that the study starts it, within its budget.
         needed_s: Seconds in which an A/A run, `WORTH_TRIALS` trials and proofs fit.
     """
 
@@ -68,6 +69,7 @@ class Plan:
     text: str
     kind: str
     run_s: float
+    starts: int
     trial_s: float
     budget_s: float
     needed_s: float
@@ -113,9 +115,10 @@ def plan_of(found: ProbeResult, *, name: str, trials: int, budget_s: float | Non
         ),
     ]
     text = study_text(name, _for_command(asked.command), sections, said=said)
+    starts = min(budget_s / run_s, ABA_RUNS * 3 * (1 + trials) + 2 * pairs + 2)
     return Plan(
-        spec=checked(text), text=text, kind=kind, run_s=run_s, trial_s=trial_s, budget_s=budget_s,
-        needed_s=needed_s,
+        spec=checked(text), text=text, kind=kind, run_s=run_s, starts=math.ceil(starts), trial_s=trial_s,
+        budget_s=budget_s, needed_s=needed_s,
     )  # fmt: skip
 
 

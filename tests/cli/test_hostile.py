@@ -97,6 +97,8 @@ def runs(finished: Store, tmp_path_factory: pytest.TempPathFactory) -> Path:
         study["study"] = evil({**study["study"], "name": name}, StudySpec.model_validate, keep=keep)
         study["study"]["workload"]["options"] = {"note": EVIL, "deep": [EVIL, {"x": EVIL}]}
         study["study_dir"] += EVIL
+        study["identity"] = StudySpec.model_validate(study["study"]).identity
+        records = [r | {"identity": study["identity"]} if r["kind"] == "session" else r for r in records]
         (root / "runs" / name / "study.json").write_text(json.dumps(study))
         for record in (r for r in records if r["kind"] == "session"):
             record["identity"] = StudySpec.model_validate(study["study"]).identity

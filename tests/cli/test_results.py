@@ -256,7 +256,7 @@ def test_exec_says_whether_the_settings_arrive_in_the_program_and_is_not_its_chi
     command = ["sh", "-c", f"{script} {sys.executable} train.py"]
     own = {n: v for n, v in os.environ.items() if n != "XLA_FLAGS"}
     done = subprocess.run(
-        [sys.executable, "-m", "autotune", "exec", str(file), "--", *command],
+        [sys.executable, "-m", "autotune", "exec", "--force", str(file), "--", *command],
         capture_output=True, text=True, env=own, cwd=tmp_path, timeout=100, check=False,
     )  # fmt: skip
     pid, children = done.stdout.splitlines()

@@ -25,7 +25,7 @@ name = "small"
 workload = { entry = "llama" }
 device = { platform = "cpu" }
 measure = { pairs_cap = 12 }
-confirm = { finalists = 1, processes = 4, soak = "1s", pgle = false }
+confirm = { finalists = 1, processes = 4, soak = "1s" }
 screen = { enabled = false }
 [search]
 trials = 4
