@@ -29,7 +29,6 @@ from typing import Any
 
 from rich.console import Console
 
-from autotune.cli.live import LineView
 from autotune.machine.host import describe_machine
 from autotune.measure.compare import ComparisonRequest, fixed
 from autotune.model.clock import Stopwatch
@@ -38,6 +37,7 @@ from autotune.model.records import ConclusionRecord, ConfirmRun, FloorResult, Tr
 from autotune.model.spec import StudySpec, parse_study
 from autotune.rundir.store import Store
 from autotune.study.confirm import prove
+from autotune.study.live import LineView
 from autotune.study.run import StudyRun
 from autotune.study.stages import new_run, noise_floor, probe, run_study
 from harness.simulated import runner_of

@@ -28,6 +28,7 @@ from autotune.model.records import MemoryUse
 from autotune.model.sections import Section
 from autotune.model.spec import StudySpec, parse_study
 from autotune.model.time_limits import TimeLimits
+from autotune.rundir.store import FOLDERS
 from autotune.study import preflight
 from autotune.workers.base import Launcher, Progress, WorkerFailed
 from harness.noise import NOISE_MODELS, Machine, NoiseModel, Process
@@ -124,6 +125,11 @@ def write_study(file: Path, text: str) -> Path:
     return file
 
 
+def _place(folder: Path) -> str:
+    """Names the folder of a process inside its run, whatever the run is called."""
+    return f"run/{folder.name}" if folder.name in FOLDERS else "/".join(folder.parts[-2:])
+
+
 class SimulatedLauncher:
     """Starts workers whose step time is the product of their settings' factors, on one noisy machine.
 
@@ -162,7 +168,7 @@ class SimulatedLauncher:
         step_s = _factor(simulation.effects, entries, start=simulation.step_s)
         seen = sorted(e for e in entries if e not in simulation.inert)
         # Two are started at once by two threads: what each draws must not depend on which comes first.
-        own = np.random.default_rng(list(self._name_of_start("/".join(folder.parts[-2:])).encode()))
+        own = np.random.default_rng(list(self._name_of_start(_place(folder)).encode()))
         is_candidate = any(e in simulation.effects for e in entries)
         work = _factor(simulation.token_effects, entries)
         if work != 1.0:

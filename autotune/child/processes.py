@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,11 +13,15 @@ from autotune.child.guard import descendants
 from autotune.child.packages import near_home, versions_in
 
 _JAXLIB = re.compile(r"(/\S[^\n]*?)/jaxlib/[^\n]*\.so")
+_FLAGS = re.compile(r"^flags:\s*(\d+)", re.M)
 _PROC = Path("/proc")
 
 
-def xla_processes(root: int, names: Iterable[str] = ()) -> list[dict[str, Any]]:
+def xla_processes(root: int, names: Iterable[str] | re.Pattern[str] = ()) -> list[dict[str, Any]]:
     """Every process of a tree that has loaded jaxlib.
+
+    Args:
+        names: Variables to tell; by a pattern those of them that are set.
 
     Returns:
         For each ``pid``, ``python`` (path of the interpreter), ``packages`` (folder of its jaxlib), ``versions`` there,
@@ -69,7 +74,27 @@ def _opens_gpu(pid: int) -> bool | None:
     return any(f.startswith(("/dev/nvidia", "/dev/dxg")) for f in files)
 
 
-def _environment(pid: int, names: Iterable[str]) -> dict[str, Any]:
+def open_for_writing(root: int) -> set[str]:
+    """Returns the files that processes below one have open to write them, without devices and removed files."""
+    found = set[str]()
+    for pid in descendants(root):
+        with contextlib.suppress(OSError):
+            for link in (_PROC / str(pid) / "fd").iterdir():
+                with contextlib.suppress(OSError, ValueError):  # closed meanwhile
+                    found.update(_written_by(link))
+    return found
+
+
+def _written_by(link: Path) -> list[str]:
+    """The file of a descriptor in /proc, if it is open for writing."""
+    file = link.readlink()
+    if not file.is_absolute() or file.parts[1] in ("dev", "proc", "sys") or not file.is_file():
+        return []
+    flags = _FLAGS.search((link.parent.parent / "fdinfo" / link.name).read_text(encoding="ascii"))
+    return [str(file)] if flags is not None and int(flags[1], 8) & os.O_ACCMODE else []
+
+
+def _environment(pid: int, names: Iterable[str] | re.Pattern[str]) -> dict[str, Any]:
     try:
         text = (_PROC / str(pid) / "environ").read_bytes().decode("utf-8", errors="surrogateescape")
     except OSError as error:
@@ -77,4 +102,6 @@ def _environment(pid: int, names: Iterable[str]) -> dict[str, Any]:
     variables = dict(entry.split("=", 1) for entry in text.split("\0") if "=" in entry)
     if "PATH" not in variables:  # setproctitle(3) writes over it
         return {"unreadable": "it has overwritten the environment that it was started with"}
+    if isinstance(names, re.Pattern):
+        return {"values": {name: value for name, value in variables.items() if names.fullmatch(name)}}
     return {"values": {name: variables.get(name) for name in names}}

@@ -240,10 +240,11 @@ def refuse_other_rules(asked: ProbeRequest, file: Path, platform: str | None, kn
 
 def place_of(platform: str | None) -> dict[str, Any]:
     """Returns platform, number and kind of the devices here."""
+    from autotune.machine.environment import caller_environment
     from autotune.programs.look import default_platform, device_count, device_words
 
-    where = platform or default_platform()
-    return {"platform": where, "count": device_count(where), "device": device_words(where)}
+    where, here = platform or default_platform(), caller_environment()
+    return {"platform": where, "count": device_count(where, here), "device": device_words(where, here)}
 
 
 # ---------------------------------------------------------------------- probe, show, write
@@ -298,6 +299,11 @@ def show_plan(found: ProbeResult, plan: Plan, file: Path) -> None:
         ("steps", found.how),
         ("", f"such as: {found.example.strip()[:100]}"),
         *([("careful", found.doubt)] if found.doubt else []),
+        *([("baseline", f"{own.settings}, which the program sets itself")] if (own := found.own).settings else []),
+        *(("careful", warning) for warning in own.warnings),
+        ("loss", f"{found.loss:.4g}, read beside the steps: no winner may change it" if found.loss is not None else
+                 "none is read, so no winner can be held to it: name it by --loss"),
+        *_rows_of_files(found, plan.starts),
         ("times", f"ready after {format_seconds(found.start_s)}, a step takes {format_seconds(found.step_s)}; {steps}"),
         ("search", f"{len(names)} settings of {preview.build}: {', '.join(names[:MOST_NAMES])}{more}"),
         ("because", WHY[plan.kind]),
@@ -307,6 +313,27 @@ def show_plan(found: ProbeResult, plan: Plan, file: Path) -> None:
         ("file", f"{file}, run directory {options.RUNS / plan.spec.name}"),
     ]  # fmt: skip
     print_lines([f"{name:<12} {text}".rstrip() for name, text in rows])
+
+
+def _rows_of_files(found: ProbeResult, starts: int) -> list[tuple[str, str]]:
+    """Formats what the program writes, and what becomes of it when a study starts it many times."""
+    rows = []
+    if found.writes:
+        rows.append(("writes", f"{_some(found.writes)}: each run has this folder for itself, and that is thrown away"))
+    if found.folder_warning:
+        rows.append(("careful", f"{found.folder_warning}. The study starts the program up to {starts} times"))
+    if found.outside:
+        advice = "give it {folder} in the command as the place for it, or switch it off, if that must not happen"
+        rows.append(
+            ("careful", f"this program writes {_some(found.outside)}, outside this folder, and is started up to "
+                        f"{starts} times: {advice}")
+        )  # fmt: skip
+    return rows
+
+
+def _some(files: Sequence[str]) -> str:
+    """Names the first file, and counts the others."""
+    return files[0] + (f" and {len(files) - 1} more" if len(files) > 1 else "")
 
 
 def _too_short(plan: Plan) -> str:
@@ -348,11 +375,12 @@ def write_study(file: Path, text: str, command: Sequence[str]) -> None:
 
 def _run(file: Path, *, trials: int | None, time_budget: str | None, asked: ProbeRequest) -> None:
     from autotune.model.records import Outcome
+    from autotune.model.spec import load_study
     from autotune.study.engines import choose_engine
-    from autotune.study.stages import study_with
+    from autotune.study.start import study_with
 
     given: dict[str, dict[str, Any]] = {"search": {"trials": trials, "time_budget": time_budget}}
-    spec = study_with(file, given, seed=None)
+    spec = study_with(load_study(file), given, seed=None)
     path = options.RUNS / spec.name
     conclusion, store = run_and_print(
         spec, file, path, storage=None, as_json=False, devices=(), make_engine=choose_engine(spec, ())

@@ -60,6 +60,7 @@ from autotune.stats.estimates import (
 from autotune.stats.loss_check import largest_drift
 from autotune.stats.noise_floor import LONG_PAIR_S, NoiseFloor, moments, read_noise_floor, settling, spread_of
 from autotune.workers.base import Worker, WorkerFailed
+from autotune.workers.failures import collision_of
 
 S = TypeVar("S")
 R = TypeVar("R")
@@ -352,7 +353,13 @@ class Interleaved(Comparer):
         return self._isolated() if self.context.share.is_known_alone(*sets) else self
 
     def instead(self, error: WorkerFailed, sets: tuple[FlagSet, FlagSet]) -> Comparer | None:
-        """Isolated, if two processes did not fit into the device's memory and the study leaves the choice."""
+        """Isolated, if two processes want one port, lock or the device's memory, and the study leaves the choice."""
+        if self.context.spec.measure.mode == "auto" and (what := collision_of(error.failure)):
+            self.context.progress.incident(
+                f"two processes of this program want the same {what}, so they run one at a time from now on, as by "
+                f'measure.mode = "{ABA}": {error.failure.message}'[:500]
+            )
+            return self._isolated()
         if not self.context.share.is_too_small(error.failure):
             return None
         failed = sets[0] if isinstance(error, ReferenceFailed) else sets[1]

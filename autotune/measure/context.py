@@ -14,10 +14,17 @@ from typing import Protocol, TypeVar
 from autotune.child.steps import plain
 from autotune.machine.environment import caller_environment
 from autotune.machine.telemetry import NO_WATCH, GpuWatch, open_meter, open_watch
-from autotune.measure.loss_gate import LossGate, LossTrace, not_finite, refuse_not_finite, unusable_dtype
+from autotune.measure.loss_gate import (
+    LossGate,
+    LossTrace,
+    not_finite,
+    refuse_not_finite,
+    refuse_resumed,
+    unusable_dtype,
+)
 from autotune.measure.memory import MemoryShare, refuse_over_limit
 from autotune.measure.tasks import Assignment
-from autotune.model.errors import LaunchError, NodeLostError
+from autotune.model.errors import LaunchError, NodeLostError, StoppedError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Arm, Failure, FailureKind, Pair, WorkerReport, WorkPerStep
 from autotune.model.records import FloorResult
@@ -28,7 +35,7 @@ from autotune.rundir.store import Folders
 from autotune.settings.doctor import gpu_findings
 from autotune.stats.loss_check import LossSpread
 from autotune.workers.base import Launcher, Worker, WorkerFailed
-from autotune.workers.failures import is_without_gpu
+from autotune.workers.failures import is_without_gpu, may_be_killed_from_outside
 
 R = TypeVar("R")
 
@@ -82,6 +89,7 @@ class MeasurementContext:
         self.meter = open_meter(spec, self.gpus)
         self._launcher = launcher
         self._reference: Worker | None = None
+        self._first_report: WorkerReport | None = None
         self._began_s = time.monotonic()
 
     def begin(self, assignment: Assignment) -> None:
@@ -91,6 +99,7 @@ class MeasurementContext:
         self.restarts = 0
         self._began_s = time.monotonic()
         if (floor := assignment.floor) is not None:
+            self._first_report = floor.reference
             self.losses = LossGate(self.spec, floor.loss_spread, floor.loss_tolerance)
             self._launcher.limits = time_limits_after(self.spec, floor)
 
@@ -113,9 +122,12 @@ class MeasurementContext:
     def start(self, settings: FlagSet, folder: Path, *, alone: bool = False) -> Worker:
         """Starts a worker under the baseline plus `settings`; faults of the machine are retried, others never.
 
+        A kill counts as one where no setting could have caused it.
+
         Raises:
             WorkerFailed: If it never became ready.
             NodeLostError: If nodes that it needs are gone.
+            LaunchError: If its program goes on where an earlier run ended.
         """
         attempt = 0
         while True:
@@ -127,7 +139,8 @@ class MeasurementContext:
                 if is_given and self.share.is_refused(error.failure):
                     self._leave_share_to_program(error)
                     continue
-                if not error.infrastructure:
+                is_reference = not settings and may_be_killed_from_outside(error.failure)
+                if not error.infrastructure and not is_reference:
                     raise
                 if attempt == INFRASTRUCTURE_RETRIES:
                     if error.failure.kind is FailureKind.NODE_LOST:  # no trial can run here any more
@@ -174,7 +187,9 @@ class MeasurementContext:
             self.gpus.follow([g.uuid for g in worker.report.gpus or () if g.uuid is not None])
             if (failure := unusable_dtype(worker.report)) is not None:
                 raise WorkerFailed(failure)
-        except WorkerFailed:
+            self._first_report = self._first_report or worker.report
+            refuse_resumed(self._first_report, worker.report)
+        except (WorkerFailed, LaunchError):
             worker.close()
             raise
         return worker
@@ -258,7 +273,8 @@ class MeasurementContext:
             except WorkerFailed as error:
                 if self.share.is_too_small(error.failure):
                     raise ReferenceFailed(error) from error
-                raise LaunchError(self.reference_cannot_run(error.failure)) from error
+                is_stopped = error.infrastructure and may_be_killed_from_outside(error.failure)
+                raise (StoppedError if is_stopped else LaunchError)(self.reference_cannot_run(error.failure)) from error
             refuse_not_finite(self._reference.report)
             self.has_run = True
             self.reference_trace = LossTrace(self.spec, self._reference.report)
@@ -290,11 +306,11 @@ class MeasurementContext:
     def reference_cannot_run(self, failure: Failure) -> str:
         """What to tell a user whose reference cannot run."""
         lines = "\n".join(f"    {plain(line)[:200]}" for line in failure.last_lines[-8:])
+        log = f"  its log is {failure.log}; its last lines:\n{lines}\n" if failure.log is not None else ""
         advice = _why_no_gpu(self.spec) if is_without_gpu(failure) else f"  {self.share.advice(failure)}"
         return (
             f"the reference (baseline settings: {self.spec.baseline}) must run but did not: {failure.kind}: "
-            f"{failure.message}\n  its log is {failure.log}; its last lines:\n{lines}\n"
-            f"{advice}, then run the same command again"
+            f"{failure.message}\n{log}{advice}, then run the same command again"
         )
 
     def close(self) -> None:

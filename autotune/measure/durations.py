@@ -62,13 +62,13 @@ class Durations:
 
 
 def durations_of(spec: StudySpec, result: FloorResult, runs: Sequence[ConfirmRun]) -> Durations | None:
-    """Returns the durations of a study's pieces; None where the noise floor has no times.
+    """Returns the durations of a study's pieces; None where the noise floor does not say how long a pair takes.
 
     Args:
         runs: Pairs of processes that have run: where they took longer than was planned, that counts.
     """
     floor, step_s = result.floor, result.comparison.reference_step_s
-    if not (floor.start_s and floor.pair_s):
+    if not floor.pair_s:
         return None
     soak_s = max(spec.confirm.soak, spec.soak_steps * step_s) + floor.start_s if spec.confirm.soak else 0.0
     planned = (_in_turns if result.comparison.mode == INTERLEAVED else _one_at_a_time)(spec, result, 2.0 * soak_s)

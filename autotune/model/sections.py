@@ -28,7 +28,7 @@ from autotune.model.errors import StudyFileError, close_matches
 from autotune.model.expressions import Expression
 from autotune.model.flags import FlagSet, kind_of
 from autotune.model.measurement import Settings
-from autotune.model.options import FOLDER, filled, option_sets, option_setting, option_text, placeholders
+from autotune.model.options import FOLDER, filled_argument, option_sets, option_setting, option_text, placeholders
 from autotune.model.redaction import redact_command, redact_data
 from autotune.model.turn_sizes import BLOCK_STEPS, CPU_SIZES, GPU_SIZES, TurnSizes
 from autotune.model.units import parse_bytes, parse_duration
@@ -79,7 +79,7 @@ def number_or_text(pattern: str, *, least: str = "exclusiveMinimum") -> WithJson
     )
 
 
-_DURATION = r"^(\s*\d+(\.\d+)?\s*(ms|s|m|min|h|d)?)+\s*$"
+_DURATION = r"^(\s*\d+(\.\d+)?\s*(ms|s|m|min|h|d))+\s*$"
 
 Seconds = Annotated[float, BeforeValidator(parse_duration), number_or_text(_DURATION)]
 
@@ -165,6 +165,8 @@ class WorkloadSpec(Section):
         command: Instead of `entry`: a program and its arguments, run in the study's folder; ``{folder}`` in an
             argument is the folder of the trial, ``{NAME}`` an option.
         hook: The program has ``autotune.hook.steps`` in its loop, so it can be measured in interleaved pairs.
+        folder: ``own``: each process of a `command` reads the study's folder, and what it writes there is thrown away.
+            ``shared``: all write into it, for a program whose files are wanted or too large for the temporary folder.
         read: How the steps of a program without the hook are read.
         mesh: Axes over which the program splits its work, all of them, with their sizes, see `AXES`.
         tokens_per_step: Tokens of a step, as a number or an expression over options such as ``batch * seq``; for
@@ -178,6 +180,7 @@ class WorkloadSpec(Section):
     options: dict[str, Any] = Field(default_factory=dict)
     command: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
     hook: bool = False
+    folder: Literal["own", "shared"] = "own"
     read: ReadSpec | None = None
     mesh: dict[str, Annotated[int, Field(ge=1)]] | None = None
 
@@ -210,8 +213,8 @@ class WorkloadSpec(Section):
     def _one_kind(self) -> WorkloadSpec:
         if (self.entry is None) == (self.command is None):
             raise ValueError("exactly one of `entry` and `command` must be given")
-        if self.entry is not None and (self.hook or self.read is not None):
-            raise ValueError("`hook` and `read` belong to a `command`, an `entry` needs neither")
+        if self.entry is not None and (self.hook or self.read is not None or self.folder == "shared"):
+            raise ValueError("`hook`, `read` and `folder` belong to a `command`, an `entry` needs none of them")
         if self.entry is not None and self.python is not None:
             raise ValueError("`python` belongs to a `command`; an `entry` runs under the interpreter of autotune")
         if self.command is not None:
@@ -231,8 +234,8 @@ class WorkloadSpec(Section):
         return placeholders(self.command or ())
 
     def arguments(self, folder: str) -> list[str]:
-        """The command with its options and the folder of the trial in place."""
-        return [filled(part, {**self.options, FOLDER: folder}) for part in self.command or ()]
+        """The command with its options and the folder of the trial in place; see `filled_argument`."""
+        return [filled_argument(part, {**self.options, FOLDER: folder}) for part in self.command or ()]
 
     @field_serializer("options", "command", mode="wrap")
     def _without_secrets(self, value: Any, dump: SerializerFunctionWrapHandler, info: SerializationInfo) -> Any:

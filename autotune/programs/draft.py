@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from autotune.model.errors import StudyFileError
+from autotune.model.flags import FlagSet
+from autotune.model.options import plain_value
 from autotune.model.redaction import redact_command
 from autotune.model.spec import FEWEST_TRIALS, SOAK_STEPS_OF_RUNS, StudySpec, parse_study
 from autotune.model.turn_sizes import WARMUP_STEPS
@@ -61,6 +63,7 @@ class Plan:
     Attributes:
         kind: A key of `GROUPS`.
         run_s: Seconds of one run of the program.
+        starts: Most times that the study starts it, within its budget.
         needed_s: Seconds in which an A/A run, `FEWEST_TRIALS` trials and the proof of one set fit.
     """
 
@@ -68,6 +71,7 @@ class Plan:
     text: str
     kind: str
     run_s: float
+    starts: int
     trial_s: float
     budget_s: float
     needed_s: float
@@ -98,6 +102,7 @@ def plan_of(found: ProbeResult, *, name: str, trials: int, budget_s: float | Non
         ("workload", "What runs, in the folder of this file; {folder} in an argument: that of the trial.", workload),
         ("workload.read", f"How its steps are read: {found.how}.\n# Seen: {_one_line(found.example)}", found.rules),
         _devices(asked.platform, found.device_count, found.device),
+        *_baseline(found.own.settings),
         _search(kind, trials, budget_s),
         (
             "measure",
@@ -112,9 +117,10 @@ def plan_of(found: ProbeResult, *, name: str, trials: int, budget_s: float | Non
         ),
     ]
     text = study_text(name, _for_command(asked.command), sections, said=said)
+    starts = min(budget_s / run_s, ABA_RUNS * 3 * (1 + trials) + 2 * FINALISTS * PROCESSES + 2)
     return Plan(
-        spec=checked(text), text=text, kind=kind, run_s=run_s, trial_s=trial_s, budget_s=budget_s,
-        needed_s=needed_s,
+        spec=checked(text), text=text, kind=kind, run_s=run_s, starts=math.ceil(starts), trial_s=trial_s,
+        budget_s=budget_s, needed_s=needed_s,
     )  # fmt: skip
 
 
@@ -177,6 +183,11 @@ def _sizes(found: ProbeResult) -> tuple[int, float]:
 
 def _devices(platform: str, count: int, device: str) -> Section:
     return "device", f"{count} x {_one_line(device)}.", {"platform": platform, "count": count}
+
+
+def _baseline(own: FlagSet) -> list[Section]:
+    remark = "What the program sets itself: the reference has it, and every candidate."
+    return [("baseline", remark, {n: plain_value(v) for n, v in own.items()})] if own else []
 
 
 def _search(kind: str, trials: int, budget_s: float) -> Section:

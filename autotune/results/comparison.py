@@ -56,12 +56,15 @@ class ComparisonTable:
 
     def to_markdown(self) -> str:
         """Renders the comparison as Markdown."""
-        return render(
-            "compare.md.j2",
-            c=self,
-            rows=_shown(self),
-            settings=self.settings.reset_index().astype(str).to_dict("records"),
-        )
+        return self._render("compare.md.j2")
+
+    def to_html(self) -> str:
+        """Renders the comparison as one self-contained page."""
+        return self._render("compare.html.j2")
+
+    def _render(self, template: str) -> str:
+        settings = self.settings.reset_index().astype(str).to_dict("records")
+        return render(template, c=self, rows=_shown(self), settings=settings)
 
     def to_json(self) -> dict[str, Any]:
         """Converts the comparison to plain data."""

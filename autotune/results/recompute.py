@@ -12,7 +12,7 @@ from dataclasses import astuple, is_dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
-from autotune.model.errors import RunDirectoryError
+from autotune.model.errors import RunDirectoryError, SettingError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Pair, is_divided_as_told
 from autotune.model.proofs import figures_of, is_alone_due, judge_soak, report_of, standing
@@ -26,12 +26,13 @@ from autotune.model.records import (
     FloorResult,
     Outcome,
     ProofRecord,
+    SessionRecord,
     SoakRecord,
     TrialResult,
 )
 from autotune.model.spec import StudySpec
 from autotune.results.format import format_estimate
-from autotune.rundir.store import Store
+from autotune.rundir.store import STUDY, Store
 from autotune.stats.estimates import Estimate, Verdict
 from autotune.stats.proof import ALONE_ERROR, ALONE_PAIRS, ERROR, LEAST_PAIRS
 
@@ -58,10 +59,11 @@ def disagreements(store: Store, conclusion: ConclusionRecord) -> list[str]:
     runs = [r for r in records if isinstance(r, ConfirmRun)]
     proofs = {(r.stage, r.settings): r for r in records if isinstance(r, FinalistResult)}  # the newest of each counts
     plans = {(r.stage, r.settings): r for r in reversed(records) if isinstance(r, ProofRecord)}  # the first counts
-    found = [*_of_runs(store, runs), *_of_work(store, runs), *_of_plans(records)]
+    found = [*_of_study(store), *_of_runs(store, runs), *_of_work(store, runs), *_of_plans(records)]
     for key, proof in proofs.items():
         found += _of_proof(store.spec, proof, plans.get(key), runs)
     floor = next((r for r in reversed(records) if isinstance(r, FloorResult)), None)
+    found += _of_options(store.spec, conclusion)
     found += _of_winner(conclusion, proofs, runs, floor, asked=store.spec.confirm.alone)
     found += _of_soak(conclusion, [r for r in records if isinstance(r, SoakRecord)])
     return found
@@ -159,6 +161,20 @@ def _of_proof(
         return
     fields = ("process_count", "estimate", "corrected", "verdict", "is_vetoed", "is_passed")
     yield from _differing(f"{name}: its pairs of processes give", proof, {f: getattr(here, f) for f in fields})
+
+
+def _of_study(store: Store) -> Iterator[str]:
+    """Checks that the study is the one that was run."""
+    if {r.identity for r in store.of(SessionRecord)} - {store.spec.identity}:
+        yield f"{STUDY} holds another study than the one that was run"
+
+
+def _of_options(spec: StudySpec, conclusion: ConclusionRecord) -> Iterator[str]:
+    """Checks that the options of a winner are the study's, for they end in a command."""
+    try:
+        spec.under(conclusion.settings or FlagSet())
+    except SettingError as error:
+        yield str(error)
 
 
 def _of_winner(

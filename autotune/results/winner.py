@@ -522,12 +522,12 @@ def check_records(winner: Winner, file: Path, *, run: Path | None = None) -> Rec
         RunDirectoryError: If `run` is not a run directory.
     """
     if (path := run or _find_run(winner.run, file)) is None:
-        return _unchecked(f"its run {winner.run!r} is not here; name it (autotune verify FILE --run RUN)")
+        return _unchecked(f"its run {winner.run!r} is not here; name it with --run RUN")
     try:
         store = Store.open(path)
         conclusion = next((c for c in store.of(ConclusionRecord) if c.ended == winner.ended), None)
         if conclusion is None:
-            return _unchecked(f"{path} is of another proof; name its own (autotune verify FILE --run RUN)")
+            return _unchecked(f"{path} is of another proof; name its own with --run RUN")
         wrong = disagreements(store, conclusion)
     except RunDirectoryError as error:
         if run is not None:

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from autotune.machine.host import describe_machine, utc_now
 from autotune.model.clock import Stopwatch
 from autotune.model.errors import AutotuneError
+from autotune.model.files import plain_text
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import WorkloadFacts
 from autotune.model.proofs import Report
@@ -199,7 +200,7 @@ def verify_winner(winner: Winner, file: Path, *, study: Path | None = None, run:
     elif winner.loss is not None and not winner.loss.is_ok:
         found.append(Difference(field="loss", proven="nothing", here=winner.loss.words))
     if file.is_file():
-        if not is_unchanged(file.read_text(encoding="utf-8"), winner):
+        if not is_unchanged(plain_text(file), winner):
             found.append(Difference(field="file", proven="its text as exported", here="changed or moved since"))
         records = check_records(winner, file, run=run)
         found += records.differences

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -19,7 +20,7 @@ from autotune.model.measurement import WorkerReport, WorkloadFacts
 from autotune.model.proofs import Report
 from autotune.model.records import Callbacks, ConclusionRecord, FinalistResult, FloorResult
 from autotune.model.spec import StudySpec
-from autotune.rundir.store import Store, driver_session
+from autotune.rundir.store import Store, driver_session, unnamed_folders
 from autotune.settings.space import SearchSpace
 from autotune.study.budget import TimeLeft
 from autotune.study.lanes import Lanes
@@ -159,6 +160,8 @@ class StudyRun:
         hold(reserve_devices(self.spec.device.platform, self._to_hold()))
         self.store = self.open_store()
         self._resources.callback(self.store.close)
+        if self.store.earlier is not None:
+            self.view.note(f"the study before its edit had measured nothing; its files lie in {self.store.earlier}")
         trials = self.spec.search.trials if self.asked_trials is None else self.asked_trials
         hold(driver_session(self.store, trials=trials, command=self.command))
         self.lanes = Lanes(self.store, self.view, self.setup.runtime_settings)
@@ -166,6 +169,11 @@ class StudyRun:
         self.lanes.engine = (self.make_engine or _this_process)(self)
         self._resources.callback(self.lanes.close)
         self.screener = hold(open_study_screener(self.store, self.view))
+        if unnamed := unnamed_folders(self.store.path, self.store.records()):
+            self.view.note(
+                f"{len(unnamed)} folders hold measurements that no record names, as a driver that is killed leaves "
+                "them; they are kept"
+            )
 
     def _to_hold(self) -> Sequence[str]:
         """Returns the devices to reserve against other studies on this machine.
@@ -203,7 +211,7 @@ class Stopped(KeyboardInterrupt):
 
 @contextlib.contextmanager
 def stoppable() -> Iterator[None]:
-    """Turns the signals of batch systems into a clean stop.
+    """Turns the signals of batch systems into a clean stop; only the main thread can receive them.
 
     Raises:
         Stopped: Inside the block, at the first SIGTERM or SIGUSR1.
@@ -214,7 +222,8 @@ def stoppable() -> Iterator[None]:
             signal.signal(other, signal.SIG_IGN)
         raise Stopped
 
-    old = {n: signal.signal(n, stop) for n in (signal.SIGTERM, signal.SIGUSR1)}
+    is_main = threading.current_thread() is threading.main_thread()
+    old = {n: signal.signal(n, stop) for n in (signal.SIGTERM, signal.SIGUSR1) if is_main}
     try:
         yield
     finally:

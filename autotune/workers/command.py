@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -10,15 +11,24 @@ from pathlib import Path
 from typing import Any
 
 from autotune.machine.environment import let_import_packages
+from autotune.machine.gpus import is_without_gpus
+from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import NOT_TOLD, DeviceMemory, FailureKind, GpuState, WorkerReport
+from autotune.model.measurement import NOT_TOLD, DeviceMemory, Failure, FailureKind, GpuState, WorkerReport
 from autotune.model.options import FOLDER, filled
 from autotune.model.spec import StudySpec
-from autotune.workers.base import GuardedProcess, Progress, reader_command
+from autotune.workers.base import GuardedProcess, Progress, WorkerFailed, reader_command
 from autotune.workers.failures import NO_GPU
 from autotune.workers.local import LocalLauncher, LocalWorker, log_name
+from autotune.workers.own_folder import OwnFolder
 from autotune.workers.programs import NotKnown, ProgramWatch
-from autotune.workers.settings_check import SettingsCheck, check_environment, check_options, check_processes
+from autotune.workers.settings_check import (
+    SettingsCheck,
+    check_environment,
+    check_options,
+    check_processes,
+    files_that_name,
+)
 
 READ_DTYPE = "tensorfloat32"
 """Precision assumed for the loss of a user's program: its arithmetic is unknown, and some print few digits."""
@@ -28,37 +38,45 @@ ON_CPU = f'{NO_GPU} in this program, which runs on the CPU; the study says devic
 READY_SHARE = 0.95
 """Share of the start limit after which the reader gives up itself, since it can report the reason."""
 
-TEXT_BYTES = 1_000_000
-"""Bytes of a program's file that are searched for XLA_FLAGS."""
-
 
 class CommandLauncher(LocalLauncher):
-    """Starts the study's `command` under a guard, in the study's folder, with the settings in its environment."""
+    """Starts the study's `command` under a guard, in a folder of its own, with the settings in its environment."""
 
     def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> LocalWorker:
         """Starts the program and waits until it is warm; see `base.Launcher`."""
+        if self._spec.device.platform == "cuda" and is_without_gpus(self._base):
+            message = f'{NO_GPU}: none is here, and the study says device.platform = "cuda"; nothing was started'
+            raise WorkerFailed(Failure(kind=FailureKind.LAUNCH, message=message, phase="launch"))
         env, command = self._environment(settings), self._command(settings, folder)
-        watch, problem = self._watch()
-        if watch is not None:
-            try:
-                env = watch.variables(env)
-            except NotKnown as error:
-                watch.close()
-                watch, problem = None, str(error)
-        try:
+        with contextlib.ExitStack() as stack:
+            own = self._own_folder(stack)
+            watch, problem = self._watch()
+            if watch is not None:
+                stack.callback(watch.close)
+                try:
+                    env = watch.variables(env)
+                except NotKnown as error:
+                    watch, problem = None, str(error)
             kind: type[CommandWorker] = HookWorker
             if self._spec.workload.hook:
                 let_import_packages(env)
             else:
                 kind, command = ReadWorker, reader_command("read_output")
-            log = folder / log_name(0)
-            process = GuardedProcess(command, env, log, cwd=self._study_dir)
-            worker = kind(process, self._spec, settings, self._study_dir, watch, problem)
-        except BaseException:
-            if watch is not None:
-                watch.close()
-            raise
-        return self._begin(worker, self._jobs(settings, folder), progress)
+            process = GuardedProcess(own.command(command, [folder]), env, folder / log_name(0), cwd=self._study_dir)
+            worker = kind(process, self._spec, settings, own, watch, problem, stack.pop_all())
+        return self._begin(worker, [{**job, "cwd": own.cwd} for job in self._jobs(settings, folder)], progress)
+
+    def _own_folder(self, stack: contextlib.ExitStack) -> OwnFolder:
+        """Makes the folder of a process, removed with the stack."""
+        try:
+            own = OwnFolder(self._study_dir, self._spec.workload.folder)
+        except OSError as error:
+            raise LaunchError(
+                f"each process of a study must get a folder of its own but {tempfile.gettempdir()}: "
+                f"{error.strerror or error}; make room there, or name another one by TMPDIR"
+            ) from error
+        stack.callback(own.close)
+        return own
 
     def _watch(self) -> tuple[ProgramWatch | None, str]:
         """Makes a folder for the compiled programs of a process, or returns the reason why there is none."""
@@ -87,7 +105,6 @@ class CommandLauncher(LocalLauncher):
         job = self._job(
             settings,
             command=self._command(settings, folder),
-            cwd=self._study_dir,
             rules=self._rules(settings, folder),
             run_steps=self._spec.measure.run_steps,
             device_count=self._spec.device.count,
@@ -100,8 +117,10 @@ class CommandWorker(LocalWorker):
     """A user's program, whose compiled programs are dumped by XLA.
 
     Args:
-        watch: Folder of the dump, closed with the worker.
+        own: Folder in which it runs.
+        watch: Folder of the dump.
         problem: Reason why there is no `watch`.
+        resources: Closed with the worker.
     """
 
     def __init__(
@@ -109,14 +128,23 @@ class CommandWorker(LocalWorker):
         process: GuardedProcess,
         spec: StudySpec,
         settings: FlagSet,
-        study_dir: str,
+        own: OwnFolder,
         watch: ProgramWatch | None,
         problem: str,
+        resources: contextlib.ExitStack,
     ) -> None:
         super().__init__([process], spec, settings)
-        self._study_dir = study_dir
+        self._own = own
         self._watch = watch
         self._problem = problem
+        self._resources = resources
+
+    def wait_ready(self, jobs: list[dict[str, Any]], progress: Progress) -> None:
+        """Waits until the program is warm; the report says where its folder is not its own."""
+        super().wait_ready(jobs, progress)
+        if self._own.warning:
+            warnings = (*self.report.warnings, self._own.warning)
+            self.report = self.report.model_copy(update={"warnings": warnings})
 
     def run_block(self, steps: int) -> tuple[float, ...]:
         """Runs a block; see `base.Worker`. The fingerprint is dropped if the program compiled during the block."""
@@ -128,8 +156,7 @@ class CommandWorker(LocalWorker):
     def close(self) -> None:
         """Ends everything; see `base.Worker`."""
         super().close()
-        if self._watch is not None:
-            self._watch.close()
+        self._resources.close()
 
     def _own_values(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the variables of the program without the flag of the watch."""
@@ -194,7 +221,9 @@ class ReadWorker(CommandWorker):
         lost = self._watch.lost(self._settings) if self._watch is not None and processes else ()
         self._refuse_lost((*check.lost, *lost))
         if self._watch is None and self._settings.of_kind("xla"):
-            check = replace(check, notes=(*check.notes, *self._files_that_name_xla_flags()))
+            scripts = files_that_name("XLA_FLAGS", self._spec.workload.command or (), Path(self._own.cwd))
+            doubts = [f"{s} names XLA_FLAGS: if it sets them, the settings under trial do not arrive" for s in scripts]
+            check = replace(check, notes=(*check.notes, *doubts))
         report = _report(self._spec, self._settings, message, check, begun=self._begun)
         first: Mapping[str, Any] = processes[0] if processes else {}
         ran_on = message.get("ran_on", {})
@@ -209,16 +238,6 @@ class ReadWorker(CommandWorker):
                 "gpus": gpus or None,
             }
         )
-
-    def _files_that_name_xla_flags(self) -> tuple[str, ...]:
-        """Returns a warning for each file of the command whose text names XLA_FLAGS."""
-        found = []
-        for word in self._spec.workload.command or ():
-            with contextlib.suppress(OSError, ValueError):
-                text = (Path(self._study_dir) / word).read_bytes()[:TEXT_BYTES]
-                if Path(word).suffix in (".py", ".sh") and b"XLA_FLAGS" in text:
-                    found.append(f"{word} names XLA_FLAGS: if it sets them, the settings under trial do not arrive")
-        return tuple(found)
 
 
 def _versions(jax: Mapping[str, Any]) -> dict[str, str]:
@@ -243,6 +262,7 @@ def _report(
         losses=tuple(float(x) for x in message["losses"]),
         grad_norms=(),
         dtype=READ_DTYPE,
+        step_numbers=tuple(message.get("step_numbers", ())),
         warmup_step_times_s=tuple(message["warmup_step_times_s"]),
         warnings=check.notes,
     )

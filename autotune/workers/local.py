@@ -21,7 +21,7 @@ from autotune.model.spec import StudySpec
 from autotune.model.time_limits import TimeLimits, limits_after
 from autotune.model.turn_sizes import CHECK_STEPS, WARMUP_STEPS
 from autotune.workers.base import GuardedProcess, Progress, WorkerFailed, listen
-from autotune.workers.failures import classify_failure, is_without_gpu
+from autotune.workers.failures import classify_failure, is_not_installed, is_without_gpu
 from autotune.workers.settings_check import MEMORY_VARIABLES, check_environment, check_options
 
 STOP_PATIENCE_S = 5.0
@@ -260,7 +260,8 @@ class LocalWorker:
             last_lines=tuple(end["last_lines"]),
             log=str(self._processes[rank].log),
         )
-        return WorkerFailed(failure, infrastructure=failure.kind is FailureKind.LAUNCH and not is_without_gpu(failure))
+        is_lasting = is_without_gpu(failure) or is_not_installed(failure)
+        return WorkerFailed(failure, infrastructure=failure.kind is FailureKind.LAUNCH and not is_lasting)
 
     def _failed(self, kind: FailureKind, message: str) -> WorkerFailed:
         """Ends the worker and makes a failure found by the driver, with the last lines of the log."""

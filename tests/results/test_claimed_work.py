@@ -108,6 +108,20 @@ def test_a_false_claim_is_caught(run: Store, attack: Callable[[Record], None]) -
     assert [x for x in found if "it takes the work of a step as" not in x] == []
 
 
+def test_work_that_is_taken_out_is_missed_in_the_raw_pairs(run: Store) -> None:
+    def hide(record: Record) -> None:
+        if record["kind"] == "confirm_run":
+            record.pop("work")
+
+    assert any("its raw pairs give log ratio 0.4" in line for line in told(forged(run, hide)))
+
+
+def test_an_option_that_the_study_does_not_list_is_caught(run: Store) -> None:
+    file = run.path / RECORDS
+    file.write_text(file.read_text().replace('"option.batch":"16"', json.dumps({"option.batch": '"8; touch X"'})[1:-1]))
+    assert any("must have a value that the study lists" in line for line in told(Store.open(run.path)))
+
+
 def test_a_run_of_flags_alone_cannot_claim_any_work(run_replay: Run) -> None:
     flag = FlagSet({"xla_a": "1"})
     _, store, _ = run_replay(study({"xla_a=1": 0.9}), trials=1, first=sets(flag), space=SPACE)

@@ -94,7 +94,11 @@ def test_what_reaches_files_or_is_dangerous_is_not_handed_on(
     data = json.loads((run / "study.json").read_text())
     data["study"]["baseline"][name] = "1"
     (run / "study.json").write_text(json.dumps(data))
-    assert Store.open(run).spec.baseline[name] == "1"  # legal in one's own study
+    records, spec = run / "records.jsonl", Store.open(run).spec
+    assert spec.baseline[name] == "1"  # legal in one's own study
+    with pytest.raises(AutotuneError, match="holds another study than the one that was run"):
+        winner_of(Store.open(run))
+    records.write_text(records.read_text().replace(finished.spec.identity, spec.identity))
     with pytest.raises(SettingError, match=words):
         winner_of(Store.open(run))
 
@@ -190,8 +194,7 @@ def test_an_exported_file_is_compared_with_its_run_where_that_is_here(finished: 
     found = check_records(read_winner(away), away)
     assert found.status == "unchecked"
     assert found.unchecked == (
-        "unchecked, so nothing here shows that it was proven: its run 'mine' is not here; "
-        "name it (autotune verify FILE --run RUN)"
+        "unchecked, so nothing here shows that it was proven: its run 'mine' is not here; name it with --run RUN"
     )
     assert check_records(read_winner(away), away, run=run) == RecordCheck()
 

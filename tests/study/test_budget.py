@@ -111,6 +111,12 @@ def keeps_its_time(ended: Ended, budget_s: float) -> None:
         assert len(ended.of(SoakRecord)) == 1
 
 
+@pytest.mark.parametrize("step_s", [0.02, 0.5])
+def test_a_study_whose_processes_start_at_once_keeps_its_budget(step_s: float) -> None:
+    budget_s = 30 * MINUTE
+    keeps_its_time(Ended(study(step_s, 0.0, budget_s)), budget_s)
+
+
 STEPS, STARTS, BUDGETS = (
     (0.02, 0.1, 0.25, 0.5, 0.85),
     (5.0, 20.0, 45.0, 90.0),
