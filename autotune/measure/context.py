@@ -14,7 +14,14 @@ from typing import Protocol, TypeVar
 from autotune.child.steps import plain
 from autotune.machine.environment import caller_environment
 from autotune.machine.telemetry import NO_WATCH, GpuWatch, open_meter, open_watch
-from autotune.measure.loss_gate import LossGate, LossTrace, not_finite, refuse_not_finite, unusable_dtype
+from autotune.measure.loss_gate import (
+    LossGate,
+    LossTrace,
+    not_finite,
+    refuse_not_finite,
+    refuse_resumed,
+    unusable_dtype,
+)
 from autotune.measure.memory import MemoryShare, refuse_over_limit
 from autotune.measure.tasks import Assignment
 from autotune.model.errors import LaunchError, NodeLostError, StoppedError
@@ -82,6 +89,7 @@ class MeasurementContext:
         self.meter = open_meter(spec, self.gpus)
         self._launcher = launcher
         self._reference: Worker | None = None
+        self._first_report: WorkerReport | None = None
         self._began_s = time.monotonic()
 
     def begin(self, assignment: Assignment) -> None:
@@ -91,8 +99,14 @@ class MeasurementContext:
         self.restarts = 0
         self._began_s = time.monotonic()
         if (floor := assignment.floor) is not None:
+            self._first_report = floor.reference
             self.losses = LossGate(self.spec, floor.loss_spread, floor.loss_tolerance)
             self._launcher.limits = time_limits_after(self.spec, floor)
+
+    @property
+    def settle_steps(self) -> int:
+        """First steps of each process that are not measured; 0 before the A/A run tells."""
+        return self.assignment.floor.floor.settle_steps if self.assignment.floor is not None else 0
 
     @property
     def now_s(self) -> float:
@@ -113,6 +127,7 @@ class MeasurementContext:
         Raises:
             WorkerFailed: If it never became ready.
             NodeLostError: If nodes that it needs are gone.
+            LaunchError: If its program goes on where an earlier run ended.
         """
         attempt = 0
         while True:
@@ -172,17 +187,21 @@ class MeasurementContext:
             self.gpus.follow([g.uuid for g in worker.report.gpus or () if g.uuid is not None])
             if (failure := unusable_dtype(worker.report)) is not None:
                 raise WorkerFailed(failure)
-        except WorkerFailed:
+            self._first_report = self._first_report or worker.report
+            refuse_resumed(self._first_report, worker.report)
+        except (WorkerFailed, LaunchError):
             worker.close()
             raise
         return worker
 
     def start_both(self, reference: FlagSet, candidate: FlagSet, folder: Path, *, name: str) -> tuple[Worker, Worker]:
-        """Starts two fresh workers, at once or, where the device asks for it, in an order that a coin decides.
+        """Starts two fresh workers, at once or, where the device asks for it, one after the other.
+
+        A coin decides who is first: whoever starts second chooses its kernels, memory and cores beside a neighbour.
 
         Args:
             folder: Where the candidate's log goes.
-            name: Seeds the coin: whoever starts second chooses its kernels beside a neighbour.
+            name: Seeds the coin.
 
         Raises:
             ReferenceFailed: If the first one failed, whatever became of the second.
@@ -190,12 +209,10 @@ class MeasurementContext:
         """
         beside = self.folder_in(folder, "reference")
         asked = {Arm.REFERENCE: (reference, beside), Arm.CANDIDATE: (candidate, folder)}
-        if self.spec.turns.in_order:
-            arms = [*asked]
-            random.Random(f"{self.spec.seed}/{name}/start").shuffle(arms)
-            found = self._start_in_order({arm: asked[arm] for arm in arms})
-        else:
-            found = self._start_at_once(asked)
+        arms = [*asked]
+        random.Random(f"{self.spec.seed}/{name}/start").shuffle(arms)
+        asked = {arm: asked[arm] for arm in arms}
+        found = self._start_in_order(asked) if self.spec.turns.in_order else self._start_at_once(asked)
         workers = {arm: w for arm, w in found.items() if not isinstance(w, WorkerFailed)}
         if len(workers) == len(asked):
             first, second = workers[Arm.REFERENCE], workers[Arm.CANDIDATE]

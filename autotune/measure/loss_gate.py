@@ -8,6 +8,7 @@ long run decides, in the soak.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import re
 from collections.abc import Sequence
@@ -30,13 +31,16 @@ from autotune.model.options import options_in
 from autotune.model.spec import StudySpec
 from autotune.model.units import format_change_of
 from autotune.stats.loss_check import (
+    FEW_STEPS,
     GRAD_NORM,
     LOSS,
     MOST_TOLERANCE,
+    SMALL,
     Comparability,
     LossSpread,
     StepLoss,
     Trace,
+    compare_curves,
     compare_first_steps,
     compare_long_runs,
     compare_traces,
@@ -64,6 +68,10 @@ Reports = tuple[WorkerReport, WorkerReport]
 
 COLLAPSED = 0.05
 """Share of the first loss below which a loss counts as learned by heart: its differences are shares of this."""
+
+EQUAL_RUNS = 0.05
+"""Largest relative difference of the losses of two runs that began alike, within their first `FEW_STEPS` steps; later
+`MOST_TOLERANCE`."""
 
 HOW_TO_TELL = "call autotune.hook.report(loss=...), or give workload.read.loss"
 
@@ -143,19 +151,21 @@ class LossGate:
         """Compares the losses of two long runs: the last word on a set with another dtype or batch.
 
         Sets that do the same work are held to the reference step by step, as far as the spread of references reaches,
-        and after that by their mean loss.
+        and as whole curves.
         """
         if basis in STEP_BY_STEP:
             if not reference.losses or not candidate.losses:
                 return _silent(basis, "the reference" if not reference.losses else "the candidate")
             if (failure := self._wrong_in_soak(reference, candidate)) is not None:
                 return failure
+            least_scale = COLLAPSED * abs(next(iter(reference.report.losses), 0.0))
+            found = compare_curves(reference.losses, candidate.losses, least_scale=least_scale)
+            return _long_run(basis, found, steps=candidate.steps)
         found = compare_long_runs(
             reference.by_work,
             candidate.by_work,
             tolerance=self.spec.confirm.loss_tolerance,
             is_same_work=reference.report.tokens_per_step == candidate.report.tokens_per_step,
-            least_scale=COLLAPSED * abs(next(iter(reference.report.losses), 0.0)) if basis in STEP_BY_STEP else 0.0,
         )
         return _long_run(basis, found, steps=candidate.steps)
 
@@ -266,8 +276,9 @@ def _long_run(basis: LossBasis, found: Comparability, *, steps: int) -> LossChec
         return LossCheck(basis=basis, is_ok=None, words=f"{over}: inconclusive: {found.reason}")
     difference = f"difference {format_change_of(found.difference)}, tolerance {found.tolerance:.1%}"
     if not found.is_ok:
+        key = "" if basis in STEP_BY_STEP else " (confirm.loss_tolerance)"
         return wrong_loss(
-            f"{over} against the reference's after as much work: {found.reason}: {difference} (confirm.loss_tolerance)",
+            f"{over} against the reference's after as much work: {found.reason}: {difference}{key}",
             phase="soak",
         )
     return LossCheck(
@@ -341,21 +352,29 @@ class LossTrace:
 
     Attributes:
         told: By step, counted from 0.
+        done: Steps of the process so far.
         last: The last step that its last block reported; None where it reported none.
     """
 
     def __init__(self, spec: StudySpec, report: WorkerReport) -> None:
         self.told: dict[int, StepLoss] = first_steps(report.losses, report.grad_norms)
-        self._done = first_step(spec)
+        self.done = first_step(spec)
         self.last: int | None = None
 
     def take(self, worker: Worker, steps: int) -> None:
         """Takes in what a worker reports after a block of so many steps."""
-        self._done += steps
+        self.done += steps
         self.last = None
         if worker.last_loss is not None:
-            self.last = self._done - 1 - worker.loss_lag
+            self.last = self.done - 1 - worker.loss_lag
             self.told[self.last] = StepLoss(worker.last_loss, worker.last_norm)
+
+    def settle(self, worker: Worker, steps: int) -> None:
+        """Runs a worker, without measuring it, until it has done so many steps."""
+        if steps > self.done:
+            rest = steps - self.done
+            worker.run_block(rest)
+            self.take(worker, rest)
 
     def refuse_shorter(self, reference: LossTrace) -> None:
         """Refuses a candidate that stops reporting while the reference goes on: nobody could see it go wrong.
@@ -419,14 +438,59 @@ def spread_of_floor(reports: Sequence[WorkerReport], pairs: Sequence[Pair]) -> L
         pairs: Of the living one with all others.
 
     Raises:
-        LaunchError: If a loss or norm is not finite.
+        LaunchError: If a loss or norm is not finite, or equal runs did not begin alike.
     """
     for report in reports:
         refuse_not_finite(report)
     first, *others = (first_steps(r.losses, r.grad_norms) for r in reports)
-    found = [spread_between(first, other) for other in others]
-    found += [spread_between(*_both(p.loss)) for p in pairs if p.loss is not None]
+    told = [(first, other) for other in others] + [_both(p.loss) for p in pairs if p.loss is not None]
+    scale = SMALL * abs(first[0].loss) if first else 0.0
+    for traces in told:
+        _refuse_unequal(*traces, least_scale=scale)
+    found = [spread_between(*traces) for traces in told]
     return functools.reduce(LossSpread.joined, found, LossSpread())
+
+
+def _refuse_unequal(one: Trace, other: Trace, *, least_scale: float) -> None:
+    """Refuses runs of one set whose losses are too far apart to have begun alike.
+
+    Args:
+        least_scale: Of what a difference is a share, at least: near 0 any two losses differ by far.
+
+    Raises:
+        LaunchError: With the first such step.
+    """
+    for step in sorted(set(one) & set(other)):
+        losses = (one[step].loss, other[step].loss)
+        difference = abs(losses[0] - losses[1]) / max(abs(losses[0]), least_scale, 1e-12)
+        most = EQUAL_RUNS if step < FEW_STEPS else MOST_TOLERANCE
+        if difference > most:
+            raise LaunchError(
+                f"equal runs of the reference must have the same loss within {most:.0%} but at step {step} it is "
+                f"{losses[0]:.6g} in one and {losses[1]:.6g} in another, and so a wrong loss would not be noticed: let "
+                "each run begin alike (a fixed seed, the same order of the data, no checkpoint of another run; "
+                "docs/tune.md), or leave the loss out of what the program reports"
+            )
+
+
+def refuse_resumed(first: WorkerReport, later: WorkerReport) -> None:
+    """Refuses a program that goes on where an earlier run ended, by the numbers that it prints of its first steps.
+
+    A program that prints by the clock may begin anywhere between two lines: so far apart the numbers may be.
+
+    Raises:
+        LaunchError: With both numbers.
+    """
+    if not (first.step_numbers and later.step_numbers):
+        return
+    between = [b - a for r in (first, later) for a, b in itertools.pairwise(r.step_numbers)]
+    begins = first.step_numbers[0], later.step_numbers[0]
+    if abs(begins[1] - begins[0]) > max(between, default=1):
+        raise LaunchError(
+            f"each run of the program must begin at the same step but one began at {begins[0]} and a later one at "
+            f"{begins[1]}: it goes on from what an earlier run saved. Let it begin anew (switch its checkpoints off, "
+            "or send them to {folder} in its arguments), then run the study in a new run directory (docs/tune.md)"
+        )
 
 
 def _both(told: SameStep) -> tuple[dict[int, StepLoss], dict[int, StepLoss]]:

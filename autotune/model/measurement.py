@@ -162,7 +162,6 @@ class FailureKind(StrEnum):
     WRONG_LOSS = "wrong_loss"
     LEAK = "leak"
     SLOWER_IN_TOTAL = "slower_in_total"
-    SLOWS_DOWN = "slows_down"
     NOT_APPLIED = "not_applied"
     WORKLOAD_ERROR = "workload_error"
     NO_RESULT = "no_result"
@@ -217,6 +216,7 @@ class WorkerReport(Record):
         compile_s: Seconds of lowering and compiling the step; of a command, of all that XLA compiled.
         start_s: Seconds from the start of the process to readiness.
         losses: Of the first steps, from the agreed seed and data.
+        step_numbers: By which a program that is read names its first lines of steps.
         grad_norms: Global gradient norms of the same steps.
         dtype: In which a step computes.
         loss_dtype: In which its loss is reported.
@@ -235,6 +235,7 @@ class WorkerReport(Record):
     compile_s: Elapsed | None = None
     start_s: Elapsed
     losses: tuple[float, ...]
+    step_numbers: tuple[int, ...] = ()
     grad_norms: tuple[float, ...]
     dtype: str = "float32"
     loss_dtype: str | None = None
@@ -297,6 +298,7 @@ class Pair(Record):
         reference_settling_s: Seconds of each step before those, in which the device settled after the switch.
         at_s: Seconds since the study began, over all its sessions.
         reference_j: Joules that all devices drew during the block; None if nothing counted them.
+        reference_clock_s: Seconds of the whole block by our own clock; None where nothing measured it.
         loss: Of the step that ended the candidate's block.
     """
 
@@ -309,6 +311,8 @@ class Pair(Record):
     at_s: Elapsed
     reference_j: Joules | None = None
     candidate_j: Joules | None = None
+    reference_clock_s: Elapsed | None = None
+    candidate_clock_s: Elapsed | None = None
     loss: SameStep | None = None
 
     def ran_s(self, arm: Arm) -> tuple[float, ...]:

@@ -87,6 +87,9 @@ STUDY_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 """Pattern of a study's name."""
 
 
+FEWEST_TRIALS = 4
+"""Trials that the budget holds which is named where one is too small."""
+
 SOAK_STEPS, SOAK_STEPS_OF_RUNS = 200, 20
 """Fewest steps of a soak, where the program takes turns and where it runs by itself."""
 
@@ -283,6 +286,11 @@ class StudySpec(Section):
     def identity(self) -> str:
         """Names what must not change when a study is resumed; see `lasting`."""
         return _digest(self.lasting())
+
+    @property
+    def question(self) -> str:
+        """Names what a study asks: studies with another seed, budget or name ask the same again."""
+        return _digest({key: value for key, value in self.lasting().items() if key != "seed"})
 
     def lasting(self) -> dict[str, Any]:
         """The study without what may change on resume: budgets, how finalists are proven, what is only shown."""
