@@ -8,6 +8,7 @@ import fcntl
 import json
 import os
 import re
+import stat
 import struct
 import subprocess
 import termios
@@ -177,7 +178,7 @@ class Tail:
             found = self.path.stat()
         except OSError:
             return None
-        return found.st_ino, found.st_size
+        return (found.st_ino, found.st_size) if stat.S_ISREG(found.st_mode) else None
 
 
 class Follow:

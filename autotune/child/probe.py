@@ -1,13 +1,14 @@
 """Runs a program once and reports its output and its processes that load XLA, until stopped.
 
-Standard library only. It receives a ``job`` (``command``, ``cwd``, ``terminal``, ``file``) over the channel and answers
-with ``lines`` (each with its time in seconds; of its output, or of the file that it writes), ``processes`` (of
-`xla_processes`), ``writes`` (files that it has open to write them) and ``ended``.
+Standard library only. It receives a ``job`` (``command``, ``cwd``, ``terminal``, ``file``, and ``variables``, a pattern
+of names) over the channel and answers with ``lines`` (each with its time in seconds; of its output, or of the file that
+it writes), ``processes`` (of `xla_processes`), ``writes`` (files that it has open to write them) and ``ended``.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -31,6 +32,7 @@ class ProbedRun(ProgramRun):
         super().__init__(channel, job, terminal=bool(job["terminal"]))
         self._began = self._looked = self._watched = time.monotonic()
         self._counts = {"output": 0, "file": 0}
+        self._variables = re.compile(job["variables"])
         self._processes: list[dict[str, Any]] = []
         self._writes = set[str]()
 
@@ -58,7 +60,7 @@ class ProbedRun(ProgramRun):
         if now_s - self._looked < LOOK_EVERY_S:
             return
         self._looked = now_s
-        found = xla_processes(guard)
+        found = xla_processes(guard, self._variables)
         if found != self._processes:
             self._processes = found
             self.channel.send("processes", processes=found)

@@ -17,8 +17,11 @@ _FLAGS = re.compile(r"^flags:\s*(\d+)", re.M)
 _PROC = Path("/proc")
 
 
-def xla_processes(root: int, names: Iterable[str] = ()) -> list[dict[str, Any]]:
+def xla_processes(root: int, names: Iterable[str] | re.Pattern[str] = ()) -> list[dict[str, Any]]:
     """Every process of a tree that has loaded jaxlib.
+
+    Args:
+        names: Variables to tell; by a pattern those of them that are set.
 
     Returns:
         For each ``pid``, ``python`` (path of the interpreter), ``packages`` (folder of its jaxlib), ``versions`` there,
@@ -91,7 +94,7 @@ def _written_by(link: Path) -> list[str]:
     return [str(file)] if flags is not None and int(flags[1], 8) & os.O_ACCMODE else []
 
 
-def _environment(pid: int, names: Iterable[str]) -> dict[str, Any]:
+def _environment(pid: int, names: Iterable[str] | re.Pattern[str]) -> dict[str, Any]:
     try:
         text = (_PROC / str(pid) / "environ").read_bytes().decode("utf-8", errors="surrogateescape")
     except OSError as error:
@@ -99,4 +102,6 @@ def _environment(pid: int, names: Iterable[str]) -> dict[str, Any]:
     variables = dict(entry.split("=", 1) for entry in text.split("\0") if "=" in entry)
     if "PATH" not in variables:  # setproctitle(3) writes over it
         return {"unreadable": "it has overwritten the environment that it was started with"}
+    if isinstance(names, re.Pattern):
+        return {"values": {name: value for name, value in variables.items() if names.fullmatch(name)}}
     return {"values": {name: variables.get(name) for name in names}}

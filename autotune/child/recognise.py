@@ -27,8 +27,8 @@ AT_ONCE = 0.02
 
 _NUMBER = r"[-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 _UNIT = r"(?:\u00b5s|\u03bcs|[mun]?s|[mun]?secs?|seconds?|milliseconds?|microseconds?)"
-_STEP = r"(?i:\b(?:global[_ ]?)?(?:step|iteration|iter|update|batch)(?:[_ ]?(?:num|number|idx|id))?)"
-_COUNTER = rf"(?:{_STEP}[\"']?\s*[=:#]?\s*\[?|\[)(?P<step>\d[\d,]*)"
+STEP = r"(?i:\b(?:global[_ ]?)?(?:step|iteration|iter|update|batch)(?:[_ ]?(?:num|number|idx|id))?)"
+_COUNTER = rf"(?:{STEP}[\"']?\s*[=:#]?\s*\[?|\[)(?P<step>\d[\d,]*)"
 _LOSS = (
     r"(?i:\b(?:train(?:ing)?[_/ ])?loss)[\"']?\s*[=:]?\s*"
     r"(?P<loss>[-+]?(?:\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|(?i:nan|inf)))"
@@ -124,7 +124,7 @@ def recognise(
     if at is not None and len(at) != len(lines):
         raise ValueError(f"`at` must have one time for each of {len(lines)} lines but got {len(at)}")
     cut = [plain(line[:LONGEST_LINE]) for line in lines]
-    found = [fit for rules in _candidates(cut) if (fit := _fit(rules, cut, at, tokens_per_step))]
+    found = [fit for rules in _candidates(cut) if (fit := fit_of(rules, cut, at, tokens_per_step))]
     most = max((fit.steps for fit in found), default=0)
     best: list[Recognised] = []
     for recognised in sorted(found, key=lambda fit: _rank(fit, most)):  # stable: the first of equal candidates
@@ -146,7 +146,7 @@ def _candidates(lines: Sequence[str]) -> Iterator[dict[str, Any]]:
             rf"(?P<{unit}>{_NUMBER})(?!\s*[A-Za-z\u00b5\u03bc/%\d])",
             **loss,
         }
-    yield {"pattern": rf"{_STEP}[\"']?\s*[=:#]?\s*\[?(?P<step>\d[\d,]*)", **loss}
+    yield {"pattern": rf"{STEP}[\"']?\s*[=:#]?\s*\[?(?P<step>\d[\d,]*)", **loss}
     if loss:
         yield {
             "pattern": rf"(?:^|[\s\[(])(?P<step>\d[\d,]*)\s*(?:/\s*\d[\d,]*)?\s*[\]):|,]?\s.*{_ANY_LOSS}",
@@ -163,7 +163,7 @@ def _json_rules(lines: Sequence[str]) -> Iterator[dict[str, Any]]:
                 data = json.loads(line)
             except ValueError:
                 continue
-            for key in _flat(data):
+            for key, _ in flat(data):
                 keys[key] = keys.get(key, 0) + 1
     losses = sorted((k for k in keys if re.fullmatch(r"(?i)(.*[./_])?(?:train_?)?loss", k)), key=lambda k: (len(k), k))
     for unit, name in _JSON_NAMES.items():
@@ -172,16 +172,16 @@ def _json_rules(lines: Sequence[str]) -> Iterator[dict[str, Any]]:
                 yield {"json_key": key, "unit": unit, **({"loss": losses[0]} if losses else {})}
 
 
-def _flat(data: Any, before: str = "") -> Iterator[str]:
-    """Dotted keys of numbers in nested tables."""
+def flat(data: Any, before: str = "") -> Iterator[tuple[str, float]]:
+    """Numbers in nested tables, by their dotted keys."""
     if isinstance(data, dict):
         for key, value in data.items():
-            yield from _flat(value, f"{before}.{key}" if before else str(key))
+            yield from flat(value, f"{before}.{key}" if before else str(key))
     elif before and isinstance(data, int | float) and not isinstance(data, bool):
-        yield before
+        yield before, data
 
 
-def _fit(
+def fit_of(
     rules: Mapping[str, Any], lines: Sequence[str], at: Sequence[float] | None, tokens: int | None
 ) -> Recognised | None:
     """Reads lines by rules; None if too few steps."""

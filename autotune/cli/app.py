@@ -71,7 +71,7 @@ def main() -> None:
     except BrokenPipeError:
         sys.exit(141)
     except Exception as error:
-        from autotune.model.errors import STOPPED, AutotuneError, NodeLostError
+        from autotune.model.errors import STOPPED, AutotuneError, StoppedError
         from autotune.rundir.files import cannot_write, is_fault_of_disk
 
         if isinstance(error, OSError) and is_fault_of_disk(error):
@@ -79,4 +79,4 @@ def main() -> None:
         if not isinstance(error, AutotuneError):
             raise
         print(f"autotune: {_indented(str(error))}", file=sys.stderr)
-        sys.exit(STOPPED if isinstance(error, NodeLostError) else 2)
+        sys.exit(STOPPED if isinstance(error, StoppedError) else 2)

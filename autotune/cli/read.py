@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -136,16 +137,17 @@ def _row(row: Mapping[str, Any]) -> str:
 
 def _summary(found: Mapping[str, Any], fits: Sequence[Recognised], probe: Probe) -> list[str]:
     """Formats the figures, remarks, and the table for a study file."""
+    from autotune.child.shapes import propose
     from autotune.model.units import format_seconds
     from autotune.programs.draft import toml_lines
     from autotune.programs.look import doubt_of
 
     count = len(found["lines"])
     if not found["rules"]:
-        return [
-            f"no steps were read in {count} lines: name a --preset, or write a --pattern such as "
-            r"'step_time=(?P<step_s>[\d.]+)'"
-        ]
+        meant = propose(probe.lines, at=probe.at_s or None)
+        pattern = meant.rules.get("pattern") if meant is not None else None
+        such = shlex.quote(pattern or r"step_time=(?P<step_s>[\d.]+)")
+        return [f"no steps were read in {count} lines: name a --preset, or write a --pattern such as {such}"]
     each = f", {format_seconds(found['step_s'])} each (median)" if found["step_s"] else ""
     losses = f"{found['losses']} losses, the last {found['loss']:.4g}" if found["losses"] else "no loss"
     said = [f"{found['steps']} steps in {count} lines{each}, {losses}"]

@@ -17,6 +17,9 @@ from autotune.cli.printing import make_console, plain, print_json, print_lines, 
 if TYPE_CHECKING:
     from autotune.results.winner import RecordCheck, Winner
 
+UNCHECKED = 3
+"""Exit status of a file that agrees with this machine, but whose run is not here."""
+
 WATCH_S = 10
 """Seconds between two pages; each costs about one second of a CPU that may be measuring."""
 
@@ -24,30 +27,69 @@ WATCH_S = 10
 
 
 def report(
-    run_path: options.Run,
-    html: Annotated[Path | None, typer.Option(help="Where to write the page; default: RUN/report.html.")] = None,
+    runs: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[RUN...]", help="Run directories, or a folder of them; default: all in runs/."),
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Where to write the page; default: RUN/report.html, of several runs index.html.")
+    ] = None,
     markdown: Annotated[bool, typer.Option("--md", help="Print Markdown instead.")] = False,
     watch: Annotated[
         bool, typer.Option("--watch", help=f"Write it again every {WATCH_S} s while the study runs; the page reloads.")
     ] = False,
 ) -> None:
-    """Makes one page of a study that loads nothing: verdict, intervals, raw steps, failures, provenance."""
+    """Makes one page of a study that loads nothing: verdict, intervals, raw steps, failures, provenance.
+
+    Of several runs, or a folder of runs, it makes a list: one row each, by GPU, workload and date.
+    """
+    from autotune.model.errors import AutotuneError
+    from autotune.rundir.store import runs_in
+
+    asked = runs or [options.RUNS]
+    if len(asked) > 1 or runs_in(asked[0]):
+        if watch:
+            raise AutotuneError("--watch follows one run, but several were given: name one run directory")
+        _report_all(asked, html, markdown=markdown)
+    else:
+        _report_one(asked[0], html, markdown=markdown, watch=watch)
+
+
+def _report_one(run: Path, html: Path | None, *, markdown: bool, watch: bool) -> None:
     from autotune.results.report import render_html, render_markdown
     from autotune.rundir.files import write_atomically
     from autotune.rundir.lock import is_held
     from autotune.rundir.store import Store
 
-    store, page = Store.open(run_path), html or run_path / "report.html"
+    store, page = Store.open(run), html or run / "report.html"
     if markdown:
         sys.stdout.write(render_markdown(store))
         return
     with contextlib.suppress(KeyboardInterrupt):
-        if watch and is_held(run_path):
+        if watch and is_held(run):
             print(f"{page} follows the study; open it in a browser. Ctrl-C ends this, not the study", file=sys.stderr)
-        while watch and is_held(run_path):
-            write_atomically(page, render_html(Store.open(run_path), reload_s=WATCH_S))
+        while watch and is_held(run):
+            write_atomically(page, render_html(Store.open(run), reload_s=WATCH_S))
             time.sleep(WATCH_S)
-    write_text(render_html(Store.open(run_path)), page, hint="open it in a browser")
+    write_text(render_html(Store.open(run)), page, hint="open it in a browser")
+
+
+def _report_all(asked: list[Path], html: Path | None, *, markdown: bool) -> None:
+    """Writes the list of several runs, and the page of each that can be read."""
+    from autotune.model.errors import AutotuneError
+    from autotune.results.report import render_html, render_overview
+    from autotune.rundir.files import write_atomically
+    from autotune.rundir.store import Store, runs_in
+
+    runs = list(dict.fromkeys(run for path in asked for run in runs_in(path) or [path]))
+    page = html or runs[0].parent / "index.html"
+    if markdown:
+        sys.stdout.write(render_overview(runs, page=page, is_markdown=True))
+        return
+    for run in runs:
+        with contextlib.suppress(AutotuneError):  # its row says why
+            write_atomically(run / "report.html", render_html(Store.open(run)))
+    write_text(render_overview(runs, page=page), page, hint="open it in a browser")
 
 
 def compare(
@@ -58,6 +100,7 @@ def compare(
             help="Fields that may differ: gpu, count, jaxlib, plugin, driver, workload, mesh; comma separated."
         ),
     ] = "",
+    html: Annotated[Path | None, typer.Option(help="Write a page instead.")] = None,
     as_json: options.Json = False,
 ) -> None:
     """Compares studies as Markdown: winners, settings that agree, no-ops; refuses what is not comparable."""
@@ -67,6 +110,8 @@ def compare(
     table = compare_stores([Store.open(r) for r in runs], by=[f.strip() for f in by.split(",") if f.strip()])
     if as_json:
         print_json(table.to_json())
+    elif html is not None:
+        write_text(table.to_html(), html, hint="open it in a browser")
     else:
         sys.stdout.write(table.to_markdown())
 
@@ -106,7 +151,10 @@ def verify(
     run: options.FromRun = None,
     as_json: options.Json = False,
 ) -> None:
-    """Checks that this machine is as it was when a winner was proven; exits with 1 if not."""
+    """Checks that this machine is as it was when a winner was proven; exits with 1 if not.
+
+    Exits with 3 if nothing differs but the run that proves the file is not here: it is unchecked.
+    """
     from autotune.results.export import read_winner
     from autotune.study.recheck import verify_winner
 
@@ -121,8 +169,8 @@ def verify(
             print_lines([f"holds    {winner.study}: this machine is as it was when it was proven"])
         elif found.status == "unchecked":
             print_lines([f"unchecked  {winner.study}: this machine is as the file says; no run was looked at"])
-    if found.status == "differs":
-        raise typer.Exit(1)
+    if found.status != "holds":
+        raise typer.Exit({"differs": 1, "unchecked": UNCHECKED}[found.status])
 
 
 def exec_(
@@ -133,63 +181,74 @@ def exec_(
         typer.Option(help="Whose value counts where both set a flag."),
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Run although this machine is not what it was proven on.")
+        bool,
+        typer.Option("--force", help="Run although this machine is not what it was proven on, or it is unchecked."),
     ] = False,
+    run: options.FromRun = None,
     needs_loss: options.RequireLoss = False,
 ) -> None:
     """Runs a command under the winner, merged with your XLA_FLAGS: autotune exec FILE -- python train.py.
+
+    Once the program has loaded XLA, a line on standard error says whether the settings arrived in it.
 
     If the winner holds options of the program, the command must have a place for each: autotune exec FILE -- python
     train.py --batch {batch}.
     """
     from autotune.machine.environment import caller_environment, merge_for_exec
     from autotune.model.errors import AutotuneError
+    from autotune.model.flags import FlagSet
+    from autotune.programs.arrival import watch_arrival
     from autotune.results.winner import require_loss
     from autotune.study.recheck import verify_winner
 
     command = [a for i, a in enumerate(context.args) if not (i == 0 and a == "--")]
     if not command:
         raise AutotuneError("a command must follow, after --, but there is none: autotune exec FILE -- python train.py")
-    winner, _ = _read_checked(file)
+    winner, records = _read_checked(file, run)
     if needs_loss:
         require_loss(winner)
     elif winner.loss is not None and winner.loss.is_silent:
         _say(winner.loss.words)
-    found = verify_winner(winner, file).differences
+    found = [str(d) for d in verify_winner(winner, file, run=run).differences]
+    found += [] if records.unchecked is None else [records.unchecked]
     if found and not force:
         raise AutotuneError(
-            f"this machine must be as it was when {winner.study} was proven but differs in\n"
-            + "\n".join(f"  - {d}" for d in found)
+            f"{file} must hold here but\n"
+            + "\n".join(f"  - {line}" for line in found)
             + "\n  measure again here (autotune recheck), or run it all the same with --force"
         )
     command = _with_options(command, winner, force=force)
     merged, lines = merge_for_exec(caller_environment(), winner.settings, prefer=prefer)
-    print_lines(
-        (f"autotune: {line}" for line in (*(f"not proven here, forced: {d}" for d in found), *lines)), stderr=True
-    )
+    forced = [f"not proven here, forced: {d}" for d in found]
+    print_lines((f"autotune: {line}" for line in (*forced, *(f"gives {x}" for x in lines))), stderr=True)
     sys.stderr.flush()
+    given = FlagSet.from_environment(merged, winner.settings)
+    given = FlagSet({n: v for n, v in given.items() if n in winner.settings})
+    call_off = watch_arrival(given, command, Path.cwd()) if given else lambda: None
     try:
         os.execvpe(command[0], command, merged)
     except OSError as error:
         raise AutotuneError(
             f"the command must be one that can be started but {command[0]}: {error.strerror}"
         ) from error
+    finally:  # where no other program has taken this one's place
+        call_off()
 
 
 def _with_options(command: list[str], winner: Winner, *, force: bool) -> list[str]:
     """Puts the winner's options into their places in the command; a missing place is an error."""
     from autotune.model.errors import AutotuneError
-    from autotune.model.options import filled, placeholders
+    from autotune.model.options import filled_argument, placeholders
 
     if (lost := sorted(set(winner.options) - placeholders(command))) and not force:
         raise AutotuneError(
             f"the winner of {winner.study} holds options of the program ({', '.join(winner.options)}), so its command "
             f"must have {{{lost[0]}}} where that goes but has not; write it, or run without by --force"
         )
-    return [filled(part, winner.options) for part in command]
+    return [filled_argument(part, winner.options) for part in command]
 
 
-def _read_checked(file: Path) -> tuple[Winner, RecordCheck]:
+def _read_checked(file: Path, run: Path | None = None) -> tuple[Winner, RecordCheck]:
     """Reads a winner and compares it with its records, if found; a difference is an error even with `exec --force`."""
     from autotune.model.errors import AutotuneError
     from autotune.results.export import read_winner
@@ -197,9 +256,7 @@ def _read_checked(file: Path) -> tuple[Winner, RecordCheck]:
 
     winner, found = read_winner(file), RecordCheck()
     if file.is_file():
-        found = check_records(winner, file)
-        if found.unchecked is not None:
-            _say(f"{file}: {found.unchecked}")
+        found = check_records(winner, file, run=run)
         if found.differences:
             raise AutotuneError(
                 f"{file} must hold what its run proved but differs in\n"
@@ -224,10 +281,15 @@ def library_add(
     library: options.Library = Path("library"),
 ) -> None:
     """Adds winners to the library; a newer proof replaces an older one under the same conditions."""
+    from autotune.model.errors import AutotuneError
     from autotune.results.library import add_to_library
 
     for run in runs:
-        print(add_to_library(_read_checked(run)[0], library))
+        winner, records = _read_checked(run)
+        if records.unchecked is not None:
+            why = records.unchecked.partition("; name")[0]
+            raise AutotuneError(f"{run} must be held to its run but is {why}; add the run, or the file beside it")
+        print(add_to_library(winner, library))
 
 
 @library_app.command("list")
@@ -237,7 +299,7 @@ def library_list(library: options.Library = Path("library"), as_json: options.Js
     from autotune.results.library import library_entries
     from autotune.results.winner import check_records
 
-    known = [(e, check_records(e.winner, e.path)) for e in library_entries(library)]
+    known = [(e, check_records(e.winner, e.path)) for e in library_entries(library, _say)]
     if as_json:
         print_json([plain(e.winner, file=str(e.path), status=check.status) for e, check in known])
         return
@@ -259,13 +321,15 @@ def best(
     """Gives the best known winner for a GPU, count, jaxlib and workload, or the nearest one, labelled untested."""
     from autotune.results.library import LibraryQuery, best_known, format_match, library_entries
 
-    match = best_known(library_entries(library), LibraryQuery(gpu=gpu, count=count, jaxlib=jaxlib, workload=workload))
-    status = _read_checked(match.entry.path)[1].status
+    match = best_known(
+        library_entries(library, _say), LibraryQuery(gpu=gpu, count=count, jaxlib=jaxlib, workload=workload)
+    )
+    records = _read_checked(match.entry.path)[1]
     if as_json:
         tested, file = match.is_tested, str(match.entry.path)
-        print_json(plain(match.entry.winner, tested=tested, distance=match.distance, file=file, status=status))
+        print_json(plain(match.entry.winner, tested=tested, distance=match.distance, file=file, status=records.status))
         return
-    print_lines(format_match(match))
+    print_lines([*format_match(match), *([records.unchecked] if records.unchecked is not None else [])])
 
 
 def recheck(
@@ -279,10 +343,10 @@ def recheck(
     as_json: options.Json = False,
 ) -> None:
     """Proves a winner against the default again, after an upgrade; exits with 1 if it is not faster any more."""
-    from autotune.cli.live import LineView
     from autotune.model.clock import Stopwatch
     from autotune.model.records import Outcome
     from autotune.results.export import read_winner
+    from autotune.study.live import LineView
     from autotune.study.recheck import new_recheck, recheck_directory, recheck_study, recheck_winner
 
     winner = read_winner(file)

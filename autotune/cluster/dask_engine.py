@@ -37,6 +37,7 @@ from autotune.machine.environment import caller_environment, driver_python, let_
 from autotune.machine.files import LANE, Scratch
 from autotune.machine.gpus import visible_gpu_ids
 from autotune.model.errors import LaunchError, NodeLostError
+from autotune.model.files import plain_content
 from autotune.workers.base import GuardedProcess
 
 if TYPE_CHECKING:
@@ -255,7 +256,7 @@ def _connect(address: str | None, scheduler_file: Path | None) -> Client:
         logging.getLogger(name).setLevel(logging.CRITICAL)  # autotune itself reports lost workers
     try:
         if scheduler_file is not None:
-            address = json.loads(scheduler_file.read_text(encoding="utf-8"))["address"]
+            address = json.loads(plain_content(scheduler_file))["address"]
         asyncio.run(_reach(address))  # a client that cannot connect leaves a thread behind
         return Client(address, name=PLUGIN, set_as_default=False, timeout=CONNECT_LIMIT_S)
     except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:

@@ -14,7 +14,7 @@ from typing import IO, Any
 
 from autotune.model.clock import Stopwatch
 
-LOOK_EVERY_S = 1.0
+LOOK_EVERY_S, LAST_MOMENT_S = 1.0, 2.0
 LONGEST_LINE = 4_000_000
 """Bytes of an unfinished message after which it is dropped."""
 
@@ -57,9 +57,19 @@ class ChildProcess:
         """Whether the process is still running."""
         return self._process.poll() is None
 
+    def was_killed(self) -> bool:
+        """Whether a signal ended the process."""
+        return (self._status() or 0) < 0
+
+    def _status(self) -> int | None:
+        """Returns the exit status; None while it runs. A process whose stdout has ended gets a moment to end."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self._process.wait(timeout=LAST_MOMENT_S if self.is_over else 0.0)
+        return None
+
     def describe_end(self) -> str:
         """Formats how the process ended, as a clause of a message."""
-        status = self._process.poll()
+        status = self._status()
         if status is None:
             return "did not"
         return f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"

@@ -39,10 +39,11 @@ _NOT_FOR_TRIALS = re.compile(
 """Variables that trials do not get: those of the caller's own SLURM or MPI task, which JAX would read as the trial's,
 and the URL of the Optuna storage, which may hold a password."""
 
-_STORED = re.compile(
+STORED = re.compile(
     STEERING.pattern
     + r"|NCCL_[A-Z0-9_]+|CUDA_VISIBLE_DEVICES|SLURM_(JOB_ID|JOB_NUM_NODES|NTASKS|STEP_ID|NODELIST|JOB_PARTITION)"
 )
+"""Variables that may be kept in a run directory."""
 
 
 def caller_environment() -> dict[str, str]:
@@ -92,7 +93,7 @@ def let_import_packages(env: dict[str, str]) -> None:
 
 def storable(environment: Mapping[str, str]) -> dict[str, str]:
     """Returns the allow-listed part of an environment that may be kept in a run directory; secrets are never in it."""
-    return {n: v for n, v in sorted(environment.items()) if _STORED.fullmatch(n)}
+    return {n: v for n, v in sorted(environment.items()) if STORED.fullmatch(n)}
 
 
 def reproduction_environment(settings: FlagSet, *, platform_name: str, virtual_devices: int | None) -> dict[str, str]:

@@ -81,6 +81,21 @@ def visible_gpu_ids(environment: Mapping[str, str]) -> str:
     return ""
 
 
+def are_hidden(environment: Mapping[str, str]) -> bool:
+    """Whether CUDA_VISIBLE_DEVICES hides every GPU."""
+    return environment.get(VISIBLE, "0").strip() in ("", "-1", "NoDevFiles")
+
+
+def has_device_file(root: Path = Path("/")) -> bool:
+    """Whether there is a device file of a GPU, below the folder that stands for ``/``."""
+    return any((root / "dev" / name).exists() for name in ("nvidia0", "nvidiactl", "dxg", "nvhost-gpu"))
+
+
+def is_without_gpus(environment: Mapping[str, str]) -> bool:
+    """Whether a process with this environment certainly sees no GPU, without asking a driver."""
+    return are_hidden(environment) or not has_device_file()
+
+
 # ---------------------------------------------------------------------- what programs are compiled for
 
 

@@ -20,10 +20,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
+import numpy as np
+import numpy.typing as npt
+
 from autotune.measure.context import MeasurementContext, ReferenceFailed, typical_step_s, work_between
 from autotune.measure.durations import (
     LEAST_FLOOR,
     floor_alone_s,
+    floor_limit_s,
     floor_of_turns_s,
     floor_processes,
     refuse_short_budget,
@@ -44,9 +48,17 @@ from autotune.model.measurement import (
     block_step_s,
     log_ratio,
 )
-from autotune.stats.estimates import Estimate, SequentialPlan, estimate_aba, estimate_pairs, reason_to_stop, widen
+from autotune.stats.estimates import (
+    Estimate,
+    Floats,
+    SequentialPlan,
+    estimate_aba,
+    estimate_pairs,
+    reason_to_stop,
+    widen,
+)
 from autotune.stats.loss_check import largest_drift
-from autotune.stats.noise_floor import LONG_PAIR_S, NoiseFloor, moments, read_noise_floor, spread_of
+from autotune.stats.noise_floor import LONG_PAIR_S, NoiseFloor, moments, read_noise_floor, settling, spread_of
 from autotune.workers.base import Worker, WorkerFailed
 from autotune.workers.failures import collision_of
 
@@ -227,15 +239,9 @@ class Comparer(ABC):
             lambda way: way._compare(request), request.sets, is_replaceable=request.is_reference_replaceable
         )
 
-    def aa_run(self, folder: Path, *, plan: SequentialPlan) -> AaRun:
-        """Measures the reference against other processes of itself; see `compare`.
-
-        Args:
-            plan: Of the trials, of which the noise floor tells what they can find.
-        """
-        return self._until_reference_holds(
-            lambda way: way._aa_run(folder, plan), (FlagSet(), FlagSet()), is_replaceable=True
-        )
+    def aa_run(self, folder: Path) -> AaRun:
+        """Measures the reference against other processes of itself; see `compare`."""
+        return self._until_reference_holds(lambda way: way._aa_run(folder), (FlagSet(), FlagSet()), is_replaceable=True)
 
     def _until_reference_holds(
         self, once: Callable[[Comparer], R], sets: tuple[FlagSet, FlagSet], *, is_replaceable: bool
@@ -270,7 +276,7 @@ class Comparer(ABC):
         """One try of `compare`; raises `ReferenceFailed` where it was not the candidate."""
 
     @abstractmethod
-    def _aa_run(self, folder: Path, plan: SequentialPlan) -> AaRun:
+    def _aa_run(self, folder: Path) -> AaRun:
         """One try of `aa_run`."""
 
     def _figures(
@@ -365,7 +371,7 @@ class Interleaved(Comparer):
         self.context.release_reference()
         return Isolated(self.context)
 
-    def _aa_run(self, folder: Path, plan: SequentialPlan) -> AaRun:
+    def _aa_run(self, folder: Path) -> AaRun:
         """One process after the other beside the living reference; raw pairs of all in one file, in order."""
         context, spec = self.context, self.context.spec
         reference = context.reference()
@@ -376,21 +382,32 @@ class Interleaved(Comparer):
         refuse_short_budget(spec, reference.report, begun_s=context.assignment.at_s, floor_s=least_s)
         pairs: list[Pair] = []
         reports: list[WorkerReport] = []
-        groups: list[list[float]] = []
+        groups: list[Floats] = []
+        ages: list[npt.NDArray[np.int64]] = []
+        limit_s = floor_limit_s(spec, begun_s=context.now_s)
+
+        def stop(ratios: list[float]) -> str | None:
+            is_late = len(ratios) >= FEWEST_LONG_PAIRS and context.now_s > limit_s
+            return fixed(FEWEST_LONG_PAIRS if is_late else count).stop(ratios)
+
         for number in range(floor_processes(spec, reference.report, steps=steps)):
+            if number >= LEAST_FLOOR and context.now_s > limit_s:
+                break
             beside = folder if number == 0 else context.folder_in(folder, f"second-{number + 1}")
             with contextlib.closing(context.start(FlagSet(), beside)) as second:
                 traces = (trace, LossTrace(spec, second.report))
                 blocks = InterleavedBlocks(context, folder, (reference, second), traces)
                 seed = f"floor/{len(pairs)}" if pairs else "floor"
-                found, _ = blocks.measure(fixed(count).stop, seed=seed, begin=len(pairs))
+                found, _ = blocks.measure(stop, seed=seed, begin=len(pairs))
                 reports.append(second.report)
+            own = traces[1].done - np.arange(len(found))[::-1] * context.steps_for(reference)
+            ages.append(np.asarray([own, own - traces[1].done + trace.done]))
             pairs += found
-            groups.append([log_ratio(p) for p in found])
+            groups.append(np.asarray([log_ratio(p) for p in found]))
+        steps, groups = settling(groups, ages)
         noise = read_noise_floor(
             groups,
-            plan=plan,
-            min_effect=spec.measure.min_effect,
+            settle_steps=steps,
             start_s=statistics.median(r.start_s for r in (reference.report, *reports)),
             pair_s=statistics.median(p.lasted_s for p in pairs),
             least=FEWEST_LONG_PAIRS,
@@ -442,6 +459,8 @@ class InterleavedBlocks:
         """
         context = self.context
         rng, steps = random.Random(f"{context.spec.seed}/{seed}"), context.steps_for(self.workers[0])
+        for trace, worker in zip(self.traces, self.workers, strict=True):
+            trace.settle(worker, context.settle_steps)
         pairs: list[Pair] = []
         ratios: list[float] = []
         while True:
@@ -474,15 +493,19 @@ class InterleavedBlocks:
             if arm is Arm.REFERENCE:
                 raise ReferenceFailed(error) from error
             raise
-        return Timed(*sizes.split(times_s), joules)
+        return Timed(*sizes.split(times_s), joules, worker.last_clock_s)
 
 
 class Timed(NamedTuple):
-    """Seconds of the steps of a block or run: those in which the device settles, and those that count; and joules."""
+    """Seconds of the steps of a block or run: those in which the device settles, and those that count.
+
+    Also joules, and the seconds of all steps by a clock that is not the program's.
+    """
 
     settling_s: tuple[float, ...]
     counted_s: tuple[float, ...]
     joules: float | None
+    clock_s: float | None
 
 
 def _make_pair(index: int, first: Arm, at_s: float, reference: Timed, candidate: Timed, loss: SameStep | None) -> Pair:
@@ -496,6 +519,8 @@ def _make_pair(index: int, first: Arm, at_s: float, reference: Timed, candidate:
         at_s=round(at_s, 3),
         reference_j=reference.joules,
         candidate_j=candidate.joules,
+        reference_clock_s=reference.clock_s,
+        candidate_clock_s=candidate.clock_s,
         loss=loss,
     )
 
@@ -530,15 +555,15 @@ class Isolated(Comparer):
     """Fresh runs, one after the other; nothing else may be running here.
 
     Args:
-        blocks: Length of a run, in interleaved blocks, where the program waits for its turns; see
-            `TurnSizes.steps_alone`.
+        beside: Interleaved blocks of each arm in the pairs of processes with which its runs are compared; None where
+            the study measures in isolation.
     """
 
     mode = ABA
 
-    def __init__(self, context: MeasurementContext, *, blocks: int = 1) -> None:
+    def __init__(self, context: MeasurementContext, *, beside: int | None = None) -> None:
         super().__init__(context)
-        self._blocks = blocks
+        self._beside = beside
         self._run_steps: int | None = None
 
     def _compare(self, request: ComparisonRequest[S]) -> Compared[S]:
@@ -633,11 +658,13 @@ class Isolated(Comparer):
         spec, meter = self.context.spec, self.context.meter
         steps = self._run_steps or spec.measure.run_steps
         if spec.workload.takes_turns and self._run_steps is None:
-            steps = spec.turns.steps_alone(typical_step_s(worker), blocks=self._blocks, least=spec.measure.run_steps)
+            steps = self._steps_of(worker)
         self._run_steps = steps  # all runs are as long: their losses are compared at the end
         # In blocks where it can be, as if interleaved: each has new batches, so that nothing is learned by heart.
-        block = math.ceil(steps / self._blocks) if spec.workload.takes_turns else steps
+        block = math.ceil(steps / (self._beside or 1)) if spec.workload.takes_turns else steps
         trace, times, joules = LossTrace(spec, worker.report), tuple[float, ...](), list[float | None]()
+        trace.settle(worker, self.context.settle_steps)
+        clocks = list[float | None]()
         begun = time.monotonic()
         while len(times) < steps:
             count = min(block, steps - len(times))
@@ -645,18 +672,26 @@ class Isolated(Comparer):
                 more, drawn = meter.measure(lambda count=count: worker.run_block(count))  # type: ignore[misc]
             times += more
             joules.append(drawn)
+            clocks.append(worker.last_clock_s)
             trace.take(worker, count)
-        known = [j for j in joules if j is not None]
-        total = sum(known) if len(known) == len(joules) else None
+        total, clock_s = _sum_if_known(joules), _sum_if_known(clocks)
         if not spec.workload.takes_turns:
             # Such a program runs on whether it is asked or not: the steps must fill the time that was metered.
             metered_s = time.monotonic() - begun
             total = total if abs(sum(times) - metered_s) < LARGEST_GAP * metered_s else None
         self.context.gpus.look()
-        return Timed(*spec.turns.split_alone(times), total), trace
+        return Timed(*spec.turns.split_alone(times), total, clock_s), trace
 
-    def _aa_run(self, folder: Path, plan: SequentialPlan) -> AaRun:
-        """Each isolated run is a fresh process already; they are few, whatever a plan of pairs says."""
+    def _steps_of(self, worker: Worker) -> int:
+        spec, step_s = self.context.spec, typical_step_s(worker)
+        if self._beside is None:
+            return spec.turns.steps_alone(step_s, blocks=1, least=spec.measure.run_steps)
+        return spec.turns.steps_beside_pairs(
+            step_s, start_s=worker.report.start_s, blocks=self._beside, least=spec.measure.run_steps
+        )
+
+    def _aa_run(self, folder: Path) -> AaRun:
+        """Each isolated run is a fresh process already, so they are few."""
         measure = self.context.spec.measure
         request: ComparisonRequest[None] = ComparisonRequest(
             candidate=FlagSet(), folder=folder, name="floor", rule=fixed(measure.aba_runs)
@@ -669,11 +704,16 @@ class Isolated(Comparer):
             seconds=[found.candidate],
             pairs=found.pairs,
             comparison=found.comparison,
-            noise=aba_noise_floor(found.pairs, min_effect=measure.min_effect, start_s=start_s),
+            noise=aba_noise_floor(found.pairs, start_s=start_s),
         )
 
 
-def aba_noise_floor(pairs: Sequence[Pair], *, min_effect: float, start_s: float = 0.0) -> NoiseFloor:
+def _sum_if_known(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None
+
+
+def aba_noise_floor(pairs: Sequence[Pair], *, start_s: float = 0.0) -> NoiseFloor:
     """What ABA runs of the reference with itself say about this machine.
 
     Args:
@@ -681,11 +721,8 @@ def aba_noise_floor(pairs: Sequence[Pair], *, min_effect: float, start_s: float 
     """
     found = aba_estimate(pairs)
     count = found.pair_count
-    half = math.log(found.high / found.low) / 2
     return NoiseFloor(
         estimate=found,
-        # A true effect of twice the half width is found more than 9 times in 10.
-        detectable=min_effect + 1.0 - math.exp(-2 * half),
         process_sd=(run_sd := _run_sd(pairs)),
         within_sd=0.0,
         degrees=2 * count,

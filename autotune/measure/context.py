@@ -24,7 +24,7 @@ from autotune.measure.loss_gate import (
 )
 from autotune.measure.memory import MemoryShare, refuse_over_limit
 from autotune.measure.tasks import Assignment
-from autotune.model.errors import LaunchError, NodeLostError
+from autotune.model.errors import LaunchError, NodeLostError, StoppedError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Arm, Failure, FailureKind, Pair, WorkerReport, WorkPerStep
 from autotune.model.records import FloorResult
@@ -35,7 +35,7 @@ from autotune.rundir.store import Folders
 from autotune.settings.doctor import gpu_findings
 from autotune.stats.loss_check import LossSpread
 from autotune.workers.base import Launcher, Worker, WorkerFailed
-from autotune.workers.failures import is_without_gpu
+from autotune.workers.failures import is_without_gpu, may_be_killed_from_outside
 
 R = TypeVar("R")
 
@@ -104,6 +104,11 @@ class MeasurementContext:
             self._launcher.limits = time_limits_after(self.spec, floor)
 
     @property
+    def settle_steps(self) -> int:
+        """First steps of each process that are not measured; 0 before the A/A run tells."""
+        return self.assignment.floor.floor.settle_steps if self.assignment.floor is not None else 0
+
+    @property
     def now_s(self) -> float:
         """Seconds since the study began."""
         return self.assignment.at_s + time.monotonic() - self._began_s
@@ -116,6 +121,8 @@ class MeasurementContext:
 
     def start(self, settings: FlagSet, folder: Path, *, alone: bool = False) -> Worker:
         """Starts a worker under the baseline plus `settings`; faults of the machine are retried, others never.
+
+        A kill counts as one where no setting could have caused it.
 
         Raises:
             WorkerFailed: If it never became ready.
@@ -132,7 +139,8 @@ class MeasurementContext:
                 if is_given and self.share.is_refused(error.failure):
                     self._leave_share_to_program(error)
                     continue
-                if not error.infrastructure:
+                is_reference = not settings and may_be_killed_from_outside(error.failure)
+                if not error.infrastructure and not is_reference:
                     raise
                 if attempt == INFRASTRUCTURE_RETRIES:
                     if error.failure.kind is FailureKind.NODE_LOST:  # no trial can run here any more
@@ -187,11 +195,13 @@ class MeasurementContext:
         return worker
 
     def start_both(self, reference: FlagSet, candidate: FlagSet, folder: Path, *, name: str) -> tuple[Worker, Worker]:
-        """Starts two fresh workers, at once or, where the device asks for it, in an order that a coin decides.
+        """Starts two fresh workers, at once or, where the device asks for it, one after the other.
+
+        A coin decides who is first: whoever starts second chooses its kernels, memory and cores beside a neighbour.
 
         Args:
             folder: Where the candidate's log goes.
-            name: Seeds the coin: whoever starts second chooses its kernels beside a neighbour.
+            name: Seeds the coin.
 
         Raises:
             ReferenceFailed: If the first one failed, whatever became of the second.
@@ -199,12 +209,10 @@ class MeasurementContext:
         """
         beside = self.folder_in(folder, "reference")
         asked = {Arm.REFERENCE: (reference, beside), Arm.CANDIDATE: (candidate, folder)}
-        if self.spec.turns.in_order:
-            arms = [*asked]
-            random.Random(f"{self.spec.seed}/{name}/start").shuffle(arms)
-            found = self._start_in_order({arm: asked[arm] for arm in arms})
-        else:
-            found = self._start_at_once(asked)
+        arms = [*asked]
+        random.Random(f"{self.spec.seed}/{name}/start").shuffle(arms)
+        asked = {arm: asked[arm] for arm in arms}
+        found = self._start_in_order(asked) if self.spec.turns.in_order else self._start_at_once(asked)
         workers = {arm: w for arm, w in found.items() if not isinstance(w, WorkerFailed)}
         if len(workers) == len(asked):
             first, second = workers[Arm.REFERENCE], workers[Arm.CANDIDATE]
@@ -265,7 +273,8 @@ class MeasurementContext:
             except WorkerFailed as error:
                 if self.share.is_too_small(error.failure):
                     raise ReferenceFailed(error) from error
-                raise LaunchError(self.reference_cannot_run(error.failure)) from error
+                is_stopped = error.infrastructure and may_be_killed_from_outside(error.failure)
+                raise (StoppedError if is_stopped else LaunchError)(self.reference_cannot_run(error.failure)) from error
             refuse_not_finite(self._reference.report)
             self.has_run = True
             self.reference_trace = LossTrace(self.spec, self._reference.report)
@@ -297,11 +306,11 @@ class MeasurementContext:
     def reference_cannot_run(self, failure: Failure) -> str:
         """What to tell a user whose reference cannot run."""
         lines = "\n".join(f"    {plain(line)[:200]}" for line in failure.last_lines[-8:])
+        log = f"  its log is {failure.log}; its last lines:\n{lines}\n" if failure.log is not None else ""
         advice = _why_no_gpu(self.spec) if is_without_gpu(failure) else f"  {self.share.advice(failure)}"
         return (
             f"the reference (baseline settings: {self.spec.baseline}) must run but did not: {failure.kind}: "
-            f"{failure.message}\n  its log is {failure.log}; its last lines:\n{lines}\n"
-            f"{advice}, then run the same command again"
+            f"{failure.message}\n{log}{advice}, then run the same command again"
         )
 
     def close(self) -> None:

@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from autotune.model.errors import LaunchError
 from autotune.model.measurement import INTERLEAVED, WorkerReport
@@ -30,10 +31,10 @@ PROOF_FLOORS = 6.0
 RECENT = 20
 """Latest pairs of processes, or trials, from which their duration is estimated."""
 
-ABLATIONS = 3
-"""Settings of a winner for which time is kept to leave each of them out in turn."""
+ABLATIONS = 4
+"""Settings of a finalist for which time is kept to leave each of them out in turn."""
 
-SEARCHES, PROVES, LAST = ("A/A run", "screen", "search"), ("confirm", "minimise", "final proof"), "soak"
+SEARCHES, PROVES, LAST = ("A/A run", "screen", "search"), ("minimise", "confirm"), "soak"
 """Stages by what is still to do in them."""
 
 
@@ -61,13 +62,13 @@ class Durations:
 
 
 def durations_of(spec: StudySpec, result: FloorResult, runs: Sequence[ConfirmRun]) -> Durations | None:
-    """Returns the durations of a study's pieces; None where the noise floor has no times.
+    """Returns the durations of a study's pieces; None where the noise floor does not say how long a pair takes.
 
     Args:
         runs: Pairs of processes that have run: where they took longer than was planned, that counts.
     """
     floor, step_s = result.floor, result.comparison.reference_step_s
-    if not (floor.start_s and floor.pair_s):
+    if not floor.pair_s:
         return None
     soak_s = max(spec.confirm.soak, spec.soak_steps * step_s) + floor.start_s if spec.confirm.soak else 0.0
     planned = (_in_turns if result.comparison.mode == INTERLEAVED else _one_at_a_time)(spec, result, 2.0 * soak_s)
@@ -81,7 +82,7 @@ def durations_of(spec: StudySpec, result: FloorResult, runs: Sequence[ConfirmRun
 def _in_turns(spec: StudySpec, result: FloorResult, soak_s: float) -> Durations:
     costs, measure = _costs(spec, result), spec.measure
     least = SequentialPlan(cap=measure.pairs_cap).looks[0]
-    run_s = costs.run_alone_s(pairs=pairs_of_blocks(spec, result.floor), least_steps=measure.run_steps)
+    run_s = costs.run_beside_pairs_s(pairs=pairs_of_blocks(spec, result.floor), least_steps=measure.run_steps)
     return Durations(
         start_s=costs.start_s,
         trial_s=costs.trial_s(least),
@@ -107,7 +108,8 @@ def _one_at_a_time(spec: StudySpec, result: FloorResult, soak_s: float) -> Durat
 
 
 def _costs(spec: StudySpec, result: FloorResult) -> TurnCosts:
-    return spec.turns.costs(step_s=result.comparison.reference_step_s, start_s=result.floor.start_s)
+    step_s, floor = result.comparison.reference_step_s, result.floor
+    return spec.turns.costs(step_s=step_s, start_s=floor.start_s + floor.settle_steps * step_s)
 
 
 def pairs_of_blocks(spec: StudySpec, floor: NoiseFloor) -> int:
@@ -123,9 +125,9 @@ def pair_of_processes_s(spec: StudySpec, result: FloorResult) -> float:
     return 2.0 * floor.start_s + floor.pair_s
 
 
-def minimising_s(spec: StudySpec, takes: Durations) -> float:
-    """Returns the seconds that are kept for minimising."""
-    return ABLATIONS * takes.ablation_s if spec.confirm.minimise else 0.0
+def minimising_s(spec: StudySpec, takes: Durations, *, sets: int) -> float:
+    """Returns the seconds that are kept for minimising so many sets."""
+    return sets * ABLATIONS * takes.ablation_s if spec.confirm.minimise else 0.0
 
 
 def refuse_short_budget(spec: StudySpec, reference: WorkerReport, *, begun_s: float, floor_s: float) -> None:
@@ -188,6 +190,18 @@ def floor_processes(spec: StudySpec, reference: WorkerReport, *, steps: int) -> 
     return min(asked, max(LEAST_FLOOR, fitting))
 
 
+def floor_limit_s(spec: StudySpec, *, begun_s: float) -> float:
+    """Returns the seconds of the study from which a noise floor in turns runs no more than it must.
+
+    Its length is planned by warm-up steps; on a busy machine others take several times as long.
+
+    Args:
+        begun_s: Seconds of the study when its reference has started.
+    """
+    budget_s = spec.search.time_budget
+    return math.inf if budget_s is None else begun_s + FLOOR_SHARE / 2.0 * budget_s
+
+
 # ---------------------------------------------------------------------- power analysis
 
 
@@ -205,8 +219,10 @@ def power_analysis(spec: StudySpec, result: FloorResult) -> PowerAnalysis | None
     pair_s = pair_of_processes_s(spec, result)
     pair_sd = _round_up(math.hypot(math.sqrt(2.0) * floor.cautious_process_sd(), floor.within_sd / math.sqrt(pairs)))
     finalists, min_effect = spec.confirm.finalists, spec.measure.min_effect
-    smallest = smallest_gain(pair_sd, most=most, finalists=finalists, min_effect=min_effect)
-    cost = study_power(smallest, pair_sd, most=most, finalists=finalists, min_effect=min_effect) if smallest else None
+    alone = spec.confirm.alone if result.comparison.mode == INTERLEAVED else 0
+    how: dict[str, Any] = {"most": most, "finalists": finalists, "alone": alone, "min_effect": min_effect}
+    smallest = smallest_gain(pair_sd, **how)
+    cost = study_power(smallest, pair_sd, **how) if smallest else None
     return PowerAnalysis(
         pair_sd=pair_sd, pairs=pairs, pair_s=pair_s, most=most, smallest=smallest,
         proof_s=cost.pairs * pair_s if cost else None,
@@ -258,7 +274,8 @@ def _planned_s(store: Store, stage: str, used_s: float, stage_s: float) -> float
         return takes.soak_s - stage_s
     trials, ledger, session = store.of(TrialResult), store.last(LedgerRecord), store.last(SessionRecord)
     lanes = max(1, len(ledger.lanes)) if ledger else 1
-    proofs_s = proofs_of_study_s(spec, floors[0], takes) / lanes + minimising_s(spec, takes)
+    proofs_s = proofs_of_study_s(spec, floors[0], takes) / lanes
+    proofs_s += minimising_s(spec, takes, sets=spec.confirm.finalists)
     if stage in PROVES:
         spent_s = used_s - max((t.at_s for t in trials), default=used_s)
         return max(0.0, proofs_s - spent_s) + takes.soak_s

@@ -17,7 +17,7 @@ from autotune.child.channel import Channel
 from autotune.machine.files import LANE, Scratch
 from autotune.measure.runner import TaskRunner
 from autotune.measure.tasks import Assignment
-from autotune.model.errors import AutotuneError, NodeLostError
+from autotune.model.errors import AutotuneError, StoppedError
 from autotune.model.measurement import Pair, WorkPerStep
 from autotune.model.spec import StudySpec
 from autotune.rundir.store import Folders
@@ -107,7 +107,7 @@ def _do(runner: TaskRunner, assignment: Assignment, progress: _Progress, logs: F
     try:
         record = runner.do(assignment)
     except AutotuneError as error:
-        progress.send("error", message=str(error), is_node_lost=isinstance(error, NodeLostError))
+        progress.send("error", message=str(error), is_stopped=isinstance(error, StoppedError))
         return
     finally:
         if logs is not None:

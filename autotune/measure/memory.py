@@ -7,6 +7,7 @@ gets less than half, unless the study, or the program itself, says otherwise; wh
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 from autotune.compiler.screen import Screener
@@ -15,6 +16,7 @@ from autotune.model.measurement import INTERLEAVED, Failure, FailureKind, Worker
 from autotune.model.spec import StudySpec
 from autotune.model.units import format_bytes
 from autotune.workers.base import WorkerFailed
+from autotune.workers.failures import is_not_installed
 
 LIMIT_PHASE = "limit"
 """Phase of a failure where the study refuses the set, not the device."""
@@ -147,6 +149,10 @@ class MemoryShare:
     def advice(self, failure: Failure) -> str:
         """What to do about a reference that cannot run, to begin a sentence with."""
         if failure.kind is not FailureKind.OUT_OF_MEMORY or not self.is_given(FlagSet(), alone=False):
+            if is_not_installed(failure):
+                return "install what cannot be started, or write its path into `workload.command`"
+            if (command := self._spec.workload.shown.command) is not None:
+                return f"run it by hand in the study's folder until it works: {shlex.join(command)}"
             return "mend the workload or the baseline of the study"
         if self._spec.measure.mode == INTERLEAVED:
             return (

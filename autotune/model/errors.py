@@ -36,7 +36,11 @@ class LaunchError(AutotuneError):
     """The reference itself cannot be started or measured, so there is nothing to compare with."""
 
 
-class NodeLostError(LaunchError):
+class StoppedError(LaunchError):
+    """Something from outside ended what is needed; the same command goes on, so the exit status is `STOPPED`."""
+
+
+class NodeLostError(StoppedError):
     """The nodes that a study runs on are gone; it goes on with others."""
 
 

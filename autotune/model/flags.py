@@ -136,13 +136,18 @@ def _texts(value: str) -> Iterator[str]:
             left += [*found, *found.values()]
 
 
+def reaches_out(name: str) -> bool:
+    """Whether a setting writes or reads files or loads code, by its name."""
+    return kind_of(name) in ("xla", "jax") and _FILE_OPTION.search(name) is not None
+
+
 def refuse_reaching_out(names: Iterable[str]) -> None:
     """Refuses settings that write or read files or load code, for what is handed on to others.
 
     Raises:
         SettingError: If there is one, with its name.
     """
-    if found := [n for n in names if kind_of(n) in ("xla", "jax") and _FILE_OPTION.search(n)]:
+    if found := [n for n in names if reaches_out(n)]:
         raise SettingError(
             f"what is handed on must not write or read files or load code but {', '.join(found)} can; "
             "take it out of the study and prove the rest again"

@@ -8,9 +8,11 @@ they are and settings in full.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -54,7 +56,7 @@ def option_text(value: Any) -> str:
     """
     try:
         return json.dumps(value, sort_keys=True, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise SettingError(
             f"an option's value must be text, number, true, false, list or table but got {value!r:.100}"
         ) from error
@@ -76,6 +78,16 @@ def options_in(settings: Mapping[str, str]) -> dict[str, Any]:
     return found
 
 
+MOST_NESTED = 32
+"""Lists and tables in each other, in a file of the user's."""
+
+
+def is_nested_deeper(data: Any, most: int = MOST_NESTED) -> bool:
+    """Whether lists and tables lie deeper in each other than so often."""
+    inner = data.values() if isinstance(data, Mapping) else data if isinstance(data, list | tuple) else ()
+    return most < 0 or any(is_nested_deeper(value, most - 1) for value in inner)
+
+
 def option_sets(options: Mapping[str, Any]) -> dict[str, str]:
     """Options as entries of a set."""
     return {option_setting(name): option_text(value) for name, value in options.items()}
@@ -93,6 +105,29 @@ def filled(part: str, options: Mapping[str, Any]) -> str:
         return plain(options[match[1]]) if match[1] in options else match[0]
 
     return _PLACEHOLDER.sub(value, part)
+
+
+def filled_argument(part: str, options: Mapping[str, Any]) -> str:
+    """An argument of a command with each option in its place.
+
+    An argument with spaces is taken for a script: a value is quoted there, as the one word that it is for a shell.
+
+    Raises:
+        SettingError: If a value would not stay one word.
+    """
+    values = {name: plain(options[name]) for name in placeholders([part]) & options.keys()}
+    quoted = {name: shlex.quote(value) for name, value in values.items()}
+    if values == quoted or not re.search(r"\s", part):
+        return filled(part, values)
+    plain_words, in_quotes = (dict.fromkeys(values, text) for text in ("two words", "'two words'"))
+    with contextlib.suppress(ValueError):  # a quote that is not closed
+        # Inside quotes of the script, those around a value would end them.
+        if shlex.split(filled(part, in_quotes)) == [filled(word, plain_words) for word in shlex.split(part)]:
+            return filled(part, quoted)
+    raise SettingError(
+        f"an option in a script must stay one word of it but {', '.join(n for n in values if values[n] != quoted[n])} "
+        f"would not in {part!r:.200}; take the quotes around its place away, or give it an argument of its own"
+    )
 
 
 def dotted(options: Mapping[str, Any], above: str = "") -> dict[str, Any]:

@@ -1,13 +1,17 @@
 """Makes text from outside safe to keep and to show: redacts secrets, spells out control characters.
 
 A program gets its arguments and options as they are. What is recorded, exported, shown or hashed goes through here
-first, so a secret's value is no part of a study's identity.
+first, so a secret's value is no part of a study's identity. A secret is known by its name, or by its shape: the rules
+of gitleaks (`data/secrets.json`, written by `docs/write_secret_rules.py`).
 """
 
 from __future__ import annotations
 
+import functools
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from importlib import resources
 from typing import Any
 
 from autotune.model.errors import StudyFileError
@@ -16,11 +20,12 @@ REDACTED = "***"
 """Placeholder of a secret."""
 
 _STRONG = re.compile(
-    "password|passwd|passphrase|secret|credential|authorization|bearer|apikey|accesskey|privatekey|signingkey|authtoken"
+    "password|passwd|passphrase|secret|credential|authorization|bearer|cookie|apikey|accesskey|privatekey|signingkey"
+    "|authtoken|amzsignature|googsignature"
 )
 """In a name with its words run together: a secret, whatever else the name says."""
 
-_WEAK = frozenset({"key", "token", "auth", "pwd", "pass"})
+_WEAK = frozenset({"key", "token", "auth", "pwd", "pass", "pw", "login", "sig"})
 """As the last word of a name: a secret, unless the word before it says that it is an everyday thing of training."""
 
 _EVERYDAY = re.compile(
@@ -30,14 +35,9 @@ _EVERYDAY = re.compile(
 _ABOUT = re.compile("count|dim|file|folder|length|mode|name|path|size|type|variable")
 """As the last word: the value says where the secret is, or what kind, and is none itself."""
 
-_SHAPES = re.compile(
-    r"\bhf_[A-Za-z0-9]{16,}|\bsk-(?=[\w-]*\d)[\w-]{16,}|\bgh[pousr]_[A-Za-z0-9]{16,}|\bgithub_pat_\w{20,}"
-    r"|\bglpat-[\w-]{16,}|\bxox[abeprs]-[\w-]{10,}|\bA[KS]IA[0-9A-Z]{12,}|\bAIza[\w-]{30,}"
-    r"|\beyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]+|-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]*KEY-----|$)"
-)
-"""Tokens of well-known services, each with the prefix by which their issuers let scanners find them."""
+_URL = re.compile(r"(://[^:/@\s]*:)\S+@|(\bhttps?://)[^:/@\s]+@")
+"""Of a web address, the user alone may be a token."""
 
-_URL = re.compile(r"(://[^:/@\s]*:)\S+@")
 _VALUE = r"""(?P<value>"[^"]*"|'[^']*'|[^\s"'&]+)"""
 _ASSIGNED = re.compile(rf"""(?P<head>(?P<name>[A-Za-z_][\w.-]*)(?:=|["']\s*[:=]\s*)){_VALUE}""")
 _OPTION = re.compile(rf"""(?P<head>(?<![\w-])--?(?P<name>[A-Za-z][\w.-]*)(?:\s+|["'],\s*))(?!-){_VALUE}""")
@@ -50,6 +50,13 @@ _WHOLE = re.compile(r"(?P<head>-{0,2}(?P<name>[A-Za-z_][\w.-]*)=)(?P<value>.*)",
 _BARE_OPTION = re.compile(r"--?(?P<name>[A-Za-z][\w.-]*)")
 _NO_SECRET = re.compile(r"(?i:|none|null|true|false|yes|no|on|off|auto)|\$\(\w+\)|\$\{\w+[^}]*\}|\$[A-Z_][A-Z0-9_]*")
 """Values that hold none: nothing, a switch, or a variable that stands for it."""
+
+_SHORT = "p"
+"""A password's option in many programs, unless its value is a number, a port or a path."""
+
+_COMMAND_END = re.compile(r"[;&|]")
+_OTHERWISE = re.compile(r"\b(?:srun|sbatch|salloc|mkdir|docker|podman|ssh|ps|tar|cp|rsync)\b")
+"""Programs whose `-p` is something else: a partition, a port."""
 
 
 def is_secret_name(name: str) -> bool:
@@ -64,20 +71,41 @@ def is_secret_name(name: str) -> bool:
 
 def redact_text(text: str) -> str:
     """Redacts the secrets in a text, such as a URL, a message or a shell's command."""
-    text = _URL.sub(rf"\1{REDACTED}@", text)
-    text = _SHAPES.sub(REDACTED, text)
+    text = _URL.sub(lambda m: f"{m[1] or m[2]}{REDACTED}@", text)
+    low = text.lower()
+    for keywords, regex in _rules():
+        if any(word in low for word in keywords):
+            text = _compiled(regex).sub(_without_secret, text)
     for pattern in (_HEADER, _ASSIGNED, _OPTION):
         text = _redact_values(pattern, text)
     return text
+
+
+@functools.cache
+def _rules() -> list[tuple[list[str], str]]:
+    """Returns the known shapes: words without which a text holds none, and a regular expression."""
+    data = json.loads((resources.files("autotune") / "data" / "secrets.json").read_text(encoding="utf-8"))
+    return [(rule["keywords"], rule["regex"]) for rule in data["rules"].values()]
+
+
+@functools.cache
+def _compiled(regex: str) -> re.Pattern[str]:
+    return re.compile(regex)
+
+
+def _without_secret(match: re.Match[str]) -> str:
+    """Redacts a match from its first group on, which is the secret; what is before names it."""
+    start = match.start(1) if match.re.groups else -1
+    return match[0][: max(0, start - match.start())] + REDACTED
 
 
 def redact_command(command: Sequence[str]) -> tuple[str, ...]:
     """Redacts the secrets in a program's arguments: ``--key=abc``, ``--token abc``, ``API_KEY=abc``."""
     redacted = []
     before = ""
-    for part in command:
+    for i, part in enumerate(command):
         whole, option = _WHOLE.fullmatch(part), _BARE_OPTION.fullmatch(before)
-        if option and not part.startswith("-") and _is_secret(option["name"], part):
+        if option and not part.startswith("-") and _is_secret(option["name"], part, " ".join(command[:i])):
             redacted.append(REDACTED)
         elif whole and _is_secret(whole["name"], whole["value"]):
             redacted.append(whole["head"] + REDACTED)
@@ -153,8 +181,15 @@ def _words(name: str) -> list[str]:
     return words
 
 
-def _is_secret(name: str, value: str) -> bool:
-    """Whether a value under a name is a secret; a short number under a weak name is a count or a seed."""
+def _is_secret(name: str, value: str, before: str = "") -> bool:
+    """Whether a value under a name is a secret; a short number under a weak name is a count or a seed.
+
+    Args:
+        before: The words before the name.
+    """
+    if name == _SHORT:
+        is_plain = re.fullmatch(r"[\d:]*|.*/.*|" + re.escape(REDACTED), value) is not None
+        return not is_plain and not _OTHERWISE.search(_COMMAND_END.split(before)[-1])
     if not is_secret_name(name) or _NO_SECRET.fullmatch(value.strip("\"' ")):
         return False
     return _STRONG.search("".join(_words(name))) is not None or not re.fullmatch(r"[\d.+-]{1,6}", value)
@@ -166,7 +201,7 @@ def _redact_values(pattern: re.Pattern[str], text: str) -> str:
     while (match := pattern.search(text, at)) is not None:
         done.append(text[at : match.end("head")])
         at = match.end("head")
-        if _is_secret(match["name"] or "bearer", value := match["value"]):
+        if _is_secret(match["name"] or "bearer", value := match["value"], text[: match.start()]):
             quote = value[0] if value[0] in "\"'" else ""
             done.append(f"{quote}{REDACTED}{quote}")
             at = match.end()

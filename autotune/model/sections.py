@@ -28,7 +28,7 @@ from autotune.model.errors import StudyFileError, close_matches
 from autotune.model.expressions import Expression
 from autotune.model.flags import FlagSet, kind_of
 from autotune.model.measurement import Settings
-from autotune.model.options import FOLDER, filled, option_sets, option_setting, option_text, placeholders
+from autotune.model.options import FOLDER, filled_argument, option_sets, option_setting, option_text, placeholders
 from autotune.model.redaction import redact_command, redact_data
 from autotune.model.turn_sizes import BLOCK_STEPS, CPU_SIZES, GPU_SIZES, TurnSizes
 from autotune.model.units import parse_bytes, parse_duration
@@ -79,7 +79,7 @@ def number_or_text(pattern: str, *, least: str = "exclusiveMinimum") -> WithJson
     )
 
 
-_DURATION = r"^(\s*\d+(\.\d+)?\s*(ms|s|m|min|h|d)?)+\s*$"
+_DURATION = r"^(\s*\d+(\.\d+)?\s*(ms|s|m|min|h|d))+\s*$"
 
 Seconds = Annotated[float, BeforeValidator(parse_duration), number_or_text(_DURATION)]
 
@@ -240,8 +240,8 @@ class WorkloadSpec(Section):
         return any(f"{{{FOLDER}}}" in text for text in texts)
 
     def arguments(self, folder: str) -> list[str]:
-        """The command with its options and the folder of the trial in place."""
-        return [filled(part, {**self.options, FOLDER: folder}) for part in self.command or ()]
+        """The command with its options and the folder of the trial in place; see `filled_argument`."""
+        return [filled_argument(part, {**self.options, FOLDER: folder}) for part in self.command or ()]
 
     @field_serializer("options", "command", mode="wrap")
     def _without_secrets(self, value: Any, dump: SerializerFunctionWrapHandler, info: SerializationInfo) -> Any:
@@ -370,20 +370,21 @@ class ConfirmSpec(Section):
 
     Attributes:
         finalists: Number of the best trials that are measured again.
-        processes: Most fresh pairs of processes for each finalist, and again for the minimal set; a proof ends as soon
-            as it is settled. It may be raised later: the same command then goes on.
+        processes: Most fresh pairs of processes for each finalist; a proof ends as soon as it is settled, and calls a
+            set faster after 12 pairs at the earliest, or after all of them. It may be raised later: the same command
+            then goes on.
         minimise: Drop each setting that does not pay for itself.
         soak: Seconds of steps that the winner must run without a fault; 0 leaves that out, and exports say so.
-        alone: Most isolated runs of each arm, by which a set proven in interleaved pairs is checked: as many as are
-            needed, at least 4. 0 leaves them out.
+        alone: Most isolated runs of each arm, which must show that a set proven in interleaved pairs is faster: as many
+            as are needed, at least 4. 0 leaves them out, and exports say so.
         loss_tolerance: Share by which the loss of a winner with another dtype or batch may be above the reference's
             after the same tokens.
     """
 
     finalists: Annotated[int, Field(ge=1, le=20)] = 3
-    processes: Annotated[int, Field(ge=3, le=1000)] = 20
+    processes: Annotated[int, Field(ge=3, le=1000)] = 40
     minimise: bool = True
-    alone: Annotated[int, Field(ge=0, le=1000)] = 12
+    alone: Annotated[int, Field(ge=0, le=1000)] = 40
     soak: SoakSeconds = 60.0
     loss_tolerance: Annotated[float, Field(gt=0, lt=1)] = 0.02
 

@@ -6,6 +6,7 @@ Errors name the file, the key, what was got, what is legal, and close matches of
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 import tomllib
@@ -13,14 +14,25 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, Field, ValidationError, field_validator, model_validator
 
 from autotune.model.errors import SettingError, StudyFileError, close_matches
 from autotune.model.expressions import Expression
+from autotune.model.files import plain_text
 from autotune.model.flags import OPTION, FlagSet
 from autotune.model.measurement import Settings
-from autotune.model.options import PROCESS_COUNT, broken_rule, check_rules, combinations, option_sets, options_in
-from autotune.model.redaction import redact_data
+from autotune.model.options import (
+    MOST_NESTED,
+    PROCESS_COUNT,
+    broken_rule,
+    check_rules,
+    combinations,
+    filled_argument,
+    is_nested_deeper,
+    option_sets,
+    options_in,
+)  # fmt: skip
+from autotune.model.redaction import redact_data, redact_text
 from autotune.model.sections import (
     ConfirmSpec,
     DeviceSpec,
@@ -75,6 +87,9 @@ STUDY_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 """Pattern of a study's name."""
 
 
+FEWEST_TRIALS = 4
+"""Trials that the budget holds which is named where one is too small."""
+
 SOAK_STEPS, SOAK_STEPS_OF_RUNS = 200, 20
 """Fewest steps of a soak, where the program takes turns and where it runs by itself."""
 
@@ -97,7 +112,7 @@ class StudySpec(Section):
     """
 
     name: Annotated[str, Field(pattern=STUDY_NAME)]
-    description: str = ""
+    description: Annotated[str, AfterValidator(redact_text)] = ""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     workload: WorkloadSpec
     device: DeviceSpec = DeviceSpec()
@@ -145,6 +160,9 @@ class StudySpec(Section):
             if unknown := sorted({*first.options, *options_in(first.settings)} - set(options)):
                 hint = close_matches(unknown[0], options)
                 raise ValueError(f"`search.first` `{first.name}`: `{unknown[0]}` must be in `search.options`{hint}")
+        for name, values in self._option_values().items():
+            for part, value in itertools.product(workload.command or (), values):
+                filled_argument(part, {name: value})
         for count in options.get(PROCESS_COUNT, ()) if workload.entry is not None else ():
             self._with_processes(count)
         return self
@@ -269,6 +287,11 @@ class StudySpec(Section):
         """Names what must not change when a study is resumed; see `lasting`."""
         return _digest(self.lasting())
 
+    @property
+    def question(self) -> str:
+        """Names what a study asks: studies with another seed, budget or name ask the same again."""
+        return _digest({key: value for key, value in self.lasting().items() if key != "seed"})
+
     def lasting(self) -> dict[str, Any]:
         """The study without what may change on resume: budgets, how finalists are proven, what is only shown."""
         data = self.model_dump(mode="json", exclude={"name", "description", "screen", "confirm"})
@@ -285,7 +308,7 @@ def load_study(path: Path) -> StudySpec:
         StudyFileError: If the file is missing, is not TOML, or has an illegal key or value; all are named.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = plain_text(path)
     except FileNotFoundError:
         beside = [p.name for p in path.parent.glob("*.toml")] if path.parent.is_dir() else []
         hint = close_matches(path.name, beside)
@@ -296,6 +319,8 @@ def load_study(path: Path) -> StudySpec:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise StudyFileError(f"{path} must be TOML but: {error}") from error
+    except RecursionError:
+        raise _too_deep(str(path)) from None
     return parse_study(data, source=str(path))
 
 
@@ -305,11 +330,19 @@ def parse_study(data: dict[str, Any], *, source: str = "study") -> StudySpec:
     Raises:
         StudyFileError: If a key or value is not legal.
     """
+    if is_nested_deeper(data):
+        raise _too_deep(source)
     try:
         return StudySpec.model_validate(data)
     except ValidationError as error:
         lines = [explain(e, StudySpec) for e in error.errors()]
         raise StudyFileError(f"{source} is not a legal study:\n" + "\n".join(f"  - {line}" for line in lines)) from None
+
+
+def _too_deep(source: str) -> StudyFileError:
+    return StudyFileError(
+        f"{source} must not have more than {MOST_NESTED} lists or tables in each other but has; write them flatter"
+    )
 
 
 def _digest(data: Any) -> str:

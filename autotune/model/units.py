@@ -6,14 +6,14 @@ import math
 import re
 from collections.abc import Mapping
 
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|min|h|d)?")
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|min|m|h|d)")
 _BYTES = re.compile(r"(\d+(?:\.\d+)?)([KMGT]i?)?B?")
 _BYTES_PER = {None: 1} | {f"{p}{i}": (1024 if i else 1000) ** n for n, p in enumerate("KMGT", 1) for i in ("", "i")}
-_SECONDS_PER = {"ms": 1e-3, "s": 1.0, None: 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_SECONDS_PER = {"ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def parse_duration(text: str | float) -> float:
-    """Seconds in ``"30m"``, ``"1h30m"``, ``"90s"``, ``"250ms"`` or a plain number of seconds.
+    """Seconds in ``"30m"``, ``"1h30m"``, ``"90s"`` or ``"250ms"``; a number, which is no text, is seconds.
 
     Raises:
         ValueError: If the text is not a positive duration of that form.
@@ -24,7 +24,7 @@ def parse_duration(text: str | float) -> float:
         compact = text.replace(" ", "")
         parts = list(_DURATION.finditer(compact))
         if not parts or "".join(p.group(0) for p in parts) != compact:
-            raise ValueError(f"a duration must look like 90s, 30m or 1h30m but got {text!r}")
+            raise ValueError(f"a duration must have its unit, such as 90s, 30m or 1h30m, but got {text!r}")
         total = sum(float(p.group(1)) * _SECONDS_PER[p.group(2)] for p in parts)
     if not (total > 0 and math.isfinite(total)):
         raise ValueError(f"a duration must be positive but got {text!r}")
@@ -115,13 +115,10 @@ def format_share(share: float | None) -> str:
 
 
 LARGEST_TOLD = 0.5
-"""Speed-up above which only that bound is told: a bound of 100 % bounds nothing."""
+"""Gain above which only that bound is told: a bound of 100 % bounds nothing."""
 
 
-def format_detectable(share: float | None) -> str:
-    """The smallest speed-up that a trial shows: ``about 1.2 %``, or that none below a half is found."""
-    if share is None or not math.isfinite(share):
-        return "-"
-    if share >= LARGEST_TOLD:
-        return f"more than {format_share(LARGEST_TOLD)}, for equal runs differ too much here"
-    return f"about {format_share(share)}"
+def format_provable(share: float | None) -> str:
+    """The smallest gain that is proven 9 times in 10: ``1.2 %``, or that none below `LARGEST_TOLD` is."""
+    is_bound = share is not None and share >= LARGEST_TOLD
+    return f"more than {format_share(LARGEST_TOLD)}" if is_bound else format_share(share)

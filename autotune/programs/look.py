@@ -17,18 +17,23 @@ from typing import Any
 from autotune.child.output import find, lines_of
 from autotune.child.read_output import last_exception
 from autotune.child.recognise import Recognised, recognise
+from autotune.child.shapes import draws_bar
 from autotune.child.steps import StepReader, plain
 from autotune.machine.environment import caller_environment, child_environment, driver_python
-from autotune.machine.gpus import visible_gpus
+from autotune.machine.files import COMPILES, Scratch
+from autotune.machine.gpus import is_without_gpus, visible_gpus
 from autotune.machine.host import processor_name
 from autotune.model.errors import AutotuneError, LaunchError, StudyFileError
+from autotune.model.files import plain_content
 from autotune.model.flags import FlagSet, parse_tokens
 from autotune.model.measurement import WorkloadFacts
 from autotune.model.redaction import redact_command
 from autotune.model.spec import StudySpec
 from autotune.model.turn_sizes import WARMUP_STEPS
 from autotune.model.units import format_seconds
+from autotune.programs.own_settings import DEVICE_COUNT, OwnSettings, marks_of, own_settings
 from autotune.programs.probe import Probe, run_probe
+from autotune.programs.proposal import STUCK_S, Shapes, options_of, proposed, written_lines
 
 LEAST_STEPS = 10
 """Steps after warm-up that a study needs in each run."""
@@ -41,8 +46,10 @@ RECOGNISED_LINES = 600
 """Last lines of the output from which the format of steps is recognised."""
 
 TELL_EVERY_S = 10.0
-READ_AT_ONCE = 1 << 22
+LOOK_AGAIN_S = 2.0
 
+BARS = ("tqdm", "rich", "keras", "lightning", "levanter")
+"""Presets of progress bars."""
 MOST_FILES, MOST_TEXT = 2000, 1_000_000
 """Limits of a search for changed files: of each folder, and bytes of each text that names it."""
 
@@ -81,6 +88,7 @@ class ProbeResult:
         how: `rules` in words.
         example: A line from which a step was read.
         doubt: Reason not to trust the printed durations; empty if there is none.
+        loss: The last loss that was read; None if none was.
         step_s: Median of a step, seconds.
         line_s: Mean time from one line with a step to the next, seconds; longer than `step_s` where not each step has a
             line. A study counts lines.
@@ -88,6 +96,7 @@ class ProbeResult:
         steps: Lines with a step; all of them if it `ended`.
         ended: Whether it ended by itself.
         python: Interpreter that loaded jaxlib; None if none was seen.
+        own: The settings that it sets itself.
         writes: Files that it wrote in its own folder, relative to it.
         outside: Files that it wrote outside its folder.
         folder_warning: Why it wrote into the user's folder, or may have; empty if it did not.
@@ -98,6 +107,7 @@ class ProbeResult:
     how: str
     example: str
     doubt: str
+    loss: float | None
     step_s: float
     line_s: float
     start_s: float
@@ -107,6 +117,7 @@ class ProbeResult:
     device_count: int
     python: str | None
     jaxlib: str | None
+    own: OwnSettings
     writes: tuple[str, ...] = ()
     outside: tuple[str, ...] = ()
     folder_warning: str = ""
@@ -123,11 +134,16 @@ class ProbeResult:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Steps among some lines: arrival and duration of each, and an example line without colours and progress bars."""
+    """Steps among some lines: arrival and duration of each, and an example line without colours and progress bars.
+
+    Attributes:
+        loss: The last one that was read; None if none was.
+    """
 
     at_s: tuple[float, ...]
     took_s: tuple[float, ...]
     example: str
+    loss: float | None
 
     @property
     def typical_s(self) -> float:
@@ -150,13 +166,16 @@ def read_steps(lines: Sequence[str], at_s: Sequence[float], rules: Mapping[str, 
         ValueError: If a rule cannot work.
     """
     reader, came, took, example = StepReader(rules), list[float](), list[float](), ""
+    loss = None
     for line, now_s in zip(lines, at_s, strict=True):
         step = reader.read(line, now_s)
         if step is not None and step.step_s is not None:
             came.append(now_s)
             took.append(step.step_s)
             example = _BAR.sub(r"\1\1\1…", plain(line))
-    return Steps(tuple(came), tuple(took), example)
+        if step is not None and step.loss is not None:
+            loss = step.loss
+    return Steps(tuple(came), tuple(took), example, loss)
 
 
 # ---------------------------------------------------------------------- one run
@@ -168,6 +187,7 @@ class StepWatch:
     Attributes:
         rules: The keys of `[workload.read]`; None while they are not known.
         best: The recognised format, where no rules were given.
+        is_stuck: Whether the program has shown lines of one shape for long, without a step.
     """
 
     def __init__(self, request: ProbeRequest, tell: Callable[[str], None]) -> None:
@@ -176,15 +196,16 @@ class StepWatch:
         self._seen = -1
         self._steps: Steps | None = None
         self._finds_out = request.rules is None
+        self._began, self._looked_s = time.time(), 0.0
+        self._shapes = Shapes()
+        self.is_stuck = False
         self._reads_file = bool((request.rules or {}).get("file"))
         self.rules = request.rules
         self.best: Recognised | None = None
 
     def steps(self, probe: Probe) -> Steps | None:
         """Returns the steps among all lines so far; None if there are none."""
-        lines, at_s = probe.lines, probe.at_s
-        if self._reads_file:
-            lines, at_s = probe.file_lines, probe.file_at_s
+        lines, at_s = self._all_lines(probe)
         if self._seen != len(lines):
             self._seen = len(lines)
             if self._finds_out:
@@ -192,6 +213,10 @@ class StepWatch:
                 self.rules = self.best.rules if self.best is not None else None
             self._steps = read_steps(lines, at_s, self.rules) if self.rules is not None else None
         return self._steps if self._steps is not None and self._steps.took_s else None
+
+    def _all_lines(self, probe: Probe) -> tuple[Sequence[str], Sequence[float]]:
+        """Returns the lines among which steps are looked for, with their times in seconds."""
+        return (probe.file_lines, probe.file_at_s) if self._reads_file else (probe.lines, probe.at_s)
 
     def is_enough(self, probe: Probe) -> bool:
         """Whether the program has made enough steps, for long enough."""
@@ -202,10 +227,28 @@ class StepWatch:
             seen = f"{count} steps" if count else f"{len(probe.lines)} lines, no step among them yet"
             self._tell(f"{format_seconds(probe.took_s)}: {seen}")
         if steps is None:
-            return False
+            self.is_stuck = self._are_of_one_shape(probe)
+            return self.is_stuck
         since_s = probe.took_s - steps.at_s[0]
         is_long = (since_s >= ENOUGH_S and count >= ENOUGH_STEPS) or since_s >= PATIENCE_S
         return count > WARMUP_STEPS + 1 and is_long
+
+    def _are_of_one_shape(self, probe: Probe) -> bool:
+        """Whether lines without a step have been of one shape for long, or a file with steps has grown for long."""
+        if probe.took_s - self._looked_s < LOOK_AGAIN_S:
+            return False
+        self._looked_s = probe.took_s
+        self._shapes.add(*self._all_lines(probe))
+        if self._shapes.are_one():
+            return True
+        is_late = self._finds_out and probe.took_s >= STUCK_S
+        return is_late and (fit := self.proposed(probe)) is not None and "file" in fit.rules
+
+    def proposed(self, probe: Probe) -> Recognised | None:
+        """Returns rules for steps that were not read; None if none fit."""
+        lines, at_s = self._all_lines(probe)
+        files = probe.written or written_lines(probe.place, self._began)
+        return proposed(lines[-RECOGNISED_LINES:], at_s[-RECOGNISED_LINES:], files)
 
 
 def _recognised(lines: Sequence[str], at_s: Sequence[float]) -> Recognised | None:
@@ -220,23 +263,31 @@ def run_request(request: ProbeRequest, *, tell: Callable[[str], None]) -> tuple[
         LaunchError: If it cannot be started.
     """
     refuse_one_word(request.command)
+    caller = caller_environment()
     environment = child_environment(
-        caller_environment(), FlagSet(), platform_name=request.platform,
-        virtual_devices=device_count("cpu") if request.platform == "cpu" else None,
+        caller, FlagSet(), platform_name=request.platform,
+        virtual_devices=asked_cpu_devices(caller) if request.platform == "cpu" else None,
     )  # fmt: skip
 
     def run(*, terminal: bool) -> tuple[Probe, StepWatch]:
-        watch = StepWatch(request, tell)
-        probe = run_probe(
-            request.command, environment, cwd=request.cwd, limit_s=request.limit_s, is_enough=watch.is_enough,
-            terminal=terminal, file=request.file or (request.rules or {}).get("file"),
-        )  # fmt: skip
+        watch, dump = StepWatch(request, tell), Scratch(COMPILES) if request.platform == "cpu" else None
+        marked = {**environment, "XLA_FLAGS": marks_of(dump.path if dump is not None else None)}
+        try:
+            probe = run_probe(
+                request.command, marked, cwd=request.cwd, limit_s=request.limit_s, is_enough=watch.is_enough,
+                terminal=terminal, file=request.file or (request.rules or {}).get("file"),
+            )  # fmt: skip
+            if dump is not None:
+                probe.has_dumped = any(dump.path.iterdir())
+        finally:
+            if dump is not None:
+                dump.close()
         return probe, watch
 
     probe, watch = run(terminal=bool(request.terminal))
     steps = watch.steps(probe)
     is_mute = not probe.lines or (probe.status == 0 and (steps is None or len(steps.took_s) <= WARMUP_STEPS))
-    if request.terminal is not None or not is_mute or probe.status:
+    if request.terminal is not None or not is_mute or probe.status or watch.proposed(probe) is not None:
         return probe, watch
     printed = "no steps" if probe.lines else "nothing"
     tell(f"it printed {printed} into a pipe; once more, with a terminal of its own")
@@ -251,11 +302,17 @@ def probe_program(request: ProbeRequest, *, tell: Callable[[str], None]) -> Prob
     """Runs a program once and returns the properties that its study needs.
 
     Raises:
-        LaunchError: If it cannot be started, fails, or makes no steps that can be read; the message shows its last
-            lines and says what to do.
+        LaunchError: If it cannot be started, fails, takes no XLA_FLAGS, or makes no steps that can be read; the message
+            says what to do.
         StudyFileError: If a given rule cannot work.
     """
     refuse_bad_rules(request.rules)
+    caller = caller_environment()
+    if request.platform == "cuda" and is_without_gpus(caller):
+        raise LaunchError(
+            "the program must run on a GPU but none is here (`autotune doctor` says why): call this where one is, or "
+            "add --platform cpu. The program was not started"
+        )
     began_s = time.time()
     probe, watch = run_request(request, tell=tell)
     steps = watch.steps(probe)
@@ -263,7 +320,7 @@ def probe_program(request: ProbeRequest, *, tell: Callable[[str], None]) -> Prob
     if probe.status:
         raise LaunchError(_why_failed(shlex.join(redact_command(request.command)), probe))
     if steps is None or watch.rules is None or count <= WARMUP_STEPS:
-        raise LaunchError(_why_no_steps(request, probe, count))
+        raise LaunchError(_why_no_steps(request, probe, count, watch))
     if probe.status is not None and count < WARMUP_STEPS + LEAST_STEPS + 1:
         raise LaunchError(
             f"the program must make at least {WARMUP_STEPS + LEAST_STEPS + 1} steps that can be read but ended by "
@@ -274,13 +331,15 @@ def probe_program(request: ProbeRequest, *, tell: Callable[[str], None]) -> Prob
             "the program must run on a GPU but opened none, although this machine has some: mend its JAX (`autotune "
             "doctor --python INTERPRETER` says what is missing), or add --platform cpu"
         )
+    own = own_settings(probe, request.command, request.cwd)
+    here = {**caller, **own.environment}
     rules = {**watch.rules, **({"terminal": True} if probe.terminal else {})}
     return ProbeResult(
         request=request, rules=rules, how=_in_words(rules, is_given=request.rules is not None), example=steps.example,
-        doubt=doubt_of(watch.best), step_s=steps.typical_s, line_s=steps.line_s,
+        doubt=doubt_of(watch.best), loss=steps.loss, step_s=steps.typical_s, line_s=steps.line_s,
         start_s=steps.at_s[min(WARMUP_STEPS, count - 1)], steps=count, ended=probe.status is not None,
-        device=device_words(request.platform), device_count=device_count(request.platform), python=probe.python,
-        jaxlib=probe.jaxlib, writes=probe.writes, folder_warning=probe.folder_warning,
+        device=device_words(request.platform, here), device_count=device_count(request.platform, here),
+        python=probe.python, jaxlib=probe.jaxlib, own=own, writes=probe.writes, folder_warning=probe.folder_warning,
         outside=tuple(sorted(probe.outside | changed_outside(request, since_s=began_s))),
     )  # fmt: skip
 
@@ -346,21 +405,23 @@ def refuse_one_word(command: Sequence[str]) -> None:
 # ---------------------------------------------------------------------- devices
 
 
-def device_count(platform: str) -> int:
-    """Counts the devices of a program started here: visible GPUs, or the CPU devices that the environment asks for."""
-    environment = caller_environment()
+def device_count(platform: str, environment: Mapping[str, str]) -> int:
+    """Counts the devices of a program with this environment: visible GPUs, or the CPU devices that it asks for."""
     if platform == "cuda":
         return max(1, len(visible_gpus(environment)))
-    asked = [environment.get("JAX_NUM_CPU_DEVICES", "")]
-    for token in parse_tokens(environment.get("XLA_FLAGS", "")):
-        if token.name == "xla_force_host_platform_device_count":
-            asked.append(token.value or "")
-    return max((int(text) for text in asked if text.isdigit() and int(text) > 0), default=1)
+    return asked_cpu_devices(environment) or 1
 
 
-def device_words(platform: str) -> str:
-    """Returns the name of the device, as its driver or the kernel gives it."""
-    gpus = visible_gpus(caller_environment()) if platform == "cuda" else ()
+def asked_cpu_devices(environment: Mapping[str, str]) -> int | None:
+    """Returns the number of CPU devices that an environment asks for, JAX's own variable first; None without one."""
+    flags = [t.value or "" for t in parse_tokens(environment.get("XLA_FLAGS", "")) if t.name == DEVICE_COUNT]
+    asked = [environment.get("JAX_NUM_CPU_DEVICES", ""), *reversed(flags)]
+    return next((int(text) for text in asked if text.isdigit() and int(text) > 0), None)
+
+
+def device_words(platform: str, environment: Mapping[str, str]) -> str:
+    """Returns the name of the device of a program, as its driver or the kernel gives it."""
+    gpus = visible_gpus(environment) if platform == "cuda" else ()
     return gpus[0].name if gpus else "GPU" if platform == "cuda" else processor_name()
 
 
@@ -456,12 +517,8 @@ def read_log(path: Path) -> Probe:
     found = find(path)
     if found is None:
         raise AutotuneError(f"a folder must hold a log but there is no .jsonl or .csv in {path}")
-    cutter, lines = lines_of(found.name), list[str]()
     try:
-        with found.open("rb") as stream:
-            while data := stream.read(READ_AT_ONCE):
-                lines += cutter.feed(data)
-        lines += cutter.feed(b"\n")
+        lines = list(lines_of(found.name).feed(plain_content(found) + b"\n"))
     except (OSError, ValueError) as error:
         raise AutotuneError(f"a log must be readable but {found}: {error}") from error
     return Probe(lines=lines, notes=[f"read {found}"] if found != path else [])
@@ -501,6 +558,8 @@ def reading_of(probe: Probe, fits: Sequence[Recognised], rules: Mapping[str, Any
 
 def _in_words(rules: Mapping[str, Any], *, is_given: bool) -> str:
     said = "as you say" if is_given else "recognised"
+    if rules.get("preset") in BARS:
+        return f"the progress bar of {rules['preset']} ({said}): its counter and the time between its lines"
     if rules.get("preset"):
         return f"lines of {rules['preset']} ({said})"
     if rules.get("json_key"):
@@ -547,26 +606,40 @@ def _without_prompt(line: str) -> str:
     return line[begins:] if begins > 0 else line
 
 
-def _why_no_steps(request: ProbeRequest, probe: Probe, steps: int) -> str:
-    has_ended = probe.status is not None
-    how = "ended by itself after" if has_ended else "was stopped by --look-limit after"
-    how = f"{how} {format_seconds(probe.took_s)}"
+def _why_no_steps(request: ProbeRequest, probe: Probe, steps: int, watch: StepWatch) -> str:
+    how = "was stopped by --look-limit after" if probe.status is None else "ended by itself after"
+    how = f"{'was stopped after' if watch.is_stuck else how} {format_seconds(probe.took_s)}"
     if steps:
         return (
             f"the program must make more than {WARMUP_STEPS} steps that can be read but made {steps} and {how}. "
             f"{_last_lines(probe.lines)}\n  Let it run longer, or print a line at every step"
         )
-    if not probe.lines:
-        return (
-            f"the program must print a line at each step but printed nothing and {how}. Let it print one, such as "
-            '`print(f"step {i} {seconds:.4f} s loss {loss}", flush=True)`; or, if it writes one to a file, add '
-            "--step-file FILE; or put one line into its loop (docs/tune.md, hook)"
-        )
     wanted = "no line fits the pattern that was given" if request.rules else "no line is known to be a step's"
+    if any(map(draws_bar, probe.lines[-SHOWN_LINES:])):
+        wanted = "it draws a progress bar in which no step is known"
+    if len(probe.lines) < 2:
+        wanted = "it printed one line only" if probe.lines else "it printed nothing"
+    shown = f"{_last_lines(probe.lines)}\n  " if probe.lines else ""
     return (
-        f"the program must print steps that can be read but {wanted}; it {how}. {_last_lines(probe.lines)}\n"
-        "  add one option that says how a step is printed:\n"
+        f"the program must print steps that can be read but {wanted}; it {how}. {shown}"
+        f"{_how_to_read(watch.proposed(probe))}"
+    )
+
+
+def _how_to_read(fit: Recognised | None) -> str:
+    """Formats what to do about steps that were not read."""
+    if fit is not None:
+        file = fit.rules.get("file")
+        where = f"It writes steps to {file}, such as" if file else "If this line is a step's"
+        return (
+            f"{where}:\n    {fit.example[:160]}\n  call the same with: {options_of(fit.rules)}\n"
+            "  (if its steps come later, with the --step-pattern of those)"
+        )
+    return (
+        'Let it print a line at each step, such as `print(f"step {i} {seconds:.4f} s loss {loss}", flush=True)`; or '
+        "say how its steps are printed, by one of\n"
         "    --step-pattern 'step (?P<step>\\d+)'            a line a step: the time between lines counts\n"
         "    --step-pattern '(?P<step_s>[\\d.]+) s/step'     or a duration: step_s, step_ms, steps_per_s\n"
-        "    --step-json perf.step_time                     JSON lines: the key of the seconds"
+        "    --step-json perf.step_time                     JSON lines: the key of the seconds\n"
+        "  with --step-file FILE for a file that it writes; or put one line into its loop (docs/tune.md, hook)"
     )

@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from autotune.machine.environment import STORED
 from autotune.model.errors import LaunchError
-from autotune.model.options import filled
+from autotune.model.options import filled, filled_argument
+from autotune.programs.proposal import written_lines
 from autotune.workers.base import GuardedProcess, reader_command
 from autotune.workers.own_folder import OwnFolder
 
@@ -25,6 +27,8 @@ class Probe:
     """The output of one run of a program, or of its saved log.
 
     Attributes:
+        environment: The one that it was given.
+        has_dumped: Whether XLA wrote what it compiled into the folder of that environment; None without one.
         at_s: Seconds after the start at which each line came; empty for a saved log.
         file_lines: Lines that it added to the file that was asked for.
         file_at_s: Seconds after the start at which each of them came.
@@ -32,11 +36,15 @@ class Probe:
         status: Exit status as `subprocess` gives it; None if it was stopped.
         took_s: Seconds until it ended or was stopped.
         last_lines: The end of its output where it ended by itself.
+        place: Folder in which the files lie that it writes to its own, while it runs.
+        written: The last lines of the files of lines among them, the newest first.
         writes: Files that it wrote below its folder, relative to it, if it had one of its own.
         outside: Files outside its folder that it had open to write them.
         folder_warning: Why its folder was not its own; empty if it was.
     """
 
+    environment: Mapping[str, str] = field(default_factory=dict)
+    has_dumped: bool | None = None
     lines: list[str] = field(default_factory=list)
     at_s: list[float] = field(default_factory=list)
     file_lines: list[str] = field(default_factory=list)
@@ -46,6 +54,8 @@ class Probe:
     took_s: float = 0.0
     terminal: bool = False
     last_lines: tuple[str, ...] = ()
+    place: Path = Path()
+    written: Mapping[str, list[str]] = field(default_factory=dict)
     writes: tuple[str, ...] = ()
     outside: set[str] = field(default_factory=set)
     folder_warning: str = ""
@@ -88,20 +98,22 @@ def run_probe(
         LaunchError: If it cannot be started.
     """
     with tempfile.TemporaryDirectory(prefix="autotune-probe-", ignore_cleanup_errors=True) as folder:
-        arguments = [filled(part, {"folder": folder}) for part in command]
+        arguments = [filled_argument(part, {"folder": folder}) for part in command]
         with contextlib.closing(OwnFolder(str(cwd), "own")) as own:
             reader = own.command(reader_command("probe"), [Path(folder)])
             process = GuardedProcess(reader, environment, Path(folder) / "probe.log", cwd=str(cwd))
-            found, began = Probe(terminal=terminal, folder_warning=own.warning), time.monotonic()
+            found = Probe(environment=environment, terminal=terminal, place=own.place, folder_warning=own.warning)
             job = {"type": "job", "command": arguments, "cwd": own.cwd, "terminal": terminal}
+            began, since = time.monotonic(), time.time()
             try:
-                process.send({**job, "file": filled(file, {"folder": folder}) if file is not None else None})
+                path = filled(file, {"folder": folder}) if file is not None else None
+                process.send({**job, "file": path, "variables": STORED.pattern})
                 _follow(process, found, arguments[0], limit_s=limit_s, is_enough=is_enough)
             finally:
                 found.took_s = time.monotonic() - began
                 process.close(END_PATIENCE_S)
                 found.last_lines = tuple((process.end or {}).get("last_lines", ()))
-            found.writes = tuple(own.written())
+            found.writes, found.written = tuple(own.written()), written_lines(own.place, since)
             places = (folder, os.path.realpath(cwd), own.cwd, str(Path.home() / ".cache"))
             found.outside = {f for f in found.outside if not any(Path(f).is_relative_to(p) for p in places)}
             return found

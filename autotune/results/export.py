@@ -16,8 +16,9 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from autotune.model.errors import AutotuneError
+from autotune.model.files import plain_text
 from autotune.model.flags import FlagSet
-from autotune.model.options import dotted, plain
+from autotune.model.options import dotted, is_nested_deeper, plain
 from autotune.results.winner import WINNER_VERSION, Winner, format_evidence, require_loss, winner_of
 from autotune.rundir.store import Store
 
@@ -96,7 +97,12 @@ def _comments(winner: Winner) -> str:
 
 
 def _exports(settings: FlagSet) -> str:
-    return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in settings.to_environment().items())
+    """Renders variables for any POSIX shell; the caller's XLA_FLAGS go first, so the winner's win."""
+    lines = []
+    for name, value in settings.to_environment().items():
+        own = '"${XLA_FLAGS:+$XLA_FLAGS }"' if name == "XLA_FLAGS" else ""
+        lines.append(f"export {name}={own}{shlex.quote(value)}\n")
+    return "".join(lines)
 
 
 def _env(winner: Winner, settings: FlagSet) -> str:
@@ -105,12 +111,8 @@ def _env(winner: Winner, settings: FlagSet) -> str:
 
 
 def _shell(winner: Winner, settings: FlagSet) -> str:
-    """Renders a script that runs a command under the winner; the caller's XLA_FLAGS go first, so the winner's win."""
-    lines = []
-    for name, value in settings.to_environment().items():
-        own = '"${XLA_FLAGS:+$XLA_FLAGS }"' if name == "XLA_FLAGS" else ""
-        lines.append(f"export {name}={own}{shlex.quote(value)}\n")
-    return f"#!/bin/sh\n{_comments(winner)}{''.join(lines)}" + 'exec "$@"\n'
+    """Renders a script that runs a command under the winner."""
+    return f"#!/bin/sh\n{_comments(winner)}{_exports(settings)}" + 'exec "$@"\n'
 
 
 def _docker(winner: Winner, settings: FlagSet) -> str:
@@ -202,7 +204,7 @@ def read_winner(path: Path) -> Winner:
     if path.is_dir():
         return winner_of(Store.open(path))
     try:
-        text = path.read_text(encoding="utf-8")
+        text = plain_text(path)
     except FileNotFoundError:
         raise AutotuneError(
             f"{path} must be a run directory or a file of `autotune export` but there is nothing of that name; "
@@ -222,6 +224,8 @@ def parse_winner(text: str, *, source: str) -> Winner:
     try:
         marked = re.search(rf"^# {MARK}(.*)$", text, re.MULTILINE)
         data = json.loads(marked[1]) if marked else json.loads(text)["winner"]
+        if is_nested_deeper(data):
+            raise ValueError("its lists or tables lie too deep in each other")
         return Winner.model_validate(data)
     except ValidationError as error:
         first = error.errors()[0]

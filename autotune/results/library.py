@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.model.errors import AutotuneError
 from autotune.model.units import format_ratio
-from autotune.results.export import ExportFormat, parse_winner, render_winner
+from autotune.results.export import ExportFormat, read_winner, render_winner
 from autotune.results.format import time_of
 from autotune.results.winner import Winner
 from autotune.rundir.files import write_atomically
@@ -80,7 +80,7 @@ def add_to_library(winner: Winner, folder: Path) -> Path:
     name = f"{entry.count}x-jaxlib-{_slug(str(c.jaxlib))}-{_slug(str(c.workload))}.json"
     path = folder / _slug(entry.gpu) / _slug(winner.workload_entry) / name
     if path.exists():
-        known = parse_winner(path.read_text(encoding="utf-8"), source=str(path))
+        known = read_winner(path)
         if known.ended > winner.ended:
             raise AutotuneError(
                 f"a library keeps the newest proof but {path} is of {known.ended}, later than {winner.ended}; "
@@ -91,16 +91,15 @@ def add_to_library(winner: Winner, folder: Path) -> Path:
     return path
 
 
-def library_entries(folder: Path) -> list[Entry]:
-    """Reads all winners of a library, sorted by path.
-
-    Raises:
-        AutotuneError: If a file in it is not a winner.
-    """
-    return [
-        Entry(path=path, winner=parse_winner(path.read_text(encoding="utf-8"), source=str(path)))
-        for path in sorted(folder.rglob("*.json"))
-    ]
+def library_entries(folder: Path, note: Callable[[str], None]) -> list[Entry]:
+    """Reads all winners of a library, sorted by path; calls `note` with each file that holds none."""
+    found = []
+    for path in sorted(folder.rglob("*.json")):
+        try:
+            found.append(Entry(path=path, winner=read_winner(path)))
+        except AutotuneError as error:
+            note(f"left out of the library: {error}")
+    return found
 
 
 def best_known(known: Sequence[Entry], query: LibraryQuery) -> Match:

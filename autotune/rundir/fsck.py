@@ -12,6 +12,7 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from autotune.model.errors import RunDirectoryError
+from autotune.model.files import plain_content
 from autotune.model.measurement import Pair
 from autotune.model.records import (
     RECORD,
@@ -21,17 +22,20 @@ from autotune.model.records import (
     ConclusionRecord,
     ConfirmRun,
     FinalistResult,
+    FloorResult,
+    SessionRecord,
     TrialResult,
     TrialStatus,
 )  # fmt: skip
 from autotune.model.spec import StudySpec
 from autotune.rundir.files import cannot_read, refuse_path
 from autotune.rundir.lock import is_held, read_holder
-from autotune.rundir.store import PAIRS, RECORDS, STUDY
+from autotune.rundir.store import PAIRS, RECORDS, STUDY, unnamed_folders
 
 T = TypeVar("T")
 
 _DELETE = "delete this line, and check again; its measurement is repeated"
+_RESTORE = "restore it from a copy, or name another folder with --run-dir"
 _ANEW = "the command that began the study writes it again"
 
 
@@ -107,6 +111,7 @@ class _Check:
             self._check_doubles()
             self._check_named_trials()
             self._check_raw()
+            self._check_unnamed()
         except OSError as error:
             raise cannot_read(Path(error.filename or path), error) from error
 
@@ -127,13 +132,13 @@ class _Check:
             self._add(file, "is missing", _ANEW)
             return
         try:
-            data = json.loads(file.read_bytes())
+            data = json.loads(plain_content(file))
             if (schema := data["schema_version"]) != SCHEMA_VERSION:
                 self._add(file, f"is of schema {schema}, not {SCHEMA_VERSION}", "use the autotune that wrote it")
                 return
             StudySpec.model_validate(data["study"])
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            self._add(file, _describe(file.read_bytes(), error), f"delete it; {_ANEW}")
+            self._add(file, _describe(plain_content(file), error), f"delete it; {_ANEW}")
 
     def _check_links(self, folder: Path) -> None:
         """Finds symbolic links at any depth."""
@@ -150,7 +155,7 @@ class _Check:
     def _read(self, file: Path, parse: Callable[[bytes], T]) -> dict[int, T]:
         """Parses the whole lines of a file, by number."""
         found: dict[int, T] = {}
-        *lines, tail = file.read_bytes().split(b"\n")
+        *lines, tail = plain_content(file).split(b"\n")
         for number, line in enumerate(lines, 1):
             try:
                 found[number] = parse(line)
@@ -207,6 +212,18 @@ class _Check:
             if expected is not None and len(pairs) != expected:
                 told = f"holds {len(pairs)} whole pairs but {what} was found from {expected}"
                 self._add(file, f"{told}: the record's figures stand, the raw data behind them is lost")
+
+    def _check_unnamed(self) -> None:
+        """Finds measurements that no record names: more than killed drivers leave, and records are lost."""
+        unnamed = [] if self._is_being_written else unnamed_folders(self._path, self.records.values())
+        if not unnamed:
+            return
+        sessions = sum(isinstance(r, SessionRecord) for r in self.records.values())
+        lanes = len({r.by for r in self.records.values() if isinstance(r, FloorResult)})
+        is_rest = len(unnamed) <= sessions * max(1, lanes)
+        why = "as a driver that is killed leaves them" if is_rest else "records are lost"
+        what = f"does not name {len(unnamed)} folders with measurements ({', '.join(unnamed[:3])}): {why}"
+        self._add(self._path / RECORDS, what, "" if self.records else _RESTORE, is_harmless=is_rest)
 
 
 def _named_trials(record: AnyRecord) -> set[int]:

@@ -23,6 +23,7 @@ import psutil
 from autotune.machine.files import like_folder
 from autotune.machine.host import utc_now
 from autotune.model.errors import RunDirectoryError
+from autotune.model.files import plain_content
 
 LOCK = "lock"
 _LONGEST = 4096
@@ -154,7 +155,7 @@ class Lock:
 def read_holder(path: Path) -> Holder | None:
     """Reads the holder of a run directory, dead or alive; None if the last one ended properly."""
     try:
-        words = (path / LOCK).read_text(encoding="utf-8", errors="replace").strip("\0\n ").split()
+        words = plain_content(path / LOCK, most=_LONGEST).decode(errors="replace").strip("\0\n ").split()
     except OSError:
         return None
     return Holder(*words[:3]) if words else None
@@ -165,7 +166,7 @@ def read_stage(path: Path) -> CurrentStage | None:
     if not is_held(path):
         return None
     try:
-        told = (path / LOCK).read_bytes()[:_LONGEST].split(b"\n")[1]
+        told = plain_content(path / LOCK, most=_LONGEST).split(b"\n")[1]
         found = json.loads(told)
         return CurrentStage(name=str(found["name"]), since=datetime.fromisoformat(found["since"]).isoformat())
     except (OSError, IndexError, ValueError, KeyError, TypeError, RecursionError):  # half written
@@ -175,7 +176,7 @@ def read_stage(path: Path) -> CurrentStage | None:
 def is_held(path: Path) -> bool:
     """Whether a driver holds a run directory now, as far as visible from this machine."""
     try:
-        descriptor = os.open(path / LOCK, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(path / LOCK, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
         return False
     mount = mount_of(path.resolve())

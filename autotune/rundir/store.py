@@ -9,6 +9,7 @@ Layout::
     trials/0007/        pairs.jsonl (every step's seconds), worker.log
     confirm/..., minimise/, soak/, blame/, floor/ likewise
     lanes/NAME.log      log of each of several lanes
+    earlier-1/          the same of an edited study that had measured nothing
 
 A record is appended with one write and synced before anything depends on it. Readers ignore a torn last line (power
 cut, full disk), and the next writer cuts it off; `autotune fsck` finds other damage.
@@ -17,12 +18,13 @@ cut, full disk), and the next writer cuts it off; `autotune fsck` finds other da
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import socket
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
 from pydantic import TypeAdapter, ValidationError
@@ -31,8 +33,9 @@ from autotune.machine.files import make_folder
 from autotune.machine.host import utc_now
 from autotune.model.clock import Stopwatch
 from autotune.model.errors import RunDirectoryError
+from autotune.model.files import plain_content
 from autotune.model.measurement import Pair, Stamped
-from autotune.model.records import RECORD, SCHEMA_VERSION, AnyRecord, ConclusionRecord, SessionRecord
+from autotune.model.records import RECORD, SCHEMA_VERSION, AnyRecord, ConclusionRecord, FloorResult, SessionRecord
 from autotune.model.redaction import redact_command
 from autotune.model.spec import StudySpec
 from autotune.rundir.files import (
@@ -54,6 +57,7 @@ STUDY = "study.json"
 RECORDS = "records.jsonl"
 PAIRS = "pairs.jsonl"
 FOLDERS = ("trials", "confirm", "minimise", "floor", "soak", "blame")
+EARLIER = "earlier"
 _AGAIN = "the command that began the study writes it again, and `autotune fsck` looks for more"
 _PAIR: TypeAdapter[Pair] = TypeAdapter(Pair)
 
@@ -77,10 +81,11 @@ class Folders:
         return path.relative_to(self.path).as_posix()
 
     def pair_writer(self, folder: Path) -> Callable[[Pair], None]:
-        """Returns a function that appends raw pairs of a measurement; deletes those of a killed session."""
+        """Returns a function that appends raw pairs of a measurement; keeps those of a killed session beside them."""
         file = folder / PAIRS
         try:
-            file.unlink(missing_ok=True)
+            if file.exists():
+                file.rename(_free_name(file))
         except OSError as error:
             raise cannot_write(file, error) from error
         return lambda pair: append_synced(file, pair.model_dump_json(exclude_none=True) + "\n", sync=False)
@@ -98,13 +103,26 @@ class Folders:
         """
         file = self.path / directory / PAIRS
         try:
-            lines = file.read_bytes().split(b"\n")[:-1]
+            lines = plain_content(file).split(b"\n")[:-1]
         except FileNotFoundError:
             return
         except OSError as error:
             raise cannot_read(file, error) from error
         for number, line in enumerate(lines, 1):
             yield _parse_line(_PAIR, line, file, number, what="a pair of blocks")
+
+
+def _free_name(file: Path) -> Path:
+    """Returns a name beside a file of raw pairs that is not taken: ``pairs.1.jsonl``."""
+    names = (file.with_name(f"{file.stem}.{number}{file.suffix}") for number in itertools.count(1))
+    return next(name for name in names if not name.exists())
+
+
+def unnamed_folders(path: Path, records: Iterable[AnyRecord]) -> list[str]:
+    """Returns the folders of a run that hold raw pairs but are of no record; a driver that is killed leaves such."""
+    named = {PurePosixPath(d) for r in records if (d := getattr(r, "directory", None)) is not None}
+    held = {f.parent.relative_to(path) for name in FOLDERS for f in (path / name).rglob(PAIRS)}
+    return sorted(str(f) for f in held if not named & {PurePosixPath(f), *map(PurePosixPath, f.parents)})
 
 
 class _Records:
@@ -159,11 +177,19 @@ def _parse_line(kind: TypeAdapter[T], line: bytes, file: Path, number: int, *, w
         ) from error
 
 
+def runs_in(folder: Path) -> list[Path]:
+    """Returns the run directories in a folder, by name."""
+    return sorted(file.parent for file in folder.glob(f"*/{STUDY}"))
+
+
 class Store(Folders):
     """One run directory, open for reading, or for writing by exactly one driver.
 
     Args:
         study_dir: Folder of the study file, where the user's modules are imported from.
+
+    Attributes:
+        earlier: Folder to which the files of an earlier study were moved, if they were.
     """
 
     def __init__(self, path: Path, spec: StudySpec, *, study_dir: str) -> None:
@@ -171,6 +197,7 @@ class Store(Folders):
         self.spec = spec
         self.study_dir = study_dir
         self.watch = Stopwatch()
+        self.earlier: Path | None = None
         self._file = path / RECORDS
         self._lock: Lock | None = None
         self._records = _Records(self._file)
@@ -199,7 +226,7 @@ class Store(Folders):
                 "`autotune status` lists the runs of this folder"
             )
         try:
-            data = json.loads(file.read_text(encoding="utf-8"))
+            data = json.loads(plain_content(file))
             if data["schema_version"] != SCHEMA_VERSION:
                 raise RunDirectoryError(
                     f"{path} must be of schema {SCHEMA_VERSION} but is of {data['schema_version']}; "
@@ -244,6 +271,12 @@ class Store(Folders):
     @classmethod
     def _prepare(cls, path: Path, spec: StudySpec, study_dir: Path) -> Store:
         store = cls._known(path, spec) or cls._new(path, spec, study_dir)
+        if not store.records() and (unnamed := unnamed_folders(path, ())):
+            raise RunDirectoryError(
+                f"{path / RECORDS} must hold the records of this run but has none, though {len(unnamed)} folders hold "
+                f"measurements ({', '.join(unnamed[:3])}); restore it from a copy, or name another folder with "
+                "--run-dir"
+            )
         body = {
             "schema_version": SCHEMA_VERSION,
             "identity": spec.identity,
@@ -260,7 +293,7 @@ class Store(Folders):
         """Opens the run directory of a known study; None if it is new, or its study.json is lost."""
         file = path / STUDY
         try:
-            json.loads(file.read_bytes())
+            json.loads(plain_content(file))
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -269,6 +302,10 @@ class Store(Folders):
             return None
         old = cls.open(path)
         if old.spec.identity != spec.identity:
+            if not old.has_measured():
+                store = cls(path, spec, study_dir=old.study_dir)
+                store.earlier = _set_aside(path)
+                return store
             a, b = old.spec.lasting(), spec.lasting()
             fields = ", ".join(k for k in {**a, **b} if a.get(k) != b.get(k)) or "its measuring"
             raise RunDirectoryError(
@@ -297,6 +334,11 @@ class Store(Folders):
                 "name another folder with --run-dir"
             )
         return store
+
+    def has_measured(self) -> bool:
+        """Whether there is a measured pair, or a record of one."""
+        files = (file for name in FOLDERS for file in (self.path / name).rglob(PAIRS))
+        return any(file.stat().st_size for file in files) or bool(self.of(FloorResult))
 
     def close(self) -> None:
         """Releases the lock; the store stays readable."""
@@ -375,13 +417,26 @@ class Store(Folders):
         return found[-1] if found else None
 
 
+def _set_aside(path: Path) -> Path:
+    """Moves what a study has written into a new folder of its run directory, its name last; returns that folder."""
+    folder = next(f for n in itertools.count(1) if not (f := path / f"{EARLIER}-{n}").exists())
+    try:
+        folder.mkdir(mode=0o700)
+        for name in ("lanes", "optuna.log", *FOLDERS, RECORDS, STUDY):
+            if (path / name).exists():
+                (path / name).rename(folder / name)
+    except OSError as error:
+        raise cannot_write(folder, error) from error
+    return folder
+
+
 def _is_own(path: Path) -> bool:
     """Whether an entry of a folder without a study is the empty rest of an interrupted start."""
     if path.name in FOLDERS:
         return path.is_dir() and not any(path.iterdir())
     if path.name == RECORDS:
-        return not path.read_bytes().strip(b"\0")
-    return path.name in (LOCK, STUDY) or path.name.startswith(".study")
+        return not plain_content(path).strip(b"\0")
+    return path.name in (LOCK, STUDY) or path.name.startswith((".study", f"{EARLIER}-"))
 
 
 @contextlib.contextmanager
@@ -405,3 +460,21 @@ def driver_session(store: Store, *, trials: int, command: Sequence[str]) -> Iter
     )
     with store.watch.ticking():
         yield
+
+
+def earlier_runs(store: Store) -> int:
+    """Counts finished searches of the same study, whatever its seed and budget, beside a run directory.
+
+    What cannot be read does not count.
+    """
+    asked, count = store.spec.question, 0
+    for file in store.path.parent.glob(f"*/{STUDY}"):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+            if (
+                file.parent.name == store.path.name
+                or StudySpec.model_validate(json.loads(file.read_text(encoding="utf-8"))["study"]).question != asked
+            ):
+                continue
+            records = (file.parent / RECORDS).read_bytes()
+            count += all(f'"kind":"{kind}"'.encode() in records for kind in ("trial", "conclusion"))
+    return count

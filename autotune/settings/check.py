@@ -10,6 +10,7 @@ from pathlib import Path
 
 from autotune.machine.environment import caller_environment
 from autotune.model.errors import SettingError, close_matches
+from autotune.model.files import plain_text
 from autotune.model.flags import FlagSet, FlagToken, combine, parse_tokens
 from autotune.model.spec import StudySpec
 from autotune.settings.catalog import NEVER_SEARCHED, Catalog, Setting, Tier, find_recipe, load_recipes
@@ -432,7 +433,7 @@ def read_script(file: Path) -> str:
         SettingError: If it is no readable text.
     """
     try:
-        return file.read_text("utf-8")
+        return plain_text(file)
     except (OSError, UnicodeDecodeError) as error:
         raise SettingError(f"--file must be readable UTF-8 text but {file}: {error}") from error
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 
 from autotune.child.packages import CUDA_PLUGINS
-from autotune.machine.gpus import Gpu, Runner, find_gpus, run_program
+from autotune.machine.gpus import Gpu, Runner, are_hidden, find_gpus, has_device_file, run_program
 from autotune.machine.host import packages_of
 from autotune.model.units import format_bytes
 from autotune.settings.check import SettingCheck, find_steering
@@ -197,10 +197,10 @@ def _names_gpus(environment: Mapping[str, str]) -> bool:
 
 def _device_findings(environment: Mapping[str, str], root: Path, places: Sequence[str]) -> list[Finding]:
     """Why a requested GPU is missing: hidden, not given to the container or job, or no driver."""
-    visible = environment.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None and visible.strip() in ("", "-1", "NoDevFiles"):
-        return [Finding(_ON_GPUS, f"CUDA_VISIBLE_DEVICES={visible} hides every GPU", "unset CUDA_VISIBLE_DEVICES")]
-    if any((root / "dev" / name).exists() for name in ("nvidia0", "nvidiactl", "dxg")):
+    if are_hidden(environment):
+        problem = f"CUDA_VISIBLE_DEVICES={environment['CUDA_VISIBLE_DEVICES']} hides every GPU"
+        return [Finding(_ON_GPUS, problem, "unset CUDA_VISIBLE_DEVICES")]
+    if has_device_file(root):
         problem = "there is a device file of a GPU, but nvidia-smi does not answer: driver and library may differ"
         return [Finding(_ON_GPUS, problem, "nvidia-smi; cat /proc/driver/nvidia/version")]
     for word, command in _WITH_GPUS.items():

@@ -33,7 +33,7 @@ from autotune.machine.child_process import ChildProcess
 from autotune.machine.environment import caller_environment, default_cache_dir, driver_python
 from autotune.machine.files import replace_file
 from autotune.machine.host import Packages, cuda_plugin, packages_of
-from autotune.model.errors import LaunchError
+from autotune.model.errors import LaunchError, StoppedError
 from autotune.model.flags import parse_text_proto
 
 SCHEMA_VERSION = 3
@@ -183,6 +183,10 @@ _CHILD = Path(__file__).parents[1] / "child" / "flag_parser.py"
 ANSWER_LIMIT_S, STOP_PATIENCE_S = 60.0, 1.0
 _UNKNOWN = re.compile(r"Unknown flags? in XLA_FLAGS: (.*)")
 _BAD_VALUE = re.compile(r"Couldn't interpret value .* for flag (xla_\w+)")
+_PARSER = "jaxlib's flag parser"
+_TRIES = 3
+"""Of a probe whose processes are killed from outside."""
+
 _BATCH = 100  # jaxlib cuts what it logs at 15,000 characters: the names of unknown flags, and the text of --help
 
 
@@ -283,12 +287,15 @@ class ParserProcess:
     def _question(self, question: Mapping[str, Any]) -> dict[str, Any]:
         self._child.send(question)
         answer = next(self._child.messages(self._deadline - time.monotonic()), None)
-        if answer is None:
-            raise LaunchError(
-                f"jaxlib's flag parser must answer within {self._timeout_s:g} s but {self._child.describe_end()}; "
-                f"try: {self._python} -c 'import jaxlib.xla_client'"
-            )
-        return answer
+        if answer is not None:
+            return answer
+        if self._child.was_killed():
+            raise StoppedError(f"{_PARSER} must answer but {self._child.describe_end()}; run the same command again")
+        limit = "" if self._child.is_over else f" within {self._timeout_s:g} s"
+        raise LaunchError(
+            f"{_PARSER} must answer{limit} but {self._child.describe_end()}; "
+            f"try: {self._python} -c 'import jaxlib.xla_client'"
+        )
 
 
 Platform = Literal["cpu", "cuda"]
@@ -312,7 +319,15 @@ def probe_build(
 
     Raises:
         LaunchError: If the interpreter cannot be started, has no jaxlib, or does not answer in time.
+        StoppedError: If it was killed from outside again and again.
     """
+    for _ in range(_TRIES - 1):
+        with contextlib.suppress(StoppedError):
+            return _probe(python, platform, cache_dir)
+    return _probe(python, platform, cache_dir)
+
+
+def _probe(python: str, platform: Platform, cache_dir: Path | None) -> ProbeReport:
     here = _locate(python)
     whole = {n: v for n, v in here.versions.items() if _PLUGIN_FOLDERS.get(n) in here.folders}
     plugin = cuda_plugin(whole) if platform == "cuda" else None
@@ -364,6 +379,9 @@ def _locate(python: str) -> Packages:
     folders = ("jaxlib", *_PLUGIN_FOLDERS.values())
     try:
         here = packages_of(python, ("jax", "jaxlib", *_PLUGIN_FOLDERS), folders=folders, run=run)
+    except subprocess.CalledProcessError as error:
+        kind = StoppedError if error.returncode < 0 else LaunchError
+        raise kind(f"{python} must be a working Python but could not be asked: {error}") from error
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         raise LaunchError(f"{python} must be a working Python but could not be asked: {error}") from error
     if not {"jaxlib"} <= here.folders.keys() & here.versions.keys():

@@ -18,7 +18,7 @@ from autotune.machine.host import measured_versions
 from autotune.measure.context import floor_folder, time_limits_after
 from autotune.measure.durations import power_analysis
 from autotune.measure.tasks import AnyTask, Assignment, FloorTask, PairTask, PendingTask, TrialTask
-from autotune.model.errors import LaunchError, NodeLostError
+from autotune.model.errors import LaunchError, StoppedError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import INTERLEAVED, Failure, FailureKind, Pair, WorkPerStep, log_ratio
 from autotune.model.records import (
@@ -340,7 +340,7 @@ class Lanes:
 
     def _answer(self, lane: _Lane, pending: PendingTask, message: Any) -> None:
         if message["type"] == "error":
-            self._dismiss(lane, str(message["message"]), is_node_lost=bool(message.get("is_node_lost")))
+            self._dismiss(lane, str(message["message"]), is_stopped=bool(message.get("is_stopped")))
             return
         try:
             record: AnyRecord = RECORD.validate_python(message["record"])
@@ -371,13 +371,13 @@ class Lanes:
         for warning in (*floor.reference.warnings, *floor.comparison.warnings):
             self._view.note(warning)
 
-    def _dismiss(self, lane: _Lane, why: str, *, is_node_lost: bool = False) -> None:
+    def _dismiss(self, lane: _Lane, why: str, *, is_stopped: bool = False) -> None:
         """Excludes a lane from the study; raises LaunchError if there is no other."""
         self._dismissed[lane.name] = why
         self.engine.give_up(lane.name, "of no use", for_good=True)
         self._lose(lane.name, why)
         if not self._lanes:
-            raise NodeLostError(why) if is_node_lost else LaunchError(why)
+            raise StoppedError(why) if is_stopped else LaunchError(why)
 
     # ------------------------------------------------------------------ progress of a lane
 

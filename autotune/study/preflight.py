@@ -244,7 +244,7 @@ def preview_space(
         run_dir: Directory of that run, if there is one.
         is_asked: Whether that run must exist.
         python: Interpreter of the build to probe; None for the workload's.
-        note: Called with a warning if the workload's interpreter is not known.
+        note: Called with a warning if the workload's interpreter, or a file of a library, cannot be read.
 
     Raises:
         SettingError: If the study names a group or setting that does not exist, or an illegal value.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -16,10 +17,10 @@ from autotune.machine.gpus import visible_gpu_ids
 from autotune.measure.runner import LocalExecutor, TaskRunner
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import WorkerReport, WorkloadFacts
-from autotune.model.proofs import Reestimate
+from autotune.model.proofs import Report
 from autotune.model.records import Callbacks, ConclusionRecord, FinalistResult, FloorResult
 from autotune.model.spec import StudySpec
-from autotune.rundir.store import Store, driver_session
+from autotune.rundir.store import Store, driver_session, unnamed_folders
 from autotune.settings.space import SearchSpace
 from autotune.study.budget import TimeLeft
 from autotune.study.lanes import Lanes
@@ -56,14 +57,14 @@ class Setup(Protocol):
 class SetState(StrEnum):
     """State of a candidate, set by `autotune.study.confirm`."""
 
-    CONFIRMED = "confirmed"
-    """It held in fresh processes, at the error of finalists."""
-
     MINIMAL = "minimal"
-    """It is a confirmed set without the settings that do not pay."""
+    """It is a finalist without the settings that do not pay."""
+
+    CONFIRMED = "confirmed"
+    """It held in fresh pairs of processes."""
 
     PROVEN = "proven"
-    """It held once more, in new processes."""
+    """Isolated runs agree."""
 
     SOAKED = "soaked"
     """It is proven, and ran for long without a fault."""
@@ -74,21 +75,19 @@ class SetState(StrEnum):
 
 @dataclass
 class Candidate:
-    """A set that trials nominated.
+    """A set that a trial nominated.
 
     Attributes:
-        stage: Name of its newest proof in the records.
         trial: Number of the first trial with it.
-        proof: Its newest proof.
-        after: The gain measured after the final proof, and any objection.
+        proof: In fresh pairs of processes.
+        report: The figure to report, and any objection.
     """
 
-    stage: str
     trial: int
     settings: FlagSet
     state: SetState
     proof: FinalistResult | None = None
-    after: Reestimate = field(default_factory=Reestimate)
+    report: Report = field(default_factory=Report)
 
 
 @dataclass(kw_only=True)
@@ -112,7 +111,7 @@ class StudyRun:
         facts: Facts about the workload from the reference's report; set by `noise_floor`.
         first: Sets to try before the sampler proposes, with origins; set by `probe`, extended by `screen`.
         search_more: Tries more sets with the time that proofs left, and returns whether it did; set by `search`.
-        candidates: Best first; set by `confirm`, and by `minimise` to the sets of the final proof.
+        candidates: Best first; set by `minimise`.
     """
 
     spec: StudySpec
@@ -141,8 +140,8 @@ class StudyRun:
 
     @property
     def waiting(self) -> list[Candidate]:
-        """Candidates without a final proof, best first."""
-        return [c for c in self.candidates if c.state in (SetState.CONFIRMED, SetState.MINIMAL)]
+        """Candidates without a proof, best first."""
+        return [c for c in self.candidates if c.state is SetState.MINIMAL]
 
     @property
     def winner(self) -> Candidate | None:
@@ -161,6 +160,8 @@ class StudyRun:
         hold(reserve_devices(self.spec.device.platform, self._to_hold()))
         self.store = self.open_store()
         self._resources.callback(self.store.close)
+        if self.store.earlier is not None:
+            self.view.note(f"the study before its edit had measured nothing; its files lie in {self.store.earlier}")
         trials = self.spec.search.trials if self.asked_trials is None else self.asked_trials
         hold(driver_session(self.store, trials=trials, command=self.command))
         self.lanes = Lanes(self.store, self.view, self.setup.runtime_settings)
@@ -168,6 +169,11 @@ class StudyRun:
         self.lanes.engine = (self.make_engine or _this_process)(self)
         self._resources.callback(self.lanes.close)
         self.screener = hold(open_study_screener(self.store, self.view))
+        if unnamed := unnamed_folders(self.store.path, self.store.records()):
+            self.view.note(
+                f"{len(unnamed)} folders hold measurements that no record names, as a driver that is killed leaves "
+                "them; they are kept"
+            )
 
     def _to_hold(self) -> Sequence[str]:
         """Returns the devices to reserve against other studies on this machine.
@@ -205,7 +211,7 @@ class Stopped(KeyboardInterrupt):
 
 @contextlib.contextmanager
 def stoppable() -> Iterator[None]:
-    """Turns the signals of batch systems into a clean stop.
+    """Turns the signals of batch systems into a clean stop; only the main thread can receive them.
 
     Raises:
         Stopped: Inside the block, at the first SIGTERM or SIGUSR1.
@@ -216,7 +222,8 @@ def stoppable() -> Iterator[None]:
             signal.signal(other, signal.SIG_IGN)
         raise Stopped
 
-    old = {n: signal.signal(n, stop) for n in (signal.SIGTERM, signal.SIGUSR1)}
+    is_main = threading.current_thread() is threading.main_thread()
+    old = {n: signal.signal(n, stop) for n in (signal.SIGTERM, signal.SIGUSR1) if is_main}
     try:
         yield
     finally:

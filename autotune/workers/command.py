@@ -12,17 +12,24 @@ from typing import Any
 
 from autotune.machine.environment import let_import_packages
 from autotune.machine.files import remove_tree
+from autotune.machine.gpus import is_without_gpus
 from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import NOT_TOLD, DeviceMemory, FailureKind, GpuState, WorkerReport
+from autotune.model.measurement import NOT_TOLD, DeviceMemory, Failure, FailureKind, GpuState, WorkerReport
 from autotune.model.options import FOLDER, filled
 from autotune.model.spec import StudySpec
-from autotune.workers.base import GuardedProcess, Progress, reader_command
+from autotune.workers.base import GuardedProcess, Progress, WorkerFailed, reader_command
 from autotune.workers.failures import NO_GPU
 from autotune.workers.local import LocalLauncher, LocalWorker, log_name
 from autotune.workers.own_folder import OwnFolder
 from autotune.workers.programs import NotKnown, ProgramWatch
-from autotune.workers.settings_check import SettingsCheck, check_environment, check_options, check_processes
+from autotune.workers.settings_check import (
+    SettingsCheck,
+    check_environment,
+    check_options,
+    check_processes,
+    files_that_name,
+)
 
 READ_DTYPE = "tensorfloat32"
 """Precision assumed for the loss of a user's program: its arithmetic is unknown, and some print few digits."""
@@ -35,15 +42,15 @@ READY_SHARE = 0.95
 FILES = "files"
 """Folder of a process in that of its measurement, for ``{folder}`` in its command."""
 
-TEXT_BYTES = 1_000_000
-"""Bytes of a program's file that are searched for XLA_FLAGS."""
-
 
 class CommandLauncher(LocalLauncher):
     """Starts the study's `command` under a guard, in a folder of its own, with the settings in its environment."""
 
     def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> LocalWorker:
         """Starts the program and waits until it is warm; see `base.Launcher`."""
+        if self._spec.device.platform == "cuda" and is_without_gpus(self._base):
+            message = f'{NO_GPU}: none is here, and the study says device.platform = "cuda"; nothing was started'
+            raise WorkerFailed(Failure(kind=FailureKind.LAUNCH, message=message, phase="launch"))
         env, command = self._environment(settings), self._command(settings, folder)
         if self._spec.workload.uses_folder:
             remove_tree(folder / FILES)  # of an earlier process, which this one must not go on from
@@ -221,7 +228,9 @@ class ReadWorker(CommandWorker):
         lost = self._watch.lost(self._settings) if self._watch is not None and processes else ()
         self._refuse_lost((*check.lost, *lost))
         if self._watch is None and self._settings.of_kind("xla"):
-            check = replace(check, notes=(*check.notes, *self._files_that_name_xla_flags()))
+            scripts = files_that_name("XLA_FLAGS", self._spec.workload.command or (), Path(self._own.cwd))
+            doubts = [f"{s} names XLA_FLAGS: if it sets them, the settings under trial do not arrive" for s in scripts]
+            check = replace(check, notes=(*check.notes, *doubts))
         report = _report(self._spec, self._settings, message, check, begun=self._begun)
         first: Mapping[str, Any] = processes[0] if processes else {}
         ran_on = message.get("ran_on", {})
@@ -236,16 +245,6 @@ class ReadWorker(CommandWorker):
                 "gpus": gpus or None,
             }
         )
-
-    def _files_that_name_xla_flags(self) -> tuple[str, ...]:
-        """Returns a warning for each file of the command whose text names XLA_FLAGS."""
-        found = []
-        for word in self._spec.workload.command or ():
-            with contextlib.suppress(OSError, ValueError):
-                text = (Path(self._own.cwd) / word).read_bytes()[:TEXT_BYTES]
-                if Path(word).suffix in (".py", ".sh") and b"XLA_FLAGS" in text:
-                    found.append(f"{word} names XLA_FLAGS: if it sets them, the settings under trial do not arrive")
-        return tuple(found)
 
 
 def _versions(jax: Mapping[str, Any]) -> dict[str, str]:

@@ -59,6 +59,8 @@ _HARMLESS = re.compile(
 _FROM_OUTSIDE = frozenset({-signal.SIGTERM, -signal.SIGHUP, -signal.SIGUSR1, -signal.SIGUSR2})
 """Exit statuses of signals from outside, such as of a cluster that takes its nodes back."""
 
+_KILLS = frozenset({signal.SIGKILL, *(signal.Signals(-status) for status in _FROM_OUTSIDE)})
+
 
 def classify_failure(
     *,
@@ -128,6 +130,11 @@ def _judge_device(text: str) -> tuple[FailureKind, str] | None:
     return None
 
 
+def is_not_installed(failure: Failure) -> bool:
+    """Whether the command of a worker could not be started, so that a retry is useless."""
+    return failure.kind is FailureKind.LAUNCH and failure.exit_status == 127
+
+
 def is_without_gpu(failure: Failure) -> bool:
     """Whether a worker failed because there is no GPU, so that a retry is useless."""
     return failure.kind is FailureKind.LAUNCH and failure.message.startswith(NO_GPU)
@@ -137,6 +144,15 @@ def collision_of(failure: Failure) -> str:
     """Returns what a process wanted that another one has, ``port`` or ``lock``; empty if it does not say so."""
     said = "\n".join([failure.message, *failure.last_lines])
     return next((what for what, pattern in _COLLISIONS.items() if pattern.search(said)), "")
+
+
+def may_be_killed_from_outside(failure: Failure) -> bool:
+    """Whether something outside may have killed a worker, so that a retry may go well."""
+    return (
+        failure.signal is not None
+        and failure.kind in (FailureKind.LAUNCH, FailureKind.CRASH)
+        and (signal.Signals[failure.signal] in _KILLS)
+    )
 
 
 def is_kernel_kill(text: str) -> bool:

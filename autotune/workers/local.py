@@ -21,7 +21,7 @@ from autotune.model.spec import StudySpec
 from autotune.model.time_limits import TimeLimits, limits_after
 from autotune.model.turn_sizes import CHECK_STEPS, WARMUP_STEPS
 from autotune.workers.base import GuardedProcess, Progress, WorkerFailed, listen
-from autotune.workers.failures import classify_failure, is_without_gpu
+from autotune.workers.failures import classify_failure, is_not_installed, is_without_gpu
 from autotune.workers.settings_check import MEMORY_VARIABLES, check_environment, check_options
 
 STOP_PATIENCE_S = 5.0
@@ -128,6 +128,7 @@ class LocalWorker:
         self._begun = time.monotonic()
         self._phase = "launch"
         self.closed = False
+        self.last_clock_s: float | None = None
         self.last_loss: float | None = None
         self.last_norm: float | None = None
         self.loss_lag = 0
@@ -175,10 +176,12 @@ class LocalWorker:
 
     def run_block(self, steps: int) -> tuple[float, ...]:
         """Runs a block on all ranks and returns the times of the slowest one; see `base.Worker`."""
+        began_s = time.monotonic()
         for process in self._processes:
             asked = {"fresh": self.fresh_batches, "memory": self.watches_memory}
             process.send({"type": "block", "steps": steps, **{k: True for k, is_asked in asked.items() if is_asked}})
         blocks = self._gather("block", self.limits.of_block(steps), None)
+        self.last_clock_s = float(blocks[0].get("clock_s", time.monotonic() - began_s))
         self._trained += steps
         self._take_loss(blocks[0])
         self.last_memory = _memory_of(blocks)
@@ -257,7 +260,8 @@ class LocalWorker:
             last_lines=tuple(end["last_lines"]),
             log=str(self._processes[rank].log),
         )
-        return WorkerFailed(failure, infrastructure=failure.kind is FailureKind.LAUNCH and not is_without_gpu(failure))
+        is_lasting = is_without_gpu(failure) or is_not_installed(failure)
+        return WorkerFailed(failure, infrastructure=failure.kind is FailureKind.LAUNCH and not is_lasting)
 
     def _failed(self, kind: FailureKind, message: str) -> WorkerFailed:
         """Ends the worker and makes a failure found by the driver, with the last lines of the log."""

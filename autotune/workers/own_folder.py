@@ -51,6 +51,12 @@ class OwnFolder:
         """Absolute path in which the process runs."""
         return str(self._scratch.path / COPY) if self._scratch is not None and self.kind == COPY else self._folder
 
+    @property
+    def place(self) -> Path:
+        """Folder in which the files lie that the process writes to its own."""
+        is_overlay = self._scratch is not None and self.kind == OVERLAY
+        return self._scratch.path / f"{WRITTEN}-0" if self._scratch is not None and is_overlay else Path(self.cwd)
+
     def command(self, command: Sequence[str], kept: Sequence[Path]) -> list[str]:
         """Returns the command that makes the folder and becomes `command`.
 
@@ -64,12 +70,8 @@ class OwnFolder:
 
     def written(self) -> list[str]:
         """Returns the files that the process has written in the folder, if it is an overlay, relative to it."""
-        if self._scratch is None or self.kind != OVERLAY:
-            return []
-        layer = self._scratch.path / f"{WRITTEN}-0"
-        return sorted(
-            str(p.relative_to(layer)) for p in layer.rglob("*") if p.is_file() and "__pycache__" not in p.parts
-        )
+        found = self.place.rglob("*") if self.kind == OVERLAY else ()
+        return sorted(str(p.relative_to(self.place)) for p in found if p.is_file() and "__pycache__" not in p.parts)
 
     def close(self) -> None:
         """Throws away what was written; safe to call twice."""

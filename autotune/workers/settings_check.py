@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from autotune.model.errors import SettingError
+from autotune.model.files import plain_content
 from autotune.model.flags import FlagSet, kind_of
 
 MEMORY_VARIABLES = (
@@ -29,6 +32,9 @@ SET_BY_JAX = frozenset(
     }
 )
 """Options that JAX overwrites for each compilation (jax/_src/compiler.py), and one that its CPU client overwrites."""
+
+TEXT_BYTES = 1_000_000
+"""Bytes of a script that are searched for the name of a variable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +91,17 @@ def check_processes(settings: FlagSet, processes: Iterable[Mapping[str, Any]]) -
         why: Sequence[str] = [str(p["unreadable"]) for p in found] or ["none of its processes has loaded XLA"]
         notes[f"it could not be seen whether the settings arrive in the program: {why[0]}"] = None
     return SettingsCheck(tuple(dict.fromkeys(line for s in seen for line in s.lost)), tuple(notes))
+
+
+def files_that_name(variable: str, command: Sequence[str], folder: Path) -> list[str]:
+    """Returns the scripts among the words of a command, run in `folder`, whose text names a variable."""
+    found = []
+    for word in command:
+        with contextlib.suppress(OSError, ValueError):
+            is_script = Path(word).suffix in (".py", ".sh")
+            if is_script and variable.encode() in plain_content(folder / word, most=TEXT_BYTES):
+                found.append(word)
+    return found
 
 
 def check_debug_options(settings: FlagSet, options: Mapping[str, Sequence[str]]) -> tuple[str, ...]:

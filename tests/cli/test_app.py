@@ -13,6 +13,9 @@ from typing import Any
 
 import pytest
 
+from autotune.model.records import IncidentRecord
+from autotune.model.spec import load_study
+from autotune.rundir.store import Store
 from harness.sandbox import wait_for
 from harness.simulated_machine import write_study
 from tests.console import autotune
@@ -122,11 +125,33 @@ def test_settings_that_cannot_be_searched_are_refused_before_anything_starts(
     assert not (folder / "runs").exists()
 
 
+def test_run_directory_of_a_study_that_measured_nothing_does_not_block_an_edit(study: Path) -> None:
+    store = Store.create_or_resume(study.parent / "runs/typed", load_study(study), study_dir=study.parent)
+    store.append(IncidentRecord(what="the reference did not start"))
+    (store.folder("floor") / "worker.log").write_text("why")
+    (store.path / "notes.txt").write_text("mine")
+    before = (store.path / "records.jsonl").read_bytes()
+    store.close()
+    folder = edited(study, "pairs_cap = 12", "pairs_cap = 13")
+    done = autotune("run", "typed.toml", "--trials", "1", "--json", cwd=folder)
+    assert json.loads(done.stdout)["trial_count"] == 1
+    assert "earlier-1" in done.stderr
+    assert (store.path / "earlier-1/records.jsonl").read_bytes() == before
+    assert (store.path / "earlier-1/floor/worker.log").read_text() == "why"
+    assert (store.path / "notes.txt").read_text() == "mine"
+    assert autotune("fsck", store.path / "earlier-1", cwd=folder).returncode == 0
+    assert autotune("fsck", store.path, cwd=folder).returncode == 0
+    assert len(json.loads(autotune("status", "--json", cwd=folder).stdout)) == 1
+    edited(study, "pairs_cap = 12", "pairs_cap = 14")
+    assert "belongs to another study" in refused(folder, "run", "typed.toml")
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["nowhere.toml"], "there is no nowhere.toml"),
         (["typed.toml", "--time-budget", "soon"], "search.time_budget"),
+        (["typed.toml", "--time-budget", "30"], "must have its unit"),
         (["typed.toml", "--trials", "0"], "--trials"),
         (["typed.toml", "--storage", "postgresqll://nobody@127.0.0.1:1/x"], "must be reachable"),
         (["typed.toml", "--run-dir", "/proc/nowhere"], "must be writable"),

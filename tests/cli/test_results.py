@@ -20,6 +20,7 @@ from autotune.cli import results as cli_results
 from autotune.model.errors import AutotuneError
 from autotune.results import winner as winner_module
 from autotune.results.export import ExportFormat, render_export, render_winner
+from autotune.results.library import add_to_library
 from autotune.results.winner import Conditions, differences, this_machine
 from autotune.rundir.lock import Lock
 from autotune.rundir.store import Store
@@ -82,6 +83,26 @@ def test_report_lies_in_the_run_directory_or_where_asked(finished: Store, tmp_pa
     assert call("report", copy, "--md").stdout.startswith("# replayed")
 
 
+def test_a_folder_of_runs_becomes_a_list_with_the_page_of_each(
+    finished: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b"):
+        shutil.copytree(finished.path, tmp_path / "runs" / name)
+    (tmp_path / "runs" / "damaged").mkdir()
+    (tmp_path / "runs" / "damaged" / "study.json").write_text("{}")
+    call("report")
+    page = (tmp_path / "runs" / "index.html").read_text()
+    assert 'href="a/report.html"' in page
+    assert (tmp_path / "runs" / "b" / "report.html").is_file()
+    assert "unreadable: " in page
+    call("report", "runs/b", "runs/a", "--html", "some.html")
+    assert 'href="runs/a/report.html"' in (tmp_path / "some.html").read_text()
+    assert call("report", "runs", "--md").stdout.startswith("# 3 runs")
+    with pytest.raises(AutotuneError, match="--watch follows one run"):
+        call("report", "runs", "--watch")
+
+
 def test_a_watched_report_reloads_while_the_study_runs(
     finished: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,19 +124,25 @@ def test_compare_prints_or_writes(finished: Store, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(finished.path, copy)
     assert call("compare", finished.path, copy).stdout.startswith("# Comparison of 2 studies")
+    call("compare", finished.path, copy, "--html", tmp_path / "both.html")
+    assert "Comparison of 2 studies" in (tmp_path / "both.html").read_text()
     data = json.loads(call("compare", finished.path, copy, "--json", "--by", "gpu, jaxlib").stdout)
     assert data["by"] == ["gpu", "jaxlib"]
 
 
 def test_library_from_run_to_best(finished: Store, tmp_path: Path) -> None:
     library = tmp_path / "library"
-    call("library", "add", finished.path, exported(tmp_path), "--library", library)
+    call("library", "add", finished.path, "--library", library)
+    with pytest.raises(AutotuneError, match="is unchecked"):
+        call("library", "add", exported(tmp_path), "--library", library)
+    add_to_library(make_winner({"xla_gpu_a": "1"}), library)
     listed = call("library", "list", "--library", library).stdout.splitlines()
     assert ["unchecked, so nothing here shows that it was proven" in line for line in listed] == [True, True]
     told = json.loads(call("library", "list", "--library", library, "--json").stdout)
     assert [winner["status"] for winner in told] == ["unchecked", "unchecked"]
     found = call("best", "--gpu", "NVIDIA H200", "--jaxlib", "0.11", "--workload", "llama3-8b", "--library", library)
     assert found.stdout.startswith("proven for just this: xla_gpu_a=1\n")
+    assert "unchecked" in found.stdout
     data = json.loads(call("best", "--gpu", "H100", "--count", 8, "--library", library, "--json").stdout)
     assert (data["tested"], data["status"]) == (False, "unchecked")
     assert data["distance"] == ["proven on NVIDIA H200, not on H100"]
@@ -137,9 +164,10 @@ def test_recheck_of_a_run_directory(finished: Store, tmp_path: Path, monkeypatch
 
 def test_verify_says_that_a_file_whose_run_is_not_here_is_unchecked(here: None, tmp_path: Path) -> None:
     for form in ExportFormat:
-        result = call("verify", exported(tmp_path, form))
+        result = call("verify", exported(tmp_path, form), code=cli_results.UNCHECKED)
         assert "unchecked  eight: this machine is as the file says" in result.stdout
-        assert json.loads(call("verify", exported(tmp_path, form), "--json").stdout)["status"] == "unchecked"
+        told = call("verify", exported(tmp_path, form), "--json", code=cli_results.UNCHECKED).stdout
+        assert json.loads(told)["status"] == "unchecked"
 
 
 def test_verify_holds_where_it_was_proven(finished: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,7 +203,7 @@ def test_verify_compares_the_workload_of_a_study(here: None, tmp_path: Path) -> 
     study.write_text('name = "s"\nworkload = { entry = "llama" }\n')
     assert "workload: proven with 0123456789ab" in call("verify", exported(tmp_path), "--study", study, code=1).stdout
     file = exported(tmp_path, workload=load_study(study).workload_hash)
-    assert "not checked" not in call("verify", file, "--study", study).stdout
+    assert "not checked" not in call("verify", file, "--study", study, code=cli_results.UNCHECKED).stdout
 
 
 def test_a_machine_without_the_gpu_differs() -> None:
@@ -201,13 +229,54 @@ def test_exec_runs_where_it_was_proven_and_says_what_it_set(tmp_path: Path) -> N
     file = cpu_winner(tmp_path, {"xla_cpu_a": "1", "OMP_PLACES": hostile})
     script = 'printf "%s|%s" "$XLA_FLAGS" "$OMP_PLACES"; exit 7'
     done = subprocess.run(
-        [sys.executable, "-m", "autotune", "exec", str(file), "--", "sh", "-c", script],
+        [sys.executable, "-m", "autotune", "exec", "--force", str(file), "--", "sh", "-c", script],
         capture_output=True, text=True, env={**os.environ, "XLA_FLAGS": "--xla_cpu_z=3"}, timeout=100, check=False,
     )  # fmt: skip
     assert done.returncode == 7, done.stderr
     assert done.stdout == f"--xla_cpu_a=1 --xla_cpu_z=3|{hostile}"
-    assert "autotune: xla_cpu_a=1 (winner)" in done.stderr
-    assert "autotune: xla_cpu_z=3 (your XLA_FLAGS, kept)" in done.stderr
+    assert "gives xla_cpu_a=1 (winner)" in done.stderr
+    assert "gives xla_cpu_z=3 (your XLA_FLAGS, kept)" in done.stderr
+    assert "not applied, as far as can be seen" in done.stderr
+
+
+ARRIVAL = {
+    "arrives": ("exec", "autotune: applied: "),
+    "takes them away": ("unset XLA_FLAGS; exec", "not applied: xla_cpu_a=1: the program took it away"),
+    "has its own": ("export XLA_FLAGS=--xla_cpu_a=2;", "not applied: xla_cpu_a=1: the program made it 2"),
+}
+
+
+@pytest.mark.parametrize("kind", ARRIVAL)
+def test_exec_says_whether_the_settings_arrive_in_the_program_and_is_not_its_child(kind: str, tmp_path: Path) -> None:
+    script, wanted = ARRIVAL[kind]
+    code = "import os, time, jaxlib.xla_client\nprint(os.getpid(), flush=True)\ntime.sleep(2.5)\n"
+    code += "try: print(os.waitpid(-1, os.WNOHANG))\nexcept ChildProcessError: print('no children')"
+    (tmp_path / "train.py").write_text(code)
+    file = cpu_winner(tmp_path, {"xla_cpu_a": "1"})
+    command = ["sh", "-c", f"{script} {sys.executable} train.py"]
+    own = {n: v for n, v in os.environ.items() if n != "XLA_FLAGS"}
+    done = subprocess.run(
+        [sys.executable, "-m", "autotune", "exec", "--force", str(file), "--", *command],
+        capture_output=True, text=True, env=own, cwd=tmp_path, timeout=100, check=False,
+    )  # fmt: skip
+    pid, children = done.stdout.splitlines()
+    assert children == "no children"
+    assert wanted in done.stderr
+    assert kind != "arrives" or f"process {pid} " in done.stderr
+
+
+def test_exec_refuses_a_file_whose_run_is_not_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[list[str]] = []
+    monkeypatch.setattr(os, "execvpe", lambda file, arguments, environment: started.append(arguments))
+    file = cpu_winner(tmp_path, {"xla_cpu_a": "1", "option.batch": '"8; touch X"'})
+    done = autotune("exec", file, "--", "bash", "-c", "echo {batch}")
+    assert (done.returncode, started) == (2, [])
+    assert "unchecked, so nothing here shows that it was proven" in done.stderr
+    assert "--force" in done.stderr
+    done = autotune("exec", "--force", file, "--", "bash", "-c", "echo {batch}", "--batch={batch}")
+    assert started == [["bash", "-c", "echo '8; touch X'", "--batch=8; touch X"]]
+    assert autotune("exec", "--force", file, "--", "bash", "-c", "echo '{batch}'").returncode == 2
+    assert len(started) == 1
 
 
 def test_exec_refuses_elsewhere_unless_forced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,6 +36,7 @@ SECRET = ["--wandb-key=hunter2-a", "--token", "hunter2-b", "API_KEY=hunter2-c", 
 
 STUDY = """
 name = "secretive"
+description = "as with --token hunter2-j, https://hunter2-k@host"
 [workload]
 command = [PYTHON, "train.py", SECRETS]
 [workload.read]

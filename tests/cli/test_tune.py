@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ from autotune.cli.tune import name_of
 from autotune.model.spec import load_study
 from autotune.model.turn_sizes import WARMUP_STEPS
 from autotune.programs import look as looking
+from autotune.programs import proposal
 from harness.simulated_machine import write_study
 from tests.console import autotune
 
@@ -63,7 +65,10 @@ def test_a_plain_program_is_understood_and_its_study_passes_the_checks(tmp_path:
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_program_that_ends_is_asked_for_no_more_steps_than_it_makes(tmp_path: Path) -> None:
+def test_a_program_that_ends_is_asked_for_no_more_steps_than_it_makes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(looking, "ENOUGH_S", 60.0)
     done = look(tmp_path, PLAIN.format(steps=30))
     assert done.returncode == 0, done.stderr
     assert "then it ended by itself" in done.stdout
@@ -76,6 +81,7 @@ HOSTILE = {
     "crashes at once": ("import no_such_thing", "ModuleNotFoundError: No module named 'no_such_thing'"),
     "dies of a signal": ("import os; os.kill(os.getpid(), 11)", "was ended by signal 11"),
     "never prints a step": ("for i in range(3): print('apple', 'pear')", "apple pear"),
+    "prints one line": ("print('training')", "it printed one line only"),
     "wants standard input": ("name = input('your name? ')", "It reads standard input"),
     "makes too few steps": (PLAIN.format(steps=8), "at least 16 steps"),
 }
@@ -89,6 +95,49 @@ def test_a_program_that_cannot_be_tuned_is_told_what_to_do(kind: str, tmp_path: 
     assert wanted in done.stderr
     assert "autotune/cli/app.py" not in done.stderr  # no traceback of ours
     assert not (tmp_path / "train.toml").exists()
+
+
+UNKNOWN = {
+    "lines of its own": (
+        "for i in range(900):\n    time.sleep(.02)\n"
+        "    print(f'it {i}: L={4.2 - i / 1e3:.3f} (20.{i % 3}ms)', flush=True)",
+        "If this line is a step's",
+    ),
+    "JSON lines only": (
+        "for i in range(900):\n    time.sleep(.02)\n    with open('metrics.jsonl', 'a') as f:\n"
+        "        f.write(json.dumps({'step': i, 'loss': 4.2 - i / 1e3}) + '\\n')",
+        "It writes steps to metrics.jsonl",
+    ),
+    "a bar": (
+        "for i in range(900):\n    time.sleep(.02)\n"
+        "    print(f'Training: {i // 9}% |{\"#\" * (i // 30):30}|', end='\\r', flush=True)",
+        "it draws a progress bar",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", UNKNOWN)
+def test_not_understanding_is_quick_and_the_proposal_works(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (looking, proposal):
+        monkeypatch.setattr(module, "STUCK_S", 1.0)
+    monkeypatch.setattr(looking, "LOOK_AGAIN_S", 0.5)
+    text, wanted = UNKNOWN[kind]
+    began = time.monotonic()
+    done = look(tmp_path, f"import json, time\n{text}\n")
+    assert time.monotonic() - began < 15, "it would run for 18 s"
+    assert done.returncode == 2
+    assert wanted in done.stderr
+    _, _, options = done.stderr.partition("call the same with: ")
+    options = options.partition("\n")[0]
+    if not options:
+        assert kind == "a bar"
+        return
+    done = look(tmp_path, f"import json, time\n{text}\n", *shlex.split(options))
+    assert done.returncode == 0, done.stderr
+    loss = next(line for line in done.stdout.splitlines() if line.startswith("loss "))
+    assert loss.split()[1].startswith(("4.1", "4.0")), "the summary says which loss it reads"
 
 
 def test_steps_that_are_written_to_a_file_are_read_there(tmp_path: Path) -> None:
@@ -159,6 +208,7 @@ def test_a_late_first_step_is_waited_for(tmp_path: Path) -> None:
         (("tune", "--yes", "--", "python train.py --lr 3"), "without the quotes"),
         (("tune", "--trails", "3", "--", "python", "train.py"), "No such option"),
         (("tune", "--yes", "--name", "../up", "--", "python", "train.py"), "--name must be letters"),
+        (("tune", "--yes", "--time-budget", "30", "--", "python", "train.py"), "say its unit"),
         (("tune", "--yes", "--look-limit", "ten", "--", "python", "train.py"), "--look-limit must look like"),
         (("tune", "--yes", "--step-pattern", "a", "--step-json", "b", "--", "python", "x.py"), "exactly one of"),
         (("tune", "--yes", "--step-pattern", "(a", "--", "python", "x.py"), "regular expression"),
@@ -193,6 +243,65 @@ def test_arguments_arrive_as_they_are_and_a_launcher_is_seen_through(tmp_path: P
     assert [*spec.workload.arguments("f")][2:] == HYDRA
     assert json.loads(seen.read_text()) == HYDRA
     assert ", jaxlib " in done.stdout
+
+
+LOADS_XLA = "import os, sys, jaxlib.xla_client\n"
+AGAIN = """
+import os, sys
+if os.environ.get("XLA_FLAGS") != "--xla_cpu_enable_fast_math=true":
+    os.environ["XLA_FLAGS"] = "--xla_cpu_enable_fast_math=true"
+    os.execv(sys.executable, [sys.executable, *sys.argv])
+"""
+FLAG, SCRIPT = "--xla_cpu_enable_fast_math=true", f'{sys.executable} train.py "$@"'
+LOSES_FLAGS = {
+    "exports its own": f'export XLA_FLAGS="{FLAG}"\n{SCRIPT}',
+    "takes them away": f"unset XLA_FLAGS\n{SCRIPT}",
+    "starts again with its own": f"{sys.executable} again.py",
+}
+
+
+@pytest.mark.parametrize("kind", LOSES_FLAGS)
+def test_a_script_that_lets_no_settings_arrive_is_told_before_the_study(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(LOADS_XLA + PLAIN.format(steps=2000))
+    (tmp_path / "again.py").write_text(AGAIN + (tmp_path / "train.py").read_text())
+    (tmp_path / "run.sh").write_text(LOSES_FLAGS[kind] + "\n")
+    done = autotune("tune", "--dry-run", "--", "bash", "run.sh", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "XLA_FLAGS" in done.stderr
+    if kind == "exports its own":
+        assert f'export XLA_FLAGS="{FLAG} $XLA_FLAGS"' in done.stderr
+    assert not (tmp_path / "run.toml").exists()
+
+
+def test_the_settings_of_a_script_become_the_baseline_and_its_devices_those_of_the_study(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(LOADS_XLA + PLAIN.format(steps=2000))
+    own = f"{FLAG} --xla_force_host_platform_device_count=3 --xla_dump_to=/nowhere"
+    (tmp_path / "run.sh").write_text(f'export XLA_FLAGS="$XLA_FLAGS {own}" OMP_NUM_THREADS=2\n{SCRIPT}\n')
+    done = autotune("tune", "--dry-run", "--", "bash", "run.sh", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert f'export XLA_FLAGS="{own} $XLA_FLAGS"' in done.stdout, "its flags come last, so they win over a trial's"
+    assert 'export OMP_NUM_THREADS="${OMP_NUM_THREADS:-2}"' in done.stdout
+    spec = load_study(tmp_path / "run.toml")
+    assert dict(spec.baseline) == {"OMP_NUM_THREADS": "2", "xla_cpu_enable_fast_math": "true"}, "no file is handed on"
+    assert spec.device.count == 3
+
+
+def test_python_that_replaces_its_flags_while_it_runs_is_found_out_by_what_xla_compiles(tmp_path: Path) -> None:
+    compiles = "import jax\njax.config.update('jax_platforms', 'cpu')\njax.numpy.ones(3).block_until_ready()\n"
+    replaces = f"import os\nos.environ['XLA_FLAGS'] = {FLAG!r}\n"
+    done = look(tmp_path, replaces + compiles + PLAIN.format(steps=2000))
+    assert done.returncode == 2
+    assert "train.py sets XLA_FLAGS itself" in done.stderr
+    adds = replaces.replace(" = ", " += ' ' + ")
+    assert look(tmp_path, adds + compiles + PLAIN.format(steps=2000)).returncode == 0
+
+
+@pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="this machine has a GPU")
+def test_a_gpu_that_is_not_here_is_missed_before_the_program_is_started(tmp_path: Path) -> None:
+    done = look(tmp_path, "open('started', 'w')\n", "--platform", "cuda")
+    assert done.returncode == 2
+    assert "none is here" in done.stderr
+    assert not (tmp_path / "started").exists()
 
 
 def test_names_follow_the_program() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from autotune.model.options import (
     check_rules,
     dotted,
     filled,
+    filled_argument,
     option_sets,
     option_setting,
     option_text,
@@ -62,6 +65,54 @@ def test_a_value_that_is_no_json_is_refused_when_it_is_read() -> None:
 
 def test_equal_values_have_equal_texts() -> None:
     assert option_text({"b": 1, "a": [True, None]}) == option_text({"a": [True, None], "b": 1})
+
+
+HOSTILE = (
+    "8; touch X",
+    "$(touch X)",
+    "`touch X`",
+    "a b",
+    "'; touch X; '",
+    '"; touch X; "',
+    "a\nb",
+    "*",
+    "",
+    '{"a": 1}',
+    "$HOME",
+    ";touch${IFS}X;",
+    "`false`",
+    "\\",
+    "~",
+    "!!",
+)
+SCRIPTS = ("printf '<%s>' {x}", "printf '<%s>' \"{x}\"", "printf '<%s>' '{x}'", "printf <%s> {x} '")
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_shell_gets_each_value_as_one_word_or_not_at_all(tmp_path: Path, script: str) -> None:
+    shown = 0
+    for value in (*HOSTILE, "16", "a/b=c,d"):
+        try:
+            line = filled_argument(script, {"x": value})
+        except SettingError:
+            continue
+        done = subprocess.run(["sh", "-c", line], cwd=tmp_path, capture_output=True, text=True, check=False)
+        shown += done.stdout == f"<{value}>"
+        assert done.stdout in (f"<{value}>", ""), line
+    assert [p.name for p in tmp_path.iterdir()] == []
+    assert shown == {SCRIPTS[0]: len(HOSTILE) + 2, SCRIPTS[3]: 0}.get(script, 2)
+
+
+def test_an_argument_by_itself_gets_each_value_as_it_is() -> None:
+    assert [filled_argument("--batch={x}", {"x": value}) for value in HOSTILE] == [f"--batch={v}" for v in HOSTILE]
+    with pytest.raises(StudyFileError, match="must stay one word"):
+        parse_study(
+            {
+                "name": "s",
+                "workload": {"command": ["sh", "-c", "train '{x}'"], "read": {"json_key": "a"}, "tokens_per_step": 1},
+                "search": {"options": {"x": ["plain", "two words"]}},
+            }
+        )
 
 
 def test_no_value_is_filled_in_twice() -> None:

@@ -47,6 +47,20 @@ def test_names_of_secrets_are_told_from_those_of_everyday_things() -> None:
         ["python", "train.py", "hf_" + "abcDEF0123" * 3, "sk-proj-" + "abc0" * 5, "ghp_" + "abcd" * 9],
         ["python", "train.py", "AKIA" + "ABCD" * 4],
         ["wandb", "--key", "0123456789abcdef0123456789abcdef01234567"],
+        ["azcopy", "https://x.blob.core.windows.net/c?sv=1&sig=abc%2Fxyz%3D&se=2"],
+        ["curl", "https://b.s3.amazonaws.com/x?X-Amz-Signature=abc012&X-Amz-Credential=xyz"],
+        ["pip", "install", "--index-url", "https://abcxyz@host/simple", "git+https://abcxyz@host/x"],
+        ["python", "train.py", "nvapi-" + "aBc_" * 16, "npm_" + "abc0" * 9, "local-" + "0123abcdef" * 4],
+        ["python", "train.py", "https://hooks.slack.com/services/T0123/B0123/" + "abcd" * 8],
+        ["python", "train.py", "--cookie=abc", "--login=abc", "--pw", "abc", "-p", "xyz"],
+        ["sh", "-c", "mkdir -p out && sshpass -p xyz python train.py"],
+        [
+            "python",
+            "train.py",
+            "dapi" + "0123abcd" * 4,
+            "xoxb-0123456789-0123456789-abc",
+            "-----BEGIN PRIVATE KEY-----\nabc",
+        ],
     ],
 )
 def test_secrets_of_a_command_are_redacted_once_and_for_all(command: list[str]) -> None:
@@ -66,6 +80,8 @@ def test_secrets_of_a_command_are_redacted_once_and_for_all(command: list[str]) 
         ["python", "-m", "train", "config.yml", "--tokens", "4096", "--lr=1e-3", "--eos-token", "</s>", "--key", "42"],
         ["sh", "-c", 'python train.py --wandb-key="$WANDB_KEY" --token ${TOKEN:?}'],
         ["python", "train.py", "--token=$(TOKEN)", "--auth", "none", "--password", "", "--use-token", "--next"],
+        ["srun", "-p", "gpu", "python", "train.py", "-p", "8080", "-p", "out/x"],
+        ["ssh://git@host/x", "postgresql://me@host/x", "local-7", "npm_config", "sk-learn"],
         ["python", "train.py", "https://host:8080/path?x=1", "user@host", "sk-learn-thing", "hf_transformers", "key"],
     ],
 )  # fmt: skip
@@ -110,6 +126,19 @@ def test_a_study_s_identity_is_the_same_whatever_the_secret_and_read_back() -> N
     again = StudySpec.model_validate(one.model_dump(mode="json"))
     assert again.identity == one.identity
     assert one.identity != study("--lr", "abc").identity
+
+
+def test_a_description_is_shown_without_its_secrets() -> None:
+    assert "hunter2" not in study(description="with --token hunter2").description
+
+
+@pytest.mark.timeout(30)
+def test_shapes_are_found_wherever_they_stand_and_none_takes_for_ever() -> None:
+    key = "AKIA" + "ABCD" * 4
+    for text in (f"('{key}')", f"x={key}&y=1", f"[{key}, 1]", f"s3://{key}/x", f"{key}.\n"):
+        assert redact_text(text) == text.replace(key, REDACTED)
+    words = "adafruit curl -u ghp_ sk- password private-key -----BEGIN ey a3- s. "
+    assert redact_text(words * 2000) == words * 2000
 
 
 def test_dumps_have_no_secret_unless_asked_and_the_program_has_it() -> None:

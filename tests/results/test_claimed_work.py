@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from autotune.model.flags import FlagSet
-from autotune.model.proofs import ALONE, GAIN, alone_of, gain_of, reestimate, standing
-from autotune.model.records import RECORD, ConclusionRecord, ConfirmRun, FinalistResult, ProofRecord
+from autotune.model.proofs import report_of, standing
+from autotune.model.records import ALONE, CONFIRM, RECORD, ConclusionRecord, ConfirmRun, FinalistResult, ProofRecord
 from autotune.results.format import format_estimate
 from autotune.results.recompute import disagreements
 from autotune.rundir.store import RECORDS, Store
@@ -34,17 +34,12 @@ def forged(store: Store, change: Callable[[Record], None]) -> Store:
     plans = {r.stage: r for r in whole if isinstance(r, ProofRecord)}
     after: dict[str, FinalistResult] = {}
     for record in (r for r in records if r["kind"] == "finalist"):
-        found, min_effect = FinalistResult.model_validate(record), 0.005
-        if found.stage in plans:
-            plan, most = plans[found.stage], found.most or 0
-            made = standing(plan, runs, trial=found.trial, most=most, min_effect=min_effect).result
-        elif found.stage == GAIN:
-            made = gain_of(found, runs, min_effect=min_effect)
-        else:
-            made = alone_of(found, runs, most=found.most or 0, min_effect=min_effect)
+        found = FinalistResult.model_validate(record)
+        plan, most = plans[found.stage], found.most or 0
+        made = standing(plan, runs, trial=found.trial, most=most, min_effect=0.005).result
         after[found.stage] = made
         record |= made.model_dump(mode="json", exclude={"at_s", "by"})
-    last = reestimate(after[GAIN], after.get(ALONE), runs).estimate
+    last = report_of(after[CONFIRM], after.get(ALONE), runs).estimate
     assert last is not None
     for record in (r for r in records if r["kind"] == "conclusion"):
         record |= {"estimate": asdict(last), "sentence": f"ratio {format_estimate(last)}"}
@@ -111,6 +106,20 @@ def test_a_false_claim_is_caught(run: Store, attack: Callable[[Record], None]) -
     found = told(forged(run, attack))
     assert found
     assert [x for x in found if "it takes the work of a step as" not in x] == []
+
+
+def test_work_that_is_taken_out_is_missed_in_the_raw_pairs(run: Store) -> None:
+    def hide(record: Record) -> None:
+        if record["kind"] == "confirm_run":
+            record.pop("work")
+
+    assert any("its raw pairs give log ratio 0.4" in line for line in told(forged(run, hide)))
+
+
+def test_an_option_that_the_study_does_not_list_is_caught(run: Store) -> None:
+    file = run.path / RECORDS
+    file.write_text(file.read_text().replace('"option.batch":"16"', json.dumps({"option.batch": '"8; touch X"'})[1:-1]))
+    assert any("must have a value that the study lists" in line for line in told(Store.open(run.path)))
 
 
 def test_a_run_of_flags_alone_cannot_claim_any_work(run_replay: Run) -> None:

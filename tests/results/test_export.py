@@ -111,9 +111,16 @@ def test_docker_refuses_lines_that_its_scanner_does() -> None:
         render_winner(make_winner({"NCCL_X": "x" * 66_000}), ExportFormat.DOCKER)
 
 
-def test_shell_script_keeps_the_callers_flags_before_the_winners(tmp_path: Path) -> None:
-    text = render_winner(make_winner({"xla_gpu_a": "2"}), ExportFormat.SHELL)
-    got = script(["sh", "winner.sh", "env", "-0"], extra={"XLA_FLAGS": "--xla_gpu_a=1 --xla_gpu_z=3"})(text, tmp_path)
+@pytest.mark.parametrize(
+    ("form", "command"),
+    [(ExportFormat.SHELL, "sh winner.sh env -0"), (ExportFormat.ENV, "set -u; . ./winner.sh; env -0")],
+)
+def test_shell_formats_keep_the_callers_flags_before_the_winners(
+    form: ExportFormat, command: str, tmp_path: Path
+) -> None:
+    text = render_winner(make_winner({"xla_gpu_a": "2"}), form)
+    mine = {"XLA_FLAGS": "--xla_gpu_a=1 --xla_gpu_z=3"}
+    got = script(["sh", "-c", command], extra=mine)(text, tmp_path)
     assert FlagSet.parse(got["XLA_FLAGS"]) == FlagSet({"xla_gpu_a": 2, "xla_gpu_z": 3})
 
 

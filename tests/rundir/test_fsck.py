@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import random
 import shutil
 from collections import Counter
@@ -79,6 +81,11 @@ def mend(run_dir: Path) -> RunCheck:
     raise AssertionError(found.problems)
 
 
+def wrong(check: RunCheck) -> list[str]:
+    """What is wrong beside measurements that no record names: their lines were deleted."""
+    return [str(p) for p in check.problems if "does not name" not in p.what]
+
+
 def test_a_whole_run_is_clean(run_dir: Path) -> None:
     shown = CliRunner().invoke(app, ["fsck", str(run_dir)])
     assert (shown.exit_code, "nothing wrong" in shown.stdout) == (0, True)
@@ -113,7 +120,7 @@ def test_two_joined_lines_stop_the_study_with_advice(run_dir: Path, torn: bytes)
     shown = CliRunner().invoke(app, ["fsck", str(run_dir)])
     assert shown.exit_code == 1
     assert f"records.jsonl line {index + 1}" in shown.stdout
-    assert mend(run_dir).problems == ()
+    assert wrong(mend(run_dir)) == []
     goes_on(run_dir)
 
 
@@ -121,7 +128,7 @@ def test_a_trial_whose_record_is_lost_is_measured_again(run_dir: Path) -> None:
     index = line_of_trial(run_dir, 5)
     lost = lines_of(run_dir)[index][:-9] + b"\n"
     change_line(run_dir, index, lambda line: lost)
-    assert mend(run_dir).problems == ()
+    assert wrong(mend(run_dir)) == []
     assert [t.number for t in Store.open(run_dir).of(TrialResult)] == [1, 2, 3, 4, 6, 7]
     goes_on(run_dir)
 
@@ -132,7 +139,7 @@ def test_proofs_of_a_lost_trial_are_made_again(run_dir: Path) -> None:
     assert conclusion.trial is not None
     change_line(run_dir, line_of_trial(run_dir, conclusion.trial), lambda line: b"rubbish\n")
     assert any(f"names trial {conclusion.trial}, which is not there" in p.what for p in check_run(run_dir).problems)
-    assert mend(run_dir).problems == ()
+    assert wrong(mend(run_dir)) == []
     assert Store.open(run_dir).last(ConclusionRecord) is None
     goes_on(run_dir)
 
@@ -145,11 +152,11 @@ def test_a_trial_that_is_recorded_twice_is_named_and_the_first_counts(run_dir: P
     (problem,) = check_run(run_dir).problems
     assert problem.line == len(lines) + 1
     assert f"second record of trial 2; the first is line {index + 1}" in problem.what
-    assert mend(run_dir).problems == ()
+    assert wrong(mend(run_dir)) == []
     assert (run_dir / "records.jsonl").read_bytes() == b"".join(lines)
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"\0" * 4096, b"[]", b'{"schema_version": 2}'])
+@pytest.mark.parametrize("content", [b"", b"{", b"\0" * 4096, b"[]", b'{"schema_version": 3}'])
 def test_a_lost_study_file_is_written_anew_by_its_own_study_only(run_dir: Path, content: bytes) -> None:
     (run_dir / "study.json").write_bytes(content)
     with pytest.raises(RunDirectoryError, match=r"study\.json must hold the study"):
@@ -183,6 +190,59 @@ def test_a_start_that_was_cut_short_at_any_place_goes_on(tmp_path: Path) -> None
         goes_on(run_dir)
 
 
+def contents(run_dir: Path) -> Counter[bytes]:
+    """What lies in the files of raw pairs, whatever their names."""
+    return Counter(p.read_bytes() for p in run_dir.rglob("pairs*.jsonl"))
+
+
+@pytest.mark.parametrize("left", [None, b"", b"\0" * 300, b'{"kind":"session"'])
+def test_a_run_without_records_is_never_begun_anew_over_its_measurements(run_dir: Path, left: bytes | None) -> None:
+    before, file = contents(run_dir), run_dir / "records.jsonl"
+    file.unlink()
+    if left is not None:
+        file.write_bytes(left)
+    shown = CliRunner().invoke(app, ["fsck", str(run_dir)])
+    assert (shown.exit_code, "nothing wrong" in shown.stdout) == (1, False)
+    with pytest.raises(RunDirectoryError, match=r"must hold the records .* restore it from a copy"):
+        record(run_dir, SPEC, trials=TRIALS)
+    (run_dir / "study.json").unlink()
+    with pytest.raises(RunDirectoryError, match="name another folder with --run-dir"):
+        record(run_dir, SPEC, trials=TRIALS)
+    assert contents(run_dir) == before
+
+
+def test_measurements_whose_records_are_lost_are_told_and_kept(run_dir: Path) -> None:
+    before = contents(run_dir)
+    (run_dir / "records.jsonl").write_bytes(b"".join(lines_of(run_dir)[: line_of_trial(run_dir, 2)]))
+    (problem,) = (p for p in check_run(run_dir).problems if p.line is None)
+    assert ("records are lost" in problem.what, problem.is_harmless) == (True, False)
+    goes_on(run_dir)
+    assert not before - contents(run_dir)
+
+
+def test_a_killed_driver_s_measurement_is_harmless(run_dir: Path) -> None:
+    folder = run_dir / "trials" / "0099"
+    folder.mkdir()
+    (folder / "pairs.jsonl").touch()
+    (problem,) = check_run(run_dir).problems
+    assert ("trials/0099" in problem.what, problem.is_harmless) == (True, True)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", ["study.json", "records.jsonl", "lock", "trials/0001/pairs.jsonl", "trials", "."])
+def test_a_pipe_in_place_of_a_file_is_an_error_and_no_wait(run_dir: Path, name: str) -> None:
+    path = run_dir / name
+    if path.is_dir():
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+    for command in ("status", "show", "report", "fsck", "export"):
+        error = CliRunner().invoke(app, [command, str(run_dir)]).exception
+        assert isinstance(error, SystemExit | AutotuneError | None), (command, repr(error))
+    with contextlib.suppress(RunDirectoryError):
+        record(run_dir, SPEC, trials=TRIALS)
+
+
 def test_raw_samples_that_are_lost_are_named(run_dir: Path) -> None:
     measured = [t for t in Store.open(run_dir).of(TrialResult) if t.directory and t.comparison and not t.same_as]
     torn, gone, empty = measured[0], measured[1], measured[2]
@@ -209,7 +269,7 @@ def test_a_damaged_pair_is_an_error_with_advice(run_dir: Path) -> None:
     shown = CliRunner().invoke(app, ["show", str(run_dir), str(trial.number)])
     assert isinstance(shown.exception, RunDirectoryError)
     assert "autotune fsck" in str(shown.exception)
-    assert mend(run_dir).problems == ()
+    assert wrong(mend(run_dir)) == []
     assert file.read_bytes() == whole
 
 
@@ -220,7 +280,7 @@ def test_links_are_named(run_dir: Path, tmp_path: Path) -> None:
     (run_dir / "trials/0001/worker.log").symlink_to(precious)
     (problem,) = check_run(run_dir).problems
     assert (problem.file, "symbolic link" in problem.what) == ("trials/0001/worker.log", True)
-    assert mend(run_dir).problems == ()
+    assert wrong(mend(run_dir)) == []
     assert precious.read_text() == "mine"
     goes_on(run_dir)
 
@@ -239,8 +299,8 @@ def test_a_record_that_names_a_folder_outside_is_not_followed(run_dir: Path) -> 
     index = line_of_trial(run_dir, 1)
     name = json.loads(lines_of(run_dir)[index])["directory"].encode()
     change_line(run_dir, index, lambda line: line.replace(name, b"../../etc"))
-    (problem,) = check_run(run_dir).problems
-    assert "names a folder outside the run" in problem.what
+    (problem,) = wrong(check_run(run_dir))
+    assert "names a folder outside the run" in problem
 
 
 def without_their_runs(run_dir: Path) -> int:

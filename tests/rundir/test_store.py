@@ -59,7 +59,9 @@ def test_second_driver_is_refused_and_told_who_holds_it(tmp_path: Path) -> None:
 
 
 def test_run_directory_of_another_study_is_refused_with_the_section_that_differs(tmp_path: Path) -> None:
-    Store.create_or_resume(tmp_path, study(), study_dir=tmp_path).close()
+    store = Store.create_or_resume(tmp_path, study(), study_dir=tmp_path)
+    (store.folder("trials", "0001") / "pairs.jsonl").write_text("{}\n")
+    store.close()
     other = study(measure={"pairs_cap": 11})
     with pytest.raises(RunDirectoryError, match="different: measure"):
         Store.create_or_resume(tmp_path, other, study_dir=tmp_path)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import autotune.settings.probe
-from autotune.model.errors import LaunchError
+from autotune.model.errors import STOPPED, LaunchError, StoppedError
 from autotune.model.flags import parse_text_proto
 from autotune.settings.probe import (
     FlagInfo,
@@ -18,6 +18,7 @@ from autotune.settings.probe import (
     probe_build,
     read_debug_options,
 )
+from tests.console import autotune as autotune_command
 
 FLAG_COUNTS = {"0.10.2": 309, "0.11.2": 339, "0.12.0.1": 350}  # counted in the builds' own usage text
 
@@ -110,6 +111,23 @@ def test_a_parser_that_does_not_answer_is_an_error() -> None:
         pytest.raises(LaunchError, match=r"within 0\.001 s"),
     ):
         parser.ask("")
+
+
+def test_a_parser_that_is_killed_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    child, tries = tmp_path / "child.py", tmp_path / "tries"
+    child.write_text(f"import os\nopen({str(tries)!r}, 'a').write('x')\nos.kill(os.getpid(), 9)\n")
+    monkeypatch.setattr(autotune.settings.probe, "_CHILD", child)
+    with pytest.raises(StoppedError, match="must answer but was ended by SIGKILL; run the same command again"):
+        probe_build(sys.executable, cache_dir=tmp_path)
+    assert tries.read_text() == "xxx"
+
+
+def test_a_command_whose_parser_is_killed_every_time_can_be_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*_: object) -> None:
+        raise StoppedError("killed")
+
+    monkeypatch.setattr(autotune.settings.probe, "_probe", stop)
+    assert autotune_command("flags", "check", "--xla_a=1").returncode == STOPPED
 
 
 def test_sorting_out_names_unknown_and_refused_flags(parser: ParserProcess) -> None:

@@ -14,7 +14,7 @@ import pytest
 from autotune.cluster.engine import JOINED, LEFT, Message, Told
 from autotune.measure.runner import TaskRunner
 from autotune.measure.tasks import Assignment
-from autotune.model.errors import LaunchError, NodeLostError
+from autotune.model.errors import LaunchError, StoppedError
 from autotune.model.measurement import FailureKind
 from autotune.model.records import ConfirmRun, FloorResult, IncidentRecord, LedgerRecord, Outcome, TrialResult
 from autotune.model.spec import StudySpec
@@ -225,10 +225,10 @@ def test_a_lane_of_another_kind_of_machine_is_dismissed_and_the_others_go_on(tmp
 
 def test_when_no_lane_is_of_use_the_study_says_why(tmp_path: Path) -> None:
     def fate(lane: str, assignment: Assignment) -> list[Mapping[str, Any]]:
-        return [{"type": "error", "message": "no GPU here", "is_node_lost": lane == "b"}]
+        return [{"type": "error", "message": "no GPU here", "is_stopped": lane == "b"}]
 
     run, _ = study(tmp_path, fate, lanes=["a", "b"])
-    with pytest.raises(NodeLostError, match="no GPU here"):
+    with pytest.raises(StoppedError, match="no GPU here"):
         run_study(run)
 
 
@@ -271,7 +271,7 @@ def test_a_lane_that_was_dismissed_does_not_keep_a_study_waiting_when_the_others
         def news(self, wait_s: float) -> list[Told]:
             said = super().news(wait_s)
             if not said and not self._units:
-                raise NodeLostError("all lanes are gone")
+                raise StoppedError("all lanes are gone")
             return said
 
     def fate(lane: str, assignment: Assignment) -> list[Mapping[str, Any]] | None:
@@ -281,7 +281,7 @@ def test_a_lane_that_was_dismissed_does_not_keep_a_study_waiting_when_the_others
 
     run, _ = study(tmp_path, fate, lanes=["odd", "b"])
     run.make_engine = lambda r: Ending(r, ["odd", "b"], fate)
-    with pytest.raises(NodeLostError, match="all lanes are gone"):
+    with pytest.raises(StoppedError, match="all lanes are gone"):
         run_study(run)
     assert run.lanes.engine.for_good  # type: ignore[attr-defined]
 

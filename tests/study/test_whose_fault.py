@@ -8,7 +8,7 @@ import pytest
 
 from autotune.measure.context import REFERENCE_RESTARTS
 from autotune.measure.runner import MOST_LOST_IN_A_ROW
-from autotune.model.errors import LaunchError
+from autotune.model.errors import LaunchError, StoppedError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Failure, FailureKind
 from autotune.model.records import ConclusionRecord, IncidentRecord, TrialResult
@@ -50,6 +50,54 @@ class Mortal(SimulatedLauncher):
 
         worker.run_block = run  # type: ignore[method-assign]
         return worker
+
+
+class Killed(SimulatedLauncher):
+    """Workers that a signal ends while they start: references, or those with settings."""
+
+    def __init__(self, spec: StudySpec, failure: Failure, *, of_reference: bool, times: int) -> None:
+        super().__init__(spec)
+        self._failure, self._of_reference, self.left = failure, of_reference, times
+
+    def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> SimulatedWorker:
+        if self.left > 0 and (not settings if self._of_reference else "xla_a" in settings):
+            self.left -= 1
+            raise WorkerFailed(self._failure, infrastructure=self._failure.kind is FailureKind.LAUNCH)
+        return super().start(settings, folder, progress=progress)
+
+
+def killed(by: str) -> Failure:
+    kind = FailureKind.CRASH if by == "SIGKILL" else FailureKind.LAUNCH
+    return Failure(kind=kind, message=f"killed by {by}", phase="compile", signal=by)
+
+
+@pytest.mark.parametrize("by", ["SIGKILL", "SIGTERM"])
+def test_a_reference_that_is_killed_while_it_starts_is_started_again(run_replay: Run, by: str) -> None:
+    spec = replay_study()
+    _, store, _ = run_replay(spec, trials=2, launcher=Killed(spec, killed(by), of_reference=True, times=2))
+    assert len(store.of(TrialResult)) == 2
+    assert sum("start tried again" in i.what for i in store.of(IncidentRecord)) == 2
+
+
+@pytest.mark.parametrize(("by", "goes_on"), [("SIGKILL", False), ("SIGTERM", True), ("SIGSEGV", False)])
+def test_one_that_is_killed_every_time_ends_the_study(run_replay: Run, by: str, goes_on: bool) -> None:
+    """Memory may be too small for it: a batch system that started it again for ever would not help."""
+    spec, failure = replay_study(), killed(by)
+    if by == "SIGSEGV":
+        failure = failure.model_copy(update={"kind": FailureKind.CRASH})
+    launcher = Killed(spec, failure, of_reference=True, times=10**9)
+    with pytest.raises(LaunchError) as error:
+        run_replay(spec, trials=2, launcher=launcher)
+    assert isinstance(error.value, StoppedError) is goes_on
+    assert 10**9 - launcher.left == (1 if by == "SIGSEGV" else 3)
+
+
+def test_a_candidate_that_is_killed_is_not_started_again(run_replay: Run) -> None:
+    spec = replay_study()
+    launcher = Killed(spec, killed("SIGKILL"), of_reference=False, times=1)
+    first = (("one", FlagSet({"xla_a": 1})), ("two", FlagSet({"xla_a": 2})))
+    _, store, _ = run_replay(spec, trials=2, launcher=launcher, first=first)
+    assert [r.failure is not None for r in store.of(TrialResult)] == [True, False]
 
 
 def test_a_candidate_that_ends_by_sigterm_is_no_fault_of_the_reference(run_replay: Run) -> None:

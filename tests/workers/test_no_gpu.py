@@ -14,6 +14,7 @@ from autotune.model.measurement import FailureKind
 from autotune.settings.space import SearchSpace
 from autotune.study.stages import run_study
 from autotune.workers.base import WorkerFailed
+from autotune.workers.command import CommandLauncher
 from autotune.workers.local import LocalLauncher
 from harness.simulated import GivenSetup, given_run
 from tests.runs import Diary
@@ -52,6 +53,7 @@ def test_a_program_that_runs_on_the_cpu_instead_is_refused(start: Start, workloa
         start(study(workload, **CUDA))
     assert error.value.failure.kind is FailureKind.LAUNCH
     assert not error.value.infrastructure  # to try again does not bring one
+    assert "entry" in workload or "nothing was started" in str(error.value)
 
 
 @pytest.mark.aot
@@ -71,6 +73,17 @@ def test_the_study_ends_with_what_the_doctor_says(tmp_path: Path) -> None:
     assert "`autotune doctor` finds here" in said
     assert "no GPU is here (no /dev/nvidia*)" in said or "hides every GPU" in said
     assert 'device.platform = "cpu"' in said
+    assert not any("tried again" in note for note in diary.notes)
+
+
+def test_a_program_that_is_not_installed_is_started_once_and_told_so(tmp_path: Path) -> None:
+    spec = study({"command": ["no-such-program"], "read": {"preset": "maxtext"}})
+    launcher = CommandLauncher(spec, study_dir=str(PROGRAMS), base=caller_environment())
+    diary = Diary()
+    run = given_run(spec, tmp_path / "run", GivenSetup(given_space=SearchSpace(()), given_launcher=launcher), diary)
+    with pytest.raises(LaunchError, match="cannot be started") as error:
+        run_study(run)
+    assert "`workload.command`" in str(error.value)
     assert not any("tried again" in note for note in diary.notes)
 
 

@@ -1,0 +1,35 @@
+"""Reads a file of the user's: a plain one, whole, without waiting for a pipe or a device."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+
+def plain_content(path: Path, *, most: int = -1) -> bytes:
+    """Reads a plain file.
+
+    Args:
+        most: Bytes that are read; -1 for all.
+
+    Raises:
+        OSError: If it is not a plain file, or cannot be read.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is no plain file (a folder, a pipe or a device)", str(path))
+    with os.fdopen(descriptor, "rb") as file:
+        return file.read(most)
+
+
+def plain_text(path: Path) -> str:
+    r"""Reads a plain file of UTF-8 text, with every end of a line as ``\n``.
+
+    Raises:
+        OSError: If it is not a plain file, or cannot be read.
+        UnicodeDecodeError: If it is not UTF-8.
+    """
+    return plain_content(path).decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
