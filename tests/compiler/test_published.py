@@ -16,7 +16,7 @@ from scipy.stats import spearmanr
 from autotune.compiler.predict import published, why_no_interval
 from autotune.compiler.targets import parse_topology, target_names
 from autotune.model.flags import parse_set
-from benchmarks.published.report import interval
+from harness.framework_interval import interval
 
 ROOT = Path(__file__).parents[2]
 ROWS: dict[str, Any] = tomllib.loads((ROOT / "benchmarks/published/rows.toml").read_text(encoding="utf-8"))
