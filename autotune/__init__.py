@@ -1,8 +1,8 @@
 """Finds, proves and exports the fastest XLA / NCCL / JAX settings for LLM training.
 
-In a notebook: ``import autotune; s = autotune.load("runs/x")``, then `s.trials`, `s.winner`, `s.plot.forest()`, and
-``autotune.compare([a, b])``; ``autotune.atlas()`` is the table of what settings do. All are fetched when first used, so
-that importing the package stays light.
+In a script or notebook: ``import autotune; s = autotune.run("study.toml")`` runs a study, ``autotune.load("runs/x")``
+reads one; then `s.trials`, `s.winner`, `s.plot.forest()`, and ``autotune.compare([a, b])``. ``autotune.atlas()`` is the
+table of what settings do. All are fetched when first used, so that importing the package stays light.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ if TYPE_CHECKING:
     from autotune.results.api import compare as compare
     from autotune.results.api import load as load
     from autotune.results.atlas_views import atlas as atlas
+    from autotune.study.start import run as run
 
 __version__ = "0.1.0"
 
 _OFFERED = {
     "NotComparableError": "model.errors", "Study": "results.api", "atlas": "results.atlas_views",
-    "compare": "results.api", "load": "results.api",
+    "compare": "results.api", "load": "results.api", "run": "study.start",
 }  # fmt: skip
 
 

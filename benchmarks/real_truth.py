@@ -29,7 +29,6 @@ from typing import Any
 
 from rich.console import Console
 
-from autotune.cli.live import LineView
 from autotune.machine.host import describe_machine
 from autotune.measure.compare import ComparisonRequest, fixed
 from autotune.model.clock import Stopwatch
@@ -38,6 +37,7 @@ from autotune.model.records import ConclusionRecord, ConfirmRun, FloorResult, Tr
 from autotune.model.spec import StudySpec, parse_study
 from autotune.rundir.store import Store
 from autotune.study.confirm import prove
+from autotune.study.live import LineView
 from autotune.study.run import StudyRun
 from autotune.study.stages import new_run, noise_floor, probe, run_study
 from harness.simulated import runner_of
@@ -115,12 +115,12 @@ def describe(store: Store, conclusion: ConclusionRecord) -> dict[str, Any]:
         "sentence": conclusion.sentence,
         "reported": _interval(conclusion.estimate),
         "floor": _interval(floor.floor.estimate),
-        "detectable": floor.floor.detectable,
+        "provable": floor.provable,
         "step_s": floor.comparison.reference_step_s,
         "trials": [
             {
                 "status": str(r.status),
-                "outlook": r.outlook_at(min_effect=store.spec.measure.min_effect),
+                "outlook": r.outlook_at(min_effect=store.spec.measure.min_effect, provable=floor.provable),
                 "estimate": _interval(r.comparison.estimate) if r.comparison else None,
                 "pairs": r.comparison.pair_count if r.comparison else 0,
             }

@@ -12,7 +12,7 @@ import contextlib
 import random
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -104,6 +104,7 @@ class Killing:
         rng: Chooses when and whom.
         delay_s: Of a simulated block.
         database: Holds the Optuna study.
+        stages: At which it is struck.
 
     Attributes:
         strikes: One entry for each: whom it struck, at which stage, and whether real workers were measuring.
@@ -116,6 +117,7 @@ class Killing:
     rng: random.Random
     delay_s: float = 0.0
     database: Postgres | None = None
+    stages: Sequence[str] = STAGES[:-1]
     strikes: list[dict[str, Any]] = field(default_factory=list, init=False)
     orphans: int = field(default=0, init=False)
     unfit_ends: int = field(default=0, init=False)
@@ -133,7 +135,7 @@ class Killing:
 
     def strike(self, most: int) -> None:
         """Strikes the study so often, at stages that chance chooses, or until it is over."""
-        for stage in sorted(self.rng.choices(STAGES[:-1], k=most), key=STAGES.index):
+        for stage in sorted(self.rng.choices(self.stages, k=most), key=STAGES.index):
             if not self._wait_until(stage) or self._stage() == STAGES[-1]:
                 return
             if self.rng.random() < AT_WORK:
@@ -317,13 +319,15 @@ def kill_study(
     place: Place | None = None,
     delay_s: float = 0.0,
     database: Postgres | None = None,
+    stages: Sequence[str] = STAGES[:-1],
 ) -> dict[str, Any]:
     """Strikes one study so often, lets it finish, and gives the tally; arguments as `Killing` has them."""
     with contextlib.ExitStack() as stack:
         here = stack.enter_context(place or Here())
         study = Killing(
-            folder=folder, text=text, trials=trials, place=here, rng=rng, delay_s=delay_s, database=database
-        )
+            folder=folder, text=text, trials=trials, place=here, rng=rng, delay_s=delay_s, database=database,
+            stages=stages,
+        )  # fmt: skip
         stack.callback(study.end)
         study.strike(strikes)
         study.finish()

@@ -7,8 +7,8 @@ Standard library only, to start in milliseconds. It
 * relays lines between its stdin/stdout and that socket, so that workers on any machine are reached without a listening
   port;
 * keeps the first and the last half of ``LOG_BYTES`` of the worker's output;
-* when its stdin ends (the driver stopped for any reason), or the command ends, kills every process that descends from
-  the command, those that left its session included (it is their "child subreaper", see prctl(2));
+* when its stdin ends (the driver stopped for any reason), or the command ends, ends every process that descends from
+  the command, those that left its session included (it is their "child subreaper", see prctl(2)), by `ENDING`;
 * reports as its last line how the command ended.
 
 With ``--remote`` it first reads one line from stdin, ``{"environment": {...}, "keep": [...]}``: the command's whole
@@ -27,12 +27,17 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable, Sequence
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 CHANNEL_VARIABLE = "AUTOTUNE_CHANNEL"
 GUARD_PROGRAM = __file__
-PATIENCE_S = 10.0
+KILL = ((signal.SIGKILL, 10.0),)
+ENDING = ((signal.SIGINT, 2.0), (signal.SIGTERM, 2.0), *KILL)
+"""Signals that end processes, each with the seconds before the next: an interrupted Python program runs its ``finally``
+and ``atexit``."""
+
 LAST_LINES, LAST_BYTES = 20, 20_000
 """Limits of the output in the last message."""
 
@@ -104,21 +109,33 @@ def descendants(root: int) -> list[int]:
     return found
 
 
-def kill_all() -> None:
-    """Kills descendants until none is left, also those that start meanwhile."""
-    end = time.monotonic() + PATIENCE_S
-    while time.monotonic() < end:
-        alive = descendants(os.getpid())
-        for pid in alive:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
-        try:
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        except ChildProcessError:
+def end_descendants(wait: Callable[[], object], signals: Sequence[tuple[int, float]] = ENDING) -> None:
+    """Ends all descendants of this process, also those that start meanwhile.
+
+    Args:
+        wait: Called until none is left; it waits for a moment, and handles the last output.
+        signals: Each with the seconds before the next one.
+    """
+    for number, patience_s in signals:
+        told = set[int]()
+        deadline = time.monotonic() + patience_s
+        while time.monotonic() < deadline:
+            alive = descendants(os.getpid())
+            for pid in set(alive) - told:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, number)
+            told.update(alive)
             if not alive:
                 return
-        time.sleep(0.005)
+            wait()
+
+
+def reap_all() -> None:
+    """Waits for a moment, and reaps all dead children."""
+    time.sleep(0.02)
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
 
 
 def die_with_parent(parent: int) -> None:
@@ -195,7 +212,13 @@ def run(log: BoundedLog, command: list[str], received: bytes = b"") -> dict[str,
             status = code if done else None
         _reap_strangers(pid)
     left_behind = len(descendants(os.getpid())) if status is not None else 0
-    kill_all()
+
+    def wait() -> None:
+        _drain(out_read, log)
+        reap_all()
+
+    end_descendants(wait)
+    reap_all()
     _drain(out_read, log)
     while relay.to_driver():
         pass
@@ -262,7 +285,7 @@ def _reap_strangers(own: int) -> None:
 
 
 def _drain(descriptor: int, log: BoundedLog) -> None:
-    """Reads the rest of the output pipe, whose writers are all dead."""
+    """Reads what the output pipe holds."""
     os.set_blocking(descriptor, False)
     with contextlib.suppress(OSError):
         while data := os.read(descriptor, 1 << 16):
@@ -309,7 +332,7 @@ def main(arguments: list[str]) -> int:
     try:
         end = run(log, command, received)
     finally:
-        kill_all()
+        end_descendants(reap_all, KILL)
         log.close()
     _write_all(json.dumps(end).encode() + b"\n")
     return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,6 +13,7 @@ from autotune.child.guard import descendants
 from autotune.child.packages import near_home, versions_in
 
 _JAXLIB = re.compile(r"(/\S[^\n]*?)/jaxlib/[^\n]*\.so")
+_FLAGS = re.compile(r"^flags:\s*(\d+)", re.M)
 _PROC = Path("/proc")
 
 
@@ -70,6 +72,26 @@ def _opens_gpu(pid: int) -> bool | None:
     except OSError:
         return None
     return any(f.startswith(("/dev/nvidia", "/dev/dxg")) for f in files)
+
+
+def open_for_writing(root: int) -> set[str]:
+    """Returns the files that processes below one have open to write them, without devices and removed files."""
+    found = set[str]()
+    for pid in descendants(root):
+        with contextlib.suppress(OSError):
+            for link in (_PROC / str(pid) / "fd").iterdir():
+                with contextlib.suppress(OSError, ValueError):  # closed meanwhile
+                    found.update(_written_by(link))
+    return found
+
+
+def _written_by(link: Path) -> list[str]:
+    """The file of a descriptor in /proc, if it is open for writing."""
+    file = link.readlink()
+    if not file.is_absolute() or file.parts[1] in ("dev", "proc", "sys") or not file.is_file():
+        return []
+    flags = _FLAGS.search((link.parent.parent / "fdinfo" / link.name).read_text(encoding="ascii"))
+    return [str(file)] if flags is not None and int(flags[1], 8) & os.O_ACCMODE else []
 
 
 def _environment(pid: int, names: Iterable[str] | re.Pattern[str]) -> dict[str, Any]:

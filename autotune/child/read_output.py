@@ -2,14 +2,13 @@
 
 Standard library only. Lines are matched here, so that the driver never waits for a regular expression. It receives a
 ``job`` over the channel (`autotune.child.channel`) and answers with ``phase``, ``ready``, ``block``, ``error`` as
-workers do. The program does not wait, so a ``block`` is its next steps. On ``stop`` the program gets SIGTERM, then
-SIGKILL.
+workers do. The program does not wait, so a ``block`` is its next steps. On ``stop`` the program is ended as
+`autotune.child.guard.ENDING` says.
 """
 
 from __future__ import annotations
 
 import collections
-import contextlib
 import os
 import re
 import select
@@ -23,6 +22,7 @@ from typing import Any
 from autotune.child.channel import Channel
 from autotune.child.devices import memory_in_use
 from autotune.child.gpus import is_on_gpus, ran_on
+from autotune.child.guard import end_descendants
 from autotune.child.output import Follow, Lines, read_piece, start_program
 from autotune.child.processes import xla_processes
 from autotune.child.steps import StepReader
@@ -30,7 +30,6 @@ from autotune.child.steps import StepReader
 MATCH_LIMIT_S = 2.0
 """Limit of CPU time for matching one piece of output, against endless backtracking."""
 
-POLITE_S = 5.0
 POLL_S = 0.1
 KEPT_LINES = 60
 
@@ -56,6 +55,11 @@ class ProgramRun:
     def __init__(self, channel: Channel, job: Mapping[str, Any], *, terminal: bool) -> None:
         self.channel = channel
         self.job = job
+        for number in (
+            signal.SIGINT,
+            signal.SIGTERM,
+        ):  # of the guard: the program ends first
+            signal.signal(number, lambda *_: None)
         self.program, self.output = start_program(job["command"], job["cwd"], terminal=terminal)
 
     def run(self) -> int:
@@ -76,6 +80,25 @@ class ProgramRun:
                 return status
             if self.program.poll() is not None and self.output not in readable:
                 return self.ended()
+
+    def end(self) -> None:
+        """Ends the program and what it started; the guard ends what is left."""
+
+        def wait() -> None:
+            # A program that prints at its end must not block on a full pipe.
+            if not self._passes_on(0.05):
+                time.sleep(0.01)
+            self.program.poll()
+
+        end_descendants(wait)
+        while self._passes_on(0.0):
+            continue
+
+    def _passes_on(self, wait_s: float) -> bool:
+        """Passes a piece of output on; False if none came within `wait_s` seconds, or none will."""
+        data = read_piece(self.output) if select.select([self.output], [], [], wait_s)[0] else b""
+        _pass_on(data)
+        return bool(data)
 
     def take_orders(self) -> bool:
         """Receives messages of the driver; False ends the run."""
@@ -107,6 +130,7 @@ class Session(ProgramRun):
         self._arrived_s: list[float] = []
         self._sent = 0
         self._losses: list[tuple[int, float]] = []
+        self._numbers: list[int] = []
         self._wanted: list[int] = []
         self._tells_memory = False
         self._line_count = 0
@@ -119,7 +143,7 @@ class Session(ProgramRun):
         """Receives at least one order; ends the program on ``stop``."""
         if self._wait_for_order():
             return True
-        self._end()
+        self.end()
         return False
 
     def take(self, lines: Iterable[str]) -> None:
@@ -136,7 +160,7 @@ class Session(ProgramRun):
         self._answer()
         if self._times or time.monotonic() - self._started <= self.job["limit_s"]:
             return None
-        self._end()
+        self.end()
         return self.no_result(self._nothing_read())
 
     def _wait_for_order(self) -> bool:
@@ -165,6 +189,8 @@ class Session(ProgramRun):
             if not self._times:
                 self.channel.enter("warm-up")
             self._times.append(step.step_s)
+            if not self._ready and (number := self._reader.counter(line)) is not None:
+                self._numbers.append(number)
             self._arrived_s.append(now_s)
         if step.loss is not None:
             self._losses.append((len(self._times), step.loss))
@@ -181,6 +207,7 @@ class Session(ProgramRun):
                 "ready",
                 warmup_step_times_s=self._times[:warm],
                 losses=losses[: self.job["check_steps"]],
+                step_numbers=self._numbers,
                 processes=xla_processes(self.program.pid, self.job["variables"]),
                 # Of the machine: the program's own libraries cannot be asked from outside.
                 ran_on=ran_on(range(self.job["device_count"] or 1)) if is_on_gpus() else {},
@@ -231,19 +258,6 @@ class Session(ProgramRun):
         """Reports why there is no result; returns the exit status."""
         self.channel.send_error("NoResult", message)
         return 1
-
-    def _end(self) -> None:
-        """Ends the program and its group by SIGTERM, then SIGKILL; the guard ends the rest."""
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.program.pid, number)
-            deadline = time.monotonic() + POLITE_S
-            while self.program.poll() is None and time.monotonic() < deadline:
-                # A program that prints at its end must not block on a full pipe.
-                if select.select([self.output], [], [], 0.05)[0]:
-                    _pass_on(read_piece(self.output))
-            if self.program.poll() is not None:
-                return
 
 
 def last_exception(lines: Iterable[str]) -> tuple[str, str] | None:

@@ -184,6 +184,8 @@ DURATIONS = ("step_s", "step_ms", "step_us", "steps_per_s", "tokens_per_s", "val
 GROUPS = (*DURATIONS, "unit", "step", "loss")
 """Legal names of groups in a pattern."""
 
+_COUNTER = re.compile(r"\b(?:step|iter|iteration|update)s?\b[^\w\n]{0,3}(\d[\d,_]*)", re.I)
+
 _NAMED = {
     "step_s": ("time", 1.0),
     "step_ms": ("time", 1e-3),
@@ -270,6 +272,14 @@ class StepReader:
             return Step(self._duration(found), lost)
         step = _number(found, "step")
         return self._between(None if step is None else int(step), now_s, lost)
+
+    def counter(self, line: str) -> int | None:
+        """Reads the number of the step that a line names, by a group ``step`` of the pattern or the word before it."""
+        found = search(self._pattern, plain(line)) if self._pattern is not None else None
+        value = _number(found, "step")
+        if value is None and (named := _COUNTER.search(plain(line))) is not None:
+            value = number(named[1])
+        return int(value) if value is not None and math.isfinite(value) else None
 
     def _duration(self, found: re.Match[str]) -> float | None:
         """Seconds of a step from a printed duration, in its own unit or that of its group."""

@@ -91,13 +91,10 @@ def read(
         request = ProbeRequest(
             command=tuple(what), cwd=Path.cwd(), platform=default_platform(), rules=rules or None,
             limit_s=parse_duration(limit), terminal=True if rules.get("terminal") else terminal,
+            file=str(file) if file is not None else None,
         )  # fmt: skip
         probe, _ = run_request(request, tell=lambda text: None)
-        if not probe.lines and file is None:
-            probe.notes.append(_SILENT)
-        if probe.status:
-            probe.notes.append(f"it ended with status {probe.status}")
-        probe = probe if file is None else read_log(file)
+        probe = _with_notes(probe, reads_file=file is not None)
     fits = [] if rules else recognise(probe.lines, at=probe.at_s or None, tokens_per_step=tokens_per_step)
     found = reading_of(probe, fits, rules or (fits[0].rules if fits else {}))
     if as_json:
@@ -108,6 +105,17 @@ def read(
     print_lines((f"autotune: {note}" for note in probe.notes), stderr=True)
     if not found["steps"]:
         raise typer.Exit(1)
+
+
+def _with_notes(probe: Probe, *, reads_file: bool) -> Probe:
+    """Adds notes on a run, and reads the file that it wrote in place of its output."""
+    if not probe.lines and not reads_file:
+        probe.notes.append(_SILENT)
+    if probe.status:
+        probe.notes.append(f"it ended with status {probe.status}")
+    if reads_file:
+        probe.lines, probe.at_s = probe.file_lines, probe.file_at_s
+    return probe
 
 
 def _rows(found: Mapping[str, Any], *, most: int | None) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shlex
 import shutil
@@ -45,15 +44,16 @@ def run(
     as_json: options.Json = False,
 ) -> None:
     """Runs a study, or continues it where it was stopped."""
+    from autotune.model.spec import load_study
     from autotune.study.engines import choose_engine, parse_groups
-    from autotune.study.stages import study_with
+    from autotune.study.start import study_with
 
     given: dict[str, dict[str, Any]] = {
         "search": {"trials": trials, "time_budget": time_budget, "gpu_hours": gpu_hours},
         "screen": {"enabled": screen, "target": target, "topology": topology},
         "confirm": {"soak": None if soak else 0},
     }
-    spec = study_with(study, given, seed=seed)
+    spec = study_with(load_study(study), given, seed=seed)
     path = run_dir or options.RUNS / spec.name
     groups = parse_groups(devices)
     run_and_print(
@@ -65,41 +65,28 @@ def run(
 def run_and_print(
     spec: StudySpec, study: Path, path: Path, *, as_json: bool, **session: Any
 ) -> tuple[ConclusionRecord, Store]:
-    """Runs a study to its conclusion and prints it, or how to resume; `session` goes to `new_run`."""
-    from autotune.model.errors import STOPPED
-    from autotune.study.run import Stopped, stoppable
+    """Runs a study to its conclusion and prints it, or how to resume; progress goes to stderr with `as_json`.
 
+    Args:
+        session: See `new_run`.
+    """
+    from autotune.model.errors import STOPPED
+    from autotune.study.run import Stopped
+    from autotune.study.start import run_shown
+
+    console, folder = make_console(stderr=as_json), study.resolve().parent
     try:
-        with stoppable():
-            conclusion, store = _run(spec, study, path, as_json=as_json, **session)
+        done = run_shown(spec, path, console, study_dir=folder, command=sys.argv, **session)
     except KeyboardInterrupt as error:
         print(
             f"\nautotune: stopped; everything so far is in {path}; run the same command again to go on", file=sys.stderr
         )
         raise typer.Exit(STOPPED if isinstance(error, Stopped) else 130) from None
     if as_json:
-        print_json(plain(conclusion, run=str(path)))
+        print_json(plain(done.conclusion, run=str(path)))
     else:
-        _print_results(store, conclusion, path, study)
-    return conclusion, store
-
-
-def _run(spec: StudySpec, study: Path, path: Path, *, as_json: bool, **session: Any) -> tuple[ConclusionRecord, Store]:
-    """Runs all stages; progress goes to stderr with `as_json`."""
-    from autotune.cli.live import LineView, LiveView
-    from autotune.model.clock import Stopwatch
-    from autotune.study.stages import new_run, run_study
-
-    console, watch = make_console(stderr=as_json), Stopwatch()
-    budget, min_effect = spec.search.time_budget, spec.measure.min_effect
-    live = None
-    if console.is_terminal:
-        live = LiveView(console, watch, min_effect=min_effect, name=spec.name, budget_s=budget)
-    view = live or LineView(console, watch, min_effect=min_effect)
-    run = new_run(spec, path, study_dir=study.resolve().parent, view=view, watch=watch, command=sys.argv, **session)
-    with live or contextlib.nullcontext():
-        conclusion = run_study(run)
-    return conclusion, run.store
+        _print_results(done.store, done.conclusion, path, study)
+    return done.conclusion, done.store
 
 
 def _print_results(store: Store, conclusion: ConclusionRecord, path: Path, study: Path) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from autotune.cli import options
-from autotune.cli.printing import print_json, print_lines, print_study, print_table
+from autotune.cli.printing import make_console, print_blocks, print_json, print_lines, print_study, print_table
 
 if TYPE_CHECKING:
     from autotune.model.measurement import Pair
@@ -25,9 +25,10 @@ def status(
 ) -> None:
     """Shows how far studies are; of a running one its stage, since when, and the time left."""
     from autotune.model.errors import AutotuneError
+    from autotune.rundir.store import runs_in
     from autotune.study.status import UnreadableRun, format_lanes, study_status
 
-    paths = [run_path] if run_path else sorted(p.parent for p in options.RUNS.glob("*/study.json"))
+    paths = [run_path] if run_path else runs_in(options.RUNS)
     found: list[StudyStatus | UnreadableRun] = []
     for path in paths:
         try:
@@ -42,19 +43,39 @@ def status(
     if not found:
         print("no runs here yet; `autotune run studies/quickstart.toml` makes one")
         return
+    if make_console().is_terminal:
+        print_blocks(map(_block, found))
+        return
     print_table(("run", "state", "trials", "failed", "time", "best so far", "conclusion"), map(_cells, found))
     print_lines(line for status in found for line in format_lanes(status))
 
 
 def _cells(status: StudyStatus | UnreadableRun) -> list[str]:
     """Formats one run as a row of the table."""
-    from autotune.study.status import UnreadableRun, format_stage
+    from autotune.study.status import UnreadableRun
 
     if isinstance(status, UnreadableRun):
         return [status.run, status.state, *[""] * 5]
     trials = f"{status.trials} of {status.asked_trials}"
-    state = ": ".join(filter(None, (status.state, format_stage(status))))
-    return [status.run, state, trials, str(status.failed), status.time, status.best, status.sentence]
+    return [status.run, _state(status), trials, str(status.failed), status.time, status.best, status.sentence]
+
+
+def _block(status: StudyStatus | UnreadableRun) -> list[str]:
+    """Formats one run as lines for a terminal."""
+    from autotune.study.status import UnreadableRun, format_lanes
+
+    if isinstance(status, UnreadableRun):
+        return [status.run, status.state]
+    trials = f"{status.trials} of {status.asked_trials} trials ({status.failed} failed) in {status.time}"
+    best = status.sentence or f"best so far: {status.best}"
+    lanes = [line.removeprefix(f"{status.run}: ") for line in format_lanes(status)]
+    return [f"{status.run}: {_state(status)}", trials, best, *lanes]
+
+
+def _state(status: StudyStatus) -> str:
+    from autotune.study.status import format_stage
+
+    return ": ".join(filter(None, (status.state, format_stage(status))))
 
 
 def show(
@@ -82,10 +103,10 @@ def _show_trial(store: Store, result: TrialResult, *, as_json: bool) -> None:
     """Prints settings, result, figures, raw pairs and the end of the log of one trial."""
     from autotune.model.measurement import block_step_s, log_ratio
     from autotune.model.units import format_bytes, format_seconds
-    from autotune.results.format import format_energy, format_trial
+    from autotune.results.format import format_energy, format_trial, provable_gain
 
     pairs = list(store.pairs(result.directory)) if result.directory else []
-    outlook = result.outlook_at(min_effect=store.spec.measure.min_effect)
+    outlook = result.outlook_at(min_effect=store.spec.measure.min_effect, provable=provable_gain(store))
     if as_json:
         print_json({**result.model_dump(mode="json", exclude_none=True), "outlook": outlook, "pairs": pairs})
         return

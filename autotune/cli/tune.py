@@ -303,24 +303,46 @@ def show_plan(found: ProbeResult, plan: Plan, file: Path) -> None:
         *(("careful", warning) for warning in own.warnings),
         ("loss", f"{found.loss:.4g}, read beside the steps: no winner may change it" if found.loss is not None else
                  "none is read, so no winner can be held to it: name it by --loss"),
+        *_rows_of_files(found, plan.starts),
         ("times", f"ready after {format_seconds(found.start_s)}, a step takes {format_seconds(found.step_s)}; {steps}"),
         ("search", f"{len(names)} settings of {preview.build}: {', '.join(names[:MOST_NAMES])}{more}"),
         ("because", WHY[plan.kind]),
         ("time", f"{_about(plan.budget_s)} in all; a run takes {format_seconds(plan.run_s)}, a trial "
-                 f"{_about(plan.trial_s)}: reference, candidate, reference, three times"),
+                 f"{_about(plan.trial_s)}: reference, candidate, reference, twice"),
         *([("careful", _too_short(plan))] if plan.budget_s < plan.needed_s else []),
         ("file", f"{file}, run directory {options.RUNS / plan.spec.name}"),
     ]  # fmt: skip
     print_lines([f"{name:<12} {text}".rstrip() for name, text in rows])
 
 
+def _rows_of_files(found: ProbeResult, starts: int) -> list[tuple[str, str]]:
+    """Formats what the program writes, and what becomes of it when a study starts it many times."""
+    rows = []
+    if found.writes:
+        rows.append(("writes", f"{_some(found.writes)}: each run has this folder for itself, and that is thrown away"))
+    if found.folder_warning:
+        rows.append(("careful", f"{found.folder_warning}. The study starts the program up to {starts} times"))
+    if found.outside:
+        advice = "give it {folder} in the command as the place for it, or switch it off, if that must not happen"
+        rows.append(
+            ("careful", f"this program writes {_some(found.outside)}, outside this folder, and is started up to "
+                        f"{starts} times: {advice}")
+        )  # fmt: skip
+    return rows
+
+
+def _some(files: Sequence[str]) -> str:
+    """Names the first file, and counts the others."""
+    return files[0] + (f" and {len(files) - 1} more" if len(files) > 1 else "")
+
+
 def _too_short(plan: Plan) -> str:
     """Formats a warning that the time budget is too short for a study."""
-    from autotune.programs.draft import WORTH_TRIALS
+    from autotune.model.spec import FEWEST_TRIALS
 
     return (
-        f"the A/A run and {WORTH_TRIALS} trials with their proofs take about {_about(plan.needed_s)} here: in "
-        "less, a promising set may stay unproven. The same command with a larger --time-budget continues the study"
+        f"the A/A run, {FEWEST_TRIALS} trials and the proof of one set take about {_about(plan.needed_s)} here; in "
+        "less the study tries fewer sets, or stops after the A/A run"
     )
 
 
@@ -353,11 +375,12 @@ def write_study(file: Path, text: str, command: Sequence[str]) -> None:
 
 def _run(file: Path, *, trials: int | None, time_budget: str | None, asked: ProbeRequest) -> None:
     from autotune.model.records import Outcome
+    from autotune.model.spec import load_study
     from autotune.study.engines import choose_engine
-    from autotune.study.stages import study_with
+    from autotune.study.start import study_with
 
     given: dict[str, dict[str, Any]] = {"search": {"trials": trials, "time_budget": time_budget}}
-    spec = study_with(file, given, seed=None)
+    spec = study_with(load_study(file), given, seed=None)
     path = options.RUNS / spec.name
     conclusion, store = run_and_print(
         spec, file, path, storage=None, as_json=False, devices=(), make_engine=choose_engine(spec, ())
@@ -365,7 +388,7 @@ def _run(file: Path, *, trials: int | None, time_budget: str | None, asked: Prob
     if conclusion.outcome is Outcome.WINNER:
         _write_winner(store, path, asked)
     else:
-        minutes = math.ceil(2 * (spec.search.time_budget or store.watch.total_s) / 60)
+        minutes = math.ceil(max(conclusion.needed_s or 0.0, 2 * (spec.search.time_budget or store.watch.total_s)) / 60)
         given_more = ["--time-budget", f"{minutes}m", "--name", spec.name]
         again = shlex.join(["autotune", "tune", *given_more, "--", *_shown(store, asked)])
         print_lines(

@@ -12,7 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
-COMPILES, LANE = "autotune-screen-", "autotune-held-"
+COMPILES, LANE, FOLDERS = "autotune-screen-", "autotune-held-", "autotune-folder-"
 """Prefixes of scratch folders."""
 
 _YOUNG_S = 60.0
@@ -109,9 +109,25 @@ class Scratch:
         """Removes the folder; safe to call twice."""
         if self._descriptor < 0:
             return
-        shutil.rmtree(self.path, ignore_errors=True)
+        remove_tree(self.path)
         os.close(self._descriptor)
         self._descriptor = -1
+
+
+def remove_tree(path: Path) -> None:
+    """Removes a folder as far as it can, folders without permissions included: a mounted overlay leaves one."""
+
+    def allow(_: object, name: str, *__: object) -> None:
+        for closed in (Path(name).parent, Path(name)):
+            with contextlib.suppress(OSError):
+                closed.chmod(0o700)
+        if Path(name).is_dir() and not Path(name).is_symlink():
+            shutil.rmtree(name, ignore_errors=True)
+        else:
+            with contextlib.suppress(OSError):
+                Path(name).unlink()
+
+    shutil.rmtree(path, onerror=allow)
 
 
 def sweep(root: Path, prefix: str) -> list[Path]:
@@ -127,7 +143,7 @@ def sweep(root: Path, prefix: str) -> list[Path]:
             if found.st_uid != os.getuid() or time.time() - found.st_mtime < _YOUNG_S:
                 continue
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(path, ignore_errors=True)
+            remove_tree(path)
             removed.append(path)
         except OSError:  # its owner lives
             continue

@@ -14,7 +14,14 @@ from typing import Protocol, TypeVar
 from autotune.child.steps import plain
 from autotune.machine.environment import caller_environment
 from autotune.machine.telemetry import NO_WATCH, GpuWatch, open_meter, open_watch
-from autotune.measure.loss_gate import LossGate, LossTrace, not_finite, refuse_not_finite, unusable_dtype
+from autotune.measure.loss_gate import (
+    LossGate,
+    LossTrace,
+    not_finite,
+    refuse_not_finite,
+    refuse_resumed,
+    unusable_dtype,
+)
 from autotune.measure.memory import MemoryShare, refuse_over_limit
 from autotune.measure.tasks import Assignment
 from autotune.model.errors import LaunchError, NodeLostError, StoppedError
@@ -82,6 +89,7 @@ class MeasurementContext:
         self.meter = open_meter(spec, self.gpus)
         self._launcher = launcher
         self._reference: Worker | None = None
+        self._first_report: WorkerReport | None = None
         self._began_s = time.monotonic()
 
     def begin(self, assignment: Assignment) -> None:
@@ -91,6 +99,7 @@ class MeasurementContext:
         self.restarts = 0
         self._began_s = time.monotonic()
         if (floor := assignment.floor) is not None:
+            self._first_report = floor.reference
             self.losses = LossGate(self.spec, floor.loss_spread, floor.loss_tolerance)
             self._launcher.limits = time_limits_after(self.spec, floor)
 
@@ -118,6 +127,7 @@ class MeasurementContext:
         Raises:
             WorkerFailed: If it never became ready.
             NodeLostError: If nodes that it needs are gone.
+            LaunchError: If its program goes on where an earlier run ended.
         """
         attempt = 0
         while True:
@@ -177,7 +187,9 @@ class MeasurementContext:
             self.gpus.follow([g.uuid for g in worker.report.gpus or () if g.uuid is not None])
             if (failure := unusable_dtype(worker.report)) is not None:
                 raise WorkerFailed(failure)
-        except WorkerFailed:
+            self._first_report = self._first_report or worker.report
+            refuse_resumed(self._first_report, worker.report)
+        except (WorkerFailed, LaunchError):
             worker.close()
             raise
         return worker

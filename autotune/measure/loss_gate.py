@@ -8,6 +8,7 @@ long run decides, in the soak.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import re
 from collections.abc import Sequence
@@ -30,9 +31,11 @@ from autotune.model.options import options_in
 from autotune.model.spec import StudySpec
 from autotune.model.units import format_change_of
 from autotune.stats.loss_check import (
+    FEW_STEPS,
     GRAD_NORM,
     LOSS,
     MOST_TOLERANCE,
+    SMALL,
     Comparability,
     LossSpread,
     StepLoss,
@@ -65,6 +68,10 @@ Reports = tuple[WorkerReport, WorkerReport]
 
 COLLAPSED = 0.05
 """Share of the first loss below which a loss counts as learned by heart: its differences are shares of this."""
+
+EQUAL_RUNS = 0.05
+"""Largest relative difference of the losses of two runs that began alike, within their first `FEW_STEPS` steps; later
+`MOST_TOLERANCE`."""
 
 HOW_TO_TELL = "call autotune.hook.report(loss=...), or give workload.read.loss"
 
@@ -431,14 +438,59 @@ def spread_of_floor(reports: Sequence[WorkerReport], pairs: Sequence[Pair]) -> L
         pairs: Of the living one with all others.
 
     Raises:
-        LaunchError: If a loss or norm is not finite.
+        LaunchError: If a loss or norm is not finite, or equal runs did not begin alike.
     """
     for report in reports:
         refuse_not_finite(report)
     first, *others = (first_steps(r.losses, r.grad_norms) for r in reports)
-    found = [spread_between(first, other) for other in others]
-    found += [spread_between(*_both(p.loss)) for p in pairs if p.loss is not None]
+    told = [(first, other) for other in others] + [_both(p.loss) for p in pairs if p.loss is not None]
+    scale = SMALL * abs(first[0].loss) if first else 0.0
+    for traces in told:
+        _refuse_unequal(*traces, least_scale=scale)
+    found = [spread_between(*traces) for traces in told]
     return functools.reduce(LossSpread.joined, found, LossSpread())
+
+
+def _refuse_unequal(one: Trace, other: Trace, *, least_scale: float) -> None:
+    """Refuses runs of one set whose losses are too far apart to have begun alike.
+
+    Args:
+        least_scale: Of what a difference is a share, at least: near 0 any two losses differ by far.
+
+    Raises:
+        LaunchError: With the first such step.
+    """
+    for step in sorted(set(one) & set(other)):
+        losses = (one[step].loss, other[step].loss)
+        difference = abs(losses[0] - losses[1]) / max(abs(losses[0]), least_scale, 1e-12)
+        most = EQUAL_RUNS if step < FEW_STEPS else MOST_TOLERANCE
+        if difference > most:
+            raise LaunchError(
+                f"equal runs of the reference must have the same loss within {most:.0%} but at step {step} it is "
+                f"{losses[0]:.6g} in one and {losses[1]:.6g} in another, and so a wrong loss would not be noticed: let "
+                "each run begin alike (a fixed seed, the same order of the data, no checkpoint of another run; "
+                "docs/tune.md), or leave the loss out of what the program reports"
+            )
+
+
+def refuse_resumed(first: WorkerReport, later: WorkerReport) -> None:
+    """Refuses a program that goes on where an earlier run ended, by the numbers that it prints of its first steps.
+
+    A program that prints by the clock may begin anywhere between two lines: so far apart the numbers may be.
+
+    Raises:
+        LaunchError: With both numbers.
+    """
+    if not (first.step_numbers and later.step_numbers):
+        return
+    between = [b - a for r in (first, later) for a, b in itertools.pairwise(r.step_numbers)]
+    begins = first.step_numbers[0], later.step_numbers[0]
+    if abs(begins[1] - begins[0]) > max(between, default=1):
+        raise LaunchError(
+            f"each run of the program must begin at the same step but one began at {begins[0]} and a later one at "
+            f"{begins[1]}: it goes on from what an earlier run saved. Let it begin anew (switch its checkpoints off, "
+            "or send them to {folder} in its arguments), then run the study in a new run directory (docs/tune.md)"
+        )
 
 
 def _both(told: SameStep) -> tuple[dict[int, StepLoss], dict[int, StepLoss]]:

@@ -35,6 +35,7 @@ from autotune.stats.estimates import SequentialPlan, Verdict, judge
 from autotune.stats.loss_check import LossSpread
 from autotune.stats.noise_floor import DEFAULT_PROOF_SIZE
 from autotune.workers.base import Launcher, WorkerFailed
+from autotune.workers.failures import collision_of
 
 MOST_LOST_IN_A_ROW = 3
 """Tasks in a row over which the reference did not stay alive, after which the lane is of no use."""
@@ -137,7 +138,7 @@ class TaskRunner:
     def _aa_run(self, folder: Path) -> AaRun:
         while True:
             try:
-                return self.comparer.aa_run(folder, plan=self._plan)
+                return self.comparer.aa_run(folder)
             except ReferenceFailed:
                 raise
             except WorkerFailed as error:
@@ -146,8 +147,8 @@ class TaskRunner:
                 if error.failure.phase != "step":
                     raise LaunchError(
                         f"a second reference must run beside the first but did not: {error}; its log is "
-                        f"{error.failure.log}. If both do not fit in memory together, let them run one at a time "
-                        '(measure.mode = "auto" or "aba")'
+                        f"{error.failure.log}. If both cannot have the same {collision_of(error.failure) or 'memory'}, "
+                        'let them run one at a time (measure.mode = "auto" or "aba")'
                     ) from error
                 self.context.lose_reference(error)
 

@@ -8,18 +8,16 @@ import stat
 from pathlib import Path
 
 
-def plain_content(path: Path, *, most: int = -1, follow: bool = True) -> bytes:
+def plain_content(path: Path, *, most: int = -1) -> bytes:
     """Reads a plain file.
 
     Args:
         most: Bytes that are read; -1 for all.
-        follow: Whether it may be a symbolic link.
 
     Raises:
         OSError: If it is not a plain file, or cannot be read.
     """
-    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
-    descriptor = os.open(path, flags if follow else flags | os.O_NOFOLLOW)
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, "it is no plain file (a folder, a pipe or a device)", str(path))

@@ -216,6 +216,7 @@ class WorkerReport(Record):
         compile_s: Seconds of lowering and compiling the step; of a command, of all that XLA compiled.
         start_s: Seconds from the start of the process to readiness.
         losses: Of the first steps, from the agreed seed and data.
+        step_numbers: By which a program that is read names its first lines of steps.
         grad_norms: Global gradient norms of the same steps.
         dtype: In which a step computes.
         loss_dtype: In which its loss is reported.
@@ -234,6 +235,7 @@ class WorkerReport(Record):
     compile_s: Elapsed | None = None
     start_s: Elapsed
     losses: tuple[float, ...]
+    step_numbers: tuple[int, ...] = ()
     grad_norms: tuple[float, ...]
     dtype: str = "float32"
     loss_dtype: str | None = None

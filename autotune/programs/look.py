@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 import shutil
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune.child.output import Follow, find, lines_of
+from autotune.child.output import find, lines_of
 from autotune.child.read_output import last_exception
 from autotune.child.recognise import Recognised, recognise
 from autotune.child.shapes import draws_bar
@@ -31,7 +33,7 @@ from autotune.model.turn_sizes import WARMUP_STEPS
 from autotune.model.units import format_seconds
 from autotune.programs.own_settings import DEVICE_COUNT, OwnSettings, marks_of, own_settings
 from autotune.programs.probe import Probe, run_probe
-from autotune.programs.proposal import STUCK_S, Shapes, options_of, proposed
+from autotune.programs.proposal import STUCK_S, Shapes, options_of, proposed, written_lines
 
 LEAST_STEPS = 10
 """Steps after warm-up that a study needs in each run."""
@@ -48,6 +50,11 @@ LOOK_AGAIN_S = 2.0
 
 BARS = ("tqdm", "rich", "keras", "lightning", "levanter")
 """Presets of progress bars."""
+MOST_FILES, MOST_TEXT = 2000, 1_000_000
+"""Limits of a search for changed files: of each folder, and bytes of each text that names it."""
+
+_NAMED_PATH = re.compile(r"(?:^|(?<=[\s'\"=:]))(?:/|~/|\.\./)[\w./~+-]+")
+_TEXTS = (".py", ".sh", ".toml", ".yaml", ".yml", ".json", ".gin", ".cfg")
 
 _BAR = re.compile(r"([^\w\s]|\s)\1{7,}")
 """A progress bar, cut from lines that are shown."""
@@ -60,6 +67,7 @@ class ProbeRequest:
     Attributes:
         rules: The keys of `[workload.read]`; None to recognise them.
         terminal: Whether it gets a pseudo-terminal; None tries one if it prints no steps into a pipe.
+        file: The file that it writes, where `rules` do not name it.
     """
 
     command: tuple[str, ...]
@@ -68,6 +76,7 @@ class ProbeRequest:
     rules: Mapping[str, Any] | None
     limit_s: float
     terminal: bool | None = None
+    file: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +97,9 @@ class ProbeResult:
         ended: Whether it ended by itself.
         python: Interpreter that loaded jaxlib; None if none was seen.
         own: The settings that it sets itself.
+        writes: Files that it wrote in its own folder, relative to it.
+        outside: Files that it wrote outside its folder.
+        folder_warning: Why it wrote into the user's folder, or may have; empty if it did not.
     """
 
     request: ProbeRequest
@@ -106,6 +118,9 @@ class ProbeResult:
     python: str | None
     jaxlib: str | None
     own: OwnSettings
+    writes: tuple[str, ...] = ()
+    outside: tuple[str, ...] = ()
+    folder_warning: str = ""
 
     @property
     def names_python(self) -> bool:
@@ -181,21 +196,15 @@ class StepWatch:
         self._seen = -1
         self._steps: Steps | None = None
         self._finds_out = request.rules is None
-        path = (request.rules or {}).get("file")
-        self._follow = Follow(request.cwd / path) if path else None
-        self._lines: list[str] = []
-        self._at_s: list[float] = []
-        self._cwd, self._began, self._looked_s = request.cwd, time.time(), 0.0
+        self._began, self._looked_s = time.time(), 0.0
         self._shapes = Shapes()
         self.is_stuck = False
+        self._reads_file = bool((request.rules or {}).get("file"))
         self.rules = request.rules
         self.best: Recognised | None = None
 
     def steps(self, probe: Probe) -> Steps | None:
         """Returns the steps among all lines so far; None if there are none."""
-        if self._follow is not None:
-            self._lines += self._follow.read()
-            self._at_s += [probe.took_s] * (len(self._lines) - len(self._at_s))
         lines, at_s = self._all_lines(probe)
         if self._seen != len(lines):
             self._seen = len(lines)
@@ -207,7 +216,7 @@ class StepWatch:
 
     def _all_lines(self, probe: Probe) -> tuple[Sequence[str], Sequence[float]]:
         """Returns the lines among which steps are looked for, with their times in seconds."""
-        return (self._lines, self._at_s) if self._follow is not None else (probe.lines, probe.at_s)
+        return (probe.file_lines, probe.file_at_s) if self._reads_file else (probe.lines, probe.at_s)
 
     def is_enough(self, probe: Probe) -> bool:
         """Whether the program has made enough steps, for long enough."""
@@ -238,7 +247,8 @@ class StepWatch:
     def proposed(self, probe: Probe) -> Recognised | None:
         """Returns rules for steps that were not read; None if none fit."""
         lines, at_s = self._all_lines(probe)
-        return proposed(lines[-RECOGNISED_LINES:], at_s[-RECOGNISED_LINES:], self._cwd, self._began)
+        files = probe.written or written_lines(probe.place, self._began)
+        return proposed(lines[-RECOGNISED_LINES:], at_s[-RECOGNISED_LINES:], files)
 
 
 def _recognised(lines: Sequence[str], at_s: Sequence[float]) -> Recognised | None:
@@ -265,7 +275,7 @@ def run_request(request: ProbeRequest, *, tell: Callable[[str], None]) -> tuple[
         try:
             probe = run_probe(
                 request.command, marked, cwd=request.cwd, limit_s=request.limit_s, is_enough=watch.is_enough,
-                terminal=terminal,
+                terminal=terminal, file=request.file or (request.rules or {}).get("file"),
             )  # fmt: skip
             if dump is not None:
                 probe.has_dumped = any(dump.path.iterdir())
@@ -303,6 +313,7 @@ def probe_program(request: ProbeRequest, *, tell: Callable[[str], None]) -> Prob
             "the program must run on a GPU but none is here (`autotune doctor` says why): call this where one is, or "
             "add --platform cpu. The program was not started"
         )
+    began_s = time.time()
     probe, watch = run_request(request, tell=tell)
     steps = watch.steps(probe)
     count = len(steps.took_s) if steps is not None else 0
@@ -328,8 +339,42 @@ def probe_program(request: ProbeRequest, *, tell: Callable[[str], None]) -> Prob
         doubt=doubt_of(watch.best), loss=steps.loss, step_s=steps.typical_s, line_s=steps.line_s,
         start_s=steps.at_s[min(WARMUP_STEPS, count - 1)], steps=count, ended=probe.status is not None,
         device=device_words(request.platform, here), device_count=device_count(request.platform, here),
-        python=probe.python, jaxlib=probe.jaxlib, own=own,
+        python=probe.python, jaxlib=probe.jaxlib, own=own, writes=probe.writes, folder_warning=probe.folder_warning,
+        outside=tuple(sorted(probe.outside | changed_outside(request, since_s=began_s))),
     )  # fmt: skip
+
+
+def changed_outside(request: ProbeRequest, *, since_s: float) -> set[str]:
+    """Returns files outside the folder that changed after some time, in places that the command or its scripts name.
+
+    So a file that is open for a moment only is seen, too. At most `MOST_FILES` files of each place are looked at.
+    """
+    folder = request.cwd.resolve()
+    texts = [*request.command, *(_script_text(folder / word) for word in request.command)]
+    named = {folder / Path(path).expanduser() for text in texts for path in _NAMED_PATH.findall(text)}
+    places = {(path if path.exists() else path.parent).resolve() for path in named}
+    found = set[str]()
+    for place in places - {Path.home(), Path(tempfile.gettempdir()).resolve()}:
+        is_apart = not folder.is_relative_to(place) and not place.is_relative_to(folder)
+        if is_apart and len(place.parts) > 2:  # not /data, which others write to
+            files = [place] if place.is_file() else itertools.islice(place.rglob("*"), MOST_FILES)
+            found.update(str(p) for p in files if _has_changed(p, since_s))
+    return found
+
+
+def _has_changed(file: Path, since_s: float) -> bool:
+    try:
+        return file.is_file() and file.stat().st_mtime >= since_s
+    except OSError:
+        return False
+
+
+def _script_text(file: Path) -> str:
+    """Returns the text of a script or configuration that a command names; empty if it is none."""
+    try:
+        return file.read_bytes()[:MOST_TEXT].decode(errors="replace") if file.suffix in _TEXTS else ""
+    except OSError:
+        return ""
 
 
 def refuse_bad_rules(rules: Mapping[str, Any] | None) -> None:
@@ -586,7 +631,10 @@ def _how_to_read(fit: Recognised | None) -> str:
     if fit is not None:
         file = fit.rules.get("file")
         where = f"It writes steps to {file}, such as" if file else "If this line is a step's"
-        return f"{where}:\n    {fit.example[:160]}\n  call the same with: {options_of(fit.rules)}"
+        return (
+            f"{where}:\n    {fit.example[:160]}\n  call the same with: {options_of(fit.rules)}\n"
+            "  (if its steps come later, with the --step-pattern of those)"
+        )
     return (
         'Let it print a line at each step, such as `print(f"step {i} {seconds:.4f} s loss {loss}", flush=True)`; or '
         "say how its steps are printed, by one of\n"

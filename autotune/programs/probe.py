@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -11,8 +13,10 @@ from typing import Any
 
 from autotune.machine.environment import STORED
 from autotune.model.errors import LaunchError
-from autotune.model.options import filled_argument
+from autotune.model.options import filled, filled_argument
+from autotune.programs.proposal import written_lines
 from autotune.workers.base import GuardedProcess, reader_command
+from autotune.workers.own_folder import OwnFolder
 
 ASK_EVERY_S = 0.5
 END_PATIENCE_S = 15.0
@@ -26,21 +30,35 @@ class Probe:
         environment: The one that it was given.
         has_dumped: Whether XLA wrote what it compiled into the folder of that environment; None without one.
         at_s: Seconds after the start at which each line came; empty for a saved log.
+        file_lines: Lines that it added to the file that was asked for.
+        file_at_s: Seconds after the start at which each of them came.
         processes: Processes that have loaded XLA, by process number, as `autotune.child.processes` describes them.
         status: Exit status as `subprocess` gives it; None if it was stopped.
         took_s: Seconds until it ended or was stopped.
         last_lines: The end of its output where it ended by itself.
+        place: Folder in which the files lie that it writes to its own, while it runs.
+        written: The last lines of the files of lines among them, the newest first.
+        writes: Files that it wrote below its folder, relative to it, if it had one of its own.
+        outside: Files outside its folder that it had open to write them.
+        folder_warning: Why its folder was not its own; empty if it was.
     """
 
     environment: Mapping[str, str] = field(default_factory=dict)
     has_dumped: bool | None = None
     lines: list[str] = field(default_factory=list)
     at_s: list[float] = field(default_factory=list)
+    file_lines: list[str] = field(default_factory=list)
+    file_at_s: list[float] = field(default_factory=list)
     processes: dict[int, Mapping[str, Any]] = field(default_factory=dict)
     status: int | None = None
     took_s: float = 0.0
     terminal: bool = False
     last_lines: tuple[str, ...] = ()
+    place: Path = Path()
+    written: Mapping[str, list[str]] = field(default_factory=dict)
+    writes: tuple[str, ...] = ()
+    outside: set[str] = field(default_factory=set)
+    folder_warning: str = ""
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -67,30 +85,38 @@ def run_probe(
     limit_s: float,
     is_enough: Callable[[Probe], bool],
     terminal: bool = False,
+    file: str | None = None,
 ) -> Probe:
-    """Runs a program once under a guard, until `is_enough`, its end or the time limit; then ends all of its processes.
+    """Runs a program once, in a folder of its own, until `is_enough`, its end or the time limit; then ends all of it.
 
     Args:
         command: ``{folder}`` in it stands for a folder that is removed afterwards.
         is_enough: Called about twice a second.
+        file: The file that it writes its steps to, as `ReadSpec.file`.
 
     Raises:
         LaunchError: If it cannot be started.
     """
     with tempfile.TemporaryDirectory(prefix="autotune-probe-", ignore_cleanup_errors=True) as folder:
         arguments = [filled_argument(part, {"folder": folder}) for part in command]
-        log = Path(folder) / "probe.log"
-        process = GuardedProcess(reader_command("probe"), environment, log, cwd=str(cwd))
-        found, began = Probe(environment=environment, terminal=terminal), time.monotonic()
-        try:
-            job = {"command": arguments, "cwd": str(cwd), "terminal": terminal, "variables": STORED.pattern}
-            process.send({"type": "job", **job})
-            _follow(process, found, arguments[0], limit_s=limit_s, is_enough=is_enough)
-        finally:
-            found.took_s = time.monotonic() - began
-            process.close(END_PATIENCE_S)
-            found.last_lines = tuple((process.end or {}).get("last_lines", ()))
-        return found
+        with contextlib.closing(OwnFolder(str(cwd), "own")) as own:
+            reader = own.command(reader_command("probe"), [Path(folder)])
+            process = GuardedProcess(reader, environment, Path(folder) / "probe.log", cwd=str(cwd))
+            found = Probe(environment=environment, terminal=terminal, place=own.place, folder_warning=own.warning)
+            job = {"type": "job", "command": arguments, "cwd": own.cwd, "terminal": terminal}
+            began, since = time.monotonic(), time.time()
+            try:
+                path = filled(file, {"folder": folder}) if file is not None else None
+                process.send({**job, "file": path, "variables": STORED.pattern})
+                _follow(process, found, arguments[0], limit_s=limit_s, is_enough=is_enough)
+            finally:
+                found.took_s = time.monotonic() - began
+                process.close(END_PATIENCE_S)
+                found.last_lines = tuple((process.end or {}).get("last_lines", ()))
+            found.writes, found.written = tuple(own.written()), written_lines(own.place, since)
+            places = (folder, os.path.realpath(cwd), own.cwd, str(Path.home() / ".cache"))
+            found.outside = {f for f in found.outside if not any(Path(f).is_relative_to(p) for p in places)}
+            return found
 
 
 def _follow(
@@ -112,8 +138,11 @@ def _take(found: Probe, message: Mapping[str, Any], program: str) -> None:
     """Adds a message of the guarded process; raises LaunchError if the program could not be started."""
     kind = message["type"]
     if kind == "lines":
-        found.at_s += [float(at_s) for at_s, _ in message["lines"]]
-        found.lines += [str(line) for _, line in message["lines"]]
+        is_file = message["of"] == "file"
+        (found.file_at_s if is_file else found.at_s).extend(float(at_s) for at_s, _ in message["lines"])
+        (found.file_lines if is_file else found.lines).extend(str(line) for _, line in message["lines"])
+    elif kind == "writes":
+        found.outside.update(message["files"])
     elif kind == "processes":
         found.processes |= {p["pid"]: p for p in message["processes"]}
     elif kind == "ended":

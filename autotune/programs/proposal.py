@@ -43,14 +43,8 @@ class Shapes:
         return any(len(came) >= FEWEST_LINES and came[-1] - came[0] >= STUCK_S for came in self._came.values())
 
 
-def proposed(lines: Sequence[str], at_s: Sequence[float], folder: Path, since: float) -> Recognised | None:
-    """Returns rules for the steps in files that the program writes, or else in its lines; None if none fit.
-
-    Args:
-        folder: In which the program runs.
-        since: When it was started, seconds since 1970.
-    """
-    files = {path: _lines_in(folder / path) for path in written_files(folder, since)}
+def proposed(lines: Sequence[str], at_s: Sequence[float], files: Mapping[str, Sequence[str]]) -> Recognised | None:
+    """Returns rules for the steps in files that a program writes, or else in its lines; None if none fit."""
     for path, written in files.items():
         if found := next((fit for fit in recognise(written) if not fit.needs_tokens), None):
             return replace(found, rules={**found.rules, "file": path})
@@ -65,14 +59,17 @@ def options_of(rules: Mapping[str, Any]) -> str:
     return " ".join(f"{option} {shlex.quote(str(rules[key]))}" for key, option in _OPTIONS.items() if key in rules)
 
 
-def written_files(folder: Path, since: float) -> list[str]:
-    """Returns the files of lines in a folder that changed after a time (seconds since 1970), the newest first."""
+def written_lines(folder: Path, since: float) -> dict[str, list[str]]:
+    """Returns the last lines of files that changed after a time (seconds since 1970), the newest first.
+
+    Rows of a table are JSON. The names are relative to the folder.
+    """
     found = {}
     for path in _files_in(folder):
         with contextlib.suppress(OSError):
             if path.suffix in _STEP_FILES and (status := path.stat()).st_mtime >= since and status.st_size:
                 found[path.relative_to(folder).as_posix()] = status.st_mtime
-    return sorted(found, key=lambda path: -found[path])
+    return {path: _lines_in(folder / path) for path in sorted(found, key=lambda path: -found[path])}
 
 
 def _files_in(folder: Path) -> Iterator[Path]:
@@ -88,7 +85,7 @@ def _files_in(folder: Path) -> Iterator[Path]:
 
 
 def _lines_in(path: Path) -> list[str]:
-    """Returns the last lines of a file; rows of a table as JSON."""
+    """Returns the last lines of a file."""
     cutter = lines_of(path.name)
     try:
         with path.open("rb") as stream:

@@ -1,4 +1,8 @@
-"""Parts of pages: templates, table cells, and self-contained SVG charts coloured by CSS."""
+"""Parts of pages: templates, table cells, and self-contained SVG charts coloured by CSS.
+
+A chart has no fixed width: positions on its x axis are percents, all else is in pixels. So text keeps its size on a
+phone.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 from xml.sax.saxutils import escape, quoteattr
 
 import jinja2
@@ -18,7 +23,16 @@ from autotune.model.redaction import visible, visible_line
 from autotune.model.units import format_ratio, format_seconds
 
 WIDTH = 760
-LEFT, RIGHT, TOP, BOTTOM = 62, 14, 12, 36
+"""Width of a chart on its own, in pixels."""
+
+LEFT, RIGHT = 4.0, 96.0
+"""Ends of the x axis, in percents of the width."""
+
+TOP, BOTTOM = 14, 36
+"""Room above and below the axes, in pixels."""
+
+MOST_LABELS = 60
+"""Limit of rows with a label each."""
 
 
 # ---------------------------------------------------------------------- templates
@@ -33,6 +47,18 @@ class Styled(str):
         """Creates a text with its class."""
         made = super().__new__(cls, text)
         made.style = style
+        return made
+
+
+class Linked(str):
+    """Text of a table cell with a link to another page, by its relative path; Markdown leaves it out."""
+
+    href: str
+
+    def __new__(cls, text: str, path: str) -> Linked:
+        """Creates a text with its link."""
+        made = super().__new__(cls, text)
+        made.href = quote(path)  # a colon, too: no path is taken for a scheme
         return made
 
 
@@ -107,7 +133,7 @@ class Chart:
     @property
     def picture(self) -> str:
         """The chart as a standalone SVG document with its colours."""
-        svg = self.svg or f'<svg viewBox="0 0 {WIDTH} 1"></svg>'
+        svg = self.svg or _svg((), 1, self.title)
         scope = "svg.autotune"  # the style must not reach the rest of a notebook's page
         style = render("chart.css.j2", root=scope, svg=scope)
         head = f'<svg xmlns="http://www.w3.org/2000/svg" class="autotune" {svg.removeprefix("<svg ")}'
@@ -123,7 +149,7 @@ class Chart:
 
 
 class _Scale:
-    """Maps numbers to pixels, on a linear or logarithmic scale."""
+    """Maps numbers to positions, on a linear or logarithmic scale."""
 
     def __init__(self, low: float, high: float, start: float, end: float, *, log: bool = False) -> None:
         if not low < high:
@@ -150,7 +176,7 @@ class _Scale:
 def forest(
     rows: Sequence[Mark], *, band: float, of: str = "step time", description: str = "intervals of all trials"
 ) -> str:
-    """Draws ratios with intervals on a logarithmic axis; more than 80 rows are drawn thin and without labels.
+    """Draws ratios with intervals on a logarithmic axis; more than `MOST_LABELS` rows are thin and have no labels.
 
     Args:
         band: Half width of the shaded band around 1.
@@ -159,24 +185,23 @@ def forest(
     """
     if not rows:
         return ""
-    labelled = len(rows) <= 80
-    row_px = 19.0 if labelled else max(1.6, 1500.0 / len(rows))
-    left = 300.0 if labelled else LEFT
+    labelled = len(rows) <= MOST_LABELS
+    row_px = 36.0 if labelled else max(1.6, 1500.0 / len(rows))
     height = TOP + row_px * len(rows) + BOTTOM
     spread = [x for r in rows for x in (r.x, *r.x_ends) if 0.0 < x < math.inf]
     low, high = _trimmed([*spread, 1 - 2 * band, 1 + 2 * band])
-    x = _Scale(low, high, left, WIDTH - RIGHT, log=True)
+    x = _Scale(low, high, LEFT, RIGHT, log=True)
     end = height - BOTTOM
     parts = [_rect(x(1 - band), TOP, x(1 + band) - x(1 - band), end - TOP, "band")]
     parts += [_vertical(x, t, end, format_ratio(t)) for t in x.ticks()]
     parts.append(_line(x(1), TOP, x(1), end, "unit"))
     for i, row in enumerate(rows):
-        y = TOP + row_px * (i + 0.5)
-        body = _text(left - 8, y + 4, _cut(row.label, 46), "label", anchor="end") if labelled else ""
+        y = TOP + row_px * (i + (0.72 if labelled else 0.5))
+        body = _text(0, y - 11, _cut(row.label, 150), "label", anchor="start") if labelled else ""
         body += _interval(x, row.x_ends, row.style, at_y=y)
         body += _mark(x(row.x), y, row.style, 4.5 if labelled else max(1.2, row_px / 2.5))
         parts.append(f"<g><title>{escape(visible(row.detail))}</title>{body}</g>")
-    parts.append(_text((left + WIDTH - RIGHT) / 2, height - 4, f"{of} over the default's (left is less)", "axis"))
+    parts.append(_text(50, height - 4, f"{of} over the default's (left is less)", "axis"))
     return _svg(parts, height, description)
 
 
@@ -189,21 +214,26 @@ def traces(blocks: Sequence[tuple[str, Sequence[float]]]) -> str:
     times = [t for _, block in blocks for t in block]
     if not times:
         return ""
-    height = 220.0
-    x = _Scale(0, len(times), LEFT, WIDTH - RIGHT)
-    y = _Scale(*_trimmed(times), height - BOTTOM, TOP)
-    parts = [_vertical(x, t, height - BOTTOM, f"{t:g}") for t in x.ticks()]
+    height = 220
+    end = height - BOTTOM
+    x = _Scale(0, len(times), LEFT, RIGHT)
+    y = _Scale(*_trimmed(times), end, TOP)
+    parts = [_vertical(x, t, end, f"{t:g}") for t in x.ticks()]
     for t in y.ticks(5):
-        parts.append(_line(LEFT, y(t), WIDTH - RIGHT, y(t), "grid"))
-        parts.append(_text(LEFT - 6, y(t) + 4, format_seconds(t), "tick", anchor="end"))
-    parts.append(_text((LEFT + WIDTH - RIGHT) / 2, height - 4, "step, in the order of running", "axis"))
+        parts.append(_line(0, y(t), 100, y(t), "grid"))
+        parts.append(_text(0, y(t) - 3, format_seconds(t), "tick", anchor="start"))
+    parts.append(_text(50, height - 4, "step, in the order of running", "axis"))
     paths: dict[str, list[str]] = {"reference": [], "candidate": []}
     at = 0
     for arm, block in blocks:
-        paths[arm] += [f"M{x(at + i + 0.5):.1f} {y(t):.1f}h0" for i, t in enumerate(block)]
+        paths[arm] += [f"M{at + i + 0.5} {y(t):.1f}h0" for i, t in enumerate(block)]
         at += len(block)
     width = 5.0 if len(times) < 400 else 2.5
-    parts += [f'<path class="dots {arm}" stroke-width="{width}" d="{"".join(d)}"/>' for arm, d in paths.items()]
+    dots = [f'<path class="dots {arm}" stroke-width="{width}" d="{"".join(d)}"/>' for arm, d in paths.items()]
+    parts.append(
+        f'<svg x="{LEFT}%" width="{RIGHT - LEFT}%" height="{height}" viewBox="0 0 {len(times)} {height}" '
+        f'preserveAspectRatio="none">{"".join(dots)}</svg>'  # stretched to the axis
+    )
     return _svg(parts, height, "step times of reference and candidate, interleaved")
 
 
@@ -220,7 +250,8 @@ def _trimmed(values: Sequence[float]) -> tuple[float, float]:
 
 def _svg(parts: Iterable[str], height: float, description: str) -> str:
     label = quoteattr(visible(description))
-    return f'<svg viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label={label}>{"".join(parts)}</svg>'
+    size = f'width="{WIDTH}" height="{height:.0f}"'
+    return f'<svg {size} role="img" aria-label={label}>{"".join(parts)}</svg>'
 
 
 def _vertical(x: _Scale, at: float, bottom: float, text: str) -> str:
@@ -230,8 +261,13 @@ def _vertical(x: _Scale, at: float, bottom: float, text: str) -> str:
 def _mark(x: float, y: float, style: str, radius: float) -> str:
     """Draws a mark whose shape depends on the style, so that colour is not needed."""
     if style == "unpromising":
-        return _rect(x - radius, y - radius, 2 * radius, 2 * radius, f"mark {style}")
-    return f'<circle class="mark {style}" cx="{x:.1f}" cy="{y:.1f}" r="{radius:.1f}"/>'
+        left = f'transform="translate({-radius:.1f})"'
+        return f'<rect class="mark {style}" x="{x:.2f}%" y="{y - radius:.1f}" {left} {_square(2 * radius)}/>'
+    return f'<circle class="mark {style}" cx="{x:.2f}%" cy="{y:.1f}" r="{radius:.1f}"/>'
+
+
+def _square(side: float) -> str:
+    return f'width="{side:.1f}" height="{side:.1f}"'
 
 
 def _interval(scale: _Scale, ends: tuple[float, float], style: str, *, at_y: float) -> str:
@@ -243,15 +279,15 @@ def _interval(scale: _Scale, ends: tuple[float, float], style: str, *, at_y: flo
 
 
 def _line(x1: float, y1: float, x2: float, y2: float, style: str) -> str:
-    return f'<path class="{style}" d="M{x1:.1f} {y1:.1f}L{x2:.1f} {y2:.1f}"/>'
+    return f'<line class="{style}" x1="{x1:.2f}%" y1="{y1:.1f}" x2="{x2:.2f}%" y2="{y2:.1f}"/>'
 
 
 def _rect(x: float, y: float, width: float, height: float, style: str) -> str:
-    return f'<rect class="{style}" x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"/>'
+    return f'<rect class="{style}" x="{x:.2f}%" y="{y:.1f}" width="{width:.2f}%" height="{height:.1f}"/>'
 
 
 def _text(x: float, y: float, text: str, style: str, *, anchor: str = "middle") -> str:
-    return f'<text class="{style}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(visible(text))}</text>'
+    return f'<text class="{style}" x="{x:.2f}%" y="{y:.1f}" text-anchor="{anchor}">{escape(visible(text))}</text>'
 
 
 def _cut(text: str, limit: int) -> str:

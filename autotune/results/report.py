@@ -1,11 +1,13 @@
-"""Renders a study as one self-contained HTML page or as Markdown: the verdict first, then the evidence."""
+"""Renders a study, or a list of studies, as one self-contained HTML page or as Markdown: the verdict first."""
 
 from __future__ import annotations
 
 import math
+import os
 import shlex
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from autotune.model.errors import AutotuneError
@@ -19,7 +21,8 @@ from autotune.model.records import (
     SessionRecord,
     TrialResult,
 )
-from autotune.model.units import format_bytes, format_count, format_detectable, format_joules, format_seconds
+from autotune.model.spec import StudySpec
+from autotune.model.units import format_bytes, format_change, format_count, format_seconds
 from autotune.results import tables
 from autotune.results.effects import effect_lines, effects_chart, estimate_table
 from autotune.results.format import (
@@ -33,11 +36,11 @@ from autotune.results.format import (
     time_words,
     warning_lines,
 )  # fmt: skip
-from autotune.results.pages import Chart, Mark, forest, render, traces
+from autotune.results.pages import Chart, Linked, Mark, Styled, forest, render, traces
 from autotune.results.recompute import doubts
 from autotune.results.screen_words import describe_screen_record
 from autotune.results.tables import TrialRow, effect_rows, finalists, trial_rows
-from autotune.results.winner import format_evidence, winner_of, workload_name
+from autotune.results.winner import conditions_of, format_evidence, winner_of, workload_name
 from autotune.rundir.lock import is_held
 from autotune.rundir.store import Store
 
@@ -57,30 +60,39 @@ def render_markdown(store: Store) -> str:
     return render("report.md.j2", r=build(store))
 
 
+def render_overview(runs: Sequence[Path], *, page: Path, is_markdown: bool = False) -> str:
+    """Renders a page of several runs, one row each; see `overview`."""
+    return render(f"overview.{'md' if is_markdown else 'html'}.j2", rows=overview(runs, page=page))
+
+
 def build(store: Store) -> dict[str, Any]:
     """Collects everything a page shows of a run directory; the templates only lay it out.
 
     Returns:
-        state (finished, running, stopped or empty), verdict (one sentence), tone (winner, default or none: its colour),
-        figures (name and value), tables (lists of rows: text by column heading), charts, and lines of text.
+        state (finished, running, stopped or empty), verdict (one sentence), winner (its settings), tone (winner,
+        default or none: its colour), tables (lists of rows: text by column heading), charts, and lines of text.
 
     Raises:
         RunDirectoryError: If records are damaged.
     """
     trials = trial_rows(store)
-    state, verdict, tone = _verdict(store, trials)
+    state, tone = _state(store)
+    verdict, *evidence = _verdict(store, state)
+    conclusion = store.last(ConclusionRecord) if state == "finished" else None
     floor = store.last(FloorResult)
     ordered = sorted(trials, key=lambda r: r.rank)
     return {
         "name": store.spec.name,
         "description": store.spec.description,
+        "subject": subject(store),
         "state": state,
         "verdict": verdict,
+        "winner": list(conclusion.settings.words) if conclusion and conclusion.settings else [],
         "tone": tone,
-        "figures": _figures(store, trials, floor),
+        "evidence": [*evidence, _effort(store, trials)],
         "finalists": tables.finalist_table(finalists(store)),
         "soak": soak_lines(store),
-        "floor": floor_lines(store),
+        "floor": [*floor_lines(store), *(_throughput(floor) if floor is not None else ())],
         "screen": [line for record in store.of(ScreenRecord)[-1:] for line in describe_screen_record(record)],
         "forest": forest_chart(store, trials) if trials or floor else None,
         "steps": steps_chart(store),
@@ -98,41 +110,92 @@ def build(store: Store) -> dict[str, Any]:
     }
 
 
-# ---------------------------------------------------------------------- verdict and figures
+# ---------------------------------------------------------------------- verdict
 
 
-def _verdict(store: Store, trials: Sequence[TrialRow]) -> tuple[str, str, str]:
-    """Returns state, verdict and tone."""
-    conclusion, running = store.last(ConclusionRecord), is_held(store.path)
-    newest = max((r.at_s for r in trials), default=0.0)
-    if conclusion is not None and newest <= conclusion.at_s and not running:
-        return "finished", conclusion.sentence, _TONES.get(conclusion.outcome, "default")
-    state = "running" if running else "stopped" if store.last(SessionRecord) else "empty"
-    return state, format_progress(store, state), "none"
-
-
-def _figures(store: Store, trials: Sequence[TrialRow], floor: FloorResult | None) -> list[tuple[str, str]]:
-    conclusion = store.last(ConclusionRecord)
-    rows = []
-    if conclusion is not None and conclusion.estimate is not None:
-        of = time_words(store, conclusion.settings)
-        rows.append((f"{of} ratio", format_estimate(conclusion.estimate)))
-    rows += [
-        ("trials", str(len(trials))),
-        ("failed", str(sum(r.failure is not None for r in trials))),
-        ("duplicates skipped", str(sum(r.same_as is not None for r in trials))),
-        ("time", format_seconds(max((r.at_s for r in store.records()), default=0.0))),
-    ]
+def subject(store: Store) -> dict[str, str]:
+    """Returns what a run is about, as text: device, workload, jaxlib, and the date of its newest session."""
+    floor, session = store.last(FloorResult), store.last(SessionRecord)
+    device, jaxlib = str(store.spec.device.platform), ""
     if floor is not None:
-        w, step_s, energy = floor.reference, floor.comparison.reference_step_s, floor.comparison.energy
-        tokens, flops = w.tokens_per_step, w.flops_per_step
-        rows.append(("default's step", format_seconds(step_s)))
-        rows.append(("smallest gain that a trial detects", format_detectable(floor.floor.detectable)))
-        rows += [("default's tokens/s", format_count(tokens / step_s))] if tokens else []
-        if energy is not None:
-            rows.append(("default's energy of a step", format_joules(energy.reference_step_j)))
-        rows += [("default's model FLOP/s", format_count(flops / step_s))] if flops else []
-    return rows
+        where = conditions_of(store.spec, floor, floor.provenance)
+        device, jaxlib = f"{floor.reference.device_count} x {where.gpu}", where.jaxlib or ""
+    date = session.started[:10] if session else "not started"
+    return {"device": device, "workload": _workload(store.spec), "jaxlib": jaxlib, "date": date}
+
+
+def _workload(spec: StudySpec) -> str:
+    """Formats entry or command with the options, without secrets."""
+    return " ".join([workload_name(spec), *(f"{k}={v}" for k, v in (spec.workload.shown.options or {}).items())])
+
+
+def _state(store: Store) -> tuple[str, str]:
+    """Returns state and tone."""
+    conclusion, running = store.last(ConclusionRecord), is_held(store.path)
+    newest = max((r.at_s for r in store.of(TrialResult)), default=0.0)
+    if conclusion is not None and newest <= conclusion.at_s and not running:
+        return "finished", _TONES.get(conclusion.outcome, "default")
+    return "running" if running else "stopped" if store.last(SessionRecord) else "empty", "none"
+
+
+def _verdict(store: Store, state: str) -> list[str]:
+    """Returns the verdict as one sentence, without the winner's settings, and then its evidence."""
+    conclusion = store.last(ConclusionRecord)
+    if state != "finished" or conclusion is None:
+        return [format_progress(store, state)]
+    settings, sentence = conclusion.settings, conclusion.sentence
+    if not settings or not sentence.startswith(f"{settings} "):
+        return sentence.split("; ")
+    which = "This setting" if len(settings) == 1 else f"This set of {len(settings)} settings"
+    verdict, _, evidence = sentence.removeprefix(str(settings)).partition(": ")
+    return [which + verdict, *evidence.split("; ")]
+
+
+def _effort(store: Store, trials: Sequence[TrialRow]) -> str:
+    """Formats how much was tried in which time."""
+    counts = {"failed": sum(r.failure is not None for r in trials), "duplicates": sum(bool(r.same_as) for r in trials)}
+    more = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+    time = format_seconds(max((r.at_s for r in store.records()), default=0.0))
+    return f"{len(trials)} trials{f' ({more})' if more else ''} in {time}"
+
+
+def _throughput(floor: FloorResult) -> list[str]:
+    """Formats tokens and model FLOPs of the reference per second, if they are known."""
+    step_s, w = floor.comparison.reference_step_s, floor.reference
+    figures = {"tokens/s": w.tokens_per_step, "model FLOP/s": w.flops_per_step}
+    known = [f"{format_count(count / step_s)} {name}" for name, count in figures.items() if count]
+    return [f"the default reaches {' and '.join(known)}"] if known else []
+
+
+# ---------------------------------------------------------------------- several runs
+
+
+def overview(runs: Sequence[Path], *, page: Path) -> list[tables.Row]:
+    """Returns one row for each run, sorted by device, workload and date; the last ones cannot be read and say why.
+
+    Args:
+        page: The file to show them in; it links to the page of each run that has one.
+    """
+    rows = [_run_row(run, page) for run in runs]
+    return sorted(rows, key=lambda row: (not row["device"], row["device"], row["workload"], row["date"]))
+
+
+def _run_row(run: Path, page: Path) -> tables.Row:
+    row = dict.fromkeys(("device", "workload", "jaxlib", "date", "run", "result", "settings"), "")
+    own, row["run"] = run / "report.html", os.path.relpath(run, page.parent)
+    if own.exists():
+        row["run"] = Linked(row["run"], os.path.relpath(own, page.parent))
+    try:
+        store = Store.open(run)
+        row |= subject(store)
+        (state, tone), conclusion = _state(store), store.last(ConclusionRecord)
+        row["result"] = Styled(_verdict(store, state)[0], "same")
+    except AutotuneError as error:
+        return {**row, "result": Styled(f"unreadable: {error}", "failed")}
+    if tone == "winner" and conclusion is not None and conclusion.estimate is not None:
+        change = f"{format_change(conclusion.estimate.ratio)}, ratio {format_estimate(conclusion.estimate)}"
+        row |= {"result": Styled(change, "good"), "settings": str(conclusion.settings)}
+    return row
 
 
 # ---------------------------------------------------------------------- charts
@@ -192,7 +255,7 @@ def _provenance(store: Store, floor: FloorResult | None) -> list[tuple[str, str]
     spec, conclusion = store.spec, store.last(ConclusionRecord)
     facts = conclusion.provenance if conclusion and conclusion.provenance else floor.provenance if floor else {}
     rows = [("run directory", str(store.path)), ("study", spec.name), ("identity", spec.identity)]
-    rows.append(("workload", f"{workload_name(spec)} {spec.workload.shown.options or ''} (hash {spec.workload_hash})"))
+    rows.append(("workload", f"{_workload(spec)} (hash {spec.workload_hash})"))
     if floor is not None:
         w = floor.reference
         rows.append(("device", f"{w.device_count} x {w.device_kind} ({w.platform}), {w.process_count} process(es)"))

@@ -177,6 +177,11 @@ def _parse_line(kind: TypeAdapter[T], line: bytes, file: Path, number: int, *, w
         ) from error
 
 
+def runs_in(folder: Path) -> list[Path]:
+    """Returns the run directories in a folder, by name."""
+    return sorted(file.parent for file in folder.glob(f"*/{STUDY}"))
+
+
 class Store(Folders):
     """One run directory, open for reading, or for writing by exactly one driver.
 

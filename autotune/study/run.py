@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -210,7 +211,7 @@ class Stopped(KeyboardInterrupt):
 
 @contextlib.contextmanager
 def stoppable() -> Iterator[None]:
-    """Turns the signals of batch systems into a clean stop.
+    """Turns the signals of batch systems into a clean stop; only the main thread can receive them.
 
     Raises:
         Stopped: Inside the block, at the first SIGTERM or SIGUSR1.
@@ -221,7 +222,8 @@ def stoppable() -> Iterator[None]:
             signal.signal(other, signal.SIG_IGN)
         raise Stopped
 
-    old = {n: signal.signal(n, stop) for n in (signal.SIGTERM, signal.SIGUSR1)}
+    is_main = threading.current_thread() is threading.main_thread()
+    old = {n: signal.signal(n, stop) for n in (signal.SIGTERM, signal.SIGUSR1) if is_main}
     try:
         yield
     finally:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from autotune.cluster.engine import Engine
 from autotune.model.clock import Stopwatch
@@ -30,8 +30,7 @@ from autotune.model.records import (
     SoakRecord,
     TrialResult,
 )  # fmt: skip
-from autotune.model.sections import WITH_SECRETS
-from autotune.model.spec import StudySpec, load_study, parse_study
+from autotune.model.spec import StudySpec
 from autotune.rundir.optuna_study import JOURNAL
 from autotune.rundir.store import Store
 from autotune.study.conclude import record_conclusion
@@ -145,21 +144,3 @@ def new_run(
         make_engine=make_engine,
         command=command,
     )
-
-
-def study_with(path: Path, given: Mapping[str, Mapping[str, Any]], *, seed: int | None) -> StudySpec:
-    """Reads a study file and overrides its keys by those of a command line.
-
-    Args:
-        given: Section to key to value; None keeps the file's value.
-        seed: None keeps the file's.
-
-    Raises:
-        StudyFileError: If the file or the resulting study is not legal.
-    """
-    data = load_study(path).model_dump(context=WITH_SECRETS)
-    for section, values in given.items():
-        data[section].update({key: value for key, value in values.items() if value is not None})
-    if seed is not None:
-        data["seed"] = seed
-    return parse_study(data, source="the study with the options of the command line")

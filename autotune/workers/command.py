@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -9,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from autotune.machine.environment import let_import_packages
+from autotune.machine.files import remove_tree
 from autotune.machine.gpus import is_without_gpus
+from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import NOT_TOLD, DeviceMemory, Failure, FailureKind, GpuState, WorkerReport
 from autotune.model.options import FOLDER, filled
@@ -17,6 +21,7 @@ from autotune.model.spec import StudySpec
 from autotune.workers.base import GuardedProcess, Progress, WorkerFailed, reader_command
 from autotune.workers.failures import NO_GPU
 from autotune.workers.local import LocalLauncher, LocalWorker, log_name
+from autotune.workers.own_folder import OwnFolder
 from autotune.workers.programs import NotKnown, ProgramWatch
 from autotune.workers.settings_check import (
     SettingsCheck,
@@ -34,9 +39,12 @@ ON_CPU = f'{NO_GPU} in this program, which runs on the CPU; the study says devic
 READY_SHARE = 0.95
 """Share of the start limit after which the reader gives up itself, since it can report the reason."""
 
+FILES = "files"
+"""Folder of a process in that of its measurement, for ``{folder}`` in its command."""
+
 
 class CommandLauncher(LocalLauncher):
-    """Starts the study's `command` under a guard, in the study's folder, with the settings in its environment."""
+    """Starts the study's `command` under a guard, in a folder of its own, with the settings in its environment."""
 
     def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> LocalWorker:
         """Starts the program and waits until it is warm; see `base.Launcher`."""
@@ -44,27 +52,38 @@ class CommandLauncher(LocalLauncher):
             message = f'{NO_GPU}: none is here, and the study says device.platform = "cuda"; nothing was started'
             raise WorkerFailed(Failure(kind=FailureKind.LAUNCH, message=message, phase="launch"))
         env, command = self._environment(settings), self._command(settings, folder)
-        watch, problem = self._watch()
-        if watch is not None:
-            try:
-                env = watch.variables(env)
-            except NotKnown as error:
-                watch.close()
-                watch, problem = None, str(error)
-        try:
+        if self._spec.workload.uses_folder:
+            remove_tree(folder / FILES)  # of an earlier process, which this one must not go on from
+            (folder / FILES).mkdir(parents=True)
+        with contextlib.ExitStack() as stack:
+            own = self._own_folder(stack)
+            watch, problem = self._watch()
+            if watch is not None:
+                stack.callback(watch.close)
+                try:
+                    env = watch.variables(env)
+                except NotKnown as error:
+                    watch, problem = None, str(error)
             kind: type[CommandWorker] = HookWorker
             if self._spec.workload.hook:
                 let_import_packages(env)
             else:
                 kind, command = ReadWorker, reader_command("read_output")
-            log = folder / log_name(0)
-            process = GuardedProcess(command, env, log, cwd=self._study_dir)
-            worker = kind(process, self._spec, settings, self._study_dir, watch, problem)
-        except BaseException:
-            if watch is not None:
-                watch.close()
-            raise
-        return self._begin(worker, self._jobs(settings, folder), progress)
+            process = GuardedProcess(own.command(command, [folder]), env, folder / log_name(0), cwd=self._study_dir)
+            worker = kind(process, self._spec, settings, own, watch, problem, stack.pop_all())
+        return self._begin(worker, [{**job, "cwd": own.cwd} for job in self._jobs(settings, folder)], progress)
+
+    def _own_folder(self, stack: contextlib.ExitStack) -> OwnFolder:
+        """Makes the folder of a process, removed with the stack."""
+        try:
+            own = OwnFolder(self._study_dir, self._spec.workload.folder)
+        except OSError as error:
+            raise LaunchError(
+                f"each process of a study must get a folder of its own but {tempfile.gettempdir()}: "
+                f"{error.strerror or error}; make room there, or name another one by TMPDIR"
+            ) from error
+        stack.callback(own.close)
+        return own
 
     def _watch(self) -> tuple[ProgramWatch | None, str]:
         """Makes a folder for the compiled programs of a process, or returns the reason why there is none."""
@@ -76,7 +95,7 @@ class CommandLauncher(LocalLauncher):
             return None, f"there is no folder for it: {error.strerror or error}"
 
     def _command(self, settings: FlagSet, folder: Path) -> list[str]:
-        return self._spec.under(settings).workload.arguments(str(folder))
+        return self._spec.under(settings).workload.arguments(str(folder / FILES))
 
     def _rules(self, settings: FlagSet, folder: Path) -> dict[str, Any]:
         """Returns the rules for reading steps, with tokens per step for rates of tokens."""
@@ -86,14 +105,13 @@ class CommandLauncher(LocalLauncher):
         if (tokens := self._spec.work_under(settings)) is not None:
             rules["tokens_per_step"] = tokens
         if read.file is not None:
-            rules["file"] = filled(read.file, {FOLDER: str(folder)})
+            rules["file"] = filled(read.file, {FOLDER: str(folder / FILES)})
         return rules
 
     def _jobs(self, settings: FlagSet, folder: Path) -> list[dict[str, Any]]:
         job = self._job(
             settings,
             command=self._command(settings, folder),
-            cwd=self._study_dir,
             rules=self._rules(settings, folder),
             run_steps=self._spec.measure.run_steps,
             device_count=self._spec.device.count,
@@ -106,8 +124,10 @@ class CommandWorker(LocalWorker):
     """A user's program, whose compiled programs are dumped by XLA.
 
     Args:
-        watch: Folder of the dump, closed with the worker.
+        own: Folder in which it runs.
+        watch: Folder of the dump.
         problem: Reason why there is no `watch`.
+        resources: Closed with the worker.
     """
 
     def __init__(
@@ -115,14 +135,23 @@ class CommandWorker(LocalWorker):
         process: GuardedProcess,
         spec: StudySpec,
         settings: FlagSet,
-        study_dir: str,
+        own: OwnFolder,
         watch: ProgramWatch | None,
         problem: str,
+        resources: contextlib.ExitStack,
     ) -> None:
         super().__init__([process], spec, settings)
-        self._study_dir = study_dir
+        self._own = own
         self._watch = watch
         self._problem = problem
+        self._resources = resources
+
+    def wait_ready(self, jobs: list[dict[str, Any]], progress: Progress) -> None:
+        """Waits until the program is warm; the report says where its folder is not its own."""
+        super().wait_ready(jobs, progress)
+        if self._own.warning:
+            warnings = (*self.report.warnings, self._own.warning)
+            self.report = self.report.model_copy(update={"warnings": warnings})
 
     def run_block(self, steps: int) -> tuple[float, ...]:
         """Runs a block; see `base.Worker`. The fingerprint is dropped if the program compiled during the block."""
@@ -134,8 +163,7 @@ class CommandWorker(LocalWorker):
     def close(self) -> None:
         """Ends everything; see `base.Worker`."""
         super().close()
-        if self._watch is not None:
-            self._watch.close()
+        self._resources.close()
 
     def _own_values(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the variables of the program without the flag of the watch."""
@@ -200,7 +228,7 @@ class ReadWorker(CommandWorker):
         lost = self._watch.lost(self._settings) if self._watch is not None and processes else ()
         self._refuse_lost((*check.lost, *lost))
         if self._watch is None and self._settings.of_kind("xla"):
-            scripts = files_that_name("XLA_FLAGS", self._spec.workload.command or (), Path(self._study_dir))
+            scripts = files_that_name("XLA_FLAGS", self._spec.workload.command or (), Path(self._own.cwd))
             doubts = [f"{s} names XLA_FLAGS: if it sets them, the settings under trial do not arrive" for s in scripts]
             check = replace(check, notes=(*check.notes, *doubts))
         report = _report(self._spec, self._settings, message, check, begun=self._begun)
@@ -241,6 +269,7 @@ def _report(
         losses=tuple(float(x) for x in message["losses"]),
         grad_norms=(),
         dtype=READ_DTYPE,
+        step_numbers=tuple(message.get("step_numbers", ())),
         warmup_step_times_s=tuple(message["warmup_step_times_s"]),
         warnings=check.notes,
     )

@@ -27,6 +27,16 @@ _TABLE: tuple[tuple[FailureKind, re.Pattern[str]], ...] = (
     ),
 )
 
+_COLLISIONS = {
+    "port": re.compile(r"Address already in use|EADDRINUSE|Failed to add port to server|Failed to start RPC server"),
+    "lock": re.compile(
+        r"BlockingIOError|EWOULDBLOCK|(FileExistsError|File exists).*lock|\block(ed\b| ?file|Error)"
+        r"|\block (is )?(held|taken)|acquire.*\block|\block\b.*acquire|already running",
+        re.I,
+    ),
+}
+"""What a program prints that finds taken what only one process can have."""
+
 NO_GPU = "JAX finds no GPU"
 _NO_GPU = re.compile(
     # child/devices.py; jax/_src/xla_bridge.py, 0.10 to 0.12, whose assertion has no message; CUDA's own words
@@ -128,6 +138,12 @@ def is_not_installed(failure: Failure) -> bool:
 def is_without_gpu(failure: Failure) -> bool:
     """Whether a worker failed because there is no GPU, so that a retry is useless."""
     return failure.kind is FailureKind.LAUNCH and failure.message.startswith(NO_GPU)
+
+
+def collision_of(failure: Failure) -> str:
+    """Returns what a process wanted that another one has, ``port`` or ``lock``; empty if it does not say so."""
+    said = "\n".join([failure.message, *failure.last_lines])
+    return next((what for what, pattern in _COLLISIONS.items() if pattern.search(said)), "")
 
 
 def may_be_killed_from_outside(failure: Failure) -> bool:

@@ -77,6 +77,24 @@ def test_closing_ends_a_grandchild_that_left_its_session(tmp_path: Path) -> None
     wait_for(lambda: not psutil.pid_exists(child) and not psutil.pid_exists(grandchild))
 
 
+def test_closing_lets_a_program_clean_up(tmp_path: Path) -> None:
+    code = """
+        import os, time
+        lock = os.environ["MARK"] + "/lock"
+        try:
+            open(lock, "x").write(f"{os.getpid()}\\n")
+            time.sleep(600)
+        finally:
+            os.remove(lock)
+            print("cleaned up")
+    """
+    process = guarded(tmp_path, code)
+    pid_in(tmp_path / "lock")
+    process.close(10.0)
+    assert not (tmp_path / "lock").exists()
+    assert "cleaned up" in (tmp_path / "worker.log").read_text()
+
+
 @pytest.mark.parametrize("victim", ["driver", "guard"])
 def test_sigkill_of_driver_or_guard_ends_the_worker(tmp_path: Path, victim: str) -> None:
     code = f"""

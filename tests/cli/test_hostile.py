@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.cells import cell_len
 
 from autotune.cli.app import main
-from autotune.cli.live import LineView, LiveView
 from autotune.cli.printing import make_console
 from autotune.model.clock import Stopwatch
 from autotune.model.flags import FlagSet
@@ -32,6 +32,7 @@ from autotune.model.spec import StudySpec
 from autotune.results.api import load
 from autotune.results.export import ExportFormat
 from autotune.rundir.store import Store
+from autotune.study.live import LineView, LiveView
 
 EVIL = "\x1b[31m\x1b]0;pwned\x07[/b][old]`x`<script>alert(1)</script>|\u202e\x9b2J\n# new\r:smile: [a](http://e)"
 """A title for the terminal, markup of Rich, Markdown and HTML, an override of direction, C1, a line of its own."""
@@ -90,13 +91,17 @@ def runs(finished: Store, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("plain", "a", "b"):
         keep = f"{NAMES}|{SETTINGS}" if name == "plain" else NAMES
         records = [evil(json.loads(line), RECORD.validate_python, keep=keep) for line in lines]
-        # Whoever wants to be believed keeps the raw samples of the proof.
+        # Whoever wants to be believed keeps the raw samples of the proof, and the name of the study that was run.
         shutil.copytree(finished.path, root / "runs" / name)
         study = json.loads((finished.path / "study.json").read_text())
         study["study"] = evil({**study["study"], "name": name}, StudySpec.model_validate, keep=keep)
         study["study"]["workload"]["options"] = {"note": EVIL, "deep": [EVIL, {"x": EVIL}]}
         study["study_dir"] += EVIL
+        study["identity"] = StudySpec.model_validate(study["study"]).identity
+        records = [r | {"identity": study["identity"]} if r["kind"] == "session" else r for r in records]
         (root / "runs" / name / "study.json").write_text(json.dumps(study))
+        for record in (r for r in records if r["kind"] == "session"):
+            record["identity"] = StudySpec.model_validate(study["study"]).identity
         (root / "runs" / name / "records.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
     for key in ("message", "what", "sentence", "host", "device_kind", "origin", "cpu", "left_out", "reason"):
         assert re.search(rf'"{key}": "[^"]*pwned', json.dumps(records)), key
@@ -144,7 +149,9 @@ COMMANDS = [
     ["show", "runs/a", "41"], ["show", "runs/a", "--json"], ["show", "runs/a", "41", "--json"],
     ["repro", "runs/a", "1"],
     ["repro", "runs/a", "1", "--json"], ["report", "runs/a", "--md"], ["report", "runs/a", "--html", "a.html"],
+    ["report", "--md"], ["report", "--html", "all.html"],
     ["compare", "runs/a", "runs/b"], ["compare", "runs/a", "runs/b", "--json"],
+    ["compare", "runs/a", "runs/b", "--html", "compare.html"],
     ["verify", "runs/a"], ["verify", "runs/a", "--json"],
     ["exec", "runs/a", "--", "true"], ["library", "add", "runs/a"], ["library", "list"], ["library", "list", "--json"],
     ["best", "--gpu", EVIL], ["best", "--json"],
@@ -195,9 +202,10 @@ def test_an_exported_file_has_no_such_character_but_in_the_value_of_a_setting(
     assert "\n# new" not in file.read_text()
 
 
-def test_a_page_shows_it_as_text(runs: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", ["report runs/a", "report", "compare runs/a runs/b"])
+def test_a_page_shows_it_as_text(command: str, runs: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(runs)
-    call(monkeypatch, "report", "runs/a", "--html", str(tmp_path / "page.html"))
+    call(monkeypatch, *command.split(), "--html", str(tmp_path / "page.html"))
     page = (tmp_path / "page.html").read_text()
     assert "pwned" in page
     assert "<script" not in page
@@ -217,6 +225,14 @@ def test_markdown_shows_it_as_text(runs: Path, monkeypatch: pytest.MonkeyPatch) 
     rows = [line for line in prose.splitlines() if line.startswith("| 1 |")]
     heads = [line for line in prose.splitlines() if line.startswith("| trial |")]
     assert len(re.findall(r"(?<!\\)\|", rows[-1])) == len(re.findall(r"(?<!\\)\|", heads[-1]))
+
+
+def test_status_fits_a_terminal_of_eighty_columns(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(runs)
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = STYLES.sub("", call(monkeypatch, "status", kind=Terminal)[0].getvalue()).splitlines()
+    assert max(map(cell_len, lines)) <= 80
+    assert sum(line.startswith("runs/") for line in lines) == len(list(runs.glob("runs/*/study.json")))
 
 
 def test_a_notebook_shows_it_as_text(runs: Path) -> None:

@@ -24,7 +24,8 @@ def test_each_face_brings_no_more_than_it_needs() -> None:
         "import autotune": [],
         "import autotune.results.format, autotune.results.winner": ["pydantic", "optuna"],
         "import autotune.study.stages": ["pydantic", "optuna", "rich", "jinja2"],
-        "autotune.load, autotune.compare": [n for n in HEAVY if n != "jax"],
+        "import autotune.study.start": ["pydantic", "optuna", "rich", "jinja2"],
+        "autotune.load, autotune.compare, autotune.run": [n for n in HEAVY if n != "jax"],
     }
     look = f"print(*[m for m in {HEAVY} if m in sys.modules])"
     code = "\n".join(["import sys", *(f"{step}\n{look}" for step in steps)])

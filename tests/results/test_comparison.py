@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -94,6 +95,9 @@ def test_all_forms_hold_the_same(finished: Store, altered: Alter) -> None:
     assert {s["setting"] for s in data["settings"]} == set(table.settings.index)
     text = table.to_markdown()
     assert "&lt;i>GPU&lt;/i>\\|" in text
+    page = table.to_html()
+    assert "&lt;i&gt;GPU&lt;/i&gt;|" in page
+    assert not re.search(r"<i>|<script|url\(|@import|https?://|src=", page)
     head = next(line for line in text.splitlines() if line.startswith("| study"))
     rule, first = text.splitlines()[text.splitlines().index(head) + 1 :][:2]
     assert head.count("|") == rule.count("|") == first.replace("\\|", "").count("|")

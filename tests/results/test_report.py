@@ -7,7 +7,10 @@ import io
 import json
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
+from xml.etree import ElementTree
 
 import pytest
 from rich.console import Console
@@ -27,7 +30,7 @@ from autotune.results import api, pages
 from autotune.results.api import load
 from autotune.results.effects import effect_lines, study_tables
 from autotune.results.format import format_energy, format_floor
-from autotune.results.report import build, render_html, render_markdown
+from autotune.results.report import build, overview, render_html, render_markdown, render_overview
 from autotune.rundir.store import Store
 from tests.machine.test_energy import metered_run
 from tests.runs import record, replay_study
@@ -62,13 +65,19 @@ class Checker(html.parser.HTMLParser):
 
 
 def checked(store: Store) -> Checker:
-    """The page of a run, which is well formed and loads nothing."""
+    """The page of a run, which is well formed, loads nothing, and has a place for each entry of its contents."""
     page = render_html(store)
+    checker = check(page)
+    assert {link.removeprefix("#") for link in checker.loads} == set(re.findall(r'<section id="(\w+)"', page))
+    return checker
+
+
+def check(page: str) -> Checker:
+    """A page that is well formed and loads nothing; its links are in `loads`."""
     checker = Checker()
     checker.feed(page)
     checker.close()
     assert checker.open == []
-    assert checker.loads == []
     assert "script" not in checker.tags
     assert not re.search(r"url\(|@import|https?://", page)
     return checker
@@ -89,13 +98,16 @@ def test_a_finished_study_says_everything(finished: Store) -> None:
         "a <b>study</b>",
     ):
         assert expected in text
-    assert re.search(r"xla_a=1 xla_d=2 is 7\.[89] % faster than the default", text)  # 7.85 %: 0.95 * 0.97
+    report = build(finished)
+    assert re.match(r"This set of 2 settings is 7\.[89] % faster than the default", report["verdict"])  # 0.95 * 0.97
+    assert report["winner"] == ["xla_a=1", "xla_d=2"]
+    assert report["verdict"] in text
 
 
 def test_markdown_says_the_same(finished: Store) -> None:
     text = render_markdown(finished)
     assert text.startswith("# replayed\n")
-    assert re.search(r"\*\*xla_a=1 xla_d=2 is 7\.[89] % faster than the default", text)
+    assert f"**{build(finished)['verdict']}**\n\n- xla_a=1\n- xla_d=2\n" in text
     tables = re.findall(r"^\|.*\|$", text, re.MULTILINE)
     assert len(tables) > 40
     assert "## Failures" in text
@@ -210,6 +222,42 @@ def test_unbounded_intervals_are_drawn_to_the_edge() -> None:
     assert "inf" not in svg
 
 
+def test_a_chart_fits_any_width(finished: Store) -> None:
+    """Positions along the x axis are shares of the width: text keeps its size on a phone."""
+    for chart in (load(finished.path).plot.forest(), load(finished.path).plot.steps()):
+        root, *parts = ElementTree.fromstring(chart.svg).iter()
+        assert "viewBox" not in root.attrib
+        drawn = [part for part in parts if part.tag in ("line", "rect", "circle", "text", "svg")]
+        assert len(drawn) > 10
+        assert all(part.get(x, "0%").endswith("%") for part in drawn for x in ("x", "x1", "x2", "cx"))
+
+
+def test_runs_are_listed_by_device_workload_and_date(
+    finished: Store, altered: Callable[..., Path], tmp_path: Path
+) -> None:
+    evil = tmp_path / 'javascript:alert(1)"><img src=x>'
+    evil.mkdir()
+    (evil / "study.json").write_text("{}")
+    other = altered(finished, "other", device_kind="<i>GPU</i>")
+    empty = Store.create_or_resume(tmp_path / "empty", replay_study(), study_dir=tmp_path)
+    empty.close()
+    (other / "report.html").write_text("")
+    (evil / "report.html").write_text("")
+    page = tmp_path / "index.html"
+    rows = overview([evil, finished.path, tmp_path / "empty", other], page=page)
+    assert [row["device"] for row in rows] == ["1 x <i>GPU</i>", "1 x simulated", "cpu", ""]
+    assert [bool(row["settings"]) for row in rows] == [True, True, False, False]
+    assert rows[-1]["result"].startswith("unreadable: ")
+    checker = check(render_overview([evil, finished.path, tmp_path / "empty", other], page=page))
+    assert [Path(page.parent, unquote(link)).resolve() for link in checker.loads] == [
+        (run / "report.html").resolve() for run in (other, evil)
+    ]
+    assert not any(urlsplit(link).scheme for link in checker.loads)
+    assert not checker.tags & {"img", "i"}
+    text = render_overview([evil, finished.path], page=page, is_markdown=True)
+    assert "<img" not in text
+
+
 def test_every_stage_name_of_a_run_is_known(finished: Store) -> None:
     stages = {f["stage"] for f in build(finished)["finalists"]}
     assert stages == {"fresh processes", "isolated runs"}
@@ -258,7 +306,7 @@ def test_energy_stands_in_every_view(metered: Store) -> None:
     assert format_energy(costly).startswith("energy: 5.4 J a step")
     page, text = render_html(metered), render_markdown(metered)
     assert "<th>energy</th>" in page
-    assert "- default's energy of a step: 3 J" in text
+    assert "- energy: 3 J a step, of whole GPUs" in text
     assert "| memory | energy |" in text
     frame = api.load(metered.path).trials
     row = frame[frame["trial"] == costly.number].iloc[0]

@@ -22,6 +22,12 @@ def test_groups_and_recipes_of_a_study_exist(path: Path) -> None:
         find_recipe(name)
 
 
+def test_the_study_of_nccl_changes_nothing_else() -> None:
+    spec = load_study(STUDIES[0].parent / "nccl-only.toml")
+    assert all(name.startswith("NCCL_") for name in spec.search.settings)
+    assert {*spec.search.groups, *spec.search.recipes, *spec.search.options} == set()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("path", STUDIES, ids=lambda p: p.stem)
 def test_workload_of_a_study_can_be_built(path: Path) -> None:

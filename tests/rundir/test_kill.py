@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from harness.sandbox import Postgres, Slurm, missing_slurm
 
 pytestmark = pytest.mark.timeout(900)
 PLAIN = Path(__file__).parents[1] / "workers/programs/plain.py"
+PROOFS = ("confirm", "minimise", "final proof", "soak")
 HOOKED = f"""
 name = "killed-hooked"
 [workload]
@@ -58,6 +60,22 @@ def test_simulated_study_survives_twenty_kills(tmp_path: Path) -> None:
     tally = kill_study(tmp_path, SIMULATED, trials=37, strikes=20, rng=random.Random(1), place=Here(), delay_s=0.04)
     assert_exact(tally)
     assert len(tally["strikes"]) >= 10
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+def test_sixty_kills_inside_proofs_lose_and_double_nothing(tmp_path: Path) -> None:
+    struck: Counter[str] = Counter()
+    for seed in range(30):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        rng = random.Random(seed)
+        tally = kill_study(folder, SIMULATED, trials=12, strikes=3, rng=rng, place=Here(), delay_s=0.08, stages=PROOFS)
+        assert_exact(tally)
+        struck.update(s["stage"] for s in tally["strikes"])
+        if sum(struck[stage] for stage in PROOFS) >= 60 and min(struck[stage] for stage in PROOFS) >= 5:
+            return
+    raise AssertionError(struck)
 
 
 @pytest.mark.slow

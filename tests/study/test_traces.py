@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from collections.abc import Callable
@@ -10,7 +11,14 @@ from typing import Any
 
 import pytest
 
-from autotune.measure.loss_gate import OTHER_ROUNDING, ROUNDINGS, LossTrace, refuse_not_finite, spread_of_floor
+from autotune.measure.loss_gate import (
+    OTHER_ROUNDING,
+    ROUNDINGS,
+    LossTrace,
+    refuse_not_finite,
+    refuse_resumed,
+    spread_of_floor,
+)
 from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import LOSS_NOT_CHECKED, Failure, FailureKind, LossBasis, Pair, WorkerReport
@@ -238,3 +246,40 @@ def report(**more: Any) -> WorkerReport:
 def pair(step: int, reference: float, candidate: float) -> Pair:
     data = {"index": 0, "first": "reference", "reference_s": [1.0], "candidate_s": [1.0], "at_s": 0.0}
     return Pair.model_validate({**data, "loss": {"step": step, "reference": reference, "candidate": candidate}})
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "refused"),
+    [
+        ([2.0, 1.9, 1.8], [2.0, 1.9, 1.8 * 1.06], "at step 2 it is 1.8 in one and 1.908 in another"),
+        ([2.0, 1.9, 1.8], [2.0, 1.9, 1.8 * 1.04], None),
+        ([2.0, 0.1, 1e-3], [2.0, 0.1, 2e-3], None),  # near 0 any two losses differ by far
+    ],
+)
+def test_equal_runs_that_are_far_apart_are_an_alarm_and_no_tolerance(
+    one: list[float], other: list[float], refused: str | None
+) -> None:
+    reports = [report(losses=tuple(losses), grad_norms=()) for losses in (one, other)]
+    if refused is None:
+        assert spread_of_floor(reports, []).seen(2) > 0
+        return
+    with pytest.raises(LaunchError, match=refused):
+        spread_of_floor(reports, [])
+
+
+@pytest.mark.parametrize(
+    ("first", "later", "is_refused"),
+    [
+        ((0, 1, 2), (50, 51, 52), True),
+        ((0, 50, 100), (150, 200, 250), True),
+        ((90, 91, 92), (90, 91, 92), False),
+        ((3, 60, 110), (7, 70, 120), False),  # a bar that is drawn by the clock
+        ((), (5, 6), False),
+    ],
+)
+def test_a_later_run_that_begins_at_another_step_is_refused(
+    first: tuple[int, ...], later: tuple[int, ...], is_refused: bool
+) -> None:
+    reports = [report().model_copy(update={"step_numbers": numbers}) for numbers in (first, later)]
+    with pytest.raises(LaunchError) if is_refused else contextlib.nullcontext():
+        refuse_resumed(*reports)

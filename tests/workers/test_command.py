@@ -101,26 +101,35 @@ def test_a_pattern_that_backtracks_for_ever_is_an_error_and_not_a_hang(start: St
         start(spec)
 
 
-def test_a_polite_program_may_say_good_bye_and_a_stubborn_one_is_killed(start: Start, tmp_path: Path) -> None:
-    code = """
-import signal, sys, time
-def bye(*_):
+LOOP = """
+import atexit, signal, sys, time
+def said(*_):
     print("saved " + "y" * 200_000, flush=True)
-    {end}
-signal.signal(signal.SIGTERM, bye)
-while True:
-    print("step 1: 5.0 ms", flush=True)
-    time.sleep(0.001)
+    {at_signal}
+{before}
+try:
+    while True:
+        print("step 1: 5.0 ms", flush=True)
+        time.sleep(0.001)
+finally:
+    print("finally", flush=True)
 """
-    for end in ("sys.exit(0)", "pass"):
-        (tmp_path / "worker.log").unlink(missing_ok=True)
-        spec = study(
-            command(read={"pattern": r"(?P<step_ms>[\d.]+) ms"})
-            | {"command": [sys.executable, "-c", code.replace("{end}", end)]}
-        )
-        worker = start(spec)
-        worker.close()
-        assert "saved yyy" in (tmp_path / "worker.log").read_text()
+TERM = "signal.signal(signal.SIGINT, lambda *_: None); signal.signal(signal.SIGTERM, said)"
+ENDINGS = {
+    "an interrupt runs finally and atexit": ("atexit.register(said)", "pass", ["finally", "saved yyy"]),
+    "one that ignores it is terminated": (TERM, "sys.exit(0)", ["saved yyy"]),
+    "one that ignores both is killed": (TERM, "pass", ["saved yyy"]),
+}
+
+
+@pytest.mark.parametrize("kind", ENDINGS)
+def test_a_program_may_end_by_itself_and_a_stubborn_one_is_killed(kind: str, start: Start, tmp_path: Path) -> None:
+    before, at_signal, wanted = ENDINGS[kind]
+    code = LOOP.format(before=before, at_signal=at_signal)
+    read = {"pattern": r"(?P<step_ms>[\d.]+) ms"}
+    start(study({"command": [sys.executable, "-c", code], "read": read})).close()
+    text = (tmp_path / "worker.log").read_text()
+    assert [word for word in wanted if word not in text] == []
 
 
 def test_a_file_that_the_program_appends_to_is_read(start: Start, tmp_path: Path) -> None:
@@ -142,7 +151,7 @@ for i in range(1000):
 def test_the_folder_of_the_trial_can_be_an_argument(start: Start, tmp_path: Path) -> None:
     code = "import sys, time; open(sys.argv[1] + '/made', 'w')\nwhile True: print('5 ms', flush=True), time.sleep(.01)"
     start(study({"command": [sys.executable, "-c", code, "{folder}"], "read": {"pattern": "(?P<step_ms>5) ms"}}))
-    assert (tmp_path / "made").exists()
+    assert (tmp_path / "files" / "made").exists()
 
 
 def test_the_process_that_a_launcher_starts_is_the_one_that_is_reported(start: Start) -> None:

@@ -21,12 +21,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from autotune.cli.live import LineView
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import FailureKind
 from autotune.model.records import ConclusionRecord, TrialResult, TrialStatus
 from autotune.model.spec import parse_study
 from autotune.rundir.store import Store
+from autotune.study.live import LineView
 from autotune.workers.base import WorkerFailed
 from autotune.workers.command import CommandLauncher
 from autotune.workers.local import LocalLauncher

@@ -1,0 +1,164 @@
+"""Starts a command in a folder of its own: it reads what the user's folder holds, and what it writes is thrown away.
+
+Run as ``own_folder KIND FOLDER SCRATCH [KEPT ...] -- COMMAND ...`` between guard and command, which takes its place.
+Standard library only. Of kind
+
+* ``overlay``: an overlay file system lies over FOLDER, in a mount namespace of this process and what it starts, so that
+  relative and absolute paths into FOLDER, and paths by links, all meet it. Writes go to ``SCRATCH/written``. See
+  mount_namespaces(7), user_namespaces(7) and Documentation/filesystems/overlayfs.rst of Linux;
+* ``copy``: the command runs in ``SCRATCH/copy``. Absolute paths into FOLDER are not caught.
+
+KEPT are paths whose content is not thrown away, where they lie in FOLDER: the folder of the trial.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import os
+import re
+import shutil
+import stat
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from autotune.child.guard import die_with_parent
+
+CLONE_NEWNS, CLONE_NEWUSER = 0x00020000, 0x10000000
+MS_BIND, MS_REC, MS_SLAVE = 0x1000, 0x4000, 0x80000
+FICLONE = 0x40049409
+OVERLAY, COPY = "overlay", "copy"
+WRITTEN, WORK = "written", "work"
+"""Folders in SCRATCH, numbered: an overlay's layer that is written, and what the kernel needs beside it."""
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def _call(name: str, *arguments: object) -> None:
+    """Calls a function of the C library.
+
+    Raises:
+        OSError: If it fails.
+    """
+    if getattr(_LIBC, name)(*arguments) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{name}: {os.strerror(number)}")
+
+
+def _mount(source: str, target: str, kind: str | None, flags: int, options: str | None) -> None:
+    texts = [None if text is None else os.fsencode(text) for text in (source, target, kind, options)]
+    _call("mount", *texts[:3], ctypes.c_ulong(flags), texts[3])
+
+
+# ---------------------------------------------------------------------- overlay
+
+
+def enter_namespace() -> None:
+    """Enters a mount namespace of this process's own, whose mounts no other process sees.
+
+    Without the right to do so it also enters a user namespace, in which user and group keep their numbers.
+
+    Raises:
+        OSError: If the kernel allows neither.
+    """
+    parent, user, group = os.getppid(), os.getuid(), os.getgid()
+    try:
+        _call("unshare", CLONE_NEWNS)
+    except OSError:
+        _call("unshare", CLONE_NEWUSER | CLONE_NEWNS)
+        Path("/proc/self/setgroups").write_text("deny", encoding="ascii")
+        Path("/proc/self/uid_map").write_text(f"{user} {user} 1", encoding="ascii")
+        Path("/proc/self/gid_map").write_text(f"{group} {group} 1", encoding="ascii")
+    die_with_parent(parent)  # other rights undo it
+    _mount("none", "/", None, MS_REC | MS_SLAVE, None)
+
+
+def mount_points(folder: str) -> list[str]:
+    """The folder, and every mount point below it, in the order of their paths (proc(5), mountinfo)."""
+    lines = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    found = {re.sub(r"\\(\d{3})", lambda octal: chr(int(octal[1], 8)), line.split(" ")[4]) for line in lines}
+    return [folder, *sorted(path for path in found if path.startswith(f"{folder}/"))]
+
+
+def _opened(path: str) -> str:
+    """A path that stays valid when something is mounted over it."""
+    return f"/proc/self/fd/{os.open(path, os.O_PATH | os.O_CLOEXEC)}"
+
+
+def overlay(folder: str, scratch: str, kept: Sequence[str]) -> None:
+    """Lays an overlay over a folder, one over each mount point in it, and keeps what is kept.
+
+    Raises:
+        OSError: If the kernel or one of the file systems does not allow it.
+    """
+    enter_namespace()
+    lower = {path: _opened(path) for path in mount_points(folder)}
+    kept_open = {path: _opened(path) for path in kept if path.startswith(f"{folder}/")}
+    own = _opened(scratch)
+    for number, (path, below) in enumerate(lower.items()):
+        if not Path(below).is_dir():
+            _mount(below, path, None, MS_BIND, None)
+            continue
+        for name in (WRITTEN, WORK):
+            Path(scratch, f"{name}-{number}").mkdir()
+        options = f"lowerdir={below},upperdir={own}/{WRITTEN}-{number},workdir={own}/{WORK}-{number}"
+        try:
+            _mount("overlay", path, "overlay", 0, f"{options},userxattr")
+        except OSError:
+            _mount("overlay", path, "overlay", 0, options)
+    for path, opened in kept_open.items():
+        Path(path).mkdir(parents=True, exist_ok=True)  # in the overlay
+        _mount(opened, path, None, MS_BIND | MS_REC, None)
+    os.chdir(folder)
+
+
+# ---------------------------------------------------------------------- copy
+
+
+def clone_file(source: str, target: str) -> str:
+    """Copies a file; where the file system can, both share their blocks until one is written (ioctl_ficlone(2))."""
+    with open(source, "rb") as old, open(target, "wb") as new, contextlib.suppress(OSError):  # noqa: PTH123
+        fcntl.ioctl(new, FICLONE, old.fileno())
+        shutil.copystat(source, target)
+        return target
+    return str(shutil.copy2(source, target))
+
+
+def _special(folder: str, names: Sequence[str]) -> list[str]:
+    """Names that cannot be copied: sockets, pipes and devices."""
+    modes = {name: os.lstat(f"{folder}/{name}").st_mode for name in names}
+    return [n for n, mode in modes.items() if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode))]
+
+
+def copy(folder: str, scratch: str) -> None:
+    """Copies a folder and enters the copy.
+
+    Raises:
+        OSError: If it cannot be copied.
+    """
+    target = f"{scratch}/{COPY}"
+    shutil.copytree(folder, target, symlinks=True, copy_function=clone_file, ignore=_special)
+    os.environ["PWD"] = target
+    os.chdir(target)
+
+
+def main() -> int:
+    """Makes the folder and becomes the command; returns the exit status if that fails."""
+    dashes = sys.argv.index("--")
+    kind, folder, scratch, *kept = sys.argv[1:dashes]
+    command = sys.argv[dashes + 1 :]
+    try:
+        if kind == OVERLAY:
+            overlay(folder, scratch, kept)
+        else:
+            copy(folder, scratch)
+    except OSError as error:
+        sys.stderr.write(f"cannot give {folder} to this process alone: {error.strerror or error}\n")
+        return 127
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        sys.stderr.write(f"cannot start {command[0]}: {error.strerror}\n")
+    return 127

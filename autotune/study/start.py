@@ -1,0 +1,112 @@
+"""Starts a study from a command line, a script or a notebook."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from autotune.model.clock import Stopwatch
+from autotune.model.sections import WITH_SECRETS
+from autotune.model.spec import StudySpec, load_study, parse_study
+from autotune.results.winner import RUNS
+from autotune.study.engines import choose_engine
+from autotune.study.live import LineView, LiveView
+from autotune.study.run import StudyRun, stoppable
+from autotune.study.stages import new_run, run_study
+
+if TYPE_CHECKING:
+    from autotune.results.api import Study
+
+
+def run(
+    study: str | Path | Mapping[str, Any],
+    run_dir: str | Path | None = None,
+    *,
+    trials: int | None = None,
+    time_budget: str | None = None,
+    progress: bool = True,
+) -> Study:
+    """Runs a study, or continues it where it was stopped, with the checks of `autotune run`.
+
+    Ctrl-C, and in the main thread SIGTERM, ends its processes and raises KeyboardInterrupt; the same call continues.
+
+    Args:
+        study: A study file, or its sections as a mapping, whose programs are looked for in the current folder.
+        run_dir: Default: ``runs/NAME``.
+        trials: Trials in all, over all sessions; default: those of the study.
+        time_budget: Wall time of the whole study, such as ``30m``; default: that of the study.
+
+    Raises:
+        StudyFileError: If the study, or an argument, is not legal; nothing was started.
+        AutotuneError: If the study cannot start or go on; its records stay.
+    """
+    from autotune.results.api import Study  # imports pandas, which no command line needs
+
+    spec, folder = _read(study)
+    given = {"search": {"trials": trials, "time_budget": time_budget}}
+    spec = study_with(spec, given, seed=None)
+    path = Path(run_dir) if run_dir is not None else Path(RUNS, spec.name)
+    as_text: dict[str, Any] = {"markup": False, "highlight": False, "emoji": False, "force_jupyter": False}
+    console = Console(**as_text, quiet=not progress)
+    if spec.device.platform == "cuda" and "jax" in sys.modules:
+        console.print(
+            "note: this process has imported jax; once it uses GPUs, it holds the memory that the study needs"
+        )
+    try:
+        done = run_shown(spec, path, console, study_dir=folder, make_engine=choose_engine(spec, ()))
+    except KeyboardInterrupt:
+        print(f"autotune: stopped; everything so far is in {path}; the same call continues", file=sys.stderr)
+        raise
+    return Study(done.store.path)
+
+
+def _read(study: str | Path | Mapping[str, Any]) -> tuple[StudySpec, Path]:
+    """Returns a checked study and the folder of its programs."""
+    if isinstance(study, Mapping):
+        return parse_study(dict(study)), Path.cwd()
+    return load_study(Path(study)), Path(study).resolve().parent
+
+
+def study_with(spec: StudySpec, given: Mapping[str, Mapping[str, Any]], *, seed: int | None) -> StudySpec:
+    """Overrides keys of a study.
+
+    Args:
+        given: Section to key to value; None keeps the study's value.
+        seed: None keeps the study's.
+
+    Raises:
+        StudyFileError: If the resulting study is not legal.
+    """
+    data = spec.model_dump(context=WITH_SECRETS)
+    for section, values in given.items():
+        data[section].update({key: value for key, value in values.items() if value is not None})
+    if seed is not None:
+        data["seed"] = seed
+    return parse_study(data, source="the study with the options of the command line")
+
+
+def run_shown(spec: StudySpec, path: Path, console: Console, **session: Any) -> StudyRun:
+    """Runs a study to its conclusion with its progress on a console.
+
+    Args:
+        path: The run directory.
+        session: See `new_run`.
+
+    Raises:
+        AutotuneError: If the study cannot start or go on; its records stay.
+        KeyboardInterrupt: After its processes have ended; `Stopped` if a batch system asked for it.
+    """
+    watch, min_effect = Stopwatch(), spec.measure.min_effect
+    live = None
+    if console.is_terminal:
+        live = LiveView(console, watch, min_effect=min_effect, name=spec.name, budget_s=spec.search.time_budget)
+    view = live or LineView(console, watch, min_effect=min_effect)
+    session_run = new_run(spec, path, view=view, watch=watch, **session)
+    with stoppable(), live or contextlib.nullcontext():
+        run_study(session_run)
+    return session_run

@@ -1,0 +1,132 @@
+"""Studies that are run from Python: the checks, records and stops of the command line."""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+import tomllib
+from pathlib import Path
+from types import ModuleType
+
+import optuna
+import pytest
+
+import autotune
+from autotune.model.errors import StudyFileError
+from autotune.model.records import ConclusionRecord, TrialResult
+from autotune.rundir.lock import is_held
+from autotune.rundir.store import Store
+from autotune.study.live import LineView
+from harness.simulated_machine import write_study
+from tests.console import autotune as command_line
+
+STUDY = """
+name = "small"
+workload = { entry = "llama" }
+device = { platform = "cpu" }
+measure = { pairs_cap = 12 }
+confirm = { finalists = 1, processes = 4, soak = "1s" }
+screen = { enabled = false }
+[search]
+trials = 4
+settings = { xla_backend_optimization_level = [1, 2], xla_cpu_prefer_vector_width = [128, 512] }
+[simulation]
+effects = { "xla_cpu_prefer_vector_width=512" = 0.9 }
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with a study for a simulated machine."""
+    monkeypatch.chdir(tmp_path)
+    write_study(tmp_path / "small.toml", STUDY)
+    return tmp_path
+
+
+def test_a_study_runs_as_on_the_command_line(
+    here: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    optuna.logging.set_verbosity(optuna.logging.INFO)
+    found = autotune.run("small.toml")
+    assert found.store.path == here / "runs" / "small"
+    assert found.winner is not None
+    assert dict(found.winner.settings) == {"xla_cpu_prefer_vector_width": "512"}
+    assert "trial 1 of 4" in capsys.readouterr().out
+    assert "A new study created" not in caplog.text  # Optuna's own words are not the user's
+    assert command_line("run", "small.toml", "--run-dir", "typed", cwd=here).returncode == 0
+    typed = autotune.load("typed")
+    assert typed.store.spec.identity == found.store.spec.identity
+    assert list(typed.trials["settings"]) == list(found.trials["settings"])
+
+
+def test_a_mapping_is_the_same_study_as_its_file(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    study = tomllib.loads(Path("small.toml").read_text(encoding="utf-8"))
+    first = autotune.run(study, "own", trials=3, progress=False)
+    assert len(first.trials) == 3
+    more = autotune.run("small.toml", "own", progress=False)  # goes on with it: else it would be refused
+    assert len(more.trials) == 4
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("wrong", "arguments"),
+    [
+        ("time_budget", {"time_budget": "half an hour"}),
+        ("trials", {"trials": 0}),
+        ("serch", {"study": {"name": "x", "workload": {"entry": "llama"}, "serch": {}}}),
+        ("there is no", {"study": "smal.toml"}),
+    ],
+)
+def test_what_is_not_legal_starts_nothing(here: Path, wrong: str, arguments: dict[str, object]) -> None:
+    before = sorted(here.rglob("*"))
+    with pytest.raises(StudyFileError, match=wrong):
+        autotune.run(**{"study": "small.toml", **arguments})  # type: ignore[arg-type]
+    assert sorted(here.rglob("*")) == before
+
+
+def test_an_interrupted_run_continues(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    end = LineView.trial_ends
+
+    def interrupt(view: LineView, result: TrialResult) -> None:
+        end(view, result)
+        if result.number == 2:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LineView, "trial_ends", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            autotune.run("small.toml")
+    run, kept = Path("runs/small"), Path("runs/small/records.jsonl").read_text(encoding="utf-8")
+    assert not is_held(run)
+    assert Store.open(run).last(ConclusionRecord) is None
+    assert len(autotune.run("small.toml").trials) == 4
+    assert (run / "records.jsonl").read_text(encoding="utf-8").startswith(kept)
+
+
+def test_it_runs_in_a_thread_which_gets_no_signals(here: Path) -> None:
+    thread = threading.Thread(target=autotune.run, args=("small.toml",), kwargs={"progress": False})
+    thread.start()
+    thread.join(60)
+    assert autotune.load("runs/small").winner is not None
+
+
+def test_a_process_that_imported_jax_is_told_of_its_memory(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = tomllib.loads(Path("small.toml").read_text(encoding="utf-8"))
+    study["device"] = {"platform": "cuda", "count": 1}
+    monkeypatch.setitem(sys.modules, "jax", ModuleType("jax"))
+    autotune.run(study, trials=1)
+    assert "has imported jax" in capsys.readouterr().out
+    monkeypatch.delitem(sys.modules, "jax")
+    autotune.run(study, trials=1)
+    assert "has imported jax" not in capsys.readouterr().out
+
+
+def test_the_lines_of_the_page_run(here: Path) -> None:
+    (here / "small.toml").rename(here / "study.toml")
+    text = (Path(__file__).parents[2] / "docs" / "python.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    exec(code, {})
+    assert sorted(p.name for p in (here / "runs").iterdir()) == ["seed-1", "seed-2", "small"]
