@@ -139,8 +139,7 @@ def minimise_set(run: StudyRun, winner: FlagSet) -> FlagSet:
 
     Settings of no expected use are left out first, together, by one measurement. If they pay after all, or nothing is
     expected, each setting in turn is measured against the set without it. A setting stays if leaving it out is
-    measurably slower or, where that is not resolved, if by the estimate it costs more than the smallest effect of
-    interest. The proof that follows detects a setting dropped by mistake.
+    measurably slower or, where that is not resolved, slower by the estimate: what is dropped by mistake is lost.
     """
     current = winner
     if len(group := _of_no_use(run, winner)) >= LEAST_GROUP:
