@@ -239,7 +239,7 @@ def pays(comparison: Comparison | None, min_effect: float) -> tuple[bool, str]:
     found = judge(comparison.estimate, min_effect=min_effect)
     if found is Verdict.SLOWER:
         return True, "it seems to pay"
-    if found is Verdict.UNRESOLVED and comparison.estimate.ratio > 1 + min_effect:
+    if found is Verdict.UNRESOLVED and comparison.estimate.ratio > 1.0:  # to lose what pays costs more than a passenger
         return True, "not settled, but faster by its estimate"
     return False, "no sign of a gain"
 

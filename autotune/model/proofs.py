@@ -316,10 +316,16 @@ def report_of(proven: FinalistResult, alone: FinalistResult | None, runs: Sequen
         return Report(estimate, objection=told)
     if alone.veto is not None:
         return Report(estimate, objection=alone.veto)
-    if not alone.is_passed:
+    if not alone.is_passed or _is_apart(proven, alone):
         return Report(estimate, objection=_not_alone(proven, alone))
     counts = estimate != reported_gain(proven, None, mine)
     return Report(estimate, alone=alone.process_count if counts else 0, objection=veto_of(mine, proven.corrected))
+
+
+def _is_apart(proven: FinalistResult, alone: FinalistResult) -> bool:
+    """Whether isolated runs surely show less than the proof: then its figure is of the neighbour, or of a beginning."""
+    found, beside = alone.estimate, proven.corrected
+    return found is not None and beside is not None and found.low > beside.high
 
 
 def _not_alone(proven: FinalistResult, alone: FinalistResult) -> str:
@@ -327,7 +333,7 @@ def _not_alone(proven: FinalistResult, alone: FinalistResult) -> str:
     found, beside = alone.estimate, proven.estimate
     if found is None or beside is None:
         return "there was no time for isolated runs, without which interleaved pairs prove nothing"
-    does = "contradict the interleaved pairs" if found.low > beside.high else "cannot tell whether it is faster"
+    does = "contradict the interleaved pairs" if _is_apart(proven, alone) else "cannot tell whether it is faster"
     return (
         f"isolated runs {does}: isolated, the set is {format_change(found.ratio)} than the default "
         f"[{found.low:.3f}, {found.high:.3f}] over {alone.process_count} runs of each, interleaved "

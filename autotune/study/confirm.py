@@ -139,8 +139,7 @@ def minimise_set(run: StudyRun, winner: FlagSet) -> FlagSet:
 
     Settings of no expected use are left out first, together, by one measurement. If they pay after all, or nothing is
     expected, each setting in turn is measured against the set without it. A setting stays if leaving it out is
-    measurably slower or, where that is not resolved, if by the estimate it costs more than the smallest effect of
-    interest. The proof that follows detects a setting dropped by mistake.
+    measurably slower or, where that is not resolved, slower by the estimate: what is dropped by mistake is lost.
     """
     current = winner
     if len(group := _of_no_use(run, winner)) >= LEAST_GROUP:
@@ -269,7 +268,7 @@ def soak(run: StudyRun) -> None:
             f"the winner in isolation for {format_seconds(least_s)} of steps, then the default: looks for hangs, "
             "divergence, stalls, slower steps and leaks",
         )
-        record = _soaked(run, winner, winner.proof, least_s)
+        record = _soaked(run, winner.proof, least_s)
         run.view.note(format_soak(record))
         if record.failure is None:
             winner.state = SetState.SOAKED
@@ -278,7 +277,7 @@ def soak(run: StudyRun) -> None:
         name_winner(run)
 
 
-def _soaked(run: StudyRun, winner: Candidate, proven: FinalistResult, least_s: float) -> SoakRecord:
+def _soaked(run: StudyRun, proven: FinalistResult, least_s: float) -> SoakRecord:
     """Returns the soak of a set, as recorded if it was at least as long, or run now."""
     settings, of_proof = proven.settings, (proven.stage, proven.settings)
     ratios = [r.log_ratio for r in run.store.of(ConfirmRun) if (r.stage, r.settings) == of_proof and r.log_ratio]
@@ -291,7 +290,7 @@ def _soaked(run: StudyRun, winner: Candidate, proven: FinalistResult, least_s: f
     judged = [r.loss.basis for r in run.store.of(ConfirmRun) if r.settings == settings and r.loss is not None]
     unit = SoakTask(
         settings=settings, least_s=least_s, least_steps=least_steps, basis=judged[-1] if judged else LossBasis.STEPS,
-        typical=math.log(reported.ratio) if (reported := winner.report.estimate) is not None else None,
+        typical=math.log(proven.estimate.ratio) if proven.estimate is not None else None,
         process_sd=statistics.stdev(ratios) if len(ratios) > 1 else 0.0,
     )  # fmt: skip
     run.lanes.do(PendingTask(unit, ("soak", name), name, run.store.append))

@@ -84,6 +84,12 @@ def test_a_reference_that_is_slow_in_its_first_steps_makes_no_winner(run_replay:
         assert not store.of(SoakRecord)
 
 
+def test_where_isolated_runs_are_long_the_two_figures_of_a_slow_beginning_contradict(run_replay: Run) -> None:
+    noise = {"early_cost": 0.05, "early_steps": 200}
+    conclusion, _ = run(run_replay, 0.0, noise=noise, start_s=20.0, confirm={"soak": 0})
+    assert conclusion.outcome is not Outcome.WINNER
+
+
 @pytest.mark.parametrize(
     ("gain", "told"),
     [

@@ -146,10 +146,10 @@ def test_a_proof_s_pairs_follow_from_the_floor(run_replay: Run) -> None:
 
 
 @given(ratio=st.floats(0.9, 1.1), below=st.floats(0, 0.1), above=st.floats(0, 0.1), spread=st.floats(0, 0.1))
-def test_a_wider_interval_keeps_no_setting_that_was_dropped(
+def test_a_wider_interval_drops_no_setting_that_was_kept(
     ratio: float, below: float, above: float, spread: float
 ) -> None:
-    """Nor drops one that was kept: of equal pairs the estimate decides, so what does nothing is kept as often."""
+    """It may keep one that equal processes would have shown to be useless."""
     estimate = Estimate(
         ratio=ratio, low=ratio * math.exp(-below), high=ratio * math.exp(above), level=0.95, pair_count=40
     )
@@ -164,7 +164,7 @@ def test_a_wider_interval_keeps_no_setting_that_was_dropped(
         }
         comparison = Comparison(estimate=found, **figures)
         kept.append(pays(comparison, 0.005)[0])
-    assert kept[0] == kept[1]
+    assert kept[1] >= kept[0]
 
 
 def test_aba_runs_tell_the_spread_of_fresh_runs() -> None:
