@@ -15,10 +15,13 @@ from autotune.measure.durations import power_analysis
 from autotune.model.records import FloorResult, PowerAnalysis
 from autotune.stats.proof import FIRST_LOOK, StudyPower, study_power
 from autotune.study.stages import noise_floor, probe
+from benchmarks.coverage import DEFAULTS
 from benchmarks.machines import Case
 from benchmarks.studies import CANDIDATES, START_S, StudyOutcome, open_study, run_one, simulated_study
 
 GAIN = 0.02
+
+ALONE = DEFAULTS.confirm.alone
 
 HIGHEST = 120
 """Largest cap of process pairs that is considered."""
@@ -116,12 +119,12 @@ def what_it_takes(power: PowerAnalysis | None) -> tuple[int, float] | None:
 def pairs_to_find(effect: float, pair_sd: float) -> StudyPower | None:
     """The least cap at which a gain is found in time 9 times in 10, and its cost; None if above `HIGHEST`."""
     low, high = FIRST_LOOK, HIGHEST
-    found = study_power(effect, pair_sd, most=high)
+    found = study_power(effect, pair_sd, most=high, alone=ALONE)
     if found.found_in_time < 0.9:
         return None
     while low < high:
         middle = (low + high) // 2
-        tried = study_power(effect, pair_sd, most=middle)
+        tried = study_power(effect, pair_sd, most=middle, alone=ALONE)
         if tried.found_in_time >= 0.9:
             high, found = middle, tried
         else:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.machines import CASES
+from benchmarks.machines import ATTACKS, CASES
 from benchmarks.studies import CANDIDATES, run_one
 
 STUDIES = 200
@@ -27,7 +27,7 @@ GAINS = (0.0, 0.02, 0.04, 0.08)
 
 def decide(number: int) -> dict[str, object]:
     """What one study decides; machine, gain and seed follow from its number."""
-    names = sorted(CASES)
+    names = sorted(CASES.keys() - ATTACKS.keys())
     rng = np.random.default_rng([SEED, number])
     gain = GAINS[number // len(names) % len(GAINS)]
     name = names[number % len(names)]

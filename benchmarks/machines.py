@@ -48,12 +48,27 @@ def _stalling(name: str, *, soaks: bool) -> Case:
     return Case(model=NOISE_MODELS[name], none_typical=math.log(0.95), soaks=soaks, is_even=False)
 
 
+def _attack(typical: float, *, soaks: bool = False, **model: float) -> Case:
+    noise = NoiseModel(white_sd=0.01, **{"process_sd": 0.003, **model})
+    return Case(model=noise, none_typical=math.log(typical), soaks=soaks, is_even=False)
+
+
+ATTACKS = {
+    "slower after 300 steps, soaked": _attack(0.92, soaks=True, late_cost=0.18, late_steps=300.0),
+    "reference slow at first, soaked": _attack(1.0, soaks=True, early_cost=0.05, early_steps=200.0),
+    "coupled by 1 %": _attack(1.0, idle_cost=0.01, process_sd=0.009),
+    "1 in 20 slower by 38 %": _attack(0.98, fault_share=0.05, fault_cost=math.log(1.38 / 0.98)),
+    "1 in 10 slower by 9 %": _attack(0.99, fault_share=0.1, fault_cost=math.log(1.09 / 0.99)),
+}
+"""Machines on which candidates look faster for as long as a proof looks."""
+
 CASES: dict[str, Case] = {
     **{name: Case(model=model, is_even=name in EVEN_MODELS) for name, model in (EVEN_MODELS | UNEVEN_MODELS).items()},
     "stalls": _stalling("stalls", soaks=False),
     "rarer stalls": _stalling("rarer stalls", soaks=False),
     "stalls, soaked": _stalling("stalls", soaks=True),
     "rarer stalls, soaked": _stalling("rarer stalls", soaks=True),
+    **ATTACKS,
     "pair sd 0.7 %": _pairs_of_processes(0.007),
     "pair sd 1.8 %": _pairs_of_processes(0.018),
 }

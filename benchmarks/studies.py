@@ -2,7 +2,7 @@
 
 What is simulated is what lies below the stages: workers that draw step times of known truth (`SimulatedLauncher`), and
 a run directory in memory. Candidates are two settings each, one that carries the effect and one that does nothing, so
-that a winner is minimised and, where the minimal set does not hold, the whole set gets its second chance.
+that finalists are minimised.
 """
 
 from __future__ import annotations
@@ -16,7 +16,15 @@ import numpy as np
 import numpy.typing as npt
 
 from autotune.model.flags import FlagSet
-from autotune.model.records import AblationResult, ConclusionRecord, ConfirmRun, FinalistResult, Outcome, TrialResult
+from autotune.model.records import (
+    CONFIRM,
+    AblationResult,
+    ConclusionRecord,
+    ConfirmRun,
+    FinalistResult,
+    Outcome,
+    TrialResult,
+)
 from autotune.model.spec import StudySpec
 from autotune.model.turn_sizes import BLOCK_STEPS
 from autotune.settings.space import SearchSpace
@@ -87,8 +95,6 @@ def cost_columns(cost: Cost) -> dict[str, float]:
 
 
 CANDIDATES = 12
-FINAL_STAGES = ("final", "full")
-
 START_S = 20.0
 """What workers say that they take to start: a study may choose the size of its proofs by that."""
 
@@ -100,8 +106,7 @@ class StudyOutcome:
     Attributes:
         winner: Index of the candidate that is named, or None; -1 if what is named has lost what carries its effect.
         is_minimal: Whether what is named has lost the setting that does nothing.
-        had_second_chance: Whether the whole set was proven after the minimal one did not hold.
-        proven: Index of the candidate that reached a final proof, whatever came of it.
+        proven: Index of the candidate that was proven, or whose proof got furthest, whatever came of it.
         search_ratio: The search's own estimate of that candidate.
         reported: What the conclusion says of the winner.
         search_pairs: Pairs of blocks that the search used.
@@ -111,7 +116,6 @@ class StudyOutcome:
 
     winner: int | None
     is_minimal: bool = False
-    had_second_chance: bool = False
     proven: int | None = None
     search_ratio: float | None = None
     reported: Estimate | None = None
@@ -163,14 +167,13 @@ def run_one(case: Case, effects: Sequence[float], seed: int, processes: int | No
     conclusion = run_study(run)
     store = run.store
     trials = {r.number: r for r in store.of(TrialResult)}
-    finals = [f for f in store.of(FinalistResult) if f.stage in FINAL_STAGES]
+    finals = sorted((f for f in store.of(FinalistResult) if f.stage == CONFIRM), key=lambda f: f.process_count)
     searched = trials[finals[-1].trial].comparison if finals else None
     ablated = [a.comparison.pair_count for a in store.of(AblationResult) if a.comparison is not None]
     is_winner = conclusion.outcome is Outcome.WINNER
     return StudyOutcome(
         winner=_named(conclusion) if is_winner else None,
         is_minimal=is_winner and conclusion.settings is not None and len(conclusion.settings) == 1,
-        had_second_chance=any(f.stage == "full" for f in finals),
         proven=finals[-1].trial - 1 if finals else None,
         search_ratio=searched.estimate.ratio if searched is not None else None,
         reported=conclusion.estimate if is_winner else None,

@@ -27,7 +27,6 @@ class NullStudies:
     false_winners: int
     false_winner_rate: float
     upper_bound: float
-    second_chances: int
     search_pairs: float
     ablation_pairs: float
     cost: Mapping[str, float]
@@ -45,7 +44,6 @@ def null_studies(
         false_winners=wrong,
         false_winner_rate=wrong / n,
         upper_bound=float(binomtest(wrong, n, alternative="less").proportion_ci().high),
-        second_chances=sum(o.had_second_chance for o in outcomes),
         search_pairs=_mean([o.search_pairs for o in outcomes]),
         ablation_pairs=_mean([o.ablation_pairs for o in outcomes]),
         cost=cost_columns(mean_cost([o.cost for o in outcomes])),
@@ -62,8 +60,7 @@ class Power:
     `winners`: studies that named it; `held`: of those, how many report an interval that holds the truth; `bias`: mean
     of log(reported / true ratio) over them. `coverage` over all; `typical_coverage`: of the ratio of typical steps in
     typical processes. `named_wrong`: share of studies that name another one. `search_bias`: bias of the search's own
-    figure of what reached a final proof. `minimal`: share of named sets that have lost the setting that does nothing;
-    `second_chances`: share of studies in which the whole set was proven because the minimal one did not hold.
+    figure of what was proven. `minimal`: share of named sets that have lost the setting that does nothing.
     """
 
     machine: str
@@ -80,7 +77,6 @@ class Power:
     typical_coverage: float
     search_bias: float
     minimal: float
-    second_chances: float
     search_pairs: float
     ablation_pairs: float
 
@@ -132,7 +128,6 @@ def power(name: str, case: Case, studies: int, rng: np.random.Generator, pool: P
         typical_coverage=_mean([h for t in tried.values() for h in t.held(shift=case.shift)]),
         search_bias=_mean([b for t in tried.values() for b in t.search_bias()]),
         minimal=_mean([o.is_minimal for o in everything if o.winner is not None]),
-        second_chances=_mean([o.had_second_chance for o in everything]),
         search_pairs=_mean([o.search_pairs for o in everything]),
         ablation_pairs=_mean([o.ablation_pairs for o in everything]),
     )

@@ -17,13 +17,16 @@ Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
 
+DRIFT_STEPS = 2000
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoiseModel:
     """Sizes of the noise, in logs of step time (0.01 is about 1 %), and lengths in steps.
 
     Attributes:
         white_sd: Independent noise of every step.
-        drift: Slow-down per 1000 steps of the machine.
+        drift: Slow-down per 1000 steps of the machine, for `DRIFT_STEPS`; then it becomes faster again for as many.
         wander_sd: Stationary spread of the machine's own first-order autoregressive wander.
         wander_steps: Its correlation length.
         burst_share: Share of time in which another load holds a core, or a clock is in its slow state.
@@ -48,6 +51,8 @@ class NoiseModel:
         candidate_stall_share: Share of a candidate's steps that stall beside those: its typical step does not show it.
         fault_share: Share of the candidate's processes that have a bad kernel for as long as they live.
         fault_cost: Slow-down of such a process.
+        late_cost: Slow-down of a candidate's process after its first `late_steps` steps.
+        early_cost: Slow-down of a reference's process in its first `early_steps` steps.
         idle_cost: Slow-down of whoever runs while a candidate's process lies idle beside it: alone there is none.
         memory_cost: Slow-down of a block that follows a block of another process, a candidate's: alone there is none.
         clock_s: Seconds in which the clock comes within 1/e of where the power of whoever runs lets it stay; it is at
@@ -82,6 +87,10 @@ class NoiseModel:
     candidate_stall_share: float = 0.0
     fault_share: float = 0.0
     fault_cost: float = 0.0
+    late_cost: float = 0.0
+    late_steps: float = 0.0
+    early_cost: float = 0.0
+    early_steps: float = 0.0
     idle_cost: float = 0.0
     memory_cost: float = 0.0
     clock_s: float = 0.0
@@ -188,7 +197,8 @@ class Machine:
         model, rng, shape = self.model, self.rng, (*self.shape, count)
         slow = model.white_sd * rng.standard_normal(shape)
         if model.drift:
-            slow += model.drift / 1000.0 * np.arange(self._done, self._done + count)
+            at = np.arange(self._done, self._done + count) % (2 * DRIFT_STEPS)
+            slow += model.drift / 1000.0 * np.minimum(at, 2 * DRIFT_STEPS - at)
         if model.wander_sd:
             slow += self._wander.steps(count)
         if model.outlier_share:
@@ -277,6 +287,7 @@ class Process:
             self._log_step = self._log_step + size * (rng.random(shape) < model.tail_share)
         if model.fault_share and is_candidate:
             self._log_step = self._log_step + model.fault_cost * (rng.random(shape) < model.fault_share)
+        self._ran = 0
         self._stall_share = model.stall_share + (model.candidate_stall_share if is_candidate else 0.0)
         machine.rest()
         if is_candidate:
@@ -301,6 +312,12 @@ class Process:
     def own(self, count: int) -> Floats:
         """Logs of what belongs to the process in its next `count` steps, `[*shape, count]`."""
         mine = np.asarray(self._log_step)[..., None] + np.zeros(count)
+        model, at = self.machine.model, np.arange(self._ran, self._ran + count)
+        self._ran += count
+        if model.late_cost and self.is_candidate:
+            mine += model.late_cost * (at >= model.late_steps)
+        if model.early_cost and not self.is_candidate:
+            mine += model.early_cost * (at < model.early_steps)
         if self._wander is not None:
             mine += self._wander.steps(count)
         if self._stall_share:

@@ -37,6 +37,9 @@ LOSSES = (6.5, 6.1, 5.8, 5.6, 5.5)
 COMPILE_S, PEAK_BYTES, TOKENS = 2.0, 1 << 30, 4096
 """Of the reference, in a study whose formula speaks of them."""
 
+BESIDE_S = 0.002
+"""What our own clock sees of a block beside its steps."""
+
 FILE = "simulation.toml"
 SECTION = "simulation"
 
@@ -55,6 +58,7 @@ class Simulation(Section):
         inert: ``"name=value"`` entries that change nothing in the program.
         noise: Name of one of `NOISE_MODELS`, or parameters of a `NoiseModel`.
         start_s: Seconds that a process reports for its start; 0: unknown.
+        told_effects: ``"name=value"`` to the factor by which a program tells its steps shorter than they are.
         delay_s: Real seconds that each start and each block take, so that a stop in mid-study can be tried.
     """
 
@@ -67,6 +71,7 @@ class Simulation(Section):
     inert: tuple[str, ...] = ()
     noise: str | dict[str, float] = "quiet"
     start_s: Annotated[float, Field(ge=0)] = 0.0
+    told_effects: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
     delay_s: Annotated[float, Field(ge=0)] = 0.0
 
 
@@ -172,6 +177,7 @@ class SimulatedLauncher:
             Process(self._machine, step_s=step_s, rng=own, is_candidate=is_candidate),
             self._report(entries, seen, losses),
             delay_s=simulation.delay_s,
+            told=_factor(simulation.told_effects, entries),
         )
 
     def _name_of_start(self, folder: str) -> str:
@@ -224,9 +230,11 @@ class SimulatedWorker:
     watches_memory = False
     last_memory: MemoryUse | None = MemoryUse(host_bytes=PEAK_BYTES)
 
-    def __init__(self, process: Process, report: WorkerReport, *, delay_s: float) -> None:
+    def __init__(self, process: Process, report: WorkerReport, *, delay_s: float, told: float = 1.0) -> None:
         self.report = report
         self._process = process
+        self._told = told
+        self.last_clock_s: float | None = None
         self.last_loss: float | None = None
         self.last_norm: float | None = None
         self.loss_lag = 0
@@ -237,7 +245,9 @@ class SimulatedWorker:
         """Draws a block; see `autotune.workers.base.Worker`."""
         _wait(self._delay_s)
         self.last_loss = self.report.losses[-1] if self.report.losses else None
-        return tuple(self._process.run_block(steps).tolist())
+        times = self._process.run_block(steps)
+        self.last_clock_s = float(times.sum()) + BESIDE_S
+        return tuple((self._told * times).tolist())
 
     def close(self) -> None:
         """Leaves the machine: it is nobody's idle neighbour any more."""

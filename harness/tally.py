@@ -8,6 +8,8 @@ from typing import Any
 from autotune.model.errors import RunDirectoryError
 from autotune.model.measurement import log_ratio
 from autotune.model.records import (
+    ALONE,
+    CONFIRM,
     AblationResult,
     ConclusionRecord,
     ConfirmRun,
@@ -16,7 +18,6 @@ from autotune.model.records import (
     SoakRecord,
     TrialResult,
     TrialStatus,
-    names_left_out,
 )
 from autotune.rundir.optuna_study import NUMBER_KEY
 from autotune.rundir.store import Store
@@ -26,9 +27,9 @@ STAGES = (
     "before the noise floor",
     "before the first trial",
     "search",
-    "confirm",
     "minimise",
-    "final proof",
+    "confirm",
+    "isolated runs",
     "soak",
     "conclude",
     "after the conclusion",
@@ -51,21 +52,12 @@ def stage_of(run: Path) -> str:
         return STAGES[-1]
     if len(trials) < store.spec.search.trials:
         return "search"
-    if not any(f.stage == "confirm" for f in store.of(FinalistResult)):
+    if not any(r.stage == CONFIRM for r in store.of(ConfirmRun)):
+        return "minimise"
+    if not any(f.stage == CONFIRM for f in store.of(FinalistResult)):
         return "confirm"
-    if not any(r.stage != "confirm" for r in store.of(ConfirmRun)):
-        found = [f for f in store.of(FinalistResult) if f.is_passed]
-        best = min(found, key=lambda f: f.corrected.ratio if f.corrected else 1.0, default=None)
-        # Settings that were left out in a group that did not pay are done with; the others have their turn.
-        done = {
-            n
-            for a in store.of(AblationResult)
-            if isinstance(a.left_out, str) or not a.kept
-            for n in names_left_out(a.left_out)
-        }
-        return "minimise" if best is not None and not done >= set(best.settings) else "final proof"
-    if not any(f.stage != "confirm" for f in store.of(FinalistResult)):
-        return "final proof"
+    if store.spec.confirm.alone and not any(f.stage == ALONE for f in store.of(FinalistResult)):
+        return "isolated runs"
     return "conclude" if store.of(SoakRecord) or not store.spec.confirm.soak else "soak"
 
 

@@ -127,6 +127,7 @@ class Session(ProgramRun):
         self._file = Follow(Path(job["cwd"]) / path) if path else None
         super().__init__(channel, job, terminal=bool(job["rules"].get("terminal")))
         self._times: list[float] = []
+        self._arrived_s: list[float] = []
         self._sent = 0
         self._losses: list[tuple[int, float]] = []
         self._numbers: list[int] = []
@@ -180,7 +181,8 @@ class Session(ProgramRun):
             signal.setitimer(signal.ITIMER_VIRTUAL, 0)
 
     def _read(self, line: str) -> None:
-        step = self._reader.read(line, time.perf_counter())
+        now_s = time.perf_counter()
+        step = self._reader.read(line, now_s)
         if step is None:
             return
         if step.step_s is not None:
@@ -189,6 +191,7 @@ class Session(ProgramRun):
             self._times.append(step.step_s)
             if not self._ready and (number := self._reader.counter(line)) is not None:
                 self._numbers.append(number)
+            self._arrived_s.append(now_s)
         if step.loss is not None:
             self._losses.append((len(self._times), step.loss))
 
@@ -212,11 +215,13 @@ class Session(ProgramRun):
         while self._wanted and self._ready and len(self._times) - self._sent >= self._wanted[0]:
             steps = self._wanted.pop(0)
             times = self._times[self._sent : self._sent + steps]
+            clock_s = self._arrived_s[self._sent + steps - 1] - self._arrived_s[self._sent - 1]
             self._sent += steps
             told = {"memory": memory_in_use(self.program.pid)} if self._tells_memory else {}
             # The output of the last step may be incomplete: the loss is that of an earlier one.
             step, loss = next((told for told in reversed(self._losses) if told[0] < self._sent), (self._sent, 0.0))
-            self.channel.send("block", step_times_s=times, loss=loss, loss_lag=self._sent - step, **told)
+            lag = self._sent - step
+            self.channel.send("block", step_times_s=times, clock_s=clock_s, loss=loss, loss_lag=lag, **told)
 
     def ended(self) -> int:
         """Reports why there is no result, or waits for further orders."""

@@ -20,6 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
+import numpy as np
+import numpy.typing as npt
+
 from autotune.measure.context import MeasurementContext, ReferenceFailed, typical_step_s, work_between
 from autotune.measure.durations import (
     LEAST_FLOOR,
@@ -44,9 +47,17 @@ from autotune.model.measurement import (
     block_step_s,
     log_ratio,
 )
-from autotune.stats.estimates import Estimate, SequentialPlan, estimate_aba, estimate_pairs, reason_to_stop, widen
+from autotune.stats.estimates import (
+    Estimate,
+    Floats,
+    SequentialPlan,
+    estimate_aba,
+    estimate_pairs,
+    reason_to_stop,
+    widen,
+)
 from autotune.stats.loss_check import largest_drift
-from autotune.stats.noise_floor import LONG_PAIR_S, NoiseFloor, moments, read_noise_floor, spread_of
+from autotune.stats.noise_floor import LONG_PAIR_S, NoiseFloor, moments, read_noise_floor, settling, spread_of
 from autotune.workers.base import Worker, WorkerFailed
 from autotune.workers.failures import collision_of
 
@@ -376,7 +387,8 @@ class Interleaved(Comparer):
         refuse_short_budget(spec, reference.report, begun_s=context.assignment.at_s, floor_s=least_s)
         pairs: list[Pair] = []
         reports: list[WorkerReport] = []
-        groups: list[list[float]] = []
+        groups: list[Floats] = []
+        ages: list[npt.NDArray[np.int64]] = []
         for number in range(floor_processes(spec, reference.report, steps=steps)):
             beside = folder if number == 0 else context.folder_in(folder, f"second-{number + 1}")
             with contextlib.closing(context.start(FlagSet(), beside)) as second:
@@ -385,10 +397,14 @@ class Interleaved(Comparer):
                 seed = f"floor/{len(pairs)}" if pairs else "floor"
                 found, _ = blocks.measure(fixed(count).stop, seed=seed, begin=len(pairs))
                 reports.append(second.report)
+            own = traces[1].done - np.arange(len(found))[::-1] * context.steps_for(reference)
+            ages.append(np.asarray([own, own - traces[1].done + trace.done]))
             pairs += found
-            groups.append([log_ratio(p) for p in found])
+            groups.append(np.asarray([log_ratio(p) for p in found]))
+        steps, groups = settling(groups, ages)
         noise = read_noise_floor(
             groups,
+            settle_steps=steps,
             plan=plan,
             min_effect=spec.measure.min_effect,
             start_s=statistics.median(r.start_s for r in (reference.report, *reports)),
@@ -442,6 +458,8 @@ class InterleavedBlocks:
         """
         context = self.context
         rng, steps = random.Random(f"{context.spec.seed}/{seed}"), context.steps_for(self.workers[0])
+        for trace, worker in zip(self.traces, self.workers, strict=True):
+            trace.settle(worker, context.settle_steps)
         pairs: list[Pair] = []
         ratios: list[float] = []
         while True:
@@ -474,15 +492,19 @@ class InterleavedBlocks:
             if arm is Arm.REFERENCE:
                 raise ReferenceFailed(error) from error
             raise
-        return Timed(*sizes.split(times_s), joules)
+        return Timed(*sizes.split(times_s), joules, worker.last_clock_s)
 
 
 class Timed(NamedTuple):
-    """Seconds of the steps of a block or run: those in which the device settles, and those that count; and joules."""
+    """Seconds of the steps of a block or run: those in which the device settles, and those that count.
+
+    Also joules, and the seconds of all steps by a clock that is not the program's.
+    """
 
     settling_s: tuple[float, ...]
     counted_s: tuple[float, ...]
     joules: float | None
+    clock_s: float | None
 
 
 def _make_pair(index: int, first: Arm, at_s: float, reference: Timed, candidate: Timed, loss: SameStep | None) -> Pair:
@@ -496,6 +518,8 @@ def _make_pair(index: int, first: Arm, at_s: float, reference: Timed, candidate:
         at_s=round(at_s, 3),
         reference_j=reference.joules,
         candidate_j=candidate.joules,
+        reference_clock_s=reference.clock_s,
+        candidate_clock_s=candidate.clock_s,
         loss=loss,
     )
 
@@ -530,15 +554,15 @@ class Isolated(Comparer):
     """Fresh runs, one after the other; nothing else may be running here.
 
     Args:
-        blocks: Length of a run, in interleaved blocks, where the program waits for its turns; see
-            `TurnSizes.steps_alone`.
+        beside: Interleaved blocks of each arm in the pairs of processes with which its runs are compared; None where
+            the study measures in isolation.
     """
 
     mode = ABA
 
-    def __init__(self, context: MeasurementContext, *, blocks: int = 1) -> None:
+    def __init__(self, context: MeasurementContext, *, beside: int | None = None) -> None:
         super().__init__(context)
-        self._blocks = blocks
+        self._beside = beside
         self._run_steps: int | None = None
 
     def _compare(self, request: ComparisonRequest[S]) -> Compared[S]:
@@ -633,11 +657,13 @@ class Isolated(Comparer):
         spec, meter = self.context.spec, self.context.meter
         steps = self._run_steps or spec.measure.run_steps
         if spec.workload.takes_turns and self._run_steps is None:
-            steps = spec.turns.steps_alone(typical_step_s(worker), blocks=self._blocks, least=spec.measure.run_steps)
+            steps = self._steps_of(worker)
         self._run_steps = steps  # all runs are as long: their losses are compared at the end
         # In blocks where it can be, as if interleaved: each has new batches, so that nothing is learned by heart.
-        block = math.ceil(steps / self._blocks) if spec.workload.takes_turns else steps
+        block = math.ceil(steps / (self._beside or 1)) if spec.workload.takes_turns else steps
         trace, times, joules = LossTrace(spec, worker.report), tuple[float, ...](), list[float | None]()
+        trace.settle(worker, self.context.settle_steps)
+        clocks = list[float | None]()
         begun = time.monotonic()
         while len(times) < steps:
             count = min(block, steps - len(times))
@@ -645,15 +671,23 @@ class Isolated(Comparer):
                 more, drawn = meter.measure(lambda count=count: worker.run_block(count))  # type: ignore[misc]
             times += more
             joules.append(drawn)
+            clocks.append(worker.last_clock_s)
             trace.take(worker, count)
-        known = [j for j in joules if j is not None]
-        total = sum(known) if len(known) == len(joules) else None
+        total, clock_s = _sum_if_known(joules), _sum_if_known(clocks)
         if not spec.workload.takes_turns:
             # Such a program runs on whether it is asked or not: the steps must fill the time that was metered.
             metered_s = time.monotonic() - begun
             total = total if abs(sum(times) - metered_s) < LARGEST_GAP * metered_s else None
         self.context.gpus.look()
-        return Timed(*spec.turns.split_alone(times), total), trace
+        return Timed(*spec.turns.split_alone(times), total, clock_s), trace
+
+    def _steps_of(self, worker: Worker) -> int:
+        spec, step_s = self.context.spec, typical_step_s(worker)
+        if self._beside is None:
+            return spec.turns.steps_alone(step_s, blocks=1, least=spec.measure.run_steps)
+        return spec.turns.steps_beside_pairs(
+            step_s, start_s=worker.report.start_s, blocks=self._beside, least=spec.measure.run_steps
+        )
 
     def _aa_run(self, folder: Path, plan: SequentialPlan) -> AaRun:
         """Each isolated run is a fresh process already; they are few, whatever a plan of pairs says."""
@@ -671,6 +705,11 @@ class Isolated(Comparer):
             comparison=found.comparison,
             noise=aba_noise_floor(found.pairs, min_effect=measure.min_effect, start_s=start_s),
         )
+
+
+def _sum_if_known(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None
 
 
 def aba_noise_floor(pairs: Sequence[Pair], *, min_effect: float, start_s: float = 0.0) -> NoiseFloor:

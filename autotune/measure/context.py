@@ -104,6 +104,11 @@ class MeasurementContext:
             self._launcher.limits = time_limits_after(self.spec, floor)
 
     @property
+    def settle_steps(self) -> int:
+        """First steps of each process that are not measured; 0 before the A/A run tells."""
+        return self.assignment.floor.floor.settle_steps if self.assignment.floor is not None else 0
+
+    @property
     def now_s(self) -> float:
         """Seconds since the study began."""
         return self.assignment.at_s + time.monotonic() - self._began_s
@@ -190,11 +195,13 @@ class MeasurementContext:
         return worker
 
     def start_both(self, reference: FlagSet, candidate: FlagSet, folder: Path, *, name: str) -> tuple[Worker, Worker]:
-        """Starts two fresh workers, at once or, where the device asks for it, in an order that a coin decides.
+        """Starts two fresh workers, at once or, where the device asks for it, one after the other.
+
+        A coin decides who is first: whoever starts second chooses its kernels, memory and cores beside a neighbour.
 
         Args:
             folder: Where the candidate's log goes.
-            name: Seeds the coin: whoever starts second chooses its kernels beside a neighbour.
+            name: Seeds the coin.
 
         Raises:
             ReferenceFailed: If the first one failed, whatever became of the second.
@@ -202,12 +209,10 @@ class MeasurementContext:
         """
         beside = self.folder_in(folder, "reference")
         asked = {Arm.REFERENCE: (reference, beside), Arm.CANDIDATE: (candidate, folder)}
-        if self.spec.turns.in_order:
-            arms = [*asked]
-            random.Random(f"{self.spec.seed}/{name}/start").shuffle(arms)
-            found = self._start_in_order({arm: asked[arm] for arm in arms})
-        else:
-            found = self._start_at_once(asked)
+        arms = [*asked]
+        random.Random(f"{self.spec.seed}/{name}/start").shuffle(arms)
+        asked = {arm: asked[arm] for arm in arms}
+        found = self._start_in_order(asked) if self.spec.turns.in_order else self._start_at_once(asked)
         workers = {arm: w for arm, w in found.items() if not isinstance(w, WorkerFailed)}
         if len(workers) == len(asked):
             first, second = workers[Arm.REFERENCE], workers[Arm.CANDIDATE]

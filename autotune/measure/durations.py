@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from autotune.model.errors import LaunchError
 from autotune.model.measurement import INTERLEAVED, WorkerReport
@@ -30,10 +31,10 @@ PROOF_FLOORS = 6.0
 RECENT = 20
 """Latest pairs of processes, or trials, from which their duration is estimated."""
 
-ABLATIONS = 3
-"""Settings of a winner for which time is kept to leave each of them out in turn."""
+ABLATIONS = 4
+"""Settings of a finalist for which time is kept to leave each of them out in turn."""
 
-SEARCHES, PROVES, LAST = ("A/A run", "screen", "search"), ("confirm", "minimise", "final proof"), "soak"
+SEARCHES, PROVES, LAST = ("A/A run", "screen", "search"), ("minimise", "confirm"), "soak"
 """Stages by what is still to do in them."""
 
 
@@ -81,7 +82,7 @@ def durations_of(spec: StudySpec, result: FloorResult, runs: Sequence[ConfirmRun
 def _in_turns(spec: StudySpec, result: FloorResult, soak_s: float) -> Durations:
     costs, measure = _costs(spec, result), spec.measure
     least = SequentialPlan(cap=measure.pairs_cap).looks[0]
-    run_s = costs.run_alone_s(pairs=pairs_of_blocks(spec, result.floor), least_steps=measure.run_steps)
+    run_s = costs.run_beside_pairs_s(pairs=pairs_of_blocks(spec, result.floor), least_steps=measure.run_steps)
     return Durations(
         start_s=costs.start_s,
         trial_s=costs.trial_s(least),
@@ -107,7 +108,8 @@ def _one_at_a_time(spec: StudySpec, result: FloorResult, soak_s: float) -> Durat
 
 
 def _costs(spec: StudySpec, result: FloorResult) -> TurnCosts:
-    return spec.turns.costs(step_s=result.comparison.reference_step_s, start_s=result.floor.start_s)
+    step_s, floor = result.comparison.reference_step_s, result.floor
+    return spec.turns.costs(step_s=step_s, start_s=floor.start_s + floor.settle_steps * step_s)
 
 
 def pairs_of_blocks(spec: StudySpec, floor: NoiseFloor) -> int:
@@ -123,9 +125,9 @@ def pair_of_processes_s(spec: StudySpec, result: FloorResult) -> float:
     return 2.0 * floor.start_s + floor.pair_s
 
 
-def minimising_s(spec: StudySpec, takes: Durations) -> float:
-    """Returns the seconds that are kept for minimising."""
-    return ABLATIONS * takes.ablation_s if spec.confirm.minimise else 0.0
+def minimising_s(spec: StudySpec, takes: Durations, *, sets: int) -> float:
+    """Returns the seconds that are kept for minimising so many sets."""
+    return sets * ABLATIONS * takes.ablation_s if spec.confirm.minimise else 0.0
 
 
 def refuse_short_budget(spec: StudySpec, reference: WorkerReport, *, begun_s: float, floor_s: float) -> None:
@@ -205,8 +207,10 @@ def power_analysis(spec: StudySpec, result: FloorResult) -> PowerAnalysis | None
     pair_s = pair_of_processes_s(spec, result)
     pair_sd = _round_up(math.hypot(math.sqrt(2.0) * floor.cautious_process_sd(), floor.within_sd / math.sqrt(pairs)))
     finalists, min_effect = spec.confirm.finalists, spec.measure.min_effect
-    smallest = smallest_gain(pair_sd, most=most, finalists=finalists, min_effect=min_effect)
-    cost = study_power(smallest, pair_sd, most=most, finalists=finalists, min_effect=min_effect) if smallest else None
+    alone = spec.confirm.alone if result.comparison.mode == INTERLEAVED else 0
+    how: dict[str, Any] = {"most": most, "finalists": finalists, "alone": alone, "min_effect": min_effect}
+    smallest = smallest_gain(pair_sd, **how)
+    cost = study_power(smallest, pair_sd, **how) if smallest else None
     return PowerAnalysis(
         pair_sd=pair_sd, pairs=pairs, pair_s=pair_s, most=most, smallest=smallest,
         proof_s=cost.pairs * pair_s if cost else None,
@@ -258,7 +262,8 @@ def _planned_s(store: Store, stage: str, used_s: float, stage_s: float) -> float
         return takes.soak_s - stage_s
     trials, ledger, session = store.of(TrialResult), store.last(LedgerRecord), store.last(SessionRecord)
     lanes = max(1, len(ledger.lanes)) if ledger else 1
-    proofs_s = proofs_of_study_s(spec, floors[0], takes) / lanes + minimising_s(spec, takes)
+    proofs_s = proofs_of_study_s(spec, floors[0], takes) / lanes
+    proofs_s += minimising_s(spec, takes, sets=spec.confirm.finalists)
     if stage in PROVES:
         spent_s = used_s - max((t.at_s for t in trials), default=used_s)
         return max(0.0, proofs_s - spent_s) + takes.soak_s

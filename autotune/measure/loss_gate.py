@@ -40,6 +40,7 @@ from autotune.stats.loss_check import (
     LossSpread,
     StepLoss,
     Trace,
+    compare_curves,
     compare_first_steps,
     compare_long_runs,
     compare_traces,
@@ -150,19 +151,21 @@ class LossGate:
         """Compares the losses of two long runs: the last word on a set with another dtype or batch.
 
         Sets that do the same work are held to the reference step by step, as far as the spread of references reaches,
-        and after that by their mean loss.
+        and as whole curves.
         """
         if basis in STEP_BY_STEP:
             if not reference.losses or not candidate.losses:
                 return _silent(basis, "the reference" if not reference.losses else "the candidate")
             if (failure := self._wrong_in_soak(reference, candidate)) is not None:
                 return failure
+            least_scale = COLLAPSED * abs(next(iter(reference.report.losses), 0.0))
+            found = compare_curves(reference.losses, candidate.losses, least_scale=least_scale)
+            return _long_run(basis, found, steps=candidate.steps)
         found = compare_long_runs(
             reference.by_work,
             candidate.by_work,
             tolerance=self.spec.confirm.loss_tolerance,
             is_same_work=reference.report.tokens_per_step == candidate.report.tokens_per_step,
-            least_scale=COLLAPSED * abs(next(iter(reference.report.losses), 0.0)) if basis in STEP_BY_STEP else 0.0,
         )
         return _long_run(basis, found, steps=candidate.steps)
 
@@ -273,8 +276,9 @@ def _long_run(basis: LossBasis, found: Comparability, *, steps: int) -> LossChec
         return LossCheck(basis=basis, is_ok=None, words=f"{over}: inconclusive: {found.reason}")
     difference = f"difference {format_change_of(found.difference)}, tolerance {found.tolerance:.1%}"
     if not found.is_ok:
+        key = "" if basis in STEP_BY_STEP else " (confirm.loss_tolerance)"
         return wrong_loss(
-            f"{over} against the reference's after as much work: {found.reason}: {difference} (confirm.loss_tolerance)",
+            f"{over} against the reference's after as much work: {found.reason}: {difference}{key}",
             phase="soak",
         )
     return LossCheck(
@@ -348,21 +352,29 @@ class LossTrace:
 
     Attributes:
         told: By step, counted from 0.
+        done: Steps of the process so far.
         last: The last step that its last block reported; None where it reported none.
     """
 
     def __init__(self, spec: StudySpec, report: WorkerReport) -> None:
         self.told: dict[int, StepLoss] = first_steps(report.losses, report.grad_norms)
-        self._done = first_step(spec)
+        self.done = first_step(spec)
         self.last: int | None = None
 
     def take(self, worker: Worker, steps: int) -> None:
         """Takes in what a worker reports after a block of so many steps."""
-        self._done += steps
+        self.done += steps
         self.last = None
         if worker.last_loss is not None:
-            self.last = self._done - 1 - worker.loss_lag
+            self.last = self.done - 1 - worker.loss_lag
             self.told[self.last] = StepLoss(worker.last_loss, worker.last_norm)
+
+    def settle(self, worker: Worker, steps: int) -> None:
+        """Runs a worker, without measuring it, until it has done so many steps."""
+        if steps > self.done:
+            rest = steps - self.done
+            worker.run_block(rest)
+            self.take(worker, rest)
 
     def refuse_shorter(self, reference: LossTrace) -> None:
         """Refuses a candidate that stops reporting while the reference goes on: nobody could see it go wrong.

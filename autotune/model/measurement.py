@@ -162,7 +162,6 @@ class FailureKind(StrEnum):
     WRONG_LOSS = "wrong_loss"
     LEAK = "leak"
     SLOWER_IN_TOTAL = "slower_in_total"
-    SLOWS_DOWN = "slows_down"
     NOT_APPLIED = "not_applied"
     WORKLOAD_ERROR = "workload_error"
     NO_RESULT = "no_result"
@@ -299,6 +298,7 @@ class Pair(Record):
         reference_settling_s: Seconds of each step before those, in which the device settled after the switch.
         at_s: Seconds since the study began, over all its sessions.
         reference_j: Joules that all devices drew during the block; None if nothing counted them.
+        reference_clock_s: Seconds of the whole block by our own clock; None where nothing measured it.
         loss: Of the step that ended the candidate's block.
     """
 
@@ -311,6 +311,8 @@ class Pair(Record):
     at_s: Elapsed
     reference_j: Joules | None = None
     candidate_j: Joules | None = None
+    reference_clock_s: Elapsed | None = None
+    candidate_clock_s: Elapsed | None = None
     loss: SameStep | None = None
 
     def ran_s(self, arm: Arm) -> tuple[float, ...]:

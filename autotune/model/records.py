@@ -23,7 +23,7 @@ from autotune.model.measurement import (
     WorkerReport,
     WorkPerStep,
 )
-from autotune.model.numbers import Amount, AtLeastOne, Count, Elapsed, Facts, LogRatio, Ratio, Record, StepTime
+from autotune.model.numbers import Amount, AtLeastOne, Change, Count, Elapsed, Facts, LogRatio, Ratio, Record, StepTime
 from autotune.stats.estimates import Estimate, Outlook, Verdict, outlook_of
 from autotune.stats.long_run import Stalls, TotalTime
 from autotune.stats.loss_check import LossSpread
@@ -319,7 +319,7 @@ class TrialResult(TrialConfig, TrialOutcome, TaskRecord):
         return outlook_of(self.comparison.estimate, min_effect=min_effect) if self.comparison is not None else None
 
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """Counts the changes of records that other readers cannot follow."""
 
 
@@ -394,12 +394,12 @@ class ConfirmRun(TaskRecord):
     """One fresh pair of processes of a finalist, or the failure in its place.
 
     Attributes:
-        stage: ``confirm`` for finalists, ``final`` for the minimal set, ``full`` for the set before minimisation,
-            ``gain`` and ``alone`` to re-estimate a proven set.
+        stage: ``confirm`` for finalists, ``alone`` for isolated runs of a proven one, ``recheck`` for an old winner.
         log_ratio: Log of candidate over reference step time in this pair alone.
         work: Where set, ratios are per token.
         is_alone: Whether each arm ran with nothing beside it though the study measures in turns.
         total: Total times and stalls of both arms.
+        untold: See `autotune.model.proofs.untold_share`.
         warnings: What the machine did meanwhile that makes the figures doubtful.
     """
 
@@ -418,12 +418,13 @@ class ConfirmRun(TaskRecord):
     loss: LossCheck | None = None
     is_alone: bool = False
     total: TotalTime | None = None
+    untold: Change | None = None
     warnings: tuple[str, ...] = ()
     during: GpusDuring | None = None
 
 
-REESTIMATES = ("gain", "alone")
-"""Stages that measure what is proven once more; they decide nothing but may speak against it."""
+CONFIRM, ALONE = "confirm", "alone"
+"""Stages of proofs: of finalists in interleaved pairs, and of a proven set in isolated runs."""
 
 
 class ProofRecord(Stamped):
@@ -432,8 +433,8 @@ class ProofRecord(Stamped):
     Attributes:
         stage: As in `ConfirmRun`.
         base: Pairs of processes within which most of the error is spent; see `autotune.stats.proof.ProofPlan`.
-        hurdle: One-sided error at which the set goes on to the next stage.
-        claim: One-sided error of the reported verdict.
+        error: One-sided error over all looks.
+        least: Pairs of processes before the set is called faster.
         first: Number of the first pair that counts: earlier ones were seen before the plan was made.
     """
 
@@ -441,8 +442,8 @@ class ProofRecord(Stamped):
     stage: str
     settings: Settings
     base: Count
-    hurdle: Annotated[float, Field(gt=0, lt=0.5)]
-    claim: Annotated[float, Field(gt=0, lt=0.5)]
+    error: Annotated[float, Field(gt=0, lt=0.1)]
+    least: Count
     first: Count = 0
 
 
@@ -452,7 +453,6 @@ class FinalistResult(Stamped):
     Attributes:
         estimate: With its ordinary 95 % interval over processes, biased by the stopping rule.
         corrected: With the interval that holds over all looks and sets of the stage; this one decides.
-        goes_on: Whether the set holds at the plan's hurdle.
         most: Cap of pairs of processes; None of what has none.
         reason: Why the proof ended.
         veto: Why a set with a faster typical step is no winner.
@@ -469,7 +469,6 @@ class FinalistResult(Stamped):
     process_count: Count
     failure: Failure | None = None
     work: WorkPerStep | None = None
-    goes_on: bool = False
     most: Count | None = None
     reason: str = ""
     veto: str | None = None
@@ -481,8 +480,8 @@ class FinalistResult(Stamped):
 
     @property
     def is_passed(self) -> bool:
-        """Whether it goes on to the next stage."""
-        return self.goes_on and not self.is_vetoed
+        """Whether the set is proven to be faster."""
+        return self.verdict is Verdict.FASTER and not self.is_vetoed
 
 
 class Outcome(StrEnum):

@@ -364,20 +364,21 @@ class ConfirmSpec(Section):
 
     Attributes:
         finalists: Number of the best trials that are measured again.
-        processes: Most fresh pairs of processes for each finalist, and again for the minimal set; a proof ends as soon
-            as it is settled. It may be raised later: the same command then goes on.
+        processes: Most fresh pairs of processes for each finalist; a proof ends as soon as it is settled, and calls a
+            set faster after 12 pairs at the earliest, or after all of them. It may be raised later: the same command
+            then goes on.
         minimise: Drop each setting that does not pay for itself.
         soak: Seconds of steps that the winner must run without a fault; 0 leaves that out, and exports say so.
-        alone: Most isolated runs of each arm, by which a set proven in interleaved pairs is checked: as many as are
-            needed, at least 4. 0 leaves them out.
+        alone: Most isolated runs of each arm, which must show that a set proven in interleaved pairs is faster: as many
+            as are needed, at least 4. 0 leaves them out, and exports say so.
         loss_tolerance: Share by which the loss of a winner with another dtype or batch may be above the reference's
             after the same tokens.
     """
 
     finalists: Annotated[int, Field(ge=1, le=20)] = 3
-    processes: Annotated[int, Field(ge=3, le=1000)] = 20
+    processes: Annotated[int, Field(ge=3, le=1000)] = 40
     minimise: bool = True
-    alone: Annotated[int, Field(ge=0, le=1000)] = 12
+    alone: Annotated[int, Field(ge=0, le=1000)] = 40
     soak: SoakSeconds = 60.0
     loss_tolerance: Annotated[float, Field(gt=0, lt=1)] = 0.02
 

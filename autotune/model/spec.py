@@ -284,6 +284,11 @@ class StudySpec(Section):
         """Names what must not change when a study is resumed; see `lasting`."""
         return _digest(self.lasting())
 
+    @property
+    def question(self) -> str:
+        """Names what a study asks: studies with another seed, budget or name ask the same again."""
+        return _digest({key: value for key, value in self.lasting().items() if key != "seed"})
+
     def lasting(self) -> dict[str, Any]:
         """The study without what may change on resume: budgets, how finalists are proven, what is only shown."""
         data = self.model_dump(mode="json", exclude={"name", "description", "screen", "confirm"})

@@ -75,6 +75,16 @@ class TurnSizes:
             return counted
         return settling_steps(self.steady_s, step_s) + max(counted, _steps_in(self.steady_s, step_s))
 
+    def steps_beside_pairs(self, step_s: float, *, start_s: float, blocks: int, least: int) -> int:
+        """Steps of an isolated run that is compared with interleaved pairs; arguments as of `steps_alone`.
+
+        What a CPU's neighbours do comes and goes within seconds and nothing cancels it here, so that there such a run
+        lasts as long as a process takes to start.
+        """
+        if start_s and not self.steady_s:
+            least = max(least, _steps_in(start_s, step_s))
+        return self.steps_alone(step_s, blocks=blocks, least=least)
+
     def split(self, times_s: Sequence[float]) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Divides a block into settling and counted steps; see `settle`."""
         return settle(times_s, self.settle_s, most=self.settle_s / (self.settle_s + self.block_s))
@@ -129,6 +139,11 @@ class TurnCosts:
             least_steps: `measure.run_steps`.
         """
         return self.start_s + self.step_s * self.sizes.steps_alone(self.step_s, blocks=pairs, least=least_steps)
+
+    def run_beside_pairs_s(self, *, pairs: int, least_steps: int) -> float:
+        """One isolated run that is compared with interleaved pairs; arguments as of `run_alone_s`."""
+        steps = self.sizes.steps_beside_pairs(self.step_s, start_s=self.start_s, blocks=pairs, least=least_steps)
+        return self.start_s + self.step_s * steps
 
 
 def settle(times_s: Sequence[float], settle_s: float, *, most: float) -> tuple[tuple[float, ...], tuple[float, ...]]:

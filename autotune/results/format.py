@@ -8,7 +8,6 @@ from autotune.model.flags import FlagSet
 from autotune.model.measurement import INTERLEAVED, LOSS_NOT_CHECKED, Failure, WorkPerStep
 from autotune.model.proofs import describe_stalls, format_growth
 from autotune.model.records import (
-    REESTIMATES,
     AblationResult,
     BlameRecord,
     ConfirmRun,
@@ -33,15 +32,12 @@ from autotune.model.units import (
     format_share,
 )
 from autotune.rundir.store import Store
-from autotune.stats.estimates import Estimate, Outlook, Verdict
+from autotune.stats.estimates import Estimate, Verdict
 from autotune.stats.long_run import memory_growth
 from autotune.stats.noise_floor import NoiseFloor
 
 STAGE_WORDS = {
     "confirm": "fresh processes",
-    "final": "final proof",
-    "full": "final proof, whole set",
-    "gain": "gain, measured again",
     "alone": "isolated runs",
     "recheck": "recheck",
 }
@@ -204,10 +200,6 @@ def verdict_of(result: FinalistResult) -> str:
         return "failed"
     if result.veto is not None:
         return "no winner"
-    if result.stage in REESTIMATES:
-        return "measured" if result.stage == "gain" else "compared"
-    if result.verdict is Verdict.UNRESOLVED and result.goes_on:
-        return Outlook.PROMISING
     return result.verdict
 
 
@@ -215,10 +207,8 @@ def _why(result: FinalistResult) -> str:
     """Formats the veto, or the reason for which measuring stopped."""
     if result.veto is not None:
         return f": {result.veto}"
-    if result.stage not in REESTIMATES and result.goes_on:  # the reason is of the hurdle, the word of the claim
-        return ", goes to the final proof" if result.verdict is Verdict.UNRESOLVED else ""
-    told = result.stage in REESTIMATES or result.verdict is Verdict.UNRESOLVED
-    return f", {result.reason}" if told and result.reason else ""
+    told = result.verdict is Verdict.UNRESOLVED and result.reason
+    return f", {result.reason}" if told else ""
 
 
 def cause_lines(store: Store) -> list[str]:

@@ -15,8 +15,10 @@ from typing import Any
 from autotune.model.errors import RunDirectoryError, SettingError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Pair, is_divided_as_told
-from autotune.model.proofs import ALONE, GAIN, alone_of, figures_of, gain_of, judge_soak, reestimate, standing
+from autotune.model.proofs import figures_of, is_alone_due, judge_soak, report_of, standing
 from autotune.model.records import (
+    ALONE,
+    CONFIRM,
     AnyRecord,
     ConclusionRecord,
     ConfirmRun,
@@ -32,9 +34,9 @@ from autotune.model.spec import StudySpec
 from autotune.results.format import format_estimate
 from autotune.rundir.store import STUDY, Store
 from autotune.stats.estimates import Estimate, Verdict
-from autotune.stats.proof import CLAIM, HURDLE, gain_pairs
+from autotune.stats.proof import ALONE_ERROR, ALONE_PAIRS, ERROR, LEAST_PAIRS
 
-LAST_PROOFS = ("final", "full", "recheck")
+PROOFS = (CONFIRM, "recheck")
 """Stages of a `FinalistResult` that prove a winner."""
 
 ROUNDING = 1e-6
@@ -60,8 +62,9 @@ def disagreements(store: Store, conclusion: ConclusionRecord) -> list[str]:
     found = [*_of_study(store), *_of_runs(store, runs), *_of_work(store, runs), *_of_plans(records)]
     for key, proof in proofs.items():
         found += _of_proof(store.spec, proof, plans.get(key), runs)
+    floor = next((r for r in reversed(records) if isinstance(r, FloorResult)), None)
     found += _of_options(store.spec, conclusion)
-    found += _of_winner(conclusion, proofs, runs)
+    found += _of_winner(conclusion, proofs, runs, floor, asked=store.spec.confirm.alone)
     found += _of_soak(conclusion, [r for r in records if isinstance(r, SoakRecord)])
     return found
 
@@ -130,14 +133,14 @@ def _declared(spec: StudySpec, settings: FlagSet) -> int | None:
 def _of_plans(records: Sequence[AnyRecord]) -> Iterator[str]:
     """Checks that the plans of the proofs keep within the allowed error rates."""
     plans = [r for r in records if isinstance(r, ProofRecord)]
-    for family in ({"final", "full"}, *({p.stage} for p in plans if p.stage not in ("final", "full"))):
-        mine = [p for p in plans if p.stage in family]
-        claim, hurdle = sum(p.claim for p in mine), sum(p.hurdle for p in mine)
-        most = HURDLE if family == {"confirm"} else CLAIM
-        if claim > CLAIM * (1 + ROUNDING) or hurdle > most * (1 + ROUNDING):
-            names = " and ".join(sorted(family))
-            yield f"the proofs of {names} may err in {claim:.3g} of cases, {CLAIM:.3g} are allowed"
+    for stage in {p.stage for p in plans} - {ALONE}:
+        spent = sum(p.error for p in plans if p.stage == stage)
+        if spent > ERROR * (1 + ROUNDING):
+            yield f"the proofs of {stage} may err in {spent:.3g} of cases, {ERROR:.3g} are allowed"
     for plan in plans:
+        least = ALONE_PAIRS if plan.stage == ALONE else LEAST_PAIRS
+        if plan.least < least or (plan.stage == ALONE and plan.error > ALONE_ERROR * (1 + ROUNDING)):
+            yield f"the proof of {plan.settings} ({plan.stage}) was planned with too few pairs or too large an error"
         before = [r for r in records[: records.index(plan)] if isinstance(r, ConfirmRun) and r.repeat >= plan.first]
         if any((r.stage, r.settings) == (plan.stage, plan.settings) for r in before):
             yield f"the proof of {plan.settings} ({plan.stage}) was planned after its pairs of processes had been seen"
@@ -149,15 +152,10 @@ def _of_proof(
     """Checks that a verdict follows from its pairs of processes."""
     name, min_effect, most = f"{proof.settings} ({proof.stage})", spec.measure.min_effect, proof.most or 0
     try:
-        if proof.stage == GAIN:
-            here = gain_of(proof, runs, min_effect=min_effect)
-        elif proof.stage == ALONE:
-            here = alone_of(proof, runs, most=most, min_effect=min_effect)
-        elif plan is None:
+        if plan is None:
             yield f"the proof of {name} has no plan"
             return
-        else:
-            here = standing(plan, runs, trial=proof.trial, most=most, min_effect=min_effect).result
+        here = standing(plan, runs, trial=proof.trial, most=most, min_effect=min_effect).result
     except ValueError:
         yield f"{name}: its pairs of processes give no figures"
         return
@@ -180,26 +178,30 @@ def _of_options(spec: StudySpec, conclusion: ConclusionRecord) -> Iterator[str]:
 
 
 def _of_winner(
-    conclusion: ConclusionRecord, proofs: Mapping[tuple[str, FlagSet], FinalistResult], runs: Sequence[ConfirmRun]
+    conclusion: ConclusionRecord,
+    proofs: Mapping[tuple[str, FlagSet], FinalistResult],
+    runs: Sequence[ConfirmRun],
+    floor: FloorResult | None,
+    *,
+    asked: int,
 ) -> Iterator[str]:
     """Checks that a winner follows from its last proof and the later measurements."""
     settings = conclusion.settings or FlagSet()
-    mine = [p for (stage, s), p in proofs.items() if stage in LAST_PROOFS and s == settings]
+    mine = [p for (stage, s), p in proofs.items() if stage in PROOFS and s == settings]
     if not mine:
         yield f"no proof of {settings} is recorded"
-    elif mine[-1].verdict is not Verdict.FASTER:
-        yield f"the proof of {settings} says {mine[-1].verdict}, the conclusion that it wins"
-    gain = proofs.get((GAIN, settings))
-    if gain is None or (mine and gain.process_count < gain_pairs(mine[-1].process_count) and gain.failure is None):
-        yield f"the gain of {settings} was never measured in as many pairs as follow a proof"
-    if gain is None:
         return
-    after = reestimate(gain, proofs.get((ALONE, settings)), runs)
-    if after.objection is not None:
-        yield f"{settings}: {after.objection}; the conclusion has it as the winner"
-    yield from _differing(f"{settings}: its proof gives", conclusion, {"estimate": after.estimate})
-    if after.estimate is not None and format_estimate(after.estimate) not in conclusion.sentence:
-        yield f"{settings}: its proof gives {format_estimate(after.estimate)}, the sentence of the conclusion does not"
+    if mine[-1].verdict is not Verdict.FASTER:
+        yield f"the proof of {settings} says {mine[-1].verdict}, the conclusion that it wins"
+    alone = proofs.get((ALONE, settings))
+    if alone is None and is_alone_due(mine[-1], floor, runs, asked=asked):
+        yield f"the isolated runs of {settings}, that the study asks for, are not recorded"
+    found = report_of(mine[-1], alone, runs)
+    if found.objection is not None:
+        yield f"{settings}: {found.objection}; the conclusion has it as the winner"
+    yield from _differing(f"{settings}: its proof gives", conclusion, {"estimate": found.estimate})
+    if found.estimate is not None and format_estimate(found.estimate) not in conclusion.sentence:
+        yield f"{settings}: its proof gives {format_estimate(found.estimate)}, the sentence of the conclusion does not"
 
 
 def _of_soak(conclusion: ConclusionRecord, soaks: Sequence[SoakRecord]) -> Iterator[str]:

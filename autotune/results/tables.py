@@ -17,7 +17,7 @@ from rich.text import Text
 
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import INTERLEAVED
-from autotune.model.records import REESTIMATES, AblationResult, FinalistResult, FloorResult, TrialResult
+from autotune.model.records import ALONE, AblationResult, FinalistResult, FloorResult, TrialResult
 from autotune.model.units import (
     format_bytes,
     format_change_of,
@@ -205,8 +205,8 @@ def effect_rows(store: Store) -> list[EffectRow]:
     """Returns a row for every value of every setting that was tried, by name."""
     results = store.of(TrialResult)
     pairs = sorted({(n, v) for r in results for n, v in r.settings.items()})
-    ablations = {a.left_out: a for a in store.of(AblationResult) if isinstance(a.left_out, str)}
-    proven = {f.settings: f for f in finalists(store) if f.corrected and f.stage not in REESTIMATES}
+    ablations = {a.left_out: a for a in reversed(store.of(AblationResult)) if isinstance(a.left_out, str)}
+    proven = {f.settings: f for f in finalists(store) if f.corrected and f.stage != ALONE}
     rows = (_effect(n, v, results, ablations.get(n), proven.get(FlagSet({n: v}))) for n, v in pairs)
     rows = (_with_group(row, store.of(AblationResult)) for row in rows)
     return [_with_outlook(row, min_effect=store.spec.measure.min_effect) for row in rows]

@@ -45,7 +45,7 @@ from autotune.model.records import (
 from autotune.model.spec import STUDY_NAME, StudySpec
 from autotune.model.units import format_change, format_seconds
 from autotune.results.format import format_estimate, format_soak, time_of
-from autotune.results.recompute import LAST_PROOFS, disagreements, evidence_of
+from autotune.results.recompute import PROOFS, disagreements, evidence_of
 from autotune.rundir.store import Store
 from autotune.stats.estimates import Estimate
 
@@ -274,7 +274,7 @@ class Winner(Record):
         settings: The whole measured set, baseline and options included.
         baseline: The part of `settings` that the reference had too.
         workload_options: Options of the reference; those in `settings` override them.
-        step_s: Median step of the winner in its final proof, seconds.
+        step_s: Median step of the winner in its proof, seconds.
         node_count: Machines that the workload spans.
         soaked_s: Seconds of the soak; None if there was none.
         soak: The soak's result, in words.
@@ -359,7 +359,7 @@ def _winner_at(store: Store, conclusion: ConclusionRecord) -> Winner:
     report = floor.reference if floor is not None else None
     kinds = ConfirmRun | FinalistResult | SoakRecord
     mine = [r for r in evidence if isinstance(r, kinds) and r.settings == settings]
-    proofs = [r for r in mine if isinstance(r, ConfirmRun) and r.stage in LAST_PROOFS]
+    proofs = [r for r in mine if isinstance(r, ConfirmRun) and r.stage in PROOFS]
     work = next((r.work for r in proofs if r.work is not None), None)
     soaks = [r for r in mine if isinstance(r, SoakRecord)]
     steps = [r.candidate_step_s for r in proofs if r.candidate_step_s is not None]
@@ -465,7 +465,8 @@ def format_evidence(winner: Winner) -> list[str]:
     soaked = f"{winner.soaked_s:.0f} s" if winner.soaked_s is not None else "not run"
     lines.append(f"soak: {winner.soak or soaked}")
     if winner.loss is not None:
-        lines.append(f"loss: {'' if winner.loss.is_ok or winner.loss.is_silent else 'NOT PROVEN: '}{winner.loss.words}")
+        doubt = "" if winner.loss.is_ok or winner.loss.is_silent else "NOT PROVEN: "
+        lines.append(f"loss, as told by the program: {doubt}{winner.loss.words}")
     lines.append("versions: " + ", ".join(f"{n} {v}" for n, v in sorted(winner.versions.items())))
     lines += _devices_of(winner)
     lines.append(f"machine: {winner.machine}")

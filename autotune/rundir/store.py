@@ -460,3 +460,21 @@ def driver_session(store: Store, *, trials: int, command: Sequence[str]) -> Iter
     )
     with store.watch.ticking():
         yield
+
+
+def earlier_runs(store: Store) -> int:
+    """Counts finished searches of the same study, whatever its seed and budget, beside a run directory.
+
+    What cannot be read does not count.
+    """
+    asked, count = store.spec.question, 0
+    for file in store.path.parent.glob(f"*/{STUDY}"):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+            if (
+                file.parent.name == store.path.name
+                or StudySpec.model_validate(json.loads(file.read_text(encoding="utf-8"))["study"]).question != asked
+            ):
+                continue
+            records = (file.parent / RECORDS).read_bytes()
+            count += all(f'"kind":"{kind}"'.encode() in records for kind in ("trial", "conclusion"))
+    return count

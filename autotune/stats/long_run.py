@@ -1,4 +1,4 @@
-"""Total time, stalls, growing steps and memory leaks: what the typical step of a comparison hides.
+"""Total time, stalls, late slow-downs and memory leaks: what the typical step of a comparison hides.
 
 An estimate takes the middle of many pairs of blocks, so that a hiccup of the machine does not move it; nor does a stall
 that belongs to the candidate and comes once in forty steps. Training pays for it all the same, so a set that is slower
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autotune.stats.estimates import Estimate, estimate_processes, student_quantile
+from autotune.stats.estimates import NORMAL, Estimate, estimate_processes, student_quantile
 
 STALL = 3.0
 """A step that takes more than this many times what nine of ten steps take, of either arm, is a stall. Loads that come
@@ -26,28 +26,25 @@ USUAL = 0.9
 SEGMENTS = 10
 """Parts into which a long run is cut: enough for an interval, each long against a burst of the machine."""
 
-ALPHA = 0.01
-"""Share of honest sets in which one look at a long run may see something; two looks in a row must, before it counts."""
+SOAK_LOOKS = 3
+"""How often a long run is looked at, at most: each time both arms run again in new processes. Until the last look,
+stalls are counted as many as might well have come instead: a look that holds few of them does not clear a set."""
 
 ALPHA_STALLS = (0.25, 0.01)
-"""Likewise of the count of stalls in one look: two to none, over as many steps, which costs another look; and of that
-in two or more together: seven to none. What does not come so often may be the machine's."""
+"""Share of honest sets in whose long run stalls may be called more than the reference's: in one look two to none, which
+costs another look; and in two or more together seven to none. What does not come so often may be the machine's."""
 
-SOAK_LOOKS = 3
-"""How often a long run is looked at, at most. Until the last look, stalls are counted as many as might well have
-come instead: a look that happens to hold few of them does not clear a set, it only costs another one."""
+ALPHA_SOAK = 0.005
+"""One-sided error with which the last look must say that a long run is slower, by all runs together."""
+
+LEAST_LOSS, LOSS_SHARE = 0.02, 0.25
+"""What a long run may be slower than the proof says: so much, or so large a share of a larger gain."""
 
 ALPHA_PROOF = 0.02
-"""Likewise over all processes of a proof, of which there is no second look: six to none."""
+"""Share of honest sets whose stalls may be called more than the reference's, over all processes of a proof."""
 
 ALPHA_GAP = 0.001
 """Likewise of total times that are above typical steps: few processes, and stalls make what they differ by skew."""
-
-ALPHA_GROWTH = 0.001
-"""Likewise of growth: neighbouring segments of a machine with bursts are alike, and a line seems surer than it is."""
-
-LEAST_GROWTH = 1.1
-"""By how much steps must grow over a long run to count: below that a machine that warms up does the same."""
 
 LARGEST_S = 1e15
 """Bounds what an edited record may claim."""
@@ -195,8 +192,9 @@ def _goes_on(totals: Sequence[TotalTime], log_ratios: Sequence[float]) -> bool:
 def stalled_total(candidate: Sequence[Stalls], reference: Sequence[Stalls], *, log_ratio: float) -> float | None:
     """Ratio of total times with the stalls of long runs, if they are the candidate's own and take its gain back.
 
-    What a stall costs is counted against its own arm's typical step, so a machine that is slower in one of the two runs
-    does not matter; the ratio of typical steps is that of the proof, where both arms ran in turns.
+    Stalls at random times make totals differ by far from run to run; their number tells sooner. What a stall costs is
+    counted against its own arm's typical step, so a machine that is slower in one of the two runs does not matter; the
+    ratio of typical steps is that of the proof, where both arms ran in turns.
 
     Args:
         candidate: Stalls of its long run, or of several: then they must show in the last one, and be sure in all.
@@ -212,52 +210,66 @@ def stalled_total(candidate: Sequence[Stalls], reference: Sequence[Stalls], *, l
     return ratio if ratio >= 1.0 else None
 
 
-def slower_run(
-    candidate: Sequence[Sequence[float]],
-    reference: Sequence[Sequence[float]],
-    *,
-    work_ratio: float,
-    process_sd: float,
-) -> float | None:
-    """Ratio of total times of long runs, if the candidate is surely slower.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LongRunRatio:
+    """Total times of one long run of each arm, per unit of work, as logs of candidate over reference.
 
-    Welch's interval over the segments of the last runs: a machine with bursts widens it. They follow each other, so
-    what the machine drifts over a whole run, as either arm shows it, goes off as well. Of two runs each, those are the
-    units of a second interval: a machine that is busy for minutes makes whole runs slow.
+    Attributes:
+        whole: Of all steps.
+        late: Of the second half of the steps.
+        error: Standard error of the first, from the segments of both runs.
+    """
+
+    whole: float
+    late: float
+    error: float
+
+
+def long_run_ratio(candidate: Sequence[float], reference: Sequence[float], *, work_ratio: float) -> LongRunRatio:
+    """Compares long runs that followed each other.
 
     Args:
-        candidate: Mean step of each segment of its run or runs, in seconds, at least three each.
+        candidate: Mean step of each of its segments, in seconds, at least three.
         work_ratio: What a step of the candidate does over what one of the reference does.
+    """
+    arms = [np.asarray(candidate), np.asarray(reference)]
+    shift = math.log(work_ratio)
+    whole, late = (
+        math.log(np.mean(arms[0][part]) / np.mean(arms[1][part])) - shift
+        for part in (slice(None), slice(len(arms[0]) // 2, None))
+    )
+    error = math.sqrt(sum(float(np.var(np.log(x), ddof=1)) / len(x) for x in arms))
+    return LongRunRatio(whole=whole, late=late, error=error)
+
+
+def lost_gain(looks: Sequence[LongRunRatio], *, log_ratio: float | None, process_sd: float) -> float | None:
+    """Ratio of total times of long runs, or of their second halves, if the gain is not there; None if it is.
+
+    It is not there if a set is not faster in total, or slower than its proof says by more than `LEAST_LOSS` and
+    `LOSS_SHARE` of the gain. Nothing is subtracted for what the candidate's own steps do while they run: that is what a
+    set would be excused by. One look may be wrong, for another load may have come just then: the last look and the mean
+    of all must say so, and at the last possible one that must be sure by the segments and by the runs.
+
+    Args:
+        log_ratio: log of the ratio that was proven, candidate over reference; None where none was.
         process_sd: Standard deviation of the log ratio from one pair of processes to the next.
     """
-    arms = [np.log(np.asarray(runs[-1])) for runs in (candidate, reference)]
-    runs = [np.log([np.mean(run) for run in found]) for found in (candidate, reference)]
-    gaps = [float(a - b) - math.log(work_ratio) for a, b in zip(*runs, strict=True)]
-    spread, degrees = _welch([float(np.var(x, ddof=1)) / len(x) for x in arms], [len(x) for x in arms])
-    drift = max(abs(_growth(x)[0]) for x in arms)
-    sure = student_quantile(2 * ALPHA, degrees) * math.hypot(spread, process_sd)
-    if gaps[-1] - sure - drift <= 0.0:
-        return None
-    gap = float(np.mean(gaps))
-    if len(gaps) > 1:
-        between = math.sqrt(sum(float(np.var(x, ddof=1)) for x in runs) / len(gaps))
-        if gap <= student_quantile(ALPHA, 2 * (len(gaps) - 1)) * between:
-            return None
-    return math.exp(gap)
+    gain = -min(0.0, log_ratio or 0.0)
+    bound = min(0.0, max(LEAST_LOSS, LOSS_SHARE * gain) - gain)
+    for found in ([x.whole for x in looks], [x.late for x in looks]):
+        mean = float(np.mean(found))
+        if found[-1] <= bound or mean <= bound:
+            continue
+        if len(looks) < SOAK_LOOKS or mean - bound > _sure_distance(found, looks, process_sd=process_sd):
+            return math.exp(mean)
+    return None
 
 
-def growing_step(candidate_s: Sequence[float], reference_s: Sequence[float], *, log_ratio: float) -> float | None:
-    """By what factor a candidate's steps grow over a long run beyond the reference's, if that takes its gain back.
-
-    Args:
-        candidate_s: Mean step time of each of its segments in order, in seconds, at least four.
-        log_ratio: log of the typical step, candidate over reference, as the run begins.
-    """
-    arms = [_growth(np.log(np.asarray(x))) for x in (candidate_s, reference_s)]
-    gap = arms[0][0] - arms[1][0]
-    spread, degrees = _welch([a[1] ** 2 for a in arms], [len(candidate_s) - 1, len(reference_s) - 1])
-    surely = gap - student_quantile(2 * ALPHA_GROWTH, degrees) * spread > 0.0
-    return math.exp(gap) if surely and gap > max(-log_ratio, math.log(LEAST_GROWTH)) else None
+def _sure_distance(found: Sequence[float], looks: Sequence[LongRunRatio], *, process_sd: float) -> float:
+    """By how much a mean over looks must be above a bound to be surely so."""
+    inside = math.sqrt(sum(x.error**2 + process_sd**2 for x in looks)) / len(looks)
+    between = float(np.std(found, ddof=1)) / math.sqrt(len(found))
+    return max(NORMAL.inv_cdf(1.0 - ALPHA_SOAK) * inside, student_quantile(2 * ALPHA_SOAK, len(found) - 1) * between)
 
 
 def segments(step_times_s: Sequence[float]) -> tuple[float, ...]:
@@ -274,24 +286,6 @@ def _has_more(candidate: Stalls, reference: Stalls, *, alpha: float) -> bool:
         return False
     share = candidate.steps / (candidate.steps + reference.steps)
     return float(bdtrc(candidate.count - 1, candidate.count + reference.count, share)) <= alpha
-
-
-def _growth(logs: np.ndarray[tuple[int], np.dtype[np.float64]]) -> tuple[float, float]:
-    """Growth over a run by a straight line through its segments, and the standard error of that."""
-    count = len(logs)
-    at = np.arange(count) - (count - 1) / 2.0
-    square = float(np.sum(at**2))
-    slope = float(np.sum(at * logs)) / square
-    rest = logs - np.mean(logs) - slope * at
-    error = math.sqrt(float(np.sum(rest**2)) / (count - 2) / square)
-    return slope * (count - 1), error * (count - 1)
-
-
-def _welch(variances: Sequence[float], counts: Sequence[int]) -> tuple[float, float]:
-    """Standard error of a difference, and its degrees of freedom (Welch and Satterthwaite)."""
-    both = sum(variances)
-    below = sum(v**2 / (n - 1) for v, n in zip(variances, counts, strict=True))
-    return math.sqrt(both), max(1.0, both**2 / below) if below > 0.0 else 1.0
 
 
 # ---------------------------------------------------------------------- memory

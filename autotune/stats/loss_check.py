@@ -17,6 +17,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from autotune.stats.estimates import student_quantile
+
 # ---------------------------------------------------------------------- number formats
 
 
@@ -444,13 +446,58 @@ def _tell_tale(
     return None
 
 
+CURVE_TOLERANCE = 0.005
+"""Share by which the mean loss of a run may miss the reference's at the same steps, beside what single steps scatter.
+It is the upper bound of what a long run of the same work is allowed, whatever references showed of single steps."""
+
+CURVE_ALPHA = 0.002
+"""Share of honest runs of which the scatter of single steps may make one part look off."""
+
+CURVE_PARTS = (2, 4)
+"""The whole curve, its last half and its last quarter are looked at: what goes wrong late hides in the whole."""
+
+
+def compare_curves(
+    reference: Sequence[tuple[int, float]], candidate: Sequence[tuple[int, float]], *, least_scale: float
+) -> Comparability:
+    """Compares the losses of two long runs of the same work, step by step and over the whole of both.
+
+    Rounding makes single steps of a long run differ by more and more, above and below; a program that computes
+    something else is off in the mean.
+
+    Args:
+        reference: Steps in order, and the loss there.
+        least_scale: Of what a difference is a share, at least: what is learned by heart has a loss near 0, and any two
+            runs of it differ by far.
+    """
+    told = dict(candidate)
+    apart = [(told[step] - loss) / max(abs(loss), least_scale, 1e-12) for step, loss in reference if step in told]
+    found = Comparability(is_ok=None, points=len(apart), reason=f"only {len(apart)} losses are reported of equal steps")
+    if not all(map(math.isfinite, apart)):
+        return replace(found, is_ok=False, difference=math.inf, reason="its loss is not finite")
+    for part in (apart, *(apart[-(len(apart) // n) :] for n in CURVE_PARTS)):
+        if len(part) < LEAST_POINTS:
+            break
+        found = _compare_part(part)
+        if not found.is_ok:
+            break
+    return found
+
+
+def _compare_part(apart: Sequence[float]) -> Comparability:
+    mean, error = fmean(apart), stdev(apart) / math.sqrt(len(apart))
+    allowed = CURVE_TOLERANCE + student_quantile(CURVE_ALPHA, len(apart) - 1) * error
+    found = Comparability(is_ok=abs(mean) <= allowed, difference=mean, tolerance=allowed, points=len(apart))
+    reason = f"its loss is {'above' if mean > 0 else 'below'} over the last {len(apart)} steps that both reported"
+    return found if found.is_ok else replace(found, reason=reason)
+
+
 def compare_long_runs(
     reference: Sequence[tuple[float, float]],
     candidate: Sequence[tuple[float, float]],
     *,
     tolerance: float,
     is_same_work: bool,
-    least_scale: float = 0.0,
 ) -> Comparability:
     """Compares the losses of two long runs over the second half of the work that both have done.
 
@@ -460,8 +507,6 @@ def compare_long_runs(
         tolerance: Relative difference of the mean losses that is allowed, beside what scatter of the points makes.
         is_same_work: Their steps do the same, so that a loss far below the reference's is as wrong as one above: with
             a smaller batch there are more updates in as much work, and a lower loss is no fault.
-        least_scale: Of what a difference is a share, at least: what is learned by heart has a loss near 0, and any two
-            runs of it differ by far.
     """
     if not reference or not candidate:
         return Comparability(is_ok=None, reason="one of them reports no loss")
@@ -474,7 +519,7 @@ def compare_long_runs(
         return Comparability(is_ok=None, points=points, reason=f"only {points} losses are reported of as much work")
     if not any(base):
         return Comparability(is_ok=None, points=points, reason="the reference's loss is 0 throughout")
-    scale = max(abs(fmean(base)), least_scale)
+    scale = abs(fmean(base))
     difference = (fmean(mine) - fmean(base)) / scale
     scatter = 2.0 * math.hypot(*(stdev(v) / math.sqrt(len(v)) for v in (base, mine))) / scale
     allowed = tolerance + scatter

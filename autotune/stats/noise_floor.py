@@ -14,8 +14,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from autotune.stats.estimates import (
     DEFAULT_MIN_EFFECT,
@@ -35,6 +37,10 @@ CAUTION = 0.9
 too small; with this limit the announced power of 90 % is held on average (tests/study/test_power.py)."""
 
 
+ALPHA_SETTLING = 0.001
+"""Share of A/A runs without one in which a change point is found."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoiseFloor:
     """Noise of this machine, from A/A runs of the reference.
@@ -49,6 +55,7 @@ class NoiseFloor:
         spread: By how much the log ratio of one pair of equal processes may be off (95 %).
         start_s: Seconds until a process is ready; 0 where that is not known.
         pair_s: Seconds of one pair of blocks, or of the measured steps of two runs; 0 where that is not known.
+        settle_steps: First steps of each process that are not measured; see `settling`.
     """
 
     __pydantic_config__ = {"extra": "forbid", "ser_json_inf_nan": "strings"}  # noqa: RUF012
@@ -61,6 +68,7 @@ class NoiseFloor:
     spread: float
     start_s: float
     pair_s: float
+    settle_steps: int = 0
 
     def __post_init__(self) -> None:
         """Refuses figures that no measurement gives.
@@ -100,6 +108,46 @@ def spread_of(variance: float, degrees: int, *, noise: float = 0.0) -> float:
     return math.sqrt(2.0 * max(0.0, student**2 * variance - normal**2 * noise))
 
 
+class Settling(NamedTuple):
+    """How long processes are slower after their start than later.
+
+    Attributes:
+        steps: Age up to which they are; 0 where they are not.
+        log_ratios: Those of the A/A run without that effect.
+    """
+
+    steps: int
+    log_ratios: list[Floats]
+
+
+def settling(log_ratios: Sequence[Floats], ages: Sequence[npt.NDArray[np.int64]]) -> Settling:
+    """Finds the age at which processes become faster, by one change point that all processes have in common.
+
+    The living process is older than the others, so that it changes beside one that is still young. Constant deviations
+    of processes take no part.
+
+    Args:
+        log_ratios: log(second process / living one) of each pair of blocks, of each second process.
+        ages: Steps that each second process and the living one had done at the end of these blocks, `[2, pairs]` each.
+    """
+    y, best = np.concatenate([r - np.mean(r) for r in log_ratios]), (0.0, 0, 0.0)
+    grid = np.unique(np.concatenate([a.ravel() for a in ages]))[:-1].tolist()
+    for age in grid:
+        young = [(a[0] <= age).astype(float) - (a[1] <= age) for a in ages]
+        g = np.concatenate([x - np.mean(x) for x in young])
+        if (square := float(g @ g)) > 1e-9:
+            cost = float(g @ y) / square
+            best = max(best, (cost * math.sqrt(square), age, cost))
+    gain, age, cost = best
+    rest = float(np.sum(y**2)) - gain**2
+    sd = math.sqrt(max(rest, 1e-18) / max(1, len(y) - len(log_ratios) - 1))
+    if gain < student_quantile(2 * ALPHA_SETTLING / max(1, len(grid)), len(y) - len(log_ratios) - 1) * sd:
+        return Settling(0, list(log_ratios))
+    return Settling(
+        age, [r - cost * ((a[0] <= age).astype(float) - (a[1] <= age)) for r, a in zip(log_ratios, ages, strict=True)]
+    )
+
+
 def read_noise_floor(
     processes: Sequence[Sequence[float] | Floats],
     *,
@@ -108,6 +156,7 @@ def read_noise_floor(
     start_s: float = 0.0,
     pair_s: float = 0.0,
     least: int = 8,
+    settle_steps: int = 0,
 ) -> NoiseFloor:
     """Reads the noise of this machine from A/A pairs of several processes, each against the same living one.
 
@@ -145,6 +194,7 @@ def read_noise_floor(
         spread=spread,
         start_s=start_s,
         pair_s=pair_s,
+        settle_steps=settle_steps,
     )
 
 

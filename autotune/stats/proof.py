@@ -1,13 +1,16 @@
-"""Sequential proof over fresh pairs of processes: its error over all looks, its power and cost, and its isolated runs.
+"""Sequential proof over fresh pairs of processes: its error over all looks, its power and its cost.
 
 Two processes differ by more than their blocks do, so the unit is a pair of fresh processes, and its figure the log
 ratio that it alone gave. A plan spends its error over all looks that there can ever be, so that going on later, up to a
 larger cap, is honest whatever was seen.
 
-A winner takes two hurdles, each over fresh pairs of its own. First the finalists: those that hold at the error of
-`HURDLE`, together, go on. Then what the best of them was minimised to, at the error of `CLAIM`: that alone makes a
-winner. Where nothing is faster than the default by more than the smallest effect of interest, a study names a winner in
-at most `HURDLE * CLAIM` = 0.5 % of cases; where a set holds and what it is minimised to does not, in `CLAIM`.
+Each finalist has one proof, and all finalists of a study share `ERROR`. A set is called faster after `LEAST_PAIRS`
+pairs at the earliest: rare slow processes do not show in fewer. Isolated runs of a proven set are a second proof, with
+an error of their own: interleaving cancels what hits both arms alike and nothing else, so where an idle process slows
+its neighbour, or a block heats the device for the next one, only runs without a neighbour show it.
+
+Against two stages (finalists at 0.2, then the minimal set at 0.025) one proof finds more with fewer pairs at the same
+error: `python -m benchmarks.proof_rules`.
 
 References:
     Lan, DeMets, Biometrika 70 (1983) (spending error over looks). Jennison, Turnbull, *Group Sequential Methods*,
@@ -19,16 +22,33 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
-from autotune.stats.estimates import DEFAULT_MIN_EFFECT, Estimate, Floats, Verdict, finite, judge, student_quantile
+from autotune.stats.estimates import DEFAULT_MIN_EFFECT, Estimate, Floats, Verdict, finite, judge
 
 FIRST_LOOK = 4
 """Pairs of processes before the first look: fewer tell too little of their own spread."""
+
+LEAST_PAIRS = 12
+"""Pairs of processes before a set is called faster: of slow processes that are one in five, 93 % of such proofs see
+one."""
+
+ERROR = 0.005
+"""One-sided error of all proofs of a study together: of studies without a better set, so many name a winner at most."""
+
+OTHER_SIDE = 5.0
+"""How many times as often a proof may err in saying that a set is slower, no different, or gains no more than so much:
+in 2.5 % of studies. That wrongs nobody as a false winner does, and such sets are to be done with soon."""
+
+ALONE_ERROR = 0.005
+"""One-sided error of the isolated runs of one proven set."""
+
+ALONE_PAIRS = FIRST_LOOK
+"""Isolated runs of each arm before the first look at them."""
 
 GROWTH = 2.0
 """Power of the share of the base at which error is spent: little at first, when Student's tails are wide."""
@@ -64,38 +84,40 @@ class ProofPlan:
 
     Attributes:
         base: Pairs of processes within which most of the error is spent: the cap when the proof was planned.
-        error: One-sided chance, over all looks that there can ever be, that the interval misses the truth on one side.
+        error: Chance, over all looks that there can ever be, that a gain is overstated: the upper end of the interval
+            is below the true ratio. The lower end may miss `OTHER_SIDE` times as often.
+        least: Pairs of processes before a set is called faster, or the cap if that is lower.
     """
 
     base: int
     error: float
+    least: int = FIRST_LOOK
 
     def __post_init__(self) -> None:
-        if not (FIRST_LOOK <= self.base <= 10_000 and 0.0 < self.error < 0.5):
+        if not (FIRST_LOOK <= self.base <= 10_000 and 0.0 < self.error < 0.5 / OTHER_SIDE):
             raise ValueError(
-                f"a proof must be planned for {FIRST_LOOK} to 10000 pairs of processes with an error between 0 and 0.5 "
+                f"a proof must be planned for {FIRST_LOOK} to 10000 pairs of processes with an error between 0 and 0.1 "
                 f"but got {self.base} and {self.error:g}"
             )
 
-    def spent(self, count: int) -> float:
-        """Error that may be spent by the look at so many pairs; it stays below `error` for ever."""
+    def nominal(self, count: int, *, times: float = 1.0) -> float:
+        """One-sided level at one look for the error, or for so many times of it; 0 before the first look."""
         if count < FIRST_LOOK:
             return 0.0
-        if count <= self.base:
-            return float(self.error * (1.0 - RESERVE) * (count / self.base) ** GROWTH)
-        return self.error * (1.0 - RESERVE * self.base / count)
+        return float(_nominal_levels(self.base, times * self.error, _round_up(count))[count - FIRST_LOOK])
 
-    def nominal(self, count: int) -> float:
-        """One-sided level of the interval at one look; 0 before the first."""
-        if count < FIRST_LOOK:
-            return 0.0
-        return float(_nominal_levels(self.base, self.error, _round_up(count))[count - FIRST_LOOK])
+    def upper(self, counts: Sequence[int]) -> Floats:
+        """Distance of the interval's upper end from the mean at some looks, in standard errors."""
+        return self._distances(counts, 1.0)
 
-    def half_widths(self, counts: Sequence[int]) -> Floats:
-        """Half width of the interval at some looks, in standard errors of the mean."""
+    def lower(self, counts: Sequence[int]) -> Floats:
+        """Distance of the lower end likewise."""
+        return self._distances(counts, OTHER_SIDE)
+
+    def _distances(self, counts: Sequence[int], times: float) -> Floats:
         from scipy.special import stdtrit  # 0.2 s to import, so not before it is needed
 
-        return np.asarray([-float(stdtrit(n - 1, self.nominal(n))) for n in counts])
+        return np.asarray([-float(stdtrit(n - 1, self.nominal(n, times=times))) for n in counts])
 
     def estimate(self, log_ratios: Sequence[float] | Floats) -> Estimate:
         """Mean ratio with the interval that holds at all looks together (a repeated confidence interval).
@@ -105,13 +127,24 @@ class ProofPlan:
                 excluded.
         """
         values = finite(log_ratios, least=2)
-        n, level = len(values), 1.0 - 2.0 * self.error
+        n, level = len(values), 1.0 - (1.0 + OTHER_SIDE) * self.error
         centre = float(np.mean(values))
         if n < FIRST_LOOK:
             return Estimate(ratio=math.exp(centre), low=0.0, high=math.inf, level=level, pair_count=n)
-        half = float(self.half_widths([n])[0] * np.std(values, ddof=1)) / math.sqrt(n)
-        ends = math.exp(max(-700.0, centre - half)), math.exp(min(700.0, centre + half))
-        return Estimate(ratio=math.exp(centre), low=ends[0], high=ends[1], level=level, pair_count=n)
+        error = float(np.std(values, ddof=1)) / math.sqrt(n)
+        low, high = centre - float(self.lower([n])[0]) * error, centre + float(self.upper([n])[0]) * error
+        return Estimate(
+            ratio=math.exp(centre), low=math.exp(max(-700.0, low)), high=math.exp(min(700.0, high)), level=level,
+            pair_count=n,
+        )  # fmt: skip
+
+    def verdict(self, log_ratios: Sequence[float] | Floats, *, min_effect: float) -> Verdict:
+        """What the pairs so far say: faster at the plan's error, anything else at the error of the other side."""
+        estimate = self.estimate(log_ratios)
+        if estimate.high < 1.0 - min_effect or estimate.low <= 0.0:
+            return judge(estimate, min_effect=min_effect)
+        found = judge(replace(estimate, high=estimate.ratio**2 / estimate.low), min_effect=min_effect)
+        return Verdict.UNRESOLVED if found is Verdict.FASTER else found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,8 +182,9 @@ def look(
     values, unclear = finite(log_ratios, least=0), 0
     for count in range(FIRST_LOOK, min(len(values), most) + 1):
         seen = values[:count]
-        estimate = plan.estimate(seen)
-        verdict = judge(estimate, min_effect=min_effect)
+        verdict = plan.verdict(seen, min_effect=min_effect)
+        if verdict is Verdict.FASTER and count < min(plan.least, most):
+            continue
         if verdict is Verdict.FASTER and is_clear is not None and not is_clear(count):
             unclear += 1
             if unclear == PATIENCE:
@@ -160,7 +194,7 @@ def look(
             return ProofLook(
                 stop=True, holds=verdict is Verdict.FASTER, reason=f"verdict reached: {verdict}", used=count
             )
-        if estimate.low > 1.0 - min_effect:
+        if plan.estimate(seen).low > 1.0 - min_effect:
             return ProofLook(stop=True, holds=False, reason=f"surely no gain of {min_effect:.1%} or more", used=count)
         at = np.asarray([count])
         mean, sd = np.mean(seen, keepdims=True), np.std(seen, ddof=1, keepdims=True)
@@ -203,7 +237,7 @@ def _chance(
 
     sd = np.maximum(sd, 1e-12)
     benefit = -stdtrit(n - 1, optimism) * sd / np.sqrt(n)
-    needed = math.log1p(-min_effect) - plan.half_widths([most])[0] * sd / math.sqrt(most)
+    needed = math.log1p(-min_effect) - plan.upper([most])[0] * sd / math.sqrt(most)
     rest = most - n
     expected = (n * mean + rest * (mean - benefit)) / most
     chance: Floats = ndtr((needed - expected) / (sd * np.sqrt(rest) / most))
@@ -218,29 +252,10 @@ def _is_hopeless(
     To know that two sets are alike, or that one is slower, is worth a few pairs, where that is all it takes.
     """
     soon = np.minimum(2 * n, most)
-    half = plan.half_widths(soon.tolist()) * sd / np.sqrt(soon)
+    half = plan.lower(soon.tolist()) * sd / np.sqrt(soon)
     is_told_soon = (abs(mean) + half < math.log1p(min_effect)) | (mean - half > math.log1p(min_effect))
     hopeless: npt.NDArray[np.bool_] = _chance(n, mean, sd, plan, most=most, min_effect=min_effect) < HOPELESS
     return hopeless & ~is_told_soon
-
-
-def simulate_looks(
-    plan: ProofPlan,
-    *,
-    effect: float,
-    pair_sd: float,
-    most: int,
-    min_effect: float,
-    stream: int,
-) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
-    """The rule of `look` on many made-up proofs at once: whether each holds, and after how many pairs it ended.
-
-    Args:
-        effect: True log ratio.
-        stream: Of random numbers; proofs of different sets have different ones.
-    """
-    rng = np.random.default_rng([stream, 20261122])
-    return looks_of(effect + pair_sd * rng.standard_normal((SIMULATED, most)), plan, min_effect=min_effect)
 
 
 def looks_of(
@@ -252,9 +267,10 @@ def looks_of(
     centred = log_ratios - log_ratios.mean()  # sums of squares lose nothing to what all have in common
     sums, squares = (np.cumsum(x, axis=-1)[:, FIRST_LOOK - 1 :] for x in (centred, centred**2))
     sd = np.sqrt(np.maximum(squares - sums**2 / counts, 0.0) / (counts - 1))
-    mean, half = sums / counts + log_ratios.mean(), plan.half_widths(counts.tolist()) * sd / np.sqrt(counts)
-    won = mean + half < math.log1p(-min_effect)
-    stop = won | (mean - half > math.log1p(-min_effect))
+    mean, error = sums / counts + log_ratios.mean(), sd / np.sqrt(counts)
+    won = mean + plan.upper(counts.tolist()) * error < math.log1p(-min_effect)
+    won &= counts >= min(plan.least, most)
+    stop = won | (mean - plan.lower(counts.tolist()) * error > math.log1p(-min_effect))
     stop[:, :-1] |= _is_hopeless(counts[:-1], mean[:, :-1], sd[:, :-1], plan, most=most, min_effect=min_effect)
     stop[:, -1] = True
     first = stop.argmax(axis=-1)
@@ -270,6 +286,15 @@ def _round_up(count: int) -> int:
     return max(24, 1 << (max(1, count) - 1).bit_length())
 
 
+def share_spent(base: int, count: int) -> float:
+    """Share of a plan's error that may be spent by the look at so many pairs; it stays below 1 for ever."""
+    if count < FIRST_LOOK:
+        return 0.0
+    if count <= base:
+        return float((1.0 - RESERVE) * (count / base) ** GROWTH)
+    return 1.0 - RESERVE * base / count
+
+
 @lru_cache(maxsize=64)
 def _nominal_levels(base: int, error: float, most: int) -> tuple[float, ...]:
     """One-sided levels at the looks from `FIRST_LOOK` to `most` that spend the plan's error, no more and no less.
@@ -280,12 +305,11 @@ def _nominal_levels(base: int, error: float, most: int) -> tuple[float, ...]:
     from scipy.optimize import brentq
     from scipy.special import ndtr
 
-    plan = ProofPlan(base=base, error=error)
     x, w = np.polynomial.legendre.leggauss(_NODES)
     walk, density, previous, levels = np.zeros(1), np.ones(1), 0, []
     for n in range(FIRST_LOOK, most + 1):
         step_sd, root = math.sqrt(n - previous), math.sqrt(n)
-        due = (plan.spent(n) - (plan.spent(previous) if previous else 0.0)) / STUDENT_MARGIN
+        due = error * (share_spent(base, n) - share_spent(base, previous)) / STUDENT_MARGIN
 
         def over(bound: float) -> float:
             return float(density @ ndtr((walk - bound * root) / step_sd)) - due  # noqa: B023  # solved within the turn
@@ -300,51 +324,28 @@ def _nominal_levels(base: int, error: float, most: int) -> tuple[float, ...]:
     return tuple(levels)
 
 
-CLAIM = 0.025
-"""One-sided error of all that one stage says together: its 95 % intervals hold together."""
-
-HURDLE = 0.2
-"""One-sided error at which finalists together go on to the final proof."""
-
 FIRST_SHARE = 0.9
-"""Share of a stage's error for the sets that it proves first; sets of later sessions get half of what is left."""
-
-FIRST_CANDIDATE = 0.75
-"""Share of the final proof's error for its first candidate; the others are second chances."""
-
-GAIN_PAIRS = (6, 10)
-"""Fewest and most fresh pairs of processes that measure a winner's gain and decide nothing."""
-
-ALONE_PAIRS = 4
-"""Runs of each arm alone before the first look at them."""
+"""Share of a study's error for the sets that it proves first; sets of later sessions get half of what is left."""
 
 
-def allot(total: float, used: float, weights: Sequence[float]) -> list[float]:
-    """Shares of a stage's error for some more proofs; however often it is asked, the sum stays below the total.
+def allot(total: float, used: float, count: int) -> float:
+    """Share of a study's error for each of `count` more proofs; the sum of all shares stays below the total.
 
     Args:
-        used: What earlier proofs of the stage were given.
-        weights: Of the proofs to come.
+        used: What earlier proofs of the study were given.
     """
     left = total * FIRST_SHARE if used == 0.0 else max(0.0, total - used) / 2.0
-    return [left * w / sum(weights) for w in weights]
+    return left / count
 
 
-def candidate_weights(count: int) -> list[float]:
-    """How the final proof's error is divided among its candidates, best first."""
-    if count < 2:
-        return [1.0] * count
-    return [FIRST_CANDIDATE] + [(1.0 - FIRST_CANDIDATE) / (count - 1)] * (count - 1)
+def unseen_share(count: int) -> float:
+    """Largest share of slow processes of which so many processes show none in one case of twenty."""
+    return float(1.0 - 0.05 ** (1.0 / count))
 
 
 def proof_pairs(finalists: int, *, most: int) -> int:
-    """Fresh pairs of processes that the proofs of a study take where a gain is clear: twice the first look in each."""
-    return (finalists + 1) * min(2 * FIRST_LOOK, most) + GAIN_PAIRS[0] + ALONE_PAIRS
-
-
-def gain_pairs(used: int) -> int:
-    """Fresh pairs that measure the gain of a set whose proof took so many."""
-    return min(max(used, GAIN_PAIRS[0]), GAIN_PAIRS[1])
+    """Fresh pairs of processes that the proofs of a study take where one gain is clear and the others are none."""
+    return min(LEAST_PAIRS, most) + (finalists - 1) * min(FIRST_LOOK, most) + ALONE_PAIRS
 
 
 POWER = 0.9
@@ -372,30 +373,39 @@ class StudyPower:
 
 @lru_cache(maxsize=4096)
 def study_power(
-    effect: float, pair_sd: float, *, most: int, finalists: int = 3, min_effect: float = DEFAULT_MIN_EFFECT
+    effect: float,
+    pair_sd: float,
+    *,
+    most: int,
+    finalists: int = 3,
+    alone: int = 0,
+    min_effect: float = DEFAULT_MIN_EFFECT,
 ) -> StudyPower:
     """Power and cost of the proofs of a study in which one finalist is faster and the others equal the default.
 
-    By simulation of the shipped rule with the same draws every time; sizes are of step times.
+    By simulation of the shipped rule with the same draws every time; sizes are of step times. Isolated runs are taken
+    to spread as pairs do.
 
     Args:
         effect: True gain, as a share of the default's step time (0.02 is 2 %).
+        alone: Most isolated runs of each arm; 0 where there are none.
     """
-    hurdle = ProofPlan(base=most, error=allot(HURDLE, 0.0, [1.0] * finalists)[0])
-    claim = ProofPlan(base=most, error=allot(CLAIM, 0.0, candidate_weights(2))[0])
     gain = math.log1p(-effect)
+    plan = ProofPlan(base=most, error=allot(ERROR, 0.0, finalists), least=LEAST_PAIRS)
 
-    def looks(plan: ProofPlan, truth: float, stream: int) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
-        return simulate_looks(plan, effect=truth, pair_sd=pair_sd, most=most, min_effect=min_effect, stream=stream)
+    def draws(truth: float, most: int, stream: int) -> Floats:
+        rng = np.random.default_rng([stream, 20261122])  # proofs of different sets have streams of their own
+        return truth + pair_sd * rng.standard_normal((SIMULATED, most))
 
-    goes_on, pairs = looks(hurdle, gain, 0)
-    holds, ended = looks(claim, gain, 1)
-    for other in range(1, finalists):
-        pairs = pairs + looks(hurdle, 0.0, 1 + other)[1]
-    after = np.where(holds, np.clip(ended, *GAIN_PAIRS) + ALONE_PAIRS, 0)
-    pairs = pairs + np.where(goes_on, ended + after, 0)
+    found, ended = looks_of(draws(gain, most, 0), plan, min_effect=min_effect)
+    pairs = ended
+    for other in range(1, finalists):  # nobody goes on with a set that looks worse than a proven one
+        end = looks_of(draws(0.0, most, other), plan, min_effect=min_effect)[1]
+        pairs = pairs + np.where(found, np.minimum(end, ended), end)
+    if alone:
+        agrees, runs = looks_of(draws(gain, alone, finalists), alone_plan(alone), min_effect=0.0)
+        pairs, found = pairs + np.where(found, runs, 0), found & agrees
     limit = float(np.quantile(pairs, IN_TIME, method="higher"))
-    found = goes_on & holds
     return StudyPower(
         most=most,
         found=float(np.mean(found)),
@@ -404,68 +414,26 @@ def study_power(
     )
 
 
+def alone_plan(most: int) -> ProofPlan:
+    """Plan of the isolated runs of a proven set: whether it is faster at all, by whatever it may be."""
+    return ProofPlan(base=max(most, FIRST_LOOK), error=ALONE_ERROR, least=ALONE_PAIRS)
+
+
 def smallest_gain(
-    pair_sd: float, *, most: int, finalists: int = 3, min_effect: float = DEFAULT_MIN_EFFECT
+    pair_sd: float, *, most: int, finalists: int = 3, alone: int = 0, min_effect: float = DEFAULT_MIN_EFFECT
 ) -> float | None:
     """The smallest gain found in time 9 times in 10 within a cap, to a tenth of a per cent; None above 50 %."""
+
+    def is_found(permille: int) -> bool:
+        power = study_power(
+            permille / 1000, pair_sd, most=most, finalists=finalists, alone=alone, min_effect=min_effect
+        )
+        return power.found_in_time >= POWER
+
     low, high = int(min_effect * 1000), 500
-    if study_power(high / 1000, pair_sd, most=most, finalists=finalists, min_effect=min_effect).found_in_time < POWER:
+    if not is_found(high):
         return None
     while low + 1 < high:
         middle = (low + high) // 2
-        found = study_power(middle / 1000, pair_sd, most=most, finalists=finalists, min_effect=min_effect)
-        low, high = (low, middle) if found.found_in_time >= POWER else (middle, high)
+        low, high = (low, middle) if is_found(middle) else (middle, high)
     return high / 1000
-
-
-ALONE_ERROR = 0.005
-"""One-sided error, over all looks, of a veto; and of saying that a set is faster alone, too."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AloneLook:
-    """What isolated runs of each arm say of a gain that was measured in interleaved pairs.
-
-    Interleaving cancels what hits both arms alike, and nothing else: where a set's idle process slows the reference
-    beside it, or its blocks heat what the next one runs on, only runs without a neighbour show it.
-
-    Attributes:
-        is_apart: Whether a set is slower alone, against the default alone, than interleaved, beyond both intervals.
-        used: Pairs of isolated runs on which that rests.
-    """
-
-    stop: bool
-    is_apart: bool = False
-    reason: str
-    used: int
-
-
-def look_alone(alone: Sequence[float], turns: Sequence[float], *, most: int) -> AloneLook:
-    """Goes through the looks at isolated runs, up to the first at which the matter ends.
-
-    Args:
-        alone: Log ratio of each pair of runs, one arm after the other.
-    """
-    ones, beside = finite(alone, least=0), finite(turns, least=2)
-    plan = ProofPlan(base=max(most, FIRST_LOOK), error=ALONE_ERROR)
-    gain = float(np.mean(beside))
-    error = float(np.std(beside, ddof=1)) / math.sqrt(len(beside))
-    of_turns = student_quantile(2 * ALONE_ERROR, len(beside) - 1) * error
-    for count in range(FIRST_LOOK, len(ones) + 1):
-        mean, sd = float(np.mean(ones[:count])), float(np.std(ones[:count], ddof=1))
-        half = float(plan.half_widths([count])[0]) * sd / math.sqrt(count)
-        if mean - gain > math.hypot(half, of_turns):
-            return AloneLook(
-                stop=True,
-                is_apart=True,
-                reason="isolated and interleaved runs disagree",
-                used=count,
-            )
-        if mean + half < 0.0:
-            return AloneLook(stop=True, reason="faster in isolated runs, too", used=count)
-        if count >= most:
-            return AloneLook(stop=True, reason=f"not settled by {most} isolated runs of each arm", used=count)
-        at_most = math.hypot(float(plan.half_widths([most])[0]) * sd / math.sqrt(most), of_turns)
-        if at_most > abs(gain):  # no gain at all could not be told from this one
-            return AloneLook(stop=True, reason="isolated runs differ too much here to decide", used=count)
-    return AloneLook(stop=False, reason="not decided yet", used=len(ones))

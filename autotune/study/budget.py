@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 from autotune.measure.durations import Durations, durations_of, minimising_s, proofs_of_study_s
 from autotune.model.flags import FlagSet
-from autotune.model.records import ConfirmRun, FloorResult
+from autotune.model.records import ALONE, CONFIRM, ConfirmRun, FloorResult
 from autotune.model.units import format_seconds
 from autotune.rundir.store import Store
-from autotune.stats.proof import FIRST_LOOK, gain_pairs
+from autotune.stats.proof import ALONE_PAIRS, FIRST_LOOK, LEAST_PAIRS
 from autotune.study.lanes import Lanes
 
 BUDGET_SHARE_FOR_PROOF = 0.5
@@ -31,9 +31,8 @@ GRACE = 0.05
 TRIAL_SHARE = 0.25
 """Largest share of the search's remaining time that one trial may take."""
 
-LAST_STAGES = ("final", "full")
-LIMITED = ("confirm", *LAST_STAGES)
-"""Stages of proofs that a budget may end; time for the gain of a proven set and its isolated runs is reserved."""
+LIMITED = (CONFIRM, ALONE)
+"""Stages of proofs that a budget may end."""
 
 
 class Budget(NamedTuple):
@@ -137,64 +136,60 @@ class TimeLeft:
 
     # ------------------------------------------------------------------ time for what must follow
 
-    def kept_after(self, stage: str, pairs: int = 0) -> float:
-        """Returns the least seconds of what follows a proof of so many pairs of processes."""
+    @property
+    def _least_pairs(self) -> int:
+        """Fewest pairs of processes with which a set can be proven."""
+        return min(LEAST_PAIRS, max(FIRST_LOOK, self._store.spec.confirm.processes))
+
+    def kept_after(self, stage: str) -> float:
+        """Returns the least seconds of what follows a piece of work of a stage."""
         takes = self.takes
         if takes is None:
             return 0.0
-        if stage == "alone":
-            return takes.soak_s
-        gain_s = self._side_by_side(gain_pairs(max(pairs, FIRST_LOOK)) * takes.pair_s + takes.alone_s)
-        proof_s = 0.0 if stage in LAST_STAGES else self._side_by_side(FIRST_LOOK * takes.pair_s)
-        return proof_s + gain_s + takes.soak_s
+        after_s = 0.0 if stage == ALONE else self._side_by_side(takes.alone_s)
+        proof_s = 0.0 if stage in LIMITED else self._side_by_side(self._least_pairs * takes.pair_s)
+        return proof_s + after_s + takes.soak_s
 
-    def allows_pair(self, stage: str, pairs: int, *, is_needed: bool) -> bool:
+    def allows_pair(self, stage: str, *, is_needed: bool) -> bool:
         """Whether one more pair of processes of a proof fits with all that must follow.
 
         If the rest cannot fit any more, for pairs take longer than planned, finalists get the time: a larger budget
         resumes there.
 
         Args:
-            pairs: The proof's pairs, with this one.
             is_needed: Whether no other set has passed.
         """
         takes = self.takes
         if takes is None or stage not in LIMITED:
             return True
-        if self.used_up(takes.pair_s, self.kept_after(stage, pairs), is_last=stage in LAST_STAGES) is None:
+        pair_s = takes.alone_s / ALONE_PAIRS if stage == ALONE else takes.pair_s
+        if self.used_up(pair_s, self.kept_after(stage), is_last=True) is None:
             return True
-        return stage == "confirm" and is_needed and self.used_up(takes.pair_s) is None
+        return stage == CONFIRM and is_needed and self.used_up(pair_s) is None
 
-    def allows_proofs(self, stage: str, begun: Sequence[tuple[FlagSet, int]]) -> list[FlagSet]:
-        """Returns the sets whose proof has time for its first look; the others are added to `unproven`.
-
-        A finalist after the best one must leave time to minimise that, too.
+    def allows_proofs(self, begun: Sequence[tuple[FlagSet, int]]) -> list[FlagSet]:
+        """Returns the first sets that have time to be minimised and proven; the others are added to `unproven`.
 
         Args:
             begun: Each set, best first, with the pairs of processes that it has run.
         """
-        takes, missing, allowed = self.takes, 0, list[FlagSet]()
+        takes, needed_s, allowed = self.takes, 0.0, list[FlagSet]()
         for settings, done in begun:
-            missing += max(0, FIRST_LOOK - done)
-            needed_s = self._side_by_side(missing * takes.pair_s) if takes is not None else 0.0
-            kept_s = self.kept_after(stage)
-            if takes is not None and allowed and stage == "confirm":
-                kept_s += minimising_s(self._store.spec, takes)
-            if (
-                done >= FIRST_LOOK
-                or takes is None
-                or self.used_up(needed_s, kept_s, is_last=stage in LAST_STAGES) is None
-            ):
-                allowed.append(settings)
-            else:
-                missing -= FIRST_LOOK - done
-                self.leave(settings)
+            if takes is not None and done < self._least_pairs:
+                pairs_s = (self._least_pairs - done) * takes.pair_s
+                minimising = minimising_s(self._store.spec, takes, sets=1) if allowed and not done else 0.0
+                needed_s += self._side_by_side(pairs_s) + minimising
+                if self.used_up(needed_s, self.kept_after(CONFIRM), is_last=True) is not None:
+                    break
+            allowed.append(settings)
+        for settings, _ in begun[len(allowed) :]:
+            self.leave(settings)
         return allowed
 
-    def allows(self, unit: Callable[[Durations], float], stage: str = "confirm") -> bool:
+    def allows(self, unit: Callable[[Durations], float]) -> bool:
         """Whether a piece of work fits before the proof of its result."""
         takes = self.takes
-        return takes is None or self.used_up(unit(takes), self.kept_after(stage)) is None
+        return takes is None or self.used_up(unit(takes), self.kept_after("minimise")) is None
 
     def leave(self, settings: FlagSet) -> None:
         """Adds a set to `unproven`."""
@@ -211,9 +206,9 @@ class TimeLeft:
         floor = self._store.of(FloorResult)[0]
         budget = min(self.budgets, key=lambda b: b.whole_s)
         rest_s = budget.whole_s - floor.at_s
-        after_s = self.kept_after("confirm")
-        least_s = FIRST_LOOK * takes.pair_s + after_s
-        wanted_s = self._side_by_side(proofs_of_study_s(spec, floor, takes)) + minimising_s(spec, takes) + takes.soak_s
+        least_s = self.kept_after("search")
+        wanted_s = self._side_by_side(proofs_of_study_s(spec, floor, takes)) + takes.soak_s
+        wanted_s += minimising_s(spec, takes, sets=spec.confirm.finalists)
         reserved_s = max(least_s, min(wanted_s, BUDGET_SHARE_FOR_PROOF * rest_s))
         if least_s + takes.trial_s > rest_s:
             reserved_s = 0.0

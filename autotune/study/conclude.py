@@ -6,11 +6,22 @@ from collections.abc import Sequence
 
 from autotune.machine.host import describe_machine, utc_now
 from autotune.model.flags import FlagSet
-from autotune.model.records import ConclusionRecord, ConfirmRun, FinalistResult, Outcome, SoakRecord, TrialResult
+from autotune.model.measurement import ABA
+from autotune.model.records import (
+    ConclusionRecord,
+    ConfirmRun,
+    FinalistResult,
+    FloorResult,
+    Outcome,
+    SoakRecord,
+    TrialResult,
+)
 from autotune.model.units import format_change, format_share
 from autotune.results.format import format_estimate, format_soak, time_of
 from autotune.results.winner import loss_addition
+from autotune.rundir.store import earlier_runs
 from autotune.stats.estimates import Verdict
+from autotune.stats.proof import unseen_share
 from autotune.study.confirm import unsettled
 from autotune.study.run import StudyRun
 
@@ -31,21 +42,22 @@ def _found(run: StudyRun, results: Sequence[TrialResult]) -> dict[str, object]:
     spec, winner = run.spec, run.winner
     soaks = run.store.of(SoakRecord)
     if winner is not None and (proven := winner.proof) is not None and proven.estimate is not None:
-        reestimate = winner.after
-        ratio = reestimate.estimate or proven.estimate
+        ratio = winner.report.estimate or proven.estimate
         mine = [s for s in soaks if s.settings == proven.settings]
         soaked = [s.steps_s for s in mine]
-        after = f" and {reestimate.alone} of isolated runs" if reestimate.alone else ""
-        after += f", after a proof of {proven.process_count}" if reestimate.estimate is not None else ""
+        after = f" and {winner.report.alone} of isolated runs" if winner.report.alone else ""
         proofs = [r for r in run.store.of(ConfirmRun) if (r.stage, r.settings) == (proven.stage, proven.settings)]
         loss = loss_addition([*proofs, *mine])
-        if proven.corrected is not None and ratio.high >= 1.0:  # the pairs of the gain decide nothing, and may be few
-            after += f"; that it is faster at all the proof says: {format_estimate(proven.corrected)}"
+        count = sum(r.settings == proven.settings and r.log_ratio is not None for r in run.store.of(ConfirmRun))
+        after += "" if spec.confirm.alone or is_isolated(run) else ", isolated runs left out"
+        if earlier := earlier_runs(run.store):
+            loss += f"; this is run {earlier + 1} of the same study here, and each may name a false winner"
         return {
             "outcome": Outcome.WINNER,
             "sentence": f"{proven.settings} is {format_change(ratio.ratio)} than the default on this machine: "
             f"{time_of(proven.work)} ratio {format_estimate(ratio)} over "
-            f"{ratio.pair_count} fresh pairs of processes{after}{loss}",
+            f"{ratio.pair_count} fresh pairs of processes{after}{loss}; its {count} "
+            f"processes do not rule out that up to {format_share(unseen_share(count))} of processes are slow",
             "settings": proven.settings,
             "trial": proven.trial,
             "estimate": ratio,
@@ -71,9 +83,15 @@ def _found(run: StudyRun, results: Sequence[TrialResult]) -> dict[str, object]:
     return {"outcome": outcome, "sentence": sentence}
 
 
+def is_isolated(run: StudyRun) -> bool:
+    """Whether the study measures everything in isolation."""
+    floor = run.store.last(FloorResult)
+    return floor is None or floor.comparison.mode == ABA
+
+
 def _objections(run: StudyRun) -> dict[FlagSet, str]:
-    """Returns the objections to sets that held in their final proof."""
-    return {c.settings: c.after.objection for c in run.candidates if c.after.objection is not None}
+    """Returns the objections to sets that held in their proof."""
+    return {c.settings: c.report.objection for c in run.candidates if c.report.objection is not None}
 
 
 def _no_winner(run: StudyRun, results: Sequence[TrialResult]) -> tuple[Outcome, str]:
@@ -101,7 +119,6 @@ def _open_gains(run: StudyRun, results: Sequence[TrialResult]) -> list[tuple[flo
     """Returns, for each set without a verdict, the largest gain in its 95 % interval and its settings as text."""
     last = {f.settings: f for f in run.store.of(FinalistResult)}
     judged = {s for s, f in last.items() if f.verdict is not Verdict.UNRESOLVED or f.is_vetoed or f.failure is not None}
-    judged |= set(_objections(run))
     judged |= {s.settings for s in run.store.of(SoakRecord) if s.failure is not None}
     found = []
     for result in results:

@@ -1,10 +1,9 @@
-"""Decides which candidates are confirmed, minimal, proven and soaked.
+"""Decides which candidates are minimal, confirmed, proven and soaked.
 
-The best of many noisy estimates is biased, so the search's own figures decide nothing here. A set is measured in fresh
-pairs of processes by a sequential test. Its plan, with the error that all looks share, is recorded before the first
-pair and never changes, so a study that was stopped, or is given a larger cap, goes on by its plan. The rule of one
-proof is `autotune.model.proofs.standing`. A figure that stops a test early is lucky more often than not, so the
-reported gain comes from a fixed number of pairs run after it.
+The best of many noisy estimates is biased, so the search's own figures decide nothing here but which sets are proven,
+and without which settings. A set is measured in fresh pairs of processes by a sequential test. Its plan, with the error
+that all looks share, is recorded before the first pair and never changes, so a study that was stopped, or is given a
+larger cap, goes on by its plan. The rule of one proof is `autotune.model.proofs.standing`.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Container, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -21,21 +20,11 @@ import numpy.typing as npt
 from autotune.measure.runner import pays
 from autotune.measure.tasks import AblationTask, PairTask, PendingTask, SoakTask
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import INTERLEAVED, LossBasis
-from autotune.model.proofs import (
-    ALONE,
-    GAIN,
-    Reestimate,
-    Standing,
-    alone_of,
-    gain_of,
-    ratios_of,
-    reestimate,
-    runs_after,
-    runs_of,
-    standing,
-)
+from autotune.model.measurement import LossBasis
+from autotune.model.proofs import Report, Standing, is_alone_due, report_of, runs_of, standing
 from autotune.model.records import (
+    ALONE,
+    CONFIRM,
     AblationResult,
     ConfirmRun,
     EffectsRecord,
@@ -52,23 +41,9 @@ from autotune.model.units import format_seconds
 from autotune.results.format import format_soak
 from autotune.rundir.store import Store
 from autotune.stats.estimates import Verdict
-from autotune.stats.proof import (
-    ALONE_PAIRS,
-    CLAIM,
-    FIRST_LOOK,
-    HURDLE,
-    ProofPlan,
-    allot,
-    candidate_weights,
-    chance_to_prove,
-    gain_pairs,
-    look_alone,
-)  # fmt: skip
+from autotune.stats.proof import ERROR, FIRST_LOOK, LEAST_PAIRS, ProofPlan, allot, alone_plan, chance_to_prove
 from autotune.study.prefilter import is_same_program
 from autotune.study.run import Candidate, SetState, StudyRun
-
-FAMILIES = {"full": "final"}
-"""Stages whose proofs share the error of another stage."""
 
 LIKELY = 0.5
 """Chance of settling a proof at which a larger cap is suggested."""
@@ -83,9 +58,9 @@ LEAST_GROUP = 2
 # ---------------------------------------------------------------------- candidates
 
 
-def choose_candidates(run: StudyRun, without: Container[FlagSet]) -> list[TrialResult]:
-    """Returns the best trials that are worth a proof, except sets in `without`."""
-    spec, results = run.spec, [r for r in run.store.of(TrialResult) if r.settings not in without]
+def choose_candidates(run: StudyRun, without: Container[int]) -> list[TrialResult]:
+    """Returns the best trials that are worth a proof, except the numbers in `without`."""
+    spec, results = run.spec, [r for r in run.store.of(TrialResult) if r.number not in without]
     count, min_effect = spec.confirm.finalists, spec.measure.min_effect
     return worth_proving(results, count=count, min_effect=min_effect, effects=run.store.last(EffectsRecord))
 
@@ -119,56 +94,44 @@ def worth_proving(
     return list(different.values())[:count]
 
 
-def confirm(run: StudyRun) -> None:
-    """Measures the best trials in fresh processes; if none holds and a budget has time left, the search goes on."""
-    refuted: set[FlagSet] = set()
-    while chosen := _affordable(run, refuted):
-        detail = f"{len(chosen)} finalists, each in up to {most_processes(run)} fresh pairs of processes"
-        run.begin_stage("confirm", detail)
-        sets = [(f.number, f.settings) for f in chosen]
-        run.candidates = [
-            Candidate("confirm", f.trial, f.settings, SetState.CONFIRMED if f.is_passed else SetState.REFUTED, proof=f)
-            for f in prove(run, sets, stage="confirm")
-        ]
-        if run.time.takes is None or any(c.state is SetState.CONFIRMED for c in run.candidates):
-            return
-        refuted |= {f.settings for f in chosen}
-        begun = (pairs_run(run, "confirm", f.settings) for f in choose_candidates(run, refuted))
-        if not run.search_more() and not any(begun):
-            return  # no time for more, and no earlier session has proven more
-
-
-def _affordable(run: StudyRun, refuted: Container[FlagSet]) -> list[TrialResult]:
-    chosen = choose_candidates(run, refuted)
-    begun = [(f.settings, pairs_run(run, "confirm", f.settings)) for f in chosen]
-    allowed = run.time.allows_proofs("confirm", begun)
-    if len(allowed) < len(chosen):
-        run.view.note(f"of {len(chosen)} sets that may gain there is time for the proofs of {len(allowed)}")
-    return [f for f in chosen if f.settings in allowed]
-
-
 # ---------------------------------------------------------------------- minimal sets
 
 
 def minimise(run: StudyRun) -> None:
-    """Leaves out of the best confirmed set the settings that do not pay."""
-    confirmed = [c for c in run.candidates if c.state is SetState.CONFIRMED]
-    best = min(confirmed, key=_corrected_ratio, default=None)
-    run.candidates = []
-    if best is None:
-        return
-    minimal = best.settings
-    if run.spec.confirm.minimise and len(best.settings) > 1:
-        run.begin_stage("minimise", f"{len(best.settings)} settings, each left out once; no gain: dropped")
-        minimal = minimise_set(run, best.settings)
-    run.candidates = [Candidate("final", best.trial, minimal, SetState.MINIMAL)]
-    if minimal != best.settings:
-        run.candidates.append(Candidate("full", best.trial, best.settings, SetState.CONFIRMED))
+    """Leaves out of each finalist the settings that do not pay."""
+    run.candidates = _finalists(run, without=())
 
 
-def _corrected_ratio(confirmed: Candidate) -> float:
-    proof = confirmed.proof
-    return proof.corrected.ratio if proof is not None and proof.corrected else 1.0
+def _finalists(run: StudyRun, without: Container[int]) -> list[Candidate]:
+    """Returns the best trials for whose proofs there is time, without the settings that do not pay."""
+    chosen = choose_candidates(run, without)
+    allowed = run.time.allows_proofs([(f.settings, _pairs_of_trial(run, f.number)) for f in chosen])
+    if len(allowed) < len(chosen):
+        run.view.note(f"of {len(chosen)} sets that may gain there is time for the proofs of {len(allowed)}")
+    found: dict[FlagSet, Candidate] = {}
+    for trial in chosen[: len(allowed)]:
+        minimal = _begun(run, trial.number)
+        if minimal is None:
+            minimal = _minimal(run, trial.settings)
+        found.setdefault(minimal, Candidate(trial.number, minimal, SetState.MINIMAL))
+    return list(found.values())
+
+
+def _minimal(run: StudyRun, settings: FlagSet) -> FlagSet:
+    if not run.spec.confirm.minimise or len(settings) < 2:
+        return settings
+    run.begin_stage("minimise", f"{len(settings)} settings, each left out once; no gain: dropped")
+    return minimise_set(run, settings)
+
+
+def _begun(run: StudyRun, number: int) -> FlagSet | None:
+    """Returns the set of a trial whose proof an earlier session began: a larger budget goes on with that one."""
+    begun = (r.settings for r in run.store.of(ConfirmRun) if r.stage == CONFIRM and r.trial == number)
+    return next(begun, None)
+
+
+def _pairs_of_trial(run: StudyRun, number: int) -> int:
+    return sum(r.stage == CONFIRM and r.trial == number for r in run.store.of(ConfirmRun))
 
 
 def minimise_set(run: StudyRun, winner: FlagSet) -> FlagSet:
@@ -216,7 +179,7 @@ def _left_out(run: StudyRun, settings: FlagSet, left_out: LeftOut, *, share: flo
     """Measures the effect of leaving settings out; returns None, with a note, if there is no time for it."""
     is_known = _known_ablation(run, settings, left_out) is not None
     if not is_known and not run.time.allows(lambda takes: takes.ablation_s):
-        run.view.note("not minimised further: what is left of the budget is kept for the final proof")
+        run.view.note("not minimised further: what is left of the budget is kept for the proof")
         return None
     return _ablation(run, settings, left_out, share=share)
 
@@ -238,7 +201,7 @@ def _ablation(run: StudyRun, settings: FlagSet, left_out: LeftOut, *, share: flo
                 names[0].lower() if isinstance(left_out, str) else f"{len(names)}-of-{settings.without(*names).digest}"
             )
             label = f"{settings.digest}-without-{what}"[:120]
-            most = run.time.pairs_for(run.time.kept_after("confirm"), starts=2, share=share)
+            most = run.time.pairs_for(run.time.kept_after("minimise"), starts=2, share=share)
             unit = AblationTask(settings=settings, left_out=left_out, most=most)
             run.lanes.do(PendingTask(unit, ("minimise", label), label, run.store.append))
         found = run.store.of(AblationResult)[-1]
@@ -246,50 +209,76 @@ def _ablation(run: StudyRun, settings: FlagSet, left_out: LeftOut, *, share: flo
     return found
 
 
-# ---------------------------------------------------------------------- proven and soaked
+# ---------------------------------------------------------------------- confirmed, proven and soaked
 
 
-def final_proof(run: StudyRun) -> None:
-    """Proves the first candidate that holds in new processes, whose figures took no part in its selection."""
-    if not run.waiting or not run.time.allows_proofs("final", _first_waiting(run)):
-        return
-    plan_proofs(run, [(c.stage, c.settings) for c in run.waiting], candidate_weights(len(run.waiting)))
-    while run.waiting and run.winner is None and run.time.allows_proofs("final", _first_waiting(run)):
-        candidate = run.waiting[0]
-        is_first = candidate.stage == "final"
-        what = "the minimal set" if is_first else "the whole set, because the minimal one did not pass"
-        detail = f"{what}, proven once more in up to {most_processes(run)} fresh pairs of processes"
-        run.begin_stage("final proof", detail)
-        candidate.proof = prove(run, [(candidate.trial, candidate.settings)], stage=candidate.stage)[0]
-        candidate.state = SetState.REFUTED
-        if candidate.proof.verdict is Verdict.FASTER:
-            candidate.after = measure_again(run, candidate.proof)
-            if candidate.after.objection is None:
-                candidate.state = SetState.PROVEN
+def confirm(run: StudyRun) -> None:
+    """Proves the finalists in fresh pairs of processes; if none holds and a budget has time left, searches on."""
+    tried: set[int] = set()
+    while run.waiting:
+        tried |= {c.trial for c in run.waiting}
+        _prove_finalists(run, run.waiting)
+        name_winner(run)
+        if run.winner is not None or run.time.takes is None:
+            return
+        begun = any(_pairs_of_trial(run, f.number) for f in choose_candidates(run, tried))
+        if not run.search_more() and not begun:
+            return  # no time for more, and no earlier session has proven more
+        run.candidates += _finalists(run, tried)
 
 
-def _first_waiting(run: StudyRun) -> list[tuple[FlagSet, int]]:
-    return [(c.settings, pairs_run(run, c.stage, c.settings)) for c in run.waiting[:1]]
+def _prove_finalists(run: StudyRun, finalists: Sequence[Candidate]) -> None:
+    detail = f"{len(finalists)} finalists, each in up to {most_pairs(run, CONFIRM)} fresh pairs of processes"
+    run.begin_stage("confirm", detail)
+    proofs = prove(run, [(c.trial, c.settings) for c in finalists], stage=CONFIRM)
+    for candidate, proof in zip(finalists, proofs, strict=True):
+        candidate.proof = proof
+        candidate.state = SetState.CONFIRMED if proof.is_passed else SetState.REFUTED
+
+
+def name_winner(run: StudyRun) -> None:
+    """Compares the best confirmed set with isolated runs; if they do not agree, the next one."""
+    confirmed = [c for c in run.candidates if c.state is SetState.CONFIRMED]
+    for candidate in sorted(confirmed, key=_proven_ratio):
+        assert candidate.proof is not None
+        candidate.report = report(run, candidate.proof)
+        candidate.state = SetState.PROVEN if candidate.report.objection is None else SetState.REFUTED
+        if run.winner is not None:
+            return
+
+
+def _proven_ratio(confirmed: Candidate) -> float:
+    proof = confirmed.proof
+    return proof.corrected.ratio if proof is not None and proof.corrected else 1.0
+
+
+def report(run: StudyRun, proven: FinalistResult) -> Report:
+    """Runs each arm in isolation, unless the proof did or none are asked for, and says what is to be reported."""
+    store, alone = run.store, None
+    if is_alone_due(proven, store.last(FloorResult), store.of(ConfirmRun), asked=run.spec.confirm.alone):
+        run.begin_stage("confirm", "isolated runs of each arm, compared with the interleaved pairs")
+        alone = prove(run, [(proven.trial, proven.settings)], stage=ALONE)[0]
+    return report_of(proven, alone, store.of(ConfirmRun))
 
 
 def soak(run: StudyRun) -> None:
-    """Runs the proven set for long; if it fails, the next candidate is proven and soaked."""
+    """Runs the proven set for long; if it fails, the next confirmed one is compared with isolated runs and soaked."""
     while (winner := run.winner) is not None and winner.proof is not None and (least_s := run.spec.confirm.soak):
         run.begin_stage(
             "soak",
             f"the winner in isolation for {format_seconds(least_s)} of steps, then the default: looks for hangs, "
-            "divergence, stalls and leaks",
+            "divergence, stalls, slower steps and leaks",
         )
-        record = _soaked(run, winner.proof, least_s)
+        record = _soaked(run, winner, winner.proof, least_s)
         run.view.note(format_soak(record))
         if record.failure is None:
             winner.state = SetState.SOAKED
             return
         winner.state = SetState.REFUTED
-        final_proof(run)
+        name_winner(run)
 
 
-def _soaked(run: StudyRun, proven: FinalistResult, least_s: float) -> SoakRecord:
+def _soaked(run: StudyRun, winner: Candidate, proven: FinalistResult, least_s: float) -> SoakRecord:
     """Returns the soak of a set, as recorded if it was at least as long, or run now."""
     settings, of_proof = proven.settings, (proven.stage, proven.settings)
     ratios = [r.log_ratio for r in run.store.of(ConfirmRun) if (r.stage, r.settings) == of_proof and r.log_ratio]
@@ -302,7 +291,7 @@ def _soaked(run: StudyRun, proven: FinalistResult, least_s: float) -> SoakRecord
     judged = [r.loss.basis for r in run.store.of(ConfirmRun) if r.settings == settings and r.loss is not None]
     unit = SoakTask(
         settings=settings, least_s=least_s, least_steps=least_steps, basis=judged[-1] if judged else LossBasis.STEPS,
-        typical=math.log(proven.estimate.ratio) if proven.estimate is not None else None,
+        typical=math.log(reported.ratio) if (reported := winner.report.estimate) is not None else None,
         process_sd=statistics.stdev(ratios) if len(ratios) > 1 else 0.0,
     )  # fmt: skip
     run.lanes.do(PendingTask(unit, ("soak", name), name, run.store.append))
@@ -315,37 +304,46 @@ def _soaked(run: StudyRun, proven: FinalistResult, least_s: float) -> SoakRecord
 def prove(run: StudyRun, sets: Sequence[tuple[int, FlagSet]], *, stage: str) -> list[FinalistResult]:
     """Measures sets against the baseline, each in fresh pairs of processes, until each proof is settled.
 
-    The sets take turns, so that a slow hour of the machine affects all. Recorded pairs are not run again.
+    The sets take turns, so that a slow hour of the machine affects all. Recorded pairs are not run again. Once a set is
+    proven, only sets that look better than it go on.
 
     Args:
         sets: Trial number and settings of each.
         stage: Name of the runs in the records; runs of another stage are never used.
     """
-    plan_proofs(run, [(stage, settings) for _, settings in sets])
-    store, most = run.store, most_processes(run)
-    planned = [(t, _plan_of(store, stage, s)) for t, s in sets]
-    proofs = [_Open(run, trial, proof) for trial, proof in planned if proof is not None]
+    plan_proofs(run, stage, [settings for _, settings in sets])
+    most = most_pairs(run, stage)
+    proofs = [_Open(run, trial, plan, most) for trial, s in sets if (plan := _plan_of(run.store, stage, s)) is not None]
 
-    def next_pair() -> PairTask | None:
-        waiting = [(at, p) for p in proofs if (at := p.next_pair()) is not None]
+    def next_task() -> PendingTask | None:
+        passed = [p.ratio for p in proofs if p.standing().result.is_passed]
+        waiting = [(at, p) for p in proofs if (at := p.next_pair()) is not None and p.ratio < min(passed, default=9e9)]
         if not waiting:
             return None
         at, proof = min(waiting, key=lambda w: w[0])  # of equals the first: the sets are in order
-        has_passed = any(found.is_over and found.result.is_passed for found in (p.standing() for p in proofs))
-        if not run.time.allows_pair(stage, at + 1, is_needed=not has_passed):
+        if not run.time.allows_pair(stage, is_needed=not passed):
             run.time.leave(proof.plan.settings)
             return None
-        return PairTask(stage=stage, settings=proof.plan.settings, trial=proof.trial, repeat=proof.take(at))
+        settings, repeat = proof.plan.settings, proof.take(at)
+        task = PairTask(stage=stage, settings=settings, trial=proof.trial, repeat=repeat, is_alone=stage == ALONE)
+        name = f"{stage}-{settings.digest}-{repeat:02d}"
+        return PendingTask(task, ("confirm", name), name, record)
 
-    _run_pairs(run, [r for p in proofs for r in p.runs()], next_pair, asked=most)
+    def record(found: ConfirmRun) -> None:
+        run.store.append(found)
+        run.view.proof(found, most)
+
     for proof in proofs:
-        _record(run, proof.standing().result)
-    return [[f for f in store.of(FinalistResult) if (f.stage, f.settings) == (stage, s)][-1] for _, s in sets]
+        for known in proof.runs():
+            run.view.proof(known, most)
+    run.lanes.work(next_task)
+    return [_record(run, proof.standing().result) for proof in proofs]
 
 
 class _Open:
-    def __init__(self, run: StudyRun, trial: int, plan: ProofRecord) -> None:
+    def __init__(self, run: StudyRun, trial: int, plan: ProofRecord, most: int) -> None:
         self._run = run
+        self._most = most
         self.trial = trial
         self.plan = plan
         self._taken: set[int] = set()
@@ -356,14 +354,17 @@ class _Open:
 
     def standing(self) -> Standing:
         """Returns the proof's standing; recomputes it only after a new pair."""
-        runs, spec = self.runs(), self._run.spec
+        runs, min_effect = self.runs(), self._run.spec.measure.min_effect
         if self._known is None or self._known[0] != len(runs):
-            found = standing(
-                self.plan, runs, trial=self.trial, most=most_processes(self._run),
-                min_effect=spec.measure.min_effect,
-            )  # fmt: skip
+            found = standing(self.plan, runs, trial=self.trial, most=self._most, min_effect=min_effect)
             self._known = (len(runs), found)
         return self._known[1]
+
+    @property
+    def ratio(self) -> float:
+        """The ratio so far; 1 of too few pairs."""
+        estimate = self.standing().result.estimate
+        return estimate.ratio if estimate is not None else 1.0
 
     def next_pair(self) -> int | None:
         """Returns the index of the next pair to run, from 0; None if there is none."""
@@ -371,37 +372,12 @@ class _Open:
             return None
         done = {r.repeat for r in self.runs()} | self._taken
         at = next(n for n in itertools.count() if self.plan.first + n not in done)
-        return at if at < most_processes(self._run) else None
+        return at if at < self._most else None
 
     def take(self, at: int) -> int:
         """Marks a pair as begun and returns its number in the records."""
         self._taken.add(self.plan.first + at)
         return self.plan.first + at
-
-
-def _run_pairs(
-    run: StudyRun, known: Sequence[ConfirmRun], next_pair: Callable[[], PairTask | None], *, asked: int
-) -> None:
-    """Runs and records fresh pairs of processes until `next_pair` returns None.
-
-    Args:
-        known: Pairs that earlier sessions recorded, to be shown.
-        asked: Most pairs of each set, to be shown.
-    """
-
-    def record(found: ConfirmRun) -> None:
-        run.store.append(found)
-        run.view.proof(found, asked)
-
-    def next_job() -> PendingTask | None:
-        if (unit := next_pair()) is None:
-            return None
-        name = f"{unit.stage}-{unit.settings.digest}-{unit.repeat:02d}"
-        return PendingTask(unit, ("confirm", name), name, record)
-
-    for found in known:
-        run.view.proof(found, asked)
-    run.lanes.work(next_job)
 
 
 def _record(run: StudyRun, result: FinalistResult) -> FinalistResult:
@@ -410,113 +386,35 @@ def _record(run: StudyRun, result: FinalistResult) -> FinalistResult:
     return result
 
 
-def most_processes(run: StudyRun) -> int:
+def most_pairs(run: StudyRun, stage: str) -> int:
     """Returns the most pairs of processes of a proof of this study."""
-    return max(FIRST_LOOK, run.spec.confirm.processes)
+    confirm = run.spec.confirm
+    return max(FIRST_LOOK, confirm.alone if stage == ALONE else confirm.processes)
 
 
-def plan_proofs(run: StudyRun, proofs: Sequence[tuple[str, FlagSet]], weights: Sequence[float] | None = None) -> None:
-    """Records the plan of each proof, with its share of the error, unless it is recorded already.
-
-    Args:
-        proofs: Stage and settings of each, all of one family.
-        weights: Shares of the error that the family has left; default: equal.
-    """
-    store = run.store
-    todo = [
-        (proof, weight)
-        for proof, weight in zip(proofs, weights or [1.0] * len(proofs), strict=True)
-        if _plan_of(store, *proof) is None
-    ]
-    if not todo:
+def plan_proofs(run: StudyRun, stage: str, sets: Sequence[FlagSet]) -> None:
+    """Records the plan of each proof, with its share of the study's error, unless it is recorded already."""
+    store, most = run.store, most_pairs(run, stage)
+    new = [s for s in sets if _plan_of(store, stage, s) is None]
+    if not new:
         return
-    family = _family(todo[0][0][0])
-    known = [p for p in store.of(ProofRecord) if _family(p.stage) == family]
-    shares = [weight for _, weight in todo]
-    claims = allot(CLAIM, sum(p.claim for p in known), shares)
-    hurdles = claims
-    if family == "confirm":  # a final proof follows, of other pairs
-        hurdles = allot(HURDLE, sum(p.hurdle for p in known), shares)
-    for ((stage, settings), _), hurdle, claim in zip(todo, hurdles, claims, strict=True):
+    plan = alone_plan(most)
+    if stage != ALONE:
+        used = sum(p.error for p in store.of(ProofRecord) if p.stage == stage)
+        plan = ProofPlan(base=most, error=allot(ERROR, used, len(new)), least=LEAST_PAIRS)
+    for settings in new:
         first = max((r.repeat + 1 for r in _runs(store, stage, settings)), default=0)
-        base = most_processes(run)
-        store.append(ProofRecord(stage=stage, settings=settings, base=base, hurdle=hurdle, claim=claim, first=first))
-
-
-def pairs_run(run: StudyRun, stage: str, settings: FlagSet) -> int:
-    """Returns the number of pairs that a proof has run in all sessions; the most possible if a failure ended it."""
-    runs = _runs(run.store, stage, settings)
-    return most_processes(run) if any(r.failure is not None for r in runs) else len(runs)
+        store.append(
+            ProofRecord(stage=stage, settings=settings, base=plan.base, error=plan.error, least=plan.least, first=first)
+        )
 
 
 def _plan_of(store: Store, stage: str, settings: FlagSet) -> ProofRecord | None:
     return next((p for p in store.of(ProofRecord) if p.stage == stage and p.settings == settings), None)
 
 
-def _family(stage: str) -> str:
-    return FAMILIES.get(stage, stage)
-
-
 def _runs(store: Store, stage: str, settings: FlagSet) -> list[ConfirmRun]:
     return [r for r in store.of(ConfirmRun) if r.stage == stage and r.settings == settings]
-
-
-# ---------------------------------------------------------------------- the gain of a proven set
-
-
-def measure_again(run: StudyRun, proven: FinalistResult) -> Reestimate:
-    """Measures the gain of a set that its proof calls faster, and looks for what speaks against it."""
-    run.begin_stage("final proof", "gain: more fresh pairs of processes, for the reported figure only")
-    count = gain_pairs(proven.process_count)
-    _run_after(run, proven, GAIN, lambda done, begun: begun < count, asked=count)
-    gain = _record(run, gain_of(proven, run.store.of(ConfirmRun), min_effect=run.spec.measure.min_effect))
-    alone = None if gain.is_vetoed else _check_alone(run, proven)
-    return reestimate(gain, alone, run.store.of(ConfirmRun))
-
-
-def _check_alone(run: StudyRun, proven: FinalistResult) -> FinalistResult | None:
-    """Compares with isolated runs of each arm; None without interleaved pairs, or if none are requested."""
-    floor, asked = run.store.last(FloorResult), run.spec.confirm.alone
-    if floor is None or floor.comparison.mode != INTERLEAVED or asked == 0:
-        return None
-    run.begin_stage("final proof", "isolated runs of each arm, compared with the interleaved pairs")
-    most, turns = max(asked, FIRST_LOOK), ratios_of(runs_after(proven, run.store.of(ConfirmRun), GAIN))
-
-    def goes_on(done: list[ConfirmRun], begun: int) -> bool:
-        if len(done) >= ALONE_PAIRS and not run.time.allows(lambda takes: takes.alone_s / ALONE_PAIRS, "alone"):
-            return False
-        return begun == len(done) and not look_alone(ratios_of(done), turns, most=most).stop
-
-    _run_after(run, proven, ALONE, goes_on, asked=most)
-    every, min_effect = run.store.of(ConfirmRun), run.spec.measure.min_effect
-    return _record(run, alone_of(proven, every, most=asked, min_effect=min_effect))
-
-
-def _run_after(
-    run: StudyRun,
-    proven: FinalistResult,
-    stage: str,
-    goes_on: Callable[[list[ConfirmRun], int], bool],
-    *,
-    asked: int,
-) -> None:
-    """Runs pairs until one fails or `goes_on`, given the finished ones and the number begun, is False."""
-
-    def done() -> list[ConfirmRun]:
-        return runs_after(proven, run.store.of(ConfirmRun), stage)
-
-    taken: set[int] = set()
-    before = len(done())
-
-    def next_pair() -> PairTask | None:
-        runs = done()
-        if any(r.failure is not None for r in runs) or not goes_on(runs, before + len(taken)):
-            return None
-        free = next(n for n in itertools.count() if n not in {r.repeat for r in runs} | taken)
-        taken.add(free)
-        return PairTask(stage=stage, settings=proven.settings, trial=proven.trial, repeat=free, is_alone=stage == ALONE)
-
-    _run_pairs(run, done(), next_pair, asked=asked)
 
 
 # ---------------------------------------------------------------------- what is left open
@@ -527,12 +425,12 @@ class Unsettled(NamedTuple):
 
     Attributes:
         gain: The largest gain that it does not rule out, as a share of the default's step time.
-        processes: Cap that would more likely than not settle it; None if that is above `HIGHEST`.
+        pairs: Cap that would more likely than not settle it; None if that is above `HIGHEST`.
     """
 
     result: FinalistResult
     gain: float
-    processes: int | None
+    pairs: int | None
 
 
 def unsettled(store: Store) -> Unsettled | None:
@@ -546,9 +444,10 @@ def unsettled(store: Store) -> Unsettled | None:
         if (gain := 1.0 - result.corrected.low) > min_effect:
             runs = runs_of(plan, _runs(store, result.stage, result.settings))[: result.process_count]
             ratios = np.asarray([r.log_ratio for r in runs], dtype=np.float64)
-            needed = _settling_cap(ratios, ProofPlan(base=plan.base, error=plan.hurdle), min_effect=min_effect)
+            least = 0.0 if plan.stage == ALONE else min_effect
+            needed = _settling_cap(ratios, ProofPlan(base=plan.base, error=plan.error), min_effect=least)
             found.append(Unsettled(result, gain, needed))
-    return min(found, key=lambda u: (u.processes or HIGHEST + 1, -u.gain), default=None)
+    return min(found, key=lambda u: (u.pairs or HIGHEST + 1, -u.gain), default=None)
 
 
 def _settling_cap(ratios: npt.NDArray[np.float64], plan: ProofPlan, *, min_effect: float) -> int | None:

@@ -17,7 +17,7 @@ from autotune.model.errors import AutotuneError
 from autotune.model.files import plain_text
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import WorkloadFacts
-from autotune.model.proofs import Reestimate
+from autotune.model.proofs import Report
 from autotune.model.records import Callbacks, ConclusionRecord, FinalistResult, Outcome
 from autotune.model.spec import StudySpec, load_study
 from autotune.results.export import is_unchanged
@@ -27,7 +27,7 @@ from autotune.rundir.store import Store
 from autotune.settings.space import SearchSpace
 from autotune.stats.estimates import Estimate, Verdict
 from autotune.study import preflight
-from autotune.study.confirm import measure_again, most_processes, prove
+from autotune.study.confirm import most_pairs, prove, report
 from autotune.study.preflight import refuse_missing_secrets
 from autotune.study.run import StudyRun
 from autotune.study.stages import noise_floor, probe
@@ -86,23 +86,27 @@ def recheck_winner(run: StudyRun, winner: Winner) -> ConclusionRecord:
     with contextlib.closing(run):
         probe(run)
         noise_floor(run)
-        run.begin_stage(STAGE, f"{winner.settings} in up to {most_processes(run)} fresh pairs of processes")
+        run.begin_stage(STAGE, f"{winner.settings} in up to {most_pairs(run, STAGE)} fresh pairs of processes")
         result = prove(run, [(0, winner.settings)], stage=STAGE)[0]
-        after = Reestimate(objection=result.veto)
-        if result.verdict is Verdict.FASTER:
-            after = measure_again(run, result)
-        conclusion = _conclusion(winner, result, after)
+        found = report(run, result) if result.is_passed else Report(result.estimate, objection=result.veto)
+        if result.corrected is not None and result.corrected.low > 1.0 - run.spec.measure.min_effect:
+            result = result.model_copy(update={"verdict": _no_faster(result.verdict)})
+        conclusion = _conclusion(winner, result, found)
         run.store.append(conclusion)
     return conclusion
 
 
-def _conclusion(winner: Winner, result: FinalistResult, after: Reestimate) -> ConclusionRecord:
-    holds = result.verdict is Verdict.FASTER and after.objection is None
-    if (found := after.estimate) is not None:
-        result = result.model_copy(update={"estimate": found, "process_count": found.pair_count})
+def _no_faster(verdict: Verdict) -> Verdict:
+    """The verdict on a set that surely gains nothing."""
+    return Verdict.SLOWER if verdict is Verdict.SLOWER else Verdict.NO_DIFFERENCE
+
+
+def _conclusion(winner: Winner, result: FinalistResult, found: Report) -> ConclusionRecord:
+    holds = result.is_passed and found.objection is None
+    result = result.model_copy(update={"estimate": found.estimate})
     return ConclusionRecord(
         outcome=Outcome.WINNER if holds else Outcome.NOTHING_BEATS_THE_DEFAULT,
-        sentence=_sentence(winner, result, objection=after.objection),
+        sentence=_sentence(winner, result, objection=found.objection),
         settings=winner.settings if holds else None,
         estimate=result.estimate if holds else None,
         trial_count=0,

@@ -17,7 +17,7 @@ from autotune.machine.gpus import visible_gpu_ids
 from autotune.measure.runner import LocalExecutor, TaskRunner
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import WorkerReport, WorkloadFacts
-from autotune.model.proofs import Reestimate
+from autotune.model.proofs import Report
 from autotune.model.records import Callbacks, ConclusionRecord, FinalistResult, FloorResult
 from autotune.model.spec import StudySpec
 from autotune.rundir.store import Store, driver_session, unnamed_folders
@@ -57,14 +57,14 @@ class Setup(Protocol):
 class SetState(StrEnum):
     """State of a candidate, set by `autotune.study.confirm`."""
 
-    CONFIRMED = "confirmed"
-    """It held in fresh processes, at the error of finalists."""
-
     MINIMAL = "minimal"
-    """It is a confirmed set without the settings that do not pay."""
+    """It is a finalist without the settings that do not pay."""
+
+    CONFIRMED = "confirmed"
+    """It held in fresh pairs of processes."""
 
     PROVEN = "proven"
-    """It held once more, in new processes."""
+    """Isolated runs agree."""
 
     SOAKED = "soaked"
     """It is proven, and ran for long without a fault."""
@@ -75,21 +75,19 @@ class SetState(StrEnum):
 
 @dataclass
 class Candidate:
-    """A set that trials nominated.
+    """A set that a trial nominated.
 
     Attributes:
-        stage: Name of its newest proof in the records.
         trial: Number of the first trial with it.
-        proof: Its newest proof.
-        after: The gain measured after the final proof, and any objection.
+        proof: In fresh pairs of processes.
+        report: The figure to report, and any objection.
     """
 
-    stage: str
     trial: int
     settings: FlagSet
     state: SetState
     proof: FinalistResult | None = None
-    after: Reestimate = field(default_factory=Reestimate)
+    report: Report = field(default_factory=Report)
 
 
 @dataclass(kw_only=True)
@@ -113,7 +111,7 @@ class StudyRun:
         facts: Facts about the workload from the reference's report; set by `noise_floor`.
         first: Sets to try before the sampler proposes, with origins; set by `probe`, extended by `screen`.
         search_more: Tries more sets with the time that proofs left, and returns whether it did; set by `search`.
-        candidates: Best first; set by `confirm`, and by `minimise` to the sets of the final proof.
+        candidates: Best first; set by `minimise`.
     """
 
     spec: StudySpec
@@ -142,8 +140,8 @@ class StudyRun:
 
     @property
     def waiting(self) -> list[Candidate]:
-        """Candidates without a final proof, best first."""
-        return [c for c in self.candidates if c.state in (SetState.CONFIRMED, SetState.MINIMAL)]
+        """Candidates without a proof, best first."""
+        return [c for c in self.candidates if c.state is SetState.MINIMAL]
 
     @property
     def winner(self) -> Candidate | None:

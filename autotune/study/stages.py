@@ -34,7 +34,7 @@ from autotune.model.spec import StudySpec
 from autotune.rundir.optuna_study import JOURNAL
 from autotune.rundir.store import Store
 from autotune.study.conclude import record_conclusion
-from autotune.study.confirm import confirm, final_proof, minimise, soak
+from autotune.study.confirm import confirm, minimise, soak
 from autotune.study.prefilter import measure_reference, narrow_space
 from autotune.study.preflight import prepare
 from autotune.study.priors import priors_of, screened_by
@@ -108,9 +108,8 @@ STAGES = (
     Stage("A/A run", noise_floor, (FloorResult,)),
     Stage("screen", screen, (ScreenRecord,)),
     Stage("search", search, (TrialResult, BlameRecord, EffectsRecord)),
-    Stage("confirm", confirm, (ProofRecord, ConfirmRun, FinalistResult)),
     Stage("minimise", minimise, (AblationResult,)),
-    Stage("final proof", final_proof, (ProofRecord, ConfirmRun, FinalistResult)),
+    Stage("confirm", confirm, (ProofRecord, ConfirmRun, FinalistResult)),
     Stage("soak", soak, (SoakRecord,)),
     Stage("conclude", conclude, (ConclusionRecord,)),
 )

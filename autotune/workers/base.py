@@ -52,6 +52,9 @@ class Worker(Protocol):
     last_memory: MemoryUse | None
     """Memory in use at the end of the last block; None if not requested or unknown."""
 
+    last_clock_s: float | None
+    """Seconds of the last block by a clock that is not the program's: ours, or its reader's. None if none ran."""
+
     def run_block(self, steps: int) -> tuple[float, ...]:
         """Runs steps and returns the duration of each, seconds.
 

@@ -128,6 +128,7 @@ class LocalWorker:
         self._begun = time.monotonic()
         self._phase = "launch"
         self.closed = False
+        self.last_clock_s: float | None = None
         self.last_loss: float | None = None
         self.last_norm: float | None = None
         self.loss_lag = 0
@@ -175,10 +176,12 @@ class LocalWorker:
 
     def run_block(self, steps: int) -> tuple[float, ...]:
         """Runs a block on all ranks and returns the times of the slowest one; see `base.Worker`."""
+        began_s = time.monotonic()
         for process in self._processes:
             asked = {"fresh": self.fresh_batches, "memory": self.watches_memory}
             process.send({"type": "block", "steps": steps, **{k: True for k, is_asked in asked.items() if is_asked}})
         blocks = self._gather("block", self.limits.of_block(steps), None)
+        self.last_clock_s = float(blocks[0].get("clock_s", time.monotonic() - began_s))
         self._trained += steps
         self._take_loss(blocks[0])
         self.last_memory = _memory_of(blocks)

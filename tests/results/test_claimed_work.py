@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from autotune.model.flags import FlagSet
-from autotune.model.proofs import ALONE, GAIN, alone_of, gain_of, reestimate, standing
-from autotune.model.records import RECORD, ConclusionRecord, ConfirmRun, FinalistResult, ProofRecord
+from autotune.model.proofs import report_of, standing
+from autotune.model.records import ALONE, CONFIRM, RECORD, ConclusionRecord, ConfirmRun, FinalistResult, ProofRecord
 from autotune.results.format import format_estimate
 from autotune.results.recompute import disagreements
 from autotune.rundir.store import RECORDS, Store
@@ -34,17 +34,12 @@ def forged(store: Store, change: Callable[[Record], None]) -> Store:
     plans = {r.stage: r for r in whole if isinstance(r, ProofRecord)}
     after: dict[str, FinalistResult] = {}
     for record in (r for r in records if r["kind"] == "finalist"):
-        found, min_effect = FinalistResult.model_validate(record), 0.005
-        if found.stage in plans:
-            plan, most = plans[found.stage], found.most or 0
-            made = standing(plan, runs, trial=found.trial, most=most, min_effect=min_effect).result
-        elif found.stage == GAIN:
-            made = gain_of(found, runs, min_effect=min_effect)
-        else:
-            made = alone_of(found, runs, most=found.most or 0, min_effect=min_effect)
+        found = FinalistResult.model_validate(record)
+        plan, most = plans[found.stage], found.most or 0
+        made = standing(plan, runs, trial=found.trial, most=most, min_effect=0.005).result
         after[found.stage] = made
         record |= made.model_dump(mode="json", exclude={"at_s", "by"})
-    last = reestimate(after[GAIN], after.get(ALONE), runs).estimate
+    last = report_of(after[CONFIRM], after.get(ALONE), runs).estimate
     assert last is not None
     for record in (r for r in records if r["kind"] == "conclusion"):
         record |= {"estimate": asdict(last), "sentence": f"ratio {format_estimate(last)}"}

@@ -87,7 +87,6 @@ def test_a_finished_study_says_everything(finished: Store) -> None:
     text = checked(finished).text
     for expected in (
         "Finalists, in fresh processes",
-        "final proof",
         "A/A run",
         "kept: it seems to pay",
         "Estimated effect of each setting",
@@ -261,7 +260,7 @@ def test_runs_are_listed_by_device_workload_and_date(
 
 def test_every_stage_name_of_a_run_is_known(finished: Store) -> None:
     stages = {f["stage"] for f in build(finished)["finalists"]}
-    assert stages == {"fresh processes", "final proof", "gain, measured again", "isolated runs"}
+    assert stages == {"fresh processes", "isolated runs"}
 
 
 def test_soak_and_causes_are_shown(tmp_path: Path) -> None:

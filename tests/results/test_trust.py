@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from autotune.model.errors import AutotuneError, RunDirectoryError, SettingError
-from autotune.model.proofs import gain_of
-from autotune.model.records import ConclusionRecord, ConfirmRun, FinalistResult
+from autotune.model.records import ConclusionRecord
 from autotune.results.export import ExportFormat, parse_winner, read_winner, render_export, render_winner
 from autotune.results.recompute import disagreements
 from autotune.results.report import render_markdown
@@ -127,26 +126,32 @@ FORGED: list[tuple[str, dict[str, Any], Change, str]] = [
     ("conclusion", {}, lambda r: r.update(sentence="twice as fast"), "the sentence of the conclusion does not"),
     ("conclusion", {}, lambda r: r.update(settings={"xla_cpu_max_isa": "AVX2"}), "no proof of xla_cpu_max_isa=AVX2"),
     ("conclusion", {}, lambda r: r.update(soaked_s=1e6), "soaked for 1e"),
-    ("finalist", {"stage": "final"}, lambda r: r["estimate"].update(figures(0.5)), "the record says 0.500"),
-    ("finalist", {"stage": "final"}, lambda r: r["corrected"].update(figures(0.5)), "the record says 0.500"),
+    ("finalist", {"stage": "confirm"}, lambda r: r["estimate"].update(figures(0.5)), "the record says 0.500"),
+    ("finalist", {"stage": "confirm"}, lambda r: r["corrected"].update(figures(0.5)), "the record says 0.500"),
     (
         "finalist",
-        {"stage": "final"},
+        {"stage": "alone"},
         lambda r: r.update(verdict="slower"),
         "give verdict faster, the record says",
     ),
-    ("finalist", {"stage": "final"}, lambda r: r.update(process_count=9), "give process count 4, the record says 9"),
-    ("finalist", {"stage": "gain"}, lambda r: r["estimate"].update(figures(0.5)), "the record says 0.500"),
+    ("finalist", {"stage": "alone"}, lambda r: r.update(process_count=9), "give process count 4, the record says 9"),
     ("finalist", {"stage": "alone"}, lambda r: r["estimate"].update(figures(0.5)), "the record says 0.500"),
-    ("finalist", {"stage": "gain"}, lambda r: r.update(veto="it is slower"), "give vetoed False"),
-    ("finalist", {"stage": "gain"}, lambda r: r.update(stage="confirm"), "was never measured"),
-    ("proof", {"stage": "final"}, lambda r: r.update(stage="other"), "has no plan"),
-    ("confirm_run", {"stage": "final"}, lambda r: r.update(log_ratio=math.log(0.5)), "give log ratio"),
-    ("confirm_run", {"stage": "final"}, lambda r: r.update(pair_count=60), "give pair count 6, the record says 60"),
-    ("confirm_run", {"stage": "final"}, lambda r: r.update(candidate_step_s=0.001), "give candidate step s"),
-    ("confirm_run", {"stage": "final"}, lambda r: r.pop("total"), "the record says None"),
-    ("confirm_run", {"stage": "final"}, lambda r: r.update(directory="../elsewhere"), "it has no raw pairs"),
-    ("confirm_run", {"stage": "final"}, lambda r: r.update(directory="confirm/final-c35704c3cbec-00"), "name the same"),
+    ("finalist", {"stage": "alone"}, lambda r: r.update(veto="it is slower"), "give vetoed False"),
+    ("finalist", {"stage": "alone"}, lambda r: r.update(stage="else"), "are not recorded"),
+    ("proof", {"stage": "confirm"}, lambda r: r.update(error=0.02), "may err in"),
+    ("proof", {"stage": "confirm"}, lambda r: r.update(least=4), "planned with too few pairs"),
+    ("proof", {"stage": "confirm"}, lambda r: r.update(stage="other"), "has no plan"),
+    ("confirm_run", {"stage": "confirm"}, lambda r: r.update(log_ratio=math.log(0.5)), "give log ratio"),
+    ("confirm_run", {"stage": "confirm"}, lambda r: r.update(pair_count=60), "give pair count 20, the record says 60"),
+    ("confirm_run", {"stage": "confirm"}, lambda r: r.update(candidate_step_s=0.001), "give candidate step s"),
+    ("confirm_run", {"stage": "confirm"}, lambda r: r.pop("total"), "the record says None"),
+    ("confirm_run", {"stage": "confirm"}, lambda r: r.update(directory="../elsewhere"), "it has no raw pairs"),
+    (
+        "confirm_run",
+        {"stage": "confirm"},
+        lambda r: r.update(directory="confirm/confirm-c35704c3cbec-00"),
+        "name the same",
+    ),
     ("soak", {}, lambda r: r.update(failure={"kind": "hang", "message": "m", "phase": "p"}), "the soak of .* says m"),
 ]
 
@@ -161,22 +166,9 @@ def test_a_figure_edited_after_the_fact_is_refused(
             use()
 
 
-def test_so_is_a_gain_without_its_unlucky_pairs(tmp_path: Path) -> None:
-    run = shutil.copytree(SMALL, tmp_path / "run")
-    records = [json.loads(line) for line in (run / "records.jsonl").read_text().splitlines()]
-    kept = [r for r in records if not (r["kind"] == "confirm_run" and r["stage"] == "gain" and r["repeat"] > 2)]
-    runs = [ConfirmRun.model_validate(r) for r in kept if r["kind"] == "confirm_run"]
-    gain = next(r for r in kept if r["kind"] == "finalist" and r["stage"] == "gain")
-    made = gain_of(FinalistResult.model_validate(gain), runs, min_effect=0.005)
-    gain.update(made.model_dump(mode="json", exclude={"at_s", "by"}))
-    (run / "records.jsonl").write_text("".join(json.dumps(r) + "\n" for r in kept))
-    with pytest.raises(AutotuneError, match="was never measured in as many pairs as follow a proof"):
-        read_winner(run)
-
-
 def test_so_are_raw_pairs_that_were_edited_or_taken_away(tmp_path: Path) -> None:
     run = shutil.copytree(SMALL, tmp_path / "run")
-    file = next(run.glob("confirm/final-*-01")) / "pairs.jsonl"
+    file = next(run.glob("confirm/confirm-c35704c3cbec-01")) / "pairs.jsonl"
     pairs = [json.loads(line) for line in file.read_text().splitlines()]
     for pair in pairs:
         pair["candidate_s"] = [s / 2 for s in pair["candidate_s"]]
@@ -257,7 +249,7 @@ def test_a_file_cannot_name_a_run_elsewhere(finished: Store, tmp_path: Path, nam
 def test_what_is_shown_of_an_edited_run_says_so(tmp_path: Path) -> None:
     run = edited(SMALL, tmp_path / "run", "conclusion", lambda r: r["estimate"].update(figures(0.5)))
     assert (
-        "DO NOT BELIEVE the conclusion: xla_cpu_prefer_vector_width=512: its proof gives estimate 0.900"
+        "DO NOT BELIEVE the conclusion: xla_cpu_prefer_vector_width=512: its proof gives estimate 0.899"
         in render_markdown(Store.open(run))
     )
     assert "DO NOT BELIEVE" not in render_markdown(Store.open(SMALL))

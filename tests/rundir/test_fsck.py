@@ -156,7 +156,7 @@ def test_a_trial_that_is_recorded_twice_is_named_and_the_first_counts(run_dir: P
     assert (run_dir / "records.jsonl").read_bytes() == b"".join(lines)
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"\0" * 4096, b"[]", b'{"schema_version": 2}'])
+@pytest.mark.parametrize("content", [b"", b"{", b"\0" * 4096, b"[]", b'{"schema_version": 3}'])
 def test_a_lost_study_file_is_written_anew_by_its_own_study_only(run_dir: Path, content: bytes) -> None:
     (run_dir / "study.json").write_bytes(content)
     with pytest.raises(RunDirectoryError, match=r"study\.json must hold the study"):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from autotune.stats.loss_check import Comparability, compare_first_steps, compare_long_runs, rounding_of
+from autotune.stats.loss_check import Comparability, compare_curves, compare_first_steps, compare_long_runs, rounding_of
 
 Trace = tuple[list[float], list[float]]
 ROWS, FEATURES, STEPS = 8192, 24, 6
@@ -180,3 +180,28 @@ def test_what_cannot_be_compared_is_inconclusive(
 def test_what_is_not_finite_in_the_end_is_wrong() -> None:
     run = long_run(256, steps=50)
     assert compare_long_runs(run, [*run[:-1], (run[-1][0], math.nan)], tolerance=9.0, is_same_work=True).is_ok is False
+
+
+def curve(*, off: float = 0.0, since: int = 0, noise: float = 0.0, seed: int = 1) -> list[tuple[int, float]]:
+    """A loss that has collapsed after 1000 of 3000 steps, `off` by a share from some step on, told at every 125th."""
+    rng = np.random.default_rng(seed)
+    return [
+        (n, (0.1 + 6 * math.exp(-n / 150)) * (1 + off * (n >= since)) * (1 + noise * rng.standard_normal()))
+        for n in range(125, 3001, 125)
+    ]
+
+
+@pytest.mark.parametrize(("off", "since"), [(0.02, 1000), (0.01, 1000), (0.03, 2000), (-0.02, 1000), (0.02, 0)])
+@pytest.mark.parametrize("least_scale", [0.0, 0.05])
+def test_a_curve_that_is_off_from_some_step_on_is_wrong(off: float, since: int, least_scale: float) -> None:
+    found = compare_curves(curve(), curve(off=off, since=since, noise=0.001), least_scale=least_scale)
+    assert found.is_ok is False
+    assert ("above" if off > 0 else "below") in found.reason
+
+
+@pytest.mark.parametrize("noise", [0.0, 1e-4, 0.01, 0.1])
+def test_steps_that_rounding_moves_up_and_down_are_not(noise: float) -> None:
+    wrong = [compare_curves(curve(), curve(noise=noise, seed=s), least_scale=0.0).is_ok is not True for s in range(300)]
+    assert sum(wrong) <= 3
+    assert compare_curves(curve()[:2], curve(), least_scale=0.0).is_ok is None
+    assert compare_curves(curve(), [(n, math.nan) for n, _ in curve()], least_scale=0.0).is_ok is False

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 
 from autotune.stats.estimates import REFERENCE, Estimate, Floats, SequentialPlan, reason_to_stop, widen
-from autotune.stats.noise_floor import NoiseFloor, read_noise_floor, spread_of
+from autotune.stats.noise_floor import NoiseFloor, read_noise_floor, settling, spread_of
 from harness.noise import NOISE_MODELS, Machine, NoiseModel, Process, log_ratios, run_pairs
 
 PLAN = SequentialPlan(cap=40)
@@ -172,3 +173,35 @@ def test_it_holds_on_machines_with_drift_and_bursts(name: str) -> None:
         found = widen(PLAN.estimate(blocks), spread)
         held.append(found.low <= 1.0 <= found.high)
     assert np.mean(held) >= 0.93
+
+
+STEPS = 3
+"""In a block."""
+
+
+def a_a_run(noise: str, *, slow: int = 0, cost: float = 0.05, seed: int = 0, pairs: int = 20) -> tuple[Any, Any]:
+    """Log ratios and ages of an A/A run with four processes that are slower by `cost` in their first `slow` steps."""
+    machine = Machine(NOISE_MODELS[noise], np.random.default_rng(seed))
+    living, ratios, ages = Process(machine), [], []
+    for number in range(4):
+        reference, second, _ = run_pairs(living, Process(machine), pairs=pairs, block_steps=STEPS)
+        own = 10 + STEPS * np.arange(1, pairs + 1)
+        age = np.asarray([own, own + number * pairs * STEPS])
+        young = (age <= slow).astype(float)
+        ratios.append(log_ratios(reference, second) + cost * (young[0] - young[1]))
+        ages.append(age)
+    return ratios, ages
+
+
+@pytest.mark.parametrize(("slow", "cost"), [(40, 0.02), (100, 0.05), (200, 0.05), (200, 0.03), (160, 0.1)])
+def test_the_age_at_which_processes_settle_is_found(slow: int, cost: float) -> None:
+    ratios, ages = a_a_run("quiet", slow=slow, cost=cost)
+    found = settling(ratios, ages)
+    assert abs(found.steps - slow) <= 2 * STEPS
+    assert np.std([np.mean(r) for r in found.log_ratios]) < 0.003  # and it is no deviation of processes
+
+
+@pytest.mark.parametrize("noise", ["quiet", "white", "bursts", "processes", "thermal ramp", "drift"])
+def test_where_processes_are_as_fast_from_the_start_nothing_is_left_out(noise: str) -> None:
+    found = [settling(*a_a_run(noise, seed=seed, pairs=8)).steps for seed in range(60)]
+    assert np.mean([steps > 0 for steps in found]) <= 0.05

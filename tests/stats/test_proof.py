@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
 from autotune.stats import proof
-from autotune.stats.estimates import DEFAULT_MIN_EFFECT, Estimate, estimate_processes, student_quantile
+from autotune.stats.estimates import DEFAULT_MIN_EFFECT, student_quantile
 from autotune.stats.proof import (
-    CLAIM,
+    ALONE_ERROR,
+    ERROR,
+    LEAST_PAIRS,
+    OTHER_SIDE,
     ProofPlan,
     allot,
-    candidate_weights,
-    gain_pairs,
+    alone_plan,
     look,
     looks_of,
+    share_spent,
     smallest_gain,
     study_power,
 )
@@ -44,15 +46,15 @@ def relentless(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("relentless")
 @pytest.mark.parametrize(
-    ("base", "most", "error"), [(4, 4, 0.1), (20, 60, 0.025), pytest.param(60, 60, 0.005, marks=pytest.mark.slow)]
+    ("base", "most", "error"), [(4, 4, 0.05), (20, 60, 0.025), pytest.param(60, 60, 0.005, marks=pytest.mark.slow)]
 )
 def test_the_error_over_all_looks_is_no_more_than_planned(base: int, most: int, error: float) -> None:
     plan = ProofPlan(base=base, error=error)
     for tails in (None, 3.0):
         holds, _ = looks_of(made_up(most, tails=tails), plan, min_effect=DEFAULT_MIN_EFFECT)
-        assert holds.mean() <= plan.spent(most) + 3 * math.sqrt(error / REPEATS)
+        assert holds.mean() <= error * share_spent(base, most) + 3 * math.sqrt(error / REPEATS)
         if tails is None:  # and it is spent, or power would be given away
-            assert holds.mean() >= 0.6 * plan.spent(most)
+            assert holds.mean() >= 0.6 * error * share_spent(base, most)
 
 
 @pytest.mark.usefixtures("relentless")
@@ -76,17 +78,18 @@ def test_levels_do_not_depend_on_the_cap() -> None:
     before = [plan.nominal(n) for n in range(4, 25)]
     plan.nominal(90)
     assert [plan.nominal(n) for n in range(4, 25)] == before
-    assert plan.nominal(3) == plan.spent(3) == 0.0
-    assert all(plan.spent(n) < plan.spent(n + 1) < plan.error for n in range(4, 300))
+    assert plan.nominal(3) == share_spent(20, 3) == 0.0
+    assert all(share_spent(20, n) < share_spent(20, n + 1) < 1.0 for n in range(4, 300))
 
 
 def test_intervals_of_all_looks_hold_together() -> None:
-    plan, data = ProofPlan(base=20, error=0.025), made_up(20)
+    plan, data = ProofPlan(base=20, error=0.01), made_up(20)
     missed = np.zeros(REPEATS, bool)
-    for n, half in zip(range(4, 21), plan.half_widths(range(4, 21)), strict=True):
+    for n, low, high in zip(range(4, 21), plan.lower(range(4, 21)), plan.upper(range(4, 21)), strict=True):
         seen = data[:, :n]
-        missed |= abs(seen.mean(axis=1) - BOUND) > half * seen.std(axis=1, ddof=1) / math.sqrt(n)
-    assert missed.mean() <= 2 * plan.error
+        away = (seen.mean(axis=1) - BOUND) / (seen.std(axis=1, ddof=1) / math.sqrt(n))
+        missed |= (away > low) | (away < -high)
+    assert missed.mean() <= (1 + OTHER_SIDE) * plan.error
 
 
 def test_one_proof_and_many_at_once_follow_the_same_rule() -> None:
@@ -131,54 +134,71 @@ def test_going_on_past_a_hopeless_look_is_possible_with_a_larger_cap() -> None:
     assert not look(values, plan, most=200).stop
 
 
-def test_a_stage_never_gives_away_more_error_than_it_has() -> None:
+def test_a_study_never_gives_away_more_error_than_it_has() -> None:
     used = 0.0
     for round_ in range(200):
-        shares = allot(0.025, used, candidate_weights(1 + round_ % 3))
-        assert all(s >= 0 for s in shares)
-        used += sum(shares)
-        assert used < 0.025 or math.isclose(used, 0.025)
-    assert sum(allot(0.025, 0.0, [3.0, 1.0])) == pytest.approx(0.9 * 0.025)
+        count = 1 + round_ % 3
+        used += count * allot(ERROR, used, count)
+        assert used < ERROR or math.isclose(used, ERROR)
+    assert 2 * allot(ERROR, 0.0, 2) == pytest.approx(0.9 * ERROR)
 
 
-@pytest.mark.parametrize(("pair_sd", "effect", "found"), [(0.007, 0.02, 0.99), (0.018, 0.02, 0.7), (0.018, 0.03, 0.98)])
+def test_no_set_is_called_faster_before_rare_slow_processes_can_show() -> None:
+    """One process in five is slow: pairs that end after four would seldom see one."""
+    plan, loose = (ProofPlan(base=40, error=ERROR / 3, least=least) for least in (LEAST_PAIRS, 4))
+    rng = np.random.default_rng(2)
+    data = np.where(rng.random((2000, 40)) < 0.2, 0.08, -0.02) + 0.003 * rng.standard_normal((2000, 40))
+    won, early = (looks_of(data, p, min_effect=DEFAULT_MIN_EFFECT)[0].mean() for p in (plan, loose))
+    assert won < 0.08 < 0.15 < early
+    clear = [math.log(0.8) + 0.0005 * (-1) ** i for i in range(40)]
+    assert not look(clear[: LEAST_PAIRS - 1], plan, most=40).stop
+    assert look(clear, plan, most=40).used == LEAST_PAIRS
+    assert look(clear, plan, most=6).holds, "a smaller cap is the user's own choice"
+
+
+@pytest.mark.parametrize("sd", [0.004, 0.02])
+def test_a_gain_that_only_turns_see_is_shown_in_isolation_as_seldom_as_planned(sd: float) -> None:
+    rng = np.random.default_rng(7)
+    holds, _ = looks_of(sd * rng.standard_normal((REPEATS, 40)), alone_plan(40), min_effect=0.0)
+    assert holds.mean() <= ALONE_ERROR + 3 * math.sqrt(ALONE_ERROR / REPEATS)
+    holds, ended = looks_of(math.log(0.98) + 0.018 * rng.standard_normal((2000, 40)), alone_plan(40), min_effect=0.0)
+    assert holds.mean() >= 0.97
+    assert ended.mean() < 30
+
+
+@pytest.mark.parametrize(
+    ("pair_sd", "effect", "found"), [(0.007, 0.01, 0.8), (0.007, 0.02, 0.99), (0.018, 0.02, 0.92), (0.018, 0.03, 0.99)]
+)
 def test_power_is_at_least_what_the_issue_s_prototype_had(pair_sd: float, effect: float, found: float) -> None:
-    power = study_power(effect, pair_sd, most=20)
+    power = study_power(effect, pair_sd, most=40)
     assert power.found >= found
     assert power.pairs < 90
 
 
 def test_the_smallest_gain_is_one_that_is_found() -> None:
-    least = smallest_gain(0.018, most=20)
+    least = smallest_gain(0.018, most=40)
     assert least is not None
-    assert 0.02 < least < 0.03
-    assert study_power(least, 0.018, most=20).found >= 0.9
-    assert smallest_gain(2.0, most=20) is None
+    assert 0.018 < least < 0.025
+    assert study_power(least, 0.018, most=40).found >= 0.9
+    with_runs_alone = smallest_gain(0.018, most=40, alone=40)
+    assert with_runs_alone is not None
+    assert with_runs_alone >= least
+    assert smallest_gain(2.0, most=40) is None
 
 
-@pytest.mark.parametrize(("base", "error"), [(3, 0.01), (20, 0.0), (20, 0.5)])
+@pytest.mark.parametrize(("base", "error"), [(3, 0.01), (20, 0.0), (20, 0.1)])
 def test_what_is_no_plan_is_refused(base: int, error: float) -> None:
     with pytest.raises(ValueError, match="must be planned for 4 to 10000 pairs"):
         ProofPlan(base=base, error=error)
 
 
-def test_what_success_does_to_a_proof_s_own_figure_it_does_not_do_to_the_gain() -> None:
-    """The figures of docs/measurement.md: a true gain of 1 % where pairs of processes differ by 1.8 %."""
+def test_the_reported_interval_holds_although_a_set_is_only_named_when_it_was_lucky() -> None:
+    """A true gain of 1 % where pairs of processes differ by 1.8 %: one study in ten or so names it."""
     rng, truth = np.random.default_rng(3), math.log1p(-0.01)
-    plan = ProofPlan(base=20, error=allot(CLAIM, 0.0, candidate_weights(2))[0])
-    data = truth + 0.018 * rng.standard_normal((REPEATS, 20))
+    plan = ProofPlan(base=40, error=allot(ERROR, 0.0, 3), least=LEAST_PAIRS)
+    data = truth + 0.018 * rng.standard_normal((REPEATS, 40))
     holds, ended = looks_of(data, plan, min_effect=DEFAULT_MIN_EFFECT)
-    own = [estimate_processes(data[i, : ended[i]]) for i in np.flatnonzero(holds)]
-    again = [
-        estimate_processes(truth + 0.018 * rng.standard_normal(gain_pairs(int(ended[i]))))
-        for i in np.flatnonzero(holds)
-    ]
-    assert len(own) > 1000
-    assert np.mean([math.log(e.ratio) for e in own]) - truth == pytest.approx(-0.008, abs=0.001)
-    assert covered(own, truth) == pytest.approx(0.62, abs=0.03)
-    assert np.mean([math.log(e.ratio) for e in again]) - truth == pytest.approx(0.0, abs=0.0005)
-    assert covered(again, truth) >= 0.94
-
-
-def covered(estimates: Sequence[Estimate], truth: float) -> float:
-    return float(np.mean([e.low <= math.exp(truth) <= e.high for e in estimates]))
+    named = [plan.estimate(data[i, : ended[i]]) for i in np.flatnonzero(holds)]
+    assert 300 < len(named) < REPEATS / 4
+    assert np.mean([e.low <= math.exp(truth) <= e.high for e in named]) >= 0.95
+    assert np.mean([math.log(e.ratio) for e in named]) - truth < -0.005  # its middle is lucky; the page says so

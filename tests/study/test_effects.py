@@ -127,7 +127,7 @@ def test_the_minimal_set_is_proven_after_as_many_measurements_as_it_has_settings
     conclusion = wide.last(ConclusionRecord)
     assert conclusion is not None
     assert conclusion.settings == BEST
-    assert len(wide.of(AblationResult)) <= 1 + len(BEST)
+    assert len(wide.of(AblationResult)) <= 3 * (1 + len(BEST))  # of three finalists
 
 
 def believing(chances: dict[str, float]) -> Callable[[Proposer], EffectsRecord]:

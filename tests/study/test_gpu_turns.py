@@ -63,7 +63,7 @@ def test_steps_that_settle_the_device_are_kept_raw_and_not_counted(run_replay: R
 def test_who_counts_other_steps_than_the_study_says_is_found_by_the_audit(run_replay: Run) -> None:
     spec = gpu_study(noise=POWER, effects={"xla_a=1": 0.9})
     conclusion, store, _ = run_replay(spec, trials=4)
-    run = next(r for r in store.of(ConfirmRun) if r.stage == "gain")
+    run = next(r for r in store.of(ConfirmRun) if r.stage == "confirm")
     assert run.directory is not None
     file = store.path / run.directory / "pairs.jsonl"
     rows = [json.loads(line) for line in file.read_text().splitlines()]

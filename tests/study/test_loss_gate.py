@@ -115,7 +115,7 @@ def test_options_that_change_rounding_only_are_compared_step_by_step(tried: Any)
     assert trial.loss.difference == pytest.approx(1e-6, rel=0.01)
     assert "step by step over 5 steps" in trial.loss.words
     assert all(r.loss.is_ok for r in store.of(ConfirmRun))
-    assert "# loss: options that change rounding only" in render_export(store, ExportFormat.ENV)
+    assert "# loss, as told by the program: options that change rounding only" in render_export(store, ExportFormat.ENV)
 
 
 def test_the_tolerance_is_what_the_reference_shows_in_another_rounding(tried: Any) -> None:
@@ -201,7 +201,7 @@ def test_without_a_soak_it_is_exported_only_by_force_and_never_holds(tried: Any,
     with pytest.raises(AutotuneError, match="it was never soaked"):
         render_export(store, ExportFormat.ENV)
     text = render_export(store, ExportFormat.ENV, even_unjudged=True)
-    assert "# loss: NOT PROVEN: inconclusive: it was never soaked" in text
+    assert "# loss, as told by the program: NOT PROVEN: inconclusive: it was never soaked" in text
     file = tmp_path / "forced.env"
     file.write_text(text)
     verified = verify_winner(winner_of(store, even_unjudged=True), file, run=store.path)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
 import re
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +12,6 @@ import pytest
 from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Failure, FailureKind
-from autotune.model.proofs import Reestimate
 from autotune.model.records import (
     ConclusionRecord,
     ConfirmRun,
@@ -27,12 +23,9 @@ from autotune.model.records import (
     TrialResult,
     TrialStatus,
 )  # fmt: skip
-from autotune.results.format import format_estimate
 from autotune.rundir.store import Store
 from autotune.settings.space import Parameter, SearchSpace
 from autotune.stats.estimates import Verdict
-from autotune.study.conclude import _found
-from autotune.study.run import Candidate, SetState
 from autotune.workers.base import WorkerFailed
 from harness.simulated_machine import SimulatedLauncher, SimulatedWorker
 from tests.runs import SPACE, Run, record, replay_study
@@ -59,8 +52,8 @@ def test_the_best_set_is_found_minimised_and_proven(run_replay: Run) -> None:
     assert conclusion.estimate is not None
     # One interval in twenty misses; coverage is tested where many are drawn. Here the figure is the right one.
     assert conclusion.estimate.ratio == pytest.approx(0.95 * 0.97, abs=0.005)
-    assert diary.stages[:3] == ["A/A run", "search", "confirm"]
-    assert diary.stages[-2:] == ["final proof", "soak"]
+    assert diary.stages[:3] == ["A/A run", "search", "minimise"]
+    assert diary.stages[-2:] == ["confirm", "soak"]
 
 
 def test_no_effect_means_no_winner(run_replay: Run) -> None:
@@ -70,29 +63,16 @@ def test_no_effect_means_no_winner(run_replay: Run) -> None:
     assert re.search(r"no setting tried beats the default on this machine by more than [\d.]+ %", conclusion.sentence)
 
 
-def test_the_reported_figure_comes_from_runs_that_chose_nothing(proven: tuple[ConclusionRecord, Store]) -> None:
-    conclusion, store = proven
-    assert conclusion.estimate is not None
-    assert conclusion.settings is not None
-    gain = [r.log_ratio for r in store.of(ConfirmRun) if r.stage == "gain" and r.settings == conclusion.settings]
-    assert conclusion.estimate.pair_count == len(gain) == 6
-    assert math.log(conclusion.estimate.ratio) == pytest.approx(sum(x for x in gain if x is not None) / 6)
-    assert "after a proof of 4" in conclusion.sentence
-
-
-def test_a_gain_that_the_last_pairs_do_not_settle_stands_beside_its_proof(
+def test_the_reported_interval_is_the_proof_s_and_that_of_isolated_runs(
     proven: tuple[ConclusionRecord, Store],
 ) -> None:
-    sure, store = proven
-    last = [f for f in store.of(FinalistResult) if f.stage == "final" and f.settings == sure.settings][-1]
-    assert sure.estimate is not None
-    assert last.corrected is not None
-    after = Reestimate(estimate=dataclasses.replace(sure.estimate, high=1.02))
-    winner = Candidate("final", last.trial, last.settings, SetState.PROVEN, proof=last, after=after)
-    run: Any = SimpleNamespace(spec=store.spec, store=store, winner=winner, candidates=[winner])
-    sentence = _found(run, store.of(TrialResult))["sentence"]
-    assert f"that it is faster at all the proof says: {format_estimate(last.corrected)}" in str(sentence)
-    assert "the proof says" not in sure.sentence
+    conclusion, store = proven
+    proofs = {f.stage: f for f in store.of(FinalistResult) if f.settings == conclusion.settings}
+    said = conclusion.estimate
+    assert said is not None
+    assert said.pair_count == proofs["confirm"].process_count == 12
+    ends = [e for e in (proofs["confirm"].corrected, proofs["alone"].estimate) if e is not None]
+    assert (said.low, said.high) == (min(e.low for e in ends), max(e.high for e in ends))
 
 
 def test_going_on_adds_exactly_the_missing_trials(run_replay: Run) -> None:

@@ -62,8 +62,8 @@ def view(tmp_path_factory: pytest.TempPathFactory) -> Looking:
 def test_each_stage_is_told_while_it_runs_and_none_after(view: Looking) -> None:
     assert {s.state for s in view.seen} == {RUNNING}
     stages = list(dict.fromkeys(s.stage for s in view.seen))
-    assert stages[:3] == ["A/A run", "search", "confirm"]
-    assert stages[-1] == "final proof"
+    assert stages[:3] == ["A/A run", "search", "minimise"]
+    assert stages[-1] == "confirm"
     assert view.shown[0].endswith("time left not known")  # a formula's figures tell no times
     for status in view.seen:
         assert status.since is not None
@@ -116,7 +116,7 @@ def test_time_left_bounds_what_a_study_then_takes_and_falls_to_nothing() -> None
     assert timed.store is not None
     whole_s = timed.store.watch.total_s
     stages = {stage for stage, _, _ in view.said}
-    assert {"search", "confirm", "final proof"} <= stages
+    assert {"search", "minimise", "confirm"} <= stages
     for stage, used_s, left_s in view.said:
         assert left_s >= 0.9 * (whole_s - used_s), (stage, used_s, left_s, whole_s)
         assert left_s <= 10 * whole_s

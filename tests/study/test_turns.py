@@ -18,6 +18,7 @@ class Clockwork:
     """A worker whose every step takes the same time; remembers when it ran."""
 
     last_loss: float | None = None
+    last_clock_s: float | None = None
     last_norm: float | None = None
     loss_lag = 0
     fresh_batches = False

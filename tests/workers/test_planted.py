@@ -89,7 +89,7 @@ def test_a_stall_every_forty_steps_is_no_winner_however_fast_the_typical_step(tm
     [
         ("late-stall", FailureKind.SLOWER_IN_TOTAL, 3, "slower in total though a typical step is"),
         ("leak", FailureKind.LEAK, 2, "its memory grows by 2.1 MB a step (reference 0.0)"),
-        ("slowing", FailureKind.SLOWS_DOWN, 3, "loses what a typical step gains"),
+        ("slowing", FailureKind.SLOWER_IN_TOTAL, 3, "of its first tenth"),
     ],
 )
 def test_what_shows_only_in_a_long_run_is_no_winner(
