@@ -5,8 +5,14 @@ BIN = $(VENV)/bin
 
 .PHONY: atlas quickstart test test-gate test-smoke test-slow test-versions test-screen test-cluster test-all truth lint site env installed wheelhouse offline clean
 
+# A first study, its winner as a file, a program under the winner, and the check that this machine is still the same.
+FIRST = runs/quickstart
 quickstart: $(VENV)/.installed
 	$(BIN)/autotune run studies/quickstart.toml
+	$(BIN)/autotune export $(FIRST) --format env -o $(FIRST)/winner.env
+	$(BIN)/autotune exec $(FIRST) -- $(BIN)/python -m workloads workloads.example:build \
+	    --set width=32 --set rows=4096 --steps 10
+	$(BIN)/autotune verify $(FIRST)/winner.env
 
 # Tests in sets (CONTRIBUTING.md). As many workers as cores: more threads of one's linear algebra would wait for the other's.
 TESTS = $(BIN)/python -m pytest -n 2 --dist worksteal

@@ -115,12 +115,12 @@ def describe(store: Store, conclusion: ConclusionRecord) -> dict[str, Any]:
         "sentence": conclusion.sentence,
         "reported": _interval(conclusion.estimate),
         "floor": _interval(floor.floor.estimate),
-        "detectable": floor.floor.detectable,
+        "provable": floor.provable,
         "step_s": floor.comparison.reference_step_s,
         "trials": [
             {
                 "status": str(r.status),
-                "outlook": r.outlook_at(min_effect=store.spec.measure.min_effect),
+                "outlook": r.outlook_at(min_effect=store.spec.measure.min_effect, provable=floor.provable),
                 "estimate": _interval(r.comparison.estimate) if r.comparison else None,
                 "pairs": r.comparison.pair_count if r.comparison else 0,
             }

@@ -103,10 +103,10 @@ def _show_trial(store: Store, result: TrialResult, *, as_json: bool) -> None:
     """Prints settings, result, figures, raw pairs and the end of the log of one trial."""
     from autotune.model.measurement import block_step_s, log_ratio
     from autotune.model.units import format_bytes, format_seconds
-    from autotune.results.format import format_energy, format_trial
+    from autotune.results.format import format_energy, format_trial, provable_gain
 
     pairs = list(store.pairs(result.directory)) if result.directory else []
-    outlook = result.outlook_at(min_effect=store.spec.measure.min_effect)
+    outlook = result.outlook_at(min_effect=store.spec.measure.min_effect, provable=provable_gain(store))
     if as_json:
         print_json({**result.model_dump(mode="json", exclude_none=True), "outlook": outlook, "pairs": pairs})
         return

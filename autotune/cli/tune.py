@@ -308,7 +308,7 @@ def show_plan(found: ProbeResult, plan: Plan, file: Path) -> None:
         ("search", f"{len(names)} settings of {preview.build}: {', '.join(names[:MOST_NAMES])}{more}"),
         ("because", WHY[plan.kind]),
         ("time", f"{_about(plan.budget_s)} in all; a run takes {format_seconds(plan.run_s)}, a trial "
-                 f"{_about(plan.trial_s)}: reference, candidate, reference, three times"),
+                 f"{_about(plan.trial_s)}: reference, candidate, reference, twice"),
         *([("careful", _too_short(plan))] if plan.budget_s < plan.needed_s else []),
         ("file", f"{file}, run directory {options.RUNS / plan.spec.name}"),
     ]  # fmt: skip
@@ -338,11 +338,11 @@ def _some(files: Sequence[str]) -> str:
 
 def _too_short(plan: Plan) -> str:
     """Formats a warning that the time budget is too short for a study."""
-    from autotune.programs.draft import WORTH_TRIALS
+    from autotune.model.spec import FEWEST_TRIALS
 
     return (
-        f"the A/A run and {WORTH_TRIALS} trials with their proofs take about {_about(plan.needed_s)} here: in "
-        "less, a promising set may stay unproven. The same command with a larger --time-budget continues the study"
+        f"the A/A run, {FEWEST_TRIALS} trials and the proof of one set take about {_about(plan.needed_s)} here; in "
+        "less the study tries fewer sets, or stops after the A/A run"
     )
 
 
@@ -388,7 +388,7 @@ def _run(file: Path, *, trials: int | None, time_budget: str | None, asked: Prob
     if conclusion.outcome is Outcome.WINNER:
         _write_winner(store, path, asked)
     else:
-        minutes = math.ceil(2 * (spec.search.time_budget or store.watch.total_s) / 60)
+        minutes = math.ceil(max(conclusion.needed_s or 0.0, 2 * (spec.search.time_budget or store.watch.total_s)) / 60)
         given_more = ["--time-budget", f"{minutes}m", "--name", spec.name]
         again = shlex.join(["autotune", "tune", *given_more, "--", *_shown(store, asked)])
         print_lines(

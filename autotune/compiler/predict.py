@@ -87,7 +87,6 @@ class Prediction:
         communication_s: All collectives, overlapped ones included.
         exposed_s: Communication that computing waits for.
         idle_s: Idle time of the compute stream without a pending collective: launches.
-        interval_s: 95 % interval of a measured step, from the errors on published step times.
         mfu: Model FLOPs over the peak of the matrix units; None if the workload does not give its FLOPs.
         unknown_loops: Loops of unknown length, counted once; the step may take far longer.
     """
@@ -97,7 +96,6 @@ class Prediction:
     communication_s: float
     exposed_s: float
     idle_s: float
-    interval_s: tuple[float, float]
     mfu: float | None
     tokens_per_s: float | None
     unknown_loops: tuple[str, ...]
@@ -109,8 +107,6 @@ class Prediction:
         return {
             "predicted": True,
             **{n: getattr(self, n) for n in names},
-            "interval_s": list(self.interval_s),
-            "published": published()["words"],
             "unknown_loops": list(self.unknown_loops),
         }
 
@@ -134,7 +130,6 @@ def predict_step(program: CompiledProgram, target: Target, topology: Topology) -
             "compile it again"
         )
     peak = target.flops_per_s["bf16"] * topology.device_count
-    low, high = published()["interval"]
     flops, tokens = program.flops_per_step, program.tokens_per_step
     return Prediction(
         step_s=step_s,
@@ -142,7 +137,6 @@ def predict_step(program: CompiledProgram, target: Target, topology: Topology) -
         communication_s=done["communication"],
         exposed_s=exposed_s,
         idle_s=idle_s,
-        interval_s=(step_s * low, step_s * high),
         mfu=flops / (peak * step_s) if flops and step_s else None,
         tokens_per_s=tokens / step_s if tokens and step_s else None,
         unknown_loops=tuple(sorted(simulation.unknown_loops)),
@@ -451,11 +445,28 @@ def published() -> dict[str, Any]:
     """Loads how predictions agree with published step times.
 
     Returns:
-        ``interval``: 95 % interval of measured over predicted step time; ``words``: the agreement as a clause.
+        ``interval``: 95 % interval of measured over predicted step time of a framework that was not compared;
+        ``words``: the agreement as a clause; ``families`` of models and ``lengths`` of sequences (by the option
+        ``attention``, empty for the default) that were compared.
     """
     resource = importlib.resources.files("autotune") / "data" / "published.json"
     found: dict[str, Any] = json.loads(resource.read_text(encoding="utf-8"))
     return found
+
+
+def why_no_interval(entry: str, options: Mapping[str, Any]) -> str | None:
+    """Returns what was not compared with published step times, so that a prediction has no interval; else None."""
+    known, attention = published(), str(options.get("attention", ""))
+    if ":" in entry:
+        return "a program of your own"
+    if options.get("dtype") == "float8":
+        return "float8"
+    if entry.split("-")[0] not in known["families"]:
+        return f"a model like {entry}"
+    lengths = known["lengths"].get(attention, [])
+    if (attention and options.get("seq") not in lengths) or options.get("seq", 0) > max(lengths, default=0):
+        return f"attention {attention or 'by default'} at this length"
+    return None
 
 
 def predict_set(screener: Screener, settings: FlagSet) -> dict[str, Any]:
@@ -475,4 +486,7 @@ def predict_set(screener: Screener, settings: FlagSet) -> dict[str, Any]:
     result = screener.result(settings)
     if result.program is None:
         return {**row, "failure": result.failure.message if result.failure else ""}
-    return {**row, **predict_step(result.program, target, topology).to_json()}
+    found = predict_step(result.program, target, topology)
+    why = why_no_interval(screener.job.entry, screener.job.options)
+    interval = None if why is not None else [found.step_s * end for end in published()["interval"]]
+    return {**row, **found.to_json(), "interval_s": interval, "no_interval": why, "published": published()["words"]}

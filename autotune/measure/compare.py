@@ -27,6 +27,7 @@ from autotune.measure.context import MeasurementContext, ReferenceFailed, typica
 from autotune.measure.durations import (
     LEAST_FLOOR,
     floor_alone_s,
+    floor_limit_s,
     floor_of_turns_s,
     floor_processes,
     refuse_short_budget,
@@ -238,15 +239,9 @@ class Comparer(ABC):
             lambda way: way._compare(request), request.sets, is_replaceable=request.is_reference_replaceable
         )
 
-    def aa_run(self, folder: Path, *, plan: SequentialPlan) -> AaRun:
-        """Measures the reference against other processes of itself; see `compare`.
-
-        Args:
-            plan: Of the trials, of which the noise floor tells what they can find.
-        """
-        return self._until_reference_holds(
-            lambda way: way._aa_run(folder, plan), (FlagSet(), FlagSet()), is_replaceable=True
-        )
+    def aa_run(self, folder: Path) -> AaRun:
+        """Measures the reference against other processes of itself; see `compare`."""
+        return self._until_reference_holds(lambda way: way._aa_run(folder), (FlagSet(), FlagSet()), is_replaceable=True)
 
     def _until_reference_holds(
         self, once: Callable[[Comparer], R], sets: tuple[FlagSet, FlagSet], *, is_replaceable: bool
@@ -281,7 +276,7 @@ class Comparer(ABC):
         """One try of `compare`; raises `ReferenceFailed` where it was not the candidate."""
 
     @abstractmethod
-    def _aa_run(self, folder: Path, plan: SequentialPlan) -> AaRun:
+    def _aa_run(self, folder: Path) -> AaRun:
         """One try of `aa_run`."""
 
     def _figures(
@@ -376,7 +371,7 @@ class Interleaved(Comparer):
         self.context.release_reference()
         return Isolated(self.context)
 
-    def _aa_run(self, folder: Path, plan: SequentialPlan) -> AaRun:
+    def _aa_run(self, folder: Path) -> AaRun:
         """One process after the other beside the living reference; raw pairs of all in one file, in order."""
         context, spec = self.context, self.context.spec
         reference = context.reference()
@@ -389,13 +384,21 @@ class Interleaved(Comparer):
         reports: list[WorkerReport] = []
         groups: list[Floats] = []
         ages: list[npt.NDArray[np.int64]] = []
+        limit_s = floor_limit_s(spec, begun_s=context.now_s)
+
+        def stop(ratios: list[float]) -> str | None:
+            is_late = len(ratios) >= FEWEST_LONG_PAIRS and context.now_s > limit_s
+            return fixed(FEWEST_LONG_PAIRS if is_late else count).stop(ratios)
+
         for number in range(floor_processes(spec, reference.report, steps=steps)):
+            if number >= LEAST_FLOOR and context.now_s > limit_s:
+                break
             beside = folder if number == 0 else context.folder_in(folder, f"second-{number + 1}")
             with contextlib.closing(context.start(FlagSet(), beside)) as second:
                 traces = (trace, LossTrace(spec, second.report))
                 blocks = InterleavedBlocks(context, folder, (reference, second), traces)
                 seed = f"floor/{len(pairs)}" if pairs else "floor"
-                found, _ = blocks.measure(fixed(count).stop, seed=seed, begin=len(pairs))
+                found, _ = blocks.measure(stop, seed=seed, begin=len(pairs))
                 reports.append(second.report)
             own = traces[1].done - np.arange(len(found))[::-1] * context.steps_for(reference)
             ages.append(np.asarray([own, own - traces[1].done + trace.done]))
@@ -405,8 +408,6 @@ class Interleaved(Comparer):
         noise = read_noise_floor(
             groups,
             settle_steps=steps,
-            plan=plan,
-            min_effect=spec.measure.min_effect,
             start_s=statistics.median(r.start_s for r in (reference.report, *reports)),
             pair_s=statistics.median(p.lasted_s for p in pairs),
             least=FEWEST_LONG_PAIRS,
@@ -689,8 +690,8 @@ class Isolated(Comparer):
             step_s, start_s=worker.report.start_s, blocks=self._beside, least=spec.measure.run_steps
         )
 
-    def _aa_run(self, folder: Path, plan: SequentialPlan) -> AaRun:
-        """Each isolated run is a fresh process already; they are few, whatever a plan of pairs says."""
+    def _aa_run(self, folder: Path) -> AaRun:
+        """Each isolated run is a fresh process already, so they are few."""
         measure = self.context.spec.measure
         request: ComparisonRequest[None] = ComparisonRequest(
             candidate=FlagSet(), folder=folder, name="floor", rule=fixed(measure.aba_runs)
@@ -703,7 +704,7 @@ class Isolated(Comparer):
             seconds=[found.candidate],
             pairs=found.pairs,
             comparison=found.comparison,
-            noise=aba_noise_floor(found.pairs, min_effect=measure.min_effect, start_s=start_s),
+            noise=aba_noise_floor(found.pairs, start_s=start_s),
         )
 
 
@@ -712,7 +713,7 @@ def _sum_if_known(values: Sequence[float | None]) -> float | None:
     return sum(known) if len(known) == len(values) else None
 
 
-def aba_noise_floor(pairs: Sequence[Pair], *, min_effect: float, start_s: float = 0.0) -> NoiseFloor:
+def aba_noise_floor(pairs: Sequence[Pair], *, start_s: float = 0.0) -> NoiseFloor:
     """What ABA runs of the reference with itself say about this machine.
 
     Args:
@@ -720,11 +721,8 @@ def aba_noise_floor(pairs: Sequence[Pair], *, min_effect: float, start_s: float 
     """
     found = aba_estimate(pairs)
     count = found.pair_count
-    half = math.log(found.high / found.low) / 2
     return NoiseFloor(
         estimate=found,
-        # A true effect of twice the half width is found more than 9 times in 10.
-        detectable=min_effect + 1.0 - math.exp(-2 * half),
         process_sd=(run_sd := _run_sd(pairs)),
         within_sd=0.0,
         degrees=2 * count,

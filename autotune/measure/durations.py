@@ -190,6 +190,18 @@ def floor_processes(spec: StudySpec, reference: WorkerReport, *, steps: int) -> 
     return min(asked, max(LEAST_FLOOR, fitting))
 
 
+def floor_limit_s(spec: StudySpec, *, begun_s: float) -> float:
+    """Returns the seconds of the study from which a noise floor in turns runs no more than it must.
+
+    Its length is planned by warm-up steps; on a busy machine others take several times as long.
+
+    Args:
+        begun_s: Seconds of the study when its reference has started.
+    """
+    budget_s = spec.search.time_budget
+    return math.inf if budget_s is None else begun_s + FLOOR_SHARE / 2.0 * budget_s
+
+
 # ---------------------------------------------------------------------- power analysis
 
 

@@ -138,7 +138,7 @@ class TaskRunner:
     def _aa_run(self, folder: Path) -> AaRun:
         while True:
             try:
-                return self.comparer.aa_run(folder, plan=self._plan)
+                return self.comparer.aa_run(folder)
             except ReferenceFailed:
                 raise
             except WorkerFailed as error:

@@ -24,6 +24,7 @@ from autotune.model.measurement import (
     WorkPerStep,
 )
 from autotune.model.numbers import Amount, AtLeastOne, Change, Count, Elapsed, Facts, LogRatio, Ratio, Record, StepTime
+from autotune.model.units import LARGEST_TOLD
 from autotune.stats.estimates import Estimate, Outlook, Verdict, outlook_of
 from autotune.stats.long_run import Stalls, TotalTime
 from autotune.stats.loss_check import LossSpread
@@ -314,9 +315,10 @@ class TrialResult(TrialConfig, TrialOutcome, TaskRecord):
         """Whether the program turned out to be the reference's own."""
         return self.status is TrialStatus.SAME_PROGRAM and self.same_as == REFERENCE_NUMBER
 
-    def outlook_at(self, *, min_effect: float) -> Outlook | None:
-        """Whether its figures make it a candidate for a proof; None where it has none."""
-        return outlook_of(self.comparison.estimate, min_effect=min_effect) if self.comparison is not None else None
+    def outlook_at(self, *, min_effect: float, provable: float | None) -> Outlook | None:
+        """What its figures say of a proof, see `outlook_of`; None where it has none."""
+        found = self.comparison
+        return outlook_of(found.estimate, min_effect=min_effect, provable=provable) if found is not None else None
 
 
 SCHEMA_VERSION = 3
@@ -388,6 +390,13 @@ class FloorResult(Stamped):
     loss_spread: LossSpread
     power: PowerAnalysis | None = None
     directory: str
+
+    @property
+    def provable(self) -> float | None:
+        """Smallest gain that is proven 9 times in 10; `LARGEST_TOLD` if none below is, None where it is not known."""
+        if self.power is None:
+            return None
+        return LARGEST_TOLD if self.power.smallest is None else self.power.smallest
 
 
 class ConfirmRun(TaskRecord):
@@ -494,7 +503,11 @@ class Outcome(StrEnum):
 
 
 class ConclusionRecord(Stamped):
-    """The study's sentence, and the proven set if there is one."""
+    """The study's sentence, and the proven set if there is one.
+
+    Attributes:
+        needed_s: A budget, in seconds of wall time, that would do where the study's was too small for any trial.
+    """
 
     kind: Literal["conclusion"] = "conclusion"
     outcome: Outcome
@@ -503,6 +516,7 @@ class ConclusionRecord(Stamped):
     trial: Count | None = None
     estimate: Estimate | None = None
     soaked_s: Elapsed | None = None
+    needed_s: Elapsed | None = None
     trial_count: Count
     ended: str
     provenance: Facts = Field(default_factory=dict)

@@ -112,7 +112,7 @@ class ReadSpec(Section):
         json_key: Instead: the key of the duration in JSON lines, dots lead into inner tables.
         unit: Unit of that key.
         file: Read this file instead of the output: lines, JSON lines or ``.csv``; below the study's folder, or
-            ``{folder}/...`` for that of the trial; with ``*``, or of a folder, the newest that the program writes.
+            ``{folder}/...`` as in `workload.command`; with ``*``, or of a folder, the newest that the program writes.
         loss: For the loss check: an expression with a group ``loss``, or with `json_key` the key of the loss.
         terminal: Give the program a pseudo-terminal, for one that prints nothing, or all at once, into a pipe.
     """
@@ -163,7 +163,7 @@ class WorkloadSpec(Section):
         options: Passed to the workload as they are (sizes, mesh, batch, dtype ...); of a `command`, values of
             ``{NAME}`` in its arguments.
         command: Instead of `entry`: a program and its arguments, run in the study's folder; ``{folder}`` in an
-            argument is the folder of the trial, ``{NAME}`` an option.
+            argument is a folder in the run directory, empty at its start, ``{NAME}`` an option.
         hook: The program has ``autotune.hook.steps`` in its loop, so it can be measured in interleaved pairs.
         folder: ``own``: each process of a `command` reads the study's folder, and what it writes there is thrown away.
             ``shared``: all write into it, for a program whose files are wanted or too large for the temporary folder.
@@ -232,6 +232,12 @@ class WorkloadSpec(Section):
     def placeholders(self) -> set[str]:
         """Names in braces in the command's arguments."""
         return placeholders(self.command or ())
+
+    @property
+    def uses_folder(self) -> bool:
+        """Whether the command or the file of its steps names ``{folder}``."""
+        texts = [*(self.command or ()), (self.read.file if self.read is not None else None) or ""]
+        return any(f"{{{FOLDER}}}" in text for text in texts)
 
     def arguments(self, folder: str) -> list[str]:
         """The command with its options and the folder of the trial in place; see `filled_argument`."""

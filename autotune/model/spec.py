@@ -87,6 +87,9 @@ STUDY_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 """Pattern of a study's name."""
 
 
+FEWEST_TRIALS = 4
+"""Trials that the budget holds which is named where one is too small."""
+
 SOAK_STEPS, SOAK_STEPS_OF_RUNS = 200, 20
 """Fewest steps of a soak, where the program takes turns and where it runs by itself."""
 

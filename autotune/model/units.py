@@ -115,13 +115,10 @@ def format_share(share: float | None) -> str:
 
 
 LARGEST_TOLD = 0.5
-"""Speed-up above which only that bound is told: a bound of 100 % bounds nothing."""
+"""Gain above which only that bound is told: a bound of 100 % bounds nothing."""
 
 
-def format_detectable(share: float | None) -> str:
-    """The smallest speed-up that a trial shows: ``about 1.2 %``, or that none below a half is found."""
-    if share is None or not math.isfinite(share):
-        return "-"
-    if share >= LARGEST_TOLD:
-        return f"more than {format_share(LARGEST_TOLD)}, for equal runs differ too much here"
-    return f"about {format_share(share)}"
+def format_provable(share: float | None) -> str:
+    """The smallest gain that is proven 9 times in 10: ``1.2 %``, or that none below `LARGEST_TOLD` is."""
+    is_bound = share is not None and share >= LARGEST_TOLD
+    return f"more than {format_share(LARGEST_TOLD)}" if is_bound else format_share(share)

@@ -14,11 +14,11 @@ from autotune.model.errors import StudyFileError
 from autotune.model.flags import FlagSet
 from autotune.model.options import plain_value
 from autotune.model.redaction import redact_command
-from autotune.model.spec import SOAK_STEPS_OF_RUNS, StudySpec, parse_study
+from autotune.model.spec import FEWEST_TRIALS, SOAK_STEPS_OF_RUNS, StudySpec, parse_study
 from autotune.model.turn_sizes import WARMUP_STEPS
 from autotune.model.units import format_seconds
 from autotune.programs.look import LEAST_STEPS, ProbeResult
-from autotune.stats.proof import proof_pairs
+from autotune.stats.proof import LEAST_PAIRS
 
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "cpu": ("cpu",),
@@ -40,12 +40,14 @@ RUN_SHARE, SHORTEST_RUN_S, LONGEST_RUN_S = 0.5, 2.0, 30.0
 """Counted part of a run: this share of its start-up time, within bounds in seconds."""
 
 MOST_STEPS = 1000
-FINALISTS, PROCESSES, ABA_RUNS = 2, 20, 3
-SOAK_S = 30.0
-WORTH_TRIALS = 8
-"""Trials for which the default budget has time."""
+FINALISTS, PROCESSES = 2, 20
+PAIRS_CAP, ABA_RUNS = 26, 2
+"""`measure.pairs_cap`, and the ABA runs of a trial that it stands for: a trial nominates, fresh processes decide."""
 
+SOAK_S = 30.0
 LEAST_BUDGET_S = 600.0
+BUDGET_SLACK = 1.25
+"""The default budget over what a few trials and one proof take; at least `LEAST_BUDGET_S`."""
 
 Section = tuple[str, str, Mapping[str, Any]]
 """Name of a table, a comment (lines after the first begin with ``#``) and the keys."""
@@ -62,7 +64,7 @@ class Plan:
         kind: A key of `GROUPS`.
         run_s: Seconds of one run of the program.
         starts: Most times that the study starts it, within its budget.
-        needed_s: Seconds in which an A/A run, `WORTH_TRIALS` trials and proofs fit.
+        needed_s: Seconds in which an A/A run, `FEWEST_TRIALS` trials and the proof of one set fit.
     """
 
     spec: StudySpec
@@ -89,9 +91,9 @@ def plan_of(found: ProbeResult, *, name: str, trials: int, budget_s: float | Non
     steps, soak_s = _sizes(found)
     run_s = found.start_s + steps * found.line_s
     trial_s = ABA_RUNS * 3 * run_s
-    pairs = proof_pairs(FINALISTS, most=PROCESSES)
-    needed_s = trial_s + WORTH_TRIALS * trial_s + pairs * 2 * run_s + 2 * max(soak_s, SOAK_STEPS_OF_RUNS * found.line_s)
-    budget_s = budget_s or max(LEAST_BUDGET_S, 300.0 * math.ceil(needed_s / 300.0))
+    needed_s = (1 + FEWEST_TRIALS) * trial_s + LEAST_PAIRS * 2 * run_s
+    needed_s += 2 * (found.start_s + max(soak_s, SOAK_STEPS_OF_RUNS * found.line_s))
+    budget_s = budget_s or max(LEAST_BUDGET_S, 300.0 * math.ceil(BUDGET_SLACK * needed_s / 300.0))
     kind = kind_of_devices(asked.platform, found.device_count)
     workload: dict[str, Any] = {"command": list(asked.command)}
     if found.names_python:
@@ -106,7 +108,7 @@ def plan_of(found: ProbeResult, *, name: str, trials: int, budget_s: float | Non
             "measure",
             f"A step takes about {format_seconds(found.step_s)} here, and a run is ready after about "
             f"{format_seconds(found.start_s)}. Steps are counted by the lines that name them.",
-            {"run_steps": steps},
+            {"run_steps": steps, "pairs_cap": PAIRS_CAP},
         ),
         (
             "confirm",
@@ -115,7 +117,7 @@ def plan_of(found: ProbeResult, *, name: str, trials: int, budget_s: float | Non
         ),
     ]
     text = study_text(name, _for_command(asked.command), sections, said=said)
-    starts = min(budget_s / run_s, ABA_RUNS * 3 * (1 + trials) + 2 * pairs + 2)
+    starts = min(budget_s / run_s, ABA_RUNS * 3 * (1 + trials) + 2 * FINALISTS * PROCESSES + 2)
     return Plan(
         spec=checked(text), text=text, kind=kind, run_s=run_s, starts=math.ceil(starts), trial_s=trial_s,
         budget_s=budget_s, needed_s=needed_s,

@@ -14,8 +14,8 @@ import pandas as pd
 
 from autotune.model.errors import NotComparableError, close_matches
 from autotune.model.records import ConclusionRecord, FloorResult, Outcome, TrialResult
-from autotune.model.units import format_detectable, format_interval, format_ratio, format_seconds
-from autotune.results.format import format_figures, spaced
+from autotune.model.units import format_interval, format_provable, format_ratio, format_seconds
+from autotune.results.format import format_figures, provable_gain, spaced
 from autotune.results.pages import render
 from autotune.results.tables import EffectRow, effect_rows
 from autotune.results.winner import conditions_of, workload_name
@@ -42,7 +42,7 @@ class ComparisonTable:
         by: The fields that were allowed to differ.
         same: Fields that all studies share, with their values.
         frame: One row per study: study, the fields of `by`, outcome, ratio, low, high, process_pairs, trials, failed,
-            no_ops (settings), default_step_s, detectable, winner (``(not settled)``, with a ratio of NaN, if the study
+            no_ops (settings), default_step_s, provable, winner (``(not settled)``, with a ratio of NaN, if the study
             is inconclusive, nothing ran, or it has not ended).
         settings: One row per setting and value, one column per study, and `agreement`: agree, differ or empty.
         changes: Changed states from each study to the next, in words.
@@ -174,7 +174,7 @@ def _row(name: str, store: Store, facts: Mapping[str, str], by: Sequence[str]) -
         "failed": sum(r.failure is not None for r in results),
         "no_ops": len({s for r in results if r.is_the_default for s in r.settings.items()}),
         "default_step_s": floor.comparison.reference_step_s if floor else math.nan,
-        "detectable": floor.floor.detectable if floor else math.nan,
+        "provable": math.nan if (provable := provable_gain(store)) is None else provable,
         "winner": str(settings) if settings else "(default)" if keeps_default else "(not settled)",
     }
 
@@ -256,7 +256,7 @@ def _shown(table: ComparisonTable) -> list[dict[str, str]]:
             "trials": f"{row['trials']} ({row['failed']} failed)",
             "no-ops": str(row["no_ops"]),
             "default's step": format_seconds(row["default_step_s"]),
-            "smallest gain detected": format_detectable(row["detectable"]),
+            "gain proven 9 times in 10": format_provable(row["provable"]),
         }
         for row in table.frame.to_dict("records")
     ]

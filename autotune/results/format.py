@@ -23,10 +23,11 @@ from autotune.model.records import (
     TrialStatus,
 )  # fmt: skip
 from autotune.model.units import (
+    LARGEST_TOLD,
     format_bytes,
-    format_detectable,
     format_interval,
     format_joules,
+    format_provable,
     format_ratio,
     format_seconds,
     format_share,
@@ -110,10 +111,8 @@ def format_floor(result: FloorResult) -> list[str]:
     lines = [
         f"reference: {format_seconds(result.comparison.reference_step_s)} a step, compiled in "
         f"{format_seconds(result.reference.compile_s)}, peak memory {format_bytes(result.reference.peak_bytes)}",
-        f"A/A run: two equal processes differ by ratio {format_estimate(floor.estimate)}; "
-        f"a trial finds speed-ups from {format_detectable(floor.detectable)}",
+        f"A/A run: two equal processes differ by ratio {format_estimate(floor.estimate)} ({_spreads(floor)})",
     ]
-    lines[1] += f" ({_spreads(floor)})"
     if result.comparison.mode != INTERLEAVED:
         lines.append(
             "one process at a time, in ABA runs (reference, candidate, reference, each a fresh process): "
@@ -134,14 +133,21 @@ def _spreads(floor: NoiseFloor) -> str:
     return f"standard deviation of a process {of_process}, of a pair of blocks {of_pair}"
 
 
+def provable_gain(store: Store) -> float | None:
+    """Returns the smallest gain that is proven 9 times in 10, a share; None where that is not known (yet)."""
+    floors = store.of(FloorResult)
+    return floors[0].provable if floors else None
+
+
 def format_power(power: PowerAnalysis) -> str:
     """Formats the smallest gain that is proven with a power of 90 % on this machine, and the time for it."""
     cap = f"with up to {power.most} pairs of processes in each proof"
     if power.smallest is None or power.proof_s is None:
-        return f"no gain below 50 % can be proven here {cap}: processes differ too much"
+        return f"processes differ so much here that a gain of {format_share(LARGEST_TOLD)} may stay open, {cap}"
     seconds = power.proof_s if power.proof_s < 60 else 60 * round(power.proof_s / 60)
     takes = format_seconds(seconds).removesuffix(" 0 s")
-    return f"smallest gain that can be proven: {format_share(power.smallest)} {cap} ({takes})"
+    least = format_provable(power.smallest)
+    return f"gains from {least} are proven 9 times in 10, {cap} ({takes}); a smaller one may stay open"
 
 
 # ---------------------------------------------------------------------- trials and proofs
@@ -274,7 +280,7 @@ def format_progress(store: Store, state: str) -> str:
         return f"nothing is known yet: {'no trial has ended yet' if session else 'it was never started'}"
     found = [r.comparison.estimate for r in results if r.status is TrialStatus.MEASURED and r.comparison]
     best = min(found, key=lambda e: e.ratio, default=None)
-    so_far = "nothing is promising so far"
+    so_far = "no trial shows a gain so far"
     if best is not None and best.ratio < 1:
         so_far = f"the best so far has ratio {format_estimate(best)}, not yet proven"
     asked = session.asked_trials if session else store.spec.search.trials

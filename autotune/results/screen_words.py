@@ -111,12 +111,15 @@ def predicted_lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
             yield f"{name}: does not compile: {row['failure']}"
             continue
         mfu = f", MFU {format_share(row['mfu'])}" if row["mfu"] is not None else ""
-        low_s, high_s = row["interval_s"]
+        if (interval := row["interval_s"]) is not None:
+            ends = " and ".join(map(format_seconds, interval))
+            measured = f"a well-tuned program like MaxText takes between {ends} (95 %)"
+        else:
+            measured = f"no interval: {row['no_interval']} was not compared with published step times"
         yield (
             f"{name}: predicted step {format_seconds(row['step_s'])} (kernels "
             f"{format_seconds(row['compute_s'])}, exposed communication {format_seconds(row['exposed_s'])}, "
-            f"idle {format_seconds(row['idle_s'])}{mfu}), measured 95 % between {format_seconds(low_s)} and "
-            f"{format_seconds(high_s)}"
+            f"idle {format_seconds(row['idle_s'])}{mfu}); {measured}"
         )
         if loops := row["unknown_loops"]:
             yield f"  no figure to go by: how often {', '.join(loops)} runs is not known, and each was counted once"

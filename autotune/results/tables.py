@@ -26,7 +26,7 @@ from autotune.model.units import (
     format_ratio,
     format_seconds,
 )
-from autotune.results.format import STAGE_WORDS, format_finalist, shorten, spaced, time_words, verdict_of
+from autotune.results.format import STAGE_WORDS, format_finalist, provable_gain, shorten, spaced, time_words, verdict_of
 from autotune.results.pages import Styled
 from autotune.rundir.store import Store
 from autotune.stats.estimates import Estimate, Outlook, Verdict, outlook_of
@@ -39,6 +39,7 @@ STYLES: Mapping[str, str] = {
     Verdict.NO_DIFFERENCE: "same",
     Verdict.UNRESOLVED: "open",
     Outlook.PROMISING: "promising",
+    Outlook.OPEN: "open",
     Outlook.NOT_PROMISING: "unpromising",
 }
 """CSS classes of proofs and of single trials."""
@@ -78,7 +79,7 @@ class TrialRow:
 
     Attributes:
         result: The record; not a column.
-        outlook: Search result (promising or not); None without an interval.
+        outlook: Search result, see `Outlook`; None without an interval.
         ratio: Step time over the reference's; 1 without an interval if the program is the reference's own.
         step_j: Energy per step of the candidate, joules.
         work_ratio: Work per step over the reference's; `ratio` is of time per unit of work.
@@ -89,7 +90,7 @@ class TrialRow:
     trial: int = _at("number", None)
     origin: str = _at("origin")
     status: str = _at("status")
-    outlook: str | None = _at("outlook", None)  # by the study's smallest effect, see `trial_row`
+    outlook: str | None = _at("outlook", None)  # by what the study can prove, see `trial_row`
     ratio: float = _at("comparison.estimate.ratio")
     low: float = _at("comparison.estimate.low")
     high: float = _at("comparison.estimate.high")
@@ -140,10 +141,10 @@ _FIELDS = tuple(f for f in fields(TrialRow) if f.name != "result")
 TRIAL_COLUMNS = tuple(f.name for f in _FIELDS)
 
 
-def trial_row(result: TrialResult, *, min_effect: float) -> TrialRow:
+def trial_row(result: TrialResult, *, min_effect: float, provable: float | None) -> TrialRow:
     """Converts a trial's record to a row."""
     columns = {f.name: _look_up(result, **f.metadata) for f in _FIELDS}
-    outlook = result.outlook_at(min_effect=min_effect)
+    outlook = result.outlook_at(min_effect=min_effect, provable=provable)
     columns["outlook"] = str(outlook) if outlook is not None else None
     columns["tokens_per_s"] /= columns["candidate_step_s"]
     if result.comparison is None and result.is_the_default:
@@ -163,7 +164,8 @@ def _look_up(record: object, path: str, missing: object) -> Any:
 
 def trial_rows(store: Store) -> list[TrialRow]:
     """Returns all trials in the order of their ends."""
-    return [trial_row(r, min_effect=store.spec.measure.min_effect) for r in store.of(TrialResult)]
+    min_effect, provable = store.spec.measure.min_effect, provable_gain(store)
+    return [trial_row(r, min_effect=min_effect, provable=provable) for r in store.of(TrialResult)]
 
 
 def finalists(store: Store) -> list[FinalistResult]:
@@ -209,7 +211,8 @@ def effect_rows(store: Store) -> list[EffectRow]:
     proven = {f.settings: f for f in finalists(store) if f.corrected and f.stage != ALONE}
     rows = (_effect(n, v, results, ablations.get(n), proven.get(FlagSet({n: v}))) for n, v in pairs)
     rows = (_with_group(row, store.of(AblationResult)) for row in rows)
-    return [_with_outlook(row, min_effect=store.spec.measure.min_effect) for row in rows]
+    min_effect, provable = store.spec.measure.min_effect, provable_gain(store)
+    return [_with_outlook(row, min_effect=min_effect, provable=provable) for row in rows]
 
 
 def _with_group(row: EffectRow, ablations: Sequence[AblationResult]) -> EffectRow:
@@ -221,12 +224,12 @@ def _with_group(row: EffectRow, ablations: Sequence[AblationResult]) -> EffectRo
     return row
 
 
-def _with_outlook(row: EffectRow, *, min_effect: float) -> EffectRow:
+def _with_outlook(row: EffectRow, *, min_effect: float, provable: float | None) -> EffectRow:
     """Adds the search result where there is no proof."""
     if row.finding or math.isnan(row.low):
         return row
     estimate = Estimate(ratio=row.ratio, low=row.low, high=row.high, level=0.95, pair_count=0)
-    return replace(row, finding=str(outlook_of(estimate, min_effect=min_effect)))
+    return replace(row, finding=str(outlook_of(estimate, min_effect=min_effect, provable=provable)))
 
 
 def _effect(

@@ -53,6 +53,7 @@ class OptunaStudy:
     """
 
     def __init__(self, storage: Path | str, name: str) -> None:
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._where, self._name = storage, name
         self._opened: tuple[BaseStorage, optuna.Study] | None = None
         self._told: set[Any] = set()

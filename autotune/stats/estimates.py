@@ -53,7 +53,13 @@ class Outlook(StrEnum):
     """Result of a trial: its interval is about two processes, so it proves nothing."""
 
     PROMISING = "promising"
+    """Its gain is one that a proof finds 9 times in 10."""
+
+    OPEN = "open"
+    """A gain is not ruled out, but its own figure shows none, or a smaller one than that."""
+
     NOT_PROMISING = "not promising"
+    """No gain that matters: it gets no proof."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,10 +119,16 @@ def judge(estimate: Estimate, *, min_effect: float = DEFAULT_MIN_EFFECT) -> Verd
     return Verdict.UNRESOLVED
 
 
-def outlook_of(estimate: Estimate, *, min_effect: float) -> Outlook:
-    """Whether a trial is worth a proof: its ratio is below 1, and its interval leaves room for an effect."""
-    is_promising = estimate.ratio < 1.0 and estimate.low < 1.0 - min_effect
-    return Outlook.PROMISING if is_promising else Outlook.NOT_PROMISING
+def outlook_of(estimate: Estimate, *, min_effect: float, provable: float | None = None) -> Outlook:
+    """What a trial says of a set; promising and open ones get a proof, promising ones first.
+
+    Args:
+        provable: Smallest gain that a proof finds 9 times in 10; None where that is not known.
+    """
+    if estimate.low >= 1.0 - min_effect:
+        return Outlook.NOT_PROMISING
+    least = 0.0 if provable is None else provable
+    return Outlook.PROMISING if estimate.ratio < 1.0 and estimate.ratio <= 1.0 - least else Outlook.OPEN
 
 
 def finite(values: Sequence[float] | Floats, *, least: int) -> Floats:

@@ -20,12 +20,10 @@ import numpy as np
 import numpy.typing as npt
 
 from autotune.stats.estimates import (
-    DEFAULT_MIN_EFFECT,
     LEVEL,
     NORMAL,
     Estimate,
     Floats,
-    SequentialPlan,
     finite,
     hodges_lehmann,
     student_quantile,
@@ -47,7 +45,6 @@ class NoiseFloor:
 
     Attributes:
         estimate: A/A ratio; its interval holds what one pair of equal processes may differ by.
-        detectable: Smallest true speed-up that one trial shows 9 times in 10 at the cap of pairs.
         process_sd: Standard deviation of the constant deviation of one process, in log.
         within_sd: Standard deviation of one pair's log ratio about the centre of its two processes, as far as it
             matters to that centre (a few outliers do not); 0 where a whole run is one figure.
@@ -61,7 +58,6 @@ class NoiseFloor:
     __pydantic_config__ = {"extra": "forbid", "ser_json_inf_nan": "strings"}  # noqa: RUF012
 
     estimate: Estimate
-    detectable: float
     process_sd: float
     within_sd: float
     degrees: int
@@ -76,12 +72,12 @@ class NoiseFloor:
         Raises:
             ValueError: If there is one.
         """
-        figures = (self.detectable, self.process_sd, self.within_sd, self.spread)
+        figures = (self.process_sd, self.within_sd, self.spread)
         if not all(figure >= 0.0 for figure in (*figures, self.start_s, self.pair_s)) or self.degrees < 1:
             raise ValueError(
-                f"figures of an A/A run must be 0 or more, with a degree of freedom, but got {self.detectable:g} "
-                f"(processes: {self.process_sd}, pairs: {self.within_sd}, {self.degrees} degrees of freedom, "
-                f"{self.start_s:g} s and {self.pair_s:g} s)"
+                "figures of an A/A run must be 0 or more, with a degree of freedom, but got processes "
+                f"{self.process_sd}, pairs {self.within_sd}, spread {self.spread}, {self.degrees} degrees of freedom, "
+                f"{self.start_s:g} s and {self.pair_s:g} s"
             )
 
     def cautious_process_sd(self) -> float:
@@ -151,8 +147,6 @@ def settling(log_ratios: Sequence[Floats], ages: Sequence[npt.NDArray[np.int64]]
 def read_noise_floor(
     processes: Sequence[Sequence[float] | Floats],
     *,
-    plan: SequentialPlan,
-    min_effect: float = DEFAULT_MIN_EFFECT,
     start_s: float = 0.0,
     pair_s: float = 0.0,
     least: int = 8,
@@ -177,7 +171,6 @@ def read_noise_floor(
     # The living process is one draw more, at 0: its deviation is what all centres have in common.
     variance = float(np.var([0.0, *centres], ddof=1))
     process_sd, spread = math.sqrt(max(0.0, variance - noise)), spread_of(variance, degrees, noise=noise)
-    capped_sd = within_sd / math.sqrt(plan.cap)
     ratio = math.exp(float(np.mean(centres)))
     half = NORMAL.inv_cdf((1.0 + LEVEL) / 2.0) * within_sd / math.sqrt(count)
     estimate = Estimate(
@@ -185,9 +178,6 @@ def read_noise_floor(
     )
     return NoiseFloor(
         estimate=widen(estimate, spread),
-        detectable=min_effect
-        + math.hypot(plan.critical_value * capped_sd, spread)
-        + NORMAL.inv_cdf(0.9) * math.hypot(capped_sd, math.sqrt(2.0) * process_sd),
         process_sd=process_sd,
         within_sd=within_sd,
         degrees=degrees,

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from autotune.measure.durations import Durations, durations_of, minimising_s, proofs_of_study_s
 from autotune.model.flags import FlagSet
 from autotune.model.records import ALONE, CONFIRM, ConfirmRun, FloorResult
+from autotune.model.spec import FEWEST_TRIALS
 from autotune.model.units import format_seconds
 from autotune.rundir.store import Store
 from autotune.stats.proof import ALONE_PAIRS, FIRST_LOOK, LEAST_PAIRS
@@ -21,9 +22,6 @@ from autotune.study.lanes import Lanes
 
 BUDGET_SHARE_FOR_PROOF = 0.5
 """Largest share of the time after the A/A run that is reserved for more than the least proof."""
-
-FEWEST_TRIALS = 4
-"""A budget for fewer trials than this is reported as too small."""
 
 GRACE = 0.05
 """Share by which the last proof and what follows it may exceed a budget."""
@@ -54,7 +52,7 @@ class Timetable:
         reserved_s: Time reserved for proofs.
         trial_s: Time of a trial that ends at its first look.
         trials: Trials of `trial_s` that fit beside `reserved_s`, at most the requested ones.
-        fewest: Trials for which there must be time.
+        fewest: Trials beside one proof in the budget that would do.
     """
 
     name: str
@@ -68,13 +66,13 @@ class Timetable:
 
     @property
     def needed_s(self) -> float:
-        """The smallest budget for a few trials and one proof."""
+        """A budget for a few trials and one proof."""
         return self.used_s + self.fewest * self.trial_s + self.least_s
 
     @property
     def is_enough(self) -> bool:
-        """Whether there is time for a few trials and one proof."""
-        return self.needed_s <= self.budget_s
+        """Whether there is time for one trial and its proof; without it nothing is tried."""
+        return self.used_s + self.trial_s + self.least_s <= self.budget_s
 
 
 class TimeLeft:
@@ -210,8 +208,6 @@ class TimeLeft:
         wanted_s = self._side_by_side(proofs_of_study_s(spec, floor, takes)) + takes.soak_s
         wanted_s += minimising_s(spec, takes, sets=spec.confirm.finalists)
         reserved_s = max(least_s, min(wanted_s, BUDGET_SHARE_FOR_PROOF * rest_s))
-        if least_s + takes.trial_s > rest_s:
-            reserved_s = 0.0
         search_s = max(0.0, rest_s - reserved_s)
         lanes = max(1, len(self._lanes.names))
         return Timetable(
@@ -231,10 +227,9 @@ def format_timetable(table: Timetable, *, asked: int) -> str:
     whole, each = f"the {table.name} of {format_seconds(table.budget_s)}", format_seconds(table.trial_s)
     if not table.is_enough:
         return (
-            f"{whole} is too small to find and prove anything here: {table.fewest} trials ({each} each) and the least "
-            f"proof ({format_seconds(table.least_s)}) after the A/A run ({format_seconds(table.used_s)}) "
-            f"need {format_seconds(table.needed_s)}. Promising sets stay unproven; with a larger "
-            "one the same command continues the study"
+            f"{whole} is too small to find and prove anything here, so the study stops: {table.fewest} trials ({each} "
+            f"each) and the least proof ({format_seconds(table.least_s)}) after the A/A run "
+            f"({format_seconds(table.used_s)}) need {format_seconds(table.needed_s)}"
         )
     search_s = table.budget_s - table.used_s - table.reserved_s
     return (

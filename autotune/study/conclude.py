@@ -16,7 +16,7 @@ from autotune.model.records import (
     SoakRecord,
     TrialResult,
 )
-from autotune.model.units import format_change, format_share
+from autotune.model.units import format_change, format_seconds, format_share
 from autotune.results.format import format_estimate, format_soak, time_of
 from autotune.results.winner import loss_addition
 from autotune.rundir.store import earlier_runs
@@ -63,12 +63,10 @@ def _found(run: StudyRun, results: Sequence[TrialResult]) -> dict[str, object]:
             "estimate": ratio,
             "soaked_s": soaked[-1] if soaked and spec.confirm.soak else None,
         }
+    needed_s = None
     if not results:
-        has_budget = spec.search.time_budget is not None or spec.search.gpu_hours is not None
-        why = "the A/A run left no time for a trial; with a larger budget the same command continues the study"
-        why = why if has_budget else "there was nothing to try"
+        outcome, (needed_s, why) = Outcome.INCONCLUSIVE, _nothing_tried(run)
         sentence = f"inconclusive: nothing was tried on this machine: {why}"
-        outcome = Outcome.INCONCLUSIVE
     elif all(r.failure is not None for r in results):
         outcome, sentence = Outcome.NOTHING_RAN, "no setting tried ran to a result on this machine"
     else:
@@ -80,7 +78,18 @@ def _found(run: StudyRun, results: Sequence[TrialResult]) -> dict[str, object]:
         sentence += f"; {least.settings} was faster but {format_soak(least)}"
     if (left := unsettled(run.store)) is not None:
         sentence += f"; not settled: {left.result.settings}, a gain of up to {format_share(left.gain)} is not ruled out"
-    return {"outcome": outcome, "sentence": sentence}
+    return {"outcome": outcome, "sentence": sentence, "needed_s": needed_s}
+
+
+def _nothing_tried(run: StudyRun) -> tuple[float | None, str]:
+    """Returns the budget that would do, and why there was no trial."""
+    if not run.time.budgets:
+        return None, "there was nothing to try"
+    table, least = run.time.timetable(), "a larger budget"
+    if table is not None:
+        least = f"a {table.name} of at least {format_seconds(table.needed_s)}"
+    why = f"the A/A run left no time for a trial and its proof; with {least} the same command continues the study"
+    return table.needed_s if table is not None else None, why
 
 
 def is_isolated(run: StudyRun) -> bool:

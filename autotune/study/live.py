@@ -33,6 +33,7 @@ class LineView:
         self._console = console
         self._watch = watch
         self._min_effect = min_effect
+        self._provable: float | None = None
 
     def line(self, text: str) -> None:
         """Prints one line after the study's time."""
@@ -58,6 +59,7 @@ class LineView:
 
     def floor(self, result: FloorResult) -> None:
         """See `Callbacks`."""
+        self._provable = result.provable if result.provable is not None else self._provable
         for text in format_floor(result):
             self.line(f"lane {result.by}: {text}" if result.by else text)
 
@@ -68,7 +70,7 @@ class LineView:
     def trial_ends(self, result: TrialResult) -> None:
         """See `Callbacks`."""
         whose = f"trial {result.number} on lane {result.by}: " if result.by else ""
-        found = format_trial(result, result.outlook_at(min_effect=self._min_effect))
+        found = format_trial(result, result.outlook_at(min_effect=self._min_effect, provable=self._provable))
         self.line(f"  -> {whose}{found} ({format_seconds(result.duration_s)})")
         for warning in result.comparison.warnings if result.comparison else ():
             self.note(warning)

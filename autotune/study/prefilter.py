@@ -9,10 +9,10 @@ from autotune.measure.tasks import TrialTask
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import WorkerReport
 from autotune.model.records import REFERENCE_NUMBER, TrialConfig, TrialOutcome, TrialResult, TrialStatus
+from autotune.model.spec import FEWEST_TRIALS
 from autotune.rundir.store import Store
 from autotune.settings.space import SearchSpace
 from autotune.stats.estimates import REFERENCE, Estimate
-from autotune.study.budget import FEWEST_TRIALS
 from autotune.study.run import StudyRun
 from autotune.study.screen import NO_OPS_TOGETHER, Precheck, contradicts, recheck_of
 
@@ -32,6 +32,8 @@ def narrow_space(run: StudyRun, space: SearchSpace) -> SearchSpace:
     if screener is None or reference is None:
         return space
     if (table := run.time.timetable()) is not None:
+        if not table.is_enough:
+            return space
         screener.kept_s = table.reserved_s + FEWEST_TRIALS * table.trial_s
     left = screener.narrow(space, dict(run.first), reference)
     if screener.report is not None and run.spec.device.platform == "cuda":

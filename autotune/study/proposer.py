@@ -85,7 +85,6 @@ class Proposer:
         rule_defaults: Mapping[str, str] = EMPTY,
         priors: Mapping[str, Prior] = NO_PRIORS,
     ) -> None:
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._spec = spec
         self._space = space
         self._recheck = recheck

@@ -12,7 +12,6 @@ from autotune.model.flags import FlagSet
 from autotune.model.measurement import Failure, FailureKind
 from autotune.model.records import BlameRecord, EffectsRecord, TrialConfig, TrialResult, TrialStatus
 from autotune.study.budget import TRIAL_SHARE, format_timetable
-from autotune.study.confirm import worth_proving
 from autotune.study.prefilter import Known, evaluate
 from autotune.study.run import StudyRun
 
@@ -33,18 +32,17 @@ class Search:
         self._causes_seen = 0
         self._tried: dict[int, FlagSet] = {}  # sets that lanes are trying now
         self._blamed: set[int] = set()  # trials whose cause a lane is searching
-        self._is_hopeful = False  # whether a set is worth a proof
         self._is_over = False
         self._is_exhausted = False  # every point of the space is tried
         self._table = run.time.timetable()
 
     def work(self) -> None:
-        """Tries sets until the search is over."""
-        left = self._asked - len(self._results())
+        """Tries sets until the search is over; none in a budget without time for a trial and its proof."""
+        left, table = self._asked - len(self._results()), self._table
         self._tell_news()
-        if left > 0:
-            if self._table is not None:
-                self._run.view.note(format_timetable(self._table, asked=self._asked))
+        if left > 0 and table is not None:
+            self._run.view.note(format_timetable(table, asked=self._asked))
+        if left > 0 and (table is None or table.is_enough):
             self._run.begin_stage("search", f"{left} of {self._asked} trials to go")
             self._run.lanes.work(self._next)
         self._finish()
@@ -55,7 +53,7 @@ class Search:
         if self._table is None or self._is_exhausted or before >= self._asked:
             return False
         self._table = replace(self._table, reserved_s=self._table.least_s)
-        self._is_over = self._is_hopeful = False  # what was promising has had its proof
+        self._is_over = False
         self._run.begin_stage("search", "no finalist passed: the search continues in the remaining time")
         self._run.lanes.work(self._next)
         self._finish()
@@ -79,10 +77,8 @@ class Search:
 
     def _results(self) -> Sequence[TrialResult]:
         """Returns all results so far, and tells the proposer the new ones."""
-        min_effect = self._run.spec.measure.min_effect
         for result in self._known.refresh():
             self._proposer.tell(result)
-            self._is_hopeful = self._is_hopeful or bool(worth_proving([result], count=1, min_effect=min_effect))
             if result.failure is not None:
                 self._cases.append(result)
         return self._known.results
@@ -124,13 +120,8 @@ class Search:
 
     @property
     def _kept_s(self) -> float:
-        """Seconds that are reserved for proofs; in a budget that is too small only once there is a candidate."""
-        if self._table is None:
-            return 0.0
-        kept_s = self._table.reserved_s
-        if self._table.is_enough or (self._is_hopeful and self._run.time.used_up(kept_s=kept_s) is None):
-            return kept_s
-        return 0.0
+        """Seconds that are reserved for proofs."""
+        return self._table.reserved_s if self._table is not None else 0.0
 
     def _propose(self, results: Sequence[TrialResult]) -> TrialConfig | None:
         """Returns a set that was not tried and is not being tried; None if there is none now."""

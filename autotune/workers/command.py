@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.machine.environment import let_import_packages
+from autotune.machine.files import remove_tree
 from autotune.machine.gpus import is_without_gpus
 from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
@@ -38,6 +39,9 @@ ON_CPU = f'{NO_GPU} in this program, which runs on the CPU; the study says devic
 READY_SHARE = 0.95
 """Share of the start limit after which the reader gives up itself, since it can report the reason."""
 
+FILES = "files"
+"""Folder of a process in that of its measurement, for ``{folder}`` in its command."""
+
 
 class CommandLauncher(LocalLauncher):
     """Starts the study's `command` under a guard, in a folder of its own, with the settings in its environment."""
@@ -48,6 +52,9 @@ class CommandLauncher(LocalLauncher):
             message = f'{NO_GPU}: none is here, and the study says device.platform = "cuda"; nothing was started'
             raise WorkerFailed(Failure(kind=FailureKind.LAUNCH, message=message, phase="launch"))
         env, command = self._environment(settings), self._command(settings, folder)
+        if self._spec.workload.uses_folder:
+            remove_tree(folder / FILES)  # of an earlier process, which this one must not go on from
+            (folder / FILES).mkdir(parents=True)
         with contextlib.ExitStack() as stack:
             own = self._own_folder(stack)
             watch, problem = self._watch()
@@ -88,7 +95,7 @@ class CommandLauncher(LocalLauncher):
             return None, f"there is no folder for it: {error.strerror or error}"
 
     def _command(self, settings: FlagSet, folder: Path) -> list[str]:
-        return self._spec.under(settings).workload.arguments(str(folder))
+        return self._spec.under(settings).workload.arguments(str(folder / FILES))
 
     def _rules(self, settings: FlagSet, folder: Path) -> dict[str, Any]:
         """Returns the rules for reading steps, with tokens per step for rates of tokens."""
@@ -98,7 +105,7 @@ class CommandLauncher(LocalLauncher):
         if (tokens := self._spec.work_under(settings)) is not None:
             rules["tokens_per_step"] = tokens
         if read.file is not None:
-            rules["file"] = filled(read.file, {FOLDER: str(folder)})
+            rules["file"] = filled(read.file, {FOLDER: str(folder / FILES)})
         return rules
 
     def _jobs(self, settings: FlagSet, folder: Path) -> list[dict[str, Any]]:

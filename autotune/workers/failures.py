@@ -31,7 +31,7 @@ _COLLISIONS = {
     "port": re.compile(r"Address already in use|EADDRINUSE|Failed to add port to server|Failed to start RPC server"),
     "lock": re.compile(
         r"BlockingIOError|EWOULDBLOCK|(FileExistsError|File exists).*lock|\block(ed\b| ?file|Error)"
-        r"|\block (is )?(held|taken)|acquire.*\block|already running",
+        r"|\block (is )?(held|taken)|acquire.*\block|\block\b.*acquire|already running",
         re.I,
     ),
 }

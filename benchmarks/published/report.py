@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,8 +15,6 @@ SIDE, EDGE = 460, 60
 
 FACTOR = 1.2
 """Predictions within this factor of the published step time are counted in the text."""
-
-NORMAL_95 = 1.96
 
 HEAD = """# How well are step times predicted?
 
@@ -42,8 +41,10 @@ Made by `python -m benchmarks.published` under jaxlib {jaxlib}. Configurations, 
 
 NOTES = """
 *Kept*: no figure of the model was fitted to them, but they were seen while it was made. *Late*: added when its last
-figure was set. `autotune predict` prints the 95 % interval of the dense rows in bfloat16. Frameworks differ by a fifth
-for similar configurations, so a prediction says what such a step takes somewhere, not what yours takes.
+figure was set. A prediction is the step of a well-tuned program like MaxText, not of yours: frameworks differ by a
+fifth and more for similar configurations. The 95 % interval that `autotune predict` prints is that of one more
+framework, from the means of the three that the dense rows in bfloat16 are of (Student's t). Float8, experts, programs
+of your own and attention at lengths that no row has get none.
 
 * The model knows no software versions: Pax of early 2024 took longer than predicted on H100, MaxText a year later less.
 * Not modelled: Transformer Engine's GELU kernel, PGLE schedules of DGX Cloud's MaxText, AXLearn's Triton attention.
@@ -79,20 +80,41 @@ def within(found: Iterable[float]) -> int:
     return sum(1 / FACTOR <= r <= FACTOR for r in found)
 
 
-def interval(found: Iterable[float]) -> tuple[float, float]:
-    """95 % interval of measured over predicted step time, for log-normal errors; the spread leaves one out."""
-    logs = [math.log(r) for r in found]
-    total = sum(logs)
-    spread = math.sqrt(statistics.fmean((x - (total - x) / (len(logs) - 1)) ** 2 for x in logs))
-    mean, half = statistics.fmean(logs), NORMAL_95 * spread
+def framework(row: Mapping[str, Any]) -> str:
+    """Whose program a row's step time is of."""
+    source = row["source"].lower()
+    return "AXLearn" if "axlearn" in source else "Pax" if "pax" in source else "MaxText"
+
+
+def interval(of_frameworks: Iterable[Iterable[float]]) -> tuple[float, float]:
+    """95 % interval of measured over predicted step time of one more framework.
+
+    Args:
+        of_frameworks: Ratios of predicted over published step time of each framework, whose means are taken for
+            draws of a normal distribution of logs (Student's t, as few frameworks as there are).
+    """
+    from scipy.stats import t
+
+    means = [statistics.fmean(math.log(r) for r in found) for found in of_frameworks]
+    mean, spread = statistics.fmean(means), statistics.stdev(means)
+    half = float(t.ppf(0.975, len(means) - 1)) * spread * math.sqrt(1 + 1 / len(means))
     return math.exp(-mean - half), math.exp(-mean + half)
 
 
 def told_with_predictions(rows: Rows, jaxlib: str) -> dict[str, Any]:
     """What stands beside each prediction."""
-    found = ratios(rows).values()
-    words = f"within x{FACTOR:g} in {within(found)} of {len(found)} published runs"
-    return {"jaxlib": jaxlib, "interval": [round(end, 4) for end in interval(found)], "words": words}
+    found, of_framework, lengths = ratios(rows), defaultdict(list), defaultdict(set)
+    for name, ratio in found.items():
+        of_framework[framework(rows[name])].append(ratio)
+        options = rows[name]["options"]
+        lengths[options.get("attention", "")].add(options["seq"])
+    return {
+        "jaxlib": jaxlib,
+        "interval": [round(end, 4) for end in interval(of_framework.values())],
+        "words": f"within x{FACTOR:g} in {within(found.values())} of {len(found)} published runs",
+        "families": sorted({rows[name]["entry"].split("-")[0] for name in found}),
+        "lengths": {attention: sorted(found) for attention, found in lengths.items()},
+    }
 
 
 def agreement(rows: Iterable[Mapping[str, Any]]) -> Agreement:

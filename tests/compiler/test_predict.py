@@ -146,7 +146,8 @@ def test_loop_of_unknown_length_counts_once_and_is_named() -> None:
     assert found.step_s == pytest.approx(0.1)
     assert found.unknown_loops == ("while.3",)
     whole = predict_step(program(kernel("k", 0.5)), TARGET, Topology(1, 8))
-    rows = [{"settings": {n: "1"}, **p.to_json()} for n, p in (("one", whole), ("two", found))]
+    why = {"interval_s": None, "no_interval": "float8"}
+    rows = [{"settings": {n: "1"}, **p.to_json(), **why} for n, p in (("one", whole), ("two", found))]
     assert "how often while.3 runs is not known" in list(predicted_lines(rows))[2]
 
 

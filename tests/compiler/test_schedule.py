@@ -168,7 +168,7 @@ def test_overlap_says_how_much_of_a_collective_computing_hides() -> None:
     )
     prediction = Prediction(
         step_s=0.9, compute_s=0.6, communication_s=0.9, exposed_s=0.3, idle_s=0.0, mfu=None, tokens_per_s=None,
-        interval_s=(0.6, 1.2), unknown_loops=(), events=line,
+        unknown_loops=(), events=line,
     )  # fmt: skip
     side = Side(settings="x", program=read(), prediction=prediction)
     text = explanation(side, side, memory_limit_bytes=None)

@@ -129,7 +129,7 @@ WORKER = {
 
 def row(**outcome: Any) -> TrialRow:
     fields = {"number": 3, "settings": {"xla_a": "1"}, "origin": "tpe", "at_s": 9.0, "duration_s": 8.0, "by": "w"}
-    return trial_row(TrialResult.model_validate({**fields, **outcome}), min_effect=0.005)
+    return trial_row(TrialResult.model_validate({**fields, **outcome}), min_effect=0.005, provable=None)
 
 
 def is_known(value: object) -> bool:

@@ -110,20 +110,22 @@ def test_critical_value_is_pococks_for_equal_steps(looks: int, constant: float) 
 
 
 @pytest.mark.parametrize(
-    ("ratio", "low", "high", "outlook"),
+    ("ratio", "low", "high", "provable", "outlook"),
     [
-        (0.90, 0.80, 0.99, Outlook.PROMISING),
-        (0.999, 0.994, 1.2, Outlook.PROMISING),  # room for an effect, whatever else
-        (1.0, 0.90, 1.1, Outlook.NOT_PROMISING),  # by its own figure it brings nothing
-        (1.2, 0.90, 1.3, Outlook.NOT_PROMISING),
-        (0.999, 0.995, 1.1, Outlook.NOT_PROMISING),  # no room for what would matter
-        (0.97, 0.0, math.inf, Outlook.PROMISING),  # too few pairs for an interval
+        (0.90, 0.80, 0.99, None, Outlook.PROMISING),
+        (0.90, 0.80, 0.99, 0.1, Outlook.PROMISING),
+        (0.90, 0.80, 0.99, 0.11, Outlook.OPEN),  # a proof finds such a gain by luck only
+        (0.999, 0.994, 1.2, None, Outlook.PROMISING),  # room for an effect, whatever else
+        (1.0, 0.90, 1.1, None, Outlook.OPEN),  # by its own figure it brings nothing
+        (1.2, 0.90, 1.3, 0.02, Outlook.OPEN),
+        (0.999, 0.995, 1.1, None, Outlook.NOT_PROMISING),  # no room for what would matter
+        (0.97, 0.0, math.inf, 0.02, Outlook.PROMISING),  # too few pairs for an interval
     ],
 )
-def test_a_trial_is_promising_if_its_ratio_is_below_1_and_its_interval_leaves_room(
-    ratio: float, low: float, high: float, outlook: Outlook
+def test_a_trial_promises_what_a_proof_finds(
+    ratio: float, low: float, high: float, provable: float | None, outlook: Outlook
 ) -> None:
-    assert outlook_of(estimate(ratio, low, high), min_effect=0.005) is outlook
+    assert outlook_of(estimate(ratio, low, high), min_effect=0.005, provable=provable) is outlook
 
 
 def test_blocks_of_two_processes_prove_nothing_of_their_settings() -> None:

@@ -94,7 +94,7 @@ def test_a_noise_floor_of_four_long_pairs_is_as_honest_as_one_of_eight() -> None
             living = process_sd * rng.standard_normal()
             centres = process_sd * rng.standard_normal(5) - living
             groups = [c + within_sd * rng.standard_normal(4) for c in centres[:4]]
-            spread = read_noise_floor(groups, plan=PLAN, least=4).spread
+            spread = read_noise_floor(groups, least=4).spread
             found = widen(PLAN.estimate(centres[4] + within_sd * rng.standard_normal(8)), spread)
             held_by.append(found.low <= 1.0 <= found.high)
         assert np.mean(held_by) >= 0.93

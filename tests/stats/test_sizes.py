@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.stats.estimates import SequentialPlan
 from autotune.stats.noise_floor import (
     DEFAULT_PROOF_SIZE,
     LEAST,
@@ -48,7 +47,7 @@ def test_the_formula_by_hand() -> None:
 
 
 def test_where_times_are_not_known_it_is_the_default() -> None:
-    floor = read_noise_floor([[0.01 * (i % 5 - 2) for i in range(20)]], plan=SequentialPlan(cap=40))
+    floor = read_noise_floor([[0.01 * (i % 5 - 2) for i in range(20)]])
     assert proof_size(floor) == DEFAULT_PROOF_SIZE == 20
 
 
@@ -57,7 +56,7 @@ def gpu_floor(
 ) -> NoiseFloor:
     centres = process_sd * (rng.standard_normal((4, 1)) - rng.standard_normal())
     blocks = list(centres + within_sd * rng.standard_normal((4, 8)))
-    return read_noise_floor(blocks, plan=SequentialPlan(cap=40), start_s=start_s / STARTS, pair_s=pair_s)
+    return read_noise_floor(blocks, start_s=start_s / STARTS, pair_s=pair_s)
 
 
 @pytest.mark.parametrize(
@@ -127,9 +126,7 @@ def test_beside_bursts_of_others_a_proof_takes_less_time_than_the_formula_alone_
         return float(np.var(figures(4_000, count).mean(axis=1))) / 0.01**2 * (start_s + count * pair_s)
 
     def floor(count: int) -> NoiseFloor:
-        return read_noise_floor(
-            list(figures(4, count)), plan=SequentialPlan(cap=40), start_s=start_s / STARTS, pair_s=pair_s
-        )
+        return read_noise_floor(list(figures(4, count)), start_s=start_s / STARTS, pair_s=pair_s)
 
     floors = [floor(12) for _ in range(100)]
     sizes = [proof_size(f) for f in floors]

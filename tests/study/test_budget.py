@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
+from autotune.measure.context import MeasurementContext
 from autotune.measure.durations import RECENT
 from autotune.model.errors import LaunchError
 from autotune.model.measurement import FailureKind
 from autotune.model.records import (
     ConclusionRecord,
-    ConfirmRun,
     FinalistResult,
     FloorResult,
     Outcome,
@@ -33,7 +33,7 @@ from autotune.study.search import Search
 from autotune.study.stages import run_study
 from harness.simulated import GivenSetup
 from harness.simulated_machine import parse_simulated, simulation_of
-from harness.timed import TimedStudy
+from harness.timed import SimulatedClock, TimedStudy
 from tests.runs import SPACE, Diary
 
 EFFECTS = {"xla_a=1": 0.95, "xla_b=1": 1.04, "xla_d=2": 0.97}
@@ -88,7 +88,9 @@ class Ended:
     def found(self) -> bool:
         """Whether some trial looked promising."""
         min_effect = self.spec.measure.min_effect
-        return any(r.outlook_at(min_effect=min_effect) is Outlook.PROMISING for r in self.of(TrialResult))
+        return any(
+            r.outlook_at(min_effect=min_effect, provable=None) is Outlook.PROMISING for r in self.of(TrialResult)
+        )
 
     def said(self, text: str) -> bool:
         return any(text in note for note in self.diary.notes)
@@ -182,14 +184,12 @@ def test_a_budget_that_is_too_small_says_so_at_once_and_a_larger_one_goes_on_to_
     first = next(i for i, note in enumerate(ended.diary.notes) if "too small to find and prove anything" in note)
     assert "the search ends" not in "".join(ended.diary.notes[:first])
     assert ended.conclusion is not None
-    assert "the budget left no time" in ended.conclusion.sentence
-    assert not ended.of(ConfirmRun)
     needed_s = ended.table.needed_s
+    assert ended.conclusion.needed_s == needed_s
+    assert not ended.of(TrialResult), "it spends nothing more"
     assert needed_s > 30 * MINUTE
-    trials = len(ended.of(TrialResult))
     ended.go_on(study(0.25, 45.0, ended.timed.clock.now_s + needed_s))
     assert ended.conclusion.outcome is Outcome.WINNER
-    assert len(ended.of(TrialResult)) >= trials
     assert len(ended.of(FloorResult)) == 1
 
 
@@ -212,6 +212,24 @@ def test_minutes_are_minutes_even_if_all_after_the_first_start_is_dearer(
         ended = Ended(spec, start_factor=start_factor)
         assert ended.timed.clock.now_s <= 1.05 * budget_s, ended.diary.notes
         assert ended.conclusion is not None or ended.said("Give it at least")
+
+
+def test_an_aa_run_that_takes_longer_than_planned_ends_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine under load 20 the A/A run of a budget of 4 minutes took 6, for warm-up steps were quick."""
+    monkeypatch.setattr("autotune.measure.compare.floor_pairs", lambda *_: 40)
+    monkeypatch.setattr("autotune.measure.compare.floor_processes", lambda *_, **__: 5)
+    monkeypatch.setattr("autotune.measure.compare.refuse_short_budget", lambda *_, **__: None)
+    clock = SimulatedClock()
+    monkeypatch.setattr("harness.timed.SimulatedClock", lambda: clock)
+    monkeypatch.setattr(MeasurementContext, "now_s", property(lambda _: clock.now_s))
+    pairs_of = {}
+    for budget_s in (10 * MINUTE, 1000 * MINUTE):
+        clock.__init__()  # type: ignore[misc]  # a study of its own
+        ended = Ended(study(0.85, 5.0, budget_s, trials=1, measure={"mode": "interleaved"}))
+        (floor,) = ended.of(FloorResult)
+        pairs_of[budget_s] = floor.comparison.pair_count
+        assert floor.at_s < 0.3 * budget_s
+    assert pairs_of[10 * MINUTE] < 40 < pairs_of[1000 * MINUTE] == 200
 
 
 def test_a_trial_is_expected_to_take_what_the_last_ones_took() -> None:
@@ -308,16 +326,10 @@ def test_where_what_follows_cannot_fit_any_more_the_time_is_the_finalist_s() -> 
     assert ended.conclusion.outcome is Outcome.WINNER
 
 
-@pytest.mark.parametrize(
-    ("minutes", "start_s", "process_sd", "ratio", "has_proof"),
-    [(15, 45.0, 0.03, 1.1, False), (34, 20.0, 0.01, 1.02, True)],
-)
-def test_what_there_was_no_time_to_prove_leaves_a_study_inconclusive(
-    minutes: int, start_s: float, process_sd: float, ratio: float, has_proof: bool
-) -> None:
+def test_what_there_was_no_time_to_prove_leaves_a_study_inconclusive() -> None:
     """Processes differ as much as effects, every setting costs time, and the budget holds no proof of what is left."""
-    ended = Ended(loud(minutes, start_s, process_sd, ratio))
-    assert bool(ended.of(FinalistResult)) == has_proof
+    ended = Ended(loud(34, 20.0, 0.01, 1.02))
+    assert ended.of(FinalistResult)
     assert ended.conclusion is not None
     assert ended.conclusion.outcome is Outcome.INCONCLUSIVE
     assert "are not ruled out (xla_" in ended.conclusion.sentence

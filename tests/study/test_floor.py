@@ -61,7 +61,7 @@ def test_one_living_reference_and_several_others(run_replay: Run) -> None:
     assert floor.comparison.pair_count == 32
     assert [p.index for p in store.pairs("floor")] == list(range(32))
     groups = [raw(store)[i : i + 8] for i in range(0, 32, 8)]
-    again = read_noise_floor(groups, plan=SequentialPlan(cap=40), pair_s=floor.floor.pair_s)
+    again = read_noise_floor(groups, pair_s=floor.floor.pair_s)
     assert again == floor.floor  # all of it follows from the raw pairs
     assert floor.floor.degrees == 4
     centres = [np.mean(g) for g in groups]
@@ -168,7 +168,7 @@ def test_a_wider_interval_keeps_no_setting_that_was_dropped(
 
 
 def test_aba_runs_tell_the_spread_of_fresh_runs() -> None:
-    floor = aba_noise_floor(pairs_of((1, 1.01, 1), (1, 0.99, 1), (1.01, 1.0, 0.99)), min_effect=0.005, start_s=30.0)
+    floor = aba_noise_floor(pairs_of((1, 1.01, 1), (1, 0.99, 1), (1.01, 1.0, 0.99)), start_s=30.0)
     log = math.log
     middles = [log(1.01), log(0.99), -(log(1.01) + log(0.99)) / 2]
     total = sum(m**2 / 1.5 for m in middles) + (log(1.01) - log(0.99)) ** 2 / 2
@@ -183,5 +183,5 @@ def test_the_spread_of_fresh_runs_is_right_on_average() -> None:
     found = []
     for _ in range(400):
         runs = np.exp(0.01 * rng.standard_normal((3, 3))).tolist()
-        found.append((aba_noise_floor(pairs_of(*map(tuple, runs)), min_effect=0.005).process_sd or 0) ** 2)
+        found.append((aba_noise_floor(pairs_of(*map(tuple, runs))).process_sd or 0) ** 2)
     assert np.mean(found) == pytest.approx(1e-4, abs=4 * 1e-4 * math.sqrt(2 / 6 / 400))

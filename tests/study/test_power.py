@@ -10,7 +10,6 @@ import pytest
 
 from autotune.measure.durations import power_analysis
 from autotune.model.records import FloorResult, PowerAnalysis
-from autotune.stats.estimates import SequentialPlan
 from autotune.stats.noise_floor import NoiseFloor, read_noise_floor
 from autotune.stats.proof import smallest_gain, study_power
 from tests.runs import replay_study
@@ -22,7 +21,7 @@ WITHIN_SD, PAIRS = 0.004, 8
 def floor_of(rng: np.random.Generator, process_sd: float) -> NoiseFloor:
     centres = process_sd * (rng.standard_normal((4, 1)) - rng.standard_normal())
     blocks = list(centres + WITHIN_SD * rng.standard_normal((4, PAIRS)))
-    return read_noise_floor(blocks, plan=SequentialPlan(cap=40), start_s=20.0, pair_s=1.0)
+    return read_noise_floor(blocks, start_s=20.0, pair_s=1.0)
 
 
 @pytest.mark.slow
@@ -63,8 +62,8 @@ def told(**floor: Any) -> PowerAnalysis | None:
         "pair_s": 1.0,
         **floor,
     }
-    made = read_noise_floor([[0.0] * 8, [0.001] * 8], plan=SequentialPlan(cap=40))
-    noise = NoiseFloor(estimate=made.estimate, detectable=0.0, **figures)
+    made = read_noise_floor([[0.0] * 8, [0.001] * 8])
+    noise = NoiseFloor(estimate=made.estimate, **figures)
     result = FloorResult.model_construct(floor=noise, comparison=_Turns())  # type: ignore[call-arg, arg-type]
     return power_analysis(spec, result)
 

@@ -9,6 +9,7 @@ import tomllib
 from pathlib import Path
 from types import ModuleType
 
+import optuna
 import pytest
 
 import autotune
@@ -43,12 +44,16 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_study_runs_as_on_the_command_line(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_study_runs_as_on_the_command_line(
+    here: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    optuna.logging.set_verbosity(optuna.logging.INFO)
     found = autotune.run("small.toml")
     assert found.store.path == here / "runs" / "small"
     assert found.winner is not None
     assert dict(found.winner.settings) == {"xla_cpu_prefer_vector_width": "512"}
     assert "trial 1 of 4" in capsys.readouterr().out
+    assert "A new study created" not in caplog.text  # Optuna's own words are not the user's
     assert command_line("run", "small.toml", "--run-dir", "typed", cwd=here).returncode == 0
     typed = autotune.load("typed")
     assert typed.store.spec.identity == found.store.spec.identity

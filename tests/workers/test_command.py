@@ -151,7 +151,7 @@ for i in range(1000):
 def test_the_folder_of_the_trial_can_be_an_argument(start: Start, tmp_path: Path) -> None:
     code = "import sys, time; open(sys.argv[1] + '/made', 'w')\nwhile True: print('5 ms', flush=True), time.sleep(.01)"
     start(study({"command": [sys.executable, "-c", code, "{folder}"], "read": {"pattern": "(?P<step_ms>5) ms"}}))
-    assert (tmp_path / "made").exists()
+    assert (tmp_path / "files" / "made").exists()
 
 
 def test_the_process_that_a_launcher_starts_is_the_one_that_is_reported(start: Start) -> None:

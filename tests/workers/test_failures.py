@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from autotune.model.measurement import Failure, FailureKind
-from autotune.workers.failures import classify_failure
+from autotune.workers.failures import classify_failure, collision_of
 
 UNKNOWN = "F external/xla/xla/parse_flags_from_env.cc:234] Unknown flag in XLA_FLAGS: --xla_gpu_nope=1"
 
@@ -122,3 +122,20 @@ def test_secrets_in_last_words_are_redacted() -> None:
     )  # fmt: skip
     assert "hunter2" not in failure.model_dump_json()
     assert failure.last_lines[0].endswith("--wandb-key=***")
+
+
+@pytest.mark.parametrize(
+    ("said", "what"),
+    [
+        ("OSError: [Errno 98] Address already in use", "port"),
+        ("BlockingIOError: [Errno 11] Resource temporarily unavailable", "lock"),
+        ("FileExistsError: [Errno 17] File exists: '/tmp/train.lock'", "lock"),
+        ("filelock._error.Timeout: The file lock '/tmp/a.lock' could not be acquired.", "lock"),
+        ("sqlite3.OperationalError: database is locked", "lock"),
+        ("ValueError: block size 8 and deadlock detection", ""),
+        ("FileExistsError: [Errno 17] File exists: 'out'", ""),
+    ],
+)
+def test_what_two_processes_cannot_both_have_is_named(said: str, what: str) -> None:
+    failure = Failure(kind=FailureKind.WORKLOAD_ERROR, message="ended", phase="build", last_lines=(said,))
+    assert collision_of(failure) == what

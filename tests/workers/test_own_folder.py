@@ -184,6 +184,20 @@ def test_what_is_kept_is_kept_and_the_user_may_share_the_folder(project: Path, s
     assert OwnFolder(str(project), "shared").command(["a"], [kept]) == ["a"]
 
 
+def test_a_program_that_keeps_its_checkpoints_in_the_folder_of_its_trial_begins_anew_each_time(
+    project: Path, tmp_path: Path
+) -> None:
+    text = RESUMES.replace("import os, time", "import os, sys, time\nos.chdir(sys.argv[1])")
+    (project / "train.py").write_text(text + LOOP)
+    spec = study({"command": [sys.executable, "train.py", "{folder}"], "read": READ})
+    launcher = CommandLauncher(spec, study_dir=str(project), base=os.environ)
+    for _ in range(2):
+        worker = launcher.start(FlagSet(), tmp_path, progress=lambda phase: None)
+        assert worker.report.step_numbers[0] == 0
+        worker.close()
+    assert len(list((tmp_path / "files" / "ckpt").iterdir())) > 5
+
+
 # ---------------------------------------------------------------------- what a study says of it
 
 
