@@ -1,4 +1,4 @@
-"""Is what the noise floor announces kept: a gain of 2 % found 9 times in 10, with so many processes, in that time?"""
+"""Is what the A/A run announces kept: a gain of 2 % found 9 times in 10, with so many processes, in that time?"""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import numpy as np
 from scipy.stats import binomtest
 
 from autotune.measure.durations import power_analysis
-from autotune.model.records import FloorResult, PowerAnalysis
+from autotune.model.records import AaRecord, PowerAnalysis
 from autotune.stats.proof import FIRST_LOOK, StudyPower, study_power
-from autotune.study.stages import noise_floor, probe
+from autotune.study.stages import aa_run, probe
 from benchmarks.coverage import DEFAULTS
 from benchmarks.machines import Case
 from benchmarks.studies import CANDIDATES, START_S, StudyOutcome, open_study, run_one, simulated_study
@@ -32,9 +32,9 @@ FINALISTS_ALONE = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Announced:
-    """Studies with one candidate that is 2 % faster, as their own noise floor says that they must be run.
+    """Studies with one candidate that is 2 % faster, as their own A/A run says that they must be run.
 
-    Mappings are by the number of candidates. `announced`: share of studies whose noise floor says what it takes;
+    Mappings are by the number of candidates. `announced`: share of studies whose A/A run says what it takes;
     `pairs`: the cap of process pairs that it says; `found`: of those, the share that names the candidate, with the
     lower 95 % bound; `in_time`: the share that does so within the announced time. Then that time and the time
     that the proofs took, means in minutes.
@@ -66,7 +66,7 @@ class _Kept:
 
 
 def announced(name: str, case: Case, studies: int, rng: np.random.Generator, pool: ProcessPoolExecutor) -> Announced:
-    """Runs studies with what their noise floors announce."""
+    """Runs studies with what their A/A runs announce."""
     tried = {str(n): _run(case, n, studies, rng, pool) for n in (CANDIDATES, FINALISTS_ALONE)}
     told = {key: [k for k in kept if k is not None] for key, kept in tried.items()}
     return Announced(
@@ -91,7 +91,7 @@ def _run(
 
 
 def _run_as_announced(case: Case, candidates: int, place: int, seed: int) -> _Kept | None:
-    """The noise floor first, then the whole study with the cap that it says; None where it says none."""
+    """The A/A run first, then the whole study with the cap that it says; None where it says none."""
     effects = [case.none_typical] * candidates
     effects[place] = math.log1p(-GAIN) - case.shift
     said = what_it_takes(_power_of(case, effects, seed))
@@ -102,12 +102,12 @@ def _run_as_announced(case: Case, candidates: int, place: int, seed: int) -> _Ke
 
 
 def _power_of(case: Case, effects: Sequence[float], seed: int) -> PowerAnalysis | None:
-    """What the noise floor of the study with this seed announces; run whole, the study has the same."""
+    """What the A/A run of the study with this seed announces; run whole, the study has the same."""
     run = open_study(simulated_study(case, effects, seed=seed))
     with contextlib.closing(run):
         probe(run)
-        noise_floor(run)
-        return power_analysis(run.spec, run.store.of(FloorResult)[0])  # a study in memory does not work it out
+        aa_run(run)
+        return power_analysis(run.spec, run.store.of(AaRecord)[0])  # a study in memory does not work it out
 
 
 def what_it_takes(power: PowerAnalysis | None) -> tuple[int, float] | None:

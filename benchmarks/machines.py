@@ -75,4 +75,4 @@ CASES: dict[str, Case] = {
 """All machines by name; equal candidates are planted where nothing else is said."""
 
 ANNOUNCED = ("pair sd 0.7 %", "pair sd 1.8 %")
-"""Machines on which the gain that the noise floor announces is tried."""
+"""Machines on which the gain that the A/A run announces is tried."""

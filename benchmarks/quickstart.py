@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.machine.host import describe_machine
-from autotune.model.records import ConclusionRecord, FloorResult
+from autotune.model.records import AaRecord, ConclusionRecord
 from autotune.rundir.store import Store
 
 STUDY = Path(__file__).parents[1] / "studies" / "quickstart.toml"
@@ -59,7 +59,7 @@ def one_run(folder: str) -> dict[str, Any]:
     with (Path(folder) / "log").open("w", encoding="utf-8") as log:
         subprocess.run(command, check=False, timeout=LONGEST_S, stdout=log, stderr=log)
     store = Store.open(path)
-    ended, floor = store.last(ConclusionRecord), store.last(FloorResult)
+    ended, aa_run = store.last(ConclusionRecord), store.last(AaRecord)
     settings = ended.settings if ended is not None else None
     return {
         "outcome": str(ended.outcome) if ended is not None else "stopped",
@@ -67,7 +67,7 @@ def one_run(folder: str) -> dict[str, Any]:
         "is_right": settings is not None and settings.get(COSTLY, "0") != "0",
         "ratio": round(ended.estimate.ratio, 3) if ended is not None and ended.estimate else None,
         "sentence": ended.sentence if ended is not None else "",
-        "provable": floor.provable if floor is not None else None,
+        "provable": aa_run.provable if aa_run is not None else None,
         "load_before": round(load, 2),
         "took_s": round(time.monotonic() - began, 1),
     }

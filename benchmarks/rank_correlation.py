@@ -28,7 +28,7 @@ from autotune.compiler.screen import Screener, cluster_that_ran, open_screener
 from autotune.compiler.targets import Target, Topology, compiler_versions
 from autotune.model.errors import AutotuneError, LaunchError, StudyFileError
 from autotune.model.flags import FlagSet
-from autotune.model.records import FloorResult, TrialResult, TrialStatus
+from autotune.model.records import AaRecord, TrialResult, TrialStatus
 from autotune.rundir.store import Store
 from autotune.settings.catalog import Stage
 
@@ -115,22 +115,22 @@ def check_predictions(store: Store, *, cache_dir: Path | None = None) -> Predict
 
 def _cluster(store: Store) -> tuple[Target, Topology]:
     """Where a run was measured."""
-    spec, floor = store.spec, store.last(FloorResult)
-    if floor is None or spec.device.platform != "cuda":
+    spec, aa_run = store.spec, store.last(AaRecord)
+    if aa_run is None or spec.device.platform != "cuda":
         raise StudyFileError(f"a run must be measured on GPUs but {store.path} has no measurement on a GPU")
-    target, topology = cluster_that_ran(spec, floor.reference)
+    target, topology = cluster_that_ran(spec, aa_run.reference)
     if target is None:
         raise StudyFileError(
-            f"the GPU must be one of `autotune targets list` but {store.path} ran on {floor.reference.device_kind!r}"
+            f"the GPU must be one of `autotune targets list` but {store.path} ran on {aa_run.reference.device_kind!r}"
         )
     return target, topology
 
 
 def measured_programs(store: Store, screen: Screener) -> list[Measured]:
     """The reference and every measured set that differs from it in its program alone; equal programs once."""
-    floor = store.last(FloorResult)
-    assert floor is not None
-    reference_s = floor.comparison.reference_step_s
+    aa_run = store.last(AaRecord)
+    assert aa_run is not None
+    reference_s = aa_run.comparison.reference_step_s
     times: dict[str, list[tuple[FlagSet, float]]] = {}
     rows = [(FlagSet(), reference_s)]
     rows += [

@@ -33,13 +33,13 @@ from autotune.machine.host import describe_machine
 from autotune.measure.compare import ComparisonRequest, fixed
 from autotune.model.clock import Stopwatch
 from autotune.model.flags import FlagSet
-from autotune.model.records import ConclusionRecord, ConfirmRun, FloorResult, TrialResult
+from autotune.model.records import AaRecord, ConclusionRecord, ConfirmRun, TrialResult
 from autotune.model.spec import StudySpec, parse_study
 from autotune.rundir.store import Store
 from autotune.study.confirm import prove
 from autotune.study.live import LineView
 from autotune.study.run import StudyRun
-from autotune.study.stages import new_run, noise_floor, probe, run_study
+from autotune.study.stages import aa_run, new_run, probe, run_study
 from harness.simulated import runner_of
 
 HERE = Path(__file__).parent
@@ -100,7 +100,7 @@ def run(spec: StudySpec, slow: FlagSet | None = None) -> dict[str, Any]:
         if slow is not None:
             with contextlib.closing(begin(spec, folder)) as again:
                 probe(again)
-                noise_floor(again)
+                aa_run(again)
                 proven = prove(again, [(1, slow)], stage="slowdown")[0]
             found["proof"] = {"verdict": str(proven.verdict), "estimate": _interval(proven.estimate)}
         return found
@@ -108,19 +108,19 @@ def run(spec: StudySpec, slow: FlagSet | None = None) -> dict[str, Any]:
 
 def describe(store: Store, conclusion: ConclusionRecord) -> dict[str, Any]:
     """The figures of a finished study."""
-    floor = store.last(FloorResult)
-    assert floor is not None
+    aa_run = store.last(AaRecord)
+    assert aa_run is not None
     return {
         "outcome": str(conclusion.outcome),
         "sentence": conclusion.sentence,
         "reported": _interval(conclusion.estimate),
-        "floor": _interval(floor.floor.estimate),
-        "provable": floor.provable,
-        "step_s": floor.comparison.reference_step_s,
+        "aa_run": _interval(aa_run.noise.estimate),
+        "provable": aa_run.provable,
+        "step_s": aa_run.comparison.reference_step_s,
         "trials": [
             {
                 "status": str(r.status),
-                "outlook": r.outlook_at(min_effect=store.spec.measure.min_effect, provable=floor.provable),
+                "outlook": r.outlook_at(min_effect=store.spec.measure.min_effect, provable=aa_run.provable),
                 "estimate": _interval(r.comparison.estimate) if r.comparison else None,
                 "pairs": r.comparison.pair_count if r.comparison else 0,
             }

@@ -1,4 +1,4 @@
-"""Whole studies on simulated machines: the shipped stages, from the noise floor to the conclusion, none of them copied.
+"""Whole studies on simulated machines: the shipped stages, from the A/A run to the conclusion, none of them copied.
 
 What is simulated is what lies below the stages: workers that draw step times of known truth (`SimulatedLauncher`), and
 a run directory in memory. Candidates are two settings each, one that carries the effect and one that does nothing, so
@@ -162,7 +162,7 @@ def open_study(spec: StudySpec) -> StudyRun:
 
 
 def run_one(case: Case, effects: Sequence[float], seed: int, processes: int | None = None) -> StudyOutcome:
-    """One study from its noise floor to its conclusion."""
+    """One study from its A/A run to its conclusion."""
     run = open_study(simulated_study(case, effects, seed=seed, processes=processes))
     conclusion = run_study(run)
     store = run.store

@@ -93,9 +93,9 @@ setting that does nothing.""",
         300,
         3,
         """One candidate is 2 % faster, on machines where one process pair's log ratio has a standard deviation of
-0.7 and 1.8 %. Each study's noise floor says with how many process pairs such a gain is proven 9 times in 10, and the
+0.7 and 1.8 %. Each study's A/A run says with how many process pairs such a gain is proven 9 times in 10, and the
 study is run with that as `[confirm] processes`. Columns are by the number of candidates: of 12 the search may lose the
-right one before it is proven, of 3 all are. Share of studies in which the noise floor says so, the pairs, the share
+right one before it is proven, of 3 all are. Share of studies in which the A/A run says so, the pairs, the share
 found with its lower 95 % bound, the share found within the announced time (goal, with 3: 90 %), that time in minutes,
 and the time taken.""",
         machines=ANNOUNCED,

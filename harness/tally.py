@@ -10,11 +10,11 @@ from autotune.model.measurement import log_ratio
 from autotune.model.records import (
     ALONE,
     CONFIRM,
+    AaRecord,
     AblationResult,
     ConclusionRecord,
     ConfirmRun,
     FinalistResult,
-    FloorResult,
     SoakRecord,
     TrialResult,
     TrialStatus,
@@ -24,7 +24,7 @@ from autotune.rundir.store import Store
 from harness.sandbox import Postgres
 
 STAGES = (
-    "before the noise floor",
+    "before the A/A run",
     "before the first trial",
     "search",
     "minimise",
@@ -41,7 +41,7 @@ def stage_of(run: Path) -> str:
     """At which of `STAGES` a study is, from its records alone."""
     try:
         store = Store.open(run)
-        if not store.of(FloorResult):
+        if not store.of(AaRecord):
             return STAGES[0]
     except RunDirectoryError:
         return STAGES[0]
@@ -69,13 +69,13 @@ def tally_of(run: Path) -> dict[str, Any]:
     ablations = [(r.settings, r.left_out) for r in store.of(AblationResult)]
     soaks = [r.settings for r in store.of(SoakRecord) if r.failure is None]
     proofs = [(f.stage, f.settings, f.trial) for f in store.of(FinalistResult)]
-    floors = [f.by for f in store.of(FloorResult)]
+    aa_runs = [f.by for f in store.of(AaRecord)]
     numbers = [r.number for r in results]
     return {
         "trials": len(results),
         "lost": len(set(range(1, len(results) + 1)) - set(numbers)),
         "doubled": sum(len(seen) - len(set(seen)) for seen in (numbers, confirmations, ablations, soaks, proofs)),
-        "floors_measured_again": len(floors) - len(set(floors)),
+        "aa_runs_measured_again": len(aa_runs) - len(set(aa_runs)),
         "sets_measured_twice": len(results) - len({r.settings for r in results}),
         "trials_with_wrong_samples": sum(not _is_whole(store, r) for r in results),
         "conclusions": len(store.of(ConclusionRecord)),

@@ -12,7 +12,7 @@ from autotune.model.clock import Stopwatch
 from autotune.model.flags import FlagSet
 from autotune.model.records import Callbacks, ConfirmRun
 from autotune.model.spec import StudySpec
-from autotune.stats.noise_floor import STARTS
+from autotune.stats.aa_noise import STARTS
 from autotune.study.run import Stopped, StudyRun
 from autotune.workers.base import Progress
 from harness.simulated import GivenSetup, MemoryStore, given_run

@@ -16,11 +16,11 @@ from autotune.measure.loss_gate import LossTrace
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Pair
 from autotune.model.records import (
+    AaRecord,
     AblationResult,
     ConclusionRecord,
     ConfirmRun,
     FinalistResult,
-    FloorResult,
     TrialConfig,
     TrialResult,
 )
@@ -60,7 +60,7 @@ class Diary:
         self.ended: list[TrialResult] = []
         self.finalists: list[FinalistResult] = []
         self.ablations: list[AblationResult] = []
-        self.floors: list[FloorResult] = []
+        self.aa_runs: list[AaRecord] = []
         self.pair_count = 0
         self.proofs: list[ConfirmRun] = []
 
@@ -76,8 +76,8 @@ class Diary:
     def proof(self, run: ConfirmRun, asked: int) -> None:
         self.proofs.append(run)
 
-    def floor(self, result: FloorResult) -> None:
-        self.floors.append(result)
+    def aa_run(self, result: AaRecord) -> None:
+        self.aa_runs.append(result)
 
     def trial_starts(self, config: TrialConfig, asked: int) -> None:
         self.started.append(config)
@@ -239,7 +239,7 @@ def altered(tmp_path: Path) -> Callable[..., Path]:
         with (target / "records.jsonl").open("w") as out:
             for line in (store.path / "records.jsonl").read_text().splitlines():
                 record = json.loads(line)
-                if record["kind"] == "floor":
+                if record["kind"] == "aa_run":
                     record["reference"].update(reference)
                 if "provenance" in record:
                     record["provenance"]["versions"].update(versions or {})

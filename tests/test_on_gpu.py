@@ -19,7 +19,7 @@ from autotune.machine.host import would_run_on
 from autotune.machine.telemetry import open_meter, open_watch
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import FailureKind
-from autotune.model.records import FloorResult, TrialResult
+from autotune.model.records import AaRecord, TrialResult
 from autotune.model.spec import StudySpec, parse_study
 from autotune.rundir.store import Store
 from autotune.workers.base import WorkerFailed
@@ -105,9 +105,9 @@ def test_what_needs_more_than_its_share_runs_out_of_memory_and_is_called_so(tmp_
 def test_a_study_that_does_not_fit_twice_is_measured_one_at_a_time(tmp_path: Path) -> None:
     done = autotune("run", str(GPU_FOLDER / "large.toml"), "--run-dir", str(tmp_path / "run"), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    floor = Store.open(tmp_path / "run").last(FloorResult)
-    assert floor is not None
-    assert floor.comparison.mode == "aba"
+    aa_run = Store.open(tmp_path / "run").last(AaRecord)
+    assert aa_run is not None
+    assert aa_run.comparison.mode == "aba"
 
 
 def test_the_doctor_sees_the_gpu_and_its_plugin(tmp_path: Path, gpu: Any) -> None:

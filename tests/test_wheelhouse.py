@@ -24,7 +24,7 @@ HAS_NAMESPACES = subprocess.run(["unshare", "-rn", "true"], capture_output=True,
 
 
 TINY = """
-# Nothing but the default is searched: the noise floor is all that is measured.
+# Nothing but the default is searched: the A/A run is all that is measured.
 name = "tiny"
 [workload]
 entry = "llama"
@@ -145,7 +145,7 @@ def it_works_away_from_the_repository(autotune: Path, site: Path, folder: Path) 
     call("init", "--entry", "llama")
     assert 'entry = "llama"' in (folder / "llama.toml").read_text()
     call("run", "tiny.toml", "--no-soak")
-    assert '"kind":"floor"' in (folder / "runs/tiny/records.jsonl").read_text()  # its reference has run
+    assert '"kind":"aa_run"' in (folder / "runs/tiny/records.jsonl").read_text()  # its reference has run
 
 
 def test_a_folder_without_wheels_is_told_of(tmp_path: Path) -> None:

@@ -25,11 +25,11 @@ import numpy.typing as npt
 
 from autotune.measure.context import MeasurementContext, ReferenceFailed, typical_step_s, work_between
 from autotune.measure.durations import (
-    LEAST_FLOOR,
-    floor_alone_s,
+    LEAST_AA,
+    aa_processes,
     floor_limit_s,
-    floor_of_turns_s,
-    floor_processes,
+    interleaved_aa_s,
+    isolated_aa_s,
     refuse_short_budget,
 )
 from autotune.measure.loss_gate import LossTrace, not_finite, refuse_not_finite
@@ -48,6 +48,7 @@ from autotune.model.measurement import (
     block_step_s,
     log_ratio,
 )
+from autotune.stats.aa_noise import LONG_PAIR_S, AaNoise, moments, read_aa_noise, settling, spread_of
 from autotune.stats.estimates import (
     Estimate,
     Floats,
@@ -58,7 +59,6 @@ from autotune.stats.estimates import (
     widen,
 )
 from autotune.stats.loss_check import largest_drift
-from autotune.stats.noise_floor import LONG_PAIR_S, NoiseFloor, moments, read_noise_floor, settling, spread_of
 from autotune.workers.base import Worker, WorkerFailed
 from autotune.workers.failures import collision_of
 
@@ -68,7 +68,7 @@ R = TypeVar("R")
 CANDIDATE_RETRIES = 2
 """How often a candidate that something outside seems to have ended (SIGTERM, a port in use) is measured once more."""
 
-FLOOR_PAIRS = (8, 20)
+AA_PAIRS = (8, 20)
 """Fewest and most pairs of blocks with each process of an A/A run, unless they are over within a moment."""
 
 FEWEST_LONG_PAIRS = 4
@@ -199,7 +199,7 @@ class AaRun:
     seconds: Sequence[WorkerReport]
     pairs: Sequence[Pair]
     comparison: Comparison
-    noise: NoiseFloor
+    noise: AaNoise
 
     @property
     def drift(self) -> float:
@@ -376,10 +376,10 @@ class Interleaved(Comparer):
         context, spec = self.context, self.context.spec
         reference = context.reference()
         trace = context.reference_trace or LossTrace(spec, reference.report)
-        count = floor_pairs(reference.report, context.steps_for(reference))
+        count = aa_pairs(reference.report, context.steps_for(reference))
         steps = 2 * count * context.steps_for(reference)
-        least_s = floor_of_turns_s(reference.report, processes=LEAST_FLOOR, steps=steps)
-        refuse_short_budget(spec, reference.report, begun_s=context.assignment.at_s, floor_s=least_s)
+        least_s = interleaved_aa_s(reference.report, processes=LEAST_AA, steps=steps)
+        refuse_short_budget(spec, reference.report, begun_s=context.assignment.at_s, aa_s=least_s)
         pairs: list[Pair] = []
         reports: list[WorkerReport] = []
         groups: list[Floats] = []
@@ -390,8 +390,8 @@ class Interleaved(Comparer):
             is_late = len(ratios) >= FEWEST_LONG_PAIRS and context.now_s > limit_s
             return fixed(FEWEST_LONG_PAIRS if is_late else count).stop(ratios)
 
-        for number in range(floor_processes(spec, reference.report, steps=steps)):
-            if number >= LEAST_FLOOR and context.now_s > limit_s:
+        for number in range(aa_processes(spec, reference.report, steps=steps)):
+            if number >= LEAST_AA and context.now_s > limit_s:
                 break
             beside = folder if number == 0 else context.folder_in(folder, f"second-{number + 1}")
             with contextlib.closing(context.start(FlagSet(), beside)) as second:
@@ -405,7 +405,7 @@ class Interleaved(Comparer):
             pairs += found
             groups.append(np.asarray([log_ratio(p) for p in found]))
         steps, groups = settling(groups, ages)
-        noise = read_noise_floor(
+        noise = read_aa_noise(
             groups,
             settle_steps=steps,
             start_s=statistics.median(r.start_s for r in (reference.report, *reports)),
@@ -525,13 +525,13 @@ def _make_pair(index: int, first: Arm, at_s: float, reference: Timed, candidate:
     )
 
 
-def floor_pairs(report: WorkerReport, steps: int) -> int:
+def aa_pairs(report: WorkerReport, steps: int) -> int:
     """Pairs of blocks with each process of an A/A run: a third of the time that it takes to start one.
 
-    And as many as last some seconds, as in a proof: see `autotune.stats.noise_floor.moments`.
+    And as many as last some seconds, as in a proof: see `autotune.stats.aa_noise.moments`.
     """
     pair_s = 2 * steps * statistics.median(report.warmup_step_times_s)
-    least, most = FLOOR_PAIRS
+    least, most = AA_PAIRS
     least = FEWEST_LONG_PAIRS if pair_s >= LONG_PAIR_S else least
     if pair_s <= 0:
         return most
@@ -612,8 +612,8 @@ class Isolated(Comparer):
     def _run(self, request: ComparisonRequest[S], arm: Arm, worker: Worker) -> Run:
         context, at_s = self.context, self.context.now_s
         if request.is_aa and self._run_steps is None:  # the first run of all: is there time for the others?
-            left_s = floor_alone_s(context.spec, worker.report)
-            refuse_short_budget(context.spec, worker.report, begun_s=context.assignment.at_s, floor_s=left_s)
+            left_s = isolated_aa_s(context.spec, worker.report)
+            refuse_short_budget(context.spec, worker.report, begun_s=context.assignment.at_s, aa_s=left_s)
         with self._blaming(request, arm):
             run = Run(arm, at_s, worker.report, *self._measure(worker, self._folder(request, arm), arm))
         if arm is Arm.REFERENCE:
@@ -704,7 +704,7 @@ class Isolated(Comparer):
             seconds=[found.candidate],
             pairs=found.pairs,
             comparison=found.comparison,
-            noise=aba_noise_floor(found.pairs, start_s=start_s),
+            noise=noise_of_aba_runs(found.pairs, start_s=start_s),
         )
 
 
@@ -713,7 +713,7 @@ def _sum_if_known(values: Sequence[float | None]) -> float | None:
     return sum(known) if len(known) == len(values) else None
 
 
-def aba_noise_floor(pairs: Sequence[Pair], *, start_s: float = 0.0) -> NoiseFloor:
+def noise_of_aba_runs(pairs: Sequence[Pair], *, start_s: float = 0.0) -> AaNoise:
     """What ABA runs of the reference with itself say about this machine.
 
     Args:
@@ -721,7 +721,7 @@ def aba_noise_floor(pairs: Sequence[Pair], *, start_s: float = 0.0) -> NoiseFloo
     """
     found = aba_estimate(pairs)
     count = found.pair_count
-    return NoiseFloor(
+    return AaNoise(
         estimate=found,
         process_sd=(run_sd := _run_sd(pairs)),
         within_sd=0.0,

@@ -27,7 +27,7 @@ from autotune.measure.tasks import Assignment
 from autotune.model.errors import LaunchError, NodeLostError, StoppedError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Arm, Failure, FailureKind, Pair, WorkerReport, WorkPerStep
-from autotune.model.records import FloorResult
+from autotune.model.records import AaRecord
 from autotune.model.spec import StudySpec
 from autotune.model.time_limits import TimeLimits, limits_after
 from autotune.programs.look import program_python
@@ -98,15 +98,15 @@ class MeasurementContext:
         self.programs.update(assignment.programs)
         self.restarts = 0
         self._began_s = time.monotonic()
-        if (floor := assignment.floor) is not None:
-            self._first_report = floor.reference
-            self.losses = LossGate(self.spec, floor.loss_spread, floor.loss_tolerance)
-            self._launcher.limits = time_limits_after(self.spec, floor)
+        if (aa_run := assignment.aa_run) is not None:
+            self._first_report = aa_run.reference
+            self.losses = LossGate(self.spec, aa_run.loss_spread, aa_run.loss_tolerance)
+            self._launcher.limits = time_limits_after(self.spec, aa_run)
 
     @property
     def settle_steps(self) -> int:
         """First steps of each process that are not measured; 0 before the A/A run tells."""
-        return self.assignment.floor.floor.settle_steps if self.assignment.floor is not None else 0
+        return self.assignment.aa_run.noise.settle_steps if self.assignment.aa_run is not None else 0
 
     @property
     def now_s(self) -> float:
@@ -267,7 +267,7 @@ class MeasurementContext:
             LaunchError: If it cannot be started: there is nothing to compare with.
         """
         if self._reference is None:
-            folder = self.folders.folder(*floor_folder(self.assignment.lane), "reference")
+            folder = self.folders.folder(*aa_folder(self.assignment.lane), "reference")
             try:
                 self._reference = self.start(FlagSet(), folder)
             except WorkerFailed as error:
@@ -332,15 +332,15 @@ class MeasurementContext:
         return hashlib.sha256(body.encode()).hexdigest()[:16]
 
 
-def floor_folder(lane: str) -> tuple[str, ...]:
+def aa_folder(lane: str) -> tuple[str, ...]:
     """Where a lane's reference and A/A run lie, in parts: each compares with its own."""
-    return ("floor", lane) if lane else ("floor",)
+    return ("aa_run", lane) if lane else ("aa_run",)
 
 
-def time_limits_after(spec: StudySpec, floor: FloorResult) -> TimeLimits:
+def time_limits_after(spec: StudySpec, aa_run: AaRecord) -> TimeLimits:
     """What processes of a lane may take, from what the reference took in its A/A run."""
-    start_s = max(floor.floor.start_s, floor.reference.start_s)
-    return limits_after(spec.measure, start_s=start_s, step_s=floor.comparison.reference_step_s)
+    start_s = max(aa_run.noise.start_s, aa_run.reference.start_s)
+    return limits_after(spec.measure, start_s=start_s, step_s=aa_run.comparison.reference_step_s)
 
 
 def typical_step_s(worker: Worker) -> float:

@@ -10,23 +10,23 @@ from typing import Any
 
 from autotune.model.errors import LaunchError
 from autotune.model.measurement import INTERLEAVED, WorkerReport
-from autotune.model.records import ConfirmRun, FloorResult, LedgerRecord, PowerAnalysis, SessionRecord, TrialResult
+from autotune.model.records import AaRecord, ConfirmRun, LedgerRecord, PowerAnalysis, SessionRecord, TrialResult
 from autotune.model.spec import StudySpec
 from autotune.model.turn_sizes import TurnCosts
 from autotune.model.units import format_seconds
 from autotune.rundir.store import Store
+from autotune.stats.aa_noise import AaNoise, proof_size
 from autotune.stats.estimates import SequentialPlan
-from autotune.stats.noise_floor import NoiseFloor, proof_size
 from autotune.stats.proof import ALONE_PAIRS, FIRST_LOOK, proof_pairs, smallest_gain, study_power
 
-FLOOR_SHARE = 0.2
-"""Share of a time budget beyond which a noise floor starts no more processes than it must."""
+AA_SHARE = 0.2
+"""Share of a time budget beyond which an A/A run starts no more processes than it must."""
 
-LEAST_FLOOR = 2
-"""Processes beside the living reference that a noise floor needs to tell a spread."""
+LEAST_AA = 2
+"""Processes beside the living reference that an A/A run needs to tell a spread."""
 
-PROOF_FLOORS = 6.0
-"""What a study with one proof takes, about, over its least noise floor: 18 pairs of processes after 4 starts."""
+PROOF_AA_RUNS = 6.0
+"""What a study with one proof takes, about, over its least A/A run: 18 pairs of processes after 4 starts."""
 
 RECENT = 20
 """Latest pairs of processes, or trials, from which their duration is estimated."""
@@ -61,16 +61,16 @@ class Durations:
     soak_s: float
 
 
-def durations_of(spec: StudySpec, result: FloorResult, runs: Sequence[ConfirmRun]) -> Durations | None:
-    """Returns the durations of a study's pieces; None where the noise floor does not say how long a pair takes.
+def durations_of(spec: StudySpec, result: AaRecord, runs: Sequence[ConfirmRun]) -> Durations | None:
+    """Returns the durations of a study's pieces; None where the A/A run does not say how long a pair takes.
 
     Args:
         runs: Pairs of processes that have run: where they took longer than was planned, that counts.
     """
-    floor, step_s = result.floor, result.comparison.reference_step_s
-    if not floor.pair_s:
+    noise, step_s = result.noise, result.comparison.reference_step_s
+    if not noise.pair_s:
         return None
-    soak_s = max(spec.confirm.soak, spec.soak_steps * step_s) + floor.start_s if spec.confirm.soak else 0.0
+    soak_s = max(spec.confirm.soak, spec.soak_steps * step_s) + noise.start_s if spec.confirm.soak else 0.0
     planned = (_in_turns if result.comparison.mode == INTERLEAVED else _one_at_a_time)(spec, result, 2.0 * soak_s)
     took = [r.duration_s for r in runs if r.duration_s and r.stage != "alone" and r.failure is None][-RECENT:]
     longer = max(1.0, statistics.median(took) / planned.pair_s) if took else 1.0  # candidates may choose kernels
@@ -79,10 +79,10 @@ def durations_of(spec: StudySpec, result: FloorResult, runs: Sequence[ConfirmRun
     )
 
 
-def _in_turns(spec: StudySpec, result: FloorResult, soak_s: float) -> Durations:
+def _in_turns(spec: StudySpec, result: AaRecord, soak_s: float) -> Durations:
     costs, measure = _costs(spec, result), spec.measure
     least = SequentialPlan(cap=measure.pairs_cap).looks[0]
-    run_s = costs.run_beside_pairs_s(pairs=pairs_of_blocks(spec, result.floor), least_steps=measure.run_steps)
+    run_s = costs.run_beside_pairs_s(pairs=pairs_of_blocks(spec, result.noise), least_steps=measure.run_steps)
     return Durations(
         start_s=costs.start_s,
         trial_s=costs.trial_s(least),
@@ -94,10 +94,10 @@ def _in_turns(spec: StudySpec, result: FloorResult, soak_s: float) -> Durations:
     )
 
 
-def _one_at_a_time(spec: StudySpec, result: FloorResult, soak_s: float) -> Durations:
+def _one_at_a_time(spec: StudySpec, result: AaRecord, soak_s: float) -> Durations:
     aba_s = spec.measure.aba_runs * 3.0 * pair_of_processes_s(spec, result) / 2.0
     return Durations(
-        start_s=result.floor.start_s,
+        start_s=result.noise.start_s,
         trial_s=aba_s,
         turn_s=0.0,
         pair_s=pair_of_processes_s(spec, result),
@@ -107,22 +107,22 @@ def _one_at_a_time(spec: StudySpec, result: FloorResult, soak_s: float) -> Durat
     )
 
 
-def _costs(spec: StudySpec, result: FloorResult) -> TurnCosts:
-    step_s, floor = result.comparison.reference_step_s, result.floor
-    return spec.turns.costs(step_s=step_s, start_s=floor.start_s + floor.settle_steps * step_s)
+def _costs(spec: StudySpec, result: AaRecord) -> TurnCosts:
+    step_s, aa_run = result.comparison.reference_step_s, result.noise
+    return spec.turns.costs(step_s=step_s, start_s=aa_run.start_s + aa_run.settle_steps * step_s)
 
 
-def pairs_of_blocks(spec: StudySpec, floor: NoiseFloor) -> int:
+def pairs_of_blocks(spec: StudySpec, noise: AaNoise) -> int:
     """Returns the pairs of blocks that each fresh pair of processes runs in turns."""
-    return proof_size(floor, starts=spec.turns.starts)
+    return proof_size(noise, starts=spec.turns.starts)
 
 
-def pair_of_processes_s(spec: StudySpec, result: FloorResult) -> float:
+def pair_of_processes_s(spec: StudySpec, result: AaRecord) -> float:
     """Returns the seconds of one fresh pair of processes of a proof."""
-    floor = result.floor
+    noise = result.noise
     if result.comparison.mode == INTERLEAVED:
-        return _costs(spec, result).fresh_pair_s(pairs_of_blocks(spec, floor))
-    return 2.0 * floor.start_s + floor.pair_s
+        return _costs(spec, result).fresh_pair_s(pairs_of_blocks(spec, noise))
+    return 2.0 * noise.start_s + noise.pair_s
 
 
 def minimising_s(spec: StudySpec, takes: Durations, *, sets: int) -> float:
@@ -130,30 +130,30 @@ def minimising_s(spec: StudySpec, takes: Durations, *, sets: int) -> float:
     return sets * ABLATIONS * takes.ablation_s if spec.confirm.minimise else 0.0
 
 
-def refuse_short_budget(spec: StudySpec, reference: WorkerReport, *, begun_s: float, floor_s: float) -> None:
-    """Ends a study whose time budget is used up by its noise floor, once its reference has started.
+def refuse_short_budget(spec: StudySpec, reference: WorkerReport, *, begun_s: float, aa_s: float) -> None:
+    """Ends a study whose time budget is used up by its A/A run, once its reference has started.
 
     Args:
         begun_s: Seconds of the study when the reference was started.
-        floor_s: Least seconds of the rest of the noise floor.
+        aa_s: Least seconds of the rest of the A/A run.
 
     Raises:
         LaunchError: If it is.
     """
     budget_s, used_s = spec.search.time_budget, begun_s + reference.start_s
-    if budget_s is None or not reference.start_s or used_s + floor_s <= budget_s:
+    if budget_s is None or not reference.start_s or used_s + aa_s <= budget_s:
         return
     raise LaunchError(
         f"search.time_budget must hold the A/A run, search and proof but is {format_seconds(budget_s)}: the "
         f"reference takes {format_seconds(reference.start_s)} to start, so the A/A run would end only after "
-        f"{format_seconds(used_s + floor_s)}, and a proof takes several times that. Give it at least "
-        f"{format_seconds(used_s + PROOF_FLOORS * floor_s)}, or make the reference start faster (a smaller model, a "
+        f"{format_seconds(used_s + aa_s)}, and a proof takes several times that. Give it at least "
+        f"{format_seconds(used_s + PROOF_AA_RUNS * aa_s)}, or make the reference start faster (a smaller model, a "
         "compilation cache)"
     )
 
 
-def floor_of_turns_s(reference: WorkerReport, *, processes: int, steps: int) -> float:
-    """Returns the seconds of a noise floor in turns after its reference has started.
+def interleaved_aa_s(reference: WorkerReport, *, processes: int, steps: int) -> float:
+    """Returns the seconds of an A/A run in turns after its reference has started.
 
     Args:
         reference: Starts once more, in another rounding.
@@ -167,7 +167,7 @@ def _process_s(reference: WorkerReport, steps: int) -> float:
     return reference.start_s + steps * statistics.median(reference.warmup_step_times_s or (0.0,))
 
 
-def floor_alone_s(spec: StudySpec, reference: WorkerReport) -> float:
+def isolated_aa_s(spec: StudySpec, reference: WorkerReport) -> float:
     """Returns the same of one in ABA runs, while the first of its runs is in hand."""
     step_s = statistics.median(reference.warmup_step_times_s or (0.0,))
     costs = spec.turns.costs(step_s=step_s, start_s=reference.start_s)
@@ -175,23 +175,23 @@ def floor_alone_s(spec: StudySpec, reference: WorkerReport) -> float:
     return 3 * spec.measure.aba_runs * run_s  # the first has started, one in another rounding is yet to start
 
 
-def floor_processes(spec: StudySpec, reference: WorkerReport, *, steps: int) -> int:
-    """Returns how many processes a noise floor starts beside its reference: fewer where the time budget is small.
+def aa_processes(spec: StudySpec, reference: WorkerReport, *, steps: int) -> int:
+    """Returns how many processes an A/A run starts beside its reference: fewer where the time budget is small.
 
     Args:
         steps: Steps of both arms that are run with each of the others.
     """
-    budget_s, asked = spec.search.time_budget, spec.measure.floor_processes
+    budget_s, asked = spec.search.time_budget, spec.measure.aa_processes
     each_s = _process_s(reference, steps)
     if budget_s is None or each_s <= 0.0:
         return asked
     # The reference itself is started once beside them, and once more in another rounding.
-    fitting = int((FLOOR_SHARE * budget_s - 2.0 * reference.start_s) / each_s)
-    return min(asked, max(LEAST_FLOOR, fitting))
+    fitting = int((AA_SHARE * budget_s - 2.0 * reference.start_s) / each_s)
+    return min(asked, max(LEAST_AA, fitting))
 
 
 def floor_limit_s(spec: StudySpec, *, begun_s: float) -> float:
-    """Returns the seconds of the study from which a noise floor in turns runs no more than it must.
+    """Returns the seconds of the study from which an A/A run in turns runs no more than it must.
 
     Its length is planned by warm-up steps; on a busy machine others take several times as long.
 
@@ -199,25 +199,25 @@ def floor_limit_s(spec: StudySpec, *, begun_s: float) -> float:
         begun_s: Seconds of the study when its reference has started.
     """
     budget_s = spec.search.time_budget
-    return math.inf if budget_s is None else begun_s + FLOOR_SHARE / 2.0 * budget_s
+    return math.inf if budget_s is None else begun_s + AA_SHARE / 2.0 * budget_s
 
 
 # ---------------------------------------------------------------------- power analysis
 
 
-def power_analysis(spec: StudySpec, result: FloorResult) -> PowerAnalysis | None:
-    """Returns the smallest gain that is proven 9 times in 10, and its cost; None where the noise floor cannot say.
+def power_analysis(spec: StudySpec, result: AaRecord) -> PowerAnalysis | None:
+    """Returns the smallest gain that is proven 9 times in 10, and its cost; None where the A/A run cannot say.
 
-    Spreads from few processes are often too small, so it rests on an upper limit: `NoiseFloor.cautious_process_sd`.
+    Spreads from few processes are often too small, so it rests on an upper limit: `AaNoise.cautious_process_sd`.
     """
-    floor, most = result.floor, spec.confirm.processes
-    if not (floor.start_s and floor.pair_s):
+    noise, most = result.noise, spec.confirm.processes
+    if not (noise.start_s and noise.pair_s):
         return None
     if most < FIRST_LOOK:
         return None
-    pairs = pairs_of_blocks(spec, floor) if result.comparison.mode == INTERLEAVED else 1
+    pairs = pairs_of_blocks(spec, noise) if result.comparison.mode == INTERLEAVED else 1
     pair_s = pair_of_processes_s(spec, result)
-    pair_sd = _round_up(math.hypot(math.sqrt(2.0) * floor.cautious_process_sd(), floor.within_sd / math.sqrt(pairs)))
+    pair_sd = _round_up(math.hypot(math.sqrt(2.0) * noise.cautious_process_sd(), noise.within_sd / math.sqrt(pairs)))
     finalists, min_effect = spec.confirm.finalists, spec.measure.min_effect
     alone = spec.confirm.alone if result.comparison.mode == INTERLEAVED else 0
     how: dict[str, Any] = {"most": most, "finalists": finalists, "alone": alone, "min_effect": min_effect}
@@ -247,7 +247,7 @@ def eta_s(store: Store, stage: str, *, used_s: float, stage_s: float) -> float |
         stage_s: Of the stage.
 
     Returns:
-        None where there is no budget, and the noise floor is not known yet or the stage is none of a search.
+        None where there is no budget, and the A/A run is not known yet or the stage is none of a search.
     """
     known = [s for s in (_planned_s(store, stage, used_s, stage_s), *_budgets_s(store, used_s)) if s is not None]
     return max(0.0, min(known)) if known else None
@@ -257,24 +257,24 @@ def _budgets_s(store: Store, used_s: float) -> list[float]:
     search, found = store.spec.search, []
     if search.time_budget is not None:
         found.append(search.time_budget - used_s)
-    ledger, floor = store.last(LedgerRecord), store.last(FloorResult)
-    if search.gpu_hours is not None and ledger is not None and floor is not None:
-        devices = floor.reference.device_count * max(1, len(ledger.lanes))
+    ledger, aa_run = store.last(LedgerRecord), store.last(AaRecord)
+    if search.gpu_hours is not None and ledger is not None and aa_run is not None:
+        devices = aa_run.reference.device_count * max(1, len(ledger.lanes))
         found.append((3600 * search.gpu_hours - ledger.device_s) / devices)
     return found
 
 
 def _planned_s(store: Store, stage: str, used_s: float, stage_s: float) -> float | None:
     """Returns what is left of trials, proofs and soak, if each takes as long as those before it, or as planned."""
-    spec, floors, runs = store.spec, store.of(FloorResult), store.of(ConfirmRun)
-    takes = durations_of(spec, floors[0], runs) if floors else None
+    spec, aa_runs, runs = store.spec, store.of(AaRecord), store.of(ConfirmRun)
+    takes = durations_of(spec, aa_runs[0], runs) if aa_runs else None
     if takes is None or stage not in (*SEARCHES, *PROVES, LAST):
         return None
     if stage == LAST:
         return takes.soak_s - stage_s
     trials, ledger, session = store.of(TrialResult), store.last(LedgerRecord), store.last(SessionRecord)
     lanes = max(1, len(ledger.lanes)) if ledger else 1
-    proofs_s = proofs_of_study_s(spec, floors[0], takes) / lanes
+    proofs_s = proofs_of_study_s(spec, aa_runs[0], takes) / lanes
     proofs_s += minimising_s(spec, takes, sets=spec.confirm.finalists)
     if stage in PROVES:
         spent_s = used_s - max((t.at_s for t in trials), default=used_s)
@@ -285,8 +285,8 @@ def _planned_s(store: Store, stage: str, used_s: float, stage_s: float) -> float
     return max(0, asked - len(trials)) * each_s + proofs_s + takes.soak_s
 
 
-def proofs_of_study_s(spec: StudySpec, floor: FloorResult, takes: Durations) -> float:
+def proofs_of_study_s(spec: StudySpec, aa_run: AaRecord, takes: Durations) -> float:
     """Returns the seconds of all proofs of a study on one lane, within which 97 of 100 are through."""
-    if floor.power is not None and floor.power.proof_s is not None:
-        return floor.power.proof_s
+    if aa_run.power is not None and aa_run.power.proof_s is not None:
+        return aa_run.power.proof_s
     return proof_pairs(spec.confirm.finalists, most=spec.confirm.processes) * takes.pair_s

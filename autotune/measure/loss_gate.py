@@ -341,7 +341,7 @@ ROUNDINGS = (OTHER_ROUNDING, OTHER_ROUNDING.without("jax_disable_most_optimizati
 """What is tried, one after the other: a program without its optimizations may not fit into memory."""
 
 SLOWEST_ROUNDING = 2.0
-"""How many times as long as the floor's own blocks those of the reference in another rounding may take together."""
+"""How many times as long as the A/A run's own blocks those of the reference in another rounding may take together."""
 
 
 class LossTrace:
@@ -430,7 +430,7 @@ def not_finite(what: str) -> LaunchError:
     )
 
 
-def spread_of_floor(reports: Sequence[WorkerReport], pairs: Sequence[Pair]) -> LossSpread:
+def spread_of_aa_run(reports: Sequence[WorkerReport], pairs: Sequence[Pair]) -> LossSpread:
     """How far processes of the reference were apart, over their first steps and the blocks of an A/A run.
 
     Args:

@@ -13,27 +13,27 @@ from autotune.machine.host import describe_machine
 from autotune.measure.compare import AaRun, Comparer, ComparisonRequest, Interleaved, Isolated, fixed, sequential
 from autotune.measure.context import MeasurementContext, ProgressSink, ReferenceFailed
 from autotune.measure.failing import minimise_failure
-from autotune.measure.loss_gate import ROUNDINGS, not_finite, spread_of_floor, spread_of_rounding
+from autotune.measure.loss_gate import ROUNDINGS, not_finite, spread_of_aa_run, spread_of_rounding
 from autotune.measure.soak import soak_alone
-from autotune.measure.tasks import AblationTask, Assignment, FloorTask, PairTask, SoakTask, TrialTask
+from autotune.measure.tasks import AaTask, AblationTask, Assignment, PairTask, SoakTask, TrialTask
 from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import ABA, Comparison, Failure, FailureKind, LossCheck, WorkerReport
 from autotune.model.proofs import figures_of
 from autotune.model.records import (
     REFERENCE_NUMBER,
+    AaRecord,
     AblationResult,
     AnyRecord,
-    FloorResult,
     TrialOutcome,
     TrialResult,
     TrialStatus,
 )
 from autotune.model.spec import StudySpec
 from autotune.rundir.store import Folders
+from autotune.stats.aa_noise import DEFAULT_PROOF_SIZE
 from autotune.stats.estimates import SequentialPlan, Verdict, judge
 from autotune.stats.loss_check import LossSpread
-from autotune.stats.noise_floor import DEFAULT_PROOF_SIZE
 from autotune.workers.base import Launcher, WorkerFailed
 from autotune.workers.failures import collision_of
 
@@ -74,8 +74,8 @@ class TaskRunner:
         task, context = assignment.task, self.context
         started = time.monotonic()
         context.begin(assignment)
-        if assignment.floor is not None and assignment.floor.comparison.mode != self.comparer.mode:
-            self.comparer = self._open_comparer(assignment.floor.comparison.mode)
+        if assignment.aa_run is not None and assignment.aa_run.comparison.mode != self.comparer.mode:
+            self.comparer = self._open_comparer(assignment.aa_run.comparison.mode)
         if isinstance(task, PairTask | AblationTask | SoakTask) or self.comparer.mode == ABA:
             context.release_reference()  # proofs start fresh processes of both arms, and nothing else may run beside
         folder = self._folders.folder(*assignment.folder)
@@ -83,23 +83,23 @@ class TaskRunner:
             record = self._record(assignment, folder)
         except ReferenceFailed as error:
             self._lost_in_a_row += 1
-            if self._lost_in_a_row >= MOST_LOST_IN_A_ROW or isinstance(task, FloorTask):
+            if self._lost_in_a_row >= MOST_LOST_IN_A_ROW or isinstance(task, AaTask):
                 raise LaunchError(
                     f"the reference must stay alive but {error.failure.message}. Look at "
-                    f"{'/'.join(assignment.folder)} and floor/reference/worker.log, then run the same command again"
+                    f"{'/'.join(assignment.folder)} and aa_run/reference/worker.log, then run the same command again"
                 ) from error
             record = task.failed(error.failure)
         else:
             self._lost_in_a_row = 0
         done = {"directory": "/".join(assignment.folder)}
-        if not isinstance(task, FloorTask):
+        if not isinstance(task, AaTask):
             done["duration_s"] = round(time.monotonic() - started, 3)  # type: ignore[assignment]
         return record.model_copy(update=done)
 
     def _record(self, assignment: Assignment, folder: Path) -> AnyRecord:
         task, name = assignment.task, assignment.name
-        if isinstance(task, FloorTask):
-            return self._floor(folder)
+        if isinstance(task, AaTask):
+            return self._measure_aa(folder)
         if isinstance(task, TrialTask):
             return measure_trial(self.context, self.comparer, self._plan, task, folder, name=name)
         if isinstance(task, PairTask):
@@ -116,16 +116,16 @@ class TaskRunner:
 
     # ------------------------------------------------------------------ A/A run
 
-    def _floor(self, folder: Path) -> FloorResult:
+    def _measure_aa(self, folder: Path) -> AaRecord:
         """The reference against other processes of itself."""
         found = self._aa_run(folder)
         if found.comparison.mode != self.comparer.mode:
             self.comparer = self._open_comparer(found.comparison.mode)
         reports = [found.reference, *found.seconds]
-        spread = spread_of_floor(reports, found.pairs)
+        spread = spread_of_aa_run(reports, found.pairs)
         rounding = self._rounding(found, folder)
-        return FloorResult(
-            floor=found.noise,
+        return AaRecord(
+            noise=found.noise,
             reference=found.reference,
             comparison=found.comparison,
             provenance=describe_machine(),

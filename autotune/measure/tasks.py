@@ -17,11 +17,11 @@ from autotune.model.flags import FlagSet
 from autotune.model.measurement import Failure, FailureKind, LossBasis, Settings
 from autotune.model.numbers import Record
 from autotune.model.records import (
+    AaRecord,
     AblationResult,
     AnyRecord,
     BlameRecord,
     ConfirmRun,
-    FloorResult,
     LeftOut,
     SoakRecord,
     TrialConfig,
@@ -40,13 +40,13 @@ class Task(Record):
         """The record of this task when it failed, or killed lane after lane."""
 
 
-class FloorTask(Record):
+class AaTask(Record):
     """The A/A run: each lane's first task.
 
     It has no record of a failure: a lane on which the reference does not run is none.
     """
 
-    kind: Literal["floor"] = "floor"
+    kind: Literal["aa_run"] = "aa_run"
 
 
 class TrialTask(Task):
@@ -163,7 +163,7 @@ class BlameTask(Task):
         )  # fmt: skip
 
 
-AnyTask = Annotated[FloorTask | TrialTask | PairTask | AblationTask | SoakTask | BlameTask, Field(discriminator="kind")]
+AnyTask = Annotated[AaTask | TrialTask | PairTask | AblationTask | SoakTask | BlameTask, Field(discriminator="kind")]
 
 
 class Assignment(Record):
@@ -172,18 +172,18 @@ class Assignment(Record):
     Attributes:
         lane: Name of the lane, which is where its reference's logs lie; empty where there is only one.
         name: Seeds the order of its blocks, whichever lane does it and however often.
-        floor: The lane's A/A run; None before it.
+        aa_run: The lane's A/A run; None before it.
         programs: Names of programs that were measured since this lane was told last, each with its trial's number.
         runtime: Names among the settings in question that are read when a program runs, not when it is compiled:
             programs that are equal but for those must both be measured.
         at_s: The study's time now, in seconds.
     """
 
-    task: AnyTask = FloorTask()
+    task: AnyTask = AaTask()
     lane: str = ""
     folder: tuple[str, ...] = ()
     name: str = ""
-    floor: FloorResult | None = None
+    aa_run: AaRecord | None = None
     runtime: tuple[str, ...] = ()
     programs: dict[str, int] = Field(default_factory=dict)
     at_s: float = 0.0
@@ -191,7 +191,7 @@ class Assignment(Record):
     @property
     def spread(self) -> float:
         """By how much one pair of equal processes may be off on this lane, in log; 0 where that is not known."""
-        return self.floor.floor.spread if self.floor is not None else 0.0
+        return self.aa_run.noise.spread if self.aa_run is not None else 0.0
 
 
 @dataclass(slots=True)

@@ -18,16 +18,7 @@ from autotune.model.measurement import (
     held_in_one_arm,
     log_ratio,
 )
-from autotune.model.records import (
-    ALONE,
-    ConfirmRun,
-    FinalistResult,
-    FloorResult,
-    ProofRecord,
-    SoakArm,
-    SoakArms,
-    SoakLook,
-)
+from autotune.model.records import ALONE, AaRecord, ConfirmRun, FinalistResult, ProofRecord, SoakArm, SoakArms, SoakLook
 from autotune.model.units import format_change, format_seconds
 from autotune.stats.estimates import Estimate, Verdict, estimate_pairs, estimate_processes, student_quantile
 from autotune.stats.long_run import (
@@ -291,10 +282,10 @@ class Report(NamedTuple):
     objection: str | None = None
 
 
-def is_alone_due(proven: FinalistResult, floor: FloorResult | None, runs: Sequence[ConfirmRun], *, asked: int) -> bool:
+def is_alone_due(proven: FinalistResult, aa_run: AaRecord | None, runs: Sequence[ConfirmRun], *, asked: int) -> bool:
     """Whether isolated runs must show a proven set, too: the study asks for some, and its pairs were interleaved."""
     of_proof = [r for r in runs if (r.stage, r.settings) == (proven.stage, proven.settings)]
-    is_interleaved = floor is not None and floor.comparison.mode == INTERLEAVED
+    is_interleaved = aa_run is not None and aa_run.comparison.mode == INTERLEAVED
     return asked > 0 and is_interleaved and not all(r.is_alone for r in of_proof)
 
 

@@ -25,10 +25,10 @@ from autotune.model.measurement import (
 )
 from autotune.model.numbers import Amount, AtLeastOne, Change, Count, Elapsed, Facts, LogRatio, Ratio, Record, StepTime
 from autotune.model.units import LARGEST_TOLD
+from autotune.stats.aa_noise import AaNoise
 from autotune.stats.estimates import Estimate, Outlook, Verdict, outlook_of
 from autotune.stats.long_run import Stalls, TotalTime
 from autotune.stats.loss_check import LossSpread
-from autotune.stats.noise_floor import NoiseFloor
 
 
 class TaskRecord(Stamped):
@@ -370,18 +370,18 @@ class LedgerRecord(Stamped):
     lanes: tuple[str, ...] = ()
 
 
-class FloorResult(Stamped):
-    """The noise floor: the reference against other processes of itself (A/A).
+class AaRecord(Stamped):
+    """The A/A run: the reference against other processes of itself (A/A).
 
     Attributes:
         loss_tolerance: Largest relative difference of loss and gradient norm between any two of them.
         rounding: Likewise to the reference in another rounding; None where that did not run.
         loss_spread: How far references were apart, by step; candidates are held to it.
-        power: Of the study's first noise floor, where times are known and real.
+        power: Of the study's first A/A run, where times are known and real.
     """
 
-    kind: Literal["floor"] = "floor"
-    floor: NoiseFloor
+    kind: Literal["aa_run"] = "aa_run"
+    noise: AaNoise
     reference: WorkerReport
     comparison: Comparison
     provenance: Facts
@@ -576,7 +576,7 @@ AnyRecord = Annotated[
     | ScreenRecord
     | SessionRecord
     | LedgerRecord
-    | FloorResult
+    | AaRecord
     | ConfirmRun
     | ProofRecord
     | FinalistResult
@@ -607,8 +607,8 @@ class Callbacks(Protocol):
     def stage(self, name: str, detail: str) -> None:
         """A stage begins."""
 
-    def floor(self, result: FloorResult) -> None:
-        """The noise floor is known."""
+    def aa_run(self, result: AaRecord) -> None:
+        """The A/A run is known."""
 
     def trial_starts(self, config: TrialConfig, asked: int) -> None:
         """A set is about to be tried."""

@@ -348,8 +348,8 @@ class MeasureSpec(Section):
         return max(2, round(3 * self.pairs_cap / 40))
 
     @property
-    def floor_processes(self) -> int:
-        """Processes of the reference that the noise floor starts beside the living one, in turns."""
+    def aa_processes(self) -> int:
+        """Processes of the reference that the A/A run starts beside the living one, in turns."""
         return 2 + self.pairs_cap // 20
 
     def turns_on(self, platform: str, *, takes_turns: bool = True) -> TurnSizes:

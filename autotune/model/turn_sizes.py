@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.stats.noise_floor import STARTS
+from autotune.stats.aa_noise import STARTS
 
 LONGEST_BLOCK_STEPS = 10_000
 

@@ -12,10 +12,10 @@ import pandas as pd
 from autotune.model.measurement import Arm
 from autotune.model.records import (
     REFERENCE_NUMBER,
+    AaRecord,
     AblationResult,
     ConclusionRecord,
     ConfirmRun,
-    FloorResult,
     LedgerRecord,
     Outcome,
     TrialResult,
@@ -93,7 +93,7 @@ class Study:
         """Every measured step in long form, in the order in which blocks ran; nothing is dropped.
 
         Returns:
-            Columns stage (floor, trial, confirm, final, full, minimise, recheck), trial, measurement (folder), pair,
+            Columns stage (aa_run, trial, confirm, final, full, minimise, recheck), trial, measurement (folder), pair,
             arm, is_first (its block ran before the other arm's), step (within the block), step_s, at_s (of the pair,
             since the study began), is_counted (False while the device settles).
         """
@@ -110,8 +110,8 @@ class Study:
     def _measurements(self) -> Iterator[tuple[str, int, str]]:
         """Yields stage, trial number (0 for the reference) and folder of each measurement."""
         for record in self.store.records():
-            if isinstance(record, FloorResult):
-                yield "floor", REFERENCE_NUMBER, record.directory
+            if isinstance(record, AaRecord):
+                yield "aa_run", REFERENCE_NUMBER, record.directory
             elif isinstance(record, TrialResult) and record.directory is not None:
                 yield "trial", record.number, record.directory
             elif isinstance(record, ConfirmRun) and record.directory is not None:

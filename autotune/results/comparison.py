@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from autotune.model.errors import NotComparableError, close_matches
-from autotune.model.records import ConclusionRecord, FloorResult, Outcome, TrialResult
+from autotune.model.records import AaRecord, ConclusionRecord, Outcome, TrialResult
 from autotune.model.units import format_interval, format_provable, format_ratio, format_seconds
 from autotune.results.format import format_figures, provable_gain, spaced
 from autotune.results.pages import render
@@ -122,13 +122,13 @@ def compare_stores(stores: Sequence[Store], *, by: Sequence[str] = ()) -> Compar
 
 def _facts(store: Store) -> dict[str, str]:
     """Returns the `FIELDS` of one run as text."""
-    floor = store.last(FloorResult)
-    if floor is None:
+    aa_run = store.last(AaRecord)
+    if aa_run is None:
         raise NotComparableError(
             f"a run must have measured its reference to be compared but {store.path} has not; finish it first"
         )
-    spec, report = store.spec, floor.reference
-    c = conditions_of(spec, floor, floor.provenance)
+    spec, report = store.spec, aa_run.reference
+    c = conditions_of(spec, aa_run, aa_run.provenance)
     shown = spec.workload.shown.options
     options = json.dumps(shown, sort_keys=True) if shown else ""
     layout = f"{report.process_count} processes" if report.process_count > 1 else ""
@@ -157,7 +157,7 @@ def _names(stores: Sequence[Store]) -> list[str]:
 
 
 def _row(name: str, store: Store, facts: Mapping[str, str], by: Sequence[str]) -> dict[str, Any]:
-    conclusion, floor, results = store.last(ConclusionRecord), store.last(FloorResult), store.of(TrialResult)
+    conclusion, aa_run, results = store.last(ConclusionRecord), store.last(AaRecord), store.of(TrialResult)
     settings = conclusion.settings if conclusion else None
     e = conclusion.estimate if conclusion else None
     outcome = conclusion.outcome if conclusion else None
@@ -173,7 +173,7 @@ def _row(name: str, store: Store, facts: Mapping[str, str], by: Sequence[str]) -
         "trials": len(results),
         "failed": sum(r.failure is not None for r in results),
         "no_ops": len({s for r in results if r.is_the_default for s in r.settings.items()}),
-        "default_step_s": floor.comparison.reference_step_s if floor else math.nan,
+        "default_step_s": aa_run.comparison.reference_step_s if aa_run else math.nan,
         "provable": math.nan if (provable := provable_gain(store)) is None else provable,
         "winner": str(settings) if settings else "(default)" if keeps_default else "(not settled)",
     }

@@ -8,11 +8,11 @@ from autotune.model.flags import FlagSet
 from autotune.model.measurement import INTERLEAVED, LOSS_NOT_CHECKED, Failure, WorkPerStep
 from autotune.model.proofs import describe_stalls, format_growth
 from autotune.model.records import (
+    AaRecord,
     AblationResult,
     BlameRecord,
     ConfirmRun,
     FinalistResult,
-    FloorResult,
     IncidentRecord,
     PowerAnalysis,
     ScreenRecord,
@@ -33,9 +33,9 @@ from autotune.model.units import (
     format_share,
 )
 from autotune.rundir.store import Store
+from autotune.stats.aa_noise import AaNoise
 from autotune.stats.estimates import Estimate, Verdict
 from autotune.stats.long_run import memory_growth
-from autotune.stats.noise_floor import NoiseFloor
 
 STAGE_WORDS = {
     "confirm": "fresh processes",
@@ -87,10 +87,10 @@ def format_figures(ratio: float, low: float, high: float) -> str:
 
 
 def format_begin(store: Store) -> list[str]:
-    """Formats the noise floor and the screen."""
+    """Formats the A/A run and the screen."""
     from autotune.results.screen_words import describe_screen_record  # the compiler: only where it is needed
 
-    lines = floor_lines(store)
+    lines = aa_lines(store)
     if not lines:
         lines.append("the A/A run has not ended yet")
     for record in store.of(ScreenRecord):
@@ -98,20 +98,20 @@ def format_begin(store: Store) -> list[str]:
     return list(dict.fromkeys(lines))
 
 
-def floor_lines(store: Store) -> list[str]:
-    """Formats the latest noise floor of a run, and the smallest provable gain by the first one (lanes have theirs)."""
-    floors = store.of(FloorResult)
-    powers = [format_power(f.power) for f in floors if f.power is not None]
-    return list(dict.fromkeys([*(format_floor(floors[-1]) if floors else []), *powers[:1]]))
+def aa_lines(store: Store) -> list[str]:
+    """Formats the latest A/A run of a run, and the smallest provable gain by the first one (lanes have theirs)."""
+    aa_runs = store.of(AaRecord)
+    powers = [format_power(f.power) for f in aa_runs if f.power is not None]
+    return list(dict.fromkeys([*(format_aa_run(aa_runs[-1]) if aa_runs else []), *powers[:1]]))
 
 
-def format_floor(result: FloorResult) -> list[str]:
+def format_aa_run(result: AaRecord) -> list[str]:
     """Formats the result of an A/A run."""
-    floor = result.floor
+    noise = result.noise
     lines = [
         f"reference: {format_seconds(result.comparison.reference_step_s)} a step, compiled in "
         f"{format_seconds(result.reference.compile_s)}, peak memory {format_bytes(result.reference.peak_bytes)}",
-        f"A/A run: two equal processes differ by ratio {format_estimate(floor.estimate)} ({_spreads(floor)})",
+        f"A/A run: two equal processes differ by ratio {format_estimate(noise.estimate)} ({_spreads(noise)})",
     ]
     if result.comparison.mode != INTERLEAVED:
         lines.append(
@@ -125,18 +125,18 @@ def format_floor(result: FloorResult) -> list[str]:
     return lines
 
 
-def _spreads(floor: NoiseFloor) -> str:
+def _spreads(noise: AaNoise) -> str:
     """Formats the standard deviations of processes and of pairs of blocks."""
-    of_process, of_pair = (f"{sd * 100:.2g} %" for sd in (floor.process_sd, floor.within_sd))
-    if not floor.within_sd:
+    of_process, of_pair = (f"{sd * 100:.2g} %" for sd in (noise.process_sd, noise.within_sd))
+    if not noise.within_sd:
         return f"standard deviation of a fresh run {of_process}"
     return f"standard deviation of a process {of_process}, of a pair of blocks {of_pair}"
 
 
 def provable_gain(store: Store) -> float | None:
     """Returns the smallest gain that is proven 9 times in 10, a share; None where that is not known (yet)."""
-    floors = store.of(FloorResult)
-    return floors[0].provable if floors else None
+    aa_runs = store.of(AaRecord)
+    return aa_runs[0].provable if aa_runs else None
 
 
 def format_power(power: PowerAnalysis) -> str:
@@ -289,15 +289,15 @@ def format_progress(store: Store, state: str) -> str:
 
 def warning_lines(store: Store) -> list[str]:
     """Lists all warnings about the figures of a run, without duplicates."""
-    floor = store.last(FloorResult)
+    aa_run = store.last(AaRecord)
     found = [r.what for r in store.of(IncidentRecord)]
-    if floor is not None:
-        found += [*floor.reference.warnings, *floor.comparison.warnings]
-        if (problem := floor.reference.program_problem) is not None:
+    if aa_run is not None:
+        found += [*aa_run.reference.warnings, *aa_run.comparison.warnings]
+        if (problem := aa_run.reference.program_problem) is not None:
             found.append(f"its compiled program is not known, so sets that make the same one are measured: {problem}")
-        if floor.comparison.mode != INTERLEAVED:
+        if aa_run.comparison.mode != INTERLEAVED:
             found.append("one process at a time: intervals are over ABA runs, fewer than pairs of blocks")
-        load, cpus = floor.provenance.get("load_1min"), floor.provenance.get("cpus_usable")
+        load, cpus = aa_run.provenance.get("load_1min"), aa_run.provenance.get("cpus_usable")
         if load and cpus and load > cpus:
             found.append(f"the machine was busy when the study began: load {load} on {cpus} CPUs")
 

@@ -112,7 +112,7 @@ class Mark:
     Attributes:
         x_ends: Interval of `x`: may be 0, infinite, or NaN (none).
         detail: Tooltip.
-        style: CSS class: good, same, open, promising, unpromising, failed, floor.
+        style: CSS class: good, same, open, promising, unpromising, failed, aa_run.
     """
 
     x: float

@@ -19,11 +19,11 @@ from autotune.model.proofs import figures_of, is_alone_due, judge_soak, report_o
 from autotune.model.records import (
     ALONE,
     CONFIRM,
+    AaRecord,
     AnyRecord,
     ConclusionRecord,
     ConfirmRun,
     FinalistResult,
-    FloorResult,
     Outcome,
     ProofRecord,
     SoakRecord,
@@ -61,9 +61,9 @@ def disagreements(store: Store, conclusion: ConclusionRecord) -> list[str]:
     found = [*_of_runs(store, runs), *_of_work(store, runs), *_of_plans(records)]
     for key, proof in proofs.items():
         found += _of_proof(store.spec, proof, plans.get(key), runs)
-    floor = next((r for r in reversed(records) if isinstance(r, FloorResult)), None)
+    aa_run = next((r for r in reversed(records) if isinstance(r, AaRecord)), None)
     found += _of_options(store.spec, conclusion)
-    found += _of_winner(conclusion, proofs, runs, floor, asked=store.spec.confirm.alone)
+    found += _of_winner(conclusion, proofs, runs, aa_run, asked=store.spec.confirm.alone)
     found += _of_soak(conclusion, [r for r in records if isinstance(r, SoakRecord)])
     return found
 
@@ -103,8 +103,8 @@ def _pairs(store: Store, directory: str | None) -> list[Pair]:
 
 def _of_work(store: Store, runs: Sequence[ConfirmRun]) -> Iterator[str]:
     """Checks the recorded work of a step, which scales the ratio, against the workers' reports."""
-    floor = store.last(FloorResult)
-    base = floor.reference.tokens_per_step if floor is not None else None
+    aa_run = store.last(AaRecord)
+    base = aa_run.reference.tokens_per_step if aa_run is not None else None
     told: dict[FlagSet, set[int | None]] = {FlagSet(): {base}}
     for trial in store.of(TrialResult):
         if trial.worker is not None:
@@ -174,7 +174,7 @@ def _of_winner(
     conclusion: ConclusionRecord,
     proofs: Mapping[tuple[str, FlagSet], FinalistResult],
     runs: Sequence[ConfirmRun],
-    floor: FloorResult | None,
+    aa_run: AaRecord | None,
     *,
     asked: int,
 ) -> Iterator[str]:
@@ -187,7 +187,7 @@ def _of_winner(
     if mine[-1].verdict is not Verdict.FASTER:
         yield f"the proof of {settings} says {mine[-1].verdict}, the conclusion that it wins"
     alone = proofs.get((ALONE, settings))
-    if alone is None and is_alone_due(mine[-1], floor, runs, asked=asked):
+    if alone is None and is_alone_due(mine[-1], aa_run, runs, asked=asked):
         yield f"the isolated runs of {settings}, that the study asks for, are not recorded"
     found = report_of(mine[-1], alone, runs)
     if found.objection is not None:

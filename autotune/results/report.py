@@ -13,8 +13,8 @@ from typing import Any
 from autotune.model.errors import AutotuneError
 from autotune.model.records import (
     REFERENCE_NUMBER,
+    AaRecord,
     ConclusionRecord,
-    FloorResult,
     LedgerRecord,
     Outcome,
     ScreenRecord,
@@ -26,8 +26,8 @@ from autotune.model.units import format_bytes, format_change, format_count, form
 from autotune.results import tables
 from autotune.results.effects import effect_lines, effects_chart, estimate_table
 from autotune.results.format import (
+    aa_lines,
     cause_lines,
-    floor_lines,
     format_estimate,
     format_progress,
     format_trial,
@@ -79,7 +79,7 @@ def build(store: Store) -> dict[str, Any]:
     state, tone = _state(store)
     verdict, *evidence = _verdict(store, state)
     conclusion = store.last(ConclusionRecord) if state == "finished" else None
-    floor = store.last(FloorResult)
+    aa_run = store.last(AaRecord)
     ordered = sorted(trials, key=lambda r: r.rank)
     return {
         "name": store.spec.name,
@@ -92,9 +92,9 @@ def build(store: Store) -> dict[str, Any]:
         "evidence": [*evidence, _effort(store, trials)],
         "finalists": tables.finalist_table(finalists(store)),
         "soak": soak_lines(store),
-        "floor": [*floor_lines(store), *(_throughput(floor) if floor is not None else ())],
+        "aa_run": [*aa_lines(store), *(_throughput(aa_run) if aa_run is not None else ())],
         "screen": [line for record in store.of(ScreenRecord)[-1:] for line in describe_screen_record(record)],
-        "forest": forest_chart(store, trials) if trials or floor else None,
+        "forest": forest_chart(store, trials) if trials or aa_run else None,
         "steps": steps_chart(store),
         "effect_lines": effect_lines(store),
         "estimates": estimate_table(store),
@@ -105,7 +105,7 @@ def build(store: Store) -> dict[str, Any]:
         "trials": tables.trial_table(ordered[:LONGEST_TABLE]),
         "trials_left_out": max(0, len(ordered) - LONGEST_TABLE),
         "warnings": [*doubts(store), *warning_lines(store)],
-        "provenance": _provenance(store, floor),
+        "provenance": _provenance(store, aa_run),
         "commands": _commands(store),
     }
 
@@ -115,11 +115,11 @@ def build(store: Store) -> dict[str, Any]:
 
 def subject(store: Store) -> dict[str, str]:
     """Returns what a run is about, as text: device, workload, jaxlib, and the date of its newest session."""
-    floor, session = store.last(FloorResult), store.last(SessionRecord)
+    aa_run, session = store.last(AaRecord), store.last(SessionRecord)
     device, jaxlib = str(store.spec.device.platform), ""
-    if floor is not None:
-        where = conditions_of(store.spec, floor, floor.provenance)
-        device, jaxlib = f"{floor.reference.device_count} x {where.gpu}", where.jaxlib or ""
+    if aa_run is not None:
+        where = conditions_of(store.spec, aa_run, aa_run.provenance)
+        device, jaxlib = f"{aa_run.reference.device_count} x {where.gpu}", where.jaxlib or ""
     date = session.started[:10] if session else "not started"
     return {"device": device, "workload": _workload(store.spec), "jaxlib": jaxlib, "date": date}
 
@@ -159,9 +159,9 @@ def _effort(store: Store, trials: Sequence[TrialRow]) -> str:
     return f"{len(trials)} trials{f' ({more})' if more else ''} in {time}"
 
 
-def _throughput(floor: FloorResult) -> list[str]:
+def _throughput(aa_run: AaRecord) -> list[str]:
     """Formats tokens and model FLOPs of the reference per second, if they are known."""
-    step_s, w = floor.comparison.reference_step_s, floor.reference
+    step_s, w = aa_run.comparison.reference_step_s, aa_run.reference
     figures = {"tokens/s": w.tokens_per_step, "model FLOP/s": w.flops_per_step}
     known = [f"{format_count(count / step_s)} {name}" for name, count in figures.items() if count]
     return [f"the default reaches {' and '.join(known)}"] if known else []
@@ -203,10 +203,10 @@ def _run_row(run: Path, page: Path) -> tables.Row:
 
 def forest_chart(store: Store, trials: Sequence[TrialRow], *, most: int | None = None) -> Chart:
     """Draws ratio and interval of the A/A run and of every trial that did not fail, or of the best `most`."""
-    floor, rows = store.last(FloorResult), []
-    if floor is not None:
-        label, e = "the default against itself", floor.floor.estimate
-        rows.append(Mark(label=label, detail="the A/A run", x=e.ratio, x_ends=(e.low, e.high), style="floor"))
+    aa_run, rows = store.last(AaRecord), []
+    if aa_run is not None:
+        label, e = "the default against itself", aa_run.noise.estimate
+        rows.append(Mark(label=label, detail="the A/A run", x=e.ratio, x_ends=(e.low, e.high), style="aa_run"))
     shown = [r for r in sorted(trials, key=lambda r: r.rank) if r.failure is None and not math.isnan(r.ratio)]
     for r in shown[:most]:
         short = r.settings.replace("xla_gpu_", "").replace("xla_cpu_", "").replace("xla_", "")
@@ -220,8 +220,8 @@ def forest_chart(store: Store, trials: Sequence[TrialRow], *, most: int | None =
 def steps_chart(store: Store, number: int = REFERENCE_NUMBER) -> Chart:
     """Draws the raw step times of a trial, or of the A/A run, in execution order; empty if there are none."""
     directories = {r.number: r.directory for r in store.of(TrialResult)}
-    if (floor := store.last(FloorResult)) is not None:
-        directories[REFERENCE_NUMBER] = floor.directory
+    if (aa_run := store.last(AaRecord)) is not None:
+        directories[REFERENCE_NUMBER] = aa_run.directory
     blocks: list[tuple[str, Sequence[float]]] = []
     directory = directories.get(number)
     for pair in store.pairs(directory) if directory else ():
@@ -251,20 +251,20 @@ def _failures(trials: Sequence[TrialRow]) -> list[dict[str, Any]]:
     return found
 
 
-def _provenance(store: Store, floor: FloorResult | None) -> list[tuple[str, str]]:
+def _provenance(store: Store, aa_run: AaRecord | None) -> list[tuple[str, str]]:
     spec, conclusion = store.spec, store.last(ConclusionRecord)
-    facts = conclusion.provenance if conclusion and conclusion.provenance else floor.provenance if floor else {}
+    facts = conclusion.provenance if conclusion and conclusion.provenance else aa_run.provenance if aa_run else {}
     rows = [("run directory", str(store.path)), ("study", spec.name), ("identity", spec.identity)]
     rows.append(("workload", f"{_workload(spec)} (hash {spec.workload_hash})"))
-    if floor is not None:
-        w = floor.reference
+    if aa_run is not None:
+        w = aa_run.reference
         rows.append(("device", f"{w.device_count} x {w.device_kind} ({w.platform}), {w.process_count} process(es)"))
         if w.mesh:
             rows.append(("mesh", " x ".join(f"{k} {v}" for k, v in w.mesh.items())))
         rows.append(("program", w.fingerprint))
-        rows.append(("loss tolerance", f"{floor.loss_tolerance:.1e} (relative)"))
-        if floor.rounding is not None:
-            rows.append(("loss in another rounding", f"off by {floor.rounding:.1e} (relative)"))
+        rows.append(("loss tolerance", f"{aa_run.loss_tolerance:.1e} (relative)"))
+        if aa_run.rounding is not None:
+            rows.append(("loss in another rounding", f"off by {aa_run.rounding:.1e} (relative)"))
     rows += [(f"version of {n}", str(v)) for n, v in sorted(facts.get("versions", {}).items())]
     for name, value in facts.items():
         if name == "memory_bytes":

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import INTERLEAVED
-from autotune.model.records import ALONE, AblationResult, FinalistResult, FloorResult, TrialResult
+from autotune.model.records import ALONE, AaRecord, AblationResult, FinalistResult, TrialResult
 from autotune.model.units import (
     format_bytes,
     format_change_of,
@@ -349,8 +349,8 @@ def make_table(title: str, rows: Sequence[Row], columns: Sequence[str]) -> Table
 def results_table(store: Store) -> Table:
     """Makes the terminal table of reference, trials (best first) and proofs."""
     rows = list[Row]()
-    if (floor := store.last(FloorResult)) is not None:
-        e, step = floor.floor.estimate, format_seconds(floor.comparison.reference_step_s)
+    if (aa_run := store.last(AaRecord)) is not None:
+        e, step = aa_run.noise.estimate, format_seconds(aa_run.comparison.reference_step_s)
         found = {"ratio": format_ratio(e.ratio), "interval": format_interval(e.low, e.high), "result": "A/A run"}
         rows.append({"trial": "ref", "settings": f"(default), {step} a step; against itself:", **found})
     trials = sorted(trial_rows(store), key=lambda r: r.rank)

@@ -34,11 +34,11 @@ from autotune.model.measurement import (
 from autotune.model.numbers import AtLeastOne, Count, Elapsed, Record
 from autotune.model.options import options_in, plain
 from autotune.model.records import (
+    AaRecord,
     AnyRecord,
     ConclusionRecord,
     ConfirmRun,
     FinalistResult,
-    FloorResult,
     Outcome,
     SoakRecord,
 )
@@ -124,9 +124,9 @@ def versions_of(report: WorkerReport | None, facts: Mapping[str, Any]) -> dict[s
     return {**{name: driver[name] for name in ("optuna",) if name in driver}, **report.versions}
 
 
-def conditions_of(spec: StudySpec, floor: FloorResult | None, facts: dict[str, Any]) -> Conditions:
+def conditions_of(spec: StudySpec, aa_run: AaRecord | None, facts: dict[str, Any]) -> Conditions:
     """Returns the conditions of a run from its reference and provenance."""
-    report = floor.reference if floor is not None else None
+    report = aa_run.reference if aa_run is not None else None
     # The measured process goes first: autotune itself may run on another machine with other libraries.
     versions = versions_of(report, facts)
     if "driver" not in versions and facts.get("driver"):
@@ -354,9 +354,9 @@ def winner_of(store: Store, *, even_unjudged: bool = False) -> Winner:
 def _winner_at(store: Store, conclusion: ConclusionRecord) -> Winner:
     """Builds the winner of one recorded conclusion."""
     evidence, settings = evidence_of(store, conclusion), conclusion.settings or FlagSet()
-    floor = next((r for r in reversed(evidence) if isinstance(r, FloorResult)), None)
+    aa_run = next((r for r in reversed(evidence) if isinstance(r, AaRecord)), None)
     facts, spec = conclusion.provenance, store.spec
-    report = floor.reference if floor is not None else None
+    report = aa_run.reference if aa_run is not None else None
     kinds = ConfirmRun | FinalistResult | SoakRecord
     mine = [r for r in evidence if isinstance(r, kinds) and r.settings == settings]
     proofs = [r for r in mine if isinstance(r, ConfirmRun) and r.stage in PROOFS]
@@ -379,7 +379,7 @@ def _winner_at(store: Store, conclusion: ConclusionRecord) -> Winner:
         soak=format_soak(soaks[-1]) if soaks and conclusion.soaked_s is not None else None,
         work=work,
         loss=loss_of(mine),
-        conditions=conditions_of(spec, floor, facts),
+        conditions=conditions_of(spec, aa_run, facts),
         versions=versions_of(report, facts),
         machine=f"{facts.get('cpu')}, {facts.get('cpus_usable')} CPUs, {facts.get('system')}",
         run=store.path.resolve().name,

@@ -17,12 +17,12 @@ from autotune.model.measurement import Pair
 from autotune.model.records import (
     RECORD,
     SCHEMA_VERSION,
+    AaRecord,
     AnyRecord,
     BlameRecord,
     ConclusionRecord,
     ConfirmRun,
     FinalistResult,
-    FloorResult,
     SessionRecord,
     TrialResult,
     TrialStatus,
@@ -219,7 +219,7 @@ class _Check:
         if not unnamed:
             return
         sessions = sum(isinstance(r, SessionRecord) for r in self.records.values())
-        lanes = len({r.by for r in self.records.values() if isinstance(r, FloorResult)})
+        lanes = len({r.by for r in self.records.values() if isinstance(r, AaRecord)})
         is_rest = len(unnamed) <= sessions * max(1, lanes)
         why = "as a driver that is killed leaves them" if is_rest else "records are lost"
         what = f"does not name {len(unnamed)} folders with measurements ({', '.join(unnamed[:3])}): {why}"

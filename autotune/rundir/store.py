@@ -7,7 +7,7 @@ Layout::
     optuna.log          the trials as an Optuna study
     lock                held by the one driver that writes
     trials/0007/        pairs.jsonl (every step's seconds), worker.log
-    confirm/..., minimise/, soak/, blame/, floor/ likewise
+    confirm/..., minimise/, soak/, blame/, aa_run/ likewise
     lanes/NAME.log      log of each of several lanes
     earlier-1/          the same of an edited study that had measured nothing
 
@@ -35,7 +35,7 @@ from autotune.model.clock import Stopwatch
 from autotune.model.errors import RunDirectoryError
 from autotune.model.files import plain_content
 from autotune.model.measurement import Pair, Stamped
-from autotune.model.records import RECORD, SCHEMA_VERSION, AnyRecord, ConclusionRecord, FloorResult, SessionRecord
+from autotune.model.records import RECORD, SCHEMA_VERSION, AaRecord, AnyRecord, ConclusionRecord, SessionRecord
 from autotune.model.redaction import redact_command
 from autotune.model.spec import StudySpec
 from autotune.rundir.files import (
@@ -56,7 +56,7 @@ T = TypeVar("T")
 STUDY = "study.json"
 RECORDS = "records.jsonl"
 PAIRS = "pairs.jsonl"
-FOLDERS = ("trials", "confirm", "minimise", "floor", "soak", "blame")
+FOLDERS = ("trials", "confirm", "minimise", "aa_run", "soak", "blame")
 EARLIER = "earlier"
 _AGAIN = "the command that began the study writes it again, and `autotune fsck` looks for more"
 _PAIR: TypeAdapter[Pair] = TypeAdapter(Pair)
@@ -338,7 +338,7 @@ class Store(Folders):
     def has_measured(self) -> bool:
         """Whether there is a measured pair, or a record of one."""
         files = (file for name in FOLDERS for file in (self.path / name).rglob(PAIRS))
-        return any(file.stat().st_size for file in files) or bool(self.of(FloorResult))
+        return any(file.stat().st_size for file in files) or bool(self.of(AaRecord))
 
     def close(self) -> None:
         """Releases the lock; the store stays readable."""

@@ -308,7 +308,7 @@ def reason_to_stop(
         estimate: Of all pairs so far, with the interval that is honest over all looks and has `spread` in it.
         incumbent: What the candidate must beat to matter: the best candidate so far, or `REFERENCE` while there is
             none. None when the candidate's verdict is wanted whatever it is.
-        spread: What one pair of equal processes may differ by, in log (see `NoiseFloor.spread`): no further pair of
+        spread: What one pair of equal processes may differ by, in log (see `AaNoise.spread`): no further pair of
             blocks takes it out.
     """
     if judge(estimate, min_effect=min_effect) is not Verdict.UNRESOLVED:

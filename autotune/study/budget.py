@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from autotune.measure.durations import Durations, durations_of, minimising_s, proofs_of_study_s
 from autotune.model.flags import FlagSet
-from autotune.model.records import ALONE, CONFIRM, ConfirmRun, FloorResult
+from autotune.model.records import ALONE, CONFIRM, AaRecord, ConfirmRun
 from autotune.model.spec import FEWEST_TRIALS
 from autotune.model.units import format_seconds
 from autotune.rundir.store import Store
@@ -105,8 +105,8 @@ class TimeLeft:
     @property
     def takes(self) -> Durations | None:
         """Durations of this study's pieces of work; None if they are not known, or there is no budget."""
-        floors = self._store.of(FloorResult) if self.budgets else []
-        return durations_of(self._store.spec, floors[0], self._store.of(ConfirmRun)) if floors else None
+        aa_runs = self._store.of(AaRecord) if self.budgets else []
+        return durations_of(self._store.spec, aa_runs[0], self._store.of(ConfirmRun)) if aa_runs else None
 
     def used_up(self, unit_s: float = 0.0, kept_s: float = 0.0, *, is_last: bool = False) -> str | None:
         """Returns the name of a budget in which `unit_s` does not fit beside `kept_s`; None if it fits in all.
@@ -201,11 +201,11 @@ class TimeLeft:
         takes, spec = self.takes, self._store.spec
         if takes is None:
             return None
-        floor = self._store.of(FloorResult)[0]
+        aa_run = self._store.of(AaRecord)[0]
         budget = min(self.budgets, key=lambda b: b.whole_s)
-        rest_s = budget.whole_s - floor.at_s
+        rest_s = budget.whole_s - aa_run.at_s
         least_s = self.kept_after("search")
-        wanted_s = self._side_by_side(proofs_of_study_s(spec, floor, takes)) + takes.soak_s
+        wanted_s = self._side_by_side(proofs_of_study_s(spec, aa_run, takes)) + takes.soak_s
         wanted_s += minimising_s(spec, takes, sets=spec.confirm.finalists)
         reserved_s = max(least_s, min(wanted_s, BUDGET_SHARE_FOR_PROOF * rest_s))
         search_s = max(0.0, rest_s - reserved_s)
@@ -213,7 +213,7 @@ class TimeLeft:
         return Timetable(
             name=budget.name,
             budget_s=budget.whole_s,
-            used_s=floor.at_s,
+            used_s=aa_run.at_s,
             least_s=least_s,
             reserved_s=reserved_s,
             trial_s=takes.trial_s,

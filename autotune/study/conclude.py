@@ -8,10 +8,10 @@ from autotune.machine.host import describe_machine, utc_now
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import ABA
 from autotune.model.records import (
+    AaRecord,
     ConclusionRecord,
     ConfirmRun,
     FinalistResult,
-    FloorResult,
     Outcome,
     SoakRecord,
     TrialResult,
@@ -94,8 +94,8 @@ def _nothing_tried(run: StudyRun) -> tuple[float | None, str]:
 
 def is_isolated(run: StudyRun) -> bool:
     """Whether the study measures everything in isolation."""
-    floor = run.store.last(FloorResult)
-    return floor is None or floor.comparison.mode == ABA
+    aa_run = run.store.last(AaRecord)
+    return aa_run is None or aa_run.comparison.mode == ABA
 
 
 def _objections(run: StudyRun) -> dict[FlagSet, str]:

@@ -25,11 +25,11 @@ from autotune.model.proofs import Report, Standing, is_alone_due, report_of, run
 from autotune.model.records import (
     ALONE,
     CONFIRM,
+    AaRecord,
     AblationResult,
     ConfirmRun,
     EffectsRecord,
     FinalistResult,
-    FloorResult,
     LeftOut,
     ProofRecord,
     SoakRecord,
@@ -254,7 +254,7 @@ def _proven_ratio(confirmed: Candidate) -> float:
 def report(run: StudyRun, proven: FinalistResult) -> Report:
     """Runs each arm in isolation, unless the proof did or none are asked for, and says what is to be reported."""
     store, alone = run.store, None
-    if is_alone_due(proven, store.last(FloorResult), store.of(ConfirmRun), asked=run.spec.confirm.alone):
+    if is_alone_due(proven, store.last(AaRecord), store.of(ConfirmRun), asked=run.spec.confirm.alone):
         run.begin_stage("confirm", "isolated runs of each arm, compared with the interleaved pairs")
         alone = prove(run, [(proven.trial, proven.settings)], stage=ALONE)[0]
     return report_of(proven, alone, store.of(ConfirmRun))

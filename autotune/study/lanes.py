@@ -15,17 +15,17 @@ from pydantic import ValidationError
 
 from autotune.cluster.engine import ANSWERS, JOINED, LEFT, Engine, Told
 from autotune.machine.host import measured_versions
-from autotune.measure.context import floor_folder, time_limits_after
+from autotune.measure.context import aa_folder, time_limits_after
 from autotune.measure.durations import power_analysis
-from autotune.measure.tasks import AnyTask, Assignment, FloorTask, PairTask, PendingTask, TrialTask
+from autotune.measure.tasks import AaTask, AnyTask, Assignment, PairTask, PendingTask, TrialTask
 from autotune.model.errors import LaunchError, StoppedError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import INTERLEAVED, Failure, FailureKind, Pair, WorkPerStep, log_ratio
 from autotune.model.records import (
     RECORD,
+    AaRecord,
     AnyRecord,
     Callbacks,
-    FloorResult,
     IncidentRecord,
     LedgerRecord,
     TrialResult,
@@ -33,7 +33,7 @@ from autotune.model.records import (
 )
 from autotune.model.time_limits import TimeLimits
 from autotune.rundir.store import Store
-from autotune.stats.noise_floor import proof_size
+from autotune.stats.aa_noise import proof_size
 
 MOST_LOST = 3
 """Lanes that may be lost over one task; after that it is recorded as failed, for it may be what kills them."""
@@ -60,7 +60,7 @@ class _Lane:
     host: str
     devices: int
     heard_s: float
-    floor: FloorResult | None = None
+    aa_run: AaRecord | None = None
     pending: PendingTask | None = None
     told_programs: int = 0
 
@@ -120,12 +120,12 @@ class Lanes:
         self._writers: dict[Path, tuple[Callable[[Pair], None], list[float]]] = {}
         self._programs: list[tuple[str, int]] = []
         self._programs_seen = 0
-        self._has_said_floor = False
+        self._has_said_aa_run = False
         self.ledger = Ledger(store)
 
     # ------------------------------------------------------------------ for stages
 
-    def first_floor(self) -> FloorResult:
+    def first_aa_run(self) -> AaRecord:
         """Returns the A/A run of the first lane that has one; the other lanes go on.
 
         Raises:
@@ -133,9 +133,9 @@ class Lanes:
         """
         while True:
             for lane in self._lanes.values():
-                if lane.floor is not None:
-                    return lane.floor
-            self._begin_floors()
+                if lane.aa_run is not None:
+                    return lane.aa_run
+            self._begin_aa_runs()
             self._listen()
 
     def work(self, source: Callable[[], PendingTask | None]) -> None:
@@ -145,7 +145,7 @@ class Lanes:
             source: Returns the next task, or None if there is none now; called again after each result.
         """
         while True:
-            self._begin_floors()
+            self._begin_aa_runs()
             is_dry = False
             while (lane := self._free()) is not None:
                 pending = self._pending.pop(0) if self._pending else source()
@@ -176,7 +176,7 @@ class Lanes:
     @property
     def limits(self) -> TimeLimits | None:
         """Time limits of processes on the first lane that has an A/A run; None before there is one."""
-        return next((time_limits_after(self._store.spec, x.floor) for x in self._lanes.values() if x.floor), None)
+        return next((time_limits_after(self._store.spec, x.aa_run) for x in self._lanes.values() if x.aa_run), None)
 
     @property
     def names(self) -> Sequence[str]:
@@ -196,19 +196,19 @@ class Lanes:
     # ------------------------------------------------------------------ giving
 
     def _free(self) -> _Lane | None:
-        return next((x for x in self._lanes.values() if x.pending is None and x.floor is not None), None)
+        return next((x for x in self._lanes.values() if x.pending is None and x.aa_run is not None), None)
 
     def _at_work(self) -> bool:
-        return any(x.pending is not None and not isinstance(x.pending.task, FloorTask) for x in self._lanes.values())
+        return any(x.pending is not None and not isinstance(x.pending.task, AaTask) for x in self._lanes.values())
 
-    def _begin_floors(self) -> None:
+    def _begin_aa_runs(self) -> None:
         for lane in self._lanes.values():
-            if lane.floor is None and lane.pending is None:
-                if not self._has_said_floor:
-                    self._has_said_floor = True
+            if lane.aa_run is None and lane.pending is None:
+                if not self._has_said_aa_run:
+                    self._has_said_aa_run = True
                     self._store.tell_stage("A/A run")
                     self._view.stage("A/A run", "the reference against itself: smallest gain that can be detected")
-                self._begin(lane, PendingTask(FloorTask(), floor_folder(lane.name), "floor", lambda record: None))
+                self._begin(lane, PendingTask(AaTask(), aa_folder(lane.name), "aa_run", lambda record: None))
 
     def _begin(self, lane: _Lane, pending: PendingTask) -> None:
         lane.pending, lane.heard_s = pending, self._store.watch.total_s
@@ -218,7 +218,7 @@ class Lanes:
             lane=lane.name,
             folder=pending.own_folder,
             name=pending.name,
-            floor=lane.floor,
+            aa_run=lane.aa_run,
             runtime=tuple(self._runtime(self._settings_of(pending.task))),
             programs=dict(self._programs[lane.told_programs :]) if isinstance(pending.task, TrialTask) else {},
             at_s=lane.heard_s,
@@ -231,9 +231,9 @@ class Lanes:
         """Sets the number of block pairs of a pair of processes: the same on every lane, and in every session."""
         if not isinstance(task, PairTask) or task.pairs is not None:
             return task
-        floors = self._store.of(FloorResult)
+        aa_runs = self._store.of(AaRecord)
         spec = self._store.spec
-        pairs = proof_size(floors[0].floor if floors else None, starts=spec.turns.starts)
+        pairs = proof_size(aa_runs[0].noise if aa_runs else None, starts=spec.turns.starts)
         return task.model_copy(update={"pairs": pairs})
 
     def _settings_of(self, task: AnyTask) -> FlagSet:
@@ -295,7 +295,7 @@ class Lanes:
 
     def _inside(self, pending: PendingTask, parts: Sequence[str]) -> Path:
         """Returns the folder that a lane asks for; raises LaunchError if it is not its task's."""
-        allowed = (pending.own_folder, floor_folder(""))
+        allowed = (pending.own_folder, aa_folder(""))
         if not any(tuple(parts[: len(a)]) == a for a in allowed):
             raise LaunchError(f"a lane must keep to the folder of its task but asks for {'/'.join(parts)!r}")
         return self._store.folder(*parts)
@@ -304,7 +304,7 @@ class Lanes:
         if name in self._dismissed:
             return
         lane = _Lane(name, str(message["host"]), int(message["devices"] or 0), self._store.watch.total_s)
-        known = [f for f in self._store.of(FloorResult) if f.by == (name or None)]
+        known = [f for f in self._store.of(AaRecord) if f.by == (name or None)]
         if known and (not name or known[-1].provenance.get("host") == lane.host):
             refuse_upgraded(known[-1], measured_versions())
             self._adopt(lane, known[-1])
@@ -312,13 +312,13 @@ class Lanes:
         if name:
             self._view.note(f"lane {name} on {lane.host} joins")
 
-    def _adopt(self, lane: _Lane, floor: FloorResult) -> None:
-        lane.floor = floor
-        lane.devices = lane.devices or floor.reference.device_count
+    def _adopt(self, lane: _Lane, aa_run: AaRecord) -> None:
+        lane.aa_run = aa_run
+        lane.devices = lane.devices or aa_run.reference.device_count
         spec = self._store.spec
-        if floor.comparison.mode != INTERLEAVED and spec.measure.mode == "auto" and spec.workload.takes_turns:
+        if aa_run.comparison.mode != INTERLEAVED and spec.measure.mode == "auto" and spec.workload.takes_turns:
             self._view.note("two processes do not fit into the device's memory: they run one at a time, in ABA runs")
-        self._view.floor(floor)
+        self._view.aa_run(aa_run)
 
     def _lose(self, name: str, why: str) -> None:
         """Removes a lost lane; its task goes to another, or is recorded as failed after `MOST_LOST` losses."""
@@ -327,7 +327,7 @@ class Lanes:
             return
         self._view.note(f"lane {name} is lost: {why}")
         pending = lane.pending
-        if pending is None or isinstance(pending.task, FloorTask):
+        if pending is None or isinstance(pending.task, AaTask):
             return
         self._store.append(IncidentRecord(what=f"lane lost at {pending.name}: {why}", by=name or None))
         pending.lost += 1
@@ -349,26 +349,26 @@ class Lanes:
             self._dismiss(lane, f"what it says cannot be read: {error}")
             return
         lane.pending = None
-        if isinstance(pending.task, FloorTask):
+        if isinstance(pending.task, AaTask):
             self._first_result(lane, record)
         else:
             pending.done(record)
 
-    def _first_result(self, lane: _Lane, floor: AnyRecord) -> None:
+    def _first_result(self, lane: _Lane, aa_run: AnyRecord) -> None:
         """Records a lane's A/A run and admits the lane, unless it is another kind of machine."""
-        assert isinstance(floor, FloorResult)
+        assert isinstance(aa_run, AaRecord)
         try:
-            refuse_strangers(floor, self._store.of(FloorResult))
+            refuse_strangers(aa_run, self._store.of(AaRecord))
         except LaunchError as error:
             self._dismiss(lane, str(error))
             return
         # `_join` finds it by the engine's name of the host, from which the machine's own may differ.
-        floor = floor.model_copy(update={"provenance": {**floor.provenance, "host": lane.host}})
-        if not self._store.of(FloorResult):
-            floor = floor.model_copy(update={"power": power_analysis(self._store.spec, floor)})
-        self._store.append(floor)
-        self._adopt(lane, floor)
-        for warning in (*floor.reference.warnings, *floor.comparison.warnings):
+        aa_run = aa_run.model_copy(update={"provenance": {**aa_run.provenance, "host": lane.host}})
+        if not self._store.of(AaRecord):
+            aa_run = aa_run.model_copy(update={"power": power_analysis(self._store.spec, aa_run)})
+        self._store.append(aa_run)
+        self._adopt(lane, aa_run)
+        for warning in (*aa_run.reference.warnings, *aa_run.comparison.warnings):
             self._view.note(warning)
 
     def _dismiss(self, lane: _Lane, why: str, *, is_stopped: bool = False) -> None:
@@ -402,7 +402,7 @@ class Lanes:
 # ---------------------------------------------------------------------- which lanes may measure one study
 
 
-def refuse_strangers(own: FloorResult, others: Iterable[FloorResult]) -> None:
+def refuse_strangers(own: AaRecord, others: Iterable[AaRecord]) -> None:
     """Refuses a lane whose device or versions differ from those of the lanes before it.
 
     Raises:
@@ -423,11 +423,11 @@ def refuse_strangers(own: FloorResult, others: Iterable[FloorResult]) -> None:
             )
 
 
-def refuse_upgraded(known: FloorResult, versions: Mapping[str, str]) -> None:
+def refuse_upgraded(known: AaRecord, versions: Mapping[str, str]) -> None:
     """Refuses to resume a study after an upgrade: old and new measurements are not comparable.
 
     Raises:
-        LaunchError: If the version of JAX, jaxlib or a CUDA plugin has changed since the noise floor was measured.
+        LaunchError: If the version of JAX, jaxlib or a CUDA plugin has changed since the A/A run was measured.
     """
     before = known.provenance.get("versions", {})
     changed = [

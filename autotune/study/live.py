@@ -10,10 +10,10 @@ from rich.live import Live
 from rich.text import Text
 
 from autotune.model.clock import Stopwatch
-from autotune.model.records import AblationResult, ConfirmRun, FinalistResult, FloorResult, TrialConfig, TrialResult
+from autotune.model.records import AaRecord, AblationResult, ConfirmRun, FinalistResult, TrialConfig, TrialResult
 from autotune.model.redaction import visible_line
 from autotune.model.units import format_ratio, format_seconds
-from autotune.results.format import format_estimate, format_finalist, format_floor, format_trial, shorten
+from autotune.results.format import format_aa_run, format_estimate, format_finalist, format_trial, shorten
 
 MOST_LANES = 8
 """Limit of lanes in the live status."""
@@ -57,10 +57,10 @@ class LineView:
         trial = f"trial {run.trial}, " if run.trial else ""
         self.line(f"  {trial}fresh pair {run.repeat + 1} of {asked}: {found}")
 
-    def floor(self, result: FloorResult) -> None:
+    def aa_run(self, result: AaRecord) -> None:
         """See `Callbacks`."""
         self._provable = result.provable if result.provable is not None else self._provable
-        for text in format_floor(result):
+        for text in format_aa_run(result):
             self.line(f"lane {result.by}: {text}" if result.by else text)
 
     def trial_starts(self, config: TrialConfig, asked: int) -> None:

@@ -21,9 +21,9 @@ def measure_reference(run: StudyRun) -> WorkerReport:
     """Makes the A/A run, unless an earlier session did, and returns the reference's report."""
     if run.screener is not None:
         run.screener.is_measuring = lambda: run.lanes.is_measuring
-    floor = run.lanes.first_floor()
-    refuse_untold_work(run.spec, floor.reference)
-    return floor.reference
+    aa_run = run.lanes.first_aa_run()
+    refuse_untold_work(run.spec, aa_run.reference)
+    return aa_run.reference
 
 
 def narrow_space(run: StudyRun, space: SearchSpace) -> SearchSpace:

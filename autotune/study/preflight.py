@@ -11,7 +11,7 @@ from autotune.machine.environment import caller_environment, steering_settings
 from autotune.model.errors import AutotuneError, RunDirectoryError, SettingError, close_matches
 from autotune.model.flags import FlagSet, kind_of
 from autotune.model.measurement import WorkloadFacts
-from autotune.model.records import FloorResult
+from autotune.model.records import AaRecord
 from autotune.model.redaction import refuse_redacted
 from autotune.model.spec import StudySpec
 from autotune.programs.look import program_python, refuse_other_build
@@ -255,8 +255,8 @@ def preview_space(
     asked = python or program_python(spec, study_dir, note=note)
     known = known_settings(spec, asked)
     store = _run_of(spec, run_dir, is_asked=is_asked)
-    floor = store.last(FloorResult) if store is not None else None
-    facts: WorkloadFacts | None = floor.reference if floor is not None else None
+    aa_run = store.last(AaRecord) if store is not None else None
+    facts: WorkloadFacts | None = aa_run.reference if aa_run is not None else None
     if python is None:
         refuse_other_build(known.build.jaxlib, asked, spec, facts)
     space = build_space(spec, known, facts)
@@ -283,7 +283,7 @@ def _run_of(spec: StudySpec, path: Path, *, is_asked: bool) -> Store | None:
             raise
         return None
     is_same = store.spec.identity == spec.identity
-    if is_asked and not (is_same and store.of(FloorResult)):
+    if is_asked and not (is_same and store.of(AaRecord)):
         raise RunDirectoryError(
             f"--run-dir must be a run of this very study whose reference has run but {path} is none; "
             "leave it out to see what the study by itself says"

@@ -30,7 +30,7 @@ from autotune.study import preflight
 from autotune.study.confirm import most_pairs, prove, report
 from autotune.study.preflight import refuse_missing_secrets
 from autotune.study.run import StudyRun
-from autotune.study.stages import noise_floor, probe
+from autotune.study.stages import aa_run, probe
 from autotune.workers.base import Launcher
 
 STAGE = "recheck"
@@ -85,7 +85,7 @@ def recheck_winner(run: StudyRun, winner: Winner) -> ConclusionRecord:
     """
     with contextlib.closing(run):
         probe(run)
-        noise_floor(run)
+        aa_run(run)
         run.begin_stage(STAGE, f"{winner.settings} in up to {most_pairs(run, STAGE)} fresh pairs of processes")
         result = prove(run, [(0, winner.settings)], stage=STAGE)[0]
         found = report(run, result) if result.is_passed else Report(result.estimate, objection=result.veto)

@@ -18,7 +18,7 @@ from autotune.measure.runner import LocalExecutor, TaskRunner
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import WorkerReport, WorkloadFacts
 from autotune.model.proofs import Report
-from autotune.model.records import Callbacks, ConclusionRecord, FinalistResult, FloorResult
+from autotune.model.records import AaRecord, Callbacks, ConclusionRecord, FinalistResult
 from autotune.model.spec import StudySpec
 from autotune.rundir.store import Store, driver_session, unnamed_folders
 from autotune.settings.space import SearchSpace
@@ -108,7 +108,7 @@ class StudyRun:
         time: Time left in the budgets; set by `probe`, as `setup` and `lanes` are.
         screener: Set by `probe`; None if the study is not screened.
         recheck: Sets to try because the screen may be wrong on the actual GPU; set by `screen`.
-        facts: Facts about the workload from the reference's report; set by `noise_floor`.
+        facts: Facts about the workload from the reference's report; set by `aa_run`.
         first: Sets to try before the sampler proposes, with origins; set by `probe`, extended by `screen`.
         search_more: Tries more sets with the time that proofs left, and returns whether it did; set by `search`.
         candidates: Best first; set by `minimise`.
@@ -151,8 +151,8 @@ class StudyRun:
     @property
     def reference(self) -> WorkerReport | None:
         """The report of the A/A run's reference; None before it was measured."""
-        floor = self.store.last(FloorResult)
-        return floor.reference if floor is not None else None
+        aa_run = self.store.last(AaRecord)
+        return aa_run.reference if aa_run is not None else None
 
     def open(self) -> None:
         """Takes the devices and the run directory, and begins a session."""

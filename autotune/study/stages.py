@@ -15,6 +15,7 @@ from autotune.cluster.engine import Engine
 from autotune.model.clock import Stopwatch
 from autotune.model.measurement import Stamped
 from autotune.model.records import (
+    AaRecord,
     AblationResult,
     BlameRecord,
     Callbacks,
@@ -22,7 +23,6 @@ from autotune.model.records import (
     ConfirmRun,
     EffectsRecord,
     FinalistResult,
-    FloorResult,
     LedgerRecord,
     ProofRecord,
     ScreenRecord,
@@ -70,7 +70,7 @@ def probe(run: StudyRun) -> None:
     run.open()
 
 
-def noise_floor(run: StudyRun) -> None:
+def aa_run(run: StudyRun) -> None:
     """Measures the reference against itself; its report has the workload's facts."""
     run.facts = measure_reference(run)
 
@@ -105,7 +105,7 @@ def conclude(run: StudyRun) -> None:
 
 STAGES = (
     Stage("probe", probe, (SessionRecord, LedgerRecord)),
-    Stage("A/A run", noise_floor, (FloorResult,)),
+    Stage("A/A run", aa_run, (AaRecord,)),
     Stage("screen", screen, (ScreenRecord,)),
     Stage("search", search, (TrialResult, BlameRecord, EffectsRecord)),
     Stage("minimise", minimise, (AblationResult,)),

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.measure.durations import eta_s
-from autotune.model.records import ConclusionRecord, FloorResult, LedgerRecord, ScreenRecord, SessionRecord, TrialResult
+from autotune.model.records import AaRecord, ConclusionRecord, LedgerRecord, ScreenRecord, SessionRecord, TrialResult
 from autotune.model.units import format_seconds
 from autotune.results.format import format_estimate
 from autotune.results.screen_words import describe_screen_record
@@ -121,16 +121,19 @@ def study_status(path: Path) -> StudyStatus:
 
 
 def _lanes(store: Store, *, is_running: bool) -> tuple[LaneStatus, ...]:
-    floors = {f.by: f for f in store.of(FloorResult) if f.by is not None}
-    steps_s = {name: floor.comparison.reference_step_s for name, floor in floors.items()}
-    limit_s = (1 + SLOW) * statistics.median(steps_s.values()) if floors else 0.0
+    aa_runs = {f.by: f for f in store.of(AaRecord) if f.by is not None}
+    steps_s = {name: aa_run.comparison.reference_step_s for name, aa_run in aa_runs.items()}
+    limit_s = (1 + SLOW) * statistics.median(steps_s.values()) if aa_runs else 0.0
     ledger = store.last(LedgerRecord)
     here = ledger.lanes if ledger and is_running else ()
     return tuple(
         LaneStatus(
-            lane=name, host=str(floor.provenance.get("host", "")), is_here=name in here, is_slow=steps_s[name] > limit_s
+            lane=name,
+            host=str(aa_run.provenance.get("host", "")),
+            is_here=name in here,
+            is_slow=steps_s[name] > limit_s,
         )
-        for name, floor in sorted(floors.items())
+        for name, aa_run in sorted(aa_runs.items())
     )
 
 

@@ -135,7 +135,7 @@ def out_of_memory(found: Part) -> Row:
     limit_s = min(OUT_OF_MEMORY_S, found.hour.left_s - 10)
     done = found.machine.autotune("run", str(study), "--run-dir", str(folder / "run"), limit_s=limit_s, folder=folder)
     run = Store.open(folder / "run")
-    pairs = list(run.pairs("floor"))
+    pairs = list(run.pairs("aa_run"))
     run_steps = run.spec.measure.run_steps
     return {
         "status": done.status,

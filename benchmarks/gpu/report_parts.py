@@ -143,7 +143,7 @@ def words(found: Estimates, rows: list[Row]) -> list[str]:
 
 
 def itself(accepted: dict[str, Row], mark: str, plots: dict[str, Chart]) -> list[str]:
-    """Noise floor by length of block, order and residency effects, process spread."""
+    """A/A run by length of block, order and residency effects, process spread."""
     row = accepted["turns"]
     lines = ["| block | pairs | standard deviation of a pair | second over first |", "| --- | --- | --- | --- |"]
     marks = []
@@ -156,7 +156,7 @@ def itself(accepted: dict[str, Row], mark: str, plots: dict[str, Chart]) -> list
         marks.append(
             Mark(
                 x=math.exp(at[0]), x_ends=(math.exp(at[1]), math.exp(at[2])), label=f"blocks of {block_s} s",
-                detail=f"{len(pairs)} pairs", style="floor",
+                detail=f"{len(pairs)} pairs", style="aa_run",
             )
         )  # fmt: skip
     plots["gpu-itself"] = Chart(title=f"A/A{mark}", svg=forest(marks, band=MIN_EFFECT, of=f"A/A{mark}: step time"))

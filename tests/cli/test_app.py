@@ -54,7 +54,7 @@ def test_status_show_and_their_json(finished: Path) -> None:
     assert rows[0]["state"] == "finished"
     assert (rows[0]["trials"], rows[0]["asked_trials"], rows[0]["stage"]) == (5, 5, None)
     records = json.loads(autotune("show", "runs/typed", "--json", cwd=finished).stdout)
-    assert {"session", "floor", "trial", "confirm_run", "finalist", "conclusion"} <= {r["kind"] for r in records}
+    assert {"session", "aa_run", "trial", "confirm_run", "finalist", "conclusion"} <= {r["kind"] for r in records}
     one = json.loads(autotune("show", "runs/typed", "1", "--json", cwd=finished).stdout)
     assert one["number"] == 1
     assert len(one["pairs"]) == one["comparison"]["pair_count"]
@@ -128,7 +128,7 @@ def test_settings_that_cannot_be_searched_are_refused_before_anything_starts(
 def test_run_directory_of_a_study_that_measured_nothing_does_not_block_an_edit(study: Path) -> None:
     store = Store.create_or_resume(study.parent / "runs/typed", load_study(study), study_dir=study.parent)
     store.append(IncidentRecord(what="the reference did not start"))
-    (store.folder("floor") / "worker.log").write_text("why")
+    (store.folder("aa_run") / "worker.log").write_text("why")
     (store.path / "notes.txt").write_text("mine")
     before = (store.path / "records.jsonl").read_bytes()
     store.close()
@@ -137,7 +137,7 @@ def test_run_directory_of_a_study_that_measured_nothing_does_not_block_an_edit(s
     assert json.loads(done.stdout)["trial_count"] == 1
     assert "earlier-1" in done.stderr
     assert (store.path / "earlier-1/records.jsonl").read_bytes() == before
-    assert (store.path / "earlier-1/floor/worker.log").read_text() == "why"
+    assert (store.path / "earlier-1/aa_run/worker.log").read_text() == "why"
     assert (store.path / "notes.txt").read_text() == "mine"
     assert autotune("fsck", store.path / "earlier-1", cwd=folder).returncode == 0
     assert autotune("fsck", store.path, cwd=folder).returncode == 0
@@ -211,7 +211,7 @@ def test_interrupt_stops_cleanly_and_says_how_to_go_on(study: Path) -> None:
         text=True,
     )
     records = folder / "runs/typed/records.jsonl"
-    wait_for(lambda: records.exists() and '"floor"' in records.read_text(), "the noise floor is recorded")
+    wait_for(lambda: records.exists() and '"aa_run"' in records.read_text(), "the A/A run is recorded")
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130

@@ -110,10 +110,10 @@ def last_of(kind: str) -> int:
 HURT: list[tuple[int, tuple[Any, ...]]] = [
     (last_of("confirm_run"), ("log_ratio",)), (last_of("confirm_run"), ("candidate_step_s",)),
     (last_of("trial"), ("comparison", "estimate", "ratio")), (last_of("trial"), ("number",)),
-    (last_of("conclusion"), ("estimate", "low")), (last_of("floor"), ("comparison", "reference_step_s")),
-    (last_of("floor"), ("provenance", "load_1min")), (last_of("soak"), ("step_count",)),
+    (last_of("conclusion"), ("estimate", "low")), (last_of("aa_run"), ("comparison", "reference_step_s")),
+    (last_of("aa_run"), ("provenance", "load_1min")), (last_of("soak"), ("step_count",)),
     (last_of("session"), ("started",)),
-    (last_of("floor"), ("reference", "process_count")), (last_of("floor"), ("floor", "process_sd")),
+    (last_of("aa_run"), ("reference", "process_count")), (last_of("aa_run"), ("aa_run", "process_sd")),
 ]  # fmt: skip
 """Numbers that are computed with, drawn or compared."""
 

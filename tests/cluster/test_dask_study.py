@@ -11,7 +11,7 @@ import pytest
 
 from autotune.cluster.dask_engine import DaskEngine
 from autotune.cluster.engine import JOINED, LEFT, Message, Told
-from autotune.model.records import FloorResult, IncidentRecord, Outcome, TrialResult
+from autotune.model.records import AaRecord, IncidentRecord, Outcome, TrialResult
 from autotune.study.engines import study_message
 from autotune.study.run import StudyRun
 from autotune.study.stages import run_study
@@ -105,7 +105,7 @@ def test_a_study_on_two_workers_loses_nothing_when_one_is_killed_and_another_joi
     tally = tally_of(run.store.path)
     assert (tally["trials"], tally["conclusions"]) == (TRIALS, 1)
     assert tally["lost"] == tally["doubled"] == tally["sets_measured_twice"] == tally["trials_with_wrong_samples"] == 0
-    assert {f.by for f in run.store.of(FloorResult)} >= {"stays"}
+    assert {f.by for f in run.store.of(AaRecord)} >= {"stays"}
     assert {r.by for r in run.store.of(TrialResult)} <= {"victim", "stays", "comes-later"}
     assert len({r.by for r in run.store.of(TrialResult)}) >= 2
     assert [i for i in run.store.of(IncidentRecord) if i.by not in ("victim", None)] == []

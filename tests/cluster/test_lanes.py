@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from autotune.model.records import FloorResult, TrialResult
+from autotune.model.records import AaRecord, TrialResult
 from autotune.rundir.store import Store
 from harness.sandbox import wait_for
 from tests.cluster.conftest import ROOT, Allocate, autotune, marked
@@ -80,5 +80,5 @@ def test_a_driver_that_is_killed_takes_all_lanes_with_it_and_the_next_goes_on(
     with driving(tmp_path, env) as driver:
         assert driver.wait(timeout=170) == 0, logs(tmp_path)
     is_whole(tmp_path / "run", trials=14)
-    floors = Store.open(tmp_path / "run").of(FloorResult)
-    assert sorted(str(f.by) for f in floors) == ["127.0.0.1", "127.0.0.2", "127.0.0.3"]  # none is measured again
+    aa_runs = Store.open(tmp_path / "run").of(AaRecord)
+    assert sorted(str(f.by) for f in aa_runs) == ["127.0.0.1", "127.0.0.2", "127.0.0.3"]  # none is measured again

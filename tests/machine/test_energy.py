@@ -12,7 +12,7 @@ from autotune.child.gpus import load_nvml
 from autotune.machine.telemetry import NO_METER, EnergyMeter, GpuWatch, open_meter
 from autotune.measure.runner import TaskRunner
 from autotune.model.measurement import Arm, Pair
-from autotune.model.records import ConfirmRun, FloorResult, TrialResult
+from autotune.model.records import AaRecord, ConfirmRun, TrialResult
 from autotune.model.spec import StudySpec, parse_study
 from autotune.rundir.store import Store
 from autotune.study.stages import run_study
@@ -168,10 +168,10 @@ def metered_run(path: Path, *, mode: str, **replay: Any) -> Store:
 @pytest.mark.parametrize("mode", ["interleaved", "aba"])
 def test_every_measurement_of_a_study_keeps_its_joules(tmp_path: Path, mode: str) -> None:
     store = metered_run(tmp_path, mode=mode)
-    floor = store.last(FloorResult)
-    assert floor is not None
-    assert floor.comparison.energy is not None
-    assert floor.comparison.energy.candidate_step_j == pytest.approx(3.0, rel=0.01)
+    aa_run = store.last(AaRecord)
+    assert aa_run is not None
+    assert aa_run.comparison.energy is not None
+    assert aa_run.comparison.energy.candidate_step_j == pytest.approx(3.0, rel=0.01)
     measured = [r for r in store.of(TrialResult) if r.comparison is not None]
     assert measured
     for result in measured:

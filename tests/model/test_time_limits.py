@@ -48,7 +48,7 @@ def test_compilations() -> None:
     assert compile_limits(40.0) == CompileLimits(wall_s=1280.0, processor_s=320.0)
 
 
-def test_the_launcher_is_told_once_the_noise_floor_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_launcher_is_told_once_the_aa_noise_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[TimeLimits] = []
     original = TimedLauncher.start
 

@@ -83,5 +83,5 @@ def test_charts_draw_what_the_frames_hold(finished: Store, tmp_path: Path) -> No
     measured = int(s.trials.query("status == 'measured'")["trial"].iloc[0])
     dots = s.plot.steps(measured).svg.count("h0")
     assert dots == len(s.steps.query("stage == 'trial' and trial == @measured"))
-    assert s.plot.steps().svg.count("h0") == len(s.steps.query("stage == 'floor'"))
+    assert s.plot.steps().svg.count("h0") == len(s.steps.query("stage == 'aa_run'"))
     assert not s.plot.steps(99).svg

@@ -11,7 +11,7 @@ import pytest
 
 from autotune.machine.host import RanOn, would_run_on
 from autotune.model.measurement import GpuState
-from autotune.model.records import FloorResult
+from autotune.model.records import AaRecord
 from autotune.model.spec import parse_study
 from autotune.results import winner
 from autotune.results.winner import Conditions, conditions_of, differences, this_machine
@@ -30,17 +30,17 @@ STATE = GpuState(
 
 
 @pytest.fixture
-def floor() -> FloorResult:
-    """A noise floor whose reference ran on one H200."""
-    found = Store.open(Path(__file__).parents[1] / "rundir" / "small").last(FloorResult)
+def aa_run() -> AaRecord:
+    """An A/A run whose reference ran on one H200."""
+    found = Store.open(Path(__file__).parents[1] / "rundir" / "small").last(AaRecord)
     assert found is not None
     told = {"versions": MEASURED, "gpus": (STATE,), "device_kind": "NVIDIA H200"}
     return found.model_copy(update={"reference": found.reference.model_copy(update=told)})
 
 
-def proven(floor: FloorResult, *, facts: dict[str, Any] | None = None, **device: Any) -> Conditions:
+def proven(aa_run: AaRecord, *, facts: dict[str, Any] | None = None, **device: Any) -> Conditions:
     study = {"name": "g", "workload": {"entry": "llama"}, "device": {"platform": "cuda", **device}}
-    return conditions_of(parse_study(study), floor, facts or {"versions": {}})
+    return conditions_of(parse_study(study), aa_run, facts or {"versions": {}})
 
 
 @pytest.fixture
@@ -62,19 +62,21 @@ def found(mine: Conditions) -> dict[str, tuple[str, str]]:
     return {d.field: (d.proven, d.here) for d in differences(mine, this_machine(platform="cuda", like=mine))}
 
 
-def test_one_gpu_of_a_node_of_eight_holds_where_it_was_proven(floor: FloorResult, here: dict[str, Any]) -> None:
-    mine = proven(floor, count=1)
+def test_one_gpu_of_a_node_of_eight_holds_where_it_was_proven(aa_run: AaRecord, here: dict[str, Any]) -> None:
+    mine = proven(aa_run, count=1)
     assert (mine.device_count, mine.devices_asked) == (1, 1)
     assert found(mine) == {}
-    assert found(proven(floor)) == {"device_count": ("1", "8")}, "a study that takes all that there are has others here"
+    assert found(proven(aa_run)) == {"device_count": ("1", "8")}, (
+        "a study that takes all that there are has others here"
+    )
     here["gpus"].clear()
     assert found(mine)["device_count"] == ("1", "0")
 
 
-def test_a_second_gpu_of_another_kind_is_no_matter_of_a_study_on_one(floor: FloorResult, here: dict[str, Any]) -> None:
+def test_a_second_gpu_of_another_kind_is_no_matter_of_a_study_on_one(aa_run: AaRecord, here: dict[str, Any]) -> None:
     here["gpus"][1] = STATE.model_copy(update={"name": "NVIDIA T1000", "vbios": "90.17"})
-    assert found(proven(floor, count=1)) == {}
-    assert found(proven(floor, count=1).model_copy(update={"devices_asked": 2, "device_count": 2})) == {
+    assert found(proven(aa_run, count=1)) == {}
+    assert found(proven(aa_run, count=1).model_copy(update={"devices_asked": 2, "device_count": 2})) == {
         "device_kind": ("NVIDIA H200", "NVIDIA H200 and NVIDIA T1000"),
         "vbios": ("96.00", "90.17 and 96.00"),
     }
@@ -90,13 +92,13 @@ def test_a_second_gpu_of_another_kind_is_no_matter_of_a_study_on_one(floor: Floo
     ],
 )
 def test_a_changed_library_is_named(
-    floor: FloorResult, here: dict[str, Any], name: str, value: str | None, words: tuple[str, str]
+    aa_run: AaRecord, here: dict[str, Any], name: str, value: str | None, words: tuple[str, str]
 ) -> None:
     here["versions"] = {n: v for n, v in (MEASURED | {name: value}).items() if v is not None}
     if name == "driver":
-        assert found(proven(floor, count=1)) == {"driver": words}
+        assert found(proven(aa_run, count=1)) == {"driver": words}
     else:
-        assert found(proven(floor, count=1)) == {name: words}
+        assert found(proven(aa_run, count=1)) == {name: words}
 
 
 @pytest.mark.parametrize(
@@ -112,16 +114,16 @@ def test_a_changed_library_is_named(
     ],
 )
 def test_changed_firmware_and_settings_of_a_gpu_are_named(
-    floor: FloorResult, here: dict[str, Any], change: dict[str, Any], field: str, words: str
+    aa_run: AaRecord, here: dict[str, Any], change: dict[str, Any], field: str, words: str
 ) -> None:
     here["gpus"][0] = STATE.model_copy(update=change)
-    assert {n: there for n, (_, there) in found(proven(floor, count=1)).items()} == {field: words}
+    assert {n: there for n, (_, there) in found(proven(aa_run, count=1)).items()} == {field: words}
 
 
-def test_the_measured_process_is_believed_before_the_driver(floor: FloorResult) -> None:
+def test_the_measured_process_is_believed_before_the_driver(aa_run: AaRecord) -> None:
     """The fault of 2b61fbc: what the driver's own Python had, on whatever machine, went over what the child told."""
     facts = {"versions": {"jaxlib": "0.9.0", "jax-cuda12-plugin": "0.9.0"}, "driver": "470.1"}
-    mine = proven(floor, facts=facts, count=1)
+    mine = proven(aa_run, facts=facts, count=1)
     assert (mine.jaxlib, mine.driver) == ("0.11.1", "580.65.06")
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from autotune.model.errors import AutotuneError
 from autotune.model.flags import FlagSet
-from autotune.model.records import ConclusionRecord, ConfirmRun, FloorResult, Outcome, TrialResult
+from autotune.model.records import AaRecord, ConclusionRecord, ConfirmRun, Outcome, TrialResult
 from autotune.model.spec import StudySpec
 from autotune.results.export import read_winner
 from autotune.results.library import LibraryQuery, add_to_library, best_known, format_match, library_entries
@@ -124,7 +124,7 @@ def test_a_winner_that_still_holds_is_proven_anew(finished: Store, tmp_path: Pat
     assert "it was 0.92" in conclusion.sentence
     assert {r.stage for r in store.of(ConfirmRun)} == {"recheck", "alone"}
     assert store.of(TrialResult) == []
-    assert len(store.of(FloorResult)) == 1
+    assert len(store.of(AaRecord)) == 1
     assert winner_of(store).settings == FlagSet({"xla_a": "1", "xla_d": "2", "NCCL_DEBUG": "WARN"})
     assert build(store)["finalists"][0]["stage"] == "recheck"
 
@@ -153,4 +153,4 @@ def test_a_recheck_goes_on_where_it_was_stopped(finished: Store, tmp_path: Path)
     _, before = again(spec, tmp_path, winner_of(finished))
     _, store = again(spec, tmp_path, winner_of(finished))
     assert store.of(ConfirmRun) == before.of(ConfirmRun)
-    assert len(store.of(FloorResult)) == 1
+    assert len(store.of(AaRecord)) == 1

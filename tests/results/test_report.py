@@ -17,9 +17,9 @@ from rich.console import Console
 
 from autotune.model.flags import FlagSet
 from autotune.model.records import (
+    AaRecord,
     BestPredicted,
     EffectsRecord,
-    FloorResult,
     IncidentRecord,
     PairEffect,
     SettingEffect,
@@ -29,7 +29,7 @@ from autotune.model.records import (
 from autotune.results import api, pages
 from autotune.results.api import load
 from autotune.results.effects import effect_lines, study_tables
-from autotune.results.format import format_energy, format_floor
+from autotune.results.format import format_aa_run, format_energy
 from autotune.results.report import build, overview, render_html, render_markdown, render_overview
 from autotune.rundir.store import Store
 from tests.machine.test_energy import metered_run
@@ -299,9 +299,9 @@ def terminal(store: Store) -> str:
 
 
 def test_energy_stands_in_every_view(metered: Store) -> None:
-    floor = metered.last(FloorResult)
-    assert floor is not None
-    assert "energy: 3 J a step, of whole GPUs" in format_floor(floor)
+    aa_run = metered.last(AaRecord)
+    assert aa_run is not None
+    assert "energy: 3 J a step, of whole GPUs" in format_aa_run(aa_run)
     costly = next(r for r in metered.of(TrialResult) if r.settings.get("xla_a") == "1" and r.comparison)
     assert format_energy(costly).startswith("energy: 5.4 J a step")
     page, text = render_html(metered), render_markdown(metered)
@@ -321,9 +321,9 @@ def test_where_energy_is_not_known_nothing_speaks_of_it(finished: Store) -> None
 
 
 def test_aba_runs_are_told_from_pairs(alone: Store, metered: Store) -> None:
-    floor = alone.last(FloorResult)
-    assert floor is not None
-    assert any("in ABA runs" in line for line in format_floor(floor))
+    aa_run = alone.last(AaRecord)
+    assert aa_run is not None
+    assert any("in ABA runs" in line for line in format_aa_run(aa_run))
     assert "3 ABA runs" in terminal(alone)
     assert "ABA" not in terminal(metered)
     measured = {row["over"] for row in build(alone)["trials"]}

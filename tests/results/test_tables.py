@@ -64,13 +64,13 @@ def test_trials_hold_what_the_formula_says(finished: Store) -> None:
 
 def test_steps_are_all_there_in_the_order_of_running(finished: Store) -> None:
     steps = Study(finished.path).steps
-    assert set(steps["stage"]) == {"floor", "trial", "confirm", "minimise", "alone"}
+    assert set(steps["stage"]) == {"aa_run", "trial", "confirm", "minimise", "alone"}
     files = list(finished.path.rglob("pairs.jsonl"))
     assert steps["measurement"].nunique() == len(files)
-    floor = steps[steps["stage"] == "floor"]
-    assert len(floor) == sum(len(p.reference_s) + len(p.candidate_s) for p in finished.pairs("floor"))
-    assert floor["step_s"].median() == pytest.approx(0.03, rel=1e-3)
-    assert (floor.groupby("pair")["is_first"].mean() == 0.5).all()
+    aa_run = steps[steps["stage"] == "aa_run"]
+    assert len(aa_run) == sum(len(p.reference_s) + len(p.candidate_s) for p in finished.pairs("aa_run"))
+    assert aa_run["step_s"].median() == pytest.approx(0.03, rel=1e-3)
+    assert (aa_run.groupby("pair")["is_first"].mean() == 0.5).all()
 
 
 def test_ablation_gives_what_a_setting_brings(finished: Store) -> None:

@@ -113,4 +113,4 @@ def test_lanes_on_nodes_of_a_slurm_job_survive_kills(tmp_path: Path) -> None:
         place = InSlurmJob(cluster)
         tally = kill_study(tmp_path, SIMULATED, trials=29, strikes=8, rng=random.Random(5), place=place, delay_s=0.04)
     assert_exact(tally)
-    assert tally["floors_measured_again"] == 0  # a node's name lasts
+    assert tally["aa_runs_measured_again"] == 0  # a node's name lasts

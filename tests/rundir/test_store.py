@@ -44,7 +44,7 @@ def test_a_damaged_whole_line_is_an_error_that_names_it(tmp_path: Path) -> None:
 
 def test_no_part_of_a_record_takes_a_field_that_it_does_not_know() -> None:
     parts = {name: part for name, part in RECORD.json_schema()["$defs"].items() if "properties" in part}
-    assert {"Estimate", "Stalls", "TotalTime", "LossSpread", "NoiseFloor"} <= parts.keys()
+    assert {"Estimate", "Stalls", "TotalTime", "LossSpread", "AaNoise"} <= parts.keys()
     assert [name for name, part in parts.items() if part["additionalProperties"] is not False] == []
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from autotune.model.sections import MeasureSpec
 from autotune.model.turn_sizes import TurnSizes
+from autotune.stats.aa_noise import read_aa_noise
 from autotune.stats.estimates import SequentialPlan, estimate_pairs, widen
-from autotune.stats.noise_floor import read_noise_floor
 from harness.noise import Floats, Machine, NoiseModel, Process, log_ratios, run_pairs
 
 CPU, GPU = MeasureSpec().turns_on("cpu"), MeasureSpec().turns_on("cuda")
@@ -86,7 +86,7 @@ def test_equal_arms_stay_equal_at_every_length_of_a_block(sizes: TurnSizes, cloc
     assert held(ratios, 0.0) > 0.92
 
 
-def test_a_noise_floor_of_four_long_pairs_is_as_honest_as_one_of_eight() -> None:
+def test_an_aa_run_of_four_long_pairs_is_as_honest_as_one_of_eight() -> None:
     rng, process_sd = np.random.default_rng(2), 0.003
     for within_sd in (0.001, 0.004):
         held_by = []
@@ -94,7 +94,7 @@ def test_a_noise_floor_of_four_long_pairs_is_as_honest_as_one_of_eight() -> None
             living = process_sd * rng.standard_normal()
             centres = process_sd * rng.standard_normal(5) - living
             groups = [c + within_sd * rng.standard_normal(4) for c in centres[:4]]
-            spread = read_noise_floor(groups, least=4).spread
+            spread = read_aa_noise(groups, least=4).spread
             found = widen(PLAN.estimate(centres[4] + within_sd * rng.standard_normal(8)), spread)
             held_by.append(found.low <= 1.0 <= found.high)
         assert np.mean(held_by) >= 0.93

@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.stats.noise_floor import (
+from autotune.stats.aa_noise import (
     DEFAULT_PROOF_SIZE,
     LEAST,
     MOST,
     STARTS,
-    NoiseFloor,
+    AaNoise,
     moments,
     pairs_in_process,
     proof_size,
-    read_noise_floor,
+    read_aa_noise,
 )
 
 SPREADS = st.floats(0.0005, 0.05)
@@ -47,16 +47,16 @@ def test_the_formula_by_hand() -> None:
 
 
 def test_where_times_are_not_known_it_is_the_default() -> None:
-    floor = read_noise_floor([[0.01 * (i % 5 - 2) for i in range(20)]])
-    assert proof_size(floor) == DEFAULT_PROOF_SIZE == 20
+    aa_run = read_aa_noise([[0.01 * (i % 5 - 2) for i in range(20)]])
+    assert proof_size(aa_run) == DEFAULT_PROOF_SIZE == 20
 
 
-def gpu_floor(
+def aa_noise_on_gpu(
     rng: np.random.Generator, process_sd: float, within_sd: float, start_s: float, pair_s: float
-) -> NoiseFloor:
+) -> AaNoise:
     centres = process_sd * (rng.standard_normal((4, 1)) - rng.standard_normal())
     blocks = list(centres + within_sd * rng.standard_normal((4, 8)))
-    return read_noise_floor(blocks, start_s=start_s / STARTS, pair_s=pair_s)
+    return read_aa_noise(blocks, start_s=start_s / STARTS, pair_s=pair_s)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_on_a_gpu_few_pairs_save_time_at_equal_precision(
 ) -> None:
     """Proofs are simulated at both sizes, each with as many processes as the same spread of their mean takes.
 
-    Steps of 0.2 and 0.4 s in blocks of three. The size comes from a simulated noise floor each time, which knows the
+    Steps of 0.2 and 0.4 s in blocks of three. The size comes from a simulated A/A run each time, which knows the
     spread between processes from five of them only: that costs a few points of what the best size saves.
     """
     rng = np.random.default_rng(19)
@@ -82,7 +82,7 @@ def test_on_a_gpu_few_pairs_save_time_at_equal_precision(
 
     before = float(np.mean([seconds(20) for _ in range(10)]))
     assert 1 - np.mean([seconds(best) for _ in range(10)]) / before == pytest.approx(saved, abs=0.03)
-    sizes = [proof_size(gpu_floor(rng, process_sd, within_sd, start_s, pair_s)) for _ in range(100)]
+    sizes = [proof_size(aa_noise_on_gpu(rng, process_sd, within_sd, start_s, pair_s)) for _ in range(100)]
     assert 4 <= np.median(sizes) <= best + 2
     assert 1 - np.mean([seconds(n) for n in sizes]) / before > saved - 0.12
 
@@ -113,7 +113,7 @@ def noise_that_comes_and_goes(rng: np.random.Generator, runs: int, count: int) -
 
 
 def test_beside_bursts_of_others_a_proof_takes_less_time_than_the_formula_alone_would_give() -> None:
-    """The floor takes what it sees of a burst for a difference of processes, as if only more of them would tell."""
+    """The A/A run takes what it sees of a burst for a difference of processes, as if only more of them would tell."""
     rng = np.random.default_rng(3)
     start_s, pair_s, process_sd = 7.2, 0.1, 0.003
 
@@ -125,12 +125,12 @@ def test_beside_bursts_of_others_a_proof_takes_less_time_than_the_formula_alone_
         """What pairs of processes take until their mean has a variance of (1 %)^2."""
         return float(np.var(figures(4_000, count).mean(axis=1))) / 0.01**2 * (start_s + count * pair_s)
 
-    def floor(count: int) -> NoiseFloor:
-        return read_noise_floor(list(figures(4, count)), start_s=start_s / STARTS, pair_s=pair_s)
+    def aa_run(count: int) -> AaNoise:
+        return read_aa_noise(list(figures(4, count)), start_s=start_s / STARTS, pair_s=pair_s)
 
-    floors = [floor(12) for _ in range(100)]
-    sizes = [proof_size(f) for f in floors]
-    by_formula = [pairs_in_process(f.within_sd, f.process_sd, start_s, pair_s) for f in floors]
+    aa_runs = [aa_run(12) for _ in range(100)]
+    sizes = [proof_size(f) for f in aa_runs]
+    by_formula = [pairs_in_process(f.within_sd, f.process_sd, start_s, pair_s) for f in aa_runs]
     assert np.median(by_formula) < 25  # the trap is one
     takes = {n: seconds(n) for n in {*sizes, *by_formula}}
     assert np.mean([takes[n] for n in sizes]) < 0.75 * np.mean([takes[n] for n in by_formula])

@@ -14,10 +14,10 @@ from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Arm, Failure, FailureKind, Pair
 from autotune.model.records import (
+    AaRecord,
     AblationResult,
     ConfirmRun,
     FinalistResult,
-    FloorResult,
     IncidentRecord,
     Outcome,
     TrialResult,
@@ -74,9 +74,9 @@ def test_a_study_in_aba_runs_finds_the_best_set(run_replay: Run) -> None:
     assert {(c.estimate.pair_count, c.pair_count) for c in measured} == {(3, 6)}
     assert {c.mode for c in [r.comparison for r in store.of(AblationResult)] if c} == {"aba"}
     assert {r.pair_count for r in store.of(ConfirmRun)} == {1}
-    floor = store.last(FloorResult)
-    assert floor is not None
-    assert floor.comparison.mode == "aba"
+    aa_run = store.last(AaRecord)
+    assert aa_run is not None
+    assert aa_run.comparison.mode == "aba"
 
 
 def test_raw_runs_are_kept_and_make_the_estimate(run_replay: Run) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import FailureKind
-from autotune.model.records import ConclusionRecord, ConfirmRun, FinalistResult, FloorResult, Outcome, SoakRecord
+from autotune.model.records import AaRecord, ConclusionRecord, ConfirmRun, FinalistResult, Outcome, SoakRecord
 from autotune.results.recompute import disagreements
 from autotune.rundir.store import Store
 from autotune.settings.space import SearchSpace
@@ -78,9 +78,9 @@ def test_stalls_that_take_the_gain_back_are_seen_in_the_totals(run_replay: Run, 
 def test_a_reference_that_is_slow_in_its_first_steps_makes_no_winner(run_replay: Run, steps: int) -> None:
     conclusion, store = run(run_replay, 0.0, noise={"early_cost": 0.05, "early_steps": steps})
     assert conclusion.outcome is not Outcome.WINNER
-    floor = store.of(FloorResult)[0].floor
+    noise = store.of(AaRecord)[0].noise
     if steps < 90:  # the A/A run is as long as that, so those steps are not measured; later ones the soak tells
-        assert abs(floor.settle_steps - steps) <= 15
+        assert abs(noise.settle_steps - steps) <= 15
         assert not store.of(SoakRecord)
 
 

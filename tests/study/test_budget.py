@@ -16,9 +16,9 @@ from autotune.measure.durations import RECENT
 from autotune.model.errors import LaunchError
 from autotune.model.measurement import FailureKind
 from autotune.model.records import (
+    AaRecord,
     ConclusionRecord,
     FinalistResult,
-    FloorResult,
     Outcome,
     SoakRecord,
     TrialResult,
@@ -46,6 +46,7 @@ def study(step_s: float, start_s: float, budget_s: float | None, *, trials: int 
     return parse_simulated(
         {
             "name": "timed",
+            "seed": 2,
             "workload": {"entry": "llama"},
             "device": {"platform": "cuda", "count": 1},
             "search": {"trials": trials, "time_budget": budget_s, **more.pop("search", {})},
@@ -190,11 +191,11 @@ def test_a_budget_that_is_too_small_says_so_at_once_and_a_larger_one_goes_on_to_
     assert needed_s > 30 * MINUTE
     ended.go_on(study(0.25, 45.0, ended.timed.clock.now_s + needed_s))
     assert ended.conclusion.outcome is Outcome.WINNER
-    assert len(ended.of(FloorResult)) == 1
+    assert len(ended.of(AaRecord)) == 1
 
 
 @pytest.mark.parametrize("mode", ["interleaved", "aba"])
-def test_a_budget_that_the_noise_floor_uses_up_is_refused_when_the_reference_has_started(mode: str) -> None:
+def test_a_budget_that_the_aa_noise_uses_up_is_refused_when_the_reference_has_started(mode: str) -> None:
     ended = Ended(study(0.25, 90.0, 5 * MINUTE, measure={"mode": mode}))
     assert ended.conclusion is None
     assert ended.said("Give it at least")
@@ -216,8 +217,8 @@ def test_minutes_are_minutes_even_if_all_after_the_first_start_is_dearer(
 
 def test_an_aa_run_that_takes_longer_than_planned_ends_early(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a machine under load 20 the A/A run of a budget of 4 minutes took 6, for warm-up steps were quick."""
-    monkeypatch.setattr("autotune.measure.compare.floor_pairs", lambda *_: 40)
-    monkeypatch.setattr("autotune.measure.compare.floor_processes", lambda *_, **__: 5)
+    monkeypatch.setattr("autotune.measure.compare.aa_pairs", lambda *_: 40)
+    monkeypatch.setattr("autotune.measure.compare.aa_processes", lambda *_, **__: 5)
     monkeypatch.setattr("autotune.measure.compare.refuse_short_budget", lambda *_, **__: None)
     clock = SimulatedClock()
     monkeypatch.setattr("harness.timed.SimulatedClock", lambda: clock)
@@ -226,9 +227,9 @@ def test_an_aa_run_that_takes_longer_than_planned_ends_early(monkeypatch: pytest
     for budget_s in (10 * MINUTE, 1000 * MINUTE):
         clock.__init__()  # type: ignore[misc]  # a study of its own
         ended = Ended(study(0.85, 5.0, budget_s, trials=1, measure={"mode": "interleaved"}))
-        (floor,) = ended.of(FloorResult)
-        pairs_of[budget_s] = floor.comparison.pair_count
-        assert floor.at_s < 0.3 * budget_s
+        (aa_run,) = ended.of(AaRecord)
+        pairs_of[budget_s] = aa_run.comparison.pair_count
+        assert aa_run.at_s < 0.3 * budget_s
     assert pairs_of[10 * MINUTE] < 40 < pairs_of[1000 * MINUTE] == 200
 
 
@@ -251,7 +252,7 @@ def test_what_it_says_is_needed_is_enough() -> None:
             spec = study(step_s, start_s, probe.table.needed_s + MINUTE, trials=1)
             again = Ended(spec)
             assert again.table is not None
-            assert again.table.is_enough or again.table.used_s > probe.table.used_s  # a longer floor than the least
+            assert again.table.is_enough or again.table.used_s > probe.table.used_s  # a longer A/A run than the least
 
 
 def test_hanging_sets_do_not_use_up_the_time_of_the_proof() -> None:

@@ -13,7 +13,7 @@ import pytest
 from autotune.measure.context import MeasurementContext, ReferenceFailed
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Arm, Failure, FailureKind
-from autotune.model.records import ConfirmRun, FloorResult, Outcome
+from autotune.model.records import AaRecord, ConfirmRun, Outcome
 from autotune.model.spec import StudySpec
 from autotune.model.turn_sizes import CPU_SIZES
 from autotune.results.recompute import disagreements
@@ -46,13 +46,13 @@ def test_steps_that_settle_the_device_are_kept_raw_and_not_counted(run_replay: R
     spec = gpu_study(noise=POWER, effects={"xla_a=1": 0.9})
     conclusion, store, _ = run_replay(spec, trials=4)
     assert conclusion.outcome is Outcome.WINNER
-    floor = store.of(FloorResult)[0]
-    for pair in pairs_of(store, floor.directory):
+    aa_run = store.of(AaRecord)[0]
+    for pair in pairs_of(store, aa_run.directory):
         for arm in Arm:
             settling, counted = spec.turns.split(pair.ran_s(arm))
             assert len(settling) >= 10
             assert counted == (pair.reference_s if arm is Arm.REFERENCE else pair.candidate_s)
-    assert floor.floor.pair_s == pytest.approx(2 * spec.turns.steps(0.2) * 0.2, rel=0.2)  # all of it was waited for
+    assert aa_run.noise.pair_s == pytest.approx(2 * spec.turns.steps(0.2) * 0.2, rel=0.2)  # all of it was waited for
     alone = [r for r in store.of(ConfirmRun) if r.is_alone]
     (pair,) = pairs_of(store, alone[0].directory)
     assert sum(pair.reference_settling_s) == pytest.approx(10.0, rel=0.1)

@@ -16,10 +16,10 @@ from autotune.measure.runner import TaskRunner
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import ArmOfGpus, Failure, FailureKind, GpusDuring, held_in_one_arm
 from autotune.model.records import (
+    AaRecord,
     ConclusionRecord,
     ConfirmRun,
     FinalistResult,
-    FloorResult,
     Outcome,
     TrialResult,
     TrialStatus,
@@ -131,15 +131,15 @@ def test_gpus_that_are_held_back_in_both_arms_alike_prove_what_they_prove(
     tmp_path: Path, fake: FakeNvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = heated_run(tmp_path / "run", fake, monkeypatch, lambda _: {"sw_power_cap": 0.7}, "interleaved")
-    conclusion, floor = store.last(ConclusionRecord), store.last(FloorResult)
+    conclusion, aa_run = store.last(ConclusionRecord), store.last(AaRecord)
     assert conclusion is not None
     assert conclusion.outcome is Outcome.WINNER
-    assert floor is not None
-    assert floor.comparison.during is not None
-    assert floor.comparison.during.candidate.held_back["sw_power_cap"] == pytest.approx(
-        0.7 * floor.comparison.during.candidate.seconds, rel=0.01
+    assert aa_run is not None
+    assert aa_run.comparison.during is not None
+    assert aa_run.comparison.during.candidate.held_back["sw_power_cap"] == pytest.approx(
+        0.7 * aa_run.comparison.during.candidate.seconds, rel=0.01
     )
-    assert any("held back by its power limit" in w for w in floor.comparison.warnings)
+    assert any("held back by its power limit" in w for w in aa_run.comparison.warnings)
     assert doubts(store) == []
 
 

@@ -16,7 +16,7 @@ from autotune.measure.runner import TaskRunner
 from autotune.measure.tasks import Assignment
 from autotune.model.errors import LaunchError, StoppedError
 from autotune.model.measurement import FailureKind
-from autotune.model.records import ConfirmRun, FloorResult, IncidentRecord, LedgerRecord, Outcome, TrialResult
+from autotune.model.records import AaRecord, ConfirmRun, IncidentRecord, LedgerRecord, Outcome, TrialResult
 from autotune.model.spec import StudySpec
 from autotune.rundir.store import Store
 from autotune.study.lanes import SILENT_S, refuse_strangers
@@ -127,11 +127,11 @@ def fair(lane: str, assignment: Assignment) -> None:
     return None
 
 
-def test_several_lanes_share_a_study_and_each_has_its_own_noise_floor(tmp_path: Path) -> None:
+def test_several_lanes_share_a_study_and_each_has_its_own_aa_run(tmp_path: Path) -> None:
     run, _ = study(tmp_path, fair, lanes=["a", "b", "c"])
     assert run_study(run).outcome is Outcome.WINNER
     whole(run.store, 12)
-    assert {f.by for f in run.store.of(FloorResult)} == {"a", "b", "c"}
+    assert {f.by for f in run.store.of(AaRecord)} == {"a", "b", "c"}
     assert {r.by for r in run.store.of(TrialResult)} == {r.by for r in run.store.of(ConfirmRun)} == {"a", "b", "c"}
     assert run.lanes.engine.most_at_once == 3  # type: ignore[attr-defined]
 
@@ -140,7 +140,7 @@ def test_the_unit_of_a_lost_lane_goes_to_another_and_its_samples_are_whole(tmp_p
     lost: list[str] = []
 
     def fate(lane: str, assignment: Assignment) -> list[Mapping[str, Any]] | None:
-        if lane == "a" and assignment.name != "floor" and not lost:
+        if lane == "a" and assignment.name != "aa_run" and not lost:
             lost.append(assignment.name)
             pair = {"index": 0, "first": "reference", "reference_s": [1.0], "candidate_s": [1.0], "at_s": 1.0}
             begun = {"type": "pair", "folder": list(assignment.folder), "pair": pair}
@@ -232,7 +232,7 @@ def test_when_no_lane_is_of_use_the_study_says_why(tmp_path: Path) -> None:
         run_study(run)
 
 
-@pytest.mark.parametrize("folder", [["..", "x"], ["trials", "0002"], ["floor", "..", ".."], ["study.json"], []])
+@pytest.mark.parametrize("folder", [["..", "x"], ["trials", "0002"], ["aa_run", "..", ".."], ["study.json"], []])
 def test_a_lane_writes_nowhere_but_into_the_folder_of_its_unit(tmp_path: Path, folder: list[str]) -> None:
     def fate(lane: str, assignment: Assignment) -> list[Mapping[str, Any]] | None:
         if assignment.name == "trial-1":
@@ -287,22 +287,22 @@ def test_a_lane_that_was_dismissed_does_not_keep_a_study_waiting_when_the_others
 
 
 @pytest.fixture
-def floor(finished: Store) -> FloorResult:
-    """The noise floor of a short simulated study."""
-    return finished.of(FloorResult)[0]
+def aa_run(finished: Store) -> AaRecord:
+    """The A/A run of a short simulated study."""
+    return finished.of(AaRecord)[0]
 
 
-def at(floor: FloorResult, lane: str, step_s: float, **report: object) -> FloorResult:
-    """The same floor as another lane's, with another step time."""
-    comparison = floor.comparison.model_copy(update={"reference_step_s": step_s})
-    reference = floor.reference.model_copy(update=report)
-    return floor.model_copy(update={"by": lane, "comparison": comparison, "reference": reference})
+def at(aa_run: AaRecord, lane: str, step_s: float, **report: object) -> AaRecord:
+    """The same A/A run as another lane's, with another step time."""
+    comparison = aa_run.comparison.model_copy(update={"reference_step_s": step_s})
+    reference = aa_run.reference.model_copy(update=report)
+    return aa_run.model_copy(update={"by": lane, "comparison": comparison, "reference": reference})
 
 
-def test_a_slow_machine_is_named(floor: FloorResult, finished: Store, tmp_path: Path) -> None:
+def test_a_slow_machine_is_named(aa_run: AaRecord, finished: Store, tmp_path: Path) -> None:
     with contextlib.closing(Store.create_or_resume(tmp_path / "run", finished.spec, study_dir=tmp_path)) as store:
         for lane, step_s in (("a", 0.100), ("b", 0.110), ("c", 0.101)):
-            store.append(at(floor, lane, step_s))
+            store.append(at(aa_run, lane, step_s))
     assert [(x.lane, x.is_slow) for x in study_status(tmp_path / "run").lanes] == [
         ("a", False),
         ("b", True),
@@ -310,10 +310,10 @@ def test_a_slow_machine_is_named(floor: FloorResult, finished: Store, tmp_path: 
     ]
 
 
-def test_lanes_on_other_devices_or_versions_are_refused(floor: FloorResult) -> None:
-    first = at(floor, "a", 0.1, device_kind="H100", versions={"jaxlib": "0.10.2"})
-    refuse_strangers(at(floor, "b", 0.2, device_kind="H100", versions={"jaxlib": "0.10.2"}), [first])
+def test_lanes_on_other_devices_or_versions_are_refused(aa_run: AaRecord) -> None:
+    first = at(aa_run, "a", 0.1, device_kind="H100", versions={"jaxlib": "0.10.2"})
+    refuse_strangers(at(aa_run, "b", 0.2, device_kind="H100", versions={"jaxlib": "0.10.2"}), [first])
     with pytest.raises(LaunchError, match=r"kind of device: H100 there, A100 here.*--run-dir"):
-        refuse_strangers(at(floor, "b", 0.2, device_kind="A100", versions={"jaxlib": "0.10.2"}), [first])
+        refuse_strangers(at(aa_run, "b", 0.2, device_kind="A100", versions={"jaxlib": "0.10.2"}), [first])
     with pytest.raises(LaunchError, match=r"version of jaxlib: 0.10.2 there, 0.12.0 here"):
-        refuse_strangers(at(floor, "b", 0.2, device_kind="H100", versions={"jaxlib": "0.12.0"}), [first])
+        refuse_strangers(at(aa_run, "b", 0.2, device_kind="H100", versions={"jaxlib": "0.12.0"}), [first])

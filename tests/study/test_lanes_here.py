@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from autotune.model.records import BlameRecord, FloorResult, IncidentRecord, TrialResult
+from autotune.model.records import AaRecord, BlameRecord, IncidentRecord, TrialResult
 from autotune.rundir.store import Store
 from harness import simulated_machine
 from harness.driven import Driven
@@ -73,7 +73,7 @@ def test_the_unit_of_a_killed_lane_is_given_to_another_and_the_lane_comes_back(t
     lost = [i for i in store.of(IncidentRecord) if "lane lost at" in i.what]
     assert [i.by for i in lost] == [name]
     assert lost[0].what.startswith(tuple(f"lane lost at {unit}:" for unit in given_again(store)))
-    assert len(store.of(FloorResult)) == 3  # a lane that comes back has its noise floor already
+    assert len(store.of(AaRecord)) == 3  # a lane that comes back has its A/A run already
 
 
 @pytest.mark.parametrize(
@@ -95,4 +95,4 @@ def test_nothing_outlives_the_driver_and_the_same_command_goes_on(tmp_path: Path
     again = Driven(tmp_path, THREE)
     assert again.wait() == 0, again.said
     store = assert_whole(again, trials=23)
-    assert len(store.of(FloorResult)) == 3  # a lane's name lasts, and so does its noise floor
+    assert len(store.of(AaRecord)) == 3  # a lane's name lasts, and so does its A/A run

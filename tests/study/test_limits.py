@@ -44,7 +44,7 @@ def test_the_fastest_set_is_not_the_winner_if_it_needs_too_much(run_replay: Run,
 
 
 @pytest.mark.parametrize("mode", ["interleaved", "aba"])
-def test_a_reference_above_the_limit_is_an_error_at_the_floor(run_replay: Run, mode: str) -> None:
+def test_a_reference_above_the_limit_is_an_error_at_the_aa_run(run_replay: Run, mode: str) -> None:
     with pytest.raises(LaunchError, match=r"the reference .* must run but did not: .*at most 512 MiB"):
         run_replay(study("512MiB", mode=mode), trials=2)
 

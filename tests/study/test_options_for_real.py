@@ -10,11 +10,11 @@ import pytest
 
 from autotune.machine.environment import caller_environment
 from autotune.measure.runner import TaskRunner
-from autotune.measure.tasks import AnyTask, Assignment, FloorTask, SoakTask, TrialTask
+from autotune.measure.tasks import AaTask, AnyTask, Assignment, SoakTask, TrialTask
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import FailureKind, LossBasis, log_ratio
 from autotune.model.options import option_sets
-from autotune.model.records import FloorResult, SoakRecord, TrialConfig, TrialResult
+from autotune.model.records import AaRecord, SoakRecord, TrialConfig, TrialResult
 from autotune.model.spec import parse_study
 from autotune.rundir.store import Folders
 from autotune.stats.estimates import estimate_pairs
@@ -93,11 +93,11 @@ def lane(tmp_path: Path) -> Iterator[Lane]:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_what_real_options_do_to_work_and_first_losses(lane: Lane) -> None:
-    floor = lane.do(FloorTask(), "floor")
-    assert isinstance(floor, FloorResult)
-    assert floor.rounding is not None
-    assert floor.rounding < 1e-3
-    lane.told = {"floor": floor}
+    aa_run = lane.do(AaTask(), "aa_run")
+    assert isinstance(aa_run, AaRecord)
+    assert aa_run.rounding is not None
+    assert aa_run.rounding < 1e-3
+    lane.told = {"aa_run": aa_run}
     for found in (lane.trial(accumulate=2), lane.trial(remat="full")):
         assert found.failure is None, found.failure
         assert found.loss is not None

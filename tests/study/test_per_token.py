@@ -12,7 +12,7 @@ from autotune.measure.context import refuse_untold_work
 from autotune.model.errors import LaunchError, StudyFileError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import FailureKind, WorkerReport, WorkPerStep
-from autotune.model.records import AblationResult, ConfirmRun, FinalistResult, FloorResult, Outcome, TrialResult
+from autotune.model.records import AaRecord, AblationResult, ConfirmRun, FinalistResult, Outcome, TrialResult
 from autotune.model.spec import StudySpec, parse_study
 from autotune.rundir.store import Store
 from autotune.settings.space import Parameter, SearchSpace
@@ -131,7 +131,7 @@ def test_what_the_study_says_of_a_step_counts_and_a_program_that_says_otherwise_
     silent = lying(spec, BIG, None)
     conclusion, store, _ = run_replay(spec, trials=1, first=sets(BIG), space=SPACE, launcher=silent)
     assert conclusion.settings == BIG
-    assert store.of(FloorResult)[0].reference.tokens_per_step == 8 * 512
+    assert store.of(AaRecord)[0].reference.tokens_per_step == 8 * 512
     spec = study({"option.batch=16": 1.6}, tokens={"option.batch=16": 5.0}, workload=declared)
     _, store, _ = run_replay(spec, trials=1, first=sets(BIG), space=SPACE, folder="liar")
     failure = trial_of(store, BIG).failure

@@ -13,10 +13,10 @@ from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Failure, FailureKind
 from autotune.model.records import (
+    AaRecord,
     ConclusionRecord,
     ConfirmRun,
     FinalistResult,
-    FloorResult,
     IncidentRecord,
     Outcome,
     SessionRecord,
@@ -81,7 +81,7 @@ def test_going_on_adds_exactly_the_missing_trials(run_replay: Run) -> None:
     _, store, diary = run_replay(spec, trials=7)
     assert [r.number for r in store.of(TrialResult)] == list(range(1, 8))
     assert [c.number for c in diary.started] == [4, 5, 6, 7]
-    assert len(store.of(FloorResult)) == 1
+    assert len(store.of(AaRecord)) == 1
     assert len(store.of(SessionRecord)) == 2
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from autotune.measure.durations import power_analysis
-from autotune.model.records import FloorResult, PowerAnalysis
-from autotune.stats.noise_floor import NoiseFloor, read_noise_floor
+from autotune.model.records import AaRecord, PowerAnalysis
+from autotune.stats.aa_noise import AaNoise, read_aa_noise
 from autotune.stats.proof import smallest_gain, study_power
 from tests.runs import replay_study
 
@@ -18,16 +18,16 @@ MOST = 20
 WITHIN_SD, PAIRS = 0.004, 8
 
 
-def floor_of(rng: np.random.Generator, process_sd: float) -> NoiseFloor:
+def aa_noise_of(rng: np.random.Generator, process_sd: float) -> AaNoise:
     centres = process_sd * (rng.standard_normal((4, 1)) - rng.standard_normal())
     blocks = list(centres + WITHIN_SD * rng.standard_normal((4, PAIRS)))
-    return read_noise_floor(blocks, start_s=20.0, pair_s=1.0)
+    return read_aa_noise(blocks, start_s=20.0, pair_s=1.0)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pair_sd", [0.007, 0.018])
 def test_the_announced_power_is_held_on_average(pair_sd: float) -> None:
-    """Floors see the spread through five processes only, so each announces another gain; nine in ten are then found.
+    """A/A runs see the spread through five processes only, so each announces another gain; nine in ten are then found.
 
     All is of one scale, the effect beyond the smallest one of interest over the spread of pairs, so the chance at each
     announced gain is read from one curve of the shipped rule.
@@ -41,17 +41,17 @@ def test_the_announced_power_is_held_on_average(pair_sd: float) -> None:
     reach = (edge - math.log1p(-unit)) / 0.01  # beyond the edge, in standard deviations of a pair
     rng, found = np.random.default_rng(23), []
     for _ in range(400):
-        floor = floor_of(rng, process_sd)
-        announced_sd = math.hypot(math.sqrt(2) * floor.cautious_process_sd(), WITHIN_SD / math.sqrt(PAIRS))
+        noise = aa_noise_of(rng, process_sd)
+        announced_sd = math.hypot(math.sqrt(2) * noise.cautious_process_sd(), WITHIN_SD / math.sqrt(PAIRS))
         found.append(np.interp(reach * announced_sd / pair_sd, distances, curve, left=0.0))
     assert np.mean(found) >= 0.90
     plain = [np.interp(reach * f.process_sd / process_sd, distances, curve, left=0.0)
-             for f in (floor_of(rng, process_sd) for _ in range(200))]  # fmt: skip
+             for f in (aa_noise_of(rng, process_sd) for _ in range(200))]  # fmt: skip
     assert np.mean(plain) < 0.85  # what would be announced without caution
 
 
-def told(**floor: Any) -> PowerAnalysis | None:
-    study: dict[str, Any] = {"confirm": {"processes": floor.pop("processes", MOST)}}
+def told(**aa_run: Any) -> PowerAnalysis | None:
+    study: dict[str, Any] = {"confirm": {"processes": aa_run.pop("processes", MOST)}}
     spec = replay_study(study=study)
     figures = {
         "process_sd": 0.004,
@@ -60,11 +60,11 @@ def told(**floor: Any) -> PowerAnalysis | None:
         "spread": 0.0,
         "start_s": 20.0,
         "pair_s": 1.0,
-        **floor,
+        **aa_run,
     }
-    made = read_noise_floor([[0.0] * 8, [0.001] * 8])
-    noise = NoiseFloor(estimate=made.estimate, **figures)
-    result = FloorResult.model_construct(floor=noise, comparison=_Turns())  # type: ignore[call-arg, arg-type]
+    made = read_aa_noise([[0.0] * 8, [0.001] * 8])
+    noise = AaNoise(estimate=made.estimate, **figures)
+    result = AaRecord.model_construct(noise=noise, comparison=_Turns())  # type: ignore[call-arg, arg-type]
     return power_analysis(spec, result)
 
 

@@ -251,7 +251,7 @@ def test_leaving_out_a_setting_that_changes_no_program_is_not_measured(
     made = given_run(spec, tmp_path / "run", setup, diary)
     with contextlib.closing(made):
         stages.probe(made)
-        stages.noise_floor(made)
+        stages.aa_run(made)
         stages.screen(made)
         launcher.started.clear()
         minimal = minimise_set(made, FlagSet({COMBINE: "11", SLOP: "17"}))

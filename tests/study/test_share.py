@@ -11,7 +11,7 @@ import pytest
 
 from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
-from autotune.model.records import AblationResult, BlameRecord, ConfirmRun, FloorResult, IncidentRecord, TrialResult
+from autotune.model.records import AaRecord, AblationResult, BlameRecord, ConfirmRun, IncidentRecord, TrialResult
 from autotune.model.spec import StudySpec
 from harness.gpu_memory import GpuMemory, OnSharedGpu
 from tests.runs import Run, replay_study
@@ -46,10 +46,10 @@ def test_a_reference_that_does_not_fit_into_its_share_runs_alone(run_replay: Run
     spec = study()
     launcher = OnSharedGpu(spec, need=gib(53.9))  # 57.9e9 bytes of 80e9
     conclusion, store, diary = run_replay(spec, trials=4, launcher=launcher, first=FIRST)
-    floor = store.last(FloorResult)
-    assert floor is not None
-    assert floor.comparison.mode == "aba"
-    assert floor.loss_spread.steps  # the rounding of the reference ran alone, too
+    aa_run = store.last(AaRecord)
+    assert aa_run is not None
+    assert aa_run.comparison.mode == "aba"
+    assert aa_run.loss_spread.steps  # the rounding of the reference ran alone, too
     assert modes(store) == {"aba"}
     assert conclusion.settings == FlagSet({"xla_a": "1", "xla_d": "2"})
     assert launcher.failed == [FlagSet({SHARE: "0.45"})]  # once; then the study knows
@@ -94,9 +94,9 @@ def test_rounding_that_needs_more_than_the_share_runs_alone(run_replay: Run) -> 
     _, store, _ = run_replay(
         spec, trials=1, launcher=OnSharedGpu(spec, need=need), first=(("a", FlagSet({"xla_a": 1})),)
     )
-    floor = store.last(FloorResult)
-    assert floor is not None
-    assert floor.comparison.mode == "interleaved"
+    aa_run = store.last(AaRecord)
+    assert aa_run is not None
+    assert aa_run.comparison.mode == "interleaved"
     assert not [i for i in store.of(IncidentRecord) if "rounding" in i.what]
 
 

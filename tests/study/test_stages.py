@@ -19,7 +19,7 @@ def test_the_page_has_the_stages_in_order() -> None:
 def test_one_seed_gives_one_study_whatever_its_folder_is_called(run_replay: Run) -> None:
     spec = replay_study(effects=EFFECTS, noise="drift")
     same = []
-    for folder in ("run", "floor", "another name"):
+    for folder in ("run", "aa_run", "another name"):
         _, store, _ = run_replay(spec, trials=6, folder=folder)
         dumped = [r.model_dump(mode="json") for r in store.records()]
         same.append([(r["kind"], r.get("settings"), (r.get("comparison") or {}).get("estimate")) for r in dumped])

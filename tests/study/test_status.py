@@ -129,7 +129,7 @@ def test_a_budget_bounds_the_time_left(tmp_path: Path) -> None:
     view = looked_at(tmp_path / "run", trials=2, budget_s=500.0)
     first = view.seen[0]
     assert first.stage == "A/A run"
-    assert first.left_s == pytest.approx(500.0, abs=30)  # the floor is not known, the budget is
+    assert first.left_s == pytest.approx(500.0, abs=30)  # the A/A run is not known, the budget is
     assert all(s.left_s is not None and s.left_s <= 500.0 for s in view.seen)
 
 

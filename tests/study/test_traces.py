@@ -17,12 +17,12 @@ from autotune.measure.loss_gate import (
     LossTrace,
     refuse_not_finite,
     refuse_resumed,
-    spread_of_floor,
+    spread_of_aa_run,
 )
 from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import LOSS_NOT_CHECKED, Failure, FailureKind, LossBasis, Pair, WorkerReport
-from autotune.model.records import ConfirmRun, FloorResult, IncidentRecord, Outcome, SoakRecord, TrialResult
+from autotune.model.records import AaRecord, ConfirmRun, IncidentRecord, Outcome, SoakRecord, TrialResult
 from autotune.results.winner import winner_of
 from autotune.rundir.store import Store
 from autotune.workers.base import Progress, WorkerFailed
@@ -155,13 +155,13 @@ def test_one_at_a_time_the_end_of_a_run_is_compared(tried: Any) -> None:
 @pytest.mark.parametrize("mode", ["interleaved", "aba"])
 def test_another_rounding_runs_in_every_study_and_makes_the_tolerance(tried: Any, mode: str) -> None:
     _, store = tried(lambda now, loss: loss * 1.001, of=OTHER_ROUNDING, measure={"mode": mode})
-    (floor,) = store.of(FloorResult)
-    assert floor.loss_spread.is_rounded
-    assert floor.loss_spread.losses[-1] == pytest.approx(1e-3)
-    assert floor.loss_spread.steps[-1] >= 29
+    (aa_run,) = store.of(AaRecord)
+    assert aa_run.loss_spread.is_rounded
+    assert aa_run.loss_spread.losses[-1] == pytest.approx(1e-3)
+    assert aa_run.loss_spread.steps[-1] >= 29
     (trial,) = store.of(TrialResult)
     last = max(p.loss.step for p in store.pairs(trial.directory) if p.loss is not None)
-    assert trial.loss.tolerance == floor.loss_spread.tolerance(last, dtype="float32")
+    assert trial.loss.tolerance == aa_run.loss_spread.tolerance(last, dtype="float32")
     assert 4e-3 < trial.loss.tolerance < 16e-3
     assert "measured on the reference in another rounding" in trial.loss.words
 
@@ -182,8 +182,8 @@ def test_where_the_reference_does_not_run_in_another_rounding_a_milder_one_is_tr
     launcher = Fragile(SPEC)
     launcher.told, launcher.settings = lambda now, told: loss, ROUNDINGS[1]
     _, store, _ = run_replay(SPEC, trials=1, first=(("fast", FAST),), launcher=launcher)
-    (floor,), (trial,) = store.of(FloorResult), store.of(TrialResult)
-    assert floor.loss_spread.is_rounded == math.isfinite(loss)
+    (aa_run,), (trial,) = store.of(AaRecord), store.of(TrialResult)
+    assert aa_run.loss_spread.is_rounded == math.isfinite(loss)
     assert trial.loss is not None
     assert ("no reference ran in another rounding" in trial.loss.words) != math.isfinite(loss)
     said = [i.what for i in store.of(IncidentRecord)]
@@ -200,12 +200,12 @@ def test_a_reference_that_is_no_number_is_an_error_of_the_study(bad: float, quan
     what = "loss" if quantity == "losses" else "gradient norm"
     for reports in ([other], [good, other], [good, good, other]):
         with pytest.raises(LaunchError, match=f"must be finite at every step.*its {what} is {bad} at step 2; mend"):
-            spread_of_floor(reports, [])
+            spread_of_aa_run(reports, [])
 
 
 def test_what_blocks_of_all_second_processes_show_is_in_the_spread() -> None:
     pairs = [pair(10, 5.0, 5.0), pair(20, 5.0, 5.05), pair(10, 5.0, 5.005), pair(20, 5.0, 5.0)]
-    spread = spread_of_floor([report(), report()], pairs)
+    spread = spread_of_aa_run([report(), report()], pairs)
     assert spread.steps == (0, 1, 2, 10, 20)
     assert spread.losses[-2:] == pytest.approx((0.001, 0.01))
     assert not spread.is_rounded
@@ -261,10 +261,10 @@ def test_equal_runs_that_are_far_apart_are_an_alarm_and_no_tolerance(
 ) -> None:
     reports = [report(losses=tuple(losses), grad_norms=()) for losses in (one, other)]
     if refused is None:
-        assert spread_of_floor(reports, []).seen(2) > 0
+        assert spread_of_aa_run(reports, []).seen(2) > 0
         return
     with pytest.raises(LaunchError, match=refused):
-        spread_of_floor(reports, [])
+        spread_of_aa_run(reports, [])
 
 
 @pytest.mark.parametrize(

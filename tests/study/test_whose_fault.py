@@ -141,7 +141,7 @@ def test_a_reference_that_dies_beside_every_set_ends_the_study_and_says_so(run_r
     launcher = Mortal(spec, dies=ANY, beside=True)
     with pytest.raises(LaunchError, match=r"the reference must stay alive but .*then run the same command again"):
         run_replay(spec, trials=30, launcher=launcher)
-    assert launcher.deaths == REFERENCE_RESTARTS + 1  # the noise floor is the first to know
+    assert launcher.deaths == REFERENCE_RESTARTS + 1  # the A/A run is the first to know
 
 
 def test_sets_that_end_the_reference_one_after_the_other_end_the_study(run_replay: Run) -> None:

@@ -58,7 +58,7 @@ def test_an_idle_neighbour_of_the_candidate_slows_whoever_runs_and_is_gone_alone
     place = Place(idle_cost=0.02)
     assert mean_ratio(place.in_turns(20)) == pytest.approx(-0.02)
     assert place.alone(REFERENCE) == place.alone(CANDIDATE) == pytest.approx([0.0] * 60)
-    assert mean_ratio(place.in_turns(20, candidate=REFERENCE)) == 0.0  # the noise floor cannot see it
+    assert mean_ratio(place.in_turns(20, candidate=REFERENCE)) == 0.0  # the A/A run cannot see it
 
 
 def test_the_block_after_the_candidates_is_slowed_and_none_of_one_that_is_alone() -> None:

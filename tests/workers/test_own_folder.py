@@ -17,7 +17,7 @@ from autotune.measure.tasks import Assignment
 from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import ABA, Pair, WorkPerStep
-from autotune.model.records import FloorResult
+from autotune.model.records import AaRecord
 from autotune.model.spec import StudySpec
 from autotune.rundir.store import Folders
 from autotune.workers import own_folder
@@ -218,16 +218,16 @@ class Sink:
         self.incidents.append(what)
 
 
-def aa_run(spec: StudySpec, project: Path, run: Path) -> tuple[FloorResult, Sink]:
+def aa_run(spec: StudySpec, project: Path, run: Path) -> tuple[AaRecord, Sink]:
     """The A/A run of a program's study."""
     sink = Sink()
     launcher = CommandLauncher(spec, study_dir=str(project), base=os.environ)
     runner = TaskRunner(spec, Folders(run), launcher, sink)
     try:
-        found = runner.do(Assignment(folder=("floor",), name="floor"))
+        found = runner.do(Assignment(folder=("aa_run",), name="aa_run"))
     finally:
         runner.close()
-    assert isinstance(found, FloorResult)
+    assert isinstance(found, AaRecord)
     return found, sink
 
 

@@ -13,7 +13,7 @@ import pytest
 from autotune.model.clock import Stopwatch
 from autotune.model.errors import AutotuneError, LaunchError
 from autotune.model.measurement import LOSS_NOT_CHECKED, FailureKind
-from autotune.model.records import ConclusionRecord, ConfirmRun, FloorResult, Outcome, TrialResult
+from autotune.model.records import AaRecord, ConclusionRecord, ConfirmRun, Outcome, TrialResult
 from autotune.model.spec import parse_study
 from autotune.results.export import ExportFormat, render_export
 from autotune.results.winner import winner_of
@@ -117,9 +117,9 @@ def test_a_real_step_with_a_wrong_loss_is_refused(tmp_path: Path, options: dict[
     message = refused(store)
     assert message.startswith("loss at step ")
     assert int(message.split()[3]) >= least
-    (floor,) = store.of(FloorResult)
-    assert floor.loss_spread.is_rounded
-    assert max(floor.loss_spread.steps) > 12
+    (aa_run,) = store.of(AaRecord)
+    assert aa_run.loss_spread.is_rounded
+    assert max(aa_run.loss_spread.steps) > 12
 
 
 @pytest.mark.slow

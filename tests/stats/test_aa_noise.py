@@ -1,4 +1,4 @@
-"""The noise floor over several processes: spreads that are right on average, and a trial's interval that holds."""
+"""The A/A run over several processes: spreads that are right on average, and a trial's interval that holds."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from typing import Any
 import numpy as np
 import pytest
 
+from autotune.stats.aa_noise import AaNoise, read_aa_noise, settling, spread_of
 from autotune.stats.estimates import REFERENCE, Estimate, Floats, SequentialPlan, reason_to_stop, widen
-from autotune.stats.noise_floor import NoiseFloor, read_noise_floor, settling, spread_of
 from harness.noise import NOISE_MODELS, Machine, NoiseModel, Process, log_ratios, run_pairs
 
 PLAN = SequentialPlan(cap=40)
 PROCESSES, PAIRS = 4, 8
 
 
-def floors(
+def aa_runs(
     rng: np.random.Generator, *, process_sd: float, within_sd: float, repeats: int, pairs: int = PAIRS
-) -> list[tuple[NoiseFloor, float]]:
-    """Noise floors of many machines, each with the deviation of its living process."""
+) -> list[tuple[AaNoise, float]]:
+    """A/A runs of many machines, each with the deviation of its living process."""
     found = []
     for _ in range(repeats):
         living = process_sd * rng.standard_normal()
         seconds = process_sd * rng.standard_normal((PROCESSES, 1)) - living
         blocks = seconds + within_sd * rng.standard_normal((PROCESSES, pairs))
-        found.append((read_noise_floor(list(blocks)), living))
+        found.append((read_aa_noise(list(blocks)), living))
     return found
 
 
 @pytest.mark.parametrize(("process_sd", "within_sd"), [(0.013, 0.006), (0.005, 0.004), (0.0025, 0.0025)])
 def test_both_spreads_are_right_on_average(process_sd: float, within_sd: float) -> None:
-    found = [f for f, _ in floors(np.random.default_rng(3), process_sd=process_sd, within_sd=within_sd, repeats=300)]
+    found = [f for f, _ in aa_runs(np.random.default_rng(3), process_sd=process_sd, within_sd=within_sd, repeats=300)]
     variances = np.asarray([f.process_sd**2 for f in found])
     # With 4 degrees of freedom a variance has the standard deviation sqrt(2 / 4) of itself; 4 sigma of the mean.
     allowed = 4 * math.sqrt(2 / PROCESSES / len(found)) * (process_sd**2 + within_sd**2 / PAIRS)
@@ -41,7 +41,7 @@ def test_both_spreads_are_right_on_average(process_sd: float, within_sd: float) 
 
 def test_noise_of_blocks_is_not_taken_for_processes() -> None:
     """Were it, every machine with noisy blocks would seem to have processes that differ."""
-    found = [f for f, _ in floors(np.random.default_rng(5), process_sd=0.0, within_sd=0.05, repeats=300)]
+    found = [f for f, _ in aa_runs(np.random.default_rng(5), process_sd=0.0, within_sd=0.05, repeats=300)]
     each = 0.05 / math.sqrt(PAIRS)
     assert np.mean([f.process_sd == 0.0 for f in found]) > 0.4
     assert np.mean([f.process_sd**2 for f in found]) < 0.4 * each**2
@@ -53,10 +53,10 @@ def hold(process_sd: float, *, within_sd: float, is_widened: bool, repeats: int 
     """Share of trials of an equal candidate whose interval holds 1, and how many pairs they took on average."""
     rng = np.random.default_rng(7)
     held, used = 0, 0
-    for floor, living in floors(rng, process_sd=process_sd, within_sd=within_sd, repeats=repeats):
-        centre = process_sd * rng.standard_normal() - living  # the same living process as in the floor
+    for noise, living in aa_runs(rng, process_sd=process_sd, within_sd=within_sd, repeats=repeats):
+        centre = process_sd * rng.standard_normal() - living  # the same living process as in the A/A run
         blocks = centre + within_sd * rng.standard_normal(PLAN.cap)
-        spread = floor.spread if is_widened else 0.0
+        spread = noise.spread if is_widened else 0.0
         for count in PLAN.looks:
             found = widen(PLAN.estimate(blocks[:count]), spread)
             if reason_to_stop(found, PLAN, min_effect=0.005, incumbent=REFERENCE, spread=spread):
@@ -118,7 +118,7 @@ def test_spread_is_of_two_processes_and_knows_how_few_it_is_from() -> None:
 def test_a_cautious_spread_is_an_upper_limit() -> None:
     """At 80 %: above the truth in four cases of five, whether processes or blocks make the noise."""
     for process_sd, within_sd in ((0.01, 0.005), (0.003, 0.003), (0.001, 0.01)):
-        found = floors(np.random.default_rng(11), process_sd=process_sd, within_sd=within_sd, repeats=400)
+        found = aa_runs(np.random.default_rng(11), process_sd=process_sd, within_sd=within_sd, repeats=400)
         assert np.mean([f.cautious_process_sd() >= process_sd for f, _ in found]) > 0.8 - 4 * math.sqrt(0.16 / 400)
 
 
@@ -130,19 +130,19 @@ def same_centres(values: Floats, count: int) -> list[Floats]:
 def test_what_differs_is_told_apart_from_noise() -> None:
     machine = Machine(NoiseModel(white_sd=0.06), np.random.default_rng(3), (1,))
     reference_s, candidate_s, _ = run_pairs(Process(machine), Process(machine), pairs=400, block_steps=3)
-    small = read_noise_floor(same_centres(log_ratios(reference_s, candidate_s)[0], 5))
+    small = read_aa_noise(same_centres(log_ratios(reference_s, candidate_s)[0], 5))
     # Blocks of 3 steps of 6 %: a pair spreads by 6 % * sqrt(2 / 3).
     assert small.within_sd == pytest.approx(0.049, rel=0.15)
     assert small.process_sd == 0.0
     quiet = same_centres(np.random.default_rng(1).normal(0, 0.002, 32), 4)
     apart = [q + d for q, d in zip(quiet, (0.01, -0.01, 0.01, -0.01), strict=True)]
-    assert read_noise_floor(apart).process_sd == pytest.approx(0.01, rel=0.02)  # the root of 4 (1 %)^2 / 4 degrees
+    assert read_aa_noise(apart).process_sd == pytest.approx(0.01, rel=0.02)  # the root of 4 (1 %)^2 / 4 degrees
 
 
 @pytest.mark.parametrize("groups", [[], [[0.1] * 7], [[0.0] * 8, [math.nan] * 8]])
 def test_too_little_is_refused(groups: list[list[float]]) -> None:
     with pytest.raises(ValueError, match="at least"):
-        read_noise_floor(groups)
+        read_aa_noise(groups)
 
 
 @pytest.mark.slow
@@ -154,7 +154,7 @@ def test_it_holds_on_machines_with_drift_and_bursts(name: str) -> None:
         machine = Machine(model, rng)
         living = Process(machine)
         groups = [log_ratios(*run_pairs(living, Process(machine), pairs=8, block_steps=3)[:2]) for _ in range(4)]
-        spread = read_noise_floor(groups).spread
+        spread = read_aa_noise(groups).spread
         blocks = log_ratios(*run_pairs(living, Process(machine), pairs=40, block_steps=3)[:2])
         found = widen(PLAN.estimate(blocks), spread)
         held.append(found.low <= 1.0 <= found.high)

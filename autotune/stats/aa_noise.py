@@ -1,4 +1,4 @@
-"""Noise floor of a machine from A/A runs, and the number of pairs of blocks that a proof should run for it.
+"""Noise of a machine from A/A runs, and the number of pairs of blocks that a proof should run for it.
 
 Two things make equal processes look different. Within a pair of processes every pair of blocks has noise, which more
 pairs average out. Between processes each has a constant deviation of its own (how its memory lies, which cores it got),
@@ -40,7 +40,7 @@ ALPHA_SETTLING = 0.001
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NoiseFloor:
+class AaNoise:
     """Noise of this machine, from A/A runs of the reference.
 
     Attributes:
@@ -144,14 +144,14 @@ def settling(log_ratios: Sequence[Floats], ages: Sequence[npt.NDArray[np.int64]]
     )
 
 
-def read_noise_floor(
+def read_aa_noise(
     processes: Sequence[Sequence[float] | Floats],
     *,
     start_s: float = 0.0,
     pair_s: float = 0.0,
     least: int = 8,
     settle_steps: int = 0,
-) -> NoiseFloor:
+) -> AaNoise:
     """Reads the noise of this machine from A/A pairs of several processes, each against the same living one.
 
     Args:
@@ -176,7 +176,7 @@ def read_noise_floor(
     estimate = Estimate(
         ratio=ratio, low=ratio * math.exp(-half), high=ratio * math.exp(half), level=LEVEL, pair_count=count
     )
-    return NoiseFloor(
+    return AaNoise(
         estimate=widen(estimate, spread),
         process_sd=process_sd,
         within_sd=within_sd,
@@ -235,17 +235,17 @@ def pairs_in_process(within_sd: float, process_sd: float, start_s: float, pair_s
     return min(MOST, max(least, round(best)))
 
 
-def proof_size(floor: NoiseFloor | None, *, starts: float = STARTS) -> int:
-    """The same from a noise floor; `DEFAULT_PROOF_SIZE` where that does not tell what starting costs.
+def proof_size(noise: AaNoise | None, *, starts: float = STARTS) -> int:
+    """The same from an A/A run; `DEFAULT_PROOF_SIZE` where that does not tell what starting costs.
 
     Args:
         starts: What starting a pair of processes takes, over starting one.
     """
-    if floor is None or not (floor.start_s and floor.pair_s):
+    if noise is None or not (noise.start_s and noise.pair_s):
         return DEFAULT_PROOF_SIZE
-    least = LEAST_LONG if floor.pair_s >= LONG_PAIR_S else LEAST
-    least = max(least, moments(starts * floor.start_s, floor.pair_s))
-    return pairs_in_process(floor.within_sd, floor.process_sd, starts * floor.start_s, floor.pair_s, least=least)
+    least = LEAST_LONG if noise.pair_s >= LONG_PAIR_S else LEAST
+    least = max(least, moments(starts * noise.start_s, noise.pair_s))
+    return pairs_in_process(noise.within_sd, noise.process_sd, starts * noise.start_s, noise.pair_s, least=least)
 
 
 def moments(start_s: float, pair_s: float) -> int:

@@ -1,4 +1,4 @@
-"""The noise floor in several fresh processes: what is measured, kept, handed to trials and proofs, and gone on with."""
+"""The A/A run in several fresh processes: what is measured, kept, handed to trials and proofs, and gone on with."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.measure.compare import aba_noise_floor, floor_pairs
+from autotune.measure.compare import aa_pairs, noise_of_aba_runs
 from autotune.measure.runner import pays
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Comparison, Failure, FailureKind, log_ratio
-from autotune.model.records import AblationResult, ConfirmRun, FloorResult, IncidentRecord, TrialResult, TrialStatus
+from autotune.model.records import AaRecord, AblationResult, ConfirmRun, IncidentRecord, TrialResult, TrialStatus
 from autotune.model.spec import StudySpec
 from autotune.rundir.store import Store
+from autotune.stats.aa_noise import proof_size, read_aa_noise, spread_of
 from autotune.stats.estimates import Estimate, SequentialPlan, widen
-from autotune.stats.noise_floor import proof_size, read_noise_floor, spread_of
 from autotune.workers.base import WorkerFailed
 from harness.simulated_machine import SimulatedLauncher, SimulatedWorker
 from tests.runs import Run, replay_study
@@ -46,61 +46,61 @@ class Counting(SimulatedLauncher):
 
 
 def raw(store: Store) -> list[float]:
-    return [log_ratio(p) for p in store.pairs("floor")]
+    return [log_ratio(p) for p in store.pairs("aa_run")]
 
 
 def test_one_living_reference_and_several_others(run_replay: Run) -> None:
-    spec = replay_study(noise=NOISE)
+    spec = replay_study(noise=NOISE, study={"seed": 1})
     launcher = Counting(spec)
     _, store, _ = run_replay(spec, trials=0, launcher=launcher)
-    floor = store.of(FloorResult)[0]
-    names = ["reference", "floor", "second-2", "second-3", "second-4"]
-    assert [f.relative_to(store.path / "floor").parts or ("floor",) for f in launcher.started] == [
-        (n,) if n != "floor" else ("floor",) for n in names
+    aa_run = store.of(AaRecord)[0]
+    names = ["reference", "aa_run", "second-2", "second-3", "second-4"]
+    assert [f.relative_to(store.path / "aa_run").parts or ("aa_run",) for f in launcher.started] == [
+        (n,) if n != "aa_run" else ("aa_run",) for n in names
     ]
-    assert floor.comparison.pair_count == 32
-    assert [p.index for p in store.pairs("floor")] == list(range(32))
+    assert aa_run.comparison.pair_count == 32
+    assert [p.index for p in store.pairs("aa_run")] == list(range(32))
     groups = [raw(store)[i : i + 8] for i in range(0, 32, 8)]
-    again = read_noise_floor(groups, pair_s=floor.floor.pair_s)
-    assert again == floor.floor  # all of it follows from the raw pairs
-    assert floor.floor.degrees == 4
+    again = read_aa_noise(groups, pair_s=aa_run.noise.pair_s)
+    assert again == aa_run.noise  # all of it follows from the raw pairs
+    assert aa_run.noise.degrees == 4
     centres = [np.mean(g) for g in groups]
     assert np.std(centres) > 3 * 0.004 * math.sqrt(2 / 3 / 8)  # they are processes of their own
 
 
 @pytest.mark.parametrize(("start_s", "step_s", "pairs"), [(0.0, 0.1, 8), (18.0, 0.05, 10), (90.0, 0.1, 20)])
-def test_pairs_of_the_floor_go_with_the_cost_of_starting(start_s: float, step_s: float, pairs: int) -> None:
+def test_pairs_of_the_aa_run_go_with_the_cost_of_starting(start_s: float, step_s: float, pairs: int) -> None:
     spec = replay_study(start_s=start_s, step_s=step_s)
     launcher = SimulatedLauncher(spec)
-    assert floor_pairs(launcher._report([], [], ()), 6) == pairs
+    assert aa_pairs(launcher._report([], [], ()), 6) == pairs
 
 
-def test_a_stop_in_the_middle_of_the_floor_begins_it_anew(run_replay: Run, tmp_path: Path) -> None:
-    spec = replay_study(noise=NOISE)
+def test_a_stop_in_the_middle_of_the_aa_run_begins_it_anew(run_replay: Run, tmp_path: Path) -> None:
+    spec = replay_study(noise=NOISE, study={"seed": 1})
     with pytest.raises(KeyboardInterrupt):
         run_replay(spec, trials=1, launcher=Counting(spec, at=4, error=KeyboardInterrupt()))
-    half = (tmp_path / "run" / "floor" / "pairs.jsonl").read_text().splitlines()
+    half = (tmp_path / "run" / "aa_run" / "pairs.jsonl").read_text().splitlines()
     assert len(half) == 16  # two processes were done
     _, store, _ = run_replay(spec, trials=1)
     _, untouched, _ = run_replay(spec, trials=1, folder="other")
-    assert [p.index for p in store.pairs("floor")] == list(range(32))
-    whole, anew = (s.of(FloorResult)[0].floor for s in (untouched, store))
+    assert [p.index for p in store.pairs("aa_run")] == list(range(32))
+    whole, anew = (s.of(AaRecord)[0].noise for s in (untouched, store))
     assert (anew.degrees, anew.estimate.pair_count) == (whole.degrees, whole.estimate.pair_count) == (4, 32)
     run_replay(spec, trials=2)
-    assert len(store.of(FloorResult)) == 1  # once it is there, it stays
+    assert len(store.of(AaRecord)) == 1  # once it is there, it stays
 
 
 def test_a_second_process_that_dies_does_not_end_the_study(run_replay: Run) -> None:
-    spec = replay_study(noise=NOISE)
+    spec = replay_study(noise=NOISE, study={"seed": 1})
     crash = WorkerFailed(Failure(kind=FailureKind.CRASH, message="m", phase="step", log="w"))
     _, store, _ = run_replay(spec, trials=0, launcher=Counting(spec, at=3, error=crash))
     assert len(store.of(IncidentRecord)) == 1
-    assert [p.index for p in store.pairs("floor")] == list(range(32))
-    assert store.of(FloorResult)[0].comparison.pair_count == 32
+    assert [p.index for p in store.pairs("aa_run")] == list(range(32))
+    assert store.of(AaRecord)[0].comparison.pair_count == 32
 
 
 def test_the_losses_of_all_processes_make_the_tolerance(run_replay: Run) -> None:
-    spec = replay_study(noise=NOISE)
+    spec = replay_study(noise=NOISE, study={"seed": 1})
 
     class Drifting(Counting):
         def start(self, settings: FlagSet, folder: Path, *, progress: Any) -> SimulatedWorker:
@@ -111,14 +111,14 @@ def test_the_losses_of_all_processes_make_the_tolerance(run_replay: Run) -> None
             return worker
 
     _, store, _ = run_replay(spec, trials=0, launcher=Drifting(spec))
-    assert store.of(FloorResult)[0].loss_tolerance == pytest.approx(0.001, rel=0.01)
+    assert store.of(AaRecord)[0].loss_tolerance == pytest.approx(0.001, rel=0.01)
 
 
 def test_trials_and_ablations_have_the_spread_in_their_intervals(run_replay: Run) -> None:
     spec = replay_study(effects={"xla_a=1": 0.9, "xla_b=1": 0.95}, noise=NOISE)
     first = (("both", FlagSet({"xla_a": 1, "xla_b": 1})),)
     _, store, _ = run_replay(spec, trials=8, first=first)
-    spread = store.of(FloorResult)[0].floor.spread
+    spread = store.of(AaRecord)[0].noise.spread
     assert spread > 0.004
     measured = [r for r in store.of(TrialResult) if r.status is TrialStatus.MEASURED]
     measured += [r for r in store.of(AblationResult) if r.comparison is not None]  # type: ignore[misc]
@@ -134,14 +134,14 @@ def counted(store: Store) -> set[int]:
     return {r.pair_count for r in store.of(ConfirmRun) if r.failure is None and not r.is_alone}
 
 
-def test_a_proof_s_pairs_follow_from_the_floor(run_replay: Run) -> None:
+def test_a_proof_s_pairs_follow_from_the_aa_run(run_replay: Run) -> None:
     first = (("fast", FlagSet({"xla_a": 1})),)
     _, store, _ = run_replay(replay_study(effects=EFFECTS, noise=NOISE), trials=1, first=first)
     assert counted(store) == {20}  # a formula does not say what starting costs
     told = {"start_s": 4.0, "step_s": 0.1}
     auto = replay_study(effects=EFFECTS, noise=NOISE, **told, study={"confirm": {"processes": 4, "finalists": 1}})
     _, store, _ = run_replay(auto, trials=1, first=first, folder="auto")
-    assert counted(store) == {proof_size(store.of(FloorResult)[0].floor)}
+    assert counted(store) == {proof_size(store.of(AaRecord)[0].noise)}
     assert 4 <= counted(store).pop() < 20
 
 
@@ -168,14 +168,14 @@ def test_a_wider_interval_drops_no_setting_that_was_kept(
 
 
 def test_aba_runs_tell_the_spread_of_fresh_runs() -> None:
-    floor = aba_noise_floor(pairs_of((1, 1.01, 1), (1, 0.99, 1), (1.01, 1.0, 0.99)), start_s=30.0)
+    noise = noise_of_aba_runs(pairs_of((1, 1.01, 1), (1, 0.99, 1), (1.01, 1.0, 0.99)), start_s=30.0)
     log = math.log
     middles = [log(1.01), log(0.99), -(log(1.01) + log(0.99)) / 2]
     total = sum(m**2 / 1.5 for m in middles) + (log(1.01) - log(0.99)) ** 2 / 2
-    assert floor.process_sd == pytest.approx(math.sqrt(total / 6))
-    assert (floor.within_sd, floor.degrees, floor.start_s) == (0.0, 6, 30.0)
-    assert floor.spread == spread_of(floor.process_sd**2, 6)
-    assert floor.pair_s == pytest.approx(6.0, rel=0.02)
+    assert noise.process_sd == pytest.approx(math.sqrt(total / 6))
+    assert (noise.within_sd, noise.degrees, noise.start_s) == (0.0, 6, 30.0)
+    assert noise.spread == spread_of(noise.process_sd**2, 6)
+    assert noise.pair_s == pytest.approx(6.0, rel=0.02)
 
 
 def test_the_spread_of_fresh_runs_is_right_on_average() -> None:
@@ -183,5 +183,5 @@ def test_the_spread_of_fresh_runs_is_right_on_average() -> None:
     found = []
     for _ in range(400):
         runs = np.exp(0.01 * rng.standard_normal((3, 3))).tolist()
-        found.append((aba_noise_floor(pairs_of(*map(tuple, runs))).process_sd or 0) ** 2)
+        found.append((noise_of_aba_runs(pairs_of(*map(tuple, runs))).process_sd or 0) ** 2)
     assert np.mean(found) == pytest.approx(1e-4, abs=4 * 1e-4 * math.sqrt(2 / 6 / 400))
