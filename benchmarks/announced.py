@@ -21,7 +21,7 @@ from benchmarks.studies import CANDIDATES, START_S, StudyOutcome, open_study, ru
 
 GAIN = 0.02
 
-ALONE = DEFAULTS.confirm.alone
+ALONE = DEFAULTS.confirm.isolated
 
 HIGHEST = 120
 """Largest cap of process pairs that is considered."""

@@ -67,8 +67,8 @@ class Cost:
 
 def cost_of(runs: Sequence[ConfirmRun]) -> Cost:
     """What the proofs of one study used."""
-    in_turns, alone = [r for r in runs if not r.is_alone], [r for r in runs if r.is_alone]
-    # A run alone is as long as all blocks of its arm in turns.
+    in_turns, alone = [r for r in runs if not r.is_isolated], [r for r in runs if r.is_isolated]
+    # An isolated run is as long as all blocks of its arm in turns.
     steps = max([DEFAULTS.measure.run_steps, *(BLOCK_STEPS * r.pair_count for r in in_turns)])
     return Cost(
         process_pairs=len(in_turns),

@@ -69,7 +69,7 @@ block_s = 0.02
 [confirm]
 processes = 4
 finalists = 1
-alone = 0
+isolated = 0
 soak = "5s"
 """
 

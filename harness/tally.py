@@ -8,8 +8,8 @@ from typing import Any
 from autotune.model.errors import RunDirectoryError
 from autotune.model.measurement import log_ratio
 from autotune.model.records import (
-    ALONE,
     CONFIRM,
+    ISOLATED,
     AaRecord,
     AblationResult,
     ConclusionRecord,
@@ -56,7 +56,7 @@ def stage_of(run: Path) -> str:
         return "minimise"
     if not any(f.stage == CONFIRM for f in store.of(FinalistResult)):
         return "confirm"
-    if store.spec.confirm.alone and not any(f.stage == ALONE for f in store.of(FinalistResult)):
+    if store.spec.confirm.isolated and not any(f.stage == ISOLATED for f in store.of(FinalistResult)):
         return "isolated runs"
     return "conclude" if store.of(SoakRecord) or not store.spec.confirm.soak else "soak"
 

@@ -99,7 +99,7 @@ def test_what_needs_more_than_its_share_runs_out_of_memory_and_is_called_so(tmp_
     with pytest.raises(WorkerFailed) as caught:
         start(spec, tmp_path / "shared", SHARED)
     assert caught.value.failure.kind is FailureKind.OUT_OF_MEMORY
-    start(spec, tmp_path / "alone").close()
+    start(spec, tmp_path / "isolated").close()
 
 
 def test_a_study_that_does_not_fit_twice_is_measured_one_at_a_time(tmp_path: Path) -> None:

@@ -350,7 +350,7 @@ class Interleaved(Comparer):
 
     def for_sets(self, *sets: FlagSet) -> Comparer:
         """Isolated for sets that turned out not to fit beside another process."""
-        return self._isolated() if self.context.share.is_known_alone(*sets) else self
+        return self._isolated() if self.context.share.is_known_isolated(*sets) else self
 
     def instead(self, error: WorkerFailed, sets: tuple[FlagSet, FlagSet]) -> Comparer | None:
         """Isolated, if two processes want one port, lock or the device's memory, and the study leaves the choice."""
@@ -605,7 +605,7 @@ class Isolated(Comparer):
     def _started(self, request: ComparisonRequest[S], arm: Arm) -> Iterator[Worker]:
         """A fresh process of one arm; the log of a reference lies beside the candidate's."""
         with self._blaming(request, arm):
-            worker = self.context.start(request.sets[arm is Arm.CANDIDATE], self._folder(request, arm), alone=True)
+            worker = self.context.start(request.sets[arm is Arm.CANDIDATE], self._folder(request, arm), isolated=True)
         with contextlib.closing(worker):
             yield worker
 
@@ -680,12 +680,12 @@ class Isolated(Comparer):
             metered_s = time.monotonic() - begun
             total = total if abs(sum(times) - metered_s) < LARGEST_GAP * metered_s else None
         self.context.gpus.look()
-        return Timed(*spec.turns.split_alone(times), total, clock_s), trace
+        return Timed(*spec.turns.split_isolated(times), total, clock_s), trace
 
     def _steps_of(self, worker: Worker) -> int:
         spec, step_s = self.context.spec, typical_step_s(worker)
         if self._beside is None:
-            return spec.turns.steps_alone(step_s, blocks=1, least=spec.measure.run_steps)
+            return spec.turns.isolated_steps(step_s, blocks=1, least=spec.measure.run_steps)
         return spec.turns.steps_beside_pairs(
             step_s, start_s=worker.report.start_s, blocks=self._beside, least=spec.measure.run_steps
         )

@@ -119,7 +119,7 @@ class MeasurementContext:
 
     # ------------------------------------------------------------------ workers
 
-    def start(self, settings: FlagSet, folder: Path, *, alone: bool = False) -> Worker:
+    def start(self, settings: FlagSet, folder: Path, *, isolated: bool = False) -> Worker:
         """Starts a worker under the baseline plus `settings`; faults of the machine are retried, others never.
 
         A kill counts as one where no setting could have caused it.
@@ -131,8 +131,8 @@ class MeasurementContext:
         """
         attempt = 0
         while True:
-            is_given = self.share.is_given(settings, alone=alone)
-            merged = self.share.settings_of(settings, alone=alone)
+            is_given = self.share.is_given(settings, isolated=isolated)
+            merged = self.share.settings_of(settings, isolated=isolated)
             try:
                 return self._checked(self._launcher.start(merged, folder, progress=self.progress.phase), settings)
             except WorkerFailed as error:
@@ -153,20 +153,20 @@ class MeasurementContext:
                 attempt += 1
                 time.sleep(0.5 * attempt)
 
-    def where_it_fits(self, work: Callable[[bool], R], *, alone: bool) -> R:
-        """Has one process do something; where it finds too little memory beside the reference, once more alone.
+    def where_it_fits(self, work: Callable[[bool], R], *, isolated: bool) -> R:
+        """Has one process do something; where it finds too little memory beside the reference, once more in isolation.
 
         Args:
             work: Starts the process, and ends it; told whether that is alone.
-            alone: Whether it is alone from the start.
+            isolated: Whether it is alone from the start.
 
         Raises:
             WorkerFailed: If that fails.
         """
         try:
-            return work(alone)
+            return work(isolated)
         except WorkerFailed as error:
-            if alone or not self.share.is_too_small(error.failure):
+            if isolated or not self.share.is_too_small(error.failure):
                 raise
         self.release_reference()
         return work(True)

@@ -17,7 +17,7 @@ from autotune.model.units import format_seconds
 from autotune.rundir.store import Store
 from autotune.stats.aa_noise import AaNoise, proof_size
 from autotune.stats.estimates import SequentialPlan
-from autotune.stats.proof import ALONE_PAIRS, FIRST_LOOK, proof_pairs, smallest_gain, study_power
+from autotune.stats.proof import FIRST_LOOK, ISOLATED_PAIRS, proof_pairs, smallest_gain, study_power
 
 AA_SHARE = 0.2
 """Share of a time budget beyond which an A/A run starts no more processes than it must."""
@@ -47,7 +47,7 @@ class Durations:
         trial_s: A trial that is looked at once.
         turn_s: One pair of blocks; 0 where one process runs at a time.
         pair_s: A fresh pair of processes of a proof.
-        alone_s: All runs of each arm alone that come after a proof; 0 where there are none.
+        isolated_s: All isolated runs of each arm that come after a proof; 0 where there are none.
         ablation_s: One setting left out, looked at once.
         soak_s: The winner for a while, and the reference as long; 0 where there is none.
     """
@@ -56,7 +56,7 @@ class Durations:
     trial_s: float
     turn_s: float
     pair_s: float
-    alone_s: float
+    isolated_s: float
     ablation_s: float
     soak_s: float
 
@@ -72,10 +72,10 @@ def durations_of(spec: StudySpec, result: AaRecord, runs: Sequence[ConfirmRun]) 
         return None
     soak_s = max(spec.confirm.soak, spec.soak_steps * step_s) + noise.start_s if spec.confirm.soak else 0.0
     planned = (_in_turns if result.comparison.mode == INTERLEAVED else _one_at_a_time)(spec, result, 2.0 * soak_s)
-    took = [r.duration_s for r in runs if r.duration_s and r.stage != "alone" and r.failure is None][-RECENT:]
+    took = [r.duration_s for r in runs if r.duration_s and r.stage != "isolated" and r.failure is None][-RECENT:]
     longer = max(1.0, statistics.median(took) / planned.pair_s) if took else 1.0  # candidates may choose kernels
     return replace(
-        planned, pair_s=longer * planned.pair_s, alone_s=longer * planned.alone_s, soak_s=longer * planned.soak_s
+        planned, pair_s=longer * planned.pair_s, isolated_s=longer * planned.isolated_s, soak_s=longer * planned.soak_s
     )
 
 
@@ -88,7 +88,7 @@ def _in_turns(spec: StudySpec, result: AaRecord, soak_s: float) -> Durations:
         trial_s=costs.trial_s(least),
         turn_s=costs.pair_s,
         pair_s=pair_of_processes_s(spec, result),
-        alone_s=ALONE_PAIRS * 2.0 * run_s if spec.confirm.alone else 0.0,
+        isolated_s=ISOLATED_PAIRS * 2.0 * run_s if spec.confirm.isolated else 0.0,
         ablation_s=costs.fresh_pair_s(least),
         soak_s=soak_s,
     )
@@ -101,7 +101,7 @@ def _one_at_a_time(spec: StudySpec, result: AaRecord, soak_s: float) -> Duration
         trial_s=aba_s,
         turn_s=0.0,
         pair_s=pair_of_processes_s(spec, result),
-        alone_s=0.0,
+        isolated_s=0.0,
         ablation_s=aba_s,
         soak_s=soak_s,
     )
@@ -171,7 +171,7 @@ def isolated_aa_s(spec: StudySpec, reference: WorkerReport) -> float:
     """Returns the same of one in ABA runs, while the first of its runs is in hand."""
     step_s = statistics.median(reference.warmup_step_times_s or (0.0,))
     costs = spec.turns.costs(step_s=step_s, start_s=reference.start_s)
-    run_s = costs.run_alone_s(pairs=1, least_steps=spec.measure.run_steps)
+    run_s = costs.isolated_run_s(pairs=1, least_steps=spec.measure.run_steps)
     return 3 * spec.measure.aba_runs * run_s  # the first has started, one in another rounding is yet to start
 
 
@@ -219,8 +219,8 @@ def power_analysis(spec: StudySpec, result: AaRecord) -> PowerAnalysis | None:
     pair_s = pair_of_processes_s(spec, result)
     pair_sd = _round_up(math.hypot(math.sqrt(2.0) * noise.cautious_process_sd(), noise.within_sd / math.sqrt(pairs)))
     finalists, min_effect = spec.confirm.finalists, spec.measure.min_effect
-    alone = spec.confirm.alone if result.comparison.mode == INTERLEAVED else 0
-    how: dict[str, Any] = {"most": most, "finalists": finalists, "alone": alone, "min_effect": min_effect}
+    isolated = spec.confirm.isolated if result.comparison.mode == INTERLEAVED else 0
+    how: dict[str, Any] = {"most": most, "finalists": finalists, "isolated": isolated, "min_effect": min_effect}
     smallest = smallest_gain(pair_sd, **how)
     cost = study_power(smallest, pair_sd, **how) if smallest else None
     return PowerAnalysis(

@@ -59,11 +59,11 @@ def most_starts(kind: FailureKind) -> int:
     return MOST_HANGS if kind is FailureKind.HANG else MOST_STARTS
 
 
-def minimise_failure(context: MeasurementContext, task: BlameTask, folder: Path, *, alone: bool) -> BlameRecord:
+def minimise_failure(context: MeasurementContext, task: BlameTask, folder: Path, *, isolated: bool) -> BlameRecord:
     """Finds the smallest part of a failing set that fails in the same way.
 
     Args:
-        alone: Whether nothing runs beside a process here: it need not share a GPU's memory then.
+        isolated: Whether nothing runs beside a process here: it need not share a GPU's memory then.
     """
     kind = task.failure_kind
     most = most_starts(kind)
@@ -81,7 +81,7 @@ def minimise_failure(context: MeasurementContext, task: BlameTask, folder: Path,
             starts += 1
             context.progress.phase(f"minimal failing set ({kind}): start {starts} of at most {most}")
             own = context.folder_in(folder, f"{starts:02d}")
-            known[part] = _fails(context, part, own, kind, alone=alone)
+            known[part] = _fails(context, part, own, kind, isolated=isolated)
         return known[part]
 
     smallest, is_minimal = shrink(task.settings, fails)
@@ -95,16 +95,16 @@ def minimise_failure(context: MeasurementContext, task: BlameTask, folder: Path,
     )
 
 
-def _fails(context: MeasurementContext, part: FlagSet, folder: Path, kind: FailureKind, *, alone: bool) -> bool:
+def _fails(context: MeasurementContext, part: FlagSet, folder: Path, kind: FailureKind, *, isolated: bool) -> bool:
     """Whether a part fails in the same way, at its start or in its first blocks."""
 
-    def look(alone: bool) -> None:
-        with contextlib.closing(context.start(part, folder, alone=alone)) as worker:
+    def look(isolated: bool) -> None:
+        with contextlib.closing(context.start(part, folder, isolated=isolated)) as worker:
             for _ in range(3):
                 worker.run_block(context.steps_for(worker))
 
     try:
-        context.where_it_fits(look, alone=alone or context.share.is_known_alone(part))
+        context.where_it_fits(look, isolated=isolated or context.share.is_known_isolated(part))
     except WorkerFailed as error:
         return error.failure.kind is kind
     return False

@@ -107,17 +107,19 @@ class MemoryShare:
 
     def __init__(self, spec: StudySpec) -> None:
         self._spec = spec
-        self._alone: set[FlagSet] = set()
+        self._isolated_sets: set[FlagSet] = set()
         self.is_programs_own = False
 
-    def settings_of(self, settings: FlagSet, *, alone: bool) -> FlagSet:
+    def settings_of(self, settings: FlagSet, *, isolated: bool) -> FlagSet:
         """The baseline plus `settings`, plus the share of one of two processes unless it is alone."""
         merged = self._spec.baseline.merge(settings)
-        return merged.merge({MEMORY_FRACTION: SHARED_FRACTION}) if self.is_given(settings, alone=alone) else merged
+        return (
+            merged.merge({MEMORY_FRACTION: SHARED_FRACTION}) if self.is_given(settings, isolated=isolated) else merged
+        )
 
-    def is_given(self, settings: FlagSet, *, alone: bool) -> bool:
+    def is_given(self, settings: FlagSet, *, isolated: bool) -> bool:
         """Whether a process is given a share: not if anybody else decides on its memory."""
-        if alone or self.is_programs_own or self._spec.device.platform != "cuda":
+        if isolated or self.is_programs_own or self._spec.device.platform != "cuda":
             return False
         # Names of variables by which a study or a set decides on memory itself.
         return not any(
@@ -140,15 +142,15 @@ class MemoryShare:
 
     def remember(self, settings: FlagSet) -> None:
         """Notes that a set does not fit beside another process, so that its next pair does not try again."""
-        self._alone.add(settings)
+        self._isolated_sets.add(settings)
 
-    def is_known_alone(self, *sets: FlagSet) -> bool:
+    def is_known_isolated(self, *sets: FlagSet) -> bool:
         """Whether one of some sets turned out not to fit beside another process."""
-        return self.is_optional and not self._alone.isdisjoint(sets)
+        return self.is_optional and not self._isolated_sets.isdisjoint(sets)
 
     def advice(self, failure: Failure) -> str:
         """What to do about a reference that cannot run, to begin a sentence with."""
-        if failure.kind is not FailureKind.OUT_OF_MEMORY or not self.is_given(FlagSet(), alone=False):
+        if failure.kind is not FailureKind.OUT_OF_MEMORY or not self.is_given(FlagSet(), isolated=False):
             if is_not_installed(failure):
                 return "install what cannot be started, or write its path into `workload.command`"
             if (command := self._spec.workload.shown.command) is not None:

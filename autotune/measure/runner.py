@@ -14,7 +14,7 @@ from autotune.measure.compare import AaRun, Comparer, ComparisonRequest, Interle
 from autotune.measure.context import MeasurementContext, ProgressSink, ReferenceFailed
 from autotune.measure.failing import minimise_failure
 from autotune.measure.loss_gate import ROUNDINGS, not_finite, spread_of_aa_run, spread_of_rounding
-from autotune.measure.soak import soak_alone
+from autotune.measure.soak import soak_isolated
 from autotune.measure.tasks import AaTask, AblationTask, Assignment, PairTask, SoakTask, TrialTask
 from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
@@ -107,8 +107,8 @@ class TaskRunner:
         if isinstance(task, AblationTask):
             return self._ablation(task, folder, name)
         if isinstance(task, SoakTask):
-            return soak_alone(self.context, task, folder)
-        return minimise_failure(self.context, task, folder, alone=self.comparer.mode == ABA)
+            return soak_isolated(self.context, task, folder)
+        return minimise_failure(self.context, task, folder, isolated=self.comparer.mode == ABA)
 
     def close(self) -> None:
         """Ends every process of the lane."""
@@ -157,13 +157,13 @@ class TaskRunner:
         context = self.context
         beside = context.folder_in(folder, "rounding")
 
-        def look(settings: FlagSet, alone: bool) -> LossSpread:
-            with contextlib.closing(context.start(settings, beside, alone=alone)) as worker:
+        def look(settings: FlagSet, isolated: bool) -> LossSpread:
+            with contextlib.closing(context.start(settings, beside, isolated=isolated)) as worker:
                 return spread_of_rounding(self._spec, worker, found.reference, found.pairs)
 
         for settings in ROUNDINGS:
             try:
-                return context.where_it_fits(functools.partial(look, settings), alone=self.comparer.mode == ABA)
+                return context.where_it_fits(functools.partial(look, settings), isolated=self.comparer.mode == ABA)
             except WorkerFailed as error:
                 context.progress.incident(f"what rounding does to the loss is not known from {settings}: {error}"[:300])
         return LossSpread()
@@ -182,7 +182,7 @@ class TaskRunner:
             return checked if isinstance(checked, Failure) else None
 
         pairs = task.pairs or DEFAULT_PROOF_SIZE
-        comparer = Isolated(self.context, beside=pairs) if task.is_alone else self.comparer
+        comparer = Isolated(self.context, beside=pairs) if task.is_isolated else self.comparer
         request = ComparisonRequest(
             candidate=task.settings, folder=folder, name=name, rule=fixed(pairs), is_proof=True,
             inspect=inspect,
@@ -204,7 +204,7 @@ class TaskRunner:
                 "during": figures.during,
                 "work": figures.work,
                 "loss": losses.with_blocks(loss, found.pairs, found.reference),
-                "is_alone": task.is_alone or figures.mode != self.comparer.mode,
+                "is_isolated": task.is_isolated or figures.mode != self.comparer.mode,
             }
         )
 

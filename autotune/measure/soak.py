@@ -85,8 +85,8 @@ class LongRun:
         )
 
 
-def soak_alone(context: MeasurementContext, task: SoakTask, folder: Path) -> SoakRecord:
-    """Runs a set alone for as long as is asked, or until it fails; a program that ends is started again.
+def soak_isolated(context: MeasurementContext, task: SoakTask, folder: Path) -> SoakRecord:
+    """Runs a set in isolation for as long as is asked, or until it fails; a program that ends is started again.
 
     The reference runs as long after it, and both once more if something speaks against the set.
     """
@@ -130,7 +130,7 @@ def _run_long(context: MeasurementContext, settings: FlagSet, folder: Path, aske
     run = LongRun()
     while run.failure is None and not asked.is_enough(run):
         try:
-            worker = context.start(settings, folder, alone=True)
+            worker = context.start(settings, folder, isolated=True)
         except WorkerFailed as error:
             run.failure = error.failure
             break

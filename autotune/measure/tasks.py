@@ -74,7 +74,7 @@ class PairTask(Task):
     """One fresh pair of processes of a proof; see `ConfirmRun`.
 
     Attributes:
-        is_alone: Isolated runs, each with nothing beside it.
+        is_isolated: Isolated runs, each with nothing beside it.
         pairs: Pairs of blocks that it runs; the driver says how many when it gives the task to a lane.
     """
 
@@ -83,14 +83,14 @@ class PairTask(Task):
     trial: int
     settings: Settings
     repeat: int
-    is_alone: bool = False
+    is_isolated: bool = False
     pairs: int | None = None
 
     def base(self) -> ConfirmRun:
         """The record, but for its figures."""
         return ConfirmRun(
             stage=self.stage, settings=self.settings, trial=self.trial, repeat=self.repeat, pair_count=0,
-            is_alone=self.is_alone,
+            is_isolated=self.is_isolated,
         )  # fmt: skip
 
     def failed(self, failure: Failure) -> AnyRecord:

@@ -430,14 +430,14 @@ def log_ratio(pair: Pair, work: WorkPerStep | None = None) -> float:
     return math.log(block_step_s(pair.candidate_s) / block_step_s(pair.reference_s)) - shift
 
 
-def is_divided_as_told(pair: Pair, sizes: TurnSizes, *, is_alone: bool = False) -> bool:
+def is_divided_as_told(pair: Pair, sizes: TurnSizes, *, is_isolated: bool = False) -> bool:
     """Whether a pair counts exactly the steps that the study's sizes say.
 
     Args:
         pair: Its raw blocks.
         sizes: Of the study.
-        is_alone: Whether it surely holds isolated runs; else it may, for a study may come to measure one at a time.
+        is_isolated: Whether it surely holds isolated runs; else it may, for a study may come to measure one at a time.
     """
     counted = (pair.reference_s, pair.candidate_s)
-    ways = (sizes.split_alone,) if is_alone else (sizes.split, sizes.split_alone)
+    ways = (sizes.split_isolated,) if is_isolated else (sizes.split, sizes.split_isolated)
     return any(tuple(way(pair.ran_s(arm))[1] for arm in Arm) == counted for way in ways)

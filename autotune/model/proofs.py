@@ -18,7 +18,16 @@ from autotune.model.measurement import (
     held_in_one_arm,
     log_ratio,
 )
-from autotune.model.records import ALONE, AaRecord, ConfirmRun, FinalistResult, ProofRecord, SoakArm, SoakArms, SoakLook
+from autotune.model.records import (
+    ISOLATED,
+    AaRecord,
+    ConfirmRun,
+    FinalistResult,
+    ProofRecord,
+    SoakArm,
+    SoakArms,
+    SoakLook,
+)
 from autotune.model.units import format_change, format_seconds
 from autotune.stats.estimates import Estimate, Verdict, estimate_pairs, estimate_processes, student_quantile
 from autotune.stats.long_run import (
@@ -233,7 +242,7 @@ def standing(
         update = {"failure": failure, "process_count": able, "reason": "a process failed"}
         return Standing(base.model_copy(update=update), is_over=True)
     ratios, plan = ratios_of(mine), ProofPlan(base=proof.base, error=proof.error, least=proof.least)
-    if proof.stage == ALONE:
+    if proof.stage == ISOLATED:
         min_effect = 0.0
 
     def is_clear(count: int) -> bool:
@@ -273,12 +282,12 @@ class Report(NamedTuple):
 
     Attributes:
         estimate: See `reported_gain`.
-        alone: Isolated runs of each arm that are part of it.
+        isolated: Isolated runs of each arm that are part of it.
         objection: What speaks against the set.
     """
 
     estimate: Estimate | None = None
-    alone: int = 0
+    isolated: int = 0
     objection: str | None = None
 
 
@@ -286,54 +295,56 @@ def is_alone_due(proven: FinalistResult, aa_run: AaRecord | None, runs: Sequence
     """Whether isolated runs must show a proven set, too: the study asks for some, and its pairs were interleaved."""
     of_proof = [r for r in runs if (r.stage, r.settings) == (proven.stage, proven.settings)]
     is_interleaved = aa_run is not None and aa_run.comparison.mode == INTERLEAVED
-    return asked > 0 and is_interleaved and not all(r.is_alone for r in of_proof)
+    return asked > 0 and is_interleaved and not all(r.is_isolated for r in of_proof)
 
 
-def report_of(proven: FinalistResult, alone: FinalistResult | None, runs: Sequence[ConfirmRun]) -> Report:
+def report_of(proven: FinalistResult, isolated: FinalistResult | None, runs: Sequence[ConfirmRun]) -> Report:
     """The figure to report of a proven set, or what its isolated runs say against it.
 
     Isolated runs that cannot tell are no consent.
 
     Args:
-        alone: The proof of its isolated runs; None where nothing was run alone.
+        isolated: The proof of its isolated runs; None where there was no isolated run.
         runs: Pairs of processes, those of other sets included.
     """
-    mine = [r for r in runs if r.settings == proven.settings and r.stage in (proven.stage, ALONE)]
-    estimate = reported_gain(proven, alone, mine)
-    if alone is None:
+    mine = [r for r in runs if r.settings == proven.settings and r.stage in (proven.stage, ISOLATED)]
+    estimate = reported_gain(proven, isolated, mine)
+    if isolated is None:
         return Report(estimate)
-    if alone.failure is not None:
-        told = f"{alone.failure.kind.replace('_', ' ')} in a fresh process: {alone.failure.message}"[:300]
+    if isolated.failure is not None:
+        told = f"{isolated.failure.kind.replace('_', ' ')} in a fresh process: {isolated.failure.message}"[:300]
         return Report(estimate, objection=told)
-    if alone.veto is not None:
-        return Report(estimate, objection=alone.veto)
-    if not alone.is_passed or _is_apart(proven, alone):
-        return Report(estimate, objection=_not_alone(proven, alone))
+    if isolated.veto is not None:
+        return Report(estimate, objection=isolated.veto)
+    if not isolated.is_passed or _is_apart(proven, isolated):
+        return Report(estimate, objection=_not_alone(proven, isolated))
     counts = estimate != reported_gain(proven, None, mine)
-    return Report(estimate, alone=alone.process_count if counts else 0, objection=veto_of(mine, proven.corrected))
+    return Report(estimate, isolated=isolated.process_count if counts else 0, objection=veto_of(mine, proven.corrected))
 
 
-def _is_apart(proven: FinalistResult, alone: FinalistResult) -> bool:
+def _is_apart(proven: FinalistResult, isolated: FinalistResult) -> bool:
     """Whether isolated runs surely show less than the proof: then its figure is of the neighbour, or of a beginning."""
-    found, beside = alone.estimate, proven.corrected
+    found, beside = isolated.estimate, proven.corrected
     return found is not None and beside is not None and found.low > beside.high
 
 
-def _not_alone(proven: FinalistResult, alone: FinalistResult) -> str:
+def _not_alone(proven: FinalistResult, isolated: FinalistResult) -> str:
     """Says that isolated runs do not show a gain, and what they show."""
-    found, beside = alone.estimate, proven.estimate
+    found, beside = isolated.estimate, proven.estimate
     if found is None or beside is None:
         return "there was no time for isolated runs, without which interleaved pairs prove nothing"
-    does = "contradict the interleaved pairs" if _is_apart(proven, alone) else "cannot tell whether it is faster"
+    does = "contradict the interleaved pairs" if _is_apart(proven, isolated) else "cannot tell whether it is faster"
     return (
         f"isolated runs {does}: isolated, the set is {format_change(found.ratio)} than the default "
-        f"[{found.low:.3f}, {found.high:.3f}] over {alone.process_count} runs of each, interleaved "
+        f"[{found.low:.3f}, {found.high:.3f}] over {isolated.process_count} runs of each, interleaved "
         f'{format_change(beside.ratio)}; `measure.mode = "aba"` measures everything in isolation, and a larger '
-        "`confirm.alone` allows more runs"
+        "`confirm.isolated` allows more runs"
     )
 
 
-def reported_gain(proven: FinalistResult, alone: FinalistResult | None, runs: Sequence[ConfirmRun]) -> Estimate | None:
+def reported_gain(
+    proven: FinalistResult, isolated: FinalistResult | None, runs: Sequence[ConfirmRun]
+) -> Estimate | None:
     """The estimate to report for a winner, whose interval holds the truth although the set was proven first.
 
     Its interval is the one that holds at all looks together. Such a small error leaves it right for 19 of 20 named
@@ -343,13 +354,13 @@ def reported_gain(proven: FinalistResult, alone: FinalistResult | None, runs: Se
 
     Args:
         proven: The proof in turns.
-        alone: The proof in isolated runs; None where there are none.
+        isolated: The proof in isolated runs; None where there are none.
         runs: All pairs of processes of the set.
     """
     found = proven.corrected
     if found is None:
         return None
-    others = [training_total(runs, found), alone.estimate if alone is not None else None]
+    others = [training_total(runs, found), isolated.estimate if isolated is not None else None]
     for other in [other for other in others if other is not None and other.high < 1.0]:
         ratio = found.ratio if other.low <= found.ratio <= other.high else other.ratio
         low, high = min(found.low, other.low), max(found.high, other.high)

@@ -403,10 +403,10 @@ class ConfirmRun(TaskRecord):
     """One fresh pair of processes of a finalist, or the failure in its place.
 
     Attributes:
-        stage: ``confirm`` for finalists, ``alone`` for isolated runs of a proven one, ``recheck`` for an old winner.
+        stage: ``confirm`` for finalists, ``isolated`` for isolated runs of a proven one, ``recheck`` for an old winner.
         log_ratio: Log of candidate over reference step time in this pair alone.
         work: Where set, ratios are per token.
-        is_alone: Whether each arm ran with nothing beside it though the study measures in turns.
+        is_isolated: Whether each arm ran with nothing beside it though the study measures in turns.
         total: Total times and stalls of both arms.
         untold: See `autotune.model.proofs.untold_share`.
         warnings: What the machine did meanwhile that makes the figures doubtful.
@@ -425,14 +425,14 @@ class ConfirmRun(TaskRecord):
     energy: EnergyUse | None = None
     work: WorkPerStep | None = None
     loss: LossCheck | None = None
-    is_alone: bool = False
+    is_isolated: bool = False
     total: TotalTime | None = None
     untold: Change | None = None
     warnings: tuple[str, ...] = ()
     during: GpusDuring | None = None
 
 
-CONFIRM, ALONE = "confirm", "alone"
+CONFIRM, ISOLATED = "confirm", "isolated"
 """Stages of proofs: of finalists in interleaved pairs, and of a proven set in isolated runs."""
 
 

@@ -353,7 +353,7 @@ class MeasureSpec(Section):
         return 2 + self.pairs_cap // 20
 
     def turns_on(self, platform: str, *, takes_turns: bool = True) -> TurnSizes:
-        """Sizes of blocks and of runs alone on a platform (``cpu`` or ``cuda``).
+        """Sizes of blocks and of isolated runs on a platform (``cpu`` or ``cuda``).
 
         Of a program that does not take turns nothing is left out but its warm-up, for it may end.
         """
@@ -375,7 +375,7 @@ class ConfirmSpec(Section):
             then goes on.
         minimise: Drop each setting that does not pay for itself.
         soak: Seconds of steps that the winner must run without a fault; 0 leaves that out, and exports say so.
-        alone: Most isolated runs of each arm, which must show that a set proven in interleaved pairs is faster: as many
+        isolated: Most isolated runs of each arm, which must show that a set proven in interleaved pairs is faster: as many
             as are needed, at least 4. 0 leaves them out, and exports say so.
         loss_tolerance: Share by which the loss of a winner with another dtype or batch may be above the reference's
             after the same tokens.
@@ -384,7 +384,7 @@ class ConfirmSpec(Section):
     finalists: Annotated[int, Field(ge=1, le=20)] = 3
     processes: Annotated[int, Field(ge=3, le=1000)] = 40
     minimise: bool = True
-    alone: Annotated[int, Field(ge=0, le=1000)] = 40
+    isolated: Annotated[int, Field(ge=0, le=1000)] = 40
     soak: SoakSeconds = 60.0
     loss_tolerance: Annotated[float, Field(gt=0, lt=1)] = 0.02
 

@@ -63,7 +63,7 @@ class TurnSizes:
         """All steps of a block, settling ones first."""
         return min(LONGEST_BLOCK_STEPS, settling_steps(self.settle_s, step_s) + self.counted_steps(step_s))
 
-    def steps_alone(self, step_s: float, *, blocks: int, least: int) -> int:
+    def isolated_steps(self, step_s: float, *, blocks: int, least: int) -> int:
         """Steps of an isolated run, settling ones first.
 
         Args:
@@ -76,20 +76,20 @@ class TurnSizes:
         return settling_steps(self.steady_s, step_s) + max(counted, _steps_in(self.steady_s, step_s))
 
     def steps_beside_pairs(self, step_s: float, *, start_s: float, blocks: int, least: int) -> int:
-        """Steps of an isolated run that is compared with interleaved pairs; arguments as of `steps_alone`.
+        """Steps of an isolated run that is compared with interleaved pairs; arguments as of `isolated_steps`.
 
         What a CPU's neighbours do comes and goes within seconds and nothing cancels it here, so that there such a run
         lasts as long as a process takes to start.
         """
         if start_s and not self.steady_s:
             least = max(least, _steps_in(start_s, step_s))
-        return self.steps_alone(step_s, blocks=blocks, least=least)
+        return self.isolated_steps(step_s, blocks=blocks, least=least)
 
     def split(self, times_s: Sequence[float]) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Divides a block into settling and counted steps; see `settle`."""
         return settle(times_s, self.settle_s, most=self.settle_s / (self.settle_s + self.block_s))
 
-    def split_alone(self, times_s: Sequence[float]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    def split_isolated(self, times_s: Sequence[float]) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Divides an isolated run likewise."""
         return settle(times_s, self.steady_s, most=0.5)
 
@@ -131,17 +131,17 @@ class TurnCosts:
         """One fresh pair of processes of a proof."""
         return self.sizes.starts * self.start_s + pairs * self.pair_s
 
-    def run_alone_s(self, *, pairs: int, least_steps: int) -> float:
+    def isolated_run_s(self, *, pairs: int, least_steps: int) -> float:
         """One isolated run of one arm, its start included.
 
         Args:
             pairs: Pairs of blocks of a process of a proof.
             least_steps: `measure.run_steps`.
         """
-        return self.start_s + self.step_s * self.sizes.steps_alone(self.step_s, blocks=pairs, least=least_steps)
+        return self.start_s + self.step_s * self.sizes.isolated_steps(self.step_s, blocks=pairs, least=least_steps)
 
     def run_beside_pairs_s(self, *, pairs: int, least_steps: int) -> float:
-        """One isolated run that is compared with interleaved pairs; arguments as of `run_alone_s`."""
+        """One isolated run that is compared with interleaved pairs; arguments as of `isolated_run_s`."""
         steps = self.sizes.steps_beside_pairs(self.step_s, start_s=self.start_s, blocks=pairs, least=least_steps)
         return self.start_s + self.step_s * steps
 

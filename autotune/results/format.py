@@ -39,7 +39,7 @@ from autotune.stats.long_run import memory_growth
 
 STAGE_WORDS = {
     "confirm": "fresh processes",
-    "alone": "isolated runs",
+    "isolated": "isolated runs",
     "recheck": "recheck",
 }
 """Stages of `FinalistResult` as shown to users."""

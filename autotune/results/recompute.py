@@ -17,8 +17,8 @@ from autotune.model.flags import FlagSet
 from autotune.model.measurement import Pair, is_divided_as_told
 from autotune.model.proofs import figures_of, is_alone_due, judge_soak, report_of, standing
 from autotune.model.records import (
-    ALONE,
     CONFIRM,
+    ISOLATED,
     AaRecord,
     AnyRecord,
     ConclusionRecord,
@@ -33,7 +33,7 @@ from autotune.model.spec import StudySpec
 from autotune.results.format import format_estimate
 from autotune.rundir.store import Store
 from autotune.stats.estimates import Estimate, Verdict
-from autotune.stats.proof import ALONE_ERROR, ALONE_PAIRS, ERROR, LEAST_PAIRS
+from autotune.stats.proof import ERROR, ISOLATED_ERROR, ISOLATED_PAIRS, LEAST_PAIRS
 
 PROOFS = (CONFIRM, "recheck")
 """Stages of a `FinalistResult` that prove a winner."""
@@ -63,7 +63,7 @@ def disagreements(store: Store, conclusion: ConclusionRecord) -> list[str]:
         found += _of_proof(store.spec, proof, plans.get(key), runs)
     aa_run = next((r for r in reversed(records) if isinstance(r, AaRecord)), None)
     found += _of_options(store.spec, conclusion)
-    found += _of_winner(conclusion, proofs, runs, aa_run, asked=store.spec.confirm.alone)
+    found += _of_winner(conclusion, proofs, runs, aa_run, asked=store.spec.confirm.isolated)
     found += _of_soak(conclusion, [r for r in records if isinstance(r, SoakRecord)])
     return found
 
@@ -90,7 +90,7 @@ def _of_runs(store: Store, runs: Sequence[ConfirmRun]) -> Iterator[str]:
         if not (pairs := _pairs(store, run.directory)):
             yield f"{name}: it has no raw pairs"
             continue
-        if any(not is_divided_as_told(p, store.spec.turns, is_alone=run.is_alone) for p in pairs):
+        if any(not is_divided_as_told(p, store.spec.turns, is_isolated=run.is_isolated) for p in pairs):
             yield f"{name}: it leaves out other steps of its blocks than measure.settle_s and measure.steady_s say"
         yield from _differing(f"{name}: its raw pairs give", run, figures_of(pairs, run.work))
 
@@ -132,13 +132,13 @@ def _declared(spec: StudySpec, settings: FlagSet) -> int | None:
 def _of_plans(records: Sequence[AnyRecord]) -> Iterator[str]:
     """Checks that the plans of the proofs keep within the allowed error rates."""
     plans = [r for r in records if isinstance(r, ProofRecord)]
-    for stage in {p.stage for p in plans} - {ALONE}:
+    for stage in {p.stage for p in plans} - {ISOLATED}:
         spent = sum(p.error for p in plans if p.stage == stage)
         if spent > ERROR * (1 + ROUNDING):
             yield f"the proofs of {stage} may err in {spent:.3g} of cases, {ERROR:.3g} are allowed"
     for plan in plans:
-        least = ALONE_PAIRS if plan.stage == ALONE else LEAST_PAIRS
-        if plan.least < least or (plan.stage == ALONE and plan.error > ALONE_ERROR * (1 + ROUNDING)):
+        least = ISOLATED_PAIRS if plan.stage == ISOLATED else LEAST_PAIRS
+        if plan.least < least or (plan.stage == ISOLATED and plan.error > ISOLATED_ERROR * (1 + ROUNDING)):
             yield f"the proof of {plan.settings} ({plan.stage}) was planned with too few pairs or too large an error"
         before = [r for r in records[: records.index(plan)] if isinstance(r, ConfirmRun) and r.repeat >= plan.first]
         if any((r.stage, r.settings) == (plan.stage, plan.settings) for r in before):
@@ -186,7 +186,7 @@ def _of_winner(
         return
     if mine[-1].verdict is not Verdict.FASTER:
         yield f"the proof of {settings} says {mine[-1].verdict}, the conclusion that it wins"
-    alone = proofs.get((ALONE, settings))
+    alone = proofs.get((ISOLATED, settings))
     if alone is None and is_alone_due(mine[-1], aa_run, runs, asked=asked):
         yield f"the isolated runs of {settings}, that the study asks for, are not recorded"
     found = report_of(mine[-1], alone, runs)

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import INTERLEAVED
-from autotune.model.records import ALONE, AaRecord, AblationResult, FinalistResult, TrialResult
+from autotune.model.records import ISOLATED, AaRecord, AblationResult, FinalistResult, TrialResult
 from autotune.model.units import (
     format_bytes,
     format_change_of,
@@ -208,7 +208,7 @@ def effect_rows(store: Store) -> list[EffectRow]:
     results = store.of(TrialResult)
     pairs = sorted({(n, v) for r in results for n, v in r.settings.items()})
     ablations = {a.left_out: a for a in reversed(store.of(AblationResult)) if isinstance(a.left_out, str)}
-    proven = {f.settings: f for f in finalists(store) if f.corrected and f.stage != ALONE}
+    proven = {f.settings: f for f in finalists(store) if f.corrected and f.stage != ISOLATED}
     rows = (_effect(n, v, results, ablations.get(n), proven.get(FlagSet({n: v}))) for n, v in pairs)
     rows = (_with_group(row, store.of(AblationResult)) for row in rows)
     min_effect, provable = store.spec.measure.min_effect, provable_gain(store)

@@ -44,10 +44,10 @@ OTHER_SIDE = 5.0
 """How many times as often a proof may err in saying that a set is slower, no different, or gains no more than so much:
 in 2.5 % of studies. That wrongs nobody as a false winner does, and such sets are to be done with soon."""
 
-ALONE_ERROR = 0.005
+ISOLATED_ERROR = 0.005
 """One-sided error of the isolated runs of one proven set."""
 
-ALONE_PAIRS = FIRST_LOOK
+ISOLATED_PAIRS = FIRST_LOOK
 """Isolated runs of each arm before the first look at them."""
 
 GROWTH = 2.0
@@ -345,7 +345,7 @@ def unseen_share(count: int) -> float:
 
 def proof_pairs(finalists: int, *, most: int) -> int:
     """Fresh pairs of processes that the proofs of a study take where one gain is clear and the others are none."""
-    return min(LEAST_PAIRS, most) + (finalists - 1) * min(FIRST_LOOK, most) + ALONE_PAIRS
+    return min(LEAST_PAIRS, most) + (finalists - 1) * min(FIRST_LOOK, most) + ISOLATED_PAIRS
 
 
 POWER = 0.9
@@ -362,7 +362,8 @@ class StudyPower:
     Attributes:
         found: Chance that a set with the effect, among finalists without any, is proven.
         found_in_time: Likewise, within `pairs`.
-        pairs: Fresh pairs of processes that all its proofs take, runs alone and gain included, in `IN_TIME` of studies.
+        pairs: Fresh pairs of processes that all its proofs take, isolated runs and gain included, in `IN_TIME` of
+            studies.
     """
 
     most: int
@@ -378,7 +379,7 @@ def study_power(
     *,
     most: int,
     finalists: int = 3,
-    alone: int = 0,
+    isolated: int = 0,
     min_effect: float = DEFAULT_MIN_EFFECT,
 ) -> StudyPower:
     """Power and cost of the proofs of a study in which one finalist is faster and the others equal the default.
@@ -388,7 +389,7 @@ def study_power(
 
     Args:
         effect: True gain, as a share of the default's step time (0.02 is 2 %).
-        alone: Most isolated runs of each arm; 0 where there are none.
+        isolated: Most isolated runs of each arm; 0 where there are none.
     """
     gain = math.log1p(-effect)
     plan = ProofPlan(base=most, error=allot(ERROR, 0.0, finalists), least=LEAST_PAIRS)
@@ -402,8 +403,8 @@ def study_power(
     for other in range(1, finalists):  # nobody goes on with a set that looks worse than a proven one
         end = looks_of(draws(0.0, most, other), plan, min_effect=min_effect)[1]
         pairs = pairs + np.where(found, np.minimum(end, ended), end)
-    if alone:
-        agrees, runs = looks_of(draws(gain, alone, finalists), alone_plan(alone), min_effect=0.0)
+    if isolated:
+        agrees, runs = looks_of(draws(gain, isolated, finalists), alone_plan(isolated), min_effect=0.0)
         pairs, found = pairs + np.where(found, runs, 0), found & agrees
     limit = float(np.quantile(pairs, IN_TIME, method="higher"))
     return StudyPower(
@@ -416,17 +417,17 @@ def study_power(
 
 def alone_plan(most: int) -> ProofPlan:
     """Plan of the isolated runs of a proven set: whether it is faster at all, by whatever it may be."""
-    return ProofPlan(base=max(most, FIRST_LOOK), error=ALONE_ERROR, least=ALONE_PAIRS)
+    return ProofPlan(base=max(most, FIRST_LOOK), error=ISOLATED_ERROR, least=ISOLATED_PAIRS)
 
 
 def smallest_gain(
-    pair_sd: float, *, most: int, finalists: int = 3, alone: int = 0, min_effect: float = DEFAULT_MIN_EFFECT
+    pair_sd: float, *, most: int, finalists: int = 3, isolated: int = 0, min_effect: float = DEFAULT_MIN_EFFECT
 ) -> float | None:
     """The smallest gain found in time 9 times in 10 within a cap, to a tenth of a per cent; None above 50 %."""
 
     def is_found(permille: int) -> bool:
         power = study_power(
-            permille / 1000, pair_sd, most=most, finalists=finalists, alone=alone, min_effect=min_effect
+            permille / 1000, pair_sd, most=most, finalists=finalists, isolated=isolated, min_effect=min_effect
         )
         return power.found_in_time >= POWER
 

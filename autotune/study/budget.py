@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 from autotune.measure.durations import Durations, durations_of, minimising_s, proofs_of_study_s
 from autotune.model.flags import FlagSet
-from autotune.model.records import ALONE, CONFIRM, AaRecord, ConfirmRun
+from autotune.model.records import CONFIRM, ISOLATED, AaRecord, ConfirmRun
 from autotune.model.spec import FEWEST_TRIALS
 from autotune.model.units import format_seconds
 from autotune.rundir.store import Store
-from autotune.stats.proof import ALONE_PAIRS, FIRST_LOOK, LEAST_PAIRS
+from autotune.stats.proof import FIRST_LOOK, ISOLATED_PAIRS, LEAST_PAIRS
 from autotune.study.lanes import Lanes
 
 BUDGET_SHARE_FOR_PROOF = 0.5
@@ -29,7 +29,7 @@ GRACE = 0.05
 TRIAL_SHARE = 0.25
 """Largest share of the search's remaining time that one trial may take."""
 
-LIMITED = (CONFIRM, ALONE)
+LIMITED = (CONFIRM, ISOLATED)
 """Stages of proofs that a budget may end."""
 
 
@@ -144,7 +144,7 @@ class TimeLeft:
         takes = self.takes
         if takes is None:
             return 0.0
-        after_s = 0.0 if stage == ALONE else self._side_by_side(takes.alone_s)
+        after_s = 0.0 if stage == ISOLATED else self._side_by_side(takes.isolated_s)
         proof_s = 0.0 if stage in LIMITED else self._side_by_side(self._least_pairs * takes.pair_s)
         return proof_s + after_s + takes.soak_s
 
@@ -160,7 +160,7 @@ class TimeLeft:
         takes = self.takes
         if takes is None or stage not in LIMITED:
             return True
-        pair_s = takes.alone_s / ALONE_PAIRS if stage == ALONE else takes.pair_s
+        pair_s = takes.isolated_s / ISOLATED_PAIRS if stage == ISOLATED else takes.pair_s
         if self.used_up(pair_s, self.kept_after(stage), is_last=True) is None:
             return True
         return stage == CONFIRM and is_needed and self.used_up(pair_s) is None

@@ -45,11 +45,11 @@ def _found(run: StudyRun, results: Sequence[TrialResult]) -> dict[str, object]:
         ratio = winner.report.estimate or proven.estimate
         mine = [s for s in soaks if s.settings == proven.settings]
         soaked = [s.steps_s for s in mine]
-        after = f" and {winner.report.alone} of isolated runs" if winner.report.alone else ""
+        after = f" and {winner.report.isolated} of isolated runs" if winner.report.isolated else ""
         proofs = [r for r in run.store.of(ConfirmRun) if (r.stage, r.settings) == (proven.stage, proven.settings)]
         loss = loss_addition([*proofs, *mine])
         count = sum(r.settings == proven.settings and r.log_ratio is not None for r in run.store.of(ConfirmRun))
-        after += "" if spec.confirm.alone or is_isolated(run) else ", isolated runs left out"
+        after += "" if spec.confirm.isolated or is_isolated(run) else ", isolated runs left out"
         if earlier := earlier_runs(run.store):
             loss += f"; this is run {earlier + 1} of the same study here, and each may name a false winner"
         return {

@@ -23,8 +23,8 @@ from autotune.model.flags import FlagSet
 from autotune.model.measurement import LossBasis
 from autotune.model.proofs import Report, Standing, is_alone_due, report_of, runs_of, standing
 from autotune.model.records import (
-    ALONE,
     CONFIRM,
+    ISOLATED,
     AaRecord,
     AblationResult,
     ConfirmRun,
@@ -253,11 +253,11 @@ def _proven_ratio(confirmed: Candidate) -> float:
 
 def report(run: StudyRun, proven: FinalistResult) -> Report:
     """Runs each arm in isolation, unless the proof did or none are asked for, and says what is to be reported."""
-    store, alone = run.store, None
-    if is_alone_due(proven, store.last(AaRecord), store.of(ConfirmRun), asked=run.spec.confirm.alone):
+    store, isolated = run.store, None
+    if is_alone_due(proven, store.last(AaRecord), store.of(ConfirmRun), asked=run.spec.confirm.isolated):
         run.begin_stage("confirm", "isolated runs of each arm, compared with the interleaved pairs")
-        alone = prove(run, [(proven.trial, proven.settings)], stage=ALONE)[0]
-    return report_of(proven, alone, store.of(ConfirmRun))
+        isolated = prove(run, [(proven.trial, proven.settings)], stage=ISOLATED)[0]
+    return report_of(proven, isolated, store.of(ConfirmRun))
 
 
 def soak(run: StudyRun) -> None:
@@ -324,7 +324,7 @@ def prove(run: StudyRun, sets: Sequence[tuple[int, FlagSet]], *, stage: str) -> 
             run.time.leave(proof.plan.settings)
             return None
         settings, repeat = proof.plan.settings, proof.take(at)
-        task = PairTask(stage=stage, settings=settings, trial=proof.trial, repeat=repeat, is_alone=stage == ALONE)
+        task = PairTask(stage=stage, settings=settings, trial=proof.trial, repeat=repeat, is_isolated=stage == ISOLATED)
         name = f"{stage}-{settings.digest}-{repeat:02d}"
         return PendingTask(task, ("confirm", name), name, record)
 
@@ -388,7 +388,7 @@ def _record(run: StudyRun, result: FinalistResult) -> FinalistResult:
 def most_pairs(run: StudyRun, stage: str) -> int:
     """Returns the most pairs of processes of a proof of this study."""
     confirm = run.spec.confirm
-    return max(FIRST_LOOK, confirm.alone if stage == ALONE else confirm.processes)
+    return max(FIRST_LOOK, confirm.isolated if stage == ISOLATED else confirm.processes)
 
 
 def plan_proofs(run: StudyRun, stage: str, sets: Sequence[FlagSet]) -> None:
@@ -398,7 +398,7 @@ def plan_proofs(run: StudyRun, stage: str, sets: Sequence[FlagSet]) -> None:
     if not new:
         return
     plan = alone_plan(most)
-    if stage != ALONE:
+    if stage != ISOLATED:
         used = sum(p.error for p in store.of(ProofRecord) if p.stage == stage)
         plan = ProofPlan(base=most, error=allot(ERROR, used, len(new)), least=LEAST_PAIRS)
     for settings in new:
@@ -443,7 +443,7 @@ def unsettled(store: Store) -> Unsettled | None:
         if (gain := 1.0 - result.corrected.low) > min_effect:
             runs = runs_of(plan, _runs(store, result.stage, result.settings))[: result.process_count]
             ratios = np.asarray([r.log_ratio for r in runs], dtype=np.float64)
-            least = 0.0 if plan.stage == ALONE else min_effect
+            least = 0.0 if plan.stage == ISOLATED else min_effect
             needed = _settling_cap(ratios, ProofPlan(base=plan.base, error=plan.error), min_effect=least)
             found.append(Unsettled(result, gain, needed))
     return min(found, key=lambda u: (u.pairs or HIGHEST + 1, -u.gain), default=None)

@@ -140,7 +140,7 @@ def out_of_memory(found: Part) -> Row:
     return {
         "status": done.status,
         "pairs": len(pairs),
-        "is_alone": bool(pairs) and all(len(p.candidate_s) == run_steps for p in pairs),
+        "is_isolated": bool(pairs) and all(len(p.candidate_s) == run_steps for p in pairs),
         "errors": done.errors[-1500:],
     }
 

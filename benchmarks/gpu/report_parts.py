@@ -212,7 +212,7 @@ def workload_row(row: Row) -> str:
 
 def out_of_memory(row: Row) -> list[str]:
     """Whether a study whose processes do not fit beside each other was measured one at a time."""
-    if row["is_alone"]:
+    if row["is_isolated"]:
         return ["A study whose two processes do not fit beside each other went on with one process at a time."]
     if row["pairs"]:
         return ["Its two processes fitted beside each other: nothing is shown of what happens when they do not."]

@@ -56,7 +56,7 @@ xla_backend_optimization_level = [1, 2]
 pairs_cap = 8
 block_limit_s = 25
 [confirm]
-alone = 0
+isolated = 0
 processes = 3
 finalists = 1
 soak = 0

@@ -40,8 +40,8 @@ def test_what_a_study_says_is_what_it_gets_and_no_length_is_refused_by_name() ->
 def test_a_program_that_runs_by_itself_is_not_asked_for_steps_that_it_may_not_have() -> None:
     command = {"command": ["train"], "read": {"preset": "tqdm"}}
     spec = parse_study({"name": "s", "workload": command, "device": {"platform": "cuda"}})
-    assert spec.turns.steps_alone(0.5, blocks=1, least=20) == 20
-    assert spec.turns.split_alone([1.0] * 20) == ((), (1.0,) * 20)
+    assert spec.turns.isolated_steps(0.5, blocks=1, least=20) == 20
+    assert spec.turns.split_isolated([1.0] * 20) == ((), (1.0,) * 20)
 
 
 @pytest.mark.parametrize("step_s", [0.001, 0.05, 0.3, 0.85, 7.0])
@@ -86,7 +86,7 @@ def test_a_liar_who_leaves_out_a_slow_step_more_is_found() -> None:
     dropped = honest.model_copy(update={"candidate_settling_s": None})
     assert is_divided_as_told(honest, sizes)
     assert [is_divided_as_told(p, sizes) for p in (lie, short, dropped)] == [False] * 3
-    assert not is_divided_as_told(honest, sizes, is_alone=True)  # alone nothing is left out by these sizes
+    assert not is_divided_as_told(honest, sizes, is_isolated=True)  # alone nothing is left out by these sizes
 
 
 def test_costs_are_what_the_sizes_make() -> None:
@@ -95,6 +95,6 @@ def test_costs_are_what_the_sizes_make() -> None:
     assert costs.pair_s == pytest.approx(2 * (6 + 4) * 0.5)
     assert costs.trial_s(8) == pytest.approx(45 + 80)
     assert costs.fresh_pair_s(2) == pytest.approx(90 + 20)
-    assert costs.run_alone_s(pairs=2, least_steps=20) == pytest.approx(45 + 0.5 * (20 + 20))
+    assert costs.isolated_run_s(pairs=2, least_steps=20) == pytest.approx(45 + 0.5 * (20 + 20))
     at_once = TurnSizes(block_s=0.05, block_steps=3).costs(step_s=0.05, start_s=10.0)
     assert at_once.fresh_pair_s(4) == pytest.approx(15 + 4 * 2 * 3 * 0.05)

@@ -38,7 +38,7 @@ block_s = 0.1
 [confirm]
 finalists = 1
 processes = 6  # most: a proof ends where it is settled, and goes on where a busy machine hides it
-alone = 0
+isolated = 0
 soak = "2s"
 """
 

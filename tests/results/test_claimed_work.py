@@ -13,7 +13,7 @@ import pytest
 
 from autotune.model.flags import FlagSet
 from autotune.model.proofs import report_of, standing
-from autotune.model.records import ALONE, CONFIRM, RECORD, ConclusionRecord, ConfirmRun, FinalistResult, ProofRecord
+from autotune.model.records import CONFIRM, ISOLATED, RECORD, ConclusionRecord, ConfirmRun, FinalistResult, ProofRecord
 from autotune.results.format import format_estimate
 from autotune.results.recompute import disagreements
 from autotune.rundir.store import RECORDS, Store
@@ -39,7 +39,7 @@ def forged(store: Store, change: Callable[[Record], None]) -> Store:
         made = standing(plan, runs, trial=found.trial, most=most, min_effect=0.005).result
         after[found.stage] = made
         record |= made.model_dump(mode="json", exclude={"at_s", "by"})
-    last = report_of(after[CONFIRM], after.get(ALONE), runs).estimate
+    last = report_of(after[CONFIRM], after.get(ISOLATED), runs).estimate
     assert last is not None
     for record in (r for r in records if r["kind"] == "conclusion"):
         record |= {"estimate": asdict(last), "sentence": f"ratio {format_estimate(last)}"}

@@ -122,7 +122,7 @@ def test_a_winner_that_still_holds_is_proven_anew(finished: Store, tmp_path: Pat
     assert conclusion.outcome is Outcome.WINNER
     assert "still holds" in conclusion.sentence
     assert "it was 0.92" in conclusion.sentence
-    assert {r.stage for r in store.of(ConfirmRun)} == {"recheck", "alone"}
+    assert {r.stage for r in store.of(ConfirmRun)} == {"recheck", "isolated"}
     assert store.of(TrialResult) == []
     assert len(store.of(AaRecord)) == 1
     assert winner_of(store).settings == FlagSet({"xla_a": "1", "xla_d": "2", "NCCL_DEBUG": "WARN"})

@@ -64,7 +64,7 @@ def test_trials_hold_what_the_formula_says(finished: Store) -> None:
 
 def test_steps_are_all_there_in_the_order_of_running(finished: Store) -> None:
     steps = Study(finished.path).steps
-    assert set(steps["stage"]) == {"aa_run", "trial", "confirm", "minimise", "alone"}
+    assert set(steps["stage"]) == {"aa_run", "trial", "confirm", "minimise", "isolated"}
     files = list(finished.path.rglob("pairs.jsonl"))
     assert steps["measurement"].nunique() == len(files)
     aa_run = steps[steps["stage"] == "aa_run"]

@@ -35,7 +35,7 @@ block_s = 0.05
 [confirm]
 processes = 3
 finalists = 1
-alone = 0
+isolated = 0
 soak = 0
 """
 

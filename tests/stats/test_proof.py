@@ -11,8 +11,8 @@ import pytest
 from autotune.stats import proof
 from autotune.stats.estimates import DEFAULT_MIN_EFFECT, student_quantile
 from autotune.stats.proof import (
-    ALONE_ERROR,
     ERROR,
+    ISOLATED_ERROR,
     LEAST_PAIRS,
     OTHER_SIDE,
     ProofPlan,
@@ -160,7 +160,7 @@ def test_no_set_is_called_faster_before_rare_slow_processes_can_show() -> None:
 def test_a_gain_that_only_turns_see_is_shown_in_isolation_as_seldom_as_planned(sd: float) -> None:
     rng = np.random.default_rng(7)
     holds, _ = looks_of(sd * rng.standard_normal((REPEATS, 40)), alone_plan(40), min_effect=0.0)
-    assert holds.mean() <= ALONE_ERROR + 3 * math.sqrt(ALONE_ERROR / REPEATS)
+    assert holds.mean() <= ISOLATED_ERROR + 3 * math.sqrt(ISOLATED_ERROR / REPEATS)
     holds, ended = looks_of(math.log(0.98) + 0.018 * rng.standard_normal((2000, 40)), alone_plan(40), min_effect=0.0)
     assert holds.mean() >= 0.97
     assert ended.mean() < 30

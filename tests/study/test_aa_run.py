@@ -23,7 +23,7 @@ from autotune.stats.estimates import Estimate, SequentialPlan, widen
 from autotune.workers.base import WorkerFailed
 from harness.simulated_machine import SimulatedLauncher, SimulatedWorker
 from tests.runs import Run, replay_study
-from tests.study.test_alone import pairs_of
+from tests.study.test_isolated import pairs_of
 
 NOISE = {"white_sd": 0.004, "process_sd": 0.004}
 EFFECTS = {"xla_a=1": 0.9}
@@ -131,7 +131,7 @@ def test_trials_and_ablations_have_the_spread_in_their_intervals(run_replay: Run
 
 
 def counted(store: Store) -> set[int]:
-    return {r.pair_count for r in store.of(ConfirmRun) if r.failure is None and not r.is_alone}
+    return {r.pair_count for r in store.of(ConfirmRun) if r.failure is None and not r.is_isolated}
 
 
 def test_a_proof_s_pairs_follow_from_the_aa_run(run_replay: Run) -> None:

@@ -125,8 +125,8 @@ def test_isolated_runs_that_cannot_tell_are_no_consent(run_replay: Run, noise: d
     for seed in range(4):
         conclusion, store = run(run_replay, 0.0, noise=noise, confirm={"soak": 0}, seed=seed)
         assert conclusion.outcome is not Outcome.WINNER, conclusion.sentence
-        alone = [f for f in store.of(FinalistResult) if f.stage == "alone"]
-        assert not any(f.is_passed for f in alone)
+        isolated = [f for f in store.of(FinalistResult) if f.stage == "isolated"]
+        assert not any(f.is_passed for f in isolated)
 
 
 @pytest.mark.slow
@@ -150,7 +150,7 @@ class Ordered(SimulatedLauncher):
 
 
 def test_a_coin_decides_who_starts_first_on_a_cpu_too(run_replay: Run) -> None:
-    spec = replay_study(effects={"xla_a=1": 0.9}, noise=QUIET, study={"confirm": {"soak": 0, "alone": 0}})
+    spec = replay_study(effects={"xla_a=1": 0.9}, noise=QUIET, study={"confirm": {"soak": 0, "isolated": 0}})
     launcher = Ordered(spec)
     run_replay(spec, trials=1, first=FIRST, space=NOTHING, launcher=launcher)
     of_proof = [folder.name == "reference" for folder in launcher.started if "confirm" in folder.parts]

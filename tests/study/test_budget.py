@@ -317,10 +317,10 @@ def test_what_a_proof_of_nothing_leaves_goes_back_to_the_search(monkeypatch: pyt
 def test_where_what_follows_cannot_fit_any_more_the_time_is_the_finalist_s() -> None:
     """Candidates that take half as long again to start: the first pair tells that a whole proof will not fit."""
     ended = Ended(study(0.02, 45.0, 60 * MINUTE, trials=4, measure={"mode": "interleaved"}), start_factor=1.5)
-    finalist, alone = ended.of(FinalistResult)
+    finalist, isolated = ended.of(FinalistResult)
     assert finalist.is_passed
-    assert alone.stage == "alone"
-    assert not alone.is_passed, "isolated runs that there was no time for are no consent"
+    assert isolated.stage == "isolated"
+    assert not isolated.is_passed, "isolated runs that there was no time for are no consent"
     assert ended.conclusion is not None
     assert "the budget left no time" in ended.conclusion.sentence
     ended.go_on(study(0.02, 45.0, 120 * MINUTE, trials=4, measure={"mode": "interleaved"}))

@@ -53,8 +53,8 @@ def test_steps_that_settle_the_device_are_kept_raw_and_not_counted(run_replay: R
             assert len(settling) >= 10
             assert counted == (pair.reference_s if arm is Arm.REFERENCE else pair.candidate_s)
     assert aa_run.noise.pair_s == pytest.approx(2 * spec.turns.steps(0.2) * 0.2, rel=0.2)  # all of it was waited for
-    alone = [r for r in store.of(ConfirmRun) if r.is_alone]
-    (pair,) = pairs_of(store, alone[0].directory)
+    isolated = [r for r in store.of(ConfirmRun) if r.is_isolated]
+    (pair,) = pairs_of(store, isolated[0].directory)
     assert sum(pair.reference_settling_s) == pytest.approx(10.0, rel=0.1)
     assert sum(pair.reference_s) >= 9.0
     assert disagreements(store, conclusion) == []
@@ -82,7 +82,7 @@ def test_a_set_that_is_fast_only_while_its_power_is_shared_out_is_no_winner(
     conclusion, _, _ = run_replay(spec, trials=6)
     assert conclusion.outcome is Outcome.NOTHING_BEATS_THE_DEFAULT
     monkeypatch.setattr("autotune.model.sections.GPU_SIZES", {**CPU_SIZES, "in_order": True})
-    short = gpu_study(noise=POWER, effects={"xla_a=1": 0.98}, step_s=0.05, confirm={"alone": 0})
+    short = gpu_study(noise=POWER, effects={"xla_a=1": 0.98}, step_s=0.05, confirm={"isolated": 0})
     fooled, _, _ = run_replay(short, trials=6, folder="short")
     assert fooled.outcome is Outcome.WINNER  # which is why
 

@@ -86,7 +86,7 @@ def test_what_is_over_the_limit_is_not_tried_alone() -> None:
     assert comparer.instead(WorkerFailed(failure), (FlagSet(), HUNGRY)) is None
     of_device = Failure(kind=FailureKind.OUT_OF_MEMORY, message="RESOURCE_EXHAUSTED", phase="warm-up")
     assert isinstance(comparer.instead(WorkerFailed(of_device), (FlagSet(), HUNGRY)), Isolated)
-    assert comparer.context.share.is_known_alone(HUNGRY)
+    assert comparer.context.share.is_known_isolated(HUNGRY)
 
 
 def test_a_base_arm_that_does_not_fit_beside_another_is_known_in_the_next_comparison() -> None:

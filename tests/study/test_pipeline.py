@@ -71,7 +71,7 @@ def test_the_reported_interval_is_the_proof_s_and_that_of_isolated_runs(
     said = conclusion.estimate
     assert said is not None
     assert said.pair_count == proofs["confirm"].process_count == 12
-    ends = [e for e in (proofs["confirm"].corrected, proofs["alone"].estimate) if e is not None]
+    ends = [e for e in (proofs["confirm"].corrected, proofs["isolated"].estimate) if e is not None]
     assert (said.low, said.high) == (min(e.low for e in ends), max(e.high for e in ends))
 
 

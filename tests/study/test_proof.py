@@ -52,10 +52,12 @@ def test_a_clear_gain_ends_each_proof_at_its_first_looks(run_replay: Run, monkey
     monkeypatch.setattr(TimeLeft, "allows_pair", ask)
     conclusion, store, diary = run_replay(study(0.9), trials=1, first=FIRST, space=NOTHING)
     assert conclusion.outcome is Outcome.WINNER
-    assert stages(store) == {"confirm": 12, "alone": 4}
+    assert stages(store) == {"confirm": 12, "isolated": 4}
     assert diary.stages.count("confirm") == 2
     assert disagreements(store, conclusion) == []
-    assert asked == ["confirm"] * 12 + ["alone"] * 4  # each pair is held against the time that is left, the first, too
+    assert (
+        asked == ["confirm"] * 12 + ["isolated"] * 4
+    )  # each pair is held against the time that is left, the first, too
 
 
 def test_once_a_set_is_proven_no_worse_one_is_measured_on(run_replay: Run) -> None:
@@ -104,7 +106,7 @@ def test_a_larger_cap_goes_on_by_the_first_plan(run_replay: Run) -> None:
     more, store, _ = run_replay(study(0.965, processes=60, noise=NOISY["noise"]), trials=1, first=FIRST, space=NOTHING)
     assert store.of(ProofRecord)[: len(plans)] == plans
     assert sum(stages(store).values()) > sum(ran.values())
-    for stage in ("confirm", "alone"):
+    for stage in ("confirm", "isolated"):
         repeats = [r.repeat for r in store.of(ConfirmRun) if r.stage == stage]
         assert repeats == list(range(len(repeats)))  # the pairs of before count, and none was run again
     assert more.outcome is Outcome.WINNER
@@ -160,7 +162,7 @@ def test_a_plan_that_was_edited_or_made_afterwards_is_told(run_replay: Run) -> N
         return rest[:at] + plans + rest[at:]
 
     def forget_what_speaks_against(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        return [line for line in lines if line.get("stage") != "alone"]
+        return [line for line in lines if line.get("stage") != "isolated"]
 
     for number, (change, words) in enumerate(
         ((spend_more, "may err in"), (plan_late, "had been seen"), (forget_what_speaks_against, "are not recorded"))
@@ -175,7 +177,7 @@ def test_what_only_turns_show_is_no_gain(run_replay: Run, machine: str) -> None:
     conclusion, store, _ = run_replay(study(1.0, noise=machine), trials=1, first=FIRST, space=NOTHING)
     found = {f.stage: f for f in store.of(FinalistResult)}
     assert found["confirm"].verdict is Verdict.FASTER  # in turns it is, however often
-    assert not found["alone"].is_passed
+    assert not found["isolated"].is_passed
     assert conclusion.outcome is not Outcome.WINNER
     assert "isolated, the set is" in conclusion.sentence
     assert 'measure.mode = "aba"' in conclusion.sentence
@@ -183,7 +185,7 @@ def test_what_only_turns_show_is_no_gain(run_replay: Run, machine: str) -> None:
 
 def test_a_winner_that_stalls_is_reported_with_what_training_gets(run_replay: Run) -> None:
     """A typical step is 30 % faster, one in 40 takes five times as long: 23 % in total."""
-    spec = study(0.7, noise="stalls", alone=0)
+    spec = study(0.7, noise="stalls", isolated=0)
     conclusion, store, _ = run_replay(spec, trials=1, first=FIRST, space=NOTHING)
     assert conclusion.outcome is Outcome.WINNER, conclusion.sentence
     assert conclusion.estimate is not None
@@ -211,29 +213,29 @@ def test_a_set_whose_interval_leaves_no_room_is_not_proven(run_replay: Run) -> N
     assert not store.of(ConfirmRun)
 
 
-class FailingAlone(SimulatedLauncher):
+class FailingIsolated(SimulatedLauncher):
     """The set fails in its third run alone."""
 
     def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> SimulatedWorker:
-        if "/alone-" in folder.as_posix() and folder.name.endswith("-02") and "xla_a" in settings:
+        if "/isolated-" in folder.as_posix() and folder.name.endswith("-02") and "xla_a" in settings:
             raise WorkerFailed(Failure(kind=FailureKind.CRASH, message="it fell", phase="step"))
         return super().start(settings, folder, progress=progress)
 
 
 def test_a_set_that_fails_in_any_run_alone_is_no_winner(run_replay: Run) -> None:
     spec = study(0.9)
-    launcher = FailingAlone(spec)
+    launcher = FailingIsolated(spec)
     conclusion, store, _ = run_replay(spec, trials=1, first=FIRST, space=NOTHING, launcher=launcher)
     assert conclusion.outcome is not Outcome.WINNER
     assert "it fell" in conclusion.sentence
-    assert [f.failure is not None for f in store.of(FinalistResult) if f.stage == "alone"] == [True]
+    assert [f.failure is not None for f in store.of(FinalistResult) if f.stage == "isolated"] == [True]
 
 
 def test_runs_alone_can_be_left_out(run_replay: Run) -> None:
-    conclusion, store, diary = run_replay(study(0.9, alone=0), trials=1, first=FIRST, space=NOTHING)
+    conclusion, store, diary = run_replay(study(0.9, isolated=0), trials=1, first=FIRST, space=NOTHING)
     assert conclusion.outcome is Outcome.WINNER
     assert diary.stages.count("confirm") == 1
-    assert "alone" not in stages(store)
+    assert "isolated" not in stages(store)
 
 
 def test_who_asks_again_until_a_study_names_a_winner_is_told_how_often(run_replay: Run, tmp_path: Path) -> None:

@@ -67,9 +67,9 @@ def test_one_set_that_needs_more_than_its_share_is_tried_beside_another_only_onc
     assert len(failed) == len(set(failed))
     proof = [r for r in store.of(ConfirmRun) if r.settings == conclusion.settings]
     assert proof
-    assert all(r.is_alone and r.failure is None for r in proof)
+    assert all(r.is_isolated and r.failure is None for r in proof)
     others = [r for r in store.of(ConfirmRun) if "xla_a" not in r.settings and r.stage == "confirm"]
-    assert not any(r.is_alone for r in others)
+    assert not any(r.is_isolated for r in others)
     assert {r.comparison.mode for r in store.of(AblationResult) if r.comparison} == {"aba"}
     assert [r.failure for r in store.of(TrialResult)] == [None] * 4
 

@@ -127,9 +127,9 @@ def test_runs_alone_are_of_blocks_as_short_as_those_in_turns(run_replay: Run) ->
     launcher.told = told
     conclusion, store, _ = run_replay(spec, trials=1, first=(("fast", FAST),), launcher=launcher)
     assert conclusion.outcome is Outcome.WINNER
-    alone = [r for r in store.of(ConfirmRun) if r.is_alone]
-    assert alone
-    longest = [len(p.candidate_s) for r in alone if r.directory for p in store.pairs(r.directory)]
+    isolated = [r for r in store.of(ConfirmRun) if r.is_isolated]
+    assert isolated
+    longest = [len(p.candidate_s) for r in isolated if r.directory for p in store.pairs(r.directory)]
     block = len(next(iter(store.pairs("trials/0001"))).candidate_s)
     assert min(longest) > block
     assert {b - a for a, b in itertools.pairwise(ends) if b > a} == {block}

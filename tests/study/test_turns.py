@@ -83,8 +83,8 @@ def test_what_cannot_beat_the_incumbent_stops_early() -> None:
     plan = SequentialPlan(cap=40)
     noisy = [math.log(0.98) + 0.05 * (-1) ** i + 0.001 * i for i in range(plan.looks[0])]
     best = estimate_pairs([math.log(0.8)] * 12)
-    alone = sequential(plan, min_effect=0.005, incumbent=None).stop(noisy)
+    isolated = sequential(plan, min_effect=0.005, incumbent=None).stop(noisy)
     against = sequential(plan, min_effect=0.005, incumbent=best).stop(noisy)
-    assert alone is None
+    assert isolated is None
     assert against is not None
     assert "best so far" in against

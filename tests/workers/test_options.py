@@ -37,7 +37,7 @@ def test_a_planted_better_option_of_an_entry_wins_and_is_handed_on(tmp_path: Pat
         "workload": {"entry": "optional:build", "tokens_per_step": 1},
         "search": search,
     }
-    confirm = {"finalists": 1, "processes": 3, "alone": 0, "soak": "1s"}
+    confirm = {"finalists": 1, "processes": 3, "isolated": 0, "soak": "1s"}
     spec = parse_study({**data, "measure": MEASURE, "confirm": confirm})
     diary = Diary()
     run = new_run(spec, tmp_path / "run", study_dir=PROGRAMS, view=diary, watch=Stopwatch())

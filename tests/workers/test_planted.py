@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 PLANTED = {"xla_cpu_enable_fast_math": "true"}
 MEASURE = {"pairs_cap": 16}
-CONFIRM = {"finalists": 1, "processes": 3, "alone": 0, "soak": "3s"}
+CONFIRM = {"finalists": 1, "processes": 3, "isolated": 0, "soak": "3s"}
 
 
 @pytest.fixture(autouse=True)

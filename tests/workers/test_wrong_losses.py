@@ -39,7 +39,7 @@ def run(tmp_path: Path, workload: dict[str, Any], **measure: Any) -> tuple[Concl
             "workload": workload,
             "search": SEARCH,
             "measure": {**MEASURE, **measure},
-            "confirm": {"finalists": 1, "processes": 3, "alone": 0, "soak": "1s"},
+            "confirm": {"finalists": 1, "processes": 3, "isolated": 0, "soak": "1s"},
         }
     )
     study = new_run(spec, tmp_path / "run", study_dir=PROGRAMS, view=Diary(), watch=Stopwatch())

@@ -29,7 +29,7 @@ from autotune.workers.base import WorkerFailed
 from harness.simulated_machine import SimulatedLauncher, SimulatedWorker
 from tests.runs import Run, replay_study
 
-ALONE = {"measure": {"mode": "aba"}}
+ISOLATED = {"measure": {"mode": "aba"}}
 EFFECTS = {"xla_a=1": 0.9, "xla_d=2": 0.95}
 
 
@@ -66,7 +66,7 @@ def test_a_steady_drift_cancels() -> None:
 
 @pytest.mark.gate
 def test_a_study_in_aba_runs_finds_the_best_set(run_replay: Run) -> None:
-    spec = replay_study(effects=EFFECTS, study=ALONE, noise={"white_sd": 0.003})
+    spec = replay_study(effects=EFFECTS, study=ISOLATED, noise={"white_sd": 0.003})
     conclusion, store, _ = run_replay(spec, trials=18)
     assert conclusion.settings == FlagSet({"xla_a": 1, "xla_d": 2})
     measured = [r.comparison for r in store.of(TrialResult) if r.comparison and r.status is TrialStatus.MEASURED]
@@ -80,7 +80,7 @@ def test_a_study_in_aba_runs_finds_the_best_set(run_replay: Run) -> None:
 
 
 def test_raw_runs_are_kept_and_make_the_estimate(run_replay: Run) -> None:
-    _, store, _ = run_replay(replay_study(effects=EFFECTS, study=ALONE), trials=3)
+    _, store, _ = run_replay(replay_study(effects=EFFECTS, study=ISOLATED), trials=3)
     for result in store.of(TrialResult):
         assert result.directory is not None
         assert result.comparison is not None
@@ -106,7 +106,7 @@ def test_two_processes_on_a_gpu_share_its_memory_unless_the_study_says_how(run_r
 
 
 def test_a_reference_that_dies_in_an_aba_run_is_not_the_candidates_fault(run_replay: Run) -> None:
-    spec = replay_study(study=ALONE)
+    spec = replay_study(study=ISOLATED)
 
     class Mortal(Asked):
         def start(self, settings: FlagSet, folder: Path, *, progress: Any) -> SimulatedWorker:
@@ -121,13 +121,13 @@ def test_a_reference_that_dies_in_an_aba_run_is_not_the_candidates_fault(run_rep
 
 
 def test_a_reference_that_cannot_run_alone_is_an_error(run_replay: Run) -> None:
-    spec = replay_study(failures={"xla_base=1": "crash"}, study={**ALONE, "baseline": {"xla_base": 1}})
+    spec = replay_study(failures={"xla_base=1": "crash"}, study={**ISOLATED, "baseline": {"xla_base": 1}})
     with pytest.raises(LaunchError, match=r"(?s)reference .*xla_base=1.* must run but did not: crash"):
         run_replay(spec)
 
 
 def test_a_wrong_finalist_does_not_win_alone(run_replay: Run) -> None:
-    spec = replay_study(effects={"xla_a=1": 0.8}, study=ALONE)
+    spec = replay_study(effects={"xla_a=1": 0.8}, study=ISOLATED)
     seen: dict[FlagSet, int] = {}
 
     class Fickle(Asked):
