@@ -139,7 +139,7 @@ class _Loop:
         if self._step == check + warm:
             self._ready()
         if self._step >= check + warm and self._left == 0 and not self.stopped:
-            self._wait_for_turn()
+            self._wait_for_block()
         self._last = time.perf_counter()
 
     def _early(self, check: int) -> None:
@@ -177,7 +177,7 @@ class _Loop:
         told = {"memory": memory_in_use()} if self._tells_memory else {}
         self._channel.send("block", step_times_s=self._times, loss=loss or 0.0, grad_norm=norm, **told)
 
-    def _wait_for_turn(self) -> None:
+    def _wait_for_block(self) -> None:
         message = self._channel.receive()
         if message["type"] != "block":
             self.stopped = True

@@ -5,7 +5,7 @@
 For every flag of `SHOWN_BY_DUMP` one process for each of its values compiles a few functions of different kinds. The
 name that `ProgramWatch` makes of the dump must tell apart whatever the fingerprint of the serialized executables tells
 apart: thunks, buffers, object files (`autotune.child.fingerprint`). Exit status 1 if it does not. ``--cost`` compares
-the CPU seconds in which a larger program is compiled, with the dump and without, in turns.
+the CPU seconds in which a larger program is compiled, with the dump and without, interleaved.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from autotune.measure.compare import sequential
+from autotune.model.block_sizes import BLOCK_STEPS
 from autotune.model.spec import StudySpec, parse_study
-from autotune.model.turn_sizes import BLOCK_STEPS
 from autotune.stats.estimates import (
     Estimate,
     Floats,

@@ -8,7 +8,7 @@ Three questions, each answered by whole studies with real worker processes:
 * a reference that does a known share of extra work: is the candidate without it named the winner, and by how much?
 * a candidate that does that extra work: is it proven slower?
 
-The extra work is calibrated by paired turns, so that it is that share on this machine now; see `planted.py`.
+The extra work is calibrated by interleaved pairs, so that it is that share on this machine now; see `planted.py`.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def _interval(estimate: Any) -> list[float] | None:
 
 
 def calibrate(effect: float, *, large: int = 3000) -> int:
-    """Iterations that cost `effect` of a step: from the cost of many, measured in turns."""
+    """Iterations that cost `effect` of a step: from the cost of many, measured interleaved."""
     spec = study("calibrate", candidates=[{VARIABLE: str(large)}], baseline={})
     with (
         tempfile.TemporaryDirectory() as folder,

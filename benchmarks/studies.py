@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 import numpy.typing as npt
 
+from autotune.model.block_sizes import BLOCK_STEPS
 from autotune.model.flags import FlagSet
 from autotune.model.records import (
     CONFIRM,
@@ -26,7 +27,6 @@ from autotune.model.records import (
     TrialResult,
 )
 from autotune.model.spec import StudySpec
-from autotune.model.turn_sizes import BLOCK_STEPS
 from autotune.settings.space import SearchSpace
 from autotune.stats.estimates import Estimate
 from autotune.study.run import StudyRun
@@ -48,7 +48,7 @@ class Cost:
     """What proofs used, all stages together; means where it is of many studies.
 
     Attributes:
-        process_pairs: Fresh pairs of processes that took turns, both started at once.
+        process_pairs: Fresh pairs of interleaved processes, both started at once.
         block_pairs: Pairs of blocks in them.
         alone_pairs: Pairs of processes of which each ran alone, started one after the other.
         alone_s: Seconds of the steps of all these.
@@ -61,18 +61,18 @@ class Cost:
 
     def minutes(self, start_s: float) -> float:
         """Minutes, where starting one process takes so many seconds, and two at once half as long again."""
-        in_turns = self.process_pairs * BOTH_AT_ONCE * start_s + self.block_pairs * PAIR_S
-        return (in_turns + 2 * self.alone_pairs * start_s + self.alone_s) / 60.0
+        interleaved = self.process_pairs * BOTH_AT_ONCE * start_s + self.block_pairs * PAIR_S
+        return (interleaved + 2 * self.alone_pairs * start_s + self.alone_s) / 60.0
 
 
 def cost_of(runs: Sequence[ConfirmRun]) -> Cost:
     """What the proofs of one study used."""
-    in_turns, alone = [r for r in runs if not r.is_isolated], [r for r in runs if r.is_isolated]
-    # An isolated run is as long as all blocks of its arm in turns.
-    steps = max([DEFAULTS.measure.run_steps, *(BLOCK_STEPS * r.pair_count for r in in_turns)])
+    interleaved, alone = [r for r in runs if not r.is_isolated], [r for r in runs if r.is_isolated]
+    # An isolated run is as long as all interleaved blocks of its arm.
+    steps = max([DEFAULTS.measure.run_steps, *(BLOCK_STEPS * r.pair_count for r in interleaved)])
     return Cost(
-        process_pairs=len(in_turns),
-        block_pairs=sum(r.pair_count for r in in_turns),
+        process_pairs=len(interleaved),
+        block_pairs=sum(r.pair_count for r in interleaved),
         alone_pairs=len(alone),
         alone_s=2 * len(alone) * steps * STEP_S,
     )

@@ -44,7 +44,7 @@ class NoiseModel:
         tail_share: Share of processes that are slow for as long as they live.
         tail_least: Slow-down of such a process, at least.
         tail_most: Likewise at most; between the two every size is as likely.
-        own_wander_sd: Wander that belongs to one process and not to the machine: turns cannot cancel it.
+        own_wander_sd: Wander that belongs to one process and not to the machine: interleaving cannot cancel it.
         own_wander_steps: Its correlation length.
         stall_share: Share of steps of every process that stall.
         stall_steps: Length of a stall.
@@ -136,13 +136,13 @@ UNEVEN_MODELS = {
     "stalls": NoiseModel(white_sd=0.01, process_sd=0.003, candidate_stall_share=0.025, stall_steps=4.0),
     "rarer stalls": NoiseModel(white_sd=0.01, process_sd=0.003, candidate_stall_share=0.005, stall_steps=20.0),
 }
-"""Named machines that tell the arms apart: where turns, or typical steps, are systematically wrong of a candidate."""
+"""Named machines that tell the arms apart: where interleaved pairs, or typical steps, are wrong of a candidate."""
 
 GPU_MODELS = {
     "power": NoiseModel(white_sd=0.004, process_sd=0.002, clock_s=1.0, power_cost=0.1, candidate_power_cost=0.03),
 }
 """Machines whose clock follows what the running process draws: what a candidate costs by that is its own in the long
-run, and hits both arms in turns that are short against it. They want turns of a GPU's size."""
+run, and hits both arms in blocks that are short against it. They want blocks of a GPU's size."""
 
 NOISE_MODELS = EVEN_MODELS | UNEVEN_MODELS | GPU_MODELS
 """All named machines."""
@@ -333,7 +333,7 @@ class Process:
 def run_pairs(
     reference: Process, candidate: Process, *, pairs: int, block_steps: int
 ) -> tuple[Floats, Floats, npt.NDArray[np.bool_]]:
-    """Pairs of blocks in turns, the order within each pair a fresh fair coin.
+    """Interleaved pairs of blocks, the order within each pair a fresh fair coin.
 
     Returns:
         Step times of the reference and of the candidate in seconds, both `[*shape, pairs, block_steps]`,
@@ -351,9 +351,9 @@ def run_pairs(
         swap = candidate_first[..., None]
         first = first + _clock(reference, candidate, candidate_first, block_steps)
         second = second + _clock(reference, candidate, ~candidate_first, block_steps)
-        slow = np.where(swap, second, first) + _turn_cost(candidate, candidate_before)[..., None]
+        slow = np.where(swap, second, first) + _switch_cost(candidate, candidate_before)[..., None]
         reference_s.append(np.exp(slow + reference.own(block_steps)))
-        slow = np.where(swap, first, second) + _turn_cost(reference, reference_before)[..., None]
+        slow = np.where(swap, first, second) + _switch_cost(reference, reference_before)[..., None]
         candidate_s.append(np.exp(slow + candidate.own(block_steps)))
         order.append(candidate_first)
     return np.stack(reference_s, axis=-2), np.stack(candidate_s, axis=-2), np.stack(order, axis=-1)
@@ -365,7 +365,7 @@ def _clock(reference: Process, candidate: Process, is_candidate: Bools, count: i
     return reference.machine.clock(target, np.where(is_candidate, candidate.step_s, reference.step_s), count)
 
 
-def _turn_cost(other: Process, was_before: Bools) -> Floats:
+def _switch_cost(other: Process, was_before: Bools) -> Floats:
     """Log of the slow-down of a block for the company of `other`, which is idle and may have run just before."""
     model = other.machine.model
     return np.asarray(other.is_candidate * (model.idle_cost + model.memory_cost * was_before))

@@ -72,7 +72,7 @@ def spent_s(out: Path, part: str) -> float:
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_a_dry_run_of_every_part_starts_real_processes_and_goes_on_after_a_kill(tmp_path: Path) -> None:
-    assert kill_at("accept", tmp_path, "turns, about", "--dry-run")
+    assert kill_at("accept", tmp_path, "interleaved, about", "--dry-run")
     before, spent_before_s = units(tmp_path, "accept"), spent_s(tmp_path, "accept")
     with (tmp_path / "accept.jsonl").open("a") as stream:  # a power cut in the middle of a line
         stream.write('{"unit": "workload llama-small", "took')
@@ -85,7 +85,7 @@ def test_a_dry_run_of_every_part_starts_real_processes_and_goes_on_after_a_kill(
     assert spent_s(tmp_path, "accept") > spent_before_s  # nobody gets more minutes by being killed
     found = {r["unit"]: r for r in rows(tmp_path, "accept") if "unit" in r}
     assert not [name for name, row in found.items() if "error" in row or "failure" in row]
-    assert len(set(found["turns"]["fingerprints"])) == 1
+    assert len(set(found["interleaved"]["fingerprints"])) == 1
     (study,) = (r for r in rows(tmp_path, "search-dense") if "unit" in r)
     assert study["status"] == 0
     assert study["sentence"]

@@ -317,7 +317,7 @@ class LaneHolder(WorkerPlugin):
     def setup(self, worker: Worker) -> None:
         """Runs in the worker's event loop when it has joined."""
         self._worker = worker
-        self._turn = threading.Lock()  # a worker may have several threads
+        self._one_thread = threading.Lock()  # a worker may have several threads
         self._lane: GuardedProcess | None = None
         self._held = contextlib.ExitStack()
         self._key = ""  # of the task whose end is the lane's
@@ -348,7 +348,7 @@ class LaneHolder(WorkerPlugin):
 
     def do(self, key: str, unit: Message) -> None:
         """Gives the lane a unit and passes its messages on, up to the answer or the lane's end."""
-        with self._turn:
+        with self._one_thread:
             if not key.startswith(self._driver) or self._leaves:  # a task of a driver that is gone
                 return
             lane = self._open()
@@ -371,7 +371,7 @@ class LaneHolder(WorkerPlugin):
 
     def _end(self) -> None:
         """Ends the lane process after its task was released."""
-        with self._turn:
+        with self._one_thread:
             self._close()
             self._tell(FREE)
 

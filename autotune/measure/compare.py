@@ -72,7 +72,7 @@ AA_PAIRS = (8, 20)
 """Fewest and most pairs of blocks with each process of an A/A run, unless they are over within a moment."""
 
 FEWEST_LONG_PAIRS = 4
-"""Fewest where a pair of blocks takes seconds: trials' intervals hold as with 8 (tests/stats/test_gpu_turns.py)."""
+"""Fewest where a pair of blocks takes seconds: trials' intervals hold as with 8 (tests/stats/test_gpu_blocks.py)."""
 
 LARGEST_GAP = 0.1
 """Share by which the steps of a program that runs on by itself may miss the time over which its energy was counted."""
@@ -485,7 +485,7 @@ class InterleavedBlocks:
         return _make_pair(index, order[0], at_s, blocks[Arm.REFERENCE], blocks[Arm.CANDIDATE], told)
 
     def _block(self, arm: Arm, steps: int) -> Timed:
-        worker, sizes = self.workers[arm is Arm.CANDIDATE], self.context.spec.turns
+        worker, sizes = self.workers[arm is Arm.CANDIDATE], self.context.spec.block_sizes
         try:
             with self.context.gpus.block(arm, settle_s=sizes.settle_s):
                 times_s, joules = self.context.meter.measure(lambda: worker.run_block(steps))
@@ -657,36 +657,36 @@ class Isolated(Comparer):
         """The steps of one run."""
         spec, meter = self.context.spec, self.context.meter
         steps = self._run_steps or spec.measure.run_steps
-        if spec.workload.takes_turns and self._run_steps is None:
+        if spec.workload.can_interleave and self._run_steps is None:
             steps = self._steps_of(worker)
         self._run_steps = steps  # all runs are as long: their losses are compared at the end
         # In blocks where it can be, as if interleaved: each has new batches, so that nothing is learned by heart.
-        block = math.ceil(steps / (self._beside or 1)) if spec.workload.takes_turns else steps
+        block = math.ceil(steps / (self._beside or 1)) if spec.workload.can_interleave else steps
         trace, times, joules = LossTrace(spec, worker.report), tuple[float, ...](), list[float | None]()
         trace.settle(worker, self.context.settle_steps)
         clocks = list[float | None]()
         begun = time.monotonic()
         while len(times) < steps:
             count = min(block, steps - len(times))
-            with self.context.gpus.block(arm, settle_s=max(0.0, spec.turns.steady_s - sum(times))):
+            with self.context.gpus.block(arm, settle_s=max(0.0, spec.block_sizes.steady_s - sum(times))):
                 more, drawn = meter.measure(lambda count=count: worker.run_block(count))  # type: ignore[misc]
             times += more
             joules.append(drawn)
             clocks.append(worker.last_clock_s)
             trace.take(worker, count)
         total, clock_s = _sum_if_known(joules), _sum_if_known(clocks)
-        if not spec.workload.takes_turns:
+        if not spec.workload.can_interleave:
             # Such a program runs on whether it is asked or not: the steps must fill the time that was metered.
             metered_s = time.monotonic() - begun
             total = total if abs(sum(times) - metered_s) < LARGEST_GAP * metered_s else None
         self.context.gpus.look()
-        return Timed(*spec.turns.split_isolated(times), total, clock_s), trace
+        return Timed(*spec.block_sizes.split_isolated(times), total, clock_s), trace
 
     def _steps_of(self, worker: Worker) -> int:
         spec, step_s = self.context.spec, typical_step_s(worker)
         if self._beside is None:
-            return spec.turns.isolated_steps(step_s, blocks=1, least=spec.measure.run_steps)
-        return spec.turns.steps_beside_pairs(
+            return spec.block_sizes.isolated_steps(step_s, blocks=1, least=spec.measure.run_steps)
+        return spec.block_sizes.steps_beside_pairs(
             step_s, start_s=worker.report.start_s, blocks=self._beside, least=spec.measure.run_steps
         )
 

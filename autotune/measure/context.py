@@ -212,7 +212,7 @@ class MeasurementContext:
         arms = [*asked]
         random.Random(f"{self.spec.seed}/{name}/start").shuffle(arms)
         asked = {arm: asked[arm] for arm in arms}
-        found = self._start_in_order(asked) if self.spec.turns.in_order else self._start_at_once(asked)
+        found = self._start_in_order(asked) if self.spec.block_sizes.in_order else self._start_at_once(asked)
         workers = {arm: w for arm, w in found.items() if not isinstance(w, WorkerFailed)}
         if len(workers) == len(asked):
             first, second = workers[Arm.REFERENCE], workers[Arm.CANDIDATE]
@@ -322,7 +322,7 @@ class MeasurementContext:
 
     def steps_for(self, worker: Worker) -> int:
         """Steps in a block, those that are not counted included, from the warm-up of a worker."""
-        return self.spec.turns.steps(typical_step_s(worker))
+        return self.spec.block_sizes.steps(typical_step_s(worker))
 
     def program_key(self, settings: FlagSet, report: WorkerReport) -> str:
         """Names what really runs: the compiled program, plus the settings that are read at run time."""

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from autotune.model.block_sizes import BlockCosts
 from autotune.model.errors import LaunchError
 from autotune.model.measurement import INTERLEAVED, WorkerReport
 from autotune.model.records import AaRecord, ConfirmRun, LedgerRecord, PowerAnalysis, SessionRecord, TrialResult
 from autotune.model.spec import StudySpec
-from autotune.model.turn_sizes import TurnCosts
 from autotune.model.units import format_seconds
 from autotune.rundir.store import Store
 from autotune.stats.aa_noise import AaNoise, proof_size
@@ -45,7 +45,7 @@ class Durations:
     Attributes:
         start_s: Until a process is ready.
         trial_s: A trial that is looked at once.
-        turn_s: One pair of blocks; 0 where one process runs at a time.
+        block_pair_s: One pair of blocks; 0 where one process runs at a time.
         pair_s: A fresh pair of processes of a proof.
         isolated_s: All isolated runs of each arm that come after a proof; 0 where there are none.
         ablation_s: One setting left out, looked at once.
@@ -54,7 +54,7 @@ class Durations:
 
     start_s: float
     trial_s: float
-    turn_s: float
+    block_pair_s: float
     pair_s: float
     isolated_s: float
     ablation_s: float
@@ -71,7 +71,7 @@ def durations_of(spec: StudySpec, result: AaRecord, runs: Sequence[ConfirmRun]) 
     if not noise.pair_s:
         return None
     soak_s = max(spec.confirm.soak, spec.soak_steps * step_s) + noise.start_s if spec.confirm.soak else 0.0
-    planned = (_in_turns if result.comparison.mode == INTERLEAVED else _one_at_a_time)(spec, result, 2.0 * soak_s)
+    planned = (_interleaved if result.comparison.mode == INTERLEAVED else _one_at_a_time)(spec, result, 2.0 * soak_s)
     took = [r.duration_s for r in runs if r.duration_s and r.stage != "isolated" and r.failure is None][-RECENT:]
     longer = max(1.0, statistics.median(took) / planned.pair_s) if took else 1.0  # candidates may choose kernels
     return replace(
@@ -79,14 +79,14 @@ def durations_of(spec: StudySpec, result: AaRecord, runs: Sequence[ConfirmRun]) 
     )
 
 
-def _in_turns(spec: StudySpec, result: AaRecord, soak_s: float) -> Durations:
+def _interleaved(spec: StudySpec, result: AaRecord, soak_s: float) -> Durations:
     costs, measure = _costs(spec, result), spec.measure
     least = SequentialPlan(cap=measure.pairs_cap).looks[0]
     run_s = costs.run_beside_pairs_s(pairs=pairs_of_blocks(spec, result.noise), least_steps=measure.run_steps)
     return Durations(
         start_s=costs.start_s,
         trial_s=costs.trial_s(least),
-        turn_s=costs.pair_s,
+        block_pair_s=costs.pair_s,
         pair_s=pair_of_processes_s(spec, result),
         isolated_s=ISOLATED_PAIRS * 2.0 * run_s if spec.confirm.isolated else 0.0,
         ablation_s=costs.fresh_pair_s(least),
@@ -99,7 +99,7 @@ def _one_at_a_time(spec: StudySpec, result: AaRecord, soak_s: float) -> Duration
     return Durations(
         start_s=result.noise.start_s,
         trial_s=aba_s,
-        turn_s=0.0,
+        block_pair_s=0.0,
         pair_s=pair_of_processes_s(spec, result),
         isolated_s=0.0,
         ablation_s=aba_s,
@@ -107,14 +107,14 @@ def _one_at_a_time(spec: StudySpec, result: AaRecord, soak_s: float) -> Duration
     )
 
 
-def _costs(spec: StudySpec, result: AaRecord) -> TurnCosts:
+def _costs(spec: StudySpec, result: AaRecord) -> BlockCosts:
     step_s, aa_run = result.comparison.reference_step_s, result.noise
-    return spec.turns.costs(step_s=step_s, start_s=aa_run.start_s + aa_run.settle_steps * step_s)
+    return spec.block_sizes.costs(step_s=step_s, start_s=aa_run.start_s + aa_run.settle_steps * step_s)
 
 
 def pairs_of_blocks(spec: StudySpec, noise: AaNoise) -> int:
-    """Returns the pairs of blocks that each fresh pair of processes runs in turns."""
-    return proof_size(noise, starts=spec.turns.starts)
+    """Returns the pairs of blocks that each fresh pair of processes runs interleaved."""
+    return proof_size(noise, starts=spec.block_sizes.starts)
 
 
 def pair_of_processes_s(spec: StudySpec, result: AaRecord) -> float:
@@ -153,7 +153,7 @@ def refuse_short_budget(spec: StudySpec, reference: WorkerReport, *, begun_s: fl
 
 
 def interleaved_aa_s(reference: WorkerReport, *, processes: int, steps: int) -> float:
-    """Returns the seconds of an A/A run in turns after its reference has started.
+    """Returns the seconds of an interleaved A/A run after its reference has started.
 
     Args:
         reference: Starts once more, in another rounding.
@@ -170,7 +170,7 @@ def _process_s(reference: WorkerReport, steps: int) -> float:
 def isolated_aa_s(spec: StudySpec, reference: WorkerReport) -> float:
     """Returns the same of one in ABA runs, while the first of its runs is in hand."""
     step_s = statistics.median(reference.warmup_step_times_s or (0.0,))
-    costs = spec.turns.costs(step_s=step_s, start_s=reference.start_s)
+    costs = spec.block_sizes.costs(step_s=step_s, start_s=reference.start_s)
     run_s = costs.isolated_run_s(pairs=1, least_steps=spec.measure.run_steps)
     return 3 * spec.measure.aba_runs * run_s  # the first has started, one in another rounding is yet to start
 
@@ -191,7 +191,7 @@ def aa_processes(spec: StudySpec, reference: WorkerReport, *, steps: int) -> int
 
 
 def floor_limit_s(spec: StudySpec, *, begun_s: float) -> float:
-    """Returns the seconds of the study from which an A/A run in turns runs no more than it must.
+    """Returns the seconds of the study from which an interleaved A/A run runs no more than it must.
 
     Its length is planned by warm-up steps; on a busy machine others take several times as long.
 

@@ -61,7 +61,7 @@ class TaskRunner:
 
     def _open_comparer(self, mode: str) -> Comparer:
         """How a study compares: as it asks, or as its workload allows."""
-        is_isolated = mode == ABA or (mode == "auto" and not self._spec.workload.takes_turns)
+        is_isolated = mode == ABA or (mode == "auto" and not self._spec.workload.can_interleave)
         return Isolated(self.context) if is_isolated else Interleaved(self.context)
 
     def do(self, assignment: Assignment) -> AnyRecord:

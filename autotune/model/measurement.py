@@ -9,6 +9,7 @@ from typing import Annotated, Protocol
 
 from pydantic import BeforeValidator, Field, InstanceOf, PlainSerializer, WithJsonSchema, field_validator
 
+from autotune.model.block_sizes import BlockSizes
 from autotune.model.flags import FlagSet
 from autotune.model.numbers import (
     Amount,
@@ -23,7 +24,6 @@ from autotune.model.numbers import (
     StepTime,
 )
 from autotune.model.redaction import redact_text
-from autotune.model.turn_sizes import TurnSizes
 from autotune.model.units import format_share
 from autotune.stats.estimates import Estimate
 
@@ -430,7 +430,7 @@ def log_ratio(pair: Pair, work: WorkPerStep | None = None) -> float:
     return math.log(block_step_s(pair.candidate_s) / block_step_s(pair.reference_s)) - shift
 
 
-def is_divided_as_told(pair: Pair, sizes: TurnSizes, *, is_isolated: bool = False) -> bool:
+def is_divided_as_told(pair: Pair, sizes: BlockSizes, *, is_isolated: bool = False) -> bool:
     """Whether a pair counts exactly the steps that the study's sizes say.
 
     Args:

@@ -348,8 +348,8 @@ def reported_gain(
     """The estimate to report for a winner, whose interval holds the truth although the set was proven first.
 
     Its interval is the one that holds at all looks together. Such a small error leaves it right for 19 of 20 named
-    winners even where luck is needed to be named, down to 1 study in 30. In turns a neighbour idles beside each arm,
-    in production none does, so the interval covers that of isolated runs, too; and where the figure in turns lies
+    winners even where luck is needed to be named, down to 1 study in 30. In pairs a neighbour idles beside each arm,
+    in production none does, so the interval covers that of isolated runs, too; and where the interleaved figure lies
     outside their interval, theirs is reported. Likewise of total times, where a typical step is not what training gets.
 
     Args:

@@ -406,7 +406,7 @@ class ConfirmRun(TaskRecord):
         stage: ``confirm`` for finalists, ``isolated`` for isolated runs of a proven one, ``recheck`` for an old winner.
         log_ratio: Log of candidate over reference step time in this pair alone.
         work: Where set, ratios are per token.
-        is_isolated: Whether each arm ran with nothing beside it though the study measures in turns.
+        is_isolated: Whether each arm ran with nothing beside it though the study interleaves.
         total: Total times and stalls of both arms.
         untold: See `autotune.model.proofs.untold_share`.
         warnings: What the machine did meanwhile that makes the figures doubtful.

@@ -24,13 +24,13 @@ from pydantic import (
 from pydantic_core import CoreSchema
 
 from autotune.child.steps import PRESETS, StepReader
+from autotune.model.block_sizes import BLOCK_STEPS, CPU_SIZES, GPU_SIZES, BlockSizes
 from autotune.model.errors import StudyFileError, close_matches
 from autotune.model.expressions import Expression
 from autotune.model.flags import FlagSet, kind_of
 from autotune.model.measurement import Settings
 from autotune.model.options import FOLDER, filled_argument, option_sets, option_setting, option_text, placeholders
 from autotune.model.redaction import redact_command, redact_data
-from autotune.model.turn_sizes import BLOCK_STEPS, CPU_SIZES, GPU_SIZES, TurnSizes
 from autotune.model.units import parse_bytes, parse_duration
 
 
@@ -256,7 +256,7 @@ class WorkloadSpec(Section):
         return self.model_copy(update={"options": redact_data(self.options), "command": command})
 
     @property
-    def takes_turns(self) -> bool:
+    def can_interleave(self) -> bool:
         """Whether a process of it can wait while another one is measured."""
         return self.command is None or self.hook
 
@@ -324,7 +324,7 @@ class MeasureSpec(Section):
         pairs_cap: Pairs of blocks after which a trial ends in any case. The A/A run starts two processes and one
             more for every 20 of them; a trial in ABA runs has one for every 13.
         block_s: Shortest counted part of a block, seconds; ``auto``: 0.05, and on GPUs, whose clocks follow power, 2
-            (`autotune.model.turn_sizes`).
+            (`autotune.model.block_sizes`).
         start_limit_s: Longest time from process start to readiness (import, compilation, warm-up); default: four times
             what the reference took, at least 2 minutes, and 10 minutes for the reference itself.
         block_limit_s: Longest time for one block; past it the worker counts as hung. Default: ten times the
@@ -349,20 +349,20 @@ class MeasureSpec(Section):
 
     @property
     def aa_processes(self) -> int:
-        """Processes of the reference that the A/A run starts beside the living one, in turns."""
+        """Processes of the reference that the A/A run starts beside the living one, interleaved."""
         return 2 + self.pairs_cap // 20
 
-    def turns_on(self, platform: str, *, takes_turns: bool = True) -> TurnSizes:
+    def block_sizes_on(self, platform: str, *, can_interleave: bool = True) -> BlockSizes:
         """Sizes of blocks and of isolated runs on a platform (``cpu`` or ``cuda``).
 
-        Of a program that does not take turns nothing is left out but its warm-up, for it may end.
+        Of a program that cannot be interleaved nothing is left out but its warm-up, for it may end.
         """
         sizes = dict(GPU_SIZES if platform == "cuda" else CPU_SIZES)
         if self.block_s != "auto":
             sizes["block_s"] = self.block_s
-        if not takes_turns:
+        if not can_interleave:
             sizes["steady_s"] = 0.0
-        return TurnSizes(block_steps=BLOCK_STEPS, **sizes)
+        return BlockSizes(block_steps=BLOCK_STEPS, **sizes)
 
 
 class ConfirmSpec(Section):
@@ -375,8 +375,8 @@ class ConfirmSpec(Section):
             then goes on.
         minimise: Drop each setting that does not pay for itself.
         soak: Seconds of steps that the winner must run without a fault; 0 leaves that out, and exports say so.
-        isolated: Most isolated runs of each arm, which must show that a set proven in interleaved pairs is faster: as many
-            as are needed, at least 4. 0 leaves them out, and exports say so.
+        isolated: Most isolated runs of each arm, which must show that a set proven in interleaved pairs is faster: as
+            many as are needed, at least 4. 0 leaves them out, and exports say so.
         loss_tolerance: Share by which the loss of a winner with another dtype or batch may be above the reference's
             after the same tokens.
     """

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, Field, ValidationError, field_validator, model_validator
 
+from autotune.model.block_sizes import BlockSizes
 from autotune.model.errors import SettingError, StudyFileError, close_matches
 from autotune.model.expressions import Expression
 from autotune.model.files import plain_text
@@ -43,7 +44,6 @@ from autotune.model.sections import (
     Section,
     WorkloadSpec,
 )
-from autotune.model.turn_sizes import TurnSizes
 
 
 def explain(error: Any, model: type[BaseModel]) -> str:
@@ -91,7 +91,7 @@ FEWEST_TRIALS = 4
 """Trials that the budget holds which is named where one is too small."""
 
 SOAK_STEPS, SOAK_STEPS_OF_RUNS = 200, 20
-"""Fewest steps of a soak, where the program takes turns and where it runs by itself."""
+"""Fewest steps of a soak, where the program can be interleaved and where it runs by itself."""
 
 
 class StudySpec(Section):
@@ -132,7 +132,7 @@ class StudySpec(Section):
 
     @model_validator(mode="after")
     def _fits_together(self) -> StudySpec:
-        if self.measure.mode == "interleaved" and not self.workload.takes_turns:
+        if self.measure.mode == "interleaved" and not self.workload.can_interleave:
             raise ValueError(
                 'a `command` without the hook can not be interleaved: `measure.mode` must be "auto" or "aba"'
             )
@@ -267,14 +267,14 @@ class StudySpec(Section):
         return self.model_copy(update={"workload": workload, "device": device, "search": search})
 
     @property
-    def turns(self) -> TurnSizes:
+    def block_sizes(self) -> BlockSizes:
         """Sizes of blocks and isolated runs on this study's devices."""
-        return self.measure.turns_on(self.device.platform, takes_turns=self.workload.takes_turns)
+        return self.measure.block_sizes_on(self.device.platform, can_interleave=self.workload.can_interleave)
 
     @property
     def soak_steps(self) -> int:
         """Fewest steps of a soak: fewer of a program that runs by itself, which may end and then starts again."""
-        return SOAK_STEPS if self.workload.takes_turns else SOAK_STEPS_OF_RUNS
+        return SOAK_STEPS if self.workload.can_interleave else SOAK_STEPS_OF_RUNS
 
     @property
     def workload_hash(self) -> str:

@@ -10,12 +10,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from autotune.model.block_sizes import WARMUP_STEPS
 from autotune.model.errors import StudyFileError
 from autotune.model.flags import FlagSet
 from autotune.model.options import plain_value
 from autotune.model.redaction import redact_command
 from autotune.model.spec import FEWEST_TRIALS, SOAK_STEPS_OF_RUNS, StudySpec, parse_study
-from autotune.model.turn_sizes import WARMUP_STEPS
 from autotune.model.units import format_seconds
 from autotune.programs.look import LEAST_STEPS, ProbeResult
 from autotune.stats.proof import LEAST_PAIRS

@@ -23,13 +23,13 @@ from autotune.machine.environment import caller_environment, child_environment, 
 from autotune.machine.files import COMPILES, Scratch
 from autotune.machine.gpus import is_without_gpus, visible_gpus
 from autotune.machine.host import processor_name
+from autotune.model.block_sizes import WARMUP_STEPS
 from autotune.model.errors import AutotuneError, LaunchError, StudyFileError
 from autotune.model.files import plain_content
 from autotune.model.flags import FlagSet, parse_tokens
 from autotune.model.measurement import WorkloadFacts
 from autotune.model.redaction import redact_command
 from autotune.model.spec import StudySpec
-from autotune.model.turn_sizes import WARMUP_STEPS
 from autotune.model.units import format_seconds
 from autotune.programs.own_settings import DEVICE_COUNT, OwnSettings, marks_of, own_settings
 from autotune.programs.probe import Probe, run_probe

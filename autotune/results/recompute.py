@@ -90,7 +90,7 @@ def _of_runs(store: Store, runs: Sequence[ConfirmRun]) -> Iterator[str]:
         if not (pairs := _pairs(store, run.directory)):
             yield f"{name}: it has no raw pairs"
             continue
-        if any(not is_divided_as_told(p, store.spec.turns, is_isolated=run.is_isolated) for p in pairs):
+        if any(not is_divided_as_told(p, store.spec.block_sizes, is_isolated=run.is_isolated) for p in pairs):
             yield f"{name}: it leaves out other steps of its blocks than measure.settle_s and measure.steady_s say"
         yield from _differing(f"{name}: its raw pairs give", run, figures_of(pairs, run.work))
 

@@ -194,7 +194,7 @@ def stalled_total(candidate: Sequence[Stalls], reference: Sequence[Stalls], *, l
 
     Stalls at random times make totals differ by far from run to run; their number tells sooner. What a stall costs is
     counted against its own arm's typical step, so a machine that is slower in one of the two runs does not matter; the
-    ratio of typical steps is that of the proof, where both arms ran in turns.
+    ratio of typical steps is that of the proof, where both arms were interleaved.
 
     Args:
         candidate: Stalls of its long run, or of several: then they must show in the last one, and be sure in all.

@@ -127,10 +127,10 @@ class TimeLeft:
         The task may take `share` of the time left beside `kept_s`.
         """
         takes = self.takes
-        if takes is None or not takes.turn_s:
+        if takes is None or not takes.block_pair_s:
             return None
         rest_s = min(b.whole_s - b.used_s for b in self.budgets) - kept_s
-        return max(1, int((share * rest_s - starts * takes.start_s) / takes.turn_s))
+        return max(1, int((share * rest_s - starts * takes.start_s) / takes.block_pair_s))
 
     # ------------------------------------------------------------------ time for what must follow
 

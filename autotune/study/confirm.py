@@ -303,7 +303,7 @@ def _soaked(run: StudyRun, proven: FinalistResult, least_s: float) -> SoakRecord
 def prove(run: StudyRun, sets: Sequence[tuple[int, FlagSet]], *, stage: str) -> list[FinalistResult]:
     """Measures sets against the baseline, each in fresh pairs of processes, until each proof is settled.
 
-    The sets take turns, so that a slow hour of the machine affects all. Recorded pairs are not run again. Once a set is
+    The sets alternate, so that a slow hour of the machine affects all. Recorded pairs are not run again. Once a set is
     proven, only sets that look better than it go on.
 
     Args:

@@ -233,7 +233,7 @@ class Lanes:
             return task
         aa_runs = self._store.of(AaRecord)
         spec = self._store.spec
-        pairs = proof_size(aa_runs[0].noise if aa_runs else None, starts=spec.turns.starts)
+        pairs = proof_size(aa_runs[0].noise if aa_runs else None, starts=spec.block_sizes.starts)
         return task.model_copy(update={"pairs": pairs})
 
     def _settings_of(self, task: AnyTask) -> FlagSet:
@@ -316,7 +316,7 @@ class Lanes:
         lane.aa_run = aa_run
         lane.devices = lane.devices or aa_run.reference.device_count
         spec = self._store.spec
-        if aa_run.comparison.mode != INTERLEAVED and spec.measure.mode == "auto" and spec.workload.takes_turns:
+        if aa_run.comparison.mode != INTERLEAVED and spec.measure.mode == "auto" and spec.workload.can_interleave:
             self._view.note("two processes do not fit into the device's memory: they run one at a time, in ABA runs")
         self._view.aa_run(aa_run)
 

@@ -13,13 +13,13 @@ from typing import Any
 from pydantic import ValidationError
 
 from autotune.machine.environment import child_environment, driver_python, let_import_packages, variables_of
+from autotune.model.block_sizes import CHECK_STEPS, WARMUP_STEPS
 from autotune.model.clock import Stopwatch
 from autotune.model.flags import READ_FILES, FlagSet, kind_of
 from autotune.model.measurement import Failure, FailureKind, WorkerReport
 from autotune.model.records import MemoryUse
 from autotune.model.spec import StudySpec
 from autotune.model.time_limits import TimeLimits, limits_after
-from autotune.model.turn_sizes import CHECK_STEPS, WARMUP_STEPS
 from autotune.workers.base import GuardedProcess, Progress, WorkerFailed, listen
 from autotune.workers.failures import classify_failure, is_not_installed, is_without_gpu
 from autotune.workers.settings_check import MEMORY_VARIABLES, check_environment, check_options
@@ -281,7 +281,7 @@ class LocalWorker:
 
 def first_step(spec: StudySpec) -> int:
     """Returns the number of the first step of a worker's first block, counted from 0."""
-    return WARMUP_STEPS + (CHECK_STEPS if spec.workload.takes_turns else 0)
+    return WARMUP_STEPS + (CHECK_STEPS if spec.workload.can_interleave else 0)
 
 
 def _memory_of(blocks: Sequence[Mapping[str, Any]]) -> MemoryUse | None:

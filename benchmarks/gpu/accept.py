@@ -3,7 +3,7 @@
     python -m benchmarks.gpu.accept --out DIR [--minutes 9] [--dry-run]
 
 1. `autotune doctor`, and the installed build asked for its settings;
-2. A/A: two processes of one program in blocks of 0.06, 0.5 and 3 s in turns: spread and order effect of each length;
+2. A/A: two processes of one program in interleaved blocks of 0.06, 0.5 and 3 s: spread and order effect of each length;
    one of them beside the idle other, then alone: the residency effect;
 3. process spread: those two were started in a row, two more are started at once;
 4. out of memory, forced: a study whose two processes do not fit beside each other measures them one at a time;
@@ -26,7 +26,7 @@ from autotune.model.flags import FlagSet
 from autotune.rundir.store import Store
 from benchmarks.gpu.hour import Row
 from benchmarks.gpu.machine import HERE
-from benchmarks.gpu.processes import SHARED, Part, in_turns, part, run_alone, start, start_at_once, steps_in
+from benchmarks.gpu.processes import SHARED, Part, interleaved, part, run_alone, start, start_at_once, steps_in
 
 BLOCKS_S = {0.06: 30, 0.5: 12, 3.0: 5}
 """Length of a block, in seconds, to pairs of it."""
@@ -62,7 +62,7 @@ def main() -> int:
         hour.do("probe", 8, lambda: {"found": ask(found, *probed)})
         dry = found.args.dry_run
         hour.do("idle", 4, lambda: {"block": machine.idle(settled(found), 3.0, hour.folder).to_json()})
-        hour.do("turns", 20 if dry else 2 * 26 + 90, lambda: turns(found, 0.05 if dry else 1.0))
+        hour.do("interleaved", 20 if dry else 2 * 26 + 90, lambda: block_lengths(found, 0.05 if dry else 1.0))
         pair_s = 20 if dry else 2 * 26 + 10
         hour.do("at once 0", pair_s, lambda: started(found, "at once 0"), kind="pair")
         if not dry:
@@ -75,7 +75,7 @@ def main() -> int:
             work, cost_s = functools.partial(started, found, name), hour.cost_of("pair", pair_s)
             if hour.do(name, cost_s, work, kind="pair") is None:
                 break
-        return 0 if hour.find("turns") else 1
+        return 0 if hour.find("interleaved") else 1
 
 
 def ask(found: Part, *arguments: str) -> Any:
@@ -90,17 +90,17 @@ def settled(found: Part) -> Any:
     return found.workload(*(dry if found.args.dry_run else SETTLED))
 
 
-def turns(found: Part, scale: float) -> Row:
+def block_lengths(found: Part, scale: float) -> Row:
     """Two processes of one program, started one after the other: blocks of several lengths, then one of them alone."""
-    machine, spec, folder = found.machine, settled(found), found.hour.folder / "turns"
+    machine, spec, folder = found.machine, settled(found), found.hour.folder / "interleaved"
     launcher = machine.launcher(spec)
     try:
         workers = [start(launcher, spec, SHARED, folder / name) for name in ("one", "two")]
         for worker in workers:
             machine.block(spec, worker, steps_in(worker, 4.0 * scale), folder)
         blocks = {
-            str(block_s): in_turns(
-                machine, spec, workers, folder, block_s=block_s * scale, pairs=pairs, seed=f"turns/{block_s}"
+            str(block_s): interleaved(
+                machine, spec, workers, folder, block_s=block_s * scale, pairs=pairs, seed=f"interleaved/{block_s}"
             )
             for block_s, pairs in BLOCKS_S.items()
         }
@@ -152,7 +152,7 @@ def more_pairs() -> Iterator[str]:
 
 
 def started(found: Part, name: str) -> Row:
-    """Two fresh processes of one program, started at once or one after the other; in turns when both are warm."""
+    """Two fresh processes of one program, started at once or one after the other; interleaved when both are warm."""
     machine, spec, folder = found.machine, settled(found), found.hour.folder / name.replace(" ", "-")
     launcher, places = machine.launcher(spec), [folder / "one", folder / "two"]
     try:
@@ -161,7 +161,7 @@ def started(found: Part, name: str) -> Row:
         else:
             workers = [start(launcher, spec, SHARED, place) for place in places]
         block_s = 0.025 if found.args.dry_run else 0.5
-        pairs = in_turns(machine, spec, workers, folder, block_s=block_s, pairs=6, seed=name)
+        pairs = interleaved(machine, spec, workers, folder, block_s=block_s, pairs=6, seed=name)
         return {
             "log_ratio": statistics.mean(p["log_ratio"] for p in pairs),
             "pairs": pairs,

@@ -136,10 +136,10 @@ def steps_in(worker: Worker, seconds: float) -> int:
     return max(2, math.ceil(seconds / step_s)) if step_s > 0 else 2
 
 
-def in_turns(
+def interleaved(
     machine: Machine, spec: StudySpec, workers: Sequence[Worker], folder: Path, *, block_s: float, pairs: int, seed: str
 ) -> list[Row]:
-    """Blocks of two processes in turns, each pair in the order of a coin; who came first is index 0 or 1."""
+    """Interleaved blocks of two processes, each pair in the order of a coin; who came first is index 0 or 1."""
     rng, rows = random.Random(seed), []
     for _ in range(pairs):
         order = [0, 1] if rng.random() < 0.5 else [1, 0]

@@ -58,7 +58,7 @@ def sections(out: Path, mark: str) -> tuple[list[Section], dict[str, Chart]]:
             found.append((f"The search on the {study} model", [row["sentence"] or "It did not come to its end.", "",
                                                                f"{row['trials']} trials were measured."]))  # fmt: skip
     accepted = units(out, "accept")
-    if "turns" in accepted:
+    if "interleaved" in accepted:
         found.append(("The machine against itself", itself(accepted, mark, plots)))
     if any(name.startswith("workload ") for name in accepted):
         found.append(("Every reference workload once", workloads(accepted)))
@@ -72,8 +72,8 @@ def sections(out: Path, mark: str) -> tuple[list[Section], dict[str, Chart]]:
 def spread_of(accepted: dict[str, Row]) -> tuple[float, int] | None:
     """Standard deviation of a process, from pairs of equal ones that were started in a row; degrees of freedom."""
     ratios = [row["log_ratio"] for name, row in accepted.items() if name.startswith("in a row ")]
-    if "turns" in accepted:
-        ratios.append(statistics.mean(p["log_ratio"] for p in accepted["turns"]["blocks"]["3.0"]))
+    if "interleaved" in accepted:
+        ratios.append(statistics.mean(p["log_ratio"] for p in accepted["interleaved"]["blocks"]["3.0"]))
     return (math.sqrt(statistics.mean(r * r for r in ratios) / 2), len(ratios)) if ratios else None
 
 
@@ -144,7 +144,7 @@ def words(found: Estimates, rows: list[Row]) -> list[str]:
 
 def itself(accepted: dict[str, Row], mark: str, plots: dict[str, Chart]) -> list[str]:
     """A/A run by length of block, order and residency effects, process spread."""
-    row = accepted["turns"]
+    row = accepted["interleaved"]
     lines = ["| block | pairs | standard deviation of a pair | second over first |", "| --- | --- | --- | --- |"]
     marks = []
     for block_s, pairs in row["blocks"].items():

@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from autotune.cli.tune import name_of
+from autotune.model.block_sizes import WARMUP_STEPS
 from autotune.model.spec import load_study
-from autotune.model.turn_sizes import WARMUP_STEPS
 from autotune.programs import look as looking
 from autotune.programs import proposal
 from harness.simulated_machine import write_study

@@ -180,7 +180,7 @@ def test_the_smallest_gain_is_one_that_is_found() -> None:
     assert least is not None
     assert 0.018 < least < 0.025
     assert study_power(least, 0.018, most=40).found >= 0.9
-    with_runs_alone = smallest_gain(0.018, most=40, alone=40)
+    with_runs_alone = smallest_gain(0.018, most=40, isolated=40)
     assert with_runs_alone is not None
     assert with_runs_alone >= least
     assert smallest_gain(2.0, most=40) is None

@@ -13,6 +13,7 @@ import pytest
 
 from autotune.measure.context import MeasurementContext
 from autotune.measure.durations import RECENT
+from autotune.model.block_sizes import CPU_SIZES
 from autotune.model.errors import LaunchError
 from autotune.model.measurement import FailureKind
 from autotune.model.records import (
@@ -25,7 +26,6 @@ from autotune.model.records import (
     TrialStatus,
 )
 from autotune.model.spec import StudySpec
-from autotune.model.turn_sizes import CPU_SIZES
 from autotune.stats.estimates import Outlook
 from autotune.study.budget import TimeLeft, Timetable, format_timetable
 from autotune.study.run import Stopped

@@ -64,11 +64,11 @@ def told(**aa_run: Any) -> PowerAnalysis | None:
     }
     made = read_aa_noise([[0.0] * 8, [0.001] * 8])
     noise = AaNoise(estimate=made.estimate, **figures)
-    result = AaRecord.model_construct(noise=noise, comparison=_Turns())  # type: ignore[call-arg, arg-type]
+    result = AaRecord.model_construct(noise=noise, comparison=_Interleaved())  # type: ignore[call-arg, arg-type]
     return power_analysis(spec, result)
 
 
-class _Turns:
+class _Interleaved:
     mode = "interleaved"
     reference_step_s = 1 / 6  # three steps in each block
 

@@ -176,7 +176,7 @@ def test_a_plan_that_was_edited_or_made_afterwards_is_told(run_replay: Run) -> N
 def test_what_only_turns_show_is_no_gain(run_replay: Run, machine: str) -> None:
     conclusion, store, _ = run_replay(study(1.0, noise=machine), trials=1, first=FIRST, space=NOTHING)
     found = {f.stage: f for f in store.of(FinalistResult)}
-    assert found["confirm"].verdict is Verdict.FASTER  # in turns it is, however often
+    assert found["confirm"].verdict is Verdict.FASTER  # interleaved it is, however often
     assert not found["isolated"].is_passed
     assert conclusion.outcome is not Outcome.WINNER
     assert "isolated, the set is" in conclusion.sentence

@@ -82,7 +82,7 @@ def test_memory_that_runs_out_at_a_later_step_is_no_fault_of_the_set(run_replay:
     first = next(r for r in store.of(TrialResult) if r.settings.get("xla_a") and r.comparison)
     assert first.directory is not None
     assert first.comparison is not None
-    pairs = list(store.pairs(first.directory))  # those of the turns before are not among them
+    pairs = list(store.pairs(first.directory))  # those of the interleaved blocks before are not among them
     assert [p.index for p in pairs] == list(range(first.comparison.pair_count))
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from autotune.child.processes import xla_processes
+from autotune.model.block_sizes import CHECK_STEPS, WARMUP_STEPS
 from autotune.model.measurement import FailureKind
-from autotune.model.turn_sizes import CHECK_STEPS, WARMUP_STEPS
 from autotune.workers.base import WorkerFailed
 from tests.workers.conftest import PRINTED, PROGRAMS, Start, command, study
 

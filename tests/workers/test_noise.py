@@ -1,4 +1,4 @@
-"""Each term of a noise model, measured from simulated workers: in turns, and where a process is alone."""
+"""Each term of a noise model, measured from simulated workers: interleaved, and where a process is alone."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Place:
         with contextlib.closing(self.launcher.start(settings, folder, progress=lambda phase: None)) as worker:
             yield worker
 
-    def in_turns(self, pairs: int, *, candidate: FlagSet = CANDIDATE) -> list[Pair]:
+    def interleaved(self, pairs: int, *, candidate: FlagSet = CANDIDATE) -> list[Pair]:
         with self.start(REFERENCE) as one, self.start(candidate) as other:
             return interleaved_pairs(one, other, fixed(pairs).stop, steps=STEPS, seed=7)[0]
 
@@ -56,14 +56,14 @@ def mean_ratio(pairs: list[Pair]) -> float:
 
 def test_an_idle_neighbour_of_the_candidate_slows_whoever_runs_and_is_gone_alone() -> None:
     place = Place(idle_cost=0.02)
-    assert mean_ratio(place.in_turns(20)) == pytest.approx(-0.02)
+    assert mean_ratio(place.interleaved(20)) == pytest.approx(-0.02)
     assert place.alone(REFERENCE) == place.alone(CANDIDATE) == pytest.approx([0.0] * 60)
-    assert mean_ratio(place.in_turns(20, candidate=REFERENCE)) == 0.0  # the A/A run cannot see it
+    assert mean_ratio(place.interleaved(20, candidate=REFERENCE)) == 0.0  # the A/A run cannot see it
 
 
 def test_the_block_after_the_candidates_is_slowed_and_none_of_one_that_is_alone() -> None:
     place = Place(memory_cost=0.03)
-    pairs = place.in_turns(400)
+    pairs = place.interleaved(400)
     reference = [math.log(p.reference_s[0]) for p in pairs]
     ended_with_it = [False, *(p.first.value == "reference" for p in pairs[:-1])]
     is_after = [p.first.value == "candidate" or ended for p, ended in zip(pairs, ended_with_it, strict=True)]
@@ -79,7 +79,7 @@ def test_stalls_of_the_candidate_are_rare_and_make_it_slower_in_total() -> None:
     assert np.mean(times > 2) == pytest.approx(0.005, abs=0.0012)
     assert times.mean() == pytest.approx(0.95 * 1.1, abs=0.03)
     assert max(place.alone(REFERENCE, 6000)) == 0.0
-    ratios = [log_ratio(p) for p in place.in_turns(2000)]
+    ratios = [log_ratio(p) for p in place.interleaved(2000)]
     assert np.mean(np.asarray(ratios) > 1.0) == pytest.approx(0.015, abs=0.011)
     assert math.log(estimate_pairs(ratios[:40]).ratio) == pytest.approx(math.log(0.95))  # what trims does not see it
 
@@ -91,6 +91,6 @@ def test_many_machines_at_once_tell_what_workers_tell(terms: dict[str, float]) -
     machine = Machine(NoiseModel(white_sd=0.0, **terms), np.random.default_rng(5), (200,))
     process = Process(machine), Process(machine, is_candidate=True)
     reference_s, candidate_s, _ = run_pairs(*process, pairs=40, block_steps=STEPS)
-    mine = mean_ratio(Place(**terms).in_turns(2000))
+    mine = mean_ratio(Place(**terms).interleaved(2000))
     assert log_ratios(reference_s, candidate_s).mean() == pytest.approx(mine, abs=0.002)
     assert mine < -0.01

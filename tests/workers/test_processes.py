@@ -1,4 +1,4 @@
-"""Several processes of one trial, for real: gloo collectives, turns, and what happens when a rank is lost."""
+"""Several processes of one trial, for real: gloo collectives, interleaving, and what happens when a rank is lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A GPU whose clock follows power: short turns hide what a set costs by it, turns of a GPU's size show it."""
+"""A GPU whose clock follows power: short blocks hide what a set costs by it, blocks of a GPU's size show it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import math
 import numpy as np
 import pytest
 
+from autotune.model.block_sizes import BlockSizes
 from autotune.model.sections import MeasureSpec
-from autotune.model.turn_sizes import TurnSizes
 from autotune.stats.aa_noise import read_aa_noise
 from autotune.stats.estimates import SequentialPlan, estimate_pairs, widen
 from harness.noise import Floats, Machine, NoiseModel, Process, log_ratios, run_pairs
 
-CPU, GPU = MeasureSpec().turns_on("cpu"), MeasureSpec().turns_on("cuda")
+CPU, GPU = MeasureSpec().block_sizes_on("cpu"), MeasureSpec().block_sizes_on("cuda")
 COST = 0.03
 """What a candidate costs alone, in log, by the power that it draws."""
 
@@ -21,7 +21,7 @@ PLAN = SequentialPlan(cap=40)
 
 
 def blocks(
-    sizes: TurnSizes, *, clock_s: float, cost: float, step_s: float, pairs: int = 8, count: int = 200, seed: int = 3
+    sizes: BlockSizes, *, clock_s: float, cost: float, step_s: float, pairs: int = 8, count: int = 200, seed: int = 3
 ) -> Floats:
     """Log ratios of pairs on many machines, `[count, pairs]`, measured as `sizes` say."""
     model = NoiseModel(white_sd=0.004, clock_s=clock_s, power_cost=0.1, candidate_power_cost=cost)
@@ -58,7 +58,7 @@ def test_in_turns_of_a_gpu_s_size_it_is_seen_whole(clock_s: float, step_s: float
 def test_of_a_slower_clock_three_quarters_are_seen_and_the_steps_left_out_do_most_of_it(step_s: float) -> None:
     ratios = blocks(GPU, clock_s=2.0, cost=COST, step_s=step_s)
     assert 0.75 * COST < float(ratios.mean()) < COST
-    every = TurnSizes(block_s=GPU.block_s, block_steps=3)
+    every = BlockSizes(block_s=GPU.block_s, block_steps=3)
     assert float(blocks(every, clock_s=2.0, cost=COST, step_s=step_s).mean()) < 0.5 * COST
 
 
@@ -77,10 +77,10 @@ def test_alone_at_steady_state_it_is_seen_whole_however_slow_the_clock_is(clock_
 @pytest.mark.parametrize("clock_s", [0.5, 2.0])
 @pytest.mark.parametrize(
     "sizes",
-    [*(TurnSizes(block_s=block_s, block_steps=1) for block_s in (0.06, 0.5, 3.0)), GPU],
+    [*(BlockSizes(block_s=block_s, block_steps=1) for block_s in (0.06, 0.5, 3.0)), GPU],
     ids=["0.06", "0.5", "3", "gpu"],
 )
-def test_equal_arms_stay_equal_at_every_length_of_a_block(sizes: TurnSizes, clock_s: float) -> None:
+def test_equal_arms_stay_equal_at_every_length_of_a_block(sizes: BlockSizes, clock_s: float) -> None:
     ratios = blocks(sizes, clock_s=clock_s, cost=0.0, step_s=0.05, count=400, seed=11)
     assert abs(float(ratios.mean())) < 0.001
     assert held(ratios, 0.0) > 0.92

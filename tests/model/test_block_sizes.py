@@ -1,4 +1,4 @@
-"""Sizes of turns: what a platform needs, what a study file says, and which steps of a block count."""
+"""Sizes of blocks: what a platform needs, what a study file says, and which steps of a block count."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autotune.model.block_sizes import BlockSizes, settle
 from autotune.model.errors import StudyFileError
 from autotune.model.measurement import Arm, Pair, is_divided_as_told
 from autotune.model.spec import StudySpec, parse_study
-from autotune.model.turn_sizes import TurnSizes, settle
 
 MANY = st.lists(st.floats(1e-4, 30.0), min_size=1, max_size=60)
 
@@ -23,7 +23,7 @@ def study(platform: str = "cpu", **measure: Any) -> StudySpec:
 
 
 def test_a_gpu_gets_blocks_of_seconds_and_a_processor_short_ones() -> None:
-    gpu, cpu = study("cuda").turns, study("cpu").turns
+    gpu, cpu = study("cuda").block_sizes, study("cpu").block_sizes
     assert (cpu.block_s, cpu.settle_s, cpu.steady_s, cpu.in_order) == (0.05, 0.0, 0.0, False)
     assert gpu.block_s >= 1.0
     assert gpu.settle_s >= 1.0
@@ -32,7 +32,7 @@ def test_a_gpu_gets_blocks_of_seconds_and_a_processor_short_ones() -> None:
 
 
 def test_what_a_study_says_is_what_it_gets_and_no_length_is_refused_by_name() -> None:
-    assert study("cuda", block_s="60ms").turns.block_s == 0.06
+    assert study("cuda", block_s="60ms").block_sizes.block_s == 0.06
     with pytest.raises(StudyFileError, match=r"measure\.block_s"):
         study(block_s="long")
 
@@ -40,13 +40,13 @@ def test_what_a_study_says_is_what_it_gets_and_no_length_is_refused_by_name() ->
 def test_a_program_that_runs_by_itself_is_not_asked_for_steps_that_it_may_not_have() -> None:
     command = {"command": ["train"], "read": {"preset": "tqdm"}}
     spec = parse_study({"name": "s", "workload": command, "device": {"platform": "cuda"}})
-    assert spec.turns.isolated_steps(0.5, blocks=1, least=20) == 20
-    assert spec.turns.split_isolated([1.0] * 20) == ((), (1.0,) * 20)
+    assert spec.block_sizes.isolated_steps(0.5, blocks=1, least=20) == 20
+    assert spec.block_sizes.split_isolated([1.0] * 20) == ((), (1.0,) * 20)
 
 
 @pytest.mark.parametrize("step_s", [0.001, 0.05, 0.3, 0.85, 7.0])
 def test_a_block_settles_for_seconds_and_counts_for_seconds(step_s: float) -> None:
-    sizes = study("cuda").turns
+    sizes = study("cuda").block_sizes
     steps = [step_s] * sizes.steps(step_s)
     settling, counted = sizes.split(steps)
     assert len(counted) >= sizes.block_steps
@@ -68,13 +68,13 @@ def test_steps_are_divided_by_their_times_alone_and_none_is_lost(times: list[flo
 
 
 def test_an_arm_with_short_steps_keeps_its_share_of_them() -> None:
-    sizes = study("cuda").turns
+    sizes = study("cuda").block_sizes
     steps = sizes.steps(0.85)  # of the reference; half the batch takes half of that
     assert len(sizes.split([0.42] * steps)[1]) >= sizes.block_steps
 
 
 def test_a_liar_who_leaves_out_a_slow_step_more_is_found() -> None:
-    sizes = TurnSizes(block_s=1.0, block_steps=3, settle_s=1.0)
+    sizes = BlockSizes(block_s=1.0, block_steps=3, settle_s=1.0)
     times = (0.5, 0.5, 0.5, 0.9, 0.5)
     settling, counted = sizes.split(times)
     honest = Pair(
@@ -90,11 +90,11 @@ def test_a_liar_who_leaves_out_a_slow_step_more_is_found() -> None:
 
 
 def test_costs_are_what_the_sizes_make() -> None:
-    sizes = TurnSizes(block_s=2.0, block_steps=3, settle_s=3.0, steady_s=10.0, in_order=True)
+    sizes = BlockSizes(block_s=2.0, block_steps=3, settle_s=3.0, steady_s=10.0, in_order=True)
     costs = sizes.costs(step_s=0.5, start_s=45.0)
     assert costs.pair_s == pytest.approx(2 * (6 + 4) * 0.5)
     assert costs.trial_s(8) == pytest.approx(45 + 80)
     assert costs.fresh_pair_s(2) == pytest.approx(90 + 20)
     assert costs.isolated_run_s(pairs=2, least_steps=20) == pytest.approx(45 + 0.5 * (20 + 20))
-    at_once = TurnSizes(block_s=0.05, block_steps=3).costs(step_s=0.05, start_s=10.0)
+    at_once = BlockSizes(block_s=0.05, block_steps=3).costs(step_s=0.05, start_s=10.0)
     assert at_once.fresh_pair_s(4) == pytest.approx(15 + 4 * 2 * 3 * 0.05)

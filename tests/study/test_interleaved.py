@@ -6,10 +6,10 @@ from collections.abc import Callable
 import pytest
 
 from autotune.measure.compare import fixed, sequential
+from autotune.model.block_sizes import LONGEST_BLOCK_STEPS
 from autotune.model.measurement import Arm, Pair, WorkerReport, log_ratio
 from autotune.model.records import MemoryUse
 from autotune.model.sections import MeasureSpec
-from autotune.model.turn_sizes import LONGEST_BLOCK_STEPS
 from autotune.stats.estimates import SequentialPlan, estimate_pairs
 from tests.runs import interleaved_pairs
 
@@ -50,7 +50,7 @@ def run(ratio: float, stop: Callable[[list[float]], str | None], seed: int = 0) 
     ("step_s", "steps"), [(0.001, 50), (0.0167, 3), (0.013, 4), (10.0, 3), (0.0, LONGEST_BLOCK_STEPS)]
 )
 def test_a_block_is_long_against_the_timer(step_s: float, steps: int) -> None:
-    assert MeasureSpec().turns_on("cpu").steps(step_s) == steps
+    assert MeasureSpec().block_sizes_on("cpu").steps(step_s) == steps
 
 
 def test_every_pair_has_one_block_of_each_in_the_order_told() -> None:

@@ -32,7 +32,7 @@ AT_ONCE, IN_ORDER = STARTS, 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TurnSizes:
+class BlockSizes:
     """Lengths of blocks and of isolated runs.
 
     Attributes:
@@ -93,9 +93,9 @@ class TurnSizes:
         """Divides an isolated run likewise."""
         return settle(times_s, self.steady_s, most=0.5)
 
-    def costs(self, *, step_s: float, start_s: float) -> TurnCosts:
-        """Costs of turns with these sizes, by seconds of a step and of a start."""
-        return TurnCosts(self, step_s, start_s)
+    def costs(self, *, step_s: float, start_s: float) -> BlockCosts:
+        """Costs of blocks with these sizes, by seconds of a step and of a start."""
+        return BlockCosts(self, step_s, start_s)
 
 
 GPU_SIZES: dict[str, Any] = {"block_s": 2.0, "settle_s": 3.0, "steady_s": 10.0, "in_order": True}
@@ -106,7 +106,7 @@ word. A pair takes 10 s of a GPU, about a fifth of what a fresh process takes to
 
 
 @dataclass(frozen=True, slots=True)
-class TurnCosts:
+class BlockCosts:
     """Seconds that parts of a study take, by which plans and budgets are made.
 
     Args:
@@ -114,7 +114,7 @@ class TurnCosts:
         start_s: Until one process is compiled and warm.
     """
 
-    sizes: TurnSizes
+    sizes: BlockSizes
     step_s: float
     start_s: float
 

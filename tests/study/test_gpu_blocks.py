@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from autotune.measure.context import MeasurementContext, ReferenceFailed
+from autotune.model.block_sizes import CPU_SIZES
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Arm, Failure, FailureKind
 from autotune.model.records import AaRecord, ConfirmRun, Outcome
 from autotune.model.spec import StudySpec
-from autotune.model.turn_sizes import CPU_SIZES
 from autotune.results.recompute import disagreements
 from autotune.rundir.store import Store
 from autotune.workers.base import Progress, WorkerFailed
@@ -49,10 +49,12 @@ def test_steps_that_settle_the_device_are_kept_raw_and_not_counted(run_replay: R
     aa_run = store.of(AaRecord)[0]
     for pair in pairs_of(store, aa_run.directory):
         for arm in Arm:
-            settling, counted = spec.turns.split(pair.ran_s(arm))
+            settling, counted = spec.block_sizes.split(pair.ran_s(arm))
             assert len(settling) >= 10
             assert counted == (pair.reference_s if arm is Arm.REFERENCE else pair.candidate_s)
-    assert aa_run.noise.pair_s == pytest.approx(2 * spec.turns.steps(0.2) * 0.2, rel=0.2)  # all of it was waited for
+    assert aa_run.noise.pair_s == pytest.approx(
+        2 * spec.block_sizes.steps(0.2) * 0.2, rel=0.2
+    )  # all of it was waited for
     isolated = [r for r in store.of(ConfirmRun) if r.is_isolated]
     (pair,) = pairs_of(store, isolated[0].directory)
     assert sum(pair.reference_settling_s) == pytest.approx(10.0, rel=0.1)
@@ -77,7 +79,7 @@ def test_who_counts_other_steps_than_the_study_says_is_found_by_the_audit(run_re
 def test_a_set_that_is_fast_only_while_its_power_is_shared_out_is_no_winner(
     run_replay: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """2 % faster by its program, 1 % slower by what it draws: in short turns the second is hidden."""
+    """2 % faster by its program, 1 % slower by what it draws: in short blocks the second is hidden."""
     spec = gpu_study(noise=POWER, effects={"xla_a=1": 0.98}, step_s=0.05)
     conclusion, _, _ = run_replay(spec, trials=6)
     assert conclusion.outcome is Outcome.NOTHING_BEATS_THE_DEFAULT
