@@ -7,10 +7,10 @@ from collections.abc import Container, Sequence
 from pathlib import Path
 
 from autotune.measure.context import MeasurementContext
-from autotune.measure.tasks import BlameTask
+from autotune.measure.tasks import FailingSetTask
 from autotune.model.flags import FlagSet, shrink
 from autotune.model.measurement import FailureKind
-from autotune.model.records import BlameRecord, TrialResult, TrialStatus
+from autotune.model.records import FailingSetRecord, TrialResult, TrialStatus
 from autotune.workers.base import WorkerFailed
 
 SEARCHED = frozenset({FailureKind.CRASH, FailureKind.HANG, FailureKind.COMPILE_ERROR})
@@ -22,7 +22,7 @@ MOST_HANGS = 4
 
 
 def next_failure(
-    results: Sequence[TrialResult], known: Sequence[BlameRecord], looked_for: Container[int]
+    results: Sequence[TrialResult], known: Sequence[FailingSetRecord], looked_for: Container[int]
 ) -> TrialResult | None:
     """Returns a trial that crashed or hung, without a known minimal failing set and none looked for now."""
     done = {b.trial for b in known}
@@ -36,7 +36,7 @@ def next_failure(
     return None
 
 
-def failing_task(trial: TrialResult, results: Sequence[TrialResult]) -> BlameTask:
+def failing_task(trial: TrialResult, results: Sequence[TrialResult]) -> FailingSetTask:
     """Makes the search for a trial's minimal failing set; what other trials tell is not started again."""
     assert trial.failure is not None
     kind = trial.failure.kind
@@ -46,7 +46,7 @@ def failing_task(trial: TrialResult, results: Sequence[TrialResult]) -> BlameTas
             known.append((result.settings, False))
         elif result.failure is not None and result.failure.kind is kind:
             known.append((result.settings, True))
-    return BlameTask(trial=trial.number, settings=trial.settings, failure_kind=kind, known=tuple(known))
+    return FailingSetTask(trial=trial.number, settings=trial.settings, failure_kind=kind, known=tuple(known))
 
 
 def contains_failing(settings: FlagSet, failing: Sequence[FlagSet]) -> bool:
@@ -59,7 +59,9 @@ def most_starts(kind: FailureKind) -> int:
     return MOST_HANGS if kind is FailureKind.HANG else MOST_STARTS
 
 
-def minimise_failure(context: MeasurementContext, task: BlameTask, folder: Path, *, isolated: bool) -> BlameRecord:
+def minimise_failure(
+    context: MeasurementContext, task: FailingSetTask, folder: Path, *, isolated: bool
+) -> FailingSetRecord:
     """Finds the smallest part of a failing set that fails in the same way.
 
     Args:
@@ -85,7 +87,7 @@ def minimise_failure(context: MeasurementContext, task: BlameTask, folder: Path,
         return known[part]
 
     smallest, is_minimal = shrink(task.settings, fails)
-    return BlameRecord(
+    return FailingSetRecord(
         trial=task.trial,
         failure_kind=kind,
         settings=task.settings,

@@ -20,8 +20,8 @@ from autotune.model.records import (
     AaRecord,
     AblationResult,
     AnyRecord,
-    BlameRecord,
     ConfirmRun,
+    FailingSetRecord,
     LeftOut,
     SoakRecord,
     TrialConfig,
@@ -142,14 +142,14 @@ class SoakTask(Task):
         )  # fmt: skip
 
 
-class BlameTask(Task):
+class FailingSetTask(Task):
     """Looking for the smallest part of a failing set that fails alike.
 
     Attributes:
         known: Parts of which it is known from other trials whether they fail so.
     """
 
-    kind: Literal["blame"] = "blame"
+    kind: Literal["failing_set"] = "failing_set"
     trial: int
     settings: Settings
     failure_kind: FailureKind
@@ -157,13 +157,15 @@ class BlameTask(Task):
 
     def failed(self, failure: Failure) -> AnyRecord:
         """See `Task`: the whole set is what is known to fail."""
-        return BlameRecord(
+        return FailingSetRecord(
             trial=self.trial, failure_kind=self.failure_kind, settings=self.settings, smallest=self.settings,
             is_minimal=False, starts=0,
         )  # fmt: skip
 
 
-AnyTask = Annotated[AaTask | TrialTask | PairTask | AblationTask | SoakTask | BlameTask, Field(discriminator="kind")]
+AnyTask = Annotated[
+    AaTask | TrialTask | PairTask | AblationTask | SoakTask | FailingSetTask, Field(discriminator="kind")
+]
 
 
 class Assignment(Record):

@@ -545,7 +545,7 @@ class SoakRecord(TaskRecord):
     arms: SoakArms | None = None
 
 
-class BlameRecord(TaskRecord):
+class FailingSetRecord(TaskRecord):
     """The smallest part of a failing set that fails in the same way.
 
     Attributes:
@@ -554,7 +554,7 @@ class BlameRecord(TaskRecord):
         starts: Processes that were started to find it.
     """
 
-    kind: Literal["blame"] = "blame"
+    kind: Literal["failing_set"] = "failing_set"
     trial: Count
     failure_kind: FailureKind
     settings: Settings
@@ -583,7 +583,7 @@ AnyRecord = Annotated[
     | AblationResult
     | ConclusionRecord
     | SoakRecord
-    | BlameRecord
+    | FailingSetRecord
     | IncidentRecord,
     Field(discriminator="kind"),
 ]

@@ -10,8 +10,8 @@ from autotune.model.proofs import describe_stalls, format_growth
 from autotune.model.records import (
     AaRecord,
     AblationResult,
-    BlameRecord,
     ConfirmRun,
+    FailingSetRecord,
     FinalistResult,
     IncidentRecord,
     PowerAnalysis,
@@ -222,7 +222,7 @@ def cause_lines(store: Store) -> list[str]:
     return [
         f"trial {b.trial}: {'minimal' if b.is_minimal else 'smallest known'} failing set ({spaced(b.failure_kind)}): "
         f"{b.smallest} ({b.starts} starts to find it)"
-        for b in store.of(BlameRecord)
+        for b in store.of(FailingSetRecord)
     ]
 
 

@@ -19,9 +19,9 @@ from autotune.model.records import (
     SCHEMA_VERSION,
     AaRecord,
     AnyRecord,
-    BlameRecord,
     ConclusionRecord,
     ConfirmRun,
+    FailingSetRecord,
     FinalistResult,
     SessionRecord,
     TrialResult,
@@ -231,7 +231,7 @@ def _named_trials(record: AnyRecord) -> set[int]:
     named: set[int | None] = set()
     if isinstance(record, TrialResult):
         named = {record.same_as}
-    elif isinstance(record, ConfirmRun | FinalistResult | BlameRecord | ConclusionRecord):
+    elif isinstance(record, ConfirmRun | FinalistResult | FailingSetRecord | ConclusionRecord):
         named = {record.trial}
     return {n for n in named if n}  # 0 is the reference
 

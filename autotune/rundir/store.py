@@ -7,7 +7,7 @@ Layout::
     optuna.log          the trials as an Optuna study
     lock                held by the one driver that writes
     trials/0007/        pairs.jsonl (every step's seconds), worker.log
-    confirm/..., minimise/, soak/, blame/, aa_run/ likewise
+    confirm/..., minimise/, soak/, failing/, aa_run/ likewise
     lanes/NAME.log      log of each of several lanes
     earlier-1/          the same of an edited study that had measured nothing
 
@@ -56,7 +56,7 @@ T = TypeVar("T")
 STUDY = "study.json"
 RECORDS = "records.jsonl"
 PAIRS = "pairs.jsonl"
-FOLDERS = ("trials", "confirm", "minimise", "aa_run", "soak", "blame")
+FOLDERS = ("trials", "confirm", "minimise", "aa_run", "soak", "failing")
 EARLIER = "earlier"
 _AGAIN = "the command that began the study writes it again, and `autotune fsck` looks for more"
 _PAIR: TypeAdapter[Pair] = TypeAdapter(Pair)

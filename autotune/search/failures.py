@@ -65,7 +65,7 @@ class FailureModel:
         rows = [row for row in failed if self.known_cause(row) is None]
         # A known combination of more than two values counts as a failure with fewer suspects.
         narrowed = [c for c in self._known if len(c) > 2 and not any(set(k) < set(c) for k in self._known)]
-        self._blame([*rows, *map(self._alone, narrowed)], ran)
+        self._infer_causes([*rows, *map(self._alone, narrowed)], ran)
 
     def _alone(self, cause: tuple[tuple[int, int], ...]) -> Codes:
         row = self.design.neutral.copy()
@@ -77,7 +77,7 @@ class FailureModel:
         """The first known failing combination in a set."""
         return next((cause for cause in self._known if all(row[i] == code for i, code in cause)), None)
 
-    def _blame(self, failed: Sequence[Codes], ran: Codes) -> None:
+    def _infer_causes(self, failed: Sequence[Codes], ran: Codes) -> None:
         """Passes messages between failed sets and their possible causes."""
         held = [self._suspects(row) for row in failed]
         across = [self._across(row, ran) for row in failed]

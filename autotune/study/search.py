@@ -10,7 +10,7 @@ from autotune.measure.failing import failing_task, most_starts, next_failure
 from autotune.measure.tasks import PendingTask
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Failure, FailureKind
-from autotune.model.records import BlameRecord, EffectsRecord, TrialConfig, TrialResult, TrialStatus
+from autotune.model.records import EffectsRecord, FailingSetRecord, TrialConfig, TrialResult, TrialStatus
 from autotune.study.budget import TRIAL_SHARE, format_timetable
 from autotune.study.prefilter import Known, evaluate
 from autotune.study.run import StudyRun
@@ -31,7 +31,7 @@ class Search:
         self._cases: list[TrialResult] = []  # failures whose cause may have to be searched
         self._causes_seen = 0
         self._tried: dict[int, FlagSet] = {}  # sets that lanes are trying now
-        self._blamed: set[int] = set()  # trials whose cause a lane is searching
+        self._searched: set[int] = set()  # trials whose cause a lane is searching
         self._is_over = False
         self._is_exhausted = False  # every point of the space is tried
         self._table = run.time.timetable()
@@ -173,7 +173,7 @@ class Search:
     # ------------------------------------------------------------------ causes of failures
 
     def _read_causes(self) -> None:
-        news = self._store.since(BlameRecord, self._causes_seen)
+        news = self._store.since(FailingSetRecord, self._causes_seen)
         self._causes_seen += len(news)
         failing = self._proposer.failing
         failing += [b.smallest for b in news if b.smallest not in failing]
@@ -183,14 +183,16 @@ class Search:
         self._read_causes()
         if not self._cases:
             return None
-        known, trial = self._store.of(BlameRecord), None
+        known, trial = self._store.of(FailingSetRecord), None
         while self._cases and trial is None:  # a failure that needs no search now needs none later
-            trial = next_failure([self._cases.pop(0)], known, self._blamed)
+            trial = next_failure([self._cases.pop(0)], known, self._searched)
         if trial is None or trial.failure is None or not self._has_time_for_cause(trial.failure):
             return None
-        self._blamed.add(trial.number)
+        self._searched.add(trial.number)
         number = f"{trial.number:04d}"
-        return PendingTask(failing_task(trial, results), ("blame", number), f"blame-{number}", self._end_blame)
+        return PendingTask(
+            failing_task(trial, results), ("failing", number), f"failing-{number}", self._end_failing_set
+        )
 
     def _has_time_for_cause(self, failure: Failure) -> bool:
         """Whether that task fits beside the time reserved for proofs, even with all its starts."""
@@ -200,7 +202,7 @@ class Search:
         each_s = limits.start_s if failure.kind is FailureKind.HANG and limits is not None else takes.start_s
         return self._run.time.used_up(most_starts(failure.kind) * each_s, self._kept_s) is None
 
-    def _end_blame(self, record: BlameRecord) -> None:
+    def _end_failing_set(self, record: FailingSetRecord) -> None:
         self._store.append(record)
         what = "minimal" if record.is_minimal else "smallest known"
         kind = record.failure_kind.replace("_", " ")

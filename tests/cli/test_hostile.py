@@ -20,7 +20,7 @@ from autotune.model.flags import FlagSet
 from autotune.model.measurement import Failure, FailureKind
 from autotune.model.records import (
     RECORD,
-    BlameRecord,
+    FailingSetRecord,
     IncidentRecord,
     SoakRecord,
     TrialConfig,
@@ -72,7 +72,7 @@ FAILURE = Failure(
 MORE = (
     IncidentRecord(what="tried again"),
     SoakRecord(settings=FlagSet({"xla_a": "1"}), steps_s=1, step_count=1, starts=1),
-    BlameRecord(
+    FailingSetRecord(
         trial=1, failure_kind=FailureKind.CRASH, settings=FlagSet({"xla_a": "1"}), smallest=FlagSet({"xla_a": "1"}),
         is_minimal=True, starts=2,
     ),

@@ -42,7 +42,7 @@ def figures(ratio: float) -> dict[str, Any]:
 # ---------------------------------------------------------------------- settings that nobody may hand on
 
 
-@pytest.mark.parametrize("kind", ["conclusion", "finalist", "confirm_run", "soak", "trial", "blame"])
+@pytest.mark.parametrize("kind", ["conclusion", "finalist", "confirm_run", "soak", "trial", "failing_set"])
 def test_a_record_cannot_hold_what_changes_the_program(tmp_path: Path, kind: str) -> None:
     name = "LD_PRELOAD"
     run = edited(SMALL, tmp_path / "run", kind, lambda r: r["settings"].update({name: "/tmp/evil"}))

@@ -6,7 +6,7 @@ import pytest
 
 from autotune.measure.failing import MOST_STARTS, contains_failing
 from autotune.model.flags import FlagSet, shrink
-from autotune.model.records import BlameRecord, TrialResult
+from autotune.model.records import FailingSetRecord, TrialResult
 from tests.runs import Run, replay_study
 
 SETS = ("a", "b", "c", "d", "e", "f", "g")
@@ -59,7 +59,7 @@ def test_a_pair_that_crashes_is_found_in_a_study_and_never_proposed_again(run_re
     spec = replay_study(failures={"xla_a=1 xla_b=2": "crash"})
     first = (("named", FlagSet({"xla_a": "1", "xla_b": "2", "xla_c": "1", "xla_d": "1"})),)
     _, store, diary = run_replay(spec, trials=12, first=first)
-    (record,) = store.of(BlameRecord)
+    (record,) = store.of(FailingSetRecord)
     assert record.smallest == FlagSet({"xla_a": "1", "xla_b": "2"})
     assert record.is_minimal
     assert 0 < record.starts <= MOST_STARTS
@@ -73,13 +73,13 @@ def test_the_cause_is_looked_for_once_also_after_a_restart(run_replay: Run) -> N
     first = (("named", FlagSet({"xla_a": "1", "xla_c": "1"})),)
     run_replay(spec, trials=2, first=first)
     _, store, _ = run_replay(spec, trials=5, first=first)
-    assert len(store.of(BlameRecord)) == 1
+    assert len(store.of(FailingSetRecord)) == 1
 
 
 def test_out_of_memory_is_nobody_s_crash(run_replay: Run) -> None:
     spec = replay_study(failures={"xla_a=1": "out_of_memory", "xla_a=2": "wrong_loss"})
     _, store, _ = run_replay(spec, trials=12)
-    assert store.of(BlameRecord) == []
+    assert store.of(FailingSetRecord) == []
 
 
 def test_a_set_contains_a_failing_combination_only_if_it_holds_all_of_it() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from autotune.model.records import AaRecord, BlameRecord, IncidentRecord, TrialResult
+from autotune.model.records import AaRecord, FailingSetRecord, IncidentRecord, TrialResult
 from autotune.rundir.store import Store
 from harness import simulated_machine
 from harness.driven import Driven
@@ -57,8 +57,8 @@ def freeze_at_work(driver: Driven) -> tuple[str, psutil.Process]:
 def given_again(store: Store) -> list[str]:
     """Names of the units that were begun twice and done: a lane may hold a trial, or the search for a culprit."""
     trials = [(f"trial-{r.number}", r.directory) for r in store.of(TrialResult)]
-    blames = [(f"blame-{r.trial:04d}", r.directory) for r in store.of(BlameRecord)]
-    return [name for name, folder in (*trials, *blames) if (folder or "").endswith(".2")]
+    searches = [(f"failing-{r.trial:04d}", r.directory) for r in store.of(FailingSetRecord)]
+    return [name for name, folder in (*trials, *searches) if (folder or "").endswith(".2")]
 
 
 @pytest.mark.gate

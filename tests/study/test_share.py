@@ -11,7 +11,7 @@ import pytest
 
 from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
-from autotune.model.records import AaRecord, AblationResult, BlameRecord, ConfirmRun, IncidentRecord, TrialResult
+from autotune.model.records import AaRecord, AblationResult, ConfirmRun, FailingSetRecord, IncidentRecord, TrialResult
 from autotune.model.spec import StudySpec
 from harness.gpu_memory import GpuMemory, OnSharedGpu
 from tests.runs import Run, replay_study
@@ -105,8 +105,8 @@ def test_a_cause_is_looked_for_alone_where_parts_of_the_set_need_the_whole_gpu(r
     spec = study(replay={"failures": {"xla_b=1": "crash"}})
     first = (("crashes", FlagSet({"xla_a": "2", "xla_b": "1", "xla_d": "1"})),)
     _, store, _ = run_replay(spec, trials=2, first=first, launcher=OnSharedGpu(spec, need=gib(53.9)))
-    blame = store.of(BlameRecord)[0]
-    assert (blame.smallest, blame.is_minimal) == (FlagSet({"xla_b": "1"}), True)
+    failing = store.of(FailingSetRecord)[0]
+    assert (failing.smallest, failing.is_minimal) == (FlagSet({"xla_b": "1"}), True)
 
 
 def test_a_study_that_insists_on_turns_is_told_what_to_write(run_replay: Run) -> None:
