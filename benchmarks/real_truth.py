@@ -120,7 +120,7 @@ def describe(store: Store, conclusion: ConclusionRecord) -> dict[str, Any]:
         "trials": [
             {
                 "status": str(r.status),
-                "outlook": r.outlook_at(min_effect=store.spec.measure.min_effect, provable=aa_run.provable),
+                "finding": r.finding_at(min_effect=store.spec.measure.min_effect, provable=aa_run.provable),
                 "estimate": _interval(r.comparison.estimate) if r.comparison else None,
                 "pairs": r.comparison.pair_count if r.comparison else 0,
             }

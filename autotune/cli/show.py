@@ -106,14 +106,14 @@ def _show_trial(store: Store, result: TrialResult, *, as_json: bool) -> None:
     from autotune.results.format import format_energy, format_trial, provable_gain
 
     pairs = list(store.pairs(result.directory)) if result.directory else []
-    outlook = result.outlook_at(min_effect=store.spec.measure.min_effect, provable=provable_gain(store))
+    finding = result.finding_at(min_effect=store.spec.measure.min_effect, provable=provable_gain(store))
     if as_json:
-        print_json({**result.model_dump(mode="json", exclude_none=True), "outlook": outlook, "pairs": pairs})
+        print_json({**result.model_dump(mode="json", exclude_none=True), "finding": finding, "pairs": pairs})
         return
     print_lines([f"trial {result.number} of {store.spec.name}, proposed by {result.origin}"], style="bold")
     lines = [f"  {name} = {value}" for name, value in result.settings.items()]
     loss = f"loss: {result.loss.words}" if result.loss is not None else ""
-    lines += filter(None, (format_trial(result, outlook), format_energy(result), loss))
+    lines += filter(None, (format_trial(result, finding), format_energy(result), loss))
     if (worker := result.worker) is not None:
         lines.append(
             f"compiled in {format_seconds(worker.compile_s)}, ready after {format_seconds(worker.start_s)}, "

@@ -26,7 +26,7 @@ from autotune.model.measurement import (
 from autotune.model.numbers import Amount, AtLeastOne, Change, Count, Elapsed, Facts, LogRatio, Ratio, Record, StepTime
 from autotune.model.units import LARGEST_TOLD
 from autotune.stats.aa_noise import AaNoise
-from autotune.stats.estimates import Estimate, Outlook, Verdict, outlook_of
+from autotune.stats.estimates import Estimate, TrialFinding, Verdict, finding_of
 from autotune.stats.long_run import Stalls, TotalTime
 from autotune.stats.loss_check import LossSpread
 
@@ -315,10 +315,10 @@ class TrialResult(TrialConfig, TrialOutcome, TaskRecord):
         """Whether the program turned out to be the reference's own."""
         return self.status is TrialStatus.SAME_PROGRAM and self.same_as == REFERENCE_NUMBER
 
-    def outlook_at(self, *, min_effect: float, provable: float | None) -> Outlook | None:
-        """What its figures say of a proof, see `outlook_of`; None where it has none."""
+    def finding_at(self, *, min_effect: float, provable: float | None) -> TrialFinding | None:
+        """What its figures say of a proof, see `finding_of`; None where it has none."""
         found = self.comparison
-        return outlook_of(found.estimate, min_effect=min_effect, provable=provable) if found is not None else None
+        return finding_of(found.estimate, min_effect=min_effect, provable=provable) if found is not None else None
 
 
 SCHEMA_VERSION = 3

@@ -136,7 +136,7 @@ class Study:
         return Plots(self.store)
 
     def _repr_html_(self) -> str:
-        columns = ["trial", "ratio", "low", "high", "outlook", "failure", "settings"]
+        columns = ["trial", "ratio", "low", "high", "finding", "failure", "settings"]
         table: str = self.trials.sort_values("ratio")[columns].head(10).to_html(index=False, escape=True)
         return visible(f"<p><b>{escape(self.name)}</b>: {escape(self.verdict)}</p>{table}")
 

@@ -153,8 +153,8 @@ def format_power(power: PowerAnalysis) -> str:
 # ---------------------------------------------------------------------- trials and proofs
 
 
-def format_trial(result: TrialResult, outlook: str | None) -> str:
-    """Formats a trial's result; `outlook` is that of `TrialResult.outlook_at`."""
+def format_trial(result: TrialResult, finding: str | None) -> str:
+    """Formats a trial's result; `finding` is that of `TrialResult.finding_at`."""
     if result.failure is not None:
         return format_failure(result.failure, f"in phase {result.failure.phase}")
     if result.is_the_default:
@@ -169,7 +169,7 @@ def format_trial(result: TrialResult, outlook: str | None) -> str:
         suffix += f"; {LOSS_NOT_CHECKED}"
     if found.work is not None:  # the unit is the study's, and a trial does not know it
         suffix += f" (by work done: a step does {found.work.candidate} and the default's {found.work.reference})"
-    return f"{format_estimate(found.estimate)} {outlook}, {found.stopped}{suffix}"
+    return f"{format_estimate(found.estimate)} {finding}, {found.stopped}{suffix}"
 
 
 def format_failure(failure: Failure, where: str) -> str:

@@ -210,7 +210,7 @@ def forest_chart(store: Store, trials: Sequence[TrialRow], *, most: int | None =
     shown = [r for r in sorted(trials, key=lambda r: r.rank) if r.failure is None and not math.isnan(r.ratio)]
     for r in shown[:most]:
         short = r.settings.replace("xla_gpu_", "").replace("xla_cpu_", "").replace("xla_", "")
-        detail = f"trial {r.trial}: {r.settings}: {format_trial(r.result, r.outlook)}"
+        detail = f"trial {r.trial}: {r.settings}: {format_trial(r.result, r.finding)}"
         rows.append(Mark(label=f"{r.trial}  {short}", detail=detail, x=r.ratio, x_ends=(r.low, r.high), style=r.style))
     svg = forest(rows, band=store.spec.measure.min_effect, of=time_words(store))
     note = "Intervals hold over all looks at a trial. The shaded band is too small to matter."

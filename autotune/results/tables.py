@@ -29,7 +29,7 @@ from autotune.model.units import (
 from autotune.results.format import STAGE_WORDS, format_finalist, provable_gain, shorten, spaced, time_words, verdict_of
 from autotune.results.pages import Styled
 from autotune.rundir.store import Store
-from autotune.stats.estimates import Estimate, Outlook, Verdict, outlook_of
+from autotune.stats.estimates import Estimate, TrialFinding, Verdict, finding_of
 
 Row = dict[str, str]
 
@@ -38,9 +38,9 @@ STYLES: Mapping[str, str] = {
     Verdict.SLOWER: "bad",
     Verdict.NO_DIFFERENCE: "same",
     Verdict.UNRESOLVED: "open",
-    Outlook.PROMISING: "promising",
-    Outlook.OPEN: "open",
-    Outlook.NOT_PROMISING: "unpromising",
+    TrialFinding.PROMISING: "promising",
+    TrialFinding.OPEN: "open",
+    TrialFinding.NOT_PROMISING: "unpromising",
 }
 """CSS classes of proofs and of single trials."""
 
@@ -79,7 +79,7 @@ class TrialRow:
 
     Attributes:
         result: The record; not a column.
-        outlook: Search result, see `Outlook`; None without an interval.
+        finding: Search result, see `TrialFinding`; None without an interval.
         ratio: Step time over the reference's; 1 without an interval if the program is the reference's own.
         step_j: Energy per step of the candidate, joules.
         work_ratio: Work per step over the reference's; `ratio` is of time per unit of work.
@@ -90,7 +90,7 @@ class TrialRow:
     trial: int = _at("number", None)
     origin: str = _at("origin")
     status: str = _at("status")
-    outlook: str | None = _at("outlook", None)  # by what the study can prove, see `trial_row`
+    finding: str | None = _at("finding", None)  # by what the study can prove, see `trial_row`
     ratio: float = _at("comparison.estimate.ratio")
     low: float = _at("comparison.estimate.low")
     high: float = _at("comparison.estimate.high")
@@ -129,7 +129,7 @@ class TrialRow:
         """CSS class."""
         if self.failure is not None:
             return "failed"
-        return STYLES[self.outlook] if self.outlook else "same"
+        return STYLES[self.finding] if self.finding else "same"
 
     @property
     def over(self) -> str:
@@ -144,8 +144,8 @@ TRIAL_COLUMNS = tuple(f.name for f in _FIELDS)
 def trial_row(result: TrialResult, *, min_effect: float, provable: float | None) -> TrialRow:
     """Converts a trial's record to a row."""
     columns = {f.name: _look_up(result, **f.metadata) for f in _FIELDS}
-    outlook = result.outlook_at(min_effect=min_effect, provable=provable)
-    columns["outlook"] = str(outlook) if outlook is not None else None
+    finding = result.finding_at(min_effect=min_effect, provable=provable)
+    columns["finding"] = str(finding) if finding is not None else None
     columns["tokens_per_s"] /= columns["candidate_step_s"]
     if result.comparison is None and result.is_the_default:
         columns["ratio"] = 1.0
@@ -212,7 +212,7 @@ def effect_rows(store: Store) -> list[EffectRow]:
     rows = (_effect(n, v, results, ablations.get(n), proven.get(FlagSet({n: v}))) for n, v in pairs)
     rows = (_with_group(row, store.of(AblationResult)) for row in rows)
     min_effect, provable = store.spec.measure.min_effect, provable_gain(store)
-    return [_with_outlook(row, min_effect=min_effect, provable=provable) for row in rows]
+    return [_with_finding(row, min_effect=min_effect, provable=provable) for row in rows]
 
 
 def _with_group(row: EffectRow, ablations: Sequence[AblationResult]) -> EffectRow:
@@ -224,12 +224,12 @@ def _with_group(row: EffectRow, ablations: Sequence[AblationResult]) -> EffectRo
     return row
 
 
-def _with_outlook(row: EffectRow, *, min_effect: float, provable: float | None) -> EffectRow:
+def _with_finding(row: EffectRow, *, min_effect: float, provable: float | None) -> EffectRow:
     """Adds the search result where there is no proof."""
     if row.finding or math.isnan(row.low):
         return row
     estimate = Estimate(ratio=row.ratio, low=row.low, high=row.high, level=0.95, pair_count=0)
-    return replace(row, finding=str(outlook_of(estimate, min_effect=min_effect, provable=provable)))
+    return replace(row, finding=str(finding_of(estimate, min_effect=min_effect, provable=provable)))
 
 
 def _effect(
@@ -273,7 +273,7 @@ def trial_table(trials: Sequence[TrialRow]) -> list[Row]:
             "by": r.origin,
             "ratio": format_ratio(r.ratio) if r.is_measured else "-",
             "interval": format_interval(r.low, r.high) if r.is_measured else "",
-            "result": Styled(_outlook_of(r), r.style),
+            "result": Styled(_format_finding(r), r.style),
             "over": r.over,
             "step": format_seconds(r.candidate_step_s),
             "compile": format_seconds(r.compile_s),
@@ -284,11 +284,11 @@ def trial_table(trials: Sequence[TrialRow]) -> list[Row]:
     ]
 
 
-def _outlook_of(row: TrialRow) -> str:
+def _format_finding(row: TrialRow) -> str:
     """Returns a trial's failure, search result, or status."""
     if row.failure is None and row.result.is_the_default:
         return "no-op"
-    return spaced(row.failure or row.outlook or row.status)
+    return spaced(row.failure or row.finding or row.status)
 
 
 def finalist_table(found: Sequence[FinalistResult]) -> list[Row]:

@@ -49,7 +49,7 @@ class Verdict(StrEnum):
     UNRESOLVED = "unresolved"
 
 
-class Outlook(StrEnum):
+class TrialFinding(StrEnum):
     """Result of a trial: its interval is about two processes, so it proves nothing."""
 
     PROMISING = "promising"
@@ -119,16 +119,16 @@ def judge(estimate: Estimate, *, min_effect: float = DEFAULT_MIN_EFFECT) -> Verd
     return Verdict.UNRESOLVED
 
 
-def outlook_of(estimate: Estimate, *, min_effect: float, provable: float | None = None) -> Outlook:
+def finding_of(estimate: Estimate, *, min_effect: float, provable: float | None = None) -> TrialFinding:
     """What a trial says of a set; promising and open ones get a proof, promising ones first.
 
     Args:
         provable: Smallest gain that a proof finds 9 times in 10; None where that is not known.
     """
     if estimate.low >= 1.0 - min_effect:
-        return Outlook.NOT_PROMISING
+        return TrialFinding.NOT_PROMISING
     least = 0.0 if provable is None else provable
-    return Outlook.PROMISING if estimate.ratio < 1.0 and estimate.ratio <= 1.0 - least else Outlook.OPEN
+    return TrialFinding.PROMISING if estimate.ratio < 1.0 and estimate.ratio <= 1.0 - least else TrialFinding.OPEN
 
 
 def finite(values: Sequence[float] | Floats, *, least: int) -> Floats:

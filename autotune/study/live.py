@@ -70,7 +70,7 @@ class LineView:
     def trial_ends(self, result: TrialResult) -> None:
         """See `Callbacks`."""
         whose = f"trial {result.number} on lane {result.by}: " if result.by else ""
-        found = format_trial(result, result.outlook_at(min_effect=self._min_effect, provable=self._provable))
+        found = format_trial(result, result.finding_at(min_effect=self._min_effect, provable=self._provable))
         self.line(f"  -> {whose}{found} ({format_seconds(result.duration_s)})")
         for warning in result.comparison.warnings if result.comparison else ():
             self.note(warning)

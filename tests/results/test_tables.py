@@ -140,7 +140,7 @@ def test_a_measured_trial_fills_every_column_that_is_its() -> None:
     found = row(status="measured", comparison=COMPARISON, worker=WORKER)
     unknown = {c for c in TRIAL_COLUMNS if not is_known(getattr(found, c))}
     assert unknown == {"failure", "message", "same_as"}
-    assert (found.trial, found.settings, found.status, found.outlook) == (3, "xla_a=1", "measured", "promising")
+    assert (found.trial, found.settings, found.status, found.finding) == (3, "xla_a=1", "measured", "promising")
     assert (found.ratio, found.low, found.high, found.pair_count) == (0.9, 0.8, 0.95, 7)
     assert found.tokens_per_s == pytest.approx(50.0)
     assert (found.step_j, found.peak_bytes) == (3.0, 1024.0)

@@ -12,16 +12,16 @@ from autotune.stats.estimates import (
     REFERENCE,
     Estimate,
     Floats,
-    Outlook,
     SequentialPlan,
+    TrialFinding,
     Verdict,
     estimate_aba,
     estimate_pairs,
     estimate_processes,
+    finding_of,
     hodges_lehmann,
     judge,
     least_ratio,
-    outlook_of,
     pocock_critical_value,
     reason_to_stop,
 )  # fmt: skip
@@ -110,22 +110,22 @@ def test_critical_value_is_pococks_for_equal_steps(looks: int, constant: float) 
 
 
 @pytest.mark.parametrize(
-    ("ratio", "low", "high", "provable", "outlook"),
+    ("ratio", "low", "high", "provable", "finding"),
     [
-        (0.90, 0.80, 0.99, None, Outlook.PROMISING),
-        (0.90, 0.80, 0.99, 0.1, Outlook.PROMISING),
-        (0.90, 0.80, 0.99, 0.11, Outlook.OPEN),  # a proof finds such a gain by luck only
-        (0.999, 0.994, 1.2, None, Outlook.PROMISING),  # room for an effect, whatever else
-        (1.0, 0.90, 1.1, None, Outlook.OPEN),  # by its own figure it brings nothing
-        (1.2, 0.90, 1.3, 0.02, Outlook.OPEN),
-        (0.999, 0.995, 1.1, None, Outlook.NOT_PROMISING),  # no room for what would matter
-        (0.97, 0.0, math.inf, 0.02, Outlook.PROMISING),  # too few pairs for an interval
+        (0.90, 0.80, 0.99, None, TrialFinding.PROMISING),
+        (0.90, 0.80, 0.99, 0.1, TrialFinding.PROMISING),
+        (0.90, 0.80, 0.99, 0.11, TrialFinding.OPEN),  # a proof finds such a gain by luck only
+        (0.999, 0.994, 1.2, None, TrialFinding.PROMISING),  # room for an effect, whatever else
+        (1.0, 0.90, 1.1, None, TrialFinding.OPEN),  # by its own figure it brings nothing
+        (1.2, 0.90, 1.3, 0.02, TrialFinding.OPEN),
+        (0.999, 0.995, 1.1, None, TrialFinding.NOT_PROMISING),  # no room for what would matter
+        (0.97, 0.0, math.inf, 0.02, TrialFinding.PROMISING),  # too few pairs for an interval
     ],
 )
 def test_a_trial_promises_what_a_proof_finds(
-    ratio: float, low: float, high: float, provable: float | None, outlook: Outlook
+    ratio: float, low: float, high: float, provable: float | None, finding: TrialFinding
 ) -> None:
-    assert outlook_of(estimate(ratio, low, high), min_effect=0.005, provable=provable) is outlook
+    assert finding_of(estimate(ratio, low, high), min_effect=0.005, provable=provable) is finding
 
 
 def test_blocks_of_two_processes_prove_nothing_of_their_settings() -> None:

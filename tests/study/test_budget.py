@@ -26,7 +26,7 @@ from autotune.model.records import (
     TrialStatus,
 )
 from autotune.model.spec import StudySpec
-from autotune.stats.estimates import Outlook
+from autotune.stats.estimates import TrialFinding
 from autotune.study.budget import TimeLeft, Timetable, format_timetable
 from autotune.study.run import Stopped
 from autotune.study.search import Search
@@ -90,7 +90,7 @@ class Ended:
         """Whether some trial looked promising."""
         min_effect = self.spec.measure.min_effect
         return any(
-            r.outlook_at(min_effect=min_effect, provable=None) is Outlook.PROMISING for r in self.of(TrialResult)
+            r.finding_at(min_effect=min_effect, provable=None) is TrialFinding.PROMISING for r in self.of(TrialResult)
         )
 
     def said(self, text: str) -> bool:

@@ -14,7 +14,7 @@ from autotune.model.records import ConclusionRecord, ConfirmRun, FinalistResult,
 from autotune.results.recompute import disagreements
 from autotune.rundir.store import RECORDS, Store
 from autotune.settings.space import SearchSpace
-from autotune.stats.estimates import Outlook, Verdict
+from autotune.stats.estimates import TrialFinding, Verdict
 from autotune.stats.proof import ERROR
 from autotune.study.budget import TimeLeft
 from autotune.study.confirm import unsettled
@@ -201,7 +201,7 @@ def test_a_set_that_one_pair_of_processes_makes_look_slow_is_proven_all_the_same
         spec = study(0.98, noise=NOISY["noise"], processes=4).model_copy(update={"seed": seed})
         _, store, _ = run_replay(spec, trials=1, first=FIRST, space=NOTHING, folder=f"run-{seed}")
         (trial,) = store.of(TrialResult)
-        unlucky += trial.outlook_at(min_effect=0.005, provable=None) is Outlook.OPEN
+        unlucky += trial.finding_at(min_effect=0.005, provable=None) is TrialFinding.OPEN
         assert stages(store).get("confirm", 0) >= 4, trial.status
         if unlucky == 2:
             return
