@@ -163,7 +163,7 @@ def test_lines_that_are_no_records_are_refused_with_their_number(tmp_path: Path,
         Store.open(run).records()
 
 
-@pytest.mark.parametrize("text", ["", "[]", "null", "[" * 10**5, HUGE, '{"schema_version": 2}', "\udcff"])
+@pytest.mark.parametrize("text", ["", "[]", "null", "[" * 10**5, HUGE, '{"schema_version": 3}', "\udcff"])
 def test_a_study_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
     run = shutil.copytree(SMALL, tmp_path / "run")
     (run / "study.json").write_bytes(text.encode(errors="surrogateescape"))

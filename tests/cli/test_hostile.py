@@ -170,7 +170,7 @@ def test_no_command_obeys_or_stumbles(
     (runs / "evil.toml").write_text(f'name = "x"\n[workload]\nentry = "llama"\n{json.dumps(EVIL[:30])} = 1\n')
     (runs / "torn.toml").write_bytes(b"name = \x1b[31m\n")
     (runs / "damaged").mkdir(exist_ok=True)
-    study = {"schema_version": 2, "study_dir": "", "study": {EVIL: EVIL}}
+    study = {"schema_version": 3, "study_dir": "", "study": {EVIL: EVIL}}
     (runs / "damaged/study.json").write_text(json.dumps(study))
     for arguments in COMMANDS:
         with subtests.test(command=visible_line(" ".join(arguments))):
