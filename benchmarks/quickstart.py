@@ -14,6 +14,7 @@ import contextlib
 import json
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -78,6 +79,7 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "quickstart.json")
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the study that runs ends with this
     runs: list[dict[str, Any]] = []
     for number in range(given.runs):
         is_busy = number % 2 == 1

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from harness.framework_interval import interval
+
 Rows = Mapping[str, Mapping[str, Any]]
 
 SIDE, EDGE = 460, 60
@@ -84,21 +86,6 @@ def framework(row: Mapping[str, Any]) -> str:
     """Whose program a row's step time is of."""
     source = row["source"].lower()
     return "AXLearn" if "axlearn" in source else "Pax" if "pax" in source else "MaxText"
-
-
-def interval(of_frameworks: Iterable[Iterable[float]]) -> tuple[float, float]:
-    """95 % interval of measured over predicted step time of one more framework.
-
-    Args:
-        of_frameworks: Ratios of predicted over published step time of each framework, whose means are taken for
-            draws of a normal distribution of logs (Student's t, as few frameworks as there are).
-    """
-    from scipy.stats import t
-
-    means = [statistics.fmean(math.log(r) for r in found) for found in of_frameworks]
-    mean, spread = statistics.fmean(means), statistics.stdev(means)
-    half = float(t.ppf(0.975, len(means) - 1)) * spread * math.sqrt(1 + 1 / len(means))
-    return math.exp(-mean - half), math.exp(-mean + half)
 
 
 def told_with_predictions(rows: Rows, jaxlib: str) -> dict[str, Any]:

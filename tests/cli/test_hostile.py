@@ -91,7 +91,7 @@ def runs(finished: Store, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("plain", "a", "b"):
         keep = f"{NAMES}|{SETTINGS}" if name == "plain" else NAMES
         records = [evil(json.loads(line), RECORD.validate_python, keep=keep) for line in lines]
-        # Whoever wants to be believed keeps the raw samples of the proof, and the name of the study that was run.
+        # Whoever wants to be believed keeps the raw samples of the proof.
         shutil.copytree(finished.path, root / "runs" / name)
         study = json.loads((finished.path / "study.json").read_text())
         study["study"] = evil({**study["study"], "name": name}, StudySpec.model_validate, keep=keep)
@@ -100,8 +100,6 @@ def runs(finished: Store, tmp_path_factory: pytest.TempPathFactory) -> Path:
         study["identity"] = StudySpec.model_validate(study["study"]).identity
         records = [r | {"identity": study["identity"]} if r["kind"] == "session" else r for r in records]
         (root / "runs" / name / "study.json").write_text(json.dumps(study))
-        for record in (r for r in records if r["kind"] == "session"):
-            record["identity"] = StudySpec.model_validate(study["study"]).identity
         (root / "runs" / name / "records.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
     for key in ("message", "what", "sentence", "host", "device_kind", "origin", "cpu", "left_out", "reason"):
         assert re.search(rf'"{key}": "[^"]*pwned', json.dumps(records)), key

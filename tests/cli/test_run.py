@@ -29,7 +29,7 @@ def test_a_winner_that_is_not_there_is_told_without_an_errno(tmp_path: Path) -> 
 def test_the_first_study_proves_its_winner_and_ends_with_its_use(tmp_path: Path) -> None:
     """What `make quickstart` does, with one trial and no limit of time."""
     study = QUICKSTART.read_text(encoding="utf-8")
-    for before, after in {"trials = 4": "trials = 1", 'time_budget = "4m"\n': ""}.items():
+    for before, after in {"trials = 3": "trials = 1", 'time_budget = "4m"\n': ""}.items():
         assert before in study
         study = study.replace(before, after)
     (tmp_path / "quickstart.toml").write_text(study)
