@@ -31,7 +31,7 @@ class Rules:
 
     def __init__(self, target: str | None = "h100-sxm", peak_gib: float = 10.0) -> None:
         gpu = load_target(target) if target else None
-        self.job: Any = SimpleNamespace(target=gpu, topology=parse_topology("1x8"))
+        self.job: Any = SimpleNamespace(entry="llama", options={}, target=gpu, topology=parse_topology("1x8"))
         self.peak_gib = peak_gib
         self.compiled: list[FlagSet] = []
 

@@ -47,6 +47,7 @@ def benches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     ledger = tmp_path / "ledger"
     ledger.touch()
     monkeypatch.setattr("autotune.model.sections.GPU_SIZES", AT_ONCE)
+    monkeypatch.setattr("autotune.machine.gpus.has_device_file", lambda: True)
 
     def make(needed: int, *variables: str) -> tuple[MeasurementContext, Sink]:
         workload = command(str(ledger), str(needed), *variables, program="shared_gpu.py", hook=True)
