@@ -26,9 +26,9 @@ for step in range(200):
     if "level=2" in os.environ.get("XLA_FLAGS", "") and step == 4:
         print(sys.argv)
         sys.exit("train.py: error: unrecognized arguments: " + " ".join(sys.argv[1:]))
-    fast = "level=1" in os.environ.get("XLA_FLAGS", "")
-    time.sleep(0.001)
-    print(f"step {step}: {8.0 if fast else 10.0} ms, loss = 1.0", flush=True)
+    step_ms = 8.0 if "level=1" in os.environ.get("XLA_FLAGS", "") else 10.0
+    time.sleep(step_ms / 1000)
+    print(f"step {step}: {step_ms} ms, loss = 1.0", flush=True)
 """
 
 MORE = {"SECRET_TOKEN": "hunter2-g", "AWS_SECRET_ACCESS_KEY": "hunter2-h", "WANDB_API_KEY": "hunter2-i"}
@@ -39,6 +39,7 @@ name = "secretive"
 description = "as with --token hunter2-j, https://hunter2-k@host"
 [workload]
 command = [PYTHON, "train.py", SECRETS]
+folder = "shared"
 [workload.read]
 pattern = 'step \\d+: (?P<step_ms>[\\d.]+) ms'
 loss = 'loss = (?P<loss>\\S+)'
