@@ -238,14 +238,14 @@ def exec_(
 def _with_options(command: list[str], winner: Winner, *, force: bool) -> list[str]:
     """Puts the winner's options into their places in the command; a missing place is an error."""
     from autotune.model.errors import AutotuneError
-    from autotune.model.options import filled_argument, placeholders
+    from autotune.model.options import filled_command, placeholders
 
     if (lost := sorted(set(winner.options) - placeholders(command))) and not force:
         raise AutotuneError(
             f"the winner of {winner.study} holds options of the program ({', '.join(winner.options)}), so its command "
             f"must have {{{lost[0]}}} where that goes but has not; write it, or run without by --force"
         )
-    return [filled_argument(part, winner.options) for part in command]
+    return filled_command(command, winner.options)
 
 
 def _read_checked(file: Path, run: Path | None = None) -> tuple[Winner, RecordCheck]:

@@ -17,6 +17,7 @@ from autotune.model.units import format_seconds
 from autotune.rundir.store import Store
 from autotune.stats.aa_noise import AaNoise, proof_size
 from autotune.stats.estimates import SequentialPlan
+from autotune.stats.long_run import soak_arm_s
 from autotune.stats.proof import FIRST_LOOK, ISOLATED_PAIRS, proof_pairs, smallest_gain, study_power
 
 AA_SHARE = 0.2
@@ -70,7 +71,11 @@ def durations_of(spec: StudySpec, result: AaRecord, runs: Sequence[ConfirmRun]) 
     noise, step_s = result.noise, result.comparison.reference_step_s
     if not noise.pair_s:
         return None
-    soak_s = max(spec.confirm.soak, spec.soak_steps * step_s) + noise.start_s if spec.confirm.soak else 0.0
+    soak_s = 0.0
+    if spec.confirm.soak:
+        run_steps = None if spec.workload.can_interleave else spec.measure.run_steps
+        least_s = max(spec.confirm.soak, spec.soak_steps * step_s)
+        soak_s = soak_arm_s(least_s, step_s=step_s, start_s=noise.start_s, run_steps=run_steps)
     planned = (_interleaved if result.comparison.mode == INTERLEAVED else _one_at_a_time)(spec, result, 2.0 * soak_s)
     took = [r.duration_s for r in runs if r.duration_s and r.stage != "isolated" and r.failure is None][-RECENT:]
     longer = max(1.0, statistics.median(took) / planned.pair_s) if took else 1.0  # candidates may choose kernels

@@ -107,17 +107,30 @@ def filled(part: str, options: Mapping[str, Any]) -> str:
     return _PLACEHOLDER.sub(value, part)
 
 
-def filled_argument(part: str, options: Mapping[str, Any]) -> str:
-    """An argument of a command with each option in its place.
+def filled_command(command: Sequence[str], options: Mapping[str, Any]) -> list[str]:
+    """A command with each option in its place.
 
-    An argument with spaces is taken for a script: a value is quoted there, as the one word that it is for a shell.
+    An argument with spaces is taken for a script, unless it is an assignment (``NAME=text``, as for `env`) that does
+    not follow a ``-c``: a value is quoted in a script, as the one word that it is for a shell.
 
     Raises:
-        SettingError: If a value would not stay one word.
+        SettingError: If a value would not stay one word of a script.
     """
+    return [
+        _filled_script(part, options) if _is_script(before, part) else filled(part, options)
+        for before, part in zip(("", *command), command, strict=False)
+    ]
+
+
+def _is_script(before: str, part: str) -> bool:
+    is_assignment = re.match(r"[A-Za-z_]\w*=", part) is not None
+    return re.search(r"\s", part) is not None and (not is_assignment or re.fullmatch(r"-\w*c", before) is not None)
+
+
+def _filled_script(part: str, options: Mapping[str, Any]) -> str:
     values = {name: plain(options[name]) for name in placeholders([part]) & options.keys()}
     quoted = {name: shlex.quote(value) for name, value in values.items()}
-    if values == quoted or not re.search(r"\s", part):
+    if values == quoted:
         return filled(part, values)
     plain_words, in_quotes = (dict.fromkeys(values, text) for text in ("two words", "'two words'"))
     with contextlib.suppress(ValueError):  # a quote that is not closed

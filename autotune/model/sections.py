@@ -29,7 +29,7 @@ from autotune.model.errors import StudyFileError, close_matches
 from autotune.model.expressions import Expression
 from autotune.model.flags import FlagSet, kind_of
 from autotune.model.measurement import Settings
-from autotune.model.options import FOLDER, filled_argument, option_sets, option_setting, option_text, placeholders
+from autotune.model.options import FOLDER, filled_command, option_sets, option_setting, option_text, placeholders
 from autotune.model.redaction import redact_command, redact_data
 from autotune.model.units import parse_bytes, parse_duration
 
@@ -240,8 +240,8 @@ class WorkloadSpec(Section):
         return any(f"{{{FOLDER}}}" in text for text in texts)
 
     def arguments(self, folder: str) -> list[str]:
-        """The command with its options and the folder of the trial in place; see `filled_argument`."""
-        return [filled_argument(part, {**self.options, FOLDER: folder}) for part in self.command or ()]
+        """The command with its options and the folder of the trial in place; see `filled_command`."""
+        return filled_command(self.command or (), {**self.options, FOLDER: folder})
 
     @field_serializer("options", "command", mode="wrap")
     def _without_secrets(self, value: Any, dump: SerializerFunctionWrapHandler, info: SerializationInfo) -> Any:

@@ -6,7 +6,6 @@ Errors name the file, the key, what was got, what is legal, and close matches of
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import math
 import tomllib
@@ -28,7 +27,7 @@ from autotune.model.options import (
     broken_rule,
     check_rules,
     combinations,
-    filled_argument,
+    filled_command,
     is_nested_deeper,
     option_sets,
     options_in,
@@ -161,8 +160,8 @@ class StudySpec(Section):
                 hint = close_matches(unknown[0], options)
                 raise ValueError(f"`search.first` `{first.name}`: `{unknown[0]}` must be in `search.options`{hint}")
         for name, values in self._option_values().items():
-            for part, value in itertools.product(workload.command or (), values):
-                filled_argument(part, {name: value})
+            for value in values:
+                filled_command(workload.command or (), {name: value})
         for count in options.get(PROCESS_COUNT, ()) if workload.entry is not None else ():
             self._with_processes(count)
         return self

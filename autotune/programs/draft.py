@@ -18,6 +18,7 @@ from autotune.model.redaction import redact_command
 from autotune.model.spec import FEWEST_TRIALS, SOAK_STEPS_OF_RUNS, StudySpec, parse_study
 from autotune.model.units import format_seconds
 from autotune.programs.look import LEAST_STEPS, ProbeResult
+from autotune.stats.long_run import soak_arm_s
 from autotune.stats.proof import LEAST_PAIRS
 
 GROUPS: Mapping[str, tuple[str, ...]] = {
@@ -92,7 +93,8 @@ def plan_of(found: ProbeResult, *, name: str, trials: int, budget_s: float | Non
     run_s = found.start_s + steps * found.line_s
     trial_s = ABA_RUNS * 3 * run_s
     needed_s = (1 + FEWEST_TRIALS) * trial_s + LEAST_PAIRS * 2 * run_s
-    needed_s += 2 * (found.start_s + max(soak_s, SOAK_STEPS_OF_RUNS * found.line_s))
+    least_s = max(soak_s, SOAK_STEPS_OF_RUNS * found.line_s)
+    needed_s += 2 * soak_arm_s(least_s, step_s=found.line_s, start_s=found.start_s, run_steps=steps)
     budget_s = budget_s or max(LEAST_BUDGET_S, 300.0 * math.ceil(BUDGET_SLACK * needed_s / 300.0))
     kind = kind_of_devices(asked.platform, found.device_count)
     workload: dict[str, Any] = {"command": list(asked.command)}

@@ -13,7 +13,7 @@ from typing import Any
 
 from autotune.machine.environment import STORED
 from autotune.model.errors import LaunchError
-from autotune.model.options import filled, filled_argument
+from autotune.model.options import filled, filled_command
 from autotune.programs.proposal import written_lines
 from autotune.workers.base import GuardedProcess, reader_command
 from autotune.workers.own_folder import OwnFolder
@@ -98,7 +98,7 @@ def run_probe(
         LaunchError: If it cannot be started.
     """
     with tempfile.TemporaryDirectory(prefix="autotune-probe-", ignore_cleanup_errors=True) as folder:
-        arguments = [filled_argument(part, {"folder": folder}) for part in command]
+        arguments = filled_command(command, {"folder": folder})
         with contextlib.closing(OwnFolder(str(cwd), "own")) as own:
             reader = own.command(reader_command("probe"), [Path(folder)])
             process = GuardedProcess(reader, environment, Path(folder) / "probe.log", cwd=str(cwd))

@@ -26,12 +26,13 @@ from autotune.model.records import (
     FinalistResult,
     Outcome,
     ProofRecord,
+    SessionRecord,
     SoakRecord,
     TrialResult,
 )
 from autotune.model.spec import StudySpec
 from autotune.results.format import format_estimate
-from autotune.rundir.store import Store
+from autotune.rundir.store import STUDY, Store
 from autotune.stats.estimates import Estimate, Verdict
 from autotune.stats.proof import ERROR, ISOLATED_ERROR, ISOLATED_PAIRS, LEAST_PAIRS
 
@@ -58,7 +59,7 @@ def disagreements(store: Store, conclusion: ConclusionRecord) -> list[str]:
     runs = [r for r in records if isinstance(r, ConfirmRun)]
     proofs = {(r.stage, r.settings): r for r in records if isinstance(r, FinalistResult)}  # the newest of each counts
     plans = {(r.stage, r.settings): r for r in reversed(records) if isinstance(r, ProofRecord)}  # the first counts
-    found = [*_of_runs(store, runs), *_of_work(store, runs), *_of_plans(records)]
+    found = [*_of_study(store), *_of_runs(store, runs), *_of_work(store, runs), *_of_plans(records)]
     for key, proof in proofs.items():
         found += _of_proof(store.spec, proof, plans.get(key), runs)
     aa_run = next((r for r in reversed(records) if isinstance(r, AaRecord)), None)
@@ -160,6 +161,12 @@ def _of_proof(
         return
     fields = ("process_count", "estimate", "corrected", "verdict", "is_vetoed", "is_passed")
     yield from _differing(f"{name}: its pairs of processes give", proof, {f: getattr(here, f) for f in fields})
+
+
+def _of_study(store: Store) -> Iterator[str]:
+    """Checks that the study is the one that was run."""
+    if {r.identity for r in store.of(SessionRecord)} - {store.spec.identity}:
+        yield f"{STUDY} holds another study than the one that was run"
 
 
 def _of_options(spec: StudySpec, conclusion: ConclusionRecord) -> Iterator[str]:

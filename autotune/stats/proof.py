@@ -362,7 +362,7 @@ class StudyPower:
     Attributes:
         found: Chance that a set with the effect, among finalists without any, is proven.
         found_in_time: Likewise, within `pairs`.
-        pairs: Fresh pairs of processes that all its proofs take, isolated runs and gain included, in `IN_TIME` of
+        pairs: Fresh pairs of processes that all its proofs take, isolated runs included, in `IN_TIME` of
             studies.
     """
 

@@ -16,7 +16,7 @@ from autotune.model.options import (
     check_rules,
     dotted,
     filled,
-    filled_argument,
+    filled_command,
     option_sets,
     option_setting,
     option_text,
@@ -93,7 +93,7 @@ def test_a_shell_gets_each_value_as_one_word_or_not_at_all(tmp_path: Path, scrip
     shown = 0
     for value in (*HOSTILE, "16", "a/b=c,d"):
         try:
-            line = filled_argument(script, {"x": value})
+            (line,) = filled_command([script], {"x": value})
         except SettingError:
             continue
         done = subprocess.run(["sh", "-c", line], cwd=tmp_path, capture_output=True, text=True, check=False)
@@ -104,7 +104,9 @@ def test_a_shell_gets_each_value_as_one_word_or_not_at_all(tmp_path: Path, scrip
 
 
 def test_an_argument_by_itself_gets_each_value_as_it_is() -> None:
-    assert [filled_argument("--batch={x}", {"x": value}) for value in HOSTILE] == [f"--batch={v}" for v in HOSTILE]
+    for value in HOSTILE:
+        assert filled_command(["--batch={x}", "NAME=as {x}"], {"x": value}) == [f"--batch={value}", f"NAME=as {value}"]
+    assert filled_command(["bash", "-lc", "NAME=1 run {x}"], {"x": "8; touch X"})[2] == "NAME=1 run '8; touch X'"
     with pytest.raises(StudyFileError, match="must stay one word"):
         parse_study(
             {

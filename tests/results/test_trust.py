@@ -94,7 +94,11 @@ def test_what_reaches_files_or_is_dangerous_is_not_handed_on(
     data = json.loads((run / "study.json").read_text())
     data["study"]["baseline"][name] = "1"
     (run / "study.json").write_text(json.dumps(data))
-    assert Store.open(run).spec.baseline[name] == "1"  # legal in one's own study
+    records, spec = run / "records.jsonl", Store.open(run).spec
+    assert spec.baseline[name] == "1"  # legal in one's own study
+    with pytest.raises(AutotuneError, match="holds another study than the one that was run"):
+        winner_of(Store.open(run))
+    records.write_text(records.read_text().replace(finished.spec.identity, spec.identity))
     with pytest.raises(SettingError, match=words):
         winner_of(Store.open(run))
 

@@ -19,6 +19,7 @@ from autotune.stats.long_run import (
     lost_gain,
     segments,
     slower_total,
+    soak_arm_s,
     stalled_total,
 )  # fmt: skip
 from harness.noise import NOISE_MODELS, Machine, Process, log_ratios, run_pairs
@@ -237,3 +238,8 @@ def test_figures_that_no_run_gives_are_refused(wrong: dict[str, float]) -> None:
 def test_segments_are_fewer_where_steps_are() -> None:
     assert segments([1.0, 3.0]) == (1.0, 3.0)
     assert segments([1.0, 3.0] * 5 + [5.0, 7.0] * 5) == (2.0,) * 5 + (6.0,) * 5
+
+
+def test_a_soak_pays_a_start_for_each_run_of_a_program_of_its_own_length() -> None:
+    assert soak_arm_s(30.0, step_s=0.01, start_s=2.0, run_steps=None) == 32.0
+    assert soak_arm_s(30.0, step_s=0.01, start_s=2.0, run_steps=300) == pytest.approx(30.0 + 10 * 2.0)

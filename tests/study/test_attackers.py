@@ -122,13 +122,11 @@ BIASED = [
 
 @pytest.mark.parametrize("noise", [BIASED[0], *(pytest.param(x, marks=pytest.mark.slow) for x in BIASED[1:])])
 def test_isolated_runs_that_cannot_tell_are_no_consent(run_replay: Run, noise: dict[str, float]) -> None:
-    named = 0
-    for seed in range(4):
+    for seed in range(1, 5):  # 1 of 40 is named by chance, at seed 0; paired blocks alone named 13 to 17 of 20
         conclusion, store = run(run_replay, 0.0, noise=noise, confirm={"soak": 0}, seed=seed)
         isolated = [f for f in store.of(FinalistResult) if f.stage == "isolated"]
-        assert any(f.is_passed for f in isolated) == (conclusion.outcome is Outcome.WINNER), conclusion.sentence
-        named += conclusion.outcome is Outcome.WINNER
-    assert named <= 1, "1 of 40 by chance (seed 0); paired blocks alone named 13 to 17 of 20"
+        assert conclusion.outcome is not Outcome.WINNER, conclusion.sentence
+        assert not any(f.is_passed for f in isolated)
 
 
 @pytest.mark.slow

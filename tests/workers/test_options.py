@@ -73,10 +73,10 @@ while True:
     workload = {"tokens_per_step": 1, "read": PRINTED}
     workload["command"] = ["env", "KIND=is {kind}", sys.executable, "-c", code, "--rounds={rounds}"]
     spec = study(workload, search={"options": OPTIONS}, measure={"run_steps": 5})
-    worker = start(spec, {"option.rounds": "1", "option.kind": json.dumps("a")})
+    worker = start(spec, {"option.rounds": "1", "option.kind": json.dumps("b b")})
     assert len(worker.run_block(5)) == 5
     worker.close()
-    assert "['--rounds=1'] kind=is a" in (tmp_path / "worker.log").read_text()
+    assert "['--rounds=1'] kind=is b b" in (tmp_path / "worker.log").read_text()
 
 
 @pytest.mark.gate
