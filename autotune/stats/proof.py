@@ -206,37 +206,14 @@ def look(
     return ProofLook(stop=False, holds=False, reason="not decided yet", used=len(values))
 
 
-def chance_to_prove(log_ratios: Floats, plan: ProofPlan, *, most: int, min_effect: float) -> float:
-    """Chance that a gain is proven at the cap, were the true effect the one that is seen.
-
-    Args:
-        log_ratios: Of the pairs so far, from 2 to `most` - 1 of them.
-    """
-    mean, sd = log_ratios.mean(keepdims=True), log_ratios.std(ddof=1, keepdims=True)
-    return float(
-        _chance(np.asarray([len(log_ratios)]), mean, sd, plan, most=most, min_effect=min_effect, optimism=0.5)[0]
-    )
-
-
 def _chance(
-    n: npt.NDArray[np.int64],
-    mean: Floats,
-    sd: Floats,
-    plan: ProofPlan,
-    *,
-    most: int,
-    min_effect: float,
-    optimism: float = OPTIMISM,
+    n: npt.NDArray[np.int64], mean: Floats, sd: Floats, plan: ProofPlan, *, most: int, min_effect: float
 ) -> Floats:
-    """Chance that a gain is proven at the cap, were the true effect as good as it may still be.
-
-    Args:
-        optimism: One-sided level of the effect that is assumed: 0.5 for the one that is seen.
-    """
+    """Chance that a gain is proven at the cap, were the true effect as good as it may still be (`OPTIMISM`)."""
     from scipy.special import ndtr, stdtrit
 
     sd = np.maximum(sd, 1e-12)
-    benefit = -stdtrit(n - 1, optimism) * sd / np.sqrt(n)
+    benefit = -stdtrit(n - 1, OPTIMISM) * sd / np.sqrt(n)
     needed = math.log1p(-min_effect) - plan.upper([most])[0] * sd / math.sqrt(most)
     rest = most - n
     expected = (n * mean + rest * (mean - benefit)) / most

@@ -8,6 +8,7 @@ from autotune.machine.host import describe_machine, utc_now
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import ABA
 from autotune.model.records import (
+    ISOLATED,
     AaRecord,
     ConclusionRecord,
     ConfirmRun,
@@ -22,7 +23,6 @@ from autotune.results.winner import loss_addition
 from autotune.rundir.store import earlier_runs
 from autotune.stats.estimates import Verdict
 from autotune.stats.proof import unseen_share
-from autotune.study.confirm import unsettled
 from autotune.study.run import StudyRun
 
 RULED_OUT = 0.02
@@ -76,9 +76,22 @@ def _found(run: StudyRun, results: Sequence[TrialResult]) -> dict[str, object]:
     if failed := [s for s in soaks if s.failure is not None]:
         least = min(failed, key=lambda s: len(s.settings))
         sentence += f"; {least.settings} was faster but {format_soak(least)}"
-    if (left := unsettled(run.store)) is not None:
-        sentence += f"; not settled: {left.result.settings}, a gain of up to {format_share(left.gain)} is not ruled out"
+    if (left := _unsettled(run)) is not None and left.corrected is not None:
+        cap = "isolated" if left.stage == ISOLATED else "processes"
+        sentence += (
+            f"; not settled: {left.settings}, a gain of up to {format_share(1.0 - left.corrected.low)} is not ruled "
+            f"out; a larger `confirm.{cap}` (now {left.most}) or budget continues its proof"
+        )
     return {"outcome": outcome, "sentence": sentence, "needed_s": needed_s}
+
+
+def _unsettled(run: StudyRun) -> FinalistResult | None:
+    """Returns the fastest set whose proof ended without a verdict and does not rule a gain out."""
+    least = 1.0 - run.spec.measure.min_effect
+    last = {(f.stage, f.settings): f for f in run.store.of(FinalistResult)}.values()
+    left = [f for f in last if f.verdict is Verdict.UNRESOLVED and not f.is_vetoed]
+    hopeful = [(f.corrected.ratio, f) for f in left if f.corrected is not None and f.corrected.low < least]
+    return min(hopeful, key=lambda found: found[0])[1] if hopeful else None
 
 
 def _nothing_tried(run: StudyRun) -> tuple[float | None, str]:
