@@ -26,8 +26,8 @@ import numpy.typing as npt
 from autotune.measure.context import MeasurementContext, ReferenceFailed, typical_step_s, work_between
 from autotune.measure.durations import (
     LEAST_AA,
+    aa_limit_s,
     aa_processes,
-    floor_limit_s,
     interleaved_aa_s,
     isolated_aa_s,
     refuse_short_budget,
@@ -384,7 +384,7 @@ class Interleaved(Comparer):
         reports: list[WorkerReport] = []
         groups: list[Floats] = []
         ages: list[npt.NDArray[np.int64]] = []
-        limit_s = floor_limit_s(spec, begun_s=context.now_s)
+        limit_s = aa_limit_s(spec, begun_s=context.now_s)
 
         def stop(ratios: list[float]) -> str | None:
             is_late = len(ratios) >= FEWEST_LONG_PAIRS and context.now_s > limit_s

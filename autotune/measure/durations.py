@@ -4,21 +4,32 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from autotune.model.block_sizes import BlockCosts
 from autotune.model.errors import LaunchError
 from autotune.model.measurement import INTERLEAVED, WorkerReport
-from autotune.model.records import AaRecord, ConfirmRun, LedgerRecord, PowerAnalysis, SessionRecord, TrialResult
+from autotune.model.records import (
+    CONFIRM,
+    ISOLATED,
+    AaRecord,
+    ConfirmRun,
+    FinalistResult,
+    LedgerRecord,
+    PowerAnalysis,
+    ProofRecord,
+    SessionRecord,
+    TrialResult,
+)
 from autotune.model.spec import StudySpec
 from autotune.model.units import format_seconds
 from autotune.rundir.store import Store
 from autotune.stats.aa_noise import AaNoise, proof_size
 from autotune.stats.estimates import SequentialPlan
 from autotune.stats.long_run import soak_arm_s
-from autotune.stats.proof import FIRST_LOOK, ISOLATED_PAIRS, proof_pairs, smallest_gain, study_power
+from autotune.stats.proof import FIRST_LOOK, ISOLATED_PAIRS, planned_pairs, smallest_gain
 
 AA_SHARE = 0.2
 """Share of a time budget beyond which an A/A run starts no more processes than it must."""
@@ -32,11 +43,10 @@ PROOF_AA_RUNS = 6.0
 RECENT = 20
 """Latest pairs of processes, or trials, from which their duration is estimated."""
 
+STAGES_WITH_ETA = ("A/A run", "screen", "search", "minimise", "confirm", "soak")
+
 ABLATIONS = 4
 """Settings of a finalist for which time is kept to leave each of them out in turn."""
-
-SEARCHES, PROVES, LAST = ("A/A run", "screen", "search"), ("minimise", "confirm"), "soak"
-"""Stages by what is still to do in them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,7 +205,7 @@ def aa_processes(spec: StudySpec, reference: WorkerReport, *, steps: int) -> int
     return min(asked, max(LEAST_AA, fitting))
 
 
-def floor_limit_s(spec: StudySpec, *, begun_s: float) -> float:
+def aa_limit_s(spec: StudySpec, *, begun_s: float) -> float:
     """Returns the seconds of the study from which an interleaved A/A run runs no more than it must.
 
     Its length is planned by warm-up steps; on a busy machine others take several times as long.
@@ -211,27 +221,25 @@ def floor_limit_s(spec: StudySpec, *, begun_s: float) -> float:
 
 
 def power_analysis(spec: StudySpec, result: AaRecord) -> PowerAnalysis | None:
-    """Returns the smallest gain that is proven 9 times in 10, and its cost; None where the A/A run cannot say.
+    """Returns the smallest gain that is proven 9 times in 10, and the time of proofs; None where it is not known.
 
     Spreads from few processes are often too small, so it rests on an upper limit: `AaNoise.cautious_process_sd`.
     """
-    noise, most = result.noise, spec.confirm.processes
-    if not (noise.start_s and noise.pair_s):
+    noise, confirm, takes = result.noise, spec.confirm, durations_of(spec, result, ())
+    if takes is None or not noise.start_s or confirm.processes < FIRST_LOOK:
         return None
-    if most < FIRST_LOOK:
-        return None
-    pairs = pairs_of_blocks(spec, noise) if result.comparison.mode == INTERLEAVED else 1
-    pair_s = pair_of_processes_s(spec, result)
+    is_interleaved = result.comparison.mode == INTERLEAVED
+    pairs = pairs_of_blocks(spec, noise) if is_interleaved else 1
     pair_sd = _round_up(math.hypot(math.sqrt(2.0) * noise.cautious_process_sd(), noise.within_sd / math.sqrt(pairs)))
-    finalists, min_effect = spec.confirm.finalists, spec.measure.min_effect
-    isolated = spec.confirm.isolated if result.comparison.mode == INTERLEAVED else 0
-    how: dict[str, Any] = {"most": most, "finalists": finalists, "isolated": isolated, "min_effect": min_effect}
-    smallest = smallest_gain(pair_sd, **how)
-    cost = study_power(smallest, pair_sd, **how) if smallest else None
-    return PowerAnalysis(
-        pair_sd=pair_sd, pairs=pairs, pair_s=pair_s, most=most, smallest=smallest,
-        proof_s=cost.pairs * pair_s if cost else None,
-    )  # fmt: skip
+    smallest = smallest_gain(
+        pair_sd,
+        most=confirm.processes,
+        finalists=confirm.finalists,
+        isolated=confirm.isolated if is_interleaved else 0,
+        min_effect=spec.measure.min_effect,
+    )
+    proof_s = proofs_s(spec, takes)
+    return PowerAnalysis(pair_sd=pair_sd, most=confirm.processes, smallest=smallest, proof_s=proof_s)
 
 
 def _round_up(sd: float) -> float:
@@ -254,7 +262,7 @@ def eta_s(store: Store, stage: str, *, used_s: float, stage_s: float) -> float |
     Returns:
         None where there is no budget, and the A/A run is not known yet or the stage is none of a search.
     """
-    known = [s for s in (_planned_s(store, stage, used_s, stage_s), *_budgets_s(store, used_s)) if s is not None]
+    known = [s for s in (_planned_s(store, stage, stage_s), *_budgets_s(store, used_s)) if s is not None]
     return max(0.0, min(known)) if known else None
 
 
@@ -269,29 +277,44 @@ def _budgets_s(store: Store, used_s: float) -> list[float]:
     return found
 
 
-def _planned_s(store: Store, stage: str, used_s: float, stage_s: float) -> float | None:
+def _planned_s(store: Store, stage: str, stage_s: float) -> float | None:
     """Returns what is left of trials, proofs and soak, if each takes as long as those before it, or as planned."""
-    spec, aa_runs, runs = store.spec, store.of(AaRecord), store.of(ConfirmRun)
-    takes = durations_of(spec, aa_runs[0], runs) if aa_runs else None
-    if takes is None or stage not in (*SEARCHES, *PROVES, LAST):
+    spec, aa_run = store.spec, next(iter(store.of(AaRecord)), None)
+    takes = durations_of(spec, aa_run, store.of(ConfirmRun)) if aa_run is not None else None
+    if takes is None or stage not in STAGES_WITH_ETA:
         return None
-    if stage == LAST:
+    if stage == "soak":
         return takes.soak_s - stage_s
-    trials, ledger, session = store.of(TrialResult), store.last(LedgerRecord), store.last(SessionRecord)
+    ledger = store.last(LedgerRecord)
     lanes = max(1, len(ledger.lanes)) if ledger else 1
-    proofs_s = proofs_of_study_s(spec, aa_runs[0], takes) / lanes
-    proofs_s += minimising_s(spec, takes, sets=spec.confirm.finalists)
-    if stage in PROVES:
-        spent_s = used_s - max((t.at_s for t in trials), default=used_s)
-        return max(0.0, proofs_s - spent_s) + takes.soak_s
+    if stage == "confirm":
+        return _proofs_left_s(store, takes) / lanes + takes.soak_s
+    left_s = proofs_s(spec, takes) / lanes + minimising_s(spec, takes, sets=spec.confirm.finalists) + takes.soak_s
+    return left_s if stage == "minimise" else left_s + _search_left_s(store, takes.trial_s / lanes)
+
+
+def _search_left_s(store: Store, planned_s: float) -> float:
+    """Returns the seconds of the trials to come; `planned_s` is that of one, while fewer than two have ended."""
+    trials, session = store.of(TrialResult), store.last(SessionRecord)
     ends_s = [t.at_s for t in trials[-RECENT:]]  # of all lanes together
-    each_s = (ends_s[-1] - ends_s[0]) / (len(ends_s) - 1) if len(ends_s) > 1 else takes.trial_s / lanes
-    asked = session.asked_trials if session else spec.search.trials
-    return max(0, asked - len(trials)) * each_s + proofs_s + takes.soak_s
+    each_s = (ends_s[-1] - ends_s[0]) / (len(ends_s) - 1) if len(ends_s) > 1 else planned_s
+    asked = session.asked_trials if session else store.spec.search.trials
+    return max(0, asked - len(trials)) * each_s
 
 
-def proofs_of_study_s(spec: StudySpec, aa_run: AaRecord, takes: Durations) -> float:
-    """Returns the seconds of all proofs of a study on one lane, within which 97 of 100 are through."""
-    if aa_run.power is not None and aa_run.power.proof_s is not None:
-        return aa_run.power.proof_s
-    return proof_pairs(spec.confirm.finalists, most=spec.confirm.processes) * takes.pair_s
+def _proofs_left_s(store: Store, takes: Durations) -> float:
+    """Returns the seconds on one lane of the proofs that are not over, and of the isolated runs after them."""
+    ended = {(f.stage, f.settings) for f in store.of(FinalistResult)}
+    done = Counter((r.stage, r.settings) for r in store.of(ConfirmRun))
+    keys = [(p.stage, p.settings) for p in store.of(ProofRecord)]
+    if not keys:
+        return proofs_s(store.spec, takes)
+    planned = planned_pairs(store.spec.confirm.processes)
+    pairs = sum(max(1, planned - done[key]) for key in keys if key[0] == CONFIRM and key not in ended)
+    isolated = max([ISOLATED_PAIRS - done[key] for key in keys if key[0] == ISOLATED], default=ISOLATED_PAIRS)
+    return pairs * takes.pair_s + max(1, isolated) / ISOLATED_PAIRS * takes.isolated_s
+
+
+def proofs_s(spec: StudySpec, takes: Durations) -> float:
+    """Returns the seconds that are planned for all proofs of a study on one lane, isolated runs included."""
+    return spec.confirm.finalists * planned_pairs(spec.confirm.processes) * takes.pair_s + takes.isolated_s

@@ -175,19 +175,15 @@ class PowerAnalysis(Record):
 
     Attributes:
         pair_sd: Standard deviation of the log ratio between fresh pairs of processes.
-        pairs: Pairs of blocks in each.
-        pair_s: Seconds of one.
         most: The study's cap of pairs of processes in each proof.
         smallest: Smallest gain proven 9 times in 10 within that cap; None if there is none below 50 %.
-        proof_s: Seconds of all proofs with that gain on one lane, enough for 97 of 100 studies.
+        proof_s: Seconds that are planned for all proofs of a study on one lane.
     """
 
     pair_sd: Annotated[float, Field(ge=0)]
-    pairs: AtLeastOne
-    pair_s: Elapsed
     most: AtLeastOne
     smallest: Share | None = None
-    proof_s: Elapsed | None = None
+    proof_s: Elapsed
 
 
 MemorySamples = tuple[tuple[Count, Count], ...]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from autotune.measure.durations import Durations, durations_of, minimising_s, proofs_of_study_s
+from autotune.measure.durations import Durations, durations_of, minimising_s, proofs_s
 from autotune.model.flags import FlagSet
 from autotune.model.records import CONFIRM, ISOLATED, AaRecord, ConfirmRun
 from autotune.model.spec import FEWEST_TRIALS
@@ -201,11 +201,11 @@ class TimeLeft:
         takes, spec = self.takes, self._store.spec
         if takes is None:
             return None
-        aa_run = self._store.of(AaRecord)[0]
+        aa_at_s = self._store.of(AaRecord)[0].at_s
         budget = min(self.budgets, key=lambda b: b.whole_s)
-        rest_s = budget.whole_s - aa_run.at_s
+        rest_s = budget.whole_s - aa_at_s
         least_s = self.kept_after("search")
-        wanted_s = self._side_by_side(proofs_of_study_s(spec, aa_run, takes)) + takes.soak_s
+        wanted_s = self._side_by_side(proofs_s(spec, takes)) + takes.soak_s
         wanted_s += minimising_s(spec, takes, sets=spec.confirm.finalists)
         reserved_s = max(least_s, min(wanted_s, BUDGET_SHARE_FOR_PROOF * rest_s))
         search_s = max(0.0, rest_s - reserved_s)
@@ -213,7 +213,7 @@ class TimeLeft:
         return Timetable(
             name=budget.name,
             budget_s=budget.whole_s,
-            used_s=aa_run.at_s,
+            used_s=aa_at_s,
             least_s=least_s,
             reserved_s=reserved_s,
             trial_s=takes.trial_s,
