@@ -58,7 +58,6 @@ from autotune.stats.estimates import (
     reason_to_stop,
     widen,
 )
-from autotune.stats.loss_check import largest_drift
 from autotune.workers.base import Worker, WorkerFailed
 from autotune.workers.failures import collision_of
 
@@ -200,20 +199,6 @@ class AaRun:
     pairs: Sequence[Pair]
     comparison: Comparison
     noise: AaNoise
-
-    @property
-    def drift(self) -> float:
-        """Largest relative difference of the traces of loss and gradient norm of any of them to the living one's."""
-        return max(_drift(self.reference, second) for second in self.seconds)
-
-
-def _drift(first: WorkerReport, second: WorkerReport) -> float:
-    losses = min(len(first.losses), len(second.losses))  # what is read from an output may end anywhere
-    norms = min(len(first.grad_norms), len(second.grad_norms))
-    return max(
-        largest_drift(first.losses[:losses], second.losses[:losses]),
-        largest_drift(first.grad_norms[:norms], second.grad_norms[:norms]),
-    )
 
 
 class Comparer(ABC):

@@ -208,48 +208,30 @@ class MeasurementContext:
             WorkerFailed: If the second one did.
         """
         beside = self.folder_in(folder, "reference")
-        asked = {Arm.REFERENCE: (reference, beside), Arm.CANDIDATE: (candidate, folder)}
-        arms = [*asked]
+        arms = [(Arm.REFERENCE, (reference, beside)), (Arm.CANDIDATE, (candidate, folder))]
         random.Random(f"{self.spec.seed}/{name}/start").shuffle(arms)
-        asked = {arm: asked[arm] for arm in arms}
-        found = self._start_in_order(asked) if self.spec.block_sizes.in_order else self._start_at_once(asked)
-        workers = {arm: w for arm, w in found.items() if not isinstance(w, WorkerFailed)}
-        if len(workers) == len(asked):
-            first, second = workers[Arm.REFERENCE], workers[Arm.CANDIDATE]
-            if not reference:
-                refuse_not_finite(first.report)
-            return first, second
-        for worker in workers.values():
-            worker.close()
-        of_first, of_second = found[Arm.REFERENCE], found.get(Arm.CANDIDATE)
-        if isinstance(of_first, WorkerFailed):
-            raise ReferenceFailed(of_first) from of_first
-        assert isinstance(of_second, WorkerFailed)
-        raise of_second
+        found = self._start_each(dict(arms))
+        first, second = found[Arm.REFERENCE], found[Arm.CANDIDATE]
+        if isinstance(first, WorkerFailed):
+            if not isinstance(second, WorkerFailed):
+                second.close()
+            raise ReferenceFailed(first) from first
+        if isinstance(second, WorkerFailed):
+            first.close()
+            raise second
+        if not reference:
+            refuse_not_finite(first.report)
+        return first, second
 
-    def _start_in_order(self, asked: Mapping[Arm, tuple[FlagSet, Path]]) -> dict[Arm, Worker | WorkerFailed]:
-        """Starts one after the other; where the reference fails, nothing is to be learned of the candidate."""
+    def _start_each(self, asked: Mapping[Arm, tuple[FlagSet, Path]]) -> dict[Arm, Worker | WorkerFailed]:
+        """Starts both at once, for starting is not measured; or in order, where each times kernels while it starts."""
         found: dict[Arm, Worker | WorkerFailed] = {}
-        for arm, (settings, folder) in asked.items():
-            try:
-                found[arm] = self.start(settings, folder)
-            except WorkerFailed as error:
-                found[arm] = error
-                if arm is Arm.REFERENCE:
-                    break
-            except BaseException:
-                self.close()
-                raise
-        return found
-
-    def _start_at_once(self, asked: Mapping[Arm, tuple[FlagSet, Path]]) -> dict[Arm, Worker | WorkerFailed]:
-        """Starts all at once: starting is not measured, and most of a short run."""
-        found: dict[Arm, Worker | WorkerFailed] = {}
-        with ThreadPoolExecutor(max_workers=len(asked)) as pool:
+        with ThreadPoolExecutor(max_workers=1 if self.spec.block_sizes.in_order else len(asked)) as pool:
             futures = {arm: pool.submit(self.start, *one) for arm, one in asked.items()}
             try:
                 errors = {arm: future.exception() for arm, future in futures.items()}
             except BaseException:  # interrupted: do not wait until all have compiled
+                pool.shutdown(wait=False, cancel_futures=True)
                 self.close()
                 raise
         for arm, error in errors.items():

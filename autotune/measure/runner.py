@@ -33,7 +33,7 @@ from autotune.model.spec import StudySpec
 from autotune.rundir.store import Folders
 from autotune.stats.aa_noise import DEFAULT_PROOF_SIZE
 from autotune.stats.estimates import SequentialPlan, Verdict, judge
-from autotune.stats.loss_check import LossSpread
+from autotune.stats.loss_check import GRAD_NORM, LossSpread
 from autotune.workers.base import Launcher, WorkerFailed
 from autotune.workers.failures import collision_of
 
@@ -123,14 +123,14 @@ class TaskRunner:
             self.comparer = self._open_comparer(found.comparison.mode)
         reports = [found.reference, *found.seconds]
         spread = spread_of_aa_run(reports, found.pairs)
-        rounding = self._rounding(found, folder)
+        rounding, last = self._rounding(found, folder), len(found.reference.losses) - 1
         return AaRecord(
             noise=found.noise,
             reference=found.reference,
             comparison=found.comparison,
             provenance=describe_machine(),
-            loss_tolerance=found.drift,
-            rounding=rounding.seen(len(found.reference.losses)) if rounding.is_rounded else None,
+            loss_tolerance=max(spread.seen(last), spread.seen(last, GRAD_NORM)) if last >= 0 else 0.0,
+            rounding=rounding.seen(last + 1) if rounding.is_rounded else None,
             loss_spread=spread.joined(rounding),
             directory=self._folders.relative(folder),
         )
