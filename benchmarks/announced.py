@@ -14,11 +14,12 @@ from scipy.stats import binomtest
 
 from autotune.measure.durations import power_analysis
 from autotune.model.records import AaRecord, PowerAnalysis
-from autotune.stats.proof import FIRST_LOOK, POWER, study_power
+from autotune.stats.proof import FIRST_LOOK
 from autotune.study.stages import aa_run, probe
 from benchmarks.coverage import DEFAULTS
 from benchmarks.machines import Case
 from benchmarks.studies import CANDIDATES, StudyOutcome, open_study, run_one, simulated_study
+from harness.proofs import study_power
 
 GAIN = 0.02
 
@@ -104,7 +105,7 @@ def _power_of(case: Case, effects: Sequence[float], seed: int) -> PowerAnalysis 
 def pairs_to_find(effect: float, pair_sd: float) -> int | None:
     """The least cap at which a gain is found 9 times in 10; None if above `HIGHEST`."""
     caps = range(FIRST_LOOK, HIGHEST + 1)
-    at = bisect.bisect_left(caps, POWER, key=lambda cap: study_power(effect, pair_sd, most=cap, isolated=ISOLATED_RUNS))
+    at = bisect.bisect_left(caps, 0.9, key=lambda cap: study_power(effect, pair_sd, most=cap, isolated=ISOLATED_RUNS))
     return caps[at] if at < len(caps) else None
 
 

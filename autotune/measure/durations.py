@@ -7,6 +7,7 @@ import statistics
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from autotune.model.block_sizes import BlockCosts
 from autotune.model.errors import LaunchError
@@ -78,47 +79,32 @@ def durations_of(spec: StudySpec, result: AaRecord, runs: Sequence[ConfirmRun]) 
     Args:
         runs: Pairs of processes that have run: where they took longer than was planned, that counts.
     """
-    noise, step_s = result.noise, result.comparison.reference_step_s
+    noise, step_s, measure = result.noise, result.comparison.reference_step_s, spec.measure
     if not noise.pair_s:
         return None
-    soak_s = 0.0
+    pair_s = pair_of_processes_s(spec, result)
+    took = [r.duration_s for r in runs if r.duration_s and r.stage != ISOLATED and r.failure is None][-RECENT:]
+    longer = max(1.0, statistics.median(took) / pair_s) if took else 1.0  # candidates may choose kernels
+    soak_s, aba_s = 0.0, measure.aba_runs * 1.5 * pair_s
     if spec.confirm.soak:
-        run_steps = None if spec.workload.can_interleave else spec.measure.run_steps
+        run_steps = None if spec.workload.can_interleave else measure.run_steps
         least_s = max(spec.confirm.soak, spec.soak_steps * step_s)
-        soak_s = soak_arm_s(least_s, step_s=step_s, start_s=noise.start_s, run_steps=run_steps)
-    planned = (_interleaved if result.comparison.mode == INTERLEAVED else _one_at_a_time)(spec, result, 2.0 * soak_s)
-    took = [r.duration_s for r in runs if r.duration_s and r.stage != "isolated" and r.failure is None][-RECENT:]
-    longer = max(1.0, statistics.median(took) / planned.pair_s) if took else 1.0  # candidates may choose kernels
+        soak_s = 2.0 * soak_arm_s(least_s, step_s=step_s, start_s=noise.start_s, run_steps=run_steps)
+    takes = Durations(
+        start_s=noise.start_s, trial_s=aba_s, block_pair_s=0.0, pair_s=longer * pair_s, isolated_s=0.0,
+        ablation_s=aba_s, soak_s=longer * soak_s,
+    )  # fmt: skip
+    if result.comparison.mode != INTERLEAVED:
+        return takes
+    costs, least = _costs(spec, result), SequentialPlan(cap=measure.pairs_cap).looks[0]
+    run_s = costs.run_beside_pairs_s(pairs=pairs_of_blocks(spec, noise), least_steps=measure.run_steps)
     return replace(
-        planned, pair_s=longer * planned.pair_s, isolated_s=longer * planned.isolated_s, soak_s=longer * planned.soak_s
-    )
-
-
-def _interleaved(spec: StudySpec, result: AaRecord, soak_s: float) -> Durations:
-    costs, measure = _costs(spec, result), spec.measure
-    least = SequentialPlan(cap=measure.pairs_cap).looks[0]
-    run_s = costs.run_beside_pairs_s(pairs=pairs_of_blocks(spec, result.noise), least_steps=measure.run_steps)
-    return Durations(
+        takes,
         start_s=costs.start_s,
         trial_s=costs.trial_s(least),
         block_pair_s=costs.pair_s,
-        pair_s=pair_of_processes_s(spec, result),
-        isolated_s=ISOLATED_PAIRS * 2.0 * run_s if spec.confirm.isolated else 0.0,
+        isolated_s=longer * ISOLATED_PAIRS * 2.0 * run_s if spec.confirm.isolated else 0.0,
         ablation_s=costs.fresh_pair_s(least),
-        soak_s=soak_s,
-    )
-
-
-def _one_at_a_time(spec: StudySpec, result: AaRecord, soak_s: float) -> Durations:
-    aba_s = spec.measure.aba_runs * 3.0 * pair_of_processes_s(spec, result) / 2.0
-    return Durations(
-        start_s=result.noise.start_s,
-        trial_s=aba_s,
-        block_pair_s=0.0,
-        pair_s=pair_of_processes_s(spec, result),
-        isolated_s=0.0,
-        ablation_s=aba_s,
-        soak_s=soak_s,
     )
 
 
@@ -230,7 +216,7 @@ def power_analysis(spec: StudySpec, result: AaRecord) -> PowerAnalysis | None:
         return None
     is_interleaved = result.comparison.mode == INTERLEAVED
     pairs = pairs_of_blocks(spec, noise) if is_interleaved else 1
-    pair_sd = _round_up(math.hypot(math.sqrt(2.0) * noise.cautious_process_sd(), noise.within_sd / math.sqrt(pairs)))
+    pair_sd = math.hypot(math.sqrt(2.0) * noise.cautious_process_sd(), noise.within_sd / math.sqrt(pairs))
     smallest = smallest_gain(
         pair_sd,
         most=confirm.processes,
@@ -240,11 +226,6 @@ def power_analysis(spec: StudySpec, result: AaRecord) -> PowerAnalysis | None:
     )
     proof_s = proofs_s(spec, takes)
     return PowerAnalysis(pair_sd=pair_sd, most=confirm.processes, smallest=smallest, proof_s=proof_s)
-
-
-def _round_up(sd: float) -> float:
-    """Rounds up by at most 2 % to one of few figures: thousands of simulated studies share the result of each."""
-    return 1.02 ** math.ceil(math.log(sd) / math.log(1.02)) if sd > 0.0 else 0.0
 
 
 # ---------------------------------------------------------------------- ETA
@@ -262,18 +243,29 @@ def eta_s(store: Store, stage: str, *, used_s: float, stage_s: float) -> float |
     Returns:
         None where there is no budget, and the A/A run is not known yet or the stage is none of a search.
     """
-    known = [s for s in (_planned_s(store, stage, stage_s), *_budgets_s(store, used_s)) if s is not None]
+    ledger, aa_run = store.last(LedgerRecord), store.last(AaRecord)
+    devices = aa_run.reference.device_count * max(1, len(ledger.lanes)) if ledger and aa_run else 1
+    budgets = budgets_of(store.spec, used_s=used_s, device_s=ledger.device_s if ledger else 0.0, devices=devices)
+    planned_s = _planned_s(store, stage, stage_s)
+    known = [*(b.whole_s - b.used_s for b in budgets), *([] if planned_s is None else [planned_s])]
     return max(0.0, min(known)) if known else None
 
 
-def _budgets_s(store: Store, used_s: float) -> list[float]:
-    search, found = store.spec.search, []
+class Budget(NamedTuple):
+    """One budget, as seconds of wall time."""
+
+    name: str
+    whole_s: float
+    used_s: float
+
+
+def budgets_of(spec: StudySpec, *, used_s: float, device_s: float, devices: int) -> list[Budget]:
+    """Returns the budgets of a study; device-hours are divided by the devices of all lanes."""
+    search, found, devices = spec.search, [], max(1, devices)
     if search.time_budget is not None:
-        found.append(search.time_budget - used_s)
-    ledger, aa_run = store.last(LedgerRecord), store.last(AaRecord)
-    if search.gpu_hours is not None and ledger is not None and aa_run is not None:
-        devices = aa_run.reference.device_count * max(1, len(ledger.lanes))
-        found.append((3600 * search.gpu_hours - ledger.device_s) / devices)
+        found.append(Budget("time budget", search.time_budget, used_s))
+    if search.gpu_hours is not None:
+        found.append(Budget("budget of GPU hours", 3600 * search.gpu_hours / devices, device_s / devices))
     return found
 
 

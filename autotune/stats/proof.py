@@ -71,9 +71,6 @@ OPTIMISM = 0.1
 PATIENCE = 6
 """Looks at which a set may be faster while something speaks against it, before the proof ends."""
 
-SIMULATED = 2000
-"""Proofs that are made up to work out power and cost, the same ones every time."""
-
 _NODES = 160
 _LOWEST = -8.0
 
@@ -198,7 +195,7 @@ def look(
             return ProofLook(stop=True, holds=False, reason=f"surely no gain of {min_effect:.1%} or more", used=count)
         at = np.asarray([count])
         mean, sd = np.mean(seen, keepdims=True), np.std(seen, ddof=1, keepdims=True)
-        if count < most and _is_hopeless(at, mean, sd, plan, most=most, min_effect=min_effect)[0]:
+        if count < most and is_hopeless(at, mean, sd, plan, most=most, min_effect=min_effect)[0]:
             reason = f"a gain can hardly be proven any more with {most} pairs of processes"
             return ProofLook(stop=True, holds=False, reason=reason, used=count)
     if len(values) >= most:
@@ -221,7 +218,7 @@ def _chance(
     return chance
 
 
-def _is_hopeless(
+def is_hopeless(
     n: npt.NDArray[np.int64], mean: Floats, sd: Floats, plan: ProofPlan, *, most: int, min_effect: float
 ) -> npt.NDArray[np.bool_]:
     """Whether a gain can hardly be proven any more; not where as many pairs again tell that there is none.
@@ -233,26 +230,6 @@ def _is_hopeless(
     is_told_soon = (abs(mean) + half < math.log1p(min_effect)) | (mean - half > math.log1p(min_effect))
     hopeless: npt.NDArray[np.bool_] = _chance(n, mean, sd, plan, most=most, min_effect=min_effect) < HOPELESS
     return hopeless & ~is_told_soon
-
-
-def looks_of(
-    log_ratios: Floats, plan: ProofPlan, *, min_effect: float
-) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
-    """`look` for many proofs of equal length at once, `[repeats, most]`; whether each holds, and where it ended."""
-    most = log_ratios.shape[-1]
-    counts = np.arange(FIRST_LOOK, most + 1)
-    centred = log_ratios - log_ratios.mean()  # sums of squares lose nothing to what all have in common
-    sums, squares = (np.cumsum(x, axis=-1)[:, FIRST_LOOK - 1 :] for x in (centred, centred**2))
-    sd = np.sqrt(np.maximum(squares - sums**2 / counts, 0.0) / (counts - 1))
-    mean, error = sums / counts + log_ratios.mean(), sd / np.sqrt(counts)
-    won = mean + plan.upper(counts.tolist()) * error < math.log1p(-min_effect)
-    won &= counts >= min(plan.least, most)
-    stop = won | (mean - plan.lower(counts.tolist()) * error > math.log1p(-min_effect))
-    stop[:, :-1] |= _is_hopeless(counts[:-1], mean[:, :-1], sd[:, :-1], plan, most=most, min_effect=min_effect)
-    stop[:, -1] = True
-    first = stop.argmax(axis=-1)
-    holds, ended = won[np.arange(len(won)), first], counts[first]
-    return holds, ended
 
 
 # ---------------------------------------------------------------------- levels of the looks
@@ -325,42 +302,6 @@ def planned_pairs(most: int) -> int:
     return min(most, LEAST_PAIRS + LEAST_PAIRS // 2)
 
 
-POWER = 0.9
-"""Chance with which a gain that is announced is found."""
-
-
-@lru_cache(maxsize=4096)
-def study_power(
-    effect: float,
-    pair_sd: float,
-    *,
-    most: int,
-    finalists: int = 3,
-    isolated: int = 0,
-    min_effect: float = DEFAULT_MIN_EFFECT,
-) -> float:
-    """Chance that a finalist that is faster is proven in a study.
-
-    By simulation of the shipped rule with the same draws every time; sizes are of step times. Isolated runs are taken
-    to spread as pairs do.
-
-    Args:
-        effect: True gain, as a share of the default's step time (0.02 is 2 %).
-        isolated: Most isolated runs of each arm; 0 where there are none.
-    """
-    gain = math.log1p(-effect)
-    plan = ProofPlan(base=most, error=allot(ERROR, 0.0, finalists), least=LEAST_PAIRS)
-
-    def draws(most: int, stream: int) -> Floats:
-        rng = np.random.default_rng([stream, 20261122])
-        return gain + pair_sd * rng.standard_normal((SIMULATED, most))
-
-    found = looks_of(draws(most, 0), plan, min_effect=min_effect)[0]
-    if isolated:
-        found &= looks_of(draws(isolated, finalists), alone_plan(isolated), min_effect=0.0)[0]
-    return float(np.mean(found))
-
-
 def alone_plan(most: int) -> ProofPlan:
     """Plan of the isolated runs of a proven set: whether it is faster at all, by whatever it may be."""
     return ProofPlan(base=max(most, FIRST_LOOK), error=ISOLATED_ERROR, least=ISOLATED_PAIRS)
@@ -369,16 +310,19 @@ def alone_plan(most: int) -> ProofPlan:
 def smallest_gain(
     pair_sd: float, *, most: int, finalists: int = 3, isolated: int = 0, min_effect: float = DEFAULT_MIN_EFFECT
 ) -> float | None:
-    """The smallest gain found 9 times in 10 within a cap, to a tenth of a per cent; None above 50 %."""
+    """The smallest gain found 9 times in 10 within a cap, to a tenth of a per cent; None above 50 %.
 
-    def is_found(permille: int) -> bool:
-        how = {"most": most, "finalists": finalists, "isolated": isolated}
-        return study_power(permille / 1000, pair_sd, **how, min_effect=min_effect) >= POWER
+    It is beyond what the last look excludes by as many standard errors as keep that power in simulated proofs, which
+    end early where a gain looks hopeless (tests/stats/test_proof.py). Isolated runs are taken to spread as pairs do.
 
-    low, high = int(min_effect * 1000), 500
-    if not is_found(high):
-        return None
-    while low + 1 < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if is_found(middle) else (middle, high)
-    return high / 1000
+    Args:
+        isolated: Most isolated runs of each arm; 0 where there are none.
+    """
+    proofs = [(ProofPlan(base=most, error=allot(ERROR, 0.0, finalists)), most, min_effect)]
+    if isolated:
+        proofs.append((alone_plan(isolated), max(isolated, FIRST_LOOK), 0.0))
+    found = 0.0
+    for plan, count, least in proofs:
+        beyond = float(plan.upper([count])[0]) + 1.7 + 9.0 / count
+        found = max(found, -math.expm1(math.log1p(-least) - beyond * pair_sd / math.sqrt(count)))
+    return math.ceil(1000 * found) / 1000 if found <= 0.5 else None

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
-from autotune.measure.durations import Durations, durations_of, minimising_s, proofs_s
+from autotune.measure.durations import Budget, Durations, budgets_of, durations_of, minimising_s, proofs_s
 from autotune.model.flags import FlagSet
 from autotune.model.records import CONFIRM, ISOLATED, AaRecord, ConfirmRun
 from autotune.model.spec import FEWEST_TRIALS
@@ -31,14 +30,6 @@ TRIAL_SHARE = 0.25
 
 LIMITED = (CONFIRM, ISOLATED)
 """Stages of proofs that a budget may end."""
-
-
-class Budget(NamedTuple):
-    """One budget, as seconds of wall time."""
-
-    name: str
-    whole_s: float
-    used_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,16 +82,9 @@ class TimeLeft:
 
     @property
     def budgets(self) -> list[Budget]:
-        """The study's budgets; device-hours are divided by the devices of all lanes."""
-        spec, found = self._store.spec.search, []
-        if spec.time_budget is not None:
-            found.append(Budget("time budget", spec.time_budget, self._store.watch.total_s))
-        if spec.gpu_hours is not None:
-            devices = max(1, self._lanes.device_count)
-            found.append(
-                Budget("budget of GPU hours", 3600 * spec.gpu_hours / devices, self._lanes.ledger.device_s / devices)
-            )
-        return found
+        """See `budgets_of`."""
+        used_s, lanes = self._store.watch.total_s, self._lanes
+        return budgets_of(self._store.spec, used_s=used_s, device_s=lanes.ledger.device_s, devices=lanes.device_count)
 
     @property
     def takes(self) -> Durations | None:

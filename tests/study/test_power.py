@@ -11,7 +11,8 @@ import pytest
 from autotune.measure.durations import power_analysis
 from autotune.model.records import AaRecord, PowerAnalysis
 from autotune.stats.aa_noise import AaNoise, read_aa_noise
-from autotune.stats.proof import smallest_gain, study_power
+from autotune.stats.proof import smallest_gain
+from harness.proofs import study_power
 from tests.runs import replay_study
 
 MOST = 20
