@@ -155,16 +155,6 @@ class ComparisonRequest(Generic[S]):
         """What the inspection of both reports says, if it settles the matter."""
         return self.inspect(reference, candidate) if self.inspect is not None else None
 
-    @property
-    def is_aa(self) -> bool:
-        """Whether it is the study's reference against itself."""
-        return self.sets == (FlagSet(), FlagSet())
-
-    @property
-    def is_reference_replaceable(self) -> bool:
-        """Whether a reference that fails is started again rather than a result."""
-        return self.is_proof or self.against is None
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared(Generic[S]):
@@ -221,7 +211,7 @@ class Comparer(ABC):
             LaunchError: If the reference cannot be started.
         """
         return self._until_reference_holds(
-            lambda way: way._compare(request), request.sets, is_replaceable=request.is_reference_replaceable
+            lambda way: way._compare(request), request.sets, is_replaceable=request.is_proof or request.against is None
         )
 
     def aa_run(self, folder: Path) -> AaRun:
@@ -596,7 +586,7 @@ class Isolated(Comparer):
 
     def _run(self, request: ComparisonRequest[S], arm: Arm, worker: Worker) -> Run:
         context, at_s = self.context, self.context.now_s
-        if request.is_aa and self._run_steps is None:  # the first run of all: is there time for the others?
+        if not any(request.sets) and self._run_steps is None:  # the first run of all: is there time for the others?
             left_s = isolated_aa_s(context.spec, worker.report)
             refuse_short_budget(context.spec, worker.report, begun_s=context.assignment.at_s, aa_s=left_s)
         with self._blaming(request, arm):

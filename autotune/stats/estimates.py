@@ -259,14 +259,9 @@ class SequentialPlan:
 @lru_cache(maxsize=64)
 def pocock_critical_value(looks: tuple[int, ...], level: float) -> float:
     """Value that the standardised statistic exceeds at any of the looks with probability 1 - level."""
-    low, high = 1.0, 8.0
-    while high - low > 1e-7:
-        middle = (low + high) / 2.0
-        if _stay_probability(looks, middle) < level:
-            low = middle
-        else:
-            high = middle
-    return high
+    from scipy.optimize import brentq
+
+    return float(brentq(lambda critical: _stay_probability(looks, critical) - level, 1.0, 8.0, xtol=1e-7))
 
 
 def _stay_probability(looks: tuple[int, ...], critical: float) -> float:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from autotune.machine.host import describe_machine, utc_now
-from autotune.model.flags import FlagSet
 from autotune.model.measurement import ABA
 from autotune.model.records import (
     ISOLATED,
@@ -71,7 +70,8 @@ def _found(run: StudyRun, results: Sequence[TrialResult]) -> dict[str, object]:
         outcome, sentence = Outcome.NOTHING_RAN, "no setting tried ran to a result on this machine"
     else:
         outcome, sentence = _no_winner(run, results)
-    objections = {f.settings: f.veto for f in run.store.of(FinalistResult) if f.veto is not None} | _objections(run)
+    objections = {f.settings: f.veto for f in run.store.of(FinalistResult) if f.veto is not None}
+    objections |= {c.settings: c.report.objection for c in run.candidates if c.report.objection is not None}
     sentence += "".join(f"; {settings} looked faster but {why}" for settings, why in objections.items())
     if failed := [s for s in soaks if s.failure is not None]:
         least = min(failed, key=lambda s: len(s.settings))
@@ -109,11 +109,6 @@ def is_isolated(run: StudyRun) -> bool:
     """Whether the study measures everything in isolation."""
     aa_run = run.store.last(AaRecord)
     return aa_run is None or aa_run.comparison.mode == ABA
-
-
-def _objections(run: StudyRun) -> dict[FlagSet, str]:
-    """Returns the objections to sets that held in their proof."""
-    return {c.settings: c.report.objection for c in run.candidates if c.report.objection is not None}
 
 
 def _no_winner(run: StudyRun, results: Sequence[TrialResult]) -> tuple[Outcome, str]:
