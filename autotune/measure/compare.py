@@ -82,12 +82,7 @@ Inspect = Callable[[WorkerReport, WorkerReport], S | None]
 
 @dataclass(frozen=True, slots=True)
 class StoppingRule:
-    """When an interleaved comparison ends, and the estimate that is honest under that rule.
-
-    Attributes:
-        stop: Given the log ratios so far, the reason to stop; None to go on.
-        estimate: From all log ratios to the estimate.
-    """
+    """When an interleaved comparison ends (a reason, or None), and the estimate that is honest under that rule."""
 
     stop: Callable[[list[float]], str | None]
     estimate: Callable[[list[float]], Estimate]
@@ -158,13 +153,7 @@ class ComparisonRequest(Generic[S]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared(Generic[S]):
-    """Result of a comparison.
-
-    Attributes:
-        settled: What the inspection of the reports said; nothing was measured then.
-        pairs: Raw pairs of blocks, in order.
-        comparison: Their figures; None if the matter was settled before.
-    """
+    """Result of a comparison: its pairs and their figures, or what the inspection of both reports `settled` before."""
 
     reference: WorkerReport
     candidate: WorkerReport
@@ -175,14 +164,7 @@ class Compared(Generic[S]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AaRun:
-    """The reference against other processes of itself.
-
-    Attributes:
-        reference: The living one.
-        seconds: The others, in order.
-        pairs: Raw pairs of blocks with all of them, in order.
-        noise: What they say about this machine.
-    """
+    """The living reference against other processes of itself (`seconds`), with the pairs of all of them in order."""
 
     reference: WorkerReport
     seconds: Sequence[WorkerReport]
@@ -257,11 +239,6 @@ class Comparer(ABC):
     def _figures(
         self, pairs: Sequence[Pair], estimate: Estimate, *, stopped: str, work: WorkPerStep | None = None
     ) -> Comparison:
-        """The figures of a comparison.
-
-        Args:
-            work: What a step of each arm does, where it differs.
-        """
         looked, meter = self.context.gpus.take(), self.context.meter
         return Comparison(
             estimate=estimate,
@@ -427,10 +404,6 @@ class InterleavedBlocks:
             seed: Of the coins.
             check: Called with each pair once it is kept.
             begin: Number of the first pair.
-
-        Raises:
-            ReferenceFailed: If the reference failed in a block.
-            WorkerFailed: If the candidate failed in a block.
         """
         context = self.context
         rng, steps = random.Random(f"{context.spec.seed}/{seed}"), context.steps_for(self.workers[0])
@@ -689,11 +662,7 @@ def _sum_if_known(values: Sequence[float | None]) -> float | None:
 
 
 def noise_of_aba_runs(pairs: Sequence[Pair], *, start_s: float = 0.0) -> AaNoise:
-    """What ABA runs of the reference with itself say about this machine.
-
-    Args:
-        pairs: ABA runs stored as pairs.
-    """
+    """What ABA runs of the reference with itself, stored as pairs, say about this machine."""
     found = aba_estimate(pairs)
     count = found.pair_count
     return AaNoise(

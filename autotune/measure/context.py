@@ -125,8 +125,7 @@ class MeasurementContext:
         A kill counts as one where no setting could have caused it.
 
         Raises:
-            WorkerFailed: If it never became ready.
-            NodeLostError: If nodes that it needs are gone.
+            WorkerFailed: If it never became ready; `NodeLostError` if nodes that it needs are gone.
             LaunchError: If its program goes on where an earlier run ended.
         """
         attempt = 0
@@ -159,9 +158,6 @@ class MeasurementContext:
         Args:
             work: Starts the process, and ends it; told whether that is alone.
             isolated: Whether it is alone from the start.
-
-        Raises:
-            WorkerFailed: If that fails.
         """
         try:
             return work(isolated)
@@ -204,8 +200,7 @@ class MeasurementContext:
             name: Seeds the coin.
 
         Raises:
-            ReferenceFailed: If the first one failed, whatever became of the second.
-            WorkerFailed: If the second one did.
+            WorkerFailed: If the candidate failed; `ReferenceFailed` if the reference did, whatever became of the other.
         """
         beside = self.folder_in(folder, "reference")
         arms = [(Arm.REFERENCE, (reference, beside)), (Arm.CANDIDATE, (candidate, folder))]

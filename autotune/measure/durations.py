@@ -55,7 +55,6 @@ class Durations:
     """Seconds of one lane.
 
     Attributes:
-        start_s: Until a process is ready.
         trial_s: A trial that is looked at once.
         block_pair_s: One pair of blocks; 0 where one process runs at a time.
         pair_s: A fresh pair of processes of a proof.
@@ -132,14 +131,11 @@ def minimising_s(spec: StudySpec, takes: Durations, *, sets: int) -> float:
 
 
 def refuse_short_budget(spec: StudySpec, reference: WorkerReport, *, begun_s: float, aa_s: float) -> None:
-    """Ends a study whose time budget is used up by its A/A run, once its reference has started.
+    """Ends a study whose time budget is used up by its A/A run, once its reference has started, by a LaunchError.
 
     Args:
         begun_s: Seconds of the study when the reference was started.
         aa_s: Least seconds of the rest of the A/A run.
-
-    Raises:
-        LaunchError: If it is.
     """
     budget_s, used_s = spec.search.time_budget, begun_s + reference.start_s
     if budget_s is None or not reference.start_s or used_s + aa_s <= budget_s:
@@ -154,12 +150,10 @@ def refuse_short_budget(spec: StudySpec, reference: WorkerReport, *, begun_s: fl
 
 
 def interleaved_aa_s(reference: WorkerReport, *, processes: int, steps: int) -> float:
-    """Returns the seconds of an interleaved A/A run after its reference has started.
+    """Returns the seconds of an interleaved A/A run after its reference has started, which starts again in the end.
 
     Args:
-        reference: Starts once more, in another rounding.
-        processes: Started beside it.
-        steps: Steps of both arms that are run with each of those.
+        steps: Of both arms with each of the processes.
     """
     return reference.start_s + processes * _process_s(reference, steps)
 
@@ -195,9 +189,6 @@ def aa_limit_s(spec: StudySpec, *, begun_s: float) -> float:
     """Returns the seconds of the study from which an interleaved A/A run runs no more than it must.
 
     Its length is planned by warm-up steps; on a busy machine others take several times as long.
-
-    Args:
-        begun_s: Seconds of the study when its reference has started.
     """
     budget_s = spec.search.time_budget
     return math.inf if budget_s is None else begun_s + AA_SHARE / 2.0 * budget_s
@@ -234,14 +225,11 @@ def power_analysis(spec: StudySpec, result: AaRecord) -> PowerAnalysis | None:
 def eta_s(store: Store, stage: str, *, used_s: float, stage_s: float) -> float | None:
     """Returns the seconds until a study ends at the latest, about: by its trials and proofs, or by a budget.
 
-    Args:
-        store: The run directory, which somebody else may be writing.
-        stage: The current one.
-        used_s: Of the study's time.
-        stage_s: Of the stage.
+    It is None where there is no budget, and the A/A run is not known yet or the stage is none of a search.
 
-    Returns:
-        None where there is no budget, and the A/A run is not known yet or the stage is none of a search.
+    Args:
+        used_s: Of the study's time.
+        stage_s: Of the current stage.
     """
     ledger, aa_run = store.last(LedgerRecord), store.last(AaRecord)
     devices = aa_run.reference.device_count * max(1, len(ledger.lanes)) if ledger and aa_run else 1

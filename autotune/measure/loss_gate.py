@@ -337,9 +337,6 @@ SLOWEST_ROUNDING = 2.0
 class LossTrace:
     """Losses of one process: of each of its first steps, then of the steps that end its blocks.
 
-    Args:
-        report: Of the process, whose first block is still to come.
-
     Attributes:
         told: By step, counted from 0.
         done: Steps of the process so far.
@@ -446,9 +443,6 @@ def _refuse_unequal(one: Trace, other: Trace, *, least_scale: float) -> None:
 
     Args:
         least_scale: Of what a difference is a share, at least: near 0 any two losses differ by far.
-
-    Raises:
-        LaunchError: With the first such step.
     """
     for step in sorted(set(one) & set(other)):
         losses = (one[step].loss, other[step].loss)

@@ -250,13 +250,7 @@ def pays(comparison: Comparison | None, min_effect: float) -> tuple[bool, str]:
 def measure_trial(
     context: MeasurementContext, comparer: Comparer, plan: SequentialPlan, task: TrialTask, folder: Path, *, name: str
 ) -> TrialResult:
-    """Measures one proposed set, unless its program is known already; then the driver adds the duplicate's figures.
-
-    Raises:
-        ReferenceFailed: If no reference stayed alive beside it.
-        LaunchError: If the reference cannot be started.
-        RunDirectoryError: If the folder cannot be written.
-    """
+    """Measures one proposed set, unless its program is known already; then the driver adds the duplicate's figures."""
     settings = task.config.settings
     report: WorkerReport | None = None
     key: str | None = None

@@ -45,9 +45,6 @@ SILENT_S = 60.0
 WRITE_EVERY_S = 60.0
 """Time between ledger records: the most that a killed driver leaves uncounted."""
 
-NEWS_EVERY_S = 5.0
-"""Time between ledger records while lanes come and go."""
-
 MUST_AGREE = ("jax", "jaxlib")
 """Packages whose versions must be equal on all lanes, and in all sessions."""
 
@@ -87,8 +84,8 @@ class Ledger:
 
     def write_if_due(self, lanes: Sequence[str]) -> None:
         """Writes a record if the last one is old, or lanes have come or gone since."""
-        every_s = WRITE_EVERY_S if tuple(filter(None, lanes)) == self._lanes else NEWS_EVERY_S
-        if self._store.watch.total_s - self._written_s >= every_s:
+        is_news = tuple(filter(None, lanes)) != self._lanes
+        if is_news or self._store.watch.total_s - self._written_s >= WRITE_EVERY_S:
             self.write(lanes)
 
     def write(self, lanes: Sequence[str]) -> None:

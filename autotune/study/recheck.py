@@ -81,7 +81,6 @@ def recheck_winner(run: StudyRun, winner: Winner) -> ConclusionRecord:
 
     Raises:
         LaunchError: If the default itself cannot run.
-        RunDirectoryError: If the run directory cannot be written.
     """
     with contextlib.closing(run):
         probe(run)
