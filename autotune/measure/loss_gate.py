@@ -121,7 +121,8 @@ class LossGate:
             return _silent(basis, "the reference")
         if not candidate.losses and basis is not LossBasis.STEPS:
             return _silent(basis, "the candidate")
-        if basis in STEP_BY_STEP or _is_as_much(basis, reference, candidate):
+        is_as_much = reference.tokens_per_step == candidate.tokens_per_step  # though rows may be cut otherwise
+        if basis in STEP_BY_STEP or (basis is LossBasis.WORK and is_as_much):
             found = self._step_by_step(basis, reference, candidate)
             if basis in STEP_BY_STEP or isinstance(found, LossCheck):
                 return found
@@ -280,11 +281,6 @@ def _long_run(basis: LossBasis, found: Comparability, *, steps: int) -> LossChec
 def wrong_loss(message: str, *, phase: str) -> Failure:
     """A candidate that does not train as the reference does."""
     return Failure(kind=FailureKind.WRONG_LOSS, message=message, phase=phase)
-
-
-def _is_as_much(basis: LossBasis, reference: WorkerReport, candidate: WorkerReport) -> bool:
-    """Whether a step does as much although its rows may be cut otherwise: it may still be the very same step."""
-    return basis is LossBasis.WORK and reference.tokens_per_step == candidate.tokens_per_step
 
 
 def _of(basis: LossBasis) -> str:

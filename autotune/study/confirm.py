@@ -132,7 +132,7 @@ def minimise_set(run: StudyRun, winner: FlagSet) -> FlagSet:
     """
     current = winner
     if len(group := _of_no_use(run, winner)) >= LEAST_GROUP:
-        found = _left_out(run, current, group, share=1.0 / (1 + len(winner) - len(group)))
+        found = _ablation(run, current, group, share=1.0 / (1 + len(winner) - len(group)))
         if found is None:
             return current
         if not found.kept:
@@ -143,7 +143,7 @@ def minimise_set(run: StudyRun, winner: FlagSet) -> FlagSet:
             break
         if run.spec.broken_rule(current.without(name), run.setup.rule_defaults) is not None:
             continue  # the set without it breaks a rule
-        found = _left_out(run, current, name, share=1.0 / (len(names) - at))
+        found = _ablation(run, current, name, share=1.0 / (len(names) - at))
         if found is None:
             break
         if not found.kept:
@@ -163,27 +163,20 @@ def _of_no_use(run: StudyRun, winner: FlagSet) -> tuple[str, ...]:
     return group if is_allowed and len(group) < len(winner) else ()
 
 
-def _left_out(run: StudyRun, settings: FlagSet, left_out: LeftOut, *, share: float) -> AblationResult | None:
-    """Measures the effect of leaving settings out; returns None, with a note, if there is no time for it."""
-    is_known = _known_ablation(run, settings, left_out) is not None
-    if not is_known and not run.time.allows(lambda takes: takes.ablation_s):
-        run.view.note("not minimised further: what is left of the budget is kept for the proof")
-        return None
-    return _ablation(run, settings, left_out, share=share)
+def _ablation(run: StudyRun, settings: FlagSet, left_out: LeftOut, *, share: float) -> AblationResult | None:
+    """Returns the effect of leaving settings out, as recorded or measured now in a share of the time left.
 
-
-def _known_ablation(run: StudyRun, settings: FlagSet, left_out: LeftOut) -> AblationResult | None:
-    found = (a for a in run.store.of(AblationResult) if (a.settings, a.left_out) == (settings, left_out))
-    return next(found, None)
-
-
-def _ablation(run: StudyRun, settings: FlagSet, left_out: LeftOut, *, share: float = 1.0) -> AblationResult:
-    """Returns the effect of leaving settings out, as recorded or measured now in a share of the time left."""
-    if (found := _known_ablation(run, settings, left_out)) is None:
+    It is None, with a note, if there is no time for it.
+    """
+    known = (a for a in run.store.of(AblationResult) if (a.settings, a.left_out) == (settings, left_out))
+    if (found := next(known, None)) is None:
         names = names_left_out(left_out)
         if is_same_program(run, settings, settings.without(*names)):
             kept, reason = pays(None, run.spec.measure.min_effect)
             run.store.append(AblationResult(settings=settings, left_out=left_out, kept=kept, reason=reason))
+        elif not run.time.allows(lambda takes: takes.ablation_s):
+            run.view.note("not minimised further: what is left of the budget is kept for the proof")
+            return None
         else:
             what = (
                 names[0].lower() if isinstance(left_out, str) else f"{len(names)}-of-{settings.without(*names).digest}"
