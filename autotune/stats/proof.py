@@ -1,4 +1,4 @@
-"""Sequential proof over fresh pairs of processes: its error over all looks, its power and its cost.
+"""Sequential proof over fresh pairs of processes: its error over all looks, and the smallest gain that it finds.
 
 Two processes differ by more than their blocks do, so the unit is a pair of fresh processes, and its figure the log
 ratio that it alone gave. A plan spends its error over all looks that there can ever be, so that going on later, up to a
@@ -203,10 +203,14 @@ def look(
     return ProofLook(stop=False, holds=False, reason="not decided yet", used=len(values))
 
 
-def _chance(
+def is_hopeless(
     n: npt.NDArray[np.int64], mean: Floats, sd: Floats, plan: ProofPlan, *, most: int, min_effect: float
-) -> Floats:
-    """Chance that a gain is proven at the cap, were the true effect as good as it may still be (`OPTIMISM`)."""
+) -> npt.NDArray[np.bool_]:
+    """Whether a gain can hardly be proven at the cap any more, were the true effect as good as it may still be.
+
+    It is not where as many pairs again tell that there is no gain: to know that two sets are alike, or that one is
+    slower, is worth a few pairs, where that is all it takes.
+    """
     from scipy.special import ndtr, stdtrit
 
     sd = np.maximum(sd, 1e-12)
@@ -215,21 +219,11 @@ def _chance(
     rest = most - n
     expected = (n * mean + rest * (mean - benefit)) / most
     chance: Floats = ndtr((needed - expected) / (sd * np.sqrt(rest) / most))
-    return chance
-
-
-def is_hopeless(
-    n: npt.NDArray[np.int64], mean: Floats, sd: Floats, plan: ProofPlan, *, most: int, min_effect: float
-) -> npt.NDArray[np.bool_]:
-    """Whether a gain can hardly be proven any more; not where as many pairs again tell that there is none.
-
-    To know that two sets are alike, or that one is slower, is worth a few pairs, where that is all it takes.
-    """
     soon = np.minimum(2 * n, most)
     half = plan.lower(soon.tolist()) * sd / np.sqrt(soon)
     is_told_soon = (abs(mean) + half < math.log1p(min_effect)) | (mean - half > math.log1p(min_effect))
-    hopeless: npt.NDArray[np.bool_] = _chance(n, mean, sd, plan, most=most, min_effect=min_effect) < HOPELESS
-    return hopeless & ~is_told_soon
+    hopeless: npt.NDArray[np.bool_] = (chance < HOPELESS) & ~is_told_soon
+    return hopeless
 
 
 # ---------------------------------------------------------------------- levels of the looks

@@ -48,7 +48,9 @@ def _found(run: StudyRun, results: Sequence[TrialResult]) -> dict[str, object]:
         proofs = [r for r in run.store.of(ConfirmRun) if (r.stage, r.settings) == (proven.stage, proven.settings)]
         loss = loss_addition([*proofs, *mine])
         count = sum(r.settings == proven.settings and r.log_ratio is not None for r in run.store.of(ConfirmRun))
-        after += "" if spec.confirm.isolated or is_isolated(run) else ", isolated runs left out"
+        aa_run = run.store.last(AaRecord)
+        if not spec.confirm.isolated and aa_run is not None and aa_run.comparison.mode != ABA:
+            after += ", isolated runs left out"
         if earlier := earlier_runs(run.store):
             loss += f"; this is run {earlier + 1} of the same study here, and each may name a false winner"
         return {
@@ -103,12 +105,6 @@ def _nothing_tried(run: StudyRun) -> tuple[float | None, str]:
         least = f"a {table.name} of at least {format_seconds(table.needed_s)}"
     why = f"the A/A run left no time for a trial and its proof; with {least} the same command continues the study"
     return table.needed_s if table is not None else None, why
-
-
-def is_isolated(run: StudyRun) -> bool:
-    """Whether the study measures everything in isolation."""
-    aa_run = run.store.last(AaRecord)
-    return aa_run is None or aa_run.comparison.mode == ABA
 
 
 def _no_winner(run: StudyRun, results: Sequence[TrialResult]) -> tuple[Outcome, str]:
