@@ -28,7 +28,7 @@ from autotune.measure.durations import (
     LEAST_AA,
     aa_limit_s,
     aa_processes,
-    interleaved_aa_s,
+    beside_reference_s,
     isolated_aa_s,
     refuse_short_budget,
 )
@@ -330,7 +330,8 @@ class Interleaved(Comparer):
         trace = context.reference_trace or LossTrace(spec, reference.report)
         count = aa_pairs(reference.report, context.steps_for(reference))
         steps = 2 * count * context.steps_for(reference)
-        least_s = interleaved_aa_s(reference.report, processes=LEAST_AA, steps=steps)
+        # In the end the reference starts once more, in another rounding.
+        least_s = reference.report.start_s + LEAST_AA * beside_reference_s(reference.report, steps=steps)
         refuse_short_budget(spec, reference.report, begun_s=context.assignment.at_s, aa_s=least_s)
         pairs: list[Pair] = []
         reports: list[WorkerReport] = []

@@ -27,7 +27,7 @@ from autotune.model.records import (
 from autotune.model.spec import StudySpec
 from autotune.model.units import format_seconds
 from autotune.rundir.store import Store
-from autotune.stats.aa_noise import AaNoise, proof_size
+from autotune.stats.aa_noise import proof_size
 from autotune.stats.estimates import SequentialPlan
 from autotune.stats.long_run import soak_arm_s
 from autotune.stats.proof import FIRST_LOOK, ISOLATED_PAIRS, planned_pairs, smallest_gain
@@ -96,7 +96,9 @@ def durations_of(spec: StudySpec, result: AaRecord, runs: Sequence[ConfirmRun]) 
     if result.comparison.mode != INTERLEAVED:
         return takes
     costs, least = _costs(spec, result), SequentialPlan(cap=measure.pairs_cap).looks[0]
-    run_s = costs.run_beside_pairs_s(pairs=pairs_of_blocks(spec, noise), least_steps=measure.run_steps)
+    run_s = costs.run_beside_pairs_s(
+        pairs=proof_size(noise, starts=spec.block_sizes.starts), least_steps=measure.run_steps
+    )
     return replace(
         takes,
         start_s=costs.start_s,
@@ -112,16 +114,11 @@ def _costs(spec: StudySpec, result: AaRecord) -> BlockCosts:
     return spec.block_sizes.costs(step_s=step_s, start_s=aa_run.start_s + aa_run.settle_steps * step_s)
 
 
-def pairs_of_blocks(spec: StudySpec, noise: AaNoise) -> int:
-    """Returns the pairs of blocks that each fresh pair of processes runs interleaved."""
-    return proof_size(noise, starts=spec.block_sizes.starts)
-
-
 def pair_of_processes_s(spec: StudySpec, result: AaRecord) -> float:
     """Returns the seconds of one fresh pair of processes of a proof."""
     noise = result.noise
     if result.comparison.mode == INTERLEAVED:
-        return _costs(spec, result).fresh_pair_s(pairs_of_blocks(spec, noise))
+        return _costs(spec, result).fresh_pair_s(proof_size(noise, starts=spec.block_sizes.starts))
     return 2.0 * noise.start_s + noise.pair_s
 
 
@@ -149,21 +146,13 @@ def refuse_short_budget(spec: StudySpec, reference: WorkerReport, *, begun_s: fl
     )
 
 
-def interleaved_aa_s(reference: WorkerReport, *, processes: int, steps: int) -> float:
-    """Returns the seconds of an interleaved A/A run after its reference has started, which starts again in the end.
-
-    Args:
-        steps: Of both arms with each of the processes.
-    """
-    return reference.start_s + processes * _process_s(reference, steps)
-
-
-def _process_s(reference: WorkerReport, steps: int) -> float:
+def beside_reference_s(reference: WorkerReport, *, steps: int) -> float:
+    """Returns the seconds of a process of an A/A run beside the living reference, in which both run so many steps."""
     return reference.start_s + steps * statistics.median(reference.warmup_step_times_s or (0.0,))
 
 
 def isolated_aa_s(spec: StudySpec, reference: WorkerReport) -> float:
-    """Returns the same of one in ABA runs, while the first of its runs is in hand."""
+    """Returns the seconds of the rest of an A/A run in ABA runs, while the first of its runs is in hand."""
     step_s = statistics.median(reference.warmup_step_times_s or (0.0,))
     costs = spec.block_sizes.costs(step_s=step_s, start_s=reference.start_s)
     run_s = costs.isolated_run_s(pairs=1, least_steps=spec.measure.run_steps)
@@ -177,7 +166,7 @@ def aa_processes(spec: StudySpec, reference: WorkerReport, *, steps: int) -> int
         steps: Steps of both arms that are run with each of the others.
     """
     budget_s, asked = spec.search.time_budget, spec.measure.aa_processes
-    each_s = _process_s(reference, steps)
+    each_s = beside_reference_s(reference, steps=steps)
     if budget_s is None or each_s <= 0.0:
         return asked
     # The reference itself is started once beside them, and once more in another rounding.
@@ -206,7 +195,7 @@ def power_analysis(spec: StudySpec, result: AaRecord) -> PowerAnalysis | None:
     if takes is None or not noise.start_s or confirm.processes < FIRST_LOOK:
         return None
     is_interleaved = result.comparison.mode == INTERLEAVED
-    pairs = pairs_of_blocks(spec, noise) if is_interleaved else 1
+    pairs = proof_size(noise, starts=spec.block_sizes.starts) if is_interleaved else 1
     pair_sd = math.hypot(math.sqrt(2.0) * noise.cautious_process_sd(), noise.within_sd / math.sqrt(pairs))
     smallest = smallest_gain(
         pair_sd,
