@@ -20,7 +20,7 @@ class LineView:
 
     def __init__(self, console: Console, watch: Stopwatch, *, min_effect: float) -> None:
         self._console = console
-        self._status = console.status("")
+        self._status = console.status("", refresh_per_second=1)  # its thread must not disturb what is measured
         self._watch = watch
         self._min_effect = min_effect
         self._provable: float | None = None
