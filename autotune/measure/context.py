@@ -68,7 +68,6 @@ class MeasurementContext:
 
     Attributes:
         assignment: The task in hand, and what the driver said with it.
-        programs: Names of programs that were measured before, here or elsewhere, each with the number of its trial.
         has_run: Whether a reference ever ran: one that never did cannot run at all.
         restarts: How often the reference was lost over the task in hand.
         share: What two processes on one GPU get of its memory, and who does not fit so.
@@ -79,7 +78,6 @@ class MeasurementContext:
         self.folders = folders
         self.progress = progress
         self.assignment = Assignment()
-        self.programs: dict[str, int] = {}
         self.losses = LossGate(spec, LossSpread(), 0.0)
         self.reference_trace: LossTrace | None = None
         self.has_run = False
@@ -95,7 +93,6 @@ class MeasurementContext:
     def begin(self, assignment: Assignment) -> None:
         """A task begins on this lane."""
         self.assignment = assignment
-        self.programs.update(assignment.programs)
         self.restarts = 0
         self._began_s = time.monotonic()
         if (aa_run := assignment.aa_run) is not None:

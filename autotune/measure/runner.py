@@ -263,7 +263,7 @@ def measure_trial(
         if isinstance(checked, Failure):
             return TrialOutcome(status=TrialStatus.FAILED, failure=checked)
         loss = checked
-        programs = {**context.programs, context.program_key(FlagSet(), reference): REFERENCE_NUMBER}
+        programs = {**context.assignment.programs, context.program_key(FlagSet(), reference): REFERENCE_NUMBER}
         if key not in programs:
             return None
         return TrialOutcome(status=TrialStatus.SAME_PROGRAM, same_as=programs[key])
