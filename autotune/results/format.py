@@ -6,7 +6,7 @@ import math
 
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import INTERLEAVED, LOSS_NOT_CHECKED, Failure, WorkPerStep
-from autotune.model.proofs import describe_stalls, format_growth
+from autotune.model.proofs import describe_stalls
 from autotune.model.records import (
     AaRecord,
     AblationResult,
@@ -17,7 +17,6 @@ from autotune.model.records import (
     PowerAnalysis,
     ScreenRecord,
     SessionRecord,
-    SoakArm,
     SoakRecord,
     TrialResult,
     TrialStatus,
@@ -35,7 +34,7 @@ from autotune.model.units import (
 from autotune.rundir.store import Store
 from autotune.stats.aa_noise import AaNoise
 from autotune.stats.estimates import Estimate, Verdict
-from autotune.stats.long_run import memory_growth
+from autotune.stats.long_run import LEAST_SAMPLES
 
 STAGE_WORDS = {
     "confirm": "fresh processes",
@@ -243,7 +242,7 @@ def format_soak(record: SoakRecord) -> str:
 
 
 def _seen(record: SoakRecord) -> list[str]:
-    """Formats stalls and growth of memory in both arms."""
+    """Formats stalls of both arms, and whether memory was watched."""
     arms = record.arms
     if arms is None:
         return []
@@ -253,16 +252,9 @@ def _seen(record: SoakRecord) -> list[str]:
         found.append("the reference failed beside it, so total times are not compared")
     if len(arms.looks) > 1:
         found.append(f"run {len(arms.looks)} times: the last run did not confirm what spoke against the ones before it")
-    growths = [
-        f"{what} grows by {format_growth(growth, _growth(base, kind) or 0.0)}"
-        for kind, what in (("host", "memory"), ("device", "device memory"))
-        if (growth := _growth(mine, kind)) is not None
-    ]
-    return [*found, *(growths or ["memory not watched"])]
-
-
-def _growth(arm: SoakArm | None, kind: str) -> float | None:
-    return memory_growth(getattr(arm, kind)) if arm is not None else None
+    told = (("memory", mine.host), ("device memory", mine.device))
+    watched = [what for what, samples in told if len(samples) >= 2 * LEAST_SAMPLES]
+    return [*found, f"no leak of {' or '.join(watched)}" if watched else "memory not watched"]
 
 
 def soak_lines(store: Store) -> list[str]:
