@@ -29,7 +29,7 @@ def screen(
     as_json: options.Json = False,
 ) -> None:
     """Says which settings change this program on that cluster, which are no-ops, and what does not fit."""
-    from autotune.compiler.screen import chains, domains, facts_of
+    from autotune.compiler.screen import chains, domains
     from autotune.machine.environment import driver_python
     from autotune.settings.check import named_sets
     from autotune.settings.known import KnownSettings
@@ -38,7 +38,7 @@ def screen(
 
     with _open_screen(study, target, topology) as (spec, opened):
         known = KnownSettings(probe_build(driver_python(), platform=spec.device.platform))
-        space = build_space(spec, known, facts_of(opened.reference(), opened.job.topology))
+        space = build_space(spec, known, opened.reference())
         found = opened.run(domains(space), named_sets(spec, known, every=recipes), chains=chains(space))
     from autotune.results.screen_words import screen_lines
 

@@ -124,32 +124,16 @@ def _under_choice(
         return Interactions(unsettled=tuple(no_ops))
     working = {n: [v for v, does in values.items() if does] for n, values in works.items()}
     failing = [FlagSet({n: v}) for n, values in works.items() for v, does in values.items() if not does]
-    return find_interactions(program, no_ops, working, failing=failing, chains=chains, progress=progress)
-
-
-def find_interactions(
-    program: Program,
-    no_ops: Domains,
-    active: Domains,
-    *,
-    failing: Sequence[FlagSet] = (),
-    chains: Chains | None = None,
-    progress: Callable[[int, int], None] = lambda done, of: None,
-    seed: int = 0,
-    pairs_alone: int = PAIRS_ALONE,
-) -> Interactions:
-    """Finds combinations in which settings without an effect alone change the program.
-
-    Args:
-        no_ops: Settings without an effect alone, with all their values that compile.
-        failing: Single settings that do not compile alone; a no-op that repairs one is active.
-    """
-    search = InteractionSearch(program, no_ops, active, seed=seed, pairs_alone=pairs_alone)
-    return search.run(failing, chains or {}, progress)
+    return InteractionSearch(program, no_ops, working).run(failing, chains, progress)
 
 
 class InteractionSearch:
-    """The search of `find_interactions`; see the module's docstring."""
+    """Finds combinations in which settings without an effect alone change the program; see the module's docstring.
+
+    Args:
+        no_ops: Settings without an effect alone, with all their values that compile.
+        active: The other settings, likewise.
+    """
 
     def __init__(
         self, program: Program, no_ops: Domains, active: Domains, *, seed: int = 0, pairs_alone: int = PAIRS_ALONE
@@ -165,7 +149,11 @@ class InteractionSearch:
         self._asked: dict[tuple[str, ...], int] = {}
 
     def run(self, failing: Sequence[FlagSet], chains: Chains, progress: Callable[[int, int], None]) -> Interactions:
-        """Compiles rows until all combinations are covered, or the time is up."""
+        """Compiles rows until all combinations are covered, or the time is up.
+
+        Args:
+            failing: Single settings that do not compile alone; a no-op that repairs one is active.
+        """
         self._queue = self._chained(chains)
         for alone in failing:
             for i in range(max(map(len, self.no_ops.values()), default=0)):
@@ -187,8 +175,6 @@ class InteractionSearch:
             for chain in chains.get(name, ())
             for v in values
         ]
-
-    # ------------------------------------------------------------------ one row
 
     def _try(self, row: FlagSet) -> None:
         """Splits a row until the remaining no-ops in it change nothing."""
@@ -229,8 +215,6 @@ class InteractionSearch:
             self.found.found_active[name] = tuple(n for n in (*minimal, *context) if n != name)
         self._queue += [row for row in self._equal if any(n in row for n in minimal)]
         self._equal = [row for row in self._equal if not any(n in row for n in minimal)]
-
-    # ------------------------------------------------------------------ which rows
 
     def _plan(self) -> bool:
         """Queues rows that hold all uncovered combinations; whether there are any."""

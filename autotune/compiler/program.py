@@ -13,7 +13,7 @@ from autotune.model.measurement import Failure, Settings
 from autotune.model.numbers import Record
 from autotune.model.units import format_bytes
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 """Schema of cached results; raised when their form or meaning changes."""
 
 
@@ -110,6 +110,7 @@ class CompiledProgram(Record):
 
     fingerprint: str
     versions: dict[str, str]
+    device_count: int
     compile_s: float
     memory: Memory | None
     schedule: tuple[Op, ...] = ()

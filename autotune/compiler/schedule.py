@@ -282,6 +282,7 @@ def read_program(
     return CompiledProgram(
         fingerprint=found.get("fingerprint") or fingerprint(found["hlo_digest"], thunks),
         versions=found["versions"],
+        device_count=device_count,
         compile_s=found["compile_s"],
         memory=Memory(**found["memory"]) if found["memory"] else None,
         schedule=reader.schedule(parsed),

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -45,10 +44,9 @@ MOST_VALUES = 5
 class Effect(StrEnum):
     """Effect of a setting on the program.
 
-    ``active``: some value changes the program. ``no-op``: none does, alone or with others (see
-    `autotune.compiler.interaction`), whichever kernels a device's autotuner may choose. ``measure``: read at run time
-    or by the on-device autotuner, so equal programs prove nothing. ``fails``: no value changes the program, and some
-    do not compile.
+    ``active``: some value changes it. ``no-op``: none does, alone or with others (`autotune.compiler.interaction`).
+    ``measure``: read at run time or by the on-device autotuner, so equal programs prove nothing. ``fails``: no value
+    changes it, and some do not compile.
     """
 
     ACTIVE = "active"
@@ -219,13 +217,14 @@ class Screener:
 
         found, unsettled = self._interaction_test(found, others, chains or {}, is_over, row_done)
         skipped |= unsettled
+        seen = {(reference.fingerprint, self._to_measure(self.baseline)): ("reference", FlagSet())}
         return ScreenReport(
             target=self.target_name,
             topology=str(self.job.topology),
             versions=reference.versions,
             reference=self._set_report("reference", FlagSet(), reference, {}),
             settings=tuple(found),
-            sets=tuple(self._sets({n: s for n, s in named.items() if self.is_known(s)}, reference)),
+            sets=tuple(self._set_report(n, s, reference, seen) for n, s in named.items() if self.is_known(s)),
             limit_bytes=self.limit_bytes(self.baseline),
             compiled_count=sum(not r.from_cache for r in self._results.values()),
             cached_count=sum(r.from_cache for r in self._results.values()),
@@ -252,13 +251,11 @@ class Screener:
     ) -> None:
         """Compiles the sets without a result, several at once, until `is_over`."""
         missing = [s for s in dict.fromkeys(map(self._as_compiled, wanted)) if s not in self._results]
-        done = len(wanted) - len(missing)
         if not missing or is_over():
             return
         with contextlib.closing(self._compiler.compile(missing)) as results:
-            for result in results:
+            for done, result in enumerate(results, len(wanted) - len(missing) + 1):
                 self._results[result.settings] = result
-                done += 1
                 progress(done, len(wanted))
                 if is_over():
                     return
@@ -311,11 +308,8 @@ class Screener:
 
     def result(self, settings: FlagSet) -> CompileResult:
         """The result of a set; compiles it if necessary."""
-        compiled = self._as_compiled(settings)
-        if compiled not in self._results:
-            for result in self._compiler.compile([compiled]):
-                self._results[result.settings] = result
-        return self._results[compiled]
+        self.compile_all([settings])
+        return self._results[self._as_compiled(settings)]
 
     def forget(self, sets: Sequence[FlagSet]) -> None:
         """Drops the results of sets, also from the cache."""
@@ -356,11 +350,8 @@ class Screener:
         if stage is not Stage.PROGRAM:
             return SettingReport(name=name, effect=Effect.MEASURE, stage=stage)
         reports = tuple(self._value(name, value, reference) for value in values)
-        effect = Effect.NO_OP
-        if any(r.is_active for r in reports):
-            effect = Effect.ACTIVE
-        elif any(r.message for r in reports):
-            effect = Effect.FAILS
+        effect = Effect.FAILS if any(r.message for r in reports) else Effect.NO_OP
+        effect = Effect.ACTIVE if any(r.is_active for r in reports) else effect
         return SettingReport(name=name, effect=effect, stage=stage, values=reports)
 
     def _value(self, name: str, value: str, reference: CompiledProgram) -> ValueReport:
@@ -416,11 +407,6 @@ class Screener:
         left = [s.model_copy(update=found_active.get(s.name)) for s in settings if s.name not in unsettled]
         return left, unsettled
 
-    def _sets(self, named: Mapping[str, FlagSet], reference: CompiledProgram) -> Iterator[SetReport]:
-        seen = {(reference.fingerprint, self._to_measure(self.baseline)): ("reference", FlagSet())}
-        for name, settings in named.items():
-            yield self._set_report(name, settings, reference, seen)
-
     def _to_measure(self, settings: FlagSet) -> FlagSet:
         """The part of a set that compiling cannot judge."""
         return FlagSet({n: v for n, v in settings.items() if self.stage(n) is not Stage.PROGRAM})
@@ -438,19 +424,6 @@ class Screener:
             first, other = seen.setdefault((found["fingerprint"], rest), (name, settings))
             same_as = first if first != name and self._is_same(settings, other) else None
         return SetReport(name=name, settings=settings, same_as=same_as, to_measure=tuple(rest), **found)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
-    """`WorkloadFacts` from compiling; `layer_bytes` has ``weights`` and ``gradients`` of one layer."""
-
-    device_count: int | None
-    layer_bytes: Mapping[str, int] = field(default_factory=dict)
-
-
-def facts_of(program: CompiledProgram, topology: Topology) -> Facts:
-    """The facts from a compiled reference."""
-    return Facts(device_count=topology.device_count, layer_bytes=program.layer_bytes)
 
 
 def on_cluster(spec: StudySpec, target: Target | None, topology: Topology | None) -> tuple[StudySpec, Topology]:
@@ -528,10 +501,11 @@ def open_screener(
 
 
 def narrowed(space: SearchSpace, report: ScreenReport, *, keeps_no_ops: bool = False) -> SearchSpace:
-    """Removes no-ops and values that do not fit in memory from a space.
+    """Removes no-ops from a space.
 
-    Values that failed to compile stay, except for this machine's CPU: some sets fail only without a device. A condition
-    on a no-op is removed: all values of a no-op give one program, so the parameter's own verdict holds under each.
+    Values that fail to compile leave it only on this machine's CPU: some sets fail only without a device. Those that do
+    not fit in memory stay, for other settings may save what they take; each set is compiled before it is launched. A
+    condition on a no-op is removed: all values of a no-op give one program, so that the parameter's own verdict holds.
 
     Args:
         keeps_no_ops: Whether no-ops stay, because a measurement contradicted the screen.
@@ -544,10 +518,11 @@ def narrowed(space: SearchSpace, report: ScreenReport, *, keeps_no_ops: bool = F
         if parameter.name in reasons:
             continue
         left = {n: v for n, v in (parameter.condition or {}).items() if n not in reasons} or None
-        refused = _refused_values(found.get(parameter.name), report)
-        choices = parameter.choices and tuple(c for c in parameter.choices if c not in refused)
+        values = found[parameter.name].values if report.limit_bytes is None and parameter.name in found else ()
+        failing = {v.value for v in values if v.message}
+        choices = parameter.choices and tuple(c for c in parameter.choices if c not in failing)
         if choices == ():
-            reasons[parameter.name] = "no value of it compiles and fits here"
+            reasons[parameter.name] = "no value of it compiles here"
             continue
         kept.append(dataclasses.replace(parameter, condition=left, choices=choices))
     return SearchSpace(tuple(kept), {**space.left_out, **reasons}, space.notes)
@@ -556,30 +531,6 @@ def narrowed(space: SearchSpace, report: ScreenReport, *, keeps_no_ops: bool = F
 def _no_op_reason(setting: SettingReport, report: ScreenReport) -> str:
     tried = ", ".join(v.value or "(empty)" for v in setting.values)
     return f"no-op here: compiled for {report.target} {report.topology}, no value ({tried}) changes the program"
-
-
-def _refused_values(setting: SettingReport | None, report: ScreenReport) -> set[str]:
-    """Values that must not be launched; if not even the reference fits, memory is ignored.
-
-    A value stays if the savings of all other settings together could make it fit: each set is checked again before it
-    is launched.
-    """
-    values = setting.values if setting else ()
-    is_cpu, believed = report.limit_bytes is None, report.reference.fits is not False
-    saved = sum(_saved_bytes(s, report) for s in report.settings if setting is None or s.name != setting.name)
-
-    def never_fits(value: ValueReport) -> bool:
-        if value.peak_bytes is None or report.limit_bytes is None:
-            return value.fits is False
-        return value.peak_bytes - saved > report.limit_bytes
-
-    return {v.value for v in values if (v.fits is False and believed and never_fits(v)) or (is_cpu and v.message)}
-
-
-def _saved_bytes(setting: SettingReport, report: ScreenReport) -> int:
-    """Largest saving of device memory by a value of a setting alone."""
-    reference = report.reference.peak_bytes or 0
-    return max([0, *(reference - v.peak_bytes for v in setting.values if v.peak_bytes is not None)])
 
 
 def chains(space: SearchSpace) -> dict[str, list[FlagSet]]:

@@ -82,6 +82,7 @@ def read() -> CompiledProgram:
     return CompiledProgram(
         fingerprint="one",
         versions={},
+        device_count=8,
         compile_s=1.0,
         memory=Memory(argument_bytes=700, output_bytes=500, alias_bytes=300, temp_bytes=1100),
         schedule=reader.schedule(parse_thunks(THUNKS)),
