@@ -8,6 +8,7 @@ itself. Without this check an unchanged program does not show that a set is a no
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import shutil
@@ -121,13 +122,8 @@ class CompileWorker:
         self._count = 0
         self._scratch = Scratch(COMPILES)
         self._folder = self._scratch.path
-        is_cpu = job.target is None
-        env = child_environment(
-            job.base,
-            shared,
-            platform_name="cpu",
-            virtual_devices=job.topology.device_count if is_cpu else None,
-        )
+        devices = job.topology.device_count if job.target is None else None
+        env = child_environment(job.base, shared, platform_name="cpu", virtual_devices=devices)
         let_import_packages(env)
         env["CUDA_VISIBLE_DEVICES"] = ""  # described GPUs only: attached ones are being measured
         env["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"  # else the plugin requires cuPTI, useless without a GPU
@@ -135,26 +131,23 @@ class CompileWorker:
         env["TF_CPP_MIN_LOG_LEVEL"] = "1"
         command = [driver_python(), "-m", "autotune.child.compile"]
         self._process = GuardedProcess(command, env, self._folder / "worker.log", LOG_BYTES)
-        self._process.send({**self._order(), "lowers_first": lowers_first, **self._manners()})
+        self._send(
+            "job",
+            entry=job.entry,
+            options={**job.options, **options_in(shared.without(OPTION + PROCESS_COUNT))},
+            paths=list(job.paths),
+            platform="cpu" if job.target is None else "cuda",
+            target_config=job.target.config_text if job.target else None,
+            topology=job.topology.for_xla(job.target.network) if job.target else None,
+            lowers_first=lowers_first,
+        )
         progress("lower")
         answer = self._process.first(("ready", "error"), START_LIMIT_S)
         self.broken = None if answer and answer["type"] == "ready" else self._why_broken(answer)
         self.is_touched = bool(answer and answer.get("is_touched"))
 
-    def _order(self) -> dict[str, Any]:
-        target, topology = self._job.target, self._job.topology
-        return {
-            "type": "job",
-            "entry": self._job.entry,
-            "options": {**self._job.options, **options_in(self.shared.without(OPTION + PROCESS_COUNT))},
-            "paths": list(self._job.paths),
-            "platform": "cuda" if target else "cpu",
-            "target_config": target.config_text if target else None,
-            "topology": topology.for_xla(target.network) if target else None,
-        }
-
-    def _manners(self) -> dict[str, Any]:
-        return {"niceness": NICENESS, "processors": sorted(self.kept_to)}
+    def _send(self, kind: str, **order: Any) -> None:
+        self._process.send({"type": kind, "niceness": NICENESS, "processors": sorted(self.kept_to), **order})
 
     def compile(self, settings: FlagSet, *, limits: CompileLimits, has_estimates: bool) -> CompileResult | None:
         """Compiles one set within limits; None if the worker died."""
@@ -166,17 +159,14 @@ class CompileWorker:
         asked = settings.without(*(n for n in settings if n.startswith("xla_dump_")))
         own = [f"--xla_dump_to={folder / 'dump'}", *([ESTIMATES] if has_estimates and self._job.target else [])]
         env["XLA_FLAGS"] = " ".join([asked.render_xla_flags(), *own]).strip()
-        self._process.send(
-            {
-                "type": "compile",
-                "id": self._count,
-                "folder": str(folder),
-                "environment": env,
-                "jax_options": list(jax_settings(settings)),
-                "limit_s": limits.wall_s,
-                "processor_s": limits.processor_s,
-                **self._manners(),
-            }
+        self._send(
+            "compile",
+            id=self._count,
+            folder=str(folder),
+            environment=env,
+            jax_options=list(jax_settings(settings)),
+            limit_s=limits.wall_s,
+            processor_s=limits.processor_s,
         )
         answer = self._process.first(("compiled",), limits.wall_s + 60.0)
         if answer is None:
@@ -208,18 +198,14 @@ class CompileWorker:
         return CompileResult(settings=settings, program=program, **cost)
 
     def _failure(self, folder: Path, answer: Mapping[str, Any], found: Mapping[str, Any]) -> Failure:
-        lines = last_lines(folder / LOG)
+        lines, said = last_lines(folder / LOG), "the compiler did not finish within"
+        ended = functools.partial(Failure, phase="compile", last_lines=lines)
         if answer["timed_out"]:
-            message = f"the compiler did not finish within {self._limits.wall_s:.0f} s"
-            return Failure(kind=FailureKind.HANG, message=message, phase="compile", last_lines=lines)
+            return ended(kind=FailureKind.HANG, message=f"{said} {self._limits.wall_s:.0f} s")
         if answer["exit_status"] == -signal.SIGXCPU and self._limits.processor_s is not None:
-            message = (
-                f"the compiler did not finish within {self._limits.processor_s:.0f} s of processor time, at least "
-                f"{COMPILE_FACTOR:.0f} times what the default takes"
-            )
-            return Failure(
-                kind=FailureKind.COMPILE_ERROR, message=message, phase="compile", signal=TOO_SLOW, last_lines=lines
-            )
+            least = f"at least {COMPILE_FACTOR:.0f} times what the default takes"
+            message = f"{said} {self._limits.processor_s:.0f} s of processor time, {least}"
+            return ended(kind=FailureKind.COMPILE_ERROR, message=message, signal=TOO_SLOW)
         failure = classify_failure(
             exit_status=answer["exit_status"],
             phase="compile",

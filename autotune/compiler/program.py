@@ -31,6 +31,9 @@ class OpKind(StrEnum):
     OTHER = "other"
 
 
+_LAUNCHED = (OpKind.KERNEL, OpKind.COPY, OpKind.COLLECTIVE)
+
+
 class Collective(Record):
     """One collective of a program.
 
@@ -163,31 +166,14 @@ def collectives(program: CompiledProgram) -> dict[tuple[str, bool], tuple[int, i
     return found
 
 
-def graphs(program: CompiledProgram) -> list[int]:
-    """Number of kernels, copies and collectives in each command buffer."""
-    return [
-        sum(1 for inner, _ in walk(op.content) if inner.kind in (OpKind.KERNEL, OpKind.COPY, OpKind.COLLECTIVE))
-        for op, _ in walk(program.schedule)
-        if op.kind is OpKind.GRAPH
-    ]
-
-
-def loops(program: CompiledProgram) -> list[tuple[str, int | None]]:
-    """Loops and their trip counts."""
-    return [(op.name, op.trip_count) for op, _ in walk(program.schedule) if op.kind is OpKind.LOOP]
-
-
-def kernels(program: CompiledProgram) -> Counter[str]:
-    """Counts kernels and copies by `Op.detail`."""
-    return Counter(op.detail for op, _ in walk(program.schedule) if op.kind in (OpKind.KERNEL, OpKind.COPY))
-
-
 def figures(program: CompiledProgram) -> dict[str, Any]:
     """Countable figures of a program, by name."""
     if not program.schedule:  # XLA:CPU shows no thunks
         return {f"instructions: {name}": n for name, n in program.opcodes.items()} | _memory_figures(program)
-    table = collectives(program)
-    held = graphs(program)
+    table, ops = collectives(program), list(walk(program.schedule))
+    held = [op for op, _ in ops if op.kind is OpKind.GRAPH]
+    trips = [op.trip_count for op, _ in ops if op.kind is OpKind.LOOP]
+    kernels = Counter(op.detail for op, _ in ops if op.kind in (OpKind.KERNEL, OpKind.COPY))
     found: dict[str, Any] = {}
     for (kind, is_async), (count, _, _) in sorted(table.items()):
         found[f"{kind} ({'async' if is_async else 'sync'})"] = count
@@ -195,14 +181,14 @@ def figures(program: CompiledProgram) -> dict[str, Any]:
         found[f"{kind} bytes a step"] = sum(v[2] for (k, _), v in table.items() if k == kind)
         found[f"{kind} runs a step"] = sum(v[1] for (k, _), v in table.items() if k == kind)
     found["command buffers"] = len(held)
-    found["kernels in command buffers"] = sum(held)
-    found["loops"] = len(loops(program))
-    if unknown := sum(n is None for _, n in loops(program)):
+    found["kernels in command buffers"] = sum(inner.kind in _LAUNCHED for op in held for inner, _ in walk(op.content))
+    found["loops"] = len(trips)
+    if unknown := trips.count(None):
         found["loops of unknown length, counted once"] = unknown
-    found["loop iterations a step"] = sum(n or 1 for _, n in loops(program))
-    found |= {f"kernels: {name}": n for name, n in sorted(kernels(program).items())}
+    found["loop iterations a step"] = sum(n or 1 for n in trips)
+    found |= {f"kernels: {name}": n for name, n in sorted(kernels.items())}
     found |= {f"custom calls: {name}": n for name, n in sorted(program.custom_calls.items())}
-    found["kernel launches a step"] = sum(t for op, t in walk(program.schedule) if op.kind is OpKind.KERNEL)
+    found["kernel launches a step"] = sum(t for op, t in ops if op.kind is OpKind.KERNEL)
     return found | _memory_figures(program)
 
 

@@ -19,7 +19,7 @@ from autotune.machine.gpus import GpuFacts, gpu_facts
 from autotune.model.errors import StudyFileError, close_matches
 from autotune.settings.catalog import read_data
 
-SHARED_FIELDS: Mapping[str, Any] = {
+SHARED_FIELDS: dict[str, Any] = {
     "threads_per_block_limit": 1024,
     "threads_per_warp": 32,
     "shared_memory_per_block": 49152,
@@ -123,9 +123,8 @@ class Target:
     def with_memory(self, fraction: float | None) -> Target:
         """This GPU for a process that takes this fraction of its memory; None changes nothing.
 
-        On a GPU, JAX passes its allocator's limit to XLA's scheduler; without one XLA assumes 80 % of the described
-        memory (`GetSchedulerMemoryLimit` in xla/service/gpu/gpu_hlo_schedule.cc). It overlaps less where memory is
-        short.
+        On a GPU, JAX passes its allocator's limit to XLA's scheduler, which overlaps less where memory is short;
+        without one XLA assumes 80 % of the described memory (xla/service/gpu/gpu_hlo_schedule.cc).
         """
         if fraction is None:
             return self
@@ -170,8 +169,8 @@ class Topology:
     def for_xla(self, network: Network) -> str:
         """The topology for XLA's plugin: partitions x hosts of a partition x GPUs of a host.
 
-        A partition is an NVLink domain, so separate machines are partitions of one host. That form works on jaxlib
-        0.10.2 and 0.12.0.1, while many hosts in one partition crashed 0.12.0.1 for some programs.
+        A partition is an NVLink domain, so separate machines are partitions of one host. Many hosts in one partition
+        crashed jaxlib 0.12.0.1 for some programs.
 
         Raises:
             StudyFileError: If the machines do not fill the NVLink domains.
@@ -222,13 +221,11 @@ def load_target(name: str, *, facts: GpuFacts | None = None, toolkit: Toolkit | 
     if facts is not None:
         tools = replace(tools, driver=facts.cuda or tools.driver)
         links = links if facts.nvlinks is None else facts.nvlinks
+    info = SHARED_FIELDS | tools.fields | device
+    if links:
+        info["device_interconnect_info"] = {"active_links": links}
     config = {
-        "gpu_device_info": {
-            **SHARED_FIELDS,
-            **tools.fields,
-            **device,
-            **({"device_interconnect_info": {"active_links": links}} if links else {}),
-        },
+        "gpu_device_info": info,
         "platform_name": "CUDA",
         "dnn_version_info": tools.dnn_fields,
         "device_description_str": device["name"],
@@ -266,17 +263,16 @@ def _told(found: _TargetFile, facts: GpuFacts | None) -> dict[str, Any]:
     """Fields of the description from a GPU's own report."""
     if facts is None:
         return {}
-    capability = dict(found.device["cuda_compute_capability"])
-    if facts.compute_capability is not None:
-        capability |= zip(("major", "minor"), facts.compute_capability, strict=True)
-    told = {
+    told: dict[str, Any] = {
         "name": facts.name or None,
         "core_count": facts.lanes and facts.lanes // found.device["fpus_per_core"],
         "clock_rate_ghz": facts.clock_ghz,
         "device_memory_size": facts.memory_bytes,
         "memory_bandwidth": facts.memory_bytes_per_s and int(facts.memory_bytes_per_s),
-        "cuda_compute_capability": capability if facts.compute_capability is not None else None,
     }
+    if facts.compute_capability is not None:
+        numbers = dict(zip(("major", "minor"), facts.compute_capability, strict=True))
+        told["cuda_compute_capability"] = found.device["cuda_compute_capability"] | numbers
     return {name: value for name, value in told.items() if value is not None}
 
 
