@@ -207,9 +207,7 @@ class StudySpec(Section):
 
     def broken_rule(self, settings: FlagSet, defaults: Mapping[str, str] | None = None) -> str | None:
         """The first of `limits.rules` that a set breaks, or None; `defaults` are the installed build's."""
-        return broken_rule(
-            settings, self.limits.rules, options=self.reference_options, baseline=self.baseline, defaults=defaults
-        )
+        return broken_rule({**(defaults or {}), **self.baseline, **settings}, self.limits.rules, self.reference_options)
 
     def work_under(self, settings: FlagSet) -> int | None:
         """Tokens of a step under a set's options, by `workload.tokens_per_step`; None where that is not given.
