@@ -94,33 +94,30 @@ SOAK_STEPS, SOAK_STEPS_OF_RUNS = 200, 20
 
 
 class StudySpec(Section):
-    """A whole study, checked. Equal `identity` means results may share a run directory.
-
-    Attributes:
-        name: Of the study; its run directory is ``runs/NAME`` unless a command says otherwise.
-        description: Shown in reports.
-        seed: Of proposals, data and order: the same seed proposes the same.
-        workload: What runs.
-        device: Where it runs.
-        baseline: Settings of the reference, and so of every candidate: setting to value.
-        search: What is searched, how long, and what is tried first.
-        screen: What is compiled before anything is measured.
-        measure: How a comparison is measured.
-        confirm: How finalists prove themselves.
-        limits: What a candidate must keep, whatever its speed.
-    """
+    """A whole study, checked. Equal `identity` means results may share a run directory."""
 
     name: Annotated[str, Field(pattern=STUDY_NAME)]
+    """Of the study; its run directory is ``runs/NAME`` unless a command says otherwise."""
     description: Annotated[str, AfterValidator(redact_text)] = ""
+    """Shown in reports."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    """Of proposals, data and order: the same seed proposes the same."""
     workload: WorkloadSpec
+    """What runs."""
     device: DeviceSpec = DeviceSpec()
+    """Where it runs."""
     baseline: Settings = Field(default_factory=FlagSet)
+    """Settings of the reference, and so of every candidate: setting to value."""
     search: SearchSpec = SearchSpec()
+    """What is searched, how long, and what is tried first."""
     screen: ScreenSpec = ScreenSpec()
+    """What is compiled before anything is measured."""
     measure: MeasureSpec = MeasureSpec()
+    """How a comparison is measured."""
     confirm: ConfirmSpec = ConfirmSpec()
+    """How finalists prove themselves."""
     limits: LimitsSpec = LimitsSpec()
+    """What a candidate must keep, whatever its speed."""
 
     @field_validator("name")
     @classmethod
