@@ -51,20 +51,17 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class CompileJob:
-    """A step to compile, and the GPUs to compile it for.
-
-    Attributes:
-        target: The GPU; None compiles for this machine's CPU.
-        topology: For the CPU, its virtual devices.
-        versions: Installed versions of the compiler: part of the cache's key.
-    """
+    """A step to compile, and the GPUs to compile it for."""
 
     entry: str
     options: Mapping[str, Any]
     target: Target | None
+    """The GPU; None compiles for this machine's CPU."""
     topology: Topology
+    """For the CPU, its virtual devices."""
     paths: tuple[str, ...] = ()
     versions: Mapping[str, str] = field(default_factory=compiler_versions)
+    """Installed versions of the compiler: part of the cache's key."""
     base: Mapping[str, str] = field(default_factory=caller_environment)
 
     @property

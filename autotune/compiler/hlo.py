@@ -61,27 +61,24 @@ class Array:
 
 @dataclass(slots=True)
 class Instruction:
-    """One instruction.
-
-    Attributes:
-        opcode: ``fusion``, ``all-gather-start``, ``custom-call`` ...
-        shape: The arrays of its result, tuples flattened.
-        members: For each operand, the index of a member of its tuple (``%while#4``); None for all of it.
-        called: Attribute (``calls``, ``body``, ``condition``, ``to_apply``) to the name of a computation.
-        index: Number of a parameter.
-        literal: Value of a scalar integer constant.
-    """
+    """One instruction."""
 
     name: str
     opcode: str
+    """``fusion``, ``all-gather-start``, ``custom-call`` ..."""
     shape: tuple[Array, ...]
+    """The arrays of its result, tuples flattened."""
     operands: tuple[str, ...]
     members: tuple[int | None, ...]
+    """For each operand, the index of a member of its tuple (``%while#4``); None for all of it."""
     attributes: str
     called: Mapping[str, str]
+    """Attribute (``calls``, ``body``, ``condition``, ``to_apply``) to the name of a computation."""
     is_root: bool = False
     index: int | None = None
+    """Number of a parameter."""
     literal: int | None = None
+    """Value of a scalar integer constant."""
 
     @property
     def bytes(self) -> int:
@@ -368,19 +365,16 @@ Product = tuple[int, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """FLOPs and bytes of a kernel.
-
-    Attributes:
-        flops: FLOPs outside of matrix products.
-        matrix_dtype: Type of the factors; None without a product.
-        product: The largest matrix product; None without one, and of attention.
-    """
+    """FLOPs and bytes of a kernel."""
 
     flops: float = 0.0
+    """FLOPs outside of matrix products."""
     matrix_flops: float = 0.0
     matrix_dtype: str | None = None
+    """Type of the factors; None without a product."""
     bytes: float = 0.0
     product: Product | None = None
+    """The largest matrix product; None without one, and of attention."""
 
 
 def kernel_work(module: Module, computation: Computation, instruction: Instruction) -> Work:

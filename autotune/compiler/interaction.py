@@ -58,16 +58,13 @@ class TimeUp(Exception):
 
 @dataclass(slots=True)
 class Interactions:
-    """Result of an interaction test.
-
-    Attributes:
-        found_active: Active settings, each with those among which it acts: the others of a minimal set, and the
-            context, which was not minimized. Empty for what acts alone.
-        unsettled: Settings without a verdict, because the time was up.
-    """
+    """Result of an interaction test."""
 
     found_active: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Active settings, each with those among which it acts: the others of a minimal set, and the context, which was not
+    minimized. Empty for what acts alone."""
     unsettled: tuple[str, ...] = ()
+    """Settings without a verdict, because the time was up."""
     rows: int = 0
 
 

@@ -76,25 +76,22 @@ class Event:
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """Predicted time of a step.
-
-    Attributes:
-        compute_s: Kernels on the compute stream.
-        communication_s: All collectives, overlapped ones included.
-        exposed_s: Communication that computing waits for.
-        idle_s: Idle time of the compute stream without a pending collective: launches.
-        mfu: Model FLOPs over the peak of the matrix units; None if the workload does not give its FLOPs.
-        unknown_loops: Loops of unknown length, counted once; the step may take far longer.
-    """
+    """Predicted time of a step."""
 
     step_s: float
     compute_s: float
+    """Kernels on the compute stream."""
     communication_s: float
+    """All collectives, overlapped ones included."""
     exposed_s: float
+    """Communication that computing waits for."""
     idle_s: float
+    """Idle time of the compute stream without a pending collective: launches."""
     mfu: float | None
+    """Model FLOPs over the peak of the matrix units; None if the workload does not give its FLOPs."""
     tokens_per_s: float | None
     unknown_loops: tuple[str, ...]
+    """Loops of unknown length, counted once; the step may take far longer."""
     events: tuple[Event, ...] = field(default=(), repr=False)
 
     def to_json(self) -> dict[str, object]:

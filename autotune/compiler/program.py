@@ -35,51 +35,45 @@ _LAUNCHED = (OpKind.KERNEL, OpKind.COPY, OpKind.COLLECTIVE)
 
 
 class Collective(Record):
-    """One collective of a program.
-
-    Attributes:
-        kind: ``all-gather``, ``all-reduce``, ``reduce-scatter``, ``all-to-all``, ``collective-permute`` ...
-        bytes: Of the whole array: gathered, reduced, exchanged or (permute) sent by one GPU.
-        node_count: Machines of one group.
-        implementation: ``nccl``, or ``kernel`` for XLA's own.
-    """
+    """One collective of a program."""
 
     kind: str
+    """``all-gather``, ``all-reduce``, ``reduce-scatter``, ``all-to-all``, ``collective-permute`` ..."""
     bytes: int
+    """Of the whole array: gathered, reduced, exchanged or (permute) sent by one GPU."""
     dtype: str
     group_size: int
     node_count: int
+    """Machines of one group."""
     implementation: str = "nccl"
+    """``nccl``, or ``kernel`` for XLA's own."""
 
 
 class Op(Record):
-    """One entry of the schedule.
-
-    Attributes:
-        detail: Kind of fusion, target of a custom call, or the thunk's kind.
-        stream: The stream of a start's content.
-        async_id: Pairs a start with its done.
-        content: Entries of a start, of a graph (command buffer), of a loop's body, of all branches.
-        condition: Entries of a loop's condition.
-        trip_count: Iterations of a loop; None if unknown.
-        flops, matrix_flops, matrix_dtype, product, bytes: Work of a kernel; see `autotune.compiler.hlo.Work`.
-        xla_s: Seconds of a kernel by XLA's own cost model.
-    """
+    """One entry of the schedule."""
 
     kind: OpKind
     name: str
     detail: str = ""
+    """Kind of fusion, target of a custom call, or the thunk's kind."""
     stream: str | None = None
+    """The stream of a start's content."""
     async_id: int | None = None
+    """Pairs a start with its done."""
     content: tuple[Op, ...] = ()
+    """Entries of a start, of a graph (command buffer), of a loop's body, of all branches."""
     condition: tuple[Op, ...] = ()
+    """Entries of a loop's condition."""
     trip_count: int | None = None
+    """Iterations of a loop; None if unknown."""
     flops: float = 0.0
     matrix_flops: float = 0.0
     matrix_dtype: str | None = None
     product: tuple[int, int, int, int] | None = None
     bytes: float = 0.0
+    """With flops, matrix_flops, matrix_dtype, product: Work of a kernel; see `autotune.compiler.hlo.Work`."""
     xla_s: float | None = None
+    """Seconds of a kernel by XLA's own cost model."""
     collective: Collective | None = None
 
 
@@ -100,47 +94,41 @@ class Memory(Record):
 
 
 class CompiledProgram(Record):
-    """One program.
-
-    Attributes:
-        fingerprint: Equal for equal programs: optimized HLO (without metadata) and thunk sequence.
-        schedule: Entries in the order of issue by the host; empty for CPU programs.
-        opcodes: Number of instructions outside of fusions, by opcode.
-        custom_calls: Number of custom calls, by target.
-        flops_per_step: Of the model, over all GPUs, if the workload gives it.
-        layer_bytes: ``weights`` and ``gradients`` of one layer, if the workload gives them.
-    """
+    """One program."""
 
     fingerprint: str
+    """Equal for equal programs: optimized HLO (without metadata) and thunk sequence."""
     versions: dict[str, str]
     device_count: int
     compile_s: float
     memory: Memory | None
     schedule: tuple[Op, ...] = ()
+    """Entries in the order of issue by the host; empty for CPU programs."""
     opcodes: dict[str, int] = Field(default_factory=dict)
+    """Number of instructions outside of fusions, by opcode."""
     custom_calls: dict[str, int] = Field(default_factory=dict)
+    """Number of custom calls, by target."""
     flops_per_step: float | None = None
+    """Of the model, over all GPUs, if the workload gives it."""
     tokens_per_step: int | None = None
     layer_bytes: dict[str, int] = Field(default_factory=dict)
+    """``weights`` and ``gradients`` of one layer, if the workload gives them."""
 
 
 class CompileResult(Record):
-    """The result of compiling one set.
-
-    Attributes:
-        settings: The set merged into the baseline.
-        duration_s: Wall time, fork included.
-        cpu_s: Processor time over all cores, which load on the machine does not stretch.
-        host_bytes: Peak memory on the host; 0 if unknown.
-    """
+    """The result of compiling one set."""
 
     settings: Settings
+    """The set merged into the baseline."""
     program: CompiledProgram | None = None
     failure: Failure | None = None
     from_cache: bool = False
     duration_s: float = 0.0
+    """Wall time, fork included."""
     cpu_s: float = 0.0
+    """Processor time over all cores, which load on the machine does not stretch."""
     host_bytes: int = 0
+    """Peak memory on the host; 0 if unknown."""
 
 
 def walk(ops: tuple[Op, ...], times: int = 1) -> Iterator[tuple[Op, int]]:

@@ -56,20 +56,17 @@ class Effect(StrEnum):
 
 
 class CompiledReport(Record):
-    """Result of compiling one set.
-
-    Attributes:
-        fingerprint: Of its program; None if it does not compile.
-        fits: Whether the step fits in device memory; None if unknown.
-        compile_s: Of a failure, seconds until it ended.
-    """
+    """Result of compiling one set."""
 
     fingerprint: str | None = None
+    """Of its program; None if it does not compile."""
     changes: tuple[str, ...] = ()
     message: str = ""
     peak_bytes: int | None = None
     fits: bool | None = None
+    """Whether the step fits in device memory; None if unknown."""
     compile_s: float = 0.0
+    """Of a failure, seconds until it ended."""
 
 
 class ValueReport(CompiledReport):
@@ -80,33 +77,27 @@ class ValueReport(CompiledReport):
 
 
 class SettingReport(Record):
-    """One setting with all its values.
-
-    Attributes:
-        interacts_with: Settings with which it is active; empty if it is active alone.
-        under: The only kernel choice under which it is active; empty if that is the compiler's own.
-    """
+    """One setting with all its values."""
 
     name: str
     effect: Effect
     stage: str
     values: tuple[ValueReport, ...] = ()
     interacts_with: tuple[str, ...] = ()
+    """Settings with which it is active; empty if it is active alone."""
     under: str = ""
+    """The only kernel choice under which it is active; empty if that is the compiler's own."""
 
 
 class SetReport(CompiledReport):
-    """One named set: a recipe, or one of the study's own.
-
-    Attributes:
-        same_as: Earlier set with the same program and the same `to_measure`.
-        to_measure: Settings that compiling cannot judge.
-    """
+    """One named set: a recipe, or one of the study's own."""
 
     name: str
     settings: Settings
     same_as: str | None = None
+    """Earlier set with the same program and the same `to_measure`."""
     to_measure: tuple[str, ...] = ()
+    """Settings that compiling cannot judge."""
 
 
 class Canary(Record):
@@ -117,15 +108,7 @@ class Canary(Record):
 
 
 class ScreenReport(Record):
-    """Result of screening a study on one cluster.
-
-    Attributes:
-        limit_bytes: Device memory at the study's memory fraction; None for the CPU.
-        compiled_count: Programs compiled now, without those of `cached_count`.
-        skipped: Settings and sets without a verdict, because the time was up.
-        target_digest: `Target.digest`; empty for the CPU.
-        choices: Kernel choices under which programs were compared.
-    """
+    """Result of screening a study on one cluster."""
 
     target: str
     topology: str
@@ -134,13 +117,18 @@ class ScreenReport(Record):
     settings: tuple[SettingReport, ...]
     sets: tuple[SetReport, ...]
     limit_bytes: int | None
+    """Device memory at the study's memory fraction; None for the CPU."""
     compiled_count: int
+    """Programs compiled now, without those of `cached_count`."""
     cached_count: int
     duration_s: float
     skipped: tuple[str, ...] = ()
+    """Settings and sets without a verdict, because the time was up."""
     canary: Canary | None = None
     target_digest: str = ""
+    """`Target.digest`; empty for the CPU."""
     choices: tuple[str, ...] = ()
+    """Kernel choices under which programs were compared."""
 
     def of_effect(self, effect: Effect) -> list[SettingReport]:
         """Selects settings by effect."""

@@ -51,26 +51,22 @@ _WHOLE_PLUGINS = tuple((plugin, plugin.replace("-plugin", "-pjrt")) for plugin i
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """Links of one GPU to the others.
-
-    Attributes:
-        nvlink_links: 0 without NVLink.
-        nvlink_bytes_per_s: Rate of one link in one direction, as NCCL assumes it.
-        nvlink_domain: GPUs that are connected by NVLink.
-        gpus_per_node: GPUs of a machine as it is usually sold.
-        nic_bytes_per_s: Line rate of the network per GPU, one direction.
-        pcie_bytes_per_s: Rate of the GPU's slot, one direction.
-        nvls_share: Share of the links that NCCL assumes for NVLink SHARP (the NVSwitch reduces and multicasts); 0
-            without it.
-    """
+    """Links of one GPU to the others."""
 
     nvlink_links: int = 0
+    """0 without NVLink."""
     nvlink_bytes_per_s: float = 0.0
+    """Rate of one link in one direction, as NCCL assumes it."""
     nvlink_domain: int = 1
+    """GPUs that are connected by NVLink."""
     gpus_per_node: int = 8
+    """GPUs of a machine as it is usually sold."""
     nic_bytes_per_s: float = 12.5e9
+    """Line rate of the network per GPU, one direction."""
     pcie_bytes_per_s: float = 31.5e9
+    """Rate of the GPU's slot, one direction."""
     nvls_share: float = 0.0
+    """Share of the links that NCCL assumes for NVLink SHARP (the NVSwitch reduces and multicasts); 0 without it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,27 +89,24 @@ class _TargetFile:
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """One kind of GPU.
-
-    Attributes:
-        config_text: A ``stream_executor.GpuTargetConfigProto`` for XLA, as text.
-        core_count: Streaming multiprocessors.
-        flops_per_s: Peak rate of the matrix units by type of input (``bf16``, ``f8``, ``tf32`` ...), and ``scalar``.
-        matrix_share: Share of the matrix units' peak that large products reach during training.
-        kinds: Names of the GPU in JAX.
-    """
+    """One kind of GPU."""
 
     name: str
     title: str
     config_text: str
+    """A ``stream_executor.GpuTargetConfigProto`` for XLA, as text."""
     memory_bytes: int
     memory_bytes_per_s: float
     core_count: int
+    """Streaming multiprocessors."""
     flops_per_s: Mapping[str, float]
+    """Peak rate of the matrix units by type of input (``bf16``, ``f8``, ``tf32`` ...), and ``scalar``."""
     network: Network
     matrix_share: float = MATRIX_SHARE
+    """Share of the matrix units' peak that large products reach during training."""
     sources: tuple[str, ...] = ()
     kinds: tuple[str, ...] = ()
+    """Names of the GPU in JAX."""
 
     @property
     def digest(self) -> str:
@@ -317,17 +310,14 @@ def _folder() -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Toolkit:
-    """The CUDA and cuDNN that a program is compiled against, as ``major.minor.patch``.
-
-    Attributes:
-        runtime: CUDA runtime of the installed wheel, else the one that the plugin is built for.
-        driver: The newest CUDA that the driver can run.
-    """
+    """The CUDA and cuDNN that a program is compiled against, as ``major.minor.patch``."""
 
     runtime: str
+    """CUDA runtime of the installed wheel, else the one that the plugin is built for."""
     toolkit: str
     dnn: str
     driver: str = _NEWEST_DRIVER
+    """The newest CUDA that the driver can run."""
 
     @property
     def fields(self) -> dict[str, str]:

@@ -33,22 +33,19 @@ AT_ONCE, IN_ORDER = STARTS, 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockSizes:
-    """Lengths of blocks and of isolated runs.
-
-    Attributes:
-        block_s: Shortest counted part of a block, seconds.
-        block_steps: Fewest counted steps of a block.
-        settle_s: Steps of a block that begin within its first so many seconds are not counted.
-        steady_s: Likewise of an isolated run, which counts at least as many seconds after them.
-        in_order: The second process of a pair starts when the first is compiled and warm: on a GPU each times kernels
-            to choose among them, and must be alone while it does.
-    """
+    """Lengths of blocks and of isolated runs."""
 
     block_s: float
+    """Shortest counted part of a block, seconds."""
     block_steps: int
+    """Fewest counted steps of a block."""
     settle_s: float = 0.0
+    """Steps of a block that begin within its first so many seconds are not counted."""
     steady_s: float = 0.0
+    """Likewise of an isolated run, which counts at least as many seconds after them."""
     in_order: bool = False
+    """The second process of a pair starts when the first is compiled and warm: on a GPU each times kernels to choose
+    among them, and must be alone while it does."""
 
     @property
     def starts(self) -> float:

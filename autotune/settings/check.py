@@ -39,22 +39,19 @@ _IN_TRAINING = "take it out of training runs"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingCheck:
-    """The verdict on one setting.
-
-    Attributes:
-        name: As written, without dashes.
-        value: As written; None for a bare name.
-        starts: Whether a process with the setting would start.
-        replacement: Name and value to write instead; None if there is none, or the setting can go.
-    """
+    """The verdict on one setting."""
 
     name: str
+    """As written, without dashes."""
     value: str | None
+    """As written; None for a bare name."""
     verdict: SettingVerdict
     starts: bool
+    """Whether a process with the setting would start."""
     reason: str
     advice: str = ""
     replacement: tuple[str, str] | None = None
+    """Name and value to write instead; None if there is none, or the setting can go."""
 
 
 def check_settings(settings: Mapping[str, str], known: KnownSettings) -> tuple[SettingCheck, ...]:
@@ -298,16 +295,13 @@ _COMPUTED = re.compile(r"[$`{]")
 
 
 class Found(NamedTuple):
-    """One setting in a script: an XLA flag anywhere, or a variable assigned at the start of a line.
-
-    Attributes:
-        value: Without quotes; None for a bare flag.
-        is_computed: Whether the value holds a shell variable, so that only the name can be judged.
-    """
+    """One setting in a script: an XLA flag anywhere, or a variable assigned at the start of a line."""
 
     name: str
     value: str | None
+    """Without quotes; None for a bare flag."""
     is_computed: bool
+    """Whether the value holds a shell variable, so that only the name can be judged."""
 
 
 class Migration(NamedTuple):

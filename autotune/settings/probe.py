@@ -42,33 +42,30 @@ _UNSET_MEANS = {"bool": "false", "int32": "0", "int64": "0", "float": "0", "stri
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlagInfo:
-    """One XLA flag of the installed build.
-
-    Attributes:
-        type: One of bool, int32, int64, float, string, enum, message.
-        repeated: Whether it holds a list (comma separated in XLA_FLAGS) or a map (``key=value,...``).
-        values: Legal values of an enum, as XLA_FLAGS spells them; may be unknown.
-        spellings: Every accepted spelling to its value; lower case if the case is ignored.
-        default: JAX's default, as XLA_FLAGS spells it; None if unset.
-        in_xla_flags: Whether the XLA_FLAGS parser accepts the name.
-        in_compiler_options: Whether ``compiler_options`` of a compilation accept the name.
-        any_case: Whether the case of an enum's values is ignored.
-        edits: Whether ``+X`` and ``-X`` change a default list.
-        sets: Options that another value of the flag changes; empty if it is stored nowhere.
-    """
+    """One XLA flag of the installed build."""
 
     name: str
     type: str
+    """One of bool, int32, int64, float, string, enum, message."""
     repeated: bool = False
+    """Whether it holds a list (comma separated in XLA_FLAGS) or a map (``key=value,...``)."""
     values: tuple[str, ...] = ()
+    """Legal values of an enum, as XLA_FLAGS spells them; may be unknown."""
     spellings: Mapping[str, str] = field(default_factory=dict)
+    """Every accepted spelling to its value; lower case if the case is ignored."""
     default: str | None = None
+    """JAX's default, as XLA_FLAGS spells it; None if unset."""
     in_xla_flags: bool = True
+    """Whether the XLA_FLAGS parser accepts the name."""
     in_compiler_options: bool = True
+    """Whether ``compiler_options`` of a compilation accept the name."""
     any_case: bool = False
+    """Whether the case of an enum's values is ignored."""
     edits: bool = False
+    """Whether ``+X`` and ``-X`` change a default list."""
     allows_empty: bool = True
     sets: tuple[str, ...] = ()
+    """Options that another value of the flag changes; empty if it is stored nowhere."""
 
     @property
     def effective_default(self) -> str | None:
@@ -91,13 +88,7 @@ class JaxOption:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeReport:
-    """All settings of one installed build.
-
-    Attributes:
-        plugin: Name and version of the CUDA plugin; None on the CPU, or if it is not installed. The flags are then
-            those of the CPU library: both libraries of a release register the same flags.
-        removed: Names that the build reserves because they were removed.
-    """
+    """All settings of one installed build."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
@@ -106,8 +97,11 @@ class ProbeReport:
     jax: str | None
     jaxlib: str
     plugin: str | None
+    """Name and version of the CUDA plugin; None on the CPU, or if it is not installed. The flags are then those of the
+    CPU library: both libraries of a release register the same flags."""
     flags: Mapping[str, FlagInfo] = field(repr=False)
     removed: frozenset[str] = field(repr=False)
+    """Names that the build reserves because they were removed."""
     jax_options: Mapping[str, JaxOption] = field(repr=False)
 
     @property
@@ -192,19 +186,16 @@ _BATCH = 100  # jaxlib cuts what it logs at 15,000 characters: the names of unkn
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The parser's answer to one text.
-
-    Attributes:
-        starts: Whether a process with this text in XLA_FLAGS would start.
-        unknown: Unknown names; the parser lists them only if it refused no value.
-        refused: Names of flags whose value was refused, as far as the parser lists them.
-        options: Every resolved option as text, lists joined by commas; empty if the process would not start.
-    """
+    """The parser's answer to one text."""
 
     starts: bool
+    """Whether a process with this text in XLA_FLAGS would start."""
     unknown: tuple[str, ...]
+    """Unknown names; the parser lists them only if it refused no value."""
     refused: tuple[str, ...]
+    """Names of flags whose value was refused, as far as the parser lists them."""
     options: Mapping[str, str]
+    """Every resolved option as text, lists joined by commas; empty if the process would not start."""
     log: str
 
 

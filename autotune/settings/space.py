@@ -33,29 +33,26 @@ LISTABLE = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
-    """One searched setting: either a list of choices, or a range of integers.
-
-    Attributes:
-        choices: Values with the default among them; None for a range.
-        step: 1 if `power_of_two`.
-        log: Whether to search the range on a logarithmic scale.
-        power_of_two: Whether the range holds powers of two only, `low` and `high` included.
-        default: Value when the setting is absent; None if unknown.
-        spellings: Further spellings of enum values to the value.
-        condition: Other parameter to the values under which this one acts; None if always.
-    """
+    """One searched setting: either a list of choices, or a range of integers."""
 
     name: str
     choices: tuple[str, ...] | None = None
+    """Values with the default among them; None for a range."""
     low: int | None = None
     high: int | None = None
     step: int = 1
+    """1 if `power_of_two`."""
     log: bool = False
+    """Whether to search the range on a logarithmic scale."""
     power_of_two: bool = False
+    """Whether the range holds powers of two only, `low` and `high` included."""
     default: str | None = None
+    """Value when the setting is absent; None if unknown."""
     type: str = "string"
     spellings: Mapping[str, str] = field(default_factory=dict)
+    """Further spellings of enum values to the value."""
     condition: Mapping[str, tuple[str, ...]] | None = None
+    """Other parameter to the values under which this one acts; None if always."""
     group: str = ""
 
     def __post_init__(self) -> None:
@@ -108,16 +105,13 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class SearchSpace:
-    """Parameters in an order in which each follows those it depends on.
-
-    Attributes:
-        left_out: Setting to the reason why it is not searched.
-        notes: Searched setting to a note for the user.
-    """
+    """Parameters in an order in which each follows those it depends on."""
 
     parameters: tuple[Parameter, ...]
     left_out: Mapping[str, str] = field(default_factory=dict)
+    """Setting to the reason why it is not searched."""
     notes: Mapping[str, str] = field(default_factory=dict)
+    """Searched setting to a note for the user."""
 
     def suggest(self, ask: Callable[[Parameter], str]) -> FlagSet:
         """Builds a point by asking for a value of each active parameter in order.

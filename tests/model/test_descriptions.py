@@ -28,7 +28,9 @@ def tables() -> Iterator[tuple[str, dict[str, Any]]]:
 def test_no_key_is_without_a_description() -> None:
     keys = [(name, key, told) for name, table in tables() for key, told in table["properties"].items()]
     assert len(keys) > 50
-    assert [(name, key) for name, key, told in keys if len(told.get("description", "")) < 5] == []
+    assert [
+        (name, key) for name, key, told in keys if len(told.get("description", "")) < 5 and "$ref" not in told
+    ] == []
 
 
 @pytest.mark.parametrize("file", STUDIES, ids=lambda p: p.stem)
