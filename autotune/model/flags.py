@@ -154,39 +154,24 @@ def refuse_reaching_out(names: Iterable[str]) -> None:
         )
 
 
-LISTS = frozenset(
-    {
-        "xla_disable_hlo_passes",
-        "xla_enable_hlo_passes_only",
-        "xla_gpu_hlo_custom_call_allowlist",
-        "xla_gpu_llvm_ir_file",
-        "xla_gpu_ptx_compiler_extra_flags",
-        "xla_gpu_ptx_file",
-    }
-)
+LISTS = frozenset({
+    "xla_disable_hlo_passes", "xla_enable_hlo_passes_only", "xla_gpu_hlo_custom_call_allowlist",
+    "xla_gpu_llvm_ir_file", "xla_gpu_ptx_compiler_extra_flags", "xla_gpu_ptx_file",
+})  # fmt: skip
 """Flags whose repetitions add up instead of replacing each other."""
 
-MAPS = frozenset(
-    {
-        "xla_backend_extra_options",
-        "xla_gpu_analytical_latency_estimator_options",
-        "xla_gpu_experimental_cost_model_gemm_tiling_options",
-    }
-)
+MAPS = frozenset({
+    "xla_backend_extra_options", "xla_gpu_analytical_latency_estimator_options",
+    "xla_gpu_experimental_cost_model_gemm_tiling_options",
+})  # fmt: skip
 """Flags whose repetitions add up key by key."""
 
-EDITABLE = frozenset(
-    {
-        "xla_cpu_experimental_onednn_fusion_type",
-        "xla_cpu_experimental_xnn_fusion_type",
-        "xla_cpu_experimental_ynn_fusion_type",
-        "xla_gpu_enable_collectives_command_buffer_filter",
-        "xla_gpu_enable_command_buffer",
-        "xla_gpu_experimental_autotune_backends",
-        "xla_gpu_experimental_use_collective_kernels",
-        "xla_gpu_unsupported_use_cross_host_one_shot_kernel",
-    }
-)
+EDITABLE = frozenset({
+    "xla_cpu_experimental_onednn_fusion_type", "xla_cpu_experimental_xnn_fusion_type",
+    "xla_cpu_experimental_ynn_fusion_type", "xla_gpu_enable_collectives_command_buffer_filter",
+    "xla_gpu_enable_command_buffer", "xla_gpu_experimental_autotune_backends",
+    "xla_gpu_experimental_use_collective_kernels", "xla_gpu_unsupported_use_cross_host_one_shot_kernel",
+})  # fmt: skip
 """Flags whose value may be a change of the list so far: ``+COLLECTIVES,-CUDNN``."""
 
 _SPACE = " \t\r\n"  # other white space is part of a token for XLA

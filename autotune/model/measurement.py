@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Annotated, Protocol
 
-from pydantic import BeforeValidator, Field, InstanceOf, PlainSerializer, WithJsonSchema, field_validator
+from pydantic import AfterValidator, BeforeValidator, Field, InstanceOf, PlainSerializer, WithJsonSchema
 
 from autotune.model.block_sizes import BlockSizes
 from autotune.model.flags import FlagSet
@@ -160,26 +160,19 @@ class FailureKind(StrEnum):
     NODE_LOST = "node_lost"
 
 
+Redacted = Annotated[str, AfterValidator(redact_text)]
+
+
 class Failure(Record):
     """One failure: its kind, phase and message, with secrets redacted, and where the whole log is."""
 
     kind: FailureKind
-    message: str
+    message: Redacted
     phase: str
     exit_status: int | None = None
     signal: str | None = None
     log: str | None = None
-    last_lines: tuple[str, ...] = ()
-
-    @field_validator("message")
-    @classmethod
-    def _redact_message(cls, message: str) -> str:
-        return redact_text(message)
-
-    @field_validator("last_lines")
-    @classmethod
-    def _redact_lines(cls, lines: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(map(redact_text, lines))
+    last_lines: tuple[Redacted, ...] = ()
 
 
 class DeviceMemory(Record):

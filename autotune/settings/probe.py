@@ -21,7 +21,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal
 
 from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto
@@ -223,9 +222,7 @@ class ParserProcess:
     def __enter__(self) -> ParserProcess:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._child.close(STOP_PATIENCE_S)
 
     def ask(self, text: str) -> Answer:
@@ -432,13 +429,9 @@ def _alias_type(name: str, refuses_one: bool, parser: ParserProcess) -> str:
 
 def _from_field(field: FlagInfo, base: Answer, parser: ParserProcess, *, known: bool) -> FlagInfo:
     default = base.options.get(field.name, "" if field.repeated else None)
-    info = dataclasses.replace(
-        field,
-        default=default,
-        values=(),
-        in_xla_flags=known,
-        in_compiler_options=field.type != "message",  # a map has no spelling there (seen on 0.10.2 to 0.12.0.1)
-    )
+    # A map has no spelling in compiler options (seen on 0.10.2 to 0.12.0.1).
+    in_options = field.type != "message"
+    info = dataclasses.replace(field, default=default, values=(), in_xla_flags=known, in_compiler_options=in_options)
     if not known or field.type in _SOME_VALUE:
         return dataclasses.replace(info, allows_empty=field.type == "string")
     info = dataclasses.replace(info, allows_empty=parser.ask(f"--{field.name}=").starts)

@@ -216,7 +216,6 @@ _REASONS = {
     Tier.REMOVED: "gone from all tested builds",
     Tier.LISTED: "not searched by default: name it in `search.settings` to search it",
 }
-_RANGE_KEYS = ("low", "high", "log", "power_of_two", "step")
 
 Domain = Sequence[Value] | Mapping[str, Value | Sequence[Value]]
 
@@ -348,15 +347,8 @@ class SpaceBuilder:
         if entry.layer_bytes:
             self._notes[entry.name] = _NO_LAYER if self._is_told else _NO_LAYER_YET
         if entry.low is not None and entry.high is not None:
-            ranged = replace(
-                blank,
-                choices=None,
-                low=entry.low,
-                high=entry.high,
-                step=entry.step,
-                log=entry.power_of_two,
-                power_of_two=entry.power_of_two,
-            )
+            power = entry.power_of_two
+            ranged = _ranged(blank, entry.low, entry.high, entry.step, log=power, power=power)
             holds_default = any(ranged.is_absent(v) for v in ranged.values())
             return ranged if holds_default else replace(blank, choices=_choices(list(ranged.values()), blank))
         values = ["true", "false"] if blank.type == "bool" else list(entry.values)
@@ -438,31 +430,27 @@ def _own_parameter(name: str, domain: Domain, blank: Parameter) -> Parameter:
         if not choices:
             raise SettingError(f"{where} must list at least one value but got none")
         return replace(blank, choices=choices, low=None, high=None)
-    unknown = set(domain) - set(_RANGE_KEYS)
-    if unknown or not {"low", "high"} <= set(domain):
+    low, high, step = domain.get("low"), domain.get("high"), domain.get("step", 1)
+    power = bool(domain.get("power_of_two", False))
+    is_legal = set(domain) <= {"low", "high", "log", "power_of_two", "step"} and _is_range(low, high, step)
+    if not is_legal or (power and not all(isinstance(v, int) and v > 0 and not v & (v - 1) for v in (low, high))):
         raise SettingError(
-            f"{where} must be a list, or have low, high and of {_RANGE_KEYS[2:]} but got {dict(domain)!r}"
+            f"{where} must be a list of values, or have low, high (whole numbers, low <= high) and if wanted step, log "
+            f"and power_of_two (both are then powers of two) but got {dict(domain)!r}"
         )
-    low, high, step = (domain.get(k, 1) for k in ("low", "high", "step"))
-    if not all(isinstance(v, int) and not isinstance(v, bool) for v in (low, high, step)):
-        raise SettingError(f"{where} must have whole numbers but got {dict(domain)!r}; list other values one by one")
     assert isinstance(low, int)
     assert isinstance(high, int)
     assert isinstance(step, int)
-    power = bool(domain.get("power_of_two", False))
-    if low > high or step < 1 or (power and (low < 1 or low & (low - 1) or high & (high - 1))):
-        raise SettingError(
-            f"{where} must have low <= high and step >= 1, or two powers of two, but got {dict(domain)!r}"
-        )
-    return replace(
-        blank,
-        choices=None,
-        low=low,
-        high=high,
-        step=step,
-        log=bool(domain.get("log", power)),
-        power_of_two=power,
-    )
+    return _ranged(blank, low, high, step, log=bool(domain.get("log", power)), power=power)
+
+
+def _is_range(low: object, high: object, step: object) -> bool:
+    whole = [v for v in (low, high, step) if isinstance(v, int) and not isinstance(v, bool)]
+    return len(whole) == 3 and whole[0] <= whole[1] and whole[2] >= 1
+
+
+def _ranged(blank: Parameter, low: int, high: int, step: int, *, log: bool, power: bool) -> Parameter:
+    return replace(blank, choices=None, low=low, high=high, step=step, log=log, power_of_two=power)
 
 
 def _as_spelled(values: Sequence[str], setting: KnownSetting) -> list[str]:
