@@ -18,7 +18,7 @@ from autotune.compiler.program import SCHEMA_VERSION, CompileResult
 from autotune.compiler.targets import compiler_problem
 from autotune.machine.files import replace_file
 from autotune.machine.host import available_memory_bytes
-from autotune.model.errors import LaunchError
+from autotune.model.errors import LaunchError, StoppedError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Failure, FailureKind
 from autotune.model.time_limits import compile_limits
@@ -175,12 +175,12 @@ class Compiler:
         shared = worker_settings(settings)
         for _ in range(WORKER_RESTARTS + 1):
             if self._is_stopped:
-                raise LaunchError("compiling was stopped")
+                raise StoppedError("compiling was stopped; run the same command again, what is compiled is kept")
             worker = self._workers.get(seat)
             if worker is None or worker.shared != shared:
                 worker = self._start(seat, shared)
             if self._is_stopped:
-                raise LaunchError("compiling was stopped")
+                raise StoppedError("compiling was stopped; run the same command again, what is compiled is kept")
             worker.kept_to = self.kept_to
             if worker.broken is not None:
                 if not shared:
@@ -225,7 +225,7 @@ class Compiler:
             self._cache.drop(settings)
 
     def abort(self) -> None:
-        """Stops all compilations, from any thread; they and later ones raise `LaunchError`."""
+        """Stops all compilations, from any thread; they and later ones raise `StoppedError`."""
         self._is_stopped = True
         for worker in self.workers:
             worker.abort()

@@ -16,7 +16,7 @@ from autotune.compiler.interaction import Chains, Domains, TimeUp, find_interact
 from autotune.compiler.program import CompiledProgram, CompileResult, changes
 from autotune.compiler.targets import Target, Topology, load_target, memory_fraction, parse_topology, target_here
 from autotune.machine.environment import caller_environment
-from autotune.model.errors import LaunchError, StudyFileError
+from autotune.model.errors import LaunchError, StoppedError, StudyFileError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Settings, WorkerReport
 from autotune.model.numbers import Record
@@ -196,7 +196,8 @@ class Screener:
         # Settings of the autotuner are always measured, and may interact with others.
         others = {n: v for n, v in domains.items() if self.stage(n) is Stage.AUTOTUNER}
         wanted = self.wanted(domains, named)
-        self.compile_all(wanted, is_over=is_over, progress=progress)
+        with contextlib.suppress(StoppedError):  # what is known by then is told
+            self.compile_all(wanted, is_over=is_over, progress=progress)
         skipped = {n for n, values in judged.items() if not all(self.is_known(FlagSet({n: v})) for v in values)}
         found = [self._setting(n, tuple(v), reference) for n, v in domains.items() if n not in skipped]
 
@@ -285,9 +286,11 @@ class Screener:
         return None if None in programs else "-".join([*map(str, programs), rest.digest])
 
     def _is_same(self, one: FlagSet, other: FlagSet) -> bool:
-        """Whether two sets have one program under every kernel choice."""
+        """Whether two sets have one program under every kernel choice; False where compiling was stopped."""
         forced = self.choices.values()
-        return all(self.fingerprint(one.merge(f)) == self.fingerprint(other.merge(f)) for f in forced)
+        with contextlib.suppress(StoppedError):
+            return all(self.fingerprint(one.merge(f)) == self.fingerprint(other.merge(f)) for f in forced)
+        return False
 
     def fingerprint(self, settings: FlagSet) -> str | None:
         """Fingerprint of a set's program; None if it does not compile."""
@@ -380,7 +383,10 @@ class Screener:
         def program(candidate: FlagSet) -> str | None:
             if not self.is_known(candidate) and is_over():
                 raise TimeUp
-            return self.fingerprint(candidate)
+            try:
+                return self.fingerprint(candidate)
+            except StoppedError:
+                raise TimeUp from None
 
         no_ops = {s.name: [v.value for v in s.values if not v.message] for s in settings if s.effect is Effect.NO_OP}
         active = {s.name: [v.value for v in s.values] for s in settings if s.name not in no_ops} | dict(others)

@@ -136,6 +136,16 @@ def _texts(value: str) -> Iterator[str]:
             left += [*found, *found.values()]
 
 
+HUNG_AT = 838
+"""Step at which a public run hung, all its processes alive, with COLLECTIVES in its command buffers; without them it
+did not (github.com/marin-community/marin/pull/8277)."""
+
+
+def captures_collectives(settings: Mapping[str, str]) -> bool:
+    """Whether a set itself puts NCCL's collectives into command buffers."""
+    return "COLLECTIVES" in re.split(r"[,+]", settings.get("xla_gpu_enable_command_buffer", "").upper())
+
+
 def reaches_out(name: str) -> bool:
     """Whether a setting writes or reads files or loads code, by its name."""
     return kind_of(name) in ("xla", "jax") and _FILE_OPTION.search(name) is not None

@@ -19,7 +19,7 @@ from autotune.model.block_sizes import BlockSizes
 from autotune.model.errors import SettingError, StudyFileError, close_matches
 from autotune.model.expressions import Expression
 from autotune.model.files import plain_text
-from autotune.model.flags import OPTION, FlagSet
+from autotune.model.flags import OPTION, FlagSet, captures_collectives
 from autotune.model.measurement import Settings
 from autotune.model.options import (
     MOST_NESTED,
@@ -89,8 +89,9 @@ STUDY_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 FEWEST_TRIALS = 4
 """Trials that the budget holds which is named where one is too small."""
 
-SOAK_STEPS, SOAK_STEPS_OF_RUNS = 200, 20
-"""Fewest steps of a soak, where the program can be interleaved and where it runs by itself."""
+SOAK_STEPS, SOAK_STEPS_OF_RUNS, SOAK_STEPS_OF_GRAPHS = 200, 20, 1000
+"""Fewest steps of a soak, where the program can be interleaved and where it runs by itself; of a set whose command
+buffers hold collectives, see `HUNG_AT`."""
 
 
 class StudySpec(Section):
@@ -265,10 +266,11 @@ class StudySpec(Section):
         """Sizes of blocks and isolated runs on this study's devices."""
         return self.measure.block_sizes_on(self.device.platform, can_interleave=self.workload.can_interleave)
 
-    @property
-    def soak_steps(self) -> int:
+    def soak_steps(self, settings: Mapping[str, str]) -> int:
         """Fewest steps of a soak: fewer of a program that runs by itself, which may end and then starts again."""
-        return SOAK_STEPS if self.workload.can_interleave else SOAK_STEPS_OF_RUNS
+        if not self.workload.can_interleave:
+            return SOAK_STEPS_OF_RUNS
+        return SOAK_STEPS_OF_GRAPHS if captures_collectives(settings) else SOAK_STEPS
 
     @property
     def workload_hash(self) -> str:
