@@ -214,13 +214,17 @@ def load_target(name: str, *, facts: GpuFacts | None = None, toolkit: Toolkit | 
     if facts is not None:
         tools = replace(tools, driver=facts.cuda or tools.driver)
         links = links if facts.nvlinks is None else facts.nvlinks
-    info = SHARED_FIELDS | tools.fields | device
+    info = SHARED_FIELDS | {
+        "driver_version": tools.driver,
+        "runtime_version": tools.runtime,
+        "compile_time_toolkit_version": tools.toolkit,
+    } | device  # fmt: skip
     if links:
         info["device_interconnect_info"] = {"active_links": links}
     config = {
         "gpu_device_info": info,
         "platform_name": "CUDA",
-        "dnn_version_info": tools.dnn_fields,
+        "dnn_version_info": dict(zip(("major", "minor", "patch"), map(int, tools.dnn.split(".")), strict=True)),
         "device_description_str": device["name"],
     }
     return Target(
@@ -298,8 +302,7 @@ def proto_text(fields: Mapping[str, Any], indent: str = "") -> str:
         if isinstance(value, Mapping):
             lines.append(f"{indent}{name} {{\n{proto_text(value, indent + '  ')}{indent}}}\n")
         else:
-            is_enum = isinstance(value, str) and name == "feature_extension"
-            shown = value if is_enum or not isinstance(value, str) else f'"{value}"'
+            shown = f'"{value}"' if isinstance(value, str) and name != "feature_extension" else value
             lines.append(f"{indent}{name}: {shown}\n")
     return "".join(lines)
 
@@ -318,21 +321,6 @@ class Toolkit:
     dnn: str
     driver: str = _NEWEST_DRIVER
     """The newest CUDA that the driver can run."""
-
-    @property
-    def fields(self) -> dict[str, str]:
-        """Fields of ``GpuDeviceInfoProto``."""
-        return {
-            "driver_version": self.driver,
-            "runtime_version": self.runtime,
-            "compile_time_toolkit_version": self.toolkit,
-        }
-
-    @property
-    def dnn_fields(self) -> dict[str, int]:
-        """Fields of ``DnnVersionInfoProto``."""
-        major, minor, patch = (int(n) for n in self.dnn.split("."))
-        return {"major": major, "minor": minor, **({"patch": patch} if patch else {})}
 
 
 def toolkit_of(versions: Mapping[str, str]) -> Toolkit:

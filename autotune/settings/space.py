@@ -17,9 +17,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from autotune.model.errors import SettingError, close_matches
-from autotune.model.flags import FlagSet, Value, render_value
+from autotune.model.flags import FlagSet, render_value
 from autotune.model.measurement import WorkloadFacts
 from autotune.model.options import option_setting, option_text
+from autotune.model.sections import Domain
 from autotune.model.spec import StudySpec
 from autotune.settings.catalog import NEVER_SEARCHED, Scope, Setting, Stage, Tier, older
 from autotune.settings.known import KnownSetting, KnownSettings, canonical_value, is_default
@@ -216,8 +217,6 @@ _REASONS = {
     Tier.REMOVED: "gone from all tested builds",
     Tier.LISTED: "not searched by default: name it in `search.settings` to search it",
 }
-
-Domain = Sequence[Value] | Mapping[str, Value | Sequence[Value]]
 
 
 def build_space(
