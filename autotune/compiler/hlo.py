@@ -283,8 +283,8 @@ def trip_count(module: Module, computation: Computation, loop: Instruction) -> i
     for count in range(MOST_TRIPS):
         if not (goes_on := _Turn(module).value(condition, condition.root, given)):
             return count if goes_on is not None else None
-        given = functools.partial(_member_of, counters)
-        counters = {member: _Turn(module).value(body, body.root, given, member) for member in counters}
+        before = functools.partial(_member_of, counters)
+        counters = {member: _Turn(module).value(body, body.root, before, member) for member in counters}
         given = functools.partial(_member_of, counters)
     return None
 
@@ -315,16 +315,19 @@ class _Turn:
         if opcode == "parameter":
             return None if instruction.index is None else given(instruction.index, member)
         if opcode in _CALLS:
-            called = self.module.computations.get(
-                instruction.called.get("calls", instruction.called.get("to_apply", ""))
-            )
-            inside: _Given = lambda number, member: self.operand(computation, instruction, number, given, member)  # noqa: E731
-            return None if called is None else self.value(called, called.root, inside, member)
+            return self._call(computation, instruction, given, member)
         if opcode in _SEEN_THROUGH:
             return self.operand(computation, instruction, 0, given, member)
         if opcode == "tuple" and member is not None:
             return self.operand(computation, instruction, member, given)
         return self._scalar(computation, instruction, given) if member is None else None
+
+    def _call(self, computation: Computation, caller: Instruction, given: _Given, member: int | None) -> int | None:
+        def inside(number: int, member: int | None) -> int | None:
+            return self.operand(computation, caller, number, given, member)
+
+        called = self.module.computations.get(caller.called.get("calls", caller.called.get("to_apply", "")))
+        return None if called is None else self.value(called, called.root, inside, member)
 
     def _scalar(self, computation: Computation, instruction: Instruction, given: _Given) -> int | None:
         if instruction.opcode == "constant":
