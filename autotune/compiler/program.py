@@ -41,6 +41,7 @@ class Collective(Record):
     """``all-gather``, ``all-reduce``, ``reduce-scatter``, ``all-to-all``, ``collective-permute`` ..."""
     bytes: int
     """Of the whole array: gathered, reduced, exchanged or (permute) sent by one GPU."""
+    dtype: str
     group_size: int
     node_count: int
     """Machines of one group."""

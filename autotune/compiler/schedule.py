@@ -183,14 +183,15 @@ class Reader:
         kind = _collective_kind(instruction)
         if kind is None or "Done" in thunk.kind:
             return None
-        operands = self._module.operand_arrays(computation, instruction)
+        operands = [a for arrays in self._module.operand_arrays(computation, instruction) for a in arrays]
         groups = device_groups(instruction, self._device_count)
         size = len(groups[0]) if kind != "collective-permute" else 2
         moved = [g for g in groups if len(set(g)) > 1] or groups
-        per_gpu = sum(array.bytes for arrays in operands for array in arrays)
+        per_gpu = sum(a.bytes for a in operands)
         return Collective(
             kind=kind,
             bytes=per_gpu * size if kind == "all-gather" else per_gpu,
+            dtype=operands[0].dtype if operands else "",
             group_size=size,
             node_count=max(len({d // self._gpus_per_node for d in g}) for g in moved),
             implementation="kernel" if own_kernel else "nccl",

@@ -45,7 +45,7 @@ def kernel(name: str, seconds: float) -> Op:
 
 def collective(kind: str, size: int, group: int = 8, nodes: int = 1, implementation: str = "nccl") -> Collective:
     return Collective(
-        kind=kind, bytes=size, group_size=group, node_count=nodes,
+        kind=kind, bytes=size, dtype="bf16", group_size=group, node_count=nodes,
         implementation=implementation,
     )  # fmt: skip
 
