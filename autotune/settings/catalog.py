@@ -223,24 +223,21 @@ def older(version: str, other: str) -> bool:
 
 def release_of(version: str) -> tuple[int, ...]:
     """Sort key of a release: (0, 12, 0, 1) for ``0.12.0.1``."""
-    parts = []
-    for part in version.split("."):
-        digits = "".join(c for c in part if c.isdigit())
-        if not digits or not part[0].isdigit():
-            break
-        parts.append(int(digits))
-    return tuple(parts)
+    found = re.match(r"\d+(?:\.\d+)*", version)
+    return tuple(map(int, found[0].split("."))) if found else ()
 
 
 @functools.cache
 def load_catalog() -> Catalog:
     """Loads the catalogue of this package."""
     data = resources.files("autotune") / "data"
-    settings: dict[str, Setting] = {}
-    for path in sorted((data / "flags").iterdir(), key=lambda p: p.name):
-        settings |= read_entries(path, Setting)
-    sources = read_entries(data / "sources.toml", Source)
-    return Catalog(settings.values(), sources)
+    return Catalog(_read_folder(data / "flags", Setting).values(), read_entries(data / "sources.toml", Source))
+
+
+def _read_folder(folder: Traversable, kind: type[T]) -> dict[str, T]:
+    """Reads the entries of all files of a folder, in the order of their names."""
+    files = sorted(folder.iterdir(), key=lambda path: path.name)
+    return {name: entry for path in files for name, entry in read_entries(path, kind).items()}
 
 
 def read_entries(path: Traversable, kind: type[T]) -> dict[str, T]:
@@ -311,11 +308,7 @@ class Symptom:
 @functools.cache
 def load_recipes() -> dict[str, Recipe]:
     """Loads the recipes by name, in the order of the files."""
-    folder = resources.files("autotune") / "data" / "recipes"
-    found: dict[str, Recipe] = {}
-    for path in sorted(folder.iterdir(), key=lambda p: p.name):
-        found |= read_entries(path, Recipe)
-    return found
+    return _read_folder(resources.files("autotune") / "data" / "recipes", Recipe)
 
 
 def find_recipe(name: str) -> Recipe:
@@ -350,8 +343,7 @@ def search_symptoms(text: str) -> tuple[Symptom, ...]:
             if len(word) > 2
         )
 
-    scored = [(score(s), s) for s in load_symptoms().values()]
-    return tuple(s for points, s in sorted(scored, key=lambda p: -p[0]) if points)
+    return tuple(s for s in sorted(load_symptoms().values(), key=score, reverse=True) if score(s))
 
 
 def _stands_in(word: str, words: list[str] | tuple[str, ...]) -> bool:
