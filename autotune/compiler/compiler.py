@@ -174,13 +174,11 @@ class Compiler:
     def _tried(self, seat: int, settings: FlagSet) -> CompileResult:
         shared = worker_settings(settings)
         for _ in range(WORKER_RESTARTS + 1):
-            if self._is_stopped:
-                raise StoppedError("compiling was stopped; run the same command again, what is compiled is kept")
+            self._refuse_if_stopped()
             worker = self._workers.get(seat)
             if worker is None or worker.shared != shared:
                 worker = self._start(seat, shared)
-            if self._is_stopped:
-                raise StoppedError("compiling was stopped; run the same command again, what is compiled is kept")
+            self._refuse_if_stopped()
             worker.kept_to = self.kept_to
             if worker.broken is not None:
                 if not shared:
@@ -198,6 +196,10 @@ class Compiler:
             self._end(seat)
         failure = Failure(kind=FailureKind.CRASH, message="the compile worker died again and again", phase="compile")
         return CompileResult(settings=settings, failure=failure)
+
+    def _refuse_if_stopped(self) -> None:
+        if self._is_stopped:
+            raise StoppedError("compiling was stopped; run the same command again, what is compiled is kept")
 
     def _start(self, seat: int, shared: FlagSet) -> CompileWorker:
         """Starts a worker; if the workload starts a JAX backend in it, another that lowers in its forks."""
