@@ -1,9 +1,8 @@
 """A compile worker: a process that lowers a step once and compiles it under one flag set after another.
 
-XLA writes the debug options in force beside its dump, as far as they differ from its defaults. It parses XLA_FLAGS
-once in a process: if the options of the step's module name the dump folder of this compilation, all its flags were
-parsed. The listed options are compared with the given ones, which also finds a workload that adds to XLA_FLAGS
-itself. Without this check an unchanged program does not show that a set is a no-op.
+XLA parses XLA_FLAGS once in a process, and writes the options in force, other than defaults, beside its dump. If those
+of the step's module name the dump folder of this compilation, its flags were parsed; all are compared with the given
+ones, for a workload may add its own. Without this an unchanged program does not show that a set is a no-op.
 """
 
 from __future__ import annotations

@@ -12,13 +12,10 @@ settings (of one other value each) and the absence of a third, or on a chain of 
 small spaces every two values are also tried alone, so that a pair is found whatever switches it off. Larger
 combinations are found by chance: `benchmarks.soundness` measures how often.
 
-A screen repeats the test under each kernel choice. Without a device XLA takes Triton kernels for matrix products; on a
-device the autotuner times them against cuBLAS for each product. Other settings depend on the kernels: a command buffer
-of fusions and custom calls holds other kernels. So two sets count as equal only if they are under each choice. Two
-choices can be forced on jaxlib 0.10.2 and 0.12.0.1. A third, cuDNN's fusions, cannot: without a device's cuDNN they
-end with "Failed to get configs". Levels and fallbacks of the autotuner (``xla_gpu_cudnn_gemm_fusion_level``,
-``xla_gpu_cublas_fallback``) change nothing without a device; the catalogue gives them the stage ``autotuner``, and
-such settings are always measured.
+A screen repeats the test under each kernel choice, because other settings depend on the kernels, and without a device
+XLA takes Triton's for matrix products where a device's autotuner times them against cuBLAS: two sets count as equal
+only if they are under each. A third choice, cuDNN's fusions, cannot be forced without a device. Levels and fallbacks of
+the autotuner change nothing without a device; the catalogue gives them the stage ``autotuner``: always measured.
 """
 
 from __future__ import annotations
@@ -69,11 +66,7 @@ class Interactions:
 
 
 def kernel_choices(baseline: FlagSet, *, is_gpu: bool) -> dict[str, FlagSet]:
-    """Kernel choices that a study's programs may meet: one on a CPU, and where the baseline leaves only one.
-
-    A set that forbids Triton has one program under both. One that allows it explicitly is still subject to the
-    autotuner, so a choice is merged over any set.
-    """
+    """Kernel choices that a study's programs may meet: one on a CPU, and where the baseline leaves only one."""
     if not is_gpu:
         return {"": FlagSet()}
     if baseline.merge(CHOICES[CUBLAS]) == baseline:
@@ -195,11 +188,7 @@ class InteractionSearch:
                     self._queue = [r.without(*minimal) if r.merge(minimal) == r else r for r in self._queue]
 
     def _minimal(self, part: FlagSet, context: FlagSet) -> FlagSet:
-        """A minimal part of some no-ops that changes the program of a context.
-
-        Where all of them fail, the part must fail: the compiler may have hit its time limit, and each further set that
-        holds the part costs that time again.
-        """
+        """A minimal part of some no-ops that changes the program of a context; that fails, where all of them do."""
         base = self._program(context)
         if base is not None and self._program(context.merge(part)) is None:
             return shrink(part, lambda some: self._program(context.merge(some)) is None)[0]

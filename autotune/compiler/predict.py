@@ -135,9 +135,8 @@ def predict_step(program: CompiledProgram, target: Target, topology: Topology) -
 def kernel_time(op: Op, target: Target) -> float:
     """Seconds of one kernel or copy: the slowest of matrix units, scalar units and memory.
 
-    For kernels other than matrix products XLA's own estimate counts, if it is near the roofline: XLA knows repeated
-    reads and thread counts of a fusion, but its models give absurd figures for some. For a product XLA estimates a
-    tiling that no autotuner has chosen.
+    For kernels other than matrix products XLA's own estimate counts if it is near the roofline: it knows repeated reads
+    and thread counts of a fusion, but is absurd for some, and of a product it takes a tiling that nobody chose.
     """
     rates, matrix_s = target.flops_per_s, _matrix_time(op, target)
     other_s = max(op.flops / rates["scalar"], op.bytes / (target.memory_bytes_per_s * MEMORY_SHARE))

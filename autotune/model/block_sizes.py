@@ -97,9 +97,8 @@ class BlockSizes:
 
 GPU_SIZES: dict[str, Any] = {"block_s": 2.0, "settle_s": 3.0, "steady_s": 10.0, "in_order": True}
 CPU_SIZES: dict[str, Any] = {"block_s": 0.05, "settle_s": 0.0, "steady_s": 0.0, "in_order": False}
-"""What "auto" stands for. After 3 s clocks that follow power within 1 s are 95 % of the way to where they stay, and of
-what is left a count of 2 s sees less than half; where they take 2 s, runs alone (five times that long) have the last
-word. A pair takes 10 s of a GPU, about a fifth of what a fresh process takes to start."""
+"""What "auto" stands for. After 3 s clocks that follow power within 1 s are 95 % of the way to where they stay; where
+they take 2 s, isolated runs (five times that long) have the last word."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,13 +7,11 @@ A setting is a name and a text value. Its name says how it reaches the process:
 * a variable in upper case (``NCCL_PROTO``, ``OMP_NUM_THREADS``) is passed as it stands;
 * ``option.NAME`` is an option of the workload, its value JSON; see `autotune.model.options`.
 
-Settings come from files of other people (run directories, exports, libraries) and end in the environment of a process:
-so names are allowed by a list, and one that nobody thought of is refused.
+Settings come from files of other people and end in the environment of a process: so names are allowed by a list.
 
-The parser follows XLA's own (``xla/parse_flags_from_env.cc``), as seen by asking jaxlib 0.10.2 to 0.12.0.1:
-blanks, tabs and line ends separate tokens; quotes group only right behind ``--name=``, and a backslash
-escapes only inside double quotes; the last of several equal names wins, except that some lists and maps add
-up.
+The parser follows XLA's own (``xla/parse_flags_from_env.cc``), as seen on jaxlib 0.10.2 to 0.12.0.1: blanks, tabs and
+line ends separate tokens; quotes group only right behind ``--name=``, and a backslash escapes only inside double
+quotes; the last of several equal names wins, except that some lists and maps add up.
 """
 
 from __future__ import annotations

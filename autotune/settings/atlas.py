@@ -1,9 +1,8 @@
 """The atlas: a table of precompiled effects of each setting on each kind of model and GPU.
 
 The table lies in ``autotune/data/atlas``, one file of JSON lines for each jaxlib (`AtlasRow` is a line), written by
-``make atlas``. ``kinds.toml`` beside it names the workload for each kind of model. A verdict holds for one *cell*: a
-jaxlib, a kind of model, a GPU and their number. Verdicts on a whole release (a build that lacks a setting) have rows
-without a kind of model.
+``make atlas``. ``kinds.toml`` beside it names the workload for each kind of model. A verdict holds for one *cell* (a
+jaxlib, a kind of model, a GPU and their number), or without a kind of model for a whole release.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Probes the installed jaxlib for its settings, in a child process.
 
 Three sources: the descriptor of ``xla.DebugOptions`` in the shared library (types, enum names, removed names), the
-resolved options as JAX builds them (defaults), and the real XLA_FLAGS parser in forks of one child process (names,
-spellings, effects). The answers of one build are cached in a JSON file, named by versions and the library's size and
-date.
+options as JAX builds them (defaults), and the real XLA_FLAGS parser in forks of one child process (names, spellings,
+effects). The answers are cached in a JSON file, named by versions and the library's size and date.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
 """The search space: typed, conditional parameters from a study, a build and a program.
 
 A study names groups and settings; the catalogue gives values and conditions. Every setting that is not searched is
-listed with its reason. A program's features follow from counts of devices and nodes and from `workload.mesh`; without
-these a setting is never left out for a missing feature.
-
-A value that equals the build's default is rendered as absence, so that equal sets have equal hashes. `suggest` does not
-ask for a parameter that cannot act under earlier choices.
+listed with its reason. A program's features follow from counts of devices and nodes and from `workload.mesh`. A value
+that equals the build's default is rendered as absence, so that equal sets have equal hashes.
 """
 
 from __future__ import annotations
@@ -501,10 +498,7 @@ _MISSING = {
 
 
 def known_scopes(spec: StudySpec, reference: WorkloadFacts | None) -> dict[Scope, bool]:
-    """Maps scopes to whether the program has them; unknown scopes are missing.
-
-    Where counts and declarations differ, a scope exists if either tells so.
-    """
+    """Maps scopes to whether the program has them, by counts or declarations; unknown scopes are missing."""
     workload, nodes = spec.workload, spec.device.node_count
     mesh, count = workload.mesh, _device_count(spec, reference)
     axes = [axis for axis, size in (mesh or {}).items() if size > 1]
