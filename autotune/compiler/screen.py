@@ -495,11 +495,10 @@ def open_screener(
 
 
 def narrowed(space: SearchSpace, report: ScreenReport, *, keeps_no_ops: bool = False) -> SearchSpace:
-    """Removes no-ops from a space.
+    """Removes no-ops and values that do not fit in memory from a space.
 
-    Values that fail to compile leave it only on this machine's CPU: some sets fail only without a device. Those that do
-    not fit in memory stay, for other settings may save what they take; each set is compiled before it is launched. A
-    condition on a no-op is removed: all values of a no-op give one program, so that the parameter's own verdict holds.
+    Values that failed to compile stay, except for this machine's CPU: some sets fail only without a device. A condition
+    on a no-op is removed: all values of a no-op give one program, so the parameter's own verdict holds under each.
 
     Args:
         keeps_no_ops: Whether no-ops stay, because a measurement contradicted the screen.
@@ -512,11 +511,10 @@ def narrowed(space: SearchSpace, report: ScreenReport, *, keeps_no_ops: bool = F
         if parameter.name in reasons:
             continue
         left = {n: v for n, v in (parameter.condition or {}).items() if n not in reasons} or None
-        values = found[parameter.name].values if report.limit_bytes is None and parameter.name in found else ()
-        failing = {v.value for v in values if v.message}
-        choices = parameter.choices and tuple(c for c in parameter.choices if c not in failing)
+        refused = _refused_values(parameter.name, report)
+        choices = parameter.choices and tuple(c for c in parameter.choices if c not in refused)
         if choices == ():
-            reasons[parameter.name] = "no value of it compiles here"
+            reasons[parameter.name] = "no value of it compiles and fits here"
             continue
         kept.append(dataclasses.replace(parameter, condition=left, choices=choices))
     return SearchSpace(tuple(kept), {**space.left_out, **reasons}, space.notes)
@@ -525,6 +523,23 @@ def narrowed(space: SearchSpace, report: ScreenReport, *, keeps_no_ops: bool = F
 def _no_op_reason(setting: SettingReport, report: ScreenReport) -> str:
     tried = ", ".join(v.value or "(empty)" for v in setting.values)
     return f"no-op here: compiled for {report.target} {report.topology}, no value ({tried}) changes the program"
+
+
+def _refused_values(name: str, report: ScreenReport) -> set[str]:
+    """Values of a setting that must not be launched; if not even the reference fits, memory is ignored.
+
+    A value stays if the savings of all other settings together could make it fit: each set is checked again before it
+    is launched.
+    """
+    values = next((s.values for s in report.settings if s.name == name), ())
+    if (limit := report.limit_bytes) is None:
+        return {v.value for v in values if v.message}
+    if report.reference.fits is False:
+        return set()
+    usual = report.reference.peak_bytes or 0
+    peaks = [[v.peak_bytes for v in s.values if v.peak_bytes is not None] for s in report.settings if s.name != name]
+    saved = sum(max(0, usual - min(of)) for of in peaks if of)
+    return {v.value for v in values if v.peak_bytes is not None and v.peak_bytes - saved > limit}
 
 
 def chains(space: SearchSpace) -> dict[str, list[FlagSet]]:

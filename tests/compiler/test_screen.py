@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from autotune.compiler.program import CompileResult
-from autotune.compiler.screen import Effect, chains, domains, narrowed
+from autotune.compiler.screen import Effect, ScreenReport, chains, domains, narrowed
 from autotune.compiler.targets import load_target
 from autotune.model.errors import STOPPED, LaunchError, StoppedError
 from autotune.model.flags import FlagSet
@@ -23,6 +23,7 @@ from tests.compiler.rules import (
     CHANNELS,
     COMBINE,
     DECOMPOSE,
+    GIB,
     GRAPHS,
     OVERLAP,
     P2P,
@@ -283,6 +284,28 @@ def test_narrowed_space_lacks_no_op_settings_and_keeps_every_reason() -> None:
     }  # fmt: skip
 
 
+def test_value_that_fits_with_what_others_save_stays() -> None:
+    report = screen(Rules()).run(domains(space()), {})
+
+    def with_peaks(saved_gib: int) -> ScreenReport:
+        peaks = {(BUFFER, "true"): 62, (COMBINE, "11"): 10 - saved_gib}
+        settings = tuple(
+            s.model_copy(
+                update={
+                    "values": tuple(
+                        v.model_copy(update={"peak_bytes": peaks.get((s.name, v.value), 10) * GIB}) for v in s.values
+                    )
+                }
+            )
+            for s in report.settings
+        )
+        return report.model_copy(update={"settings": settings})
+
+    for saved_gib, choices in ((2, ("false",)), (4, ("false", "true"))):  # of 59.3 GiB
+        left = {p.name: p.choices for p in narrowed(space(), with_peaks(saved_gib)).parameters}
+        assert left[BUFFER] == choices
+
+
 def test_no_point_of_the_whole_space_has_a_program_that_the_narrowed_space_lacks() -> None:
     rules = Rules(target=None)
     whole = space()
@@ -324,9 +347,10 @@ def test_chain_of_conditions_is_made_true_as_a_whole_for_each_value_that_does() 
     }
 
 
-def test_narrowed_space_lacks_what_does_not_compile_on_this_cpu() -> None:
-    by_name = {p.name: p.choices for p in narrowed(space(), screen(Rules()).run(domains(space()), {})).parameters}
-    assert by_name[BUFFER] == ("false", "true")  # 70 GiB of 59.3: other settings may save that
+def test_narrowed_space_lacks_values_that_do_not_fit_but_keeps_what_fails_without_a_device() -> None:
+    report = screen(Rules()).run(domains(space()), {})
+    by_name = {p.name: p.choices for p in narrowed(space(), report).parameters}
+    assert by_name[BUFFER] == ("false",)  # 70 GiB of 59.3
     assert by_name[COMBINE] == ("7", "11", "13")
     on_cpu = screen(Rules(target=None)).run(domains(space()), {})
     assert {p.name: p.choices for p in narrowed(space(), on_cpu).parameters}[COMBINE] == ("7", "11")
