@@ -74,7 +74,7 @@ def durations_of(spec: StudySpec, result: AaRecord, runs: Sequence[ConfirmRun]) 
     soak_s = 0.0
     if spec.confirm.soak:
         run_steps = None if spec.workload.can_interleave else spec.measure.run_steps
-        least_s = max(spec.confirm.soak, spec.soak_steps * step_s)
+        least_s = max(spec.confirm.soak, spec.soak_steps({}) * step_s)
         soak_s = soak_arm_s(least_s, step_s=step_s, start_s=noise.start_s, run_steps=run_steps)
     planned = (_interleaved if result.comparison.mode == INTERLEAVED else _one_at_a_time)(spec, result, 2.0 * soak_s)
     took = [r.duration_s for r in runs if r.duration_s and r.stage != "isolated" and r.failure is None][-RECENT:]
