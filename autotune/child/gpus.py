@@ -18,11 +18,13 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from autotune.child.packages import CUDA_PLUGINS, installed_versions
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,27 +71,27 @@ def visible_devices(nvml: Any, visible: str | None) -> list[NvmlDevice]:
             uuids[index], handles[index] = plain(nvml.nvmlDeviceGetUUID(handle)), handle
     if visible is None:
         return [NvmlDevice(i, h) for i, h in handles.items()]
-    found = []
-    for entry in (v.strip() for v in visible.split(",")):
-        device = _part(nvml, handles, uuids, entry) if entry.startswith("MIG-") else _whole(handles, uuids, entry)
-        if device is None:
-            break
-        found.append(device)
-    return found
+
+    def device(entry: str) -> NvmlDevice | None:
+        part = ask(nvml, "nvmlDeviceGetHandleByUUID", entry) if entry.startswith("MIG-") else None
+        index = _index(uuids, entry) if part is None else _index(uuids, _uuid_above(nvml, part))
+        return NvmlDevice(index, handles[index], part) if index is not None else None
+
+    return _until_unknown(visible, device)
 
 
 def named_devices(uuids: Mapping[int, str], visible: str | None) -> list[int]:
-    """Indices of the GPUs in CUDA_VISIBLE_DEVICES, in its order; all if it is unset (None).
+    """Indices of the GPUs in CUDA_VISIBLE_DEVICES, in its order; all if it is unset (None)."""
+    return list(uuids) if visible is None else _until_unknown(visible, lambda entry: _index(uuids, entry))
 
-    As in CUDA an entry is an index or the start of a UUID, and the first unknown entry ends the list.
-    """
-    if visible is None:
-        return list(uuids)
-    found: list[int] = []
-    for entry in (v.strip() for v in visible.split(",")):
-        if (index := _index(uuids, entry)) is None:
+
+def _until_unknown(visible: str, find: Callable[[str], T | None]) -> list[T]:
+    """What is found for the entries of CUDA_VISIBLE_DEVICES; as in CUDA the first unknown entry ends the list."""
+    found = []
+    for entry in visible.split(","):
+        if (device := find(entry.strip())) is None:
             break
-        found.append(index)
+        found.append(device)
     return found
 
 
@@ -107,27 +109,17 @@ def plain(text: str | bytes) -> str:
 
 
 def _index(uuids: Mapping[int, str], entry: str) -> int | None:
-    # CUDA accepts the start of a UUID if it is unique.
+    """Index of the GPU of an entry: its index, or the start of its UUID if it is unique."""
     if entry.isdigit():
         return int(entry) if int(entry) in uuids else None
     fitting = [i for i, uuid in uuids.items() if entry and uuid.startswith(entry)]
     return fitting[0] if len(fitting) == 1 else None
 
 
-def _whole(handles: Mapping[int, Any], uuids: Mapping[int, str], entry: str) -> NvmlDevice | None:
-    index = _index(uuids, entry)
-    return NvmlDevice(index, handles[index]) if index is not None else None
-
-
-def _part(nvml: Any, handles: Mapping[int, Any], uuids: Mapping[int, str], entry: str) -> NvmlDevice | None:
-    """The GPU of a MIG instance ``MIG-UUID``."""
-    part = ask(nvml, "nvmlDeviceGetHandleByUUID", entry)
-    if part is None:
-        return None
+def _uuid_above(nvml: Any, part: Any) -> str:
+    """UUID of the GPU of a MIG instance; empty if unknown."""
     handle = ask(nvml, "nvmlDeviceGetDeviceHandleFromMigDeviceHandle", part)
-    uuid = ask(nvml, "nvmlDeviceGetUUID", handle) if handle is not None else None
-    index = next((i for i, known in uuids.items() if known == uuid), None)
-    return NvmlDevice(index, handles[index], part) if index is not None else None
+    return (ask(nvml, "nvmlDeviceGetUUID", handle) if handle is not None else None) or ""
 
 
 def first_of(devices: Iterable[NvmlDevice]) -> dict[int, NvmlDevice]:
@@ -178,11 +170,8 @@ def is_on_gpus() -> bool:
 
 def loaded_versions() -> dict[str, str]:
     """Versions that NVIDIA's loaded libraries report."""
-    found = {}
-    for name, path in _loaded().items():
-        if (version := _version(name, path)) is not None:
-            found[name] = version
-    return found
+    versions = {name: _version(name, path) for name, path in _loaded().items()}
+    return {name: version for name, version in versions.items() if version is not None}
 
 
 def _loaded() -> dict[str, str]:
@@ -237,10 +226,11 @@ def _state(nvml: Any, device: NvmlDevice) -> dict[str, Any]:
         return ask(nvml, f"nvmlDeviceGet{name}", handle, *more)
 
     limit, mig, ecc, persistence = of("PowerManagementLimit"), of("MigMode"), of("EccMode"), of("PersistenceMode")
-    texts = {n: of(f, handle=h) for n, f, h in (("name", "Name", own), ("uuid", "UUID", own))}
-    firmware = {n: of(f) for n, f in (("vbios", "VbiosVersion"), ("gsp", "GspFirmwareVersion"))}
     return {
-        **{n: plain(v) if v is not None else None for n, v in {**texts, **firmware}.items()},
+        "name": of("Name", handle=own),
+        "uuid": of("UUID", handle=own),
+        "vbios": of("VbiosVersion"),
+        "gsp": of("GspFirmwareVersion"),
         "index": device.index,
         "max_clock_mhz": of("MaxClockInfo", nvml.NVML_CLOCK_SM),
         "max_memory_clock_mhz": of("MaxClockInfo", nvml.NVML_CLOCK_MEM),

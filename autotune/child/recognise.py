@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.child.output import LONGEST_LINE
-from autotune.child.steps import DURATIONS, PRESETS, StepReader, factor, is_unit, plain
+from autotune.child.steps import PRESETS, StepReader, factor, plain
 
 FEWEST_STEPS = 3
 """Least number of readings for a rule to fit."""
@@ -185,10 +185,9 @@ def fit_of(
     rules: Mapping[str, Any], lines: Sequence[str], at: Sequence[float] | None, tokens: int | None
 ) -> Recognised | None:
     """Reads lines by rules; None if too few steps."""
-    unit = _unit_seen(rules, lines)
-    reads_tokens = "tokens_per_s" in (rules.get("unit"), _duration_of(rules)) or unit == "tokens"
+    reader = StepReader({**rules, "tokens_per_step": tokens or 1})
+    reads_tokens = reader.needs_tokens or _unit_seen(rules, lines) == "tokens"
     blind = reads_tokens and tokens is None
-    reader = StepReader({**rules, "tokens_per_step": tokens or 1} if reads_tokens else rules)
     times, examples = [], []
     came: list[tuple[float, int | None]] = []
     for i, line in enumerate(lines):
@@ -234,15 +233,11 @@ def _passed(came: Sequence[tuple[float, int | None]]) -> tuple[float | None, boo
     return statistics.median(each), sum(x < AT_ONCE * mean for x in each) > len(each) / 2
 
 
-def _duration_of(rules: Mapping[str, Any]) -> str | None:
-    pattern = rules.get("pattern", "")
-    return next((name for name in DURATIONS if f"(?P<{name}>" in pattern), None)
-
-
 def _unit_seen(rules: Mapping[str, Any], lines: Sequence[str]) -> str | None:
     """What the group ``unit`` of a pattern counts in the first matching line."""
     if "(?P<unit>" not in rules.get("pattern", ""):
         return None
     pattern = re.compile(rules["pattern"])
     found = next((m for line in lines if (m := pattern.search(line))), None)
-    return factor(found["unit"])[0] if found is not None and is_unit(found["unit"]) else None
+    known = factor(found["unit"]) if found is not None else None
+    return known[0] if known is not None else None

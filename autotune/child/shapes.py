@@ -1,6 +1,6 @@
 """Proposes how steps are read from lines that no known rule fits: lines of one shape, which differ in numbers only.
 
-Standard library only.
+Their counter is read, with the clock; a printed duration of unknown meaning is not. Standard library only.
 """
 
 from __future__ import annotations
@@ -8,26 +8,24 @@ from __future__ import annotations
 import itertools
 import json
 import re
-import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from autotune.child.output import LONGEST_LINE
-from autotune.child.recognise import AGREES, STEP, Recognised, fit_of, flat
-from autotune.child.steps import factor, is_unit, plain
+from autotune.child.recognise import STEP, Recognised, fit_of, flat
+from autotune.child.steps import plain
 
 FEWEST_LINES = 5
 """Least number of lines of one shape for a proposal."""
 
+BAR = re.compile(r"[^\w\s]{4,}(?:\s*[^\w\s])*|[^\w\s](?:[^\w\s]|\s){6,}[^\w\s]")
+"""A progress bar."""
+
 _NUMBER = re.compile(r"(?<![\d.])(?:(?<!\w)[-+])?(?:\d+(?:,\d{3})*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
-_BAR = re.compile(r"[^\w\s]{4,}(?:\s*[^\w\s])*|[^\w\s](?:[^\w\s]|\s){6,}[^\w\s]")
-_UNIT = re.compile(r"\s?(\w+)")
 _LOSS = re.compile(r"(?i)(?:^|[\W_])(?:\w*loss|nll|xent|cost|ce|l)[\"']?\s*[=:]?\s*$")
-_TIME = re.compile(r"(?i)time|sec|dur|latency|(?:^|[._/])(?:dt|t|ms|us|s)$|_(?:ms|us|s)$")
 _JSON = "JSON with"
 _ANY_NUMBER = r"[-+\d.,eE]+"
-_GROUPS = {1.0: "step_s", 1e-3: "step_ms", 1e-6: "step_us"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,23 +49,17 @@ class _Column:
         """Sort key of counters: the text before it says step, then the slowest."""
         return re.search(STEP, self.before) is None, self.values[1] - self.values[0]
 
-    @property
-    def unit(self) -> str | None:
-        """The unit of time behind the numbers."""
-        found = _UNIT.match(self.behind)
-        return found[0] if found and is_unit(found[1]) and factor(found[1])[0] == "time" else None
-
 
 def shape_of(line: str) -> str:
     """Returns what lines of one kind have in common: the text without numbers, progress bars and runs of blanks."""
     if keys := _numbers_of(line):
         return " ".join([_JSON, *sorted(keys)])
-    return " ".join(_NUMBER.sub("#", _BAR.sub("…", plain(line[:LONGEST_LINE]))).split())
+    return " ".join(_NUMBER.sub("#", BAR.sub("…", plain(line[:LONGEST_LINE]))).split())
 
 
 def draws_bar(line: str) -> bool:
     """Whether a line holds a progress bar."""
-    return _BAR.search(plain(line)) is not None
+    return BAR.search(plain(line)) is not None
 
 
 def propose(lines: Sequence[str], *, at: Sequence[float] | None = None) -> Recognised | None:
@@ -84,34 +76,19 @@ def propose(lines: Sequence[str], *, at: Sequence[float] | None = None) -> Recog
     alike = [plain(lines[i][:LONGEST_LINE]) for i in chosen]
     times = [at[i] for i in chosen] if at is not None else None
     make = _json_rules if common.startswith(_JSON) else _text_rules
-    fits = [fit for rules in make(alike, times) if (fit := fit_of(rules, alike, times, None)) is not None]
-    whole = [replace(fit, example=alike[-1]) for fit in fits if 2 * fit.steps >= len(alike)]
-    return next((fit for fit in whole if not fit.doubtful), next(iter(whole), None))
+    fits = [fit for rules in make(alike) if (fit := fit_of(rules, alike, times, None)) is not None]
+    return next((replace(fit, example=alike[-1]) for fit in fits if 2 * fit.steps >= len(alike)), None)
 
 
-def _text_rules(lines: Sequence[str], at: Sequence[float] | None) -> Iterator[dict[str, Any]]:
-    """Yields patterns for lines of text: with a duration, with a counter, and with neither."""
+def _text_rules(lines: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Yields patterns for lines of text: with a counter, and without one."""
     columns = _columns(lines)
     counter = min((c for c in columns if c.counts), key=lambda c: c.rank, default=None)
     loss = next((c for c in columns if c is not counter and _LOSS.search(c.before)), None)
-    for column in columns:
-        unit = column.unit
-        group = _GROUPS.get(factor(unit)[1]) if unit is not None else None
-        if unit is not None and group is not None and _agrees(column, factor(unit)[1], counter, at):
-            yield {"pattern": _pattern(columns, {counter: "step", loss: "loss", column: group}, unit)}
     if counter is not None:
-        yield {"pattern": _pattern(columns, {counter: "step", loss: "loss"}, "")}
+        yield {"pattern": _pattern(columns, {counter: "step", loss: "loss"})}
     if len(text := _NUMBER.split(lines[-1])[0].strip()) > 1 and not draws_bar(lines[-1]):
         yield {"pattern": "^" + _literal(text)}
-
-
-def _agrees(column: _Column, size_s: float, counter: _Column | None, at: Sequence[float] | None) -> bool:
-    """Whether the numbers of a column agree with the time that passes in a step, where that is known."""
-    if at is None or at[-1] <= at[0]:
-        return True
-    steps = counter.values[-1] - counter.values[0] if counter is not None else len(at) - 1
-    said = statistics.median(column.values) * size_s / ((at[-1] - at[0]) / steps)
-    return AGREES[0] <= said <= AGREES[1]
 
 
 def _columns(lines: Sequence[str]) -> list[_Column]:
@@ -122,36 +99,30 @@ def _columns(lines: Sequence[str]) -> list[_Column]:
     return [_Column(pieces[i], pieces[i + 1], column) for i, column in enumerate(values)]
 
 
-def _pattern(columns: Sequence[_Column], names: Mapping[_Column | None, str], unit: str) -> str:
+def _pattern(columns: Sequence[_Column], names: Mapping[_Column | None, str]) -> str:
     """Returns the pattern that reads some columns under the names of their groups."""
     wanted = [i for i, column in enumerate(columns) if column in names]
-    first, last = columns[wanted[0]], columns[wanted[-1]]
+    first = columns[wanted[0]]
     head = first.before.lstrip()
     if draws_bar(head):  # its end
         head = re.sub(r"^.*(?=\S)", "", head)
     parts = [_literal(head) or "^"]
+    numbers = {"step": r"(?P<step>\d+)", "loss": r"(?P<loss>[-+\w.,]+)"}
     for column in columns[wanted[0] : wanted[-1] + 1]:
-        name = names.get(column)
-        number = {"step": r"\d+", "loss": r"[-+\w.,]+"}.get(name or "", _ANY_NUMBER)
-        parts += ["" if column is first else _literal(column.before), f"(?P<{name}>{number})" if name else number]
-    return "".join([*parts, _literal(unit) if names[last].startswith("step_") else ""])
+        parts += ["" if column is first else _literal(column.before), numbers.get(names.get(column, ""), _ANY_NUMBER)]
+    return "".join(parts)
 
 
 def _literal(text: str) -> str:
     """Returns the pattern of a text, with any number of blanks where it has some, and with any progress bar."""
-    return ".*".join(" +".join(map(re.escape, re.split(r"\s+", part))) for part in _BAR.split(text))
+    return ".*".join(" +".join(map(re.escape, re.split(r"\s+", part))) for part in BAR.split(text))
 
 
-def _json_rules(lines: Sequence[str], at: Sequence[float] | None) -> Iterator[dict[str, Any]]:
-    """Yields keys of JSON lines: with a duration, by their names, then with a counter."""
+def _json_rules(lines: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Yields keys of JSON lines that count."""
     rows = [_numbers_of(line) for line in lines]
     columns = {key: _Column(key, "", tuple(float(row[key]) for row in rows)) for key in rows[-1]}
     loss = next(({"loss": key} for key in columns if _LOSS.search(key)), {})
-    counter = next((c for c in columns.values() if c.counts), None)
-    for key, column in columns.items():
-        if _TIME.search(key) and not column.counts:
-            units = [unit for size_s, unit in _GROUPS.items() if _agrees(column, size_s, counter, at)]
-            yield from ({"json_key": key, "unit": unit, **loss} for unit in units)
     yield from ({"json_key": key, "unit": "step", **loss} for key, column in columns.items() if column.counts)
 
 

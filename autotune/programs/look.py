@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import re
 import shlex
@@ -17,7 +18,7 @@ from typing import Any
 from autotune.child.output import find, lines_of
 from autotune.child.read_output import last_exception
 from autotune.child.recognise import Recognised, recognise
-from autotune.child.shapes import draws_bar
+from autotune.child.shapes import BAR, draws_bar
 from autotune.child.steps import StepReader, plain
 from autotune.machine.environment import caller_environment, child_environment, driver_python
 from autotune.machine.files import COMPILES, Scratch
@@ -34,6 +35,7 @@ from autotune.model.units import format_seconds
 from autotune.programs.own_settings import DEVICE_COUNT, OwnSettings, marks_of, own_settings
 from autotune.programs.probe import Probe, run_probe
 from autotune.programs.proposal import STUCK_S, Shapes, options_of, proposed, written_lines
+from autotune.workers.settings_check import texts_named
 
 LEAST_STEPS = 10
 """Steps after warm-up that a study needs in each run."""
@@ -50,14 +52,11 @@ LOOK_AGAIN_S = 2.0
 
 BARS = ("tqdm", "rich", "keras", "lightning", "levanter")
 """Presets of progress bars."""
-MOST_FILES, MOST_TEXT = 2000, 1_000_000
-"""Limits of a search for changed files: of each folder, and bytes of each text that names it."""
+MOST_FILES = 2000
+"""Limit of a search for changed files in each folder."""
 
 _NAMED_PATH = re.compile(r"(?:^|(?<=[\s'\"=:]))(?:/|~/|\.\./)[\w./~+-]+")
 _TEXTS = (".py", ".sh", ".toml", ".yaml", ".yml", ".json", ".gin", ".cfg")
-
-_BAR = re.compile(r"([^\w\s]|\s)\1{7,}")
-"""A progress bar, cut from lines that are shown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +171,7 @@ def read_steps(lines: Sequence[str], at_s: Sequence[float], rules: Mapping[str, 
         if step is not None and step.step_s is not None:
             came.append(now_s)
             took.append(step.step_s)
-            example = _BAR.sub(r"\1\1\1…", plain(line))
+            example = BAR.sub("…", plain(line))
         if step is not None and step.loss is not None:
             loss = step.loss
     return Steps(tuple(came), tuple(took), example, loss)
@@ -270,18 +269,14 @@ def run_request(request: ProbeRequest, *, tell: Callable[[str], None]) -> tuple[
     )  # fmt: skip
 
     def run(*, terminal: bool) -> tuple[Probe, StepWatch]:
-        watch, dump = StepWatch(request, tell), Scratch(COMPILES) if request.platform == "cpu" else None
-        marked = {**environment, "XLA_FLAGS": marks_of(dump.path if dump is not None else None)}
-        try:
+        watch, is_dumped = StepWatch(request, tell), request.platform == "cpu"
+        with contextlib.closing(Scratch(COMPILES)) as dump:
             probe = run_probe(
-                request.command, marked, cwd=request.cwd, limit_s=request.limit_s, is_enough=watch.is_enough,
-                terminal=terminal, file=request.file or (request.rules or {}).get("file"),
+                request.command, {**environment, "XLA_FLAGS": marks_of(dump.path if is_dumped else None)},
+                cwd=request.cwd, limit_s=request.limit_s, is_enough=watch.is_enough, terminal=terminal,
+                file=request.file or (request.rules or {}).get("file"),
             )  # fmt: skip
-            if dump is not None:
-                probe.has_dumped = any(dump.path.iterdir())
-        finally:
-            if dump is not None:
-                dump.close()
+            probe.has_dumped = any(dump.path.iterdir()) if is_dumped else None
         return probe, watch
 
     probe, watch = run(terminal=bool(request.terminal))
@@ -350,7 +345,7 @@ def changed_outside(request: ProbeRequest, *, since_s: float) -> set[str]:
     So a file that is open for a moment only is seen, too. At most `MOST_FILES` files of each place are looked at.
     """
     folder = request.cwd.resolve()
-    texts = [*request.command, *(_script_text(folder / word) for word in request.command)]
+    texts = [*request.command, *texts_named(request.command, folder, _TEXTS).values()]
     named = {folder / Path(path).expanduser() for text in texts for path in _NAMED_PATH.findall(text)}
     places = {(path if path.exists() else path.parent).resolve() for path in named}
     found = set[str]()
@@ -367,14 +362,6 @@ def _has_changed(file: Path, since_s: float) -> bool:
         return file.is_file() and file.stat().st_mtime >= since_s
     except OSError:
         return False
-
-
-def _script_text(file: Path) -> str:
-    """Returns the text of a script or configuration that a command names; empty if it is none."""
-    try:
-        return file.read_bytes()[:MOST_TEXT].decode(errors="replace") if file.suffix in _TEXTS else ""
-    except OSError:
-        return ""
 
 
 def refuse_bad_rules(rules: Mapping[str, Any] | None) -> None:

@@ -11,7 +11,7 @@ from autotune.machine.environment import steering_settings
 from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet, kind_of, parse_tokens, reaches_out
 from autotune.programs.probe import Probe
-from autotune.workers.programs import DUMP_FLAG
+from autotune.workers.programs import dump_flag
 from autotune.workers.settings_check import files_that_name
 
 MARK = "--xla_dump_max_hlo_modules=-1"
@@ -44,8 +44,7 @@ def marks_of(dump: Path | None) -> str:
     Args:
         dump: An empty folder to which XLA writes what it compiles under these flags; None for no dump.
     """
-    can_name = dump is not None and not re.search(r"[\s'\"\\]", str(dump))
-    return f"{MARK} --{DUMP_FLAG}={dump}" if can_name else MARK
+    return f"{MARK} {dump_flag(dump) if dump is not None else ''}".strip()
 
 
 def own_settings(probe: Probe, command: Sequence[str], folder: Path) -> OwnSettings:

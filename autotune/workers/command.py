@@ -51,48 +51,32 @@ class CommandLauncher(LocalLauncher):
         if self._spec.device.platform == "cuda" and is_without_gpus(self._base):
             message = f'{NO_GPU}: none is here, and the study says device.platform = "cuda"; nothing was started'
             raise WorkerFailed(Failure(kind=FailureKind.LAUNCH, message=message, phase="launch"))
-        env, command = self._environment(settings), self._command(settings, folder)
+        command = self._command(settings, folder)
         if self._spec.workload.uses_folder:
             remove_tree(folder / FILES)  # of an earlier process, which this one must not go on from
             (folder / FILES).mkdir(parents=True)
         with contextlib.ExitStack() as stack:
-            own = self._own_folder(stack)
-            watch, problem = self._watch()
-            if watch is not None:
-                stack.callback(watch.close)
-                try:
-                    env = watch.variables(env)
-                except NotKnown as error:
-                    watch, problem = None, str(error)
+            own, watch = self._folders(stack, self._environment(settings))
+            env = watch.environment
             kind: type[CommandWorker] = HookWorker
             if self._spec.workload.hook:
                 let_import_packages(env)
             else:
                 kind, command = ReadWorker, reader_command("read_output")
             process = GuardedProcess(own.command(command, [folder]), env, folder / log_name(0), cwd=self._study_dir)
-            worker = kind(process, self._spec, settings, own, watch, problem, stack.pop_all())
+            worker = kind(process, self._spec, settings, own, watch, stack.pop_all())
         return self._begin(worker, [{**job, "cwd": own.cwd} for job in self._jobs(settings, folder)], progress)
 
-    def _own_folder(self, stack: contextlib.ExitStack) -> OwnFolder:
-        """Makes the folder of a process, removed with the stack."""
+    def _folders(self, stack: contextlib.ExitStack, env: Mapping[str, str]) -> tuple[OwnFolder, ProgramWatch]:
+        """Makes the folder of a process and that of its compiled programs, removed with the stack."""
         try:
-            own = OwnFolder(self._study_dir, self._spec.workload.folder)
+            own = stack.enter_context(contextlib.closing(OwnFolder(self._study_dir, self._spec.workload.folder)))
+            return own, stack.enter_context(contextlib.closing(ProgramWatch(env, self._spec.device.platform)))
         except OSError as error:
             raise LaunchError(
                 f"each process of a study must get a folder of its own but {tempfile.gettempdir()}: "
                 f"{error.strerror or error}; make room there, or name another one by TMPDIR"
             ) from error
-        stack.callback(own.close)
-        return own
-
-    def _watch(self) -> tuple[ProgramWatch | None, str]:
-        """Makes a folder for the compiled programs of a process, or returns the reason why there is none."""
-        if self._spec.device.platform != "cpu":
-            return None, "on GPUs a dump does not show all that runs"
-        try:
-            return ProgramWatch(), ""
-        except OSError as error:
-            return None, f"there is no folder for it: {error.strerror or error}"
 
     def _command(self, settings: FlagSet, folder: Path) -> list[str]:
         return self._spec.under(settings).workload.arguments(str(folder / FILES))
@@ -126,7 +110,6 @@ class CommandWorker(LocalWorker):
     Args:
         own: Folder in which it runs.
         watch: Folder of the dump.
-        problem: Reason why there is no `watch`.
         resources: Closed with the worker.
     """
 
@@ -136,14 +119,12 @@ class CommandWorker(LocalWorker):
         spec: StudySpec,
         settings: FlagSet,
         own: OwnFolder,
-        watch: ProgramWatch | None,
-        problem: str,
+        watch: ProgramWatch,
         resources: contextlib.ExitStack,
     ) -> None:
         super().__init__([process], spec, settings)
         self._own = own
         self._watch = watch
-        self._problem = problem
         self._resources = resources
 
     def wait_ready(self, jobs: list[dict[str, Any]], progress: Progress) -> None:
@@ -156,7 +137,7 @@ class CommandWorker(LocalWorker):
     def run_block(self, steps: int) -> tuple[float, ...]:
         """Runs a block; see `base.Worker`. The fingerprint is dropped if the program compiled during the block."""
         times = super().run_block(steps)
-        if self._watch is not None and self._watch.has_compiled_more():
+        if self._watch.has_compiled_more():
             self.report = self.report.model_copy(update=self._unknown("it compiled more after its warm-up"))
         return times
 
@@ -165,19 +146,12 @@ class CommandWorker(LocalWorker):
         super().close()
         self._resources.close()
 
-    def _own_values(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the variables of the program without the flag of the watch."""
-        return dict(values) if self._watch is None else self._watch.without_own(values)
-
     def _programs(self, process_count: int) -> dict[str, Any]:
         """Returns the report's fields on the compiled programs; `process_count` processes have loaded XLA."""
         try:
-            if self._watch is None:
-                raise NotKnown(self._problem)
-            found = self._watch.read_programs(process_count)
+            return self._watch.read_programs(process_count)
         except (NotKnown, OSError) as error:
             return self._unknown(str(error))
-        return {"fingerprint": found.fingerprint, "peak_bytes": found.peak_bytes, "compile_s": found.compile_s}
 
     def _unknown(self, problem: str) -> dict[str, Any]:
         return {"fingerprint": f"settings-{self._settings.digest}", "program_problem": problem[:300]}
@@ -187,7 +161,7 @@ class HookWorker(CommandWorker):
     """The user's program with `autotune.hook` in its loop."""
 
     def _report(self, message: Mapping[str, Any]) -> WorkerReport:
-        check = check_environment(self._settings, self._own_values(message["values"]))
+        check = check_environment(self._settings, message["values"])
         jax = message["jax"] or {}
         if self._spec.device.platform == "cuda" and jax.get("platform") == "cpu":
             raise self._failed(FailureKind.LAUNCH, ON_CPU)
@@ -223,11 +197,10 @@ class ReadWorker(CommandWorker):
         processes = message["processes"]
         if self._spec.device.platform == "cuda" and processes and all(p["opens_gpu"] is False for p in processes):
             raise self._failed(FailureKind.LAUNCH, ON_CPU)
-        given = [{**p, "values": self._own_values(p["values"])} if "values" in p else p for p in processes]
-        check = check_processes(self._settings, given)
-        lost = self._watch.lost(self._settings) if self._watch is not None and processes else ()
+        check = check_processes(self._settings, processes)
+        lost = self._watch.lost(self._settings) if processes else ()
         self._refuse_lost((*check.lost, *lost))
-        if self._watch is None and self._settings.of_kind("xla"):
+        if self._watch.problem and self._settings.of_kind("xla"):
             scripts = files_that_name("XLA_FLAGS", self._spec.workload.command or (), Path(self._own.cwd))
             doubts = [f"{s} names XLA_FLAGS: if it sets them, the settings under trial do not arrive" for s in scripts]
             check = replace(check, notes=(*check.notes, *doubts))

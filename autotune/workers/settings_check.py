@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,9 @@ from typing import Any
 from autotune.model.errors import SettingError
 from autotune.model.files import plain_content
 from autotune.model.flags import FlagSet, kind_of
+
+DUMP_FLAG = "xla_dump_to"
+"""Flag by which `ProgramWatch` sees the programs of a process."""
 
 MEMORY_VARIABLES = (
     "XLA_CLIENT_MEM_FRACTION",
@@ -34,7 +37,7 @@ SET_BY_JAX = frozenset(
 """Options that JAX overwrites for each compilation (jax/_src/compiler.py), and one that its CPU client overwrites."""
 
 TEXT_BYTES = 1_000_000
-"""Bytes of a script that are searched for the name of a variable."""
+"""Bytes of a script that are searched."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +71,7 @@ def check_environment(settings: FlagSet, values: Mapping[str, str | None]) -> Se
             lost.append(f"{name}={wanted}: the program {'took it away' if got is None else f'made it {got}'}")
     own = {n: values[n] for n in MEMORY_VARIABLES if values.get(n) is not None and n not in settings}
     notes += [f"the program sets {n}={value} itself: its memory is its own affair" for n, value in own.items()]
-    if more := sorted(set(in_force) - set(settings)):
+    if more := sorted(set(in_force) - {*settings, DUMP_FLAG}):
         notes.append(f"the program adds to XLA_FLAGS: {' '.join(f'--{n}={in_force[n]}' for n in more)}")
     return SettingsCheck(tuple(lost), tuple(notes))
 
@@ -93,15 +96,19 @@ def check_processes(settings: FlagSet, processes: Iterable[Mapping[str, Any]]) -
     return SettingsCheck(tuple(dict.fromkeys(line for s in seen for line in s.lost)), tuple(notes))
 
 
-def files_that_name(variable: str, command: Sequence[str], folder: Path) -> list[str]:
-    """Returns the scripts among the words of a command, run in `folder`, whose text names a variable."""
-    found = []
+def texts_named(command: Sequence[str], folder: Path, suffixes: Collection[str] = (".py", ".sh")) -> dict[str, str]:
+    """Returns the texts of the scripts among the words of a command, run in `folder`, by these words."""
+    found = {}
     for word in command:
         with contextlib.suppress(OSError, ValueError):
-            is_script = Path(word).suffix in (".py", ".sh")
-            if is_script and variable.encode() in plain_content(folder / word, most=TEXT_BYTES):
-                found.append(word)
+            if Path(word).suffix in suffixes:
+                found[word] = plain_content(folder / word, most=TEXT_BYTES).decode(errors="replace")
     return found
+
+
+def files_that_name(variable: str, command: Sequence[str], folder: Path) -> list[str]:
+    """Returns the scripts of `texts_named` that name a variable."""
+    return [word for word, text in texts_named(command, folder).items() if variable in text]
 
 
 def check_debug_options(settings: FlagSet, options: Mapping[str, Sequence[str]]) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.child.output import LONGEST_LINE, Lines, Tail
+from autotune.child.output import LONGEST_LINE, Follow, Lines
 from autotune.child.read_output import last_exception
 from autotune.child.steps import Step, StepReader
 from autotune.model.errors import StudyFileError
@@ -131,15 +131,15 @@ def test_a_line_without_end_takes_no_memory() -> None:
 def test_only_what_is_new_in_a_file_is_read_and_a_new_file_from_its_start(tmp_path: Path) -> None:
     file = tmp_path / "f"
     file.write_bytes(b"old\n")
-    tail = Tail(file)
-    assert tail.read() == b""
+    follow = Follow(file)
+    assert list(follow.read()) == []
     with file.open("ab") as stream:
         stream.write(b"new\n")
-    assert (tail.read(), tail.read()) == (b"new\n", b"")
+    assert (list(follow.read()), list(follow.read())) == (["new"], [])
     file.unlink()
-    assert tail.read() == b""
+    assert list(follow.read()) == []
     file.write_bytes(b"a whole new file\n")
-    assert tail.read() == b"a whole new file\n"
+    assert list(follow.read()) == ["a whole new file"]
 
 
 def test_the_last_exception_is_the_one_that_counts() -> None:
@@ -202,7 +202,7 @@ def test_one_of_several_processes_without_the_setting_is_enough() -> None:
     ("rules", "line", "step_s"),
     [
         ({"pattern": r"(?P<tokens_per_s>[\d.]+) tok/s", "tokens_per_step": 2469}, "1,234.5 tok/s", 2.0),
-        ({"pattern": r"tps=(?P<tokens_per_s>\d+)", "tokens_per_step": 2469}, "loss=1 tps=1,234.5", 2.0),
+        ({"pattern": r"tps=(?P<tokens_per_s>[\d.]+)", "tokens_per_step": 2469}, "loss=1 tps=1,234.5", 2.0),
         ({"pattern": r"took (?P<value>[\d.]+) (?P<unit>\w+)"}, "took 1,234.5 us", 0.0012345),
         ({"pattern": r"^(?P<step>\d+),(?P<step_ms>\d+)$"}, "5,123", 0.123),
         ({"pattern": r"(?P<value>[\d.]+) ?(?P<unit>it/s|s/it)"}, "  4.00it/s", 0.25),

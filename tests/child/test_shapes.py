@@ -13,15 +13,14 @@ from autotune.model.sections import ReadSpec
 
 STEP_S = 0.076
 LINES = {
-    "short words": ("it {i}: L={loss} (75.9ms)", "step_ms", True),
-    "after a time of day": ("12:03:{second:02d} it {i:6d}: L={loss} (75.9ms)", "step_ms", True),
-    "only a duration": ("[75.9 ms]", "step_ms", False),
+    "short words": ("it {i}: L={loss} (75.9ms)", "step", True),
+    "after a time of day": ("12:03:{second:02d} it {i:6d}: L={loss} (75.9ms)", "step", True),
     "only numbers": ("{i} {loss} 75.9", "step", False),
     "a duration of something else": ("it {i} L={loss} data 1.2ms", "step", True),
     "tokens grow, too": ("tokens={tokens} n={i} nll: {loss}", "step", True),
     "a bar with a counter": ("[{done}>{left}] {i}/1000", "step", False),
     "a dict": ("{{'i': {i}, 'L': {loss}}}", "step", True),
-    "JSON": ('{{"i": {i}, "m": {{"L": {loss}, "t": 0.0759}}}}', "m.t", True),
+    "JSON": ('{{"i": {i}, "m": {{"L": {loss}, "t": 0.0759}}}}', "i", True),
     "JSON without a duration": ('{{"i": {i}, "L": {loss}, "since": {i}.25}}', "i", True),
     "nothing but a word": ("tick", "^tick", False),
 }
