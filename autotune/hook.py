@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 from autotune.child.channel import CHANNEL_VARIABLE, Channel
-from autotune.child.devices import dtype_name, memory_in_use
+from autotune.child.devices import device_memory, dtype_name, memory_in_use
 from autotune.child.gpus import is_on_gpus, ran_on
 from autotune.child.packages import own_packages
 
@@ -197,24 +197,25 @@ def _wait_for_arrays() -> None:
 
 
 def _of_jax(options: list[str]) -> dict[str, Any]:
-    """Returns devices, memory and options of JAX, if the program has imported it."""
+    """Returns the fields of a `WorkerReport` that JAX tells, and its options, if the program has imported it."""
     jax = sys.modules.get("jax")
     if jax is None:
-        return {"jax": None}
-    devices = jax.local_devices()
-    stats = [d.memory_stats() or {} for d in devices]
+        return {"jax": {}, "options": {}}
+    devices, memory, own = jax.local_devices(), device_memory(jax), own_packages()
+    ran = ran_on(range(len(devices))) if is_on_gpus() else {}
     return {
         "jax": {
-            "version": jax.__version__,
             "platform": devices[0].platform,
             "device_kind": devices[0].device_kind,
             "device_count": jax.device_count(),
             "process_count": jax.process_count(),
-            "memory": [[s.get("peak_bytes_in_use"), s.get("bytes_limit")] for s in stats],
-            "options": {n: str(getattr(jax.config, n)) for n in options if hasattr(jax.config, n)},
-            "ran_on": ran_on(range(len(devices))) if is_on_gpus() else {},
-            **own_packages(),
-        }
+            "device_memory": memory,
+            **({"peak_bytes": max(device["peak_bytes"] for device in memory)} if memory else {}),
+            "packages": own.get("packages"),
+            "versions": {**own.get("versions", {}), "jax": jax.__version__, **ran.get("versions", {})},
+            "gpus": ran.get("gpus") or None,
+        },
+        "options": {n: str(getattr(jax.config, n)) for n in options if hasattr(jax.config, n)},
     }
 
 

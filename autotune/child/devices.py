@@ -46,6 +46,14 @@ def _own_bytes(pid: int) -> int | None:
         return None
 
 
+def device_memory(jax: Any) -> list[dict[str, Any]]:
+    """Peak and limit of each device of this process, bytes; empty where the backend does not tell them, as on CPU."""
+    stats = [device.memory_stats() for device in jax.local_devices()]
+    if not all(stats):
+        return []
+    return [{"peak_bytes": s.get("peak_bytes_in_use", 0), "limit_bytes": s.get("bytes_limit")} for s in stats]
+
+
 def _device_bytes() -> int | None:
     """Bytes in use on JAX's devices in this process; None if unknown."""
     jax: Any = sys.modules.get("jax")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import os
 import platform
+import resource
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.child.channel import Channel, serve
-from autotune.child.devices import dtype_name, find_devices, memory_in_use
+from autotune.child.devices import device_memory, dtype_name, find_devices, memory_in_use
 from autotune.child.gpus import is_on_gpus, ran_on
 from autotune.child.packages import CUDA_PLUGINS, installed_versions
 
@@ -171,17 +172,9 @@ def work(channel: Channel, job: dict[str, Any]) -> None:
 
 def _memory(jax: Any, compiled: Any) -> dict[str, Any]:
     """Peak and limit of the devices, in bytes; on CPU the peak of this process."""
-    stats = [d.memory_stats() for d in jax.local_devices()]
-    found: dict[str, Any] = {}
-    if stats and all(stats):
-        found["device_memory"] = [
-            {"peak_bytes": s.get("peak_bytes_in_use", 0), "limit_bytes": s.get("bytes_limit")} for s in stats
-        ]
-        found["peak_bytes"] = max(s.get("peak_bytes_in_use", 0) for s in stats)
-    else:
-        import resource
-
-        found["peak_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    found: dict[str, Any] = {"device_memory": device_memory(jax)}
+    peaks = [memory["peak_bytes"] for memory in found["device_memory"]]
+    found["peak_bytes"] = max(peaks, default=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
     analysis = compiled.memory_analysis()
     if analysis is not None:
         found["temp_bytes"] = int(analysis.temp_size_in_bytes)

@@ -17,7 +17,7 @@ from typing import Any
 from autotune.child.channel import Channel
 from autotune.child.output import Follow
 from autotune.child.processes import open_for_writing, xla_processes
-from autotune.child.read_output import ProgramRun
+from autotune.child.read_output import ProgramRun, run_job
 
 LOOK_EVERY_S, FILES_EVERY_S = 0.5, 0.1
 MOST_LINES = 20_000
@@ -79,14 +79,5 @@ class ProbedRun(ProgramRun):
 
 
 def main() -> int:
-    """Receives the job and runs the program; returns the exit status."""
-    channel = Channel()
-    job = channel.receive()
-    if job["type"] != "job":
-        return 0
-    try:
-        run = ProbedRun(channel, job)
-    except OSError as error:
-        channel.send("cannot_start", reason=error.strerror or str(error))
-        return 127
-    return run.run()
+    """Runs the program; returns the exit status."""
+    return run_job(ProbedRun)

@@ -15,14 +15,14 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from autotune.child.channel import Channel
 from autotune.child.devices import memory_in_use
 from autotune.child.gpus import is_on_gpus, ran_on
-from autotune.child.guard import end_descendants
+from autotune.child.guard import CANNOT_START, end_descendants, write_all
 from autotune.child.output import Follow, Lines, read_piece, start_program
 from autotune.child.processes import xla_processes
 from autotune.child.steps import StepReader
@@ -55,10 +55,7 @@ class ProgramRun:
     def __init__(self, channel: Channel, job: Mapping[str, Any], *, terminal: bool) -> None:
         self.channel = channel
         self.job = job
-        for number in (
-            signal.SIGINT,
-            signal.SIGTERM,
-        ):  # of the guard: the program ends first
+        for number in (signal.SIGINT, signal.SIGTERM):  # of the guard: the program ends first
             signal.signal(number, lambda *_: None)
         self.program, self.output = start_program(job["command"], job["cwd"], terminal=terminal)
 
@@ -73,7 +70,7 @@ class ProgramRun:
                 data = read_piece(self.output)
                 if not data:
                     waiting.remove(self.output)
-                _pass_on(data)
+                write_all(data)
                 self.take(lines.feed(data or b"\n"))
             status = self.look()
             if status is not None:
@@ -97,7 +94,7 @@ class ProgramRun:
     def _passes_on(self, wait_s: float) -> bool:
         """Passes a piece of output on; False if none came within `wait_s` seconds, or none will."""
         data = read_piece(self.output) if select.select([self.output], [], [], wait_s)[0] else b""
-        _pass_on(data)
+        write_all(data)
         return bool(data)
 
     def take_orders(self) -> bool:
@@ -138,6 +135,17 @@ class Session(ProgramRun):
         self._started = time.monotonic()
         self._ready = False
         signal.signal(signal.SIGVTALRM, _interrupt)
+
+    def run(self) -> int:
+        """Runs the program; returns the exit status."""
+        try:
+            return super().run()
+        except TooSlow:
+            return self.no_result(
+                f"a pattern of [workload.read] took over {MATCH_LIMIT_S:.0f} s for one line; write it simpler"
+            )
+        except ValueError as error:  # of a malformed file
+            return self.no_result(f"{self.job['rules'].get('file')}: {error}")
 
     def take_orders(self) -> bool:
         """Receives at least one order; ends the program on ``stop``."""
@@ -273,27 +281,20 @@ def last_exception(lines: Iterable[str]) -> tuple[str, str] | None:
     return None
 
 
-def _pass_on(data: bytes) -> None:
-    while data:
-        data = data[os.write(1, data) :]
-
-
-def main() -> int:
-    """Receives the job and runs the program; returns the exit status."""
+def run_job(kind: Callable[[Channel, Mapping[str, Any]], ProgramRun]) -> int:
+    """Receives the job and runs its program; returns the exit status, 127 if it cannot be started."""
     channel = Channel()
     job = channel.receive()
     if job["type"] != "job":
         return 0
     try:
-        session = Session(channel, job)
+        program = kind(channel, job)
     except OSError as error:
-        sys.stderr.write(f"cannot start {job['command'][0]}: {error.strerror}\n")
+        sys.stderr.write(f"{CANNOT_START} {job['command'][0]}: {error.strerror}\n")
         return 127
-    try:
-        return session.run()
-    except TooSlow:
-        return session.no_result(
-            f"a pattern of [workload.read] took over {MATCH_LIMIT_S:.0f} s for one line; write it simpler"
-        )
-    except ValueError as error:  # of a malformed file
-        return session.no_result(f"{job['rules'].get('file')}: {error}")
+    return program.run()
+
+
+def main() -> int:
+    """Runs a session."""
+    return run_job(Session)

@@ -78,59 +78,6 @@ class ProbeRequest:
     file: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeResult:
-    """The properties of a program that its study needs.
-
-    Attributes:
-        rules: The keys of `[workload.read]`.
-        how: `rules` in words.
-        example: A line from which a step was read.
-        doubt: Reason not to trust the printed durations; empty if there is none.
-        loss: The last loss that was read; None if none was.
-        step_s: Median of a step, seconds.
-        line_s: Mean time from one line with a step to the next, seconds; longer than `step_s` where not each step has a
-            line. A study counts lines.
-        start_s: Seconds until its warm-up was over.
-        steps: Lines with a step; all of them if it `ended`.
-        ended: Whether it ended by itself.
-        python: Interpreter that loaded jaxlib; None if none was seen.
-        own: The settings that it sets itself.
-        writes: Files that it wrote in its own folder, relative to it.
-        outside: Files that it wrote outside its folder.
-        folder_warning: Why it wrote into the user's folder, or may have; empty if it did not.
-    """
-
-    request: ProbeRequest
-    rules: Mapping[str, Any]
-    how: str
-    example: str
-    doubt: str
-    loss: float | None
-    step_s: float
-    line_s: float
-    start_s: float
-    steps: int
-    ended: bool
-    device: str
-    device_count: int
-    python: str | None
-    jaxlib: str | None
-    own: OwnSettings
-    writes: tuple[str, ...] = ()
-    outside: tuple[str, ...] = ()
-    folder_warning: str = ""
-
-    @property
-    def names_python(self) -> bool:
-        """Whether a study must name the interpreter because its command does not begin with it."""
-        first = direct_python(self.request.command, self.request.cwd)
-        if self.python is None or first is None:
-            return self.python is not None
-        one, two = Path(self.python), Path(first)
-        return one.parent.resolve() != two.parent.resolve() or not one.samefile(two)
-
-
 @dataclass(frozen=True, slots=True)
 class Steps:
     """Steps among some lines: arrival and duration of each, and an example line without colours and progress bars.
@@ -145,7 +92,7 @@ class Steps:
     loss: float | None
 
     @property
-    def typical_s(self) -> float:
+    def step_s(self) -> float:
         """Median step in seconds, or the mean where lines came in bursts; never 0."""
         took_s = self.took_s[WARMUP_STEPS:]
         typical_s = statistics.median(took_s)
@@ -153,9 +100,46 @@ class Steps:
 
     @property
     def line_s(self) -> float:
-        """Mean seconds from line to line; at least a step, for the arrival of buffered lines says nothing."""
+        """Mean seconds from line to line, which a study counts; at least a step, since buffered lines come at once."""
         came = self.at_s[WARMUP_STEPS - 1 :]
-        return max(self.typical_s, (came[-1] - came[0]) / (len(came) - 1))
+        return max(self.step_s, (came[-1] - came[0]) / (len(came) - 1))
+
+    @property
+    def start_s(self) -> float:
+        """Seconds until the warm-up was over."""
+        return self.at_s[min(WARMUP_STEPS, len(self.at_s) - 1)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeResult:
+    """The properties of a program that its study needs.
+
+    Attributes:
+        probe: Its run, with all files that it wrote outside its folder.
+        rules: The keys of `[workload.read]`.
+        how: `rules` in words.
+        doubt: Reason not to trust the printed durations; empty if there is none.
+        own: The settings that it sets itself.
+    """
+
+    request: ProbeRequest
+    probe: Probe
+    steps: Steps
+    rules: Mapping[str, Any]
+    how: str
+    doubt: str
+    device: str
+    device_count: int
+    own: OwnSettings
+
+    @property
+    def names_python(self) -> bool:
+        """Whether a study must name the interpreter because its command does not begin with it."""
+        first, python = direct_python(self.request.command, self.request.cwd), self.probe.python
+        if python is None or first is None:
+            return python is not None
+        one, two = Path(python), Path(first)
+        return one.parent.resolve() != two.parent.resolve() or not one.samefile(two)
 
 
 def read_steps(lines: Sequence[str], at_s: Sequence[float], rules: Mapping[str, Any]) -> Steps:
@@ -329,13 +313,11 @@ def probe_program(request: ProbeRequest, *, tell: Callable[[str], None]) -> Prob
     own = own_settings(probe, request.command, request.cwd)
     here = {**caller, **own.environment}
     rules = {**watch.rules, **({"terminal": True} if probe.terminal else {})}
+    probe.outside |= changed_outside(request, since_s=began_s)
     return ProbeResult(
-        request=request, rules=rules, how=_in_words(rules, is_given=request.rules is not None), example=steps.example,
-        doubt=doubt_of(watch.best), loss=steps.loss, step_s=steps.typical_s, line_s=steps.line_s,
-        start_s=steps.at_s[min(WARMUP_STEPS, count - 1)], steps=count, ended=probe.status is not None,
-        device=device_words(request.platform, here), device_count=device_count(request.platform, here),
-        python=probe.python, jaxlib=probe.jaxlib, own=own, writes=probe.writes, folder_warning=probe.folder_warning,
-        outside=tuple(sorted(probe.outside | changed_outside(request, since_s=began_s))),
+        request=request, probe=probe, steps=steps, rules=rules, doubt=doubt_of(watch.best),
+        how=_in_words(rules, is_given=request.rules is not None), device=device_words(request.platform, here),
+        device_count=device_count(request.platform, here), own=own,
     )  # fmt: skip
 
 

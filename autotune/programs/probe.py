@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from autotune.child.guard import CANNOT_START
 from autotune.machine.environment import STORED
 from autotune.model.errors import LaunchError
 from autotune.model.options import filled, filled_command
@@ -108,24 +109,29 @@ def run_probe(
             try:
                 path = filled(file, {"folder": folder}) if file is not None else None
                 process.send({**job, "file": path, "variables": STORED.pattern})
-                _follow(process, found, arguments[0], limit_s=limit_s, is_enough=is_enough)
+                _follow(process, found, limit_s=limit_s, is_enough=is_enough)
             finally:
                 found.took_s = time.monotonic() - began
                 process.close(END_PATIENCE_S)
-                found.last_lines = tuple((process.end or {}).get("last_lines", ()))
+                end = process.end or {}
+                found.last_lines = tuple(end.get("last_lines", ()))
+            if end.get("exit_status") == 127:
+                why = found.last_lines[-1] if found.last_lines else arguments[0]
+                raise LaunchError(
+                    f"the command must be one that can be started but {why.removeprefix(CANNOT_START).strip()}; give "
+                    "its path, or activate its environment"
+                )
             found.writes, found.written = tuple(own.written()), written_lines(own.place, since)
             places = (folder, os.path.realpath(cwd), own.cwd, str(Path.home() / ".cache"))
             found.outside = {f for f in found.outside if not any(Path(f).is_relative_to(p) for p in places)}
             return found
 
 
-def _follow(
-    process: GuardedProcess, found: Probe, program: str, *, limit_s: float, is_enough: Callable[[Probe], bool]
-) -> None:
+def _follow(process: GuardedProcess, found: Probe, *, limit_s: float, is_enough: Callable[[Probe], bool]) -> None:
     began = asked = time.monotonic()
     while not process.is_over and (now := time.monotonic()) - began < limit_s:
         for message in process.messages(ASK_EVERY_S):
-            _take(found, message, program)
+            _take(found, message)
             if message["type"] == "ended":
                 return
         if now - asked >= ASK_EVERY_S:
@@ -134,8 +140,8 @@ def _follow(
                 return
 
 
-def _take(found: Probe, message: Mapping[str, Any], program: str) -> None:
-    """Adds a message of the guarded process; raises LaunchError if the program could not be started."""
+def _take(found: Probe, message: Mapping[str, Any]) -> None:
+    """Adds a message of the guarded process."""
     kind = message["type"]
     if kind == "lines":
         is_file = message["of"] == "file"
@@ -147,8 +153,3 @@ def _take(found: Probe, message: Mapping[str, Any], program: str) -> None:
         found.processes |= {p["pid"]: p for p in message["processes"]}
     elif kind == "ended":
         found.status = int(message["status"])
-    elif kind == "cannot_start":
-        raise LaunchError(
-            f"the command must be one that can be started but {program}: {message['reason']}; give its "
-            "path, or activate its environment"
-        )

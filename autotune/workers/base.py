@@ -39,20 +39,20 @@ class Worker(Protocol):
     """One running program under one flag set. Not thread-safe; idle between calls."""
 
     report: WorkerReport
-    last_loss: float | None
+    last_loss: float | None = None
     """Loss of the last step of the last block; None before the first block, or if unknown."""
-    last_norm: float | None
+    last_norm: float | None = None
     """Global gradient norm of the same step; None if unknown."""
-    loss_lag: int
+    loss_lag: int = 0
     """Steps between the step of `last_loss` and the end of the block."""
-    fresh_batches: bool
+    fresh_batches: bool = False
     """Makes a new batch for every step from now on, if the worker makes batches; costs time beside the step."""
-    watches_memory: bool
+    watches_memory: bool = False
     """Reports memory in use with every block from now on; costs milliseconds beside the block."""
-    last_memory: MemoryUse | None
+    last_memory: MemoryUse | None = None
     """Memory in use at the end of the last block; None if not requested or unknown."""
 
-    last_clock_s: float | None
+    last_clock_s: float | None = None
     """Seconds of the last block by a clock that is not the program's: ours, or its reader's. None if none ran."""
 
     def run_block(self, steps: int) -> tuple[float, ...]:

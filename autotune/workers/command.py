@@ -15,7 +15,7 @@ from autotune.machine.files import remove_tree
 from autotune.machine.gpus import is_without_gpus
 from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import NOT_TOLD, DeviceMemory, Failure, FailureKind, GpuState, WorkerReport
+from autotune.model.measurement import NOT_TOLD, Failure, FailureKind, WorkerReport
 from autotune.model.options import FOLDER, filled
 from autotune.model.spec import StudySpec
 from autotune.workers.base import GuardedProcess, Progress, WorkerFailed, reader_command
@@ -105,13 +105,7 @@ class CommandLauncher(LocalLauncher):
 
 
 class CommandWorker(LocalWorker):
-    """A user's program, whose compiled programs are dumped by XLA.
-
-    Args:
-        own: Folder in which it runs.
-        watch: Folder of the dump.
-        resources: Closed with the worker.
-    """
+    """A user's program in its own folder, with a watch of its compiled programs; `resources` are closed with it."""
 
     def __init__(
         self,
@@ -135,7 +129,7 @@ class CommandWorker(LocalWorker):
             self.report = self.report.model_copy(update={"warnings": warnings})
 
     def run_block(self, steps: int) -> tuple[float, ...]:
-        """Runs a block; see `base.Worker`. The fingerprint is dropped if the program compiled during the block."""
+        """Runs a block, and drops the fingerprint if the program compiled meanwhile."""
         times = super().run_block(steps)
         if self._watch.has_compiled_more():
             self.report = self.report.model_copy(update=self._unknown("it compiled more after its warm-up"))
@@ -146,14 +140,26 @@ class CommandWorker(LocalWorker):
         super().close()
         self._resources.close()
 
-    def _programs(self, process_count: int) -> dict[str, Any]:
-        """Returns the report's fields on the compiled programs; `process_count` processes have loaded XLA."""
+    def _made(self, told: Mapping[str, Any], check: SettingsCheck, process_count: int) -> WorkerReport:
+        """Makes the report from the fields that are told; `process_count` processes have loaded XLA."""
         try:
-            return self._watch.read_programs(process_count)
+            programs = self._watch.read_programs(process_count)
         except (NotKnown, OSError) as error:
-            return self._unknown(str(error))
+            programs = self._unknown(str(error))
+        known = {
+            "platform": self._spec.device.platform,
+            "device_kind": NOT_TOLD,
+            "device_count": self._spec.device.count or 1,
+            "start_s": time.monotonic() - self._begun,
+            "grad_norms": (),
+            "dtype": READ_DTYPE,
+            "warnings": check.notes,
+            **programs,
+        }
+        return WorkerReport.model_validate({**known, **{n: told[n] for n in WorkerReport.model_fields if n in told}})
 
     def _unknown(self, problem: str) -> dict[str, Any]:
+        """Returns the fields of a report without a compiled program: only equal settings give equal programs then."""
         return {"fingerprint": f"settings-{self._settings.digest}", "program_problem": problem[:300]}
 
 
@@ -161,33 +167,11 @@ class HookWorker(CommandWorker):
     """The user's program with `autotune.hook` in its loop."""
 
     def _report(self, message: Mapping[str, Any]) -> WorkerReport:
-        check = check_environment(self._settings, message["values"])
-        jax = message["jax"] or {}
+        check, jax = check_environment(self._settings, message["values"]), message["jax"]
         if self._spec.device.platform == "cuda" and jax.get("platform") == "cpu":
             raise self._failed(FailureKind.LAUNCH, ON_CPU)
-        lost = (*check.lost, *check_options(self._settings, jax.get("options", {})))
-        self._refuse_lost(lost)
-        ran_on = jax.get("ran_on", {})
-        memory = [DeviceMemory(peak_bytes=p, limit_bytes=n) for p, n in jax.get("memory", []) if p is not None]
-        report = _report(self._spec, self._settings, message, check, begun=self._begun)
-        programs = self._programs(1 if jax else 0)
-        return report.model_copy(
-            update={
-                **programs,
-                "platform": jax.get("platform", report.platform),
-                "device_kind": jax.get("device_kind", report.device_kind),
-                "device_count": jax.get("device_count", report.device_count),
-                "process_count": jax.get("process_count", 1),
-                "peak_bytes": max((m.peak_bytes for m in memory), default=programs.get("peak_bytes")),
-                "grad_norms": tuple(float(x) for x in message["grad_norms"]),
-                "loss_dtype": message.get("loss_dtype"),
-                "norm_dtype": message.get("norm_dtype"),
-                "device_memory": tuple(memory),
-                "versions": _versions(jax),
-                "packages": jax.get("packages"),
-                "gpus": tuple(GpuState.model_validate(g) for g in ran_on.get("gpus", ())) or None,
-            }
-        )
+        self._refuse_lost((*check.lost, *check_options(self._settings, message["options"])))
+        return self._made({**message, **jax}, check, 1 if jax else 0)
 
 
 class ReadWorker(CommandWorker):
@@ -195,54 +179,22 @@ class ReadWorker(CommandWorker):
 
     def _report(self, message: Mapping[str, Any]) -> WorkerReport:
         processes = message["processes"]
-        if self._spec.device.platform == "cuda" and processes and all(p["opens_gpu"] is False for p in processes):
+        is_on_cpu = self._spec.device.platform == "cpu"
+        if not is_on_cpu and processes and all(p["opens_gpu"] is False for p in processes):
             raise self._failed(FailureKind.LAUNCH, ON_CPU)
         check = check_processes(self._settings, processes)
-        lost = self._watch.lost(self._settings) if processes else ()
-        self._refuse_lost((*check.lost, *lost))
+        self._refuse_lost((*check.lost, *(self._watch.lost(self._settings) if processes else ())))
         if self._watch.problem and self._settings.of_kind("xla"):
             scripts = files_that_name("XLA_FLAGS", self._spec.workload.command or (), Path(self._own.cwd))
             doubts = [f"{s} names XLA_FLAGS: if it sets them, the settings under trial do not arrive" for s in scripts]
             check = replace(check, notes=(*check.notes, *doubts))
-        report = _report(self._spec, self._settings, message, check, begun=self._begun)
         first: Mapping[str, Any] = processes[0] if processes else {}
-        ran_on = message.get("ran_on", {})
-        gpus = tuple(GpuState.model_validate(g) for g in ran_on.get("gpus", ()))
-        kinds = " and ".join(sorted({g.name for g in gpus if g.name is not None}))
-        return report.model_copy(
-            update={
-                **self._programs(len(processes)),
-                "device_kind": "cpu" if report.platform == "cpu" else kinds or NOT_TOLD,
-                "versions": {**first.get("versions", {}), **ran_on.get("versions", {})},
-                "packages": first.get("packages"),
-                "gpus": gpus or None,
-            }
-        )
-
-
-def _versions(jax: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the versions in the process of the hook; empty if it has not imported JAX."""
-    if not jax:
-        return {}
-    return {**jax.get("versions", {}), "jax": jax["version"], **jax.get("ran_on", {}).get("versions", {})}
-
-
-def _report(
-    spec: StudySpec, settings: FlagSet, message: Mapping[str, Any], check: SettingsCheck, *, begun: float
-) -> WorkerReport:
-    """Makes the report of a user's program from a message of its reader or hook."""
-    return WorkerReport(
-        # Unless the compiled program is known, only equal settings are known to give equal programs.
-        fingerprint=f"settings-{settings.digest}",
-        platform=spec.device.platform,
-        device_kind=NOT_TOLD,
-        device_count=spec.device.count or 1,
-        compile_s=None,
-        start_s=time.monotonic() - begun,
-        losses=tuple(float(x) for x in message["losses"]),
-        grad_norms=(),
-        dtype=READ_DTYPE,
-        step_numbers=tuple(message.get("step_numbers", ())),
-        warmup_step_times_s=tuple(message["warmup_step_times_s"]),
-        warnings=check.notes,
-    )
+        gpus = message["ran_on"].get("gpus", [])
+        kinds = " and ".join(sorted({gpu["name"] for gpu in gpus if gpu["name"] is not None}))
+        told = {
+            "device_kind": "cpu" if is_on_cpu else kinds or NOT_TOLD,
+            "versions": {**first.get("versions", {}), **message["ran_on"].get("versions", {})},
+            "packages": first.get("packages"),
+            "gpus": gpus or None,
+        }
+        return self._made({**message, **told}, check, len(processes))

@@ -20,7 +20,7 @@ from autotune.model.measurement import Failure, FailureKind, WorkerReport
 from autotune.model.records import MemoryUse
 from autotune.model.spec import StudySpec
 from autotune.model.time_limits import TimeLimits, limits_after
-from autotune.workers.base import GuardedProcess, Progress, WorkerFailed, listen
+from autotune.workers.base import GuardedProcess, Progress, Worker, WorkerFailed, listen
 from autotune.workers.failures import classify_failure, is_not_installed, is_without_gpu
 from autotune.workers.settings_check import MEMORY_VARIABLES, check_environment, check_options
 
@@ -115,10 +115,8 @@ class LocalLauncher:
         }
 
 
-class LocalWorker:
+class LocalWorker(Worker):
     """All processes of one trial."""
-
-    report: WorkerReport
 
     def __init__(self, processes: list[GuardedProcess], spec: StudySpec, settings: FlagSet) -> None:
         self._processes = processes
@@ -128,14 +126,7 @@ class LocalWorker:
         self._begun = time.monotonic()
         self._phase = "launch"
         self.closed = False
-        self.last_clock_s: float | None = None
-        self.last_loss: float | None = None
-        self.last_norm: float | None = None
-        self.loss_lag = 0
-        self.fresh_batches = False
         self._trained = first_step(spec)
-        self.watches_memory = False
-        self.last_memory: MemoryUse | None = None
 
     def wait_ready(self, jobs: list[dict[str, Any]], progress: Progress) -> None:
         """Sends every rank its job and waits until all are compiled and warm."""

@@ -117,23 +117,15 @@ def check_debug_options(settings: FlagSet, options: Mapping[str, Sequence[str]])
     Flags that are not listed may have their default, and lists and enumerations have several spellings: not compared.
     """
     listed = ((n, v, options.get(n, ())) for n, v in settings.of_kind("xla").items() if n not in SET_BY_JAX)
-    return tuple(f"{n}={v} became {got[0]}" for n, v, got in listed if len(got) == 1 and _contradict(v, got[0]))
+    return tuple(f"{n}={v} became {got[0]}" for n, v, got in listed if len(got) == 1 and _equal(v, got[0]) is False)
 
 
-def _contradict(wanted: str, got: str) -> bool:
-    """Whether two switches or numbers differ; False for other texts."""
-    switches = {"true": "1", "false": "0"}
-    try:
-        one, two = (float(switches.get(text.strip().lower(), text)) for text in (wanted, got))
-    except ValueError:
-        return False
-    return not math.isclose(one, two, rel_tol=1e-5, abs_tol=1e-6)  # XLA keeps 32 bits of some and prints six digits
-
-
-def _equal(wanted: str, got: str) -> bool:
+def _equal(wanted: str, got: str) -> bool | None:
+    """Whether two switches or numbers are equal; None for other texts, unless they are the same."""
     words = {"true": "1", "false": "0", "yes": "1", "no": "0", "on": "1", "off": "0"}
-    one, two = (words.get(x.strip().lower(), x.strip().lower()) for x in (wanted, got))
+    one, two = (words.get(x, x) for x in (wanted.strip().lower(), got.strip().lower()))
     try:
-        return one == two or float(one) == float(two)
+        # XLA keeps 32 bits of some numbers and prints six digits
+        return one == two or math.isclose(float(one), float(two), rel_tol=1e-5, abs_tol=1e-6)
     except ValueError:
-        return False
+        return None
