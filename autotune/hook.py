@@ -9,13 +9,12 @@
         autotune.hook.report(loss=metrics["loss"], grad_norm=metrics["grad_norm"])   # optional
 
 Outside a study `steps` only yields the batches. Under a study whose [workload] has ``hook = true`` it runs the warm-up,
-reports that it is ready, and then runs a block of steps whenever the study asks for one. Between blocks the loop waits
-inside `steps`.
+and then a block of steps whenever the study asks for one; between blocks the loop waits inside `steps`.
 
-JAX returns before the device is done. `steps` waits at the beginning and the end of each block for all arrays of JAX
-that the program holds, or calls ``sync`` instead (``lambda: jax.block_until_ready(state)``). Inside a block it waits at
-each step for the loss reported one step before: steps overlap as usual, the device is never idle, and every step still
-has its own time. Without `report` only the mean of a block is exact, which is the measured figure.
+JAX returns before the device is done. So `steps` waits at both ends of a block for all arrays of JAX that the program
+holds, or calls ``sync`` instead (``lambda: jax.block_until_ready(state)``). Inside a block it waits at each step for
+the loss reported one step before: the device is never idle, and every step has its own time. Without `report` only the
+mean of a block is exact, which is the measured figure.
 
 Standard library only, so that any program can import it.
 """
@@ -71,8 +70,7 @@ def steps(batches: Iterable[T], *, sync: Callable[[], Any] | None = None) -> Ite
 def report(*, loss: Any = None, grad_norm: Any = None) -> None:
     """Reports the loss and the global gradient norm of the current step; does nothing outside a study.
 
-    They are converted to numbers only in the first steps, which are checked against the reference, and at the end of
-    each block, so that nothing waits for the device in between.
+    They become numbers only in the checked first steps and at the end of each block: nothing else waits for the device.
     """
     if _loop is not None:
         _loop.reported = (loss, grad_norm)

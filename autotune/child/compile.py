@@ -1,13 +1,12 @@
 """The compile worker: lowers one training step once, compiles it under many flag sets.
 
-XLA parses XLA_FLAGS once in a process, when it first compiles. So this process imports and builds the workload and
-lowers it for described devices, but compiles nothing; each set is compiled by a fork that first puts the set into its
-environment. Every setting reaches the compiler as in a measured trial, lowering is paid once, and a compiler that
-aborts, hangs or exhausts the memory ends only its fork.
+XLA parses XLA_FLAGS once in a process, when it first compiles. So this process builds the workload and lowers it for
+described devices, but compiles nothing; a fork for each set puts the set into its environment and compiles. A compiler
+that aborts, hangs or exhausts the memory ends only its fork.
 
-A workload may start a JAX backend while it is built (``jnp.ones``) or imported; then XLA has parsed the flags of this
-process, and those of its forks do nothing. This process then reports so in ``ready`` and cannot be used; one started
-without ``lowers_first`` leaves importing and building to each fork.
+A workload may start a JAX backend while it is imported or built (``jnp.ones``); then the flags of forks do nothing.
+This process then reports so in ``ready`` and cannot be used; one started without ``lowers_first`` leaves importing and
+building to each fork.
 
 Messages over the channel (`autotune.child.channel`):
 
@@ -67,9 +66,7 @@ def described_devices(job: dict[str, Any]) -> Sequence[Any]:
 def let_attention_ask(device: Any) -> None:
     """Makes JAX's fused attention use the capability of a described GPU.
 
-    JAX asks the first GPU of this process's backend (``jax/_src/cudnn/fused_attention_stablehlo.py``): without a GPU it
-    would assume one before Hopper, and start the backend. A JAX with other functions is not changed: then each fork
-    builds the step itself.
+    Without a GPU JAX would start the backend and assume one before Hopper. A JAX with other functions is not changed.
     """
     from jax._src.cudnn import fused_attention_stablehlo as attention
 
@@ -250,10 +247,9 @@ def _jax_options(names: Sequence[str]) -> dict[str, str]:
 
 
 def _keep_dumps(folder: Path, module: str, platform: str) -> None:
-    """Moves the files to read out of XLA's dump, which has one for every pass and kernel of every module.
+    """Moves the files to read out of XLA's dump, whose text of a module has asynchronous starts, too.
 
-    The step is the last module of its name: modules that a workload compiles while it is built come before. The
-    module's text is XLA's own, because `as_text()` omits the computations wrapped by asynchronous starts.
+    The step is the last module of its name: modules that a workload compiles while it is built come before.
     """
     for pattern, name in (
         (f"*{platform}_after_optimizations.txt", HLO_FILE),

@@ -1,8 +1,8 @@
 """NVIDIA GPUs that a process may use, with libraries, firmware and clocks.
 
-The process that ran the steps reports them, because the driver of a study may run on another machine. Run as a
-program, ``python -m autotune.child.gpus '{"count": 1}'``, it prints the same as one JSON object without starting
-anything on a GPU. Standard library only; ``nvidia-ml-py`` where it is installed.
+The process that ran the steps reports them, because the driver may run on another machine. ``python -m
+autotune.child.gpus '{"count": 1}'`` prints the same as one JSON object without starting anything on a GPU. Standard
+library only; ``nvidia-ml-py`` where it is installed.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib
-import importlib.util
 import json
 import os
 import re
@@ -20,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from autotune.child.packages import CUDA_PLUGINS, installed_versions
+from autotune.child.packages import CUDA_PLUGINS, folder_of, installed_versions
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -190,32 +189,26 @@ def _loaded() -> dict[str, str]:
 
 def _version(name: str, path: str) -> str | None:
     """The version that a library reports, or None."""
+
+    def number(function: str, *arguments: Any) -> int:
+        value = ctypes.c_int()
+        if getattr(library, function)(*arguments, ctypes.byref(value)) != 0:
+            raise OSError(f"{function} failed")
+        return value.value
+
     try:
         library = ctypes.CDLL(path)
         if name == "nccl":
-            return _nccl_version(library.ncclGetVersion)
-        return _by_parts(getattr(library, f"{name}GetProperty"))
+            return _nccl_version(number("ncclGetVersion"))
+        return ".".join(str(number(f"{name}GetProperty", ctypes.c_int(part))) for part in _PROPERTY)
     except (OSError, AttributeError):
         return None
 
 
-def _by_parts(get: Callable[..., int]) -> str | None:
-    parts = []
-    for part in _PROPERTY:
-        value = ctypes.c_int()
-        if get(ctypes.c_int(part), ctypes.byref(value)) != 0:
-            return None
-        parts.append(str(value.value))
-    return ".".join(parts)
-
-
-def _nccl_version(get: Callable[..., int]) -> str | None:
+def _nccl_version(number: int) -> str:
     """Decodes NCCL's number: 22703 for 2.27.3, before 2.9 2804 for 2.8.4 (nccl.h)."""
-    value = ctypes.c_int()
-    if get(ctypes.byref(value)) != 0:
-        return None
-    step = 10_000 if value.value >= 10_000 else 1000
-    return f"{value.value // step}.{value.value % step // 100}.{value.value % 100}"
+    step = 10_000 if number >= 10_000 else 1000
+    return f"{number // step}.{number % step // 100}.{number % 100}"
 
 
 def _state(nvml: Any, device: NvmlDevice) -> dict[str, Any]:
@@ -256,20 +249,11 @@ def load_as_jax_does() -> None:
     """Loads the libraries of JAX's CUDA plugin: from NVIDIA's wheels, else by the linker."""
     plugin = next(iter(installed_versions(CUDA_PLUGINS)), None)
     for package, library in (name.split("/") for name in (_WHEELS[plugin] if plugin else ())):
-        for path in (*_in_wheel(package, library), library):
-            try:
+        wheel = folder_of(f"nvidia.{package}")
+        for path in [library] if wheel is None else [f"{wheel}/lib/{library}", library]:
+            with contextlib.suppress(OSError):
                 ctypes.CDLL(path)
-            except OSError:
-                continue
-            break
-
-
-def _in_wheel(package: str, library: str) -> list[str]:
-    try:
-        spec = importlib.util.find_spec(f"nvidia.{package}")
-    except ModuleNotFoundError:
-        return []
-    return [str(Path(p) / "lib" / library) for p in (spec.submodule_search_locations if spec else None) or ()]
+                break
 
 
 def main() -> None:

@@ -271,7 +271,7 @@ class Session(ProgramRun):
 def last_exception(lines: Iterable[str]) -> tuple[str, str] | None:
     """Type and message of the last Python traceback in the output, or None."""
     text = list(lines)
-    starts = [i for i, line in enumerate(text) if line.startswith("Traceback (most recent call last)")]
+    starts = [i for i, line in enumerate(text) if "Traceback (most recent call last)" in line]  # perhaps after a prompt
     if not starts:
         return None
     for i in range(starts[-1] + 1, len(text)):

@@ -30,6 +30,7 @@ from autotune.model.files import plain_content
 from autotune.model.flags import FlagSet, parse_tokens
 from autotune.model.measurement import WorkloadFacts
 from autotune.model.redaction import redact_command
+from autotune.model.sections import ReadSpec
 from autotune.model.spec import StudySpec
 from autotune.model.units import format_seconds
 from autotune.programs.own_settings import DEVICE_COUNT, OwnSettings, marks_of, own_settings
@@ -50,8 +51,6 @@ RECOGNISED_LINES = 600
 TELL_EVERY_S = 10.0
 LOOK_AGAIN_S = 2.0
 
-BARS = ("tqdm", "rich", "keras", "lightning", "levanter")
-"""Presets of progress bars."""
 MOST_FILES = 2000
 """Limit of a search for changed files in each folder."""
 
@@ -281,11 +280,11 @@ def probe_program(request: ProbeRequest, *, tell: Callable[[str], None]) -> Prob
     """Runs a program once and returns the properties that its study needs.
 
     Raises:
-        LaunchError: If it cannot be started, fails, takes no XLA_FLAGS, or makes no steps that can be read; the message
-            says what to do.
+        LaunchError: If it cannot be started, fails, takes no XLA_FLAGS, or makes no steps that can be read.
         StudyFileError: If a given rule cannot work.
     """
-    refuse_bad_rules(request.rules)
+    if request.rules is not None:
+        ReadSpec.refuse_bad(request.rules)
     caller = caller_environment()
     if request.platform == "cuda" and is_without_gpus(caller):
         raise LaunchError(
@@ -324,7 +323,7 @@ def probe_program(request: ProbeRequest, *, tell: Callable[[str], None]) -> Prob
 def changed_outside(request: ProbeRequest, *, since_s: float) -> set[str]:
     """Returns files outside the folder that changed after some time, in places that the command or its scripts name.
 
-    So a file that is open for a moment only is seen, too. At most `MOST_FILES` files of each place are looked at.
+    They may have been open for a moment only. At most `MOST_FILES` files of each place are looked at.
     """
     folder = request.cwd.resolve()
     texts = [*request.command, *texts_named(request.command, folder, _TEXTS).values()]
@@ -344,18 +343,6 @@ def _has_changed(file: Path, since_s: float) -> bool:
         return file.is_file() and file.stat().st_mtime >= since_s
     except OSError:
         return False
-
-
-def refuse_bad_rules(rules: Mapping[str, Any] | None) -> None:
-    """Refuses rules by which no step can be read.
-
-    Raises:
-        StudyFileError: With the reason.
-    """
-    try:
-        StepReader(rules) if rules else None
-    except ValueError as error:
-        raise StudyFileError(f"how steps are read must work but: {error}") from error
 
 
 def refuse_one_word(command: Sequence[str]) -> None:
@@ -406,13 +393,10 @@ def default_platform() -> str:
 
 
 def program_python(spec: StudySpec, study_dir: Path, *, note: Callable[[str], None] | None) -> str:
-    """Returns the interpreter whose packages a study's workload uses.
-
-    It is the one that the study names, or that its command begins with; for any other command autotune's own. If the
-    program then runs on another build, `refuse_other_build` ends the study after the reference.
+    """Returns the interpreter that the study names, or that its command begins with; else autotune's own.
 
     Args:
-        note: Called with a warning if the interpreter is not known.
+        note: Called with a warning if the interpreter is not known; `refuse_other_build` looks again.
 
     Raises:
         StudyFileError: If the study names one that is not there.
@@ -440,11 +424,9 @@ def direct_python(command: Sequence[str], folder: Path) -> str | None:
 
 
 def refuse_other_build(asked: str, python: str, spec: StudySpec, facts: WorkloadFacts | None) -> None:
-    """Refuses a study whose reference ran on another jaxlib than the one whose settings were checked.
+    """Refuses a study whose reference ran on another jaxlib than `asked` of `python`, whose settings were checked.
 
     Args:
-        asked: Version of the jaxlib whose settings were checked.
-        python: Its interpreter.
         facts: The reference's report; without a version nothing is refused.
 
     Raises:
@@ -463,7 +445,7 @@ def refuse_other_build(asked: str, python: str, spec: StudySpec, facts: Workload
 
 
 def _there(name: str, folder: Path) -> str | None:
-    """Finds an interpreter by name; a name with a slash is relative to the folder in which the command runs."""
+    """Finds an interpreter; a name with a slash is relative to the folder in which the command runs."""
     return shutil.which(str(folder / Path(name).expanduser()) if "/" in name else name)
 
 
@@ -498,12 +480,8 @@ def reading_of(probe: Probe, fits: Sequence[Recognised], rules: Mapping[str, Any
 
     Args:
         fits: Recognised formats, best first; empty where the rules were given, or nothing fits.
-        rules: The keys of `[workload.read]`; empty if none are known.
-
-    Raises:
-        StudyFileError: If a rule cannot work.
+        rules: The legal keys of `[workload.read]`; empty if none are known.
     """
-    refuse_bad_rules(rules)
     reader = StepReader(rules) if rules else None
     rows: list[dict[str, Any]] = []
     for line, now_s in zip(probe.lines, probe.at_s or [float("nan")] * len(probe.lines), strict=True):
@@ -527,8 +505,6 @@ def reading_of(probe: Probe, fits: Sequence[Recognised], rules: Mapping[str, Any
 
 def _in_words(rules: Mapping[str, Any], *, is_given: bool) -> str:
     said = "as you say" if is_given else "recognised"
-    if rules.get("preset") in BARS:
-        return f"the progress bar of {rules['preset']} ({said}): its counter and the time between its lines"
     if rules.get("preset"):
         return f"lines of {rules['preset']} ({said})"
     if rules.get("json_key"):
@@ -552,15 +528,14 @@ def doubt_of(fit: Recognised | None) -> str:
 
 
 def _last_lines(lines: Sequence[str]) -> str:
-    if not lines:
-        return "It printed nothing."
-    return "Its last lines:\n" + "\n".join(f"    {line[:160]}" for line in lines[-SHOWN_LINES:])
+    shown = "".join(f"\n    {line[:160]}" for line in lines[-SHOWN_LINES:])
+    return f"Its last lines:{shown}" if shown else "It printed nothing."
 
 
 def _why_failed(program: str, probe: Probe) -> str:
     status = probe.status or 0
     how = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
-    error = last_exception(_without_prompt(line) for line in probe.lines)
+    error = last_exception(probe.lines)
     shown = _last_lines(probe.lines or list(probe.last_lines))
     advice = f"Run it by hand until it works: {program}"
     if error is not None and error[0] == "EOFError":
@@ -569,15 +544,9 @@ def _why_failed(program: str, probe: Probe) -> str:
     return f"the program must run but {how} after {format_seconds(probe.took_s)}{said}. {shown}\n  {advice}"
 
 
-def _without_prompt(line: str) -> str:
-    """Removes a prompt without a line end that stands before a traceback's first line."""
-    begins = line.find("Traceback (most recent call last)")
-    return line[begins:] if begins > 0 else line
-
-
 def _why_no_steps(request: ProbeRequest, probe: Probe, steps: int, watch: StepWatch) -> str:
-    how = "was stopped by --look-limit after" if probe.status is None else "ended by itself after"
-    how = f"{'was stopped after' if watch.is_stuck else how} {format_seconds(probe.took_s)}"
+    stopped = "was stopped" if watch.is_stuck else "was stopped by --look-limit"
+    how = f"{stopped if probe.status is None else 'ended by itself'} after {format_seconds(probe.took_s)}"
     if steps:
         return (
             f"the program must make more than {WARMUP_STEPS} steps that can be read but made {steps} and {how}. "
@@ -586,11 +555,10 @@ def _why_no_steps(request: ProbeRequest, probe: Probe, steps: int, watch: StepWa
     wanted = "no line fits the pattern that was given" if request.rules else "no line is known to be a step's"
     if any(map(draws_bar, probe.lines[-SHOWN_LINES:])):
         wanted = "it draws a progress bar in which no step is known"
-    if len(probe.lines) < 2:
-        wanted = "it printed one line only" if probe.lines else "it printed nothing"
-    shown = f"{_last_lines(probe.lines)}\n  " if probe.lines else ""
+    if len(probe.lines) == 1:
+        wanted = "it printed one line only"
     return (
-        f"the program must print steps that can be read but {wanted}; it {how}. {shown}"
+        f"the program must print steps that can be read but {wanted}; it {how}. {_last_lines(probe.lines)}\n  "
         f"{_how_to_read(watch.proposed(probe))}"
     )
 

@@ -112,14 +112,9 @@ class GuardedProcess(ChildProcess):
     """
 
     def __init__(
-        self,
-        command: list[str],
-        env: Mapping[str, str],
-        log: Path,
-        log_bytes: int = LOG_BYTES,
-        cwd: str | None = None,
+        self, command: list[str], env: Mapping[str, str], log: Path, log_bytes: int = LOG_BYTES, cwd: str | None = None,
         through: Sequence[str] = (),
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.log = log
         self.end: dict[str, Any] | None = None
         arguments = [str(log), str(log_bytes), *(["--remote"] if through else []), "--", *command]
@@ -128,10 +123,8 @@ class GuardedProcess(ChildProcess):
                 guard = [*through, driver_python(), "-I", "-S", GUARD_PROGRAM, *arguments]
                 super().__init__(guard, env, errors=errors, cwd=cwd)
         except OSError as error:
-            raise WorkerFailed(
-                Failure(kind=FailureKind.LAUNCH, message=f"cannot start a process: {error}", phase="launch"),
-                infrastructure=True,
-            ) from error
+            failure = Failure(kind=FailureKind.LAUNCH, message=f"cannot start a process: {error}", phase="launch")
+            raise WorkerFailed(failure, infrastructure=True) from error
 
     @property
     def guard_log(self) -> Path:

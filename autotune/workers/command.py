@@ -108,14 +108,9 @@ class CommandWorker(LocalWorker):
     """A user's program in its own folder, with a watch of its compiled programs; `resources` are closed with it."""
 
     def __init__(
-        self,
-        process: GuardedProcess,
-        spec: StudySpec,
-        settings: FlagSet,
-        own: OwnFolder,
-        watch: ProgramWatch,
+        self, process: GuardedProcess, spec: StudySpec, settings: FlagSet, own: OwnFolder, watch: ProgramWatch,
         resources: contextlib.ExitStack,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__([process], spec, settings)
         self._own = own
         self._watch = watch

@@ -62,13 +62,8 @@ class LocalLauncher:
 
     def _environment(self, settings: FlagSet) -> dict[str, str]:
         device = self._spec.under(settings).device
-        on_cpu = device.platform == "cpu"
-        return child_environment(
-            self._base,
-            settings,
-            platform_name=device.platform,
-            virtual_devices=(device.count or device.rank_count) // device.rank_count if on_cpu else None,
-        )
+        each = (device.count or device.rank_count) // device.rank_count if device.platform == "cpu" else None
+        return child_environment(self._base, settings, platform_name=device.platform, virtual_devices=each)
 
     def _worker_environment(self, settings: FlagSet) -> dict[str, str]:
         env = self._environment(settings)
@@ -233,10 +228,9 @@ class LocalWorker(Worker):
         return errors
 
     def _ended(self, errors: dict[int, dict[str, Any]]) -> WorkerFailed:
-        """Classifies the end of a worker.
+        """Classifies the end of a worker; a rank that a signal killed without a message counts as the cause.
 
-        A lost rank makes its peers fail with connection errors: so all get a moment to end, and a rank that a signal
-        killed without a message counts as the cause.
+        A lost rank makes its peers fail with connection errors, so all get a moment to end.
         """
         errors = {**errors, **self._wait_for_ends(LAST_WORDS_S)}
         ends = {rank: p.end for rank, p in enumerate(self._processes) if p.end is not None}
@@ -258,16 +252,9 @@ class LocalWorker(Worker):
         """Ends the worker and makes a failure found by the driver, with the last lines of the log."""
         phase = self._phase
         self.close()
-        end = next((p.end for p in self._processes if p.end and p.end["last_lines"]), None)
-        return WorkerFailed(
-            Failure(
-                kind=kind,
-                message=message,
-                phase=phase,
-                log=str(self._processes[0].log),
-                last_lines=tuple(end["last_lines"]) if end else (),
-            )
-        )
+        lines = next((p.end["last_lines"] for p in self._processes if p.end and p.end["last_lines"]), ())
+        log = str(self._processes[0].log)
+        return WorkerFailed(Failure(kind=kind, message=message, phase=phase, log=log, last_lines=tuple(lines)))
 
 
 def first_step(spec: StudySpec) -> int:
