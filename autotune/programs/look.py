@@ -17,8 +17,7 @@ from typing import Any
 
 from autotune.child.output import find, lines_of
 from autotune.child.read_output import last_exception
-from autotune.child.recognise import Recognised, recognise
-from autotune.child.shapes import BAR, draws_bar
+from autotune.child.recognise import BAR, Recognised, draws_bar, recognise
 from autotune.child.steps import StepReader, plain
 from autotune.machine.environment import caller_environment, child_environment, driver_python
 from autotune.machine.files import COMPILES, Scratch

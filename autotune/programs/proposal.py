@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.child.output import LONGEST_LINE, lines_of
-from autotune.child.recognise import Recognised, recognise
-from autotune.child.shapes import FEWEST_LINES, propose, shape_of
+from autotune.child.recognise import FEWEST_LINES, Recognised, propose, recognise, shape_of
 
 STUCK_S = 20.0
 """Seconds of lines of one shape, or of a file that grows, after which a look without a step ends."""
