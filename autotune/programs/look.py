@@ -11,13 +11,13 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from autotune.child.output import find, lines_of
 from autotune.child.read_output import last_exception
-from autotune.child.recognise import BAR, Recognised, draws_bar, recognise
+from autotune.child.recognise import BAR, FEWEST_LINES, Recognised, draws_bar, propose, recognise, shape_of
 from autotune.child.steps import StepReader, plain
 from autotune.machine.environment import caller_environment, child_environment, driver_python
 from autotune.machine.files import COMPILES, Scratch
@@ -32,9 +32,8 @@ from autotune.model.redaction import redact_command
 from autotune.model.sections import ReadSpec
 from autotune.model.spec import StudySpec
 from autotune.model.units import format_seconds
-from autotune.programs.own_settings import DEVICE_COUNT, OwnSettings, marks_of, own_settings
-from autotune.programs.probe import Probe, run_probe
-from autotune.programs.proposal import STUCK_S, Shapes, options_of, proposed, written_lines
+from autotune.programs.arrival import DEVICE_COUNT, OwnSettings, marks_of, own_settings
+from autotune.programs.probe import Probe, run_probe, written_lines
 from autotune.workers.settings_check import texts_named
 
 LEAST_STEPS = 10
@@ -49,12 +48,20 @@ RECOGNISED_LINES = 600
 
 TELL_EVERY_S = 10.0
 LOOK_AGAIN_S = 2.0
+STUCK_S = 20.0
+"""Seconds of lines of one shape, or of a file that grows, after which a look without a step ends."""
+
 
 MOST_FILES = 2000
 """Limit of a search for changed files in each folder."""
 
 _NAMED_PATH = re.compile(r"(?:^|(?<=[\s'\"=:]))(?:/|~/|\.\./)[\w./~+-]+")
 _TEXTS = (".py", ".sh", ".toml", ".yaml", ".yml", ".json", ".gin", ".cfg")
+
+_OPTIONS = {
+    "preset": "--step-preset", "pattern": "--step-pattern", "json_key": "--step-json", "unit": "--step-unit",
+    "file": "--step-file", "loss": "--loss",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,7 +185,6 @@ class StepWatch:
         self._steps: Steps | None = None
         self._finds_out = request.rules is None
         self._began, self._looked_s = time.time(), 0.0
-        self._shapes = Shapes()
         self.is_stuck = False
         self._reads_file = bool((request.rules or {}).get("file"))
         self.rules = request.rules
@@ -219,20 +225,28 @@ class StepWatch:
         if probe.took_s - self._looked_s < LOOK_AGAIN_S:
             return False
         self._looked_s = probe.took_s
-        self._shapes.add(*self._all_lines(probe))
-        if self._shapes.are_one():
+        came: dict[str, list[float]] = {}
+        for line, now_s in zip(*self._all_lines(probe), strict=True):
+            came.setdefault(shape_of(line), []).append(now_s)
+        if any(len(at_s) >= FEWEST_LINES and at_s[-1] - at_s[0] >= STUCK_S for at_s in came.values()):
             return True
         is_late = self._finds_out and probe.took_s >= STUCK_S
         return is_late and (fit := self.proposed(probe)) is not None and "file" in fit.rules
 
     def proposed(self, probe: Probe) -> Recognised | None:
-        """Returns rules for steps that were not read; None if none fit."""
+        """Returns rules for the steps in files that the program writes, or else in its lines; None if none fit."""
         lines, at_s = self._all_lines(probe)
         files = probe.written or written_lines(probe.place, self._began)
-        return proposed(lines[-RECOGNISED_LINES:], at_s[-RECOGNISED_LINES:], files)
+
+        def in_files(find: Callable[[Sequence[str]], Recognised | None]) -> Recognised | None:
+            fits = ((path, find(written)) for path, written in files.items())
+            return next((replace(fit, rules={**fit.rules, "file": path}) for path, fit in fits if fit), None)
+
+        in_lines = propose(lines[-RECOGNISED_LINES:], at=at_s[-RECOGNISED_LINES:])
+        return in_files(_recognised) or in_lines or in_files(propose)
 
 
-def _recognised(lines: Sequence[str], at_s: Sequence[float]) -> Recognised | None:
+def _recognised(lines: Sequence[str], at_s: Sequence[float] | None = None) -> Recognised | None:
     """Returns the best format with durations; a rate of tokens gives none, for the tokens of a step are not known."""
     return next((fit for fit in recognise(lines, at=at_s) if not fit.needs_tokens), None)
 
@@ -560,6 +574,11 @@ def _why_no_steps(request: ProbeRequest, probe: Probe, steps: int, watch: StepWa
         f"the program must print steps that can be read but {wanted}; it {how}. {_last_lines(probe.lines)}\n  "
         f"{_how_to_read(watch.proposed(probe))}"
     )
+
+
+def options_of(rules: Mapping[str, Any]) -> str:
+    """Returns the options of `autotune tune` that say how steps are read."""
+    return " ".join(f"{option} {shlex.quote(str(rules[key]))}" for key, option in _OPTIONS.items() if key in rules)
 
 
 def _how_to_read(fit: Recognised | None) -> str:

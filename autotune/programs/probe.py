@@ -6,21 +6,24 @@ import contextlib
 import os
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from autotune.child.guard import CANNOT_START
+from autotune.child.output import LONGEST_LINE, lines_of
 from autotune.machine.environment import STORED
 from autotune.model.errors import LaunchError
 from autotune.model.options import filled, filled_command
-from autotune.programs.proposal import written_lines
 from autotune.workers.base import GuardedProcess, reader_command
 from autotune.workers.own_folder import OwnFolder
 
 ASK_EVERY_S = 0.5
 END_PATIENCE_S = 15.0
+
+_STEP_FILES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".log", ".txt")
+_MOST_FILES, _DEEPEST, _READ_BYTES = 5_000, 3, 1 << 18
 
 
 @dataclass(kw_only=True)
@@ -30,13 +33,11 @@ class Probe:
     Attributes:
         environment: The one that it was given.
         has_dumped: Whether XLA wrote what it compiled into the folder of that environment; None without one.
-        at_s: Seconds after the start at which each line came; empty for a saved log.
+        at_s: Seconds after the start at which each line came; empty for a saved log. `file_at_s` likewise.
         file_lines: Lines that it added to the file that was asked for.
-        file_at_s: Seconds after the start at which each of them came.
         processes: Processes that have loaded XLA, by process number, as `autotune.child.processes` describes them.
         status: Exit status as `subprocess` gives it; None if it was stopped.
         took_s: Seconds until it ended or was stopped.
-        last_lines: The end of its output where it ended by itself.
         place: Folder in which the files lie that it writes to its own, while it runs.
         written: The last lines of the files of lines among them, the newest first.
         writes: Files that it wrote below its folder, relative to it, if it had one of its own.
@@ -153,3 +154,45 @@ def _take(found: Probe, message: Mapping[str, Any]) -> None:
         found.processes |= {p["pid"]: p for p in message["processes"]}
     elif kind == "ended":
         found.status = int(message["status"])
+
+
+# ---------------------------------------------------------------------- files that it writes
+
+
+def written_lines(folder: Path, since: float) -> dict[str, list[str]]:
+    """Returns the last lines of files that changed after a time (seconds since 1970), the newest first.
+
+    Rows of a table are JSON. The names are relative to the folder.
+    """
+    found = {}
+    for path in _files_in(folder):
+        with contextlib.suppress(OSError):
+            if path.suffix in _STEP_FILES and (status := path.stat()).st_mtime >= since and status.st_size:
+                found[path.relative_to(folder).as_posix()] = status.st_mtime
+    return {path: _lines_in(folder / path) for path in sorted(found, key=lambda path: -found[path])}
+
+
+def _files_in(folder: Path) -> Iterator[Path]:
+    """Yields the files of a folder and those below it, within bounds; links and hidden folders are left out."""
+    count = 0
+    for here, folders, names in os.walk(folder):
+        depth = len(Path(here).relative_to(folder).parts)
+        folders[:] = [name for name in folders if not name.startswith((".", "__")) and depth < _DEEPEST]
+        for name in names:
+            if (count := count + 1) > _MOST_FILES:
+                return
+            yield Path(here) / name
+
+
+def _lines_in(path: Path) -> list[str]:
+    """Returns the last lines of a file."""
+    cutter = lines_of(path.name)
+    try:
+        with path.open("rb") as stream:
+            head = stream.readline(LONGEST_LINE)
+            if (size := path.stat().st_size) > _READ_BYTES:
+                stream.seek(size - _READ_BYTES)
+                stream.readline()
+            return list(cutter.feed(head + stream.read(_READ_BYTES)))
+    except (OSError, ValueError):
+        return []
