@@ -29,8 +29,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 from autotune.child.channel import CHANNEL_VARIABLE, Channel
-from autotune.child.devices import device_memory, dtype_name, memory_in_use
-from autotune.child.gpus import is_on_gpus, ran_on
+from autotune.child.devices import dtype_name, jax_options, jax_report, memory_in_use
 from autotune.child.packages import own_packages
 
 T = TypeVar("T")
@@ -195,26 +194,13 @@ def _wait_for_arrays() -> None:
 
 
 def _of_jax(options: list[str]) -> dict[str, Any]:
-    """Returns the fields of a `WorkerReport` that JAX tells, and its options, if the program has imported it."""
+    """Returns the fields of the report that JAX tells, and its options, if the program has imported it."""
     jax = sys.modules.get("jax")
     if jax is None:
-        return {"jax": {}, "options": {}}
-    devices, memory, own = jax.local_devices(), device_memory(jax), own_packages()
-    ran = ran_on(range(len(devices))) if is_on_gpus() else {}
-    return {
-        "jax": {
-            "platform": devices[0].platform,
-            "device_kind": devices[0].device_kind,
-            "device_count": jax.device_count(),
-            "process_count": jax.process_count(),
-            "device_memory": memory,
-            **({"peak_bytes": max(device["peak_bytes"] for device in memory)} if memory else {}),
-            "packages": own.get("packages"),
-            "versions": {**own.get("versions", {}), "jax": jax.__version__, **ran.get("versions", {})},
-            "gpus": ran.get("gpus") or None,
-        },
-        "options": {n: str(getattr(jax.config, n)) for n in options if hasattr(jax.config, n)},
-    }
+        return {"jax": {}, "jax_options": {}}
+    own = own_packages()
+    told = jax_report(jax, {**own.get("versions", {}), "jax": jax.__version__}, range(len(jax.local_devices())))
+    return {"jax": {**told, "packages": own.get("packages")}, "jax_options": jax_options(jax, options)}
 
 
 def _endless(batches: Iterable[T]) -> Iterator[T]:

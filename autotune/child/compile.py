@@ -36,6 +36,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.child.channel import Channel, serve
+from autotune.child.devices import jax_options
 from autotune.child.fingerprint import fingerprint, module_name, strip_hlo
 from autotune.child.guard import die_with_parent
 from autotune.child.packages import installed_versions
@@ -208,7 +209,7 @@ def _run_fork(lower: Lower, order: dict[str, Any], facts: dict[str, Any], folder
         result: dict[str, Any] = {}
         try:
             result = _compile(lower, folder, is_cpu=order["is_cpu"])
-            result["jax_options"] = _jax_options(order["jax_options"])
+            result["jax_options"] = jax_options(sys.modules["jax"], order["jax_options"])
             status = 0
         except Exception as error:
             result = {"error_type": type(error).__name__, "message": str(error)[:4000]}
@@ -236,14 +237,6 @@ def _compile(lower: Lower, folder: Path, *, is_cpu: bool) -> dict[str, Any]:
         found["memory"] = {f"{p}_bytes": int(getattr(memory, f"{p}_size_in_bytes")) for p in parts}
     _keep_dumps(folder, module_name(text), "cpu" if is_cpu else "gpu")
     return found
-
-
-def _jax_options(names: Sequence[str]) -> dict[str, str]:
-    """Options of JAX in force, after any change by the workload."""
-    import jax
-
-    values = {**jax.config.values, **{n: getattr(jax.config, n) for n in names if hasattr(jax.config, n)}}
-    return {name: str(values[name]) for name in names if name in values}
 
 
 def _keep_dumps(folder: Path, module: str, platform: str) -> None:

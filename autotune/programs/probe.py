@@ -102,14 +102,14 @@ def run_probe(
     with tempfile.TemporaryDirectory(prefix="autotune-probe-", ignore_cleanup_errors=True) as folder:
         arguments = filled_command(command, {"folder": folder})
         with contextlib.closing(OwnFolder(str(cwd), "own")) as own:
-            reader = own.command(reader_command("probe"), [Path(folder)])
+            reader = own.command(reader_command("read_output"), [Path(folder)])
             process = GuardedProcess(reader, environment, Path(folder) / "probe.log", cwd=str(cwd))
             found = Probe(environment=environment, terminal=terminal, place=own.place, folder_warning=own.warning)
-            job = {"type": "job", "command": arguments, "cwd": own.cwd, "terminal": terminal}
+            rules = {"terminal": terminal, "file": filled(file, {"folder": folder}) if file is not None else None}
+            job = {"type": "probe", "command": arguments, "cwd": own.cwd, "rules": rules, "variables": STORED.pattern}
             began, since = time.monotonic(), time.time()
             try:
-                path = filled(file, {"folder": folder}) if file is not None else None
-                process.send({**job, "file": path, "variables": STORED.pattern})
+                process.send(job)
                 _follow(process, found, limit_s=limit_s, is_enough=is_enough)
             finally:
                 found.took_s = time.monotonic() - began

@@ -165,7 +165,7 @@ class HookWorker(CommandWorker):
         check, jax = check_environment(self._settings, message["values"]), message["jax"]
         if self._spec.device.platform == "cuda" and jax.get("platform") == "cpu":
             raise self._failed(FailureKind.LAUNCH, ON_CPU)
-        self._refuse_lost((*check.lost, *check_options(self._settings, message["options"])))
+        self._refuse_lost((*check.lost, *check_options(self._settings, message["jax_options"])))
         return self._made({**message, **jax}, check, 1 if jax else 0)
 
 
