@@ -73,7 +73,10 @@ def jax_report(jax: Any, versions: Mapping[str, str], places: Iterable[int]) -> 
 
 def jax_options(jax: Any, names: Iterable[str]) -> dict[str, str]:
     """The options of JAX in force, after any change by the program."""
-    values = {**jax.config.values, **{n: getattr(jax.config, n) for n in names if hasattr(jax.config, n)}}
+    values = {
+        **getattr(jax.config, "values", {}),
+        **{n: getattr(jax.config, n) for n in names if hasattr(jax.config, n)},
+    }
     return {name: str(values[name]) for name in names if name in values}
 
 

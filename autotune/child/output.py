@@ -37,18 +37,12 @@ def start_program(command: Sequence[str], cwd: str, *, terminal: bool) -> tuple[
     Raises:
         OSError: If it cannot be started.
     """
-    if not terminal:
-        program = subprocess.Popen(
-            command, cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )  # fmt: skip
-        assert program.stdout is not None
-        return program, program.stdout.fileno()
-    ours, theirs = os.openpty()
+    ours, theirs = os.openpty() if terminal else os.pipe()
+    environment = dict(os.environ)
     try:
-        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
-        term = os.environ.get("TERM", "")
-        environment = {**os.environ, "TERM": "xterm" if term.lower() in CANNOT_DRAW else term}
+        if terminal:
+            fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
+            environment["TERM"] = "xterm" if (term := environment.get("TERM", "")).lower() in CANNOT_DRAW else term
         program = subprocess.Popen(
             command, cwd=cwd, stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs, start_new_session=True,
             env=environment,

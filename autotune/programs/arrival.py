@@ -64,18 +64,18 @@ def own_settings(probe: Probe, command: Sequence[str], folder: Path) -> OwnSetti
     """
     seen = [p["values"] for p in probe.processes.values() if "values" in p]
     who = next(iter(files_that_name("XLA_FLAGS", command, folder)), _UNKNOWN)
-    if not seen and probe.processes and probe.has_dumped is False:
-        _refuse_lost(who, "")
-    for values in seen:
-        _refuse_lost(who, values.get("XLA_FLAGS", ""))
+    is_unseen = not seen and bool(probe.processes) and probe.has_dumped is False
+    for given in seen or ([{}] if is_unseen else []):
+        _refuse_lost(who, given.get("XLA_FLAGS", ""))
     values = seen[0] if seen else {}
     marks, flags = probe.environment["XLA_FLAGS"].split(), values.get("XLA_FLAGS", "")
     is_last = bool(flags.partition(marks[-1])[2].strip())
     for mark in marks:
         flags = flags.replace(mark, "")
     flags = " ".join(flags.split())
-    if seen and not flags and who.endswith(".py"):
-        _refuse_unseen(who, probe)
+    if seen and not flags and who.endswith(".py") and probe.has_dumped is False:  # it sets its own while it runs
+        line = _line(who, "XLA_FLAGS", "--xla_...")
+        raise _lost(f"{who} sets XLA_FLAGS itself", f"write `{line}` there instead, before JAX is imported")
     changed = {n: v for n, v in values.items() if probe.environment.get(n) != v}
     found = steering_settings({**changed, "XLA_FLAGS": flags})
     settings = FlagSet({n: v for n, v in found.items() if n != DEVICE_COUNT and not reaches_out(n)})
@@ -94,24 +94,17 @@ def _refuse_lost(who: str, flags: str) -> None:
     """Refuses a program whose XLA_FLAGS do not hold `MARK`."""
     if MARK in [token.text for token in parse_tokens(flags)]:
         return
-    did, line = "takes XLA_FLAGS away", "let it pass XLA_FLAGS on (no `env -i`, no `unset`)"
-    if flags:
-        did = f"sets XLA_FLAGS to {flags} in place of those given"
-        line = f"write `{_line(who, 'XLA_FLAGS', flags)}` there instead"
-    raise LaunchError(
-        f"the settings of a study must arrive in the program but {who} {did}; {line}, and call this again. "
+    if not flags:
+        raise _lost(f"{who} takes XLA_FLAGS away", "let it pass XLA_FLAGS on (no `env -i`, no `unset`)")
+    line = _line(who, "XLA_FLAGS", flags)
+    raise _lost(f"{who} sets XLA_FLAGS to {flags} in place of those given", f"write `{line}` there instead")
+
+
+def _lost(why: str, advice: str) -> LaunchError:
+    return LaunchError(
+        f"the settings of a study must arrive in the program but {why}; {advice}, and call this again. "
         "Nothing was written"
     )
-
-
-def _refuse_unseen(who: str, probe: Probe) -> None:
-    """Refuses a Python program that sets its own XLA_FLAGS while it runs, so that no dump was written."""
-    if probe.has_dumped is False:
-        raise LaunchError(
-            f"the settings of a study must arrive in the program but {who} sets XLA_FLAGS itself, and XLA compiled "
-            f"nothing under those given; write `{_line(who, 'XLA_FLAGS', '--xla_...')}` there instead, before JAX is "
-            "imported, and call this again. Nothing was written"
-        )
 
 
 def _line(who: str, name: str, value: str) -> str:
@@ -136,7 +129,7 @@ LIMIT_S = 3600.0
 def watch_arrival(settings: FlagSet, command: Sequence[str], folder: Path) -> Callable[[], None]:
     """Starts a process that tells on standard error whether settings arrived, once this one has become a program.
 
-    It is no child of the program, whose own waiting for children it would disturb, and ends with it.
+    It is no child of the program, which may wait for its children, and ends with it.
 
     Returns:
         A function that calls the watching off, for a program that cannot be started.

@@ -40,6 +40,7 @@ MAXTEXT = (
         ({"json_key": "s"}, '{"s": "text"}', None),
         ({"json_key": "s"}, '{"s": 1', None),
         ({"preset": "maxtext"}, "compiling", None),
+        ({"pattern": r"loss=(?P<loss>\S+) (?P<step_ms>\d+)ms"}, "loss=2.5 20ms", Step(0.02, 2.5)),
     ],
 )
 def test_what_a_line_says(rules: dict[str, Any], line: str, step: Step | None) -> None:
@@ -74,6 +75,9 @@ def test_a_counter_that_skips_steps_is_divided_by_them() -> None:
         ({"pattern": "(?P<tokens_per_s>x)"}, "`tokens_per_step` must be given"),
         ({"pattern": "x", "loss": "y"}, r"must have a group \(\?P<loss>"),
         ({"patern": "x"}, "did you mean `pattern`"),
+        ({"pattern": "(?P<speed>x)"}, "must be named step_s, step_ms.*but got speed"),
+        ({"pattern": "(?P<value>x)"}, "`value` and `unit` .* must come together"),
+        ({"pattern": "(?P<unit>x)"}, "`value` and `unit` .* must come together"),
     ],
 )
 def test_rules_that_cannot_work_are_refused_with_the_study(rules: dict[str, Any], words: str) -> None:
@@ -217,24 +221,6 @@ def test_numbers_and_units_as_they_are_printed(rules: dict[str, Any], line: str,
     found = StepReader(rules).read(line, 0.0)
     assert found is not None
     assert found.step_s == (pytest.approx(step_s) if step_s is not None else None)
-
-
-@pytest.mark.parametrize(
-    ("pattern", "words"),
-    [
-        ("(?P<speed>x)", "must be named step_s, step_ms.*but got speed"),
-        ("(?P<value>x)", "`value` and `unit` .* must come together"),
-        ("(?P<unit>x)", "`value` and `unit` .* must come together"),
-    ],
-)
-def test_a_group_that_nobody_reads_is_an_error(pattern: str, words: str) -> None:
-    with pytest.raises(StudyFileError, match=words):
-        parse_study({"name": "s", "workload": {"command": ["true"], "read": {"pattern": pattern}}})
-
-
-def test_a_loss_in_the_pattern_itself_is_read() -> None:
-    reader = StepReader({"pattern": r"loss=(?P<loss>\S+) (?P<step_ms>\d+)ms"})
-    assert reader.read("loss=2.5 20ms", 0.0) == Step(0.02, 2.5)
 
 
 def test_a_study_that_asks_for_a_terminal_is_another() -> None:
