@@ -186,7 +186,6 @@ def compile_in_fork(lower: Lower, order: dict[str, Any], facts: dict[str, Any]) 
     finally:
         os.close(descriptor)
     return {
-        "id": order["id"],
         "exit_status": os.waitstatus_to_exitcode(status),
         "timed_out": not ended,
         "duration_s": time.perf_counter() - started,

@@ -28,12 +28,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class NvmlDevice:
-    """One GPU that a process may use.
+    """One GPU that a process may use, by its index in NVML and nvidia-smi.
 
     Attributes:
-        index: Index in NVML and nvidia-smi.
-        handle: Handle of the whole GPU, for clocks, power and temperature.
-        part: Handle of the usable MIG instance; None for the whole GPU.
+        handle: Of the whole GPU, for clocks, power and temperature.
+        part: Of the usable MIG instance; None for the whole GPU.
     """
 
     index: int

@@ -111,11 +111,10 @@ def descendants(root: int) -> list[int]:
 
 
 def end_descendants(wait: Callable[[], object], signals: Sequence[tuple[int, float]] = ENDING) -> None:
-    """Ends all descendants of this process, also those that start meanwhile.
+    """Ends all descendants of this process, also those that start meanwhile, by signals as in `ENDING`.
 
     Args:
         wait: Called until none is left; it waits for a moment, and handles the last output.
-        signals: Each with the seconds before the next one.
     """
     for number, patience_s in signals:
         told = set[int]()

@@ -169,7 +169,6 @@ class CompileWorker:
         self._process.send(
             {
                 "type": "compile",
-                "id": self._count,
                 "folder": str(folder),
                 "environment": env,
                 "jax_options": list(jax_settings(settings)),

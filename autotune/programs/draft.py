@@ -135,10 +135,9 @@ def plan_unseen(
     what: str | Sequence[str], *, name: str, platform: str, count: int, device: str, trials: int,
     budget_s: float | None, said: str,
 ) -> str:  # fmt: skip
-    """Writes the study file of an entry, or of a program with the hook, without a run.
+    """Writes the study file of an entry, or of a command with the hook in its loop, without a run.
 
     Args:
-        what: A preset or ``package.module:function``; or a command with ``autotune.hook.steps`` in its loop.
         budget_s: Seconds for the whole study; None for the default of its kind.
 
     Raises:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import re
 import shlex
 import shutil
@@ -352,10 +353,9 @@ def changed_outside(request: ProbeRequest, *, since_s: float) -> set[str]:
 
 
 def _has_changed(file: Path, since_s: float) -> bool:
-    try:
+    with contextlib.suppress(OSError):
         return file.is_file() and file.stat().st_mtime >= since_s
-    except OSError:
-        return False
+    return False
 
 
 def refuse_one_word(command: Sequence[str]) -> None:
@@ -497,10 +497,9 @@ def reading_of(probe: Probe, fits: Sequence[Recognised], rules: Mapping[str, Any
     """
     reader = StepReader(rules) if rules else None
     rows: list[dict[str, Any]] = []
-    for line, now_s in zip(probe.lines, probe.at_s or [float("nan")] * len(probe.lines), strict=True):
+    for line, now_s in zip(probe.lines, probe.at_s or [math.nan] * len(probe.lines), strict=True):
         step = reader.read(line, now_s) if reader is not None else None
-        took = step.step_s if step is not None else None
-        loss = step.loss if step is not None else None
+        took, loss = (step.step_s, step.loss) if step is not None else (None, None)
         # By the clock a saved log has steps, but no durations.
         rows.append({"line": line, "step_s": took if took == took else None, "loss": loss, "is_step": took is not None})
     times = [row["step_s"] for row in rows if row["step_s"] is not None]

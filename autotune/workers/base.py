@@ -101,8 +101,8 @@ class GuardedProcess(ChildProcess):
     Every message has a ``type``; the last one is of type ``exit``.
 
     Args:
-        through: Command that starts the guard on another machine, such as ``srun ...``; `env` is then that command's
-            environment, and the process's own goes to the guard as its first message.
+        through: Command that starts the guard on another machine, such as ``srun ...``, in `env`; the process's own
+            environment then goes to the guard as its first message.
 
     Attributes:
         end: The message ``exit``, once received.

@@ -34,7 +34,6 @@ class OwnFolder:
 
     Attributes:
         kind: ``overlay``, ``copy`` or ``shared``.
-        cwd: Absolute path in which the process runs.
         warning: What is not kept apart, and why; empty if all is or nothing is to be.
 
     Raises:

@@ -137,11 +137,9 @@ class StepProcess(GuardedProcess):
 
 
 class SrunWorker(LocalWorker):
-    """All ranks of one trial on several nodes.
+    """All ranks of one trial on several nodes, a step each.
 
     Args:
-        steps: One for each rank.
-        nodes: In the order of their ranks.
         base: The driver's own environment, for SLURM's commands.
         env: The environment of each rank, except `SET_BY_NODE`.
     """
