@@ -157,7 +157,6 @@ class CompileWorker:
         env["XLA_FLAGS"] = " ".join([asked.render_xla_flags(), *own]).strip()
         self._send(
             "compile",
-            id=self._count,
             folder=str(folder),
             environment=env,
             jax_options=list(jax_settings(settings)),
