@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from autotune.model.flags import FlagSet
+from autotune.model.flags import HUNG_AT, FlagSet, captures_collectives
 from autotune.model.measurement import INTERLEAVED, LOSS_NOT_CHECKED, Failure, WorkPerStep
 from autotune.model.proofs import describe_stalls
 from autotune.model.records import (
@@ -238,7 +238,9 @@ def format_soak(record: SoakRecord) -> str:
         slower = f", but its last quarter took {record.drift:.2f} times as long a step as its first"
     seen = "".join(f"; {words}" for words in _seen(record))
     loss = f"; {record.loss.words}" if record.loss is not None else ""
-    return f"{record.step_count} steps in {record.steps_s:.0f} s without a fault{slower}{seen}{loss}"
+    too_short = captures_collectives(record.settings) and record.step_count / max(1, record.starts) <= HUNG_AT
+    graphs = f"; no process came to step {HUNG_AT}, where a public run hung with COLLECTIVES" if too_short else ""
+    return f"{record.step_count} steps in {record.steps_s:.0f} s without a fault{slower}{seen}{loss}{graphs}"
 
 
 def _seen(record: SoakRecord) -> list[str]:

@@ -263,7 +263,7 @@ def _soaked(run: StudyRun, proven: FinalistResult, least_s: float) -> SoakRecord
     """Returns the soak of a set, as recorded if it was at least as long, or run now."""
     settings, of_proof = proven.settings, (proven.stage, proven.settings)
     ratios = [r.log_ratio for r in run.store.of(ConfirmRun) if (r.stage, r.settings) == of_proof and r.log_ratio]
-    least_steps = run.spec.soak_steps
+    least_steps = run.spec.soak_steps(settings)
     for record in run.store.of(SoakRecord):
         enough = record.steps_s >= least_s and record.step_count >= least_steps
         if record.settings == settings and (enough or record.failure is not None):
