@@ -163,16 +163,12 @@ class PowerAnalysis(Record):
 
     pair_sd: Annotated[float, Field(ge=0)]
     """Standard deviation of the log ratio between fresh pairs of processes."""
-    pairs: AtLeastOne
-    """Pairs of blocks in each."""
-    pair_s: Elapsed
-    """Seconds of one."""
     most: AtLeastOne
     """The study's cap of pairs of processes in each proof."""
     smallest: Share | None = None
     """Smallest gain proven 9 times in 10 within that cap; None if there is none below 50 %."""
-    proof_s: Elapsed | None = None
-    """Seconds of all proofs with that gain on one lane, enough for 97 of 100 studies."""
+    proof_s: Elapsed
+    """Seconds that are planned for all proofs of a study on one lane."""
 
 
 MemorySamples = tuple[tuple[Count, Count], ...]

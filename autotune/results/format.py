@@ -142,7 +142,7 @@ def provable_gain(store: Store) -> float | None:
 def format_power(power: PowerAnalysis) -> str:
     """Formats the smallest gain that is proven with a power of 90 % on this machine, and the time for it."""
     cap = f"with up to {power.most} pairs of processes in each proof"
-    if power.smallest is None or power.proof_s is None:
+    if power.smallest is None:
         return f"processes differ so much here that a gain of {format_share(LARGEST_TOLD)} may stay open, {cap}"
     seconds = power.proof_s if power.proof_s < 60 else 60 * round(power.proof_s / 60)
     takes = format_seconds(seconds).removesuffix(" 0 s")
