@@ -57,7 +57,6 @@ def read(
     from autotune.model.flags import FlagSet
     from autotune.model.sections import ReadSpec
     from autotune.model.spec import load_study
-    from autotune.model.units import parse_duration
     from autotune.programs.look import ProbeRequest, default_platform, read_log, reading_of, run_request
 
     given = {"preset": preset, "pattern": pattern, "json_key": json_key, "unit": unit, "loss": loss}
@@ -90,7 +89,7 @@ def read(
     else:
         request = ProbeRequest(
             command=tuple(what), cwd=Path.cwd(), platform=default_platform(), rules=rules or None,
-            limit_s=parse_duration(limit), terminal=True if rules.get("terminal") else terminal,
+            limit_s=options.seconds_of(limit, "--limit"), terminal=True if rules.get("terminal") else terminal,
             file=str(file) if file is not None else None,
         )  # fmt: skip
         probe, _ = run_request(request, tell=lambda text: None)

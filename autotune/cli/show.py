@@ -157,26 +157,18 @@ def repro(
         print(line)
 
 
-def fsck(
-    run_path: options.Run,
-    unlock: Annotated[
-        bool, typer.Option("--unlock", help="Take away the lock of a driver that died on another machine.")
-    ] = False,
-    as_json: options.Json = False,
-) -> None:
+def fsck(run_path: options.Run, as_json: options.Json = False) -> None:
     """Says what is wrong with a run directory, whether it matters, and what to do; changes nothing.
 
     Ends with status 1 if anything is lost.
     """
     from autotune.rundir.fsck import check_run
-    from autotune.rundir.lock import unlock as take_lock_away
 
-    dead = take_lock_away(run_path) if unlock else None
     found = check_run(run_path)
     if as_json:
         print_json(found)
     else:
-        lines = [f"the lock of {dead} is taken away" if dead else "no lock was left"] if unlock else []
+        lines = []
         if found.writer is not None:
             lines.append(f"{found.writer} is writing this run now: the end of its files may be on the way still")
         lines += map(str, found.problems)

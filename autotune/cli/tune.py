@@ -79,10 +79,10 @@ def tune(
             "a study must be agreed to but there is no terminal to ask on: add --yes to start it, or --dry-run to look "
             "and write the study file only. Nothing was started"
         )
-    seconds_of(time_budget, "--time-budget")  # a mistyped one must not wait for the look
+    budget_s = None if time_budget is None else options.seconds_of(time_budget, "--time-budget")
     file, known = file_of(asked, name)
     if known is None:
-        plan, found = planned(asked, file.stem, trials=trials or DEFAULT_TRIALS, budget=time_budget)
+        plan, found = planned(asked, file.stem, trials=trials or DEFAULT_TRIALS, budget_s=budget_s)
         show_plan(found, plan, file)
         if not dry_run and not yes and not typer.confirm("Start the study?", default=True):
             print_lines(["nothing was started or written; --dry-run writes the study file only"])
@@ -127,7 +127,8 @@ def init(
     file = output or Path(f"{name or own}.toml")
     if file.exists():
         raise StudyFileError(f"a new study file must not lie on another but {file} is there: give --output or --name")
-    study, budget_s = name or file.stem, seconds_of(time_budget, "--time-budget")
+    study = name or file.stem
+    budget_s = None if time_budget is None else options.seconds_of(time_budget, "--time-budget")
     what, place = entry or command or [], place_of(platform)
     text = plan_unseen(what, **place, name=study, trials=trials, budget_s=budget_s, said=typed_command())
     checked(text)
@@ -146,23 +147,10 @@ def ask_for(command: list[str] | None, platform: str | None, rules: dict[str, An
     if not command:
         raise StudyFileError("a command must follow, after --, but there is none: autotune tune -- python train.py")
     refuse_one_word(command)
-    limit_s = seconds_of(limit, "--look-limit")
-    assert limit_s is not None
     return ProbeRequest(
         command=tuple(command), cwd=Path.cwd(), platform=platform or default_platform(), rules=rules,
-        limit_s=limit_s,
+        limit_s=options.seconds_of(limit, "--look-limit"),
     )  # fmt: skip
-
-
-def seconds_of(text: str | None, option: str) -> float | None:
-    """Parses the duration given to an option, if any, to seconds."""
-    from autotune.model.errors import StudyFileError
-    from autotune.model.units import parse_duration
-
-    try:
-        return None if text is None else parse_duration(text)
-    except ValueError as error:
-        raise StudyFileError(f"{option} must look like 30m or 8h but got {text!r}; say its unit") from error
 
 
 def rules_of(
@@ -257,7 +245,7 @@ def typed_command() -> str:
     return shlex.join(["autotune", *redact_command(sys.argv[1:])])
 
 
-def planned(asked: ProbeRequest, name: str, *, trials: int, budget: str | None) -> tuple[Plan, ProbeResult]:
+def planned(asked: ProbeRequest, name: str, *, trials: int, budget_s: float | None) -> tuple[Plan, ProbeResult]:
     """Probes a program once, with progress on the console, and plans its study."""
     from autotune.model.redaction import redact_command
     from autotune.programs.draft import plan_of
@@ -265,7 +253,6 @@ def planned(asked: ProbeRequest, name: str, *, trials: int, budget: str | None) 
 
     console = make_console(stderr=True)
     what = f"running it once, to see how it prints its steps: {shlex.join(redact_command(asked.command))}"
-    budget_s = seconds_of(budget, "--time-budget")
     try:
         if console.is_terminal:
             with console.status(what) as status:
