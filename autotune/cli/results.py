@@ -319,11 +319,9 @@ def best(
     as_json: options.Json = False,
 ) -> None:
     """Gives the best known winner for a GPU, count, jaxlib and workload, or the nearest one, labelled untested."""
-    from autotune.results.library import LibraryQuery, best_known, format_match, library_entries
+    from autotune.results.library import best_known, format_match, library_entries
 
-    match = best_known(
-        library_entries(library, _say), LibraryQuery(gpu=gpu, count=count, jaxlib=jaxlib, workload=workload)
-    )
+    match = best_known(library_entries(library, _say), gpu=gpu, count=count, jaxlib=jaxlib, workload=workload)
     records = _read_checked(match.entry.path)[1]
     if as_json:
         tested, file = match.is_tested, str(match.entry.path)

@@ -35,21 +35,6 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LibraryQuery:
-    """Conditions to look up; None matches anything.
-
-    Attributes:
-        jaxlib: A version or a prefix: ``0.11`` matches ``0.11.1``.
-        workload: Name, such as ``llama3-8b``, or hash.
-    """
-
-    gpu: str | None = None
-    count: int | None = None
-    jaxlib: str | None = None
-    workload: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Match:
     """An entry with its differences from the query; no differences mean an exact match."""
 
@@ -102,33 +87,43 @@ def library_entries(folder: Path, note: Callable[[str], None]) -> list[Entry]:
     return found
 
 
-def best_known(known: Sequence[Entry], query: LibraryQuery) -> Match:
-    """Returns the nearest entry; of equally near ones that with the smallest ratio.
+def best_known(
+    known: Sequence[Entry],
+    *,
+    gpu: str | None = None,
+    count: int | None = None,
+    jaxlib: str | None = None,
+    workload: str | None = None,
+) -> Match:
+    """Returns the entry nearest to some conditions; of equally near ones that with the smallest ratio.
+
+    Args:
+        jaxlib: A version or a prefix: ``0.11`` matches ``0.11.1``.
+        workload: Name, such as ``llama3-8b``, or hash.
 
     Raises:
         AutotuneError: If the library is empty.
     """
     if not known:
         raise AutotuneError("a library must hold a winner but it is empty; fill it: autotune library add RUN")
-    matches = [_match(entry, query) for entry in known]
+    matches = [_match(entry, gpu, count, jaxlib, workload) for entry in known]
     return min(matches, key=lambda m: (m.cost, m.entry.winner.estimate.ratio if m.entry.winner.estimate else 1.0))
 
 
-def _match(entry: Entry, query: LibraryQuery) -> Match:
-    """Computes the distance of an entry from a query: GPU weighs most, then workload, count, version."""
+def _match(entry: Entry, gpu: str | None, count: int | None, jaxlib: str | None, workload: str | None) -> Match:
+    """Computes the distance of an entry from some conditions: GPU weighs most, then workload, count, version."""
     words, cost = [], 0.0
-    if query.gpu is not None and not _same_name(query.gpu, entry.gpu):
-        words.append(f"proven on {entry.gpu}, not on {query.gpu}")
+    if gpu is not None and not _same_name(gpu, entry.gpu):
+        words.append(f"proven on {entry.gpu}, not on {gpu}")
         cost += 8.0
-    workload = entry.winner.conditions.workload
-    if query.workload is not None and query.workload not in (entry.winner.workload_entry, workload):
-        words.append(f"proven for {entry.winner.workload_entry}, not for {query.workload}")
+    if workload not in (None, entry.winner.workload_entry, entry.winner.conditions.workload):
+        words.append(f"proven for {entry.winner.workload_entry}, not for {workload}")
         cost += 4.0
-    if query.count is not None and query.count != entry.count:
-        words.append(f"proven on {entry.count} devices, not on {query.count}")
-        cost += 1.0 + abs(math.log2(query.count / entry.count))
-    if query.jaxlib is not None and (far := _version_distance(query.jaxlib, entry.winner.conditions.jaxlib)):
-        words.append(f"proven with jaxlib {entry.winner.conditions.jaxlib}, not with {query.jaxlib}")
+    if count is not None and count != entry.count:
+        words.append(f"proven on {entry.count} devices, not on {count}")
+        cost += 1.0 + abs(math.log2(count / entry.count))
+    if jaxlib is not None and (far := _version_distance(jaxlib, entry.winner.conditions.jaxlib)):
+        words.append(f"proven with jaxlib {entry.winner.conditions.jaxlib}, not with {jaxlib}")
         cost += min(3.0, far)
     return Match(entry=entry, distance=tuple(words), cost=cost)
 
