@@ -110,7 +110,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 
 def print_blocks(blocks: Iterable[Sequence[str]]) -> None:
-    """Prints blocks of lines on a terminal, each wrapped to its width and indented below the first."""
+    """Prints blocks of lines, indented below the first; a terminal wraps them to its width."""
     from rich.padding import Padding
     from rich.text import Text
 
@@ -118,6 +118,9 @@ def print_blocks(blocks: Iterable[Sequence[str]]) -> None:
 
     console = make_console()
     for first, *rest in blocks:
+        if not console.is_terminal:
+            print_lines([first, *(f"  {line}" for line in rest)])
+            continue
         console.print(Text(visible_line(first), style="bold"))
         for line in rest:
             console.print(Padding(Text(visible_line(line)), (0, 0, 0, 2), expand=False))
