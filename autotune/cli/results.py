@@ -134,15 +134,19 @@ def export(
 ) -> None:
     """Writes the proven winner as a file, with its evidence in comments."""
     from autotune.model.errors import AutotuneError, close_matches
-    from autotune.results.export import USE, ExportFormat, render_export
+    from autotune.results.export import USE, ExportFormat, render_winner
+    from autotune.results.winner import require_loss, winner_of
     from autotune.rundir.store import Store
 
     if form not in set(ExportFormat):
         legal = ", ".join(ExportFormat)
         raise AutotuneError(f"--format must be one of {legal} but got {form!r}{close_matches(form, ExportFormat)}")
-    store = Store.open(run_path)
-    text = render_export(store, ExportFormat(form), even_unjudged=force, needs_loss=needs_loss)
-    write_text(text, output, hint=f"use it: {USE[ExportFormat(form)].format(file=output)}")
+    winner = winner_of(Store.open(run_path), even_unjudged=force)
+    if needs_loss:
+        require_loss(winner)
+    write_text(
+        render_winner(winner, ExportFormat(form)), output, hint=f"use it: {USE[ExportFormat(form)].format(file=output)}"
+    )
 
 
 def verify(

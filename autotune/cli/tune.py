@@ -393,11 +393,12 @@ def _shown(store: Store, asked: ProbeRequest) -> tuple[str, ...]:
 
 
 def _write_winner(store: Store, path: Path, asked: ProbeRequest) -> None:
-    from autotune.results.export import ExportFormat, render_export
+    from autotune.results.export import ExportFormat, render_winner
+    from autotune.results.winner import winner_of
     from autotune.rundir.files import write_atomically
 
     file = path / "winner.env"
-    write_atomically(file, render_export(store, ExportFormat.ENV))
+    write_atomically(file, render_winner(winner_of(store), ExportFormat.ENV))
     command = shlex.join(_shown(store, asked))
     print_lines(
         [

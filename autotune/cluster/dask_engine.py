@@ -33,7 +33,7 @@ from distributed.worker import get_worker
 
 from autotune.cluster.engine import ANSWERS, JOINED, LANE_COMMAND, LEFT, LOG_BYTES, Message, Told
 from autotune.machine.devices import parse_devices, reserve_devices
-from autotune.machine.environment import caller_environment, driver_python, let_import_packages
+from autotune.machine.environment import caller_environment, driver_python, with_packages
 from autotune.machine.files import LANE, Scratch
 from autotune.machine.gpus import visible_gpu_ids
 from autotune.model.errors import LaunchError, NodeLostError
@@ -385,12 +385,11 @@ class LaneHolder(WorkerPlugin):
         if self._holds_gpus and "SLURM_JOB_ID" not in env:  # SLURM reserves a job's devices
             visible = visible_gpu_ids(env)
             self._held.enter_context(reserve_devices("cuda", parse_devices(visible) if visible else ()))
-        let_import_packages(env)
         command = list(self._command or (driver_python(), *LANE_COMMAND))
         scratch = Scratch(LANE)
         self._held.callback(scratch.close)
         folder = scratch.path
-        self._lane = GuardedProcess(command, env, folder / "lane.log", LOG_BYTES, cwd=str(folder))
+        self._lane = GuardedProcess(command, with_packages(env), folder / "lane.log", LOG_BYTES, cwd=str(folder))
         self._lane.send(self._study)
         return self._lane
 

@@ -72,7 +72,7 @@ def reserve_devices(kind: str, devices: Sequence[str]) -> Iterator[None]:
             try:
                 stack.enter_context(socket.socket(socket.AF_UNIX)).bind(f"\0{name}")
             except OSError as error:
-                found = (c.pid for c in psutil.net_connections("unix") if c.laddr == f"@{name}")
+                found = (c.pid for c in psutil.net_connections("unix") if str(c.laddr) == f"@{name}")
                 raise LaunchError(
                     f"a device must be used by one study at a time but {kind} device {device} is in use by another "
                     f"(process {next(found, None) or 'unknown'}); name other devices with --devices, or wait"

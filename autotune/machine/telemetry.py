@@ -374,8 +374,9 @@ class EnergyMeter:
     def measure(self, work: Callable[[], T]) -> tuple[T, float | None]:
         """Runs `work`; returns its result, and the joules drawn meanwhile, or None where they are not known."""
         before, result, after = self.read_j(), work(), self.read_j()
-        is_known = before is not None and after is not None and after >= before  # a reloaded driver counts anew
-        return result, after - before if is_known else None
+        if before is None or after is None or after < before:  # a reloaded driver counts anew
+            return result, None
+        return result, after - before
 
     def use_of(self, pairs: Sequence[Pair]) -> EnergyUse | None:
         """Returns the mean energy of a step of both arms; None if a block was not counted or blocks are too short."""
