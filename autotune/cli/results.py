@@ -141,12 +141,10 @@ def export(
     if form not in set(ExportFormat):
         legal = ", ".join(ExportFormat)
         raise AutotuneError(f"--format must be one of {legal} but got {form!r}{close_matches(form, ExportFormat)}")
-    winner = winner_of(Store.open(run_path), even_unjudged=force)
+    chosen, winner = ExportFormat(form), winner_of(Store.open(run_path), even_unjudged=force)
     if needs_loss:
         require_loss(winner)
-    write_text(
-        render_winner(winner, ExportFormat(form)), output, hint=f"use it: {USE[ExportFormat(form)].format(file=output)}"
-    )
+    write_text(render_winner(winner, chosen), output, hint=f"use it: {USE[chosen].format(file=output)}")
 
 
 def verify(

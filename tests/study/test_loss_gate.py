@@ -115,9 +115,8 @@ def test_options_that_change_rounding_only_are_compared_step_by_step(tried: Any)
     assert trial.loss.difference == pytest.approx(1e-6, rel=0.01)
     assert "step by step over 5 steps" in trial.loss.words
     assert all(r.loss.is_ok for r in store.of(ConfirmRun))
-    assert "# loss, as told by the program: options that change rounding only" in render_winner(
-        winner_of(store), ExportFormat.ENV
-    )
+    exported = render_winner(winner_of(store), ExportFormat.ENV)
+    assert "# loss, as told by the program: options that change rounding only" in exported
 
 
 def test_the_tolerance_is_what_the_reference_shows_in_another_rounding(tried: Any) -> None:
