@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from autotune.cli import options
-from autotune.cli.printing import plain, print_exact, print_json, print_table
+from autotune.cli.printing import note, plain, print_exact, print_json, print_table
 
 if TYPE_CHECKING:
     from autotune.settings.check import SettingCheck
@@ -214,7 +214,7 @@ def space(
     spec = load_study(study)
     path, folder = run_dir or options.RUNS / spec.name, study.resolve().parent
     is_asked = run_dir is not None
-    preview = preview_space(spec, study_dir=folder, run_dir=path, is_asked=is_asked, python=python, note=_note)
+    preview = preview_space(spec, study_dir=folder, run_dir=path, is_asked=is_asked, python=python, note=note)
     found = preview.space
     if as_json:
         facts = {"source": preview.source, "device_count": preview.device_count, "layer_bytes": preview.layer_bytes}
@@ -252,7 +252,7 @@ def doctor(plugin: options.Plugin = "auto", python: options.Python = None, as_js
     try:
         known: KnownSettings | None = KnownSettings(_report(plugin, python))
     except LaunchError as error:
-        print(f"autotune: {error}", file=sys.stderr)
+        note(str(error))
         known = None
     found = diagnose(python or driver_python(), caller_environment(), known=known)
     if as_json:
@@ -268,7 +268,7 @@ def doctor(plugin: options.Plugin = "auto", python: options.Python = None, as_js
 def _report(plugin: options.PluginChoice, python: str | None) -> ProbeReport:
     from autotune.settings.probe import probe_named
 
-    return probe_named(plugin, python, note=_note)
+    return probe_named(plugin, python, note=note)
 
 
 def _report_for(study: Path, plugin: options.PluginChoice, python: str | None) -> ProbeReport:
@@ -280,12 +280,8 @@ def _report_for(study: Path, plugin: options.PluginChoice, python: str | None) -
     if python is not None or plugin != "auto":
         raise SettingError("--for takes interpreter and platform from the study: leave out --python and --plugin")
     spec = load_study(study)
-    found = program_python(spec, study.resolve().parent, note=_note)
+    found = program_python(spec, study.resolve().parent, note=note)
     return _report("cpu" if spec.device.platform == "cpu" else "cuda", found)
-
-
-def _note(text: str) -> None:
-    print(f"autotune: {text}", file=sys.stderr)
 
 
 def _print_checks(checks: Sequence[SettingCheck], report: ProbeReport, *, as_json: bool) -> None:

@@ -89,6 +89,11 @@ def print_lines(lines: Iterable[str], *, style: str | None = None, stderr: bool 
         console.print(visible_line(line), style=style, soft_wrap=True)
 
 
+def note(text: str) -> None:
+    """Prints a remark to standard error."""
+    print(f"autotune: {text}", file=sys.stderr, flush=True)
+
+
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Prints a table on a terminal; elsewhere tab-separated lines for grep and cut."""
     from autotune.model.redaction import visible_line

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autotune.cli import options
-from autotune.cli.printing import print_json, print_lines
+from autotune.cli.printing import note, print_json, print_lines
 
 if TYPE_CHECKING:
     from autotune.child.recognise import Recognised
@@ -101,7 +101,8 @@ def read(
     else:
         print_lines([*_rows(found, most=None if show_all else SHOWN_LINES), "", *_summary(found, fits, probe)])
     sys.stdout.flush()
-    print_lines((f"autotune: {note}" for note in probe.notes), stderr=True)
+    for text in probe.notes:
+        note(text)
     if not found["steps"]:
         raise typer.Exit(1)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from autotune.cli import options
-from autotune.cli.printing import make_console, plain, print_json, print_lines, write_text
+from autotune.cli.printing import make_console, note, plain, print_json, print_lines, write_text
 
 if TYPE_CHECKING:
     from autotune.results.winner import RecordCheck, Winner
@@ -210,7 +210,7 @@ def exec_(
     if needs_loss:
         require_loss(winner)
     elif winner.loss is not None and winner.loss.is_silent:
-        _say(winner.loss.words)
+        note(winner.loss.words)
     found = [str(d) for d in verify_winner(winner, file, run=run).differences]
     found += [] if records.unchecked is None else [records.unchecked]
     if found and not force:
@@ -222,8 +222,8 @@ def exec_(
     command = _with_options(command, winner, force=force)
     merged, lines = merge_for_exec(caller_environment(), winner.settings, prefer=prefer)
     forced = [f"not proven here, forced: {d}" for d in found]
-    print_lines((f"autotune: {line}" for line in (*forced, *(f"gives {x}" for x in lines))), stderr=True)
-    sys.stderr.flush()
+    for line in (*forced, *(f"gives {x}" for x in lines)):
+        note(line)
     given = FlagSet.from_environment(merged, winner.settings)
     given = FlagSet({n: v for n, v in given.items() if n in winner.settings})
     call_off = watch_arrival(given, command, Path.cwd()) if given else lambda: None
@@ -268,10 +268,6 @@ def _read_checked(file: Path, run: Path | None = None) -> tuple[Winner, RecordCh
     return winner, found
 
 
-def _say(line: str) -> None:
-    print(f"autotune: {line}", file=sys.stderr, flush=True)
-
-
 # ---------------------------------------------------------------------- library, recheck
 
 library_app = typer.Typer(help="A folder of proven winners, made for git.", no_args_is_help=True)
@@ -301,7 +297,7 @@ def library_list(library: options.Library = Path("library"), as_json: options.Js
     from autotune.results.library import library_entries
     from autotune.results.winner import check_records
 
-    known = [(e, check_records(e.winner, e.path)) for e in library_entries(library, _say)]
+    known = [(e, check_records(e.winner, e.path)) for e in library_entries(library, note)]
     if as_json:
         print_json([plain(e.winner, file=str(e.path), status=check.status) for e, check in known])
         return
@@ -323,7 +319,7 @@ def best(
     """Gives the best known winner for a GPU, count, jaxlib and workload, or the nearest one, labelled untested."""
     from autotune.results.library import best_known, format_match, library_entries
 
-    match = best_known(library_entries(library, _say), gpu=gpu, count=count, jaxlib=jaxlib, workload=workload)
+    match = best_known(library_entries(library, note), gpu=gpu, count=count, jaxlib=jaxlib, workload=workload)
     records = _read_checked(match.entry.path)[1]
     if as_json:
         tested, file = match.is_tested, str(match.entry.path)

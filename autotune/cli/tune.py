@@ -268,7 +268,7 @@ def planned(asked: ProbeRequest, name: str, *, trials: int, budget_s: float | No
 
 def show_plan(found: ProbeResult, plan: Plan, file: Path) -> None:
     """Prints the findings of the probe, the search space with its reason, and the time."""
-    from autotune.model.units import format_seconds
+    from autotune.model.units import format_about, format_seconds
     from autotune.programs.draft import WHY
     from autotune.study.preflight import preview_space
 
@@ -294,8 +294,8 @@ def show_plan(found: ProbeResult, plan: Plan, file: Path) -> None:
         ("times", f"ready after {format_seconds(found.start_s)}, a step takes {format_seconds(found.step_s)}; {steps}"),
         ("search", f"{len(names)} settings of {preview.build}: {', '.join(names[:MOST_NAMES])}{more}"),
         ("because", WHY[plan.kind]),
-        ("time", f"{_about(plan.budget_s)} in all; a run takes {format_seconds(plan.run_s)}, a trial "
-                 f"{_about(plan.trial_s)}: reference, candidate, reference, twice"),
+        ("time", f"{format_about(plan.budget_s)} in all; a run takes {format_seconds(plan.run_s)}, a trial "
+                 f"{format_about(plan.trial_s)}: reference, candidate, reference, twice"),
         *([("careful", _too_short(plan))] if plan.budget_s < plan.needed_s else []),
         ("file", f"{file}, run directory {options.RUNS / plan.spec.name}"),
     ]  # fmt: skip
@@ -326,18 +326,12 @@ def _some(files: Sequence[str]) -> str:
 def _too_short(plan: Plan) -> str:
     """Formats a warning that the time budget is too short for a study."""
     from autotune.model.spec import FEWEST_TRIALS
+    from autotune.model.units import format_about
 
     return (
-        f"the A/A run, {FEWEST_TRIALS} trials and the proof of one set take about {_about(plan.needed_s)} here; in "
+        f"the A/A run, {FEWEST_TRIALS} trials and the proof of one set take about {format_about(plan.needed_s)} here; in "
         "less the study tries fewer sets, or stops after the A/A run"
     )
-
-
-def _about(seconds: float) -> str:
-    """Formats an estimate of time: whole minutes from one minute on."""
-    from autotune.model.units import format_seconds
-
-    return format_seconds(seconds if seconds < 60 else 60 * round(seconds / 60)).removesuffix(" 0 s")
 
 
 def write_study(file: Path, text: str, command: Sequence[str]) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from autotune.model.errors import AutotuneError
+from autotune.model.errors import AutotuneError, first_problem
 from autotune.model.files import plain_text
 from autotune.model.options import dotted, is_nested_deeper, plain
 from autotune.results.winner import WINNER_VERSION, Winner, format_evidence, winner_of
@@ -205,10 +205,8 @@ def parse_winner(text: str, *, source: str) -> Winner:
             raise ValueError("its lists or tables lie too deep in each other")
         return Winner.model_validate(data)
     except ValidationError as error:
-        first = error.errors()[0]
-        where, said = ".".join(str(p) for p in first["loc"]), first["msg"].removeprefix("Value error, ")
         raise AutotuneError(
-            f"{source} must hold a winner of form {WINNER_VERSION} but `{where}`: {said:.300}; export it again"
+            f"{source} must hold a winner of form {WINNER_VERSION} but {first_problem(error)}; export it again"
         ) from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise AutotuneError(

@@ -24,6 +24,7 @@ from autotune.model.records import (
 )  # fmt: skip
 from autotune.model.units import (
     LARGEST_TOLD,
+    format_about,
     format_bytes,
     format_interval,
     format_joules,
@@ -144,9 +145,7 @@ def format_power(power: PowerAnalysis) -> str:
     cap = f"with up to {power.most} pairs of processes in each proof"
     if power.smallest is None or power.proof_s is None:
         return f"processes differ so much here that a gain of {format_share(LARGEST_TOLD)} may stay open, {cap}"
-    seconds = power.proof_s if power.proof_s < 60 else 60 * round(power.proof_s / 60)
-    takes = format_seconds(seconds).removesuffix(" 0 s")
-    least = format_provable(power.smallest)
+    least, takes = format_provable(power.smallest), format_about(power.proof_s)
     return f"gains from {least} are proven 9 times in 10, {cap} ({takes}); a smaller one may stay open"
 
 

@@ -42,6 +42,7 @@ from autotune.model.records import (
     Outcome,
     SoakRecord,
 )
+from autotune.model.redaction import visible_line
 from autotune.model.spec import STUDY_NAME, StudySpec
 from autotune.model.units import format_change, format_seconds
 from autotune.results.format import format_estimate, format_soak, time_of
@@ -480,12 +481,7 @@ def format_evidence(winner: Winner) -> list[str]:
         "expires with any change of GPU, count, jax, jaxlib, plugin, driver, firmware, clocks or workload "
         "(autotune recheck)"
     )
-    return [one_line(line) for line in lines]
-
-
-def one_line(text: str) -> str:
-    """Replaces unprintable characters, which could end a comment line, by spaces."""
-    return "".join(c if c.isprintable() else " " for c in text)
+    return list(map(visible_line, lines))
 
 
 # ---------------------------------------------------------------------- a file and its run
