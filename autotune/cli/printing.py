@@ -94,6 +94,18 @@ def note(text: str) -> None:
     print(f"autotune: {text}", file=sys.stderr, flush=True)
 
 
+_COLOURS = {
+    "good": "bold green",
+    "bad": "red",
+    "same": "dim",
+    "open": "yellow",
+    "promising": "cyan",
+    "unpromising": "dim",
+    "failed": "magenta",
+}
+"""Terminal colours of the styles of cells."""
+
+
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Prints a table on a terminal; elsewhere tab-separated lines for grep and cut."""
     from autotune.model.redaction import visible_line
@@ -110,7 +122,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     for column in columns:
         table.add_column(column, overflow="fold")
     for row in rows:
-        table.add_row(*(Text(visible_line(cell)) for cell in row))
+        table.add_row(*(Text(visible_line(c), style=_COLOURS.get(getattr(c, "style", ""), "")) for c in row))
     console.print(table)
 
 
@@ -136,9 +148,9 @@ def print_study(store: Store) -> None:
     from autotune.model.records import ConclusionRecord, Outcome
     from autotune.results.effects import effect_lines, study_tables
 
-    console = make_console()
-    for table in study_tables(store):
-        console.print(table)
+    for title, rows in study_tables(store).items():
+        print_lines(["", title])
+        print_table(tuple(rows[0]), [tuple(row.values()) for row in rows])
     print_lines(effect_lines(store))
     if (conclusion := store.last(ConclusionRecord)) is not None:
         print_lines(["", conclusion.sentence], style="bold green" if conclusion.outcome is Outcome.WINNER else "bold")

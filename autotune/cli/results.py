@@ -294,17 +294,17 @@ def library_add(
 def library_list(library: options.Library = Path("library"), as_json: options.Json = False) -> None:
     """Lists the winners of the library."""
     from autotune.results.format import format_estimate
-    from autotune.results.library import library_entries
+    from autotune.results.library import count_of, library_entries
     from autotune.results.winner import check_records
 
-    known = [(e, check_records(e.winner, e.path)) for e in library_entries(library, note)]
+    known = [(path, winner, check_records(winner, path)) for path, winner in library_entries(library, note).items()]
     if as_json:
-        print_json([plain(e.winner, file=str(e.path), status=check.status) for e, check in known])
+        print_json([plain(winner, file=str(path), status=check.status) for path, winner, check in known])
         return
-    for e, check in known:
-        c, found = e.winner.conditions, e.winner.estimate
-        ratio = format_estimate(found) if found else "-"
-        line = f"{ratio}  {e.count} x {e.gpu}, jaxlib {c.jaxlib}, {e.winner.workload_entry}: {e.winner.settings}"
+    for _, w, check in known:
+        ratio = format_estimate(w.estimate) if w.estimate else "-"
+        where = f"{count_of(w)} x {w.conditions.gpu}, jaxlib {w.conditions.jaxlib}"
+        line = f"{ratio}  {where}, {w.workload_entry}: {w.settings}"
         print_lines(["; ".join([line, *(str(told) for told in (check.unchecked, *check.differences) if told)])])
 
 
@@ -320,10 +320,10 @@ def best(
     from autotune.results.library import best_known, format_match, library_entries
 
     match = best_known(library_entries(library, note), gpu=gpu, count=count, jaxlib=jaxlib, workload=workload)
-    records = _read_checked(match.entry.path)[1]
+    records = _read_checked(match.path)[1]
     if as_json:
-        tested, file = match.is_tested, str(match.entry.path)
-        print_json(plain(match.entry.winner, tested=tested, distance=match.distance, file=file, status=records.status))
+        tested, file = match.is_tested, str(match.path)
+        print_json(plain(match.winner, tested=tested, distance=match.distance, file=file, status=records.status))
         return
     print_lines([*format_match(match), *([records.unchecked] if records.unchecked is not None else [])])
 

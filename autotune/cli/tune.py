@@ -329,8 +329,8 @@ def _too_short(plan: Plan) -> str:
     from autotune.model.units import format_about
 
     return (
-        f"the A/A run, {FEWEST_TRIALS} trials and the proof of one set take about {format_about(plan.needed_s)} here; in "
-        "less the study tries fewer sets, or stops after the A/A run"
+        f"the A/A run, {FEWEST_TRIALS} trials and the proof of one set take about {format_about(plan.needed_s)} here; "
+        "in less the study tries fewer sets, or stops after the A/A run"
     )
 
 

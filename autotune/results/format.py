@@ -63,10 +63,10 @@ def time_of(work: WorkPerStep | None) -> str:
     return "step time" if work is None else "time per token"
 
 
-def shorten(settings: FlagSet, *, limit: int = 100) -> str:
-    """Formats settings on one line of at most `limit` characters, without ``xla_`` prefixes."""
+def shorten(settings: FlagSet) -> str:
+    """Formats settings on one line of at most 100 characters, without ``xla_`` prefixes."""
     text = " ".join(word.removeprefix("xla_") for word in settings.words) or "(default)"
-    return text if len(text) <= limit else text[: limit - 1] + "…"
+    return text if len(text) <= 100 else text[:99] + "…"
 
 
 def spaced(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Trials, proofs and settings of a study as typed rows, and as tables for terminal and report.
+"""Trials, proofs and settings of a study as typed rows, and as tables of text.
 
 Times are in seconds, sizes in bytes, ratios are candidate over reference (below 1 is faster); an unknown number is NaN,
 an unknown text None.
@@ -12,12 +12,9 @@ from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any
 
-from rich.table import Table
-from rich.text import Text
-
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import INTERLEAVED
-from autotune.model.records import ISOLATED, AaRecord, AblationResult, FinalistResult, TrialResult
+from autotune.model.records import ISOLATED, AblationResult, FinalistResult, TrialResult
 from autotune.model.units import (
     format_bytes,
     format_change_of,
@@ -26,7 +23,7 @@ from autotune.model.units import (
     format_ratio,
     format_seconds,
 )
-from autotune.results.format import STAGE_WORDS, format_finalist, provable_gain, shorten, spaced, time_words, verdict_of
+from autotune.results.format import STAGE_WORDS, format_finalist, provable_gain, spaced, verdict_of
 from autotune.results.pages import Styled
 from autotune.rundir.store import Store
 from autotune.stats.estimates import Estimate, TrialFinding, Verdict, finding_of
@@ -43,19 +40,6 @@ STYLES: Mapping[str, str] = {
     TrialFinding.NOT_PROMISING: "unpromising",
 }
 """CSS classes of proofs and of single trials."""
-
-_COLOURS = {
-    "good": "bold green",
-    "bad": "red",
-    "same": "dim",
-    "open": "yellow",
-    "promising": "cyan",
-    "unpromising": "dim",
-    "failed": "magenta",
-}
-"""Terminal colours of the CSS classes."""
-
-_LONGEST_SETTINGS = 120
 
 
 def finalist_style(result: FinalistResult) -> str:
@@ -330,35 +314,3 @@ def effect_table(effects: Sequence[EffectRow]) -> list[Row]:
             }
         )
     return rows
-
-
-# ---------------------------------------------------------------------- on a terminal
-
-
-def make_table(title: str, rows: Sequence[Row], columns: Sequence[str]) -> Table:
-    """Makes a terminal table of some columns of rows."""
-    table = Table(title=title, title_justify="left")
-    for name in columns:
-        table.add_column(name, justify="right" if name in ("trial", "ratio", "trials") else "left", overflow="fold")
-    for row in rows:
-        cells = [row.get(name, "") for name in columns]
-        table.add_row(*(Text(cell, style=_COLOURS.get(getattr(cell, "style", ""), "")) for cell in cells))
-    return table
-
-
-def results_table(store: Store) -> Table:
-    """Makes the terminal table of reference, trials (best first) and proofs."""
-    rows = list[Row]()
-    if (aa_run := store.last(AaRecord)) is not None:
-        e, step = aa_run.noise.estimate, format_seconds(aa_run.comparison.reference_step_s)
-        found = {"ratio": format_ratio(e.ratio), "interval": format_interval(e.low, e.high), "result": "A/A run"}
-        rows.append({"trial": "ref", "settings": f"(default), {step} a step; against itself:", **found})
-    trials = sorted(trial_rows(store), key=lambda r: r.rank)
-    for r, cells in zip(trials, trial_table(trials), strict=True):
-        rows.append({**cells, "settings": shorten(r.result.settings, limit=_LONGEST_SETTINGS)})
-    for f, cells in zip(proofs := finalists(store), finalist_table(proofs), strict=True):
-        verdict = Styled(f"{verdict_of(f)} ({cells['stage']})", finalist_style(f))
-        settings = shorten(f.settings, limit=_LONGEST_SETTINGS)
-        rows.append({**cells, "settings": settings, "interval": cells["corrected interval"], "result": verdict})
-    title = f"{time_words(store)} over the default's (below 1 is less)"
-    return make_table(title, rows, ("trial", "settings", "ratio", "interval", "result", "over"))
