@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from autotune.cli import options
-from autotune.cli.printing import plain, print_json
+from autotune.cli.printing import note, plain, print_json, print_table
 
 if TYPE_CHECKING:
     from autotune.compiler.screen import Screener
@@ -95,18 +94,16 @@ def list_targets(as_json: options.Json = False) -> None:
     from autotune.compiler.targets import load_target, target_names
     from autotune.model.units import format_bytes, format_count
 
-    found = [load_target(name) for name in target_names()]
+    found, lines = [load_target(name) for name in target_names()], []
     if as_json:
         rows = [plain(t) for t in found]
         print_json([{name: value for name, value in row.items() if name != "config_text"} for row in rows])
         return
-    width = max(len(t.name) for t in found)
     for t in found:
         links = f"NVLink over {t.network.nvlink_domain} GPUs" if t.network.nvlink_links else "PCIe"
-        print(
-            f"{t.name:<{width}}  {t.title}: {format_bytes(t.memory_bytes)}, "
-            f"{format_count(t.memory_bytes_per_s)}B/s, {format_count(t.flops_per_s['bf16'])}FLOP/s bf16, {links}"
-        )
+        rate, bandwidth = (format_count(x) for x in (t.flops_per_s["bf16"], t.memory_bytes_per_s))
+        lines.append((t.name, t.title, format_bytes(t.memory_bytes), f"{bandwidth}B/s", f"{rate}FLOP/s", links))
+    print_table(("target", "GPU", "memory", "bandwidth", "bf16", "links"), lines)
 
 
 @contextlib.contextmanager
@@ -125,11 +122,7 @@ def _open_screen(study: Path, target: str | None, topology: str | None) -> Itera
         target=load_target(target) if target else attached,
         topology=parse_topology(topology) if topology else None,
         cache_dir=default_cache_dir(caller_environment()) / "screen",
-        progress=_tell,
+        progress=note,
         processors=lambda: len(os.sched_getaffinity(0)),
     ) as opened:
         yield opened
-
-
-def _tell(what: str) -> None:
-    print(what[:150], file=sys.stderr)

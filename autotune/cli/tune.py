@@ -157,15 +157,12 @@ def rules_of(
     preset: str | None, pattern: str | None, key: str | None, unit: str | None, file: str | None, loss: str | None
 ) -> dict[str, Any] | None:
     """Returns the keys of `[workload.read]` given by options; None without any."""
-    from autotune.model.errors import StudyFileError
+    from autotune.model.sections import ReadSpec
 
     given = {"preset": preset, "pattern": pattern, "json_key": key, "unit": unit, "file": file, "loss": loss}
     rules = {name: value for name, value in given.items() if value is not None}
-    if rules and sum(value is not None for value in (preset, pattern, key)) != 1:
-        raise StudyFileError(
-            "how steps are read must be said by exactly one of --step-preset, --step-pattern and --step-json; "
-            "--step-unit, --step-file and --loss go with one of them"
-        )
+    if rules:
+        ReadSpec.refuse_bad(rules)
     return rules or None
 
 

@@ -340,7 +340,7 @@ def test_it_stands_in_every_view(finished: Store) -> None:
         assert "(model, unverified)" in view
     for line in effect_lines(finished):
         assert line.replace("<", "&lt;").replace(">", "&gt;") in html
-    assert any("best set by the model (unverified): a=1 d=2" in line for line in effect_lines(finished))
+    assert any("best set by the model (unverified): xla_a=1 xla_d=2" in line for line in effect_lines(finished))
     assert 'aria-label="effects of settings"' in html
 
 
