@@ -103,7 +103,7 @@ def effect_lines(store: Store) -> list[str]:
         if p.chance >= INERT
     ]
     best = found.best
-    if best.settings:
+    if set(best.settings.items()) - set(store.spec.baseline.items()):
         lines.append(
             f"best set by the model (unverified): {best.settings}, {time_words(store)} ratio "
             f"{format_figures(best.ratio, best.low, best.high)}"
