@@ -15,7 +15,7 @@ from autotune.cli import options
 from autotune.cli.printing import make_console, note, plain, print_json, print_lines, write_text
 
 if TYPE_CHECKING:
-    from autotune.results.winner import RecordCheck, Winner
+    from autotune.results.winner import Verification, Winner
 
 UNCHECKED = 3
 """Exit status of a file that agrees with this machine, but whose run is not here."""
@@ -163,10 +163,10 @@ def verify(
     winner = read_winner(file)
     found = verify_winner(winner, file, study=study, run=run)
     if as_json:
-        print_json(found)
+        print_json(plain(found, status=found.status))
     else:
         print_lines(f"differs  {difference}" for difference in found.differences)
-        print_lines(f"note     {note}" for note in found.notes)
+        print_lines(f"note     {text}" for text in (found.unchecked, *found.notes) if text)
         if found.status == "holds":
             print_lines([f"holds    {winner.study}: this machine is as it was when it was proven"])
         elif found.status == "unchecked":
@@ -250,13 +250,13 @@ def _with_options(command: list[str], winner: Winner, *, force: bool) -> list[st
     return filled_command(command, winner.options)
 
 
-def _read_checked(file: Path, run: Path | None = None) -> tuple[Winner, RecordCheck]:
+def _read_checked(file: Path, run: Path | None = None) -> tuple[Winner, Verification]:
     """Reads a winner and compares it with its records, if found; a difference is an error even with `exec --force`."""
     from autotune.model.errors import AutotuneError
     from autotune.results.export import read_winner
-    from autotune.results.winner import RecordCheck, check_records
+    from autotune.results.winner import Verification, check_records
 
-    winner, found = read_winner(file), RecordCheck()
+    winner, found = read_winner(file), Verification()
     if file.is_file():
         found = check_records(winner, file, run=run)
         if found.differences:

@@ -16,7 +16,7 @@ from autotune.model.records import ConclusionRecord
 from autotune.results.export import ExportFormat, parse_winner, read_winner, render_winner
 from autotune.results.recompute import disagreements
 from autotune.results.report import render_markdown
-from autotune.results.winner import RecordCheck, check_records, winner_of
+from autotune.results.winner import Verification, check_records, winner_of
 from autotune.rundir.store import Store
 from tests.runs import make_winner
 
@@ -187,7 +187,7 @@ def test_an_exported_file_is_compared_with_its_run_where_that_is_here(finished: 
     run = shutil.copytree(finished.path, tmp_path / "runs" / "mine")
     file = tmp_path / "winner.env"
     file.write_text(render_winner(winner_of(Store.open(run)), ExportFormat.ENV))
-    assert check_records(read_winner(file), file) == RecordCheck()
+    assert check_records(read_winner(file), file) == Verification()
     away = tmp_path / "away" / "winner.env"
     away.parent.mkdir()
     file.rename(away)
@@ -196,7 +196,7 @@ def test_an_exported_file_is_compared_with_its_run_where_that_is_here(finished: 
     assert found.unchecked == (
         "unchecked, so nothing here shows that it was proven: its run 'mine' is not here; name it with --run RUN"
     )
-    assert check_records(read_winner(away), away, run=run) == RecordCheck()
+    assert check_records(read_winner(away), away, run=run) == Verification()
 
 
 @pytest.mark.parametrize(
