@@ -35,7 +35,6 @@ EXAMPLES: Mapping[str, str] = {
     "exec": "autotune exec winner.env -- python train.py",
     "verify": "autotune verify winner.env",
     "library add": "autotune library add runs/quickstart",
-    "library list": "autotune library list --json",
     "best": 'autotune best --gpu "NVIDIA H200" --count 8',
     "read": "autotune read -- python train.py",
     "space": "autotune space studies/quickstart.toml --why",

@@ -290,24 +290,6 @@ def library_add(
         print(add_to_library(winner, library))
 
 
-@library_app.command("list")
-def library_list(library: options.Library = Path("library"), as_json: options.Json = False) -> None:
-    """Lists the winners of the library."""
-    from autotune.results.format import format_estimate
-    from autotune.results.library import count_of, library_entries
-    from autotune.results.winner import check_records
-
-    known = [(path, winner, check_records(winner, path)) for path, winner in library_entries(library, note).items()]
-    if as_json:
-        print_json([plain(winner, file=str(path), status=check.status) for path, winner, check in known])
-        return
-    for _, w, check in known:
-        ratio = format_estimate(w.estimate) if w.estimate else "-"
-        where = f"{count_of(w)} x {w.conditions.gpu}, jaxlib {w.conditions.jaxlib}"
-        line = f"{ratio}  {where}, {w.workload_entry}: {w.settings}"
-        print_lines(["; ".join([line, *(str(told) for told in (check.unchecked, *check.differences) if told)])])
-
-
 def best(
     gpu: Annotated[str | None, typer.Option(help='Such as "NVIDIA H200".')] = None,
     count: Annotated[int | None, typer.Option(min=1, help="Devices.")] = None,

@@ -100,10 +100,10 @@ def _print_results(store: Store, conclusion: ConclusionRecord, path: Path, study
     lines = []
     left = unsettled(store) if conclusion.outcome is not Outcome.WINNER else None
     if left is not None and left.pairs is not None:
-        key = "alone" if left.result.stage == ISOLATED else "processes"
+        key, runs = ("isolated", "isolated runs") if left.result.stage == ISOLATED else ("processes", "pairs")
         lines.append(
-            f"not settled: {left.result.settings}; up to {left.pairs} {'isolated runs' if key == 'alone' else 'pairs'} "
-            f"may settle it: raise `[confirm] {key}` (now {left.result.most}) or the budget and run it again"
+            f"not settled: {left.result.settings}; up to {left.pairs} {runs} may settle it: raise `[confirm] {key}` "
+            f"(now {left.result.most}) or the budget and run it again"
         )
     lines += [
         f"{conclusion.trial_count} trials in {format_seconds(store.watch.total_s)}",

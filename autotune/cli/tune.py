@@ -123,7 +123,7 @@ def init(
             "--hook must be given with a command, for init does not run it; without the hook in its loop: "
             f"autotune tune --dry-run -- {shlex.join(command)}"
         )
-    own = name_of_entry(entry) if entry else name_of(command or [])
+    own = name_of([entry] if entry else command or [])
     file = output or Path(f"{name or own}.toml")
     if file.exists():
         raise StudyFileError(f"a new study file must not lie on another but {file} is there: give --output or --name")
@@ -176,11 +176,6 @@ def name_of(command: list[str]) -> str:
         chosen = next(iter([*modules[:1], *scripts]), chosen)
     chosen = re.sub(r"\.(py|sh)$", "", chosen)
     return re.sub(r"[^A-Za-z0-9._-]+|\.{2,}", "-", chosen).strip("-._")[:48] or "program"
-
-
-def name_of_entry(entry: str) -> str:
-    """Derives the name of a study from its entry."""
-    return re.sub(r"[^A-Za-z0-9-]+", "-", entry).strip("-")[:48] or "study"
 
 
 def file_of(asked: ProbeRequest, name: str | None) -> tuple[Path, StudySpec | None]:

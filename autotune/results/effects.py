@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from autotune.model.records import INERT, EffectsRecord, TrialResult
 from autotune.model.units import format_interval, format_ratio
 from autotune.results.format import format_figures, time_words
-from autotune.results.pages import Chart, Mark, Styled, forest
+from autotune.results.pages import Cell, Chart, Mark, forest
 from autotune.results.tables import Row, finalist_table, finalists, trial_rows, trial_table
 from autotune.rundir.store import Store
 
@@ -123,7 +123,7 @@ def estimate_table(store: Store) -> list[Row]:
     return [
         {
             "setting": r.label,
-            "ratio": Styled(format_ratio(r.ratio), r.style),
+            "ratio": Cell(format_ratio(r.ratio), r.style),
             "95 % interval": format_interval(r.low, r.high),
             "active": r.acts,
             "trials": str(r.trials),

@@ -24,7 +24,7 @@ from autotune.model.units import (
     format_seconds,
 )
 from autotune.results.format import STAGE_WORDS, format_finalist, provable_gain, spaced, verdict_of
-from autotune.results.pages import Styled
+from autotune.results.pages import Cell
 from autotune.rundir.store import Store
 from autotune.stats.estimates import Estimate, TrialFinding, Verdict, finding_of
 
@@ -257,7 +257,7 @@ def trial_table(trials: Sequence[TrialRow]) -> list[Row]:
             "by": r.origin,
             "ratio": format_ratio(r.ratio) if r.is_measured else "-",
             "interval": format_interval(r.low, r.high) if r.is_measured else "",
-            "result": Styled(_format_finding(r), r.style),
+            "result": Cell(_format_finding(r), r.style),
             "over": r.over,
             "step": format_seconds(r.candidate_step_s),
             "compile": format_seconds(r.compile_s),
@@ -280,11 +280,11 @@ def finalist_table(found: Sequence[FinalistResult]) -> list[Row]:
     rows = []
     for f in found:
         e, c = f.estimate, f.corrected
-        verdict = Styled(verdict_of(f), finalist_style(f))
+        verdict = Cell(verdict_of(f), finalist_style(f))
         rows.append(
             {
                 "trial": str(f.trial) if f.trial else "",  # a recheck is of no trial
-                "verdict": verdict if f.failure is None else Styled(format_finalist(f), "failed"),
+                "verdict": verdict if f.failure is None else Cell(format_finalist(f), "failed"),
                 "ratio": format_ratio(e.ratio) if e else "-",
                 "corrected interval": format_interval(c.low, c.high) if c else "",
                 "settings": str(f.settings),
@@ -304,7 +304,7 @@ def effect_table(effects: Sequence[EffectRow]) -> list[Row]:
         rows.append(
             {
                 "setting": f"{r.setting}={r.value}",
-                "ratio": Styled(format_ratio(r.ratio), STYLES.get(r.finding, "same")),
+                "ratio": Cell(format_ratio(r.ratio), STYLES.get(r.finding, "same")),
                 "interval": format_interval(r.low, r.high) if has_interval else "",
                 "change": format_change_of(r.ratio - 1.0) if is_known and r.ratio != 1.0 else "",
                 "evidence": r.how,

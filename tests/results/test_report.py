@@ -272,11 +272,6 @@ def test_soak_and_causes_are_shown(tmp_path: Path) -> None:
         assert "minimal failing set (crash): xla_b=2" in page
 
 
-def test_a_label_that_is_too_long_is_cut_to_its_limit() -> None:
-    assert pages._cut("x" * 20, 20) == "x" * 20
-    assert pages._cut("x" * 21, 20) == "x" * 19 + "…"
-
-
 @pytest.fixture(scope="module")
 def metered(tmp_path_factory: pytest.TempPathFactory) -> Store:
     """A finished study with energy; xla_a=1 draws twice the power in nine tenths of the time."""
