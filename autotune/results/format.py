@@ -24,6 +24,7 @@ from autotune.model.records import (
 )  # fmt: skip
 from autotune.model.units import (
     LARGEST_TOLD,
+    format_about,
     format_bytes,
     format_interval,
     format_joules,
@@ -62,10 +63,10 @@ def time_of(work: WorkPerStep | None) -> str:
     return "step time" if work is None else "time per token"
 
 
-def shorten(settings: FlagSet, *, limit: int = 100) -> str:
-    """Formats settings on one line of at most `limit` characters, without ``xla_`` prefixes."""
+def shorten(settings: FlagSet) -> str:
+    """Formats settings on one line of at most 100 characters, without ``xla_`` prefixes."""
     text = " ".join(word.removeprefix("xla_") for word in settings.words) or "(default)"
-    return text if len(text) <= limit else text[: limit - 1] + "…"
+    return text if len(text) <= 100 else text[:99] + "…"
 
 
 def spaced(name: str) -> str:
@@ -144,9 +145,7 @@ def format_power(power: PowerAnalysis) -> str:
     cap = f"with up to {power.most} pairs of processes in each proof"
     if power.smallest is None:
         return f"processes differ so much here that a gain of {format_share(LARGEST_TOLD)} may stay open, {cap}"
-    seconds = power.proof_s if power.proof_s < 60 else 60 * round(power.proof_s / 60)
-    takes = format_seconds(seconds).removesuffix(" 0 s")
-    least = format_provable(power.smallest)
+    least, takes = format_provable(power.smallest), format_about(power.proof_s)
     return f"gains from {least} are proven 9 times in 10, {cap} ({takes}); a smaller one may stay open"
 
 
