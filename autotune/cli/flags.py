@@ -114,7 +114,7 @@ def migrate_flags(
     before = read_script(file) if file is not None else " ".join(text or ())
     migration = migrate_text(before, KnownSettings(_report(plugin, python)))
     if as_json:
-        print_json(migration)
+        print_json(migration._asdict())
         return
     for name, value in migration.settings.to_environment().items():
         print_exact(f"{name}={shlex.quote(value)}\n")

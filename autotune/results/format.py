@@ -48,11 +48,8 @@ SOAK_SLOWER = 1.1
 """A soak whose last quarter is slower than its first by more than this factor is noted."""
 
 
-def time_words(store: Store, settings: FlagSet | None = None) -> str:
-    """Names the quantity of ratios, ``step time`` or ``time per token``, of one proven set or of the whole run."""
-    if settings is not None:
-        proofs = [f for f in store.of(FinalistResult) if f.settings == settings]
-        return time_of(proofs[-1].work if proofs else None)
+def time_words(store: Store) -> str:
+    """Names the quantity of a run's ratios: ``step time`` or ``time per token``."""
     known = (r.comparison.work for r in store.of(TrialResult) if r.comparison is not None)
     return time_of(next((w for w in known if w is not None), None))
 
