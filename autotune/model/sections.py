@@ -49,7 +49,7 @@ def number_or_text(pattern: str, *, least: str = "exclusiveMinimum") -> WithJson
     )
 
 
-_DURATION = r"^(\s*\d+(\.\d+)?\s*(ms|s|m|min|h|d))+\s*$"
+_DURATION = r"^((\s*\d+(\.\d+)?\s*(ms|s|m|min|h|d))+\s*|(\d+-)?\d+:\d\d:\d\d)$"
 
 Seconds = Annotated[float, BeforeValidator(parse_duration), number_or_text(_DURATION)]
 

@@ -7,13 +7,14 @@ import re
 from collections.abc import Mapping
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|min|m|h|d)")
+_CLOCK = re.compile(r"(?:(\d+)-)?(\d+):(\d\d):(\d\d)")
 _BYTES = re.compile(r"(\d+(?:\.\d+)?)([KMGT]i?)?B?")
 _BYTES_PER = {None: 1} | {f"{p}{i}": (1024 if i else 1000) ** n for n, p in enumerate("KMGT", 1) for i in ("", "i")}
 _SECONDS_PER = {"ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def parse_duration(text: str | float) -> float:
-    """Seconds in ``"30m"``, ``"1h30m"``, ``"90s"`` or ``"250ms"``; a number, which is no text, is seconds.
+    """Seconds in ``"30m"``, ``"1h30m"``, ``"250ms"`` or SLURM's ``"1-08:00:00"``; a number, no text, is seconds.
 
     Raises:
         ValueError: If the text is not a positive duration of that form.
@@ -22,6 +23,8 @@ def parse_duration(text: str | float) -> float:
         total = float(text)
     else:
         compact = text.replace(" ", "")
+        if clock := _CLOCK.fullmatch(compact):
+            compact = "{}d{}h{}m{}s".format(*clock.groups("0"))
         parts = list(_DURATION.finditer(compact))
         if not parts or "".join(p.group(0) for p in parts) != compact:
             raise ValueError(f"a duration must have its unit, such as 90s, 30m or 1h30m, but got {text!r}")

@@ -115,7 +115,7 @@ def test_groups_of_nodes_are_a_lane_each(slurm: Slurm, tmp_path: Path) -> None:
         (["--partition", "gpu", "--time", "3h"], "SLURM would never start this one (Partition"),
         (["--partition", "gpu", "--gpus-per-node", "9"], "SLURM refuses `sbatch`"),
         (["--partition", "gpu", "--time", "480"], "--time must look like 30m or 8h"),
-        (["--partition", "gpu", "--time", "08:00:00"], "--time must look like 30m or 8h"),
+        (["--partition", "gpu", "--time", "08:00"], "--time must look like 30m or 8h"),
         (["--partition", "gpu", "--time", "1m", "--grace", "2m"], "--grace must be shorter than --time"),
         (["--partition", "gpu", "--sbatch", "--no-such-option"], "SLURM refuses `sbatch`"),
         (["--partition", "gpu", "--sbatch", '--comment="x'], "must not hold quotes"),

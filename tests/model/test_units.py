@@ -7,7 +7,15 @@ import math
 import pytest
 
 from autotune.model.proofs import format_growth
-from autotune.model.units import format_bytes, format_count, format_interval, format_joules, format_seconds, parse_bytes
+from autotune.model.units import (
+    format_bytes,
+    format_count,
+    format_interval,
+    format_joules,
+    format_seconds,
+    parse_bytes,
+    parse_duration,
+)
 
 
 def test_an_interval_that_excludes_nothing_is_none() -> None:
@@ -33,6 +41,20 @@ def test_numbers_have_three_digits_in_the_largest_unit_that_fits() -> None:
     assert [format_bytes(b) for b in (7, 436 << 20, None)] == ["7 B", "436 MiB", "-"]
     assert [format_count(c) for c in (6.74e9, 12.5e3, 7)] == ["6.74 G", "12.5 k", "7"]
     assert [format_joules(j) for j in (12.5, 3100, math.inf)] == ["12.5 J", "3.1 kJ", "-"]
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("1h30m", 5400.0), ("250 ms", 0.25), (90, 90.0), ("08:00:00", 28800.0), ("1-12:00:30", 129630.0)],
+)
+def test_durations(text: str | float, seconds: float) -> None:
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["90", "08:00", "1-12", "-5m", "00:00:00", ""])
+def test_a_duration_without_a_unit_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="a duration must"):
+        parse_duration(text)
 
 
 @pytest.mark.parametrize(
