@@ -28,16 +28,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class NvmlDevice:
-    """One GPU that a process may use, by its index in NVML and nvidia-smi.
-
-    Attributes:
-        handle: Of the whole GPU, for clocks, power and temperature.
-        part: Of the usable MIG instance; None for the whole GPU.
-    """
+    """One GPU that a process may use, by its index in NVML and nvidia-smi."""
 
     index: int
     handle: Any
+    """Of the whole GPU, for clocks, power and temperature."""
     part: Any = None
+    """Of the usable MIG instance; None for the whole GPU."""
 
 
 def load_nvml() -> Any:

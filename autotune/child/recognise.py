@@ -70,27 +70,24 @@ _KEYS = {
 
 @dataclass(frozen=True, slots=True)
 class Recognised:
-    """Rules that read steps from lines.
-
-    Attributes:
-        rules: Content of ``[workload.read]``: `preset`, or `pattern`, or `json_key` and `unit`, and `loss`.
-        steps: Number of lines with a step's duration.
-        step_s: Median duration; None by the clock without times of lines, or without `tokens_per_step`.
-        example: A line that is read as a step.
-        agrees: Median printed duration over the time between lines, small for a loop that does not wait for the device;
-            None if unknown.
-        needs_tokens: Whether a rate of tokens is read, which needs `tokens_per_step`.
-        in_bursts: Whether most lines came at once, as from a buffer, so that the time between lines is meaningless.
-    """
+    """Rules that read steps from lines."""
 
     rules: Mapping[str, Any]
+    """Content of ``[workload.read]``: `preset`, or `pattern`, or `json_key` and `unit`, and `loss`."""
     steps: int
+    """Number of lines with a step's duration."""
     step_s: float | None
+    """Median duration; None by the clock without times of lines, or without `tokens_per_step`."""
     example: str
+    """A line that is read as a step."""
     by_clock: bool
     agrees: float | None
+    """Median printed duration over the time between lines, small for a loop that does not wait for the device; None if
+    unknown."""
     needs_tokens: bool
+    """Whether a rate of tokens is read, which needs `tokens_per_step`."""
     in_bursts: bool
+    """Whether most lines came at once, as from a buffer, so that the time between lines is meaningless."""
 
     @property
     def doubtful(self) -> bool:

@@ -81,24 +81,21 @@ class Engine(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where one lane runs.
-
-    Attributes:
-        name: Of the lane, the same in every session, so that its A/A run is not repeated.
-        env: Environment of the lane program, or of `through`.
-        through: Command that starts the lane's guard on another machine, such as ``srun ...``.
-        remote_env: Environment of a lane program started through `through`; its node adds its own variables.
-        devices: Number of devices; None if only the reference can tell.
-        ids: Ids of its devices; empty for all of its machine.
-    """
+    """Where one lane runs."""
 
     name: str
+    """Of the lane, the same in every session, so that its A/A run is not repeated."""
     host: str
     env: Mapping[str, str]
+    """Environment of the lane program, or of `through`."""
     through: Sequence[str] = ()
+    """Command that starts the lane's guard on another machine, such as ``srun ...``."""
     remote_env: Mapping[str, str] = field(default_factory=dict)
+    """Environment of a lane program started through `through`; its node adds its own variables."""
     devices: int | None = None
+    """Number of devices; None if only the reference can tell."""
     ids: tuple[str, ...] = ()
+    """Ids of its devices; empty for all of its machine."""
 
 
 @dataclass(slots=True)

@@ -35,30 +35,27 @@ NEVER_STARTS = ("PartitionConfig", "PartitionNodeLimit", "PartitionTimeLimit")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRequest:
-    """Resources and options of a SLURM job.
-
-    Attributes:
-        gpus_per_node: None requests none.
-        time_s: Longest wall time, seconds.
-        grace_s: Seconds before its end at which the job is asked to stop.
-        requeue: Puts a job that was stopped before its end back into the queue.
-        exclusive: Shares the nodes with no other job, whose noise would be in every measurement.
-        sbatch: More options for sbatch.
-        srun: More arguments for every srun.
-        setup: Lines of bash before the driver, such as ``module load cuda``; the first that fails ends the job.
-    """
+    """Resources and options of a SLURM job."""
 
     partition: str | None
     nodes: int
     gpus_per_node: int | None
+    """None requests none."""
     time_s: float
+    """Longest wall time, seconds."""
     grace_s: float
+    """Seconds before its end at which the job is asked to stop."""
     requeue: bool = False
+    """Puts a job that was stopped before its end back into the queue."""
     exclusive: bool = True
+    """Shares the nodes with no other job, whose noise would be in every measurement."""
     account: str | None = None
     sbatch: tuple[str, ...] = ()
+    """More options for sbatch."""
     srun: tuple[str, ...] = ()
+    """More arguments for every srun."""
     setup: tuple[str, ...] = ()
+    """Lines of bash before the driver, such as ``module load cuda``; the first that fails ends the job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

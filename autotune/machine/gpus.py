@@ -101,27 +101,24 @@ def is_without_gpus(environment: Mapping[str, str]) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuFacts:
-    """Properties of one GPU that XLA compiles for; None where NVML gives none.
-
-    Attributes:
-        name: JAX's device kind, such as ``NVIDIA H200``.
-        compute_capability: Such as (9, 0).
-        lanes: CUDA cores, of all multiprocessors.
-        memory_bytes: Total memory without the driver's reserve.
-        memory_bytes_per_s: From the memory's highest clock and the width of its bus.
-        clock_ghz: Highest clock of the multiprocessors.
-        nvlinks: Links that are up.
-        cuda: The newest CUDA that the driver can run, ``major.minor.0``.
-    """
+    """Properties of one GPU that XLA compiles for; None where NVML gives none."""
 
     name: str
+    """JAX's device kind, such as ``NVIDIA H200``."""
     compute_capability: tuple[int, int] | None = None
+    """Such as (9, 0)."""
     lanes: int | None = None
+    """CUDA cores, of all multiprocessors."""
     memory_bytes: int | None = None
+    """Total memory without the driver's reserve."""
     memory_bytes_per_s: float | None = None
+    """From the memory's highest clock and the width of its bus."""
     clock_ghz: float | None = None
+    """Highest clock of the multiprocessors."""
     nvlinks: int | None = None
+    """Links that are up."""
     cuda: str | None = None
+    """The newest CUDA that the driver can run, ``major.minor.0``."""
 
 
 def gpu_facts(environment: Mapping[str, str], load: Callable[[], Any] = load_nvml) -> tuple[GpuFacts, ...]:

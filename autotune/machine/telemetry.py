@@ -60,17 +60,14 @@ _ARMS = ("reference", "candidate")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuSample:
-    """One sample of one GPU; None for missing figures.
-
-    Attributes:
-        throttled_by: Keys of `autotune.model.measurement.HELD_BACK`.
-    """
+    """One sample of one GPU; None for missing figures."""
 
     index: int
     clock_mhz: int | None = None
     power_w: float | None = None
     temperature_c: int | None = None
     throttled_by: tuple[str, ...] | None = None
+    """Keys of `autotune.model.measurement.HELD_BACK`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,18 +88,15 @@ class Telemetry:
 
 @dataclass(slots=True)
 class ArmWatch:
-    """Samples and throttle counters over the blocks of one arm.
-
-    Attributes:
-        counted_in: Number of blocks with a reading of a GPU's throttle counter, by GPU and reason.
-        counted_s: Sum of those readings, in seconds.
-    """
+    """Samples and throttle counters over the blocks of one arm."""
 
     seconds: float = 0.0
     blocks: int = 0
     samples: list[GpuSample] = field(default_factory=list)
     counted_in: dict[tuple[int, str], int] = field(default_factory=dict)
+    """Number of blocks with a reading of a GPU's throttle counter, by GPU and reason."""
     counted_s: dict[tuple[int, str], float] = field(default_factory=dict)
+    """Sum of those readings, in seconds."""
     indices: set[int] = field(default_factory=set)
 
     def add(
@@ -361,15 +355,12 @@ def _strangers(pids: Sequence[int]) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnergyMeter:
-    """Counts the energy that the GPUs of a study draw while something runs.
-
-    Attributes:
-        read_j: Returns the sum of the GPUs' counters, joules; None if one does not answer now.
-        shortest_s: Shortest block, in seconds, over which the counters can be trusted.
-    """
+    """Counts the energy that the GPUs of a study draw while something runs."""
 
     read_j: Callable[[], float | None] = lambda: None
+    """Returns the sum of the GPUs' counters, joules; None if one does not answer now."""
     shortest_s: float = NVML_SHORTEST_S
+    """Shortest block, in seconds, over which the counters can be trusted."""
 
     def measure(self, work: Callable[[], T]) -> tuple[T, float | None]:
         """Runs `work`; returns its result, and the joules drawn meanwhile, or None where they are not known."""

@@ -124,21 +124,18 @@ def fixed(count: int) -> StoppingRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparisonRequest(Generic[S]):
-    """What is to be compared, and how.
-
-    Attributes:
-        name: Seeds the order of blocks and runs.
-        rule: When to stop, where blocks are interleaved; isolated runs have numbers of their own.
-        against: What to compare with, in a fresh process; None is the study's reference.
-        is_proof: One fresh pair of processes, even of the study's reference.
-    """
+    """What is to be compared, and how."""
 
     candidate: FlagSet
     folder: Path
     name: str
+    """Seeds the order of blocks and runs."""
     rule: StoppingRule
+    """When to stop, where blocks are interleaved; isolated runs have numbers of their own."""
     against: FlagSet | None = None
+    """What to compare with, in a fresh process; None is the study's reference."""
     is_proof: bool = False
+    """One fresh pair of processes, even of the study's reference."""
     inspect: Inspect[S] | None = None
 
     @property
@@ -174,13 +171,10 @@ class AaRun:
 
 
 class Comparer(ABC):
-    """Compares two sets in one place.
-
-    Attributes:
-        mode: `INTERLEAVED` or `ABA`, as it is kept in records.
-    """
+    """Compares two sets in one place."""
 
     mode: str
+    """`INTERLEAVED` or `ABA`, as it is kept in records."""
 
     def __init__(self, context: MeasurementContext) -> None:
         self.context = context
@@ -377,19 +371,16 @@ class Interleaved(Comparer):
 
 @dataclass(frozen=True, slots=True)
 class InterleavedBlocks:
-    """Pairs of blocks of two living processes.
-
-    Attributes:
-        workers: Reference and candidate, idle.
-        traces: What both report of their losses.
-        work: What a step of each arm does, where it differs: ratios are then of time per unit of it.
-    """
+    """Pairs of blocks of two living processes."""
 
     context: MeasurementContext
     folder: Path
     workers: tuple[Worker, Worker]
+    """Reference and candidate, idle."""
     traces: tuple[LossTrace, LossTrace]
+    """What both report of their losses."""
     work: WorkPerStep | None = None
+    """What a step of each arm does, where it differs: ratios are then of time per unit of it."""
 
     def measure(
         self,

@@ -52,24 +52,21 @@ ABLATIONS = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Durations:
-    """Seconds of one lane.
-
-    Attributes:
-        trial_s: A trial that is looked at once.
-        block_pair_s: One pair of blocks; 0 where one process runs at a time.
-        pair_s: A fresh pair of processes of a proof.
-        isolated_s: All isolated runs of each arm that come after a proof; 0 where there are none.
-        ablation_s: One setting left out, looked at once.
-        soak_s: The winner for a while, and the reference as long; 0 where there is none.
-    """
+    """Seconds of one lane."""
 
     start_s: float
     trial_s: float
+    """A trial that is looked at once."""
     block_pair_s: float
+    """One pair of blocks; 0 where one process runs at a time."""
     pair_s: float
+    """A fresh pair of processes of a proof."""
     isolated_s: float
+    """All isolated runs of each arm that come after a proof; 0 where there are none."""
     ablation_s: float
+    """One setting left out, looked at once."""
     soak_s: float
+    """The winner for a while, and the reference as long; 0 where there is none."""
 
 
 def durations_of(spec: StudySpec, result: AaRecord, runs: Sequence[ConfirmRun]) -> Durations | None:

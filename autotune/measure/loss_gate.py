@@ -102,16 +102,13 @@ def basis_of(spec: StudySpec, sets: Sets, reports: Reports) -> LossBasis:
 
 @dataclass(frozen=True, slots=True)
 class LossGate:
-    """Holds candidates to the losses of the reference.
-
-    Attributes:
-        spread: How far processes of the reference are apart by step, one in another rounding among them where that ran.
-        aa_tolerance: Largest relative difference seen between the first steps of two runs of the reference.
-    """
+    """Holds candidates to the losses of the reference."""
 
     spec: StudySpec
     spread: LossSpread
+    """How far processes of the reference are apart by step, one in another rounding among them where that ran."""
     aa_tolerance: float
+    """Largest relative difference seen between the first steps of two runs of the reference."""
 
     def check(self, settings: FlagSet, reports: Reports) -> LossCheck | Failure:
         """Compares the first steps: what is wrong, or what was compared, and where nothing could be, that."""

@@ -36,32 +36,25 @@ LONGEST_REFERENCE = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Asked:
-    """How long a run is to be, and for what.
-
-    Attributes:
-        is_compared: Its losses are compared by work done: every step gets a batch of its own, where a worker makes its
-            batches.
-    """
+    """How long a run is to be, and for what."""
 
     is_enough: Callable[[LongRun], bool]
     least_s: float
     least_steps: int
     is_compared: bool
+    """Its losses are compared by work done: every step gets a batch of its own, where a worker makes its batches."""
     block: int | None = None
 
 
 @dataclass(slots=True)
 class LongRun:
-    """What a set did for a while.
-
-    Attributes:
-        losses: Steps of the first process up to the end of a block, and the loss there, as far as it is told.
-        memory: Likewise of memory in use.
-    """
+    """What a set did for a while."""
 
     times: list[float] = field(default_factory=list)
     losses: list[tuple[int, float]] = field(default_factory=list)
+    """Steps of the first process up to the end of a block, and the loss there, as far as it is told."""
     memory: list[tuple[int, MemoryUse]] = field(default_factory=list)
+    """Likewise of memory in use."""
     starts: int = 0
     block: int | None = None
     report: WorkerReport | None = None

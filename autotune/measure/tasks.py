@@ -50,19 +50,16 @@ class AaTask(Record):
 
 
 class TrialTask(Task):
-    """One set against the reference.
-
-    Attributes:
-        incumbent: The best estimate so far; None where no set is given up for being worse.
-        compiled_key: Name of the program as the screen compiled it.
-        most: Pairs of blocks for which there is time; None for as many as the study allows.
-    """
+    """One set against the reference."""
 
     kind: Literal["trial"] = "trial"
     config: TrialConfig
     incumbent: Estimate | None = None
+    """The best estimate so far; None where no set is given up for being worse."""
     compiled_key: str | None = None
+    """Name of the program as the screen compiled it."""
     most: int | None = None
+    """Pairs of blocks for which there is time; None for as many as the study allows."""
 
     def failed(self, failure: Failure) -> AnyRecord:
         """See `Task`."""
@@ -71,12 +68,7 @@ class TrialTask(Task):
 
 
 class PairTask(Task):
-    """One fresh pair of processes of a proof; see `ConfirmRun`.
-
-    Attributes:
-        is_isolated: Isolated runs, each with nothing beside it.
-        pairs: Pairs of blocks that it runs; the driver says how many when it gives the task to a lane.
-    """
+    """One fresh pair of processes of a proof; see `ConfirmRun`."""
 
     kind: Literal["pair"] = "pair"
     stage: str
@@ -84,7 +76,9 @@ class PairTask(Task):
     settings: Settings
     repeat: int
     is_isolated: bool = False
+    """Isolated runs, each with nothing beside it."""
     pairs: int | None = None
+    """Pairs of blocks that it runs; the driver says how many when it gives the task to a lane."""
 
     def base(self) -> ConfirmRun:
         """The record, but for its figures."""
@@ -118,21 +112,18 @@ class AblationTask(Task):
 
 
 class SoakTask(Task):
-    """The winner alone for a while.
-
-    Attributes:
-        basis: By what its loss can be compared with the reference's.
-        typical: log of the typical step over the reference's, per unit of work, from the proof; None without one.
-        process_sd: Standard deviation of that from one pair of processes to the next.
-    """
+    """The winner alone for a while."""
 
     kind: Literal["soak"] = "soak"
     settings: Settings
     least_s: float
     least_steps: int
     basis: LossBasis = LossBasis.STEPS
+    """By what its loss can be compared with the reference's."""
     typical: float | None = None
+    """log of the typical step over the reference's, per unit of work, from the proof; None without one."""
     process_sd: float = 0.0
+    """Standard deviation of that from one pair of processes to the next."""
 
     def failed(self, failure: Failure) -> AnyRecord:
         """See `Task`."""
@@ -143,17 +134,14 @@ class SoakTask(Task):
 
 
 class FailingSetTask(Task):
-    """Looking for the smallest part of a failing set that fails alike.
-
-    Attributes:
-        known: Parts of which it is known from other trials whether they fail so.
-    """
+    """Looking for the smallest part of a failing set that fails alike."""
 
     kind: Literal["failing_set"] = "failing_set"
     trial: int
     settings: Settings
     failure_kind: FailureKind
     known: tuple[tuple[Settings, bool], ...] = ()
+    """Parts of which it is known from other trials whether they fail so."""
 
     def failed(self, failure: Failure) -> AnyRecord:
         """See `Task`: the whole set is what is known to fail."""
@@ -169,26 +157,23 @@ AnyTask = Annotated[
 
 
 class Assignment(Record):
-    """A task, and what its lane must know to do it as every other lane would.
-
-    Attributes:
-        lane: Name of the lane, which is where its reference's logs lie; empty where there is only one.
-        name: Seeds the order of its blocks, whichever lane does it and however often.
-        aa_run: The lane's A/A run; None before it.
-        programs: Names of the programs that were measured, each with its trial's number.
-        runtime: Names among the settings in question that are read when a program runs, not when it is compiled:
-            programs that are equal but for those must both be measured.
-        at_s: The study's time now, in seconds.
-    """
+    """A task, and what its lane must know to do it as every other lane would."""
 
     task: AnyTask = AaTask()
     lane: str = ""
+    """Name of the lane, which is where its reference's logs lie; empty where there is only one."""
     folder: tuple[str, ...] = ()
     name: str = ""
+    """Seeds the order of its blocks, whichever lane does it and however often."""
     aa_run: AaRecord | None = None
+    """The lane's A/A run; None before it."""
     runtime: tuple[str, ...] = ()
+    """Names among the settings in question that are read when a program runs, not when it is compiled: programs that
+    are equal but for those must both be measured."""
     programs: dict[str, int] = Field(default_factory=dict)
+    """Names of the programs that were measured, each with its trial's number."""
     at_s: float = 0.0
+    """The study's time now, in seconds."""
 
     @property
     def spread(self) -> float:
@@ -198,18 +183,15 @@ class Assignment(Record):
 
 @dataclass(slots=True)
 class PendingTask:
-    """One task on its way to a result.
-
-    Attributes:
-        name: Seeds the order of blocks.
-        lost: Lanes that were lost over it.
-    """
+    """One task on its way to a result."""
 
     task: AnyTask
     folder: tuple[str, ...]
     name: str
+    """Seeds the order of blocks."""
     done: Callable[[Any], None]
     lost: int = 0
+    """Lanes that were lost over it."""
 
     @property
     def own_folder(self) -> tuple[str, ...]:

@@ -30,17 +30,14 @@ _UNKNOWN = "the program, or a script that starts it,"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnSettings:
-    """The settings that a program sets itself.
-
-    Attributes:
-        settings: They become the baseline of its study; without those that name files.
-        environment: Its variables that steer performance or choose devices.
-        warnings: Reasons why a trial may be unable to change some of them, with the line to write instead.
-    """
+    """The settings that a program sets itself."""
 
     settings: FlagSet = field(default_factory=FlagSet)
+    """They become the baseline of its study; without those that name files."""
     environment: Mapping[str, str] = field(default_factory=dict)
+    """Its variables that steer performance or choose devices."""
     warnings: tuple[str, ...] = ()
+    """Reasons why a trial may be unable to change some of them, with the line to write instead."""
 
 
 def marks_of(dump: Path | None) -> str:

@@ -60,23 +60,20 @@ SCHEMA = Path(str(resources.files("autotune") / "data" / "study.schema.json"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A drafted study, its file, and its durations.
-
-    Attributes:
-        kind: A key of `GROUPS`.
-        run_s: Seconds of one run of the program.
-        starts: Most times that the study starts it, within its budget.
-        needed_s: Seconds in which an A/A run, `FEWEST_TRIALS` trials and the proof of one set fit.
-    """
+    """A drafted study, its file, and its durations."""
 
     spec: StudySpec
     text: str
     kind: str
+    """A key of `GROUPS`."""
     run_s: float
+    """Seconds of one run of the program."""
     starts: int
+    """Most times that the study starts it, within its budget."""
     trial_s: float
     budget_s: float
     needed_s: float
+    """Seconds in which an A/A run, `FEWEST_TRIALS` trials and the proof of one set fit."""
 
 
 def plan_of(found: ProbeResult, *, name: str, trials: int, budget_s: float | None, said: str) -> Plan:

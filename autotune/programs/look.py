@@ -67,35 +67,29 @@ _OPTIONS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeRequest:
-    """A program to run once.
-
-    Attributes:
-        rules: The keys of `[workload.read]`; None to recognise them.
-        terminal: Whether it gets a pseudo-terminal; None tries one if it prints no steps into a pipe.
-        file: The file that it writes, where `rules` do not name it.
-    """
+    """A program to run once."""
 
     command: tuple[str, ...]
     cwd: Path
     platform: str
     rules: Mapping[str, Any] | None
+    """The keys of `[workload.read]`; None to recognise them."""
     limit_s: float
     terminal: bool | None = None
+    """Whether it gets a pseudo-terminal; None tries one if it prints no steps into a pipe."""
     file: str | None = None
+    """The file that it writes, where `rules` do not name it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Steps among some lines: arrival and duration of each, and an example line without colours and progress bars.
-
-    Attributes:
-        loss: The last one that was read; None if none was.
-    """
+    """Steps among some lines: arrival and duration of each, and an example line without colours and progress bars."""
 
     at_s: tuple[float, ...]
     took_s: tuple[float, ...]
     example: str
     loss: float | None
+    """The last one that was read; None if none was."""
 
     @property
     def step_s(self) -> float:
@@ -118,25 +112,22 @@ class Steps:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeResult:
-    """The properties of a program that its study needs.
-
-    Attributes:
-        probe: Its run, with all files that it wrote outside its folder.
-        rules: The keys of `[workload.read]`.
-        how: `rules` in words.
-        doubt: Reason not to trust the printed durations; empty if there is none.
-        own: The settings that it sets itself.
-    """
+    """The properties of a program that its study needs."""
 
     request: ProbeRequest
     probe: Probe
+    """Its run, with all files that it wrote outside its folder."""
     steps: Steps
     rules: Mapping[str, Any]
+    """The keys of `[workload.read]`."""
     how: str
+    """`rules` in words."""
     doubt: str
+    """Reason not to trust the printed durations; empty if there is none."""
     device: str
     device_count: int
     own: OwnSettings
+    """The settings that it sets itself."""
 
     @property
     def names_python(self) -> bool:

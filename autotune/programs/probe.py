@@ -28,39 +28,36 @@ _MOST_FILES, _DEEPEST, _READ_BYTES = 5_000, 3, 1 << 18
 
 @dataclass(kw_only=True)
 class Probe:
-    """The output of one run of a program, or of its saved log.
-
-    Attributes:
-        environment: The one that it was given.
-        has_dumped: Whether XLA wrote what it compiled into the folder of that environment; None without one.
-        at_s: Seconds after the start at which each line came; empty for a saved log. `file_at_s` likewise.
-        file_lines: Lines that it added to the file that was asked for.
-        processes: Processes that have loaded XLA, by process number, as `autotune.child.processes` describes them.
-        status: Exit status as `subprocess` gives it; None if it was stopped.
-        took_s: Seconds until it ended or was stopped.
-        place: Folder in which the files lie that it writes to its own, while it runs.
-        written: The last lines of the files of lines among them, the newest first.
-        writes: Files that it wrote below its folder, relative to it, if it had one of its own.
-        outside: Files outside its folder that it had open to write them.
-        folder_warning: Why its folder was not its own; empty if it was.
-    """
+    """The output of one run of a program, or of its saved log."""
 
     environment: Mapping[str, str] = field(default_factory=dict)
+    """The one that it was given."""
     has_dumped: bool | None = None
+    """Whether XLA wrote what it compiled into the folder of that environment; None without one."""
     lines: list[str] = field(default_factory=list)
     at_s: list[float] = field(default_factory=list)
+    """Seconds after the start at which each line came; empty for a saved log. `file_at_s` likewise."""
     file_lines: list[str] = field(default_factory=list)
+    """Lines that it added to the file that was asked for."""
     file_at_s: list[float] = field(default_factory=list)
     processes: dict[int, Mapping[str, Any]] = field(default_factory=dict)
+    """Processes that have loaded XLA, by process number, as `autotune.child.processes` describes them."""
     status: int | None = None
+    """Exit status as `subprocess` gives it; None if it was stopped."""
     took_s: float = 0.0
+    """Seconds until it ended or was stopped."""
     terminal: bool = False
     last_lines: tuple[str, ...] = ()
     place: Path = Path()
+    """Folder in which the files lie that it writes to its own, while it runs."""
     written: Mapping[str, list[str]] = field(default_factory=dict)
+    """The last lines of the files of lines among them, the newest first."""
     writes: tuple[str, ...] = ()
+    """Files that it wrote below its folder, relative to it, if it had one of its own."""
     outside: set[str] = field(default_factory=set)
+    """Files outside its folder that it had open to write them."""
     folder_warning: str = ""
+    """Why its folder was not its own; empty if it was."""
     notes: list[str] = field(default_factory=list)
 
     @property

@@ -41,20 +41,17 @@ def atlas(folder: str | Path | None = None) -> pd.DataFrame:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AtlasFinding:
-    """One verdict on a value of a setting, with all cells of a release that share it.
-
-    Attributes:
-        cells: Number of cells with this verdict.
-        of: Number of cells of the release.
-        places: The cells, formatted by `place_of`.
-    """
+    """One verdict on a value of a setting, with all cells of a release that share it."""
 
     value: str
     jaxlib: str
     verdict: str
     cells: int
+    """Number of cells with this verdict."""
     of: int
+    """Number of cells of the release."""
     places: tuple[str, ...]
+    """The cells, formatted by `place_of`."""
     words: str
 
 

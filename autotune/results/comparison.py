@@ -40,23 +40,20 @@ _KINDS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparisonTable:
-    """The result of a comparison.
-
-    Attributes:
-        by: The fields that were allowed to differ.
-        same: Fields that all studies share, with their values.
-        frame: One row per study: study, the fields of `by`, outcome, ratio, low, high, process_pairs, trials, failed,
-            no_ops (settings), default_step_s, provable, winner (``(not settled)``, with a ratio of NaN, if the study
-            is inconclusive, nothing ran, or it has not ended).
-        settings: One row per setting and value, one column per study, and `agreement`: agree, differ or empty.
-        changes: The settings in which studies differ, in words.
-    """
+    """The result of a comparison."""
 
     by: tuple[str, ...]
+    """The fields that were allowed to differ."""
     same: Mapping[str, str]
+    """Fields that all studies share, with their values."""
     frame: pd.DataFrame
+    """One row per study: study, the fields of `by`, outcome, ratio, low, high, process_pairs, trials, failed, no_ops
+    (settings), default_step_s, provable, winner (``(not settled)``, with a ratio of NaN, if the study is inconclusive,
+    nothing ran, or it has not ended)."""
     settings: pd.DataFrame
+    """One row per setting and value, one column per study, and `agreement`: agree, differ or empty."""
     changes: tuple[str, ...]
+    """The settings in which studies differ, in words."""
 
     def to_markdown(self) -> str:
         """Renders the comparison as Markdown."""

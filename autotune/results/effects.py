@@ -21,21 +21,18 @@ MOST_ROWS = 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EstimateRow:
-    """The estimated effect of one value of a setting.
-
-    Attributes:
-        chance: P(active) of the setting.
-        ratio: Expected ratio of step times; `low` and `high` are its 95 % interval.
-        trials: Number of trials with this value that ran.
-    """
+    """The estimated effect of one value of a setting."""
 
     setting: str
     value: str
     chance: float
+    """P(active) of the setting."""
     ratio: float
+    """Expected ratio of step times; `low` and `high` are its 95 % interval."""
     low: float
     high: float
     trials: int
+    """Number of trials with this value that ran."""
 
     @property
     def label(self) -> str:

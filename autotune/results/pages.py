@@ -96,19 +96,16 @@ _HTML = re.compile(r"<|&(?=#?\w+;)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """One figure of a chart.
-
-    Attributes:
-        x_ends: Interval of `x`: may be 0, infinite, or NaN (none).
-        detail: Tooltip.
-        style: CSS class: good, same, open, promising, unpromising, failed, aa_run.
-    """
+    """One figure of a chart."""
 
     x: float
     x_ends: tuple[float, float] = (math.nan, math.nan)
+    """Interval of `x`: may be 0, infinite, or NaN (none)."""
     label: str = ""
     detail: str
+    """Tooltip."""
     style: str
+    """CSS class: good, same, open, promising, unpromising, failed, aa_run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

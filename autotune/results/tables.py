@@ -59,41 +59,38 @@ def _at(path: str, missing: float | None = math.nan) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialRow:
-    """One trial; a duplicate has the figures of the earlier trial named in `same_as`.
-
-    Attributes:
-        result: The record; not a column.
-        finding: Search result, see `TrialFinding`; None without an interval.
-        ratio: Step time over the reference's; 1 without an interval if the program is the reference's own.
-        step_j: Energy per step of the candidate, joules.
-        work_ratio: Work per step over the reference's; `ratio` is of time per unit of work.
-        by: The lane, if there are several.
-    """
+    """One trial; a duplicate has the figures of the earlier trial named in `same_as`."""
 
     result: TrialResult
+    """The record; not a column."""
     trial: int = _at("number", None)
     origin: str = _at("origin")
     status: str = _at("status")
     finding: str | None = _at("finding", None)  # by what the study can prove, see `trial_row`
+    """Search result, see `TrialFinding`; None without an interval."""
     ratio: float = _at("comparison.estimate.ratio")
+    """Step time over the reference's; 1 without an interval if the program is the reference's own."""
     low: float = _at("comparison.estimate.low")
     high: float = _at("comparison.estimate.high")
     pair_count: int = _at("comparison.estimate.pair_count", 0)
     reference_step_s: float = _at("comparison.reference_step_s")
     candidate_step_s: float = _at("comparison.candidate_step_s")
     work_ratio: float = _at("comparison.work_ratio")
+    """Work per step over the reference's; `ratio` is of time per unit of work."""
     tokens_per_s: float = _at("worker.tokens_per_step")  # over the step's time, see `trial_row`
     compile_s: float = _at("worker.compile_s")
     start_s: float = _at("worker.start_s")
     peak_bytes: float = _at("worker.peak_bytes")
     mode: str | None = _at("comparison.mode", None)
     step_j: float = _at("comparison.energy.candidate_step_j")
+    """Energy per step of the candidate, joules."""
     failure: str | None = _at("failure.kind", None)
     message: str | None = _at("failure.message", None)
     same_as: int | None = _at("same_as", None)
     duration_s: float = _at("duration_s")
     at_s: float = _at("at_s")
     by: str | None = _at("by", None)
+    """The lane, if there are several."""
     settings: str = _at("settings")
 
     @property
@@ -159,17 +156,7 @@ def finalists(store: Store) -> list[FinalistResult]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EffectRow:
-    """Effect of one value of one setting, from the best evidence.
-
-    Attributes:
-        how: The evidence, best first: ``left out`` (paired measurement of the winner without it, inverted), ``fresh
-            processes`` (a finalist of its own), ``alone`` (a trial of this setting only), ``same program`` (a trial
-            with it had the reference's program: no effect). Empty if only trials of several settings had it.
-        finding: Verdict of the proof for ``fresh processes``, else the search result; empty without an interval.
-        trials: Number of trials with it.
-        failed: Number of those without a figure.
-        is_no_op: Whether a trial with it had the reference's program.
-    """
+    """Effect of one value of one setting, from the best evidence."""
 
     setting: str
     value: str
@@ -177,10 +164,17 @@ class EffectRow:
     low: float = math.nan
     high: float = math.nan
     how: str = ""
+    """The evidence, best first: ``left out`` (paired measurement of the winner without it, inverted), ``fresh
+    processes`` (a finalist of its own), ``alone`` (a trial of this setting only), ``same program`` (a trial with it had
+    the reference's program: no effect). Empty if only trials of several settings had it."""
     finding: str = ""
+    """Verdict of the proof for ``fresh processes``, else the search result; empty without an interval."""
     trials: int
+    """Number of trials with it."""
     failed: int
+    """Number of those without a figure."""
     is_no_op: bool
+    """Whether a trial with it had the reference's program."""
     reason: str = ""
 
 

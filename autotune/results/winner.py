@@ -60,43 +60,40 @@ RUNS = "runs"
 
 
 class Conditions(Record):
-    """Machine and versions of a proof, which `verify` compares; None if unknown.
-
-    Attributes:
-        device_kind: JAX's name of the device, such as ``NVIDIA H200``.
-        device_count: Devices of one node that the workload uses.
-        devices_asked: Devices of a node that the study asks for; None for all.
-        plugin: CUDA plugin with its version, such as ``jax-cuda12-plugin 0.10.2``.
-        driver: Version of the NVIDIA driver, like cuBLAS, cuDNN and NCCL that of the measured process.
-        vbios: Firmware of the boards; different values of several GPUs are joined, here and below.
-        gsp: Firmware of the GPU system processors.
-        clocks: Highest and set clocks of multiprocessors and memory.
-        modes: Persistence, MIG and ECC.
-        cpu: Known, like `cpus_usable`, only if the workload ran on the CPU.
-        workload: `StudySpec.workload_hash`.
-        packages: Folder of the jaxlib of a user's own program; not compared, but its versions are.
-    """
+    """Machine and versions of a proof, which `verify` compares; None if unknown."""
 
     platform: str
     device_kind: str | None = None
+    """JAX's name of the device, such as ``NVIDIA H200``."""
     device_count: Count | None = None
+    """Devices of one node that the workload uses."""
     devices_asked: Count | None = None
+    """Devices of a node that the study asks for; None for all."""
     jax: str | None = None
     jaxlib: str | None = None
     plugin: str | None = None
+    """CUDA plugin with its version, such as ``jax-cuda12-plugin 0.10.2``."""
     driver: str | None = None
+    """Version of the NVIDIA driver, like cuBLAS, cuDNN and NCCL that of the measured process."""
     cublas: str | None = None
     cudnn: str | None = None
     nccl: str | None = None
     vbios: str | None = None
+    """Firmware of the boards; different values of several GPUs are joined, here and below."""
     gsp: str | None = None
+    """Firmware of the GPU system processors."""
     clocks: str | None = None
+    """Highest and set clocks of multiprocessors and memory."""
     power_limit: str | None = None
     modes: str | None = None
+    """Persistence, MIG and ECC."""
     cpu: str | None = None
+    """Known, like `cpus_usable`, only if the workload ran on the CPU."""
     cpus_usable: Count | None = None
     workload: str | None = None
+    """`StudySpec.workload_hash`."""
     packages: str | None = None
+    """Folder of the jaxlib of a user's own program; not compared, but its versions are."""
 
     @property
     def gpu(self) -> str:
@@ -489,17 +486,14 @@ def format_evidence(winner: Winner) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verification:
-    """Comparison of a proof with the records of its run, or with this machine.
-
-    Attributes:
-        differences: In the records, the machine, the workload or the file itself.
-        unchecked: Reason in one sentence if the run of an exported file was not looked at.
-        notes: Checks that were not made, and actions to repeat.
-    """
+    """Comparison of a proof with the records of its run, or with this machine."""
 
     differences: tuple[Difference, ...] = ()
+    """In the records, the machine, the workload or the file itself."""
     unchecked: str | None = None
+    """Reason in one sentence if the run of an exported file was not looked at."""
     notes: tuple[str, ...] = ()
+    """Checks that were not made, and actions to repeat."""
 
     @property
     def status(self) -> Literal["holds", "unchecked", "differs"]:

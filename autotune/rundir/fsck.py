@@ -40,20 +40,17 @@ _ANEW = "the command that began the study writes it again"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """One problem of a run directory.
-
-    Attributes:
-        file: Relative to the run directory.
-        line: From 1; None for the whole file.
-        remedy: Needed before the study can go on, on a copy of the run; empty if it goes on as it is.
-        is_harmless: Whether no record is lost.
-    """
+    """One problem of a run directory."""
 
     file: str
+    """Relative to the run directory."""
     line: int | None = None
+    """From 1; None for the whole file."""
     what: str
     remedy: str = ""
+    """Needed before the study can go on, on a copy of the run; empty if it goes on as it is."""
     is_harmless: bool = False
+    """Whether no record is lost."""
 
     def __str__(self) -> str:
         place = f"{self.file} line {self.line}" if self.line is not None else self.file
@@ -65,16 +62,13 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunCheck:
-    """The result of a check.
-
-    Attributes:
-        writer: The driver that writes the run now.
-        record_count: Number of whole records.
-    """
+    """The result of a check."""
 
     run: str
     writer: str | None
+    """The driver that writes the run now."""
     record_count: int
+    """Number of whole records."""
     problems: tuple[Problem, ...]
 
 

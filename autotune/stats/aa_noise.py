@@ -43,30 +43,27 @@ ALPHA_SETTLING = 0.001
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AaNoise:
-    """Noise of this machine, from A/A runs of the reference.
-
-    Attributes:
-        estimate: A/A ratio; its interval holds what one pair of equal processes may differ by.
-        process_sd: Standard deviation of the constant deviation of one process, in log.
-        within_sd: Standard deviation of one pair's log ratio about the centre of its two processes, as far as it
-            matters to that centre (a few outliers do not); 0 where a whole run is one figure.
-        degrees: Degrees of freedom of `process_sd`.
-        spread: By how much the log ratio of one pair of equal processes may be off (95 %).
-        start_s: Seconds until a process is ready; 0 where that is not known.
-        pair_s: Seconds of one pair of blocks, or of the measured steps of two runs; 0 where that is not known.
-        settle_steps: First steps of each process that are not measured; see `settling`.
-    """
+    """Noise of this machine, from A/A runs of the reference."""
 
     __pydantic_config__ = {"extra": "forbid", "ser_json_inf_nan": "strings"}  # noqa: RUF012
 
     estimate: Estimate
+    """A/A ratio; its interval holds what one pair of equal processes may differ by."""
     process_sd: NotNegative
+    """Standard deviation of the constant deviation of one process, in log."""
     within_sd: NotNegative
+    """Standard deviation of one pair's log ratio about the centre of its two processes, as far as it matters to that
+    centre (a few outliers do not); 0 where a whole run is one figure."""
     degrees: Annotated[int, Field(ge=1)]
+    """Degrees of freedom of `process_sd`."""
     spread: NotNegative
+    """By how much the log ratio of one pair of equal processes may be off (95 %)."""
     start_s: NotNegative
+    """Seconds until a process is ready; 0 where that is not known."""
     pair_s: NotNegative
+    """Seconds of one pair of blocks, or of the measured steps of two runs; 0 where that is not known."""
     settle_steps: int = 0
+    """First steps of each process that are not measured; see `settling`."""
 
     def cautious_process_sd(self) -> float:
         """Upper confidence limit of `process_sd`: few processes often agree by luck."""
@@ -93,15 +90,12 @@ def spread_of(variance: float, degrees: int, *, noise: float = 0.0) -> float:
 
 
 class Settling(NamedTuple):
-    """How long processes are slower after their start than later.
-
-    Attributes:
-        steps: Age up to which they are; 0 where they are not.
-        log_ratios: Those of the A/A run without that effect.
-    """
+    """How long processes are slower after their start than later."""
 
     steps: int
+    """Age up to which they are; 0 where they are not."""
     log_ratios: list[Floats]
+    """Those of the A/A run without that effect."""
 
 
 def settling(log_ratios: Sequence[Floats], ages: Sequence[npt.NDArray[np.int64]]) -> Settling:

@@ -70,20 +70,17 @@ class TrialFinding(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """A ratio of step times with its interval.
-
-    Attributes:
-        low: Lower end of the interval, 0 when the data are too few for the level.
-        high: Upper end of the interval, infinite when the data are too few for the level.
-        level: Coverage the interval claims; over all looks together for a sequential estimate.
-        pair_count: Independent units: pairs of blocks, process pairs or ABA runs.
-    """
+    """A ratio of step times with its interval."""
 
     ratio: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     low: NotNegative
+    """Lower end of the interval, 0 when the data are too few for the level."""
     high: Annotated[float, Field(ge=0)]
+    """Upper end of the interval, infinite when the data are too few for the level."""
     level: Annotated[float, Field(ge=0, le=1)]
+    """Coverage the interval claims; over all looks together for a sequential estimate."""
     pair_count: Counted
+    """Independent units: pairs of blocks, process pairs or ABA runs."""
 
 
 REFERENCE = Estimate(ratio=1.0, low=1.0, high=1.0, level=1.0, pair_count=0)
@@ -223,16 +220,14 @@ class SequentialPlan:
 
     Every look uses the same nominal level (Pocock's boundary), chosen by numerical integration such that the intervals
     of all looks together hold the true ratio with probability `LEVEL` (`benchmarks/truth.py` measures it).
-
-    Attributes:
-        cap: Pairs after which a trial ends in any case.
-        looks: The pair counts at which to decide; the last one is `cap`.
-        critical_value: Normal quantile that a single look's interval uses.
     """
 
     cap: int = 40
+    """Pairs after which a trial ends in any case."""
     looks: tuple[int, ...] = field(init=False)
+    """The pair counts at which to decide; the last one is `cap`."""
     critical_value: float = field(init=False)
+    """Normal quantile that a single look's interval uses."""
 
     def __post_init__(self) -> None:
         looks = [min(TRIAL_FIRST_LOOK, self.cap)]

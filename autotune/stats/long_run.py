@@ -51,18 +51,15 @@ ALPHA_GAP = 0.001
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stalls:
-    """The stalls of one arm.
-
-    Attributes:
-        count: Steps that took more than `STALL` times the usual one of either arm.
-        typical_s: The median step, in seconds.
-        lost_s: What the stalls took beyond a typical step each, in seconds.
-    """
+    """The stalls of one arm."""
 
     steps: Annotated[int, Field(ge=1, le=2**53)]
     count: Counted
+    """Steps that took more than `STALL` times the usual one of either arm."""
     typical_s: Annotated[float, Field(ge=1e-12, le=1e15)]
+    """The median step, in seconds."""
     lost_s: Annotated[float, Field(ge=0, le=1e15)]
+    """What the stalls took beyond a typical step each, in seconds."""
 
     @property
     def excess(self) -> float:
@@ -72,13 +69,10 @@ class Stalls:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TotalTime:
-    """Total times of both arms of one pair of processes, nothing trimmed.
-
-    Attributes:
-        log_ratio: log(total time of the candidate / that of the reference), per unit of work.
-    """
+    """Total times of both arms of one pair of processes, nothing trimmed."""
 
     log_ratio: Annotated[float, Field(ge=-20.7, le=20.7)]
+    """log(total time of the candidate / that of the reference), per unit of work."""
     reference: Stalls
     candidate: Stalls
 
@@ -191,17 +185,14 @@ def stalled_total(candidate: Sequence[Stalls], reference: Sequence[Stalls], *, l
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LongRunRatio:
-    """Total times of one long run of each arm, per unit of work, as logs of candidate over reference.
-
-    Attributes:
-        whole: Of all steps.
-        late: Of the second half of the steps.
-        error: Standard error of the first, from the segments of both runs.
-    """
+    """Total times of one long run of each arm, per unit of work, as logs of candidate over reference."""
 
     whole: float
+    """Of all steps."""
     late: float
+    """Of the second half of the steps."""
     error: float
+    """Standard error of the first, from the segments of both runs."""
 
 
 def long_run_ratio(candidate: Sequence[float], reference: Sequence[float], *, work_ratio: float) -> LongRunRatio:

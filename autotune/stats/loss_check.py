@@ -23,17 +23,14 @@ from autotune.stats.estimates import student_quantile
 
 
 class Format(NamedTuple):
-    """One floating-point format.
-
-    Attributes:
-        name: As NumPy or XLA has it, without the variants of 8 bits and fewer.
-        mantissa: Explicit bits of its mantissa.
-        rounding: Relative difference of the loss that its rounding may cause at the first step.
-    """
+    """One floating-point format."""
 
     name: str
+    """As NumPy or XLA has it, without the variants of 8 bits and fewer."""
     mantissa: int
+    """Explicit bits of its mantissa."""
     rounding: float
+    """Relative difference of the loss that its rounding may cause at the first step."""
 
 
 FORMATS = {
@@ -123,20 +120,17 @@ LOSS, GRAD_NORM = "loss", "gradient norm"
 
 
 class Mismatch(NamedTuple):
-    """The first step at which a candidate is not within tolerance of the reference.
-
-    Attributes:
-        step: Counted from 0.
-        quantity: `LOSS` or `GRAD_NORM`.
-        got: What the candidate had there, None when its trace ends before.
-        tolerance: Largest relative difference allowed there.
-    """
+    """The first step at which a candidate is not within tolerance of the reference."""
 
     step: int
+    """Counted from 0."""
     quantity: str
+    """`LOSS` or `GRAD_NORM`."""
     expected: float
     got: float | None
+    """What the candidate had there, None when its trace ends before."""
     tolerance: float
+    """Largest relative difference allowed there."""
 
 
 _GRAD_NORM_FACTOR = 4.0
@@ -183,20 +177,17 @@ Trace = Mapping[int, StepLoss]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossSpread:
-    """Spread of the loss between processes of the reference, by step; one of them may run in another rounding.
-
-    Attributes:
-        steps: Steps, ascending, at which they were compared.
-        losses: Largest relative difference of their losses at or before each of these steps.
-        norms: Largest relative difference of their gradient norms.
-        is_rounded: Whether one in another rounding was among them and differed: if not, the tolerance follows from the
-            arithmetic alone.
-    """
+    """Spread of the loss between processes of the reference, by step; one of them may run in another rounding."""
 
     steps: tuple[int, ...] = ()
+    """Steps, ascending, at which they were compared."""
     losses: tuple[float, ...] = ()
+    """Largest relative difference of their losses at or before each of these steps."""
     norms: tuple[float, ...] = ()
+    """Largest relative difference of their gradient norms."""
     is_rounded: bool = False
+    """Whether one in another rounding was among them and differed: if not, the tolerance follows from the arithmetic
+    alone."""
 
     def __post_init__(self) -> None:
         """Refuses what no references show; a record may have been edited.
@@ -349,20 +340,17 @@ LEAST_POINTS = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparability:
-    """Result of a comparison of losses at equal work.
-
-    Attributes:
-        is_ok: Whether they agree; None if that cannot be told.
-        difference: Relative difference of the candidate, where it is largest; above 0 its loss is higher.
-        points: At how many amounts of work both were compared.
-        reason: What is wrong, or why nothing can be told; empty if they agree.
-    """
+    """Result of a comparison of losses at equal work."""
 
     is_ok: bool | None
+    """Whether they agree; None if that cannot be told."""
     difference: float = 0.0
+    """Relative difference of the candidate, where it is largest; above 0 its loss is higher."""
     tolerance: float = 0.0
     points: int = 0
+    """At how many amounts of work both were compared."""
     reason: str = ""
+    """What is wrong, or why nothing can be told; empty if they agree."""
 
 
 def compare_first_steps(

@@ -77,18 +77,15 @@ _LOWEST = -8.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProofPlan:
-    """How a proof spends its error over its looks.
-
-    Attributes:
-        base: Pairs of processes within which most of the error is spent: the cap when the proof was planned.
-        error: Chance, over all looks that there can ever be, that a gain is overstated: the upper end of the interval
-            is below the true ratio. The lower end may miss `OTHER_SIDE` times as often.
-        least: Pairs of processes before a set is called faster, or the cap if that is lower.
-    """
+    """How a proof spends its error over its looks."""
 
     base: int
+    """Pairs of processes within which most of the error is spent: the cap when the proof was planned."""
     error: float
+    """Chance, over all looks that there can ever be, that a gain is overstated: the upper end of the interval is below
+    the true ratio. The lower end may miss `OTHER_SIDE` times as often."""
     least: int = FIRST_LOOK
+    """Pairs of processes before a set is called faster, or the cap if that is lower."""
 
     def __post_init__(self) -> None:
         if not (FIRST_LOOK <= self.base <= 10_000 and 0.0 < self.error < 0.5 / OTHER_SIDE):
@@ -146,17 +143,14 @@ class ProofPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProofLook:
-    """State of a proof at the look at which it ended, or at the latest one.
-
-    Attributes:
-        holds: Whether the set is surely faster by more than the smallest effect, at the plan's error.
-        used: Pairs on which that rests; later ones do not count.
-    """
+    """State of a proof at the look at which it ended, or at the latest one."""
 
     stop: bool
     holds: bool
+    """Whether the set is surely faster by more than the smallest effect, at the plan's error."""
     reason: str
     used: int
+    """Pairs on which that rests; later ones do not count."""
 
 
 def look(

@@ -42,15 +42,12 @@ TEXT_BYTES = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class SettingsCheck:
-    """Result of a check.
-
-    Attributes:
-        lost: One sentence for each setting that is not in force.
-        notes: Other remarks.
-    """
+    """Result of a check."""
 
     lost: tuple[str, ...]
+    """One sentence for each setting that is not in force."""
     notes: tuple[str, ...]
+    """Other remarks."""
 
 
 def check_environment(settings: FlagSet, values: Mapping[str, str | None]) -> SettingsCheck:

@@ -117,13 +117,10 @@ class SrunLauncher(LocalLauncher):
 
 
 class StepProcess(GuardedProcess):
-    """A process behind a guard on another node, reached through ``srun``.
-
-    Attributes:
-        number: Number of the step within its job, once its guard has reported it.
-    """
+    """A process behind a guard on another node, reached through ``srun``."""
 
     number: str | None = None
+    """Number of the step within its job, once its guard has reported it."""
 
     @property
     def has_vanished(self) -> bool:
