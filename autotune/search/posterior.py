@@ -4,22 +4,21 @@ Coefficients of a block in the model have a narrow or a wide normal prior: most 
 one must not be split among several settings. Coefficients are integrated out. Given all others, the odds of each block
 are known in closed form, so each jump of the walk flips a block with the right probability and has the right holding
 time (Zanella, "Informed proposals for local MCMC in discrete spaces", JASA 2020, with Barker's balancing function).
-A walk rarely moves an effect between settings that were always changed together, so several start from different
-states.
+A short walk rarely moves an effect between settings that were always changed together.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autotune.search.space import Floats
 
-BURN_IN, JUMPS = 8, 20
-"""Dropped and kept states of each walk."""
+BURN_IN = 8
+"""Dropped states of each walk."""
 
 _LEAST = 1e-12  # so that a chain leaves even an almost certain state
 
@@ -37,6 +36,7 @@ class State:
 
     Args:
         sizes: Blocks in the model, each with the index of its size.
+        places: Where each of them has its coefficients in `mean`.
         columns: Their features.
         mean: Mean of their coefficients.
         cov: Covariance of their coefficients.
@@ -49,6 +49,7 @@ class State:
     def __init__(
         self,
         sizes: Mapping[int, int],
+        places: Mapping[int, slice],
         columns: NDArray[np.int64],
         mean: Floats,
         cov: Floats,
@@ -58,7 +59,8 @@ class State:
         pull: Floats,
         log_odds: Floats,
     ) -> None:
-        self.sizes, self.columns, self.mean, self.cov, self.log_weight = sizes, columns, mean, cov, log_weight
+        self.sizes, self.places, self.columns = sizes, places, columns
+        self.mean, self.cov, self.log_weight = mean, cov, log_weight
         self._precision, self._pull = precision, pull
         self.odds = _odds(precision, pull) + np.log(SHARES)[:, None] + log_odds[None, :]
         """Log odds of each size of each block against absence, shape (sizes, blocks)."""
@@ -124,26 +126,13 @@ class Chain:
             found = self._products[block] = self._features @ own.T
         return found
 
-    def run(self, rng: np.random.Generator, starts: Sequence[Mapping[int, int]]) -> tuple[list[State], Floats]:
-        """Walks from each start (block to the index of its size); returns the states and their probabilities."""
-        states: list[State] = []
-        weights: list[Floats] = []
-        likely: list[float] = []
-        for start in starts:
-            walked, stayed = self._walk(rng, start)
-            states += walked
-            weights.append(stayed / stayed.sum())
-            likely.append(float(weights[-1] @ np.array([s.log_weight for s in walked])))
-        shares = np.exp(np.array(likely) - max(likely))
-        return states, np.concatenate([w * s for w, s in zip(weights, shares / shares.sum(), strict=True)])
-
-    def _walk(self, rng: np.random.Generator, start: Mapping[int, int]) -> tuple[list[State], Floats]:
-        """The states of one walk, and its holding time in each."""
+    def run(self, rng: np.random.Generator, start: Mapping[int, int], jumps: int) -> tuple[list[State], Floats]:
+        """Walks from some blocks, each with the index of its size; returns the states and their probabilities."""
         sizes = dict(start)
         if not len(self.log_odds):
             return [self.look(sizes)], np.ones(1)
         states, stayed = [], []
-        for jump in range(BURN_IN + JUMPS):
+        for jump in range(BURN_IN + jumps):
             state = self.look(sizes)
             odds = state.odds
             rates = _sigmoid(odds) + _LEAST
@@ -162,7 +151,7 @@ class Chain:
             size, block = divmod(flip, rates.shape[1])
             if sizes.pop(block, None) != size:
                 sizes[block] = size
-        return states, np.array(stayed)
+        return states, np.array(stayed) / sum(stayed)
 
     def look(self, inside: Mapping[int, int]) -> State:
         """The state of some blocks, each with the index of its size.
@@ -192,7 +181,9 @@ class Chain:
             pull[block, :count] = np.linalg.solve(cov[span, span], mean[span])
         log_weight = 0.5 * float(self.moment[columns] @ mean - np.linalg.slogdet(precision)[1] + np.log(prior).sum())
         log_weight += sum(float(self.log_odds[b] + np.log(SHARES[size])) for b, size in inside.items())
-        return State(dict(inside), columns, mean, cov, log_weight, precision=fisher, pull=pull, log_odds=self.log_odds)
+        return State(
+            dict(inside), spans, columns, mean, cov, log_weight, precision=fisher, pull=pull, log_odds=self.log_odds
+        )
 
 
 def _odds(fisher: Floats, pull: Floats) -> Floats:

@@ -32,9 +32,7 @@ from autotune.study.priors import Prior
 from autotune.study.samplers import (
     ADDITIVE,
     RANDOM,
-    TPE,
     Questions,
-    best_and_newest,
     certainty_of,
     distribution_of,
     flag_of,
@@ -175,7 +173,7 @@ class Proposer:
                 return self._config(number, settings, origin)
         if self._size <= self._points_seen + sum(map(self._is_point, now_tried)):
             return None
-        questions = functools.cache(lambda: self._questions(number))
+        questions = functools.cache(lambda: self._questions(number, now_tried))
         for repeat in range(MAX_REPEATS):
             settings, origin = self._propose(number, repeat, questions)
             if settings in self._seen or settings in now_tried:
@@ -223,10 +221,14 @@ class Proposer:
             return self._random(random.Random(seed), changes=CHANGES), RANDOM
         return self._space.suggest(questions().point()), name
 
-    def _questions(self, number: int) -> Questions:
+    def _questions(self, number: int, now_tried: Iterable[FlagSet]) -> Questions:
         """Returns the sampler with the trials that it may see."""
-        told = [t for t in self._history if t.user_attrs[NUMBER_KEY] < number]
-        shown = best_and_newest(told) if self._spec.search.sampler == TPE else told
+        shown = [t for t in self._history if t.user_attrs[NUMBER_KEY] < number]
+        for settings in sorted(now_tried, key=str):
+            params, distributions = self._as_optuna(self._space.locate(settings) or {})
+            shown.append(
+                optuna.trial.create_trial(state=TrialState.RUNNING, params=params, distributions=distributions)
+            )
         return Questions(shown, self._sampler(_seed(f"{self._spec.seed}/{number}")))
 
     def _sampler(self, seed: int) -> BaseSampler:

@@ -10,7 +10,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+
+from benchmarks.search.drawn import draw
 
 pytestmark = pytest.mark.gate
 
@@ -93,6 +96,24 @@ def test_the_report_is_that_of_the_recorded_rows(tmp_path: Path) -> None:
     assert (tmp_path / "search.md").read_text() == recorded.with_suffix(".md").read_text()
 
 
+def test_drawn_spaces_have_the_optimum_of_brute_force_and_are_told_by_regret(tmp_path: Path) -> None:
+    checked = 0
+    for seed in range(20):
+        problem = draw(seed, settings=6)
+        if np.prod(problem.sizes) < 60_000:
+            every = np.indices(problem.sizes).reshape(len(problem.sizes), -1).T
+            assert abs(float(problem.gains(every).min()) - problem.optimum) < 1e-12
+            checked += 1
+        assert float(problem.gains(problem.best[None])[0]) == pytest.approx(problem.optimum)
+    assert checked >= 3
+    out = tmp_path / "search"
+    some = ("families", "--families", "drawn", "--strategies", "uniform", "fixed share", "--trials", "4")
+    search(*some, "--seeds", "1..2", "--out", str(out))
+    assert all(r["regret"] >= r["last"] >= 0 and r["noise"] is None for r in rows(out / "families.jsonl"))
+    search("report", "--out", str(out))
+    assert "**fixed share**" in (tmp_path / "search.md").read_text()
+
+
 def test_runs_go_on_where_they_stopped_and_become_a_report(tmp_path: Path) -> None:
     out = tmp_path / "search"
     some = ("families", "--families", "numeric", "--strategies", "additive", "uniform", "--trials", "6")
@@ -107,4 +128,4 @@ def test_runs_go_on_where_they_stopped_and_become_a_report(tmp_path: Path) -> No
     search("report", "--out", str(out))
     text = (tmp_path / "search.md").read_text()
     assert "**additive**" in text
-    assert "Not run: without priors" in text
+    assert "Not run: without pairs" in text
