@@ -38,9 +38,6 @@ MOST_PAIRS = 240
 USUAL_SD = 0.01
 """Standard error of a trial without `SD_KEY`."""
 
-NO_OP_SD = 0.002
-"""Standard error of the log ratio of a no-op as found by compiling without the GPU."""
-
 MANY_JUMPS = 200
 """States of each walk for estimates, which must name both of two settings that were always changed together."""
 
@@ -175,7 +172,6 @@ class AdditiveFlagSampler(BaseSampler):
         return fit(design), FailureModel(design, rows, coded.table(failed), known)
 
     def _observations(self, coded: CodedSpace, kept: Sequence[FrozenTrial], rows: Codes, sign: float) -> Observations:
-        """Measured sets, and no-ops as if they were measured."""
         sds = np.array([_sd(t) for t in kept])
         places = {t.user_attrs.get(NUMBER_KEY, t.number): at for at, t in enumerate(kept)}
         duplicates = tuple(
@@ -184,13 +180,7 @@ class AdditiveFlagSampler(BaseSampler):
             if (of := t.user_attrs.get(DUPLICATE_KEY)) in places and places[of] != at
         )
         values = sign * self._as_logs(np.array([t.value for t in kept], dtype=float))
-        no_ops = coded.no_ops()
-        return Observations(
-            np.concatenate([rows, no_ops]),
-            np.concatenate([values, np.zeros(len(no_ops))]),
-            np.concatenate([sds, np.full(len(no_ops), NO_OP_SD)]),
-            duplicates,
-        )
+        return Observations(rows, values, sds, duplicates)
 
     def _as_logs(self, values: Floats) -> Floats:
         if self._is_log_ratio:

@@ -13,7 +13,8 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from graphlib import CycleError, TopologicalSorter
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,7 +77,6 @@ class Flag:
         group: Pairs of one group may interact.
         needs: Other setting to its values under which this one acts.
         p_active: Prior probability of an effect; None for the usual one.
-        no_ops: Values with the default's program, by compiling without the GPU.
     """
 
     default: Any = None
@@ -84,11 +84,9 @@ class Flag:
     group: str = ""
     needs: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     p_active: float | None = None
-    no_ops: Sequence[Any] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
+class Block(NamedTuple):
     """Features of one effect.
 
     Attributes:
@@ -98,13 +96,6 @@ class Block:
 
     factors: tuple[int, ...]
     table: Floats
-
-    def features(self, codes: Codes, sizes: Sequence[int]) -> Floats:
-        """Features of sets, shape (sets, features)."""
-        first = codes[:, self.factors[0]]
-        rows = first if len(self.factors) == 1 else first * (sizes[self.factors[1]] + 1) + codes[:, self.factors[1]]
-        found: Floats = self.table[rows]
-        return found
 
 
 class Design:
@@ -132,9 +123,14 @@ class Design:
 
     def features(self, codes: Codes) -> Floats:
         """All features of sets, shape (sets, features); zero for the default."""
-        if not self.blocks:
-            return np.zeros((len(codes), 0))
-        return np.concatenate([b.features(codes, self.sizes) for b in self.blocks], axis=1)
+        found = [np.zeros((len(codes), 0))]
+        for block in self.blocks:
+            first, *second = block.factors
+            rows = codes[:, first]
+            for other in second:
+                rows = rows * (self.sizes[other] + 1) + codes[:, other]
+            found.append(block.table[rows])
+        return np.concatenate(found, axis=1)
 
     def settle(self, codes: Codes) -> Codes:
         """Resets settings that another setting of the set switches off."""
@@ -281,32 +277,15 @@ class CodedSpace:
                 failed.append(codes)
         return ran, failed
 
-    def no_ops(self) -> Codes:
-        """Sets of a single no-op."""
-        rows = []
-        for i, flag in enumerate(self._flags):
-            for value in flag.no_ops:
-                if (code := self._code(i, value)) is not None:
-                    row = self._plain.neutral.copy()
-                    row[i] = code
-                    rows.append(row)
-        return self.table(rows)
-
 
 def _ordered(names: Sequence[str], flags: Mapping[str, Flag]) -> list[str]:
-    found: dict[str, None] = {}
-
-    def add(name: str, above: tuple[str, ...] = ()) -> None:
-        if name in above:
-            raise ValueError(f"settings must not need each other in a circle but got {' -> '.join((*above, name))}")
-        for other in flags.get(name, Flag()).needs:
-            if other in names and other not in found:
-                add(other, (*above, name))
-        found.setdefault(name)
-
-    for name in names:
-        add(name)
-    return list(found)
+    """Settings, each after those that it needs."""
+    needs = {name: [n for n in flags.get(name, Flag()).needs if n in names] for name in names}
+    try:
+        return list(TopologicalSorter(needs).static_order())
+    except CycleError as error:
+        circle = " -> ".join(reversed(error.args[1]))
+        raise ValueError(f"settings must not need each other in a circle but got {circle}") from error
 
 
 def _values_of(distribution: BaseDistribution, default: Any) -> list[Any]:
@@ -316,17 +295,11 @@ def _values_of(distribution: BaseDistribution, default: Any) -> list[Any]:
     if isinstance(distribution, IntDistribution):
         if (distribution.high - distribution.low) // distribution.step < LONGEST:
             return list(range(distribution.low, distribution.high + 1, distribution.step))
-        grid = _grid(distribution.low, distribution.high, is_log=distribution.log)
-        step = distribution.step
-        whole = {distribution.low + round((v - distribution.low) / step) * step for v in grid}
+        low, high, step = distribution.low, distribution.high, distribution.step
+        grid = np.geomspace(low, high, LONGEST) if distribution.log else np.linspace(low, high, LONGEST)
+        whole = {low + min(round((v - low) / step), (high - low) // step) * step for v in grid.tolist()}
         return sorted({*whole, default} if isinstance(default, int) else whole)
     raise ValueError(f"a distribution must be categorical or of integers but got {distribution!r}")
-
-
-def _grid(low: float, high: float, *, is_log: bool) -> list[float]:
-    if is_log:
-        return [min(max(v, low), high) for v in np.geomspace(low, high, LONGEST).tolist()]
-    return list(np.linspace(low, high, LONGEST).tolist())
 
 
 def _scale(

@@ -28,12 +28,10 @@ class Prior:
     Attributes:
         p_active: Probability that it acts.
         why: The reason; empty without one.
-        no_ops: Values that, set alone, give the default's program.
     """
 
     p_active: float
     why: str
-    no_ops: tuple[str, ...] = ()
 
 
 def priors_of(space: SearchSpace, report: ScreenReport | None) -> dict[str, Prior]:
@@ -42,10 +40,7 @@ def priors_of(space: SearchSpace, report: ScreenReport | None) -> dict[str, Prio
     weights = {p.name: _weight(screened.get(p.name)) for p in space.parameters}
     expected = min(EXPECTED, MOST_LIKELY * len(weights))
     total = sum(weight for weight, _ in weights.values())
-    return {
-        name: Prior(min(MOST, expected * weight / total), why, _idle_values(screened.get(name)))
-        for name, (weight, why) in weights.items()
-    }
+    return {name: Prior(min(MOST, expected * weight / total), why) for name, (weight, why) in weights.items()}
 
 
 def screened_by(store: Store) -> ScreenReport | None:
@@ -65,10 +60,3 @@ def _weight(report: SettingReport | None) -> tuple[float, str]:
         return TOGETHER, "it changes the program together with others only"
     count = max((len(v.changes) for v in report.values), default=0)
     return LIVE, f"it changes the program ({count} differences)" if count > 1 else "it changes the program"
-
-
-def _idle_values(report: SettingReport | None) -> tuple[str, ...]:
-    """Returns values that alone change nothing, of a setting with a value that does."""
-    if report is None or report.effect is not Effect.ACTIVE or report.under or report.interacts_with:
-        return ()
-    return tuple(v.value for v in report.values if not v.is_active and not v.message)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pkgutil
 import warnings
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 import optuna
@@ -15,9 +15,9 @@ from optuna.trial import FrozenTrial, TrialState
 from autotune.model.errors import StudyFileError
 from autotune.model.records import REFERENCE_NUMBER, TrialResult
 from autotune.model.sections import SearchSpec
-from autotune.search.sampler import DUPLICATE_KEY, SD_KEY, AdditiveFlagSampler
+from autotune.search.sampler import DUPLICATE_KEY, SD_KEY
 from autotune.search.space import Flag
-from autotune.settings.space import Parameter, SearchSpace
+from autotune.settings.space import Parameter
 from autotune.stats.estimates import standard_error
 from autotune.study.priors import Prior
 
@@ -64,22 +64,17 @@ def check_sampler(search: SearchSpec) -> None:
     Raises:
         StudyFileError: If there is none of that name, or it needs more than a seed.
     """
-    make_sampler(search, SearchSpace(()), 0)
+    if search.sampler != ADDITIVE:
+        make_sampler(search, 0)
 
 
-def make_sampler(
-    search: SearchSpec, space: SearchSpace, seed: int, flags: Mapping[str, Flag] | None = None
-) -> BaseSampler:
-    """Creates the study's sampler; `flags` is prior knowledge of settings.
+def make_sampler(search: SearchSpec, seed: int) -> BaseSampler:
+    """Creates the study's sampler, if that is not the additive one.
 
     Raises:
         StudyFileError: If there is none of that name, or it needs more than a seed.
     """
     name = search.sampler
-    if name == ADDITIVE:
-        return AdditiveFlagSampler(
-            {p.name: distribution_of(p) for p in space.parameters}, flags, seed=seed, is_log_ratio=True
-        )
     with warnings.catch_warnings():
         # `group` (separate densities for conditional settings) and others are marked experimental.
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
@@ -114,7 +109,6 @@ def certainty_of(result: TrialResult) -> dict[str, float | int]:
 
 def flag_of(parameter: Parameter, prior: Prior | None, in_force: str | None = None) -> Flag:
     """Returns prior knowledge of a parameter; `in_force` is its value in the study's baseline, if it has one."""
-    idle = [v for v in prior.no_ops if parameter.holds(v)] if prior is not None else []
     default = (parameter.match(in_force) if in_force is not None else None) or parameter.default_choice
     place = parameter.default if parameter.default and parameter.default.isdigit() else None
     return Flag(
@@ -123,7 +117,6 @@ def flag_of(parameter: Parameter, prior: Prior | None, in_force: str | None = No
         group=parameter.group,
         needs=parameter.condition or {},
         p_active=prior.p_active if prior is not None else None,
-        no_ops=[from_text(parameter, v) for v in idle],
     )
 
 

@@ -41,7 +41,6 @@ from autotune.model.flags import FlagSet
 from autotune.model.measurement import Failure, WorkerReport
 from autotune.model.records import Callbacks, ScreenRecord, TrialResult
 from autotune.model.spec import StudySpec
-from autotune.model.units import format_seconds
 from autotune.results.screen_words import describe_screen
 from autotune.rundir.store import Store
 from autotune.settings.space import SearchSpace
@@ -51,8 +50,6 @@ R = TypeVar("R")
 
 SHARE_OF_BUDGET = 0.25
 """Share of the time budget that the screen may take."""
-
-TELL_EVERY_S = 20.0
 
 NO_OPS_TOGETHER = "no-ops together"
 """Origin of trials of all no-op settings at once."""
@@ -151,7 +148,6 @@ class StudyScreener:
                 progress=lambda what: self._view.phase(f"screening, {what[:80]}"),
             )
         )
-        self._resources.callback(self._screen.abort)
         return self._screen
 
     def _cluster(self, reference: WorkerReport) -> tuple[Target, Topology]:
@@ -181,18 +177,10 @@ class StudyScreener:
         self._view.stage("screen", f"{len(values)} settings and {len(named)} sets are compiled, none is launched")
         started = time.monotonic()
         limit_s = self._limit_s()
-        told = started
-
-        def progress(done: int, of: int) -> None:
-            nonlocal told
-            self._view.phase(f"screening: {done} of {of} sets compiled")
-            if time.monotonic() - told > TELL_EVERY_S:
-                told = time.monotonic()
-                self._view.note(f"screen: {done} of {of} sets compiled in {format_seconds(told - started)}")
-
         report = self._wait(
             lambda: screen.run(
-                values, named, chains=chains(space), progress=progress,
+                values, named, chains=chains(space),
+                progress=lambda done, of: self._view.phase(f"screening: {done} of {of} sets compiled"),
                 is_over=lambda: limit_s is not None and time.monotonic() - started > limit_s,
             )
         )  # fmt: skip

@@ -53,6 +53,4 @@ def test_what_changes_the_program_is_thought_likelier_than_what_does_not() -> No
     active, together, fails, no_op, measure = (found[n] for n in NAMES[:5])
     assert active.p_active > together.p_active == measure.p_active > fails.p_active == no_op.p_active > 0
     assert active.why == "it changes the program (2 differences)"
-    assert active.no_ops == ("2",)  # it changes nothing, where another value does
-    assert together.no_ops == ()  # in company every value may
     assert max(p.p_active for p in found.values()) <= MOST
