@@ -137,13 +137,9 @@ class AdditiveFlagSampler(BaseSampler):
         """Returns a random value of a setting without finished trials."""
         return self._independent.sample_independent(study, trial, param_name, param_distribution)
 
-    def fit(self, trials: Sequence[FrozenTrial], space: Mapping[str, BaseDistribution] | None = None) -> Fitted:
-        """Fits the models to finished and failed trials of any sampler; smaller values are better.
-
-        Args:
-            space: Default: that of proposals.
-        """
-        coded = CodedSpace(space or self._space_of(trials), self._flags)
+    def fit(self, trials: Sequence[FrozenTrial]) -> Fitted:
+        """Fits the models to finished and failed trials of any sampler; smaller values are better."""
+        coded = CodedSpace(self._space_of(trials), self._flags)
         rng = np.random.default_rng([self._seed, len(trials)])
         return Fitted(coded, *self._fit(coded, *coded.split(trials), 1.0, rng, MANY_JUMPS))
 
