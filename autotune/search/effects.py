@@ -66,8 +66,6 @@ class Effects:
             i, j = self.design.blocks[block].factors
             yield (i, j), float(self.model.chances[block])
 
-    # ------------------------------------------------------------------ sets
-
     def best(
         self, ran: Sequence[Codes], *, least: float = 0.0, is_allowed: Callable[[Codes], bool] = lambda codes: True
     ) -> Codes:
