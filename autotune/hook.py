@@ -9,13 +9,12 @@
         autotune.hook.report(loss=metrics["loss"], grad_norm=metrics["grad_norm"])   # optional
 
 Outside a study `steps` only yields the batches. Under a study whose [workload] has ``hook = true`` it runs the warm-up,
-reports that it is ready, and then runs a block of steps whenever the study asks for one. Between blocks the loop waits
-inside `steps`.
+and then a block of steps whenever the study asks for one; between blocks the loop waits inside `steps`.
 
-JAX returns before the device is done. `steps` waits at the beginning and the end of each block for all arrays of JAX
-that the program holds, or calls ``sync`` instead (``lambda: jax.block_until_ready(state)``). Inside a block it waits at
-each step for the loss reported one step before: steps overlap as usual, the device is never idle, and every step still
-has its own time. Without `report` only the mean of a block is exact, which is the measured figure.
+JAX returns before the device is done. So `steps` waits at both ends of a block for all arrays of JAX that the program
+holds, or calls ``sync`` instead (``lambda: jax.block_until_ready(state)``). Inside a block it waits at each step for
+the loss reported one step before: the device is never idle, and every step has its own time. Without `report` only the
+mean of a block is exact, which is the measured figure.
 
 Standard library only, so that any program can import it.
 """
@@ -30,8 +29,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 from autotune.child.channel import CHANNEL_VARIABLE, Channel
-from autotune.child.devices import dtype_name, memory_in_use
-from autotune.child.gpus import is_on_gpus, ran_on
+from autotune.child.devices import dtype_name, jax_options, jax_report, memory_in_use
 from autotune.child.packages import own_packages
 
 T = TypeVar("T")
@@ -71,8 +69,7 @@ def steps(batches: Iterable[T], *, sync: Callable[[], Any] | None = None) -> Ite
 def report(*, loss: Any = None, grad_norm: Any = None) -> None:
     """Reports the loss and the global gradient norm of the current step; does nothing outside a study.
 
-    They are converted to numbers only in the first steps, which are checked against the reference, and at the end of
-    each block, so that nothing waits for the device in between.
+    They become numbers only in the checked first steps and at the end of each block: nothing else waits for the device.
     """
     if _loop is not None:
         _loop.reported = (loss, grad_norm)
@@ -197,25 +194,13 @@ def _wait_for_arrays() -> None:
 
 
 def _of_jax(options: list[str]) -> dict[str, Any]:
-    """Returns devices, memory and options of JAX, if the program has imported it."""
+    """Returns the fields of the report that JAX tells, and its options, if the program has imported it."""
     jax = sys.modules.get("jax")
     if jax is None:
-        return {"jax": None}
-    devices = jax.local_devices()
-    stats = [d.memory_stats() or {} for d in devices]
-    return {
-        "jax": {
-            "version": jax.__version__,
-            "platform": devices[0].platform,
-            "device_kind": devices[0].device_kind,
-            "device_count": jax.device_count(),
-            "process_count": jax.process_count(),
-            "memory": [[s.get("peak_bytes_in_use"), s.get("bytes_limit")] for s in stats],
-            "options": {n: str(getattr(jax.config, n)) for n in options if hasattr(jax.config, n)},
-            "ran_on": ran_on(range(len(devices))) if is_on_gpus() else {},
-            **own_packages(),
-        }
-    }
+        return {"jax": {}, "jax_options": {}}
+    own = own_packages()
+    told = jax_report(jax, {**own.get("versions", {}), "jax": jax.__version__}, range(len(jax.local_devices())))
+    return {"jax": {**told, "packages": own.get("packages")}, "jax_options": jax_options(jax, options)}
 
 
 def _endless(batches: Iterable[T]) -> Iterator[T]:

@@ -1,7 +1,8 @@
-"""Is what the A/A run announces kept: a gain of 2 % found 9 times in 10, with so many processes, in that time?"""
+"""Is what the A/A run announces kept: a gain of 2 % found 9 times in 10, with so many processes?"""
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import math
 from collections.abc import Mapping, Sequence
@@ -13,15 +14,16 @@ from scipy.stats import binomtest
 
 from autotune.measure.durations import power_analysis
 from autotune.model.records import AaRecord, PowerAnalysis
-from autotune.stats.proof import FIRST_LOOK, StudyPower, study_power
+from autotune.stats.proof import FIRST_LOOK
 from autotune.study.stages import aa_run, probe
 from benchmarks.coverage import DEFAULTS
 from benchmarks.machines import Case
-from benchmarks.studies import CANDIDATES, START_S, StudyOutcome, open_study, run_one, simulated_study
+from benchmarks.studies import CANDIDATES, StudyOutcome, open_study, run_one, simulated_study
+from harness.proofs import study_power
 
 GAIN = 0.02
 
-ALONE = DEFAULTS.confirm.isolated
+ISOLATED_RUNS = DEFAULTS.confirm.isolated
 
 HIGHEST = 120
 """Largest cap of process pairs that is considered."""
@@ -36,8 +38,7 @@ class Announced:
 
     Mappings are by the number of candidates. `announced`: share of studies whose A/A run says what it takes;
     `pairs`: the cap of process pairs that it says; `found`: of those, the share that names the candidate, with the
-    lower 95 % bound; `in_time`: the share that does so within the announced time. Then that time and the time
-    that the proofs took, means in minutes.
+    lower 95 % bound.
     """
 
     machine: str
@@ -46,9 +47,6 @@ class Announced:
     pairs: Mapping[str, float]
     found: Mapping[str, float]
     lower_bound: Mapping[str, float]
-    in_time: Mapping[str, float]
-    announced_minutes: Mapping[str, float]
-    minutes: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +55,6 @@ class _Kept:
 
     place: int
     pairs: int
-    minutes: float
     outcome: StudyOutcome
 
     @property
@@ -76,9 +73,6 @@ def announced(name: str, case: Case, studies: int, rng: np.random.Generator, poo
         pairs={key: _mean([k.pairs for k in kept]) for key, kept in told.items()},
         found={key: _mean([k.is_found for k in kept]) for key, kept in told.items()},
         lower_bound={key: _lower_bound(sum(k.is_found for k in kept), len(kept)) for key, kept in told.items()},
-        in_time={key: _mean([k.is_found and _minutes(k) <= k.minutes for k in kept]) for key, kept in told.items()},
-        announced_minutes={key: _mean([k.minutes for k in kept]) for key, kept in told.items()},
-        minutes={key: _mean([_minutes(k) for k in kept]) for key, kept in told.items()},
     )
 
 
@@ -94,11 +88,9 @@ def _run_as_announced(case: Case, candidates: int, place: int, seed: int) -> _Ke
     """The A/A run first, then the whole study with the cap that it says; None where it says none."""
     effects = [case.none_typical] * candidates
     effects[place] = math.log1p(-GAIN) - case.shift
-    said = what_it_takes(_power_of(case, effects, seed))
-    if said is None:
-        return None
-    pairs, proof_s = said
-    return _Kept(place=place, pairs=pairs, minutes=proof_s / 60.0, outcome=run_one(case, effects, seed, pairs))
+    power = _power_of(case, effects, seed)
+    pairs = pairs_to_find(GAIN, power.pair_sd) if power is not None else None
+    return None if pairs is None else _Kept(place=place, pairs=pairs, outcome=run_one(case, effects, seed, pairs))
 
 
 def _power_of(case: Case, effects: Sequence[float], seed: int) -> PowerAnalysis | None:
@@ -110,37 +102,17 @@ def _power_of(case: Case, effects: Sequence[float], seed: int) -> PowerAnalysis 
         return power_analysis(run.spec, run.store.of(AaRecord)[0])  # a study in memory does not work it out
 
 
-def what_it_takes(power: PowerAnalysis | None) -> tuple[int, float] | None:
-    """The cap of process pairs with which the gain is found 9 times in 10, and the seconds; None if there is none."""
-    found = pairs_to_find(GAIN, power.pair_sd) if power is not None else None
-    return (found.most, found.pairs * power.pair_s) if found is not None and power is not None else None
-
-
-def pairs_to_find(effect: float, pair_sd: float) -> StudyPower | None:
-    """The least cap at which a gain is found in time 9 times in 10, and its cost; None if above `HIGHEST`."""
-    low, high = FIRST_LOOK, HIGHEST
-    found = study_power(effect, pair_sd, most=high, alone=ALONE)
-    if found.found_in_time < 0.9:
-        return None
-    while low < high:
-        middle = (low + high) // 2
-        tried = study_power(effect, pair_sd, most=middle, alone=ALONE)
-        if tried.found_in_time >= 0.9:
-            high, found = middle, tried
-        else:
-            low = middle + 1
-    return found
+def pairs_to_find(effect: float, pair_sd: float) -> int | None:
+    """The least cap at which a gain is found 9 times in 10; None if above `HIGHEST`."""
+    caps = range(FIRST_LOOK, HIGHEST + 1)
+    at = bisect.bisect_left(caps, 0.9, key=lambda cap: study_power(effect, pair_sd, most=cap, isolated=ISOLATED_RUNS))
+    return caps[at] if at < len(caps) else None
 
 
 def _lower_bound(successes: int, trials: int) -> float:
     if trials == 0:
         return 0.0
     return float(binomtest(successes, trials, alternative="greater").proportion_ci().low)
-
-
-def _minutes(kept: _Kept) -> float:
-    """What the proofs of a study took."""
-    return kept.outcome.cost.minutes(START_S)
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -64,12 +64,12 @@ print(time.process_time() - began)
 
 def both_names(python: str, flags: str) -> tuple[str, tuple[str, ...]] | str:
     """The name of the dump and those of the executables; or why there is none."""
-    watch = ProgramWatch()
     base = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_ENABLE_COMPILATION_CACHE": "false", "XLA_FLAGS": flags}
+    watch = ProgramWatch(base)
     try:
         command = [python, "-c", FUNCTIONS, str(ROOT)]
         with subprocess.Popen(
-            command, env=watch.variables(base), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            command, env=watch.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL, text=True,
         ) as process:  # fmt: skip
             assert process.stdout is not None
@@ -79,7 +79,7 @@ def both_names(python: str, flags: str) -> tuple[str, tuple[str, ...]] | str:
             told = json.loads(line)
             found = watch.read_programs(1)
             process.kill()
-        return found.fingerprint, tuple(told["names"])
+        return found["fingerprint"], tuple(told["names"])
     except NotKnown as error:
         return str(error)
     finally:
@@ -89,9 +89,9 @@ def both_names(python: str, flags: str) -> tuple[str, tuple[str, ...]] | str:
 def compile_s(python: str, *, is_watched: bool) -> float:
     """CPU seconds of compiling and running a larger program once: what else runs here does not count."""
     base = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_ENABLE_COMPILATION_CACHE": "false", "XLA_FLAGS": ""}
-    watch = ProgramWatch()
+    watch = ProgramWatch(base)
     try:
-        env = watch.variables(base) if is_watched else base
+        env = watch.environment if is_watched else base
         done = subprocess.run([python, "-c", LARGE], env=env, capture_output=True, text=True, check=True)
     finally:
         watch.close()

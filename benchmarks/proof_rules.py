@@ -15,8 +15,9 @@ from pathlib import Path
 import numpy as np
 
 from autotune.stats.estimates import DEFAULT_MIN_EFFECT, Floats
-from autotune.stats.proof import ERROR, FIRST_SHARE, LEAST_PAIRS, ProofPlan, allot, looks_of
+from autotune.stats.proof import ERROR, FIRST_SHARE, LEAST_PAIRS, ProofPlan, allot
 from benchmarks.results_file import Row, markdown_table
+from harness.proofs import looks_of
 
 RESULTS = Path(__file__).parent / "results" / "proof_rules.json"
 STUDIES, FINALISTS = 20_000, 3

@@ -84,7 +84,8 @@ def _row(key: str, told: Mapping[str, Any], table: Mapping[str, Any], data: Mapp
     else:
         kind = _any_of(_kinds(told, data))
         default = "must be given" if key in table.get("required", ()) else _default(told.get("default"))
-    return f"| `{key}` | {_cell(kind)} | {_cell(default)} | {_cell(told['description'])} |"
+    text = told.get("description") or inner[0][0]["description"]  # pydantic writes equal texts of key and table once
+    return f"| `{key}` | {_cell(kind)} | {_cell(default)} | {_cell(text)} |"
 
 
 def _default(value: Any) -> str:

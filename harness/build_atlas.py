@@ -24,7 +24,7 @@ from typing import Any
 
 from autotune.compiler.interaction import Chains, InteractionSearch, TimeUp
 from autotune.compiler.program import CompiledProgram, changes
-from autotune.compiler.screen import Screener, chains, facts_of, find_canary, open_screener, spread
+from autotune.compiler.screen import Screener, chains, find_canary, open_screener, spread
 from autotune.compiler.targets import Target, Topology, load_target
 from autotune.machine.environment import caller_environment, default_cache_dir, driver_python
 from autotune.machine.files import replace_file
@@ -273,7 +273,7 @@ def _cell_rows(
         processors=lambda: len(os.sched_getaffinity(0)),
         progress=progress.at_work,
     ) as (moved, screener):
-        space = space_of_all(moved, known, facts_of(screener.reference(), screener.job.topology))
+        space = space_of_all(moved, known, screener.reference())
         builder = CellBuilder(screener, space, fields, guessed, progress=progress.compiled, is_over=is_over)
         rows = builder.settings()
         return [builder.cell(), *rows], space

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from autotune.compiler.interaction import PAIRS_ALONE, Interactions, find_interactions
+from autotune.compiler.interaction import PAIRS_ALONE, Interactions, InteractionSearch
 from autotune.model.flags import FlagSet
 
 Domains = Mapping[str, Sequence[str]]
@@ -59,15 +59,15 @@ class KnownCompiler:
         chains: Mapping[str, Sequence[FlagSet]] | None = None,
         pairs_alone: int = PAIRS_ALONE,
     ) -> tuple[set[str], Interactions]:
-        """The settings that are called no-ops, alone and then with others; see `find_interactions`."""
+        """The settings that are called no-ops, alone and then with others; see `InteractionSearch`."""
         plain = self.program(FlagSet())
         alone = {n: {v: self.program(FlagSet({n: v})) for v in values} for n, values in self.domains.items()}
         compiles = {n: [v for v, found in of.items() if found is not None] for n, of in alone.items()}
         no_ops = {n: v for n, v in compiles.items() if {alone[n][w] for w in self.domains[n]} == {plain}}
         active = {n: v for n, v in compiles.items() if n not in no_ops}
         failing = [FlagSet({n: v}) for n, of in alone.items() for v, found in of.items() if found is None]
-        how = {"failing": failing, "chains": chains, "seed": seed, "pairs_alone": pairs_alone}
-        found = find_interactions(self.program, no_ops, active, **how)  # type: ignore[arg-type]
+        search = InteractionSearch(self.program, no_ops, active, seed=seed, pairs_alone=pairs_alone)
+        found = search.run(failing, chains or {}, lambda done, of: None)
         return set(no_ops) - set(found.found_active) - set(found.unsettled), found
 
     def lost(self, no_ops: set[str]) -> set[str]:

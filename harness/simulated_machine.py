@@ -30,7 +30,7 @@ from autotune.model.spec import StudySpec, parse_study
 from autotune.model.time_limits import TimeLimits
 from autotune.rundir.store import FOLDERS
 from autotune.study import preflight
-from autotune.workers.base import Launcher, Progress, WorkerFailed
+from autotune.workers.base import Launcher, Progress, Worker, WorkerFailed
 from harness.noise import NOISE_MODELS, Machine, NoiseModel, Process
 
 LOSSES = (6.5, 6.1, 5.8, 5.6, 5.5)
@@ -224,21 +224,15 @@ def _losses_of(losses: tuple[float, ...], work: float) -> tuple[float, ...]:
     return tuple((1 + 1e-3 * work) * float(x) for x in np.interp(seen, range(len(losses)), losses))
 
 
-class SimulatedWorker:
+class SimulatedWorker(Worker):
     """A worker that draws its step times; its memory does not grow."""
 
-    watches_memory = False
     last_memory: MemoryUse | None = MemoryUse(host_bytes=PEAK_BYTES)
 
     def __init__(self, process: Process, report: WorkerReport, *, delay_s: float, told: float = 1.0) -> None:
         self.report = report
         self._process = process
         self._told = told
-        self.last_clock_s: float | None = None
-        self.last_loss: float | None = None
-        self.last_norm: float | None = None
-        self.loss_lag = 0
-        self.fresh_batches = False
         self._delay_s = delay_s
 
     def run_block(self, steps: int) -> tuple[float, ...]:

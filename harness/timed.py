@@ -65,10 +65,12 @@ class TimedLauncher(SimulatedLauncher):
     def __init__(self, spec: StudySpec, clock: SimulatedClock, *, start_factor: float = 1.0) -> None:
         super().__init__(spec)
         self._clock, self._factor, self._start_s = clock, start_factor, self.simulation.start_s
+        self._in_order = spec.block_sizes.in_order
 
     def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> SimulatedWorker:
         """See `base.Launcher`; two that are started at once, by threads, share the machine that compiles them."""
-        is_at_once = threading.current_thread() is not threading.main_thread()
+        is_beside = threading.current_thread() is not threading.main_thread()
+        is_at_once = is_beside and not self._in_order
         own_s = self._start_s * (self._factor if settings else 1.0)
         self._clock.advance(own_s * (STARTS / 2 if is_at_once else 1.0))
         worker = super().start(settings, folder, progress=progress)

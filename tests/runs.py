@@ -14,7 +14,7 @@ from autotune.machine.telemetry import NO_METER, NO_WATCH
 from autotune.measure.compare import InterleavedBlocks
 from autotune.measure.loss_gate import LossTrace
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import Pair
+from autotune.model.measurement import Pair, WorkPerStep
 from autotune.model.records import (
     AaRecord,
     AblationResult,
@@ -47,6 +47,22 @@ def interleaved_pairs(
     traces = (LossTrace(spec, reference.report), LossTrace(spec, candidate.report))
     blocks = InterleavedBlocks(context, Path("nowhere"), (reference, candidate), traces)
     return blocks.measure(stop, seed="test")
+
+
+class Told:
+    """Progress of a lane, kept."""
+
+    def __init__(self) -> None:
+        self.incidents: list[str] = []
+        self.pairs: list[Pair] = []
+
+    def phase(self, what: str) -> None: ...
+
+    def pair(self, folder: Path, pair: Pair, work: WorkPerStep | None = None) -> None:
+        self.pairs.append(pair)
+
+    def incident(self, what: str) -> None:
+        self.incidents.append(what)
 
 
 class Diary:

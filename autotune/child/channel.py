@@ -22,8 +22,7 @@ class Channel:
 
     Raises:
         KeyError: If this process was not started by a study.
-        OSError: If the channel is not open in this process.
-        ValueError: Likewise.
+        OSError, ValueError: If the channel is not open in this process.
     """
 
     def __init__(self) -> None:

@@ -1,13 +1,12 @@
 """The compile worker: lowers one training step once, compiles it under many flag sets.
 
-XLA parses XLA_FLAGS once in a process, when it first compiles. So this process imports and builds the workload and
-lowers it for described devices, but compiles nothing; each set is compiled by a fork that first puts the set into its
-environment. Every setting reaches the compiler as in a measured trial, lowering is paid once, and a compiler that
-aborts, hangs or exhausts the memory ends only its fork.
+XLA parses XLA_FLAGS once in a process, when it first compiles. So this process builds the workload and lowers it for
+described devices, but compiles nothing; a fork for each set puts the set into its environment and compiles. A compiler
+that aborts, hangs or exhausts the memory ends only its fork.
 
-A workload may start a JAX backend while it is built (``jnp.ones``) or imported; then XLA has parsed the flags of this
-process, and those of its forks do nothing. This process then reports so in ``ready`` and cannot be used; one started
-without ``lowers_first`` leaves importing and building to each fork.
+A workload may start a JAX backend while it is imported or built (``jnp.ones``); then the flags of forks do nothing.
+This process then reports so in ``ready`` and cannot be used; one started without ``lowers_first`` leaves importing and
+building to each fork.
 
 Messages over the channel (`autotune.child.channel`):
 
@@ -37,6 +36,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.child.channel import Channel, serve
+from autotune.child.devices import jax_options
 from autotune.child.fingerprint import fingerprint, module_name, strip_hlo
 from autotune.child.guard import die_with_parent
 from autotune.child.packages import installed_versions
@@ -67,9 +67,7 @@ def described_devices(job: dict[str, Any]) -> Sequence[Any]:
 def let_attention_ask(device: Any) -> None:
     """Makes JAX's fused attention use the capability of a described GPU.
 
-    JAX asks the first GPU of this process's backend (``jax/_src/cudnn/fused_attention_stablehlo.py``): without a GPU it
-    would assume one before Hopper, and start the backend. A JAX with other functions is not changed: then each fork
-    builds the step itself.
+    Without a GPU JAX would start the backend and assume one before Hopper. A JAX with other functions is not changed.
     """
     from jax._src.cudnn import fused_attention_stablehlo as attention
 
@@ -188,7 +186,6 @@ def compile_in_fork(lower: Lower, order: dict[str, Any], facts: dict[str, Any]) 
     finally:
         os.close(descriptor)
     return {
-        "id": order["id"],
         "exit_status": os.waitstatus_to_exitcode(status),
         "timed_out": not ended,
         "duration_s": time.perf_counter() - started,
@@ -211,7 +208,7 @@ def _run_fork(lower: Lower, order: dict[str, Any], facts: dict[str, Any], folder
         result: dict[str, Any] = {}
         try:
             result = _compile(lower, folder, is_cpu=order["is_cpu"])
-            result["jax_options"] = _jax_options(order["jax_options"])
+            result["jax_options"] = jax_options(sys.modules["jax"], order["jax_options"])
             status = 0
         except Exception as error:
             result = {"error_type": type(error).__name__, "message": str(error)[:4000]}
@@ -241,19 +238,10 @@ def _compile(lower: Lower, folder: Path, *, is_cpu: bool) -> dict[str, Any]:
     return found
 
 
-def _jax_options(names: Sequence[str]) -> dict[str, str]:
-    """Options of JAX in force, after any change by the workload."""
-    import jax
-
-    values = {**jax.config.values, **{n: getattr(jax.config, n) for n in names if hasattr(jax.config, n)}}
-    return {name: str(values[name]) for name in names if name in values}
-
-
 def _keep_dumps(folder: Path, module: str, platform: str) -> None:
-    """Moves the files to read out of XLA's dump, which has one for every pass and kernel of every module.
+    """Moves the files to read out of XLA's dump, whose text of a module has asynchronous starts, too.
 
-    The step is the last module of its name: modules that a workload compiles while it is built come before. The
-    module's text is XLA's own, because `as_text()` omits the computations wrapped by asynchronous starts.
+    The step is the last module of its name: modules that a workload compiles while it is built come before.
     """
     for pattern, name in (
         (f"*{platform}_after_optimizations.txt", HLO_FILE),

@@ -6,8 +6,10 @@ import logging
 import os
 import re
 import sys
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from autotune.child.gpus import is_on_gpus, ran_on
 from autotune.child.guard import descendants
 
 
@@ -44,6 +46,38 @@ def _own_bytes(pid: int) -> int | None:
         return sum(int(line[1]) for line in lines) * 1024 if lines else None
     except (OSError, ValueError, IndexError):
         return None
+
+
+def jax_report(jax: Any, versions: Mapping[str, str], places: Iterable[int]) -> dict[str, Any]:
+    """The fields of a `WorkerReport` that JAX tells after the steps, which load the libraries.
+
+    Args:
+        versions: Of packages; those of libraries are added.
+        places: Of this process's devices among the visible GPUs.
+    """
+    devices = jax.local_devices()
+    stats = [device.memory_stats() for device in devices]  # None on CPU
+    memory = [{"peak_bytes": s.get("peak_bytes_in_use", 0), "limit_bytes": s.get("bytes_limit")} for s in stats if s]
+    ran = ran_on(places) if is_on_gpus() else {}
+    return {
+        "platform": devices[0].platform,
+        "device_kind": devices[0].device_kind,
+        "device_count": jax.device_count(),
+        "process_count": jax.process_count(),
+        "device_memory": memory,
+        **({"peak_bytes": max(device["peak_bytes"] for device in memory)} if memory else {}),
+        "versions": {**versions, **ran.get("versions", {})},
+        "gpus": ran.get("gpus") or None,
+    }
+
+
+def jax_options(jax: Any, names: Iterable[str]) -> dict[str, str]:
+    """The options of JAX in force, after any change by the program."""
+    values = {
+        **getattr(jax.config, "values", {}),
+        **{n: getattr(jax.config, n) for n in names if hasattr(jax.config, n)},
+    }
+    return {name: str(values[name]) for name in names if name in values}
 
 
 def _device_bytes() -> int | None:

@@ -1,10 +1,9 @@
 """Fingerprint of a compiled program: equal for equal programs, in every process, whatever their options.
 
 Two parts are hashed: the optimized HLO text without source locations, and the serialized executable with buffers,
-thunks and machine code (on XLA:CPU a setting such as ``xla_cpu_prefer_vector_width`` changes object code alone). The
-executable embeds its compile options, lists object files in the order in which parallel code generation finished them,
-and numbers modules by process. So the protobuf wire format is walked (without a schema), options and module numbers are
-left out, and the order of fields is ignored.
+thunks and machine code, which alone differs for ``xla_cpu_prefer_vector_width``. The executable embeds its compile
+options, lists object files in any order, and numbers modules by process. So the protobuf wire format is walked without
+a schema; options, module numbers and the order of fields are left out.
 """
 
 from __future__ import annotations

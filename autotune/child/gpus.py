@@ -1,8 +1,8 @@
 """NVIDIA GPUs that a process may use, with libraries, firmware and clocks.
 
-The process that ran the steps reports them, because the driver of a study may run on another machine. Run as a
-program, ``python -m autotune.child.gpus '{"count": 1}'``, it prints the same as one JSON object without starting
-anything on a GPU. Standard library only; ``nvidia-ml-py`` where it is installed.
+The process that ran the steps reports them, because the driver may run on another machine. ``python -m
+autotune.child.gpus '{"count": 1}'`` prints the same as one JSON object without starting anything on a GPU. Standard
+library only; ``nvidia-ml-py`` where it is installed.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib
-import importlib.util
 import json
 import os
 import re
@@ -18,21 +17,22 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from autotune.child.packages import CUDA_PLUGINS, installed_versions
+from autotune.child.packages import CUDA_PLUGINS, folder_of, installed_versions
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class NvmlDevice:
-    """One GPU that a process may use.
+    """One GPU that a process may use, by its index in NVML and nvidia-smi.
 
     Attributes:
-        index: Index in NVML and nvidia-smi.
-        handle: Handle of the whole GPU, for clocks, power and temperature.
-        part: Handle of the usable MIG instance; None for the whole GPU.
+        handle: Of the whole GPU, for clocks, power and temperature.
+        part: Of the usable MIG instance; None for the whole GPU.
     """
 
     index: int
@@ -69,27 +69,27 @@ def visible_devices(nvml: Any, visible: str | None) -> list[NvmlDevice]:
             uuids[index], handles[index] = plain(nvml.nvmlDeviceGetUUID(handle)), handle
     if visible is None:
         return [NvmlDevice(i, h) for i, h in handles.items()]
-    found = []
-    for entry in (v.strip() for v in visible.split(",")):
-        device = _part(nvml, handles, uuids, entry) if entry.startswith("MIG-") else _whole(handles, uuids, entry)
-        if device is None:
-            break
-        found.append(device)
-    return found
+
+    def device(entry: str) -> NvmlDevice | None:
+        part = ask(nvml, "nvmlDeviceGetHandleByUUID", entry) if entry.startswith("MIG-") else None
+        index = _index(uuids, entry) if part is None else _index(uuids, _uuid_above(nvml, part))
+        return NvmlDevice(index, handles[index], part) if index is not None else None
+
+    return _until_unknown(visible, device)
 
 
 def named_devices(uuids: Mapping[int, str], visible: str | None) -> list[int]:
-    """Indices of the GPUs in CUDA_VISIBLE_DEVICES, in its order; all if it is unset (None).
+    """Indices of the GPUs in CUDA_VISIBLE_DEVICES, in its order; all if it is unset (None)."""
+    return list(uuids) if visible is None else _until_unknown(visible, lambda entry: _index(uuids, entry))
 
-    As in CUDA an entry is an index or the start of a UUID, and the first unknown entry ends the list.
-    """
-    if visible is None:
-        return list(uuids)
-    found: list[int] = []
-    for entry in (v.strip() for v in visible.split(",")):
-        if (index := _index(uuids, entry)) is None:
+
+def _until_unknown(visible: str, find: Callable[[str], T | None]) -> list[T]:
+    """What is found for the entries of CUDA_VISIBLE_DEVICES; as in CUDA the first unknown entry ends the list."""
+    found = []
+    for entry in visible.split(","):
+        if (device := find(entry.strip())) is None:
             break
-        found.append(index)
+        found.append(device)
     return found
 
 
@@ -107,27 +107,17 @@ def plain(text: str | bytes) -> str:
 
 
 def _index(uuids: Mapping[int, str], entry: str) -> int | None:
-    # CUDA accepts the start of a UUID if it is unique.
+    """Index of the GPU of an entry: its index, or the start of its UUID if it is unique."""
     if entry.isdigit():
         return int(entry) if int(entry) in uuids else None
     fitting = [i for i, uuid in uuids.items() if entry and uuid.startswith(entry)]
     return fitting[0] if len(fitting) == 1 else None
 
 
-def _whole(handles: Mapping[int, Any], uuids: Mapping[int, str], entry: str) -> NvmlDevice | None:
-    index = _index(uuids, entry)
-    return NvmlDevice(index, handles[index]) if index is not None else None
-
-
-def _part(nvml: Any, handles: Mapping[int, Any], uuids: Mapping[int, str], entry: str) -> NvmlDevice | None:
-    """The GPU of a MIG instance ``MIG-UUID``."""
-    part = ask(nvml, "nvmlDeviceGetHandleByUUID", entry)
-    if part is None:
-        return None
+def _uuid_above(nvml: Any, part: Any) -> str:
+    """UUID of the GPU of a MIG instance; empty if unknown."""
     handle = ask(nvml, "nvmlDeviceGetDeviceHandleFromMigDeviceHandle", part)
-    uuid = ask(nvml, "nvmlDeviceGetUUID", handle) if handle is not None else None
-    index = next((i for i, known in uuids.items() if known == uuid), None)
-    return NvmlDevice(index, handles[index], part) if index is not None else None
+    return (ask(nvml, "nvmlDeviceGetUUID", handle) if handle is not None else None) or ""
 
 
 def first_of(devices: Iterable[NvmlDevice]) -> dict[int, NvmlDevice]:
@@ -178,11 +168,8 @@ def is_on_gpus() -> bool:
 
 def loaded_versions() -> dict[str, str]:
     """Versions that NVIDIA's loaded libraries report."""
-    found = {}
-    for name, path in _loaded().items():
-        if (version := _version(name, path)) is not None:
-            found[name] = version
-    return found
+    versions = {name: _version(name, path) for name, path in _loaded().items()}
+    return {name: version for name, version in versions.items() if version is not None}
 
 
 def _loaded() -> dict[str, str]:
@@ -201,32 +188,26 @@ def _loaded() -> dict[str, str]:
 
 def _version(name: str, path: str) -> str | None:
     """The version that a library reports, or None."""
+
+    def number(function: str, *arguments: Any) -> int:
+        value = ctypes.c_int()
+        if getattr(library, function)(*arguments, ctypes.byref(value)) != 0:
+            raise OSError(f"{function} failed")
+        return value.value
+
     try:
         library = ctypes.CDLL(path)
         if name == "nccl":
-            return _nccl_version(library.ncclGetVersion)
-        return _by_parts(getattr(library, f"{name}GetProperty"))
+            return _nccl_version(number("ncclGetVersion"))
+        return ".".join(str(number(f"{name}GetProperty", ctypes.c_int(part))) for part in _PROPERTY)
     except (OSError, AttributeError):
         return None
 
 
-def _by_parts(get: Callable[..., int]) -> str | None:
-    parts = []
-    for part in _PROPERTY:
-        value = ctypes.c_int()
-        if get(ctypes.c_int(part), ctypes.byref(value)) != 0:
-            return None
-        parts.append(str(value.value))
-    return ".".join(parts)
-
-
-def _nccl_version(get: Callable[..., int]) -> str | None:
+def _nccl_version(number: int) -> str:
     """Decodes NCCL's number: 22703 for 2.27.3, before 2.9 2804 for 2.8.4 (nccl.h)."""
-    value = ctypes.c_int()
-    if get(ctypes.byref(value)) != 0:
-        return None
-    step = 10_000 if value.value >= 10_000 else 1000
-    return f"{value.value // step}.{value.value % step // 100}.{value.value % 100}"
+    step = 10_000 if number >= 10_000 else 1000
+    return f"{number // step}.{number % step // 100}.{number % 100}"
 
 
 def _state(nvml: Any, device: NvmlDevice) -> dict[str, Any]:
@@ -237,10 +218,11 @@ def _state(nvml: Any, device: NvmlDevice) -> dict[str, Any]:
         return ask(nvml, f"nvmlDeviceGet{name}", handle, *more)
 
     limit, mig, ecc, persistence = of("PowerManagementLimit"), of("MigMode"), of("EccMode"), of("PersistenceMode")
-    texts = {n: of(f, handle=h) for n, f, h in (("name", "Name", own), ("uuid", "UUID", own))}
-    firmware = {n: of(f) for n, f in (("vbios", "VbiosVersion"), ("gsp", "GspFirmwareVersion"))}
     return {
-        **{n: plain(v) if v is not None else None for n, v in {**texts, **firmware}.items()},
+        "name": of("Name", handle=own),
+        "uuid": of("UUID", handle=own),
+        "vbios": of("VbiosVersion"),
+        "gsp": of("GspFirmwareVersion"),
         "index": device.index,
         "max_clock_mhz": of("MaxClockInfo", nvml.NVML_CLOCK_SM),
         "max_memory_clock_mhz": of("MaxClockInfo", nvml.NVML_CLOCK_MEM),
@@ -266,20 +248,11 @@ def load_as_jax_does() -> None:
     """Loads the libraries of JAX's CUDA plugin: from NVIDIA's wheels, else by the linker."""
     plugin = next(iter(installed_versions(CUDA_PLUGINS)), None)
     for package, library in (name.split("/") for name in (_WHEELS[plugin] if plugin else ())):
-        for path in (*_in_wheel(package, library), library):
-            try:
+        wheel = folder_of(f"nvidia.{package}")
+        for path in [library] if wheel is None else [f"{wheel}/lib/{library}", library]:
+            with contextlib.suppress(OSError):
                 ctypes.CDLL(path)
-            except OSError:
-                continue
-            break
-
-
-def _in_wheel(package: str, library: str) -> list[str]:
-    try:
-        spec = importlib.util.find_spec(f"nvidia.{package}")
-    except ModuleNotFoundError:
-        return []
-    return [str(Path(p) / "lib" / library) for p in (spec.submodule_search_locations if spec else None) or ()]
+                break
 
 
 def main() -> None:

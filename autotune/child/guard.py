@@ -32,6 +32,7 @@ from collections.abc import Callable, Sequence
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 CHANNEL_VARIABLE = "AUTOTUNE_CHANNEL"
+CANNOT_START = "cannot start"
 GUARD_PROGRAM = __file__
 KILL = ((signal.SIGKILL, 10.0),)
 ENDING = ((signal.SIGINT, 2.0), (signal.SIGTERM, 2.0), *KILL)
@@ -110,11 +111,10 @@ def descendants(root: int) -> list[int]:
 
 
 def end_descendants(wait: Callable[[], object], signals: Sequence[tuple[int, float]] = ENDING) -> None:
-    """Ends all descendants of this process, also those that start meanwhile.
+    """Ends all descendants of this process, also those that start meanwhile, by signals as in `ENDING`.
 
     Args:
         wait: Called until none is left; it waits for a moment, and handles the last output.
-        signals: Each with the seconds before the next one.
     """
     for number, patience_s in signals:
         told = set[int]()
@@ -165,7 +165,7 @@ def start(command: list[str], channel: socket.socket, output: int) -> int:
         os.environ[CHANNEL_VARIABLE] = str(channel.fileno())
         os.execvpe(command[0], command, os.environ)
     except OSError as error:
-        os.write(2, f"cannot start {command[0]}: {error.strerror}\n".encode())
+        os.write(2, f"{CANNOT_START} {command[0]}: {error.strerror}\n".encode())
     os._exit(127)
 
 
@@ -255,17 +255,18 @@ class Relay:
         except OSError:
             return False
         if data:
-            _write_all(data)
+            write_all(data)
             self._in_line = not data.endswith(b"\n")
         return bool(data)
 
     def end_line(self) -> None:
         """Ends a line that the worker left open."""
         if self._in_line:
-            _write_all(b"\n")
+            write_all(b"\n")
 
 
-def _write_all(data: bytes) -> None:
+def write_all(data: bytes) -> None:
+    """Writes to stdout; does nothing once its reader is gone."""
     with contextlib.suppress(OSError):  # the end of stdin shows that the driver is gone
         while data:
             data = data[os.write(1, data) :]
@@ -313,7 +314,7 @@ def take_environment() -> bytes:
     with socket.socket() as probe:
         probe.bind(("", 0))  # never listens: only asks the kernel which port is free
         port = probe.getsockname()[1]
-    _write_all(json.dumps({"type": "hello", "node": node, "step": step, "port": port}).encode() + b"\n")
+    write_all(json.dumps({"type": "hello", "node": node, "step": step, "port": port}).encode() + b"\n")
     return rest
 
 
@@ -334,7 +335,7 @@ def main(arguments: list[str]) -> int:
     finally:
         end_descendants(reap_all, KILL)
         log.close()
-    _write_all(json.dumps(end).encode() + b"\n")
+    write_all(json.dumps(end).encode() + b"\n")
     return 0
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import os
 import platform
+import resource
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -18,8 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.child.channel import Channel, serve
-from autotune.child.devices import dtype_name, find_devices, memory_in_use
-from autotune.child.gpus import is_on_gpus, ran_on
+from autotune.child.devices import dtype_name, find_devices, jax_options, jax_report, memory_in_use
 from autotune.child.packages import CUDA_PLUGINS, installed_versions
 
 BATCH_RING = 4
@@ -80,10 +80,11 @@ class Job:
         warmup = self.run_block(job["warmup_steps"])
         gc.collect()
         gc.freeze()
+        versions = {**installed_versions(["jax", "jaxlib", *CUDA_PLUGINS]), "python": platform.python_version()}
         self.report = {
+            "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,  # on CPU
+            **jax_report(jax, versions, _own_places(job, wanted)),
             "fingerprint": fingerprint(compiled),
-            "platform": devices[0].platform,
-            "device_kind": devices[0].device_kind,
             "device_count": wanted,
             "process_count": job["process_count"],
             "compile_s": compile_s,
@@ -93,17 +94,13 @@ class Job:
             "loss_dtype": self._told_in["loss"],
             "norm_dtype": self._told_in.get("grad_norm"),
             "warmup_step_times_s": warmup,
-            **_memory(jax, compiled),
             **workload.figures,
-            "versions": {**installed_versions(["jax", "jaxlib", *CUDA_PLUGINS]), "python": platform.python_version()},
         }
-        if is_on_gpus():  # after the steps, which load the libraries
-            told = ran_on(_own_places(job, wanted))
-            self.report["versions"] |= told["versions"]
-            self.report["gpus"] = told["gpus"]
+        if (analysis := compiled.memory_analysis()) is not None:
+            self.report["temp_bytes"] = int(analysis.temp_size_in_bytes)
         # Values in force: a workload may set XLA_FLAGS or an option of JAX itself.
         self.values = {n: os.environ.get(n) for n in job["variables"]}
-        self.jax_options = {n: str(getattr(jax.config, n)) for n in job["jax_options"] if hasattr(jax.config, n)}
+        self.jax_options = jax_options(jax, job["jax_options"])
 
     def _check(self, steps: int) -> tuple[list[float], list[float]]:
         """Losses and gradient norms of the first steps, read one by one without timing."""
@@ -131,9 +128,7 @@ class Job:
         self._jax.block_until_ready(self._batches)  # type: ignore[no-untyped-call]
 
     def run_block(self, steps: int, *, fresh: bool = False) -> list[float]:
-        """Runs steps and returns the seconds between their ends.
-
-        The next step is queued while one runs, so the device is not idle between steps, as in a real training loop.
+        """Runs steps and returns the seconds between their ends; the next step is queued while one runs, as always.
 
         Args:
             fresh: Whether each step makes a batch of its own, for comparing losses over long runs.
@@ -167,25 +162,6 @@ def work(channel: Channel, job: dict[str, Any]) -> None:
         times = built.run_block(message["steps"], fresh=fresh)
         told = {"memory": memory_in_use()} if message.get("memory") else {}
         channel.send("block", step_times_s=times, loss=built.loss, grad_norm=built.grad_norm, **told)
-
-
-def _memory(jax: Any, compiled: Any) -> dict[str, Any]:
-    """Peak and limit of the devices, in bytes; on CPU the peak of this process."""
-    stats = [d.memory_stats() for d in jax.local_devices()]
-    found: dict[str, Any] = {}
-    if stats and all(stats):
-        found["device_memory"] = [
-            {"peak_bytes": s.get("peak_bytes_in_use", 0), "limit_bytes": s.get("bytes_limit")} for s in stats
-        ]
-        found["peak_bytes"] = max(s.get("peak_bytes_in_use", 0) for s in stats)
-    else:
-        import resource
-
-        found["peak_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    analysis = compiled.memory_analysis()
-    if analysis is not None:
-        found["temp_bytes"] = int(analysis.temp_size_in_bytes)
-    return found
 
 
 def _refuse_missing(files: Mapping[str, str]) -> None:

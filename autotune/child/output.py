@@ -37,18 +37,12 @@ def start_program(command: Sequence[str], cwd: str, *, terminal: bool) -> tuple[
     Raises:
         OSError: If it cannot be started.
     """
-    if not terminal:
-        program = subprocess.Popen(
-            command, cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )  # fmt: skip
-        assert program.stdout is not None
-        return program, program.stdout.fileno()
-    ours, theirs = os.openpty()
+    ours, theirs = os.openpty() if terminal else os.pipe()
+    environment = dict(os.environ)
     try:
-        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
-        term = os.environ.get("TERM", "")
-        environment = {**os.environ, "TERM": "xterm" if term.lower() in CANNOT_DRAW else term}
+        if terminal:
+            fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
+            environment["TERM"] = "xterm" if (term := environment.get("TERM", "")).lower() in CANNOT_DRAW else term
         program = subprocess.Popen(
             command, cwd=cwd, stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs, start_new_session=True,
             env=environment,
@@ -133,10 +127,12 @@ def _is_fixed(path: Path) -> bool:
 
 
 def _candidates(path: Path) -> list[Path]:
-    """Files of a folder or a pattern."""
+    """Files of a path, a folder or a pattern."""
     if path.is_dir():
         return next((found for kind in FILE_KINDS if (found := list(path.rglob(kind)))), [])
-    fixed = next((p for p in path.parents if not any(c in str(p) for c in "*?[")), path)
+    if _is_fixed(path):
+        return [path] if path.is_file() else []
+    fixed = next(p for p in path.parents if not any(c in str(p) for c in "*?["))
     return [p for p in fixed.glob(str(path.relative_to(fixed))) if p.is_file()]
 
 
@@ -144,78 +140,62 @@ def _newest(paths: Iterable[Path]) -> Path | None:
     return max(paths, key=lambda p: (p.stat().st_mtime, p.name), default=None)
 
 
-class Tail:
-    """Follows a growing file from its present size, or from its start if it is truncated or replaced.
-
-    Args:
-        whole: Whether to read the present content too.
-    """
-
-    def __init__(self, path: Path, *, whole: bool = False) -> None:
-        self.path = path
-        self.starts = 0  # number of reads from its start
-        self._seen = None if whole else self._identity()
-
-    def read(self) -> bytes:
-        """Reads the bytes appended since the last call."""
-        now = self._identity()
-        if now is None:
-            self._seen = None  # its successor is another file, even with the same inode
-            return b""
-        start = self._seen[1] if self._seen and self._seen[0] == now[0] and self._seen[1] <= now[1] else 0
-        try:
-            with self.path.open("rb") as stream:
-                stream.seek(start)
-                data = stream.read(1 << 22)
-        except OSError:
-            return b""
-        self._seen = (now[0], start + len(data))
-        self.starts += start == 0 and bool(data)
-        return data
-
-    def _identity(self) -> tuple[int, int] | None:
-        try:
-            found = self.path.stat()
-        except OSError:
-            return None
-        return (found.st_ino, found.st_size) if stat.S_ISREG(found.st_mode) else None
-
-
 class Follow:
     """Follows the file that a program writes, or the newest of a pattern or folder (see `find`).
 
-    Present content is not read.
+    Present content is not read, but all of a file that is truncated or replaced.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        fixed = _is_fixed(path)
-        self._before = {} if fixed else {p: p.stat().st_mtime_ns for p in _candidates(path)}
-        self._tail = Tail(path) if fixed else None
-        self._lines = _begun(path) if fixed else Lines()
-        self._starts = 0
+        self._before = {p: _identity(p) for p in _candidates(path)}
+        self._file: Path | None = None
+        self._seen: tuple[int, int, int] | None = None
+        self._lines = Lines()
 
     def read(self) -> Iterator[str]:
         """Yields the lines added since the last call."""
-        if self._tail is None and (path := self._written()) is not None:
-            self._tail, self._lines = Tail(path, whole=path not in self._before), _begun(path)
-        if self._tail is None:
-            return
-        data = self._tail.read()
-        if self._tail.starts != self._starts and data:
-            self._starts = self._tail.starts
-            self._lines = lines_of(self._tail.path.name)
+        if self._file is None:
+            self._file = _newest(p for p in _candidates(self._path) if self._before.get(p) != _identity(p))
+            if self._file is None:
+                return
+            self._seen = self._before.get(self._file)
+            self._lines = _begun(self._file) if self._seen is not None and self._seen[1] else lines_of(self._file.name)
+        data = self._added(self._file)  # first, for it may begin another table
         yield from self._lines.feed(data)
 
-    def _written(self) -> Path | None:
-        """The newest file that is new or has changed."""
-        return _newest(p for p in _candidates(self._path) if self._before.get(p) != p.stat().st_mtime_ns)
+    def _added(self, file: Path) -> bytes:
+        """Reads the bytes added since the last call."""
+        seen, now = self._seen, _identity(file)
+        if now is None:
+            self._seen = None  # its successor is another file, even with the same inode
+            return b""
+        start = seen[1] if seen is not None and seen[0] == now[0] and seen[1] <= now[1] else 0
+        if start == 0:
+            self._lines = lines_of(file.name)
+        try:
+            with file.open("rb") as stream:
+                stream.seek(start)
+                data = stream.read(1 << 22)
+        except OSError:
+            return b""
+        self._seen = (now[0], start + len(data), now[2])
+        return data
+
+
+def _identity(path: Path) -> tuple[int, int, int] | None:
+    """Inode, size and time of change of a plain file; None without one."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return (found.st_ino, found.st_size, found.st_mtime_ns) if stat.S_ISREG(found.st_mode) else None
 
 
 def _begun(path: Path) -> Lines:
     """A reader that continues a file; of an existing table it has read the header."""
     lines = lines_of(path.name)
-    if isinstance(lines, Table) and path.is_file():
+    if isinstance(lines, Table):
         with path.open("rb") as stream:
             list(lines.feed(stream.readline(LONGEST_LINE)))
     return lines

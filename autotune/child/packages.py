@@ -87,7 +87,8 @@ def _python_of(folder: Path) -> dict[str, str]:
     return {"python": found[1]}
 
 
-def _folder(name: str) -> str | None:
+def folder_of(name: str) -> str | None:
+    """The folder of an installed package; None if it is missing."""
     import importlib.util
 
     try:
@@ -101,7 +102,7 @@ def _folder(name: str) -> str | None:
 def main() -> None:
     """Prints the answer to the command line's question."""
     asked = json.loads(sys.argv[1])
-    folders = {name: folder for name in asked["folders"] if (folder := _folder(name)) is not None}
+    folders = {name: folder for name in asked["folders"] if (folder := folder_of(name)) is not None}
     versions = installed_versions(asked["versions"])
     print(json.dumps({"python": platform.python_version(), "versions": versions, "folders": folders}))
 

@@ -28,28 +28,24 @@ def xla_processes(root: int, names: Iterable[str] | re.Pattern[str] = ()) -> lis
         ``opens_gpu`` (None if unknown), and ``values``: the variables at its start (None for unset ones), or
         ``unreadable`` with the reason. Later changes of its environment are invisible from outside.
     """
-    found = ((pid, _folder_of_jaxlib(pid)) for pid in (root, *descendants(root)))
-    return [
-        {
-            "pid": pid,
-            "python": _python_of(pid, folder),
-            "packages": near_home(folder),
-            "versions": versions_in(folder),
-            "opens_gpu": _opens_gpu(pid),
-            **_environment(pid, names),
-        }
-        for pid, folder in found
-        if folder is not None
-    ]
+    found = []
+    for pid in (root, *descendants(root)):
+        with contextlib.suppress(OSError):
+            maps = (_PROC / str(pid) / "maps").read_text(encoding="utf-8", errors="replace")
+            if (library := _JAXLIB.search(maps)) is not None:
+                found.append(_described(pid, library[1], names))
+    return found
 
 
-def _folder_of_jaxlib(pid: int) -> str | None:
-    try:
-        maps = (_PROC / str(pid) / "maps").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-    found = _JAXLIB.search(maps)
-    return found[1] if found else None
+def _described(pid: int, folder: str, names: Iterable[str] | re.Pattern[str]) -> dict[str, Any]:
+    return {
+        "pid": pid,
+        "python": _python_of(pid, folder),
+        "packages": near_home(folder),
+        "versions": versions_in(folder),
+        "opens_gpu": _opens_gpu(pid),
+        **_environment(pid, names),
+    }
 
 
 def _python_of(pid: int, folder: str) -> str | None:
@@ -62,16 +58,24 @@ def _python_of(pid: int, folder: str) -> str | None:
     return None
 
 
+def _open_files(pid: int) -> dict[Path, str]:
+    """The files that a process has open, by descriptor in /proc.
+
+    Raises:
+        OSError: If it ended, or belongs to another user.
+    """
+    files = {}
+    for link in (_PROC / str(pid) / "fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            files[link] = str(link.readlink())
+    return files
+
+
 def _opens_gpu(pid: int) -> bool | None:
     """Whether a process has a device file of an NVIDIA GPU open, as all processes with CUDA have."""
-    files = []
-    try:
-        for link in (_PROC / str(pid) / "fd").iterdir():
-            with contextlib.suppress(FileNotFoundError):  # closed meanwhile
-                files.append(str(link.readlink()))
-    except OSError:
-        return None
-    return any(f.startswith(("/dev/nvidia", "/dev/dxg")) for f in files)
+    with contextlib.suppress(OSError):
+        return any(file.startswith(("/dev/nvidia", "/dev/dxg")) for file in _open_files(pid).values())
+    return None
 
 
 def open_for_writing(root: int) -> set[str]:
@@ -79,19 +83,17 @@ def open_for_writing(root: int) -> set[str]:
     found = set[str]()
     for pid in descendants(root):
         with contextlib.suppress(OSError):
-            for link in (_PROC / str(pid) / "fd").iterdir():
-                with contextlib.suppress(OSError, ValueError):  # closed meanwhile
-                    found.update(_written_by(link))
+            found.update(file for link, file in _open_files(pid).items() if _is_written(link, file))
     return found
 
 
-def _written_by(link: Path) -> list[str]:
-    """The file of a descriptor in /proc, if it is open for writing."""
-    file = link.readlink()
-    if not file.is_absolute() or file.parts[1] in ("dev", "proc", "sys") or not file.is_file():
-        return []
-    flags = _FLAGS.search((link.parent.parent / "fdinfo" / link.name).read_text(encoding="ascii"))
-    return [str(file)] if flags is not None and int(flags[1], 8) & os.O_ACCMODE else []
+def _is_written(link: Path, file: str) -> bool:
+    if file.startswith(("/dev/", "/proc/", "/sys/")) or not Path(file).is_file():  # a pipe is no path
+        return False
+    with contextlib.suppress(OSError):  # closed meanwhile
+        flags = _FLAGS.search((link.parent.parent / "fdinfo" / link.name).read_text(encoding="ascii"))
+        return flags is not None and bool(int(flags[1], 8) & os.O_ACCMODE)
+    return False
 
 
 def _environment(pid: int, names: Iterable[str] | re.Pattern[str]) -> dict[str, Any]:

@@ -1,9 +1,10 @@
-"""Runs a user's program between guard and driver, and reads steps from its output.
+"""Runs a user's program between guard and driver, and reads its output. Standard library only.
 
-Standard library only. Lines are matched here, so that the driver never waits for a regular expression. It receives a
-``job`` over the channel (`autotune.child.channel`) and answers with ``phase``, ``ready``, ``block``, ``error`` as
-workers do. The program does not wait, so a ``block`` is its next steps. On ``stop`` the program is ended as
-`autotune.child.guard.ENDING` says.
+For a ``job`` over the channel (`autotune.child.channel`) it reads steps, so that the driver never waits for a regular
+expression, and answers with ``phase``, ``ready``, ``block``, ``error`` as workers do; the program does not wait, so a
+``block`` is its next steps. For a ``probe`` it sends ``lines`` (each with its time in seconds; of the output, or of the
+file that the program writes), ``processes`` (of `xla_processes`), ``writes`` (files that it has open to write them) and
+``ended``. On ``stop`` the program is ended as `autotune.child.guard.ENDING` says.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from typing import Any
 from autotune.child.channel import Channel
 from autotune.child.devices import memory_in_use
 from autotune.child.gpus import is_on_gpus, ran_on
-from autotune.child.guard import end_descendants
+from autotune.child.guard import CANNOT_START, end_descendants, write_all
 from autotune.child.output import Follow, Lines, read_piece, start_program
-from autotune.child.processes import xla_processes
+from autotune.child.processes import open_for_writing, xla_processes
 from autotune.child.steps import StepReader
 
 MATCH_LIMIT_S = 2.0
@@ -32,6 +33,9 @@ MATCH_LIMIT_S = 2.0
 
 POLL_S = 0.1
 KEPT_LINES = 60
+LOOK_EVERY_S, FILES_EVERY_S = 0.5, 0.1
+MOST_LINES = 20_000
+"""Limit of reported lines of the output, and of the file; the first ones."""
 
 
 class TooSlow(Exception):
@@ -46,21 +50,22 @@ class ProgramRun:
     """Runs a user's program, forwards its output, and handles its lines in a subclass.
 
     Args:
-        job: ``command``, ``cwd``, and fields of the subclass.
+        job: ``command``, ``cwd``, ``rules`` with ``file`` and ``terminal``, and fields of the subclass.
 
     Raises:
         OSError: If the program cannot be started.
     """
 
-    def __init__(self, channel: Channel, job: Mapping[str, Any], *, terminal: bool) -> None:
+    def __init__(self, channel: Channel, job: Mapping[str, Any]) -> None:
         self.channel = channel
         self.job = job
-        for number in (
-            signal.SIGINT,
-            signal.SIGTERM,
-        ):  # of the guard: the program ends first
+        path = job["rules"].get("file")
+        self.file = Follow(Path(job["cwd"]) / path) if path else None
+        for number in (signal.SIGINT, signal.SIGTERM):  # of the guard: the program ends first
             signal.signal(number, lambda *_: None)
-        self.program, self.output = start_program(job["command"], job["cwd"], terminal=terminal)
+        self.program, self.output = start_program(
+            job["command"], job["cwd"], terminal=bool(job["rules"].get("terminal"))
+        )
 
     def run(self) -> int:
         """Runs the program to its end or until ``stop``; returns the exit status."""
@@ -73,7 +78,7 @@ class ProgramRun:
                 data = read_piece(self.output)
                 if not data:
                     waiting.remove(self.output)
-                _pass_on(data)
+                write_all(data)
                 self.take(lines.feed(data or b"\n"))
             status = self.look()
             if status is not None:
@@ -97,7 +102,7 @@ class ProgramRun:
     def _passes_on(self, wait_s: float) -> bool:
         """Passes a piece of output on; False if none came within `wait_s` seconds, or none will."""
         data = read_piece(self.output) if select.select([self.output], [], [], wait_s)[0] else b""
-        _pass_on(data)
+        write_all(data)
         return bool(data)
 
     def take_orders(self) -> bool:
@@ -123,9 +128,7 @@ class Session(ProgramRun):
     def __init__(self, channel: Channel, job: Mapping[str, Any]) -> None:
         channel.enter("start")
         self._reader = StepReader(job["rules"])
-        path = job["rules"].get("file")
-        self._file = Follow(Path(job["cwd"]) / path) if path else None
-        super().__init__(channel, job, terminal=bool(job["rules"].get("terminal")))
+        super().__init__(channel, job)
         self._times: list[float] = []
         self._arrived_s: list[float] = []
         self._sent = 0
@@ -139,6 +142,17 @@ class Session(ProgramRun):
         self._ready = False
         signal.signal(signal.SIGVTALRM, _interrupt)
 
+    def run(self) -> int:
+        """Runs the program; returns the exit status."""
+        try:
+            return super().run()
+        except TooSlow:
+            return self.no_result(
+                f"a pattern of [workload.read] took over {MATCH_LIMIT_S:.0f} s for one line; write it simpler"
+            )
+        except ValueError as error:  # of a malformed file
+            return self.no_result(f"{self.job['rules'].get('file')}: {error}")
+
     def take_orders(self) -> bool:
         """Receives at least one order; ends the program on ``stop``."""
         if self._wait_for_order():
@@ -150,13 +164,13 @@ class Session(ProgramRun):
         """Keeps lines for messages, and reads steps from them unless a file has the steps."""
         kept = list(lines)
         self._last.extend(kept)
-        if self._file is None:
+        if self.file is None:
             self._read_all(kept)
 
     def look(self) -> int | None:
         """Reads the program's file, and sends complete blocks."""
-        if self._file is not None:
-            self._read_all(self._file.read())
+        if self.file is not None:
+            self._read_all(self.file.read())
         self._answer()
         if self._times or time.monotonic() - self._started <= self.job["limit_s"]:
             return None
@@ -250,7 +264,7 @@ class Session(ProgramRun):
         )
 
     def _nothing_read(self) -> str:
-        where = f"in {self.job['rules']['file']}" if self._file is not None else "among its output"
+        where = f"in {self.job['rules']['file']}" if self.file is not None else "among its output"
         shown = "; the last ones were: " + " | ".join(x[:120] for x in list(self._last)[-3:]) if self._last else ""
         return f"no step could be read {where} ({self._line_count} lines){shown}. Check [workload.read] of the study"
 
@@ -260,10 +274,69 @@ class Session(ProgramRun):
         return 1
 
 
+# ---------------------------------------------------------------------- first look
+
+
+class ProbedRun(ProgramRun):
+    """A run that reports its lines, processes and files."""
+
+    def __init__(self, channel: Channel, job: Mapping[str, Any]) -> None:
+        super().__init__(channel, job)
+        self._began = self._looked = self._watched = time.monotonic()
+        self._counts = {"output": 0, "file": 0}
+        self._variables = re.compile(job["variables"])
+        self._processes: list[dict[str, Any]] = []
+        self._writes = set[str]()
+
+    def take(self, lines: Iterable[str]) -> None:
+        """Sends lines of the output with their time."""
+        self._send(lines, of="output")
+
+    def _send(self, lines: Iterable[str], *, of: str) -> None:
+        at_s = time.monotonic() - self._began
+        waiting = [(at_s, line) for line in lines][: MOST_LINES - self._counts[of]]
+        self._counts[of] += len(waiting)
+        if waiting:
+            self.channel.send("lines", of=of, lines=waiting)
+
+    def look(self) -> None:
+        """Sends lines of the file, files that are new, and the processes that have loaded XLA, if they changed."""
+        if self.file is not None:
+            self._send(self.file.read(), of="file")
+        now_s = time.monotonic()
+        # Below the guard, which inherits orphans: a launcher may leave a daemon.
+        guard = os.getppid()
+        if now_s - self._watched >= FILES_EVERY_S:
+            self._watched = now_s
+            self._tell_writes(guard)
+        if now_s - self._looked < LOOK_EVERY_S:
+            return
+        self._looked = now_s
+        found = xla_processes(guard, self._variables)
+        if found != self._processes:
+            self._processes = found
+            self.channel.send("processes", processes=found)
+
+    def _tell_writes(self, guard: int) -> None:
+        if new := open_for_writing(guard) - self._writes:
+            self._writes |= new
+            self.channel.send("writes", files=sorted(new))
+
+    def ended(self) -> int:
+        """Sends the last lines of the file, and the program's status."""
+        if self.file is not None:
+            self._send(self.file.read(), of="file")
+        self.channel.send("ended", status=self.program.returncode)
+        return 0
+
+
+# ---------------------------------------------------------------------- both
+
+
 def last_exception(lines: Iterable[str]) -> tuple[str, str] | None:
     """Type and message of the last Python traceback in the output, or None."""
     text = list(lines)
-    starts = [i for i, line in enumerate(text) if line.startswith("Traceback (most recent call last)")]
+    starts = [i for i, line in enumerate(text) if "Traceback (most recent call last)" in line]  # perhaps after a prompt
     if not starts:
         return None
     for i in range(starts[-1] + 1, len(text)):
@@ -273,27 +346,16 @@ def last_exception(lines: Iterable[str]) -> tuple[str, str] | None:
     return None
 
 
-def _pass_on(data: bytes) -> None:
-    while data:
-        data = data[os.write(1, data) :]
-
-
 def main() -> int:
-    """Receives the job and runs the program; returns the exit status."""
+    """Receives the job and runs its program; returns the exit status, 127 if it cannot be started."""
     channel = Channel()
     job = channel.receive()
-    if job["type"] != "job":
+    if job["type"] == "stop":
         return 0
+    kind = ProbedRun if job["type"] == "probe" else Session
     try:
-        session = Session(channel, job)
+        program = kind(channel, job)
     except OSError as error:
-        sys.stderr.write(f"cannot start {job['command'][0]}: {error.strerror}\n")
+        sys.stderr.write(f"{CANNOT_START} {job['command'][0]}: {error.strerror}\n")
         return 127
-    try:
-        return session.run()
-    except TooSlow:
-        return session.no_result(
-            f"a pattern of [workload.read] took over {MATCH_LIMIT_S:.0f} s for one line; write it simpler"
-        )
-    except ValueError as error:  # of a malformed file
-        return session.no_result(f"{job['rules'].get('file')}: {error}")
+    return program.run()

@@ -78,6 +78,7 @@ _NUMBER = re.compile(
     r"([-+]?(?:\d[\d,_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|[-+]?(?:nan|inf(?:inity)?))\s*(.*)", re.I | re.S
 )
 _THOUSANDS = re.compile(r"(?<![\w.,])\d{1,3}(?:,\d{3})+(?:\.\d+)?(?![\d,]*\d)")
+_COMMA = re.compile(r",(?! )")
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_=>])|[\x07\x08]")
 
 
@@ -106,48 +107,15 @@ def split(text: str) -> tuple[float | None, str]:
 
 
 def search(pattern: re.Pattern[str], line: str) -> re.Match[str] | None:
-    """Searches a line for a pattern, then again without thousands separators."""
-    found = pattern.search(line)
-    if found is None and "," in line:
-        found = pattern.search(_THOUSANDS.sub(lambda number: number[0].replace(",", ""), line))
-    return found
+    """Searches a line without its thousands separators, unless the pattern has commas that may stand between digits."""
+    has_commas = _COMMA.search(pattern.pattern) is not None
+    return pattern.search(line if has_commas else _THOUSANDS.sub(lambda found: found[0].replace(",", ""), line))
 
 
-def whole(found: re.Match[str], group: str) -> str | None:
-    """The whole number around a group of a match: a pattern of digits and dots matches only 1 or 234.5 of 1,234.5.
-
-    Commas of the pattern itself beside the group are no separators.
-    """
-    text = found[group]
-    if text is None:
-        return None
-    start, end = found.span(group)
-    for around in _THOUSANDS.finditer(found.string):
-        if around.start() <= start and end <= around.end():
-            before, _, after = found.re.pattern.partition(f"(?P<{group}>")
-            left = start > around.start() and before.endswith(",")
-            right = end < around.end() and _behind_group(after).startswith((",", "\\,"))
-            return text if left or right else around[0]
-    return text
-
-
-def _behind_group(pattern: str) -> str:
-    """The rest of a pattern after the end of its open group."""
-    depth, i = 1, 0
-    while i < len(pattern) and depth:
-        if pattern[i] == "\\":
-            i += 1
-        elif pattern[i] in "()":
-            depth += 1 if pattern[i] == "(" else -1
-        i += 1
-    return pattern[i:]
-
-
-def factor(unit: str) -> tuple[str, float]:
+def factor(unit: str) -> tuple[str, float] | None:
     """What a unit counts (``time``, ``steps`` or ``tokens`` a second), and its size in seconds, steps or tokens.
 
-    Raises:
-        ValueError: If it is no such unit.
+    None for any other text than s, ms, s/it, ms/step, it/s, tok/s and the like.
     """
     above, _, below = re.sub(r"\s+", "", unit.lower()).replace("per", "/").partition("/")
     time = _TIMES.get(above) or _TIMES.get(above.removesuffix("s"))
@@ -157,34 +125,14 @@ def factor(unit: str) -> tuple[str, float]:
         for prefix, size in {"": 1.0, **_SIZES}.items():
             if above.startswith(prefix) and (counted := _counts(above[len(prefix) :])):
                 return counted, size
-    raise ValueError(
-        f"{unit!r:.40} is no unit of a step's duration; s, ms, us, s/it, ms/step, it/s, steps/s, tok/s and the like are"
-    )
+    return None
 
 
 def _counts(word: str) -> str | None:
     """What a word such as ``its``, ``step`` or ``tokens`` counts, or None."""
-    return _WHOLES.get(word) or _WHOLES.get(
-        word.removesuffix("s").removesuffix("e") if word == "batches" else word[:-1]
-    )
+    singular = word.removesuffix("es") if word == "batches" else word.removesuffix("s")
+    return _WHOLES.get(singular)
 
-
-def is_unit(text: str) -> bool:
-    """Whether a text is a unit for `factor`."""
-    try:
-        factor(text)
-    except ValueError:
-        return False
-    return True
-
-
-DURATIONS = ("step_s", "step_ms", "step_us", "steps_per_s", "tokens_per_s", "value")
-"""Groups of a pattern for a step's duration, at most one of them; ``value`` goes with ``unit``."""
-
-GROUPS = (*DURATIONS, "unit", "step", "loss")
-"""Legal names of groups in a pattern."""
-
-_COUNTER = re.compile(r"\b(?:step|iter|iteration|update)s?\b[^\w\n]{0,3}(\d[\d,_]*)", re.I)
 
 _NAMED = {
     "step_s": ("time", 1.0),
@@ -193,6 +141,14 @@ _NAMED = {
     "steps_per_s": ("steps", 1.0),
     "tokens_per_s": ("tokens", 1.0),
 }
+
+DURATIONS = (*_NAMED, "value")
+"""Groups of a pattern for a step's duration, at most one of them; ``value`` goes with ``unit``."""
+
+GROUPS = (*DURATIONS, "unit", "step", "loss")
+"""Legal names of groups in a pattern."""
+
+_COUNTER = re.compile(r"\b(?:step|iter|iteration|update)s?\b[^\w\n]{0,3}(\d[\d,_]*)", re.I)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +174,6 @@ class StepReader:
         self._loss_key = rules.get("loss") if self._key else None
         self._pattern: re.Pattern[str] | None = None
         self._loss: re.Pattern[str] | None = None
-        self._raw = False
         if self._key is None:
             self._take_patterns(rules.get("pattern") or preset["pattern"], rules.get("loss") or preset.get("loss"))
         self._last: tuple[float, int] | None = None
@@ -241,7 +196,6 @@ class StepReader:
         if ("unit" in self._pattern.groupindex) != (units == ["value"]):
             raise ValueError("the groups `value` and `unit` of a `pattern` must come together, as 12.5 and ms do")
         self._unit = units[0] if units else "step"
-        self._raw = any(escape in pattern for escape in ("\x1b", "\\x1b", "\\033"))
 
     @property
     def needs_tokens(self) -> bool:
@@ -260,8 +214,7 @@ class StepReader:
             line: Without its end; terminal sequences are ignored.
             now_s: Time of the line, on any clock.
         """
-        if not self._raw and ("\x1b" in line or "\b" in line):
-            line = plain(line)
+        line = plain(line)
         if self._pattern is None:
             return self._read_json(line, now_s)
         found = search(self._pattern, line)
@@ -275,23 +228,21 @@ class StepReader:
 
     def counter(self, line: str) -> int | None:
         """Reads the number of the step that a line names, by a group ``step`` of the pattern or the word before it."""
-        found = search(self._pattern, plain(line)) if self._pattern is not None else None
-        value = _number(found, "step")
-        if value is None and (named := _COUNTER.search(plain(line))) is not None:
+        line = plain(line)
+        value = _number(search(self._pattern, line), "step") if self._pattern is not None else None
+        if value is None and (named := _COUNTER.search(line)) is not None:
             value = number(named[1])
         return int(value) if value is not None and math.isfinite(value) else None
 
     def _duration(self, found: re.Match[str]) -> float | None:
         """Seconds of a step from a printed duration, in its own unit or that of its group."""
-        value, unit = split(whole(found, self._unit) or "")
+        value, unit = split(found[self._unit] or "")
         if self._unit == "value":
             unit = unit + (found["unit"] or "")
         elif number(unit and "1" + unit) is not None:
-            value, unit = number(whole(found, self._unit)), ""
-        try:
-            return self._seconds(value, *(factor(unit) if unit else _NAMED[self._unit]))
-        except ValueError:
-            return None
+            value, unit = number(found[self._unit]), ""
+        known = factor(unit) if unit else _NAMED[self._unit]
+        return self._seconds(value, *known) if known is not None else None
 
     def _between(self, step: int | None, now_s: float, lost: float | None) -> Step | None:
         """A step by the clock: the time since the previous line over the number of steps."""
@@ -337,7 +288,7 @@ def _compiled(name: str, pattern: str) -> re.Pattern[str]:
 
 
 def _number(found: re.Match[str] | None, group: str) -> float | None:
-    return number(whole(found, group)) if found is not None and group in found.re.groupindex else None
+    return number(found[group]) if found is not None and group in found.re.groupindex else None
 
 
 def _dig(data: Any, key: str | None) -> float | None:

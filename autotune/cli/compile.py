@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -26,26 +28,38 @@ def screen(
     target: options.Target = None,
     topology: options.Topology = None,
     recipes: Annotated[bool, typer.Option(help="Compile all published recipes too, not only the study's.")] = False,
+    time_limit: Annotated[
+        str | None, typer.Option(help="Show what is known after so long, such as 30m; the same command then goes on.")
+    ] = None,
     as_json: options.Json = False,
 ) -> None:
     """Says which settings change this program on that cluster, which are no-ops, and what does not fit."""
-    from autotune.compiler.screen import chains, domains, facts_of
+    from autotune.cli.tune import seconds_of
+    from autotune.compiler.screen import chains, domains
     from autotune.machine.environment import driver_python
+    from autotune.model.errors import STOPPED
     from autotune.settings.check import named_sets
     from autotune.settings.known import KnownSettings
     from autotune.settings.probe import probe_build
     from autotune.settings.space import build_space
 
-    with _open_screen(study, target, topology) as (spec, opened):
+    limit_s = seconds_of(time_limit, "--time-limit")
+    with _open_screen(study, target, topology) as (spec, opened), _stoppable(opened, limit_s) as stopped:
         known = KnownSettings(probe_build(driver_python(), platform=spec.device.platform))
-        space = build_space(spec, known, facts_of(opened.reference(), opened.job.topology))
-        found = opened.run(domains(space), named_sets(spec, known, every=recipes), chains=chains(space))
+        space = build_space(spec, known, opened.reference())
+        found = opened.run(
+            domains(space), named_sets(spec, known, every=recipes), chains=chains(space), is_over=stopped.is_set,
+            progress=lambda done, of: _tell(f"{done} of {of} sets compiled"),
+        )  # fmt: skip
     from autotune.results.screen_words import screen_lines
 
     if as_json:
         print_json(found)
     else:
         print("\n".join(screen_lines(found)))
+    if stopped.is_set():
+        _tell("stopped before the end: run the same command again, what is compiled is kept")
+        raise typer.Exit(STOPPED)
 
 
 def explain(
@@ -129,6 +143,29 @@ def _open_screen(study: Path, target: str | None, topology: str | None) -> Itera
         processors=lambda: len(os.sched_getaffinity(0)),
     ) as opened:
         yield opened
+
+
+@contextlib.contextmanager
+def _stoppable(opened: Screener, limit_s: float | None) -> Iterator[threading.Event]:
+    """Stops compiling at Ctrl-C, and after so many seconds; yields whether that was."""
+    stopped = threading.Event()
+
+    def stop() -> None:
+        stopped.set()
+        opened.abort()
+
+    def interrupt(*_: object) -> None:  # in a thread: the main one may hold a lock
+        threading.Thread(target=stop, daemon=True).start()
+
+    timer = threading.Timer(limit_s if limit_s is not None else threading.TIMEOUT_MAX, stop)
+    timer.daemon = True
+    before = signal.signal(signal.SIGINT, interrupt)
+    timer.start()
+    try:
+        yield stopped
+    finally:
+        timer.cancel()
+        signal.signal(signal.SIGINT, before)
 
 
 def _tell(what: str) -> None:

@@ -199,7 +199,6 @@ def symptoms(
 
 def space(
     study: options.Study,
-    run_dir: options.RunDir = None,
     python: options.Python = None,
     why: Annotated[
         bool, typer.Option("--why", help="Also the prior chance of each setting to be active, and why.")
@@ -212,9 +211,8 @@ def space(
     from autotune.study.preflight import preview_space
 
     spec = load_study(study)
-    path, folder = run_dir or options.RUNS / spec.name, study.resolve().parent
-    is_asked = run_dir is not None
-    preview = preview_space(spec, study_dir=folder, run_dir=path, is_asked=is_asked, python=python, note=_note)
+    folder = study.resolve().parent
+    preview = preview_space(spec, study_dir=folder, run_dir=options.RUNS / spec.name, python=python, note=_note)
     found = preview.space
     if as_json:
         facts = {"source": preview.source, "device_count": preview.device_count, "layer_bytes": preview.layer_bytes}

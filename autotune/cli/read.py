@@ -137,7 +137,7 @@ def _row(row: Mapping[str, Any]) -> str:
 
 def _summary(found: Mapping[str, Any], fits: Sequence[Recognised], probe: Probe) -> list[str]:
     """Formats the figures, remarks, and the table for a study file."""
-    from autotune.child.shapes import propose
+    from autotune.child.recognise import propose
     from autotune.model.units import format_seconds
     from autotune.programs.draft import toml_lines
     from autotune.programs.look import doubt_of

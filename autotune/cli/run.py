@@ -91,21 +91,11 @@ def run_and_print(
 
 def _print_results(store: Store, conclusion: ConclusionRecord, path: Path, study: Path) -> None:
     """Prints tables, conclusion, run directory and next commands."""
-    from autotune.model.records import ISOLATED, Outcome
     from autotune.model.units import format_seconds
-    from autotune.study.confirm import unsettled
 
     print()
     print_study(store)
-    lines = []
-    left = unsettled(store) if conclusion.outcome is not Outcome.WINNER else None
-    if left is not None and left.pairs is not None:
-        key = "alone" if left.result.stage == ISOLATED else "processes"
-        lines.append(
-            f"not settled: {left.result.settings}; up to {left.pairs} {'isolated runs' if key == 'alone' else 'pairs'} "
-            f"may settle it: raise `[confirm] {key}` (now {left.result.most}) or the budget and run it again"
-        )
-    lines += [
+    lines = [
         f"{conclusion.trial_count} trials in {format_seconds(store.watch.total_s)}",
         f"everything lies in {path} (records.jsonl, trials/*/pairs.jsonl, logs)",
         "",

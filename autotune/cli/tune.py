@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from autotune.model.spec import StudySpec
     from autotune.programs.draft import Plan
     from autotune.programs.look import ProbeRequest, ProbeResult
+    from autotune.programs.probe import Probe
     from autotune.rundir.store import Store
 
 MOST_NAMES = 6
@@ -288,23 +289,24 @@ def show_plan(found: ProbeResult, plan: Plan, file: Path) -> None:
     preview = preview_space(plan.spec, study_dir=file.resolve().parent, run_dir=options.RUNS / plan.spec.name)
     names = [p.name.removeprefix("xla_") for p in preview.space.parameters]
     more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-    jaxlib = f", jaxlib {found.jaxlib}" if found.jaxlib else ""
-    steps = f"{found.steps} lines of steps seen{', then it ended by itself' if found.ended else ''}"
-    if found.line_s > SEVERAL * found.step_s:
-        steps = f"a line comes every {format_seconds(found.line_s)}; {steps}"
+    probe, steps = found.probe, found.steps
+    jaxlib = f", jaxlib {probe.jaxlib}" if probe.jaxlib else ""
+    seen = f"{len(steps.at_s)} lines of steps seen{', then it ended by itself' if probe.status is not None else ''}"
+    if steps.line_s > SEVERAL * steps.step_s:
+        seen = f"a line comes every {format_seconds(steps.line_s)}; {seen}"
     rows = [
         ("command", shlex.join(plan.spec.workload.shown.command or ())),
-        ("interpreter", f"{found.python}{jaxlib}" if found.python else "none loaded jaxlib; autotune's own is asked"),
+        ("interpreter", f"{probe.python}{jaxlib}" if probe.python else "none loaded jaxlib; autotune's own is asked"),
         ("device", f"{found.device_count} x {found.device} ({found.request.platform})"),
         ("steps", found.how),
-        ("", f"such as: {found.example.strip()[:100]}"),
+        ("", f"such as: {steps.example.strip()[:100]}"),
         *([("careful", found.doubt)] if found.doubt else []),
         *([("baseline", f"{own.settings}, which the program sets itself")] if (own := found.own).settings else []),
         *(("careful", warning) for warning in own.warnings),
-        ("loss", f"{found.loss:.4g}, read beside the steps: no winner may change it" if found.loss is not None else
+        ("loss", f"{steps.loss:.4g}, read beside the steps: no winner may change it" if steps.loss is not None else
                  "none is read, so no winner can be held to it: name it by --loss"),
-        *_rows_of_files(found, plan.starts),
-        ("times", f"ready after {format_seconds(found.start_s)}, a step takes {format_seconds(found.step_s)}; {steps}"),
+        *_rows_of_files(probe, plan.starts),
+        ("times", f"ready after {format_seconds(steps.start_s)}, a step takes {format_seconds(steps.step_s)}; {seen}"),
         ("search", f"{len(names)} settings of {preview.build}: {', '.join(names[:MOST_NAMES])}{more}"),
         ("because", WHY[plan.kind]),
         ("time", f"{_about(plan.budget_s)} in all; a run takes {format_seconds(plan.run_s)}, a trial "
@@ -315,18 +317,18 @@ def show_plan(found: ProbeResult, plan: Plan, file: Path) -> None:
     print_lines([f"{name:<12} {text}".rstrip() for name, text in rows])
 
 
-def _rows_of_files(found: ProbeResult, starts: int) -> list[tuple[str, str]]:
+def _rows_of_files(probe: Probe, starts: int) -> list[tuple[str, str]]:
     """Formats what the program writes, and what becomes of it when a study starts it many times."""
     rows = []
-    if found.writes:
-        rows.append(("writes", f"{_some(found.writes)}: each run has this folder for itself, and that is thrown away"))
-    if found.folder_warning:
-        rows.append(("careful", f"{found.folder_warning}. The study starts the program up to {starts} times"))
-    if found.outside:
+    if probe.writes:
+        rows.append(("writes", f"{_some(probe.writes)}: each run has this folder for itself, and that is thrown away"))
+    if probe.folder_warning:
+        rows.append(("careful", f"{probe.folder_warning}. The study starts the program up to {starts} times"))
+    if probe.outside:
         advice = "give it {folder} in the command as the place for it, or switch it off, if that must not happen"
         rows.append(
-            ("careful", f"this program writes {_some(found.outside)}, outside this folder, and is started up to "
-                        f"{starts} times: {advice}")
+            ("careful", f"this program writes {_some(sorted(probe.outside))}, outside this folder, and is started up "
+                        f"to {starts} times: {advice}")
         )  # fmt: skip
     return rows
 

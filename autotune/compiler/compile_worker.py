@@ -1,13 +1,13 @@
 """A compile worker: a process that lowers a step once and compiles it under one flag set after another.
 
-XLA writes the debug options in force beside its dump, as far as they differ from its defaults. It parses XLA_FLAGS
-once in a process: if the options of the step's module name the dump folder of this compilation, all its flags were
-parsed. The listed options are compared with the given ones, which also finds a workload that adds to XLA_FLAGS
-itself. Without this check an unchanged program does not show that a set is a no-op.
+XLA parses XLA_FLAGS once in a process, and writes the options in force, other than defaults, beside its dump. If those
+of the step's module name the dump folder of this compilation, its flags were parsed; all are compared with the given
+ones, for a workload may add its own. Without this an unchanged program does not show that a set is a no-op.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import shutil
@@ -50,20 +50,17 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class CompileJob:
-    """A step to compile, and the GPUs to compile it for.
-
-    Attributes:
-        target: The GPU; None compiles for this machine's CPU.
-        topology: For the CPU, its virtual devices.
-        versions: Installed versions of the compiler: part of the cache's key.
-    """
+    """A step to compile, and the GPUs to compile it for."""
 
     entry: str
     options: Mapping[str, Any]
     target: Target | None
+    """The GPU; None compiles for this machine's CPU."""
     topology: Topology
+    """For the CPU, its virtual devices."""
     paths: tuple[str, ...] = ()
     versions: Mapping[str, str] = field(default_factory=compiler_versions)
+    """Installed versions of the compiler: part of the cache's key."""
     base: Mapping[str, str] = field(default_factory=caller_environment)
 
     @property
@@ -121,13 +118,8 @@ class CompileWorker:
         self._count = 0
         self._scratch = Scratch(COMPILES)
         self._folder = self._scratch.path
-        is_cpu = job.target is None
-        env = child_environment(
-            job.base,
-            shared,
-            platform_name="cpu",
-            virtual_devices=job.topology.device_count if is_cpu else None,
-        )
+        devices = job.topology.device_count if job.target is None else None
+        env = child_environment(job.base, shared, platform_name="cpu", virtual_devices=devices)
         let_import_packages(env)
         env["CUDA_VISIBLE_DEVICES"] = ""  # described GPUs only: attached ones are being measured
         env["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"  # else the plugin requires cuPTI, useless without a GPU
@@ -135,26 +127,23 @@ class CompileWorker:
         env["TF_CPP_MIN_LOG_LEVEL"] = "1"
         command = [driver_python(), "-m", "autotune.child.compile"]
         self._process = GuardedProcess(command, env, self._folder / "worker.log", LOG_BYTES)
-        self._process.send({**self._order(), "lowers_first": lowers_first, **self._manners()})
+        self._send(
+            "job",
+            entry=job.entry,
+            options={**job.options, **options_in(shared.without(OPTION + PROCESS_COUNT))},
+            paths=list(job.paths),
+            platform="cpu" if job.target is None else "cuda",
+            target_config=job.target.config_text if job.target else None,
+            topology=job.topology.for_xla(job.target.network) if job.target else None,
+            lowers_first=lowers_first,
+        )
         progress("lower")
         answer = self._process.first(("ready", "error"), START_LIMIT_S)
         self.broken = None if answer and answer["type"] == "ready" else self._why_broken(answer)
         self.is_touched = bool(answer and answer.get("is_touched"))
 
-    def _order(self) -> dict[str, Any]:
-        target, topology = self._job.target, self._job.topology
-        return {
-            "type": "job",
-            "entry": self._job.entry,
-            "options": {**self._job.options, **options_in(self.shared.without(OPTION + PROCESS_COUNT))},
-            "paths": list(self._job.paths),
-            "platform": "cuda" if target else "cpu",
-            "target_config": target.config_text if target else None,
-            "topology": topology.for_xla(target.network) if target else None,
-        }
-
-    def _manners(self) -> dict[str, Any]:
-        return {"niceness": NICENESS, "processors": sorted(self.kept_to)}
+    def _send(self, kind: str, **order: Any) -> None:
+        self._process.send({"type": kind, "niceness": NICENESS, "processors": sorted(self.kept_to), **order})
 
     def compile(self, settings: FlagSet, *, limits: CompileLimits, has_estimates: bool) -> CompileResult | None:
         """Compiles one set within limits; None if the worker died."""
@@ -166,17 +155,13 @@ class CompileWorker:
         asked = settings.without(*(n for n in settings if n.startswith("xla_dump_")))
         own = [f"--xla_dump_to={folder / 'dump'}", *([ESTIMATES] if has_estimates and self._job.target else [])]
         env["XLA_FLAGS"] = " ".join([asked.render_xla_flags(), *own]).strip()
-        self._process.send(
-            {
-                "type": "compile",
-                "id": self._count,
-                "folder": str(folder),
-                "environment": env,
-                "jax_options": list(jax_settings(settings)),
-                "limit_s": limits.wall_s,
-                "processor_s": limits.processor_s,
-                **self._manners(),
-            }
+        self._send(
+            "compile",
+            folder=str(folder),
+            environment=env,
+            jax_options=list(jax_settings(settings)),
+            limit_s=limits.wall_s,
+            processor_s=limits.processor_s,
         )
         answer = self._process.first(("compiled",), limits.wall_s + 60.0)
         if answer is None:
@@ -208,18 +193,14 @@ class CompileWorker:
         return CompileResult(settings=settings, program=program, **cost)
 
     def _failure(self, folder: Path, answer: Mapping[str, Any], found: Mapping[str, Any]) -> Failure:
-        lines = last_lines(folder / LOG)
+        lines, said = last_lines(folder / LOG), "the compiler did not finish within"
+        ended = functools.partial(Failure, phase="compile", last_lines=lines)
         if answer["timed_out"]:
-            message = f"the compiler did not finish within {self._limits.wall_s:.0f} s"
-            return Failure(kind=FailureKind.HANG, message=message, phase="compile", last_lines=lines)
+            return ended(kind=FailureKind.HANG, message=f"{said} {self._limits.wall_s:.0f} s")
         if answer["exit_status"] == -signal.SIGXCPU and self._limits.processor_s is not None:
-            message = (
-                f"the compiler did not finish within {self._limits.processor_s:.0f} s of processor time, at least "
-                f"{COMPILE_FACTOR:.0f} times what the default takes"
-            )
-            return Failure(
-                kind=FailureKind.COMPILE_ERROR, message=message, phase="compile", signal=TOO_SLOW, last_lines=lines
-            )
+            least = f"at least {COMPILE_FACTOR:.0f} times what the default takes"
+            message = f"{said} {self._limits.processor_s:.0f} s of processor time, {least}"
+            return ended(kind=FailureKind.COMPILE_ERROR, message=message, signal=TOO_SLOW)
         failure = classify_failure(
             exit_status=answer["exit_status"],
             phase="compile",

@@ -18,7 +18,7 @@ from autotune.compiler.program import SCHEMA_VERSION, CompileResult
 from autotune.compiler.targets import compiler_problem
 from autotune.machine.files import replace_file
 from autotune.machine.host import available_memory_bytes
-from autotune.model.errors import LaunchError
+from autotune.model.errors import LaunchError, StoppedError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Failure, FailureKind
 from autotune.model.time_limits import compile_limits
@@ -71,24 +71,6 @@ MOST_WORKERS = 16
 """Each worker lowers the step itself, so further ones gain little."""
 
 
-class _Seat:
-    """Holds one worker at a time."""
-
-    def __init__(self) -> None:
-        self.worker: CompileWorker | None = None
-
-    @property
-    def shared(self) -> FlagSet | None:
-        """Settings that the worker was started with; None without a worker."""
-        return self.worker.shared if self.worker is not None else None
-
-    def close(self) -> None:
-        """Ends the worker."""
-        if self.worker is not None:
-            self.worker.close()
-            self.worker = None
-
-
 class Compiler:
     """Compiles flag sets for one job; its workers live until `close`.
 
@@ -119,7 +101,7 @@ class Compiler:
         self._host_bytes = 0
         self._progress = progress
         self._processors = processors
-        self._seats = [_Seat()]
+        self._workers: dict[int, CompileWorker] = {}
         # A JAX backend that starts before the fork disables the fork's flags, and listing a CPU's devices starts one.
         self._lowers_first = job.target is not None
         self._is_stopped = False
@@ -128,7 +110,7 @@ class Compiler:
     @property
     def workers(self) -> list[CompileWorker]:
         """The running workers."""
-        return [seat.worker for seat in self._seats if seat.worker is not None]
+        return list(self._workers.values())
 
     def compile(self, sets: Sequence[FlagSet]) -> Generator[CompileResult, None, None]:
         """Compiles each distinct set, and yields cached results first; failures are results too.
@@ -151,7 +133,7 @@ class Compiler:
             yield from self._side_by_side(missing)
             return
         for settings in missing:
-            yield self._one(self._seats[0], settings)
+            yield self._one(0, settings)
 
     def _most_at_once(self, missing: Sequence[FlagSet]) -> int:
         """Number of compilations at once; one until the memory of a compilation is known."""
@@ -162,22 +144,22 @@ class Compiler:
         return max(1, min(processors, room, MOST_WORKERS, len(missing)))
 
     def _side_by_side(self, missing: Sequence[FlagSet]) -> Generator[CompileResult, None, None]:
-        waiting, running = list(missing), dict[Future[CompileResult], _Seat]()
+        waiting, running = list(missing), dict[Future[CompileResult], int]()
         most = self._most_at_once(missing)
-        self._seats += [_Seat() for _ in range(most - len(self._seats))]
-        free = self._seats[:most]
+        free = list(range(most))
         with ThreadPoolExecutor(max_workers=most, thread_name_prefix="compile") as pool:
             while waiting or running:
                 while waiting and free:
                     seat = free.pop(0)
-                    settings = next((s for s in waiting if worker_settings(s) == seat.shared), waiting[0])
+                    shared = self._workers[seat].shared if seat in self._workers else None
+                    settings = next((s for s in waiting if worker_settings(s) == shared), waiting[0])
                     waiting.remove(settings)
                     running[pool.submit(self._one, seat, settings)] = seat
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
                     free.append(running.pop(future))
                     yield future.result()
 
-    def _one(self, seat: _Seat, settings: FlagSet) -> CompileResult:
+    def _one(self, seat: int, settings: FlagSet) -> CompileResult:
         """Compiles one set and caches the result."""
         result = self._tried(seat, settings)
         self._cache.store(result)
@@ -189,17 +171,14 @@ class Compiler:
         self._host_bytes = max(self._host_bytes, result.host_bytes)
         self._first_s = self._first_s or (result.cpu_s if result.program is not None else 0.0)
 
-    def _tried(self, seat: _Seat, settings: FlagSet) -> CompileResult:
+    def _tried(self, seat: int, settings: FlagSet) -> CompileResult:
         shared = worker_settings(settings)
         for _ in range(WORKER_RESTARTS + 1):
-            if self._is_stopped:
-                raise LaunchError("compiling was stopped")
-            if seat.worker is None or seat.shared != shared:
-                self._start(seat, shared)
-            worker = seat.worker
-            assert worker is not None
-            if self._is_stopped:
-                raise LaunchError("compiling was stopped")
+            self._refuse_if_stopped()
+            worker = self._workers.get(seat)
+            if worker is None or worker.shared != shared:
+                worker = self._start(seat, shared)
+            self._refuse_if_stopped()
             worker.kept_to = self.kept_to
             if worker.broken is not None:
                 if not shared:
@@ -214,22 +193,33 @@ class Compiler:
                 self._has_estimates = result is None or result.program is None
             if result is not None:
                 return result
-            seat.close()
+            self._end(seat)
         failure = Failure(kind=FailureKind.CRASH, message="the compile worker died again and again", phase="compile")
         return CompileResult(settings=settings, failure=failure)
 
-    def _start(self, seat: _Seat, shared: FlagSet) -> None:
+    def _refuse_if_stopped(self) -> None:
+        if self._is_stopped:
+            raise StoppedError("compiling was stopped; run the same command again, what is compiled is kept")
+
+    def _start(self, seat: int, shared: FlagSet) -> CompileWorker:
         """Starts a worker; if the workload starts a JAX backend in it, another that lowers in its forks."""
-        seat.close()
-        seat.worker = self._new_worker(shared)
-        if seat.worker.is_touched:
+        worker = self._new_worker(seat, shared)
+        if worker.is_touched:
             self._progress("the workload starts a backend as it is built: each set is built in a process of its own")
             self._lowers_first = False
-            seat.close()
-            seat.worker = self._new_worker(shared)
+            worker = self._new_worker(seat, shared)
+        return worker
 
-    def _new_worker(self, shared: FlagSet) -> CompileWorker:
-        return CompileWorker(self.job, shared, self._progress, lowers_first=self._lowers_first, kept_to=self.kept_to)
+    def _new_worker(self, seat: int, shared: FlagSet) -> CompileWorker:
+        self._end(seat)
+        self._workers[seat] = CompileWorker(
+            self.job, shared, self._progress, lowers_first=self._lowers_first, kept_to=self.kept_to
+        )
+        return self._workers[seat]
+
+    def _end(self, seat: int) -> None:
+        if (worker := self._workers.pop(seat, None)) is not None:
+            worker.close()
 
     def forget(self, sets: Iterable[FlagSet]) -> None:
         """Removes results from the cache."""
@@ -237,15 +227,15 @@ class Compiler:
             self._cache.drop(settings)
 
     def abort(self) -> None:
-        """Stops all compilations, from any thread; they and later ones raise `LaunchError`."""
+        """Stops all compilations, from any thread; they and later ones raise `StoppedError`."""
         self._is_stopped = True
         for worker in self.workers:
             worker.abort()
 
     def close(self) -> None:
         """Ends the workers; a later compilation starts new ones."""
-        for seat in self._seats:
-            seat.close()
+        for seat in list(self._workers):
+            self._end(seat)
 
     def __enter__(self) -> Compiler:
         return self

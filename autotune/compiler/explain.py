@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from autotune.compiler.predict import MAIN, Event, Prediction, predict_step
 from autotune.compiler.program import CompiledProgram, changes
@@ -16,8 +16,7 @@ MOST_COLLECTIVES = 8
 """Collectives whose overlap is shown one by one, the most exposed first."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Side:
+class Side(NamedTuple):
     """One of the two programs; a CPU's has no prediction."""
 
     settings: str
@@ -60,20 +59,17 @@ def explanation(reference: Side, candidate: Side, *, memory_limit_bytes: int | N
 
 def _overlap_lines(reference: Prediction, candidate: Prediction) -> list[str]:
     """Communication of a step, and how much of single collectives is overlapped."""
+    both = (reference, candidate)
     rows = [
-        (what, format_seconds(getattr(reference, name)), format_seconds(getattr(candidate, name)))
-        for what, name in (
-            ("all communication of a step", "communication_s"),
-            ("exposed: computing waits for it", "exposed_s"),
-        )
+        ("all communication of a step", *(format_seconds(p.communication_s) for p in both)),
+        ("exposed: computing waits for it", *(format_seconds(p.exposed_s) for p in both)),
     ]
-    sides = [_exposures(p.events) for p in (reference, candidate)]
+    sides = [_exposures(p.events) for p in both]
     names = sorted({n for s in sides for n in s}, key=lambda n: -max(s.get(n, (0.0, 0.0))[1] for s in sides))
     for name in names[:MOST_COLLECTIVES]:
-        before, after = (_format_exposure(s.get(name)) for s in sides)
-        rows.append((f"one {name}", before, after))
-    widths = [max(len(r[i]) for r in rows) for i in range(3)]
-    return [f"  {r[0]:<{widths[0]}}  {r[1]:>{widths[1]}}  {r[2]:>{widths[2]}}" for r in rows]
+        rows.append((f"one {name}", *(_format_exposure(s.get(name)) for s in sides)))
+    first, *others = (max(map(len, column)) for column in zip(*rows, strict=True))
+    return [f"  {r[0]:<{first}}  {r[1]:>{others[0]}}  {r[2]:>{others[1]}}" for r in rows]
 
 
 def _format_exposure(found: tuple[float, float] | None) -> str:

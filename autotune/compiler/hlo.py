@@ -1,9 +1,8 @@
 """Parses optimized HLO modules: instructions, device groups, trip counts, work of kernels.
 
-Trip counts: passes that peel a loop, such as pipelining, lose its trip count. It is then evaluated from the loop's
-initial value, increment and limit, which must be scalar integers. All else counts as unknown, because a wrong count
-gives a wrong step time. XLA's own counting before that is in
-`xla/service/while_loop_trip_count_annotator.cc` and `xla/service/while_loop_analysis.cc`.
+Trip counts: passes that peel a loop, such as pipelining, lose its trip count. The loop's counter, a scalar integer, is
+then run until the condition ends the loop. All else counts as unknown, because a wrong count gives a wrong step time.
+XLA's own counting before that is in xla/service/while_loop_analysis.cc.
 
 Work of kernels: the rules follow XLA's own cost analysis (xla/service/hlo_cost_analysis.cc and
 gpu_hlo_cost_analysis.cc): a dot is 2 FLOPs for each multiplied pair, an elementwise operation 1 for each element, and
@@ -13,12 +12,19 @@ cuDNN's attention count as bytes only.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import math
+import operator
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+Devices = NDArray[np.int64]
 
 _BITS: Mapping[str, float] = {
     "pred": 8, "token": 0, "opaque": 0, "s1": 1, "u1": 1, "s2": 2, "u2": 2, "s4": 4, "u4": 4, "f4e2m1fn": 4,
@@ -55,29 +61,24 @@ class Array:
 
 @dataclass(slots=True)
 class Instruction:
-    """One instruction.
-
-    Attributes:
-        opcode: ``fusion``, ``all-gather-start``, ``custom-call`` ...
-        shape: The arrays of its result, tuples flattened.
-        members: For each operand, the index of a member of its tuple (``%while#4``); None for all of it.
-        called: Attribute (``calls``, ``body``, ``condition``, ``to_apply``) to the name of a computation.
-        index: Number of a parameter.
-        literal: Value of a scalar integer constant.
-        last: Of a tuple-shaped start, the arrays of the second member (the results).
-    """
+    """One instruction."""
 
     name: str
     opcode: str
+    """``fusion``, ``all-gather-start``, ``custom-call`` ..."""
     shape: tuple[Array, ...]
+    """The arrays of its result, tuples flattened."""
     operands: tuple[str, ...]
     members: tuple[int | None, ...]
+    """For each operand, the index of a member of its tuple (``%while#4``); None for all of it."""
     attributes: str
     called: Mapping[str, str]
+    """Attribute (``calls``, ``body``, ``condition``, ``to_apply``) to the name of a computation."""
     is_root: bool = False
     index: int | None = None
+    """Number of a parameter."""
     literal: int | None = None
-    last: tuple[Array, ...] = ()
+    """Value of a scalar integer constant."""
 
     @property
     def bytes(self) -> int:
@@ -170,7 +171,6 @@ def _parse_instruction(is_root: bool, name: str, rest: str) -> Instruction | Non
         is_root=is_root,
         index=int(inside) if opcode == "parameter" and inside.isdigit() else None,
         literal=int(inside) if opcode == "constant" and _LITERAL.match(f"{shape} {inside}") else None,
-        last=_second_member(shape) if shape.startswith("((") else (),
     )
 
 
@@ -187,13 +187,6 @@ def _matching(text: str, start: int) -> int:
     return len(text)
 
 
-def _second_member(shape: str) -> tuple[Array, ...]:
-    """Arrays of ``c`` in ``((a, b), c, ...)``: the results of an asynchronous start."""
-    close = _matching(shape, 1)
-    rest = shape[close + 1 : -1].lstrip(", ")
-    return parse_shape(rest[: _matching(rest, 0) + 1] if rest.startswith("(") else rest)
-
-
 def device_groups(instruction: Instruction, device_count: int) -> list[list[int]]:
     """Device groups of a collective (not of its start); for a permute, its pairs."""
     text = instruction.attributes
@@ -208,77 +201,68 @@ def device_groups(instruction: Instruction, device_count: int) -> list[list[int]
         return _explicit(body)
     if body.startswith("["):
         shape, _, source = body.partition("<=")
-        groups, size = (int(n) for n in re.findall(r"\d+", shape)[:2])
-        flat = list(_iota(source))
-        return [flat[g * size : (g + 1) * size] for g in range(groups)]
-    return list(_mesh_groups(body))
+        count, size = (int(n) for n in re.findall(r"\d+", shape)[:2])
+        return _as_groups(_iota(source).reshape(count, size))
+    return _mesh_groups(body)
 
 
 def _explicit(text: str) -> list[list[int]]:
     return [[int(n) for n in group.split(",")] for group in re.findall(r"\{?([\d,]+)\}", text) if group.strip(",")]
 
 
-def _iota(text: str) -> Iterator[int]:
+def _as_groups(table: Devices) -> list[list[int]]:
+    return [[int(device) for device in row] for row in table]
+
+
+def _iota(text: str) -> Devices:
     """Device numbers of ``[4,2]T(1,0)``: an iota over the dims, transposed, in row-major order."""
-    dims_text, _, order_text = text.partition("T")
-    dims = [int(n) for n in re.findall(r"\d+", dims_text)]
-    order = [int(n) for n in re.findall(r"\d+", order_text)] or list(range(len(dims)))
-    strides = [math.prod(dims[i + 1 :]) for i in range(len(dims))]
-    for place in itertools.product(*(range(dims[i]) for i in order)):
-        yield sum(p * strides[i] for p, i in zip(place, order, strict=True))
+    dims, axes = (
+        [int(n) for n in re.findall(r"\d+", part)] for part in (text.partition("T")[0], text.partition("T")[2])
+    )
+    return np.arange(math.prod(dims)).reshape(dims).transpose(axes or range(len(dims))).ravel()
 
 
-def _mesh_groups(text: str) -> Iterator[list[int]]:
+def _mesh_groups(text: str) -> list[list[int]]:
     """Groups of ``mesh['x'=4,'y'=2], device_ids=([..]T(..)) {'x':(2)2}`` along the axes in braces.
 
     ``'x':(2)2`` is a part of an axis: size 2 after 2 outer parts.
     """
     found = re.match(r"mesh\[([^\]]*)\](?:, device_ids=\(([^{]*)\))? \{([^}]*)\}", text)
     if not found:
-        return
-    axes = [(n, int(s)) for n, s in re.findall(r"'([^']*)'=(\d+)", found[1])]
-    flat = list(_iota(found[2] or f"[{','.join(str(s) for _, s in axes)}]"))
-    wanted: dict[str, list[tuple[int, int]]] = {}
-    for name, outer, size in re.findall(r"'([^']*)'(?::\((\d+)\)(\d+))?", found[3]):
-        full = dict(axes)[name]
-        wanted.setdefault(name, []).append((int(outer or 1), int(size or full)))
-    groups: dict[tuple[int, ...], list[int]] = {}
-    for device, place in zip(flat, itertools.product(*(range(s) for _, s in axes)), strict=True):
-        key = tuple(_rest(at, size, wanted.get(n, ())) for at, (n, size) in zip(place, axes, strict=True))
-        groups.setdefault(key, []).append(device)
-    yield from groups.values()
-
-
-def _rest(coordinate: int, size: int, parts: Sequence[tuple[int, int]]) -> int:
-    """A coordinate on an axis without the parts along which devices are grouped."""
-    for outer, part in parts:
-        inner = size // (outer * part)
-        coordinate = coordinate // (part * inner) * inner + coordinate % inner
-        size //= part
-    return coordinate
+        return []
+    axes = {name: int(size) for name, size in re.findall(r"'([^']*)'=(\d+)", found[1])}
+    parts = [
+        (name, int(outer or 1), int(outer or 1) * int(size or axes[name]))
+        for name, outer, size in re.findall(r"'([^']*)'(?::\((\d+)\)(\d+))?", found[3])
+    ]
+    shape, inside = list[int](), list[bool]()
+    for name, size in axes.items():
+        mine = [(begin, end) for of, begin, end in parts if of == name]
+        cuts = sorted({1, size, *itertools.chain.from_iterable(mine)})
+        for begin, end in itertools.pairwise(cuts):
+            shape.append(end // begin)
+            inside.append(any(low <= begin and end <= high for low, high in mine))
+    devices = _iota(found[2] or f"{list(axes.values())}").reshape(shape)
+    order = sorted(range(len(shape)), key=lambda axis: inside[axis])
+    size = math.prod(n for n, is_inside in zip(shape, inside, strict=True) if is_inside)
+    return _as_groups(devices.transpose(order).reshape(-1, size))
 
 
 _SEEN_THROUGH = frozenset({"bitcast", "copy", "opt-barrier"})
 _CALLS = frozenset({"call", "fusion"})
+_DOES: Mapping[str, Callable[[int, int], int]] = {
+    "add": operator.add, "subtract": operator.sub, "LT": operator.lt, "LE": operator.le, "GT": operator.gt,
+    "GE": operator.ge, "NE": operator.ne,
+}  # fmt: skip
+
+MOST_TRIPS = 10_000
+"""Longest loop whose turns are counted."""
+
 MOST_STEPS = 100
-"""Limit of evaluated instructions for one loop; real ones take about ten."""
+"""Limit of evaluated instructions for one turn; real loops take about ten."""
 
-_MIRRORED = {"LT": "GT", "LE": "GE", "GT": "LT", "GE": "LE", "NE": "NE"}
-
-
-@dataclass(frozen=True, slots=True)
-class _Sum:
-    """A scalar integer: a constant, plus a member of the loop's state unless `member` is None."""
-
-    member: int | None
-    constant: int
-
-
-_STATE = _Sum(-1, 0)
-"""Stands for the whole state of a loop."""
-
-_Given = Callable[[int], _Sum | None]
-"""Argument of a computation by parameter number."""
+_Given = Callable[[int, int | None], int | None]
+"""Argument of a computation by parameter number, or that member of it; None if it is no known integer."""
 
 
 def trip_count(module: Module, computation: Computation, loop: Instruction) -> int | None:
@@ -289,93 +273,78 @@ def trip_count(module: Module, computation: Computation, loop: Instruction) -> i
     condition, body = (module.computations.get(loop.called.get(name, "")) for name in ("condition", "body"))
     if condition is None or body is None or len(loop.operands) != 1:
         return None
-    reader = _Reader(module)
-    if (ends := reader.end(condition)) is None:
-        return None
-    member, direction, limit = ends
-    step = reader.value(body, body.root, lambda number: _STATE, member)
-    begins = reader.value(computation, computation.instructions.get(loop.operands[0]), lambda number: None, member)
-    if step is None or step.member != member or begins is None or begins.member is not None:
-        return None
-    return _count(limit - begins.constant, step.constant, direction)
+    counters: dict[int | None, int | None] = {}
+
+    def at_first(number: int, member: int | None) -> int | None:
+        counters[member] = _Turn(module).operand(computation, loop, 0, _nothing, member)
+        return counters[member]
+
+    given: _Given = at_first
+    for count in range(MOST_TRIPS):
+        if not (goes_on := _Turn(module).value(condition, condition.root, given)):
+            return count if goes_on is not None else None
+        before = functools.partial(_member_of, counters)
+        counters = {member: _Turn(module).value(body, body.root, before, member) for member in counters}
+        given = functools.partial(_member_of, counters)
+    return None
 
 
-def _count(left: int, step: int, direction: str) -> int | None:
-    """Iterations until a counter that starts at zero no longer compares with ``left``."""
-    if direction == "NE":
-        return left // step if step and left % step == 0 and left // step >= 0 else None
-    if direction in ("GT", "GE"):
-        left, step = -left, -step
-    if direction in ("LE", "GE"):
-        left += 1
-    if left <= 0:
-        return 0
-    return -(-left // step) if step > 0 else None  # else it runs until the counter overflows
+def _nothing(number: int, member: int | None) -> int | None:
+    return None
+
+
+def _member_of(counters: Mapping[int | None, int | None], number: int, member: int | None) -> int | None:
+    return counters.get(member)
 
 
 @dataclass(slots=True)
-class _Reader:
-    """Evaluates scalar integers of a module symbolically, in at most `MOST_STEPS` steps."""
+class _Turn:
+    """Evaluates scalar integers of one turn of a loop, in at most `MOST_STEPS` steps."""
 
     module: Module
     steps: int = 0
 
-    def end(self, condition: Computation) -> tuple[int, str, int] | None:
-        """Reads a loop's condition: member of the state, comparison, constant."""
-        root, inside = condition.root, condition
-        given: _Given = lambda number: _STATE  # noqa: E731
-        while root.opcode in _CALLS and (called := self._called(root)) is not None:
-            given, inside, root = self._giving(inside, root, given), called, called.root
-        direction = root.attribute(r"direction=(\w+)")
-        if root.opcode != "compare" or direction not in _MIRRORED or len(root.operands) != 2:
-            return None
-        one, other = (self._operand(inside, root, number, given) for number in range(2))
-        if one is not None and one.member is None:
-            one, other, direction = other, one, _MIRRORED[direction]
-        if one is None or one.member is None or one is _STATE or other is None or other.member is not None:
-            return None
-        return one.member, direction, other.constant - one.constant
-
     def value(
         self, computation: Computation, instruction: Instruction | None, given: _Given, member: int | None = None
-    ) -> _Sum | None:
-        """Evaluates an instruction, or a member of its tuple; None for all but scalar integers and the state."""
+    ) -> int | None:
+        """Evaluates an instruction, or a member of its tuple; None for all but scalar integers."""
         self.steps += 1
         if instruction is None or self.steps > MOST_STEPS:
             return None
         opcode = instruction.opcode
+        if opcode == "parameter":
+            return None if instruction.index is None else given(instruction.index, member)
         if opcode in _CALLS:
-            called = self._called(instruction)
-            inside = self._giving(computation, instruction, given)
-            return None if called is None else self.value(called, called.root, inside, member)
-        if opcode in _SEEN_THROUGH and len(instruction.operands) == 1:
-            return self._operand(computation, instruction, 0, given, member)
-        if member is not None:
-            if opcode == "tuple":
-                return self._operand(computation, instruction, member, given)
-            return _Sum(member, 0) if self.value(computation, instruction, given) is _STATE else None
-        return self._scalar(computation, instruction, given)
+            return self._call(computation, instruction, given, member)
+        if opcode in _SEEN_THROUGH:
+            return self.operand(computation, instruction, 0, given, member)
+        if opcode == "tuple" and member is not None:
+            return self.operand(computation, instruction, member, given)
+        return self._scalar(computation, instruction, given) if member is None else None
 
-    def _scalar(self, computation: Computation, instruction: Instruction, given: _Given) -> _Sum | None:
-        if instruction.opcode == "parameter":
-            return None if instruction.index is None else given(instruction.index)
+    def _call(self, computation: Computation, caller: Instruction, given: _Given, member: int | None) -> int | None:
+        def inside(number: int, member: int | None) -> int | None:
+            return self.operand(computation, caller, number, given, member)
+
+        called = self.module.computations.get(caller.called.get("calls", caller.called.get("to_apply", "")))
+        return None if called is None else self.value(called, called.root, inside, member)
+
+    def _scalar(self, computation: Computation, instruction: Instruction, given: _Given) -> int | None:
         if instruction.opcode == "constant":
-            return None if instruction.literal is None else _Sum(None, instruction.literal)
+            return instruction.literal
         if instruction.opcode == "get-tuple-element":
             at = instruction.attribute(r"index=(\d+)")
-            return self._operand(computation, instruction, 0, given, int(at)) if at else None
-        if instruction.opcode not in ("add", "subtract") or len(instruction.operands) != 2:
+            return self.operand(computation, instruction, 0, given, int(at)) if at else None
+        is_compare = instruction.opcode == "compare"
+        does = _DOES.get((instruction.attribute(r"direction=(\w+)") or "") if is_compare else instruction.opcode)
+        if does is None:
             return None
-        one, other = (self._operand(computation, instruction, number, given) for number in range(2))
-        if one is None or other is None or (one.member is not None and other.member is not None):
-            return None
-        if instruction.opcode == "add":
-            return _Sum(other.member if one.member is None else one.member, one.constant + other.constant)
-        return None if other.member is not None else _Sum(one.member, one.constant - other.constant)
+        one, other = (self.operand(computation, instruction, number, given) for number in range(2))
+        return None if one is None or other is None else int(does(one, other))
 
-    def _operand(
+    def operand(
         self, computation: Computation, instruction: Instruction, number: int, given: _Given, member: int | None = None
-    ) -> _Sum | None:
+    ) -> int | None:
         """Evaluates an operand, or a member of its tuple; an operand such as ``%while#4`` is a member itself."""
         if number >= len(instruction.operands):
             return None
@@ -383,12 +352,6 @@ class _Reader:
         if own is not None and member is not None:
             return None
         return self.value(computation, operand, given, own if member is None else member)
-
-    def _giving(self, computation: Computation, caller: Instruction, given: _Given) -> _Given:
-        return lambda number: self._operand(computation, caller, number, given)
-
-    def _called(self, caller: Instruction) -> Computation | None:
-        return self.module.computations.get(caller.called.get("calls", caller.called.get("to_apply", "")))
 
 
 _FREE = frozenset({
@@ -405,19 +368,16 @@ Product = tuple[int, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """FLOPs and bytes of a kernel.
-
-    Attributes:
-        flops: FLOPs outside of matrix products.
-        matrix_dtype: Type of the factors; None without a product.
-        product: The largest matrix product; None without one, and of attention.
-    """
+    """FLOPs and bytes of a kernel."""
 
     flops: float = 0.0
+    """FLOPs outside of matrix products."""
     matrix_flops: float = 0.0
     matrix_dtype: str | None = None
+    """Type of the factors; None without a product."""
     bytes: float = 0.0
     product: Product | None = None
+    """The largest matrix product; None without one, and of attention."""
 
 
 def kernel_work(module: Module, computation: Computation, instruction: Instruction) -> Work:

@@ -12,13 +12,10 @@ settings (of one other value each) and the absence of a third, or on a chain of 
 small spaces every two values are also tried alone, so that a pair is found whatever switches it off. Larger
 combinations are found by chance: `benchmarks.soundness` measures how often.
 
-A screen repeats the test under each kernel choice. Without a device XLA takes Triton kernels for matrix products; on a
-device the autotuner times them against cuBLAS for each product. Other settings depend on the kernels: a command buffer
-of fusions and custom calls holds other kernels. So two sets count as equal only if they are under each choice. Two
-choices can be forced on jaxlib 0.10.2 and 0.12.0.1. A third, cuDNN's fusions, cannot: without a device's cuDNN they
-end with "Failed to get configs". Levels and fallbacks of the autotuner (``xla_gpu_cudnn_gemm_fusion_level``,
-``xla_gpu_cublas_fallback``) change nothing without a device; the catalogue gives them the stage ``autotuner``, and
-such settings are always measured.
+A screen repeats the test under each kernel choice, because other settings depend on the kernels, and without a device
+XLA takes Triton's for matrix products where a device's autotuner times them against cuBLAS: two sets count as equal
+only if they are under each. A third choice, cuDNN's fusions, cannot be forced without a device. Levels and fallbacks of
+the autotuner change nothing without a device; the catalogue gives them the stage ``autotuner``: always measured.
 """
 
 from __future__ import annotations
@@ -58,25 +55,18 @@ class TimeUp(Exception):
 
 @dataclass(slots=True)
 class Interactions:
-    """Result of an interaction test.
-
-    Attributes:
-        found_active: Active settings, each with those among which it acts: the others of a minimal set, and the
-            context, which was not minimized. Empty for what acts alone.
-        unsettled: Settings without a verdict, because the time was up.
-    """
+    """Result of an interaction test."""
 
     found_active: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Active settings, each with those among which it acts: the others of a minimal set, and the context, which was not
+    minimized. Empty for what acts alone."""
     unsettled: tuple[str, ...] = ()
+    """Settings without a verdict, because the time was up."""
     rows: int = 0
 
 
 def kernel_choices(baseline: FlagSet, *, is_gpu: bool) -> dict[str, FlagSet]:
-    """Kernel choices that a study's programs may meet: one on a CPU, and where the baseline leaves only one.
-
-    A set that forbids Triton has one program under both. One that allows it explicitly is still subject to the
-    autotuner, so a choice is merged over any set.
-    """
+    """Kernel choices that a study's programs may meet: one on a CPU, and where the baseline leaves only one."""
     if not is_gpu:
         return {"": FlagSet()}
     if baseline.merge(CHOICES[CUBLAS]) == baseline:
@@ -124,32 +114,16 @@ def _under_choice(
         return Interactions(unsettled=tuple(no_ops))
     working = {n: [v for v, does in values.items() if does] for n, values in works.items()}
     failing = [FlagSet({n: v}) for n, values in works.items() for v, does in values.items() if not does]
-    return find_interactions(program, no_ops, working, failing=failing, chains=chains, progress=progress)
-
-
-def find_interactions(
-    program: Program,
-    no_ops: Domains,
-    active: Domains,
-    *,
-    failing: Sequence[FlagSet] = (),
-    chains: Chains | None = None,
-    progress: Callable[[int, int], None] = lambda done, of: None,
-    seed: int = 0,
-    pairs_alone: int = PAIRS_ALONE,
-) -> Interactions:
-    """Finds combinations in which settings without an effect alone change the program.
-
-    Args:
-        no_ops: Settings without an effect alone, with all their values that compile.
-        failing: Single settings that do not compile alone; a no-op that repairs one is active.
-    """
-    search = InteractionSearch(program, no_ops, active, seed=seed, pairs_alone=pairs_alone)
-    return search.run(failing, chains or {}, progress)
+    return InteractionSearch(program, no_ops, working).run(failing, chains, progress)
 
 
 class InteractionSearch:
-    """The search of `find_interactions`; see the module's docstring."""
+    """Finds combinations in which settings without an effect alone change the program; see the module's docstring.
+
+    Args:
+        no_ops: Settings without an effect alone, with all their values that compile.
+        active: The other settings, likewise.
+    """
 
     def __init__(
         self, program: Program, no_ops: Domains, active: Domains, *, seed: int = 0, pairs_alone: int = PAIRS_ALONE
@@ -165,7 +139,11 @@ class InteractionSearch:
         self._asked: dict[tuple[str, ...], int] = {}
 
     def run(self, failing: Sequence[FlagSet], chains: Chains, progress: Callable[[int, int], None]) -> Interactions:
-        """Compiles rows until all combinations are covered, or the time is up."""
+        """Compiles rows until all combinations are covered, or the time is up.
+
+        Args:
+            failing: Single settings that do not compile alone; a no-op that repairs one is active.
+        """
         self._queue = self._chained(chains)
         for alone in failing:
             for i in range(max(map(len, self.no_ops.values()), default=0)):
@@ -187,8 +165,6 @@ class InteractionSearch:
             for chain in chains.get(name, ())
             for v in values
         ]
-
-    # ------------------------------------------------------------------ one row
 
     def _try(self, row: FlagSet) -> None:
         """Splits a row until the remaining no-ops in it change nothing."""
@@ -212,11 +188,7 @@ class InteractionSearch:
                     self._queue = [r.without(*minimal) if r.merge(minimal) == r else r for r in self._queue]
 
     def _minimal(self, part: FlagSet, context: FlagSet) -> FlagSet:
-        """A minimal part of some no-ops that changes the program of a context.
-
-        Where all of them fail, the part must fail: the compiler may have hit its time limit, and each further set that
-        holds the part costs that time again.
-        """
+        """A minimal part of some no-ops that changes the program of a context; that fails, where all of them do."""
         base = self._program(context)
         if base is not None and self._program(context.merge(part)) is None:
             return shrink(part, lambda some: self._program(context.merge(some)) is None)[0]
@@ -229,8 +201,6 @@ class InteractionSearch:
             self.found.found_active[name] = tuple(n for n in (*minimal, *context) if n != name)
         self._queue += [row for row in self._equal if any(n in row for n in minimal)]
         self._equal = [row for row in self._equal if not any(n in row for n in minimal)]
-
-    # ------------------------------------------------------------------ which rows
 
     def _plan(self) -> bool:
         """Queues rows that hold all uncovered combinations; whether there are any."""

@@ -6,23 +6,19 @@ and to see where time goes.
 Sources:
     Roofline: Williams, Waterman, Patterson, doi:10.1145/1498765.1498785.
     Kernels: xla/service/gpu/model/gpu_performance_model.cc, as XLA writes it into `reification_cost`.
-    Matrix products: XLA's own measured table, ``kDefaultMatmulPTable`` in the installed plugin
-        (xla/service/gpu/model/matmul_interpolator_data.h). `_TILES` and `WAVE_S` were fitted to its bf16 products of
-        256 to 4096 on a side (1, 2 and 4 at once) on H100 and B200; above 10 GFLOP the error is 3.5 and 3.7 % (root
-        mean square of the log ratio). Its float8 figures are not used: on H100 they exceed peaks.
-    Launches: "Getting Started with CUDA Graphs", developer.nvidia.com/blog/cuda-graphs: gaps of 0.9 us between
-        kernels of a stream, 0.5 us inside a graph.
+    Matrix products: XLA's measured ``kDefaultMatmulPTable`` (xla/service/gpu/model/matmul_interpolator_data.h).
+        `_TILES` and `WAVE_S` were fitted to its bf16 products of 256 to 4096 on a side on H100 and B200; above 10 GFLOP
+        the error is 3.5 and 3.7 % (root mean square of the log ratio). Its float8 figures exceed peaks.
+    Launches: developer.nvidia.com/blog/cuda-graphs: gaps of 0.9 us between kernels of a stream, 0.5 us inside a graph.
     Streams: xla/backends/gpu/runtime: a start waits for earlier work of its stream; the stream waits for a done.
-    Overlap: NCCL's kernels share no multiprocessor with others, and each of its channels holds one
-        (github.com/NVIDIA/nccl issues 689 and 1656): 16 with NVLink (as in XLA's own model of NCCL,
-        kMaxNumChannelsRing in xla/service/gpu/model), 2 over PCIe (NCCL's log of such machines).
+    Overlap: each of NCCL's channels holds a multiprocessor (github.com/NVIDIA/nccl issues 689 and 1656): 16 with
+        NVLink (kMaxNumChannelsRing in xla/service/gpu/model), 2 over PCIe (NCCL's log of such machines).
     Collectives: NCCL's own tuning model, src/graph/tuning.cc (v2.10): latencies and bandwidth factors of ring and tree,
-        LL, LL128 and Simple; the fastest algorithm and protocol counts, as in NCCL.
-    NVLS: XLA's measured table, see `NCCL_LAUNCH_S`: all-reduces of 1 and 2 GB on 8 GPUs. NCCL's own tuning
-        assumes more (src/graph/tuning.cc v2.19 on: 85 % of the links with NVLink SHARP on Hopper).
+        LL, LL128 and Simple; the fastest algorithm and protocol counts.
+    NVLS: XLA's measured table, see `NCCL_LAUNCH_S`: all-reduces of 1 and 2 GB on 8 GPUs. NCCL assumes more
+        (src/graph/tuning.cc v2.19 on: 85 % of the links with NVLink SHARP on Hopper).
     Networks: xla/service/gpu/model/sol_gpu_cost_model.cc (header overhead, one-shot kernels, barrier).
-    Interval: ``autotune/data/published.json``, written by ``python -m benchmarks.published`` from published runs of
-        dense models in bfloat16 (`docs/predictions.md`).
+    Interval: ``autotune/data/published.json``, written by ``python -m benchmarks.published`` (`docs/predictions.md`).
 """
 
 from __future__ import annotations
@@ -32,8 +28,8 @@ import importlib.resources
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields
+from typing import Any, NamedTuple
 
 from autotune.compiler.program import Collective, CompiledProgram, Op, OpKind
 from autotune.compiler.screen import Screener
@@ -80,35 +76,28 @@ class Event:
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """Predicted time of a step.
-
-    Attributes:
-        compute_s: Kernels on the compute stream.
-        communication_s: All collectives, overlapped ones included.
-        exposed_s: Communication that computing waits for.
-        idle_s: Idle time of the compute stream without a pending collective: launches.
-        mfu: Model FLOPs over the peak of the matrix units; None if the workload does not give its FLOPs.
-        unknown_loops: Loops of unknown length, counted once; the step may take far longer.
-    """
+    """Predicted time of a step."""
 
     step_s: float
     compute_s: float
+    """Kernels on the compute stream."""
     communication_s: float
+    """All collectives, overlapped ones included."""
     exposed_s: float
+    """Communication that computing waits for."""
     idle_s: float
+    """Idle time of the compute stream without a pending collective: launches."""
     mfu: float | None
+    """Model FLOPs over the peak of the matrix units; None if the workload does not give its FLOPs."""
     tokens_per_s: float | None
     unknown_loops: tuple[str, ...]
+    """Loops of unknown length, counted once; the step may take far longer."""
     events: tuple[Event, ...] = field(default=(), repr=False)
 
     def to_json(self) -> dict[str, object]:
         """Plain data, without the events."""
-        names = ("step_s", "compute_s", "communication_s", "exposed_s", "idle_s", "mfu", "tokens_per_s")
-        return {
-            "predicted": True,
-            **{n: getattr(self, n) for n in names},
-            "unknown_loops": list(self.unknown_loops),
-        }
+        known = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "events"}
+        return {"predicted": True, **known}
 
 
 def predict_step(program: CompiledProgram, target: Target, topology: Topology) -> Prediction:
@@ -125,9 +114,8 @@ def predict_step(program: CompiledProgram, target: Target, topology: Topology) -
     step_s = compute_s + exposed_s + idle_s
     if step_s <= 0:
         raise LaunchError(
-            f"a predicted step must take some time but program {program.fingerprint} takes none: its "
-            f"{len(program.schedule)} operations launch nothing; delete the folder `screen` of the user's cache, and "
-            "compile it again"
+            f"a predicted step must take some time but program {program.fingerprint} launches nothing; delete the "
+            "folder `screen` of the user's cache, and compile it again"
         )
     peak = target.flops_per_s["bf16"] * topology.device_count
     flops, tokens = program.flops_per_step, program.tokens_per_step
@@ -137,8 +125,8 @@ def predict_step(program: CompiledProgram, target: Target, topology: Topology) -
         communication_s=done["communication"],
         exposed_s=exposed_s,
         idle_s=idle_s,
-        mfu=flops / (peak * step_s) if flops and step_s else None,
-        tokens_per_s=tokens / step_s if tokens and step_s else None,
+        mfu=flops / (peak * step_s) if flops else None,
+        tokens_per_s=tokens / step_s if tokens else None,
         unknown_loops=tuple(sorted(simulation.unknown_loops)),
         events=tuple(simulation.events),
     )
@@ -147,9 +135,8 @@ def predict_step(program: CompiledProgram, target: Target, topology: Topology) -
 def kernel_time(op: Op, target: Target) -> float:
     """Seconds of one kernel or copy: the slowest of matrix units, scalar units and memory.
 
-    For kernels other than matrix products XLA's own estimate counts, if it is near the roofline: XLA knows repeated
-    reads and thread counts of a fusion, but its models give absurd figures for some. For a product XLA estimates a
-    tiling that no autotuner has chosen.
+    For kernels other than matrix products XLA's own estimate counts if it is near the roofline: it knows repeated reads
+    and thread counts of a fusion, but is absurd for some, and of a product it takes a tiling that nobody chose.
     """
     rates, matrix_s = target.flops_per_s, _matrix_time(op, target)
     other_s = max(op.flops / rates["scalar"], op.bytes / (target.memory_bytes_per_s * MEMORY_SHARE))
@@ -222,14 +209,12 @@ class _Simulation:
         begin = max(self._clock.get(stream, 0.0) + gap, self._host)
         if kind == "compute":
             seconds = self._beside(begin, seconds)
-        self._clock[stream] = begin + seconds
-        if kind == "communication":
+        else:
             self._moving_until = max(self._moving_until, begin + seconds)
             self.totals["communication"] += seconds
-            if stream == MAIN:  # nothing else runs there meanwhile
-                self.totals["exposed"] += seconds
-        elif stream == MAIN:
-            self.totals["compute"] += seconds
+        self._clock[stream] = begin + seconds
+        if stream == MAIN:  # nothing else runs there meanwhile
+            self.totals["compute" if kind == "compute" else "exposed"] += seconds
         self.events.append(Event(stream, op.name, kind, begin, begin + seconds))
 
     def _beside(self, begin: float, seconds: float) -> float:
@@ -315,8 +300,7 @@ ONE_SHOT_LAUNCH_S = 1e-6
 BARRIER_S = 1.5e-6
 
 
-@dataclass(frozen=True, slots=True)
-class _Protocol:
+class _Protocol(NamedTuple):
     """Latencies of a protocol in seconds: base, and of a hop over NVLink, PCIe and the network."""
 
     ring: tuple[float, float, float, float]
@@ -354,9 +338,7 @@ class _Links:
         self.has_nvlink = network.nvlink_links > 0 and reach > 1
         # A group within one NVLink domain never uses the network, whatever machines it spreads over.
         self.crosses = collective.node_count > (nodes_of_domain if self.has_nvlink else 1)
-        self.node_count = (
-            math.ceil(collective.node_count / nodes_of_domain) if self.has_nvlink else collective.node_count
-        )
+        self.node_count = math.ceil(collective.node_count / (nodes_of_domain if self.has_nvlink else 1))
         nvlink = network.nvlink_links * network.nvlink_bytes_per_s
         self.local_bytes_per_s = nvlink if self.has_nvlink else PCIE_SHARE * network.pcie_bytes_per_s
         self.nic_bytes_per_s = network.nic_bytes_per_s / (1 + HEADER_OVERHEAD)
@@ -478,11 +460,7 @@ def predict_set(screener: Screener, settings: FlagSet) -> dict[str, Any]:
     target, topology = screener.job.target, screener.job.topology
     if target is None:
         raise StudyFileError("times are predicted for GPUs only: add --target, such as --target h100-sxm")
-    row: dict[str, Any] = {
-        "settings": dict(settings),
-        "target": target.name,
-        "topology": str(topology),
-    }
+    row: dict[str, Any] = {"settings": dict(settings), "target": target.name, "topology": str(topology)}
     result = screener.result(settings)
     if result.program is None:
         return {**row, "failure": result.failure.message if result.failure else ""}

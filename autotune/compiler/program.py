@@ -13,7 +13,7 @@ from autotune.model.measurement import Failure, Settings
 from autotune.model.numbers import Record
 from autotune.model.units import format_bytes
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 """Schema of cached results; raised when their form or meaning changes."""
 
 
@@ -31,52 +31,49 @@ class OpKind(StrEnum):
     OTHER = "other"
 
 
-class Collective(Record):
-    """One collective of a program.
+_LAUNCHED = (OpKind.KERNEL, OpKind.COPY, OpKind.COLLECTIVE)
 
-    Attributes:
-        kind: ``all-gather``, ``all-reduce``, ``reduce-scatter``, ``all-to-all``, ``collective-permute`` ...
-        bytes: Of the whole array: gathered, reduced, exchanged or (permute) sent by one GPU.
-        node_count: Machines of one group.
-        implementation: ``nccl``, or ``kernel`` for XLA's own.
-    """
+
+class Collective(Record):
+    """One collective of a program."""
 
     kind: str
+    """``all-gather``, ``all-reduce``, ``reduce-scatter``, ``all-to-all``, ``collective-permute`` ..."""
     bytes: int
+    """Of the whole array: gathered, reduced, exchanged or (permute) sent by one GPU."""
     dtype: str
     group_size: int
     node_count: int
+    """Machines of one group."""
     implementation: str = "nccl"
+    """``nccl``, or ``kernel`` for XLA's own."""
 
 
 class Op(Record):
-    """One entry of the schedule.
-
-    Attributes:
-        detail: Kind of fusion, target of a custom call, or the thunk's kind.
-        stream: The stream of a start's content.
-        async_id: Pairs a start with its done.
-        content: Entries of a start, of a graph (command buffer), of a loop's body, of all branches.
-        condition: Entries of a loop's condition.
-        trip_count: Iterations of a loop; None if unknown.
-        flops, matrix_flops, matrix_dtype, product, bytes: Work of a kernel; see `autotune.compiler.hlo.Work`.
-        xla_s: Seconds of a kernel by XLA's own cost model.
-    """
+    """One entry of the schedule."""
 
     kind: OpKind
     name: str
     detail: str = ""
+    """Kind of fusion, target of a custom call, or the thunk's kind."""
     stream: str | None = None
+    """The stream of a start's content."""
     async_id: int | None = None
+    """Pairs a start with its done."""
     content: tuple[Op, ...] = ()
+    """Entries of a start, of a graph (command buffer), of a loop's body, of all branches."""
     condition: tuple[Op, ...] = ()
+    """Entries of a loop's condition."""
     trip_count: int | None = None
+    """Iterations of a loop; None if unknown."""
     flops: float = 0.0
     matrix_flops: float = 0.0
     matrix_dtype: str | None = None
     product: tuple[int, int, int, int] | None = None
     bytes: float = 0.0
+    """With flops, matrix_flops, matrix_dtype, product: Work of a kernel; see `autotune.compiler.hlo.Work`."""
     xla_s: float | None = None
+    """Seconds of a kernel by XLA's own cost model."""
     collective: Collective | None = None
 
 
@@ -97,46 +94,41 @@ class Memory(Record):
 
 
 class CompiledProgram(Record):
-    """One program.
-
-    Attributes:
-        fingerprint: Equal for equal programs: optimized HLO (without metadata) and thunk sequence.
-        schedule: Entries in the order of issue by the host; empty for CPU programs.
-        opcodes: Number of instructions outside of fusions, by opcode.
-        custom_calls: Number of custom calls, by target.
-        flops_per_step: Of the model, over all GPUs, if the workload gives it.
-        layer_bytes: ``weights`` and ``gradients`` of one layer, if the workload gives them.
-    """
+    """One program."""
 
     fingerprint: str
+    """Equal for equal programs: optimized HLO (without metadata) and thunk sequence."""
     versions: dict[str, str]
+    device_count: int
     compile_s: float
     memory: Memory | None
     schedule: tuple[Op, ...] = ()
+    """Entries in the order of issue by the host; empty for CPU programs."""
     opcodes: dict[str, int] = Field(default_factory=dict)
+    """Number of instructions outside of fusions, by opcode."""
     custom_calls: dict[str, int] = Field(default_factory=dict)
+    """Number of custom calls, by target."""
     flops_per_step: float | None = None
+    """Of the model, over all GPUs, if the workload gives it."""
     tokens_per_step: int | None = None
     layer_bytes: dict[str, int] = Field(default_factory=dict)
+    """``weights`` and ``gradients`` of one layer, if the workload gives them."""
 
 
 class CompileResult(Record):
-    """The result of compiling one set.
-
-    Attributes:
-        settings: The set merged into the baseline.
-        duration_s: Wall time, fork included.
-        cpu_s: Processor time over all cores, which load on the machine does not stretch.
-        host_bytes: Peak memory on the host; 0 if unknown.
-    """
+    """The result of compiling one set."""
 
     settings: Settings
+    """The set merged into the baseline."""
     program: CompiledProgram | None = None
     failure: Failure | None = None
     from_cache: bool = False
     duration_s: float = 0.0
+    """Wall time, fork included."""
     cpu_s: float = 0.0
+    """Processor time over all cores, which load on the machine does not stretch."""
     host_bytes: int = 0
+    """Peak memory on the host; 0 if unknown."""
 
 
 def walk(ops: tuple[Op, ...], times: int = 1) -> Iterator[tuple[Op, int]]:
@@ -162,31 +154,14 @@ def collectives(program: CompiledProgram) -> dict[tuple[str, bool], tuple[int, i
     return found
 
 
-def graphs(program: CompiledProgram) -> list[int]:
-    """Number of kernels, copies and collectives in each command buffer."""
-    return [
-        sum(1 for inner, _ in walk(op.content) if inner.kind in (OpKind.KERNEL, OpKind.COPY, OpKind.COLLECTIVE))
-        for op, _ in walk(program.schedule)
-        if op.kind is OpKind.GRAPH
-    ]
-
-
-def loops(program: CompiledProgram) -> list[tuple[str, int | None]]:
-    """Loops and their trip counts."""
-    return [(op.name, op.trip_count) for op, _ in walk(program.schedule) if op.kind is OpKind.LOOP]
-
-
-def kernels(program: CompiledProgram) -> Counter[str]:
-    """Counts kernels and copies by `Op.detail`."""
-    return Counter(op.detail for op, _ in walk(program.schedule) if op.kind in (OpKind.KERNEL, OpKind.COPY))
-
-
 def figures(program: CompiledProgram) -> dict[str, Any]:
     """Countable figures of a program, by name."""
     if not program.schedule:  # XLA:CPU shows no thunks
         return {f"instructions: {name}": n for name, n in program.opcodes.items()} | _memory_figures(program)
-    table = collectives(program)
-    held = graphs(program)
+    table, ops = collectives(program), list(walk(program.schedule))
+    held = [op for op, _ in ops if op.kind is OpKind.GRAPH]
+    trips = [op.trip_count for op, _ in ops if op.kind is OpKind.LOOP]
+    kernels = Counter(op.detail for op, _ in ops if op.kind in (OpKind.KERNEL, OpKind.COPY))
     found: dict[str, Any] = {}
     for (kind, is_async), (count, _, _) in sorted(table.items()):
         found[f"{kind} ({'async' if is_async else 'sync'})"] = count
@@ -194,14 +169,14 @@ def figures(program: CompiledProgram) -> dict[str, Any]:
         found[f"{kind} bytes a step"] = sum(v[2] for (k, _), v in table.items() if k == kind)
         found[f"{kind} runs a step"] = sum(v[1] for (k, _), v in table.items() if k == kind)
     found["command buffers"] = len(held)
-    found["kernels in command buffers"] = sum(held)
-    found["loops"] = len(loops(program))
-    if unknown := sum(n is None for _, n in loops(program)):
+    found["kernels in command buffers"] = sum(inner.kind in _LAUNCHED for op in held for inner, _ in walk(op.content))
+    found["loops"] = len(trips)
+    if unknown := trips.count(None):
         found["loops of unknown length, counted once"] = unknown
-    found["loop iterations a step"] = sum(n or 1 for _, n in loops(program))
-    found |= {f"kernels: {name}": n for name, n in sorted(kernels(program).items())}
+    found["loop iterations a step"] = sum(n or 1 for n in trips)
+    found |= {f"kernels: {name}": n for name, n in sorted(kernels.items())}
     found |= {f"custom calls: {name}": n for name, n in sorted(program.custom_calls.items())}
-    found["kernel launches a step"] = sum(t for op, t in walk(program.schedule) if op.kind is OpKind.KERNEL)
+    found["kernel launches a step"] = sum(t for op, t in ops if op.kind is OpKind.KERNEL)
     return found | _memory_figures(program)
 
 

@@ -129,12 +129,8 @@ class Reader:
         content = self.schedule(thunk.nested)
         kind = _KINDS.get(thunk.kind) or _unnamed(thunk, found[1] if found else None)
         number = re.search(r"async_id=(\d+)", thunk.text)
-        fields: dict[str, object] = {
-            "name": name or thunk.kind,
-            "detail": thunk.kind,
-            "content": content,
-            "async_id": int(number[1]) if number else None,
-        }
+        fields: dict[str, object] = {"name": name or thunk.kind, "detail": thunk.kind, "content": content}
+        fields["async_id"] = int(number[1]) if number else None
         if kind is OpKind.START:
             stream = re.search(r"stream=([\w\[\]]+)", thunk.text)
             return Op(kind=kind, stream=stream[1] if stream else "stream", **fields)
@@ -234,27 +230,17 @@ def _what(module: Module, instruction: Instruction) -> str:
 
 def counts(module: Module) -> tuple[dict[str, int], dict[str, int]]:
     """Counts instructions outside of fusions by opcode, and custom calls by target."""
-    fused = {
-        i.called.get("calls")
-        for c in module.computations.values()
-        for i in c.instructions.values()
-        if i.opcode == "fusion"
-    }
-    outside = [i for c in module.computations.values() if c.name not in fused for i in c.instructions.values()]
+    everything = module.index().values()
+    fused = {i.called.get("calls") for _, i in everything if i.opcode == "fusion"}
+    outside = [i for c, i in everything if c.name not in fused]
     opcodes = Counter(i.opcode for i in outside)
     targets = Counter(_what(module, i) for i in outside if i.opcode == "custom-call")
     return dict(sorted(opcodes.items())), dict(sorted(targets.items()))
 
 
 # Names of the worker's files; it is never imported here.
-HLO, THUNKS, NAMES, OPTIONS, LOG, RESULT = (
-    "optimized.hlo",
-    "thunks.txt",
-    "thunk_names.txt",
-    "debug_options.txt",
-    "compile.log",
-    "result.json",
-)
+HLO, THUNKS, NAMES = "optimized.hlo", "thunks.txt", "thunk_names.txt"
+OPTIONS, LOG, RESULT = "debug_options.txt", "compile.log", "result.json"
 
 FATAL = re.compile(r"[EF]\d{4} [\d:.]+ +\d+ [\w.]+:\d+\] (.*)")
 _HARMLESS = re.compile(r"cuda drivers|InitializeLog|cuInit|computation_placer|Unable to register")
@@ -282,6 +268,7 @@ def read_program(
     return CompiledProgram(
         fingerprint=found.get("fingerprint") or fingerprint(found["hlo_digest"], thunks),
         versions=found["versions"],
+        device_count=device_count,
         compile_s=found["compile_s"],
         memory=Memory(**found["memory"]) if found["memory"] else None,
         schedule=reader.schedule(parsed),

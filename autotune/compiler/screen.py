@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from autotune.compiler.interaction import Chains, Domains, TimeUp, find_interact
 from autotune.compiler.program import CompiledProgram, CompileResult, changes
 from autotune.compiler.targets import Target, Topology, load_target, memory_fraction, parse_topology, target_here
 from autotune.machine.environment import caller_environment
-from autotune.model.errors import LaunchError, StudyFileError
+from autotune.model.errors import LaunchError, StoppedError, StudyFileError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Settings, WorkerReport
 from autotune.model.numbers import Record
@@ -45,10 +44,9 @@ MOST_VALUES = 5
 class Effect(StrEnum):
     """Effect of a setting on the program.
 
-    ``active``: some value changes the program. ``no-op``: none does, alone or with others (see
-    `autotune.compiler.interaction`), whichever kernels a device's autotuner may choose. ``measure``: read at run time
-    or by the on-device autotuner, so equal programs prove nothing. ``fails``: no value changes the program, and some
-    do not compile.
+    ``active``: some value changes it. ``no-op``: none does, alone or with others (`autotune.compiler.interaction`).
+    ``measure``: read at run time or by the on-device autotuner, so equal programs prove nothing. ``fails``: no value
+    changes it, and some do not compile.
     """
 
     ACTIVE = "active"
@@ -58,20 +56,17 @@ class Effect(StrEnum):
 
 
 class CompiledReport(Record):
-    """Result of compiling one set.
-
-    Attributes:
-        fingerprint: Of its program; None if it does not compile.
-        fits: Whether the step fits in device memory; None if unknown.
-        compile_s: Of a failure, seconds until it ended.
-    """
+    """Result of compiling one set."""
 
     fingerprint: str | None = None
+    """Of its program; None if it does not compile."""
     changes: tuple[str, ...] = ()
     message: str = ""
     peak_bytes: int | None = None
     fits: bool | None = None
+    """Whether the step fits in device memory; None if unknown."""
     compile_s: float = 0.0
+    """Of a failure, seconds until it ended."""
 
 
 class ValueReport(CompiledReport):
@@ -82,33 +77,27 @@ class ValueReport(CompiledReport):
 
 
 class SettingReport(Record):
-    """One setting with all its values.
-
-    Attributes:
-        interacts_with: Settings with which it is active; empty if it is active alone.
-        under: The only kernel choice under which it is active; empty if that is the compiler's own.
-    """
+    """One setting with all its values."""
 
     name: str
     effect: Effect
     stage: str
     values: tuple[ValueReport, ...] = ()
     interacts_with: tuple[str, ...] = ()
+    """Settings with which it is active; empty if it is active alone."""
     under: str = ""
+    """The only kernel choice under which it is active; empty if that is the compiler's own."""
 
 
 class SetReport(CompiledReport):
-    """One named set: a recipe, or one of the study's own.
-
-    Attributes:
-        same_as: Earlier set with the same program and the same `to_measure`.
-        to_measure: Settings that compiling cannot judge.
-    """
+    """One named set: a recipe, or one of the study's own."""
 
     name: str
     settings: Settings
     same_as: str | None = None
+    """Earlier set with the same program and the same `to_measure`."""
     to_measure: tuple[str, ...] = ()
+    """Settings that compiling cannot judge."""
 
 
 class Canary(Record):
@@ -119,15 +108,7 @@ class Canary(Record):
 
 
 class ScreenReport(Record):
-    """Result of screening a study on one cluster.
-
-    Attributes:
-        limit_bytes: Device memory at the study's memory fraction; None for the CPU.
-        compiled_count: Programs compiled now, without those of `cached_count`.
-        skipped: Settings and sets without a verdict, because the time was up.
-        target_digest: `Target.digest`; empty for the CPU.
-        choices: Kernel choices under which programs were compared.
-    """
+    """Result of screening a study on one cluster."""
 
     target: str
     topology: str
@@ -136,13 +117,18 @@ class ScreenReport(Record):
     settings: tuple[SettingReport, ...]
     sets: tuple[SetReport, ...]
     limit_bytes: int | None
+    """Device memory at the study's memory fraction; None for the CPU."""
     compiled_count: int
+    """Programs compiled now, without those of `cached_count`."""
     cached_count: int
     duration_s: float
     skipped: tuple[str, ...] = ()
+    """Settings and sets without a verdict, because the time was up."""
     canary: Canary | None = None
     target_digest: str = ""
+    """`Target.digest`; empty for the CPU."""
     choices: tuple[str, ...] = ()
+    """Kernel choices under which programs were compared."""
 
     def of_effect(self, effect: Effect) -> list[SettingReport]:
         """Selects settings by effect."""
@@ -210,7 +196,8 @@ class Screener:
         # Settings of the autotuner are always measured, and may interact with others.
         others = {n: v for n, v in domains.items() if self.stage(n) is Stage.AUTOTUNER}
         wanted = self.wanted(domains, named)
-        self.compile_all(wanted, is_over=is_over, progress=progress)
+        with contextlib.suppress(StoppedError):  # what is known by then is told
+            self.compile_all(wanted, is_over=is_over, progress=progress)
         skipped = {n for n, values in judged.items() if not all(self.is_known(FlagSet({n: v})) for v in values)}
         found = [self._setting(n, tuple(v), reference) for n, v in domains.items() if n not in skipped]
 
@@ -219,13 +206,14 @@ class Screener:
 
         found, unsettled = self._interaction_test(found, others, chains or {}, is_over, row_done)
         skipped |= unsettled
+        seen = {(reference.fingerprint, self._to_measure(self.baseline)): ("reference", FlagSet())}
         return ScreenReport(
             target=self.target_name,
             topology=str(self.job.topology),
             versions=reference.versions,
             reference=self._set_report("reference", FlagSet(), reference, {}),
             settings=tuple(found),
-            sets=tuple(self._sets({n: s for n, s in named.items() if self.is_known(s)}, reference)),
+            sets=tuple(self._set_report(n, s, reference, seen) for n, s in named.items() if self.is_known(s)),
             limit_bytes=self.limit_bytes(self.baseline),
             compiled_count=sum(not r.from_cache for r in self._results.values()),
             cached_count=sum(r.from_cache for r in self._results.values()),
@@ -252,13 +240,11 @@ class Screener:
     ) -> None:
         """Compiles the sets without a result, several at once, until `is_over`."""
         missing = [s for s in dict.fromkeys(map(self._as_compiled, wanted)) if s not in self._results]
-        done = len(wanted) - len(missing)
         if not missing or is_over():
             return
         with contextlib.closing(self._compiler.compile(missing)) as results:
-            for result in results:
+            for done, result in enumerate(results, len(wanted) - len(missing) + 1):
                 self._results[result.settings] = result
-                done += 1
                 progress(done, len(wanted))
                 if is_over():
                     return
@@ -300,9 +286,11 @@ class Screener:
         return None if None in programs else "-".join([*map(str, programs), rest.digest])
 
     def _is_same(self, one: FlagSet, other: FlagSet) -> bool:
-        """Whether two sets have one program under every kernel choice."""
+        """Whether two sets have one program under every kernel choice; False where compiling was stopped."""
         forced = self.choices.values()
-        return all(self.fingerprint(one.merge(f)) == self.fingerprint(other.merge(f)) for f in forced)
+        with contextlib.suppress(StoppedError):
+            return all(self.fingerprint(one.merge(f)) == self.fingerprint(other.merge(f)) for f in forced)
+        return False
 
     def fingerprint(self, settings: FlagSet) -> str | None:
         """Fingerprint of a set's program; None if it does not compile."""
@@ -311,11 +299,8 @@ class Screener:
 
     def result(self, settings: FlagSet) -> CompileResult:
         """The result of a set; compiles it if necessary."""
-        compiled = self._as_compiled(settings)
-        if compiled not in self._results:
-            for result in self._compiler.compile([compiled]):
-                self._results[result.settings] = result
-        return self._results[compiled]
+        self.compile_all([settings])
+        return self._results[self._as_compiled(settings)]
 
     def forget(self, sets: Sequence[FlagSet]) -> None:
         """Drops the results of sets, also from the cache."""
@@ -356,11 +341,8 @@ class Screener:
         if stage is not Stage.PROGRAM:
             return SettingReport(name=name, effect=Effect.MEASURE, stage=stage)
         reports = tuple(self._value(name, value, reference) for value in values)
-        effect = Effect.NO_OP
-        if any(r.is_active for r in reports):
-            effect = Effect.ACTIVE
-        elif any(r.message for r in reports):
-            effect = Effect.FAILS
+        effect = Effect.FAILS if any(r.message for r in reports) else Effect.NO_OP
+        effect = Effect.ACTIVE if any(r.is_active for r in reports) else effect
         return SettingReport(name=name, effect=effect, stage=stage, values=reports)
 
     def _value(self, name: str, value: str, reference: CompiledProgram) -> ValueReport:
@@ -401,7 +383,10 @@ class Screener:
         def program(candidate: FlagSet) -> str | None:
             if not self.is_known(candidate) and is_over():
                 raise TimeUp
-            return self.fingerprint(candidate)
+            try:
+                return self.fingerprint(candidate)
+            except StoppedError:
+                raise TimeUp from None
 
         no_ops = {s.name: [v.value for v in s.values if not v.message] for s in settings if s.effect is Effect.NO_OP}
         active = {s.name: [v.value for v in s.values] for s in settings if s.name not in no_ops} | dict(others)
@@ -415,11 +400,6 @@ class Screener:
         unsettled = {n for one in found.values() for n in one.unsettled}
         left = [s.model_copy(update=found_active.get(s.name)) for s in settings if s.name not in unsettled]
         return left, unsettled
-
-    def _sets(self, named: Mapping[str, FlagSet], reference: CompiledProgram) -> Iterator[SetReport]:
-        seen = {(reference.fingerprint, self._to_measure(self.baseline)): ("reference", FlagSet())}
-        for name, settings in named.items():
-            yield self._set_report(name, settings, reference, seen)
 
     def _to_measure(self, settings: FlagSet) -> FlagSet:
         """The part of a set that compiling cannot judge."""
@@ -438,19 +418,6 @@ class Screener:
             first, other = seen.setdefault((found["fingerprint"], rest), (name, settings))
             same_as = first if first != name and self._is_same(settings, other) else None
         return SetReport(name=name, settings=settings, same_as=same_as, to_measure=tuple(rest), **found)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
-    """`WorkloadFacts` from compiling; `layer_bytes` has ``weights`` and ``gradients`` of one layer."""
-
-    device_count: int | None
-    layer_bytes: Mapping[str, int] = field(default_factory=dict)
-
-
-def facts_of(program: CompiledProgram, topology: Topology) -> Facts:
-    """The facts from a compiled reference."""
-    return Facts(device_count=topology.device_count, layer_bytes=program.layer_bytes)
 
 
 def on_cluster(spec: StudySpec, target: Target | None, topology: Topology | None) -> tuple[StudySpec, Topology]:
@@ -544,7 +511,7 @@ def narrowed(space: SearchSpace, report: ScreenReport, *, keeps_no_ops: bool = F
         if parameter.name in reasons:
             continue
         left = {n: v for n, v in (parameter.condition or {}).items() if n not in reasons} or None
-        refused = _refused_values(found.get(parameter.name), report)
+        refused = _refused_values(parameter.name, report)
         choices = parameter.choices and tuple(c for c in parameter.choices if c not in refused)
         if choices == ():
             reasons[parameter.name] = "no value of it compiles and fits here"
@@ -558,28 +525,21 @@ def _no_op_reason(setting: SettingReport, report: ScreenReport) -> str:
     return f"no-op here: compiled for {report.target} {report.topology}, no value ({tried}) changes the program"
 
 
-def _refused_values(setting: SettingReport | None, report: ScreenReport) -> set[str]:
-    """Values that must not be launched; if not even the reference fits, memory is ignored.
+def _refused_values(name: str, report: ScreenReport) -> set[str]:
+    """Values of a setting that must not be launched; if not even the reference fits, memory is ignored.
 
     A value stays if the savings of all other settings together could make it fit: each set is checked again before it
     is launched.
     """
-    values = setting.values if setting else ()
-    is_cpu, believed = report.limit_bytes is None, report.reference.fits is not False
-    saved = sum(_saved_bytes(s, report) for s in report.settings if setting is None or s.name != setting.name)
-
-    def never_fits(value: ValueReport) -> bool:
-        if value.peak_bytes is None or report.limit_bytes is None:
-            return value.fits is False
-        return value.peak_bytes - saved > report.limit_bytes
-
-    return {v.value for v in values if (v.fits is False and believed and never_fits(v)) or (is_cpu and v.message)}
-
-
-def _saved_bytes(setting: SettingReport, report: ScreenReport) -> int:
-    """Largest saving of device memory by a value of a setting alone."""
-    reference = report.reference.peak_bytes or 0
-    return max([0, *(reference - v.peak_bytes for v in setting.values if v.peak_bytes is not None)])
+    values = next((s.values for s in report.settings if s.name == name), ())
+    if (limit := report.limit_bytes) is None:
+        return {v.value for v in values if v.message}
+    if report.reference.fits is False:
+        return set()
+    usual = report.reference.peak_bytes or 0
+    peaks = [[v.peak_bytes for v in s.values if v.peak_bytes is not None] for s in report.settings if s.name != name]
+    saved = sum(max(0, usual - min(of)) for of in peaks if of)
+    return {v.value for v in values if v.peak_bytes is not None and v.peak_bytes - saved > limit}
 
 
 def chains(space: SearchSpace) -> dict[str, list[FlagSet]]:

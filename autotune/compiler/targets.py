@@ -19,7 +19,7 @@ from autotune.machine.gpus import GpuFacts, gpu_facts
 from autotune.model.errors import StudyFileError, close_matches
 from autotune.settings.catalog import read_data
 
-SHARED_FIELDS: Mapping[str, Any] = {
+SHARED_FIELDS: dict[str, Any] = {
     "threads_per_block_limit": 1024,
     "threads_per_warp": 32,
     "shared_memory_per_block": 49152,
@@ -51,26 +51,22 @@ _WHOLE_PLUGINS = tuple((plugin, plugin.replace("-plugin", "-pjrt")) for plugin i
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """Links of one GPU to the others.
-
-    Attributes:
-        nvlink_links: 0 without NVLink.
-        nvlink_bytes_per_s: Rate of one link in one direction, as NCCL assumes it.
-        nvlink_domain: GPUs that are connected by NVLink.
-        gpus_per_node: GPUs of a machine as it is usually sold.
-        nic_bytes_per_s: Line rate of the network per GPU, one direction.
-        pcie_bytes_per_s: Rate of the GPU's slot, one direction.
-        nvls_share: Share of the links that NCCL assumes for NVLink SHARP (the NVSwitch reduces and multicasts); 0
-            without it.
-    """
+    """Links of one GPU to the others."""
 
     nvlink_links: int = 0
+    """0 without NVLink."""
     nvlink_bytes_per_s: float = 0.0
+    """Rate of one link in one direction, as NCCL assumes it."""
     nvlink_domain: int = 1
+    """GPUs that are connected by NVLink."""
     gpus_per_node: int = 8
+    """GPUs of a machine as it is usually sold."""
     nic_bytes_per_s: float = 12.5e9
+    """Line rate of the network per GPU, one direction."""
     pcie_bytes_per_s: float = 31.5e9
+    """Rate of the GPU's slot, one direction."""
     nvls_share: float = 0.0
+    """Share of the links that NCCL assumes for NVLink SHARP (the NVSwitch reduces and multicasts); 0 without it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,27 +89,24 @@ class _TargetFile:
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """One kind of GPU.
-
-    Attributes:
-        config_text: A ``stream_executor.GpuTargetConfigProto`` for XLA, as text.
-        core_count: Streaming multiprocessors.
-        flops_per_s: Peak rate of the matrix units by type of input (``bf16``, ``f8``, ``tf32`` ...), and ``scalar``.
-        matrix_share: Share of the matrix units' peak that large products reach during training.
-        kinds: Names of the GPU in JAX.
-    """
+    """One kind of GPU."""
 
     name: str
     title: str
     config_text: str
+    """A ``stream_executor.GpuTargetConfigProto`` for XLA, as text."""
     memory_bytes: int
     memory_bytes_per_s: float
     core_count: int
+    """Streaming multiprocessors."""
     flops_per_s: Mapping[str, float]
+    """Peak rate of the matrix units by type of input (``bf16``, ``f8``, ``tf32`` ...), and ``scalar``."""
     network: Network
     matrix_share: float = MATRIX_SHARE
+    """Share of the matrix units' peak that large products reach during training."""
     sources: tuple[str, ...] = ()
     kinds: tuple[str, ...] = ()
+    """Names of the GPU in JAX."""
 
     @property
     def digest(self) -> str:
@@ -123,9 +116,8 @@ class Target:
     def with_memory(self, fraction: float | None) -> Target:
         """This GPU for a process that takes this fraction of its memory; None changes nothing.
 
-        On a GPU, JAX passes its allocator's limit to XLA's scheduler; without one XLA assumes 80 % of the described
-        memory (`GetSchedulerMemoryLimit` in xla/service/gpu/gpu_hlo_schedule.cc). It overlaps less where memory is
-        short.
+        On a GPU, JAX passes its allocator's limit to XLA's scheduler, which overlaps less where memory is short;
+        without one XLA assumes 80 % of the described memory (xla/service/gpu/gpu_hlo_schedule.cc).
         """
         if fraction is None:
             return self
@@ -170,8 +162,8 @@ class Topology:
     def for_xla(self, network: Network) -> str:
         """The topology for XLA's plugin: partitions x hosts of a partition x GPUs of a host.
 
-        A partition is an NVLink domain, so separate machines are partitions of one host. That form works on jaxlib
-        0.10.2 and 0.12.0.1, while many hosts in one partition crashed 0.12.0.1 for some programs.
+        A partition is an NVLink domain, so separate machines are partitions of one host. Many hosts in one partition
+        crashed jaxlib 0.12.0.1 for some programs.
 
         Raises:
             StudyFileError: If the machines do not fill the NVLink domains.
@@ -222,15 +214,17 @@ def load_target(name: str, *, facts: GpuFacts | None = None, toolkit: Toolkit | 
     if facts is not None:
         tools = replace(tools, driver=facts.cuda or tools.driver)
         links = links if facts.nvlinks is None else facts.nvlinks
+    info = SHARED_FIELDS | {
+        "driver_version": tools.driver,
+        "runtime_version": tools.runtime,
+        "compile_time_toolkit_version": tools.toolkit,
+    } | device  # fmt: skip
+    if links:
+        info["device_interconnect_info"] = {"active_links": links}
     config = {
-        "gpu_device_info": {
-            **SHARED_FIELDS,
-            **tools.fields,
-            **device,
-            **({"device_interconnect_info": {"active_links": links}} if links else {}),
-        },
+        "gpu_device_info": info,
         "platform_name": "CUDA",
-        "dnn_version_info": tools.dnn_fields,
+        "dnn_version_info": dict(zip(("major", "minor", "patch"), map(int, tools.dnn.split(".")), strict=True)),
         "device_description_str": device["name"],
     }
     return Target(
@@ -266,17 +260,16 @@ def _told(found: _TargetFile, facts: GpuFacts | None) -> dict[str, Any]:
     """Fields of the description from a GPU's own report."""
     if facts is None:
         return {}
-    capability = dict(found.device["cuda_compute_capability"])
-    if facts.compute_capability is not None:
-        capability |= zip(("major", "minor"), facts.compute_capability, strict=True)
-    told = {
+    told: dict[str, Any] = {
         "name": facts.name or None,
         "core_count": facts.lanes and facts.lanes // found.device["fpus_per_core"],
         "clock_rate_ghz": facts.clock_ghz,
         "device_memory_size": facts.memory_bytes,
         "memory_bandwidth": facts.memory_bytes_per_s and int(facts.memory_bytes_per_s),
-        "cuda_compute_capability": capability if facts.compute_capability is not None else None,
     }
+    if facts.compute_capability is not None:
+        numbers = dict(zip(("major", "minor"), facts.compute_capability, strict=True))
+        told["cuda_compute_capability"] = found.device["cuda_compute_capability"] | numbers
     return {name: value for name, value in told.items() if value is not None}
 
 
@@ -309,8 +302,7 @@ def proto_text(fields: Mapping[str, Any], indent: str = "") -> str:
         if isinstance(value, Mapping):
             lines.append(f"{indent}{name} {{\n{proto_text(value, indent + '  ')}{indent}}}\n")
         else:
-            is_enum = isinstance(value, str) and name == "feature_extension"
-            shown = value if is_enum or not isinstance(value, str) else f'"{value}"'
+            shown = f'"{value}"' if isinstance(value, str) and name != "feature_extension" else value
             lines.append(f"{indent}{name}: {shown}\n")
     return "".join(lines)
 
@@ -321,32 +313,14 @@ def _folder() -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Toolkit:
-    """The CUDA and cuDNN that a program is compiled against, as ``major.minor.patch``.
-
-    Attributes:
-        runtime: CUDA runtime of the installed wheel, else the one that the plugin is built for.
-        driver: The newest CUDA that the driver can run.
-    """
+    """The CUDA and cuDNN that a program is compiled against, as ``major.minor.patch``."""
 
     runtime: str
+    """CUDA runtime of the installed wheel, else the one that the plugin is built for."""
     toolkit: str
     dnn: str
     driver: str = _NEWEST_DRIVER
-
-    @property
-    def fields(self) -> dict[str, str]:
-        """Fields of ``GpuDeviceInfoProto``."""
-        return {
-            "driver_version": self.driver,
-            "runtime_version": self.runtime,
-            "compile_time_toolkit_version": self.toolkit,
-        }
-
-    @property
-    def dnn_fields(self) -> dict[str, int]:
-        """Fields of ``DnnVersionInfoProto``."""
-        major, minor, patch = (int(n) for n in self.dnn.split("."))
-        return {"major": major, "minor": minor, **({"patch": patch} if patch else {})}
+    """The newest CUDA that the driver can run."""
 
 
 def toolkit_of(versions: Mapping[str, str]) -> Toolkit:

@@ -26,9 +26,9 @@ import numpy.typing as npt
 from autotune.measure.context import MeasurementContext, ReferenceFailed, typical_step_s, work_between
 from autotune.measure.durations import (
     LEAST_AA,
+    aa_limit_s,
     aa_processes,
-    floor_limit_s,
-    interleaved_aa_s,
+    beside_reference_s,
     isolated_aa_s,
     refuse_short_budget,
 )
@@ -58,7 +58,6 @@ from autotune.stats.estimates import (
     reason_to_stop,
     widen,
 )
-from autotune.stats.loss_check import largest_drift
 from autotune.workers.base import Worker, WorkerFailed
 from autotune.workers.failures import collision_of
 
@@ -83,12 +82,7 @@ Inspect = Callable[[WorkerReport, WorkerReport], S | None]
 
 @dataclass(frozen=True, slots=True)
 class StoppingRule:
-    """When an interleaved comparison ends, and the estimate that is honest under that rule.
-
-    Attributes:
-        stop: Given the log ratios so far, the reason to stop; None to go on.
-        estimate: From all log ratios to the estimate.
-    """
+    """When an interleaved comparison ends (a reason, or None), and the estimate that is honest under that rule."""
 
     stop: Callable[[list[float]], str | None]
     estimate: Callable[[list[float]], Estimate]
@@ -156,26 +150,10 @@ class ComparisonRequest(Generic[S]):
         """What the inspection of both reports says, if it settles the matter."""
         return self.inspect(reference, candidate) if self.inspect is not None else None
 
-    @property
-    def is_aa(self) -> bool:
-        """Whether it is the study's reference against itself."""
-        return self.sets == (FlagSet(), FlagSet())
-
-    @property
-    def is_reference_replaceable(self) -> bool:
-        """Whether a reference that fails is started again rather than a result."""
-        return self.is_proof or self.against is None
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared(Generic[S]):
-    """Result of a comparison.
-
-    Attributes:
-        settled: What the inspection of the reports said; nothing was measured then.
-        pairs: Raw pairs of blocks, in order.
-        comparison: Their figures; None if the matter was settled before.
-    """
+    """Result of a comparison: its pairs and their figures, or what the inspection of both reports `settled` before."""
 
     reference: WorkerReport
     candidate: WorkerReport
@@ -186,34 +164,13 @@ class Compared(Generic[S]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AaRun:
-    """The reference against other processes of itself.
-
-    Attributes:
-        reference: The living one.
-        seconds: The others, in order.
-        pairs: Raw pairs of blocks with all of them, in order.
-        noise: What they say about this machine.
-    """
+    """The living reference against other processes of itself (`seconds`), with the pairs of all of them in order."""
 
     reference: WorkerReport
     seconds: Sequence[WorkerReport]
     pairs: Sequence[Pair]
     comparison: Comparison
     noise: AaNoise
-
-    @property
-    def drift(self) -> float:
-        """Largest relative difference of the traces of loss and gradient norm of any of them to the living one's."""
-        return max(_drift(self.reference, second) for second in self.seconds)
-
-
-def _drift(first: WorkerReport, second: WorkerReport) -> float:
-    losses = min(len(first.losses), len(second.losses))  # what is read from an output may end anywhere
-    norms = min(len(first.grad_norms), len(second.grad_norms))
-    return max(
-        largest_drift(first.losses[:losses], second.losses[:losses]),
-        largest_drift(first.grad_norms[:norms], second.grad_norms[:norms]),
-    )
 
 
 class Comparer(ABC):
@@ -236,7 +193,7 @@ class Comparer(ABC):
             LaunchError: If the reference cannot be started.
         """
         return self._until_reference_holds(
-            lambda way: way._compare(request), request.sets, is_replaceable=request.is_reference_replaceable
+            lambda way: way._compare(request), request.sets, is_replaceable=request.is_proof or request.against is None
         )
 
     def aa_run(self, folder: Path) -> AaRun:
@@ -282,11 +239,6 @@ class Comparer(ABC):
     def _figures(
         self, pairs: Sequence[Pair], estimate: Estimate, *, stopped: str, work: WorkPerStep | None = None
     ) -> Comparison:
-        """The figures of a comparison.
-
-        Args:
-            work: What a step of each arm does, where it differs.
-        """
         looked, meter = self.context.gpus.take(), self.context.meter
         return Comparison(
             estimate=estimate,
@@ -378,13 +330,14 @@ class Interleaved(Comparer):
         trace = context.reference_trace or LossTrace(spec, reference.report)
         count = aa_pairs(reference.report, context.steps_for(reference))
         steps = 2 * count * context.steps_for(reference)
-        least_s = interleaved_aa_s(reference.report, processes=LEAST_AA, steps=steps)
+        # In the end the reference starts once more, in another rounding.
+        least_s = reference.report.start_s + LEAST_AA * beside_reference_s(reference.report, steps=steps)
         refuse_short_budget(spec, reference.report, begun_s=context.assignment.at_s, aa_s=least_s)
         pairs: list[Pair] = []
         reports: list[WorkerReport] = []
         groups: list[Floats] = []
         ages: list[npt.NDArray[np.int64]] = []
-        limit_s = floor_limit_s(spec, begun_s=context.now_s)
+        limit_s = aa_limit_s(spec, begun_s=context.now_s)
 
         def stop(ratios: list[float]) -> str | None:
             is_late = len(ratios) >= FEWEST_LONG_PAIRS and context.now_s > limit_s
@@ -452,10 +405,6 @@ class InterleavedBlocks:
             seed: Of the coins.
             check: Called with each pair once it is kept.
             begin: Number of the first pair.
-
-        Raises:
-            ReferenceFailed: If the reference failed in a block.
-            WorkerFailed: If the candidate failed in a block.
         """
         context = self.context
         rng, steps = random.Random(f"{context.spec.seed}/{seed}"), context.steps_for(self.workers[0])
@@ -611,7 +560,7 @@ class Isolated(Comparer):
 
     def _run(self, request: ComparisonRequest[S], arm: Arm, worker: Worker) -> Run:
         context, at_s = self.context, self.context.now_s
-        if request.is_aa and self._run_steps is None:  # the first run of all: is there time for the others?
+        if not any(request.sets) and self._run_steps is None:  # the first run of all: is there time for the others?
             left_s = isolated_aa_s(context.spec, worker.report)
             refuse_short_budget(context.spec, worker.report, begun_s=context.assignment.at_s, aa_s=left_s)
         with self._blaming(request, arm):
@@ -714,11 +663,7 @@ def _sum_if_known(values: Sequence[float | None]) -> float | None:
 
 
 def noise_of_aba_runs(pairs: Sequence[Pair], *, start_s: float = 0.0) -> AaNoise:
-    """What ABA runs of the reference with itself say about this machine.
-
-    Args:
-        pairs: ABA runs stored as pairs.
-    """
+    """What ABA runs of the reference with itself, stored as pairs, say about this machine."""
     found = aba_estimate(pairs)
     count = found.pair_count
     return AaNoise(

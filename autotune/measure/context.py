@@ -68,7 +68,6 @@ class MeasurementContext:
 
     Attributes:
         assignment: The task in hand, and what the driver said with it.
-        programs: Names of programs that were measured before, here or elsewhere, each with the number of its trial.
         has_run: Whether a reference ever ran: one that never did cannot run at all.
         restarts: How often the reference was lost over the task in hand.
         share: What two processes on one GPU get of its memory, and who does not fit so.
@@ -79,7 +78,6 @@ class MeasurementContext:
         self.folders = folders
         self.progress = progress
         self.assignment = Assignment()
-        self.programs: dict[str, int] = {}
         self.losses = LossGate(spec, LossSpread(), 0.0)
         self.reference_trace: LossTrace | None = None
         self.has_run = False
@@ -95,7 +93,6 @@ class MeasurementContext:
     def begin(self, assignment: Assignment) -> None:
         """A task begins on this lane."""
         self.assignment = assignment
-        self.programs.update(assignment.programs)
         self.restarts = 0
         self._began_s = time.monotonic()
         if (aa_run := assignment.aa_run) is not None:
@@ -125,8 +122,7 @@ class MeasurementContext:
         A kill counts as one where no setting could have caused it.
 
         Raises:
-            WorkerFailed: If it never became ready.
-            NodeLostError: If nodes that it needs are gone.
+            WorkerFailed: If it never became ready; `NodeLostError` if nodes that it needs are gone.
             LaunchError: If its program goes on where an earlier run ended.
         """
         attempt = 0
@@ -159,9 +155,6 @@ class MeasurementContext:
         Args:
             work: Starts the process, and ends it; told whether that is alone.
             isolated: Whether it is alone from the start.
-
-        Raises:
-            WorkerFailed: If that fails.
         """
         try:
             return work(isolated)
@@ -204,52 +197,33 @@ class MeasurementContext:
             name: Seeds the coin.
 
         Raises:
-            ReferenceFailed: If the first one failed, whatever became of the second.
-            WorkerFailed: If the second one did.
+            WorkerFailed: If the candidate failed; `ReferenceFailed` if the reference did, whatever became of the other.
         """
         beside = self.folder_in(folder, "reference")
-        asked = {Arm.REFERENCE: (reference, beside), Arm.CANDIDATE: (candidate, folder)}
-        arms = [*asked]
+        arms = [(Arm.REFERENCE, (reference, beside)), (Arm.CANDIDATE, (candidate, folder))]
         random.Random(f"{self.spec.seed}/{name}/start").shuffle(arms)
-        asked = {arm: asked[arm] for arm in arms}
-        found = self._start_in_order(asked) if self.spec.block_sizes.in_order else self._start_at_once(asked)
-        workers = {arm: w for arm, w in found.items() if not isinstance(w, WorkerFailed)}
-        if len(workers) == len(asked):
-            first, second = workers[Arm.REFERENCE], workers[Arm.CANDIDATE]
-            if not reference:
-                refuse_not_finite(first.report)
-            return first, second
-        for worker in workers.values():
-            worker.close()
-        of_first, of_second = found[Arm.REFERENCE], found.get(Arm.CANDIDATE)
-        if isinstance(of_first, WorkerFailed):
-            raise ReferenceFailed(of_first) from of_first
-        assert isinstance(of_second, WorkerFailed)
-        raise of_second
+        found = self._start_each(dict(arms))
+        first, second = found[Arm.REFERENCE], found[Arm.CANDIDATE]
+        if isinstance(first, WorkerFailed):
+            if not isinstance(second, WorkerFailed):
+                second.close()
+            raise ReferenceFailed(first) from first
+        if isinstance(second, WorkerFailed):
+            first.close()
+            raise second
+        if not reference:
+            refuse_not_finite(first.report)
+        return first, second
 
-    def _start_in_order(self, asked: Mapping[Arm, tuple[FlagSet, Path]]) -> dict[Arm, Worker | WorkerFailed]:
-        """Starts one after the other; where the reference fails, nothing is to be learned of the candidate."""
+    def _start_each(self, asked: Mapping[Arm, tuple[FlagSet, Path]]) -> dict[Arm, Worker | WorkerFailed]:
+        """Starts both at once, for starting is not measured; or in order, where each times kernels while it starts."""
         found: dict[Arm, Worker | WorkerFailed] = {}
-        for arm, (settings, folder) in asked.items():
-            try:
-                found[arm] = self.start(settings, folder)
-            except WorkerFailed as error:
-                found[arm] = error
-                if arm is Arm.REFERENCE:
-                    break
-            except BaseException:
-                self.close()
-                raise
-        return found
-
-    def _start_at_once(self, asked: Mapping[Arm, tuple[FlagSet, Path]]) -> dict[Arm, Worker | WorkerFailed]:
-        """Starts all at once: starting is not measured, and most of a short run."""
-        found: dict[Arm, Worker | WorkerFailed] = {}
-        with ThreadPoolExecutor(max_workers=len(asked)) as pool:
+        with ThreadPoolExecutor(max_workers=1 if self.spec.block_sizes.in_order else len(asked)) as pool:
             futures = {arm: pool.submit(self.start, *one) for arm, one in asked.items()}
             try:
                 errors = {arm: future.exception() for arm, future in futures.items()}
             except BaseException:  # interrupted: do not wait until all have compiled
+                pool.shutdown(wait=False, cancel_futures=True)
                 self.close()
                 raise
         for arm, error in errors.items():

@@ -4,21 +4,33 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import NamedTuple
 
 from autotune.model.block_sizes import BlockCosts
 from autotune.model.errors import LaunchError
 from autotune.model.measurement import INTERLEAVED, WorkerReport
-from autotune.model.records import AaRecord, ConfirmRun, LedgerRecord, PowerAnalysis, SessionRecord, TrialResult
+from autotune.model.records import (
+    CONFIRM,
+    ISOLATED,
+    AaRecord,
+    ConfirmRun,
+    FinalistResult,
+    LedgerRecord,
+    PowerAnalysis,
+    ProofRecord,
+    SessionRecord,
+    TrialResult,
+)
 from autotune.model.spec import StudySpec
 from autotune.model.units import format_seconds
 from autotune.rundir.store import Store
-from autotune.stats.aa_noise import AaNoise, proof_size
+from autotune.stats.aa_noise import proof_size
 from autotune.stats.estimates import SequentialPlan
 from autotune.stats.long_run import soak_arm_s
-from autotune.stats.proof import FIRST_LOOK, ISOLATED_PAIRS, proof_pairs, smallest_gain, study_power
+from autotune.stats.proof import FIRST_LOOK, ISOLATED_PAIRS, planned_pairs, smallest_gain
 
 AA_SHARE = 0.2
 """Share of a time budget beyond which an A/A run starts no more processes than it must."""
@@ -32,11 +44,10 @@ PROOF_AA_RUNS = 6.0
 RECENT = 20
 """Latest pairs of processes, or trials, from which their duration is estimated."""
 
+STAGES_WITH_ETA = ("A/A run", "screen", "search", "minimise", "confirm", "soak")
+
 ABLATIONS = 4
 """Settings of a finalist for which time is kept to leave each of them out in turn."""
-
-SEARCHES, PROVES, LAST = ("A/A run", "screen", "search"), ("minimise", "confirm"), "soak"
-"""Stages by what is still to do in them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +55,6 @@ class Durations:
     """Seconds of one lane.
 
     Attributes:
-        start_s: Until a process is ready.
         trial_s: A trial that is looked at once.
         block_pair_s: One pair of blocks; 0 where one process runs at a time.
         pair_s: A fresh pair of processes of a proof.
@@ -68,47 +78,34 @@ def durations_of(spec: StudySpec, result: AaRecord, runs: Sequence[ConfirmRun]) 
     Args:
         runs: Pairs of processes that have run: where they took longer than was planned, that counts.
     """
-    noise, step_s = result.noise, result.comparison.reference_step_s
+    noise, step_s, measure = result.noise, result.comparison.reference_step_s, spec.measure
     if not noise.pair_s:
         return None
-    soak_s = 0.0
+    pair_s = pair_of_processes_s(spec, result)
+    took = [r.duration_s for r in runs if r.duration_s and r.stage != ISOLATED and r.failure is None][-RECENT:]
+    longer = max(1.0, statistics.median(took) / pair_s) if took else 1.0  # candidates may choose kernels
+    soak_s, aba_s = 0.0, measure.aba_runs * 1.5 * pair_s
     if spec.confirm.soak:
-        run_steps = None if spec.workload.can_interleave else spec.measure.run_steps
-        least_s = max(spec.confirm.soak, spec.soak_steps * step_s)
-        soak_s = soak_arm_s(least_s, step_s=step_s, start_s=noise.start_s, run_steps=run_steps)
-    planned = (_interleaved if result.comparison.mode == INTERLEAVED else _one_at_a_time)(spec, result, 2.0 * soak_s)
-    took = [r.duration_s for r in runs if r.duration_s and r.stage != "isolated" and r.failure is None][-RECENT:]
-    longer = max(1.0, statistics.median(took) / planned.pair_s) if took else 1.0  # candidates may choose kernels
-    return replace(
-        planned, pair_s=longer * planned.pair_s, isolated_s=longer * planned.isolated_s, soak_s=longer * planned.soak_s
+        run_steps = None if spec.workload.can_interleave else measure.run_steps
+        least_s = max(spec.confirm.soak, spec.soak_steps({}) * step_s)
+        soak_s = 2.0 * soak_arm_s(least_s, step_s=step_s, start_s=noise.start_s, run_steps=run_steps)
+    takes = Durations(
+        start_s=noise.start_s, trial_s=aba_s, block_pair_s=0.0, pair_s=longer * pair_s, isolated_s=0.0,
+        ablation_s=aba_s, soak_s=longer * soak_s,
+    )  # fmt: skip
+    if result.comparison.mode != INTERLEAVED:
+        return takes
+    costs, least = _costs(spec, result), SequentialPlan(cap=measure.pairs_cap).looks[0]
+    run_s = costs.run_beside_pairs_s(
+        pairs=proof_size(noise, starts=spec.block_sizes.starts), least_steps=measure.run_steps
     )
-
-
-def _interleaved(spec: StudySpec, result: AaRecord, soak_s: float) -> Durations:
-    costs, measure = _costs(spec, result), spec.measure
-    least = SequentialPlan(cap=measure.pairs_cap).looks[0]
-    run_s = costs.run_beside_pairs_s(pairs=pairs_of_blocks(spec, result.noise), least_steps=measure.run_steps)
-    return Durations(
+    return replace(
+        takes,
         start_s=costs.start_s,
         trial_s=costs.trial_s(least),
         block_pair_s=costs.pair_s,
-        pair_s=pair_of_processes_s(spec, result),
-        isolated_s=ISOLATED_PAIRS * 2.0 * run_s if spec.confirm.isolated else 0.0,
+        isolated_s=longer * ISOLATED_PAIRS * 2.0 * run_s if spec.confirm.isolated else 0.0,
         ablation_s=costs.fresh_pair_s(least),
-        soak_s=soak_s,
-    )
-
-
-def _one_at_a_time(spec: StudySpec, result: AaRecord, soak_s: float) -> Durations:
-    aba_s = spec.measure.aba_runs * 3.0 * pair_of_processes_s(spec, result) / 2.0
-    return Durations(
-        start_s=result.noise.start_s,
-        trial_s=aba_s,
-        block_pair_s=0.0,
-        pair_s=pair_of_processes_s(spec, result),
-        isolated_s=0.0,
-        ablation_s=aba_s,
-        soak_s=soak_s,
     )
 
 
@@ -117,16 +114,11 @@ def _costs(spec: StudySpec, result: AaRecord) -> BlockCosts:
     return spec.block_sizes.costs(step_s=step_s, start_s=aa_run.start_s + aa_run.settle_steps * step_s)
 
 
-def pairs_of_blocks(spec: StudySpec, noise: AaNoise) -> int:
-    """Returns the pairs of blocks that each fresh pair of processes runs interleaved."""
-    return proof_size(noise, starts=spec.block_sizes.starts)
-
-
 def pair_of_processes_s(spec: StudySpec, result: AaRecord) -> float:
     """Returns the seconds of one fresh pair of processes of a proof."""
     noise = result.noise
     if result.comparison.mode == INTERLEAVED:
-        return _costs(spec, result).fresh_pair_s(pairs_of_blocks(spec, noise))
+        return _costs(spec, result).fresh_pair_s(proof_size(noise, starts=spec.block_sizes.starts))
     return 2.0 * noise.start_s + noise.pair_s
 
 
@@ -136,14 +128,11 @@ def minimising_s(spec: StudySpec, takes: Durations, *, sets: int) -> float:
 
 
 def refuse_short_budget(spec: StudySpec, reference: WorkerReport, *, begun_s: float, aa_s: float) -> None:
-    """Ends a study whose time budget is used up by its A/A run, once its reference has started.
+    """Ends a study whose time budget is used up by its A/A run, once its reference has started, by a LaunchError.
 
     Args:
         begun_s: Seconds of the study when the reference was started.
         aa_s: Least seconds of the rest of the A/A run.
-
-    Raises:
-        LaunchError: If it is.
     """
     budget_s, used_s = spec.search.time_budget, begun_s + reference.start_s
     if budget_s is None or not reference.start_s or used_s + aa_s <= budget_s:
@@ -157,23 +146,13 @@ def refuse_short_budget(spec: StudySpec, reference: WorkerReport, *, begun_s: fl
     )
 
 
-def interleaved_aa_s(reference: WorkerReport, *, processes: int, steps: int) -> float:
-    """Returns the seconds of an interleaved A/A run after its reference has started.
-
-    Args:
-        reference: Starts once more, in another rounding.
-        processes: Started beside it.
-        steps: Steps of both arms that are run with each of those.
-    """
-    return reference.start_s + processes * _process_s(reference, steps)
-
-
-def _process_s(reference: WorkerReport, steps: int) -> float:
+def beside_reference_s(reference: WorkerReport, *, steps: int) -> float:
+    """Returns the seconds of a process of an A/A run beside the living reference, in which both run so many steps."""
     return reference.start_s + steps * statistics.median(reference.warmup_step_times_s or (0.0,))
 
 
 def isolated_aa_s(spec: StudySpec, reference: WorkerReport) -> float:
-    """Returns the same of one in ABA runs, while the first of its runs is in hand."""
+    """Returns the seconds of the rest of an A/A run in ABA runs, while the first of its runs is in hand."""
     step_s = statistics.median(reference.warmup_step_times_s or (0.0,))
     costs = spec.block_sizes.costs(step_s=step_s, start_s=reference.start_s)
     run_s = costs.isolated_run_s(pairs=1, least_steps=spec.measure.run_steps)
@@ -187,7 +166,7 @@ def aa_processes(spec: StudySpec, reference: WorkerReport, *, steps: int) -> int
         steps: Steps of both arms that are run with each of the others.
     """
     budget_s, asked = spec.search.time_budget, spec.measure.aa_processes
-    each_s = _process_s(reference, steps)
+    each_s = beside_reference_s(reference, steps=steps)
     if budget_s is None or each_s <= 0.0:
         return asked
     # The reference itself is started once beside them, and once more in another rounding.
@@ -195,13 +174,10 @@ def aa_processes(spec: StudySpec, reference: WorkerReport, *, steps: int) -> int
     return min(asked, max(LEAST_AA, fitting))
 
 
-def floor_limit_s(spec: StudySpec, *, begun_s: float) -> float:
+def aa_limit_s(spec: StudySpec, *, begun_s: float) -> float:
     """Returns the seconds of the study from which an interleaved A/A run runs no more than it must.
 
     Its length is planned by warm-up steps; on a busy machine others take several times as long.
-
-    Args:
-        begun_s: Seconds of the study when its reference has started.
     """
     budget_s = spec.search.time_budget
     return math.inf if budget_s is None else begun_s + AA_SHARE / 2.0 * budget_s
@@ -211,32 +187,25 @@ def floor_limit_s(spec: StudySpec, *, begun_s: float) -> float:
 
 
 def power_analysis(spec: StudySpec, result: AaRecord) -> PowerAnalysis | None:
-    """Returns the smallest gain that is proven 9 times in 10, and its cost; None where the A/A run cannot say.
+    """Returns the smallest gain that is proven 9 times in 10, and the time of proofs; None where it is not known.
 
     Spreads from few processes are often too small, so it rests on an upper limit: `AaNoise.cautious_process_sd`.
     """
-    noise, most = result.noise, spec.confirm.processes
-    if not (noise.start_s and noise.pair_s):
+    noise, confirm, takes = result.noise, spec.confirm, durations_of(spec, result, ())
+    if takes is None or not noise.start_s or confirm.processes < FIRST_LOOK:
         return None
-    if most < FIRST_LOOK:
-        return None
-    pairs = pairs_of_blocks(spec, noise) if result.comparison.mode == INTERLEAVED else 1
-    pair_s = pair_of_processes_s(spec, result)
-    pair_sd = _round_up(math.hypot(math.sqrt(2.0) * noise.cautious_process_sd(), noise.within_sd / math.sqrt(pairs)))
-    finalists, min_effect = spec.confirm.finalists, spec.measure.min_effect
-    isolated = spec.confirm.isolated if result.comparison.mode == INTERLEAVED else 0
-    how: dict[str, Any] = {"most": most, "finalists": finalists, "isolated": isolated, "min_effect": min_effect}
-    smallest = smallest_gain(pair_sd, **how)
-    cost = study_power(smallest, pair_sd, **how) if smallest else None
-    return PowerAnalysis(
-        pair_sd=pair_sd, pairs=pairs, pair_s=pair_s, most=most, smallest=smallest,
-        proof_s=cost.pairs * pair_s if cost else None,
-    )  # fmt: skip
-
-
-def _round_up(sd: float) -> float:
-    """Rounds up by at most 2 % to one of few figures: thousands of simulated studies share the result of each."""
-    return 1.02 ** math.ceil(math.log(sd) / math.log(1.02)) if sd > 0.0 else 0.0
+    is_interleaved = result.comparison.mode == INTERLEAVED
+    pairs = proof_size(noise, starts=spec.block_sizes.starts) if is_interleaved else 1
+    pair_sd = math.hypot(math.sqrt(2.0) * noise.cautious_process_sd(), noise.within_sd / math.sqrt(pairs))
+    smallest = smallest_gain(
+        pair_sd,
+        most=confirm.processes,
+        finalists=confirm.finalists,
+        isolated=confirm.isolated if is_interleaved else 0,
+        min_effect=spec.measure.min_effect,
+    )
+    proof_s = proofs_s(spec, takes)
+    return PowerAnalysis(pair_sd=pair_sd, most=confirm.processes, smallest=smallest, proof_s=proof_s)
 
 
 # ---------------------------------------------------------------------- ETA
@@ -245,53 +214,76 @@ def _round_up(sd: float) -> float:
 def eta_s(store: Store, stage: str, *, used_s: float, stage_s: float) -> float | None:
     """Returns the seconds until a study ends at the latest, about: by its trials and proofs, or by a budget.
 
-    Args:
-        store: The run directory, which somebody else may be writing.
-        stage: The current one.
-        used_s: Of the study's time.
-        stage_s: Of the stage.
+    It is None where there is no budget, and the A/A run is not known yet or the stage is none of a search.
 
-    Returns:
-        None where there is no budget, and the A/A run is not known yet or the stage is none of a search.
+    Args:
+        used_s: Of the study's time.
+        stage_s: Of the current stage.
     """
-    known = [s for s in (_planned_s(store, stage, used_s, stage_s), *_budgets_s(store, used_s)) if s is not None]
+    ledger, aa_run = store.last(LedgerRecord), store.last(AaRecord)
+    devices = aa_run.reference.device_count * max(1, len(ledger.lanes)) if ledger and aa_run else 1
+    budgets = budgets_of(store.spec, used_s=used_s, device_s=ledger.device_s if ledger else 0.0, devices=devices)
+    planned_s = _planned_s(store, stage, stage_s)
+    known = [*(b.whole_s - b.used_s for b in budgets), *([] if planned_s is None else [planned_s])]
     return max(0.0, min(known)) if known else None
 
 
-def _budgets_s(store: Store, used_s: float) -> list[float]:
-    search, found = store.spec.search, []
+class Budget(NamedTuple):
+    """One budget, as seconds of wall time."""
+
+    name: str
+    whole_s: float
+    used_s: float
+
+
+def budgets_of(spec: StudySpec, *, used_s: float, device_s: float, devices: int) -> list[Budget]:
+    """Returns the budgets of a study; device-hours are divided by the devices of all lanes."""
+    search, found, devices = spec.search, [], max(1, devices)
     if search.time_budget is not None:
-        found.append(search.time_budget - used_s)
-    ledger, aa_run = store.last(LedgerRecord), store.last(AaRecord)
-    if search.gpu_hours is not None and ledger is not None and aa_run is not None:
-        devices = aa_run.reference.device_count * max(1, len(ledger.lanes))
-        found.append((3600 * search.gpu_hours - ledger.device_s) / devices)
+        found.append(Budget("time budget", search.time_budget, used_s))
+    if search.gpu_hours is not None:
+        found.append(Budget("budget of GPU hours", 3600 * search.gpu_hours / devices, device_s / devices))
     return found
 
 
-def _planned_s(store: Store, stage: str, used_s: float, stage_s: float) -> float | None:
+def _planned_s(store: Store, stage: str, stage_s: float) -> float | None:
     """Returns what is left of trials, proofs and soak, if each takes as long as those before it, or as planned."""
-    spec, aa_runs, runs = store.spec, store.of(AaRecord), store.of(ConfirmRun)
-    takes = durations_of(spec, aa_runs[0], runs) if aa_runs else None
-    if takes is None or stage not in (*SEARCHES, *PROVES, LAST):
+    spec, aa_run = store.spec, next(iter(store.of(AaRecord)), None)
+    takes = durations_of(spec, aa_run, store.of(ConfirmRun)) if aa_run is not None else None
+    if takes is None or stage not in STAGES_WITH_ETA:
         return None
-    if stage == LAST:
+    if stage == "soak":
         return takes.soak_s - stage_s
-    trials, ledger, session = store.of(TrialResult), store.last(LedgerRecord), store.last(SessionRecord)
+    ledger = store.last(LedgerRecord)
     lanes = max(1, len(ledger.lanes)) if ledger else 1
-    proofs_s = proofs_of_study_s(spec, aa_runs[0], takes) / lanes
-    proofs_s += minimising_s(spec, takes, sets=spec.confirm.finalists)
-    if stage in PROVES:
-        spent_s = used_s - max((t.at_s for t in trials), default=used_s)
-        return max(0.0, proofs_s - spent_s) + takes.soak_s
+    if stage == "confirm":
+        return _proofs_left_s(store, takes) / lanes + takes.soak_s
+    left_s = proofs_s(spec, takes) / lanes + minimising_s(spec, takes, sets=spec.confirm.finalists) + takes.soak_s
+    return left_s if stage == "minimise" else left_s + _search_left_s(store, takes.trial_s / lanes)
+
+
+def _search_left_s(store: Store, planned_s: float) -> float:
+    """Returns the seconds of the trials to come; `planned_s` is that of one, while fewer than two have ended."""
+    trials, session = store.of(TrialResult), store.last(SessionRecord)
     ends_s = [t.at_s for t in trials[-RECENT:]]  # of all lanes together
-    each_s = (ends_s[-1] - ends_s[0]) / (len(ends_s) - 1) if len(ends_s) > 1 else takes.trial_s / lanes
-    asked = session.asked_trials if session else spec.search.trials
-    return max(0, asked - len(trials)) * each_s + proofs_s + takes.soak_s
+    each_s = (ends_s[-1] - ends_s[0]) / (len(ends_s) - 1) if len(ends_s) > 1 else planned_s
+    asked = session.asked_trials if session else store.spec.search.trials
+    return max(0, asked - len(trials)) * each_s
 
 
-def proofs_of_study_s(spec: StudySpec, aa_run: AaRecord, takes: Durations) -> float:
-    """Returns the seconds of all proofs of a study on one lane, within which 97 of 100 are through."""
-    if aa_run.power is not None and aa_run.power.proof_s is not None:
-        return aa_run.power.proof_s
-    return proof_pairs(spec.confirm.finalists, most=spec.confirm.processes) * takes.pair_s
+def _proofs_left_s(store: Store, takes: Durations) -> float:
+    """Returns the seconds on one lane of the proofs that are not over, and of the isolated runs after them."""
+    ended = {(f.stage, f.settings) for f in store.of(FinalistResult)}
+    done = Counter((r.stage, r.settings) for r in store.of(ConfirmRun))
+    keys = [(p.stage, p.settings) for p in store.of(ProofRecord)]
+    if not keys:
+        return proofs_s(store.spec, takes)
+    planned = planned_pairs(store.spec.confirm.processes)
+    pairs = sum(max(1, planned - done[key]) for key in keys if key[0] == CONFIRM and key not in ended)
+    isolated = max([ISOLATED_PAIRS - done[key] for key in keys if key[0] == ISOLATED], default=ISOLATED_PAIRS)
+    return pairs * takes.pair_s + max(1, isolated) / ISOLATED_PAIRS * takes.isolated_s
+
+
+def proofs_s(spec: StudySpec, takes: Durations) -> float:
+    """Returns the seconds that are planned for all proofs of a study on one lane, isolated runs included."""
+    return spec.confirm.finalists * planned_pairs(spec.confirm.processes) * takes.pair_s + takes.isolated_s

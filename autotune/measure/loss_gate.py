@@ -66,6 +66,9 @@ Sets = tuple[FlagSet, FlagSet]
 Reports = tuple[WorkerReport, WorkerReport]
 """Of both."""
 
+LongLosses = Sequence[tuple[int, float]]
+"""Of one arm of a soak: steps of its first process since it was ready, and the loss there, in order."""
+
 COLLAPSED = 0.05
 """Share of the first loss below which a loss counts as learned by heart: its differences are shares of this."""
 
@@ -118,7 +121,8 @@ class LossGate:
             return _silent(basis, "the reference")
         if not candidate.losses and basis is not LossBasis.STEPS:
             return _silent(basis, "the candidate")
-        if basis in STEP_BY_STEP or _is_as_much(basis, reference, candidate):
+        is_as_much = reference.tokens_per_step == candidate.tokens_per_step  # though rows may be cut otherwise
+        if basis in STEP_BY_STEP or (basis is LossBasis.WORK and is_as_much):
             found = self._step_by_step(basis, reference, candidate)
             if basis in STEP_BY_STEP or isinstance(found, LossCheck):
                 return found
@@ -147,35 +151,42 @@ class LossGate:
         words = self._agrees(check.basis, f"{check.steps} steps and after blocks up to step {last}", largest, allowed)
         return check.model_copy(update={"difference": largest, "tolerance": allowed, "steps": count, "words": words})
 
-    def check_soak(self, basis: LossBasis, reference: LongLosses, candidate: LongLosses) -> LossCheck | Failure:
+    def check_soak(
+        self, basis: LossBasis, reports: Reports, losses: tuple[LongLosses, LongLosses], *, steps: int
+    ) -> LossCheck | Failure:
         """Compares the losses of two long runs: the last word on a set with another dtype or batch.
 
         Sets that do the same work are held to the reference step by step, as far as the spread of references reaches,
         and as whole curves.
-        """
-        if basis in STEP_BY_STEP:
-            if not reference.losses or not candidate.losses:
-                return _silent(basis, "the reference" if not reference.losses else "the candidate")
-            if (failure := self._wrong_in_soak(reference, candidate)) is not None:
-                return failure
-            least_scale = COLLAPSED * abs(next(iter(reference.report.losses), 0.0))
-            found = compare_curves(reference.losses, candidate.losses, least_scale=least_scale)
-            return _long_run(basis, found, steps=candidate.steps)
-        found = compare_long_runs(
-            reference.by_work,
-            candidate.by_work,
-            tolerance=self.spec.confirm.loss_tolerance,
-            is_same_work=reference.report.tokens_per_step == candidate.report.tokens_per_step,
-        )
-        return _long_run(basis, found, steps=candidate.steps)
 
-    def _wrong_in_soak(self, reference: LongLosses, candidate: LongLosses) -> Failure | None:
+        Args:
+            steps: Of the candidate's run.
+        """
+        reference, candidate = reports
+        if basis in STEP_BY_STEP:
+            if not all(losses):
+                return _silent(basis, "the candidate" if losses[0] else "the reference")
+            if (failure := self._wrong_in_soak(reference, *losses)) is not None:
+                return failure
+            least_scale = COLLAPSED * abs(next(iter(reference.losses), 0.0))
+            return _long_run(basis, compare_curves(*losses, least_scale=least_scale), steps=steps)
+        by_work = [
+            [(n * (r.tokens_per_step or 1), loss) for n, loss in x] for r, x in zip(reports, losses, strict=True)
+        ]
+        found = compare_long_runs(
+            *by_work,
+            tolerance=self.spec.confirm.loss_tolerance,
+            is_same_work=reference.tokens_per_step == candidate.tokens_per_step,
+        )
+        return _long_run(basis, found, steps=steps)
+
+    def _wrong_in_soak(self, report: WorkerReport, reference: LongLosses, candidate: LongLosses) -> Failure | None:
         """What is wrong at a step of both within the spread of references."""
-        told, mine = dict(reference.losses), dict(candidate.losses)
+        told, mine = dict(reference), dict(candidate)
         begin, last = first_step(self.spec) - 1, max(self.spread.steps, default=0)
         common = [n for n in told if n in mine and begin + n <= last]
         base, own = ({begin + n: StepLoss(run[n]) for n in common} for run in (told, mine))
-        return self._wrong_at(base, own, reference.report, phase="soak")
+        return self._wrong_at(base, own, report, phase="soak")
 
     def _step_by_step(self, basis: LossBasis, reference: WorkerReport, candidate: WorkerReport) -> LossCheck | Failure:
         """The same work, every step held to the reference's with the tolerance that references themselves showed."""
@@ -201,14 +212,14 @@ class LossGate:
         )
 
     def _wrong_at(self, base: Trace, mine: Trace, reference: WorkerReport, *, phase: str) -> Failure | None:
-        check = compare_traces(
+        found = compare_traces(
             base, mine, spread=self.spread, dtype=_arithmetic(reference), spacing=_spacing(reference)
         )
-        if check.is_ok:
+        if found is None:
             return None
         return wrong_loss(
-            f"{check.quantity} at step {check.step} must be {check.expected!r} within {check.tolerance or 0:.1e} "
-            f"(relative) but is {check.got!r}",
+            f"{found.quantity} at step {found.step} must be {found.expected!r} within {found.tolerance:.1e} "
+            f"(relative) but is {found.got!r}",
             phase=phase,
         )
 
@@ -250,26 +261,6 @@ def _at_equal_work(
     )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LongLosses:
-    """Losses of one arm of a soak.
-
-    Attributes:
-        report: Of its first process.
-        losses: Steps of that process since it was ready, and the loss there, in order.
-    """
-
-    report: WorkerReport
-    losses: Sequence[tuple[int, float]]
-    steps: int
-
-    @property
-    def by_work(self) -> list[tuple[float, float]]:
-        """Work done so far, and the loss there."""
-        each = self.report.tokens_per_step or 1
-        return [(n * each, loss) for n, loss in self.losses]
-
-
 def _long_run(basis: LossBasis, found: Comparability, *, steps: int) -> LossCheck | Failure:
     over = f"{_of(basis)}judged by loss over {steps} steps"
     if found.is_ok is None:
@@ -290,11 +281,6 @@ def _long_run(basis: LossBasis, found: Comparability, *, steps: int) -> LossChec
 def wrong_loss(message: str, *, phase: str) -> Failure:
     """A candidate that does not train as the reference does."""
     return Failure(kind=FailureKind.WRONG_LOSS, message=message, phase=phase)
-
-
-def _is_as_much(basis: LossBasis, reference: WorkerReport, candidate: WorkerReport) -> bool:
-    """Whether a step does as much although its rows may be cut otherwise: it may still be the very same step."""
-    return basis is LossBasis.WORK and reference.tokens_per_step == candidate.tokens_per_step
 
 
 def _of(basis: LossBasis) -> str:
@@ -346,9 +332,6 @@ SLOWEST_ROUNDING = 2.0
 
 class LossTrace:
     """Losses of one process: of each of its first steps, then of the steps that end its blocks.
-
-    Args:
-        report: Of the process, whose first block is still to come.
 
     Attributes:
         told: By step, counted from 0.
@@ -456,9 +439,6 @@ def _refuse_unequal(one: Trace, other: Trace, *, least_scale: float) -> None:
 
     Args:
         least_scale: Of what a difference is a share, at least: near 0 any two losses differ by far.
-
-    Raises:
-        LaunchError: With the first such step.
     """
     for step in sorted(set(one) & set(other)):
         losses = (one[step].loss, other[step].loss)

@@ -33,7 +33,7 @@ from autotune.model.spec import StudySpec
 from autotune.rundir.store import Folders
 from autotune.stats.aa_noise import DEFAULT_PROOF_SIZE
 from autotune.stats.estimates import SequentialPlan, Verdict, judge
-from autotune.stats.loss_check import LossSpread
+from autotune.stats.loss_check import GRAD_NORM, LossSpread
 from autotune.workers.base import Launcher, WorkerFailed
 from autotune.workers.failures import collision_of
 
@@ -123,14 +123,14 @@ class TaskRunner:
             self.comparer = self._open_comparer(found.comparison.mode)
         reports = [found.reference, *found.seconds]
         spread = spread_of_aa_run(reports, found.pairs)
-        rounding = self._rounding(found, folder)
+        rounding, last = self._rounding(found, folder), len(found.reference.losses) - 1
         return AaRecord(
             noise=found.noise,
             reference=found.reference,
             comparison=found.comparison,
             provenance=describe_machine(),
-            loss_tolerance=found.drift,
-            rounding=rounding.seen(len(found.reference.losses)) if rounding.is_rounded else None,
+            loss_tolerance=max(spread.seen(last), spread.seen(last, GRAD_NORM)) if last >= 0 else 0.0,
+            rounding=rounding.seen(last + 1) if rounding.is_rounded else None,
             loss_spread=spread.joined(rounding),
             directory=self._folders.relative(folder),
         )
@@ -250,13 +250,7 @@ def pays(comparison: Comparison | None, min_effect: float) -> tuple[bool, str]:
 def measure_trial(
     context: MeasurementContext, comparer: Comparer, plan: SequentialPlan, task: TrialTask, folder: Path, *, name: str
 ) -> TrialResult:
-    """Measures one proposed set, unless its program is known already; then the driver adds the duplicate's figures.
-
-    Raises:
-        ReferenceFailed: If no reference stayed alive beside it.
-        LaunchError: If the reference cannot be started.
-        RunDirectoryError: If the folder cannot be written.
-    """
+    """Measures one proposed set, unless its program is known already; then the driver adds the duplicate's figures."""
     settings = task.config.settings
     report: WorkerReport | None = None
     key: str | None = None
@@ -269,7 +263,7 @@ def measure_trial(
         if isinstance(checked, Failure):
             return TrialOutcome(status=TrialStatus.FAILED, failure=checked)
         loss = checked
-        programs = {**context.programs, context.program_key(FlagSet(), reference): REFERENCE_NUMBER}
+        programs = {**context.assignment.programs, context.program_key(FlagSet(), reference): REFERENCE_NUMBER}
         if key not in programs:
             return None
         return TrialOutcome(status=TrialStatus.SAME_PROGRAM, same_as=programs[key])

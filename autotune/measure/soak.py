@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from autotune.measure.context import MeasurementContext, work_between
-from autotune.measure.loss_gate import STEP_BY_STEP, LongLosses
+from autotune.measure.loss_gate import STEP_BY_STEP
 from autotune.measure.tasks import SoakTask
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Failure, FailureKind, LossBasis, LossCheck, WorkerReport
@@ -222,11 +222,8 @@ def _judge_loss(
         said = reference.failure.message
         found = LossCheck(basis=basis, is_ok=None, words=f"inconclusive: the reference beside it failed: {said}"[:500])
         return found if basis not in STEP_BY_STEP else None
-    arms = [
-        LongLosses(report=r.report, losses=r.losses, steps=len(r.times))
-        for r in (reference, run)
-        if r.report is not None
-    ]
-    judged = context.losses.check_soak(basis, *arms)
-    is_news = isinstance(judged, Failure) or judged.is_ok is not None or not arms[0].losses
+    assert reference.report is not None and run.report is not None  # noqa: PT018
+    reports = reference.report, run.report
+    judged = context.losses.check_soak(basis, reports, (reference.losses, run.losses), steps=len(run.times))
+    is_news = isinstance(judged, Failure) or judged.is_ok is not None or not reference.losses
     return judged if is_news or basis not in STEP_BY_STEP else None

@@ -175,7 +175,7 @@ class Assignment(Record):
         lane: Name of the lane, which is where its reference's logs lie; empty where there is only one.
         name: Seeds the order of its blocks, whichever lane does it and however often.
         aa_run: The lane's A/A run; None before it.
-        programs: Names of programs that were measured since this lane was told last, each with its trial's number.
+        programs: Names of the programs that were measured, each with its trial's number.
         runtime: Names among the settings in question that are read when a program runs, not when it is compiled:
             programs that are equal but for those must both be measured.
         at_s: The study's time now, in seconds.

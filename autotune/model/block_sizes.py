@@ -33,22 +33,19 @@ AT_ONCE, IN_ORDER = STARTS, 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockSizes:
-    """Lengths of blocks and of isolated runs.
-
-    Attributes:
-        block_s: Shortest counted part of a block, seconds.
-        block_steps: Fewest counted steps of a block.
-        settle_s: Steps of a block that begin within its first so many seconds are not counted.
-        steady_s: Likewise of an isolated run, which counts at least as many seconds after them.
-        in_order: The second process of a pair starts when the first is compiled and warm: on a GPU each times kernels
-            to choose among them, and must be alone while it does.
-    """
+    """Lengths of blocks and of isolated runs."""
 
     block_s: float
+    """Shortest counted part of a block, seconds."""
     block_steps: int
+    """Fewest counted steps of a block."""
     settle_s: float = 0.0
+    """Steps of a block that begin within its first so many seconds are not counted."""
     steady_s: float = 0.0
+    """Likewise of an isolated run, which counts at least as many seconds after them."""
     in_order: bool = False
+    """The second process of a pair starts when the first is compiled and warm: on a GPU each times kernels to choose
+    among them, and must be alone while it does."""
 
     @property
     def starts(self) -> float:
@@ -100,9 +97,8 @@ class BlockSizes:
 
 GPU_SIZES: dict[str, Any] = {"block_s": 2.0, "settle_s": 3.0, "steady_s": 10.0, "in_order": True}
 CPU_SIZES: dict[str, Any] = {"block_s": 0.05, "settle_s": 0.0, "steady_s": 0.0, "in_order": False}
-"""What "auto" stands for. After 3 s clocks that follow power within 1 s are 95 % of the way to where they stay, and of
-what is left a count of 2 s sees less than half; where they take 2 s, runs alone (five times that long) have the last
-word. A pair takes 10 s of a GPU, about a fifth of what a fresh process takes to start."""
+"""What "auto" stands for. After 3 s clocks that follow power within 1 s are 95 % of the way to where they stay; where
+they take 2 s, isolated runs (five times that long) have the last word."""
 
 
 @dataclass(frozen=True, slots=True)

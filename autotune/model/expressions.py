@@ -7,6 +7,8 @@ attributes, subscripts, powers, comprehensions ...) is refused when the study is
 from __future__ import annotations
 
 import ast
+import functools
+import itertools
 import json
 import math
 import operator
@@ -62,8 +64,9 @@ class Expression:
         for part in parts:
             if not isinstance(part, allowed):
                 raise ValueError(f"{_legal(is_condition)} but {text!r:.200} holds {_name_of(part)}")
-            if isinstance(part, ast.Constant) and (type(part.value) not in literals or _is_too_large(part)):
-                raise ValueError(f"{_legal(is_condition)} but {text!r:.200} holds {part.value!r:.60}")
+            value = part.value if isinstance(part, ast.Constant) else 0
+            if type(value) not in literals or (isinstance(value, int | float) and abs(value) > LARGEST):
+                raise ValueError(f"{_legal(is_condition)} but {text!r:.200} holds {value!r:.60}")
         found = {part.id for part in parts if isinstance(part, ast.Name)}
         self.names = tuple(sorted(found - set(CONSTANTS)))
 
@@ -76,7 +79,10 @@ class Expression:
         Raises:
             ValueError: If it comes to nothing: text in a sum, a division by zero, a number without bound ...
         """
-        return _value(self._tree, values, self.text)
+        try:
+            return _value(self._tree, values, self.text)
+        except ZeroDivisionError:
+            raise ValueError(f"{self.text!r:.200} divides by zero") from None
 
 
 def _parse(text: str) -> ast.expr:
@@ -99,52 +105,34 @@ def _name_of(part: ast.AST) -> str:
     return shown.get(type(part), f"`{type(part).__name__}`")
 
 
-def _is_too_large(part: ast.Constant) -> bool:
-    return isinstance(part.value, int | float) and not abs(part.value) <= LARGEST
-
-
 def _value(part: ast.AST, values: Mapping[str, object], text: str) -> object:  # one case for each kind of part
-    def of(inner: ast.AST) -> object:
-        return _value(inner, values, text)
-
-    if isinstance(part, ast.Constant):
-        return part.value
-    if isinstance(part, ast.Name):
-        return CONSTANTS[part.id] if part.id in CONSTANTS else values[part.id]
-    if isinstance(part, ast.BinOp):
-        return _sum(_ARITHMETIC[type(part.op)], of(part.left), of(part.right), text)
-    if isinstance(part, ast.UnaryOp):
-        return (
-            not _truth(of(part.operand), text) if isinstance(part.op, ast.Not) else _number(of(part.operand), text, -1)
-        )
-    if isinstance(part, ast.BoolOp):
-        is_all = isinstance(part.op, ast.And)
-        truths = (_truth(of(inner), text) for inner in part.values)  # only as far as they decide, as in Python
-        return all(truths) if is_all else any(truths)
+    of = functools.partial(_value, values=values, text=text)
+    match part:
+        case ast.Constant():
+            return part.value
+        case ast.Name():
+            return CONSTANTS[part.id] if part.id in CONSTANTS else values[part.id]
+        case ast.BinOp():
+            left, right = (_number(of(side), text) for side in (part.left, part.right))
+            return _number(_ARITHMETIC[type(part.op)](left, right), text)
+        case ast.UnaryOp(op=ast.Not()):
+            return not _truth(of(part.operand), text)
+        case ast.UnaryOp():
+            return -_number(of(part.operand), text)
+        case ast.BoolOp():
+            truths = (_truth(of(inner), text) for inner in part.values)  # only as far as they decide, as in Python
+            return all(truths) if isinstance(part.op, ast.And) else any(truths)
     assert isinstance(part, ast.Compare)
-    left = of(part.left)
-    for op, inner in zip(part.ops, part.comparators, strict=True):
-        right = of(inner)
-        if not _compare(op, left, right, text):
-            return False
-        left = right
-    return True
+    sides = itertools.pairwise(of(side) for side in (part.left, *part.comparators))
+    return all(_compare(op, left, right, text) for op, (left, right) in zip(part.ops, sides, strict=True))
 
 
-def _sum(do: Callable[[Any, Any], Any], left: object, right: object, text: str) -> object:
-    try:
-        found = do(_number(left, text), _number(right, text))
-    except ZeroDivisionError:
-        raise ValueError(f"{text!r:.200} divides by zero") from None
-    return _number(found, text)
-
-
-def _number(value: object, text: str, factor: int = 1) -> int | float:
+def _number(value: object, text: str) -> int | float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"{text!r:.200} needs a number where {value!r:.60} stands")
     if not (abs(value) <= LARGEST and math.isfinite(value)):
         raise ValueError(f"{text!r:.200} comes to a number above {LARGEST:.0e} on its way")
-    return factor * value
+    return value
 
 
 def _truth(value: object, text: str) -> bool:

@@ -7,13 +7,11 @@ A setting is a name and a text value. Its name says how it reaches the process:
 * a variable in upper case (``NCCL_PROTO``, ``OMP_NUM_THREADS``) is passed as it stands;
 * ``option.NAME`` is an option of the workload, its value JSON; see `autotune.model.options`.
 
-Settings come from files of other people (run directories, exports, libraries) and end in the environment of a process:
-so names are allowed by a list, and one that nobody thought of is refused.
+Settings come from files of other people and end in the environment of a process: so names are allowed by a list.
 
-The parser follows XLA's own (``xla/parse_flags_from_env.cc``), as seen by asking jaxlib 0.10.2 to 0.12.0.1:
-blanks, tabs and line ends separate tokens; quotes group only right behind ``--name=``, and a backslash
-escapes only inside double quotes; the last of several equal names wins, except that some lists and maps add
-up.
+The parser follows XLA's own (``xla/parse_flags_from_env.cc``), as seen on jaxlib 0.10.2 to 0.12.0.1: blanks, tabs and
+line ends separate tokens; quotes group only right behind ``--name=``, and a backslash escapes only inside double
+quotes; the last of several equal names wins, except that some lists and maps add up.
 """
 
 from __future__ import annotations
@@ -136,6 +134,16 @@ def _texts(value: str) -> Iterator[str]:
             left += [*found, *found.values()]
 
 
+HUNG_AT = 838
+"""Step at which a public run hung, all its processes alive, with COLLECTIVES in its command buffers; without them it
+did not (github.com/marin-community/marin/pull/8277)."""
+
+
+def captures_collectives(settings: Mapping[str, str]) -> bool:
+    """Whether a set itself puts NCCL's collectives into command buffers."""
+    return "COLLECTIVES" in re.split(r"[,+]", settings.get("xla_gpu_enable_command_buffer", "").upper())
+
+
 def reaches_out(name: str) -> bool:
     """Whether a setting writes or reads files or loads code, by its name."""
     return kind_of(name) in ("xla", "jax") and _FILE_OPTION.search(name) is not None
@@ -154,39 +162,24 @@ def refuse_reaching_out(names: Iterable[str]) -> None:
         )
 
 
-LISTS = frozenset(
-    {
-        "xla_disable_hlo_passes",
-        "xla_enable_hlo_passes_only",
-        "xla_gpu_hlo_custom_call_allowlist",
-        "xla_gpu_llvm_ir_file",
-        "xla_gpu_ptx_compiler_extra_flags",
-        "xla_gpu_ptx_file",
-    }
-)
+LISTS = frozenset({
+    "xla_disable_hlo_passes", "xla_enable_hlo_passes_only", "xla_gpu_hlo_custom_call_allowlist",
+    "xla_gpu_llvm_ir_file", "xla_gpu_ptx_compiler_extra_flags", "xla_gpu_ptx_file",
+})  # fmt: skip
 """Flags whose repetitions add up instead of replacing each other."""
 
-MAPS = frozenset(
-    {
-        "xla_backend_extra_options",
-        "xla_gpu_analytical_latency_estimator_options",
-        "xla_gpu_experimental_cost_model_gemm_tiling_options",
-    }
-)
+MAPS = frozenset({
+    "xla_backend_extra_options", "xla_gpu_analytical_latency_estimator_options",
+    "xla_gpu_experimental_cost_model_gemm_tiling_options",
+})  # fmt: skip
 """Flags whose repetitions add up key by key."""
 
-EDITABLE = frozenset(
-    {
-        "xla_cpu_experimental_onednn_fusion_type",
-        "xla_cpu_experimental_xnn_fusion_type",
-        "xla_cpu_experimental_ynn_fusion_type",
-        "xla_gpu_enable_collectives_command_buffer_filter",
-        "xla_gpu_enable_command_buffer",
-        "xla_gpu_experimental_autotune_backends",
-        "xla_gpu_experimental_use_collective_kernels",
-        "xla_gpu_unsupported_use_cross_host_one_shot_kernel",
-    }
-)
+EDITABLE = frozenset({
+    "xla_cpu_experimental_onednn_fusion_type", "xla_cpu_experimental_xnn_fusion_type",
+    "xla_cpu_experimental_ynn_fusion_type", "xla_gpu_enable_collectives_command_buffer_filter",
+    "xla_gpu_enable_command_buffer", "xla_gpu_experimental_autotune_backends",
+    "xla_gpu_experimental_use_collective_kernels", "xla_gpu_unsupported_use_cross_host_one_shot_kernel",
+})  # fmt: skip
 """Flags whose value may be a change of the list so far: ``+COLLECTIVES,-CUDNN``."""
 
 _SPACE = " \t\r\n"  # other white space is part of a token for XLA

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Annotated, Protocol
 
-from pydantic import BeforeValidator, Field, InstanceOf, PlainSerializer, WithJsonSchema, field_validator
+from pydantic import AfterValidator, BeforeValidator, Field, InstanceOf, PlainSerializer, WithJsonSchema
 
 from autotune.model.block_sizes import BlockSizes
 from autotune.model.flags import FlagSet
@@ -47,23 +47,20 @@ LEAST_S = 0.5
 
 
 class GpuState(Record):
-    """State of one GPU as the process on it found it; None for what the GPU does not report.
-
-    Attributes:
-        name: As its driver calls it; of a MIG part, the part's.
-        index: As nvidia-smi counts.
-        gsp: Firmware version of its system processor.
-        application_clock_mhz: Clock that it was set to keep where it can.
-    """
+    """State of one GPU as the process on it found it; None for what the GPU does not report."""
 
     name: str | None = None
+    """As its driver calls it; of a MIG part, the part's."""
     uuid: str | None = None
     index: Count | None = None
+    """As nvidia-smi counts."""
     vbios: str | None = None
     gsp: str | None = None
+    """Firmware version of its system processor."""
     max_clock_mhz: Count | None = None
     max_memory_clock_mhz: Count | None = None
     application_clock_mhz: Count | None = None
+    """Clock that it was set to keep where it can."""
     application_memory_clock_mhz: Count | None = None
     power_limit_w: Amount | None = None
     persistence: bool | None = None
@@ -72,24 +69,21 @@ class GpuState(Record):
 
 
 class ArmOfGpus(Record):
-    """What the GPUs did while the blocks of one arm ran.
-
-    Attributes:
-        seconds: All blocks together.
-        looks: Samples of each GPU within them.
-        held_back: Seconds for which the worst GPU was held back, by reason (`HELD_BACK`); a reason that the GPUs do not
-            report is missing in both arms.
-        clock_mhz: Mean clock of the slowest GPU; None where no sample fell into a block.
-        power_w: Mean power of all GPUs together.
-        temperature_c: Highest of any GPU.
-    """
+    """What the GPUs did while the blocks of one arm ran."""
 
     seconds: Elapsed
+    """All blocks together."""
     looks: Count = 0
+    """Samples of each GPU within them."""
     held_back: dict[str, Elapsed] = Field(default_factory=dict)
+    """Seconds for which the worst GPU was held back, by reason (`HELD_BACK`); a reason that the GPUs do not report is
+    missing in both arms."""
     clock_mhz: Amount | None = None
+    """Mean clock of the slowest GPU; None where no sample fell into a block."""
     power_w: Amount | None = None
+    """Mean power of all GPUs together."""
     temperature_c: Count | None = None
+    """Highest of any GPU."""
 
 
 class GpusDuring(Record):
@@ -140,15 +134,12 @@ Settings = Annotated[
 
 
 class Stamped(Record):
-    """A record of `records.jsonl`.
-
-    Attributes:
-        at_s: Seconds since the study began, over all its sessions.
-        by: Lane that it was measured on, where the study has several.
-    """
+    """A record of `records.jsonl`."""
 
     at_s: Elapsed = 0.0
+    """Seconds since the study began, over all its sessions."""
     by: str | None = None
+    """Lane that it was measured on, where the study has several."""
 
 
 class FailureKind(StrEnum):
@@ -169,26 +160,19 @@ class FailureKind(StrEnum):
     NODE_LOST = "node_lost"
 
 
+Redacted = Annotated[str, AfterValidator(redact_text)]
+
+
 class Failure(Record):
     """One failure: its kind, phase and message, with secrets redacted, and where the whole log is."""
 
     kind: FailureKind
-    message: str
+    message: Redacted
     phase: str
     exit_status: int | None = None
     signal: str | None = None
     log: str | None = None
-    last_lines: tuple[str, ...] = ()
-
-    @field_validator("message")
-    @classmethod
-    def _redact_message(cls, message: str) -> str:
-        return redact_text(message)
-
-    @field_validator("last_lines")
-    @classmethod
-    def _redact_lines(cls, lines: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(map(redact_text, lines))
+    last_lines: tuple[Redacted, ...] = ()
 
 
 class DeviceMemory(Record):
@@ -208,40 +192,35 @@ NOT_TOLD = "not told"
 
 
 class WorkerReport(Record):
-    """What a worker reports once its program is compiled and warm.
-
-    Attributes:
-        fingerprint: Names the compiled program; equal programs have equal names, whatever flags made them.
-        program_problem: Why the compiled program of a command is not known, so that `fingerprint` names its settings.
-        compile_s: Seconds of lowering and compiling the step; of a command, of all that XLA compiled.
-        start_s: Seconds from the start of the process to readiness.
-        losses: Of the first steps, from the agreed seed and data.
-        step_numbers: By which a program that is read names its first lines of steps.
-        grad_norms: Global gradient norms of the same steps.
-        dtype: In which a step computes.
-        loss_dtype: In which its loss is reported.
-        warmup_step_times_s: Never part of an estimate.
-        peak_bytes: Largest over the devices; on CPU host memory, of a command there its largest compiled program.
-        versions: Of JAX, loaded libraries and the GPUs' driver.
-        packages: Folder from which a user's program imported jaxlib, ``~`` for the user's home.
-    """
+    """What a worker reports once its program is compiled and warm."""
 
     fingerprint: str
+    """Names the compiled program; equal programs have equal names, whatever flags made them."""
     platform: str
     device_kind: str
     device_count: AtLeastOne
     process_count: AtLeastOne = 1
     program_problem: str | None = None
+    """Why the compiled program of a command is not known, so that `fingerprint` names its settings."""
     compile_s: Elapsed | None = None
+    """Seconds of lowering and compiling the step; of a command, of all that XLA compiled."""
     start_s: Elapsed
+    """Seconds from the start of the process to readiness."""
     losses: tuple[float, ...]
+    """Of the first steps, from the agreed seed and data."""
     step_numbers: tuple[int, ...] = ()
+    """By which a program that is read names its first lines of steps."""
     grad_norms: tuple[float, ...]
+    """Global gradient norms of the same steps."""
     dtype: str = "float32"
+    """In which a step computes."""
     loss_dtype: str | None = None
+    """In which its loss is reported."""
     norm_dtype: str | None = None
     warmup_step_times_s: tuple[Elapsed, ...]
+    """Never part of an estimate."""
     peak_bytes: Count | None = None
+    """Largest over the devices; on CPU host memory, of a command there its largest compiled program."""
     device_memory: tuple[DeviceMemory, ...] = ()
     temp_bytes: Count | None = None
     tokens_per_step: Count | None = None
@@ -249,7 +228,9 @@ class WorkerReport(Record):
     layer_bytes: dict[str, Count] = Field(default_factory=dict)
     mesh: dict[str, Count] = Field(default_factory=dict)
     versions: dict[str, str] = Field(default_factory=dict)
+    """Of JAX, loaded libraries and the GPUs' driver."""
     packages: str | None = None
+    """Folder from which a user's program imported jaxlib, ``~`` for the user's home."""
     gpus: tuple[GpuState, ...] | None = None
     warnings: tuple[str, ...] = ()
 
@@ -274,46 +255,40 @@ class Arm(StrEnum):
 
 
 class SameStep(Record):
-    """What both arms reported of one step.
-
-    Attributes:
-        step: Counted from 0 since a process began.
-        reference: Its loss there, in this pair or, if it has lived longer, an earlier one.
-        candidate: Its loss there.
-        reference_norm: Its global gradient norm.
-    """
+    """What both arms reported of one step."""
 
     step: Count
+    """Counted from 0 since a process began."""
     reference: Finite
+    """Its loss there, in this pair or, if it has lived longer, an earlier one."""
     candidate: Finite
+    """Its loss there."""
     reference_norm: Finite | None = None
+    """Its global gradient norm."""
     candidate_norm: Finite | None = None
 
 
 class Pair(Record):
-    """Two neighbouring blocks, one of each arm, in the order in which they ran.
-
-    Attributes:
-        reference_s: Seconds of each counted step.
-        reference_settling_s: Seconds of each step before those, in which the device settled after the switch.
-        at_s: Seconds since the study began, over all its sessions.
-        reference_j: Joules that all devices drew during the block; None if nothing counted them.
-        reference_clock_s: Seconds of the whole block by our own clock; None where nothing measured it.
-        loss: Of the step that ended the candidate's block.
-    """
+    """Two neighbouring blocks, one of each arm, in the order in which they ran."""
 
     index: Count
     first: Arm
     reference_s: Annotated[tuple[StepTime, ...], Field(min_length=1)]
+    """Seconds of each counted step."""
     candidate_s: Annotated[tuple[StepTime, ...], Field(min_length=1)]
     reference_settling_s: tuple[StepTime, ...] | None = None
+    """Seconds of each step before those, in which the device settled after the switch."""
     candidate_settling_s: tuple[StepTime, ...] | None = None
     at_s: Elapsed
+    """Seconds since the study began, over all its sessions."""
     reference_j: Joules | None = None
+    """Joules that all devices drew during the block; None if nothing counted them."""
     candidate_j: Joules | None = None
     reference_clock_s: Elapsed | None = None
+    """Seconds of the whole block by our own clock; None where nothing measured it."""
     candidate_clock_s: Elapsed | None = None
     loss: SameStep | None = None
+    """Of the step that ended the candidate's block."""
 
     def ran_s(self, arm: Arm) -> tuple[float, ...]:
         """Seconds of all steps of an arm's block, settling ones first."""
@@ -347,27 +322,24 @@ class EnergyUse(Record):
 
 
 class Comparison(Record):
-    """Candidate against reference in one pair of processes.
-
-    Attributes:
-        reference_step_s: Median step, seconds.
-        candidate_step_s: Median step, seconds.
-        mode: `INTERLEAVED` or `ABA`.
-        warnings: What the machine did meanwhile that makes the figures doubtful.
-        energy: None where nothing counted it, or blocks were too short for the counters.
-        work: Where set, `estimate` is per token; step times are never.
-    """
+    """Candidate against reference in one pair of processes."""
 
     estimate: Estimate
     reference_step_s: StepTime
+    """Median step, seconds."""
     candidate_step_s: StepTime
+    """Median step, seconds."""
     pair_count: Count
     mode: str
+    """`INTERLEAVED` or `ABA`."""
     stopped: str
     warnings: tuple[str, ...] = ()
+    """What the machine did meanwhile that makes the figures doubtful."""
     energy: EnergyUse | None = None
+    """None where nothing counted it, or blocks were too short for the counters."""
     during: GpusDuring | None = None
     work: WorkPerStep | None = None
+    """Where set, `estimate` is per token; step times are never."""
 
     @property
     def work_ratio(self) -> float:
@@ -389,25 +361,22 @@ class LossBasis(StrEnum):
 
 
 class LossCheck(Record):
-    """Whether a candidate trains as the reference does.
-
-    Attributes:
-        basis: ``steps``: flags alone, step by step. ``rounding``: other options, the same work, step by step.
-            ``work``: another batch, at equal work. ``dtype``: another arithmetic, over a long run.
-        is_ok: None where it cannot be decided: inconclusive, and no proof.
-        steps: Number of steps compared one by one.
-        difference: Largest relative difference; above 0 the candidate's loss is higher.
-        words: What was compared and what came out.
-        is_final: Whether a later, longer check adds nothing.
-    """
+    """Whether a candidate trains as the reference does."""
 
     basis: LossBasis
+    """``steps``: flags alone, step by step. ``rounding``: other options, the same work, step by step. ``work``: another
+    batch, at equal work. ``dtype``: another arithmetic, over a long run."""
     is_ok: bool | None = None
+    """None where it cannot be decided: inconclusive, and no proof."""
     difference: Change | None = None
+    """Largest relative difference; above 0 the candidate's loss is higher."""
     tolerance: Amount | None = None
     steps: Count | None = None
+    """Number of steps compared one by one."""
     words: str
+    """What was compared and what came out."""
     is_final: bool = True
+    """Whether a later, longer check adds nothing."""
 
     @property
     def is_silent(self) -> bool:

@@ -160,42 +160,26 @@ MOST_COMBINATIONS = 10_000
 """Of the values of one rule's names that are tried when the study is loaded."""
 
 
-def broken_rule(
-    settings: Mapping[str, str],
-    rules: Sequence[str],
-    *,
-    options: Mapping[str, Any],
-    baseline: Mapping[str, str] | None = None,
-    defaults: Mapping[str, str] | None = None,
-) -> str | None:
+def broken_rule(settings: Mapping[str, str], rules: Iterable[str], options: Mapping[str, Any]) -> str | None:
     """The first rule that a set breaks, or None.
 
     Args:
-        settings: A candidate: settings, and options as ``option.NAME``.
+        settings: A candidate merged into what holds without it: settings, and options as ``option.NAME``.
         options: The reference's options (`StudySpec.reference_options`).
-        baseline: The reference's settings.
-        defaults: What the installed build has where nobody sets anything.
 
     Raises:
         StudyFileError: If a rule cannot be evaluated for this set, such as a sum over text.
     """
-    if not rules:
-        return None
-    values: dict[str, object] = {n: plain_value(v) for n, v in {**(defaults or {}), **(baseline or {})}.items()}
-    values |= {n: plain_value(v) for n, v in settings.items() if not n.startswith(OPTION)}
+    values = {n: plain_value(v) for n, v in settings.items() if not n.startswith(OPTION)}
     values |= {**options, **options_in(settings)}
-    for text in rules:
-        if not _holds(Expression(text, is_condition=True), values):
-            return text
-    return None
+    return next((text for text in rules if not _holds(Expression(text, is_condition=True), values)), None)
 
 
 def check_rules(rules: Iterable[str], domains: Mapping[str, Sequence[Any]]) -> None:
     """Refuses rules that are malformed, name an unknown option or setting, or hold for no candidate.
 
     Args:
-        rules: `limits.rules` of a study.
-        domains: Option to all values that a candidate may have, the reference's included. Settings need none.
+        domains: Option to all values that a candidate may have, the reference's included.
 
     Raises:
         ValueError: With the rule and what is wrong with it.

@@ -278,17 +278,14 @@ def runs_of(proof: ProofRecord, runs: Sequence[ConfirmRun]) -> list[ConfirmRun]:
 
 
 class Report(NamedTuple):
-    """What is reported of a proven set.
-
-    Attributes:
-        estimate: See `reported_gain`.
-        isolated: Isolated runs of each arm that are part of it.
-        objection: What speaks against the set.
-    """
+    """What is reported of a proven set."""
 
     estimate: Estimate | None = None
+    """See `reported_gain`."""
     isolated: int = 0
+    """Isolated runs of each arm that are part of it."""
     objection: str | None = None
+    """What speaks against the set."""
 
 
 def is_alone_due(proven: FinalistResult, aa_run: AaRecord | None, runs: Sequence[ConfirmRun], *, asked: int) -> bool:

@@ -32,15 +32,12 @@ from autotune.stats.loss_check import LossSpread
 
 
 class TaskRecord(Stamped):
-    """Result of one task of a lane.
-
-    Attributes:
-        duration_s: Seconds that it took.
-        directory: Folder of its logs and raw samples, within the run directory.
-    """
+    """Result of one task of a lane."""
 
     duration_s: Elapsed = 0.0
+    """Seconds that it took."""
     directory: str | None = None
+    """Folder of its logs and raw samples, within the run directory."""
 
 
 LeftOut = str | tuple[str, ...]
@@ -88,29 +85,23 @@ class Believed(Record):
 
 
 class ValueEffect(Believed):
-    """Effect of one value beside the defaults of all other settings.
-
-    Attributes:
-        trials: How many had it and ran.
-    """
+    """Effect of one value beside the defaults of all other settings."""
 
     value: str
     trials: Count
+    """How many had it and ran."""
 
 
 class SettingEffect(Record):
-    """Effect of one setting.
-
-    Attributes:
-        chance: That it acts, alone or together with another.
-        values: Those that were tried, less the default.
-        needs: Other settings that decide whether this one can act.
-    """
+    """Effect of one setting."""
 
     name: str
     chance: Chance
+    """That it acts, alone or together with another."""
     values: tuple[ValueEffect, ...] = ()
+    """Those that were tried, less the default."""
     needs: tuple[str, ...] = ()
+    """Other settings that decide whether this one can act."""
 
     def is_useless(self, value: str, *, least: float) -> bool:
         """Whether it counts as inert, or this value surely gains less than `least` (a share)."""
@@ -132,22 +123,19 @@ class BestPredicted(Believed):
 
 
 class EffectsRecord(Stamped):
-    """Effects that a model of the trials found when a session's search ended: no proof, see docs/search.md.
-
-    Attributes:
-        trials: Of the study at that time.
-        measured: Those that the model could learn speed from.
-        settings: All that are searched, likeliest first.
-        pairs: Those with some chance to interact, likeliest first.
-        best: Empty settings where that is the default.
-    """
+    """Effects that a model of the trials found when a session's search ended: no proof, see docs/search.md."""
 
     kind: Literal["effects"] = "effects"
     trials: Count
+    """Of the study at that time."""
     measured: Count
+    """Those that the model could learn speed from."""
     settings: tuple[SettingEffect, ...]
+    """All that are searched, likeliest first."""
     pairs: tuple[PairEffect, ...] = ()
+    """Those with some chance to interact, likeliest first."""
     best: BestPredicted
+    """Empty settings where that is the default."""
 
     def useful(self, settings: FlagSet, *, least: float) -> FlagSet:
         """The set without inert settings and without values that surely gain less than `least` (a share).
@@ -171,23 +159,16 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 
 
 class PowerAnalysis(Record):
-    """What the proofs of a study can detect, from a cautious estimate of the spread between processes.
-
-    Attributes:
-        pair_sd: Standard deviation of the log ratio between fresh pairs of processes.
-        pairs: Pairs of blocks in each.
-        pair_s: Seconds of one.
-        most: The study's cap of pairs of processes in each proof.
-        smallest: Smallest gain proven 9 times in 10 within that cap; None if there is none below 50 %.
-        proof_s: Seconds of all proofs with that gain on one lane, enough for 97 of 100 studies.
-    """
+    """What the proofs of a study can detect, from a cautious estimate of the spread between processes."""
 
     pair_sd: Annotated[float, Field(ge=0)]
-    pairs: AtLeastOne
-    pair_s: Elapsed
+    """Standard deviation of the log ratio between fresh pairs of processes."""
     most: AtLeastOne
+    """The study's cap of pairs of processes in each proof."""
     smallest: Share | None = None
-    proof_s: Elapsed | None = None
+    """Smallest gain proven 9 times in 10 within that cap; None if there is none below 50 %."""
+    proof_s: Elapsed
+    """Seconds that are planned for all proofs of a study on one lane."""
 
 
 MemorySamples = tuple[tuple[Count, Count], ...]
@@ -195,59 +176,47 @@ MemorySamples = tuple[tuple[Count, Count], ...]
 
 
 class MemoryUse(Record):
-    """Memory in use at the end of a block.
-
-    Attributes:
-        host_bytes: Of all processes of a trial and their children, mapped files excluded.
-        device_bytes: Of all their devices; None where that is not reported.
-    """
+    """Memory in use at the end of a block."""
 
     host_bytes: Count | None = None
+    """Of all processes of a trial and their children, mapped files excluded."""
     device_bytes: Count | None = None
+    """Of all their devices; None where that is not reported."""
 
 
 class SoakArm(Record):
-    """One arm alone for a while.
-
-    Attributes:
-        segment_s: Mean step of equal parts of the run, in order, in seconds.
-        host: Memory of its first process and its children; empty where not reported.
-        device: Likewise of its devices.
-    """
+    """One arm alone for a while."""
 
     step_count: AtLeastOne
     steps_s: Elapsed
     stalls: Stalls
     segment_s: Annotated[tuple[StepTime, ...], Field(min_length=1, max_length=100)]
+    """Mean step of equal parts of the run, in order, in seconds."""
     host: Annotated[MemorySamples, Field(max_length=1000)] = ()
+    """Memory of its first process and its children; empty where not reported."""
     device: Annotated[MemorySamples, Field(max_length=1000)] = ()
+    """Likewise of its devices."""
 
 
 class SoakLook(Record):
-    """Both arms, one after the other.
-
-    Attributes:
-        reference: As many steps of the reference; None if it failed, then memory alone is judged.
-    """
+    """Both arms, one after the other."""
 
     candidate: SoakArm
     reference: SoakArm | None = None
+    """As many steps of the reference; None if it failed, then memory alone is judged."""
 
 
 class SoakArms(Record):
-    """Both arms of a soak.
-
-    Attributes:
-        looks: One; up to three if something spoke against the set, then only what all show counts.
-        typical: Log ratio of the typical step in the proof, per token.
-        process_sd: Standard deviation of that between pairs of processes.
-        work: What a step of each arm does, where it differs.
-    """
+    """Both arms of a soak."""
 
     looks: Annotated[tuple[SoakLook, ...], Field(min_length=1, max_length=3)]
+    """One; up to three if something spoke against the set, then only what all show counts."""
     typical: LogRatio | None = None
+    """Log ratio of the typical step in the proof, per token."""
     process_sd: Amount = 0.0
+    """Standard deviation of that between pairs of processes."""
     work: WorkPerStep | None = None
+    """What a step of each arm does, where it differs."""
 
 
 REFERENCE_NUMBER = 0
@@ -273,18 +242,15 @@ class TrialConfig(Record):
 
 
 class TrialOutcome(Record):
-    """What became of a set.
-
-    Attributes:
-        comparison: Its figures, or those of the trial that it duplicates.
-        failure: Why it has none, or why that trial has none.
-        same_as: Number of the trial that a duplicate was not measured for; `REFERENCE_NUMBER` is the reference.
-    """
+    """What became of a set."""
 
     status: TrialStatus
     comparison: Comparison | None = None
+    """Its figures, or those of the trial that it duplicates."""
     failure: Failure | None = None
+    """Why it has none, or why that trial has none."""
     same_as: Count | None = None
+    """Number of the trial that a duplicate was not measured for; `REFERENCE_NUMBER` is the reference."""
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
@@ -296,18 +262,15 @@ class TrialOutcome(Record):
 
 
 class TrialResult(TrialConfig, TrialOutcome, TaskRecord):
-    """What became of one trial; the raw samples are in `directory`.
-
-    Attributes:
-        worker: What the candidate's process reported, if it became ready.
-        program_key: Names the program that ran and the settings that are read at run time.
-        compiled_key: Likewise, as the screen compiled it without a device. Sets with one key need one measurement.
-    """
+    """What became of one trial; the raw samples are in `directory`."""
 
     kind: Literal["trial"] = "trial"
     worker: WorkerReport | None = None
+    """What the candidate's process reported, if it became ready."""
     program_key: str | None = None
+    """Names the program that ran and the settings that are read at run time."""
     compiled_key: str | None = None
+    """Likewise, as the screen compiled it without a device. Sets with one key need one measurement."""
     loss: LossCheck | None = None
 
     @property
@@ -326,30 +289,24 @@ SCHEMA_VERSION = 3
 
 
 class ScreenRecord(Stamped):
-    """Result of compiling without measuring, or why the study is not screened.
-
-    Attributes:
-        report: An `autotune.compiler.screen.ScreenReport` as plain data; None if nothing could be compiled.
-    """
+    """Result of compiling without measuring, or why the study is not screened."""
 
     kind: Literal["screen"] = "screen"
     target: str
     topology: str
     versions: dict[str, str] = Field(default_factory=dict)
     report: dict[str, Any] | None = None
+    """An `autotune.compiler.screen.ScreenReport` as plain data; None if nothing could be compiled."""
     reason: str = ""
     duration_s: Elapsed = 0.0
 
 
 class SessionRecord(Stamped):
-    """One start of the driver; its budgets go on where the last session's stopped.
-
-    Attributes:
-        identity: `StudySpec.identity`, by which records can be told from another study's without `study.json`.
-    """
+    """One start of the driver; its budgets go on where the last session's stopped."""
 
     kind: Literal["session"] = "session"
     identity: str
+    """`StudySpec.identity`, by which records can be told from another study's without `study.json`."""
     started: str
     pid: Count
     host: str
@@ -358,27 +315,17 @@ class SessionRecord(Stamped):
 
 
 class LedgerRecord(Stamped):
-    """What the study has used so far in all sessions, written now and then, for a driver may be killed.
-
-    Attributes:
-        device_s: Seconds of devices reserved for it, summed over devices: what a cluster charges.
-        lanes: Those of now.
-    """
+    """What the study has used so far in all sessions, written now and then, for a driver may be killed."""
 
     kind: Literal["ledger"] = "ledger"
     device_s: float
+    """Seconds of devices reserved for it, summed over devices: what a cluster charges."""
     lanes: tuple[str, ...] = ()
+    """Those of now."""
 
 
 class AaRecord(Stamped):
-    """The A/A run: the reference against other processes of itself (A/A).
-
-    Attributes:
-        loss_tolerance: Largest relative difference of loss and gradient norm between any two of them.
-        rounding: Likewise to the reference in another rounding; None where that did not run.
-        loss_spread: How far references were apart, by step; candidates are held to it.
-        power: Of the study's first A/A run, where times are known and real.
-    """
+    """The A/A run: the reference against other processes of itself (A/A)."""
 
     kind: Literal["aa_run"] = "aa_run"
     noise: AaNoise
@@ -386,9 +333,13 @@ class AaRecord(Stamped):
     comparison: Comparison
     provenance: Facts
     loss_tolerance: Amount
+    """Largest relative difference of loss and gradient norm between any two of them."""
     rounding: Amount | None = None
+    """Likewise to the reference in another rounding; None where that did not run."""
     loss_spread: LossSpread
+    """How far references were apart, by step; candidates are held to it."""
     power: PowerAnalysis | None = None
+    """Of the study's first A/A run, where times are known and real."""
     directory: str
 
     @property
@@ -400,35 +351,32 @@ class AaRecord(Stamped):
 
 
 class ConfirmRun(TaskRecord):
-    """One fresh pair of processes of a finalist, or the failure in its place.
-
-    Attributes:
-        stage: ``confirm`` for finalists, ``isolated`` for isolated runs of a proven one, ``recheck`` for an old winner.
-        log_ratio: Log of candidate over reference step time in this pair alone.
-        work: Where set, ratios are per token.
-        is_isolated: Whether each arm ran with nothing beside it though the study interleaves.
-        total: Total times and stalls of both arms.
-        untold: See `autotune.model.proofs.untold_share`.
-        warnings: What the machine did meanwhile that makes the figures doubtful.
-    """
+    """One fresh pair of processes of a finalist, or the failure in its place."""
 
     kind: Literal["confirm_run"] = "confirm_run"
     stage: str
+    """``confirm`` for finalists, ``isolated`` for isolated runs of a proven one, ``recheck`` for an old winner."""
     settings: Settings
     trial: Count
     repeat: Count
     log_ratio: LogRatio | None = None
+    """Log of candidate over reference step time in this pair alone."""
     pair_count: Count
     failure: Failure | None = None
     reference_step_s: StepTime | None = None
     candidate_step_s: StepTime | None = None
     energy: EnergyUse | None = None
     work: WorkPerStep | None = None
+    """Where set, ratios are per token."""
     loss: LossCheck | None = None
     is_isolated: bool = False
+    """Whether each arm ran with nothing beside it though the study interleaves."""
     total: TotalTime | None = None
+    """Total times and stalls of both arms."""
     untold: Change | None = None
+    """See `autotune.model.proofs.untold_share`."""
     warnings: tuple[str, ...] = ()
+    """What the machine did meanwhile that makes the figures doubtful."""
     during: GpusDuring | None = None
 
 
@@ -437,50 +385,44 @@ CONFIRM, ISOLATED = "confirm", "isolated"
 
 
 class ProofRecord(Stamped):
-    """Plan of one proof, made before its first pair of processes: its error over all looks.
-
-    Attributes:
-        stage: As in `ConfirmRun`.
-        base: Pairs of processes within which most of the error is spent; see `autotune.stats.proof.ProofPlan`.
-        error: One-sided error over all looks.
-        least: Pairs of processes before the set is called faster.
-        first: Number of the first pair that counts: earlier ones were seen before the plan was made.
-    """
+    """Plan of one proof, made before its first pair of processes: its error over all looks."""
 
     kind: Literal["proof"] = "proof"
     stage: str
+    """As in `ConfirmRun`."""
     settings: Settings
     base: Count
+    """Pairs of processes within which most of the error is spent; see `autotune.stats.proof.ProofPlan`."""
     error: Annotated[float, Field(gt=0, lt=0.1)]
+    """One-sided error over all looks."""
     least: Count
+    """Pairs of processes before the set is called faster."""
     first: Count = 0
+    """Number of the first pair that counts: earlier ones were seen before the plan was made."""
 
 
 class FinalistResult(Stamped):
-    """Verdict on a finalist over fresh processes.
-
-    Attributes:
-        estimate: With its ordinary 95 % interval over processes, biased by the stopping rule.
-        corrected: With the interval that holds over all looks and sets of the stage; this one decides.
-        most: Cap of pairs of processes; None of what has none.
-        reason: Why the proof ended.
-        veto: Why a set with a faster typical step is no winner.
-        work: Where it differs from the reference's.
-    """
+    """Verdict on a finalist over fresh processes."""
 
     kind: Literal["finalist"] = "finalist"
     stage: str
     trial: Count
     settings: Settings
     estimate: Estimate | None = None
+    """With its ordinary 95 % interval over processes, biased by the stopping rule."""
     corrected: Estimate | None = None
+    """With the interval that holds over all looks and sets of the stage; this one decides."""
     verdict: Verdict
     process_count: Count
     failure: Failure | None = None
     work: WorkPerStep | None = None
+    """Where it differs from the reference's."""
     most: Count | None = None
+    """Cap of pairs of processes; None of what has none."""
     reason: str = ""
+    """Why the proof ended."""
     veto: str | None = None
+    """Why a set with a faster typical step is no winner."""
 
     @property
     def is_vetoed(self) -> bool:
@@ -503,11 +445,7 @@ class Outcome(StrEnum):
 
 
 class ConclusionRecord(Stamped):
-    """The study's sentence, and the proven set if there is one.
-
-    Attributes:
-        needed_s: A budget, in seconds of wall time, that would do where the study's was too small for any trial.
-    """
+    """The study's sentence, and the proven set if there is one."""
 
     kind: Literal["conclusion"] = "conclusion"
     outcome: Outcome
@@ -517,50 +455,45 @@ class ConclusionRecord(Stamped):
     estimate: Estimate | None = None
     soaked_s: Elapsed | None = None
     needed_s: Elapsed | None = None
+    """A budget, in seconds of wall time, that would do where the study's was too small for any trial."""
     trial_count: Count
     ended: str
     provenance: Facts = Field(default_factory=dict)
 
 
 class SoakRecord(TaskRecord):
-    """The winner's long run under a watchdog.
-
-    Attributes:
-        steps_s: Seconds of all steps.
-        starts: Processes that it took; several where a program ends by itself.
-        drift: Median step of the last quarter over that of the first.
-        loss: Against the reference's after as much work, where dtype or batch differ.
-        failure: What ended it early, or what both arms show against it.
-        arms: None of a soak that failed early.
-    """
+    """The winner's long run under a watchdog."""
 
     kind: Literal["soak"] = "soak"
     settings: Settings
     steps_s: Elapsed
+    """Seconds of all steps."""
     step_count: Count
     starts: Count
+    """Processes that it took; several where a program ends by itself."""
     drift: Ratio | None = None
+    """Median step of the last quarter over that of the first."""
     loss: LossCheck | None = None
+    """Against the reference's after as much work, where dtype or batch differ."""
     failure: Failure | None = None
+    """What ended it early, or what both arms show against it."""
     arms: SoakArms | None = None
+    """None of a soak that failed early."""
 
 
 class FailingSetRecord(TaskRecord):
-    """The smallest part of a failing set that fails in the same way.
-
-    Attributes:
-        settings: The whole set of the trial.
-        is_minimal: Whether no setting of it can be left out, by single starts.
-        starts: Processes that were started to find it.
-    """
+    """The smallest part of a failing set that fails in the same way."""
 
     kind: Literal["failing_set"] = "failing_set"
     trial: Count
     failure_kind: FailureKind
     settings: Settings
+    """The whole set of the trial."""
     smallest: Settings
     is_minimal: bool
+    """Whether no setting of it can be left out, by single starts."""
     starts: Count
+    """Processes that were started to find it."""
 
 
 class IncidentRecord(Stamped):

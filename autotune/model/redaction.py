@@ -75,7 +75,7 @@ def redact_text(text: str) -> str:
     low = text.lower()
     for keywords, regex in _rules():
         if any(word in low for word in keywords):
-            text = _compiled(regex).sub(_without_secret, text)
+            text = re.sub(regex, _without_secret, text)
     for pattern in (_HEADER, _ASSIGNED, _OPTION):
         text = _redact_values(pattern, text)
     return text
@@ -86,11 +86,6 @@ def _rules() -> list[tuple[list[str], str]]:
     """Returns the known shapes: words without which a text holds none, and a regular expression."""
     data = json.loads((resources.files("autotune") / "data" / "secrets.json").read_text(encoding="utf-8"))
     return [(rule["keywords"], rule["regex"]) for rule in data["rules"].values()]
-
-
-@functools.cache
-def _compiled(regex: str) -> re.Pattern[str]:
-    return re.compile(regex)
 
 
 def _without_secret(match: re.Match[str]) -> str:

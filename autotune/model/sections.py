@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -12,7 +11,6 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    GetJsonSchemaHandler,
     SerializationInfo,
     SerializerFunctionWrapHandler,
     ValidationError,
@@ -21,7 +19,6 @@ from pydantic import (
     field_validator,
     model_validator,
 )  # fmt: skip
-from pydantic_core import CoreSchema
 
 from autotune.child.steps import PRESETS, StepReader
 from autotune.model.block_sizes import BLOCK_STEPS, CPU_SIZES, GPU_SIZES, BlockSizes
@@ -35,36 +32,9 @@ from autotune.model.units import parse_bytes, parse_duration
 
 
 class Section(BaseModel):
-    """A table of a study file, whose schema describes each key by the docstring."""
+    """A table of a study file, whose schema describes each key by the text below it."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    @classmethod
-    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        """The schema with the docstring's texts: its head for the table, its attributes for the keys."""
-        schema = handler(core_schema)
-        table = handler.resolve_ref_schema(schema)
-        head, told = read_docstring(cls.__doc__ or "")
-        table["description"] = head
-        for name, key in table.get("properties", {}).items():
-            if name in told:
-                key["description"] = told[name]
-        return schema
-
-
-def read_docstring(text: str) -> tuple[str, dict[str, str]]:
-    """Head of a docstring in Google's style, and its text for each attribute, each as one line."""
-    head, _, attributes = inspect.cleandoc(text).partition("\nAttributes:\n")
-    told: dict[str, str] = {}
-    name = ""
-    for line in attributes.splitlines():
-        found = re.match(r"    (\w+): (.*)", line)
-        if found:
-            name = found[1]
-            told[name] = found[2].strip()
-        elif name and line.strip():
-            told[name] += " " + line.strip()
-    return "\n\n".join(" ".join(part.split()) for part in head.strip().split("\n\n")), told
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
 def number_or_text(pattern: str, *, least: str = "exclusiveMinimum") -> WithJsonSchema:
@@ -105,25 +75,23 @@ class ReadSpec(Section):
 
     Named groups of a pattern: one of ``step_s``, ``step_ms``, ``steps_per_s``, ``tokens_per_s`` (without any, the time
     between two matching lines counts), and ``step`` (its number, for lines that do not come at every step).
-
-    Attributes:
-        preset: Lines of a known trainer, see `autotune.child.steps.PRESETS`.
-        pattern: Regular expression, searched in each line (its first 4,000 characters).
-        json_key: Instead: the key of the duration in JSON lines, dots lead into inner tables.
-        unit: Unit of that key.
-        file: Read this file instead of the output: lines, JSON lines or ``.csv``; below the study's folder, or
-            ``{folder}/...`` as in `workload.command`; with ``*``, or of a folder, the newest that the program writes.
-        loss: For the loss check: an expression with a group ``loss``, or with `json_key` the key of the loss.
-        terminal: Give the program a pseudo-terminal, for one that prints nothing, or all at once, into a pipe.
     """
 
     preset: str | None = None
+    """Lines of a known trainer, see `autotune.child.steps.PRESETS`."""
     pattern: str | None = None
+    """Regular expression, searched in each line (its first 4,000 characters)."""
     json_key: str | None = None
+    """Instead: the key of the duration in JSON lines, dots lead into inner tables."""
     unit: Literal["step_s", "step_ms", "step_us", "steps_per_s", "tokens_per_s", "step"] = "step_s"
+    """Unit of that key."""
     file: str | None = None
+    """Read this file instead of the output: lines, JSON lines or ``.csv``; below the study's folder, or
+    ``{folder}/...`` as in `workload.command`; with ``*``, or of a folder, the newest that the program writes."""
     loss: str | None = None
+    """For the loss check: an expression with a group ``loss``, or with `json_key` the key of the loss."""
     terminal: bool = False
+    """Give the program a pseudo-terminal, for one that prints nothing, or all at once, into a pipe."""
 
     @model_validator(mode="after")
     def _readable(self) -> ReadSpec:
@@ -157,32 +125,25 @@ class WorkloadSpec(Section):
 
     `command` and `options` hold secrets as they are, for the program; dumps have them redacted, so that none is kept or
     part of a study's identity.
-
-    Attributes:
-        entry: ``llama``, ``llama-small`` ... or ``package.module:function``, found beside the study file.
-        options: Passed to the workload as they are (sizes, mesh, batch, dtype ...); of a `command`, values of
-            ``{NAME}`` in its arguments.
-        command: Instead of `entry`: a program and its arguments, run in the study's folder; ``{folder}`` in an
-            argument is a folder in the run directory, empty at its start, ``{NAME}`` an option.
-        hook: The program has ``autotune.hook.steps`` in its loop, so it can be measured in interleaved pairs.
-        folder: ``own``: each process of a `command` reads the study's folder, and what it writes there is thrown away.
-            ``shared``: all write into it, for a program whose files are wanted or too large for the temporary folder.
-        read: How the steps of a program without the hook are read.
-        mesh: Axes over which the program splits its work, all of them, with their sizes, see `AXES`.
-        tokens_per_step: Tokens of a step, as a number or an expression over options such as ``batch * seq``; for
-            programs that do not report it, where options are searched that change it, or where rates of tokens are
-            read.
-        python: Interpreter of the `command`, whose packages are asked which settings they have; default: the command
-            itself if that is one, else the interpreter of autotune.
     """
 
     entry: str | None = None
+    """``llama``, ``llama-small`` ... or ``package.module:function``, found beside the study file."""
     options: dict[str, Any] = Field(default_factory=dict)
+    """Passed to the workload as they are (sizes, mesh, batch, dtype ...); of a `command`, values of ``{NAME}`` in its
+    arguments."""
     command: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
+    """Instead of `entry`: a program and its arguments, run in the study's folder; ``{folder}`` in an argument is a
+    folder in the run directory, empty at its start, ``{NAME}`` an option."""
     hook: bool = False
+    """The program has ``autotune.hook.steps`` in its loop, so it can be measured in interleaved pairs."""
     folder: Literal["own", "shared"] = "own"
+    """``own``: each process of a `command` reads the study's folder, and what it writes there is thrown away.
+    ``shared``: all write into it, for a program whose files are wanted or too large for the temporary folder."""
     read: ReadSpec | None = None
+    """How the steps of a program without the hook are read."""
     mesh: dict[str, Annotated[int, Field(ge=1)]] | None = None
+    """Axes over which the program splits its work, all of them, with their sizes, see `AXES`."""
 
     @field_validator("mesh")
     @classmethod
@@ -200,7 +161,11 @@ class WorkloadSpec(Section):
         ]
         | None
     ) = None
+    """Tokens of a step, as a number or an expression over options such as ``batch * seq``; for programs that do not
+    report it, where options are searched that change it, or where rates of tokens are read."""
     python: Annotated[str, Field(min_length=1)] | None = None
+    """Interpreter of the `command`, whose packages are asked which settings they have; default: the command itself if
+    that is one, else the interpreter of autotune."""
 
     @field_validator("tokens_per_step")
     @classmethod
@@ -262,24 +227,21 @@ class WorkloadSpec(Section):
 
 
 class DeviceSpec(Section):
-    """Where it runs.
-
-    Attributes:
-        platform: ``cpu`` or ``cuda``.
-        count: Devices for the workload, of all nodes together; on CPU that many virtual ones are made. Default: all
-            GPUs, one CPU.
-        process_count: Processes that share the devices through `jax.distributed`, of all nodes together, the same
-            number on each; 1 is one process for all, or one for each node.
-        node_count: Machines that one trial spans; more than one needs SLURM, see docs/cluster.md.
-        nic_bytes_per_s: Bytes/s that each GPU can send to other machines, one way; predictions count on it. Default:
-            what `autotune targets list` knows of the GPU. Google's A3 has 12.5e9, A3 Mega 25e9, NVIDIA's DGX H100 50e9.
-    """
+    """Where it runs."""
 
     platform: Literal["cpu", "cuda"] = "cpu"
+    """``cpu`` or ``cuda``."""
     count: Annotated[int, Field(ge=1, le=4096)] | None = None
+    """Devices for the workload, of all nodes together; on CPU that many virtual ones are made. Default: all GPUs, one
+    CPU."""
     process_count: Annotated[int, Field(ge=1, le=4096)] = 1
+    """Processes that share the devices through `jax.distributed`, of all nodes together, the same number on each; 1 is
+    one process for all, or one for each node."""
     node_count: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Machines that one trial spans; more than one needs SLURM, see docs/cluster.md."""
     nic_bytes_per_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """Bytes/s that each GPU can send to other machines, one way; predictions count on it. Default: what `autotune
+    targets list` knows of the GPU. Google's A3 has 12.5e9, A3 Mega 25e9, NVIDIA's DGX H100 50e9."""
 
     @model_validator(mode="after")
     def _divides(self) -> DeviceSpec:
@@ -303,44 +265,38 @@ class DeviceSpec(Section):
 
 
 class ScreenSpec(Section):
-    """What is compiled before anything is measured.
-
-    Attributes:
-        enabled: ``auto`` screens studies on GPUs whose workload is an `entry`, if XLA's CUDA plugin is there.
-        target: The GPU to compile for (`autotune targets list`, or a .toml file of that form); default: what runs.
-        topology: Nodes x GPUs on each, such as ``8x8``; default: what runs.
-    """
+    """What is compiled before anything is measured."""
 
     enabled: bool | Literal["auto"] = "auto"
+    """``auto`` screens studies on GPUs whose workload is an `entry`, if XLA's CUDA plugin is there."""
     target: str | None = None
+    """The GPU to compile for (`autotune targets list`, or a .toml file of that form); default: what runs."""
     topology: Annotated[str, Field(pattern=r"^(\d{1,5}x)?\d{1,3}$")] | None = None
+    """Nodes x GPUs on each, such as ``8x8``; default: what runs."""
 
 
 class MeasureSpec(Section):
-    """How a comparison is measured.
-
-    Attributes:
-        min_effect: Smallest effect of interest, as a share of step time (0.005 is 0.5 %).
-        pairs_cap: Pairs of blocks after which a trial ends in any case. The A/A run starts two processes and one
-            more for every 20 of them; a trial in ABA runs has one for every 13.
-        block_s: Shortest counted part of a block, seconds; ``auto``: 0.05, and on GPUs, whose clocks follow power, 2
-            (`autotune.model.block_sizes`).
-        start_limit_s: Longest time from process start to readiness (import, compilation, warm-up); default: four times
-            what the reference took, at least 2 minutes, and 10 minutes for the reference itself.
-        block_limit_s: Longest time for one block; past it the worker counts as hung. Default: ten times the
-            reference's steps, at least 2 minutes.
-        mode: ``interleaved``: two processes are resident and run blocks in pairs. ``aba``: one at a time, in fresh
-            runs reference, candidate, reference. ``auto``: interleaved where the program can and the memory holds two.
-        run_steps: Steps that are measured in each fresh run of an ABA run.
-    """
+    """How a comparison is measured."""
 
     min_effect: Annotated[float, Field(gt=0, lt=0.5)] = 0.005
+    """Smallest effect of interest, as a share of step time (0.005 is 0.5 %)."""
     pairs_cap: Annotated[int, Field(ge=6, le=1000)] = 40
+    """Pairs of blocks after which a trial ends in any case. The A/A run starts two processes and one more for every 20
+    of them; a trial in ABA runs has one for every 13."""
     block_s: Seconds | Literal["auto"] = "auto"
+    """Shortest counted part of a block, seconds; ``auto``: 0.05, and on GPUs, whose clocks follow power, 2
+    (`autotune.model.block_sizes`)."""
     start_limit_s: Seconds | None = None
+    """Longest time from process start to readiness (import, compilation, warm-up); default: four times what the
+    reference took, at least 2 minutes, and 10 minutes for the reference itself."""
     block_limit_s: Seconds | None = None
+    """Longest time for one block; past it the worker counts as hung. Default: ten times the reference's steps, at least
+    2 minutes."""
     mode: Literal["auto", "interleaved", "aba"] = "auto"
+    """``interleaved``: two processes are resident and run blocks in pairs. ``aba``: one at a time, in fresh runs
+    reference, candidate, reference. ``auto``: interleaved where the program can and the memory holds two."""
     run_steps: Annotated[int, Field(ge=1, le=100_000)] = 20
+    """Steps that are measured in each fresh run of an ABA run."""
 
     @property
     def aba_runs(self) -> int:
@@ -366,40 +322,33 @@ class MeasureSpec(Section):
 
 
 class ConfirmSpec(Section):
-    """How finalists are proven.
-
-    Attributes:
-        finalists: Number of the best trials that are measured again.
-        processes: Most fresh pairs of processes for each finalist; a proof ends as soon as it is settled, and calls a
-            set faster after 12 pairs at the earliest, or after all of them. It may be raised later: the same command
-            then goes on.
-        minimise: Drop each setting that does not pay for itself.
-        soak: Seconds of steps that the winner must run without a fault; 0 leaves that out, and exports say so.
-        isolated: Most isolated runs of each arm, which must show that a set proven in interleaved pairs is faster: as
-            many as are needed, at least 4. 0 leaves them out, and exports say so.
-        loss_tolerance: Share by which the loss of a winner with another dtype or batch may be above the reference's
-            after the same tokens.
-    """
+    """How finalists are proven."""
 
     finalists: Annotated[int, Field(ge=1, le=20)] = 3
+    """Number of the best trials that are measured again."""
     processes: Annotated[int, Field(ge=3, le=1000)] = 40
+    """Most fresh pairs of processes for each finalist; a proof ends as soon as it is settled, and calls a set faster
+    after 12 pairs at the earliest, or after all of them. It may be raised later: the same command then goes on."""
     minimise: bool = True
+    """Drop each setting that does not pay for itself."""
     isolated: Annotated[int, Field(ge=0, le=1000)] = 40
+    """Most isolated runs of each arm, which must show that a set proven in interleaved pairs is faster: as many as are
+    needed, at least 4. 0 leaves them out, and exports say so."""
     soak: SoakSeconds = 60.0
+    """Seconds of steps that the winner must run without a fault; 0 leaves that out, and exports say so."""
     loss_tolerance: Annotated[float, Field(gt=0, lt=1)] = 0.02
+    """Share by which the loss of a winner with another dtype or batch may be above the reference's after the same
+    tokens."""
 
 
 class LimitsSpec(Section):
-    """What a candidate must keep, whatever its speed.
-
-    Attributes:
-        memory: Most bytes that it may need of each device, compiled or measured: ``"72GiB"``.
-        rules: Constraints between options (by name) and settings (by full name), such as
-            ``batch * accumulate == 16``; see `autotune.model.options`.
-    """
+    """What a candidate must keep, whatever its speed."""
 
     memory: Bytes | None = None
+    """Most bytes that it may need of each device, compiled or measured: ``"72GiB"``."""
     rules: tuple[str, ...] = ()
+    """Constraints between options (by name) and settings (by full name), such as ``batch * accumulate == 16``; see
+    `autotune.model.options`."""
 
 
 SAMPLERS = ("additive", "tpe", "random")
@@ -412,17 +361,14 @@ Domain = list[SettingValue] | dict[str, SettingValue | list[SettingValue]]
 
 
 class NamedSet(Section):
-    """A flag set with a name, tried before the sampler proposes.
-
-    Attributes:
-        name: Shown in tables, as ``set NAME``.
-        settings: Setting to value, beside the baseline.
-        options: Option of the workload to value.
-    """
+    """A flag set with a name, tried before the sampler proposes."""
 
     name: str
+    """Shown in tables, as ``set NAME``."""
     settings: Settings = Field(default_factory=FlagSet)
+    """Setting to value, beside the baseline."""
     options: dict[str, Any] = Field(default_factory=dict)
+    """Option of the workload to value."""
 
     @property
     def whole(self) -> FlagSet:
@@ -431,31 +377,28 @@ class NamedSet(Section):
 
 
 class SearchSpec(Section):
-    """What is searched, how long, and what is tried first.
-
-    Attributes:
-        trials: Distinct proposals, failed ones included; recipes and `first` count too.
-        time_budget: Seconds for the whole study, over all its sessions; part is kept back for confirming.
-        gpu_hours: Budget in hours of devices, summed over all that were reserved for the study.
-        settings: Setting to its domain: a list of values, or ``{low, high, log, power_of_two, step}``.
-        options: Option of the workload to the values that are tried; the reference has that of `workload.options`, else
-            the first. ``process_count`` is that of `device`.
-        groups: Groups of the catalogue whose settings are searched.
-        recipes: Published sets that are tried first, each filtered to what the installed build has.
-        first: Sets with names that are tried before the sampler proposes.
-        sampler: ``additive`` (a sparse model of effects), ``tpe``, ``random``, or a sampler of Optuna by import path,
-            ``module:Class``.
-    """
+    """What is searched, how long, and what is tried first."""
 
     trials: Annotated[int, Field(ge=1, le=100_000)] = 30
+    """Distinct proposals, failed ones included; recipes and `first` count too."""
     time_budget: Seconds | None = None
+    """Seconds for the whole study, over all its sessions; part is kept back for confirming."""
     gpu_hours: Annotated[float, Field(gt=0)] | None = None
+    """Budget in hours of devices, summed over all that were reserved for the study."""
     settings: dict[str, Domain] = Field(default_factory=dict)
+    """Setting to its domain: a list of values, or ``{low, high, log, power_of_two, step}``."""
     options: dict[str, Annotated[list[Any], Field(min_length=1)]] = Field(default_factory=dict)
+    """Option of the workload to the values that are tried; the reference has that of `workload.options`, else the
+    first. ``process_count`` is that of `device`."""
     groups: tuple[str, ...] = ()
+    """Groups of the catalogue whose settings are searched."""
     recipes: tuple[str, ...] = ()
+    """Published sets that are tried first, each filtered to what the installed build has."""
     first: tuple[NamedSet, ...] = ()
+    """Sets with names that are tried before the sampler proposes."""
     sampler: str = "additive"
+    """``additive`` (a sparse model of effects), ``tpe``, ``random``, or a sampler of Optuna by import path,
+    ``module:Class``."""
 
     @field_validator("settings")
     @classmethod

@@ -19,7 +19,7 @@ from autotune.model.block_sizes import BlockSizes
 from autotune.model.errors import SettingError, StudyFileError, close_matches
 from autotune.model.expressions import Expression
 from autotune.model.files import plain_text
-from autotune.model.flags import OPTION, FlagSet
+from autotune.model.flags import OPTION, FlagSet, captures_collectives
 from autotune.model.measurement import Settings
 from autotune.model.options import (
     MOST_NESTED,
@@ -89,38 +89,36 @@ STUDY_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 FEWEST_TRIALS = 4
 """Trials that the budget holds which is named where one is too small."""
 
-SOAK_STEPS, SOAK_STEPS_OF_RUNS = 200, 20
-"""Fewest steps of a soak, where the program can be interleaved and where it runs by itself."""
+SOAK_STEPS, SOAK_STEPS_OF_RUNS, SOAK_STEPS_OF_GRAPHS = 200, 20, 1000
+"""Fewest steps of a soak, where the program can be interleaved and where it runs by itself; of a set whose command
+buffers hold collectives, see `HUNG_AT`."""
 
 
 class StudySpec(Section):
-    """A whole study, checked. Equal `identity` means results may share a run directory.
-
-    Attributes:
-        name: Of the study; its run directory is ``runs/NAME`` unless a command says otherwise.
-        description: Shown in reports.
-        seed: Of proposals, data and order: the same seed proposes the same.
-        workload: What runs.
-        device: Where it runs.
-        baseline: Settings of the reference, and so of every candidate: setting to value.
-        search: What is searched, how long, and what is tried first.
-        screen: What is compiled before anything is measured.
-        measure: How a comparison is measured.
-        confirm: How finalists prove themselves.
-        limits: What a candidate must keep, whatever its speed.
-    """
+    """A whole study, checked. Equal `identity` means results may share a run directory."""
 
     name: Annotated[str, Field(pattern=STUDY_NAME)]
+    """Of the study; its run directory is ``runs/NAME`` unless a command says otherwise."""
     description: Annotated[str, AfterValidator(redact_text)] = ""
+    """Shown in reports."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    """Of proposals, data and order: the same seed proposes the same."""
     workload: WorkloadSpec
+    """What runs."""
     device: DeviceSpec = DeviceSpec()
+    """Where it runs."""
     baseline: Settings = Field(default_factory=FlagSet)
+    """Settings of the reference, and so of every candidate: setting to value."""
     search: SearchSpec = SearchSpec()
+    """What is searched, how long, and what is tried first."""
     screen: ScreenSpec = ScreenSpec()
+    """What is compiled before anything is measured."""
     measure: MeasureSpec = MeasureSpec()
+    """How a comparison is measured."""
     confirm: ConfirmSpec = ConfirmSpec()
+    """How finalists prove themselves."""
     limits: LimitsSpec = LimitsSpec()
+    """What a candidate must keep, whatever its speed."""
 
     @field_validator("name")
     @classmethod
@@ -207,9 +205,7 @@ class StudySpec(Section):
 
     def broken_rule(self, settings: FlagSet, defaults: Mapping[str, str] | None = None) -> str | None:
         """The first of `limits.rules` that a set breaks, or None; `defaults` are the installed build's."""
-        return broken_rule(
-            settings, self.limits.rules, options=self.reference_options, baseline=self.baseline, defaults=defaults
-        )
+        return broken_rule({**(defaults or {}), **self.baseline, **settings}, self.limits.rules, self.reference_options)
 
     def work_under(self, settings: FlagSet) -> int | None:
         """Tokens of a step under a set's options, by `workload.tokens_per_step`; None where that is not given.
@@ -270,10 +266,11 @@ class StudySpec(Section):
         """Sizes of blocks and isolated runs on this study's devices."""
         return self.measure.block_sizes_on(self.device.platform, can_interleave=self.workload.can_interleave)
 
-    @property
-    def soak_steps(self) -> int:
+    def soak_steps(self, settings: Mapping[str, str]) -> int:
         """Fewest steps of a soak: fewer of a program that runs by itself, which may end and then starts again."""
-        return SOAK_STEPS if self.workload.can_interleave else SOAK_STEPS_OF_RUNS
+        if not self.workload.can_interleave:
+            return SOAK_STEPS_OF_RUNS
+        return SOAK_STEPS_OF_GRAPHS if captures_collectives(settings) else SOAK_STEPS
 
     @property
     def workload_hash(self) -> str:

@@ -24,17 +24,14 @@ UNKNOWN_START_S, UNKNOWN_COMPILE_S = 600.0, 900.0
 
 
 class TimeLimits(Record):
-    """Time limits of a process.
-
-    Attributes:
-        start_s: Seconds from its start until it is ready (import, compilation, warm-up).
-        block_s: Seconds of one block at least.
-        step_s: Seconds of each step of a block, where that comes to more.
-    """
+    """Time limits of a process."""
 
     start_s: float = UNKNOWN_START_S
+    """Seconds from its start until it is ready (import, compilation, warm-up)."""
     block_s: float = LEAST_BLOCK_S
+    """Seconds of one block at least."""
     step_s: float = 0.0
+    """Seconds of each step of a block, where that comes to more."""
 
     def of_block(self, steps: int) -> float:
         """Limit of a block of so many steps, seconds."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -88,28 +89,32 @@ def plan_of(found: ProbeResult, *, name: str, trials: int, budget_s: float | Non
     Raises:
         StudyFileError: If the study would not be legal.
     """
-    asked = found.request
+    asked, seen = found.request, found.steps
     steps, soak_s = _sizes(found)
-    run_s = found.start_s + steps * found.line_s
+    run_s = seen.start_s + steps * seen.line_s
     trial_s = ABA_RUNS * 3 * run_s
     needed_s = (1 + FEWEST_TRIALS) * trial_s + LEAST_PAIRS * 2 * run_s
-    least_s = max(soak_s, SOAK_STEPS_OF_RUNS * found.line_s)
-    needed_s += 2 * soak_arm_s(least_s, step_s=found.line_s, start_s=found.start_s, run_steps=steps)
+    least_s = max(soak_s, SOAK_STEPS_OF_RUNS * seen.line_s)
+    needed_s += 2 * soak_arm_s(least_s, step_s=seen.line_s, start_s=seen.start_s, run_steps=steps)
     budget_s = budget_s or max(LEAST_BUDGET_S, 300.0 * math.ceil(BUDGET_SLACK * needed_s / 300.0))
     kind = kind_of_devices(asked.platform, found.device_count)
     workload: dict[str, Any] = {"command": list(asked.command)}
     if found.names_python:
-        workload["python"] = found.python
+        workload["python"] = found.probe.python
     sections: list[Section] = [
         ("workload", "What runs, in the folder of this file; {folder} in an argument: that of the trial.", workload),
-        ("workload.read", f"How its steps are read: {found.how}.\n# Seen: {_one_line(found.example)}", found.rules),
+        (
+            "workload.read",
+            f"How its steps are read: {found.how}.\n# Seen: {_one_line(seen.example)}",
+            found.rules,
+        ),
         _devices(asked.platform, found.device_count, found.device),
         *_baseline(found.own.settings),
         _search(kind, trials, budget_s),
         (
             "measure",
-            f"A step takes about {format_seconds(found.step_s)} here, and a run is ready after about "
-            f"{format_seconds(found.start_s)}. Steps are counted by the lines that name them.",
+            f"A step takes about {format_seconds(seen.step_s)} here, and a run is ready after about "
+            f"{format_seconds(seen.start_s)}. Steps are counted by the lines that name them.",
             {"run_steps": steps, "pairs_cap": PAIRS_CAP},
         ),
         (
@@ -130,10 +135,9 @@ def plan_unseen(
     what: str | Sequence[str], *, name: str, platform: str, count: int, device: str, trials: int,
     budget_s: float | None, said: str,
 ) -> str:  # fmt: skip
-    """Writes the study file of an entry, or of a program with the hook, without a run.
+    """Writes the study file of an entry, or of a command with the hook in its loop, without a run.
 
     Args:
-        what: A preset or ``package.module:function``; or a command with ``autotune.hook.steps`` in its loop.
         budget_s: Seconds for the whole study; None for the default of its kind.
 
     Raises:
@@ -173,13 +177,14 @@ def checked(text: str) -> StudySpec:
 
 def _sizes(found: ProbeResult) -> tuple[int, float]:
     """Returns the counted steps of a run and the seconds of the soak, within the program's own length if it ended."""
-    run_s = min(LONGEST_RUN_S, max(SHORTEST_RUN_S, RUN_SHARE * found.start_s))
-    steps = min(MOST_STEPS, max(LEAST_STEPS, math.ceil(run_s / found.line_s)))
+    seen = found.steps
+    run_s = min(LONGEST_RUN_S, max(SHORTEST_RUN_S, RUN_SHARE * seen.start_s))
+    steps = min(MOST_STEPS, max(LEAST_STEPS, math.ceil(run_s / seen.line_s)))
     soak_s = SOAK_S
-    if found.ended:
-        left = found.steps - WARMUP_STEPS - 1
+    if found.probe.status is not None:
+        left = len(seen.at_s) - WARMUP_STEPS - 1
         steps = min(steps, left)
-        soak_s = min(soak_s, math.floor(10 * 0.8 * left * found.line_s) / 10)
+        soak_s = min(soak_s, math.floor(10 * 0.8 * left * seen.line_s) / 10)
     return steps, soak_s
 
 
@@ -244,24 +249,17 @@ def _one_line(text: str) -> str:
 
 
 def _toml(value: Any) -> str:
-    """Formats a value as TOML within one line."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_toml, value))}]"
-    if not isinstance(value, str):
-        return repr(value)
-    if any("\ud800" <= c <= "\udfff" for c in value):
-        raise StudyFileError(f"an argument of the command must be UTF-8 text but got {value!r:.100}; rename it")
-    if "\\" in value and "'" not in value and value.isprintable():
-        return f"'{value}'"  # keeps patterns readable
-    return '"' + "".join(_escaped(c) for c in value) + '"'
-
-
-def _escaped(char: str) -> str:
-    if char in '"\\':
-        return "\\" + char
-    return char if char.isprintable() else f"\\U{ord(char):08x}"
+    """Formats a value as TOML within one line: as JSON, but a pattern in single quotes, which keep it readable."""
+    if isinstance(value, str) and "\\" in value and "'" not in value and value.isprintable():
+        return f"'{value}'"
+    text = json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise StudyFileError(
+            f"an argument of the command must be UTF-8 text but got {value!r:.100}; rename it"
+        ) from error
+    return text
 
 
 def _duration(seconds: float) -> str:

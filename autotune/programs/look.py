@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import math
 import re
 import shlex
 import shutil
@@ -10,14 +12,13 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from autotune.child.output import find, lines_of
 from autotune.child.read_output import last_exception
-from autotune.child.recognise import Recognised, recognise
-from autotune.child.shapes import draws_bar
+from autotune.child.recognise import BAR, FEWEST_LINES, Recognised, draws_bar, propose, recognise, shape_of
 from autotune.child.steps import StepReader, plain
 from autotune.machine.environment import caller_environment, child_environment, driver_python
 from autotune.machine.files import COMPILES, Scratch
@@ -29,11 +30,12 @@ from autotune.model.files import plain_content
 from autotune.model.flags import FlagSet, parse_tokens
 from autotune.model.measurement import WorkloadFacts
 from autotune.model.redaction import redact_command
+from autotune.model.sections import ReadSpec
 from autotune.model.spec import StudySpec
 from autotune.model.units import format_seconds
-from autotune.programs.own_settings import DEVICE_COUNT, OwnSettings, marks_of, own_settings
-from autotune.programs.probe import Probe, run_probe
-from autotune.programs.proposal import STUCK_S, Shapes, options_of, proposed, written_lines
+from autotune.programs.arrival import DEVICE_COUNT, OwnSettings, marks_of, own_settings
+from autotune.programs.probe import Probe, run_probe, written_lines
+from autotune.workers.settings_check import texts_named
 
 LEAST_STEPS = 10
 """Steps after warm-up that a study needs in each run."""
@@ -47,17 +49,20 @@ RECOGNISED_LINES = 600
 
 TELL_EVERY_S = 10.0
 LOOK_AGAIN_S = 2.0
+STUCK_S = 20.0
+"""Seconds of lines of one shape, or of a file that grows, after which a look without a step ends."""
 
-BARS = ("tqdm", "rich", "keras", "lightning", "levanter")
-"""Presets of progress bars."""
-MOST_FILES, MOST_TEXT = 2000, 1_000_000
-"""Limits of a search for changed files: of each folder, and bytes of each text that names it."""
+
+MOST_FILES = 2000
+"""Limit of a search for changed files in each folder."""
 
 _NAMED_PATH = re.compile(r"(?:^|(?<=[\s'\"=:]))(?:/|~/|\.\./)[\w./~+-]+")
 _TEXTS = (".py", ".sh", ".toml", ".yaml", ".yml", ".json", ".gin", ".cfg")
 
-_BAR = re.compile(r"([^\w\s]|\s)\1{7,}")
-"""A progress bar, cut from lines that are shown."""
+_OPTIONS = {
+    "preset": "--step-preset", "pattern": "--step-pattern", "json_key": "--step-json", "unit": "--step-unit",
+    "file": "--step-file", "loss": "--loss",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,59 +84,6 @@ class ProbeRequest:
     file: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeResult:
-    """The properties of a program that its study needs.
-
-    Attributes:
-        rules: The keys of `[workload.read]`.
-        how: `rules` in words.
-        example: A line from which a step was read.
-        doubt: Reason not to trust the printed durations; empty if there is none.
-        loss: The last loss that was read; None if none was.
-        step_s: Median of a step, seconds.
-        line_s: Mean time from one line with a step to the next, seconds; longer than `step_s` where not each step has a
-            line. A study counts lines.
-        start_s: Seconds until its warm-up was over.
-        steps: Lines with a step; all of them if it `ended`.
-        ended: Whether it ended by itself.
-        python: Interpreter that loaded jaxlib; None if none was seen.
-        own: The settings that it sets itself.
-        writes: Files that it wrote in its own folder, relative to it.
-        outside: Files that it wrote outside its folder.
-        folder_warning: Why it wrote into the user's folder, or may have; empty if it did not.
-    """
-
-    request: ProbeRequest
-    rules: Mapping[str, Any]
-    how: str
-    example: str
-    doubt: str
-    loss: float | None
-    step_s: float
-    line_s: float
-    start_s: float
-    steps: int
-    ended: bool
-    device: str
-    device_count: int
-    python: str | None
-    jaxlib: str | None
-    own: OwnSettings
-    writes: tuple[str, ...] = ()
-    outside: tuple[str, ...] = ()
-    folder_warning: str = ""
-
-    @property
-    def names_python(self) -> bool:
-        """Whether a study must name the interpreter because its command does not begin with it."""
-        first = direct_python(self.request.command, self.request.cwd)
-        if self.python is None or first is None:
-            return self.python is not None
-        one, two = Path(self.python), Path(first)
-        return one.parent.resolve() != two.parent.resolve() or not one.samefile(two)
-
-
 @dataclass(frozen=True, slots=True)
 class Steps:
     """Steps among some lines: arrival and duration of each, and an example line without colours and progress bars.
@@ -146,7 +98,7 @@ class Steps:
     loss: float | None
 
     @property
-    def typical_s(self) -> float:
+    def step_s(self) -> float:
         """Median step in seconds, or the mean where lines came in bursts; never 0."""
         took_s = self.took_s[WARMUP_STEPS:]
         typical_s = statistics.median(took_s)
@@ -154,9 +106,46 @@ class Steps:
 
     @property
     def line_s(self) -> float:
-        """Mean seconds from line to line; at least a step, for the arrival of buffered lines says nothing."""
+        """Mean seconds from line to line, which a study counts; at least a step, since buffered lines come at once."""
         came = self.at_s[WARMUP_STEPS - 1 :]
-        return max(self.typical_s, (came[-1] - came[0]) / (len(came) - 1))
+        return max(self.step_s, (came[-1] - came[0]) / (len(came) - 1))
+
+    @property
+    def start_s(self) -> float:
+        """Seconds until the warm-up was over."""
+        return self.at_s[min(WARMUP_STEPS, len(self.at_s) - 1)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeResult:
+    """The properties of a program that its study needs.
+
+    Attributes:
+        probe: Its run, with all files that it wrote outside its folder.
+        rules: The keys of `[workload.read]`.
+        how: `rules` in words.
+        doubt: Reason not to trust the printed durations; empty if there is none.
+        own: The settings that it sets itself.
+    """
+
+    request: ProbeRequest
+    probe: Probe
+    steps: Steps
+    rules: Mapping[str, Any]
+    how: str
+    doubt: str
+    device: str
+    device_count: int
+    own: OwnSettings
+
+    @property
+    def names_python(self) -> bool:
+        """Whether a study must name the interpreter because its command does not begin with it."""
+        first, python = direct_python(self.request.command, self.request.cwd), self.probe.python
+        if python is None or first is None:
+            return python is not None
+        one, two = Path(python), Path(first)
+        return one.parent.resolve() != two.parent.resolve() or not one.samefile(two)
 
 
 def read_steps(lines: Sequence[str], at_s: Sequence[float], rules: Mapping[str, Any]) -> Steps:
@@ -172,7 +161,7 @@ def read_steps(lines: Sequence[str], at_s: Sequence[float], rules: Mapping[str, 
         if step is not None and step.step_s is not None:
             came.append(now_s)
             took.append(step.step_s)
-            example = _BAR.sub(r"\1\1\1…", plain(line))
+            example = BAR.sub("…", plain(line))
         if step is not None and step.loss is not None:
             loss = step.loss
     return Steps(tuple(came), tuple(took), example, loss)
@@ -197,7 +186,6 @@ class StepWatch:
         self._steps: Steps | None = None
         self._finds_out = request.rules is None
         self._began, self._looked_s = time.time(), 0.0
-        self._shapes = Shapes()
         self.is_stuck = False
         self._reads_file = bool((request.rules or {}).get("file"))
         self.rules = request.rules
@@ -238,20 +226,28 @@ class StepWatch:
         if probe.took_s - self._looked_s < LOOK_AGAIN_S:
             return False
         self._looked_s = probe.took_s
-        self._shapes.add(*self._all_lines(probe))
-        if self._shapes.are_one():
+        came: dict[str, list[float]] = {}
+        for line, now_s in zip(*self._all_lines(probe), strict=True):
+            came.setdefault(shape_of(line), []).append(now_s)
+        if any(len(at_s) >= FEWEST_LINES and at_s[-1] - at_s[0] >= STUCK_S for at_s in came.values()):
             return True
         is_late = self._finds_out and probe.took_s >= STUCK_S
         return is_late and (fit := self.proposed(probe)) is not None and "file" in fit.rules
 
     def proposed(self, probe: Probe) -> Recognised | None:
-        """Returns rules for steps that were not read; None if none fit."""
+        """Returns rules for the steps in files that the program writes, or else in its lines; None if none fit."""
         lines, at_s = self._all_lines(probe)
         files = probe.written or written_lines(probe.place, self._began)
-        return proposed(lines[-RECOGNISED_LINES:], at_s[-RECOGNISED_LINES:], files)
+
+        def in_files(find: Callable[[Sequence[str]], Recognised | None]) -> Recognised | None:
+            fits = ((path, find(written)) for path, written in files.items())
+            return next((replace(fit, rules={**fit.rules, "file": path}) for path, fit in fits if fit), None)
+
+        in_lines = propose(lines[-RECOGNISED_LINES:], at=at_s[-RECOGNISED_LINES:])
+        return in_files(_recognised) or in_lines or in_files(propose)
 
 
-def _recognised(lines: Sequence[str], at_s: Sequence[float]) -> Recognised | None:
+def _recognised(lines: Sequence[str], at_s: Sequence[float] | None = None) -> Recognised | None:
     """Returns the best format with durations; a rate of tokens gives none, for the tokens of a step are not known."""
     return next((fit for fit in recognise(lines, at=at_s) if not fit.needs_tokens), None)
 
@@ -270,18 +266,14 @@ def run_request(request: ProbeRequest, *, tell: Callable[[str], None]) -> tuple[
     )  # fmt: skip
 
     def run(*, terminal: bool) -> tuple[Probe, StepWatch]:
-        watch, dump = StepWatch(request, tell), Scratch(COMPILES) if request.platform == "cpu" else None
-        marked = {**environment, "XLA_FLAGS": marks_of(dump.path if dump is not None else None)}
-        try:
+        watch, is_dumped = StepWatch(request, tell), request.platform == "cpu"
+        with contextlib.closing(Scratch(COMPILES)) as dump:
             probe = run_probe(
-                request.command, marked, cwd=request.cwd, limit_s=request.limit_s, is_enough=watch.is_enough,
-                terminal=terminal, file=request.file or (request.rules or {}).get("file"),
+                request.command, {**environment, "XLA_FLAGS": marks_of(dump.path if is_dumped else None)},
+                cwd=request.cwd, limit_s=request.limit_s, is_enough=watch.is_enough, terminal=terminal,
+                file=request.file or (request.rules or {}).get("file"),
             )  # fmt: skip
-            if dump is not None:
-                probe.has_dumped = any(dump.path.iterdir())
-        finally:
-            if dump is not None:
-                dump.close()
+            probe.has_dumped = any(dump.path.iterdir()) if is_dumped else None
         return probe, watch
 
     probe, watch = run(terminal=bool(request.terminal))
@@ -302,11 +294,11 @@ def probe_program(request: ProbeRequest, *, tell: Callable[[str], None]) -> Prob
     """Runs a program once and returns the properties that its study needs.
 
     Raises:
-        LaunchError: If it cannot be started, fails, takes no XLA_FLAGS, or makes no steps that can be read; the message
-            says what to do.
+        LaunchError: If it cannot be started, fails, takes no XLA_FLAGS, or makes no steps that can be read.
         StudyFileError: If a given rule cannot work.
     """
-    refuse_bad_rules(request.rules)
+    if request.rules is not None:
+        ReadSpec.refuse_bad(request.rules)
     caller = caller_environment()
     if request.platform == "cuda" and is_without_gpus(caller):
         raise LaunchError(
@@ -334,23 +326,21 @@ def probe_program(request: ProbeRequest, *, tell: Callable[[str], None]) -> Prob
     own = own_settings(probe, request.command, request.cwd)
     here = {**caller, **own.environment}
     rules = {**watch.rules, **({"terminal": True} if probe.terminal else {})}
+    probe.outside |= changed_outside(request, since_s=began_s)
     return ProbeResult(
-        request=request, rules=rules, how=_in_words(rules, is_given=request.rules is not None), example=steps.example,
-        doubt=doubt_of(watch.best), loss=steps.loss, step_s=steps.typical_s, line_s=steps.line_s,
-        start_s=steps.at_s[min(WARMUP_STEPS, count - 1)], steps=count, ended=probe.status is not None,
-        device=device_words(request.platform, here), device_count=device_count(request.platform, here),
-        python=probe.python, jaxlib=probe.jaxlib, own=own, writes=probe.writes, folder_warning=probe.folder_warning,
-        outside=tuple(sorted(probe.outside | changed_outside(request, since_s=began_s))),
+        request=request, probe=probe, steps=steps, rules=rules, doubt=doubt_of(watch.best),
+        how=_in_words(rules, is_given=request.rules is not None), device=device_words(request.platform, here),
+        device_count=device_count(request.platform, here), own=own,
     )  # fmt: skip
 
 
 def changed_outside(request: ProbeRequest, *, since_s: float) -> set[str]:
     """Returns files outside the folder that changed after some time, in places that the command or its scripts name.
 
-    So a file that is open for a moment only is seen, too. At most `MOST_FILES` files of each place are looked at.
+    They may have been open for a moment only. At most `MOST_FILES` files of each place are looked at.
     """
     folder = request.cwd.resolve()
-    texts = [*request.command, *(_script_text(folder / word) for word in request.command)]
+    texts = [*request.command, *texts_named(request.command, folder, _TEXTS).values()]
     named = {folder / Path(path).expanduser() for text in texts for path in _NAMED_PATH.findall(text)}
     places = {(path if path.exists() else path.parent).resolve() for path in named}
     found = set[str]()
@@ -363,30 +353,9 @@ def changed_outside(request: ProbeRequest, *, since_s: float) -> set[str]:
 
 
 def _has_changed(file: Path, since_s: float) -> bool:
-    try:
+    with contextlib.suppress(OSError):
         return file.is_file() and file.stat().st_mtime >= since_s
-    except OSError:
-        return False
-
-
-def _script_text(file: Path) -> str:
-    """Returns the text of a script or configuration that a command names; empty if it is none."""
-    try:
-        return file.read_bytes()[:MOST_TEXT].decode(errors="replace") if file.suffix in _TEXTS else ""
-    except OSError:
-        return ""
-
-
-def refuse_bad_rules(rules: Mapping[str, Any] | None) -> None:
-    """Refuses rules by which no step can be read.
-
-    Raises:
-        StudyFileError: With the reason.
-    """
-    try:
-        StepReader(rules) if rules else None
-    except ValueError as error:
-        raise StudyFileError(f"how steps are read must work but: {error}") from error
+    return False
 
 
 def refuse_one_word(command: Sequence[str]) -> None:
@@ -437,13 +406,10 @@ def default_platform() -> str:
 
 
 def program_python(spec: StudySpec, study_dir: Path, *, note: Callable[[str], None] | None) -> str:
-    """Returns the interpreter whose packages a study's workload uses.
-
-    It is the one that the study names, or that its command begins with; for any other command autotune's own. If the
-    program then runs on another build, `refuse_other_build` ends the study after the reference.
+    """Returns the interpreter that the study names, or that its command begins with; else autotune's own.
 
     Args:
-        note: Called with a warning if the interpreter is not known.
+        note: Called with a warning if the interpreter is not known; `refuse_other_build` looks again.
 
     Raises:
         StudyFileError: If the study names one that is not there.
@@ -471,11 +437,9 @@ def direct_python(command: Sequence[str], folder: Path) -> str | None:
 
 
 def refuse_other_build(asked: str, python: str, spec: StudySpec, facts: WorkloadFacts | None) -> None:
-    """Refuses a study whose reference ran on another jaxlib than the one whose settings were checked.
+    """Refuses a study whose reference ran on another jaxlib than `asked` of `python`, whose settings were checked.
 
     Args:
-        asked: Version of the jaxlib whose settings were checked.
-        python: Its interpreter.
         facts: The reference's report; without a version nothing is refused.
 
     Raises:
@@ -494,7 +458,7 @@ def refuse_other_build(asked: str, python: str, spec: StudySpec, facts: Workload
 
 
 def _there(name: str, folder: Path) -> str | None:
-    """Finds an interpreter by name; a name with a slash is relative to the folder in which the command runs."""
+    """Finds an interpreter; a name with a slash is relative to the folder in which the command runs."""
     return shutil.which(str(folder / Path(name).expanduser()) if "/" in name else name)
 
 
@@ -529,18 +493,13 @@ def reading_of(probe: Probe, fits: Sequence[Recognised], rules: Mapping[str, Any
 
     Args:
         fits: Recognised formats, best first; empty where the rules were given, or nothing fits.
-        rules: The keys of `[workload.read]`; empty if none are known.
-
-    Raises:
-        StudyFileError: If a rule cannot work.
+        rules: The legal keys of `[workload.read]`; empty if none are known.
     """
-    refuse_bad_rules(rules)
     reader = StepReader(rules) if rules else None
     rows: list[dict[str, Any]] = []
-    for line, now_s in zip(probe.lines, probe.at_s or [float("nan")] * len(probe.lines), strict=True):
+    for line, now_s in zip(probe.lines, probe.at_s or [math.nan] * len(probe.lines), strict=True):
         step = reader.read(line, now_s) if reader is not None else None
-        took = step.step_s if step is not None else None
-        loss = step.loss if step is not None else None
+        took, loss = (step.step_s, step.loss) if step is not None else (None, None)
         # By the clock a saved log has steps, but no durations.
         rows.append({"line": line, "step_s": took if took == took else None, "loss": loss, "is_step": took is not None})
     times = [row["step_s"] for row in rows if row["step_s"] is not None]
@@ -558,8 +517,6 @@ def reading_of(probe: Probe, fits: Sequence[Recognised], rules: Mapping[str, Any
 
 def _in_words(rules: Mapping[str, Any], *, is_given: bool) -> str:
     said = "as you say" if is_given else "recognised"
-    if rules.get("preset") in BARS:
-        return f"the progress bar of {rules['preset']} ({said}): its counter and the time between its lines"
     if rules.get("preset"):
         return f"lines of {rules['preset']} ({said})"
     if rules.get("json_key"):
@@ -583,15 +540,14 @@ def doubt_of(fit: Recognised | None) -> str:
 
 
 def _last_lines(lines: Sequence[str]) -> str:
-    if not lines:
-        return "It printed nothing."
-    return "Its last lines:\n" + "\n".join(f"    {line[:160]}" for line in lines[-SHOWN_LINES:])
+    shown = "".join(f"\n    {line[:160]}" for line in lines[-SHOWN_LINES:])
+    return f"Its last lines:{shown}" if shown else "It printed nothing."
 
 
 def _why_failed(program: str, probe: Probe) -> str:
     status = probe.status or 0
     how = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
-    error = last_exception(_without_prompt(line) for line in probe.lines)
+    error = last_exception(probe.lines)
     shown = _last_lines(probe.lines or list(probe.last_lines))
     advice = f"Run it by hand until it works: {program}"
     if error is not None and error[0] == "EOFError":
@@ -600,15 +556,9 @@ def _why_failed(program: str, probe: Probe) -> str:
     return f"the program must run but {how} after {format_seconds(probe.took_s)}{said}. {shown}\n  {advice}"
 
 
-def _without_prompt(line: str) -> str:
-    """Removes a prompt without a line end that stands before a traceback's first line."""
-    begins = line.find("Traceback (most recent call last)")
-    return line[begins:] if begins > 0 else line
-
-
 def _why_no_steps(request: ProbeRequest, probe: Probe, steps: int, watch: StepWatch) -> str:
-    how = "was stopped by --look-limit after" if probe.status is None else "ended by itself after"
-    how = f"{'was stopped after' if watch.is_stuck else how} {format_seconds(probe.took_s)}"
+    stopped = "was stopped" if watch.is_stuck else "was stopped by --look-limit"
+    how = f"{stopped if probe.status is None else 'ended by itself'} after {format_seconds(probe.took_s)}"
     if steps:
         return (
             f"the program must make more than {WARMUP_STEPS} steps that can be read but made {steps} and {how}. "
@@ -617,13 +567,17 @@ def _why_no_steps(request: ProbeRequest, probe: Probe, steps: int, watch: StepWa
     wanted = "no line fits the pattern that was given" if request.rules else "no line is known to be a step's"
     if any(map(draws_bar, probe.lines[-SHOWN_LINES:])):
         wanted = "it draws a progress bar in which no step is known"
-    if len(probe.lines) < 2:
-        wanted = "it printed one line only" if probe.lines else "it printed nothing"
-    shown = f"{_last_lines(probe.lines)}\n  " if probe.lines else ""
+    if len(probe.lines) == 1:
+        wanted = "it printed one line only"
     return (
-        f"the program must print steps that can be read but {wanted}; it {how}. {shown}"
+        f"the program must print steps that can be read but {wanted}; it {how}. {_last_lines(probe.lines)}\n  "
         f"{_how_to_read(watch.proposed(probe))}"
     )
+
+
+def options_of(rules: Mapping[str, Any]) -> str:
+    """Returns the options of `autotune tune` that say how steps are read."""
+    return " ".join(f"{option} {shlex.quote(str(rules[key]))}" for key, option in _OPTIONS.items() if key in rules)
 
 
 def _how_to_read(fit: Recognised | None) -> str:

@@ -6,20 +6,24 @@ import contextlib
 import os
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from autotune.child.guard import CANNOT_START
+from autotune.child.output import LONGEST_LINE, lines_of
 from autotune.machine.environment import STORED
 from autotune.model.errors import LaunchError
 from autotune.model.options import filled, filled_command
-from autotune.programs.proposal import written_lines
 from autotune.workers.base import GuardedProcess, reader_command
 from autotune.workers.own_folder import OwnFolder
 
 ASK_EVERY_S = 0.5
 END_PATIENCE_S = 15.0
+
+_STEP_FILES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".log", ".txt")
+_MOST_FILES, _DEEPEST, _READ_BYTES = 5_000, 3, 1 << 18
 
 
 @dataclass(kw_only=True)
@@ -29,13 +33,11 @@ class Probe:
     Attributes:
         environment: The one that it was given.
         has_dumped: Whether XLA wrote what it compiled into the folder of that environment; None without one.
-        at_s: Seconds after the start at which each line came; empty for a saved log.
+        at_s: Seconds after the start at which each line came; empty for a saved log. `file_at_s` likewise.
         file_lines: Lines that it added to the file that was asked for.
-        file_at_s: Seconds after the start at which each of them came.
         processes: Processes that have loaded XLA, by process number, as `autotune.child.processes` describes them.
         status: Exit status as `subprocess` gives it; None if it was stopped.
         took_s: Seconds until it ended or was stopped.
-        last_lines: The end of its output where it ended by itself.
         place: Folder in which the files lie that it writes to its own, while it runs.
         written: The last lines of the files of lines among them, the newest first.
         writes: Files that it wrote below its folder, relative to it, if it had one of its own.
@@ -100,32 +102,37 @@ def run_probe(
     with tempfile.TemporaryDirectory(prefix="autotune-probe-", ignore_cleanup_errors=True) as folder:
         arguments = filled_command(command, {"folder": folder})
         with contextlib.closing(OwnFolder(str(cwd), "own")) as own:
-            reader = own.command(reader_command("probe"), [Path(folder)])
+            reader = own.command(reader_command("read_output"), [Path(folder)])
             process = GuardedProcess(reader, environment, Path(folder) / "probe.log", cwd=str(cwd))
             found = Probe(environment=environment, terminal=terminal, place=own.place, folder_warning=own.warning)
-            job = {"type": "job", "command": arguments, "cwd": own.cwd, "terminal": terminal}
+            rules = {"terminal": terminal, "file": filled(file, {"folder": folder}) if file is not None else None}
+            job = {"type": "probe", "command": arguments, "cwd": own.cwd, "rules": rules, "variables": STORED.pattern}
             began, since = time.monotonic(), time.time()
             try:
-                path = filled(file, {"folder": folder}) if file is not None else None
-                process.send({**job, "file": path, "variables": STORED.pattern})
-                _follow(process, found, arguments[0], limit_s=limit_s, is_enough=is_enough)
+                process.send(job)
+                _follow(process, found, limit_s=limit_s, is_enough=is_enough)
             finally:
                 found.took_s = time.monotonic() - began
                 process.close(END_PATIENCE_S)
-                found.last_lines = tuple((process.end or {}).get("last_lines", ()))
+                end = process.end or {}
+                found.last_lines = tuple(end.get("last_lines", ()))
+            if end.get("exit_status") == 127:
+                why = found.last_lines[-1] if found.last_lines else arguments[0]
+                raise LaunchError(
+                    f"the command must be one that can be started but {why.removeprefix(CANNOT_START).strip()}; give "
+                    "its path, or activate its environment"
+                )
             found.writes, found.written = tuple(own.written()), written_lines(own.place, since)
             places = (folder, os.path.realpath(cwd), own.cwd, str(Path.home() / ".cache"))
             found.outside = {f for f in found.outside if not any(Path(f).is_relative_to(p) for p in places)}
             return found
 
 
-def _follow(
-    process: GuardedProcess, found: Probe, program: str, *, limit_s: float, is_enough: Callable[[Probe], bool]
-) -> None:
+def _follow(process: GuardedProcess, found: Probe, *, limit_s: float, is_enough: Callable[[Probe], bool]) -> None:
     began = asked = time.monotonic()
     while not process.is_over and (now := time.monotonic()) - began < limit_s:
         for message in process.messages(ASK_EVERY_S):
-            _take(found, message, program)
+            _take(found, message)
             if message["type"] == "ended":
                 return
         if now - asked >= ASK_EVERY_S:
@@ -134,8 +141,8 @@ def _follow(
                 return
 
 
-def _take(found: Probe, message: Mapping[str, Any], program: str) -> None:
-    """Adds a message of the guarded process; raises LaunchError if the program could not be started."""
+def _take(found: Probe, message: Mapping[str, Any]) -> None:
+    """Adds a message of the guarded process."""
     kind = message["type"]
     if kind == "lines":
         is_file = message["of"] == "file"
@@ -147,8 +154,45 @@ def _take(found: Probe, message: Mapping[str, Any], program: str) -> None:
         found.processes |= {p["pid"]: p for p in message["processes"]}
     elif kind == "ended":
         found.status = int(message["status"])
-    elif kind == "cannot_start":
-        raise LaunchError(
-            f"the command must be one that can be started but {program}: {message['reason']}; give its "
-            "path, or activate its environment"
-        )
+
+
+# ---------------------------------------------------------------------- files that it writes
+
+
+def written_lines(folder: Path, since: float) -> dict[str, list[str]]:
+    """Returns the last lines of files that changed after a time (seconds since 1970), the newest first.
+
+    Rows of a table are JSON. The names are relative to the folder.
+    """
+    found = {}
+    for path in _files_in(folder):
+        with contextlib.suppress(OSError):
+            if path.suffix in _STEP_FILES and (status := path.stat()).st_mtime >= since and status.st_size:
+                found[path.relative_to(folder).as_posix()] = status.st_mtime
+    return {path: _lines_in(folder / path) for path in sorted(found, key=lambda path: -found[path])}
+
+
+def _files_in(folder: Path) -> Iterator[Path]:
+    """Yields the files of a folder and those below it, within bounds; links and hidden folders are left out."""
+    count = 0
+    for here, folders, names in os.walk(folder):
+        depth = len(Path(here).relative_to(folder).parts)
+        folders[:] = [name for name in folders if not name.startswith((".", "__")) and depth < _DEEPEST]
+        for name in names:
+            if (count := count + 1) > _MOST_FILES:
+                return
+            yield Path(here) / name
+
+
+def _lines_in(path: Path) -> list[str]:
+    """Returns the last lines of a file."""
+    cutter = lines_of(path.name)
+    try:
+        with path.open("rb") as stream:
+            head = stream.readline(LONGEST_LINE)
+            if (size := path.stat().st_size) > _READ_BYTES:
+                stream.seek(size - _READ_BYTES)
+                stream.readline()
+            return list(cutter.feed(head + stream.read(_READ_BYTES)))
+    except (OSError, ValueError):
+        return []

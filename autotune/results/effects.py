@@ -104,7 +104,7 @@ def effect_lines(store: Store) -> list[str]:
         if p.chance >= INERT
     ]
     best = found.best
-    if best.settings:
+    if set(best.settings.items()) - set(store.spec.baseline.items()):
         lines.append(
             f"best set by the model (unverified): {shorten(best.settings, limit=400)}, {time_words(store)} ratio "
             f"{format_figures(best.ratio, best.low, best.high)}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from autotune.model.flags import FlagSet
+from autotune.model.flags import HUNG_AT, FlagSet, captures_collectives
 from autotune.model.measurement import INTERLEAVED, LOSS_NOT_CHECKED, Failure, WorkPerStep
 from autotune.model.proofs import describe_stalls, format_growth
 from autotune.model.records import (
@@ -142,7 +142,7 @@ def provable_gain(store: Store) -> float | None:
 def format_power(power: PowerAnalysis) -> str:
     """Formats the smallest gain that is proven with a power of 90 % on this machine, and the time for it."""
     cap = f"with up to {power.most} pairs of processes in each proof"
-    if power.smallest is None or power.proof_s is None:
+    if power.smallest is None:
         return f"processes differ so much here that a gain of {format_share(LARGEST_TOLD)} may stay open, {cap}"
     seconds = power.proof_s if power.proof_s < 60 else 60 * round(power.proof_s / 60)
     takes = format_seconds(seconds).removesuffix(" 0 s")
@@ -239,7 +239,9 @@ def format_soak(record: SoakRecord) -> str:
         slower = f", but its last quarter took {record.drift:.2f} times as long a step as its first"
     seen = "".join(f"; {words}" for words in _seen(record))
     loss = f"; {record.loss.words}" if record.loss is not None else ""
-    return f"{record.step_count} steps in {record.steps_s:.0f} s without a fault{slower}{seen}{loss}"
+    too_short = captures_collectives(record.settings) and record.step_count / max(1, record.starts) <= HUNG_AT
+    graphs = f"; no process came to step {HUNG_AT}, where a public run hung with COLLECTIVES" if too_short else ""
+    return f"{record.step_count} steps in {record.steps_s:.0f} s without a fault{slower}{seen}{loss}{graphs}"
 
 
 def _seen(record: SoakRecord) -> list[str]:

@@ -1,9 +1,8 @@
 """The atlas: a table of precompiled effects of each setting on each kind of model and GPU.
 
 The table lies in ``autotune/data/atlas``, one file of JSON lines for each jaxlib (`AtlasRow` is a line), written by
-``make atlas``. ``kinds.toml`` beside it names the workload for each kind of model. A verdict holds for one *cell*: a
-jaxlib, a kind of model, a GPU and their number. Verdicts on a whole release (a build that lacks a setting) have rows
-without a kind of model.
+``make atlas``. ``kinds.toml`` beside it names the workload for each kind of model. A verdict holds for one *cell* (a
+jaxlib, a kind of model, a GPU and their number), or without a kind of model for a whole release.
 """
 
 from __future__ import annotations
@@ -47,43 +46,40 @@ class AtlasVerdict(StrEnum):
 
 
 class AtlasRow(Record):
-    """One line of the table.
-
-    Attributes:
-        jaxlib: The release, also of the CUDA plugin.
-        workload: Kind of model, a name of ``kinds.toml``; empty in a row for all cells of the release.
-        target: GPU, a name of `autotune targets list`; empty likewise.
-        gpus: 0 likewise.
-        kind: ``setting``, or ``cell``: the default's own program.
-        name: Setting; empty for a cell.
-        value: As in a `FlagSet`; empty for a cell.
-        tried: How ``same`` was found: ``alone``, or ``together``, in sets of all that change nothing.
-        changes: Differences from the default's program, such as ``all-gather (async): 9 -> 3``.
-        needs: Settings with which some value acts, if none acts alone; the values were not distinguished. Where some
-            value of a setting acts alone, its others are not tried with other settings.
-        program: Digest within a cell; empty if the value was not compiled alone.
-        peak_bytes: Device memory of the step.
-        compiled: Number of compiled sets; cells only.
-        seconds: Sum of their compile times; cells only.
-        message: Reason of a rejection or failure, or of ``unseen``.
-    """
+    """One line of the table."""
 
     jaxlib: str
+    """The release, also of the CUDA plugin."""
     workload: str = ""
+    """Kind of model, a name of ``kinds.toml``; empty in a row for all cells of the release."""
     target: str = ""
+    """GPU, a name of `autotune targets list`; empty likewise."""
     gpus: int = 0
+    """0 likewise."""
     kind: str = "setting"
+    """``setting``, or ``cell``: the default's own program."""
     name: str = ""
+    """Setting; empty for a cell."""
     value: str = ""
+    """As in a `FlagSet`; empty for a cell."""
     verdict: AtlasVerdict
     tried: str = ""
+    """How ``same`` was found: ``alone``, or ``together``, in sets of all that change nothing."""
     changes: tuple[str, ...] = ()
+    """Differences from the default's program, such as ``all-gather (async): 9 -> 3``."""
     needs: tuple[str, ...] = ()
+    """Settings with which some value acts, if none acts alone; the values were not distinguished. Where some value of a
+    setting acts alone, its others are not tried with other settings."""
     program: str = ""
+    """Digest within a cell; empty if the value was not compiled alone."""
     peak_bytes: int | None = None
+    """Device memory of the step."""
     compiled: int | None = None
+    """Number of compiled sets; cells only."""
     seconds: float | None = None
+    """Sum of their compile times; cells only."""
     message: str = ""
+    """Reason of a rejection or failure, or of ``unseen``."""
 
     @property
     def cell(self) -> tuple[str, str, str, int]:

@@ -90,78 +90,75 @@ class Scope(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One entry of the catalogue.
-
-    Attributes:
-        name: As in a `FlagSet`; only ``process_layout`` is no setting of a process.
-        also_in: Further groups.
-        platform: ``cuda``, ``cpu``, ``any``, or one of `NEVER_SEARCHED`.
-        type: One of bool, int, int32, int64, float, string, enum, message.
-        tri_state: Whether being unset differs from every value.
-        repeated: Whether it holds a list or a map.
-        values: Values worth trying, spelled as in a `FlagSet`; the default is always among the choices.
-        minimum: Smallest sensible value; the parser may accept others.
-        maximum: Largest sensible value.
-        scopes: The program must have all of them.
-        makes: Scopes that it may add to a program, so that other settings act.
-        since: First jaxlib that has it, of those that `docs/ask_builds.py` asked; empty if the oldest of them has it.
-        removed: First asked jaxlib that lacks it after one that has it.
-        defaults: First version to default; an empty key if it never changed.
-        numerics: ``rounding``, ``order``, ``precision`` or ``values``; empty if results do not change.
-        memory: Effect on peak memory; empty if none or unknown.
-        compile: Effect on compile time; empty if small or unknown.
-        danger: Why it must not be used in training; empty if it may.
-        needs: Requirements to act, in words.
-        when: Other setting to the values under which this one acts.
-        unless: Other setting to the values under which it does nothing.
-        condition_since: First jaxlib for which `when` and `unless` hold; empty if for all.
-        renamed_to: The newer name.
-        renamed_values: Its values to those of the newer name; other values need no replacement.
-        layer_bytes: ``weights`` or ``gradients`` if its values are multiples of one layer's bytes.
-        changed_programs: Test programs whose executable one value changed; None if not tried.
-        source_line: ``FILE:LINE`` of XLA's source of the summary, at the commit of the source ``xla``, or
-            ``FILE:LINE@COMMIT`` of the last one that had it; empty if the flag is newer than that.
-    """
+    """One entry of the catalogue."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     name: str
+    """As in a `FlagSet`; only ``process_layout`` is no setting of a process."""
     summary: str
     group: str
     tier: Tier
     platform: str
+    """``cuda``, ``cpu``, ``any``, or one of `NEVER_SEARCHED`."""
     type: str
+    """One of bool, int, int32, int64, float, string, enum, message."""
     also_in: tuple[str, ...] = ()
+    """Further groups."""
     tri_state: bool = False
+    """Whether being unset differs from every value."""
     repeated: bool = False
+    """Whether it holds a list or a map."""
     values: tuple[str, ...] = ()
+    """Values worth trying, spelled as in a `FlagSet`; the default is always among the choices."""
     low: int | None = None
     high: int | None = None
     step: int = 1
     power_of_two: bool = False
     minimum: float | None = None
+    """Smallest sensible value; the parser may accept others."""
     maximum: float | None = None
+    """Largest sensible value."""
     scopes: tuple[Scope, ...] = ()
+    """The program must have all of them."""
     makes: tuple[Scope, ...] = ()
+    """Scopes that it may add to a program, so that other settings act."""
     stage: Stage = Stage.PROGRAM
     since: str = ""
+    """First jaxlib that has it, of those that `docs/ask_builds.py` asked; empty if the oldest of them has it."""
     removed: str = ""
+    """First asked jaxlib that lacks it after one that has it."""
     defaults: Defaults = field(default_factory=dict)
+    """First version to default; an empty key if it never changed."""
     numerics: str = ""
+    """``rounding``, ``order``, ``precision`` or ``values``; empty if results do not change."""
     memory: str = ""
+    """Effect on peak memory; empty if none or unknown."""
     compile: str = ""
+    """Effect on compile time; empty if small or unknown."""
     danger: str = ""
+    """Why it must not be used in training; empty if it may."""
     needs: tuple[str, ...] = ()
+    """Requirements to act, in words."""
     excludes: tuple[str, ...] = ()
     when: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Other setting to the values under which this one acts."""
     unless: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Other setting to the values under which it does nothing."""
     condition_since: str = ""
+    """First jaxlib for which `when` and `unless` hold; empty if for all."""
     renamed_to: str = ""
+    """The newer name."""
     renamed_values: Mapping[str, str] = field(default_factory=dict)
+    """Its values to those of the newer name; other values need no replacement."""
     layer_bytes: str = ""
+    """``weights`` or ``gradients`` if its values are multiples of one layer's bytes."""
     changed_programs: tuple[str, ...] | None = None
+    """Test programs whose executable one value changed; None if not tried."""
     sources: tuple[str, ...] = ()
     source_line: str = ""
+    """``FILE:LINE`` of XLA's source of the summary, at the commit of the source ``xla``, or ``FILE:LINE@COMMIT`` of the
+    last one that had it; empty if the flag is newer than that."""
 
     @property
     def kind(self) -> str:
@@ -226,24 +223,21 @@ def older(version: str, other: str) -> bool:
 
 def release_of(version: str) -> tuple[int, ...]:
     """Sort key of a release: (0, 12, 0, 1) for ``0.12.0.1``."""
-    parts = []
-    for part in version.split("."):
-        digits = "".join(c for c in part if c.isdigit())
-        if not digits or not part[0].isdigit():
-            break
-        parts.append(int(digits))
-    return tuple(parts)
+    found = re.match(r"\d+(?:\.\d+)*", version)
+    return tuple(map(int, found[0].split("."))) if found else ()
 
 
 @functools.cache
 def load_catalog() -> Catalog:
     """Loads the catalogue of this package."""
     data = resources.files("autotune") / "data"
-    settings: dict[str, Setting] = {}
-    for path in sorted((data / "flags").iterdir(), key=lambda p: p.name):
-        settings |= read_entries(path, Setting)
-    sources = read_entries(data / "sources.toml", Source)
-    return Catalog(settings.values(), sources)
+    return Catalog(_read_folder(data / "flags", Setting).values(), read_entries(data / "sources.toml", Source))
+
+
+def _read_folder(folder: Traversable, kind: type[T]) -> dict[str, T]:
+    """Reads the entries of all files of a folder, in the order of their names."""
+    files = sorted(folder.iterdir(), key=lambda path: path.name)
+    return {name: entry for path in files for name, entry in read_entries(path, kind).items()}
 
 
 def read_entries(path: Traversable, kind: type[T]) -> dict[str, T]:
@@ -278,22 +272,19 @@ def read_data(path: Traversable, kind: type[T], *, named: bool = False) -> T:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """One published flag set, unchanged.
-
-    Attributes:
-        source: URL, with the revision that was read.
-        date: Date of publication or last reading: year, year-month or ``HEAD`` of mid 2026.
-        for_hardware: Hardware of its authors; may be empty.
-    """
+    """One published flag set, unchanged."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     name: str
     source: str
+    """URL, with the revision that was read."""
     date: str
+    """Date of publication or last reading: year, year-month or ``HEAD`` of mid 2026."""
     flags: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
     for_hardware: str = ""
+    """Hardware of its authors; may be empty."""
     note: str = ""
 
     @property
@@ -317,11 +308,7 @@ class Symptom:
 @functools.cache
 def load_recipes() -> dict[str, Recipe]:
     """Loads the recipes by name, in the order of the files."""
-    folder = resources.files("autotune") / "data" / "recipes"
-    found: dict[str, Recipe] = {}
-    for path in sorted(folder.iterdir(), key=lambda p: p.name):
-        found |= read_entries(path, Recipe)
-    return found
+    return _read_folder(resources.files("autotune") / "data" / "recipes", Recipe)
 
 
 def find_recipe(name: str) -> Recipe:
@@ -356,8 +343,7 @@ def search_symptoms(text: str) -> tuple[Symptom, ...]:
             if len(word) > 2
         )
 
-    scored = [(score(s), s) for s in load_symptoms().values()]
-    return tuple(s for points, s in sorted(scored, key=lambda p: -p[0]) if points)
+    return tuple(s for s in sorted(load_symptoms().values(), key=score, reverse=True) if score(s))
 
 
 def _stands_in(word: str, words: list[str] | tuple[str, ...]) -> bool:

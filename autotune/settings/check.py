@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
+from typing import NamedTuple
 
 from autotune.machine.environment import caller_environment
 from autotune.model.errors import SettingError, close_matches
 from autotune.model.files import plain_text
 from autotune.model.flags import FlagSet, FlagToken, combine, parse_tokens
 from autotune.model.spec import StudySpec
-from autotune.settings.catalog import NEVER_SEARCHED, Catalog, Setting, Tier, find_recipe, load_recipes
+from autotune.settings.catalog import NEVER_SEARCHED, Catalog, Tier, find_recipe, load_recipes
 from autotune.settings.known import KnownSetting, KnownSettings, Pair, renamed_value
 
 
@@ -38,22 +39,19 @@ _IN_TRAINING = "take it out of training runs"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingCheck:
-    """The verdict on one setting.
-
-    Attributes:
-        name: As written, without dashes.
-        value: As written; None for a bare name.
-        starts: Whether a process with the setting would start.
-        replacement: Name and value to write instead; None if there is none, or the setting can go.
-    """
+    """The verdict on one setting."""
 
     name: str
+    """As written, without dashes."""
     value: str | None
+    """As written; None for a bare name."""
     verdict: SettingVerdict
     starts: bool
+    """Whether a process with the setting would start."""
     reason: str
     advice: str = ""
     replacement: tuple[str, str] | None = None
+    """Name and value to write instead; None if there is none, or the setting can go."""
 
 
 def check_settings(settings: Mapping[str, str], known: KnownSettings) -> tuple[SettingCheck, ...]:
@@ -124,44 +122,37 @@ def _check_existing(setting: KnownSetting, value: str, known: KnownSettings) -> 
         replacement = known.replacement(setting, value)
         judged = _judge_older_name(setting, value, replacement)
     else:
-        judged = _judge_flag(setting, value, known) if setting.is_flag else _judge_option(setting, value, known)
+        judged = _judge(setting, value, known)
     return _said(setting.name, value, judged, starts=not refused, replacement=replacement)
 
 
-def _judge_flag(setting: KnownSetting, value: str, known: KnownSettings) -> Judgement:
-    """Judges a value that the XLA_FLAGS parser accepts."""
-    build, entry, flag = known.build.build, setting.entry, setting.flag
+def _judge(setting: KnownSetting, value: str, known: KnownSettings) -> Judgement:
+    """Judges a value that the process takes."""
     is_default = setting.is_default(value)
     if setting.danger and not is_default:
         return SettingVerdict.DANGEROUS, setting.danger, _IN_TRAINING
-    if out_of_range := setting.out_of_range(value):
-        return SettingVerdict.BAD_VALUE, f"{out_of_range}; the parser lets it pass", "use a value in range"
-    if entry is not None and (reason := _never_acts(entry)):
+    if problem := setting.out_of_range(value):
+        passes = "; the parser lets it pass" if setting.is_flag else ""
+        return SettingVerdict.BAD_VALUE, f"{problem}{passes}", "use a value in range"
+    if reason := _never_acts(setting, known.build.build):
         return SettingVerdict.NO_EFFECT, reason, "remove it"
-    if flag is not None and not flag.sets:
-        return SettingVerdict.NO_EFFECT, f"{build} takes it and stores it nowhere", "remove it"
+    default = "it is unset by default" if setting.default is None else f"the default is {setting.default!r}"
     if is_default:
-        return SettingVerdict.ALREADY_DEFAULT, f"{setting.default!r} is the default of {build}", "remove it"
-    shown = "it is unset by default" if setting.default is None else f"the default is {setting.default!r}"
-    return SettingVerdict.EFFECTIVE, f"changes the resolved options; {shown}", ""
+        return SettingVerdict.ALREADY_DEFAULT, default, "remove it"
+    if not setting.exists:
+        return SettingVerdict.EFFECTIVE, "read from the environment", ""
+    acts = "changes the resolved options" if setting.is_flag else f"jax {known.build.jax} reads it"
+    return SettingVerdict.EFFECTIVE, f"{acts}; {default}", ""
 
 
-def _never_acts(entry: Setting) -> str:
+def _never_acts(setting: KnownSetting, build: str) -> str:
     """Why a setting does nothing in any program; empty if it may act."""
-    if entry.tier is Tier.NOOP:
+    entry, flag = setting.entry, setting.flag
+    if entry is not None and entry.tier is Tier.NOOP:
         return entry.summary.rstrip(".")
-    return NEVER_SEARCHED.get(entry.platform, "")
-
-
-def _judge_option(setting: KnownSetting, value: str, known: KnownSettings) -> Judgement:
-    """Judges a value that jax accepts."""
-    if setting.is_default(value):
-        return SettingVerdict.ALREADY_DEFAULT, f"{setting.default!r} is the default", "remove it"
-    if setting.danger:
-        return SettingVerdict.DANGEROUS, setting.danger, _IN_TRAINING
-    if out_of_range := setting.out_of_range(value):
-        return SettingVerdict.BAD_VALUE, out_of_range, "use a value in range"
-    return SettingVerdict.EFFECTIVE, f"jax {known.build.jax} reads it; the default is {setting.default!r}", ""
+    if entry is not None and entry.platform in NEVER_SEARCHED:
+        return NEVER_SEARCHED[entry.platform]
+    return f"{build} takes it and stores it nowhere" if flag is not None and not flag.sets else ""
 
 
 def _judge_older_name(setting: KnownSetting, value: str, replacement: Pair | None) -> Judgement:
@@ -212,20 +203,14 @@ def _judge_variable(setting: KnownSetting, value: str, known: KnownSettings) -> 
     if entry is None:
         advice = "check the spelling; nobody complains about a variable that nobody reads"
         return SettingVerdict.UNKNOWN, f"not in the catalogue{known.hint(setting)}", advice
-    if reason := _never_acts(entry):
-        return SettingVerdict.NO_EFFECT, reason, "remove it"
-    if problem := setting.refused(value) or setting.out_of_range(value):
+    if problem := setting.refused(value):
         return SettingVerdict.BAD_VALUE, problem, "mend the value"
-    if entry.danger:
-        return SettingVerdict.DANGEROUS, entry.danger, _IN_TRAINING
-    if entry.platform == "cuda" and known.build.platform == "cpu":
+    if entry.platform == "cuda" and known.build.platform == "cpu" and not entry.danger:
         return SettingVerdict.NO_EFFECT, "acts on GPUs, the check is for the CPU", "--plugin cuda"
-    if entry.renamed_to:
+    if entry.renamed_to and not entry.danger:
         advice = "write the new name; setting both is an error"
         return SettingVerdict.RENAMED, f"an older spelling of {entry.renamed_to}", advice
-    if setting.is_default(value):
-        return SettingVerdict.ALREADY_DEFAULT, f"{value!r} is the default", "remove it"
-    return SettingVerdict.EFFECTIVE, "read from the environment", ""
+    return _judge(setting, value, known)
 
 
 def check_xla_flags(text: str, known: KnownSettings) -> tuple[SettingCheck, ...]:
@@ -309,22 +294,17 @@ _VARIABLE = re.compile(
 _COMPUTED = re.compile(r"[$`{]")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """One setting in a script: an XLA flag anywhere, or a variable assigned at the start of a line.
-
-    Attributes:
-        value: Without quotes; None for a bare flag.
-        is_computed: Whether the value holds a shell variable, so that only the name can be judged.
-    """
+class Found(NamedTuple):
+    """One setting in a script: an XLA flag anywhere, or a variable assigned at the start of a line."""
 
     name: str
     value: str | None
+    """Without quotes; None for a bare flag."""
     is_computed: bool
+    """Whether the value holds a shell variable, so that only the name can be judged."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Migration:
+class Migration(NamedTuple):
     """Settings for the installed build, with notes on those renamed or left out."""
 
     settings: FlagSet
@@ -353,11 +333,7 @@ def find_settings(text: str, catalog: Catalog) -> list[Found]:
         if name in catalog and name != "XLA_FLAGS":
             matches.append((m.start("name"), name, m["value"]))
     return [
-        Found(
-            name=name,
-            value=None if value is None else _unquoted(value),
-            is_computed=bool(_COMPUTED.search(value or "")),
-        )
+        Found(name, None if value is None else _unquoted(value), _COMPUTED.search(value or "") is not None)
         for _, name, value in sorted(matches, key=lambda match: match[0])
     ]
 
@@ -366,13 +342,8 @@ def check_found(found: Found, known: KnownSettings) -> SettingCheck:
     """Checks one setting of a script, except for a computed value."""
     value = "true" if found.value is None else found.value
     if found.is_computed and known[found.name].is_flag:
-        return SettingCheck(
-            name=found.name,
-            value=found.value,
-            verdict=SettingVerdict.EFFECTIVE,
-            starts=True,
-            reason="the value is computed by the script, only the name was checked",
-        )
+        reason = "the value is computed by the script, only the name was checked"
+        return _said(found.name, found.value, (SettingVerdict.EFFECTIVE, reason, ""))
     return check_setting(found.name, value, known)
 
 

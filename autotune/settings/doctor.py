@@ -57,22 +57,19 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """Result of `autotune doctor`.
-
-    Attributes:
-        versions: Software to its version, or ``not installed``.
-        load_1min: Mean number of running processes over the last minute.
-        places: Schedulers and containers: SLURM, Docker, Kubernetes ...
-        steering: Verdicts on variables of the environment that steer XLA, NCCL or JAX.
-    """
+    """Result of `autotune doctor`."""
 
     versions: Mapping[str, str]
+    """Software to its version, or ``not installed``."""
     cpus: int
     memory_bytes: int
     load_1min: float
+    """Mean number of running processes over the last minute."""
     gpus: tuple[Gpu, ...]
     places: tuple[str, ...]
+    """Schedulers and containers: SLURM, Docker, Kubernetes ..."""
     steering: tuple[SettingCheck, ...]
+    """Verdicts on variables of the environment that steer XLA, NCCL or JAX."""
     findings: tuple[Finding, ...]
 
 

@@ -25,18 +25,15 @@ UNSET = "(unset)"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownSetting:
-    """A setting joined from catalogue, build and jax, each of which may lack it.
-
-    Attributes:
-        flag: An XLA flag or compiler option of the build.
-        default: None if unset is a state of its own, or unknown.
-    """
+    """A setting joined from catalogue, build and jax, each of which may lack it."""
 
     name: str
     entry: Setting | None
     flag: FlagInfo | None
+    """An XLA flag or compiler option of the build."""
     option: JaxOption | None
     default: str | None
+    """None if unset is a state of its own, or unknown."""
     jaxlib: str
 
     @property

@@ -1,9 +1,8 @@
 """Probes the installed jaxlib for its settings, in a child process.
 
 Three sources: the descriptor of ``xla.DebugOptions`` in the shared library (types, enum names, removed names), the
-resolved options as JAX builds them (defaults), and the real XLA_FLAGS parser in forks of one child process (names,
-spellings, effects). The answers of one build are cached in a JSON file, named by versions and the library's size and
-date.
+options as JAX builds them (defaults), and the real XLA_FLAGS parser in forks of one child process (names, spellings,
+effects). The answers are cached in a JSON file, named by versions and the library's size and date.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal
 
 from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto
@@ -42,33 +40,30 @@ _UNSET_MEANS = {"bool": "false", "int32": "0", "int64": "0", "float": "0", "stri
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlagInfo:
-    """One XLA flag of the installed build.
-
-    Attributes:
-        type: One of bool, int32, int64, float, string, enum, message.
-        repeated: Whether it holds a list (comma separated in XLA_FLAGS) or a map (``key=value,...``).
-        values: Legal values of an enum, as XLA_FLAGS spells them; may be unknown.
-        spellings: Every accepted spelling to its value; lower case if the case is ignored.
-        default: JAX's default, as XLA_FLAGS spells it; None if unset.
-        in_xla_flags: Whether the XLA_FLAGS parser accepts the name.
-        in_compiler_options: Whether ``compiler_options`` of a compilation accept the name.
-        any_case: Whether the case of an enum's values is ignored.
-        edits: Whether ``+X`` and ``-X`` change a default list.
-        sets: Options that another value of the flag changes; empty if it is stored nowhere.
-    """
+    """One XLA flag of the installed build."""
 
     name: str
     type: str
+    """One of bool, int32, int64, float, string, enum, message."""
     repeated: bool = False
+    """Whether it holds a list (comma separated in XLA_FLAGS) or a map (``key=value,...``)."""
     values: tuple[str, ...] = ()
+    """Legal values of an enum, as XLA_FLAGS spells them; may be unknown."""
     spellings: Mapping[str, str] = field(default_factory=dict)
+    """Every accepted spelling to its value; lower case if the case is ignored."""
     default: str | None = None
+    """JAX's default, as XLA_FLAGS spells it; None if unset."""
     in_xla_flags: bool = True
+    """Whether the XLA_FLAGS parser accepts the name."""
     in_compiler_options: bool = True
+    """Whether ``compiler_options`` of a compilation accept the name."""
     any_case: bool = False
+    """Whether the case of an enum's values is ignored."""
     edits: bool = False
+    """Whether ``+X`` and ``-X`` change a default list."""
     allows_empty: bool = True
     sets: tuple[str, ...] = ()
+    """Options that another value of the flag changes; empty if it is stored nowhere."""
 
     @property
     def effective_default(self) -> str | None:
@@ -91,13 +86,7 @@ class JaxOption:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeReport:
-    """All settings of one installed build.
-
-    Attributes:
-        plugin: Name and version of the CUDA plugin; None on the CPU, or if it is not installed. The flags are then
-            those of the CPU library: both libraries of a release register the same flags.
-        removed: Names that the build reserves because they were removed.
-    """
+    """All settings of one installed build."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
@@ -106,8 +95,11 @@ class ProbeReport:
     jax: str | None
     jaxlib: str
     plugin: str | None
+    """Name and version of the CUDA plugin; None on the CPU, or if it is not installed. The flags are then those of the
+    CPU library: both libraries of a release register the same flags."""
     flags: Mapping[str, FlagInfo] = field(repr=False)
     removed: frozenset[str] = field(repr=False)
+    """Names that the build reserves because they were removed."""
     jax_options: Mapping[str, JaxOption] = field(repr=False)
 
     @property
@@ -192,19 +184,16 @@ _BATCH = 100  # jaxlib cuts what it logs at 15,000 characters: the names of unkn
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The parser's answer to one text.
-
-    Attributes:
-        starts: Whether a process with this text in XLA_FLAGS would start.
-        unknown: Unknown names; the parser lists them only if it refused no value.
-        refused: Names of flags whose value was refused, as far as the parser lists them.
-        options: Every resolved option as text, lists joined by commas; empty if the process would not start.
-    """
+    """The parser's answer to one text."""
 
     starts: bool
+    """Whether a process with this text in XLA_FLAGS would start."""
     unknown: tuple[str, ...]
+    """Unknown names; the parser lists them only if it refused no value."""
     refused: tuple[str, ...]
+    """Names of flags whose value was refused, as far as the parser lists them."""
     options: Mapping[str, str]
+    """Every resolved option as text, lists joined by commas; empty if the process would not start."""
     log: str
 
 
@@ -232,9 +221,7 @@ class ParserProcess:
     def __enter__(self) -> ParserProcess:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._child.close(STOP_PATIENCE_S)
 
     def ask(self, text: str) -> Answer:
@@ -441,13 +428,9 @@ def _alias_type(name: str, refuses_one: bool, parser: ParserProcess) -> str:
 
 def _from_field(field: FlagInfo, base: Answer, parser: ParserProcess, *, known: bool) -> FlagInfo:
     default = base.options.get(field.name, "" if field.repeated else None)
-    info = dataclasses.replace(
-        field,
-        default=default,
-        values=(),
-        in_xla_flags=known,
-        in_compiler_options=field.type != "message",  # a map has no spelling there (seen on 0.10.2 to 0.12.0.1)
-    )
+    # A map has no spelling in compiler options (seen on 0.10.2 to 0.12.0.1).
+    in_options = field.type != "message"
+    info = dataclasses.replace(field, default=default, values=(), in_xla_flags=known, in_compiler_options=in_options)
     if not known or field.type in _SOME_VALUE:
         return dataclasses.replace(info, allows_empty=field.type == "string")
     info = dataclasses.replace(info, allows_empty=parser.ask(f"--{field.name}=").starts)

@@ -1,11 +1,8 @@
 """The search space: typed, conditional parameters from a study, a build and a program.
 
 A study names groups and settings; the catalogue gives values and conditions. Every setting that is not searched is
-listed with its reason. A program's features follow from counts of devices and nodes and from `workload.mesh`; without
-these a setting is never left out for a missing feature.
-
-A value that equals the build's default is rendered as absence, so that equal sets have equal hashes. `suggest` does not
-ask for a parameter that cannot act under earlier choices.
+listed with its reason. A program's features follow from counts of devices and nodes and from `workload.mesh`. A value
+that equals the build's default is rendered as absence, so that equal sets have equal hashes.
 """
 
 from __future__ import annotations
@@ -17,9 +14,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from autotune.model.errors import SettingError, close_matches
-from autotune.model.flags import FlagSet, Value, render_value
+from autotune.model.flags import FlagSet, render_value
 from autotune.model.measurement import WorkloadFacts
 from autotune.model.options import option_setting, option_text
+from autotune.model.sections import Domain
 from autotune.model.spec import StudySpec
 from autotune.settings.catalog import NEVER_SEARCHED, Scope, Setting, Stage, Tier, older
 from autotune.settings.known import KnownSetting, KnownSettings, canonical_value, is_default
@@ -33,29 +31,26 @@ LISTABLE = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
-    """One searched setting: either a list of choices, or a range of integers.
-
-    Attributes:
-        choices: Values with the default among them; None for a range.
-        step: 1 if `power_of_two`.
-        log: Whether to search the range on a logarithmic scale.
-        power_of_two: Whether the range holds powers of two only, `low` and `high` included.
-        default: Value when the setting is absent; None if unknown.
-        spellings: Further spellings of enum values to the value.
-        condition: Other parameter to the values under which this one acts; None if always.
-    """
+    """One searched setting: either a list of choices, or a range of integers."""
 
     name: str
     choices: tuple[str, ...] | None = None
+    """Values with the default among them; None for a range."""
     low: int | None = None
     high: int | None = None
     step: int = 1
+    """1 if `power_of_two`."""
     log: bool = False
+    """Whether to search the range on a logarithmic scale."""
     power_of_two: bool = False
+    """Whether the range holds powers of two only, `low` and `high` included."""
     default: str | None = None
+    """Value when the setting is absent; None if unknown."""
     type: str = "string"
     spellings: Mapping[str, str] = field(default_factory=dict)
+    """Further spellings of enum values to the value."""
     condition: Mapping[str, tuple[str, ...]] | None = None
+    """Other parameter to the values under which this one acts; None if always."""
     group: str = ""
 
     def __post_init__(self) -> None:
@@ -108,16 +103,13 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class SearchSpace:
-    """Parameters in an order in which each follows those it depends on.
-
-    Attributes:
-        left_out: Setting to the reason why it is not searched.
-        notes: Searched setting to a note for the user.
-    """
+    """Parameters in an order in which each follows those it depends on."""
 
     parameters: tuple[Parameter, ...]
     left_out: Mapping[str, str] = field(default_factory=dict)
+    """Setting to the reason why it is not searched."""
     notes: Mapping[str, str] = field(default_factory=dict)
+    """Searched setting to a note for the user."""
 
     def suggest(self, ask: Callable[[Parameter], str]) -> FlagSet:
         """Builds a point by asking for a value of each active parameter in order.
@@ -222,9 +214,6 @@ _REASONS = {
     Tier.REMOVED: "gone from all tested builds",
     Tier.LISTED: "not searched by default: name it in `search.settings` to search it",
 }
-_RANGE_KEYS = ("low", "high", "log", "power_of_two", "step")
-
-Domain = Sequence[Value] | Mapping[str, Value | Sequence[Value]]
 
 
 def build_space(
@@ -354,15 +343,8 @@ class SpaceBuilder:
         if entry.layer_bytes:
             self._notes[entry.name] = _NO_LAYER if self._is_told else _NO_LAYER_YET
         if entry.low is not None and entry.high is not None:
-            ranged = replace(
-                blank,
-                choices=None,
-                low=entry.low,
-                high=entry.high,
-                step=entry.step,
-                log=entry.power_of_two,
-                power_of_two=entry.power_of_two,
-            )
+            power = entry.power_of_two
+            ranged = _ranged(blank, entry.low, entry.high, entry.step, log=power, power=power)
             holds_default = any(ranged.is_absent(v) for v in ranged.values())
             return ranged if holds_default else replace(blank, choices=_choices(list(ranged.values()), blank))
         values = ["true", "false"] if blank.type == "bool" else list(entry.values)
@@ -444,31 +426,27 @@ def _own_parameter(name: str, domain: Domain, blank: Parameter) -> Parameter:
         if not choices:
             raise SettingError(f"{where} must list at least one value but got none")
         return replace(blank, choices=choices, low=None, high=None)
-    unknown = set(domain) - set(_RANGE_KEYS)
-    if unknown or not {"low", "high"} <= set(domain):
+    low, high, step = domain.get("low"), domain.get("high"), domain.get("step", 1)
+    power = bool(domain.get("power_of_two", False))
+    is_legal = set(domain) <= {"low", "high", "log", "power_of_two", "step"} and _is_range(low, high, step)
+    if not is_legal or (power and not all(isinstance(v, int) and v > 0 and not v & (v - 1) for v in (low, high))):
         raise SettingError(
-            f"{where} must be a list, or have low, high and of {_RANGE_KEYS[2:]} but got {dict(domain)!r}"
+            f"{where} must be a list of values, or have low, high (whole numbers, low <= high) and if wanted step, log "
+            f"and power_of_two (both are then powers of two) but got {dict(domain)!r}"
         )
-    low, high, step = (domain.get(k, 1) for k in ("low", "high", "step"))
-    if not all(isinstance(v, int) and not isinstance(v, bool) for v in (low, high, step)):
-        raise SettingError(f"{where} must have whole numbers but got {dict(domain)!r}; list other values one by one")
     assert isinstance(low, int)
     assert isinstance(high, int)
     assert isinstance(step, int)
-    power = bool(domain.get("power_of_two", False))
-    if low > high or step < 1 or (power and (low < 1 or low & (low - 1) or high & (high - 1))):
-        raise SettingError(
-            f"{where} must have low <= high and step >= 1, or two powers of two, but got {dict(domain)!r}"
-        )
-    return replace(
-        blank,
-        choices=None,
-        low=low,
-        high=high,
-        step=step,
-        log=bool(domain.get("log", power)),
-        power_of_two=power,
-    )
+    return _ranged(blank, low, high, step, log=bool(domain.get("log", power)), power=power)
+
+
+def _is_range(low: object, high: object, step: object) -> bool:
+    whole = [v for v in (low, high, step) if isinstance(v, int) and not isinstance(v, bool)]
+    return len(whole) == 3 and whole[0] <= whole[1] and whole[2] >= 1
+
+
+def _ranged(blank: Parameter, low: int, high: int, step: int, *, log: bool, power: bool) -> Parameter:
+    return replace(blank, choices=None, low=low, high=high, step=step, log=log, power_of_two=power)
 
 
 def _as_spelled(values: Sequence[str], setting: KnownSetting) -> list[str]:
@@ -520,10 +498,7 @@ _MISSING = {
 
 
 def known_scopes(spec: StudySpec, reference: WorkloadFacts | None) -> dict[Scope, bool]:
-    """Maps scopes to whether the program has them; unknown scopes are missing.
-
-    Where counts and declarations differ, a scope exists if either tells so.
-    """
+    """Maps scopes to whether the program has them, by counts or declarations; unknown scopes are missing."""
     workload, nodes = spec.workload, spec.device.node_count
     mesh, count = workload.mesh, _device_count(spec, reference)
     axes = [axis for axis, size in (mesh or {}).items() if size > 1]

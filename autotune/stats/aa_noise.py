@@ -14,16 +14,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import Field
 
 from autotune.stats.estimates import (
     LEVEL,
     NORMAL,
     Estimate,
     Floats,
+    NotNegative,
     finite,
     hodges_lehmann,
     student_quantile,
@@ -58,27 +60,13 @@ class AaNoise:
     __pydantic_config__ = {"extra": "forbid", "ser_json_inf_nan": "strings"}  # noqa: RUF012
 
     estimate: Estimate
-    process_sd: float
-    within_sd: float
-    degrees: int
-    spread: float
-    start_s: float
-    pair_s: float
+    process_sd: NotNegative
+    within_sd: NotNegative
+    degrees: Annotated[int, Field(ge=1)]
+    spread: NotNegative
+    start_s: NotNegative
+    pair_s: NotNegative
     settle_steps: int = 0
-
-    def __post_init__(self) -> None:
-        """Refuses figures that no measurement gives.
-
-        Raises:
-            ValueError: If there is one.
-        """
-        figures = (self.process_sd, self.within_sd, self.spread)
-        if not all(figure >= 0.0 for figure in (*figures, self.start_s, self.pair_s)) or self.degrees < 1:
-            raise ValueError(
-                "figures of an A/A run must be 0 or more, with a degree of freedom, but got processes "
-                f"{self.process_sd}, pairs {self.within_sd}, spread {self.spread}, {self.degrees} degrees of freedom, "
-                f"{self.start_s:g} s and {self.pair_s:g} s"
-            )
 
     def cautious_process_sd(self) -> float:
         """Upper confidence limit of `process_sd`: few processes often agree by luck."""

@@ -19,11 +19,17 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import lru_cache
 from statistics import NormalDist
+from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import Field
 
 Floats = npt.NDArray[np.float64]
+
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Counted = Annotated[int, Field(ge=0, le=2**53)]
+"""Bounds that are checked where a record is read, for it may have been edited."""
 
 LEVEL = 0.95
 """Coverage of intervals, over all looks together where there are several."""
@@ -73,28 +79,11 @@ class Estimate:
         pair_count: Independent units: pairs of blocks, process pairs or ABA runs.
     """
 
-    ratio: float
-    low: float
-    high: float
-    level: float
-    pair_count: int
-
-    def __post_init__(self) -> None:
-        """Refuses figures that no measurement gives; those of a record may have been edited.
-
-        Raises:
-            ValueError: If there is one.
-        """
-        if not (0.0 < self.ratio < math.inf and 0.0 <= self.low < math.inf and self.high >= 0.0):
-            raise ValueError(
-                f"an estimate must have a ratio above 0 and an interval from 0 on but got {self.ratio:g} "
-                f"[{self.low:g}, {self.high:g}]"
-            )
-        if not (0.0 <= self.level <= 1.0 and 0 <= self.pair_count <= 2**53):
-            raise ValueError(
-                f"an estimate must have a level up to 1 and a count of pairs but got {self.level:g} and "
-                f"{self.pair_count:g}"
-            )
+    ratio: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    low: NotNegative
+    high: Annotated[float, Field(ge=0)]
+    level: Annotated[float, Field(ge=0, le=1)]
+    pair_count: Counted
 
 
 REFERENCE = Estimate(ratio=1.0, low=1.0, high=1.0, level=1.0, pair_count=0)
@@ -270,14 +259,9 @@ class SequentialPlan:
 @lru_cache(maxsize=64)
 def pocock_critical_value(looks: tuple[int, ...], level: float) -> float:
     """Value that the standardised statistic exceeds at any of the looks with probability 1 - level."""
-    low, high = 1.0, 8.0
-    while high - low > 1e-7:
-        middle = (low + high) / 2.0
-        if _stay_probability(looks, middle) < level:
-            low = middle
-        else:
-            high = middle
-    return high
+    from scipy.optimize import brentq
+
+    return float(brentq(lambda critical: _stay_probability(looks, critical) - level, 1.0, 8.0, xtol=1e-7))
 
 
 def _stay_probability(looks: tuple[int, ...], critical: float) -> float:

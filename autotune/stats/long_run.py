@@ -11,10 +11,12 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
+from pydantic import Field
 
-from autotune.stats.estimates import NORMAL, Estimate, estimate_processes, student_quantile
+from autotune.stats.estimates import NORMAL, Counted, Estimate, estimate_processes, student_quantile
 
 STALL = 3.0
 """A step that takes more than this many times what nine of ten steps take, of either arm, is a stall. Loads that come
@@ -46,9 +48,6 @@ ALPHA_PROOF = 0.02
 ALPHA_GAP = 0.001
 """Likewise of total times that are above typical steps: few processes, and stalls make what they differ by skew."""
 
-LARGEST_S = 1e15
-"""Bounds what an edited record may claim."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stalls:
@@ -60,21 +59,10 @@ class Stalls:
         lost_s: What the stalls took beyond a typical step each, in seconds.
     """
 
-    steps: int
-    count: int
-    typical_s: float
-    lost_s: float
-
-    def __post_init__(self) -> None:
-        """Refuses figures that no run gives; those of a record may have been edited.
-
-        Raises:
-            ValueError: If there is one.
-        """
-        if not (1 <= self.steps <= 2**53 and 0 <= self.count <= self.steps):
-            raise ValueError(f"stalls must be counted among steps but got {self.count} of {self.steps}")
-        if not (1e-12 <= self.typical_s <= LARGEST_S and 0.0 <= self.lost_s <= LARGEST_S):
-            raise ValueError(f"stalls must take finite seconds but got {self.typical_s:g} and {self.lost_s:g}")
+    steps: Annotated[int, Field(ge=1, le=2**53)]
+    count: Counted
+    typical_s: Annotated[float, Field(ge=1e-12, le=1e15)]
+    lost_s: Annotated[float, Field(ge=0, le=1e15)]
 
     @property
     def excess(self) -> float:
@@ -90,18 +78,9 @@ class TotalTime:
         log_ratio: log(total time of the candidate / that of the reference), per unit of work.
     """
 
-    log_ratio: float
+    log_ratio: Annotated[float, Field(ge=-20.7, le=20.7)]
     reference: Stalls
     candidate: Stalls
-
-    def __post_init__(self) -> None:
-        """Refuses a ratio that no measurement gives.
-
-        Raises:
-            ValueError: If it is one.
-        """
-        if not abs(self.log_ratio) <= 20.7:
-            raise ValueError(f"the logarithm of a ratio of total times must be finite but got {self.log_ratio:g}")
 
 
 def find_stalls(step_times_s: Sequence[float], beside_s: Sequence[float] = ()) -> Stalls:

@@ -122,23 +122,21 @@ def is_float32(dtype: str) -> bool:
 LOSS, GRAD_NORM = "loss", "gradient norm"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TraceCheck:
-    """Whether every step of a candidate's trace is within tolerance of the reference's.
+class Mismatch(NamedTuple):
+    """The first step at which a candidate is not within tolerance of the reference.
 
     Attributes:
-        step: First step that is not, counted from 0; the other fields are of it.
+        step: Counted from 0.
         quantity: `LOSS` or `GRAD_NORM`.
         got: What the candidate had there, None when its trace ends before.
         tolerance: Largest relative difference allowed there.
     """
 
-    is_ok: bool
-    step: int | None = None
-    quantity: str | None = None
-    expected: float | None = None
-    got: float | None = None
-    tolerance: float | None = None
+    step: int
+    quantity: str
+    expected: float
+    got: float | None
+    tolerance: float
 
 
 _GRAD_NORM_FACTOR = 4.0
@@ -293,8 +291,8 @@ def first_steps(losses: Sequence[float], grad_norms: Sequence[float]) -> dict[in
 
 def compare_traces(
     reference: Trace, candidate: Trace, *, spread: LossSpread, dtype: str, spacing: Mapping[str, float] | None = None
-) -> TraceCheck:
-    """Compares loss and global gradient norm at every step that the reference tells; same seed and data.
+) -> Mismatch | None:
+    """Compares loss and global gradient norm at every step that the reference tells; None if all are within tolerance.
 
     A candidate that told less, or anything that is not finite, is wrong.
 
@@ -319,10 +317,8 @@ def compare_traces(
                 tolerance *= max(1.0, small / max(abs(expected), 1e-12))
             difference = math.inf if got is None else relative_difference(expected, got)
             if difference > (tolerance := tolerance + stored):
-                return TraceCheck(
-                    is_ok=False, step=step, quantity=quantity, expected=expected, got=got, tolerance=tolerance
-                )
-    return TraceCheck(is_ok=True)
+                return Mismatch(step, quantity, expected, got, tolerance)
+    return None
 
 
 def _told(reference: StepLoss, candidate: StepLoss | None) -> Iterator[tuple[str, float, float | None]]:
@@ -330,11 +326,6 @@ def _told(reference: StepLoss, candidate: StepLoss | None) -> Iterator[tuple[str
     yield LOSS, reference.loss, candidate.loss if candidate is not None else None
     if reference.grad_norm is not None:
         yield GRAD_NORM, reference.grad_norm, candidate.grad_norm if candidate is not None else None
-
-
-def largest_drift(first: Sequence[float], second: Sequence[float]) -> float:
-    """Largest relative difference between two traces of the same length, infinite when one is not finite."""
-    return max((relative_difference(a, b) for a, b in zip(first, second, strict=True)), default=0.0)
 
 
 def relative_difference(expected: float, got: float) -> float:

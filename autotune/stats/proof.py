@@ -1,4 +1,4 @@
-"""Sequential proof over fresh pairs of processes: its error over all looks, its power and its cost.
+"""Sequential proof over fresh pairs of processes: its error over all looks, and the smallest gain that it finds.
 
 Two processes differ by more than their blocks do, so the unit is a pair of fresh processes, and its figure the log
 ratio that it alone gave. A plan spends its error over all looks that there can ever be, so that going on later, up to a
@@ -70,9 +70,6 @@ OPTIMISM = 0.1
 
 PATIENCE = 6
 """Looks at which a set may be faster while something speaks against it, before the proof ends."""
-
-SIMULATED = 2000
-"""Proofs that are made up to work out power and cost, the same ones every time."""
 
 _NODES = 160
 _LOWEST = -8.0
@@ -198,7 +195,7 @@ def look(
             return ProofLook(stop=True, holds=False, reason=f"surely no gain of {min_effect:.1%} or more", used=count)
         at = np.asarray([count])
         mean, sd = np.mean(seen, keepdims=True), np.std(seen, ddof=1, keepdims=True)
-        if count < most and _is_hopeless(at, mean, sd, plan, most=most, min_effect=min_effect)[0]:
+        if count < most and is_hopeless(at, mean, sd, plan, most=most, min_effect=min_effect)[0]:
             reason = f"a gain can hardly be proven any more with {most} pairs of processes"
             return ProofLook(stop=True, holds=False, reason=reason, used=count)
     if len(values) >= most:
@@ -206,76 +203,27 @@ def look(
     return ProofLook(stop=False, holds=False, reason="not decided yet", used=len(values))
 
 
-def chance_to_prove(log_ratios: Floats, plan: ProofPlan, *, most: int, min_effect: float) -> float:
-    """Chance that a gain is proven at the cap, were the true effect the one that is seen.
+def is_hopeless(
+    n: npt.NDArray[np.int64], mean: Floats, sd: Floats, plan: ProofPlan, *, most: int, min_effect: float
+) -> npt.NDArray[np.bool_]:
+    """Whether a gain can hardly be proven at the cap any more, were the true effect as good as it may still be.
 
-    Args:
-        log_ratios: Of the pairs so far, from 2 to `most` - 1 of them.
-    """
-    mean, sd = log_ratios.mean(keepdims=True), log_ratios.std(ddof=1, keepdims=True)
-    return float(
-        _chance(np.asarray([len(log_ratios)]), mean, sd, plan, most=most, min_effect=min_effect, optimism=0.5)[0]
-    )
-
-
-def _chance(
-    n: npt.NDArray[np.int64],
-    mean: Floats,
-    sd: Floats,
-    plan: ProofPlan,
-    *,
-    most: int,
-    min_effect: float,
-    optimism: float = OPTIMISM,
-) -> Floats:
-    """Chance that a gain is proven at the cap, were the true effect as good as it may still be.
-
-    Args:
-        optimism: One-sided level of the effect that is assumed: 0.5 for the one that is seen.
+    It is not where as many pairs again tell that there is no gain: to know that two sets are alike, or that one is
+    slower, is worth a few pairs, where that is all it takes.
     """
     from scipy.special import ndtr, stdtrit
 
     sd = np.maximum(sd, 1e-12)
-    benefit = -stdtrit(n - 1, optimism) * sd / np.sqrt(n)
+    benefit = -stdtrit(n - 1, OPTIMISM) * sd / np.sqrt(n)
     needed = math.log1p(-min_effect) - plan.upper([most])[0] * sd / math.sqrt(most)
     rest = most - n
     expected = (n * mean + rest * (mean - benefit)) / most
     chance: Floats = ndtr((needed - expected) / (sd * np.sqrt(rest) / most))
-    return chance
-
-
-def _is_hopeless(
-    n: npt.NDArray[np.int64], mean: Floats, sd: Floats, plan: ProofPlan, *, most: int, min_effect: float
-) -> npt.NDArray[np.bool_]:
-    """Whether a gain can hardly be proven any more; not where as many pairs again tell that there is none.
-
-    To know that two sets are alike, or that one is slower, is worth a few pairs, where that is all it takes.
-    """
     soon = np.minimum(2 * n, most)
     half = plan.lower(soon.tolist()) * sd / np.sqrt(soon)
     is_told_soon = (abs(mean) + half < math.log1p(min_effect)) | (mean - half > math.log1p(min_effect))
-    hopeless: npt.NDArray[np.bool_] = _chance(n, mean, sd, plan, most=most, min_effect=min_effect) < HOPELESS
-    return hopeless & ~is_told_soon
-
-
-def looks_of(
-    log_ratios: Floats, plan: ProofPlan, *, min_effect: float
-) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
-    """`look` for many proofs of equal length at once, `[repeats, most]`; whether each holds, and where it ended."""
-    most = log_ratios.shape[-1]
-    counts = np.arange(FIRST_LOOK, most + 1)
-    centred = log_ratios - log_ratios.mean()  # sums of squares lose nothing to what all have in common
-    sums, squares = (np.cumsum(x, axis=-1)[:, FIRST_LOOK - 1 :] for x in (centred, centred**2))
-    sd = np.sqrt(np.maximum(squares - sums**2 / counts, 0.0) / (counts - 1))
-    mean, error = sums / counts + log_ratios.mean(), sd / np.sqrt(counts)
-    won = mean + plan.upper(counts.tolist()) * error < math.log1p(-min_effect)
-    won &= counts >= min(plan.least, most)
-    stop = won | (mean - plan.lower(counts.tolist()) * error > math.log1p(-min_effect))
-    stop[:, :-1] |= _is_hopeless(counts[:-1], mean[:, :-1], sd[:, :-1], plan, most=most, min_effect=min_effect)
-    stop[:, -1] = True
-    first = stop.argmax(axis=-1)
-    holds, ended = won[np.arange(len(won)), first], counts[first]
-    return holds, ended
+    hopeless: npt.NDArray[np.bool_] = (chance < HOPELESS) & ~is_told_soon
+    return hopeless
 
 
 # ---------------------------------------------------------------------- levels of the looks
@@ -343,76 +291,9 @@ def unseen_share(count: int) -> float:
     return float(1.0 - 0.05 ** (1.0 / count))
 
 
-def proof_pairs(finalists: int, *, most: int) -> int:
-    """Fresh pairs of processes that the proofs of a study take where one gain is clear and the others are none."""
-    return min(LEAST_PAIRS, most) + (finalists - 1) * min(FIRST_LOOK, most) + ISOLATED_PAIRS
-
-
-POWER = 0.9
-"""Chance with which a gain that is announced is found in time."""
-
-IN_TIME = 0.97
-"""Share of studies whose proofs take no longer than is said."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StudyPower:
-    """Power and cost of a study's proofs.
-
-    Attributes:
-        found: Chance that a set with the effect, among finalists without any, is proven.
-        found_in_time: Likewise, within `pairs`.
-        pairs: Fresh pairs of processes that all its proofs take, isolated runs included, in `IN_TIME` of
-            studies.
-    """
-
-    most: int
-    found: float
-    found_in_time: float
-    pairs: float
-
-
-@lru_cache(maxsize=4096)
-def study_power(
-    effect: float,
-    pair_sd: float,
-    *,
-    most: int,
-    finalists: int = 3,
-    isolated: int = 0,
-    min_effect: float = DEFAULT_MIN_EFFECT,
-) -> StudyPower:
-    """Power and cost of the proofs of a study in which one finalist is faster and the others equal the default.
-
-    By simulation of the shipped rule with the same draws every time; sizes are of step times. Isolated runs are taken
-    to spread as pairs do.
-
-    Args:
-        effect: True gain, as a share of the default's step time (0.02 is 2 %).
-        isolated: Most isolated runs of each arm; 0 where there are none.
-    """
-    gain = math.log1p(-effect)
-    plan = ProofPlan(base=most, error=allot(ERROR, 0.0, finalists), least=LEAST_PAIRS)
-
-    def draws(truth: float, most: int, stream: int) -> Floats:
-        rng = np.random.default_rng([stream, 20261122])  # proofs of different sets have streams of their own
-        return truth + pair_sd * rng.standard_normal((SIMULATED, most))
-
-    found, ended = looks_of(draws(gain, most, 0), plan, min_effect=min_effect)
-    pairs = ended
-    for other in range(1, finalists):  # nobody goes on with a set that looks worse than a proven one
-        end = looks_of(draws(0.0, most, other), plan, min_effect=min_effect)[1]
-        pairs = pairs + np.where(found, np.minimum(end, ended), end)
-    if isolated:
-        agrees, runs = looks_of(draws(gain, isolated, finalists), alone_plan(isolated), min_effect=0.0)
-        pairs, found = pairs + np.where(found, runs, 0), found & agrees
-    limit = float(np.quantile(pairs, IN_TIME, method="higher"))
-    return StudyPower(
-        most=most,
-        found=float(np.mean(found)),
-        found_in_time=float(np.mean(found & (pairs <= limit))),
-        pairs=limit,
-    )
+def planned_pairs(most: int) -> int:
+    """Fresh pairs of processes that are planned for the proof of one finalist; few proofs take more."""
+    return min(most, LEAST_PAIRS + LEAST_PAIRS // 2)
 
 
 def alone_plan(most: int) -> ProofPlan:
@@ -423,18 +304,19 @@ def alone_plan(most: int) -> ProofPlan:
 def smallest_gain(
     pair_sd: float, *, most: int, finalists: int = 3, isolated: int = 0, min_effect: float = DEFAULT_MIN_EFFECT
 ) -> float | None:
-    """The smallest gain found in time 9 times in 10 within a cap, to a tenth of a per cent; None above 50 %."""
+    """The smallest gain found 9 times in 10 within a cap, to a tenth of a per cent; None above 50 %.
 
-    def is_found(permille: int) -> bool:
-        power = study_power(
-            permille / 1000, pair_sd, most=most, finalists=finalists, isolated=isolated, min_effect=min_effect
-        )
-        return power.found_in_time >= POWER
+    It is beyond what the last look excludes by as many standard errors as keep that power in simulated proofs, which
+    end early where a gain looks hopeless (tests/stats/test_proof.py). Isolated runs are taken to spread as pairs do.
 
-    low, high = int(min_effect * 1000), 500
-    if not is_found(high):
-        return None
-    while low + 1 < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if is_found(middle) else (middle, high)
-    return high / 1000
+    Args:
+        isolated: Most isolated runs of each arm; 0 where there are none.
+    """
+    proofs = [(ProofPlan(base=most, error=allot(ERROR, 0.0, finalists)), most, min_effect)]
+    if isolated:
+        proofs.append((alone_plan(isolated), max(isolated, FIRST_LOOK), 0.0))
+    found = 0.0
+    for plan, count, least in proofs:
+        beyond = float(plan.upper([count])[0]) + 1.7 + 9.0 / count
+        found = max(found, -math.expm1(math.log1p(-least) - beyond * pair_sd / math.sqrt(count)))
+    return math.ceil(1000 * found) / 1000 if found <= 0.5 else None

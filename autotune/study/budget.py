@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
-from autotune.measure.durations import Durations, durations_of, minimising_s, proofs_of_study_s
+from autotune.measure.durations import Budget, Durations, budgets_of, durations_of, minimising_s, proofs_s
 from autotune.model.flags import FlagSet
 from autotune.model.records import CONFIRM, ISOLATED, AaRecord, ConfirmRun
 from autotune.model.spec import FEWEST_TRIALS
@@ -31,14 +30,6 @@ TRIAL_SHARE = 0.25
 
 LIMITED = (CONFIRM, ISOLATED)
 """Stages of proofs that a budget may end."""
-
-
-class Budget(NamedTuple):
-    """One budget, as seconds of wall time."""
-
-    name: str
-    whole_s: float
-    used_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,16 +82,9 @@ class TimeLeft:
 
     @property
     def budgets(self) -> list[Budget]:
-        """The study's budgets; device-hours are divided by the devices of all lanes."""
-        spec, found = self._store.spec.search, []
-        if spec.time_budget is not None:
-            found.append(Budget("time budget", spec.time_budget, self._store.watch.total_s))
-        if spec.gpu_hours is not None:
-            devices = max(1, self._lanes.device_count)
-            found.append(
-                Budget("budget of GPU hours", 3600 * spec.gpu_hours / devices, self._lanes.ledger.device_s / devices)
-            )
-        return found
+        """See `budgets_of`."""
+        used_s, lanes = self._store.watch.total_s, self._lanes
+        return budgets_of(self._store.spec, used_s=used_s, device_s=lanes.ledger.device_s, devices=lanes.device_count)
 
     @property
     def takes(self) -> Durations | None:
@@ -201,11 +185,11 @@ class TimeLeft:
         takes, spec = self.takes, self._store.spec
         if takes is None:
             return None
-        aa_run = self._store.of(AaRecord)[0]
+        aa_at_s = self._store.of(AaRecord)[0].at_s
         budget = min(self.budgets, key=lambda b: b.whole_s)
-        rest_s = budget.whole_s - aa_run.at_s
+        rest_s = budget.whole_s - aa_at_s
         least_s = self.kept_after("search")
-        wanted_s = self._side_by_side(proofs_of_study_s(spec, aa_run, takes)) + takes.soak_s
+        wanted_s = self._side_by_side(proofs_s(spec, takes)) + takes.soak_s
         wanted_s += minimising_s(spec, takes, sets=spec.confirm.finalists)
         reserved_s = max(least_s, min(wanted_s, BUDGET_SHARE_FOR_PROOF * rest_s))
         search_s = max(0.0, rest_s - reserved_s)
@@ -213,7 +197,7 @@ class TimeLeft:
         return Timetable(
             name=budget.name,
             budget_s=budget.whole_s,
-            used_s=aa_run.at_s,
+            used_s=aa_at_s,
             least_s=least_s,
             reserved_s=reserved_s,
             trial_s=takes.trial_s,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from autotune.machine.host import describe_machine, utc_now
-from autotune.model.flags import FlagSet
 from autotune.model.measurement import ABA
 from autotune.model.records import (
+    ISOLATED,
     AaRecord,
     ConclusionRecord,
     ConfirmRun,
@@ -22,7 +22,6 @@ from autotune.results.winner import loss_addition
 from autotune.rundir.store import earlier_runs
 from autotune.stats.estimates import Verdict
 from autotune.stats.proof import unseen_share
-from autotune.study.confirm import unsettled
 from autotune.study.run import StudyRun
 
 RULED_OUT = 0.02
@@ -49,7 +48,9 @@ def _found(run: StudyRun, results: Sequence[TrialResult]) -> dict[str, object]:
         proofs = [r for r in run.store.of(ConfirmRun) if (r.stage, r.settings) == (proven.stage, proven.settings)]
         loss = loss_addition([*proofs, *mine])
         count = sum(r.settings == proven.settings and r.log_ratio is not None for r in run.store.of(ConfirmRun))
-        after += "" if spec.confirm.isolated or is_isolated(run) else ", isolated runs left out"
+        aa_run = run.store.last(AaRecord)
+        if not spec.confirm.isolated and aa_run is not None and aa_run.comparison.mode != ABA:
+            after += ", isolated runs left out"
         if earlier := earlier_runs(run.store):
             loss += f"; this is run {earlier + 1} of the same study here, and each may name a false winner"
         return {
@@ -71,14 +72,28 @@ def _found(run: StudyRun, results: Sequence[TrialResult]) -> dict[str, object]:
         outcome, sentence = Outcome.NOTHING_RAN, "no setting tried ran to a result on this machine"
     else:
         outcome, sentence = _no_winner(run, results)
-    objections = {f.settings: f.veto for f in run.store.of(FinalistResult) if f.veto is not None} | _objections(run)
+    objections = {f.settings: f.veto for f in run.store.of(FinalistResult) if f.veto is not None}
+    objections |= {c.settings: c.report.objection for c in run.candidates if c.report.objection is not None}
     sentence += "".join(f"; {settings} looked faster but {why}" for settings, why in objections.items())
     if failed := [s for s in soaks if s.failure is not None]:
         least = min(failed, key=lambda s: len(s.settings))
         sentence += f"; {least.settings} was faster but {format_soak(least)}"
-    if (left := unsettled(run.store)) is not None:
-        sentence += f"; not settled: {left.result.settings}, a gain of up to {format_share(left.gain)} is not ruled out"
+    if (left := _unsettled(run)) is not None and left.corrected is not None:
+        cap = "isolated" if left.stage == ISOLATED else "processes"
+        sentence += (
+            f"; not settled: {left.settings}, a gain of up to {format_share(1.0 - left.corrected.low)} is not ruled "
+            f"out; a larger `confirm.{cap}` (now {left.most}) or budget continues its proof"
+        )
     return {"outcome": outcome, "sentence": sentence, "needed_s": needed_s}
+
+
+def _unsettled(run: StudyRun) -> FinalistResult | None:
+    """Returns the fastest set whose proof ended without a verdict and does not rule a gain out."""
+    least = 1.0 - run.spec.measure.min_effect
+    last = {(f.stage, f.settings): f for f in run.store.of(FinalistResult)}.values()
+    left = [f for f in last if f.verdict is Verdict.UNRESOLVED and not f.is_vetoed]
+    hopeful = [(f.corrected.ratio, f) for f in left if f.corrected is not None and f.corrected.low < least]
+    return min(hopeful, key=lambda found: found[0])[1] if hopeful else None
 
 
 def _nothing_tried(run: StudyRun) -> tuple[float | None, str]:
@@ -90,17 +105,6 @@ def _nothing_tried(run: StudyRun) -> tuple[float | None, str]:
         least = f"a {table.name} of at least {format_seconds(table.needed_s)}"
     why = f"the A/A run left no time for a trial and its proof; with {least} the same command continues the study"
     return table.needed_s if table is not None else None, why
-
-
-def is_isolated(run: StudyRun) -> bool:
-    """Whether the study measures everything in isolation."""
-    aa_run = run.store.last(AaRecord)
-    return aa_run is None or aa_run.comparison.mode == ABA
-
-
-def _objections(run: StudyRun) -> dict[FlagSet, str]:
-    """Returns the objections to sets that held in their proof."""
-    return {c.settings: c.report.objection for c in run.candidates if c.report.objection is not None}
 
 
 def _no_winner(run: StudyRun, results: Sequence[TrialResult]) -> tuple[Outcome, str]:

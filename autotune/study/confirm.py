@@ -12,16 +12,12 @@ import itertools
 import math
 import statistics
 from collections.abc import Container, Sequence
-from typing import NamedTuple
-
-import numpy as np
-import numpy.typing as npt
 
 from autotune.measure.runner import pays
 from autotune.measure.tasks import AblationTask, PairTask, PendingTask, SoakTask
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import LossBasis
-from autotune.model.proofs import Report, Standing, is_alone_due, report_of, runs_of, standing
+from autotune.model.proofs import Report, Standing, is_alone_due, report_of, standing
 from autotune.model.records import (
     CONFIRM,
     ISOLATED,
@@ -40,16 +36,9 @@ from autotune.model.records import (
 from autotune.model.units import format_seconds
 from autotune.results.format import format_soak
 from autotune.rundir.store import Store
-from autotune.stats.estimates import Verdict
-from autotune.stats.proof import ERROR, FIRST_LOOK, LEAST_PAIRS, ProofPlan, allot, alone_plan, chance_to_prove
+from autotune.stats.proof import ERROR, FIRST_LOOK, LEAST_PAIRS, ProofPlan, allot, alone_plan
 from autotune.study.prefilter import is_same_program
 from autotune.study.run import Candidate, SetState, StudyRun
-
-LIKELY = 0.5
-"""Chance of settling a proof at which a larger cap is suggested."""
-
-HIGHEST = 200
-"""Largest cap that is suggested."""
 
 LEAST_GROUP = 2
 """Fewest settings that are left out together rather than in turn."""
@@ -143,7 +132,7 @@ def minimise_set(run: StudyRun, winner: FlagSet) -> FlagSet:
     """
     current = winner
     if len(group := _of_no_use(run, winner)) >= LEAST_GROUP:
-        found = _left_out(run, current, group, share=1.0 / (1 + len(winner) - len(group)))
+        found = _ablation(run, current, group, share=1.0 / (1 + len(winner) - len(group)))
         if found is None:
             return current
         if not found.kept:
@@ -154,7 +143,7 @@ def minimise_set(run: StudyRun, winner: FlagSet) -> FlagSet:
             break
         if run.spec.broken_rule(current.without(name), run.setup.rule_defaults) is not None:
             continue  # the set without it breaks a rule
-        found = _left_out(run, current, name, share=1.0 / (len(names) - at))
+        found = _ablation(run, current, name, share=1.0 / (len(names) - at))
         if found is None:
             break
         if not found.kept:
@@ -174,27 +163,20 @@ def _of_no_use(run: StudyRun, winner: FlagSet) -> tuple[str, ...]:
     return group if is_allowed and len(group) < len(winner) else ()
 
 
-def _left_out(run: StudyRun, settings: FlagSet, left_out: LeftOut, *, share: float) -> AblationResult | None:
-    """Measures the effect of leaving settings out; returns None, with a note, if there is no time for it."""
-    is_known = _known_ablation(run, settings, left_out) is not None
-    if not is_known and not run.time.allows(lambda takes: takes.ablation_s):
-        run.view.note("not minimised further: what is left of the budget is kept for the proof")
-        return None
-    return _ablation(run, settings, left_out, share=share)
+def _ablation(run: StudyRun, settings: FlagSet, left_out: LeftOut, *, share: float) -> AblationResult | None:
+    """Returns the effect of leaving settings out, as recorded or measured now in a share of the time left.
 
-
-def _known_ablation(run: StudyRun, settings: FlagSet, left_out: LeftOut) -> AblationResult | None:
-    found = (a for a in run.store.of(AblationResult) if (a.settings, a.left_out) == (settings, left_out))
-    return next(found, None)
-
-
-def _ablation(run: StudyRun, settings: FlagSet, left_out: LeftOut, *, share: float = 1.0) -> AblationResult:
-    """Returns the effect of leaving settings out, as recorded or measured now in a share of the time left."""
-    if (found := _known_ablation(run, settings, left_out)) is None:
+    It is None, with a note, if there is no time for it.
+    """
+    known = (a for a in run.store.of(AblationResult) if (a.settings, a.left_out) == (settings, left_out))
+    if (found := next(known, None)) is None:
         names = names_left_out(left_out)
         if is_same_program(run, settings, settings.without(*names)):
             kept, reason = pays(None, run.spec.measure.min_effect)
             run.store.append(AblationResult(settings=settings, left_out=left_out, kept=kept, reason=reason))
+        elif not run.time.allows(lambda takes: takes.ablation_s):
+            run.view.note("not minimised further: what is left of the budget is kept for the proof")
+            return None
         else:
             what = (
                 names[0].lower() if isinstance(left_out, str) else f"{len(names)}-of-{settings.without(*names).digest}"
@@ -281,7 +263,7 @@ def _soaked(run: StudyRun, proven: FinalistResult, least_s: float) -> SoakRecord
     """Returns the soak of a set, as recorded if it was at least as long, or run now."""
     settings, of_proof = proven.settings, (proven.stage, proven.settings)
     ratios = [r.log_ratio for r in run.store.of(ConfirmRun) if (r.stage, r.settings) == of_proof and r.log_ratio]
-    least_steps = run.spec.soak_steps
+    least_steps = run.spec.soak_steps(settings)
     for record in run.store.of(SoakRecord):
         enough = record.steps_s >= least_s and record.step_count >= least_steps
         if record.settings == settings and (enough or record.failure is not None):
@@ -414,43 +396,3 @@ def _plan_of(store: Store, stage: str, settings: FlagSet) -> ProofRecord | None:
 
 def _runs(store: Store, stage: str, settings: FlagSet) -> list[ConfirmRun]:
     return [r for r in store.of(ConfirmRun) if r.stage == stage and r.settings == settings]
-
-
-# ---------------------------------------------------------------------- what is left open
-
-
-class Unsettled(NamedTuple):
-    """A proof that ended without a verdict.
-
-    Attributes:
-        gain: The largest gain that it does not rule out, as a share of the default's step time.
-        pairs: Cap that would more likely than not settle it; None if that is above `HIGHEST`.
-    """
-
-    result: FinalistResult
-    gain: float
-    pairs: int | None
-
-
-def unsettled(store: Store) -> Unsettled | None:
-    """Returns the proof without a verdict that needs the smallest cap to be settled."""
-    min_effect = store.spec.measure.min_effect
-    found = []
-    for result in {(f.stage, f.settings): f for f in store.of(FinalistResult)}.values():
-        plan = _plan_of(store, result.stage, result.settings)
-        if plan is None or result.corrected is None or result.verdict is not Verdict.UNRESOLVED or result.is_vetoed:
-            continue
-        if (gain := 1.0 - result.corrected.low) > min_effect:
-            runs = runs_of(plan, _runs(store, result.stage, result.settings))[: result.process_count]
-            ratios = np.asarray([r.log_ratio for r in runs], dtype=np.float64)
-            least = 0.0 if plan.stage == ISOLATED else min_effect
-            needed = _settling_cap(ratios, ProofPlan(base=plan.base, error=plan.error), min_effect=least)
-            found.append(Unsettled(result, gain, needed))
-    return min(found, key=lambda u: (u.pairs or HIGHEST + 1, -u.gain), default=None)
-
-
-def _settling_cap(ratios: npt.NDArray[np.float64], plan: ProofPlan, *, min_effect: float) -> int | None:
-    for most in range(len(ratios) + 1, HIGHEST + 1):
-        if chance_to_prove(ratios, plan, most=most, min_effect=min_effect) >= LIKELY:
-            return most
-    return None

@@ -45,9 +45,6 @@ SILENT_S = 60.0
 WRITE_EVERY_S = 60.0
 """Time between ledger records: the most that a killed driver leaves uncounted."""
 
-NEWS_EVERY_S = 5.0
-"""Time between ledger records while lanes come and go."""
-
 MUST_AGREE = ("jax", "jaxlib")
 """Packages whose versions must be equal on all lanes, and in all sessions."""
 
@@ -62,7 +59,6 @@ class _Lane:
     heard_s: float
     aa_run: AaRecord | None = None
     pending: PendingTask | None = None
-    told_programs: int = 0
 
 
 class Ledger:
@@ -87,8 +83,8 @@ class Ledger:
 
     def write_if_due(self, lanes: Sequence[str]) -> None:
         """Writes a record if the last one is old, or lanes have come or gone since."""
-        every_s = WRITE_EVERY_S if tuple(filter(None, lanes)) == self._lanes else NEWS_EVERY_S
-        if self._store.watch.total_s - self._written_s >= every_s:
+        is_news = tuple(filter(None, lanes)) != self._lanes
+        if is_news or self._store.watch.total_s - self._written_s >= WRITE_EVERY_S:
             self.write(lanes)
 
     def write(self, lanes: Sequence[str]) -> None:
@@ -118,8 +114,6 @@ class Lanes:
         self._dismissed: dict[str, str] = {}
         self._pending: list[PendingTask] = []
         self._writers: dict[Path, tuple[Callable[[Pair], None], list[float]]] = {}
-        self._programs: list[tuple[str, int]] = []
-        self._programs_seen = 0
         self._has_said_aa_run = False
         self.ledger = Ledger(store)
 
@@ -212,7 +206,6 @@ class Lanes:
 
     def _begin(self, lane: _Lane, pending: PendingTask) -> None:
         lane.pending, lane.heard_s = pending, self._store.watch.total_s
-        self._learn_programs()
         assignment = Assignment(
             task=self._sized(pending.task),
             lane=lane.name,
@@ -220,11 +213,9 @@ class Lanes:
             name=pending.name,
             aa_run=lane.aa_run,
             runtime=tuple(self._runtime(self._settings_of(pending.task))),
-            programs=dict(self._programs[lane.told_programs :]) if isinstance(pending.task, TrialTask) else {},
+            programs=self._measured_programs() if isinstance(pending.task, TrialTask) else {},
             at_s=lane.heard_s,
         )
-        if isinstance(pending.task, TrialTask):
-            lane.told_programs = len(self._programs)
         self.engine.begin(lane.name, {"type": "task", "assignment": assignment.model_dump(mode="json")})
 
     def _sized(self, task: AnyTask) -> AnyTask:
@@ -241,13 +232,9 @@ class Lanes:
         own = task.config.settings if isinstance(task, TrialTask) else getattr(task, "settings", FlagSet())
         return self._store.spec.baseline.merge(own)
 
-    def _learn_programs(self) -> None:
-        """Adds the programs measured since the last call, each with the first trial that ran it."""
-        news = self._store.since(TrialResult, self._programs_seen)
-        for result in news:
-            if result.program_key is not None and result.status is TrialStatus.MEASURED:
-                self._programs.append((result.program_key, result.number))
-        self._programs_seen += len(news)
+    def _measured_programs(self) -> dict[str, int]:
+        results = self._store.of(TrialResult)
+        return {r.program_key: r.number for r in results if r.program_key and r.status is TrialStatus.MEASURED}
 
     # ------------------------------------------------------------------ hearing
 

@@ -1,4 +1,4 @@
-"""Progress of a study on the console: plain lines, and on a terminal a live status below them."""
+"""Progress of a study on the console: plain lines, and on a terminal a status line below them."""
 
 from __future__ import annotations
 
@@ -6,34 +6,32 @@ import math
 import statistics
 
 from rich.console import Console
-from rich.live import Live
 from rich.text import Text
 
 from autotune.model.clock import Stopwatch
 from autotune.model.records import AaRecord, AblationResult, ConfirmRun, FinalistResult, TrialConfig, TrialResult
 from autotune.model.redaction import visible_line
 from autotune.model.units import format_ratio, format_seconds
-from autotune.results.format import format_aa_run, format_estimate, format_finalist, format_trial, shorten
-
-MOST_LANES = 8
-"""Limit of lanes in the live status."""
-
-_PHASE_WORDS = {
-    "import": "importing jax",
-    "build": "building the workload",
-    "compile": "compiling",
-    "warm-up": "checking the loss, warming up",
-}
+from autotune.results.format import format_aa_run, format_finalist, format_trial, shorten
 
 
 class LineView:
-    """`Callbacks` that print a plain line for each event; for logs, pipes and CI."""
+    """`Callbacks` that print a plain line for each event and, on a terminal, show what a worker is doing."""
 
     def __init__(self, console: Console, watch: Stopwatch, *, min_effect: float) -> None:
         self._console = console
+        self._status = console.status("", refresh_per_second=1)  # its thread must not disturb what is measured
         self._watch = watch
         self._min_effect = min_effect
         self._provable: float | None = None
+
+    def __enter__(self) -> LineView:
+        if self._console.is_terminal:
+            self._status.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._status.stop()
 
     def line(self, text: str) -> None:
         """Prints one line after the study's time."""
@@ -46,10 +44,13 @@ class LineView:
         self.line(f"== {name}: {detail}")
 
     def phase(self, what: str, lane: str = "") -> None:
-        """See `Callbacks`; too fine for lines."""
+        """See `Callbacks`; too fine for a line of its own."""
+        self._status.update(Text(visible_line(f"{lane} {what}".strip())))
 
     def pair(self, ratios: list[float], lane: str = "") -> None:
-        """See `Callbacks`; too fine for lines."""
+        """See `Callbacks`; too fine for a line of its own."""
+        about = format_ratio(math.exp(statistics.median(ratios)))
+        self.phase(f"{len(ratios)} pairs of blocks measured, ratio about {about}", lane)
 
     def proof(self, run: ConfirmRun, asked: int) -> None:
         """See `Callbacks`."""
@@ -87,66 +88,3 @@ class LineView:
     def note(self, text: str) -> None:
         """See `Callbacks`."""
         self.line(f"note: {text}")
-
-
-class LiveView(LineView):
-    """Shows a live status on the terminal below the lines of finished events."""
-
-    def __init__(
-        self, console: Console, watch: Stopwatch, *, min_effect: float, name: str, budget_s: float | None
-    ) -> None:
-        super().__init__(console, watch, min_effect=min_effect)
-        self._name = name
-        self._budget_s = budget_s
-        self._stage = "starting"
-        self._trial = self._best = ""
-        self._doing: dict[str, str] = {}  # by lane
-        self._best_ratio = 1.0
-        self._durations: list[float] = []
-        self._live = Live(console=console, get_renderable=self._panel, refresh_per_second=4, transient=True)
-
-    def __enter__(self) -> LiveView:
-        self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._live.stop()
-
-    def stage(self, name: str, detail: str) -> None:
-        """See `Callbacks`."""
-        super().stage(name, detail)
-        self._stage, self._trial, self._doing = f"{name}: {detail}", "", {}
-
-    def phase(self, what: str, lane: str = "") -> None:
-        """See `Callbacks`."""
-        self._doing[lane] = _PHASE_WORDS.get(what, what)
-
-    def pair(self, ratios: list[float], lane: str = "") -> None:
-        """See `Callbacks`."""
-        about = format_ratio(math.exp(statistics.median(ratios)))
-        self._doing[lane] = f"{len(ratios)} pairs of blocks measured, ratio about {about}"
-
-    def trial_starts(self, config: TrialConfig, asked: int) -> None:
-        """See `Callbacks`."""
-        super().trial_starts(config, asked)
-        self._trial = f"trial {config.number} of {asked} ({config.origin}): {shorten(config.settings)}"
-        if self._durations:
-            left_s = statistics.mean(self._durations) * (asked - config.number + 1)
-            self._trial += f"; about {format_seconds(left_s)} of search left"
-
-    def trial_ends(self, result: TrialResult) -> None:
-        """See `Callbacks`."""
-        super().trial_ends(result)
-        self._durations.append(result.duration_s)
-        found = result.comparison.estimate if result.failure is None and result.comparison is not None else None
-        if found is not None and found.ratio < self._best_ratio:
-            self._best_ratio = found.ratio
-            self._best = f"best so far: trial {result.number}, {format_estimate(found)}, not yet proven"
-
-    def _panel(self) -> Text:
-        time = f"{format_seconds(self._watch.total_s)} so far"
-        if self._budget_s is not None:
-            time += f", budget {format_seconds(max(0.0, self._budget_s - self._watch.total_s))} left"
-        lanes = [f"  {lane} {doing}" for lane, doing in sorted(self._doing.items())[:MOST_LANES]]
-        rows = [f"{self._name}, {time}", self._stage, self._trial, *lanes, self._best]
-        return Text("\n".join(["", *(visible_line(row) for row in rows if row)]))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from autotune.machine.devices import restrict_devices
 from autotune.machine.environment import caller_environment, steering_settings
-from autotune.model.errors import AutotuneError, RunDirectoryError, SettingError, close_matches
+from autotune.model.errors import AutotuneError, SettingError, close_matches
 from autotune.model.flags import FlagSet, kind_of
 from autotune.model.measurement import WorkloadFacts
 from autotune.model.records import AaRecord
@@ -230,26 +230,24 @@ class SpacePreview:
 
 
 def preview_space(
-    spec: StudySpec, *, study_dir: Path, run_dir: Path, is_asked: bool = False, python: str | None = None,
+    spec: StudySpec, *, study_dir: Path, run_dir: Path, python: str | None = None,
     note: Callable[[str], None] | None = None,
 ) -> SpacePreview:  # fmt: skip
     """Builds the space of a study from the facts of an earlier run's reference, or from the study alone.
 
     Args:
-        run_dir: Directory of that run, if there is one.
-        is_asked: Whether that run must exist.
+        run_dir: Directory of that run; passed over if it is none of this study.
         python: Interpreter of the build to probe; None for the workload's.
         note: Called with a warning if the workload's interpreter, or a file of a library, cannot be read.
 
     Raises:
         SettingError: If the study names a group or setting that does not exist, or an illegal value.
-        RunDirectoryError: If `run_dir` must be a run of this study and is none, or its reference has not run.
         StudyFileError: If that run was on another build.
         LaunchError: If the installed build cannot be probed.
     """
     asked = python or program_python(spec, study_dir, note=note)
     known = known_settings(spec, asked)
-    store = _run_of(spec, run_dir, is_asked=is_asked)
+    store = _run_of(spec, run_dir)
     aa_run = store.last(AaRecord) if store is not None else None
     facts: WorkloadFacts | None = aa_run.reference if aa_run is not None else None
     if python is None:
@@ -268,18 +266,9 @@ def preview_space(
     )
 
 
-def _run_of(spec: StudySpec, path: Path, *, is_asked: bool) -> Store | None:
-    """Opens the run of this study, if there is one; if `is_asked`, there must be, and its reference must have run."""
+def _run_of(spec: StudySpec, path: Path) -> Store | None:
     try:
         store = Store.open(path)
     except AutotuneError:
-        if is_asked:
-            raise
         return None
-    is_same = store.spec.identity == spec.identity
-    if is_asked and not (is_same and store.of(AaRecord)):
-        raise RunDirectoryError(
-            f"--run-dir must be a run of this very study whose reference has run but {path} is none; "
-            "leave it out to see what the study by itself says"
-        )
-    return store if is_same else None
+    return store if store.spec.identity == spec.identity else None

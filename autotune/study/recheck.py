@@ -25,7 +25,7 @@ from autotune.results.format import format_estimate, format_finalist, time_of
 from autotune.results.winner import Difference, RecordCheck, Status, Winner, check_records, differences, this_machine
 from autotune.rundir.store import Store
 from autotune.settings.space import SearchSpace
-from autotune.stats.estimates import Estimate, Verdict
+from autotune.stats.estimates import Verdict
 from autotune.study import preflight
 from autotune.study.confirm import most_pairs, prove, report
 from autotune.study.preflight import refuse_missing_secrets
@@ -81,7 +81,6 @@ def recheck_winner(run: StudyRun, winner: Winner) -> ConclusionRecord:
 
     Raises:
         LaunchError: If the default itself cannot run.
-        RunDirectoryError: If the run directory cannot be written.
     """
     with contextlib.closing(run):
         probe(run)
@@ -89,16 +88,12 @@ def recheck_winner(run: StudyRun, winner: Winner) -> ConclusionRecord:
         run.begin_stage(STAGE, f"{winner.settings} in up to {most_pairs(run, STAGE)} fresh pairs of processes")
         result = prove(run, [(0, winner.settings)], stage=STAGE)[0]
         found = report(run, result) if result.is_passed else Report(result.estimate, objection=result.veto)
-        if result.corrected is not None and result.corrected.low > 1.0 - run.spec.measure.min_effect:
-            result = result.model_copy(update={"verdict": _no_faster(result.verdict)})
+        is_no_gain = result.corrected is not None and result.corrected.low > 1.0 - run.spec.measure.min_effect
+        if is_no_gain and result.verdict is not Verdict.SLOWER:
+            result = result.model_copy(update={"verdict": Verdict.NO_DIFFERENCE})
         conclusion = _conclusion(winner, result, found)
         run.store.append(conclusion)
     return conclusion
-
-
-def _no_faster(verdict: Verdict) -> Verdict:
-    """The verdict on a set that surely gains nothing."""
-    return Verdict.SLOWER if verdict is Verdict.SLOWER else Verdict.NO_DIFFERENCE
 
 
 def _conclusion(winner: Winner, result: FinalistResult, found: Report) -> ConclusionRecord:
@@ -116,11 +111,10 @@ def _conclusion(winner: Winner, result: FinalistResult, found: Report) -> Conclu
 
 
 def _sentence(winner: Winner, result: FinalistResult, *, objection: str | None) -> str:
-    before = _figures(winner.estimate)
+    before, now = ("not measured" if e is None else format_estimate(e) for e in (winner.estimate, result.estimate))
     if result.failure is not None:
         return f"{winner.settings} does not run any more: {format_finalist(result)}; it was {before}"
-    figures = _figures(result.estimate)
-    figures = f"{figures} over {result.process_count} fresh pairs of processes, it was {before}"
+    figures = f"{now} over {result.process_count} fresh pairs of processes, it was {before}"
     of = time_of(result.work)
     if objection is not None:
         return f"{winner.settings} does not hold any more: {of} ratio {figures}; {objection}"
@@ -131,10 +125,6 @@ def _sentence(winner: Winner, result: FinalistResult, *, objection: str | None) 
         Verdict.UNRESOLVED: "is not proven any more: the difference is not resolved",
     }
     return f"{winner.settings} {verdicts[result.verdict]}: {of} ratio {figures}"
-
-
-def _figures(estimate: Estimate | None) -> str:
-    return "not measured" if estimate is None else format_estimate(estimate)
 
 
 def recheck_directory(runs: Path, name: str) -> Path:

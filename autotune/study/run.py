@@ -101,13 +101,12 @@ class StudyRun:
         make_engine: Creates the engine; default: this process is the only lane.
         command: The driver's command line, for the record.
         asked_trials: For the record of the session; default: those of the study.
-        time: Time left in the budgets; set by `probe`, as `setup` and `lanes` are.
-        screener: Set by `probe`; None if the study is not screened.
-        recheck: Sets to try because the screen may be wrong on the actual GPU; set by `screen`.
-        facts: Facts about the workload from the reference's report; set by `aa_run`.
-        first: Sets to try before the sampler proposes, with origins; set by `probe`, extended by `screen`.
-        search_more: Tries more sets with the time that proofs left, and returns whether it did; set by `search`.
-        candidates: Best first; set by `minimise`.
+        screener: None if the study is not screened.
+        recheck: Sets to try because the screen may be wrong on the actual GPU.
+        facts: Facts about the workload from the reference's report.
+        first: Sets to try before the sampler proposes, with origins.
+        search_more: Tries more sets with the time that proofs left, and returns whether it did.
+        candidates: Best first.
     """
 
     spec: StudySpec

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +14,7 @@ from autotune.model.sections import WITH_SECRETS
 from autotune.model.spec import StudySpec, load_study, parse_study
 from autotune.results.winner import RUNS
 from autotune.study.engines import choose_engine
-from autotune.study.live import LineView, LiveView
+from autotune.study.live import LineView
 from autotune.study.run import StudyRun, stoppable
 from autotune.study.stages import new_run, run_study
 
@@ -101,12 +100,9 @@ def run_shown(spec: StudySpec, path: Path, console: Console, **session: Any) -> 
         AutotuneError: If the study cannot start or go on; its records stay.
         KeyboardInterrupt: After its processes have ended; `Stopped` if a batch system asked for it.
     """
-    watch, min_effect = Stopwatch(), spec.measure.min_effect
-    live = None
-    if console.is_terminal:
-        live = LiveView(console, watch, min_effect=min_effect, name=spec.name, budget_s=spec.search.time_budget)
-    view = live or LineView(console, watch, min_effect=min_effect)
+    watch = Stopwatch()
+    view = LineView(console, watch, min_effect=spec.measure.min_effect)
     session_run = new_run(spec, path, view=view, watch=watch, **session)
-    with stoppable(), live or contextlib.nullcontext():
+    with stoppable(), view:
         run_study(session_run)
     return session_run

@@ -39,20 +39,20 @@ class Worker(Protocol):
     """One running program under one flag set. Not thread-safe; idle between calls."""
 
     report: WorkerReport
-    last_loss: float | None
+    last_loss: float | None = None
     """Loss of the last step of the last block; None before the first block, or if unknown."""
-    last_norm: float | None
+    last_norm: float | None = None
     """Global gradient norm of the same step; None if unknown."""
-    loss_lag: int
+    loss_lag: int = 0
     """Steps between the step of `last_loss` and the end of the block."""
-    fresh_batches: bool
+    fresh_batches: bool = False
     """Makes a new batch for every step from now on, if the worker makes batches; costs time beside the step."""
-    watches_memory: bool
+    watches_memory: bool = False
     """Reports memory in use with every block from now on; costs milliseconds beside the block."""
-    last_memory: MemoryUse | None
+    last_memory: MemoryUse | None = None
     """Memory in use at the end of the last block; None if not requested or unknown."""
 
-    last_clock_s: float | None
+    last_clock_s: float | None = None
     """Seconds of the last block by a clock that is not the program's: ours, or its reader's. None if none ran."""
 
     def run_block(self, steps: int) -> tuple[float, ...]:
@@ -101,8 +101,8 @@ class GuardedProcess(ChildProcess):
     Every message has a ``type``; the last one is of type ``exit``.
 
     Args:
-        through: Command that starts the guard on another machine, such as ``srun ...``; `env` is then that command's
-            environment, and the process's own goes to the guard as its first message.
+        through: Command that starts the guard on another machine, such as ``srun ...``, in `env`; the process's own
+            environment then goes to the guard as its first message.
 
     Attributes:
         end: The message ``exit``, once received.
@@ -112,14 +112,9 @@ class GuardedProcess(ChildProcess):
     """
 
     def __init__(
-        self,
-        command: list[str],
-        env: Mapping[str, str],
-        log: Path,
-        log_bytes: int = LOG_BYTES,
-        cwd: str | None = None,
+        self, command: list[str], env: Mapping[str, str], log: Path, log_bytes: int = LOG_BYTES, cwd: str | None = None,
         through: Sequence[str] = (),
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.log = log
         self.end: dict[str, Any] | None = None
         arguments = [str(log), str(log_bytes), *(["--remote"] if through else []), "--", *command]
@@ -128,10 +123,8 @@ class GuardedProcess(ChildProcess):
                 guard = [*through, driver_python(), "-I", "-S", GUARD_PROGRAM, *arguments]
                 super().__init__(guard, env, errors=errors, cwd=cwd)
         except OSError as error:
-            raise WorkerFailed(
-                Failure(kind=FailureKind.LAUNCH, message=f"cannot start a process: {error}", phase="launch"),
-                infrastructure=True,
-            ) from error
+            failure = Failure(kind=FailureKind.LAUNCH, message=f"cannot start a process: {error}", phase="launch")
+            raise WorkerFailed(failure, infrastructure=True) from error
 
     @property
     def guard_log(self) -> Path:

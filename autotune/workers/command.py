@@ -15,7 +15,7 @@ from autotune.machine.files import remove_tree
 from autotune.machine.gpus import is_without_gpus
 from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import NOT_TOLD, DeviceMemory, Failure, FailureKind, GpuState, WorkerReport
+from autotune.model.measurement import NOT_TOLD, Failure, FailureKind, WorkerReport
 from autotune.model.options import FOLDER, filled
 from autotune.model.spec import StudySpec
 from autotune.workers.base import GuardedProcess, Progress, WorkerFailed, reader_command
@@ -51,48 +51,32 @@ class CommandLauncher(LocalLauncher):
         if self._spec.device.platform == "cuda" and is_without_gpus(self._base):
             message = f'{NO_GPU}: none is here, and the study says device.platform = "cuda"; nothing was started'
             raise WorkerFailed(Failure(kind=FailureKind.LAUNCH, message=message, phase="launch"))
-        env, command = self._environment(settings), self._command(settings, folder)
+        command = self._command(settings, folder)
         if self._spec.workload.uses_folder:
             remove_tree(folder / FILES)  # of an earlier process, which this one must not go on from
             (folder / FILES).mkdir(parents=True)
         with contextlib.ExitStack() as stack:
-            own = self._own_folder(stack)
-            watch, problem = self._watch()
-            if watch is not None:
-                stack.callback(watch.close)
-                try:
-                    env = watch.variables(env)
-                except NotKnown as error:
-                    watch, problem = None, str(error)
+            own, watch = self._folders(stack, self._environment(settings))
+            env = watch.environment
             kind: type[CommandWorker] = HookWorker
             if self._spec.workload.hook:
                 let_import_packages(env)
             else:
                 kind, command = ReadWorker, reader_command("read_output")
             process = GuardedProcess(own.command(command, [folder]), env, folder / log_name(0), cwd=self._study_dir)
-            worker = kind(process, self._spec, settings, own, watch, problem, stack.pop_all())
+            worker = kind(process, self._spec, settings, own, watch, stack.pop_all())
         return self._begin(worker, [{**job, "cwd": own.cwd} for job in self._jobs(settings, folder)], progress)
 
-    def _own_folder(self, stack: contextlib.ExitStack) -> OwnFolder:
-        """Makes the folder of a process, removed with the stack."""
+    def _folders(self, stack: contextlib.ExitStack, env: Mapping[str, str]) -> tuple[OwnFolder, ProgramWatch]:
+        """Makes the folder of a process and that of its compiled programs, removed with the stack."""
         try:
-            own = OwnFolder(self._study_dir, self._spec.workload.folder)
+            own = stack.enter_context(contextlib.closing(OwnFolder(self._study_dir, self._spec.workload.folder)))
+            return own, stack.enter_context(contextlib.closing(ProgramWatch(env, self._spec.device.platform)))
         except OSError as error:
             raise LaunchError(
                 f"each process of a study must get a folder of its own but {tempfile.gettempdir()}: "
                 f"{error.strerror or error}; make room there, or name another one by TMPDIR"
             ) from error
-        stack.callback(own.close)
-        return own
-
-    def _watch(self) -> tuple[ProgramWatch | None, str]:
-        """Makes a folder for the compiled programs of a process, or returns the reason why there is none."""
-        if self._spec.device.platform != "cpu":
-            return None, "on GPUs a dump does not show all that runs"
-        try:
-            return ProgramWatch(), ""
-        except OSError as error:
-            return None, f"there is no folder for it: {error.strerror or error}"
 
     def _command(self, settings: FlagSet, folder: Path) -> list[str]:
         return self._spec.under(settings).workload.arguments(str(folder / FILES))
@@ -121,29 +105,15 @@ class CommandLauncher(LocalLauncher):
 
 
 class CommandWorker(LocalWorker):
-    """A user's program, whose compiled programs are dumped by XLA.
-
-    Args:
-        own: Folder in which it runs.
-        watch: Folder of the dump.
-        problem: Reason why there is no `watch`.
-        resources: Closed with the worker.
-    """
+    """A user's program in its own folder, with a watch of its compiled programs; `resources` are closed with it."""
 
     def __init__(
-        self,
-        process: GuardedProcess,
-        spec: StudySpec,
-        settings: FlagSet,
-        own: OwnFolder,
-        watch: ProgramWatch | None,
-        problem: str,
+        self, process: GuardedProcess, spec: StudySpec, settings: FlagSet, own: OwnFolder, watch: ProgramWatch,
         resources: contextlib.ExitStack,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__([process], spec, settings)
         self._own = own
         self._watch = watch
-        self._problem = problem
         self._resources = resources
 
     def wait_ready(self, jobs: list[dict[str, Any]], progress: Progress) -> None:
@@ -154,9 +124,9 @@ class CommandWorker(LocalWorker):
             self.report = self.report.model_copy(update={"warnings": warnings})
 
     def run_block(self, steps: int) -> tuple[float, ...]:
-        """Runs a block; see `base.Worker`. The fingerprint is dropped if the program compiled during the block."""
+        """Runs a block, and drops the fingerprint if the program compiled meanwhile."""
         times = super().run_block(steps)
-        if self._watch is not None and self._watch.has_compiled_more():
+        if self._watch.has_compiled_more():
             self.report = self.report.model_copy(update=self._unknown("it compiled more after its warm-up"))
         return times
 
@@ -165,21 +135,26 @@ class CommandWorker(LocalWorker):
         super().close()
         self._resources.close()
 
-    def _own_values(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the variables of the program without the flag of the watch."""
-        return dict(values) if self._watch is None else self._watch.without_own(values)
-
-    def _programs(self, process_count: int) -> dict[str, Any]:
-        """Returns the report's fields on the compiled programs; `process_count` processes have loaded XLA."""
+    def _made(self, told: Mapping[str, Any], check: SettingsCheck, process_count: int) -> WorkerReport:
+        """Makes the report from the fields that are told; `process_count` processes have loaded XLA."""
         try:
-            if self._watch is None:
-                raise NotKnown(self._problem)
-            found = self._watch.read_programs(process_count)
+            programs = self._watch.read_programs(process_count)
         except (NotKnown, OSError) as error:
-            return self._unknown(str(error))
-        return {"fingerprint": found.fingerprint, "peak_bytes": found.peak_bytes, "compile_s": found.compile_s}
+            programs = self._unknown(str(error))
+        known = {
+            "platform": self._spec.device.platform,
+            "device_kind": NOT_TOLD,
+            "device_count": self._spec.device.count or 1,
+            "start_s": time.monotonic() - self._begun,
+            "grad_norms": (),
+            "dtype": READ_DTYPE,
+            "warnings": check.notes,
+            **programs,
+        }
+        return WorkerReport.model_validate({**known, **{n: told[n] for n in WorkerReport.model_fields if n in told}})
 
     def _unknown(self, problem: str) -> dict[str, Any]:
+        """Returns the fields of a report without a compiled program: only equal settings give equal programs then."""
         return {"fingerprint": f"settings-{self._settings.digest}", "program_problem": problem[:300]}
 
 
@@ -187,33 +162,11 @@ class HookWorker(CommandWorker):
     """The user's program with `autotune.hook` in its loop."""
 
     def _report(self, message: Mapping[str, Any]) -> WorkerReport:
-        check = check_environment(self._settings, self._own_values(message["values"]))
-        jax = message["jax"] or {}
+        check, jax = check_environment(self._settings, message["values"]), message["jax"]
         if self._spec.device.platform == "cuda" and jax.get("platform") == "cpu":
             raise self._failed(FailureKind.LAUNCH, ON_CPU)
-        lost = (*check.lost, *check_options(self._settings, jax.get("options", {})))
-        self._refuse_lost(lost)
-        ran_on = jax.get("ran_on", {})
-        memory = [DeviceMemory(peak_bytes=p, limit_bytes=n) for p, n in jax.get("memory", []) if p is not None]
-        report = _report(self._spec, self._settings, message, check, begun=self._begun)
-        programs = self._programs(1 if jax else 0)
-        return report.model_copy(
-            update={
-                **programs,
-                "platform": jax.get("platform", report.platform),
-                "device_kind": jax.get("device_kind", report.device_kind),
-                "device_count": jax.get("device_count", report.device_count),
-                "process_count": jax.get("process_count", 1),
-                "peak_bytes": max((m.peak_bytes for m in memory), default=programs.get("peak_bytes")),
-                "grad_norms": tuple(float(x) for x in message["grad_norms"]),
-                "loss_dtype": message.get("loss_dtype"),
-                "norm_dtype": message.get("norm_dtype"),
-                "device_memory": tuple(memory),
-                "versions": _versions(jax),
-                "packages": jax.get("packages"),
-                "gpus": tuple(GpuState.model_validate(g) for g in ran_on.get("gpus", ())) or None,
-            }
-        )
+        self._refuse_lost((*check.lost, *check_options(self._settings, message["jax_options"])))
+        return self._made({**message, **jax}, check, 1 if jax else 0)
 
 
 class ReadWorker(CommandWorker):
@@ -221,55 +174,22 @@ class ReadWorker(CommandWorker):
 
     def _report(self, message: Mapping[str, Any]) -> WorkerReport:
         processes = message["processes"]
-        if self._spec.device.platform == "cuda" and processes and all(p["opens_gpu"] is False for p in processes):
+        is_on_cpu = self._spec.device.platform == "cpu"
+        if not is_on_cpu and processes and all(p["opens_gpu"] is False for p in processes):
             raise self._failed(FailureKind.LAUNCH, ON_CPU)
-        given = [{**p, "values": self._own_values(p["values"])} if "values" in p else p for p in processes]
-        check = check_processes(self._settings, given)
-        lost = self._watch.lost(self._settings) if self._watch is not None and processes else ()
-        self._refuse_lost((*check.lost, *lost))
-        if self._watch is None and self._settings.of_kind("xla"):
+        check = check_processes(self._settings, processes)
+        self._refuse_lost((*check.lost, *(self._watch.lost(self._settings) if processes else ())))
+        if self._watch.problem and self._settings.of_kind("xla"):
             scripts = files_that_name("XLA_FLAGS", self._spec.workload.command or (), Path(self._own.cwd))
             doubts = [f"{s} names XLA_FLAGS: if it sets them, the settings under trial do not arrive" for s in scripts]
             check = replace(check, notes=(*check.notes, *doubts))
-        report = _report(self._spec, self._settings, message, check, begun=self._begun)
         first: Mapping[str, Any] = processes[0] if processes else {}
-        ran_on = message.get("ran_on", {})
-        gpus = tuple(GpuState.model_validate(g) for g in ran_on.get("gpus", ()))
-        kinds = " and ".join(sorted({g.name for g in gpus if g.name is not None}))
-        return report.model_copy(
-            update={
-                **self._programs(len(processes)),
-                "device_kind": "cpu" if report.platform == "cpu" else kinds or NOT_TOLD,
-                "versions": {**first.get("versions", {}), **ran_on.get("versions", {})},
-                "packages": first.get("packages"),
-                "gpus": gpus or None,
-            }
-        )
-
-
-def _versions(jax: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the versions in the process of the hook; empty if it has not imported JAX."""
-    if not jax:
-        return {}
-    return {**jax.get("versions", {}), "jax": jax["version"], **jax.get("ran_on", {}).get("versions", {})}
-
-
-def _report(
-    spec: StudySpec, settings: FlagSet, message: Mapping[str, Any], check: SettingsCheck, *, begun: float
-) -> WorkerReport:
-    """Makes the report of a user's program from a message of its reader or hook."""
-    return WorkerReport(
-        # Unless the compiled program is known, only equal settings are known to give equal programs.
-        fingerprint=f"settings-{settings.digest}",
-        platform=spec.device.platform,
-        device_kind=NOT_TOLD,
-        device_count=spec.device.count or 1,
-        compile_s=None,
-        start_s=time.monotonic() - begun,
-        losses=tuple(float(x) for x in message["losses"]),
-        grad_norms=(),
-        dtype=READ_DTYPE,
-        step_numbers=tuple(message.get("step_numbers", ())),
-        warmup_step_times_s=tuple(message["warmup_step_times_s"]),
-        warnings=check.notes,
-    )
+        gpus = message["ran_on"].get("gpus", [])
+        kinds = " and ".join(sorted({gpu["name"] for gpu in gpus if gpu["name"] is not None}))
+        told = {
+            "device_kind": "cpu" if is_on_cpu else kinds or NOT_TOLD,
+            "versions": {**first.get("versions", {}), **message["ran_on"].get("versions", {})},
+            "packages": first.get("packages"),
+            "gpus": gpus or None,
+        }
+        return self._made({**message, **told}, check, len(processes))

@@ -7,9 +7,11 @@ import signal
 
 from autotune.model.measurement import Failure, FailureKind
 
+_PORT = re.compile(r"Address already in use|EADDRINUSE|Failed to add port to server|Failed to start RPC server")
+
 _TABLE: tuple[tuple[FailureKind, re.Pattern[str]], ...] = (
     # another process took the coordinator's port between its choice and its use (jaxlib 0.10 and 0.12)
-    (FailureKind.LAUNCH, re.compile(r"Failed to start RPC server|Failed to add port to server|Address already in use")),
+    (FailureKind.LAUNCH, _PORT),
     # parse_flags_from_env.cc, jaxlib 0.10 to 0.12: one line names all unknown flags; bad values print usage
     (FailureKind.UNKNOWN_FLAG, re.compile(r"Unknown flags? in XLA_FLAGS|Flag parsing failed|Unknown flag\(s\)")),
     (
@@ -28,7 +30,7 @@ _TABLE: tuple[tuple[FailureKind, re.Pattern[str]], ...] = (
 )
 
 _COLLISIONS = {
-    "port": re.compile(r"Address already in use|EADDRINUSE|Failed to add port to server|Failed to start RPC server"),
+    "port": _PORT,
     "lock": re.compile(
         r"BlockingIOError|EWOULDBLOCK|(FileExistsError|File exists).*lock|\block(ed\b| ?file|Error)"
         r"|\block (is )?(held|taken)|acquire.*\block|\block\b.*acquire|already running",

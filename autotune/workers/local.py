@@ -20,7 +20,7 @@ from autotune.model.measurement import Failure, FailureKind, WorkerReport
 from autotune.model.records import MemoryUse
 from autotune.model.spec import StudySpec
 from autotune.model.time_limits import TimeLimits, limits_after
-from autotune.workers.base import GuardedProcess, Progress, WorkerFailed, listen
+from autotune.workers.base import GuardedProcess, Progress, Worker, WorkerFailed, listen
 from autotune.workers.failures import classify_failure, is_not_installed, is_without_gpu
 from autotune.workers.settings_check import MEMORY_VARIABLES, check_environment, check_options
 
@@ -62,13 +62,8 @@ class LocalLauncher:
 
     def _environment(self, settings: FlagSet) -> dict[str, str]:
         device = self._spec.under(settings).device
-        on_cpu = device.platform == "cpu"
-        return child_environment(
-            self._base,
-            settings,
-            platform_name=device.platform,
-            virtual_devices=(device.count or device.rank_count) // device.rank_count if on_cpu else None,
-        )
+        each = (device.count or device.rank_count) // device.rank_count if device.platform == "cpu" else None
+        return child_environment(self._base, settings, platform_name=device.platform, virtual_devices=each)
 
     def _worker_environment(self, settings: FlagSet) -> dict[str, str]:
         env = self._environment(settings)
@@ -115,10 +110,8 @@ class LocalLauncher:
         }
 
 
-class LocalWorker:
+class LocalWorker(Worker):
     """All processes of one trial."""
-
-    report: WorkerReport
 
     def __init__(self, processes: list[GuardedProcess], spec: StudySpec, settings: FlagSet) -> None:
         self._processes = processes
@@ -128,14 +121,7 @@ class LocalWorker:
         self._begun = time.monotonic()
         self._phase = "launch"
         self.closed = False
-        self.last_clock_s: float | None = None
-        self.last_loss: float | None = None
-        self.last_norm: float | None = None
-        self.loss_lag = 0
-        self.fresh_batches = False
         self._trained = first_step(spec)
-        self.watches_memory = False
-        self.last_memory: MemoryUse | None = None
 
     def wait_ready(self, jobs: list[dict[str, Any]], progress: Progress) -> None:
         """Sends every rank its job and waits until all are compiled and warm."""
@@ -242,10 +228,9 @@ class LocalWorker:
         return errors
 
     def _ended(self, errors: dict[int, dict[str, Any]]) -> WorkerFailed:
-        """Classifies the end of a worker.
+        """Classifies the end of a worker; a rank that a signal killed without a message counts as the cause.
 
-        A lost rank makes its peers fail with connection errors: so all get a moment to end, and a rank that a signal
-        killed without a message counts as the cause.
+        A lost rank makes its peers fail with connection errors, so all get a moment to end.
         """
         errors = {**errors, **self._wait_for_ends(LAST_WORDS_S)}
         ends = {rank: p.end for rank, p in enumerate(self._processes) if p.end is not None}
@@ -267,16 +252,9 @@ class LocalWorker:
         """Ends the worker and makes a failure found by the driver, with the last lines of the log."""
         phase = self._phase
         self.close()
-        end = next((p.end for p in self._processes if p.end and p.end["last_lines"]), None)
-        return WorkerFailed(
-            Failure(
-                kind=kind,
-                message=message,
-                phase=phase,
-                log=str(self._processes[0].log),
-                last_lines=tuple(end["last_lines"]) if end else (),
-            )
-        )
+        lines = next((p.end["last_lines"] for p in self._processes if p.end and p.end["last_lines"]), ())
+        log = str(self._processes[0].log)
+        return WorkerFailed(Failure(kind=kind, message=message, phase=phase, log=log, last_lines=tuple(lines)))
 
 
 def first_step(spec: StudySpec) -> int:

@@ -9,7 +9,7 @@ import contextlib
 import os
 import secrets
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -34,7 +34,6 @@ class OwnFolder:
 
     Attributes:
         kind: ``overlay``, ``copy`` or ``shared``.
-        cwd: Absolute path in which the process runs.
         warning: What is not kept apart, and why; empty if all is or nothing is to be.
 
     Raises:
@@ -116,20 +115,11 @@ def overlay_problem(folder: str) -> str:
 def _too_large(folder: str) -> str:
     """Returns why a folder is too large to be copied for each process; empty if it is not."""
     total = count = 0
-    for entry in _files(folder):
-        total, count = total + entry.stat(follow_symlinks=False).st_size, count + 1
-        if total > COPY_BYTES:
-            return f"more than {COPY_BYTES >> 30} GiB"
-        if count > COPY_FILES:
-            return f"more than {COPY_FILES} files"
+    for here, _, names in os.walk(folder):
+        for name in names:
+            total, count = total + os.lstat(Path(here, name)).st_size, count + 1
+            if total > COPY_BYTES:
+                return f"more than {COPY_BYTES >> 30} GiB"
+            if count > COPY_FILES:
+                return f"more than {COPY_FILES} files"
     return ""
-
-
-def _files(folder: str) -> Iterator[os.DirEntry[str]]:
-    """Yields everything below a folder that is no folder."""
-    with contextlib.suppress(PermissionError), os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                yield from _files(entry.path)
-            else:
-                yield entry

@@ -1,10 +1,8 @@
 """Compiled programs of a user's process on the CPU, read from a dump of XLA.
 
 ``--xla_dump_to`` makes XLA write each compiled module: its HLO after all optimizations, its buffers, its object files,
-and the options in force. They show whether two sets give one program, its memory, its compile time, and whether the
-flags are in force. JAX's persistent compilation cache would miss programs that are kept out of it, and its keys change
-with every flag. The programs are known only if one process compiled, every module is complete, and nothing is compiled
-later.
+and the options in force. (JAX's compilation cache misses programs, and its keys change with every flag.) The programs
+are known only if one process compiled, every module is complete, and nothing is compiled later.
 """
 
 from __future__ import annotations
@@ -12,16 +10,14 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from autotune.child.fingerprint import strip_hlo
 from autotune.machine.files import COMPILES, Scratch
 from autotune.model.flags import FlagSet, parse_text_proto
-from autotune.workers.settings_check import check_debug_options
+from autotune.workers.settings_check import DUMP_FLAG, check_debug_options
 
-DUMP_FLAG = "xla_dump_to"
 BEFORE, AFTER = ".before_optimizations.txt", ".cpu_after_optimizations.txt"
 BUFFERS, MEMORY = ".cpu_after_optimizations-buffer-assignment.txt", ".cpu_after_optimizations-memory-usage-report.txt"
 OPTIONS = ".debug_options"
@@ -50,67 +46,62 @@ class NotKnown(Exception):
     """The programs of a process are not known; the message is the reason as a clause."""
 
 
-@dataclass(frozen=True, slots=True)
-class Programs:
-    """The compiled programs of a process.
-
-    Attributes:
-        fingerprint: Equal for equal programs of one machine and build.
-        peak_bytes: Memory of the largest module, arguments and results included.
-    """
-
-    fingerprint: str
-    peak_bytes: int
-    compile_s: float
+def dump_flag(folder: Path) -> str:
+    """Returns the flag that makes XLA dump into a folder; empty if XLA_FLAGS cannot name it."""
+    return "" if re.search(r"[\s'\"\\]", str(folder)) else f"--{DUMP_FLAG}={folder}"
 
 
 class ProgramWatch:
     """Dump folder of one process tree.
 
+    Args:
+        environment: Of the process.
+        platform: As `device.platform`; only on ``cpu`` a dump shows all that runs.
+
+    Attributes:
+        environment: With the flag that makes XLA dump its programs.
+        problem: Why there is no such flag, as a clause; empty if there is.
+
     Raises:
         OSError: If the folder cannot be made.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, environment: Mapping[str, str], platform: str = "cpu") -> None:
         self._scratch = Scratch(COMPILES)
-        self._given = FlagSet()
         self._read: dict[str, tuple[int, int]] | None = None
-
-    def variables(self, environment: Mapping[str, str]) -> dict[str, str]:
-        """Returns the environment of the process with the flag that makes XLA dump its programs.
-
-        Raises:
-            NotKnown: If the environment has XLA dump already, or the flag cannot name the folder.
-        """
-        flags, folder = environment.get("XLA_FLAGS", ""), str(self._scratch.path)
+        flags, own = environment.get("XLA_FLAGS", ""), dump_flag(self._scratch.path)
         self._given = FlagSet.parse(flags)
-        if "xla_dump" in flags:
-            raise NotKnown("the study's own settings have XLA dump elsewhere")
-        if re.search(r"[\s'\"\\]", folder):
-            raise NotKnown(f"XLA_FLAGS cannot name the folder {folder!r}")
-        return {**environment, "XLA_FLAGS": f"{flags} --{DUMP_FLAG}={folder}".strip()}
-
-    def without_own(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Removes the flag of `variables` from the variables of the process, if unchanged."""
-        flags = values.get("XLA_FLAGS")
-        own = f"--{DUMP_FLAG}={self._scratch.path}"
-        if not isinstance(flags, str) or flags.count(own) != 1:
-            return dict(values)
-        return {**values, "XLA_FLAGS": flags.replace(own, "").strip()}
+        self.problem = ""
+        if platform != "cpu":
+            self.problem = "on GPUs a dump does not show all that runs"
+        elif "xla_dump" in flags:
+            self.problem = "the study's own settings have XLA dump elsewhere"
+        elif not own:
+            self.problem = f"XLA_FLAGS cannot name the folder {str(self._scratch.path)!r}"
+        more = {} if self.problem else {"XLA_FLAGS": f"{flags} {own}".strip()}
+        self.environment = {**environment, **more}
 
     def lost(self, settings: FlagSet) -> tuple[str, ...]:
         """Returns a clause for each XLA flag that is not in force according to the dumped options."""
+        if self.problem:
+            return ()
         options = [parse_text_proto(_text(file)) for file in self._scratch.path.glob(f"*{OPTIONS}")]
         if settings.of_kind("xla") and not options:
             return ("XLA_FLAGS: XLA compiled nothing under these flags (or takes all from a compilation cache)",)
         return tuple(dict.fromkeys(clause for found in options for clause in check_debug_options(settings, found)))
 
-    def read_programs(self, process_count: int) -> Programs:
-        """Reads the programs compiled so far.
+    def read_programs(self, process_count: int) -> dict[str, Any]:
+        """Reads the programs compiled so far by the processes that have loaded XLA.
+
+        Returns:
+            Fields of a `WorkerReport`: ``fingerprint``, equal for equal programs of one machine and build;
+            ``peak_bytes``, memory of the largest module with arguments and results; ``compile_s``.
 
         Raises:
             NotKnown: If the dump is not complete.
         """
+        if self.problem:
+            raise NotKnown(self.problem)
         if process_count != 1:
             raise NotKnown(f"{process_count or 'none'} of its processes have loaded XLA, not one")
         before = self._listing()
@@ -133,7 +124,7 @@ class ProgramWatch:
         files = {p.name: p.stat() for p in self._scratch.path.iterdir() if p.is_file() and not p.is_symlink()}
         return {name: (status.st_size, status.st_mtime_ns) for name, status in files.items()}
 
-    def _programs_of(self, listing: Mapping[str, tuple[int, int]]) -> Programs:
+    def _programs_of(self, listing: Mapping[str, tuple[int, int]]) -> dict[str, Any]:
         modules = {n.removesuffix(AFTER) for n in listing if n.endswith(AFTER)}
         if not modules:
             raise NotKnown("it has compiled nothing, or has XLA dump elsewhere")
@@ -150,9 +141,13 @@ class ProgramWatch:
             peak = max(peak, int(total[1]))
             written = [listing[n][1] for n in files]
             compile_s += (max(written) - min(written)) / 1e9
-        counted = [f"{n}={v}" for n, v in sorted(self._given.items()) if n not in SHOWN_BY_DUMP]
-        whole = hashlib.sha256("\n".join([*sorted(parts), *counted]).encode())
-        return Programs("c" + whole.hexdigest()[:15], peak, compile_s)
+        whole = hashlib.sha256("\n".join([*sorted(parts), *_counted(self._given)]).encode())
+        return {"fingerprint": "c" + whole.hexdigest()[:15], "peak_bytes": peak, "compile_s": compile_s}
+
+
+def _counted(options: Mapping[str, object]) -> list[str]:
+    """Returns the options that are part of a fingerprint."""
+    return [f"{n}={v}" for n, v in sorted(options.items()) if n not in SHOWN_BY_DUMP]
 
 
 def _digest(folder: Path, module: str, files: Collection[str]) -> str:
@@ -162,7 +157,7 @@ def _digest(folder: Path, module: str, files: Collection[str]) -> str:
         raise NotKnown("it changes where and what XLA dumps")
     number, _, name = module.partition(".")
     found = [f"{name}\0{strip_hlo(_text(folder / (module + AFTER)))}\0{_text(folder / (module + BUFFERS))}"]
-    found += [f"{n}={v}" for n, v in sorted(options.items()) if n not in SHOWN_BY_DUMP]
+    found += _counted(options)
     for file in sorted(f for f in files if f.endswith(".o")):
         code = hashlib.sha256((folder / file).read_bytes()).hexdigest()
         found.append(f"{file.removeprefix(number)} {code}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,9 @@ from typing import Any
 from autotune.model.errors import SettingError
 from autotune.model.files import plain_content
 from autotune.model.flags import FlagSet, kind_of
+
+DUMP_FLAG = "xla_dump_to"
+"""Flag by which `ProgramWatch` sees the programs of a process."""
 
 MEMORY_VARIABLES = (
     "XLA_CLIENT_MEM_FRACTION",
@@ -34,7 +37,7 @@ SET_BY_JAX = frozenset(
 """Options that JAX overwrites for each compilation (jax/_src/compiler.py), and one that its CPU client overwrites."""
 
 TEXT_BYTES = 1_000_000
-"""Bytes of a script that are searched for the name of a variable."""
+"""Bytes of a script that are searched."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +71,7 @@ def check_environment(settings: FlagSet, values: Mapping[str, str | None]) -> Se
             lost.append(f"{name}={wanted}: the program {'took it away' if got is None else f'made it {got}'}")
     own = {n: values[n] for n in MEMORY_VARIABLES if values.get(n) is not None and n not in settings}
     notes += [f"the program sets {n}={value} itself: its memory is its own affair" for n, value in own.items()]
-    if more := sorted(set(in_force) - set(settings)):
+    if more := sorted(set(in_force) - {*settings, DUMP_FLAG}):
         notes.append(f"the program adds to XLA_FLAGS: {' '.join(f'--{n}={in_force[n]}' for n in more)}")
     return SettingsCheck(tuple(lost), tuple(notes))
 
@@ -93,15 +96,19 @@ def check_processes(settings: FlagSet, processes: Iterable[Mapping[str, Any]]) -
     return SettingsCheck(tuple(dict.fromkeys(line for s in seen for line in s.lost)), tuple(notes))
 
 
-def files_that_name(variable: str, command: Sequence[str], folder: Path) -> list[str]:
-    """Returns the scripts among the words of a command, run in `folder`, whose text names a variable."""
-    found = []
+def texts_named(command: Sequence[str], folder: Path, suffixes: Collection[str] = (".py", ".sh")) -> dict[str, str]:
+    """Returns the texts of the scripts among the words of a command, run in `folder`, by these words."""
+    found = {}
     for word in command:
         with contextlib.suppress(OSError, ValueError):
-            is_script = Path(word).suffix in (".py", ".sh")
-            if is_script and variable.encode() in plain_content(folder / word, most=TEXT_BYTES):
-                found.append(word)
+            if Path(word).suffix in suffixes:
+                found[word] = plain_content(folder / word, most=TEXT_BYTES).decode(errors="replace")
     return found
+
+
+def files_that_name(variable: str, command: Sequence[str], folder: Path) -> list[str]:
+    """Returns the scripts of `texts_named` that name a variable."""
+    return [word for word, text in texts_named(command, folder).items() if variable in text]
 
 
 def check_debug_options(settings: FlagSet, options: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
@@ -110,23 +117,15 @@ def check_debug_options(settings: FlagSet, options: Mapping[str, Sequence[str]])
     Flags that are not listed may have their default, and lists and enumerations have several spellings: not compared.
     """
     listed = ((n, v, options.get(n, ())) for n, v in settings.of_kind("xla").items() if n not in SET_BY_JAX)
-    return tuple(f"{n}={v} became {got[0]}" for n, v, got in listed if len(got) == 1 and _contradict(v, got[0]))
+    return tuple(f"{n}={v} became {got[0]}" for n, v, got in listed if len(got) == 1 and _equal(v, got[0]) is False)
 
 
-def _contradict(wanted: str, got: str) -> bool:
-    """Whether two switches or numbers differ; False for other texts."""
-    switches = {"true": "1", "false": "0"}
-    try:
-        one, two = (float(switches.get(text.strip().lower(), text)) for text in (wanted, got))
-    except ValueError:
-        return False
-    return not math.isclose(one, two, rel_tol=1e-5, abs_tol=1e-6)  # XLA keeps 32 bits of some and prints six digits
-
-
-def _equal(wanted: str, got: str) -> bool:
+def _equal(wanted: str, got: str) -> bool | None:
+    """Whether two switches or numbers are equal; None for other texts, unless they are the same."""
     words = {"true": "1", "false": "0", "yes": "1", "no": "0", "on": "1", "off": "0"}
-    one, two = (words.get(x.strip().lower(), x.strip().lower()) for x in (wanted, got))
+    one, two = (words.get(x, x) for x in (wanted.strip().lower(), got.strip().lower()))
     try:
-        return one == two or float(one) == float(two)
+        # XLA keeps 32 bits of some numbers and prints six digits
+        return one == two or math.isclose(float(one), float(two), rel_tol=1e-5, abs_tol=1e-6)
     except ValueError:
-        return False
+        return None

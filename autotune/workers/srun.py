@@ -38,24 +38,13 @@ STEP_LIMIT_S = 300.0
 
 SRUN_LAST_WORDS_S = 2.0
 
-SET_BY_NODE = (
-    "CUDA_VISIBLE_DEVICES",
-    "NVIDIA_VISIBLE_DEVICES",
-    "GPU_DEVICE_ORDINAL",
-    "ROCR_VISIBLE_DEVICES",
-    "SLURMD_NODENAME",
-)
+SET_BY_NODE = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "SLURMD_NODENAME")
 """Variables of its job step that a rank keeps: the GPUs of its node."""
 
-FOR_SURE_OF_SETTINGS = frozenset(
-    {
-        FailureKind.UNKNOWN_FLAG,
-        FailureKind.COMPILE_ERROR,
-        FailureKind.OUT_OF_MEMORY,
-        FailureKind.NOT_APPLIED,
-        FailureKind.WRONG_LOSS,
-    }
-)
+FOR_SURE_OF_SETTINGS = (
+    FailureKind.UNKNOWN_FLAG, FailureKind.COMPILE_ERROR, FailureKind.OUT_OF_MEMORY, FailureKind.NOT_APPLIED,
+    FailureKind.WRONG_LOSS,
+)  # fmt: skip
 """Failures that the settings caused, whatever happened to other ranks."""
 
 
@@ -148,25 +137,17 @@ class StepProcess(GuardedProcess):
 
 
 class SrunWorker(LocalWorker):
-    """All ranks of one trial on several nodes.
+    """All ranks of one trial on several nodes, a step each.
 
     Args:
-        steps: One for each rank.
-        nodes: In the order of their ranks.
         base: The driver's own environment, for SLURM's commands.
         env: The environment of each rank, except `SET_BY_NODE`.
     """
 
     def __init__(
-        self,
-        steps: list[StepProcess],
-        spec: StudySpec,
-        settings: FlagSet,
-        *,
-        nodes: Sequence[str],
-        base: Mapping[str, str],
-        env: Mapping[str, str],
-    ) -> None:
+        self, steps: list[StepProcess], spec: StudySpec, settings: FlagSet, *, nodes: Sequence[str],
+        base: Mapping[str, str], env: Mapping[str, str],
+    ) -> None:  # fmt: skip
         super().__init__([*steps], spec, settings)
         self._steps = steps
         self._nodes = nodes
@@ -207,11 +188,8 @@ class SrunWorker(LocalWorker):
             update = {"kind": FailureKind.OUT_OF_MEMORY, "message": next(filter(is_kernel_kill, said))}
             return WorkerFailed(failed.failure.model_copy(update=update))
         if vanished and failed.failure.kind not in FOR_SURE_OF_SETTINGS:
-            failed = machine_failure(
-                f"the step of rank {vanished[0]} was ended from outside: {' '.join(said) or 'srun does not say why'}",
-                phase=failed.failure.phase,
-                log=str(self._steps[vanished[0]].log),
-            )
+            why = f"the step of rank {vanished[0]} was ended from outside: {' '.join(said) or 'srun does not say why'}"
+            failed = machine_failure(why, phase=failed.failure.phase, log=str(self._steps[vanished[0]].log))
         return self._unless_lost(failed)
 
     def _failed(self, kind: FailureKind, message: str) -> WorkerFailed:

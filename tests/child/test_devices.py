@@ -1,4 +1,4 @@
-"""A process that is to run on a GPU, and JAX that has none: it says so, whatever JAX does."""
+"""A process that is to run on a GPU, and JAX that has none: it says so, whatever JAX does. Names of number formats."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import logging
 from types import SimpleNamespace
 from typing import Any
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
-from autotune.child.devices import NoDeviceError, find_devices
+from autotune.child.devices import NoDeviceError, dtype_name, find_devices
 
 
 def jax_that(found: Any, *, log: Exception | None = None) -> Any:
@@ -47,3 +49,18 @@ def test_other_failures_and_other_platforms_are_left_alone() -> None:
     assert len(find_devices(jax_that("gpu"), "cuda")) == len(find_devices(jax_that("cpu"), "cpu")) == 1
     with pytest.raises(AssertionError):
         find_devices(jax_that(AssertionError()), "cpu")
+
+
+@pytest.mark.parametrize(
+    ("said", "name"),
+    [
+        (jnp.bfloat16, "bfloat16"),
+        (np.float32, "float32"),
+        (np.zeros(1, jnp.bfloat16).dtype, "bfloat16"),
+        ("nanoo_fp8", "nanoo_fp8"),
+        (None, None),
+        ("", None),
+    ],
+)
+def test_a_format_has_its_name(said: Any, name: str | None) -> None:
+    assert dtype_name(said) == name

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.child.output import LONGEST_LINE, Lines, Tail
+from autotune.child.output import LONGEST_LINE, Follow, Lines
 from autotune.child.read_output import last_exception
 from autotune.child.steps import Step, StepReader
 from autotune.model.errors import StudyFileError
@@ -40,6 +40,7 @@ MAXTEXT = (
         ({"json_key": "s"}, '{"s": "text"}', None),
         ({"json_key": "s"}, '{"s": 1', None),
         ({"preset": "maxtext"}, "compiling", None),
+        ({"pattern": r"loss=(?P<loss>\S+) (?P<step_ms>\d+)ms"}, "loss=2.5 20ms", Step(0.02, 2.5)),
     ],
 )
 def test_what_a_line_says(rules: dict[str, Any], line: str, step: Step | None) -> None:
@@ -74,6 +75,9 @@ def test_a_counter_that_skips_steps_is_divided_by_them() -> None:
         ({"pattern": "(?P<tokens_per_s>x)"}, "`tokens_per_step` must be given"),
         ({"pattern": "x", "loss": "y"}, r"must have a group \(\?P<loss>"),
         ({"patern": "x"}, "did you mean `pattern`"),
+        ({"pattern": "(?P<speed>x)"}, "must be named step_s, step_ms.*but got speed"),
+        ({"pattern": "(?P<value>x)"}, "`value` and `unit` .* must come together"),
+        ({"pattern": "(?P<unit>x)"}, "`value` and `unit` .* must come together"),
     ],
 )
 def test_rules_that_cannot_work_are_refused_with_the_study(rules: dict[str, Any], words: str) -> None:
@@ -131,15 +135,15 @@ def test_a_line_without_end_takes_no_memory() -> None:
 def test_only_what_is_new_in_a_file_is_read_and_a_new_file_from_its_start(tmp_path: Path) -> None:
     file = tmp_path / "f"
     file.write_bytes(b"old\n")
-    tail = Tail(file)
-    assert tail.read() == b""
+    follow = Follow(file)
+    assert list(follow.read()) == []
     with file.open("ab") as stream:
         stream.write(b"new\n")
-    assert (tail.read(), tail.read()) == (b"new\n", b"")
+    assert (list(follow.read()), list(follow.read())) == (["new"], [])
     file.unlink()
-    assert tail.read() == b""
+    assert list(follow.read()) == []
     file.write_bytes(b"a whole new file\n")
-    assert tail.read() == b"a whole new file\n"
+    assert list(follow.read()) == ["a whole new file"]
 
 
 def test_the_last_exception_is_the_one_that_counts() -> None:
@@ -202,7 +206,7 @@ def test_one_of_several_processes_without_the_setting_is_enough() -> None:
     ("rules", "line", "step_s"),
     [
         ({"pattern": r"(?P<tokens_per_s>[\d.]+) tok/s", "tokens_per_step": 2469}, "1,234.5 tok/s", 2.0),
-        ({"pattern": r"tps=(?P<tokens_per_s>\d+)", "tokens_per_step": 2469}, "loss=1 tps=1,234.5", 2.0),
+        ({"pattern": r"tps=(?P<tokens_per_s>[\d.]+)", "tokens_per_step": 2469}, "loss=1 tps=1,234.5", 2.0),
         ({"pattern": r"took (?P<value>[\d.]+) (?P<unit>\w+)"}, "took 1,234.5 us", 0.0012345),
         ({"pattern": r"^(?P<step>\d+),(?P<step_ms>\d+)$"}, "5,123", 0.123),
         ({"pattern": r"(?P<value>[\d.]+) ?(?P<unit>it/s|s/it)"}, "  4.00it/s", 0.25),
@@ -217,24 +221,6 @@ def test_numbers_and_units_as_they_are_printed(rules: dict[str, Any], line: str,
     found = StepReader(rules).read(line, 0.0)
     assert found is not None
     assert found.step_s == (pytest.approx(step_s) if step_s is not None else None)
-
-
-@pytest.mark.parametrize(
-    ("pattern", "words"),
-    [
-        ("(?P<speed>x)", "must be named step_s, step_ms.*but got speed"),
-        ("(?P<value>x)", "`value` and `unit` .* must come together"),
-        ("(?P<unit>x)", "`value` and `unit` .* must come together"),
-    ],
-)
-def test_a_group_that_nobody_reads_is_an_error(pattern: str, words: str) -> None:
-    with pytest.raises(StudyFileError, match=words):
-        parse_study({"name": "s", "workload": {"command": ["true"], "read": {"pattern": pattern}}})
-
-
-def test_a_loss_in_the_pattern_itself_is_read() -> None:
-    reader = StepReader({"pattern": r"loss=(?P<loss>\S+) (?P<step_ms>\d+)ms"})
-    assert reader.read("loss=2.5 20ms", 0.0) == Step(0.02, 2.5)
 
 
 def test_a_study_that_asks_for_a_terminal_is_another() -> None:

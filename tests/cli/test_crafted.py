@@ -113,7 +113,7 @@ HURT: list[tuple[int, tuple[Any, ...]]] = [
     (last_of("conclusion"), ("estimate", "low")), (last_of("aa_run"), ("comparison", "reference_step_s")),
     (last_of("aa_run"), ("provenance", "load_1min")), (last_of("soak"), ("step_count",)),
     (last_of("session"), ("started",)),
-    (last_of("aa_run"), ("reference", "process_count")), (last_of("aa_run"), ("aa_run", "process_sd")),
+    (last_of("aa_run"), ("reference", "process_count")), (last_of("aa_run"), ("noise", "process_sd")),
 ]  # fmt: skip
 """Numbers that are computed with, drawn or compared."""
 

@@ -32,7 +32,7 @@ from autotune.model.spec import StudySpec
 from autotune.results.api import load
 from autotune.results.export import ExportFormat
 from autotune.rundir.store import Store
-from autotune.study.live import LineView, LiveView
+from autotune.study.live import LineView
 
 EVIL = "\x1b[31m\x1b]0;pwned\x07[/b][old]`x`<script>alert(1)</script>|\u202e\x9b2J\n# new\r:smile: [a](http://e)"
 """A title for the terminal, markup of Rich, Markdown and HTML, an override of direction, C1, a line of its own."""
@@ -128,7 +128,7 @@ def call(
     return out, err
 
 
-STYLES = re.compile(r"\x1b\[[0-9;]*m|\r\n")
+STYLES = re.compile(r"\x1b\[[0-9;]*m|\r\n|\x1b\[\?25[lh]|\r?\x1b\[(?:2K|1A)")  # and the cursor of its status line
 
 
 def assert_harmless(out: io.StringIO, err: io.StringIO, *, may_end_lines: bool = False) -> None:
@@ -245,20 +245,15 @@ def test_what_is_told_while_a_study_runs(stream: type[io.StringIO], monkeypatch:
     monkeypatch.setattr(sys, "stdout", out := stream())
     console, watch = make_console(), Stopwatch()
     config = TrialConfig(number=1, settings=FlagSet({"xla_a": "[/b][old]`x`<script>"}), origin=EVIL, params={})
-    views = [
-        LineView(console, watch, min_effect=0.005),
-        LiveView(console, watch, min_effect=0.005, name=EVIL, budget_s=9.0),
-    ]
-    for view in views:
+    with LineView(console, watch, min_effect=0.005) as view:
         view.stage(EVIL, EVIL)
-        view.phase(EVIL)
+        view.phase(EVIL, lane=EVIL)
+        view.pair([0.0])
         view.note(EVIL)
         view.trial_starts(config, 5)
         view.trial_ends(
             TrialResult(**dict(config), status=TrialStatus.FAILED, failure=FAILURE.model_copy(update={"message": EVIL}))
         )
-    assert isinstance(views[1], LiveView)
-    console.print(views[1]._panel())
     assert "pwned" in out.getvalue()
     assert_harmless(out, io.StringIO())
 

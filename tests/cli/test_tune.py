@@ -18,7 +18,6 @@ from autotune.cli.tune import name_of
 from autotune.model.block_sizes import WARMUP_STEPS
 from autotune.model.spec import load_study
 from autotune.programs import look as looking
-from autotune.programs import proposal
 from harness.simulated_machine import write_study
 from tests.console import autotune
 
@@ -120,8 +119,7 @@ UNKNOWN = {
 def test_not_understanding_is_quick_and_the_proposal_works(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (looking, proposal):
-        monkeypatch.setattr(module, "STUCK_S", 1.0)
+    monkeypatch.setattr(looking, "STUCK_S", 1.0)
     monkeypatch.setattr(looking, "LOOK_AGAIN_S", 0.5)
     text, wanted = UNKNOWN[kind]
     began = time.monotonic()

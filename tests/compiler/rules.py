@@ -49,7 +49,7 @@ class Rules:
         gib = self.peak_gib + (60.0 if BUFFER in settings else 0.0)
         memory = Memory(argument_bytes=0, output_bytes=0, alias_bytes=0, temp_bytes=int(gib * GIB))
         program = CompiledProgram(
-            fingerprint=name, versions={"jaxlib": "0"}, compile_s=1.0, memory=memory,
+            fingerprint=name, versions={"jaxlib": "0"}, device_count=1, compile_s=1.0, memory=memory,
             schedule=(Op(kind=OpKind.KERNEL, name="k", bytes=1e12 * self.work(settings)),),
         )  # fmt: skip
         return CompileResult(settings=settings, program=program)

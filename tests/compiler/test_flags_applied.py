@@ -252,7 +252,7 @@ def test_empty_text_or_thunks_are_an_error_never_a_program(
 
 
 def test_a_step_that_takes_no_time_is_an_error() -> None:
-    program = CompiledProgram(fingerprint="7", versions={}, compile_s=1.0, memory=None)
+    program = CompiledProgram(fingerprint="7", versions={}, device_count=1, compile_s=1.0, memory=None)
     with pytest.raises(LaunchError, match="must take some time"):
         predict_step(program, load_target("h100-sxm"), parse_topology("1x8"))
 
@@ -261,7 +261,7 @@ def test_results_of_another_version_of_the_worker_are_not_believed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def compiled(self: Compiler, seat: object, settings: FlagSet) -> CompileResult:
-        program = CompiledProgram(fingerprint="7", versions={}, compile_s=1.0, memory=None)
+        program = CompiledProgram(fingerprint="7", versions={}, device_count=1, compile_s=1.0, memory=None)
         return CompileResult(settings=settings, program=program)
 
     monkeypatch.setattr(compiler_module.Compiler, "_tried", compiled)

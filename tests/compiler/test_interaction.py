@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from autotune.compiler.interaction import TimeUp, find_interactions
+from autotune.compiler.interaction import InteractionSearch, TimeUp
 from autotune.model.flags import FlagSet
 from harness.known_programs import Effect, KnownCompiler, random_compiler
 
@@ -110,7 +110,7 @@ def test_when_the_time_is_up_nothing_unsettled_is_called_dead() -> None:
         )
         clock = Clock(machine, allowed)
         no_ops = {n: ["1"] for n in names(8) if n != "xla_2"}
-        found = find_interactions(clock.program, no_ops, {"xla_2": ["1"]})
+        found = InteractionSearch(clock.program, no_ops, {"xla_2": ["1"]}).run((), {}, lambda done, of: None)
         called_no_ops = set(no_ops) - set(found.found_active) - set(found.unsettled)
         assert not {"xla_0", "xla_1"} & called_no_ops, allowed
         assert bool(found.unsettled) == clock.is_up, allowed
@@ -126,6 +126,6 @@ def test_equal_seeds_compile_the_same_sets_and_progress_ends_at_what_was_planned
     assert runs[0] == runs[1]
     seen: list[tuple[int, int]] = []
     no_ops = {n: domains[n] for n in names(10)[3:]}
-    find_interactions(machine.program, no_ops, {}, progress=lambda done, of: seen.append((done, of)))
+    InteractionSearch(machine.program, no_ops, {}).run((), {}, lambda done, of: seen.append((done, of)))
     assert [done for done, _ in seen] == list(range(1, len(seen) + 1))
     assert seen[-1] == (len(seen), len(seen))

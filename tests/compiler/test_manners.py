@@ -15,7 +15,7 @@ from autotune.compiler.compile_worker import NICENESS, CompileJob
 from autotune.compiler.compiler import Compiler
 from autotune.compiler.targets import parse_topology
 from autotune.model import time_limits
-from autotune.model.errors import LaunchError
+from autotune.model.errors import StoppedError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import FailureKind
 
@@ -83,7 +83,7 @@ def test_what_is_stopped_ends_at_once(compiler: Compiler) -> None:
         def work() -> None:
             try:
                 list(compiler.compile([FlagSet()]))
-            except LaunchError as error:
+            except StoppedError as error:
                 failed.append(error)
 
         thread = threading.Thread(target=work)
@@ -92,4 +92,4 @@ def test_what_is_stopped_ends_at_once(compiler: Compiler) -> None:
         compiler.abort()
         thread.join(60)
         assert not thread.is_alive()
-        assert [str(e) for e in failed] == ["compiling was stopped"]
+        assert [type(e) for e in failed] == [StoppedError]

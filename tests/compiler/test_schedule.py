@@ -82,6 +82,7 @@ def read() -> CompiledProgram:
     return CompiledProgram(
         fingerprint="one",
         versions={},
+        device_count=8,
         compile_s=1.0,
         memory=Memory(argument_bytes=700, output_bytes=500, alias_bytes=300, temp_bytes=1100),
         schedule=reader.schedule(parse_thunks(THUNKS)),
@@ -105,7 +106,9 @@ def test_marks_of_nested_loops_belong_to_the_innermost_open_loop() -> None:
 
 
 def test_loops_carry_their_trip_counts_and_unknown_ones_say_so() -> None:
-    assert P.loops(read()) == [("while.1", 5), ("while.2", None)]
+    found = [(op.name, op.trip_count) for op, _ in P.walk(read().schedule) if op.kind is OpKind.LOOP]
+    assert found == [("while.1", 5), ("while.2", None)]
+    assert P.figures(read())["loops of unknown length, counted once"] == 1
 
 
 def test_collectives_are_counted_in_the_program_and_in_a_step() -> None:
@@ -115,7 +118,8 @@ def test_collectives_are_counted_in_the_program_and_in_a_step() -> None:
 
 
 def test_command_buffer_holds_its_kernels_and_a_sliced_copy_is_one() -> None:
-    assert P.graphs(read()) == [2]
+    figures = P.figures(read())
+    assert (figures["command buffers"], figures["kernels in command buffers"]) == (1, 2)
     sliced = next(op for op, _ in P.walk(read().schedule) if op.name == "piece")
     assert sliced.kind is OpKind.COPY
     assert sliced.bytes == 2 * 4 * 7

@@ -1,14 +1,20 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
+from autotune.compiler.program import CompileResult
 from autotune.compiler.screen import Effect, ScreenReport, chains, domains, narrowed
 from autotune.compiler.targets import load_target
-from autotune.model.errors import LaunchError
+from autotune.model.errors import STOPPED, LaunchError, StoppedError
 from autotune.model.flags import FlagSet
 from autotune.settings.catalog import Stage, load_catalog
 from autotune.settings.space import Parameter, SearchSpace
@@ -167,6 +173,55 @@ def test_when_the_time_is_up_nothing_that_is_not_settled_is_called_a_no_op() -> 
 def test_setting_with_a_value_that_does_not_compile_is_not_a_no_op() -> None:
     assert effects(Rules(), {COMBINE: ["13", "7"]}) == {COMBINE: Effect.FAILS}
     assert effects(Rules(), {COMBINE: ["13", "11"]}) == {COMBINE: Effect.ACTIVE}
+
+
+class Stopped(Rules):
+    """A compiler that is stopped after some sets, as by Ctrl-C."""
+
+    most = 0
+
+    def compile(self, sets: Sequence[FlagSet]) -> Iterator[CompileResult]:
+        for result in super().compile(sets):
+            if len(self.compiled) > self.most:
+                raise StoppedError("compiling was stopped")
+            yield result
+
+
+def test_a_screen_that_is_stopped_tells_what_it_knows_and_calls_nothing_else_a_no_op() -> None:
+    whole = screen(Rules()).run(domains(space()), {"set one": FlagSet({SLOP: "17"})})
+    rules = Rules()
+    screen(rules).run(domains(space()), {"set one": FlagSet({SLOP: "17"})})
+    told = {s.name: s.effect for s in whole.settings}
+    for most in range(2, len(rules.compiled)):
+        stopped = Stopped()
+        stopped.most = most
+        report = screen(stopped).run(domains(space()), {"set one": FlagSet({SLOP: "17"})})
+        assert {s.name for s in report.settings} | set(report.skipped) >= set(domains(space())), most
+        assert all(s.effect is told[s.name] for s in report.settings if s.effect is Effect.NO_OP)
+    with pytest.raises(StoppedError):  # not even the reference
+        screen(Stopped()).run(domains(space()), {})
+
+
+@pytest.mark.gate
+def test_ctrl_c_shows_what_is_known_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    study = Path(__file__).parents[2] / "studies" / "quickstart.toml"
+    command = [sys.executable, "-m", "autotune", "screen", str(study)]
+    env = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
+    run = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert run.stderr is not None
+    for line in run.stderr:
+        if line.startswith("3 of 6 sets compiled"):
+            run.send_signal(signal.SIGINT)
+            break
+    out, errors = run.communicate(timeout=60)
+    assert run.returncode == STOPPED, errors
+    assert "not screened" in out
+    kept = re.search(r"(\d+) compiled in", out)
+    assert kept is not None
+    assert int(kept[1]) >= 3
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=120)
+    assert "not screened" not in done.stdout
+    assert f"{kept[1]} taken from the cache" in done.stdout
 
 
 STUDY = """

@@ -70,7 +70,9 @@ class FakeWorker:
         finally:
             with machine.lock:
                 machine.now -= 1
-        program = CompiledProgram(fingerprint=str(settings), versions={}, compile_s=1.0, memory=None, schedule=())
+        program = CompiledProgram(
+            fingerprint=str(settings), versions={}, device_count=1, compile_s=1.0, memory=None, schedule=()
+        )
         return CompileResult(
             settings=settings, program=program, duration_s=400.0, cpu_s=40.0, host_bytes=machine.host_bytes
         )

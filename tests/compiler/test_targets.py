@@ -45,7 +45,7 @@ def test_peak_of_a_packaged_target_follows_from_its_cores() -> None:
     [
         ("h200", 512, 0.92),
         ("b200", 1024, 0.94),
-        ("b300", 1024, 0.88),
+        ("b300", 1024, 0.94),
     ],
 )
 def test_peaks_follow_from_the_cores_at_some_share_of_the_boost_clock(name: str, products: int, share: float) -> None:

@@ -221,23 +221,22 @@ def limited(**sections: Any) -> StudySpec:
     ],
 )
 def test_what_is_absent_has_the_references_value(settings: dict[str, str], allowed: bool) -> None:
-    assert (broken_rule(FlagSet(settings), RULES, options=VALUES) is None) is allowed
+    assert (broken_rule(FlagSet(settings), RULES, VALUES) is None) is allowed
 
 
 def test_settings_are_named_in_full_and_have_the_values_of_baseline_or_build() -> None:
     rule = ("xla_gpu_a or NCCL_NTHREADS >= 256",)
     on, threads = FlagSet({"xla_gpu_a": "true"}), FlagSet({"NCCL_NTHREADS": "512"})
     defaults = {"xla_gpu_a": "false", "NCCL_NTHREADS": "128"}
-    assert broken_rule(on, rule, options={}, defaults=defaults) is None
-    assert broken_rule(threads, rule, options={}, defaults=defaults) is None
-    assert broken_rule({}, rule, options={}, baseline=on, defaults=defaults) is None
-    assert broken_rule({}, rule, options={}, defaults=defaults) == rule[0]
-    assert broken_rule({}, ("xla_gpu_a == none",), options={}) is None
+    assert broken_rule({**defaults, **on}, rule, {}) is None
+    assert broken_rule({**defaults, **threads}, rule, {}) is None
+    assert broken_rule(defaults, rule, {}) == rule[0]
+    assert broken_rule({}, ("xla_gpu_a == none",), {}) is None
 
 
 def test_an_option_cannot_pass_for_a_setting_nor_a_setting_for_an_option() -> None:
-    assert broken_rule({"option.xla_gpu_a": "true"}, ("xla_gpu_a == 'x'",), options={}) is not None
-    assert broken_rule({"batch": "16"}, ("batch == 16",), options={"batch": 8}) is not None
+    assert broken_rule({"option.xla_gpu_a": "true"}, ("xla_gpu_a == 'x'",), {}) is not None
+    assert broken_rule({"batch": "16"}, ("batch == 16",), {"batch": 8}) is not None
 
 
 @pytest.mark.parametrize(

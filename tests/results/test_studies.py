@@ -37,7 +37,7 @@ def test_workload_of_a_study_can_be_built(path: Path) -> None:
     code = (
         "import jax\n"
         f"jax.config.update('jax_num_cpu_devices', {spec.device.count or 1})\n"
-        "from workloads.presets import build\n"
-        f"build({spec.workload.entry!r}, **{spec.workload.options!r})\n"
+        "from workloads.loading import load\n"
+        f"load({spec.workload.entry!r}, {spec.workload.options!r})\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=170, env={"JAX_PLATFORMS": "cpu", "PATH": ""})

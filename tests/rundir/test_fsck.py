@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from autotune.cli.app import app
 from autotune.model.errors import AutotuneError, RunDirectoryError
-from autotune.model.records import ConclusionRecord, ConfirmRun, FinalistResult, TrialResult
+from autotune.model.records import CONFIRM, ConclusionRecord, ConfirmRun, FinalistResult, TrialResult
 from autotune.rundir.fsck import RunCheck, check_run
 from autotune.rundir.store import Store
 from autotune.study.stages import run_study
@@ -63,8 +63,8 @@ def change_line(run_dir: Path, index: int, change: Callable[[bytes], bytes]) -> 
     (run_dir / "records.jsonl").write_bytes(b"".join(lines))
 
 
-def mend(run_dir: Path) -> RunCheck:
-    """Does by hand what each remedy says; gives what is found then."""
+def mend(run_dir: Path, copy: Path) -> RunCheck:
+    """Does by hand what each remedy says, with a copy of the run at hand; gives what is found then."""
     for _ in range(8):  # what is deleted may be named by what is left
         found = check_run(run_dir)
         if not any(p.remedy for p in found.problems):
@@ -76,6 +76,8 @@ def mend(run_dir: Path) -> RunCheck:
                 path.write_bytes(b"".join([*lines[: (problem.line or 0) - 1], *lines[problem.line or 0 :]]))
             elif problem.remedy.startswith(("delete it", "put the file")):
                 path.unlink()
+            elif problem.remedy.startswith("restore it from a copy"):
+                shutil.copyfile(copy / problem.file, path)
         if [p.file for p in found.problems if p.remedy] == ["study.json"]:
             return check_run(run_dir)
     raise AssertionError(found.problems)
@@ -120,7 +122,7 @@ def test_two_joined_lines_stop_the_study_with_advice(run_dir: Path, torn: bytes)
     shown = CliRunner().invoke(app, ["fsck", str(run_dir)])
     assert shown.exit_code == 1
     assert f"records.jsonl line {index + 1}" in shown.stdout
-    assert wrong(mend(run_dir)) == []
+    assert wrong(mend(run_dir, made)) == []
     goes_on(run_dir)
 
 
@@ -128,7 +130,7 @@ def test_a_trial_whose_record_is_lost_is_measured_again(run_dir: Path) -> None:
     index = line_of_trial(run_dir, 5)
     lost = lines_of(run_dir)[index][:-9] + b"\n"
     change_line(run_dir, index, lambda line: lost)
-    assert wrong(mend(run_dir)) == []
+    assert wrong(mend(run_dir, made)) == []
     assert [t.number for t in Store.open(run_dir).of(TrialResult)] == [1, 2, 3, 4, 6, 7]
     goes_on(run_dir)
 
@@ -139,7 +141,7 @@ def test_proofs_of_a_lost_trial_are_made_again(run_dir: Path) -> None:
     assert conclusion.trial is not None
     change_line(run_dir, line_of_trial(run_dir, conclusion.trial), lambda line: b"rubbish\n")
     assert any(f"names trial {conclusion.trial}, which is not there" in p.what for p in check_run(run_dir).problems)
-    assert wrong(mend(run_dir)) == []
+    assert wrong(mend(run_dir, made)) == []
     assert Store.open(run_dir).last(ConclusionRecord) is None
     goes_on(run_dir)
 
@@ -152,7 +154,7 @@ def test_a_trial_that_is_recorded_twice_is_named_and_the_first_counts(run_dir: P
     (problem,) = check_run(run_dir).problems
     assert problem.line == len(lines) + 1
     assert f"second record of trial 2; the first is line {index + 1}" in problem.what
-    assert wrong(mend(run_dir)) == []
+    assert wrong(mend(run_dir, made)) == []
     assert (run_dir / "records.jsonl").read_bytes() == b"".join(lines)
 
 
@@ -163,7 +165,7 @@ def test_a_lost_study_file_is_written_anew_by_its_own_study_only(run_dir: Path, 
         Store.open(run_dir)
     shown = CliRunner().invoke(app, ["status", str(run_dir)])
     assert isinstance(shown.exception, AutotuneError)
-    assert [p.what for p in mend(run_dir).problems] == ["is missing"]
+    assert [p.what for p in mend(run_dir, made).problems] == ["is missing"]
     other = replay_study(noise={"white_sd": 1e-6}, study={"seed": 1})
     with pytest.raises(RunDirectoryError, match="are of another study"):
         record(run_dir, other, trials=TRIALS)
@@ -269,7 +271,7 @@ def test_a_damaged_pair_is_an_error_with_advice(run_dir: Path) -> None:
     shown = CliRunner().invoke(app, ["show", str(run_dir), str(trial.number)])
     assert isinstance(shown.exception, RunDirectoryError)
     assert "autotune fsck" in str(shown.exception)
-    assert wrong(mend(run_dir)) == []
+    assert wrong(mend(run_dir, made)) == []
     assert file.read_bytes() == whole
 
 
@@ -280,7 +282,7 @@ def test_links_are_named(run_dir: Path, tmp_path: Path) -> None:
     (run_dir / "trials/0001/worker.log").symlink_to(precious)
     (problem,) = check_run(run_dir).problems
     assert (problem.file, "symbolic link" in problem.what) == ("trials/0001/worker.log", True)
-    assert wrong(mend(run_dir)) == []
+    assert wrong(mend(run_dir, made)) == []
     assert precious.read_text() == "mine"
     goes_on(run_dir)
 
@@ -304,13 +306,15 @@ def test_a_record_that_names_a_folder_outside_is_not_followed(run_dir: Path) -> 
 
 
 def without_their_runs(run_dir: Path) -> int:
-    """Figures of a set that are there while some of the runs that they rest on are torn away."""
+    """Figures of a set that are there while some of the runs, or the proof, that they rest on are torn away."""
     try:
         store = Store.open(run_dir)
     except RunDirectoryError:
         return 0
     runs = Counter((r.stage, r.settings) for r in store.of(ConfirmRun))
-    return sum(runs[f.stage, f.settings] < f.process_count for f in store.of(FinalistResult))
+    found = store.of(FinalistResult)
+    proven = {f.settings for f in found if f.stage == CONFIRM}
+    return sum(runs[f.stage, f.settings] < f.process_count or f.settings not in proven for f in found)
 
 
 @pytest.mark.parametrize(("seed", "count"), [(8, 6), pytest.param(7, 60, marks=pytest.mark.slow)])
@@ -330,7 +334,7 @@ def test_whatever_is_torn_nothing_dies_with_a_traceback_and_the_study_goes_on(
         for name in ("status", "show", "report", "fsck"):
             error = CliRunner().invoke(app, [name, str(run_dir)]).exception
             assert isinstance(error, SystemExit | AutotuneError | None), (file, repr(error))
-        mend(run_dir)
+        mend(run_dir, made)
         orphans = without_their_runs(run_dir)
         run = given_run(asking(SPEC, TRIALS), run_dir, GivenSetup(given_space=SPACE), Diary())
         run_study(run)

@@ -18,7 +18,7 @@ from harness.sandbox import Postgres, Slurm, missing_slurm
 
 pytestmark = pytest.mark.timeout(900)
 PLAIN = Path(__file__).parents[1] / "workers/programs/plain.py"
-PROOFS = ("confirm", "minimise", "final proof", "soak")
+PROOFS = ("minimise", "confirm", "isolated runs", "soak")
 HOOKED = f"""
 name = "killed-hooked"
 [workload]

@@ -73,7 +73,7 @@ def test_neighbours_of_a_narrow_loss_are_no_wrong_loss_and_a_wrong_one_is(name: 
 
     def is_ok(loss: float) -> bool:
         spread, told = LossSpread(is_rounded=True), {0: StepLoss(loss)}
-        return compare_traces(reference, told, spread=spread, dtype="float32", spacing={LOSS: spacing}).is_ok
+        return compare_traces(reference, told, spread=spread, dtype="float32", spacing={LOSS: spacing}) is None
 
     assert is_ok(1.0 + spacing)
     assert not is_ok(1.0 + 3 * spacing)

@@ -6,8 +6,9 @@ import math
 
 import numpy as np
 import pytest
+from pydantic import TypeAdapter, ValidationError
 
-from autotune.stats.estimates import Floats, Verdict, estimate_processes, hodges_lehmann, judge
+from autotune.stats.estimates import Estimate, Floats, Verdict, estimate_processes, hodges_lehmann, judge
 from autotune.stats.long_run import (
     Stalls,
     TotalTime,
@@ -225,14 +226,21 @@ def test_total_time_is_per_unit_of_work() -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"steps": 0}, {"count": 41}, {"count": -1}, {"typical_s": 0.0}, {"lost_s": math.nan}, {"lost_s": math.inf}],
+    [{"steps": 0}, {"count": -1}, {"typical_s": 0.0}, {"lost_s": math.nan}, {"lost_s": math.inf}],
 )
-def test_figures_that_no_run_gives_are_refused(wrong: dict[str, float]) -> None:
+def test_figures_that_no_run_gives_are_refused_in_a_record(wrong: dict[str, float]) -> None:
     good = {"steps": 40, "count": 1, "typical_s": 0.1, "lost_s": 1.0}
-    with pytest.raises(ValueError, match="stalls must"):
-        Stalls(**{**good, **wrong})  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="must be finite"):
-        TotalTime(log_ratio=math.nan, reference=Stalls(**good), candidate=Stalls(**good))  # type: ignore[arg-type]
+    TypeAdapter(Stalls).validate_python(good)
+    with pytest.raises(ValidationError):
+        TypeAdapter(Stalls).validate_python({**good, **wrong})
+
+
+@pytest.mark.parametrize("wrong", [{"ratio": 0.0}, {"low": math.inf}, {"high": math.nan}, {"level": 1.1}])
+def test_an_estimate_that_no_measurement_gives_is_refused_in_a_record(wrong: dict[str, float]) -> None:
+    good = {"ratio": 1.0, "low": 0.0, "high": math.inf, "level": 0.95, "pair_count": 3}
+    TypeAdapter(Estimate).validate_python(good)
+    with pytest.raises(ValidationError):
+        TypeAdapter(Estimate).validate_python({**good, **wrong})
 
 
 def test_segments_are_fewer_where_steps_are() -> None:

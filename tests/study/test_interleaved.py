@@ -8,22 +8,14 @@ import pytest
 from autotune.measure.compare import fixed, sequential
 from autotune.model.block_sizes import LONGEST_BLOCK_STEPS
 from autotune.model.measurement import Arm, Pair, WorkerReport, log_ratio
-from autotune.model.records import MemoryUse
 from autotune.model.sections import MeasureSpec
 from autotune.stats.estimates import SequentialPlan, estimate_pairs
+from autotune.workers.base import Worker
 from tests.runs import interleaved_pairs
 
 
-class Clockwork:
+class Clockwork(Worker):
     """A worker whose every step takes the same time; remembers when it ran."""
-
-    last_loss: float | None = None
-    last_clock_s: float | None = None
-    last_norm: float | None = None
-    loss_lag = 0
-    fresh_batches = False
-    watches_memory = False
-    last_memory: MemoryUse | None = None
 
     def __init__(self, step_s: float, diary: list[str], name: str) -> None:
         self.report = WorkerReport(

@@ -19,6 +19,7 @@ from autotune.model.spec import parse_study
 from autotune.rundir.store import Folders
 from autotune.stats.estimates import estimate_pairs
 from autotune.workers.local import LocalLauncher
+from tests.runs import Told
 
 OPTIONS = {
     "batch": [4, 8],
@@ -41,28 +42,12 @@ SPEC = parse_study(
 )
 
 
-class Quiet:
-    """Keeps the raw ratios of steps."""
-
-    def __init__(self) -> None:
-        self.ratios: list[float] = []
-
-    def phase(self, what: str) -> None:
-        pass
-
-    def pair(self, folder: Path, pair: Any, work: Any = None) -> None:
-        self.ratios.append(log_ratio(pair))
-
-    def incident(self, what: str) -> None:
-        pass
-
-
 class Lane:
     """A runner of real processes in a folder."""
 
     def __init__(self, folder: Path) -> None:
         launcher = LocalLauncher(SPEC, study_dir=str(folder), base=caller_environment())
-        self.sink = Quiet()
+        self.sink = Told()
         self.runner = TaskRunner(SPEC, Folders(folder), launcher, self.sink)
         self.told: dict[str, Any] = {}
 
@@ -109,14 +94,14 @@ def test_what_real_options_do_to_work_and_first_losses(lane: Lane) -> None:
     assert half.failure is None, half.failure
     assert half.loss is not None
     assert half.loss.basis is LossBasis.DTYPE
-    lane.sink.ratios.clear()
+    lane.sink.pairs.clear()
     big = lane.trial(batch=8)
     assert big.failure is None, big.failure
     assert big.loss is not None
     assert (big.loss.basis, big.loss.is_ok) == (LossBasis.WORK, True)
     assert big.comparison is not None
     assert big.comparison.work_ratio == 2.0
-    raw = estimate_pairs(lane.sink.ratios).ratio
+    raw = estimate_pairs([log_ratio(p) for p in lane.sink.pairs]).ratio
     assert big.comparison.estimate.ratio == pytest.approx(raw / 2)
 
 

@@ -11,7 +11,8 @@ import pytest
 from autotune.measure.durations import power_analysis
 from autotune.model.records import AaRecord, PowerAnalysis
 from autotune.stats.aa_noise import AaNoise, read_aa_noise
-from autotune.stats.proof import smallest_gain, study_power
+from autotune.stats.proof import smallest_gain
+from harness.proofs import study_power
 from tests.runs import replay_study
 
 MOST = 20
@@ -35,7 +36,7 @@ def test_the_announced_power_is_held_on_average(pair_sd: float) -> None:
     process_sd = math.sqrt((pair_sd**2 - WITHIN_SD**2 / PAIRS) / 2)
     edge = math.log1p(-0.005)
     distances = np.asarray([0.2, 0.4, 0.6, 0.8, 1.0, 1.2, 1.5, 2.0, 3.0, 5.0])
-    curve = [study_power(1 - math.exp(edge - d * pair_sd), pair_sd, most=MOST).found for d in distances]
+    curve = [study_power(1 - math.exp(edge - d * pair_sd), pair_sd, most=MOST) for d in distances]
     unit = smallest_gain(0.01, most=MOST)
     assert unit is not None
     reach = (edge - math.log1p(-unit)) / 0.01  # beyond the edge, in standard deviations of a pair

@@ -33,10 +33,12 @@ def look(folder: Path, *command: str, **rules: object) -> ProbeResult:
 def test_steps_are_found_however_they_are_printed(kind: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PRINTERS[kind])
     found = look(tmp_path, sys.executable, "train.py")
-    assert 0.01 < found.step_s < 0.2, found
-    assert found.steps >= 25
-    assert len(found.example) < 120, "no bar as long as a terminal"
-    assert found.example.isprintable(), "colours and movements of the cursor are no part of what a person is shown"
+    assert 0.01 < found.steps.step_s < 0.2, found
+    assert len(found.steps.at_s) >= 25
+    assert len(found.steps.example) < 120, "no bar as long as a terminal"
+    assert found.steps.example.isprintable(), (
+        "colours and movements of the cursor are no part of what a person is shown"
+    )
     assert ("terminal" in found.rules) == (kind == "rich"), "rich draws its bar on a terminal only"
 
 
@@ -46,7 +48,7 @@ def test_a_bar_is_drawn_whatever_the_terminal_of_the_caller_can(
 ) -> None:
     monkeypatch.setenv("TERM", "dumb")
     (tmp_path / "train.py").write_text(PRINTERS["rich"])
-    assert look(tmp_path, sys.executable, "train.py").steps >= 25
+    assert len(look(tmp_path, sys.executable, "train.py").steps.at_s) >= 25
 
 
 @pytest.mark.gate
@@ -57,11 +59,11 @@ def test_where_not_each_step_has_a_line_a_run_is_as_long_as_it_is_said_to_be(tmp
         "    if step % 10 == 0:\n        print(f'step {step} loss 2.5 time 5.0 ms')"
     )
     found = look(tmp_path, sys.executable, "train.py")
-    assert found.step_s == pytest.approx(0.005)
-    assert 0.05 <= found.line_s < 0.12
+    assert found.steps.step_s == pytest.approx(0.005)
+    assert 0.05 <= found.steps.line_s < 0.12
     plan = plan_of(found, name="every-tenth", trials=4, budget_s=None, said="tune")
-    assert plan.spec.measure.run_steps * found.line_s == pytest.approx(plan.run_s - found.start_s)
-    assert plan.run_s - found.start_s < 1.2 * SHORTEST_RUN_S
+    assert plan.spec.measure.run_steps * found.steps.line_s == pytest.approx(plan.run_s - found.steps.start_s)
+    assert plan.run_s - found.steps.start_s < 1.2 * SHORTEST_RUN_S
     assert plan.spec.confirm.soak == SOAK_S
 
 
@@ -85,7 +87,7 @@ def test_steps_and_interpreter_are_found_however_it_is_started(kind: str, tmp_pa
     (tmp_path / "train.py").write_text("import jaxlib.xla_client\n" + PRINTERS["plain print"])
     (tmp_path / "run.sh").write_text(f"cd {tmp_path} && {sys.executable} train.py\n")
     found = look(tmp_path, *command)
-    assert found.step_s == pytest.approx(0.021, abs=0.01)
-    assert found.python is not None
-    assert Path(found.python).samefile(sys.executable)
-    assert found.jaxlib is not None
+    assert found.steps.step_s == pytest.approx(0.021, abs=0.01)
+    assert found.probe.python is not None
+    assert Path(found.probe.python).samefile(sys.executable)
+    assert found.probe.jaxlib is not None

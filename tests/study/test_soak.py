@@ -208,6 +208,17 @@ def test_every_text_says_what_the_soak_saw(soaked: Any) -> None:
         assert "without a fault; no stall (reference: no stall)" in text
 
 
+def test_a_set_that_hung_late_elsewhere_soaks_for_longer_or_says_that_it_did_not(soaked: Any) -> None:
+    _, store, record, _ = soaked(steady)
+    for value, captures in (("+COLLECTIVES", True), ("FUSION,collectives", True), ("-COLLECTIVES", False)):
+        held = FlagSet({"xla_gpu_enable_command_buffer": value})
+        steps = store.spec.soak_steps(held)
+        assert (steps > 838) is captures
+        for count in (steps, 400):
+            told = format_soak(record.model_copy(update={"settings": held, "step_count": count, "starts": 1}))
+            assert ("838" in told) is (captures and count == 400)
+
+
 def test_memory_that_nobody_tells_is_said_to_be_unwatched(soaked: Any) -> None:
     _, store, _, _ = soaked(lambda times, done: (times, None))
     assert "memory not watched" in render_export(store, ExportFormat.ENV)

@@ -108,8 +108,10 @@ class Timing(Diary):
         self.look()
 
 
-def test_time_left_bounds_what_a_study_then_takes_and_falls_to_nothing() -> None:
-    spec = study(step_s=0.05, start_s=20.0, budget_s=None, trials=12).model_copy(update={"seed": 3})
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_time_left_bounds_what_a_study_then_takes_and_falls_to_nothing(seed: int) -> None:
+    """Of seed 1 three sets are faster and each is proven; of seed 2 the A/A run asks for long pairs of processes."""
+    spec = study(step_s=0.05, start_s=20.0, budget_s=None, trials=12).model_copy(update={"seed": seed})
     timed = TimedStudy(GivenSetup(given_space=SPACE))
     view = Timing(timed)
     run_study(timed.session(spec, view))

@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib.metadata
 import math
 import re
+import statistics
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 
 from autotune.child.processes import xla_processes
 from autotune.model.block_sizes import CHECK_STEPS, WARMUP_STEPS
+from autotune.model.flags import PROFILE
 from autotune.model.measurement import FailureKind
 from autotune.workers.base import WorkerFailed
 from tests.workers.conftest import PRINTED, PROGRAMS, Start, command, study
@@ -280,3 +283,35 @@ def test_a_workload_without_memory_is_named(start: Start) -> None:
     with pytest.raises(WorkerFailed) as error:
         start(study({"entry": "faulty:build", "options": {"fault": "oom"}}))
     assert error.value.failure.kind is FailureKind.OUT_OF_MEMORY
+
+
+@pytest.mark.parametrize("says", ["", pytest.param("report", marks=pytest.mark.gate)])
+def test_a_step_that_returns_at_once_takes_what_it_takes(start: Start, tmp_path: Path, says: str) -> None:
+    worker = start(study(command(says, program="undelayed.py", hook=True)))
+    began = time.monotonic()
+    times = worker.run_block(20)
+    elapsed = time.monotonic() - began
+    words = (tmp_path / "worker.log").read_text().split()
+    truth, dispatch = float(words[words.index("truth") + 1]), float(words[words.index("dispatch") + 1])
+    assert dispatch < truth / 2, "a program that waits by itself shows nothing here"
+    assert statistics.fmean(times) > truth / 2  # the least that a step took: a busy machine makes it only longer
+    assert sum(times) <= elapsed
+    if says:  # every single one, so that those at the beginning can be left out
+        assert statistics.median(times) > truth / 2
+
+
+@pytest.mark.parametrize(
+    "platform", [pytest.param("cpu", marks=pytest.mark.gate), pytest.param("cuda", marks=pytest.mark.gpu)]
+)
+def test_a_program_that_calls_back_to_the_host_runs(start: Start, platform: str) -> None:
+    worker = start(study({"entry": "calls_host:build"}, device={"platform": platform, "count": 1}))
+    assert worker.report.losses[0] == pytest.approx(8.0)
+    assert not [w for w in worker.report.warnings if "JAX_PLATFORMS" in w]
+    assert len(worker.run_block(3)) == 3
+
+
+@pytest.mark.slow
+def test_a_rank_that_does_not_see_the_profile_does_not_compile_without(start: Start, tmp_path: Path) -> None:
+    """XLA would go on without a word: with another schedule than its peers, whose collectives then wait for ever."""
+    with pytest.raises(WorkerFailed, match="must be on every machine of a trial"):
+        start(study({"entry": "faulty:build"}), {PROFILE: str(tmp_path / "gone.pbtxt")})

@@ -15,8 +15,8 @@ from autotune.model.measurement import FailureKind, WorkerReport
 from autotune.rundir.store import Folders
 from autotune.workers.base import WorkerFailed
 from autotune.workers.local import LocalLauncher
+from tests.runs import Told
 from tests.workers.conftest import PROGRAMS, study
-from tests.workers.test_shared_gpu import Sink
 
 Report = Callable[..., WorkerReport]
 
@@ -29,7 +29,7 @@ def report(tmp_path: Path) -> Iterator[Report]:
     def make(**options: Any) -> WorkerReport:
         spec = study({"entry": "odd_dtypes:build", "options": options})
         launcher = LocalLauncher(spec, study_dir=str(PROGRAMS), base=os.environ)
-        contexts.append(MeasurementContext(spec, Folders(tmp_path / "run"), launcher, Sink()))
+        contexts.append(MeasurementContext(spec, Folders(tmp_path / "run"), launcher, Told()))
         return contexts[-1].start(FlagSet(), contexts[-1].folders.folder("one")).report
 
     yield make

@@ -17,7 +17,7 @@ from autotune.measure.runner import TaskRunner
 from autotune.measure.tasks import Assignment
 from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import ABA, Pair, WorkPerStep
+from autotune.model.measurement import ABA
 from autotune.model.records import AaRecord
 from autotune.model.spec import StudySpec
 from autotune.rundir.store import Folders
@@ -25,6 +25,7 @@ from autotune.workers import own_folder
 from autotune.workers.command import CommandLauncher
 from autotune.workers.local import LocalWorker
 from autotune.workers.own_folder import SHARED, OwnFolder
+from tests.runs import Told
 from tests.workers.conftest import study
 
 LOOP = """
@@ -202,26 +203,9 @@ def test_a_program_that_keeps_its_checkpoints_in_the_folder_of_its_trial_begins_
 # ---------------------------------------------------------------------- what a study says of it
 
 
-class Sink:
-    """Keeps what a lane reports."""
-
-    def __init__(self) -> None:
-        self.incidents: list[str] = []
-
-    def phase(self, what: str) -> None:
-        """Ignored."""
-
-    def pair(self, folder: Path, pair: Pair, work: WorkPerStep | None = None) -> None:
-        """Ignored."""
-
-    def incident(self, what: str) -> None:
-        """Keeps it."""
-        self.incidents.append(what)
-
-
-def aa_run(spec: StudySpec, project: Path, run: Path) -> tuple[AaRecord, Sink]:
+def aa_run(spec: StudySpec, project: Path, run: Path) -> tuple[AaRecord, Told]:
     """The A/A run of a program's study."""
-    sink = Sink()
+    sink = Told()
     launcher = CommandLauncher(spec, study_dir=str(project), base=os.environ)
     runner = TaskRunner(spec, Folders(run), launcher, sink)
     try:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from autotune.model.flags import FlagSet
-from autotune.workers.programs import DUMP_FLAG, SHOWN_BY_DUMP, NotKnown, ProgramWatch
+from autotune.workers.programs import SHOWN_BY_DUMP, NotKnown, ProgramWatch
+from autotune.workers.settings_check import DUMP_FLAG
 from tests.workers.conftest import PROGRAMS, Start, command, study
 
 MODULE = "module_0003.jit_step"
@@ -17,13 +18,13 @@ MODULE = "module_0003.jit_step"
 
 @pytest.fixture
 def watch() -> Iterator[ProgramWatch]:
-    found = ProgramWatch()
+    found = ProgramWatch({})
     yield found
     found.close()
 
 
 def folder_of(watch: ProgramWatch) -> Path:
-    return Path(watch.variables({})["XLA_FLAGS"].partition("=")[2])
+    return Path(watch.environment["XLA_FLAGS"].rpartition("=")[2])
 
 
 def compile_module(
@@ -43,11 +44,10 @@ def compile_module(
 
 
 def name_of(flags: str = "", **module: Any) -> str:
-    watch = ProgramWatch()
+    watch = ProgramWatch({"XLA_FLAGS": flags})
     try:
         compile_module(folder_of(watch), **module)
-        watch.variables({"XLA_FLAGS": flags})
-        return watch.read_programs(1).fingerprint
+        return str(watch.read_programs(1)["fingerprint"])
     finally:
         watch.close()
 
@@ -64,7 +64,7 @@ def test_equal_programs_have_one_name_and_others_another() -> None:
 def test_memory_is_that_of_the_largest_module(watch: ProgramWatch) -> None:
     compile_module(folder_of(watch))
     found = watch.read_programs(1)
-    assert (found.peak_bytes, found.compile_s < 10) == (4096, True)
+    assert (found["peak_bytes"], found["compile_s"] < 10) == (4096, True)
     assert not watch.has_compiled_more()
     compile_module(folder_of(watch), "jit_eval", 9)
     assert watch.has_compiled_more()
@@ -102,8 +102,12 @@ def test_several_processes_or_none_name_no_program(watch: ProgramWatch) -> None:
     for count in (0, 2):
         with pytest.raises(NotKnown, match="of its processes"):
             watch.read_programs(count)
-    with pytest.raises(NotKnown, match="dump elsewhere"):
-        watch.variables({"XLA_FLAGS": "--xla_dump_to=/tmp/mine"})
+    for environment, platform in ({"XLA_FLAGS": "--xla_dump_to=/tmp/mine"}, "cpu"), ({}, "cuda"):
+        other = ProgramWatch(environment, platform)
+        assert other.environment == environment
+        with pytest.raises(NotKnown, match="dump"):
+            other.read_programs(1)
+        other.close()
 
 
 def test_flags_that_xla_does_not_have_in_force_are_named(watch: ProgramWatch) -> None:

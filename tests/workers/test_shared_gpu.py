@@ -12,32 +12,15 @@ import pytest
 from autotune.measure.compare import ComparisonRequest, Interleaved, fixed
 from autotune.measure.context import MeasurementContext
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import Pair, WorkPerStep
 from autotune.rundir.store import Folders
 from autotune.workers.command import CommandLauncher
+from tests.runs import Told
 from tests.workers.conftest import PROGRAMS, command, study
 
 # The seconds that clocks of a real GPU take to settle are not what this is about.
 AT_ONCE = {"block_s": 0.01, "settle_s": 0.0, "steady_s": 0.0, "in_order": True}
 
 OLDER = "XLA_PYTHON_CLIENT_MEM_FRACTION"
-
-
-class Sink:
-    """Remembers what a context tells."""
-
-    def __init__(self) -> None:
-        self.incidents: list[str] = []
-        self.pairs: list[Pair] = []
-
-    def phase(self, what: str) -> None:
-        pass
-
-    def pair(self, folder: Path, pair: Pair, work: WorkPerStep | None = None) -> None:
-        self.pairs.append(pair)
-
-    def incident(self, what: str) -> None:
-        self.incidents.append(what)
 
 
 @pytest.fixture
@@ -49,14 +32,14 @@ def benches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setattr("autotune.model.sections.GPU_SIZES", AT_ONCE)
     monkeypatch.setattr("autotune.machine.gpus.has_device_file", lambda: True)
 
-    def make(needed: int, *variables: str) -> tuple[MeasurementContext, Sink]:
+    def make(needed: int, *variables: str) -> tuple[MeasurementContext, Told]:
         workload = command(str(ledger), str(needed), *variables, program="shared_gpu.py", hook=True)
         spec = study(
             workload,
             device={"platform": "cuda"},
         )
         launcher = CommandLauncher(spec, study_dir=str(PROGRAMS), base=os.environ)
-        made.append(MeasurementContext(spec, Folders(tmp_path / "run"), launcher, sink := Sink()))
+        made.append(MeasurementContext(spec, Folders(tmp_path / "run"), launcher, sink := Told()))
         return made[-1], sink
 
     yield make
