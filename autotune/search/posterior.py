@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,39 +32,34 @@ MOST_BLOCKS = 60
 _PRECISIONS = np.array(SIZES) ** -2.0
 
 
+@dataclass(frozen=True, eq=False)
 class State:
     """One state of the chain: the blocks in the model, and the odds of each block given the others.
 
-    Args:
+    Attributes:
         sizes: Blocks in the model, each with the index of its size.
         places: Where each of them has its coefficients in `mean`.
         columns: Their features.
         mean: Mean of their coefficients.
         cov: Covariance of their coefficients.
-        log_weight: Log of the state's posterior probability, up to a constant.
         precision: Of each block's coefficients by the data alone, shape (blocks, rank, rank).
         pull: `precision` times their mean by the data alone, shape (blocks, rank), zero-padded.
         log_odds: Prior log odds of each block, shape (blocks,).
     """
 
-    def __init__(
-        self,
-        sizes: Mapping[int, int],
-        places: Mapping[int, slice],
-        columns: NDArray[np.int64],
-        mean: Floats,
-        cov: Floats,
-        log_weight: float,
-        *,
-        precision: Floats,
-        pull: Floats,
-        log_odds: Floats,
-    ) -> None:
-        self.sizes, self.places, self.columns = sizes, places, columns
-        self.mean, self.cov, self.log_weight = mean, cov, log_weight
-        self._precision, self._pull = precision, pull
-        self.odds = _odds(precision, pull) + np.log(SHARES)[:, None] + log_odds[None, :]
+    sizes: Mapping[int, int]
+    places: Mapping[int, slice]
+    columns: NDArray[np.int64]
+    mean: Floats
+    cov: Floats
+    precision: Floats
+    pull: Floats
+    log_odds: Floats
+
+    @functools.cached_property
+    def odds(self) -> Floats:
         """Log odds of each size of each block against absence, shape (sizes, blocks)."""
+        return _odds(self.precision, self.pull) + np.log(SHARES)[:, None] + self.log_odds[None, :]
 
     @functools.cached_property
     def chance(self) -> Floats:
@@ -78,12 +74,12 @@ class State:
     @functools.cached_property
     def precision_if(self) -> Floats:
         """Precision of each block's coefficients if present, shape (blocks, rank, rank)."""
-        return self._precision + _PRECISIONS[self.likelier][:, None, None] * np.eye(self._precision.shape[1])
+        return self.precision + _PRECISIONS[self.likelier][:, None, None] * np.eye(self.precision.shape[1])
 
     @functools.cached_property
     def mean_if(self) -> Floats:
         """Mean of each block's coefficients if present, shape (blocks, rank), zero-padded."""
-        return np.asarray(np.linalg.solve(self.precision_if, self._pull[:, :, None])[:, :, 0], dtype=np.float64)
+        return np.asarray(np.linalg.solve(self.precision_if, self.pull[:, :, None])[:, :, 0], dtype=np.float64)
 
 
 class Chain:
@@ -179,11 +175,7 @@ class Chain:
             size, count = inside[block], span.stop - span.start
             fisher[block, :count, :count] = np.linalg.inv(cov[span, span]) - np.eye(count) * _PRECISIONS[size]
             pull[block, :count] = np.linalg.solve(cov[span, span], mean[span])
-        log_weight = 0.5 * float(self.moment[columns] @ mean - np.linalg.slogdet(precision)[1] + np.log(prior).sum())
-        log_weight += sum(float(self.log_odds[b] + np.log(SHARES[size])) for b, size in inside.items())
-        return State(
-            dict(inside), spans, columns, mean, cov, log_weight, precision=fisher, pull=pull, log_odds=self.log_odds
-        )
+        return State(dict(inside), spans, columns, mean, cov, fisher, pull, self.log_odds)
 
 
 def _odds(fisher: Floats, pull: Floats) -> Floats:

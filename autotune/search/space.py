@@ -24,9 +24,6 @@ from optuna.trial import FrozenTrial, TrialState
 Floats = NDArray[np.float64]
 Codes = NDArray[np.int64]
 
-GRID = 16
-"""Grid points of a long range, between which effects are interpolated."""
-
 MAIN_RANK, PAIR_RANK = 6, 4
 """Limits of features of a setting, and of a pair."""
 
@@ -163,20 +160,14 @@ def _main_table(size: int, default: int | None, scale: tuple[float, ...] | None)
     places = np.array(scale)
     grid = places[kept]
     length = max(float(np.nanmax(places) - np.nanmin(places)), _TINY) * REACH
-    if len(grid) > GRID:
-        grid = np.quantile(grid, np.linspace(0, 1, GRID))
-    zero = None if default is None or np.isnan(places[default]) else places[default]
-
-    def kernel_of(a: Floats, b: Floats) -> Floats:
-        near: Floats = np.exp(-np.abs(a[:, None] - b[None, :]) / length)
-        if zero is not None:  # given that the default's effect is zero
-            near -= np.exp(-np.abs(a - zero) / length)[:, None] * np.exp(-np.abs(b - zero) / length)[None, :]
-        return near
-
-    values, vectors = np.linalg.eigh(kernel_of(grid, grid))
-    best = np.argsort(values)[::-1][: min(len(grid), MAIN_RANK)]
+    kernel = np.exp(-np.abs(grid[:, None] - grid[None, :]) / length)
+    if default is not None and not np.isnan(places[default]):  # given that the default's effect is zero
+        near = np.exp(-np.abs(grid - places[default]) / length)
+        kernel -= near[:, None] * near[None, :]
+    values, vectors = np.linalg.eigh(kernel)
+    best = np.argsort(values)[::-1][:MAIN_RANK]
     best = best[values[best] > 1e-6]
-    found = kernel_of(places[kept], grid) @ vectors[:, best] / np.sqrt(values[best])
+    found = vectors[:, best] * np.sqrt(values[best])
     found /= max(float(np.sqrt((found**2).sum(axis=1).mean())), _TINY)
     table = np.zeros((size + 1, found.shape[1]))
     table[kept] = found
@@ -210,9 +201,8 @@ class CodedSpace:
 
     def _factor(self, i: int, distribution: BaseDistribution) -> Factor:
         flag, values = self._flags[i], self.choices[i]
-        default = (
-            next((k for k, v in enumerate(values) if v == flag.default), None) if flag.default is not None else None
-        )
+        is_known = flag.default is not None and flag.default in values
+        default = values.index(flag.default) if is_known else None
         needs = {
             self._at[other]: frozenset(k for k, v in enumerate(self.choices[self._at[other]]) if v in wanted)
             for other, wanted in flag.needs.items()
@@ -233,13 +223,11 @@ class CodedSpace:
 
     def codes(self, params: Mapping[str, Any]) -> Codes | None:
         """Encodes a set; None if a value is not in the space."""
+        part = self.part({n: v for n, v in params.items() if n in self._at})
+        if part is None:
+            return None
         found = self._plain.neutral.copy()
-        for i, name in enumerate(self.names):
-            if name not in params:
-                continue
-            code = self._code(i, params[name])
-            if code is None:
-                return None
+        for i, code in part:
             found[i] = code
         return self._plain.settle(found)
 
@@ -250,10 +238,8 @@ class CodedSpace:
 
     def values(self, codes: Codes) -> dict[str, Any]:
         """Decodes a set; a setting that is not set gets its first value."""
-        return {
-            n: self.choices[i][c if c < len(self.choices[i]) else 0]
-            for i, (n, c) in enumerate(zip(self.names, codes, strict=True))
-        }
+        zipped = zip(self.names, self.choices, codes, strict=True)
+        return {n: choices[c if c < len(choices) else 0] for n, choices, c in zipped}
 
     def part(self, values: Mapping[str, Any]) -> tuple[tuple[int, int], ...] | None:
         """Encodes part of a set as (factor, code); None if a value is not in the space."""
