@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from autotune.search.additive import AdditiveModel, Draws
-from autotune.search.failures import FailureModel, Risks
+from autotune.search.failures import FailureModel
 from autotune.search.space import Codes, Floats
 
 LEVEL = 0.95
@@ -19,8 +19,8 @@ LEVEL = 0.95
 SURELY_ACTS = 1 - (1 - LEVEL) / 2
 """Probability to act below which an interval holds "no change": its rest exceeds one tail."""
 
-SUSPECT = 0.1
-"""Probability of failure above which no recommended set holds a value or a pair."""
+FAILURE_COST = 1.0
+"""Cost of a failure, as a log ratio: a value that may fail is recommended for a large gain only."""
 
 DRAWS = 400
 """Draws of all effects for comparing sets."""
@@ -76,26 +76,23 @@ class Effects:
             least: Smallest gain of interest, as a log ratio.
         """
         mean = self.model.mean
-        best = self._opened(self.design.settle(mean.smallest(self._risks, 1.0)))
+        best = self._opened(self.design.settle(mean.smallest(self.failures.risks, FAILURE_COST)))
         if not is_allowed(best):
             rest = [codes for codes in (self.design.neutral, *ran) if is_allowed(codes)]
             best = min(rest, key=mean.total, default=self.design.neutral)
         return self._pruned(best, least, is_allowed)
 
-    @functools.cached_property
-    def _risks(self) -> Risks:
-        return self.failures.without_suspects(SUSPECT)
-
     def _opened(self, codes: Codes) -> Codes:
-        mean, single = self.model.mean, self._risks.single
+        mean = self.model.mean
+        costs = [own + FAILURE_COST * risk for own, risk in zip(mean.main, self.failures.risks.single, strict=True)]
         for i, factor in enumerate(self.design.factors):
             if not factor.needs:
                 continue
             tried = codes.copy()
-            tried[i] = int(np.argmin((mean.main[i] + single[i])[:-1]))
+            tried[i] = int(np.argmin(costs[i][:-1]))
             for other, values in factor.needs.items():
                 if tried[other] not in values and values:
-                    tried[other] = min(values, key=lambda v: float(mean.main[other][v] + single[other][v]))
+                    tried[other] = min(values, key=costs[other].__getitem__)
             tried = self.design.settle(tried)
             if mean.total(tried) < mean.total(codes):
                 codes = tried

@@ -9,7 +9,6 @@ explains away those that only one of them holds. The share of failing values is 
 from __future__ import annotations
 
 import functools
-import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -104,14 +103,6 @@ class FailureModel:
 
         return Risks([risk(own) for own in self.single], {pair: risk(own) for pair, own in self.pairs.items()})
 
-    def without_suspects(self, most: float) -> Risks:
-        """Forbids all that is likelier than `most` to fail."""
-
-        def risk(chances: Floats) -> Floats:
-            return np.where(chances > most, FORBIDDEN, 0.0)
-
-        return Risks([risk(own) for own in self.single], {pair: risk(own) for pair, own in self.pairs.items()})
-
     def log_survivals(self, rows: Codes) -> Floats:
         """Log of the probability that each set runs, of sets of shape (sets, factors)."""
         risks = [chances[c] for chances, c in zip(self.single, rows.T, strict=True)]
@@ -123,18 +114,19 @@ class FailureModel:
 
 def _suspects(failed: Sequence[Cause], ran: Codes) -> list[list[Cause]]:
     """Possible causes of each failure: values that never ran, and pairs of values that never ran together."""
-    singles = [[(value,) for value in row if not (ran[:, value[0]] == value[1]).any()] for row in failed]
-    pairs = [[pair for pair in itertools.combinations(row, 2) if not _ran_together(pair, ran)] for row in failed]
+    singles: list[list[Cause]] = []
+    pairs: list[list[Cause]] = []
+    for row in failed:
+        held = ran[:, [i for i, _ in row]] == [code for _, code in row]
+        together = held.T @ held  # whether any run had both; on the diagonal, the value
+        singles.append([(value,) for at, value in enumerate(row) if not together[at, at]])
+        both = np.argwhere(np.triu(~together, 1)).tolist()
+        pairs.append([(row[one], row[other]) for one, other in both])
     often = Counter(pair for found in pairs for pair in found)
     # Pairs of a single failure count only if nothing else explains it: there are hundreds of them.
     return [
         [*own, *(pair for pair in more if often[pair] > 1 or not own)] for own, more in zip(singles, pairs, strict=True)
     ]
-
-
-def _ran_together(pair: Cause, ran: Codes) -> bool:
-    (i, one), (j, other) = pair
-    return bool(((ran[:, i] == one) & (ran[:, j] == other)).any())
 
 
 def _infer(held: Sequence[Sequence[Cause]], ran_values: int) -> tuple[dict[Cause, float], float]:
