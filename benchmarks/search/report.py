@@ -87,10 +87,12 @@ def _families(rows: Sequence[Row]) -> list[str]:
 def _drawn(rows: Sequence[Row]) -> list[str]:
     """Regret is the best set that was tried, over the optimum, in % of the step time."""
     lines: list[Cells] = []
+    shipped = {r["seed"]: r["regret"] for r in rows if r["strategy"] == "additive"}
     for name, rival in RIVALS.items():
         mine = [r for r in rows if r["strategy"] == name]
         if not mine:
             continue
+        more = [100 * (r["regret"] - shipped[r["seed"]]) for r in mine if r["seed"] in shipped]
         figures = {"regret": 100.0, "last": 100.0, "failed": 1.0}
         cells = {key: _cell([[scale * r[key] for r in mine]]) for key, scale in figures.items()}
         lines.append(
@@ -99,6 +101,7 @@ def _drawn(rows: Sequence[Row]) -> list[str]:
                 "seeds": len(mine),
                 "score": _cell([[r["score"] for r in mine]]),
                 "regret, mean over trials, %": cells["regret"],
+                "above that of additive on the same seeds": _cell([more]) if more and name != "additive" else None,
                 "after the last, %": cells["last"],
                 "failed trials": cells["failed"],
             }
