@@ -16,7 +16,7 @@ from autotune.cli.printing import print_exact, print_lines
 def submit(
     study: options.Study,
     nodes: Annotated[int, typer.Option(min=1, help="Nodes in all.")] = 1,
-    time: Annotated[str, typer.Option(help="Longest wall time of the job: 8h, 90m, 08:00:00.")] = "1h",
+    time: Annotated[str, typer.Option(help="Longest wall time of the job, such as 8h or 90m.")] = "1h",
     partition: Annotated[str | None, typer.Option(help="Partition; default: the cluster's.")] = None,
     gpus_per_node: Annotated[int | None, typer.Option(min=1, help="GPUs of each node.")] = None,
     requeue: Annotated[bool, typer.Option("--requeue", help="Continue in a new job when the time is up.")] = False,
@@ -44,21 +44,15 @@ def submit(
         Program,
         estimate,
         idle_gpus,
-        parse_time,
         render_script,
         submit_script,
     )  # fmt: skip
     from autotune.machine.environment import driver_python
-    from autotune.model.errors import StudyFileError
     from autotune.model.spec import load_study
-    from autotune.model.units import parse_duration
 
     spec = load_study(study)
     if time_budget is not None:
-        try:
-            budget_s = parse_duration(time_budget)
-        except ValueError as error:
-            raise StudyFileError(f"--time-budget: {error}") from error
+        budget_s = options.seconds_of(time_budget, "--time-budget")
         spec = spec.model_copy(update={"search": spec.search.model_copy(update={"time_budget": budget_s})})
     path = run_dir or options.RUNS / spec.name
     program = Program(
@@ -69,8 +63,8 @@ def submit(
         options=_run_options(trials=trials, time_budget=time_budget, seed=seed, soak=soak),
     )
     request = JobRequest(
-        partition=partition, nodes=nodes, gpus_per_node=gpus_per_node, time_s=parse_time(time),
-        grace_s=parse_time(grace), requeue=requeue, exclusive=exclusive, account=account,
+        partition=partition, nodes=nodes, gpus_per_node=gpus_per_node, requeue=requeue, exclusive=exclusive,
+        account=account, time_s=options.seconds_of(time, "--time"), grace_s=options.seconds_of(grace, "--grace"),
         sbatch=tuple(sbatch or ()), srun=tuple(srun or ()), setup=tuple(setup or ()),
     )  # fmt: skip
     script = render_script(spec, request, program, with_storage=storage is not None)
@@ -79,7 +73,7 @@ def submit(
     if dry_run:
         print_exact(script)
         return
-    job = submit_script(request, program, script, storage=storage)
+    job = submit_script(program, script, storage=storage)
     print(f"job {job} is submitted; its script is {shorten_path(program.script)}\n\nnext:")
     print(f"  squeue -j {job}              # does it run yet, and if not, why")
     print(f"  autotune status {shorten_path(path)}   # how far it is, and the hours of GPUs used")

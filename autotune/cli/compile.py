@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from autotune.cli import options
-from autotune.cli.printing import plain, print_json
+from autotune.cli.printing import note, plain, print_json, print_table
 
 if TYPE_CHECKING:
     from autotune.compiler.screen import Screener
@@ -34,7 +33,6 @@ def screen(
     as_json: options.Json = False,
 ) -> None:
     """Says which settings change this program on that cluster, which are no-ops, and what does not fit."""
-    from autotune.cli.tune import seconds_of
     from autotune.compiler.screen import chains, domains
     from autotune.machine.environment import driver_python
     from autotune.model.errors import STOPPED
@@ -43,13 +41,13 @@ def screen(
     from autotune.settings.probe import probe_build
     from autotune.settings.space import build_space
 
-    limit_s = seconds_of(time_limit, "--time-limit")
+    limit_s = None if time_limit is None else options.seconds_of(time_limit, "--time-limit")
     with _open_screen(study, target, topology) as (spec, opened), _stoppable(opened, limit_s) as stopped:
         known = KnownSettings(probe_build(driver_python(), platform=spec.device.platform))
         space = build_space(spec, known, opened.reference())
         found = opened.run(
             domains(space), named_sets(spec, known, every=recipes), chains=chains(space), is_over=stopped.is_set,
-            progress=lambda done, of: _tell(f"{done} of {of} sets compiled"),
+            progress=lambda done, of: note(f"{done} of {of} sets compiled"),
         )  # fmt: skip
     from autotune.results.screen_words import screen_lines
 
@@ -58,7 +56,7 @@ def screen(
     else:
         print("\n".join(screen_lines(found)))
     if stopped.is_set():
-        _tell("stopped before the end: run the same command again, what is compiled is kept")
+        note("stopped before the end: run the same command again, what is compiled is kept")
         raise typer.Exit(STOPPED)
 
 
@@ -109,18 +107,16 @@ def list_targets(as_json: options.Json = False) -> None:
     from autotune.compiler.targets import load_target, target_names
     from autotune.model.units import format_bytes, format_count
 
-    found = [load_target(name) for name in target_names()]
+    found, lines = [load_target(name) for name in target_names()], []
     if as_json:
         rows = [plain(t) for t in found]
         print_json([{name: value for name, value in row.items() if name != "config_text"} for row in rows])
         return
-    width = max(len(t.name) for t in found)
     for t in found:
         links = f"NVLink over {t.network.nvlink_domain} GPUs" if t.network.nvlink_links else "PCIe"
-        print(
-            f"{t.name:<{width}}  {t.title}: {format_bytes(t.memory_bytes)}, "
-            f"{format_count(t.memory_bytes_per_s)}B/s, {format_count(t.flops_per_s['bf16'])}FLOP/s bf16, {links}"
-        )
+        rate, bandwidth = (format_count(x) for x in (t.flops_per_s["bf16"], t.memory_bytes_per_s))
+        lines.append((t.name, t.title, format_bytes(t.memory_bytes), f"{bandwidth}B/s", f"{rate}FLOP/s", links))
+    print_table(("target", "GPU", "memory", "bandwidth", "bf16", "links"), lines)
 
 
 @contextlib.contextmanager
@@ -139,7 +135,7 @@ def _open_screen(study: Path, target: str | None, topology: str | None) -> Itera
         target=load_target(target) if target else attached,
         topology=parse_topology(topology) if topology else None,
         cache_dir=default_cache_dir(caller_environment()) / "screen",
-        progress=_tell,
+        progress=note,
         processors=lambda: len(os.sched_getaffinity(0)),
     ) as opened:
         yield opened
@@ -166,7 +162,3 @@ def _stoppable(opened: Screener, limit_s: float | None) -> Iterator[threading.Ev
     finally:
         timer.cancel()
         signal.signal(signal.SIGINT, before)
-
-
-def _tell(what: str) -> None:
-    print(what[:150], file=sys.stderr)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from autotune.cli import options
-from autotune.cli.printing import plain, print_exact, print_json, print_table
+from autotune.cli.printing import note, plain, print_exact, print_json, print_table
 
 if TYPE_CHECKING:
     from autotune.settings.check import SettingCheck
@@ -114,7 +114,7 @@ def migrate_flags(
     before = read_script(file) if file is not None else " ".join(text or ())
     migration = migrate_text(before, KnownSettings(_report(plugin, python)))
     if as_json:
-        print_json(migration)
+        print_json(migration._asdict())
         return
     for name, value in migration.settings.to_environment().items():
         print_exact(f"{name}={shlex.quote(value)}\n")
@@ -212,7 +212,7 @@ def space(
 
     spec = load_study(study)
     folder = study.resolve().parent
-    preview = preview_space(spec, study_dir=folder, run_dir=options.RUNS / spec.name, python=python, note=_note)
+    preview = preview_space(spec, study_dir=folder, run_dir=options.RUNS / spec.name, python=python, note=note)
     found = preview.space
     if as_json:
         facts = {"source": preview.source, "device_count": preview.device_count, "layer_bytes": preview.layer_bytes}
@@ -250,7 +250,7 @@ def doctor(plugin: options.Plugin = "auto", python: options.Python = None, as_js
     try:
         known: KnownSettings | None = KnownSettings(_report(plugin, python))
     except LaunchError as error:
-        print(f"autotune: {error}", file=sys.stderr)
+        note(str(error))
         known = None
     found = diagnose(python or driver_python(), caller_environment(), known=known)
     if as_json:
@@ -266,7 +266,7 @@ def doctor(plugin: options.Plugin = "auto", python: options.Python = None, as_js
 def _report(plugin: options.PluginChoice, python: str | None) -> ProbeReport:
     from autotune.settings.probe import probe_named
 
-    return probe_named(plugin, python, note=_note)
+    return probe_named(plugin, python, note=note)
 
 
 def _report_for(study: Path, plugin: options.PluginChoice, python: str | None) -> ProbeReport:
@@ -278,12 +278,8 @@ def _report_for(study: Path, plugin: options.PluginChoice, python: str | None) -
     if python is not None or plugin != "auto":
         raise SettingError("--for takes interpreter and platform from the study: leave out --python and --plugin")
     spec = load_study(study)
-    found = program_python(spec, study.resolve().parent, note=_note)
+    found = program_python(spec, study.resolve().parent, note=note)
     return _report("cpu" if spec.device.platform == "cpu" else "cuda", found)
-
-
-def _note(text: str) -> None:
-    print(f"autotune: {text}", file=sys.stderr)
 
 
 def _print_checks(checks: Sequence[SettingCheck], report: ProbeReport, *, as_json: bool) -> None:

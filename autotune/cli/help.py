@@ -34,9 +34,7 @@ EXAMPLES: Mapping[str, str] = {
     "export": "autotune export runs/quickstart --format env -o winner.env",
     "exec": "autotune exec winner.env -- python train.py",
     "verify": "autotune verify winner.env",
-    "library": "autotune library list",
     "library add": "autotune library add runs/quickstart",
-    "library list": "autotune library list --json",
     "best": 'autotune best --gpu "NVIDIA H200" --count 8',
     "read": "autotune read -- python train.py",
     "space": "autotune space studies/quickstart.toml --why",
@@ -45,17 +43,14 @@ EXAMPLES: Mapping[str, str] = {
     "flags show": "autotune flags show xla_gpu_enable_command_buffer",
     "flags check": "autotune flags check '--xla_gpu_enable_async_collectives=true'",
     "flags migrate": "autotune flags migrate --file train.sh",
-    "recipes": "autotune recipes list",
     "recipes list": "autotune recipes list",
     "recipes show": "autotune recipes show jax_docs_head",
-    "atlas": "autotune atlas show xla_gpu_enable_latency_hiding_scheduler",
     "atlas show": "autotune atlas show xla_gpu_enable_latency_hiding_scheduler",
     "symptoms": 'autotune symptoms "many small collectives"',
     "doctor": "autotune doctor",
     "screen": "autotune screen STUDY.toml --target h100-sxm --topology 8x8",
     "explain": "autotune explain STUDY.toml --set '--xla_gpu_autotune_level=0'",
     "predict": "autotune predict STUDY.toml --target h100-sxm",
-    "targets": "autotune targets list",
     "targets list": "autotune targets list",
     "schema": "autotune schema > schema.json",
     "submit": "autotune submit STUDY.toml --nodes 4 --gpus-per-node 8",
@@ -82,7 +77,8 @@ def add_examples(app: typer.Typer, above: str = "") -> None:
     """Adds its example to the help of each command."""
     for group in app.registered_groups:
         if group.typer_instance is not None and group.name:
-            group.epilog = _example(group.name)
+            first = group.typer_instance.registered_commands[0].name
+            group.epilog = _example(group.name) or _example(f"{group.name} {first}")
             add_examples(group.typer_instance, f"{group.name} ")
     for command in app.registered_commands:
         name = command.name or getattr(command.callback, "__name__", "").rstrip("_").replace("_", "-")

@@ -58,3 +58,18 @@ RequireLoss = Annotated[
     bool,
     typer.Option("--require-loss", help="Refuse a winner whose loss was not checked."),
 ]
+
+
+def seconds_of(text: str, option: str) -> float:
+    """Parses the duration given to an option to seconds.
+
+    Raises:
+        StudyFileError: If it is no positive duration with its unit.
+    """
+    from autotune.model.errors import StudyFileError
+    from autotune.model.units import parse_duration
+
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise StudyFileError(f"{option} must look like 30m or 8h but got {text!r}; say its unit") from error

@@ -89,6 +89,23 @@ def print_lines(lines: Iterable[str], *, style: str | None = None, stderr: bool 
         console.print(visible_line(line), style=style, soft_wrap=True)
 
 
+def note(text: str) -> None:
+    """Prints a remark to standard error."""
+    print(f"autotune: {text}", file=sys.stderr, flush=True)
+
+
+_COLOURS = {
+    "good": "bold green",
+    "bad": "red",
+    "same": "dim",
+    "open": "yellow",
+    "promising": "cyan",
+    "unpromising": "dim",
+    "failed": "magenta",
+}
+"""Terminal colours of the styles of cells."""
+
+
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Prints a table on a terminal; elsewhere tab-separated lines for grep and cut."""
     from autotune.model.redaction import visible_line
@@ -105,12 +122,12 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     for column in columns:
         table.add_column(column, overflow="fold")
     for row in rows:
-        table.add_row(*(Text(visible_line(cell)) for cell in row))
+        table.add_row(*(Text(visible_line(c), style=_COLOURS.get(getattr(c, "style", ""), "")) for c in row))
     console.print(table)
 
 
 def print_blocks(blocks: Iterable[Sequence[str]]) -> None:
-    """Prints blocks of lines on a terminal, each wrapped to its width and indented below the first."""
+    """Prints blocks of lines, indented below the first; a terminal wraps them to its width."""
     from rich.padding import Padding
     from rich.text import Text
 
@@ -118,6 +135,9 @@ def print_blocks(blocks: Iterable[Sequence[str]]) -> None:
 
     console = make_console()
     for first, *rest in blocks:
+        if not console.is_terminal:
+            print_lines([first, *(f"  {line}" for line in rest)])
+            continue
         console.print(Text(visible_line(first), style="bold"))
         for line in rest:
             console.print(Padding(Text(visible_line(line)), (0, 0, 0, 2), expand=False))
@@ -128,9 +148,9 @@ def print_study(store: Store) -> None:
     from autotune.model.records import ConclusionRecord, Outcome
     from autotune.results.effects import effect_lines, study_tables
 
-    console = make_console()
-    for table in study_tables(store):
-        console.print(table)
+    for title, rows in study_tables(store).items():
+        print_lines(["", title])
+        print_table(tuple(rows[0]), [tuple(row.values()) for row in rows])
     print_lines(effect_lines(store))
     if (conclusion := store.last(ConclusionRecord)) is not None:
         print_lines(["", conclusion.sentence], style="bold green" if conclusion.outcome is Outcome.WINNER else "bold")

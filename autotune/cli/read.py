@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autotune.cli import options
-from autotune.cli.printing import print_json, print_lines
+from autotune.cli.printing import note, print_json, print_lines
 
 if TYPE_CHECKING:
     from autotune.child.recognise import Recognised
@@ -57,7 +57,6 @@ def read(
     from autotune.model.flags import FlagSet
     from autotune.model.sections import ReadSpec
     from autotune.model.spec import load_study
-    from autotune.model.units import parse_duration
     from autotune.programs.look import ProbeRequest, default_platform, read_log, reading_of, run_request
 
     given = {"preset": preset, "pattern": pattern, "json_key": json_key, "unit": unit, "loss": loss}
@@ -90,7 +89,7 @@ def read(
     else:
         request = ProbeRequest(
             command=tuple(what), cwd=Path.cwd(), platform=default_platform(), rules=rules or None,
-            limit_s=parse_duration(limit), terminal=True if rules.get("terminal") else terminal,
+            limit_s=options.seconds_of(limit, "--limit"), terminal=True if rules.get("terminal") else terminal,
             file=str(file) if file is not None else None,
         )  # fmt: skip
         probe, _ = run_request(request, tell=lambda text: None)
@@ -102,7 +101,8 @@ def read(
     else:
         print_lines([*_rows(found, most=None if show_all else SHOWN_LINES), "", *_summary(found, fits, probe)])
     sys.stdout.flush()
-    print_lines((f"autotune: {note}" for note in probe.notes), stderr=True)
+    for text in probe.notes:
+        note(text)
     if not found["steps"]:
         raise typer.Exit(1)
 

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from autotune.cli import options
-from autotune.cli.printing import make_console, plain, print_json, print_lines, write_text
+from autotune.cli.printing import make_console, note, plain, print_json, print_lines, write_text
 
 if TYPE_CHECKING:
-    from autotune.results.winner import RecordCheck, Winner
+    from autotune.results.winner import Verification, Winner
 
 UNCHECKED = 3
 """Exit status of a file that agrees with this machine, but whose run is not here."""
@@ -134,15 +134,17 @@ def export(
 ) -> None:
     """Writes the proven winner as a file, with its evidence in comments."""
     from autotune.model.errors import AutotuneError, close_matches
-    from autotune.results.export import USE, ExportFormat, render_export
+    from autotune.results.export import USE, ExportFormat, render_winner
+    from autotune.results.winner import require_loss, winner_of
     from autotune.rundir.store import Store
 
     if form not in set(ExportFormat):
         legal = ", ".join(ExportFormat)
         raise AutotuneError(f"--format must be one of {legal} but got {form!r}{close_matches(form, ExportFormat)}")
-    store = Store.open(run_path)
-    text = render_export(store, ExportFormat(form), even_unjudged=force, needs_loss=needs_loss)
-    write_text(text, output, hint=f"use it: {USE[ExportFormat(form)].format(file=output)}")
+    chosen, winner = ExportFormat(form), winner_of(Store.open(run_path), even_unjudged=force)
+    if needs_loss:
+        require_loss(winner)
+    write_text(render_winner(winner, chosen), output, hint=f"use it: {USE[chosen].format(file=output)}")
 
 
 def verify(
@@ -161,10 +163,10 @@ def verify(
     winner = read_winner(file)
     found = verify_winner(winner, file, study=study, run=run)
     if as_json:
-        print_json(found)
+        print_json(plain(found, status=found.status))
     else:
         print_lines(f"differs  {difference}" for difference in found.differences)
-        print_lines(f"note     {note}" for note in found.notes)
+        print_lines(f"note     {text}" for text in (found.unchecked, *found.notes) if text)
         if found.status == "holds":
             print_lines([f"holds    {winner.study}: this machine is as it was when it was proven"])
         elif found.status == "unchecked":
@@ -208,7 +210,7 @@ def exec_(
     if needs_loss:
         require_loss(winner)
     elif winner.loss is not None and winner.loss.is_silent:
-        _say(winner.loss.words)
+        note(winner.loss.words)
     found = [str(d) for d in verify_winner(winner, file, run=run).differences]
     found += [] if records.unchecked is None else [records.unchecked]
     if found and not force:
@@ -220,8 +222,8 @@ def exec_(
     command = _with_options(command, winner, force=force)
     merged, lines = merge_for_exec(caller_environment(), winner.settings, prefer=prefer)
     forced = [f"not proven here, forced: {d}" for d in found]
-    print_lines((f"autotune: {line}" for line in (*forced, *(f"gives {x}" for x in lines))), stderr=True)
-    sys.stderr.flush()
+    for line in (*forced, *(f"gives {x}" for x in lines)):
+        note(line)
     given = FlagSet.from_environment(merged, winner.settings)
     given = FlagSet({n: v for n, v in given.items() if n in winner.settings})
     call_off = watch_arrival(given, command, Path.cwd()) if given else lambda: None
@@ -248,13 +250,13 @@ def _with_options(command: list[str], winner: Winner, *, force: bool) -> list[st
     return filled_command(command, winner.options)
 
 
-def _read_checked(file: Path, run: Path | None = None) -> tuple[Winner, RecordCheck]:
+def _read_checked(file: Path, run: Path | None = None) -> tuple[Winner, Verification]:
     """Reads a winner and compares it with its records, if found; a difference is an error even with `exec --force`."""
     from autotune.model.errors import AutotuneError
     from autotune.results.export import read_winner
-    from autotune.results.winner import RecordCheck, check_records
+    from autotune.results.winner import Verification, check_records
 
-    winner, found = read_winner(file), RecordCheck()
+    winner, found = read_winner(file), Verification()
     if file.is_file():
         found = check_records(winner, file, run=run)
         if found.differences:
@@ -264,10 +266,6 @@ def _read_checked(file: Path, run: Path | None = None) -> tuple[Winner, RecordCh
                 + "\n  export it again"
             )
     return winner, found
-
-
-def _say(line: str) -> None:
-    print(f"autotune: {line}", file=sys.stderr, flush=True)
 
 
 # ---------------------------------------------------------------------- library, recheck
@@ -292,24 +290,6 @@ def library_add(
         print(add_to_library(winner, library))
 
 
-@library_app.command("list")
-def library_list(library: options.Library = Path("library"), as_json: options.Json = False) -> None:
-    """Lists the winners of the library."""
-    from autotune.results.format import format_estimate
-    from autotune.results.library import library_entries
-    from autotune.results.winner import check_records
-
-    known = [(e, check_records(e.winner, e.path)) for e in library_entries(library, _say)]
-    if as_json:
-        print_json([plain(e.winner, file=str(e.path), status=check.status) for e, check in known])
-        return
-    for e, check in known:
-        c, found = e.winner.conditions, e.winner.estimate
-        ratio = format_estimate(found) if found else "-"
-        line = f"{ratio}  {e.count} x {e.gpu}, jaxlib {c.jaxlib}, {e.winner.workload_entry}: {e.winner.settings}"
-        print_lines(["; ".join([line, *(str(told) for told in (check.unchecked, *check.differences) if told)])])
-
-
 def best(
     gpu: Annotated[str | None, typer.Option(help='Such as "NVIDIA H200".')] = None,
     count: Annotated[int | None, typer.Option(min=1, help="Devices.")] = None,
@@ -319,15 +299,13 @@ def best(
     as_json: options.Json = False,
 ) -> None:
     """Gives the best known winner for a GPU, count, jaxlib and workload, or the nearest one, labelled untested."""
-    from autotune.results.library import LibraryQuery, best_known, format_match, library_entries
+    from autotune.results.library import best_known, format_match, library_entries
 
-    match = best_known(
-        library_entries(library, _say), LibraryQuery(gpu=gpu, count=count, jaxlib=jaxlib, workload=workload)
-    )
-    records = _read_checked(match.entry.path)[1]
+    match = best_known(library_entries(library, note), gpu=gpu, count=count, jaxlib=jaxlib, workload=workload)
+    records = _read_checked(match.path)[1]
     if as_json:
-        tested, file = match.is_tested, str(match.entry.path)
-        print_json(plain(match.entry.winner, tested=tested, distance=match.distance, file=file, status=records.status))
+        tested, file = match.is_tested, str(match.path)
+        print_json(plain(match.winner, tested=tested, distance=match.distance, file=file, status=records.status))
         return
     print_lines([*format_match(match), *([records.unchecked] if records.unchecked is not None else [])])
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from autotune.cli import options
-from autotune.cli.printing import make_console, print_blocks, print_json, print_lines, print_study, print_table
+from autotune.cli.printing import print_blocks, print_json, print_lines, print_study
 
 if TYPE_CHECKING:
     from autotune.model.measurement import Pair
@@ -26,7 +26,7 @@ def status(
     """Shows how far studies are; of a running one its stage, since when, and the time left."""
     from autotune.model.errors import AutotuneError
     from autotune.rundir.store import runs_in
-    from autotune.study.status import UnreadableRun, format_lanes, study_status
+    from autotune.study.status import UnreadableRun, study_status
 
     paths = [run_path] if run_path else runs_in(options.RUNS)
     found: list[StudyStatus | UnreadableRun] = []
@@ -43,33 +43,18 @@ def status(
     if not found:
         print("no runs here yet; `autotune run studies/quickstart.toml` makes one")
         return
-    if make_console().is_terminal:
-        print_blocks(map(_block, found))
-        return
-    print_table(("run", "state", "trials", "failed", "time", "best so far", "conclusion"), map(_cells, found))
-    print_lines(line for status in found for line in format_lanes(status))
-
-
-def _cells(status: StudyStatus | UnreadableRun) -> list[str]:
-    """Formats one run as a row of the table."""
-    from autotune.study.status import UnreadableRun
-
-    if isinstance(status, UnreadableRun):
-        return [status.run, status.state, *[""] * 5]
-    trials = f"{status.trials} of {status.asked_trials}"
-    return [status.run, _state(status), trials, str(status.failed), status.time, status.best, status.sentence]
+    print_blocks(map(_block, found))
 
 
 def _block(status: StudyStatus | UnreadableRun) -> list[str]:
-    """Formats one run as lines for a terminal."""
+    """Formats one run as lines."""
     from autotune.study.status import UnreadableRun, format_lanes
 
     if isinstance(status, UnreadableRun):
         return [status.run, status.state]
     trials = f"{status.trials} of {status.asked_trials} trials ({status.failed} failed) in {status.time}"
     best = status.sentence or f"best so far: {status.best}"
-    lanes = [line.removeprefix(f"{status.run}: ") for line in format_lanes(status)]
-    return [f"{status.run}: {_state(status)}", trials, best, *lanes]
+    return [f"{status.run}: {_state(status)}", trials, best, *format_lanes(status)]
 
 
 def _state(status: StudyStatus) -> str:
@@ -157,26 +142,18 @@ def repro(
         print(line)
 
 
-def fsck(
-    run_path: options.Run,
-    unlock: Annotated[
-        bool, typer.Option("--unlock", help="Take away the lock of a driver that died on another machine.")
-    ] = False,
-    as_json: options.Json = False,
-) -> None:
+def fsck(run_path: options.Run, as_json: options.Json = False) -> None:
     """Says what is wrong with a run directory, whether it matters, and what to do; changes nothing.
 
     Ends with status 1 if anything is lost.
     """
     from autotune.rundir.fsck import check_run
-    from autotune.rundir.lock import unlock as take_lock_away
 
-    dead = take_lock_away(run_path) if unlock else None
     found = check_run(run_path)
     if as_json:
         print_json(found)
     else:
-        lines = [f"the lock of {dead} is taken away" if dead else "no lock was left"] if unlock else []
+        lines = []
         if found.writer is not None:
             lines.append(f"{found.writer} is writing this run now: the end of its files may be on the way still")
         lines += map(str, found.problems)

@@ -80,10 +80,10 @@ def tune(
             "a study must be agreed to but there is no terminal to ask on: add --yes to start it, or --dry-run to look "
             "and write the study file only. Nothing was started"
         )
-    seconds_of(time_budget, "--time-budget")  # a mistyped one must not wait for the look
+    budget_s = None if time_budget is None else options.seconds_of(time_budget, "--time-budget")
     file, known = file_of(asked, name)
     if known is None:
-        plan, found = planned(asked, file.stem, trials=trials or DEFAULT_TRIALS, budget=time_budget)
+        plan, found = planned(asked, file.stem, trials=trials or DEFAULT_TRIALS, budget_s=budget_s)
         show_plan(found, plan, file)
         if not dry_run and not yes and not typer.confirm("Start the study?", default=True):
             print_lines(["nothing was started or written; --dry-run writes the study file only"])
@@ -124,11 +124,12 @@ def init(
             "--hook must be given with a command, for init does not run it; without the hook in its loop: "
             f"autotune tune --dry-run -- {shlex.join(command)}"
         )
-    own = name_of_entry(entry) if entry else name_of(command or [])
+    own = name_of([entry] if entry else command or [])
     file = output or Path(f"{name or own}.toml")
     if file.exists():
         raise StudyFileError(f"a new study file must not lie on another but {file} is there: give --output or --name")
-    study, budget_s = name or file.stem, seconds_of(time_budget, "--time-budget")
+    study = name or file.stem
+    budget_s = None if time_budget is None else options.seconds_of(time_budget, "--time-budget")
     what, place = entry or command or [], place_of(platform)
     text = plan_unseen(what, **place, name=study, trials=trials, budget_s=budget_s, said=typed_command())
     checked(text)
@@ -147,38 +148,22 @@ def ask_for(command: list[str] | None, platform: str | None, rules: dict[str, An
     if not command:
         raise StudyFileError("a command must follow, after --, but there is none: autotune tune -- python train.py")
     refuse_one_word(command)
-    limit_s = seconds_of(limit, "--look-limit")
-    assert limit_s is not None
     return ProbeRequest(
         command=tuple(command), cwd=Path.cwd(), platform=platform or default_platform(), rules=rules,
-        limit_s=limit_s,
+        limit_s=options.seconds_of(limit, "--look-limit"),
     )  # fmt: skip
-
-
-def seconds_of(text: str | None, option: str) -> float | None:
-    """Parses the duration given to an option, if any, to seconds."""
-    from autotune.model.errors import StudyFileError
-    from autotune.model.units import parse_duration
-
-    try:
-        return None if text is None else parse_duration(text)
-    except ValueError as error:
-        raise StudyFileError(f"{option} must look like 30m or 8h but got {text!r}; say its unit") from error
 
 
 def rules_of(
     preset: str | None, pattern: str | None, key: str | None, unit: str | None, file: str | None, loss: str | None
 ) -> dict[str, Any] | None:
     """Returns the keys of `[workload.read]` given by options; None without any."""
-    from autotune.model.errors import StudyFileError
+    from autotune.model.sections import ReadSpec
 
     given = {"preset": preset, "pattern": pattern, "json_key": key, "unit": unit, "file": file, "loss": loss}
     rules = {name: value for name, value in given.items() if value is not None}
-    if rules and sum(value is not None for value in (preset, pattern, key)) != 1:
-        raise StudyFileError(
-            "how steps are read must be said by exactly one of --step-preset, --step-pattern and --step-json; "
-            "--step-unit, --step-file and --loss go with one of them"
-        )
+    if rules:
+        ReadSpec.refuse_bad(rules)
     return rules or None
 
 
@@ -192,11 +177,6 @@ def name_of(command: list[str]) -> str:
         chosen = next(iter([*modules[:1], *scripts]), chosen)
     chosen = re.sub(r"\.(py|sh)$", "", chosen)
     return re.sub(r"[^A-Za-z0-9._-]+|\.{2,}", "-", chosen).strip("-._")[:48] or "program"
-
-
-def name_of_entry(entry: str) -> str:
-    """Derives the name of a study from its entry."""
-    return re.sub(r"[^A-Za-z0-9-]+", "-", entry).strip("-")[:48] or "study"
 
 
 def file_of(asked: ProbeRequest, name: str | None) -> tuple[Path, StudySpec | None]:
@@ -258,7 +238,7 @@ def typed_command() -> str:
     return shlex.join(["autotune", *redact_command(sys.argv[1:])])
 
 
-def planned(asked: ProbeRequest, name: str, *, trials: int, budget: str | None) -> tuple[Plan, ProbeResult]:
+def planned(asked: ProbeRequest, name: str, *, trials: int, budget_s: float | None) -> tuple[Plan, ProbeResult]:
     """Probes a program once, with progress on the console, and plans its study."""
     from autotune.model.redaction import redact_command
     from autotune.programs.draft import plan_of
@@ -266,7 +246,6 @@ def planned(asked: ProbeRequest, name: str, *, trials: int, budget: str | None) 
 
     console = make_console(stderr=True)
     what = f"running it once, to see how it prints its steps: {shlex.join(redact_command(asked.command))}"
-    budget_s = seconds_of(budget, "--time-budget")
     try:
         if console.is_terminal:
             with console.status(what) as status:
@@ -282,7 +261,7 @@ def planned(asked: ProbeRequest, name: str, *, trials: int, budget: str | None) 
 
 def show_plan(found: ProbeResult, plan: Plan, file: Path) -> None:
     """Prints the findings of the probe, the search space with its reason, and the time."""
-    from autotune.model.units import format_seconds
+    from autotune.model.units import format_about, format_seconds
     from autotune.programs.draft import WHY
     from autotune.study.preflight import preview_space
 
@@ -309,8 +288,8 @@ def show_plan(found: ProbeResult, plan: Plan, file: Path) -> None:
         ("times", f"ready after {format_seconds(steps.start_s)}, a step takes {format_seconds(steps.step_s)}; {seen}"),
         ("search", f"{len(names)} settings of {preview.build}: {', '.join(names[:MOST_NAMES])}{more}"),
         ("because", WHY[plan.kind]),
-        ("time", f"{_about(plan.budget_s)} in all; a run takes {format_seconds(plan.run_s)}, a trial "
-                 f"{_about(plan.trial_s)}: reference, candidate, reference, twice"),
+        ("time", f"{format_about(plan.budget_s)} in all; a run takes {format_seconds(plan.run_s)}, a trial "
+                 f"{format_about(plan.trial_s)}: reference, candidate, reference, twice"),
         *([("careful", _too_short(plan))] if plan.budget_s < plan.needed_s else []),
         ("file", f"{file}, run directory {options.RUNS / plan.spec.name}"),
     ]  # fmt: skip
@@ -341,18 +320,12 @@ def _some(files: Sequence[str]) -> str:
 def _too_short(plan: Plan) -> str:
     """Formats a warning that the time budget is too short for a study."""
     from autotune.model.spec import FEWEST_TRIALS
+    from autotune.model.units import format_about
 
     return (
-        f"the A/A run, {FEWEST_TRIALS} trials and the proof of one set take about {_about(plan.needed_s)} here; in "
-        "less the study tries fewer sets, or stops after the A/A run"
+        f"the A/A run, {FEWEST_TRIALS} trials and the proof of one set take about {format_about(plan.needed_s)} here; "
+        "in less the study tries fewer sets, or stops after the A/A run"
     )
-
-
-def _about(seconds: float) -> str:
-    """Formats an estimate of time: whole minutes from one minute on."""
-    from autotune.model.units import format_seconds
-
-    return format_seconds(seconds if seconds < 60 else 60 * round(seconds / 60)).removesuffix(" 0 s")
 
 
 def write_study(file: Path, text: str, command: Sequence[str]) -> None:
@@ -408,11 +381,12 @@ def _shown(store: Store, asked: ProbeRequest) -> tuple[str, ...]:
 
 
 def _write_winner(store: Store, path: Path, asked: ProbeRequest) -> None:
-    from autotune.results.export import ExportFormat, render_export
+    from autotune.results.export import ExportFormat, render_winner
+    from autotune.results.winner import winner_of
     from autotune.rundir.files import write_atomically
 
     file = path / "winner.env"
-    write_atomically(file, render_export(store, ExportFormat.ENV))
+    write_atomically(file, render_winner(winner_of(store), ExportFormat.ENV))
     command = shlex.join(_shown(store, asked))
     print_lines(
         [

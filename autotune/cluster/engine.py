@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from autotune.machine.environment import caller_environment, driver_python, let_import_packages
+from autotune.machine.environment import caller_environment, driver_python, with_packages
 from autotune.machine.slurm import end_slurm_step, slurm_client_environment, slurm_step_command
 from autotune.model.clock import Stopwatch
 from autotune.model.errors import NodeLostError
@@ -245,14 +245,14 @@ def _end_all(process: GuardedProcess, step: str | None, env: Mapping[str, str]) 
 
 def lanes_here(groups: Sequence[Sequence[str]], host: str) -> list[Place]:
     """Places a lane on each group of device ids of this machine."""
-    env = _lane_environment()
+    env = with_packages(caller_environment())
     return [Place(name=_lane_name(group), host=host, env=env, devices=len(group), ids=tuple(group)) for group in groups]
 
 
 def lanes_on_nodes(nodes: Sequence[str], *, devices: int | None, extra: Sequence[str] = ()) -> list[Place]:
     """Places a lane on each of some nodes of this SLURM job; `devices` are GPUs of each, `extra` goes to ``srun``."""
     client = slurm_client_environment(caller_environment())
-    env = {n: v for n, v in _lane_environment().items() if n not in SET_BY_NODE}
+    env = {n: v for n, v in with_packages(caller_environment()).items() if n not in SET_BY_NODE}
     return [
         Place(
             name=node, host=node, env=client, remote_env=env, devices=devices,
@@ -267,14 +267,8 @@ def lanes_of_groups(groups: Sequence[Sequence[str]], *, devices: int | None) -> 
 
     The first node of a group names the lane; `devices` are the GPUs of each group.
     """
-    env = _lane_environment()
+    env = with_packages(caller_environment())
     return [Place(name=g[0], host=g[0], env={**env, NODES_VARIABLE: ",".join(g)}, devices=devices) for g in groups]
-
-
-def _lane_environment() -> dict[str, str]:
-    env = dict(caller_environment())
-    let_import_packages(env)
-    return env
 
 
 def _lane_name(group: Sequence[str]) -> str:

@@ -6,6 +6,7 @@ on the job's nodes, passes on the warning of the time limit, and requeues the jo
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shlex
 import shutil
@@ -17,18 +18,19 @@ from pathlib import Path
 import jinja2
 
 from autotune.machine.environment import caller_environment
-from autotune.machine.slurm import ask_slurm, has_slurm, slurm_client_environment, slurm_partitions
-from autotune.model.errors import STOPPED, LaunchError, StudyFileError, close_matches
+from autotune.machine.slurm import SlurmError, ask_slurm, has_slurm, slurm_client_environment
+from autotune.model.errors import STOPPED, LaunchError, StudyFileError
 from autotune.model.redaction import redact_text
 from autotune.model.spec import StudySpec
-from autotune.model.units import format_seconds, parse_duration
+from autotune.model.units import format_seconds
 
 LONGEST_GRACE_S = 65_535
 MOST_REQUEUES = 100
 STORAGE_VARIABLE = "AUTOTUNE_STORAGE"
 """Variable that gives a job the URL of its storage, which may hold a password and so must not be in the script."""
 
-_SLURM_TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
+NEVER_STARTS = ("PartitionConfig", "PartitionNodeLimit", "PartitionTimeLimit")
+"""Reasons of SLURM to keep a job waiting until somebody changes the job or its partition."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,30 +85,6 @@ class Program:
     def log(self) -> str:
         """The job's log file beside the run directory, as a pattern of SLURM, which fills in the job's number."""
         return f"{str(self.run_dir).replace('%', '%%')}.slurm-%j.log"
-
-
-def parse_time(text: str) -> float:
-    """Parses ``8h``, ``90m``, or SLURM's own ``HH:MM:SS`` and ``D-HH[:MM[:SS]]`` to seconds.
-
-    Raises:
-        StudyFileError: If it is none of them; a number without a unit is refused, for SLURM alone takes it as minutes.
-    """
-    found = _SLURM_TIME.fullmatch(text.strip())
-    try:
-        if found is None:
-            return parse_duration(text)
-        days, *fields = found.groups()
-        if days is None and fields[2] is None:
-            raise ValueError("no unit")
-        hours, minutes, seconds = (int(f or 0) for f in fields)
-        total = int(days or 0) * 86_400.0 + hours * 3600 + minutes * 60 + seconds
-        if total <= 0:
-            raise ValueError("nothing")
-        return total
-    except ValueError as error:
-        raise StudyFileError(
-            f"a time limit must look like 8h, 90m, 08:00:00 or 1-12:00:00 but got {text!r}; say its unit"
-        ) from error
 
 
 def format_time(seconds: float) -> str:
@@ -246,35 +224,7 @@ def _directive(option: str) -> str:
 # ---------------------------------------------------------------------- the cluster
 
 
-def _refuse_hopeless(request: JobRequest, env: Mapping[str, str]) -> None:
-    """Refuses jobs that this cluster would accept but never start."""
-    if not has_slurm():
-        raise LaunchError(
-            "a job must be submitted where SLURM is but there is no sbatch on this machine; call this on a login node, "
-            "or show the script with --dry-run"
-        )
-    partitions = slurm_partitions(env)
-    if request.partition is None:
-        return
-    found = partitions.get(request.partition)
-    if found is None:
-        raise LaunchError(
-            f"--partition must be one of {', '.join(sorted(partitions)) or 'none'} but got {request.partition!r}"
-            f"{close_matches(request.partition, partitions)}"
-        )
-    if request.nodes > found.node_count:
-        raise LaunchError(
-            f"--nodes must be at most {found.node_count}, all nodes of partition {request.partition}, but got "
-            f"{request.nodes}; SLURM would take the job and never start it"
-        )
-    if found.limit_s is not None and request.time_s > found.limit_s:
-        raise LaunchError(
-            f"--time must be at most {format_time(found.limit_s)}, the limit of partition {request.partition}, but got "
-            f"{format_time(request.time_s)}; with --requeue a study continues over several jobs"
-        )
-
-
-def submit_script(request: JobRequest, program: Program, script: str, *, storage: str | None) -> str:
+def submit_script(program: Program, script: str, *, storage: str | None) -> str:
     """Writes the script and submits it; returns the job's number.
 
     Args:
@@ -285,13 +235,32 @@ def submit_script(request: JobRequest, program: Program, script: str, *, storage
         LaunchError: If SLURM refuses the job, or would never start it; no script is left behind.
     """
     env = {**caller_environment(), **({} if storage is None else {STORAGE_VARIABLE: storage})}
-    _refuse_hopeless(request, env)
+    if not has_slurm():
+        raise LaunchError(
+            "a job must be submitted where SLURM is but there is no sbatch on this machine; call this on a login node, "
+            "or show the script with --dry-run"
+        )
+    client = slurm_client_environment(env)  # variables of the caller's own job must not shape the new one
     program.script.parent.mkdir(parents=True, exist_ok=True)
     program.script.write_text(script, encoding="utf-8")
     try:
-        # Variables of the caller's own job must not shape the new one.
-        said = ask_slurm(["sbatch", "--parsable", str(program.script)], slurm_client_environment(env))
+        job = ask_slurm(["sbatch", "--parsable", str(program.script)], client).strip().partition(";")[0]
+        _cancel_hopeless(job, client)
     except LaunchError:
         program.script.unlink()
         raise
-    return said.strip().partition(";")[0]
+    return job
+
+
+def _cancel_hopeless(job: str, client: Mapping[str, str]) -> None:
+    """Cancels a job that SLURM has taken but would never start."""
+    reason = ""
+    with contextlib.suppress(SlurmError):  # a busy controller: the job stands
+        reason = ask_slurm(["squeue", "-h", "-j", job, "-o", "%r"], client).strip()
+    if reason in NEVER_STARTS:
+        ask_slurm(["scancel", job], client)
+        raise LaunchError(
+            f"a job must fit its partition but SLURM would never start this one ({reason}), so it is cancelled; "
+            "`scontrol show partition` has the limits: ask for fewer --nodes or less --time; with --requeue a study "
+            "continues over several jobs"
+        )

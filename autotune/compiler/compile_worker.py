@@ -21,7 +21,7 @@ from autotune.child.packages import workloads_root
 from autotune.compiler.program import CompileResult
 from autotune.compiler.schedule import FATAL, LOG, OPTIONS, RESULT, last_lines, read_program, read_text
 from autotune.compiler.targets import Target, Topology, compiler_versions
-from autotune.machine.environment import caller_environment, child_environment, driver_python, let_import_packages
+from autotune.machine.environment import caller_environment, child_environment, driver_python, with_packages
 from autotune.machine.files import COMPILES, Scratch
 from autotune.model.errors import LaunchError
 from autotune.model.flags import OPTION, FlagSet, parse_text_proto
@@ -120,7 +120,7 @@ class CompileWorker:
         self._folder = self._scratch.path
         devices = job.topology.device_count if job.target is None else None
         env = child_environment(job.base, shared, platform_name="cpu", virtual_devices=devices)
-        let_import_packages(env)
+        env = with_packages(env)
         env["CUDA_VISIBLE_DEVICES"] = ""  # described GPUs only: attached ones are being measured
         env["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"  # else the plugin requires cuPTI, useless without a GPU
         env["OPENBLAS_NUM_THREADS"] = "1"  # threads that a fork would lose

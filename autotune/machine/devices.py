@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import re
-import stat
+import socket
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+import psutil
 
 from autotune.child.gpus import VISIBLE
 from autotune.model.errors import LaunchError, StudyFileError
@@ -57,63 +58,23 @@ def restrict_devices(platform_name: str, devices: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def reserve_devices(kind: str, devices: Sequence[str]) -> Iterator[None]:
-    """Reserves devices of this machine against every other study of this user; `kind` is ``cuda`` or ``cpu``.
+    """Reserves devices of this machine against other studies of this user; `kind` is ``cuda`` or ``cpu``.
+
+    Each is an abstract socket: the kernel gives its name to one process, and frees it however that process ends.
 
     Raises:
-        LaunchError: If another study has one of them, or the folder of locks is not safe.
+        LaunchError: If another study has one of them.
     """
-    if not devices:
-        yield
-        return
-    folder = _lock_folder()
+    place = Path(tempfile.gettempdir()).stat()  # a study with a temporary folder of its own, as in tests, stands apart
     with contextlib.ExitStack() as stack:
         for device in sorted(devices):
-            name = f"{kind}-{device.replace('/', '_')}"
+            name = f"autotune-{os.getuid()}-{place.st_dev}-{place.st_ino}-{kind}-{device}"
             try:
-                lock = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+                stack.enter_context(socket.socket(socket.AF_UNIX)).bind(f"\0{name}")
             except OSError as error:
-                raise _cannot_reserve(f"{name}: {error.strerror}") from error
-            stack.callback(os.close, lock)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                holder = os.pread(lock, 100, 0).decode(errors="replace").strip() or "unknown"
+                found = (c.pid for c in psutil.net_connections("unix") if str(c.laddr) == f"@{name}")
                 raise LaunchError(
                     f"a device must be used by one study at a time but {kind} device {device} is in use by another "
-                    f"(process {holder}); name other devices with --devices, or wait"
-                ) from None
-            os.ftruncate(lock, 0)
-            os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+                    f"(process {next(found, None) or 'unknown'}); name other devices with --devices, or wait"
+                ) from error
         yield
-
-
-def _lock_path() -> Path:
-    return Path(tempfile.gettempdir()) / f"autotune-slots-{os.getuid()}"
-
-
-def _lock_folder() -> Path:
-    """Makes the folder of locks if it is missing.
-
-    Everybody may write the temporary folder, so a link, another user's folder or one open to others is refused: whoever
-    made it could hold or free this user's devices.
-    """
-    path = _lock_path()
-    try:
-        path.mkdir(mode=0o700, exist_ok=True)
-        found = path.lstat()
-    except OSError as error:
-        raise _cannot_reserve(str(error.strerror)) from error
-    if not stat.S_ISDIR(found.st_mode):
-        raise _cannot_reserve("it is a link")
-    if found.st_uid != os.getuid():
-        raise _cannot_reserve(f"it belongs to user {found.st_uid}")
-    if stat.S_IMODE(found.st_mode) & 0o077:
-        raise _cannot_reserve(f"others may use it (mode {stat.S_IMODE(found.st_mode):04o})")
-    return path
-
-
-def _cannot_reserve(why: str) -> LaunchError:
-    return LaunchError(
-        f"{_lock_path()} must be a folder of this user alone, to reserve devices against other studies, but {why}; "
-        "remove it if it is yours, or name another temporary folder with TMPDIR"
-    )

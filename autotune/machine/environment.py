@@ -84,11 +84,12 @@ def child_environment(
     return env
 
 
-def let_import_packages(env: dict[str, str]) -> None:
-    """Puts the folder of these packages on a child's PYTHONPATH, unless they are installed."""
+def with_packages(env: Mapping[str, str]) -> dict[str, str]:
+    """Adds the folder of these packages to a child's PYTHONPATH, unless they are installed."""
     root = Path(__file__).resolve().parents[2]
-    if root.name != "site-packages":
-        env["PYTHONPATH"] = os.pathsep.join([str(root), *filter(None, [env.get("PYTHONPATH")])])
+    if root.name == "site-packages":
+        return dict(env)
+    return {**env, "PYTHONPATH": os.pathsep.join([str(root), *filter(None, [env.get("PYTHONPATH")])])}
 
 
 def storable(environment: Mapping[str, str]) -> dict[str, str]:

@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 
 from autotune.child.packages import CUDA_PLUGINS, PACKAGES_PROGRAM, installed_versions
-from autotune.machine.environment import caller_environment, driver_python, let_import_packages, storable
+from autotune.machine.environment import caller_environment, driver_python, storable, with_packages
 from autotune.machine.gpus import Runner, find_gpus, run_program
 from autotune.model.measurement import GpuState
 
@@ -172,10 +172,9 @@ def would_run_on(environment: Mapping[str, str], count: int | None = None) -> Ra
     Args:
         count: Number of visible GPUs that the workload uses; None is all.
     """
-    env = dict(environment)
-    let_import_packages(env)
     command = [driver_python(), "-m", "autotune.child.gpus", json.dumps({"count": count})]
     try:
+        env = with_packages(environment)
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=_ANSWER_LIMIT_S, check=True)
         told = json.loads(done.stdout)
     except (OSError, subprocess.SubprocessError, ValueError):

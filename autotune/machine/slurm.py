@@ -12,7 +12,6 @@ import re
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from autotune.model.errors import LaunchError
 
@@ -86,37 +85,6 @@ def slurm_address(node: str, env: Mapping[str, str]) -> str:
     shown = ask_slurm(["scontrol", "--oneliner", "show", "node", node], slurm_client_environment(env))
     found = re.search(r"\bNodeAddr=(\S+)", shown)
     return found.group(1) if found else node
-
-
-@dataclass(frozen=True, slots=True)
-class Partition:
-    """A partition's number of nodes, and its time limit in seconds, None for none."""
-
-    node_count: int
-    limit_s: float | None
-
-
-def slurm_partitions(env: Mapping[str, str]) -> dict[str, Partition]:
-    """Returns the partitions of this cluster by name.
-
-    Raises:
-        SlurmError: If the controller does not answer.
-    """
-    found: dict[str, Partition] = {}
-    for line in ask_slurm(["sinfo", "-h", "-o", "%R|%D|%l"], slurm_client_environment(env)).splitlines():
-        name, count, limit = line.strip().split("|")  # one line for each state that its nodes are in
-        before = found[name].node_count if name in found else 0
-        found[name] = Partition(before + int(count), _seconds(limit))
-    return found
-
-
-def _seconds(shown: str) -> float | None:
-    """Parses a time of sinfo, ``[[D-]HH:]MM:SS``; None for no limit."""
-    found = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", shown)
-    if found is None:
-        return None
-    days, hours, minutes, seconds = (int(x or 0) for x in found.groups())
-    return float(days * 86_400 + hours * 3600 + minutes * 60 + seconds)
 
 
 def lost_slurm_nodes(nodes: Sequence[str], env: Mapping[str, str]) -> dict[str, str]:

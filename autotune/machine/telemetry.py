@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import os
 import statistics
 import threading
@@ -290,19 +289,16 @@ class GpuWatch:
         self._arms, self._others, self._trouble, self._next_s = {}, {}, {}, 0.0
         return put_together(arms, others, trouble)
 
-    def energy_readers(self, count: int | None) -> list[Callable[[], float | None]]:
-        """Returns readers of the energy counters, in joules, of the first `count` GPUs (all, if None).
+    def energy_j(self, count: int | None) -> float | None:
+        """Returns the sum of the energy counters of the first `count` GPUs (all, if None), joules.
 
-        A reader returns None where the GPU or its driver has no such counter (before Volta; parts of a GPU under MIG).
+        None where a GPU or its driver has no such counter (before Volta; parts of a GPU under MIG).
         """
-        return [functools.partial(self._energy_j, place) for place in range(len([*self._devices][:count]))]
-
-    def _energy_j(self, place: int) -> float | None:
-        device = next(itertools.islice(self._devices.values(), place, None), None)
-        if device is None or device.part is not None:  # the GPU's counter includes the users of its other parts
+        devices = list(self._devices.values())[:count]
+        if any(d.part is not None for d in devices):  # the GPU's counter includes the users of its other parts
             return None
-        millijoules = ask(self._nvml, "nvmlDeviceGetTotalEnergyConsumption", device.handle)
-        return float(millijoules) / 1e3 if millijoules is not None else None
+        millijoules = [ask(self._nvml, "nvmlDeviceGetTotalEnergyConsumption", d.handle) for d in devices]
+        return sum(millijoules) / 1e3 if millijoules and None not in millijoules else None
 
     def _counters(self) -> dict[int, dict[str, int]]:
         """Reads the throttle counters of all GPUs that answer."""
@@ -368,20 +364,19 @@ class EnergyMeter:
     """Counts the energy that the GPUs of a study draw while something runs.
 
     Attributes:
-        readers: Return the counter of each GPU in joules; None if it does not answer now.
+        read_j: Returns the sum of the GPUs' counters, joules; None if one does not answer now.
         shortest_s: Shortest block, in seconds, over which the counters can be trusted.
     """
 
-    readers: tuple[Callable[[], float | None], ...] = ()
+    read_j: Callable[[], float | None] = lambda: None
     shortest_s: float = NVML_SHORTEST_S
 
     def measure(self, work: Callable[[], T]) -> tuple[T, float | None]:
         """Runs `work`; returns its result, and the joules drawn meanwhile, or None where they are not known."""
-        before = [read_j() for read_j in self.readers]
-        result = work()
-        after = [read_j() for read_j in self.readers]
-        used = [b - a for a, b in zip(before, after, strict=True) if a is not None and b is not None and b >= a]
-        return result, sum(used) if used and len(used) == len(self.readers) else None
+        before, result, after = self.read_j(), work(), self.read_j()
+        if before is None or after is None or after < before:  # a reloaded driver counts anew
+            return result, None
+        return result, after - before
 
     def use_of(self, pairs: Sequence[Pair]) -> EnergyUse | None:
         """Returns the mean energy of a step of both arms; None if a block was not counted or blocks are too short."""
@@ -400,7 +395,5 @@ NO_METER = EnergyMeter()
 
 def open_meter(spec: StudySpec, gpus: GpuWatch) -> EnergyMeter:
     """Opens the meter of a study's GPUs; one that counts nothing unless each of them can be read from here."""
-    readers = gpus.energy_readers(spec.device.count) if spec.device.node_count == 1 else []
-    if any(read_j() is None for read_j in readers):
-        return NO_METER
-    return EnergyMeter(readers=tuple(readers))
+    read_j = functools.partial(gpus.energy_j, spec.device.count)
+    return NO_METER if spec.device.node_count > 1 or read_j() is None else EnergyMeter(read_j=read_j)

@@ -7,6 +7,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 STOPPED = 75
 """Exit status of a driver that was told to stop before the end (EX_TEMPFAIL of sysexits.h): run it again."""
@@ -48,3 +52,11 @@ def close_matches(name: str, known: Iterable[str]) -> str:
     """A clause such as ``; did you mean `a` or `b`?``, or an empty string."""
     found = difflib.get_close_matches(name, list(known), n=3, cutoff=0.6)
     return f"; did you mean {' or '.join(f'`{f}`' for f in found)}?" if found else ""
+
+
+def first_problem(error: ValidationError) -> str:
+    """Formats the first problem of a record: its field and what is wrong."""
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"])
+    said = first["msg"].removeprefix("Value error, ")
+    return f"`{where}`: {said:.300}" if where else f"{said:.300}"

@@ -59,6 +59,11 @@ def format_seconds(seconds: float | None) -> str:
     return _scaled(seconds, {" s": 1.0, " ms": 1e-3, " µs": 1e-6})
 
 
+def format_about(seconds: float) -> str:
+    """An estimate of time: whole minutes from one minute on, ``12 min``."""
+    return format_seconds(seconds if seconds < 60 else 60 * round(seconds / 60)).removesuffix(" 0 s")
+
+
 def format_joules(joules: float | None) -> str:
     """An energy with three significant digits: ``12.5 J``, ``3.10 kJ``."""
     return _scaled(joules, {" MJ": 1e6, " kJ": 1e3, " J": 1.0, " mJ": 1e-3})

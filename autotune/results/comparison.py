@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,10 +27,15 @@ FIELDS = ("gpu", "count", "jaxlib", "plugin", "driver", "workload", "mesh")
 _IMPLIED = {"workload": ("mesh",), "count": ("mesh",), "jaxlib": ("plugin",)}
 """Fields that cannot stay the same when another is the axis."""
 
-_GOOD = ("in the winner", Verdict.FASTER)
-_NOTHING = ("no-op", Verdict.NO_DIFFERENCE)
-_BAD = (Verdict.SLOWER, "failed")
-"""States by a proof, the compiled program or a failure; search results of trials do not count."""
+_KINDS = {
+    "in the winner": "good",
+    Verdict.FASTER: "good",
+    "no-op": "nothing",
+    Verdict.NO_DIFFERENCE: "nothing",
+    Verdict.SLOWER: "bad",
+    "failed": "bad",
+}
+"""Kinds of states by a proof, the compiled program or a failure; search results of trials do not count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +49,7 @@ class ComparisonTable:
             no_ops (settings), default_step_s, provable, winner (``(not settled)``, with a ratio of NaN, if the study
             is inconclusive, nothing ran, or it has not ended).
         settings: One row per setting and value, one column per study, and `agreement`: agree, differ or empty.
-        changes: Changed states from each study to the next, in words.
+        changes: The settings in which studies differ, in words.
     """
 
     by: tuple[str, ...]
@@ -110,13 +114,14 @@ def compare_stores(stores: Sequence[Store], *, by: Sequence[str] = ()) -> Compar
     order = sorted(range(len(stores)), key=lambda i: [_natural(facts[i][f]) for f in by])
     stores, facts = [stores[i] for i in order], [facts[i] for i in order]
     names = _names(stores)
-    states = {name: _states(store) for name, store in zip(names, stores, strict=True)}
+    settings = _settings_table({name: _states(store) for name, store in zip(names, stores, strict=True)})
+    labels = [", ".join(m[f] for f in by) or name for name, m in zip(names, facts, strict=True)]
     return ComparisonTable(
         by=tuple(by),
         same={f: facts[0][f] for f in FIELDS if len({m[f] for m in facts}) == 1},
         frame=pd.DataFrame([_row(n, s, m, by) for n, s, m in zip(names, stores, facts, strict=True)]),
-        settings=_settings_table(states),
-        changes=tuple(_changes(states, facts, by)),
+        settings=settings,
+        changes=tuple(_changes(settings, labels)),
     )
 
 
@@ -212,36 +217,18 @@ def _settings_table(states: Mapping[str, Mapping[str, tuple[str, str]]]) -> pd.D
     return pd.DataFrame(rows, columns=[*states, "agreement"], index=index)
 
 
-def _kind(state: str) -> int | None:
-    """Classifies a state as good (0), no effect (1) or bad (2); None if unknown."""
-    return next((i for i, words in enumerate((_GOOD, _NOTHING, _BAD)) if state in words), None)
-
-
 def _agreement(found: Sequence[str]) -> str:
     """Compares the states of a setting in the studies that resolved it."""
-    kinds = list(map(_kind, found))
-    known = [k for k in kinds if k is not None]
+    known = [_KINDS[state] for state in found if state in _KINDS]
     if len(known) < 2:
         return ""
     return "agree" if len(set(known)) == 1 else "differ"
 
 
-def _changes(
-    states: Mapping[str, Mapping[str, tuple[str, str]]], facts: Sequence[Mapping[str, str]], by: Sequence[str]
-) -> list[str]:
-    """Lists the settings whose state changed from one study to the next, if both resolved it."""
-    lines = []
-    names = list(states)
-    for i, (a, b) in enumerate(itertools.pairwise(names)):
-        here = ", ".join(facts[i][f] for f in by) or a
-        there = ", ".join(facts[i + 1][f] for f in by) or b
-        for setting in sorted(states[a].keys() & states[b].keys()):
-            before, after = states[a][setting], states[b][setting]
-            if before[0] != after[0] and None not in (_kind(before[0]), _kind(after[0])):
-                lines.append(
-                    f"{setting}: {' '.join(before).strip()} with {here}, {' '.join(after).strip()} with {there}"
-                )
-    return lines
+def _changes(settings: pd.DataFrame, labels: Sequence[str]) -> Iterator[str]:
+    """Formats each setting in which the studies differ, with its state in each of them."""
+    for name, row in settings[settings["agreement"] == "differ"].iterrows():
+        yield f"{name}: " + ", ".join(f"{state} with {label}" for state, label in zip(row, labels, strict=False))
 
 
 def _shown(table: ComparisonTable) -> list[dict[str, str]]:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
-
-from rich.table import Table
 
 from autotune.model.records import INERT, EffectsRecord, TrialResult
 from autotune.model.units import format_interval, format_ratio
-from autotune.results.format import format_figures, shorten, time_words
-from autotune.results.pages import Chart, Mark, Styled, forest
-from autotune.results.tables import make_table, results_table
+from autotune.results.format import format_figures, time_words
+from autotune.results.pages import Cell, Chart, Mark, forest
+from autotune.results.tables import Row, finalist_table, finalists, trial_rows, trial_table
 from autotune.rundir.store import Store
 
 WORTH_A_ROW = 0.05
@@ -106,7 +105,7 @@ def effect_lines(store: Store) -> list[str]:
     best = found.best
     if set(best.settings.items()) - set(store.spec.baseline.items()):
         lines.append(
-            f"best set by the model (unverified): {shorten(best.settings, limit=400)}, {time_words(store)} ratio "
+            f"best set by the model (unverified): {best.settings}, {time_words(store)} ratio "
             f"{format_figures(best.ratio, best.low, best.high)}"
         )
     else:
@@ -119,12 +118,12 @@ def effect_lines(store: Store) -> list[str]:
 # ---------------------------------------------------------------------- table and chart
 
 
-def estimate_table(store: Store) -> list[dict[str, str]]:
+def estimate_table(store: Store) -> list[Row]:
     """Returns the rows of the report's table."""
     return [
         {
             "setting": r.label,
-            "ratio": Styled(format_ratio(r.ratio), r.style),
+            "ratio": Cell(format_ratio(r.ratio), r.style),
             "95 % interval": format_interval(r.low, r.high),
             "active": r.acts,
             "trials": str(r.trials),
@@ -133,12 +132,22 @@ def estimate_table(store: Store) -> list[dict[str, str]]:
     ]
 
 
-def study_tables(store: Store) -> list[Table]:
-    """Returns the terminal tables of a study: trials and proofs, and estimated effects."""
-    tables = [results_table(store)]
-    if rows := estimate_table(store):
-        tables.append(make_table("Estimated effect of each flag (model, unverified)", rows, tuple(rows[0])))
-    return tables
+def study_tables(store: Store) -> dict[str, list[Row]]:
+    """Returns the tables of a study for a terminal, by title: trials (best first), proofs, and estimated effects."""
+    trials = trial_table(sorted(trial_rows(store), key=lambda r: r.rank))
+    proofs = finalist_table(finalists(store))
+    tables = {
+        f"{time_words(store)} over the default's (below 1 is less)": _columns(
+            trials, "trial", "settings", "ratio", "interval", "result", "over"
+        ),
+        "Proofs": _columns(proofs, "trial", "settings", "ratio", "corrected interval", "verdict", "stage"),
+        "Estimated effect of each flag (model, unverified)": estimate_table(store),
+    }
+    return {title: rows for title, rows in tables.items() if rows}
+
+
+def _columns(rows: Sequence[Row], *names: str) -> list[Row]:
+    return [{name: row[name] for name in names} for row in rows]
 
 
 def effects_chart(store: Store) -> Chart:

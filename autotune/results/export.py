@@ -15,11 +15,10 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from autotune.model.errors import AutotuneError
+from autotune.model.errors import AutotuneError, first_problem
 from autotune.model.files import plain_text
-from autotune.model.flags import FlagSet
 from autotune.model.options import dotted, is_nested_deeper, plain
-from autotune.results.winner import WINNER_VERSION, Winner, format_evidence, require_loss, winner_of
+from autotune.results.winner import WINNER_VERSION, Winner, format_evidence, winner_of
 from autotune.rundir.store import Store
 
 
@@ -50,35 +49,13 @@ LONGEST_DOCKER_LINE = 65_535
 """Bytes; Docker's scanner of env-files takes at most 64 KiB a line, comments included."""
 
 
-def render_export(
-    store: Store,
-    form: ExportFormat,
-    *,
-    even_unjudged: bool = False,
-    needs_loss: bool = False,
-) -> str:
-    """Renders the winner of a run in one format.
-
-    Args:
-        even_unjudged: Write even a winner whose loss could not be judged; the text says so.
-        needs_loss: Refuse one whose loss was not compared with the default's.
-
-    Raises:
-        AutotuneError: If there is no such winner, or the format cannot represent one of its values.
-    """
-    winner = winner_of(store, even_unjudged=even_unjudged)
-    if needs_loss:
-        require_loss(winner)
-    return render_winner(winner, form)
-
-
 def render_winner(winner: Winner, form: ExportFormat) -> str:
     """Renders a winner in one format.
 
     Raises:
         AutotuneError: If the format cannot represent one of its values.
     """
-    return _WRITERS[form](winner, winner.settings)
+    return _WRITERS[form](winner)
 
 
 def is_unchanged(text: str, winner: Winner) -> bool:
@@ -96,28 +73,28 @@ def _comments(winner: Winner) -> str:
     return "".join(f"# {line}\n" for line in [*format_evidence(winner), comment_line(winner)])
 
 
-def _exports(settings: FlagSet) -> str:
+def _exports(winner: Winner) -> str:
     """Renders variables for any POSIX shell; the caller's XLA_FLAGS go first, so the winner's win."""
     lines = []
-    for name, value in settings.to_environment().items():
+    for name, value in winner.environment.items():
         own = '"${XLA_FLAGS:+$XLA_FLAGS }"' if name == "XLA_FLAGS" else ""
         lines.append(f"export {name}={own}{shlex.quote(value)}\n")
     return "".join(lines)
 
 
-def _env(winner: Winner, settings: FlagSet) -> str:
+def _env(winner: Winner) -> str:
     """Renders variables for any POSIX shell to source."""
-    return _comments(winner) + _exports(settings)
+    return _comments(winner) + _exports(winner)
 
 
-def _shell(winner: Winner, settings: FlagSet) -> str:
+def _shell(winner: Winner) -> str:
     """Renders a script that runs a command under the winner."""
-    return f"#!/bin/sh\n{_comments(winner)}{_exports(settings)}" + 'exec "$@"\n'
+    return f"#!/bin/sh\n{_comments(winner)}{_exports(winner)}" + 'exec "$@"\n'
 
 
-def _docker(winner: Winner, settings: FlagSet) -> str:
+def _docker(winner: Winner) -> str:
     """Renders a file for `docker --env-file`: a value extends to the end of its line, without quoting."""
-    text = _comments(winner) + "".join(f"{name}={value}\n" for name, value in settings.to_environment().items())
+    text = _comments(winner) + "".join(f"{name}={value}\n" for name, value in winner.environment.items())
     longest = max(len(line.encode()) for line in text.split("\n"))
     if longest > LONGEST_DOCKER_LINE:
         raise AutotuneError(
@@ -127,7 +104,7 @@ def _docker(winner: Winner, settings: FlagSet) -> str:
     return text
 
 
-def _sbatch(winner: Winner, settings: FlagSet) -> str:
+def _sbatch(winner: Winner) -> str:
     """Renders a job script; `--export=NAME=value` would split values at commas, so the script exports them."""
     head = [f"#SBATCH --job-name={winner.study}", f"#SBATCH --nodes={winner.node_count}"]
     if winner.conditions.platform == "cuda" and winner.conditions.device_count:
@@ -139,14 +116,14 @@ def _sbatch(winner: Winner, settings: FlagSet) -> str:
         + "\n".join(head)
         + "\n"
         + _comments(winner)
-        + _exports(settings)
+        + _exports(winner)
         + 'exec srun --export=ALL "$@"\n'
     )
 
 
-def _json(winner: Winner, settings: FlagSet) -> str:
+def _json(winner: Winner) -> str:
     data = {
-        "environment": settings.to_environment(),
+        "environment": winner.environment,
         **({"loss_checked": bool(winner.loss.is_ok)} if winner.loss is not None else {}),
         **({"options": winner.options} if winner.options else {}),
         "evidence": format_evidence(winner),
@@ -155,23 +132,23 @@ def _json(winner: Winner, settings: FlagSet) -> str:
     return json.dumps(data, indent=1, ensure_ascii=True) + "\n"
 
 
-def _maxtext(winner: Winner, settings: FlagSet) -> str:
+def _maxtext(winner: Winner) -> str:
     """Renders a launch script like MaxText's own for GPUs: variables, then the trainer with arguments and options.
 
     The trainer has been this module since 0.2.5 (https://github.com/AI-Hypercomputer/maxtext,
     src/maxtext/trainers/pre_train/train.py).
     """
     own = "".join(f" {shlex.quote(f'{name}={plain(value)}')}" for name, value in dotted(winner.options).items())
-    head = f"#!/bin/bash\n{_comments(winner)}{_exports(settings)}"
+    head = f"#!/bin/bash\n{_comments(winner)}{_exports(winner)}"
     return f'{head}exec python3 -m maxtext.trainers.pre_train.train "$@"{own}\n'
 
 
-def _arguments(winner: Winner, settings: FlagSet) -> str:
+def _arguments(winner: Winner) -> str:
     """Renders a flag file of absl: one argument a line, comments, no quoting."""
     return _comments(winner) + "".join(f"--{name}={plain(value)}\n" for name, value in winner.options.items())
 
 
-_WRITERS: dict[ExportFormat, Callable[[Winner, FlagSet], str]] = {
+_WRITERS: dict[ExportFormat, Callable[[Winner], str]] = {
     ExportFormat.ENV: _env,
     ExportFormat.SHELL: _shell,
     ExportFormat.DOCKER: _docker,
@@ -228,10 +205,8 @@ def parse_winner(text: str, *, source: str) -> Winner:
             raise ValueError("its lists or tables lie too deep in each other")
         return Winner.model_validate(data)
     except ValidationError as error:
-        first = error.errors()[0]
-        where, said = ".".join(str(p) for p in first["loc"]), first["msg"].removeprefix("Value error, ")
         raise AutotuneError(
-            f"{source} must hold a winner of form {WINNER_VERSION} but `{where}`: {said:.300}; export it again"
+            f"{source} must hold a winner of form {WINNER_VERSION} but {first_problem(error)}; export it again"
         ) from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise AutotuneError(

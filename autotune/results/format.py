@@ -6,7 +6,7 @@ import math
 
 from autotune.model.flags import HUNG_AT, FlagSet, captures_collectives
 from autotune.model.measurement import INTERLEAVED, LOSS_NOT_CHECKED, Failure, WorkPerStep
-from autotune.model.proofs import describe_stalls, format_growth
+from autotune.model.proofs import describe_stalls
 from autotune.model.records import (
     AaRecord,
     AblationResult,
@@ -17,13 +17,13 @@ from autotune.model.records import (
     PowerAnalysis,
     ScreenRecord,
     SessionRecord,
-    SoakArm,
     SoakRecord,
     TrialResult,
     TrialStatus,
 )  # fmt: skip
 from autotune.model.units import (
     LARGEST_TOLD,
+    format_about,
     format_bytes,
     format_interval,
     format_joules,
@@ -35,7 +35,7 @@ from autotune.model.units import (
 from autotune.rundir.store import Store
 from autotune.stats.aa_noise import AaNoise
 from autotune.stats.estimates import Estimate, Verdict
-from autotune.stats.long_run import memory_growth
+from autotune.stats.long_run import LEAST_SAMPLES
 
 STAGE_WORDS = {
     "confirm": "fresh processes",
@@ -48,11 +48,8 @@ SOAK_SLOWER = 1.1
 """A soak whose last quarter is slower than its first by more than this factor is noted."""
 
 
-def time_words(store: Store, settings: FlagSet | None = None) -> str:
-    """Names the quantity of ratios, ``step time`` or ``time per token``, of one proven set or of the whole run."""
-    if settings is not None:
-        proofs = [f for f in store.of(FinalistResult) if f.settings == settings]
-        return time_of(proofs[-1].work if proofs else None)
+def time_words(store: Store) -> str:
+    """Names the quantity of a run's ratios: ``step time`` or ``time per token``."""
     known = (r.comparison.work for r in store.of(TrialResult) if r.comparison is not None)
     return time_of(next((w for w in known if w is not None), None))
 
@@ -62,10 +59,10 @@ def time_of(work: WorkPerStep | None) -> str:
     return "step time" if work is None else "time per token"
 
 
-def shorten(settings: FlagSet, *, limit: int = 100) -> str:
-    """Formats settings on one line of at most `limit` characters, without ``xla_`` prefixes."""
+def shorten(settings: FlagSet) -> str:
+    """Formats settings on one line of at most 100 characters, without ``xla_`` prefixes."""
     text = " ".join(word.removeprefix("xla_") for word in settings.words) or "(default)"
-    return text if len(text) <= limit else text[: limit - 1] + "…"
+    return text if len(text) <= 100 else text[:99] + "…"
 
 
 def spaced(name: str) -> str:
@@ -144,9 +141,7 @@ def format_power(power: PowerAnalysis) -> str:
     cap = f"with up to {power.most} pairs of processes in each proof"
     if power.smallest is None:
         return f"processes differ so much here that a gain of {format_share(LARGEST_TOLD)} may stay open, {cap}"
-    seconds = power.proof_s if power.proof_s < 60 else 60 * round(power.proof_s / 60)
-    takes = format_seconds(seconds).removesuffix(" 0 s")
-    least = format_provable(power.smallest)
+    least, takes = format_provable(power.smallest), format_about(power.proof_s)
     return f"gains from {least} are proven 9 times in 10, {cap} ({takes}); a smaller one may stay open"
 
 
@@ -245,7 +240,7 @@ def format_soak(record: SoakRecord) -> str:
 
 
 def _seen(record: SoakRecord) -> list[str]:
-    """Formats stalls and growth of memory in both arms."""
+    """Formats stalls of both arms, and whether memory was watched."""
     arms = record.arms
     if arms is None:
         return []
@@ -255,16 +250,9 @@ def _seen(record: SoakRecord) -> list[str]:
         found.append("the reference failed beside it, so total times are not compared")
     if len(arms.looks) > 1:
         found.append(f"run {len(arms.looks)} times: the last run did not confirm what spoke against the ones before it")
-    growths = [
-        f"{what} grows by {format_growth(growth, _growth(base, kind) or 0.0)}"
-        for kind, what in (("host", "memory"), ("device", "device memory"))
-        if (growth := _growth(mine, kind)) is not None
-    ]
-    return [*found, *(growths or ["memory not watched"])]
-
-
-def _growth(arm: SoakArm | None, kind: str) -> float | None:
-    return memory_growth(getattr(arm, kind)) if arm is not None else None
+    told = (("memory", mine.host), ("device memory", mine.device))
+    watched = [what for what, samples in told if len(samples) >= 2 * LEAST_SAMPLES]
+    return [*found, f"no leak of {' or '.join(watched)}" if watched else "memory not watched"]
 
 
 def soak_lines(store: Store) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,50 +17,23 @@ from autotune.rundir.files import write_atomically
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """One winner of a library, with its file."""
+class Match:
+    """One winner of a library with its file, and its differences from a query; none mean that it is proven for it."""
 
     path: Path
     winner: Winner
-
-    @property
-    def gpu(self) -> str:
-        """See `Conditions.gpu`."""
-        return self.winner.conditions.gpu
-
-    @property
-    def count(self) -> int:
-        """Devices of the workload on all nodes."""
-        return (self.winner.conditions.device_count or 1) * self.winner.node_count
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LibraryQuery:
-    """Conditions to look up; None matches anything.
-
-    Attributes:
-        jaxlib: A version or a prefix: ``0.11`` matches ``0.11.1``.
-        workload: Name, such as ``llama3-8b``, or hash.
-    """
-
-    gpu: str | None = None
-    count: int | None = None
-    jaxlib: str | None = None
-    workload: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Match:
-    """An entry with its differences from the query; no differences mean an exact match."""
-
-    entry: Entry
-    distance: tuple[str, ...]
-    cost: float
+    distance: tuple[str, ...] = ()
+    cost: float = 0.0
 
     @property
     def is_tested(self) -> bool:
-        """Whether the entry was proven under the conditions of the query."""
+        """Whether the winner was proven under the conditions of the query."""
         return not self.distance
+
+
+def count_of(winner: Winner) -> int:
+    """Returns the devices of a winner's workload on all nodes."""
+    return (winner.conditions.device_count or 1) * winner.node_count
 
 
 def add_to_library(winner: Winner, folder: Path) -> Path:
@@ -75,10 +48,9 @@ def add_to_library(winner: Winner, folder: Path) -> Path:
             f"a library keeps what is proven faster than the default but this set is not: {winner.sentence}; "
             "keep the exported file itself"
         )
-    entry = Entry(path=folder, winner=winner)
     c = winner.conditions
-    name = f"{entry.count}x-jaxlib-{_slug(str(c.jaxlib))}-{_slug(str(c.workload))}.json"
-    path = folder / _slug(entry.gpu) / _slug(winner.workload_entry) / name
+    name = f"{count_of(winner)}x-jaxlib-{_slug(str(c.jaxlib))}-{_slug(str(c.workload))}.json"
+    path = folder / _slug(c.gpu) / _slug(winner.workload_entry) / name
     if path.exists():
         known = read_winner(path)
         if known.ended > winner.ended:
@@ -86,61 +58,72 @@ def add_to_library(winner: Winner, folder: Path) -> Path:
                 f"a library keeps the newest proof but {path} is of {known.ended}, later than {winner.ended}; "
                 "remove it first if it is wrong"
             )
-    path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, render_winner(winner, ExportFormat.JSON))
     return path
 
 
-def library_entries(folder: Path, note: Callable[[str], None]) -> list[Entry]:
-    """Reads all winners of a library, sorted by path; calls `note` with each file that holds none."""
-    found = []
+def library_entries(folder: Path, note: Callable[[str], None]) -> dict[Path, Winner]:
+    """Reads all winners of a library by path, sorted; calls `note` with each file that holds none."""
+    found = {}
     for path in sorted(folder.rglob("*.json")):
         try:
-            found.append(Entry(path=path, winner=read_winner(path)))
+            found[path] = read_winner(path)
         except AutotuneError as error:
             note(f"left out of the library: {error}")
     return found
 
 
-def best_known(known: Sequence[Entry], query: LibraryQuery) -> Match:
-    """Returns the nearest entry; of equally near ones that with the smallest ratio.
+def best_known(
+    known: Mapping[Path, Winner],
+    *,
+    gpu: str | None = None,
+    count: int | None = None,
+    jaxlib: str | None = None,
+    workload: str | None = None,
+) -> Match:
+    """Returns the winner nearest to some conditions; of equally near ones that with the smallest ratio.
+
+    Args:
+        jaxlib: A version or a prefix: ``0.11`` matches ``0.11.1``.
+        workload: Name, such as ``llama3-8b``, or hash.
 
     Raises:
         AutotuneError: If the library is empty.
     """
     if not known:
         raise AutotuneError("a library must hold a winner but it is empty; fill it: autotune library add RUN")
-    matches = [_match(entry, query) for entry in known]
-    return min(matches, key=lambda m: (m.cost, m.entry.winner.estimate.ratio if m.entry.winner.estimate else 1.0))
+    matches = [_match(path, winner, gpu, count, jaxlib, workload) for path, winner in known.items()]
+    return min(matches, key=lambda m: (m.cost, m.winner.estimate.ratio if m.winner.estimate else 1.0))
 
 
-def _match(entry: Entry, query: LibraryQuery) -> Match:
-    """Computes the distance of an entry from a query: GPU weighs most, then workload, count, version."""
-    words, cost = [], 0.0
-    if query.gpu is not None and not _same_name(query.gpu, entry.gpu):
-        words.append(f"proven on {entry.gpu}, not on {query.gpu}")
+def _match(
+    path: Path, winner: Winner, gpu: str | None, count: int | None, jaxlib: str | None, workload: str | None
+) -> Match:
+    """Computes the distance of a winner from some conditions: GPU weighs most, then workload, count, version."""
+    words, cost, c, own = [], 0.0, winner.conditions, count_of(winner)
+    if gpu is not None and not _same_name(gpu, c.gpu):
+        words.append(f"proven on {c.gpu}, not on {gpu}")
         cost += 8.0
-    workload = entry.winner.conditions.workload
-    if query.workload is not None and query.workload not in (entry.winner.workload_entry, workload):
-        words.append(f"proven for {entry.winner.workload_entry}, not for {query.workload}")
+    if workload not in (None, winner.workload_entry, c.workload):
+        words.append(f"proven for {winner.workload_entry}, not for {workload}")
         cost += 4.0
-    if query.count is not None and query.count != entry.count:
-        words.append(f"proven on {entry.count} devices, not on {query.count}")
-        cost += 1.0 + abs(math.log2(query.count / entry.count))
-    if query.jaxlib is not None and (far := _version_distance(query.jaxlib, entry.winner.conditions.jaxlib)):
-        words.append(f"proven with jaxlib {entry.winner.conditions.jaxlib}, not with {query.jaxlib}")
+    if count is not None and count != own:
+        words.append(f"proven on {own} devices, not on {count}")
+        cost += 1.0 + abs(math.log2(count / own))
+    if jaxlib is not None and (far := _version_distance(jaxlib, c.jaxlib)):
+        words.append(f"proven with jaxlib {c.jaxlib}, not with {jaxlib}")
         cost += min(3.0, far)
-    return Match(entry=entry, distance=tuple(words), cost=cost)
+    return Match(path=path, winner=winner, distance=tuple(words), cost=cost)
 
 
 def format_match(match: Match) -> list[str]:
     """Formats a match as lines."""
-    winner = match.entry.winner
+    winner = match.winner
     ratio = format_ratio(winner.estimate.ratio) if winner.estimate else "-"
     of = time_of(winner.work)
     head = "proven for just this" if match.is_tested else "nearest match, untested here"
-    lines = [f"{head}: {winner.settings}", f"{of} ratio {ratio} on {match.entry.count} x {match.entry.gpu}"]
-    return [*lines, *match.distance, f"file: {match.entry.path}"]
+    lines = [f"{head}: {winner.settings}", f"{of} ratio {ratio} on {count_of(winner)} x {winner.conditions.gpu}"]
+    return [*lines, *match.distance, f"file: {match.path}"]
 
 
 def _same_name(asked: str, known: str) -> bool:

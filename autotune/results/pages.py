@@ -38,27 +38,16 @@ MOST_LABELS = 60
 # ---------------------------------------------------------------------- templates
 
 
-class Styled(str):
-    """Text of a table cell with a CSS class, which Markdown leaves out."""
+class Cell(str):
+    """Text of a table cell with a CSS class, and a link to another page by its relative path; Markdown has neither."""
 
     style: str
-
-    def __new__(cls, text: str, style: str) -> Styled:
-        """Creates a text with its class."""
-        made = super().__new__(cls, text)
-        made.style = style
-        return made
-
-
-class Linked(str):
-    """Text of a table cell with a link to another page, by its relative path; Markdown leaves it out."""
-
     href: str
 
-    def __new__(cls, text: str, path: str) -> Linked:
-        """Creates a text with its link."""
+    def __new__(cls, text: str, style: str = "", *, path: str = "") -> Cell:
+        """Creates a text with its class and link."""
         made = super().__new__(cls, text)
-        made.href = quote(path)  # a colon, too: no path is taken for a scheme
+        made.style, made.href = style, quote(path)  # a colon, too: no path is taken for a scheme
         return made
 
 
@@ -197,7 +186,7 @@ def forest(
     parts.append(_line(x(1), TOP, x(1), end, "unit"))
     for i, row in enumerate(rows):
         y = TOP + row_px * (i + (0.72 if labelled else 0.5))
-        body = _text(0, y - 11, _cut(row.label, 150), "label", anchor="start") if labelled else ""
+        body = _text(0, y - 11, row.label[:150], "label", anchor="start") if labelled else ""
         body += _interval(x, row.x_ends, row.style, at_y=y)
         body += _mark(x(row.x), y, row.style, 4.5 if labelled else max(1.2, row_px / 2.5))
         parts.append(f"<g><title>{escape(visible(row.detail))}</title>{body}</g>")
@@ -261,13 +250,9 @@ def _vertical(x: _Scale, at: float, bottom: float, text: str) -> str:
 def _mark(x: float, y: float, style: str, radius: float) -> str:
     """Draws a mark whose shape depends on the style, so that colour is not needed."""
     if style == "unpromising":
-        left = f'transform="translate({-radius:.1f})"'
-        return f'<rect class="mark {style}" x="{x:.2f}%" y="{y - radius:.1f}" {left} {_square(2 * radius)}/>'
+        size = f'width="{2 * radius:.1f}" height="{2 * radius:.1f}" transform="translate({-radius:.1f})"'
+        return f'<rect class="mark {style}" x="{x:.2f}%" y="{y - radius:.1f}" {size}/>'
     return f'<circle class="mark {style}" cx="{x:.2f}%" cy="{y:.1f}" r="{radius:.1f}"/>'
-
-
-def _square(side: float) -> str:
-    return f'width="{side:.1f}" height="{side:.1f}"'
 
 
 def _interval(scale: _Scale, ends: tuple[float, float], style: str, *, at_y: float) -> str:
@@ -288,7 +273,3 @@ def _rect(x: float, y: float, width: float, height: float, style: str) -> str:
 
 def _text(x: float, y: float, text: str, style: str, *, anchor: str = "middle") -> str:
     return f'<text class="{style}" x="{x:.2f}%" y="{y:.1f}" text-anchor="{anchor}">{escape(visible(text))}</text>'
-
-
-def _cut(text: str, limit: int) -> str:
-    return text if len(text) <= limit else text[: limit - 1] + "…"

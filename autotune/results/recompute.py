@@ -59,11 +59,16 @@ def disagreements(store: Store, conclusion: ConclusionRecord) -> list[str]:
     runs = [r for r in records if isinstance(r, ConfirmRun)]
     proofs = {(r.stage, r.settings): r for r in records if isinstance(r, FinalistResult)}  # the newest of each counts
     plans = {(r.stage, r.settings): r for r in reversed(records) if isinstance(r, ProofRecord)}  # the first counts
-    found = [*_of_study(store), *_of_runs(store, runs), *_of_work(store, runs), *_of_plans(records)]
+    found = [*_of_runs(store, runs), *_of_work(store, runs), *_of_plans(records)]
+    if {r.identity for r in store.of(SessionRecord)} - {store.spec.identity}:
+        found.append(f"{STUDY} holds another study than the one that was run")
+    try:  # its options end in a command, so they must be the study's
+        store.spec.under(conclusion.settings or FlagSet())
+    except SettingError as error:
+        found.append(str(error))
     for key, proof in proofs.items():
         found += _of_proof(store.spec, proof, plans.get(key), runs)
     aa_run = next((r for r in reversed(records) if isinstance(r, AaRecord)), None)
-    found += _of_options(store.spec, conclusion)
     found += _of_winner(conclusion, proofs, runs, aa_run, asked=store.spec.confirm.isolated)
     found += _of_soak(conclusion, [r for r in records if isinstance(r, SoakRecord)])
     return found
@@ -161,20 +166,6 @@ def _of_proof(
         return
     fields = ("process_count", "estimate", "corrected", "verdict", "is_vetoed", "is_passed")
     yield from _differing(f"{name}: its pairs of processes give", proof, {f: getattr(here, f) for f in fields})
-
-
-def _of_study(store: Store) -> Iterator[str]:
-    """Checks that the study is the one that was run."""
-    if {r.identity for r in store.of(SessionRecord)} - {store.spec.identity}:
-        yield f"{STUDY} holds another study than the one that was run"
-
-
-def _of_options(spec: StudySpec, conclusion: ConclusionRecord) -> Iterator[str]:
-    """Checks that the options of a winner are the study's, for they end in a command."""
-    try:
-        spec.under(conclusion.settings or FlagSet())
-    except SettingError as error:
-        yield str(error)
 
 
 def _of_winner(

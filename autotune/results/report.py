@@ -36,7 +36,7 @@ from autotune.results.format import (
     time_words,
     warning_lines,
 )  # fmt: skip
-from autotune.results.pages import Chart, Linked, Mark, Styled, forest, render, traces
+from autotune.results.pages import Cell, Chart, Mark, forest, render, traces
 from autotune.results.recompute import doubts
 from autotune.results.screen_words import describe_screen_record
 from autotune.results.tables import TrialRow, effect_rows, finalists, trial_rows
@@ -184,17 +184,17 @@ def _run_row(run: Path, page: Path) -> tables.Row:
     row = dict.fromkeys(("device", "workload", "jaxlib", "date", "run", "result", "settings"), "")
     own, row["run"] = run / "report.html", os.path.relpath(run, page.parent)
     if own.exists():
-        row["run"] = Linked(row["run"], os.path.relpath(own, page.parent))
+        row["run"] = Cell(row["run"], path=os.path.relpath(own, page.parent))
     try:
         store = Store.open(run)
         row |= subject(store)
         (state, tone), conclusion = _state(store), store.last(ConclusionRecord)
-        row["result"] = Styled(_verdict(store, state)[0], "same")
+        row["result"] = Cell(_verdict(store, state)[0], "same")
     except AutotuneError as error:
-        return {**row, "result": Styled(f"unreadable: {error}", "failed")}
+        return {**row, "result": Cell(f"unreadable: {error}", "failed")}
     if tone == "winner" and conclusion is not None and conclusion.estimate is not None:
         change = f"{format_change(conclusion.estimate.ratio)}, ratio {format_estimate(conclusion.estimate)}"
-        row |= {"result": Styled(change, "good"), "settings": str(conclusion.settings)}
+        row |= {"result": Cell(change, "good"), "settings": str(conclusion.settings)}
     return row
 
 

@@ -1,4 +1,4 @@
-"""Trials, proofs and settings of a study as typed rows, and as tables for terminal and report.
+"""Trials, proofs and settings of a study as typed rows, and as tables of text.
 
 Times are in seconds, sizes in bytes, ratios are candidate over reference (below 1 is faster); an unknown number is NaN,
 an unknown text None.
@@ -12,12 +12,9 @@ from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any
 
-from rich.table import Table
-from rich.text import Text
-
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import INTERLEAVED
-from autotune.model.records import ISOLATED, AaRecord, AblationResult, FinalistResult, TrialResult
+from autotune.model.records import ISOLATED, AblationResult, FinalistResult, TrialResult
 from autotune.model.units import (
     format_bytes,
     format_change_of,
@@ -26,8 +23,8 @@ from autotune.model.units import (
     format_ratio,
     format_seconds,
 )
-from autotune.results.format import STAGE_WORDS, format_finalist, provable_gain, shorten, spaced, time_words, verdict_of
-from autotune.results.pages import Styled
+from autotune.results.format import STAGE_WORDS, format_finalist, provable_gain, spaced, verdict_of
+from autotune.results.pages import Cell
 from autotune.rundir.store import Store
 from autotune.stats.estimates import Estimate, TrialFinding, Verdict, finding_of
 
@@ -43,19 +40,6 @@ STYLES: Mapping[str, str] = {
     TrialFinding.NOT_PROMISING: "unpromising",
 }
 """CSS classes of proofs and of single trials."""
-
-_COLOURS = {
-    "good": "bold green",
-    "bad": "red",
-    "same": "dim",
-    "open": "yellow",
-    "promising": "cyan",
-    "unpromising": "dim",
-    "failed": "magenta",
-}
-"""Terminal colours of the CSS classes."""
-
-_LONGEST_SETTINGS = 120
 
 
 def finalist_style(result: FinalistResult) -> str:
@@ -273,7 +257,7 @@ def trial_table(trials: Sequence[TrialRow]) -> list[Row]:
             "by": r.origin,
             "ratio": format_ratio(r.ratio) if r.is_measured else "-",
             "interval": format_interval(r.low, r.high) if r.is_measured else "",
-            "result": Styled(_format_finding(r), r.style),
+            "result": Cell(_format_finding(r), r.style),
             "over": r.over,
             "step": format_seconds(r.candidate_step_s),
             "compile": format_seconds(r.compile_s),
@@ -296,11 +280,11 @@ def finalist_table(found: Sequence[FinalistResult]) -> list[Row]:
     rows = []
     for f in found:
         e, c = f.estimate, f.corrected
-        verdict = Styled(verdict_of(f), finalist_style(f))
+        verdict = Cell(verdict_of(f), finalist_style(f))
         rows.append(
             {
                 "trial": str(f.trial) if f.trial else "",  # a recheck is of no trial
-                "verdict": verdict if f.failure is None else Styled(format_finalist(f), "failed"),
+                "verdict": verdict if f.failure is None else Cell(format_finalist(f), "failed"),
                 "ratio": format_ratio(e.ratio) if e else "-",
                 "corrected interval": format_interval(c.low, c.high) if c else "",
                 "settings": str(f.settings),
@@ -320,7 +304,7 @@ def effect_table(effects: Sequence[EffectRow]) -> list[Row]:
         rows.append(
             {
                 "setting": f"{r.setting}={r.value}",
-                "ratio": Styled(format_ratio(r.ratio), STYLES.get(r.finding, "same")),
+                "ratio": Cell(format_ratio(r.ratio), STYLES.get(r.finding, "same")),
                 "interval": format_interval(r.low, r.high) if has_interval else "",
                 "change": format_change_of(r.ratio - 1.0) if is_known and r.ratio != 1.0 else "",
                 "evidence": r.how,
@@ -330,35 +314,3 @@ def effect_table(effects: Sequence[EffectRow]) -> list[Row]:
             }
         )
     return rows
-
-
-# ---------------------------------------------------------------------- on a terminal
-
-
-def make_table(title: str, rows: Sequence[Row], columns: Sequence[str]) -> Table:
-    """Makes a terminal table of some columns of rows."""
-    table = Table(title=title, title_justify="left")
-    for name in columns:
-        table.add_column(name, justify="right" if name in ("trial", "ratio", "trials") else "left", overflow="fold")
-    for row in rows:
-        cells = [row.get(name, "") for name in columns]
-        table.add_row(*(Text(cell, style=_COLOURS.get(getattr(cell, "style", ""), "")) for cell in cells))
-    return table
-
-
-def results_table(store: Store) -> Table:
-    """Makes the terminal table of reference, trials (best first) and proofs."""
-    rows = list[Row]()
-    if (aa_run := store.last(AaRecord)) is not None:
-        e, step = aa_run.noise.estimate, format_seconds(aa_run.comparison.reference_step_s)
-        found = {"ratio": format_ratio(e.ratio), "interval": format_interval(e.low, e.high), "result": "A/A run"}
-        rows.append({"trial": "ref", "settings": f"(default), {step} a step; against itself:", **found})
-    trials = sorted(trial_rows(store), key=lambda r: r.rank)
-    for r, cells in zip(trials, trial_table(trials), strict=True):
-        rows.append({**cells, "settings": shorten(r.result.settings, limit=_LONGEST_SETTINGS)})
-    for f, cells in zip(proofs := finalists(store), finalist_table(proofs), strict=True):
-        verdict = Styled(f"{verdict_of(f)} ({cells['stage']})", finalist_style(f))
-        settings = shorten(f.settings, limit=_LONGEST_SETTINGS)
-        rows.append({**cells, "settings": settings, "interval": cells["corrected interval"], "result": verdict})
-    title = f"{time_words(store)} over the default's (below 1 is less)"
-    return make_table(title, rows, ("trial", "settings", "ratio", "interval", "result", "over"))

@@ -42,6 +42,7 @@ from autotune.model.records import (
     Outcome,
     SoakRecord,
 )
+from autotune.model.redaction import visible_line
 from autotune.model.spec import STUDY_NAME, StudySpec
 from autotune.model.units import format_change, format_seconds
 from autotune.results.format import format_estimate, format_soak, time_of
@@ -480,38 +481,33 @@ def format_evidence(winner: Winner) -> list[str]:
         "expires with any change of GPU, count, jax, jaxlib, plugin, driver, firmware, clocks or workload "
         "(autotune recheck)"
     )
-    return [one_line(line) for line in lines]
-
-
-def one_line(text: str) -> str:
-    """Replaces unprintable characters, which could end a comment line, by spaces."""
-    return "".join(c if c.isprintable() else " " for c in text)
+    return list(map(visible_line, lines))
 
 
 # ---------------------------------------------------------------------- a file and its run
 
 
-Status = Literal["holds", "unchecked", "differs"]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecordCheck:
-    """Comparison of an exported file with the records of its run.
+class Verification:
+    """Comparison of a proof with the records of its run, or with this machine.
 
     Attributes:
-        unchecked: Reason in one sentence if nothing was compared.
+        differences: In the records, the machine, the workload or the file itself.
+        unchecked: Reason in one sentence if the run of an exported file was not looked at.
+        notes: Checks that were not made, and actions to repeat.
     """
 
     differences: tuple[Difference, ...] = ()
     unchecked: str | None = None
+    notes: tuple[str, ...] = ()
 
     @property
-    def status(self) -> Status:
-        """Whether the file agrees with the records."""
+    def status(self) -> Literal["holds", "unchecked", "differs"]:
+        """Whether nothing differs."""
         return "differs" if self.differences else "holds" if self.unchecked is None else "unchecked"
 
 
-def check_records(winner: Winner, file: Path, *, run: Path | None = None) -> RecordCheck:
+def check_records(winner: Winner, file: Path, *, run: Path | None = None) -> Verification:
     """Compares an exported winner with the records of its run, if found.
 
     Args:
@@ -535,9 +531,9 @@ def check_records(winner: Winner, file: Path, *, run: Path | None = None) -> Rec
         conclusion, wrong = None, [str(error)]
     if conclusion is None or wrong:
         found = [Difference(field="records", proven="what was recorded", here=line) for line in wrong]
-        return RecordCheck(differences=tuple(found))
+        return Verification(differences=tuple(found))
     ours, theirs = (dict(w) for w in (_winner_at(store, conclusion), winner))
-    return RecordCheck(
+    return Verification(
         differences=tuple(
             Difference(field=name, proven=f"{ours[name]} in its records", here=f"{theirs[name]} in the file")
             for name in ours
@@ -546,8 +542,8 @@ def check_records(winner: Winner, file: Path, *, run: Path | None = None) -> Rec
     )
 
 
-def _unchecked(why: str) -> RecordCheck:
-    return RecordCheck(unchecked=f"unchecked, so nothing here shows that it was proven: {why}")
+def _unchecked(why: str) -> Verification:
+    return Verification(unchecked=f"unchecked, so nothing here shows that it was proven: {why}")
 
 
 def _find_run(name: str, file: Path) -> Path | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
-from autotune.model.errors import RunDirectoryError
+from autotune.model.errors import RunDirectoryError, first_problem
 from autotune.model.files import plain_content
 from autotune.model.measurement import Pair
 from autotune.model.records import (
@@ -105,7 +104,7 @@ class _Check:
         self.records: dict[int, AnyRecord] = {}
         try:
             self._check_study()
-            self._check_links(path)
+            self._check_links()
             if (path / RECORDS).is_file():
                 self.records = self._read(path / RECORDS, RECORD.validate_json)
             self._check_doubles()
@@ -140,17 +139,11 @@ class _Check:
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             self._add(file, _describe(plain_content(file), error), f"delete it; {_ANEW}")
 
-    def _check_links(self, folder: Path) -> None:
+    def _check_links(self) -> None:
         """Finds symbolic links at any depth."""
-        with os.scandir(folder) as entries:
-            found = sorted(entries, key=lambda e: e.name)
-        for entry in found:
-            path = Path(entry.path)
-            if entry.is_symlink():
-                what = f"is a symbolic link (to {path.readlink()}), which is never followed"
-                self._add(path, what, "put the file or folder itself there")
-            elif entry.is_dir():
-                self._check_links(path)
+        for path in sorted(p for p in self._path.rglob("*") if p.is_symlink()):
+            what = f"is a symbolic link (to {path.readlink()}), which is never followed"
+            self._add(path, what, "put the file or folder itself there")
 
     def _read(self, file: Path, parse: Callable[[bytes], T]) -> dict[int, T]:
         """Parses the whole lines of a file, by number."""
@@ -254,5 +247,5 @@ def _describe(data: bytes, error: Exception | None = None) -> str:
     if not data.strip(b"\0"):
         return f"holds {len(data)} zero bytes and nothing else, as a power cut leaves them"
     if isinstance(error, ValidationError):
-        return f"is none of this schema's: {error.errors()[0]['msg']}"
+        return f"is none of this schema's: {first_problem(error)}"
     return "cannot be read" + (f": {error}" if error else f": {len(data)} bytes without an end")

@@ -1,8 +1,8 @@
 """Lock of a run directory, so that only one driver writes it.
 
 The kernel releases a flock however a driver dies. Some shared file systems keep a flock to one machine, so the lock
-file also names its holder: a holder on another machine counts until its session has ended or a user removes the lock. A
-second line names the holder's stage.
+file also names its holder: a holder on another machine counts until its session has ended or a user deletes the file.
+A second line names the holder's stage.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ LOCK = "lock"
 _LONGEST = 4096
 """Limit of bytes that are read of a lock file."""
 
-_LOCAL = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "tmpfs", "ramfs", "overlay", "aufs"}
-_SHARED = {"nfs", "nfs4", "lustre", "ceph", "gpfs", "gfs2", "ocfs2"}
-_EVERYWHERE = frozenset(_LOCAL | _SHARED)
+_EVERYWHERE = {
+    "ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "tmpfs", "ramfs", "overlay", "aufs",
+    "nfs", "nfs4", "lustre", "ceph", "gpfs", "gfs2", "ocfs2",
+}  # fmt: skip
 """File systems whose locks are visible wherever the file is, unless a mount option says otherwise."""
 
 _ONLY_HERE = frozenset({"nolock", "local_lock=flock", "local_lock=all", "localflock", "localflocks"})
@@ -120,8 +121,8 @@ class Lock:
         if holder is not None and not mount.locks_everywhere and holder.is_elsewhere():
             raise RunDirectoryError(
                 f"only one driver may write {path} but {holder} has not ended, and a lock on {mount.kind} "
-                f"({mount.point}) is not seen from here; stop it there, or, if it is dead for certain, take its lock "
-                f"away with `autotune fsck {path} --unlock`"
+                f"({mount.point}) is not seen from here; stop it there, or, if it is dead for certain, delete "
+                f"{path / LOCK}"
             )
         own = Holder(str(os.getpid()), socket.gethostname(), _boot())
         try:
@@ -189,28 +190,6 @@ def is_held(path: Path) -> bool:
         os.close(descriptor)
     holder = read_holder(path)
     return holder is not None and not mount.locks_everywhere and holder.is_elsewhere()
-
-
-def unlock(path: Path) -> Holder | None:
-    """Removes a dead holder's name from the lock and returns it, if any.
-
-    Raises:
-        RunDirectoryError: If the holder lives on this machine, or the lock cannot be written.
-    """
-    holder = read_holder(path)
-    if holder is None:
-        return None
-    try:
-        descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-        try:
-            if not _try_lock(descriptor, fcntl.LOCK_EX, path, mount_of(path.resolve())):
-                raise RunDirectoryError(f"{path} must not be in use but {holder} lives; stop it first")
-            os.ftruncate(descriptor, 0)
-        finally:
-            os.close(descriptor)
-    except OSError as error:
-        raise RunDirectoryError(f"{path / LOCK} must be writable but: {error.strerror}; mend that first") from error
-    return holder
 
 
 def _try_lock(descriptor: int, how: int, path: Path, mount: Mount, *, tries: int = 5) -> bool:

@@ -2,7 +2,7 @@
 
 A trial is added when it begins and told when it is recorded, so `optuna-dashboard` shows a running study. The records
 are the truth: missing trials are written from them. A storage that does not answer at the start is refused; one that
-fails later gives a note, and trials wait until it is back, or for the next session.
+fails later gives a note, and gets what it lacks from the next session.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import optuna
 from optuna.storages import BaseStorage, JournalStorage
@@ -22,8 +22,6 @@ from optuna.trial import FrozenTrial, TrialState
 from autotune.model.errors import StudyFileError
 from autotune.model.redaction import redact_text
 from autotune.rundir.files import append_synced
-
-T = TypeVar("T")
 
 NUMBER_KEY = "autotune:number"
 """User attribute of a trial that holds its number in the run directory."""
@@ -37,9 +35,6 @@ PAUSE_S = 0.3
 
 LIMIT_S = 15.0
 """Longest wait for the storage, seconds; a database may hang instead of failing."""
-
-RETRY_S = 30.0
-"""Pause between two attempts to reach a lost storage, seconds."""
 
 
 class OptunaStudy:
@@ -57,13 +52,10 @@ class OptunaStudy:
         self._where, self._name = storage, name
         self._opened: tuple[BaseStorage, optuna.Study] | None = None
         self._told: set[Any] = set()
-        self._waiting: dict[int, FrozenTrial] = {}
         self._is_lost = False
-        self._next_s = 0.0
-        self._call: threading.Thread | None = None
         self._news: list[str] = []
         try:
-            self._within_limit(self._write)  # only opens it: nothing waits yet
+            _within_limit(self._open)
         except Exception as error:  # whatever SQLAlchemy, a database driver or the file system says
             if isinstance(storage, str):
                 raise StudyFileError(
@@ -73,73 +65,46 @@ class OptunaStudy:
             self._lose(error)
 
     def put(self, trial: FrozenTrial) -> None:
-        """Adds a running trial or tells a finished one, which has `NUMBER_KEY`; never raises, retries later."""
-        number = trial.user_attrs[NUMBER_KEY]
-        if number not in self._told:
-            self._waiting[number] = trial
-        if not self._is_lost or time.monotonic() >= self._next_s:
-            self._flush()
+        """Adds a running trial or tells a finished one, which has `NUMBER_KEY`; never raises."""
+        if trial.user_attrs[NUMBER_KEY] not in self._told:
+            self._try(lambda storage, study: self._write(storage, study, trial))
 
     def finish(self) -> None:
-        """Tries a last time to write waiting trials; tells open ones as failed."""
-        self._waiting = {n: t for n, t in self._waiting.items() if t.state.is_finished()}
-        self._flush(is_last=True)
-        if self._is_lost and (count := len(self._waiting)):
-            self._news.append(
-                f"the Optuna storage lacks {count} trial{'s' if count > 1 else ''}; "
-                "once it answers, the same command writes them"
-            )
+        """Tells open trials as failed; never raises."""
+        self._try(_fail_open_trials)
 
     def news(self) -> list[str]:
         """Returns the notes for the user since the last call."""
         news, self._news = self._news, []
         return news
 
-    def _flush(self, *, is_last: bool = False) -> None:
-        if not (self._waiting or (is_last and not self._is_lost)):
+    def _try(self, work: Callable[[BaseStorage, optuna.Study], None]) -> None:
+        """Does something with the storage in a few attempts, unless it is lost."""
+        if self._is_lost:
             return
-        if self._call is not None and self._call.is_alive():
-            return  # the last try hangs still: two at once would write a trial twice
-        count = len(self._waiting)
+
+        def attempts() -> None:
+            for attempt in range(ATTEMPTS):
+                try:
+                    work(*(self._opened or self._open()))
+                    return
+                except Exception:  # as above
+                    self._opened = None
+                    if attempt == ATTEMPTS - 1:
+                        raise
+                    time.sleep(PAUSE_S)
+
         try:
-            self._within_limit(lambda: self._write(is_last=is_last))
+            _within_limit(attempts)
         except Exception as error:
             self._lose(error)
-        else:
-            if self._is_lost:
-                self._news.append(f"the Optuna storage is back; {count} trial{'s' if count > 1 else ''} written")
-            self._is_lost = False
 
     def _lose(self, error: Exception) -> None:
-        """Notes once that the storage does not answer."""
-        self._opened = None
-        self._next_s = time.monotonic() + RETRY_S
-        if not self._is_lost:
-            self._news.append(
-                f"the Optuna storage does not answer ({_root(error)}); the study continues, for the run directory "
-                "holds everything; what the storage lacks is written when it is back"
-            )
         self._is_lost = True
-
-    def _write(self, *, is_last: bool = False) -> None:
-        """Writes waiting trials in a few attempts; `is_last` tells open ones as failed."""
-        for attempt in range(ATTEMPTS):
-            try:
-                storage, study = self._opened or self._open()
-                for number, trial in sorted(self._waiting.items()):
-                    if number not in self._told:
-                        self._write_one(storage, study, trial)
-                    if self._waiting.get(number) is trial:
-                        del self._waiting[number]
-                if is_last:
-                    for left in _open_trials(study):
-                        study.tell(left.number, state=TrialState.FAIL)
-                return
-            except Exception:  # as above
-                self._opened = None
-                if attempt == ATTEMPTS - 1:
-                    raise
-                time.sleep(PAUSE_S)
+        self._news.append(
+            f"the Optuna storage does not answer ({_root(error)}); the study continues, for the run directory holds "
+            "everything; once the storage answers, the same command writes what it lacks"
+        )
 
     def _open(self) -> tuple[BaseStorage, optuna.Study]:
         """Opens the storage and reads which results it holds, since a failed attempt may have been written."""
@@ -150,8 +115,10 @@ class OptunaStudy:
         self._opened = storage, study
         return self._opened
 
-    def _write_one(self, storage: BaseStorage, study: optuna.Study, trial: FrozenTrial) -> None:
+    def _write(self, storage: BaseStorage, study: optuna.Study, trial: FrozenTrial) -> None:
         number = trial.user_attrs[NUMBER_KEY]
+        if number in self._told:  # by an attempt that failed only after it
+            return
         begun = next((t for t in _open_trials(study) if t.user_attrs.get(NUMBER_KEY) == number), None)
         is_result = trial.state.is_finished()
         if begun is not None and is_result:
@@ -168,25 +135,25 @@ class OptunaStudy:
         if is_result:
             self._told.add(number)
 
-    def _within_limit(self, work: Callable[[], T]) -> T:
-        """Runs a function in a thread, which is left behind after `LIMIT_S` (TimeoutError)."""
-        done: list[T] = []
-        failed: list[Exception] = []
 
-        def call() -> None:
-            try:
-                done.append(work())
-            except Exception as error:  # raised again below
-                failed.append(error)
+def _within_limit(work: Callable[[], object]) -> None:
+    """Calls a function in a thread, which is left behind after `LIMIT_S` (TimeoutError)."""
+    ended: list[Exception | None] = []
 
-        self._call = threading.Thread(target=call, daemon=True, name="optuna storage")
-        self._call.start()
-        self._call.join(LIMIT_S)
-        if failed:
-            raise failed[0]
-        if not done:
-            raise TimeoutError(f"no answer within {LIMIT_S:.0f} s")
-        return done[0]
+    def call() -> None:
+        try:
+            work()
+            ended.append(None)
+        except Exception as error:  # raised again below
+            ended.append(error)
+
+    thread = threading.Thread(target=call, daemon=True, name="optuna storage")
+    thread.start()
+    thread.join(LIMIT_S)
+    if not ended:
+        raise TimeoutError(f"no answer within {LIMIT_S:.0f} s")
+    if ended[0] is not None:
+        raise ended[0]
 
 
 class RunJournal(JournalFileBackend):
@@ -220,6 +187,11 @@ def _storage_of(where: Path | str) -> BaseStorage:
 
 def _open_trials(study: optuna.Study) -> list[FrozenTrial]:
     return study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+
+
+def _fail_open_trials(storage: BaseStorage, study: optuna.Study) -> None:
+    for left in _open_trials(study):
+        study.tell(left.number, state=TrialState.FAIL)
 
 
 def _root(error: BaseException) -> str:

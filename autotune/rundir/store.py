@@ -32,7 +32,7 @@ from pydantic import TypeAdapter, ValidationError
 from autotune.machine.files import make_folder
 from autotune.machine.host import utc_now
 from autotune.model.clock import Stopwatch
-from autotune.model.errors import RunDirectoryError
+from autotune.model.errors import RunDirectoryError, first_problem
 from autotune.model.files import plain_content
 from autotune.model.measurement import Pair, Stamped
 from autotune.model.records import RECORD, SCHEMA_VERSION, AaRecord, AnyRecord, ConclusionRecord, SessionRecord
@@ -168,12 +168,8 @@ def _parse_line(kind: TypeAdapter[T], line: bytes, file: Path, number: int, *, w
     try:
         return kind.validate_json(line)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        said = first["msg"].removeprefix("Value error, ")
         raise RunDirectoryError(
-            f"{file} line {number} must be {what} but: {f'`{where}`: ' if where else ''}{said:.300}; "
-            "`autotune fsck RUN` says what to do"
+            f"{file} line {number} must be {what} but: {first_problem(error)}; `autotune fsck RUN` says what to do"
         ) from error
 
 

@@ -333,17 +333,6 @@ def find_leak(candidate: Samples, reference: Samples, *, step_s: float) -> Leak 
     return Leak(candidate=mine[0], reference=base[0])
 
 
-def memory_growth(samples: Samples) -> float | None:
-    """Bytes a step over the second half of a run; None where there are too few samples."""
-    half = _second_half(samples)
-    if len(half) < LEAST_SAMPLES:
-        return None
-    # The slope of `_slope`, to the bit: without its interval it needs no import of half a second.
-    later, sooner = np.nonzero(half[:, 0, np.newaxis] > half[:, 0])
-    steps, grown = (half[later] - half[sooner]).T
-    return float(np.median(grown / steps))
-
-
 def _second_half(samples: Samples) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
     """Samples after half of the steps."""
     array = np.asarray(samples, dtype=np.float64).reshape(-1, 2)

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
@@ -22,7 +21,7 @@ from autotune.model.records import Callbacks, ConclusionRecord, FinalistResult, 
 from autotune.model.spec import StudySpec, load_study
 from autotune.results.export import is_unchanged
 from autotune.results.format import format_estimate, format_finalist, time_of
-from autotune.results.winner import Difference, RecordCheck, Status, Winner, check_records, differences, this_machine
+from autotune.results.winner import Difference, Verification, Winner, check_records, differences, this_machine
 from autotune.rundir.store import Store
 from autotune.settings.space import SearchSpace
 from autotune.stats.estimates import Verdict
@@ -156,21 +155,6 @@ def recheck_study(file: Path, study: Path | None) -> tuple[StudySpec, Path]:
 # ---------------------------------------------------------------------- verify
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verification:
-    """A proof compared with this machine.
-
-    Attributes:
-        status: "unchecked" where nothing differs but the run of an exported file is not here.
-        differences: In the machine, the workload or the file itself.
-        notes: Checks that were not made, and actions to repeat.
-    """
-
-    status: Status
-    differences: tuple[Difference, ...]
-    notes: tuple[str, ...]
-
-
 def verify_winner(winner: Winner, file: Path, *, study: Path | None = None, run: Path | None = None) -> Verification:
     """Compares this machine with the one of a proof, and a file with its records, without measuring.
 
@@ -184,7 +168,7 @@ def verify_winner(winner: Winner, file: Path, *, study: Path | None = None, run:
     """
     workload = load_study(study).workload_hash if study else None
     here = this_machine(platform=winner.conditions.platform, workload=workload, like=winner.conditions)
-    found, notes, records = differences(winner.conditions, here), list[str](), RecordCheck()
+    found, notes, records = differences(winner.conditions, here), list[str](), Verification()
     if winner.loss is not None and winner.loss.is_silent:
         notes.append(winner.loss.words)
     elif winner.loss is not None and not winner.loss.is_ok:
@@ -194,10 +178,8 @@ def verify_winner(winner: Winner, file: Path, *, study: Path | None = None, run:
             found.append(Difference(field="file", proven="its text as exported", here="changed or moved since"))
         records = check_records(winner, file, run=run)
         found += records.differences
-        if records.unchecked is not None:
-            notes.append(records.unchecked)
     if workload is None:
         notes.append(f"the workload is not checked (proven: {winner.workload_entry}); name it with --study")
     if winner.soaked_s is None:
         notes.append("it was never soaked: watch the first long run for hangs")
-    return Verification(status="differs" if found else records.status, differences=tuple(found), notes=tuple(notes))
+    return Verification(differences=tuple(found), unchecked=records.unchecked, notes=tuple(notes))

@@ -174,14 +174,12 @@ def format_stage(status: StudyStatus) -> str:
     return f"{status.stage} since {since:%H:%M} ({format_seconds(status.stage_s)}), {left}"
 
 
-def format_lanes(status: StudyStatus | UnreadableRun) -> list[str]:
+def format_lanes(status: StudyStatus) -> list[str]:
     """Formats the screen, the used device-hours, and the lanes of a study."""
-    if isinstance(status, UnreadableRun):
-        return []
-    lines = [f"{status.run}: {status.screen}"] if status.screen else []
+    lines = [status.screen] if status.screen else []
     if status.device_hours >= 0.01:
-        lines.append(f"{status.run}: {status.device_hours:.2f} hours of devices used")
+        lines.append(f"{status.device_hours:.2f} hours of devices used")
     for lane in status.lanes:
         more = ("" if lane.is_here else " (not here now)") + (", a slow machine" if lane.is_slow else "")
-        lines.append(f"{status.run}: lane {lane.lane} on {lane.host}{more}")
+        lines.append(f"lane {lane.lane} on {lane.host}{more}")
     return lines

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from autotune.machine.environment import let_import_packages
+from autotune.machine.environment import with_packages
 from autotune.machine.files import remove_tree
 from autotune.machine.gpus import is_without_gpus
 from autotune.model.errors import LaunchError
@@ -60,7 +60,7 @@ class CommandLauncher(LocalLauncher):
             env = watch.environment
             kind: type[CommandWorker] = HookWorker
             if self._spec.workload.hook:
-                let_import_packages(env)
+                env = with_packages(env)
             else:
                 kind, command = ReadWorker, reader_command("read_output")
             process = GuardedProcess(own.command(command, [folder]), env, folder / log_name(0), cwd=self._study_dir)

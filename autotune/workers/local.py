@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from autotune.machine.environment import child_environment, driver_python, let_import_packages, variables_of
+from autotune.machine.environment import child_environment, driver_python, variables_of, with_packages
 from autotune.model.block_sizes import CHECK_STEPS, WARMUP_STEPS
 from autotune.model.clock import Stopwatch
 from autotune.model.flags import READ_FILES, FlagSet, kind_of
@@ -66,9 +66,7 @@ class LocalLauncher:
         return child_environment(self._base, settings, platform_name=device.platform, virtual_devices=each)
 
     def _worker_environment(self, settings: FlagSet) -> dict[str, str]:
-        env = self._environment(settings)
-        let_import_packages(env)
-        return env
+        return with_packages(self._environment(settings))
 
     def _processes(self, settings: FlagSet, folder: Path) -> list[GuardedProcess]:
         env = self._worker_environment(settings)

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 import autotune
 from autotune.cli.app import app
-from autotune.cli.help import EXAMPLES, GROUPS
+from autotune.cli.help import GROUPS
 from tests.console import commands
 
 ROOT = Path(__file__).parents[2]
@@ -49,9 +49,9 @@ def test_every_command_is_in_one_group_and_listed_there() -> None:
 @pytest.mark.parametrize("name", sorted(ALL))
 def test_every_help_ends_with_an_example_that_the_command_itself_would_take(name: str) -> None:
     text = shown(*name.split())
-    example = EXAMPLES[name]
-    assert f"Example: {example}" in text
-    words = shlex.split(example.split(" > ")[0])
+    found = re.search(r"Example: (.*)", text)
+    assert found is not None
+    words = shlex.split(found[1].split(" > ")[0])
     assert words[0] == "autotune"
     command: Any = typer.main.get_command(app)
     rest = words[1:]

@@ -151,7 +151,7 @@ COMMANDS = [
     ["compare", "runs/a", "runs/b"], ["compare", "runs/a", "runs/b", "--json"],
     ["compare", "runs/a", "runs/b", "--html", "compare.html"],
     ["verify", "runs/a"], ["verify", "runs/a", "--json"],
-    ["exec", "runs/a", "--", "true"], ["library", "add", "runs/a"], ["library", "list"], ["library", "list", "--json"],
+    ["exec", "runs/a", "--", "true"], ["library", "add", "runs/a"],
     ["best", "--gpu", EVIL], ["best", "--json"],
     ["show", EVIL], ["status", EVIL], ["show", "runs/a", EVIL],
     ["verify", EVIL], ["report", EVIL], ["export", EVIL], ["export", "runs/a", "--format", EVIL], ["recheck", EVIL],

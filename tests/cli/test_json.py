@@ -35,7 +35,6 @@ CALLS: Mapping[str, tuple[str, ...]] = {
     "flags migrate": ("flags", "migrate", FLAGS, "--plugin", "cpu"),
     "flags show": ("flags", "show", "xla_gpu_enable_command_buffer", "--plugin", "cpu"),
     "fsck": ("fsck", "runs/shapes"),
-    "library list": ("library", "list"),
     "predict": ("predict", "shapes.toml", "--set", f"--{COMBINE}=11", "--set", f"--{COMBINE}=13"),
     "read": ("read", "train.log"),
     "recheck": ("recheck", "runs/shapes"),

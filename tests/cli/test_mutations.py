@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from autotune.results.export import ExportFormat, parse_winner, read_winner, render_export
-from autotune.results.winner import Winner
+from autotune.results.export import ExportFormat, parse_winner, read_winner, render_winner
+from autotune.results.winner import Winner, winner_of
 from autotune.rundir.store import Store
 from tests.cli.test_crafted import SMALL, cli
 
@@ -149,7 +149,7 @@ def test_a_file_in_which_something_changed_is_not_used_as_if_it_had_not(
     rng, elsewhere = random.Random(seed), differing(SMALL)
     for _ in range(count):
         form = rng.choice(list(ExportFormat))
-        text = render_export(Store.open(SMALL), form)
+        text = render_winner(winner_of(Store.open(SMALL)), form)
         file = tmp_path / f"winner.{form}"
         file.write_bytes(rng.choice(CHANGES)(text.encode(), rng))
         changed = file.read_bytes() != text.encode()

@@ -61,14 +61,14 @@ def test_only_the_gpus_of_the_workload_are_counted(
 @compiles
 def test_a_gpu_that_does_not_count_means_no_figure_not_a_part_of_one(nvml: FakeNvml, tmp_path: Path) -> None:
     nvml.fail(1, ENERGY, NOT_SUPPORTED)
-    assert not open_meter(gpu_study(), GpuWatch(pynvml, None)).readers
-    assert open_meter(gpu_study(), GpuWatch(pynvml, "0")).readers
+    assert open_meter(gpu_study(), GpuWatch(pynvml, None)) is NO_METER
+    assert open_meter(gpu_study(), GpuWatch(pynvml, "0")) is not NO_METER
     nvml.set(0, "mig.0", "MIG-7e57")  # the counter of the whole counts its other parts, too
-    assert not open_meter(gpu_study(), GpuWatch(pynvml, "MIG-7e57")).readers
+    assert open_meter(gpu_study(), GpuWatch(pynvml, "MIG-7e57")) is NO_METER
     with FakeNvml(tmp_path / "old", without=[ENERGY]).loaded():
-        assert not open_meter(gpu_study(), GpuWatch(pynvml, None)).readers
-    assert not open_meter(gpu_study(), GpuWatch(None, None)).readers
-    assert not open_meter(gpu_study(node_count=2), GpuWatch(pynvml, "0")).readers
+        assert open_meter(gpu_study(), GpuWatch(pynvml, None)) is NO_METER
+    assert open_meter(gpu_study(), GpuWatch(None, None)) is NO_METER
+    assert open_meter(gpu_study(node_count=2), GpuWatch(pynvml, "0")) is NO_METER
     assert NO_METER.measure(lambda: 7) == (7, None)
 
 
@@ -88,7 +88,7 @@ def test_a_counter_that_fails_in_mid_study_leaves_a_gap(nvml: FakeNvml, end: str
 
 
 def test_blocks_too_short_for_nvmls_counter_have_no_figure() -> None:
-    meter = EnergyMeter(readers=METER.readers)
+    meter = EnergyMeter(read_j=METER.read_j)
     assert meter.use_of([pair(i, reference_j=0.0 if i % 2 else 40.0, candidate_j=40.0) for i in range(6)]) is None
     assert meter.use_of([pair(i, reference_j=40.0, candidate_j=40.0) for i in range(6)]) is None
     assert meter.use_of([pair(i, reference_j=800.0, candidate_j=400.0, steps=16) for i in range(6)]) is not None
@@ -109,7 +109,7 @@ def pair(index: int, *, reference_j: float | None, candidate_j: float | None, st
     )
 
 
-METER = EnergyMeter(readers=(lambda: 0.0,), shortest_s=0.2)
+METER = EnergyMeter(read_j=lambda: 0.0, shortest_s=0.2)
 
 
 def test_energy_is_per_step() -> None:
@@ -157,7 +157,7 @@ def metered_run(path: Path, *, mode: str, **replay: Any) -> Store:
     launcher = Metered(spec)
 
     def metered(runner: TaskRunner) -> None:
-        runner.context.meter = EnergyMeter(readers=(lambda: launcher.joules,), shortest_s=0.0)
+        runner.context.meter = EnergyMeter(read_j=lambda: launcher.joules, shortest_s=0.0)
 
     setup = GivenSetup(given_space=SPACE, given_launcher=launcher, read_at_run_time=lambda s: s)
     run = given_run(asking(spec, 14), path, setup, Diary(), equip=metered)

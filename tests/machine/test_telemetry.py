@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import subprocess
 import sys
@@ -156,7 +157,7 @@ def test_the_gpus_that_a_process_names_are_looked_at_and_metered(tmp_path: Path)
     fake.set(2, ENERGY, 9_000_000)
     with fake.loaded():
         watch = GpuWatch(pynvml, None, 1)
-        (read_j,) = watch.energy_readers(1)
+        read_j = functools.partial(watch.energy_j, 1)
         assert read_j() == 5000.0
         for stranger in ([], ["GPU-elsewhere"], [uuid_of(1), "GPU-elsewhere"], [uuid_of(1), uuid_of(2)]):
             watch.follow(stranger)

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from autotune.model.errors import AutotuneError
 from autotune.model.flags import FlagSet
 from autotune.model.options import option_sets
-from autotune.results.export import ExportFormat, is_unchanged, parse_winner, read_winner, render_export, render_winner
-from autotune.results.winner import Winner
+from autotune.results.export import ExportFormat, is_unchanged, parse_winner, read_winner, render_winner
+from autotune.results.winner import Winner, winner_of
 from autotune.rundir.store import Store
 from tests.runs import make_winner
 
@@ -149,7 +149,7 @@ def test_a_changed_file_is_noticed(form: ExportFormat) -> None:
 
 def test_the_run_itself_is_exported_with_its_baseline(finished: Store, tmp_path: Path) -> None:
     file = tmp_path / "winner.env"
-    file.write_text(render_export(finished, ExportFormat.ENV))
+    file.write_text(render_winner(winner_of(finished), ExportFormat.ENV))
     winner = read_winner(file)
     assert winner == read_winner(finished.path)
     assert winner.settings == FlagSet({"xla_a": "1", "xla_d": "2", "NCCL_DEBUG": "WARN"})

@@ -16,8 +16,9 @@ from autotune.model.records import Outcome
 from autotune.model.units import LARGEST_TOLD, format_provable
 from autotune.results.api import load
 from autotune.results.comparison import compare_stores
-from autotune.results.export import ExportFormat, render_export
+from autotune.results.export import ExportFormat, render_winner
 from autotune.results.report import render_html, render_markdown
+from autotune.results.winner import winner_of
 from autotune.rundir.store import RECORDS, Store
 
 SENTENCE = "inconclusive: gains of step time up to 4.2 % are not ruled out (xla_a=1)"
@@ -52,7 +53,7 @@ def test_it_is_said_in_every_form(open_run: Path) -> None:
     shown = CliRunner().invoke(app, ["show", str(open_run), "--json"])
     assert '"inconclusive"' in shown.output
     with pytest.raises(AutotuneError, match="inconclusive"):
-        render_export(store, ExportFormat.ENV)
+        render_winner(winner_of(store), ExportFormat.ENV)
 
 
 def test_a_comparison_does_not_name_the_default_as_winner(finished: Store, open_run: Path, tmp_path: Path) -> None:

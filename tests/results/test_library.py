@@ -12,7 +12,7 @@ from autotune.model.flags import FlagSet
 from autotune.model.records import AaRecord, ConclusionRecord, ConfirmRun, Outcome, TrialResult
 from autotune.model.spec import StudySpec
 from autotune.results.export import read_winner
-from autotune.results.library import LibraryQuery, add_to_library, best_known, format_match, library_entries
+from autotune.results.library import add_to_library, best_known, format_match, library_entries
 from autotune.results.report import build
 from autotune.results.winner import Winner, winner_of
 from autotune.rundir.store import Store
@@ -32,14 +32,14 @@ def test_a_winner_is_kept_as_a_file_that_verify_reads(tmp_path: Path) -> None:
     path = add_to_library(winner, tmp_path)
     assert path.relative_to(tmp_path).as_posix() == "nvidia-h200/llama3-8b/8x-jaxlib-0.11.1-0123456789ab.json"
     assert read_winner(path) == winner
-    assert [e.winner for e in library_entries(tmp_path, pytest.fail)] == [winner]
+    assert list(library_entries(tmp_path, pytest.fail).values()) == [winner]
 
 
 def test_a_newer_proof_takes_the_place_and_an_older_one_does_not(tmp_path: Path) -> None:
     old, new = h200(), h200().model_copy(update={"ended": "2027-01-01T00:00:00+00:00"})
     add_to_library(old, tmp_path)
     add_to_library(new, tmp_path)
-    assert [e.winner for e in library_entries(tmp_path, pytest.fail)] == [new]
+    assert list(library_entries(tmp_path, pytest.fail).values()) == [new]
     with pytest.raises(AutotuneError, match="keeps the newest proof"):
         add_to_library(old, tmp_path)
 
@@ -55,9 +55,7 @@ def test_names_cannot_leave_the_library(tmp_path: Path) -> None:
 )
 def test_an_exact_match_is_tested(tmp_path: Path, gpu: str, jaxlib: str | None, workload: str | None) -> None:
     add_to_library(h200(), tmp_path)
-    match = best_known(
-        library_entries(tmp_path, pytest.fail), LibraryQuery(gpu=gpu, count=8, jaxlib=jaxlib, workload=workload)
-    )
+    match = best_known(library_entries(tmp_path, pytest.fail), gpu=gpu, count=8, jaxlib=jaxlib, workload=workload)
     assert match.is_tested
     assert format_match(match)[0] == "proven for just this: xla_gpu_a=1"
 
@@ -66,30 +64,26 @@ def test_the_nearest_is_labelled_untested_with_the_distance_in_words(tmp_path: P
     add_to_library(h200(device_kind="NVIDIA H100 80GB HBM3"), tmp_path)
     add_to_library(h200(jaxlib="0.9.2"), tmp_path)
     add_to_library(h200(device_count=64), tmp_path)
-    match = best_known(
-        library_entries(tmp_path, pytest.fail), LibraryQuery(gpu="H200", count=8, jaxlib="0.12", workload="llama3-8b")
-    )
+    match = best_known(library_entries(tmp_path, pytest.fail), gpu="H200", count=8, jaxlib="0.12", workload="llama3-8b")
     assert not match.is_tested
     assert match.distance == ("proven with jaxlib 0.9.2, not with 0.12",)
     assert format_match(match)[0].startswith("nearest match, untested here")
-    match = best_known(
-        library_entries(tmp_path, pytest.fail), LibraryQuery(gpu="H200", count=32, jaxlib="0.11", workload="moe-80gb")
-    )
+    match = best_known(library_entries(tmp_path, pytest.fail), gpu="H200", count=32, jaxlib="0.11", workload="moe-80gb")
     assert match.distance == ("proven for llama3-8b, not for moe-80gb", "proven on 64 devices, not on 32")
-    match = best_known(library_entries(tmp_path, pytest.fail), LibraryQuery(gpu="B200"))
+    match = best_known(library_entries(tmp_path, pytest.fail), gpu="B200")
     assert match.distance[0].endswith(", not on B200")
 
 
 def test_of_two_sizes_of_one_gpu_the_other_is_not_meant(tmp_path: Path) -> None:
     add_to_library(h200(device_kind="NVIDIA A100-SXM4-80GB"), tmp_path)
-    assert best_known(library_entries(tmp_path, pytest.fail), LibraryQuery(gpu="A100 80GB")).is_tested
-    assert best_known(library_entries(tmp_path, pytest.fail), LibraryQuery(gpu="A100-SXM4-80GB")).is_tested
-    assert not best_known(library_entries(tmp_path, pytest.fail), LibraryQuery(gpu="A100-SXM4-40GB")).is_tested
+    assert best_known(library_entries(tmp_path, pytest.fail), gpu="A100 80GB").is_tested
+    assert best_known(library_entries(tmp_path, pytest.fail), gpu="A100-SXM4-80GB").is_tested
+    assert not best_known(library_entries(tmp_path, pytest.fail), gpu="A100-SXM4-40GB").is_tested
 
 
 def test_an_empty_library_says_how_to_fill_it(tmp_path: Path) -> None:
     with pytest.raises(AutotuneError, match="autotune library add RUN"):
-        best_known(library_entries(tmp_path, pytest.fail), LibraryQuery())
+        best_known(library_entries(tmp_path, pytest.fail))
 
 
 def test_files_that_hold_no_winner_are_named_and_the_others_count(tmp_path: Path) -> None:
@@ -100,7 +94,7 @@ def test_files_that_hold_no_winner_are_named_and_the_others_count(tmp_path: Path
     (tmp_path / "gone.json").symlink_to(tmp_path / "nowhere")
     os.mkfifo(tmp_path / "pipe.json")
     said: list[str] = []
-    assert best_known(library_entries(tmp_path, said.append), LibraryQuery(gpu="H200")).entry.count == 8
+    assert best_known(library_entries(tmp_path, said.append), gpu="H200").is_tested
     named = ("binary", "deep", "gone", "pipe", "x")
     assert len(said) == len(named)
     assert all(f"{name}.json must be" in text for name, text in zip(named, said, strict=True))

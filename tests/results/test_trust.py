@@ -13,10 +13,10 @@ import pytest
 
 from autotune.model.errors import AutotuneError, RunDirectoryError, SettingError
 from autotune.model.records import ConclusionRecord
-from autotune.results.export import ExportFormat, parse_winner, read_winner, render_export, render_winner
+from autotune.results.export import ExportFormat, parse_winner, read_winner, render_winner
 from autotune.results.recompute import disagreements
 from autotune.results.report import render_markdown
-from autotune.results.winner import RecordCheck, check_records, winner_of
+from autotune.results.winner import Verification, check_records, winner_of
 from autotune.rundir.store import Store
 from tests.runs import make_winner
 
@@ -118,7 +118,7 @@ def test_a_run_gives_what_it_concludes(finished: Store) -> None:
     assert disagreements(finished, finished.of(ConclusionRecord)[-1]) == []
     winner = winner_of(finished)
     for form in ExportFormat:
-        assert parse_winner(render_export(finished, form), source="x") == winner
+        assert parse_winner(render_winner(winner_of(finished), form), source="x") == winner
 
 
 FORGED: list[tuple[str, dict[str, Any], Change, str]] = [
@@ -186,8 +186,8 @@ def test_so_are_raw_pairs_that_were_edited_or_taken_away(tmp_path: Path) -> None
 def test_an_exported_file_is_compared_with_its_run_where_that_is_here(finished: Store, tmp_path: Path) -> None:
     run = shutil.copytree(finished.path, tmp_path / "runs" / "mine")
     file = tmp_path / "winner.env"
-    file.write_text(render_export(Store.open(run), ExportFormat.ENV))
-    assert check_records(read_winner(file), file) == RecordCheck()
+    file.write_text(render_winner(winner_of(Store.open(run)), ExportFormat.ENV))
+    assert check_records(read_winner(file), file) == Verification()
     away = tmp_path / "away" / "winner.env"
     away.parent.mkdir()
     file.rename(away)
@@ -196,7 +196,7 @@ def test_an_exported_file_is_compared_with_its_run_where_that_is_here(finished: 
     assert found.unchecked == (
         "unchecked, so nothing here shows that it was proven: its run 'mine' is not here; name it with --run RUN"
     )
-    assert check_records(read_winner(away), away, run=run) == RecordCheck()
+    assert check_records(read_winner(away), away, run=run) == Verification()
 
 
 @pytest.mark.parametrize(
@@ -226,14 +226,14 @@ def test_a_file_that_says_something_else_than_its_run_differs(
 def test_a_file_whose_run_was_edited_differs(finished: Store, tmp_path: Path) -> None:
     file = tmp_path / "winner.json"
     (tmp_path / "runs").mkdir()
-    file.write_text(render_export(finished, ExportFormat.JSON))
+    file.write_text(render_winner(winner_of(finished), ExportFormat.JSON))
     edited(finished.path, tmp_path / "runs" / finished.path.name, "finalist", lambda r: r.update(verdict="slower"))
     assert {d.field for d in check_records(read_winner(file), file).differences} == {"records"}
 
 
 def test_another_run_of_that_name_is_not_its_run(finished: Store, tmp_path: Path) -> None:
     file = tmp_path / "winner.json"
-    file.write_text(render_export(finished, ExportFormat.JSON))
+    file.write_text(render_winner(winner_of(finished), ExportFormat.JSON))
     shutil.copytree(SMALL, tmp_path / finished.path.name)
     assert "is of another proof" in (check_records(read_winner(file), file).unchecked or "")
 

@@ -63,7 +63,7 @@ def change_line(run_dir: Path, index: int, change: Callable[[bytes], bytes]) -> 
     (run_dir / "records.jsonl").write_bytes(b"".join(lines))
 
 
-def mend(run_dir: Path, copy: Path) -> RunCheck:
+def mend(run_dir: Path, copy: Path = Path()) -> RunCheck:
     """Does by hand what each remedy says, with a copy of the run at hand; gives what is found then."""
     for _ in range(8):  # what is deleted may be named by what is left
         found = check_run(run_dir)
@@ -112,7 +112,7 @@ def test_a_torn_end_is_harmless_and_cut_by_the_next_session(run_dir: Path, tail:
 
 
 @pytest.mark.parametrize("torn", [b'{"kind":"incident","at_s":1.0,"wh', b"\0" * 300])
-def test_two_joined_lines_stop_the_study_with_advice(run_dir: Path, torn: bytes) -> None:
+def test_two_joined_lines_stop_the_study_with_advice(run_dir: Path, made: Path, torn: bytes) -> None:
     index = line_of_trial(run_dir, 3)
     change_line(run_dir, index, lambda line: torn + line)
     with pytest.raises(RunDirectoryError, match=rf"line {index + 1} .*autotune fsck"):
@@ -122,31 +122,31 @@ def test_two_joined_lines_stop_the_study_with_advice(run_dir: Path, torn: bytes)
     shown = CliRunner().invoke(app, ["fsck", str(run_dir)])
     assert shown.exit_code == 1
     assert f"records.jsonl line {index + 1}" in shown.stdout
-    assert wrong(mend(run_dir, made)) == []
+    assert wrong(mend(run_dir)) == []
     goes_on(run_dir)
 
 
-def test_a_trial_whose_record_is_lost_is_measured_again(run_dir: Path) -> None:
+def test_a_trial_whose_record_is_lost_is_measured_again(run_dir: Path, made: Path) -> None:
     index = line_of_trial(run_dir, 5)
     lost = lines_of(run_dir)[index][:-9] + b"\n"
     change_line(run_dir, index, lambda line: lost)
-    assert wrong(mend(run_dir, made)) == []
+    assert wrong(mend(run_dir)) == []
     assert [t.number for t in Store.open(run_dir).of(TrialResult)] == [1, 2, 3, 4, 6, 7]
     goes_on(run_dir)
 
 
-def test_proofs_of_a_lost_trial_are_made_again(run_dir: Path) -> None:
+def test_proofs_of_a_lost_trial_are_made_again(run_dir: Path, made: Path) -> None:
     conclusion = Store.open(run_dir).last(ConclusionRecord)
     assert conclusion is not None
     assert conclusion.trial is not None
     change_line(run_dir, line_of_trial(run_dir, conclusion.trial), lambda line: b"rubbish\n")
     assert any(f"names trial {conclusion.trial}, which is not there" in p.what for p in check_run(run_dir).problems)
-    assert wrong(mend(run_dir, made)) == []
+    assert wrong(mend(run_dir)) == []
     assert Store.open(run_dir).last(ConclusionRecord) is None
     goes_on(run_dir)
 
 
-def test_a_trial_that_is_recorded_twice_is_named_and_the_first_counts(run_dir: Path) -> None:
+def test_a_trial_that_is_recorded_twice_is_named_and_the_first_counts(run_dir: Path, made: Path) -> None:
     lines = lines_of(run_dir)
     index = line_of_trial(run_dir, 2)
     other = lines[index].replace(b'"at_s":', b'"at_s":9')
@@ -154,18 +154,18 @@ def test_a_trial_that_is_recorded_twice_is_named_and_the_first_counts(run_dir: P
     (problem,) = check_run(run_dir).problems
     assert problem.line == len(lines) + 1
     assert f"second record of trial 2; the first is line {index + 1}" in problem.what
-    assert wrong(mend(run_dir, made)) == []
+    assert wrong(mend(run_dir)) == []
     assert (run_dir / "records.jsonl").read_bytes() == b"".join(lines)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\0" * 4096, b"[]", b'{"schema_version": 3}'])
-def test_a_lost_study_file_is_written_anew_by_its_own_study_only(run_dir: Path, content: bytes) -> None:
+def test_a_lost_study_file_is_written_anew_by_its_own_study_only(run_dir: Path, made: Path, content: bytes) -> None:
     (run_dir / "study.json").write_bytes(content)
     with pytest.raises(RunDirectoryError, match=r"study\.json must hold the study"):
         Store.open(run_dir)
     shown = CliRunner().invoke(app, ["status", str(run_dir)])
     assert isinstance(shown.exception, AutotuneError)
-    assert [p.what for p in mend(run_dir, made).problems] == ["is missing"]
+    assert [p.what for p in mend(run_dir).problems] == ["is missing"]
     other = replay_study(noise={"white_sd": 1e-6}, study={"seed": 1})
     with pytest.raises(RunDirectoryError, match="are of another study"):
         record(run_dir, other, trials=TRIALS)
@@ -263,7 +263,7 @@ def test_raw_samples_that_are_lost_are_named(run_dir: Path) -> None:
     record(run_dir, SPEC, trials=TRIALS + 1)
 
 
-def test_a_damaged_pair_is_an_error_with_advice(run_dir: Path) -> None:
+def test_a_damaged_pair_is_an_error_with_advice(run_dir: Path, made: Path) -> None:
     trial = next(t for t in Store.open(run_dir).of(TrialResult) if t.directory and t.comparison and not t.same_as)
     file = run_dir / f"{trial.directory}/pairs.jsonl"
     whole = file.read_bytes()
@@ -271,18 +271,18 @@ def test_a_damaged_pair_is_an_error_with_advice(run_dir: Path) -> None:
     shown = CliRunner().invoke(app, ["show", str(run_dir), str(trial.number)])
     assert isinstance(shown.exception, RunDirectoryError)
     assert "autotune fsck" in str(shown.exception)
-    assert wrong(mend(run_dir, made)) == []
+    assert wrong(mend(run_dir)) == []
     assert file.read_bytes() == whole
 
 
-def test_links_are_named(run_dir: Path, tmp_path: Path) -> None:
+def test_links_are_named(run_dir: Path, made: Path, tmp_path: Path) -> None:
     precious = tmp_path / "precious"
     precious.write_text("mine")
     (run_dir / "trials/0001/worker.log").unlink()
     (run_dir / "trials/0001/worker.log").symlink_to(precious)
     (problem,) = check_run(run_dir).problems
     assert (problem.file, "symbolic link" in problem.what) == ("trials/0001/worker.log", True)
-    assert wrong(mend(run_dir, made)) == []
+    assert wrong(mend(run_dir)) == []
     assert precious.read_text() == "mine"
     goes_on(run_dir)
 

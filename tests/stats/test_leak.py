@@ -6,9 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from scipy.stats import theilslopes
 
-from autotune.stats.long_run import Leak, Samples, find_leak, memory_growth
+from autotune.stats.long_run import Leak, Samples, find_leak
 
 MB = 1_000_000
 BASE = 800 * MB
@@ -94,17 +93,6 @@ def test_what_matters_is_what_a_day_of_such_steps_takes() -> None:
 def test_memory_that_is_not_watched_or_too_seldom_is_not_judged() -> None:
     steep = [(n, n * 100 * MB) for n in range(1, 10)]
     assert find_leak([], [], step_s=STEP_S) is None
-    assert memory_growth([]) is None
     assert find_leak(steep, [], step_s=STEP_S) is None
     longer = [(n, n * 100 * MB) for n in range(1, 25)]
     assert find_leak(longer, [], step_s=STEP_S) == Leak(candidate=100 * MB, reference=0.0)
-    assert memory_growth(longer) == pytest.approx(100 * MB)
-
-
-@pytest.mark.parametrize("kind", HONEST)
-def test_growth_is_the_slope_of_theil_and_sen(kind: str) -> None:
-    rng = np.random.default_rng(9)
-    for _ in range(5):
-        seen = samples(HONEST[kind], rng)
-        steps, size = np.asarray([s for s in seen if s[0] > seen[-1][0] / 2.0], dtype=float).T
-        assert memory_growth(seen) == theilslopes(size, steps)[0]

@@ -16,7 +16,7 @@ from autotune.model.flags import FlagSet
 from autotune.model.measurement import FailureKind, LossBasis
 from autotune.model.records import AaRecord, ConfirmRun, Outcome, SoakRecord, TrialResult
 from autotune.model.spec import StudySpec
-from autotune.results.export import ExportFormat, render_export
+from autotune.results.export import ExportFormat, render_winner
 from autotune.results.recompute import disagreements
 from autotune.results.report import render_markdown
 from autotune.results.winner import winner_of
@@ -115,7 +115,8 @@ def test_options_that_change_rounding_only_are_compared_step_by_step(tried: Any)
     assert trial.loss.difference == pytest.approx(1e-6, rel=0.01)
     assert "step by step over 5 steps" in trial.loss.words
     assert all(r.loss.is_ok for r in store.of(ConfirmRun))
-    assert "# loss, as told by the program: options that change rounding only" in render_export(store, ExportFormat.ENV)
+    exported = render_winner(winner_of(store), ExportFormat.ENV)
+    assert "# loss, as told by the program: options that change rounding only" in exported
 
 
 def test_the_tolerance_is_what_the_reference_shows_in_another_rounding(tried: Any) -> None:
@@ -167,7 +168,7 @@ def test_another_dtype_is_judged_by_the_loss_of_the_soak_and_everybody_is_told(t
     assert soak.loss.is_ok
     assert soak.loss.difference == pytest.approx(0.01 / 3, abs=0.002)
     words = f"dtype changes: judged by loss over {soak.step_count} steps"
-    for text in (conclusion.sentence, render_markdown(store), render_export(store, ExportFormat.SHELL)):
+    for text in (conclusion.sentence, render_markdown(store), render_winner(winner_of(store), ExportFormat.SHELL)):
         assert words in text
         assert "difference +0." in text
     assert disagreements(store, conclusion) == []
@@ -199,8 +200,8 @@ def test_first_steps_far_off_fail_at_once(tried: Any) -> None:
 def test_without_a_soak_it_is_exported_only_by_force_and_never_holds(tried: Any, tmp_path: Path) -> None:
     _, store, _ = tried(HALF, soak="0", mine=Behaviour(half()))
     with pytest.raises(AutotuneError, match="it was never soaked"):
-        render_export(store, ExportFormat.ENV)
-    text = render_export(store, ExportFormat.ENV, even_unjudged=True)
+        render_winner(winner_of(store), ExportFormat.ENV)
+    text = render_winner(winner_of(store, even_unjudged=True), ExportFormat.ENV)
     assert "# loss, as told by the program: NOT PROVEN: inconclusive: it was never soaked" in text
     file = tmp_path / "forced.env"
     file.write_text(text)

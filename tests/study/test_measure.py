@@ -41,8 +41,9 @@ def tried(finished: Store, folder: Path, *, reference: str, first: str, last: st
         return Compared(reference=report(reference), candidate=report(last), comparison=comparison)
 
     context: Any = SimpleNamespace(
-        spec=finished.spec, folders=SimpleNamespace(write_beside=lambda *_: None), programs={"known": 7},
-        losses=SimpleNamespace(check=lambda *_: None, with_blocks=lambda *_: None), assignment=Assignment(),
+        spec=finished.spec, folders=SimpleNamespace(write_beside=lambda *_: None),
+        losses=SimpleNamespace(check=lambda *_: None, with_blocks=lambda *_: None),
+        assignment=Assignment(programs={"known": 7}),
         program_key=lambda settings, told: told.fingerprint,
     )  # fmt: skip
     task = TrialTask(config=TrialConfig(number=9, origin="test", settings=SET))

@@ -13,10 +13,11 @@ import pytest
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Failure, FailureKind
 from autotune.model.records import IncidentRecord, MemoryUse, Outcome, SoakRecord
-from autotune.results.export import ExportFormat, render_export
+from autotune.results.export import ExportFormat, render_winner
 from autotune.results.format import format_soak
 from autotune.results.recompute import disagreements
 from autotune.results.report import render_markdown
+from autotune.results.winner import winner_of
 from autotune.rundir.store import Store
 from autotune.settings.space import Parameter, SearchSpace
 from autotune.workers.base import Progress, WorkerFailed
@@ -203,8 +204,8 @@ def test_every_text_says_what_the_soak_saw(soaked: Any) -> None:
     assert launcher.started == ["candidate", "reference"]
     (look,) = record.arms.looks
     assert look.reference.step_count == look.candidate.step_count == record.step_count
-    assert f"# soak: {record.step_count} steps in" in render_export(store, ExportFormat.ENV)
-    for text in (format_soak(record), render_export(store, ExportFormat.SHELL), render_markdown(store)):
+    assert f"# soak: {record.step_count} steps in" in render_winner(winner_of(store), ExportFormat.ENV)
+    for text in (format_soak(record), render_winner(winner_of(store), ExportFormat.SHELL), render_markdown(store)):
         assert "without a fault; no stall (reference: no stall)" in text
 
 
@@ -221,7 +222,7 @@ def test_a_set_that_hung_late_elsewhere_soaks_for_longer_or_says_that_it_did_not
 
 def test_memory_that_nobody_tells_is_said_to_be_unwatched(soaked: Any) -> None:
     _, store, _, _ = soaked(lambda times, done: (times, None))
-    assert "memory not watched" in render_export(store, ExportFormat.ENV)
+    assert "memory not watched" in render_winner(winner_of(store), ExportFormat.ENV)
 
 
 def test_a_reference_that_fails_beside_it_is_tried_again_and_then_memory_alone_is_judged(soaked: Any) -> None:

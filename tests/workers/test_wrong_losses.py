@@ -15,8 +15,8 @@ from autotune.model.errors import AutotuneError, LaunchError
 from autotune.model.measurement import LOSS_NOT_CHECKED, FailureKind
 from autotune.model.records import AaRecord, ConclusionRecord, ConfirmRun, Outcome, TrialResult
 from autotune.model.spec import parse_study
-from autotune.results.export import ExportFormat, render_export
-from autotune.results.winner import winner_of
+from autotune.results.export import ExportFormat, render_winner
+from autotune.results.winner import require_loss, winner_of
 from autotune.rundir.store import Store
 from autotune.study.stages import new_run, run_study
 from tests.runs import Diary
@@ -136,4 +136,5 @@ def test_the_same_step_with_a_right_loss_is_exported(tmp_path: Path) -> None:
     winner = winner_of(store)
     assert winner.loss is not None
     assert winner.loss.is_ok
-    assert json.loads(render_export(store, ExportFormat.JSON, needs_loss=True))["loss_checked"] is True
+    require_loss(winner := winner_of(store))
+    assert json.loads(render_winner(winner, ExportFormat.JSON))["loss_checked"] is True
