@@ -157,7 +157,8 @@ def _of_search() -> Iterator[Claim]:
             [str(len(of(strategy)[0])), f"{score:.2f}", *(f"{share:.2f}" for share in found)],
         )
     fresh = mean(mean(r["score"] for r in family) for family in of("additive", from_seed=39))
-    yield Claim("docs/search.md", r"looked at before, 39 to 61, it scores (0\.\d+)", [f"{fresh:.2f}"])
+    yield Claim("docs/search.md", r"looked at before, from 39 on, it scores (0\.\d+)", [f"{fresh:.2f}"])
+    yield _of_drawn_spaces()
     scores: dict[str, dict[str, list[float]]] = {}
     for row in read("search/tables.jsonl"):
         scores.setdefault(row["strategy"], {}).setdefault(row["family"], []).append(row["score"])
@@ -167,6 +168,21 @@ def _of_search() -> Iterator[Claim]:
         "docs/search.md",
         r"it scores ([-\d.]+) \[.*?\], Optuna's TPE ([-\d.]+), .*?best strategy, `(\w+)`, ([-\d.]+) \[",
         [f"{means['additive']:.2f}", f"{means['TPE']:.2f}", best.removeprefix("kt:"), f"{means[best]:.2f}"],
+    )
+
+
+def _of_drawn_spaces() -> Claim:
+    drawn: dict[str, list[dict[str, Any]]] = {"additive": [], "TPE": [], "uniform": []}
+    for row in read("search/families.jsonl"):
+        if row["family"] == "drawn" and row["strategy"] in drawn:
+            drawn[row["strategy"]].append(row)
+    regrets = [percent(mean(r["regret"] for r in rows), 1) for rows in drawn.values()]
+    failed = [f"{mean(r['failed'] for r in rows):.1f}" for rows in drawn.values()]
+    return Claim(
+        "docs/search.md",
+        r"`benchmarks/search/drawn\.py`\), (\d+) seeds\..*? is ([\d.]+) % of the step time, with TPE ([\d.]+) %, with "
+        r"random sets ([\d.]+) %; ([\d.]+) trials fail, of TPE ([\d.]+), of random sets ([\d.]+)\.",
+        [str(len(drawn["additive"])), *regrets, *failed],
     )
 
 

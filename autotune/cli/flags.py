@@ -230,7 +230,7 @@ def space(
     print_table(("parameter", "values", "default", "active if"), rows)
     if why:
         likely = sorted(preview.priors.items(), key=lambda item: -item[1].p_active)
-        thought = [(n, f"{100 * p.p_active:.0f} %", "; ".join(p.why) or "nothing is known") for n, p in likely]
+        thought = [(n, f"{100 * p.p_active:.0f} %", p.why or "nothing is known") for n, p in likely]
         print_table(("parameter", "chance to be active", "because"), thought)
     print(f"{found.size():.6g} points on {preview.build}, according to {preview.source}")
     for title, reasons in (("to know:", found.notes), ("left out:", found.left_out)):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autotune.search.additive import AdditiveModel, Samples, smallest
+from autotune.search.additive import AdditiveModel, Draws
 from autotune.search.failures import FailureModel
 from autotune.search.space import Codes, Floats
 
@@ -19,16 +19,11 @@ LEVEL = 0.95
 SURELY_ACTS = 1 - (1 - LEVEL) / 2
 """Probability to act below which an interval holds "no change": its rest exceeds one tail."""
 
-SUSPECT = 0.1
-"""Probability of failure above which no recommended set holds a value or a pair."""
+FAILURE_COST = 1.0
+"""Cost of a failure, as a log ratio: a value that may fail is recommended for a large gain only."""
 
 DRAWS = 400
 """Draws of all effects for comparing sets."""
-
-FORBIDDEN = 1e3
-"""Cost of a suspected failure, as a log ratio: no effect outweighs it."""
-
-_HALVINGS = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,19 +36,17 @@ class Change:
 
 
 class Effects:
-    """Estimates by fitted models of the same trials; calls `AdditiveModel.weigh_rivals`."""
+    """Estimates by fitted models of the same trials."""
 
     def __init__(self, model: AdditiveModel, failures: FailureModel, *, seed: int) -> None:
-        model.weigh_rivals()
         self.model, self.failures, self.design = model, failures, model.design
         self._rng = np.random.default_rng(seed)
-        has_choice = [model.design.blocks[i].table.shape[1] > 0 for i in range(len(model.design.factors))]
-        self.p_active = np.where(has_choice, model.p_active(), 0.0)
+        self.p_active = model.p_active()
         """Posterior probability of each setting to act, alone or in a pair, shape (factors,)."""
 
     @functools.cached_property
-    def _samples(self) -> Samples:
-        return self.model.samples(self._rng, DRAWS)
+    def _draws(self) -> Draws:
+        return self.model.draws(self._rng, DRAWS)
 
     def of(self, factor: int) -> list[Change]:
         """Effect of each value of a setting, by code, with the others at their defaults.
@@ -61,9 +54,7 @@ class Effects:
         The interval holds "no change" unless the setting surely acts; for an inert one it bounds an overlooked effect.
         """
         means = self.model.mean.main[factor]
-        weights, centers, sds = self.model.marginal(factor)
-        tails = (1 - LEVEL) / 2, (1 + LEVEL) / 2
-        low, high = (_mixture_quantile(weights, centers, np.maximum(sds, 1e-12), tail) for tail in tails)
+        low, high = np.quantile(self._draws.main(factor), [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
         if self.model.chances[factor] < SURELY_ACTS:
             low, high = np.minimum(low, 0.0), np.maximum(high, 0.0)
         ends = zip(means.tolist(), np.minimum(low, means).tolist(), np.maximum(high, means).tolist(), strict=True)
@@ -75,8 +66,6 @@ class Effects:
             i, j = self.design.blocks[block].factors
             yield (i, j), float(self.model.chances[block])
 
-    # ------------------------------------------------------------------ sets
-
     def best(
         self, ran: Sequence[Codes], *, least: float = 0.0, is_allowed: Callable[[Codes], bool] = lambda codes: True
     ) -> Codes:
@@ -87,32 +76,23 @@ class Effects:
             least: Smallest gain of interest, as a log ratio.
         """
         mean = self.model.mean
-        best = self._opened(self.design.settle(smallest(mean, *self._risks)))
+        best = self._opened(self.design.settle(mean.smallest(self.failures.risks, FAILURE_COST)))
         if not is_allowed(best):
             rest = [codes for codes in (self.design.neutral, *ran) if is_allowed(codes)]
             best = min(rest, key=mean.total, default=self.design.neutral)
         return self._pruned(best, least, is_allowed)
 
-    @functools.cached_property
-    def _risks(self) -> tuple[list[Floats], dict[tuple[int, int], Floats]]:
-        """Costs of values and pairs that are suspected to fail."""
-
-        def cost(chances: Floats) -> Floats:
-            return np.where(chances > SUSPECT, FORBIDDEN, 0.0)
-
-        single = [cost(self.failures.single(i)) for i in range(len(self.design.factors))]
-        return single, {pair: cost(self.failures.pair(*pair)) for pair in self.failures.suspected}
-
     def _opened(self, codes: Codes) -> Codes:
-        mean, (single, _) = self.model.mean, self._risks
+        mean = self.model.mean
+        costs = [own + FAILURE_COST * risk for own, risk in zip(mean.main, self.failures.risks.single, strict=True)]
         for i, factor in enumerate(self.design.factors):
             if not factor.needs:
                 continue
             tried = codes.copy()
-            tried[i] = int(np.argmin((mean.main[i] + single[i])[:-1]))
+            tried[i] = int(np.argmin(costs[i][:-1]))
             for other, values in factor.needs.items():
                 if tried[other] not in values and values:
-                    tried[other] = min(values, key=lambda v: float(mean.main[other][v] + single[other][v]))
+                    tried[other] = min(values, key=costs[other].__getitem__)
             tried = self.design.settle(tried)
             if mean.total(tried) < mean.total(codes):
                 codes = tried
@@ -139,7 +119,7 @@ class Effects:
 
     def totals(self, codes: Codes) -> Floats:
         """Change of the log step time by a set in each draw, shape (draws,)."""
-        return np.asarray(self._samples.totals(codes[None])[:, 0])
+        return np.asarray(self._draws.totals(codes[None])[:, 0])
 
     def forecast(self, codes: Codes) -> Change:
         """Expected change by a set; the interval includes the spread beyond the model."""
@@ -151,21 +131,6 @@ class Effects:
         drawn = drawn + self.model.spread * rng.standard_normal(len(drawn))
         low, high = np.quantile(drawn, [(1 - LEVEL) / 2, 1 - (1 - LEVEL) / 2])
         return Change(mean, min(float(low), mean), max(float(high), mean))
-
-
-def _mixture_quantile(weights: Floats, means: Floats, sds: Floats, share: float) -> Floats:
-    """Quantile of each column of a mixture of normal distributions; `means` and `sds` have shape (parts, columns)."""
-    from scipy.special import ndtr  # 0.2 s to import, so not before it is needed
-
-    reach = 9 * sds.max(axis=0)
-    low, high = means.min(axis=0) - reach, means.max(axis=0) + reach
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        below = weights @ ndtr((middle - means) / sds) < share
-        low, high = np.where(below, middle, low), np.where(below, high, middle)
-        if float((high - low).max(initial=0.0)) < 1e-7:
-            break
-    return np.asarray((low + high) / 2)
 
 
 def as_ratio(change: float) -> float:

@@ -4,22 +4,22 @@ Coefficients of a block in the model have a narrow or a wide normal prior: most 
 one must not be split among several settings. Coefficients are integrated out. Given all others, the odds of each block
 are known in closed form, so each jump of the walk flips a block with the right probability and has the right holding
 time (Zanella, "Informed proposals for local MCMC in discrete spaces", JASA 2020, with Barker's balancing function).
-A walk rarely moves an effect between settings that were always changed together, so several start from different
-states.
+A short walk rarely moves an effect between settings that were always changed together.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autotune.search.space import Floats
 
-BURN_IN, JUMPS = 8, 20
-"""Dropped and kept states of each walk."""
+BURN_IN = 8
+"""Dropped states of each walk."""
 
 _LEAST = 1e-12  # so that a chain leaves even an almost certain state
 
@@ -32,36 +32,34 @@ MOST_BLOCKS = 60
 _PRECISIONS = np.array(SIZES) ** -2.0
 
 
+@dataclass(frozen=True, eq=False)
 class State:
     """One state of the chain: the blocks in the model, and the odds of each block given the others.
 
-    Args:
+    Attributes:
         sizes: Blocks in the model, each with the index of its size.
+        places: Where each of them has its coefficients in `mean`.
         columns: Their features.
         mean: Mean of their coefficients.
         cov: Covariance of their coefficients.
-        log_weight: Log of the state's posterior probability, up to a constant.
         precision: Of each block's coefficients by the data alone, shape (blocks, rank, rank).
         pull: `precision` times their mean by the data alone, shape (blocks, rank), zero-padded.
         log_odds: Prior log odds of each block, shape (blocks,).
     """
 
-    def __init__(
-        self,
-        sizes: Mapping[int, int],
-        columns: NDArray[np.int64],
-        mean: Floats,
-        cov: Floats,
-        log_weight: float,
-        *,
-        precision: Floats,
-        pull: Floats,
-        log_odds: Floats,
-    ) -> None:
-        self.sizes, self.columns, self.mean, self.cov, self.log_weight = sizes, columns, mean, cov, log_weight
-        self._precision, self._pull = precision, pull
-        self.odds = _odds(precision, pull) + np.log(SHARES)[:, None] + log_odds[None, :]
+    sizes: Mapping[int, int]
+    places: Mapping[int, slice]
+    columns: NDArray[np.int64]
+    mean: Floats
+    cov: Floats
+    precision: Floats
+    pull: Floats
+    log_odds: Floats
+
+    @functools.cached_property
+    def odds(self) -> Floats:
         """Log odds of each size of each block against absence, shape (sizes, blocks)."""
+        return _odds(self.precision, self.pull) + np.log(SHARES)[:, None] + self.log_odds[None, :]
 
     @functools.cached_property
     def chance(self) -> Floats:
@@ -76,12 +74,12 @@ class State:
     @functools.cached_property
     def precision_if(self) -> Floats:
         """Precision of each block's coefficients if present, shape (blocks, rank, rank)."""
-        return self._precision + _PRECISIONS[self.likelier][:, None, None] * np.eye(self._precision.shape[1])
+        return self.precision + _PRECISIONS[self.likelier][:, None, None] * np.eye(self.precision.shape[1])
 
     @functools.cached_property
     def mean_if(self) -> Floats:
         """Mean of each block's coefficients if present, shape (blocks, rank), zero-padded."""
-        return np.asarray(np.linalg.solve(self.precision_if, self._pull[:, :, None])[:, :, 0], dtype=np.float64)
+        return np.asarray(np.linalg.solve(self.precision_if, self.pull[:, :, None])[:, :, 0], dtype=np.float64)
 
 
 class Chain:
@@ -124,26 +122,13 @@ class Chain:
             found = self._products[block] = self._features @ own.T
         return found
 
-    def run(self, rng: np.random.Generator, starts: Sequence[Mapping[int, int]]) -> tuple[list[State], Floats]:
-        """Walks from each start (block to the index of its size); returns the states and their probabilities."""
-        states: list[State] = []
-        weights: list[Floats] = []
-        likely: list[float] = []
-        for start in starts:
-            walked, stayed = self._walk(rng, start)
-            states += walked
-            weights.append(stayed / stayed.sum())
-            likely.append(float(weights[-1] @ np.array([s.log_weight for s in walked])))
-        shares = np.exp(np.array(likely) - max(likely))
-        return states, np.concatenate([w * s for w, s in zip(weights, shares / shares.sum(), strict=True)])
-
-    def _walk(self, rng: np.random.Generator, start: Mapping[int, int]) -> tuple[list[State], Floats]:
-        """The states of one walk, and its holding time in each."""
+    def run(self, rng: np.random.Generator, start: Mapping[int, int], jumps: int) -> tuple[list[State], Floats]:
+        """Walks from some blocks, each with the index of its size; returns the states and their probabilities."""
         sizes = dict(start)
         if not len(self.log_odds):
             return [self.look(sizes)], np.ones(1)
         states, stayed = [], []
-        for jump in range(BURN_IN + JUMPS):
+        for jump in range(BURN_IN + jumps):
             state = self.look(sizes)
             odds = state.odds
             rates = _sigmoid(odds) + _LEAST
@@ -162,7 +147,7 @@ class Chain:
             size, block = divmod(flip, rates.shape[1])
             if sizes.pop(block, None) != size:
                 sizes[block] = size
-        return states, np.array(stayed)
+        return states, np.array(stayed) / sum(stayed)
 
     def look(self, inside: Mapping[int, int]) -> State:
         """The state of some blocks, each with the index of its size.
@@ -190,9 +175,7 @@ class Chain:
             size, count = inside[block], span.stop - span.start
             fisher[block, :count, :count] = np.linalg.inv(cov[span, span]) - np.eye(count) * _PRECISIONS[size]
             pull[block, :count] = np.linalg.solve(cov[span, span], mean[span])
-        log_weight = 0.5 * float(self.moment[columns] @ mean - np.linalg.slogdet(precision)[1] + np.log(prior).sum())
-        log_weight += sum(float(self.log_odds[b] + np.log(SHARES[size])) for b, size in inside.items())
-        return State(dict(inside), columns, mean, cov, log_weight, precision=fisher, pull=pull, log_odds=self.log_odds)
+        return State(dict(inside), spans, columns, mean, cov, fisher, pull, self.log_odds)
 
 
 def _odds(fisher: Floats, pull: Floats) -> Floats:

@@ -18,8 +18,8 @@ from optuna.samplers import BaseSampler, RandomSampler
 from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial
 
-from autotune.search.acquisition import IMPROVING_SHARE, propose
-from autotune.search.additive import AdditiveModel, Observations
+from autotune.search.acquisition import propose
+from autotune.search.additive import JUMPS, AdditiveModel, Observations
 from autotune.search.failures import FailureModel
 from autotune.search.space import FINISHED, CodedSpace, Codes, Design, Flag, Floats, likely_pairs
 
@@ -38,8 +38,8 @@ MOST_PAIRS = 240
 USUAL_SD = 0.01
 """Standard error of a trial without `SD_KEY`."""
 
-NO_OP_SD = 0.002
-"""Standard error of the log ratio of a no-op as found by compiling without the GPU."""
+MANY_JUMPS = 200
+"""States of each walk for estimates, which must name both of two settings that were always changed together."""
 
 WORST_SD = 1.0
 """Standard error of a trial with an unbounded interval."""
@@ -78,9 +78,6 @@ class AdditiveFlagSampler(BaseSampler):
         self._flags = dict(flags or {})
         self._seed = seed if seed is not None else int(np.random.default_rng().integers(1 << 31))
         self._is_log_ratio = is_log_ratio
-        self._asked: dict[tuple[int, int], int] = {}
-        self._last_fit: tuple[object, AdditiveModel, FailureModel] | None = None
-        self._refused: set[bytes] = set()
         self._independent = RandomSampler(seed=seed)
         self.known_failing: list[Mapping[str, Any]] = []
         """Known failing combinations of values."""
@@ -116,34 +113,23 @@ class AdditiveFlagSampler(BaseSampler):
             return {}
         coded = CodedSpace(search_space, self._flags)
         trials = study.get_trials(deepcopy=False)
-        # A repeated call, as after a forbidden set, draws anew from the same models.
-        self._asked = {(n := (trial.number, len(trials))): self._asked.get(n, -1) + 1}
-        rng = np.random.default_rng([self._seed, trial.number + 1, len(trials), self._asked[n]])
+        rng = np.random.default_rng([self._seed, trial.number + 1, len(trials)])
         sign = 1.0 if study.direction is StudyDirection.MINIMIZE else -1.0
         kept, failed = coded.split(trials)
-        state = study.study_name, len(kept), len(failed), self.known_failing.copy()
-        if self._asked[n] == 0 or self._last_fit is None or self._last_fit[0] != state:
-            self._last_fit = state, *self._fit(coded, kept, failed, sign, rng)
-            self._refused = set()
-        _, model, failures = self._last_fit
+        model, failures = self._fit(coded, kept, failed, sign, rng)
         under_way = [
             c for t in trials if t.state not in FINISHED and t.params and (c := coded.codes(t.params)) is not None
         ]
-        ran = [c for c, _ in kept]
-        known = {c.tobytes() for c in (*ran, *failed, *under_way)} | self._refused
+        tried = [*(c for c, _ in kept), *under_way]
         if self._is_log_ratio:  # the default's value is known
-            known.add(model.design.neutral.tobytes())
-            ran.append(model.design.neutral)
+            tried.append(model.design.neutral)
+        known = {c.tobytes() for c in (*tried, *failed)}
 
         def is_open(codes: Codes) -> bool:
             is_new = codes.tobytes() not in known
             return is_new and (self.is_allowed is None or self.is_allowed(coded.values(codes)))
 
-        share = 0.0 if self._asked[n] else IMPROVING_SHARE  # the best expected set may have been refused
-        tried = coded.table([*ran, *under_way])
-        codes = propose(model, failures, rng, is_open, tried=tried, improving_share=share)
-        self._refused.add(codes.tobytes())
-        return coded.values(codes)
+        return coded.values(propose(model, failures, rng, is_open, tried=coded.table(tried)))
 
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
@@ -151,15 +137,11 @@ class AdditiveFlagSampler(BaseSampler):
         """Returns a random value of a setting without finished trials."""
         return self._independent.sample_independent(study, trial, param_name, param_distribution)
 
-    def fit(self, trials: Sequence[FrozenTrial], space: Mapping[str, BaseDistribution] | None = None) -> Fitted:
-        """Fits the models to finished and failed trials of any sampler; smaller values are better.
-
-        Args:
-            space: Default: that of proposals.
-        """
-        coded = CodedSpace(space or self._space_of(trials), self._flags)
+    def fit(self, trials: Sequence[FrozenTrial]) -> Fitted:
+        """Fits the models to finished and failed trials of any sampler; smaller values are better."""
+        coded = CodedSpace(self._space_of(trials), self._flags)
         rng = np.random.default_rng([self._seed, len(trials)])
-        return Fitted(coded, *self._fit(coded, *coded.split(trials), 1.0, rng))
+        return Fitted(coded, *self._fit(coded, *coded.split(trials), 1.0, rng, MANY_JUMPS))
 
     def _fit(
         self,
@@ -168,24 +150,24 @@ class AdditiveFlagSampler(BaseSampler):
         failed: Sequence[Codes],
         sign: float,
         rng: np.random.Generator,
+        jumps: int = JUMPS,
     ) -> tuple[AdditiveModel, FailureModel]:
         rows = coded.table([codes for codes, _ in kept])
         seen = self._observations(coded, [t for _, t in kept], rows, sign)
 
-        def fit(design: Design, *, walks: bool = True) -> AdditiveModel:
+        def fit(design: Design) -> AdditiveModel:
             seed = int(rng.integers(1 << 31))
-            return AdditiveModel(design, seen, seed=seed, has_origin=self._is_log_ratio, walks=walks)
+            return AdditiveModel(design, seen, seed=seed, has_origin=self._is_log_ratio, jumps=jumps)
 
         pairs = likely_pairs(coded.factors)
         if len(pairs) > MOST_PAIRS:
-            p_active = fit(Design(coded.factors, []), walks=False).p_active()
+            p_active = fit(Design(coded.factors, [])).p_active()
             pairs = sorted(sorted(pairs, key=lambda p: -min(p_active[list(p)]))[:MOST_PAIRS])
         design = Design(coded.factors, pairs)
         known = [c for part in self.known_failing if (c := coded.part(part)) is not None]
         return fit(design), FailureModel(design, rows, coded.table(failed), known)
 
     def _observations(self, coded: CodedSpace, kept: Sequence[FrozenTrial], rows: Codes, sign: float) -> Observations:
-        """Measured sets, and no-ops as if they were measured."""
         sds = np.array([_sd(t) for t in kept])
         places = {t.user_attrs.get(NUMBER_KEY, t.number): at for at, t in enumerate(kept)}
         duplicates = tuple(
@@ -194,13 +176,7 @@ class AdditiveFlagSampler(BaseSampler):
             if (of := t.user_attrs.get(DUPLICATE_KEY)) in places and places[of] != at
         )
         values = sign * self._as_logs(np.array([t.value for t in kept], dtype=float))
-        no_ops = coded.no_ops()
-        return Observations(
-            np.concatenate([rows, no_ops]),
-            np.concatenate([values, np.zeros(len(no_ops))]),
-            np.concatenate([sds, np.full(len(no_ops), NO_OP_SD)]),
-            duplicates,
-        )
+        return Observations(rows, values, sds, duplicates)
 
     def _as_logs(self, values: Floats) -> Floats:
         if self._is_log_ratio:

@@ -13,7 +13,8 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from graphlib import CycleError, TopologicalSorter
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,9 +23,6 @@ from optuna.trial import FrozenTrial, TrialState
 
 Floats = NDArray[np.float64]
 Codes = NDArray[np.int64]
-
-GRID = 16
-"""Grid points of a long range, between which effects are interpolated."""
 
 MAIN_RANK, PAIR_RANK = 6, 4
 """Limits of features of a setting, and of a pair."""
@@ -76,7 +74,6 @@ class Flag:
         group: Pairs of one group may interact.
         needs: Other setting to its values under which this one acts.
         p_active: Prior probability of an effect; None for the usual one.
-        no_ops: Values with the default's program, by compiling without the GPU.
     """
 
     default: Any = None
@@ -84,11 +81,9 @@ class Flag:
     group: str = ""
     needs: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     p_active: float | None = None
-    no_ops: Sequence[Any] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
+class Block(NamedTuple):
     """Features of one effect.
 
     Attributes:
@@ -98,13 +93,6 @@ class Block:
 
     factors: tuple[int, ...]
     table: Floats
-
-    def features(self, codes: Codes, sizes: Sequence[int]) -> Floats:
-        """Features of sets, shape (sets, features)."""
-        first = codes[:, self.factors[0]]
-        rows = first if len(self.factors) == 1 else first * (sizes[self.factors[1]] + 1) + codes[:, self.factors[1]]
-        found: Floats = self.table[rows]
-        return found
 
 
 class Design:
@@ -132,9 +120,14 @@ class Design:
 
     def features(self, codes: Codes) -> Floats:
         """All features of sets, shape (sets, features); zero for the default."""
-        if not self.blocks:
-            return np.zeros((len(codes), 0))
-        return np.concatenate([b.features(codes, self.sizes) for b in self.blocks], axis=1)
+        found = [np.zeros((len(codes), 0))]
+        for block in self.blocks:
+            first, *second = block.factors
+            rows = codes[:, first]
+            for other in second:
+                rows = rows * (self.sizes[other] + 1) + codes[:, other]
+            found.append(block.table[rows])
+        return np.concatenate(found, axis=1)
 
     def settle(self, codes: Codes) -> Codes:
         """Resets settings that another setting of the set switches off."""
@@ -167,20 +160,14 @@ def _main_table(size: int, default: int | None, scale: tuple[float, ...] | None)
     places = np.array(scale)
     grid = places[kept]
     length = max(float(np.nanmax(places) - np.nanmin(places)), _TINY) * REACH
-    if len(grid) > GRID:
-        grid = np.quantile(grid, np.linspace(0, 1, GRID))
-    zero = None if default is None or np.isnan(places[default]) else places[default]
-
-    def kernel_of(a: Floats, b: Floats) -> Floats:
-        near: Floats = np.exp(-np.abs(a[:, None] - b[None, :]) / length)
-        if zero is not None:  # given that the default's effect is zero
-            near -= np.exp(-np.abs(a - zero) / length)[:, None] * np.exp(-np.abs(b - zero) / length)[None, :]
-        return near
-
-    values, vectors = np.linalg.eigh(kernel_of(grid, grid))
-    best = np.argsort(values)[::-1][: min(len(grid), MAIN_RANK)]
+    kernel = np.exp(-np.abs(grid[:, None] - grid[None, :]) / length)
+    if default is not None and not np.isnan(places[default]):  # given that the default's effect is zero
+        near = np.exp(-np.abs(grid - places[default]) / length)
+        kernel -= near[:, None] * near[None, :]
+    values, vectors = np.linalg.eigh(kernel)
+    best = np.argsort(values)[::-1][:MAIN_RANK]
     best = best[values[best] > 1e-6]
-    found = kernel_of(places[kept], grid) @ vectors[:, best] / np.sqrt(values[best])
+    found = vectors[:, best] * np.sqrt(values[best])
     found /= max(float(np.sqrt((found**2).sum(axis=1).mean())), _TINY)
     table = np.zeros((size + 1, found.shape[1]))
     table[kept] = found
@@ -214,9 +201,8 @@ class CodedSpace:
 
     def _factor(self, i: int, distribution: BaseDistribution) -> Factor:
         flag, values = self._flags[i], self.choices[i]
-        default = (
-            next((k for k, v in enumerate(values) if v == flag.default), None) if flag.default is not None else None
-        )
+        is_known = flag.default is not None and flag.default in values
+        default = values.index(flag.default) if is_known else None
         needs = {
             self._at[other]: frozenset(k for k, v in enumerate(self.choices[self._at[other]]) if v in wanted)
             for other, wanted in flag.needs.items()
@@ -237,13 +223,11 @@ class CodedSpace:
 
     def codes(self, params: Mapping[str, Any]) -> Codes | None:
         """Encodes a set; None if a value is not in the space."""
+        part = self.part({n: v for n, v in params.items() if n in self._at})
+        if part is None:
+            return None
         found = self._plain.neutral.copy()
-        for i, name in enumerate(self.names):
-            if name not in params:
-                continue
-            code = self._code(i, params[name])
-            if code is None:
-                return None
+        for i, code in part:
             found[i] = code
         return self._plain.settle(found)
 
@@ -254,10 +238,8 @@ class CodedSpace:
 
     def values(self, codes: Codes) -> dict[str, Any]:
         """Decodes a set; a setting that is not set gets its first value."""
-        return {
-            n: self.choices[i][c if c < len(self.choices[i]) else 0]
-            for i, (n, c) in enumerate(zip(self.names, codes, strict=True))
-        }
+        zipped = zip(self.names, self.choices, codes, strict=True)
+        return {n: choices[c if c < len(choices) else 0] for n, choices, c in zipped}
 
     def part(self, values: Mapping[str, Any]) -> tuple[tuple[int, int], ...] | None:
         """Encodes part of a set as (factor, code); None if a value is not in the space."""
@@ -281,32 +263,15 @@ class CodedSpace:
                 failed.append(codes)
         return ran, failed
 
-    def no_ops(self) -> Codes:
-        """Sets of a single no-op."""
-        rows = []
-        for i, flag in enumerate(self._flags):
-            for value in flag.no_ops:
-                if (code := self._code(i, value)) is not None:
-                    row = self._plain.neutral.copy()
-                    row[i] = code
-                    rows.append(row)
-        return self.table(rows)
-
 
 def _ordered(names: Sequence[str], flags: Mapping[str, Flag]) -> list[str]:
-    found: dict[str, None] = {}
-
-    def add(name: str, above: tuple[str, ...] = ()) -> None:
-        if name in above:
-            raise ValueError(f"settings must not need each other in a circle but got {' -> '.join((*above, name))}")
-        for other in flags.get(name, Flag()).needs:
-            if other in names and other not in found:
-                add(other, (*above, name))
-        found.setdefault(name)
-
-    for name in names:
-        add(name)
-    return list(found)
+    """Settings, each after those that it needs."""
+    needs = {name: [n for n in flags.get(name, Flag()).needs if n in names] for name in names}
+    try:
+        return list(TopologicalSorter(needs).static_order())
+    except CycleError as error:
+        circle = " -> ".join(reversed(error.args[1]))
+        raise ValueError(f"settings must not need each other in a circle but got {circle}") from error
 
 
 def _values_of(distribution: BaseDistribution, default: Any) -> list[Any]:
@@ -316,17 +281,11 @@ def _values_of(distribution: BaseDistribution, default: Any) -> list[Any]:
     if isinstance(distribution, IntDistribution):
         if (distribution.high - distribution.low) // distribution.step < LONGEST:
             return list(range(distribution.low, distribution.high + 1, distribution.step))
-        grid = _grid(distribution.low, distribution.high, is_log=distribution.log)
-        step = distribution.step
-        whole = {distribution.low + round((v - distribution.low) / step) * step for v in grid}
+        low, high, step = distribution.low, distribution.high, distribution.step
+        grid = np.geomspace(low, high, LONGEST) if distribution.log else np.linspace(low, high, LONGEST)
+        whole = {low + min(round((v - low) / step), (high - low) // step) * step for v in grid.tolist()}
         return sorted({*whole, default} if isinstance(default, int) else whole)
     raise ValueError(f"a distribution must be categorical or of integers but got {distribution!r}")
-
-
-def _grid(low: float, high: float, *, is_log: bool) -> list[float]:
-    if is_log:
-        return [min(max(v, low), high) for v in np.geomspace(low, high, LONGEST).tolist()]
-    return list(np.linspace(low, high, LONGEST).tolist())
 
 
 def _scale(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from importlib import resources
@@ -20,7 +20,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from autotune.model.errors import SettingError
 from autotune.model.numbers import Record
-from autotune.settings.catalog import older, read_entries, release_of
+from autotune.settings.catalog import read_entries, release_of
 
 SCHEMA_VERSION = 1
 HEADER = f'{{"atlas": {SCHEMA_VERSION}}}'
@@ -182,14 +182,3 @@ def atlas_folder() -> Traversable:
 def place_of(row: AtlasRow) -> str:
     """The cell of a row: ``dense-fsdp@8xh100-sxm``; ``all cells`` for a row of a whole release."""
     return f"{row.workload}@{row.gpus}x{row.target}" if row.workload else "all cells"
-
-
-def newest_not_after(jaxlib: str, releases: Sequence[str]) -> str:
-    """The newest of sorted releases not after `jaxlib`, else the oldest.
-
-    Raises:
-        SettingError: If there are no releases.
-    """
-    if not releases:
-        raise SettingError("the atlas must have a release but has none")
-    return ([r for r in releases if not older(jaxlib, r)] or [releases[0]])[-1]

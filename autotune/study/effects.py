@@ -15,7 +15,7 @@ from autotune.search.effects import Change, Effects, as_ratio
 from autotune.search.sampler import AdditiveFlagSampler
 from autotune.search.space import Codes
 from autotune.settings.space import SearchSpace
-from autotune.study.samplers import distribution_of, to_text
+from autotune.study.samplers import to_text
 
 LIKELY_PAIR = 0.05
 """Least probability of an interaction for which a pair of settings is recorded."""
@@ -41,10 +41,9 @@ class StudyEffects:
     ) -> None:
         self._space, self._trial_count = space, len(trials)
         self._is_allowed, self._least = is_allowed, -math.log1p(-least)
-        self._coded, model, failures = sampler.fit(trials, {p.name: distribution_of(p) for p in space.parameters})
+        self._coded, model, failures = sampler.fit(trials)
         self._effects = Effects(model, failures, seed=_SEED)
-        ran = ((self._coded.codes(t.params), t) for t in trials if t.params and t.constraints["failure"] <= 0)
-        self._ran = [(codes, t) for codes, t in ran if codes is not None]
+        self._ran, _ = self._coded.split(trials)
         self._parameters = {p.name: p for p in space.parameters}
 
     @property

@@ -71,9 +71,6 @@ def evaluate(run: StudyRun, config: TrialConfig, known: Known) -> TrialResult | 
     return TrialTask(config=config, incumbent=best, compiled_key=precheck.key)
 
 
-# ---------------------------------------------------------------------- earlier trials
-
-
 class Known:
     """Indexes of the results so far, updated as they come, so that a look-up takes constant time.
 

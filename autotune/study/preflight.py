@@ -48,11 +48,6 @@ class Preflight:
     first: tuple[tuple[str, FlagSet], ...]
     rule_defaults: Mapping[str, str] = field(default_factory=dict)
 
-    @property
-    def jaxlib(self) -> str:
-        """See `autotune.study.run.Setup`."""
-        return self.known.build.jaxlib
-
     def launcher(self, store: Store) -> Launcher:
         """See `autotune.study.run.Setup`."""
         return make_launcher(store.spec, store.study_dir)
@@ -259,16 +254,15 @@ def preview_space(
         refuse_other_build(known.build.jaxlib, asked, spec, facts)
     space = build_space(spec, known, facts)
     report = screened_by(store) if store is not None else None
-    count = facts.device_count if facts is not None else spec.device.count
     return SpacePreview(
         space=space,
         build=known.build.build,
         source=f"the reference of {run_dir}"
         if facts is not None
         else "the study; its reference reports more when it runs",
-        device_count=count,
+        device_count=facts.device_count if facts is not None else spec.device.count,
         layer_bytes=facts.layer_bytes if facts else {},
-        priors=priors_of(space, spec, report=report, device_count=count, jaxlib=known.build.jaxlib),
+        priors=priors_of(space, report),
     )
 
 

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any
 
 import optuna
-from optuna.samplers import BaseSampler
+from optuna.samplers import BaseSampler, RandomSampler
 from optuna.trial import FrozenTrial, TrialState
 
 from autotune.measure.failing import contains_failing
@@ -25,16 +25,13 @@ from autotune.model.records import EffectsRecord, TrialConfig, TrialResult
 from autotune.model.spec import StudySpec
 from autotune.rundir.optuna_study import NUMBER_KEY, OptunaStudy
 from autotune.search.sampler import AdditiveFlagSampler
-from autotune.search.space import Flag
 from autotune.settings.space import Parameter, SearchSpace
 from autotune.study.effects import StudyEffects
 from autotune.study.priors import Prior
 from autotune.study.samplers import (
     ADDITIVE,
     RANDOM,
-    TPE,
     Questions,
-    best_and_newest,
     certainty_of,
     distribution_of,
     flag_of,
@@ -44,8 +41,7 @@ from autotune.study.samplers import (
 )  # fmt: skip
 from autotune.study.screen import NO_OPS_TOGETHER, NoOpRecheck, contradicts
 
-EMPTY: Mapping[str, str] = MappingProxyType({})
-NO_PRIORS: Mapping[str, Prior] = MappingProxyType({})
+EMPTY: Mapping[str, Any] = MappingProxyType({})
 
 PREDICTED_BEST = "predicted best"
 """Origin of the last trial of a search: the best expected set by all other trials."""
@@ -83,7 +79,7 @@ class Proposer:
         stored: OptunaStudy | None = None,
         recheck: NoOpRecheck | None = None,
         rule_defaults: Mapping[str, str] = EMPTY,
-        priors: Mapping[str, Prior] = NO_PRIORS,
+        priors: Mapping[str, Prior] = EMPTY,
     ) -> None:
         self._spec = spec
         self._space = space
@@ -108,13 +104,13 @@ class Proposer:
     def begin(self, config: TrialConfig) -> None:
         """Opens a trial in the study's storage."""
         if self._stored is not None:
-            params, distributions = self._as_optuna(config.params)
-            attributes = _attributes(config)
-            self._stored.put(
-                optuna.trial.create_trial(
-                    state=TrialState.RUNNING, params=params, distributions=distributions, user_attrs=attributes
-                )
-            )
+            self._stored.put(self._under_way(config.params, _attributes(config)))
+
+    def _under_way(self, params: dict[str, str], attributes: dict[str, Any]) -> FrozenTrial:
+        values, distributions = self._as_optuna(params)
+        return optuna.trial.create_trial(
+            state=TrialState.RUNNING, params=values, distributions=distributions, user_attrs=attributes
+        )
 
     def tell(self, result: TrialResult) -> None:
         """Adds a finished trial; a failed one as infeasible, for samplers ignore failed trials."""
@@ -175,7 +171,7 @@ class Proposer:
                 return self._config(number, settings, origin)
         if self._size <= self._points_seen + sum(map(self._is_point, now_tried)):
             return None
-        questions = functools.cache(lambda: self._questions(number))
+        questions = functools.cache(lambda: self._questions(number, now_tried))
         for repeat in range(MAX_REPEATS):
             settings, origin = self._propose(number, repeat, questions)
             if settings in self._seen or settings in now_tried:
@@ -201,7 +197,7 @@ class Proposer:
         return found.record() if found.measured else None
 
     def _estimates(self) -> StudyEffects:
-        sampler = self._additive()
+        sampler = self._additive(_seed(f"{self._spec.seed}/effects"))
         return StudyEffects(self._space, sampler, self._history, is_allowed=self._is_allowed, least=self._min_effect)
 
     def _is_allowed(self, settings: FlagSet) -> bool:
@@ -218,68 +214,52 @@ class Proposer:
         seed, name = _seed(f"{self._spec.seed}/{number}/{repeat}"), self._spec.search.sampler
         # A sampler that repeats itself is stuck near its favourite or the default: draw from the whole space.
         if repeat >= FEW_REPEATS:
-            return self._random(random.Random(seed), changes=len(self._space.parameters)), RANDOM
+            return self._random(seed, changes=len(self._space.parameters)), RANDOM
         if name == RANDOM or (name != ADDITIVE and len(self._history) < STARTUP_TRIALS):
-            return self._random(random.Random(seed), changes=CHANGES), RANDOM
+            return self._random(seed, changes=CHANGES), RANDOM
         return self._space.suggest(questions().point()), name
 
-    def _questions(self, number: int) -> Questions:
+    def _questions(self, number: int, now_tried: Iterable[FlagSet]) -> Questions:
         """Returns the sampler with the trials that it may see."""
-        told = [t for t in self._history if t.user_attrs[NUMBER_KEY] < number]
-        shown = best_and_newest(told) if self._spec.search.sampler == TPE else told
+        shown = [t for t in self._history if t.user_attrs[NUMBER_KEY] < number]
+        shown += [self._under_way(self._space.locate(s) or {}, {}) for s in sorted(now_tried, key=str)]
         return Questions(shown, self._sampler(_seed(f"{self._spec.seed}/{number}")))
 
     def _sampler(self, seed: int) -> BaseSampler:
-        sampler = make_sampler(self._spec.search, self._space, seed, self._flags())
-        if isinstance(sampler, AdditiveFlagSampler):
-            self._tell_failing(sampler)
-            if self._spec.limits.rules:
-                sampler.is_allowed = lambda values: self._is_allowed(
-                    self._space.suggest(lambda p: to_text(p, values[p.name]))
-                )
+        search = self._spec.search
+        return self._additive(seed) if search.sampler == ADDITIVE else make_sampler(search, seed)
+
+    def _additive(self, seed: int) -> AdditiveFlagSampler:
+        """Returns the additive sampler, whose model also estimates effects for any other sampler."""
+        parameters = {p.name: p for p in self._space.parameters}
+        flags = {n: flag_of(p, self._priors.get(n), self._spec.baseline.get(n)) for n, p in parameters.items()}
+        space = {n: distribution_of(p) for n, p in parameters.items()}
+        sampler = AdditiveFlagSampler(space, flags, seed=seed, is_log_ratio=True)
+        for part in self.failing:  # those whose settings and values the space has
+            texts = {n: parameters[n].match(v) for n, v in part.items() if n in parameters}
+            values = {n: from_text(parameters[n], text) for n, text in texts.items() if text is not None}
+            if len(values) == len(part):
+                sampler.known_failing.append(values)
+        if self._spec.limits.rules:
+            sampler.is_allowed = lambda values: self._is_allowed(
+                self._space.suggest(lambda p: to_text(p, values[p.name]))
+            )
         return sampler
 
-    def _additive(self) -> AdditiveFlagSampler:
-        """Returns the additive sampler whose model estimates effects: the study's own, if it is one."""
-        seed = _seed(f"{self._spec.seed}/effects")
-        if self._spec.search.sampler == ADDITIVE and isinstance(own := self._sampler(seed), AdditiveFlagSampler):
-            return own
-        space = {p.name: distribution_of(p) for p in self._space.parameters}
-        sampler = AdditiveFlagSampler(space, self._flags(), seed=seed, is_log_ratio=True)
-        self._tell_failing(sampler)
-        return sampler
-
-    def _flags(self) -> dict[str, Flag]:
-        return {
-            p.name: flag_of(p, self._priors.get(p.name), self._spec.baseline.get(p.name))
-            for p in self._space.parameters
-        }
-
-    def _tell_failing(self, sampler: AdditiveFlagSampler) -> None:
-        located = (self._located(part) for part in self.failing)
-        sampler.known_failing = [values for values in located if values is not None]
-
-    def _located(self, part: FlagSet) -> dict[str, Any] | None:
-        """Converts a set to values of parameters; None if the space lacks one of its settings or values."""
-        values = {p.name: p for p in self._space.parameters}
-        found = {n: values[n].match(v) if n in values else None for n, v in part.items()}
-        return (
-            None if None in found.values() else {n: from_text(values[n], v) for n, v in found.items() if v is not None}
-        )
-
-    def _random(self, rng: random.Random, *, changes: int) -> FlagSet:
+    def _random(self, seed: int, *, changes: int) -> FlagSet:
         """Returns a random point with about `changes` settings changed from the default.
 
         Most settings do nothing or harm: a uniform point changes two thirds of them, and one bad setting hides the
         others. OpenTuner's and GroupTuner's flag tuners start from the default for the same reason.
         """
+        rng, draw = random.Random(seed), Questions((), RandomSampler(seed)).point()
         changed = rng.randint(1, 2 * changes - 1) / max(1, len(self._space.parameters))
 
         def choose(parameter: Parameter) -> str:
             # A study may list values without the default among them.
             if rng.random() >= changed and parameter.holds(parameter.default_choice):
                 return parameter.default_choice
-            return _random_value(parameter, rng)
+            return draw(parameter)
 
         return self._space.suggest(choose)
 
@@ -312,16 +292,3 @@ def _attributes(trial: TrialConfig | TrialResult) -> dict[str, Any]:
 
 def _seed(text: str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
-
-
-def _random_value(parameter: Parameter, rng: random.Random) -> str:
-    """Draws a value of a parameter; logarithmic ranges are drawn on their scale."""
-    if parameter.choices is not None:
-        return rng.choice(parameter.choices)
-    assert parameter.low is not None
-    assert parameter.high is not None
-    if parameter.power_of_two:
-        return str(1 << rng.randint(parameter.low.bit_length() - 1, parameter.high.bit_length() - 1))
-    if parameter.log:
-        return str(round(math.exp(rng.uniform(math.log(parameter.low), math.log(parameter.high)))))
-    return str(rng.randrange(parameter.low, parameter.high + 1, parameter.step))

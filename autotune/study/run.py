@@ -37,10 +37,6 @@ class Setup(Protocol):
         """Sets to try before the sampler proposes, each with its origin."""
 
     @property
-    def jaxlib(self) -> str:
-        """The build's release; empty in a simulation, or if no build is probed."""
-
-    @property
     def rule_defaults(self) -> Mapping[str, str]:
         """The build's defaults of the settings that `limits.rules` name."""
 

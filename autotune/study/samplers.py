@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
+import pkgutil
 import warnings
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 import optuna
@@ -15,9 +15,9 @@ from optuna.trial import FrozenTrial, TrialState
 from autotune.model.errors import StudyFileError
 from autotune.model.records import REFERENCE_NUMBER, TrialResult
 from autotune.model.sections import SearchSpec
-from autotune.search.sampler import DUPLICATE_KEY, SD_KEY, AdditiveFlagSampler
+from autotune.search.sampler import DUPLICATE_KEY, SD_KEY
 from autotune.search.space import Flag
-from autotune.settings.space import Parameter, SearchSpace
+from autotune.settings.space import Parameter
 from autotune.stats.estimates import standard_error
 from autotune.study.priors import Prior
 
@@ -26,17 +26,14 @@ ADDITIVE, TPE, RANDOM = "additive", "tpe", "random"
 SURE_SD = 1e-4
 """Standard error of the log ratio of a program that is the reference's own."""
 
-BEST, NEWEST = 25, 100
-"""Trials of a longer study that TPE sees: the best, and the newest of the rest.
-
-It refits all of them for each proposal, which took four fifths of a long study's processor time.
-"""
-
 
 class Questions:
-    """A sampler at one trial, which gives any number of points from one seed.
+    """A sampler at one trial, which gives any number of points.
 
     It is called through `optuna.samplers.BaseSampler` without opening a trial, for known points are passed over.
+
+    Args:
+        trials: Finished ones, and those that other lanes run.
     """
 
     def __init__(self, trials: Sequence[FrozenTrial], sampler: BaseSampler) -> None:
@@ -49,14 +46,14 @@ class Questions:
         related = self._sampler.sample_relative(self._study, self._trial, self._space)
 
         def choose(parameter: Parameter) -> str:
+            if parameter.size == 1:
+                return next(parameter.values())
+            if parameter.name in related:
+                return to_text(parameter, related[parameter.name])
             distribution = distribution_of(parameter)
-            if distribution.single():
-                value = _only(distribution)
-            elif parameter.name in related:
-                value = related[parameter.name]
-            else:
-                value = self._sampler.sample_independent(self._study, self._trial, parameter.name, distribution)
-            return to_text(parameter, value)
+            return to_text(
+                parameter, self._sampler.sample_independent(self._study, self._trial, parameter.name, distribution)
+            )
 
         return choose
 
@@ -67,54 +64,38 @@ def check_sampler(search: SearchSpec) -> None:
     Raises:
         StudyFileError: If there is none of that name, or it needs more than a seed.
     """
-    make_sampler(search, SearchSpace(()), 0)
+    if search.sampler != ADDITIVE:
+        make_sampler(search, 0)
 
 
-def make_sampler(
-    search: SearchSpec, space: SearchSpace, seed: int, flags: Mapping[str, Flag] | None = None
-) -> BaseSampler:
-    """Creates the study's sampler; `flags` is prior knowledge of settings.
+def make_sampler(search: SearchSpec, seed: int) -> BaseSampler:
+    """Creates the study's sampler, if that is not the additive one.
 
     Raises:
         StudyFileError: If there is none of that name, or it needs more than a seed.
     """
     name = search.sampler
-    distributions = {p.name: distribution_of(p) for p in space.parameters}
-    made: Callable[..., Any]
-    own: dict[str, Any]
-    if name == ADDITIVE:
-        made, own = AdditiveFlagSampler, {"space": distributions, "flags": flags, "seed": seed, "is_log_ratio": True}
-    elif name == TPE:
-        # Options are pinned, so that every Optuna searches alike. The proposer makes the startup trials.
-        made, own = (
-            optuna.samplers.TPESampler,
-            {"n_startup_trials": 1, "n_ei_candidates": 24, "multivariate": True, "group": True, "constant_liar": False},
-        )
-        own["seed"] = seed
-    elif name == RANDOM:
-        made, own = optuna.samplers.RandomSampler, {"seed": seed}
-    else:
-        made, own = _find(name), {"seed": seed}
     with warnings.catch_warnings():
         # `group` (separate densities for conditional settings) and others are marked experimental.
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        if name == TPE:
+            # Options are pinned, so that every Optuna searches alike. The proposer makes the startup trials.
+            return optuna.samplers.TPESampler(
+                n_startup_trials=1, n_ei_candidates=24, multivariate=True, group=True, constant_liar=False, seed=seed
+            )
+        if name == RANDOM:
+            return optuna.samplers.RandomSampler(seed)
         try:
-            sampler = made(**own)
-        except (TypeError, ValueError, ImportError) as error:
+            sampler = pkgutil.resolve_name(name)(seed=seed)
+        except (ImportError, AttributeError) as error:
+            raise StudyFileError(
+                f"`search.sampler` must be importable as MODULE:CLASS but got {name!r}: {error}"
+            ) from error
+        except (TypeError, ValueError) as error:
             raise StudyFileError(f"the sampler {name} must take `seed` alone but: {error}") from error
     if not isinstance(sampler, BaseSampler):
         raise StudyFileError(f"`search.sampler` must name a sampler of Optuna but {name} makes {sampler!r}")
     return sampler
-
-
-def _find(name: str) -> Callable[..., Any]:
-    module, _, attribute = name.partition(":")
-    try:
-        return getattr(importlib.import_module(module), attribute)  # type: ignore[no-any-return]
-    except (ImportError, AttributeError) as error:
-        raise StudyFileError(
-            f"`search.sampler` must be importable as MODULE:CLASS but got {name!r}: {error}"
-        ) from error
 
 
 def certainty_of(result: TrialResult) -> dict[str, float | int]:
@@ -128,7 +109,6 @@ def certainty_of(result: TrialResult) -> dict[str, float | int]:
 
 def flag_of(parameter: Parameter, prior: Prior | None, in_force: str | None = None) -> Flag:
     """Returns prior knowledge of a parameter; `in_force` is its value in the study's baseline, if it has one."""
-    idle = [v for v in prior.no_ops if parameter.holds(v)] if prior is not None else []
     default = (parameter.match(in_force) if in_force is not None else None) or parameter.default_choice
     place = parameter.default if parameter.default and parameter.default.isdigit() else None
     return Flag(
@@ -137,7 +117,6 @@ def flag_of(parameter: Parameter, prior: Prior | None, in_force: str | None = No
         group=parameter.group,
         needs=parameter.condition or {},
         p_active=prior.p_active if prior is not None else None,
-        no_ops=[from_text(parameter, v) for v in idle],
     )
 
 
@@ -153,20 +132,6 @@ class Shown(optuna.storages.InMemoryStorage):
     ) -> list[FrozenTrial]:
         """See `optuna.storages.BaseStorage`."""
         return [t for t in self._shown if states is None or t.state in states]
-
-
-def best_and_newest(trials: Sequence[FrozenTrial]) -> Sequence[FrozenTrial]:
-    """Returns the `BEST` of many trials, and the `NEWEST` of the rest."""
-    if len(trials) <= BEST + NEWEST:
-        return trials
-
-    def rank(i: int) -> tuple[bool, float, int]:
-        return trials[i].constraints["failure"] > 0, trials[i].value or 0.0, i
-
-    best = set(sorted(range(len(trials)), key=rank)[:BEST])
-    # Of the newest BEST + NEWEST at most BEST are among the best.
-    rest = [i for i in range(len(trials) - BEST - NEWEST, len(trials)) if i not in best]
-    return [trials[i] for i in sorted(best.union(rest[-NEWEST:]))]
 
 
 def distribution_of(parameter: Parameter) -> BaseDistribution:
@@ -192,10 +157,3 @@ def from_text(parameter: Parameter, text: str) -> Any:
 def to_text(parameter: Parameter, value: Any) -> str:
     """Converts Optuna's value to the recorded one."""
     return str(2**value if parameter.power_of_two else value)
-
-
-def _only(distribution: BaseDistribution) -> Any:
-    if isinstance(distribution, CategoricalDistribution):
-        return distribution.choices[0]
-    assert isinstance(distribution, IntDistribution)
-    return distribution.low

@@ -6,9 +6,8 @@ ends a study.
 
 The described GPU differs from the one that runs: its driver, its cuDNN and its autotuner's choices are not known. So
 settings that the screen calls no-ops are tried on the GPU in two sets: all at their first values, and all at their
-last. They stay out if neither set fails and neither interval excludes the reference's time. Otherwise they return to
-the space, and no two sets share a measurement because the screen calls them equal. This recheck misses two settings
-whose effects cancel, and values between the first and the last.
+last. If one fails, or its interval excludes the reference's time, they return to the space, and no two sets share a
+measurement because the screen calls them equal. This misses two settings whose effects cancel, and values in between.
 """
 
 from __future__ import annotations
@@ -41,7 +40,6 @@ from autotune.model.flags import FlagSet
 from autotune.model.measurement import Failure, WorkerReport
 from autotune.model.records import Callbacks, ScreenRecord, TrialResult
 from autotune.model.spec import StudySpec
-from autotune.model.units import format_seconds
 from autotune.results.screen_words import describe_screen
 from autotune.rundir.store import Store
 from autotune.settings.space import SearchSpace
@@ -51,8 +49,6 @@ R = TypeVar("R")
 
 SHARE_OF_BUDGET = 0.25
 """Share of the time budget that the screen may take."""
-
-TELL_EVERY_S = 20.0
 
 NO_OPS_TOGETHER = "no-ops together"
 """Origin of trials of all no-op settings at once."""
@@ -108,8 +104,6 @@ class StudyScreener:
         self._believes_memory = True
         self.kept_s = 0.0
 
-    # ------------------------------------------------------------------ the stage
-
     def narrow(self, space: SearchSpace, named: Mapping[str, FlagSet], reference: WorkerReport) -> SearchSpace:
         """Screens a space and the sets `named`, unless that was done; returns the space that needs measurements."""
         target: Target | None = None
@@ -117,25 +111,20 @@ class StudyScreener:
         try:
             if self._spec.device.platform == "cuda":
                 target, topology = self._cluster(reference)
-            left = self._screened(self._open(target, topology), space, named)
+            screen = self._open(target, topology)
+            self.report = self._known(screen) or self._run(screen, space, named)
+            left = narrowed(space, self.report)
+            for line in describe_screen(self.report):
+                self._view.note(line)
+            self._view.note(f"the space has {len(left.parameters)} of {len(space.parameters)} settings left to search")
         except Exception as error:
             self._give_up(error, target.name if target else "cpu", str(topology or reference.device_count))
             return space
-        assert self.report is not None
         self._believes_memory = self.report.reference.fits is not False
         if not self._believes_memory:
             self._view.note(
                 "the screen says that the reference does not fit, but it runs: memory of the screen is ignored"
             )
-        return left
-
-    def _screened(self, screen: Screener, space: SearchSpace, named: Mapping[str, FlagSet]) -> SearchSpace:
-        """Screens a space and removes what is of no use."""
-        self.report = self._known(screen) or self._run(screen, space, named)
-        left = narrowed(space, self.report)
-        for line in describe_screen(self.report):
-            self._view.note(line)
-        self._view.note(f"the space has {len(left.parameters)} of {len(space.parameters)} settings left to search")
         return left
 
     def _open(self, target: Target | None, topology: Topology | None) -> Screener:
@@ -151,7 +140,6 @@ class StudyScreener:
                 progress=lambda what: self._view.phase(f"screening, {what[:80]}"),
             )
         )
-        self._resources.callback(self._screen.abort)
         return self._screen
 
     def _cluster(self, reference: WorkerReport) -> tuple[Target, Topology]:
@@ -181,18 +169,10 @@ class StudyScreener:
         self._view.stage("screen", f"{len(values)} settings and {len(named)} sets are compiled, none is launched")
         started = time.monotonic()
         limit_s = self._limit_s()
-        told = started
-
-        def progress(done: int, of: int) -> None:
-            nonlocal told
-            self._view.phase(f"screening: {done} of {of} sets compiled")
-            if time.monotonic() - told > TELL_EVERY_S:
-                told = time.monotonic()
-                self._view.note(f"screen: {done} of {of} sets compiled in {format_seconds(told - started)}")
-
         report = self._wait(
             lambda: screen.run(
-                values, named, chains=chains(space), progress=progress,
+                values, named, chains=chains(space),
+                progress=lambda done, of: self._view.phase(f"screening: {done} of {of} sets compiled"),
                 is_over=lambda: limit_s is not None and time.monotonic() - started > limit_s,
             )
         )  # fmt: skip
@@ -217,8 +197,6 @@ class StudyScreener:
         self._view.note(f"the study continues without a screen: {said}")
         if target:
             self._store.append(ScreenRecord(target=target, topology=topology, reason=said))
-
-    # ------------------------------------------------------------------ single sets
 
     def _wait(self, work: Callable[[], R]) -> R:
         """Runs work on the compiling thread, and waits for it."""
@@ -247,12 +225,10 @@ class StudyScreener:
             return Precheck()
 
     def _precheck(self, screen: Screener, settings: FlagSet) -> Precheck:
-        key = screen.program_key(settings)
-        if (failure := compiled_over_limit(self._spec, screen, settings)) is not None and self._believes_memory:
-            return Precheck(key, failure)
-        if self._believes_memory and screen.fits(settings) is False:
-            return Precheck(key, does_not_fit(screen, settings))
-        return Precheck(key)
+        failure = compiled_over_limit(self._spec, screen, settings)
+        if failure is None and screen.fits(settings) is False:
+            failure = does_not_fit(screen, settings)
+        return Precheck(screen.program_key(settings), failure if self._believes_memory else None)
 
     def is_same_program(self, one: FlagSet, other: FlagSet) -> bool:
         """Whether two sets give the same program, as far as compiling can tell."""
@@ -314,9 +290,6 @@ def recheck_of(space: SearchSpace, report: ScreenReport) -> NoOpRecheck | None:
 
 def contradicts(results: Iterable[TrialResult], *, min_effect: float) -> bool:
     """Whether a trial of no-op settings failed, or ran faster or slower than the reference."""
-
-    def is_off(r: TrialResult) -> bool:
-        found = judge(r.comparison.estimate, min_effect=min_effect) if r.comparison is not None else None
-        return r.failure is not None or found in (Verdict.FASTER, Verdict.SLOWER)
-
-    return any(is_off(r) for r in results if r.origin == NO_OPS_TOGETHER)
+    tried = [r for r in results if r.origin == NO_OPS_TOGETHER]
+    verdicts = {judge(r.comparison.estimate, min_effect=min_effect) for r in tried if r.comparison is not None}
+    return any(r.failure is not None for r in tried) or not verdicts.isdisjoint({Verdict.FASTER, Verdict.SLOWER})

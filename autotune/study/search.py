@@ -31,7 +31,6 @@ class Search:
         self._cases: list[TrialResult] = []  # failures whose cause may have to be searched
         self._causes_seen = 0
         self._tried: dict[int, FlagSet] = {}  # sets that lanes are trying now
-        self._searched: set[int] = set()  # trials whose cause a lane is searching
         self._is_over = False
         self._is_exhausted = False  # every point of the space is tried
         self._table = run.time.timetable()
@@ -64,16 +63,14 @@ class Search:
             self._run.view.note(text)
 
     def _finish(self) -> None:
-        self._tell_effects()
-        self._proposer.finish()
-        self._tell_news()
-
-    def _tell_effects(self) -> None:
+        """Records the estimated effects, unless that was done, and brings the study's storage up to date."""
         self._read_causes()
         known = self._store.last(EffectsRecord)
         is_news = known is None or known.trials != len(self._results())
         if is_news and (found := self._proposer.effects()) is not None:
             self._store.append(found)
+        self._proposer.finish()
+        self._tell_news()
 
     def _results(self) -> Sequence[TrialResult]:
         """Returns all results so far, and tells the proposer the new ones."""
@@ -82,8 +79,6 @@ class Search:
             if result.failure is not None:
                 self._cases.append(result)
         return self._known.results
-
-    # ------------------------------------------------------------------ what is next
 
     def _next(self) -> PendingTask | None:
         """Returns the next task of a lane; records trials whose result is known without one."""
@@ -125,10 +120,9 @@ class Search:
 
     def _propose(self, results: Sequence[TrialResult]) -> TrialConfig | None:
         """Returns a set that was not tried and is not being tried; None if there is none now."""
-        number, config = self._known.free_number(self._tried), None
-        if self._is_last(results):
-            config = self._proposer.ask_best(number, taken=self._tried.values())
-        config = config or self._proposer.ask(number, taken=self._tried.values())
+        number, taken = self._known.free_number(self._tried), self._tried.values()
+        config = self._proposer.ask_best(number, taken=taken) if self._is_last(results) else None
+        config = config or self._proposer.ask(number, taken=taken)
         if config is None and not self._tried:
             self._run.view.note(
                 f"the whole space is tried: the search ends after {len(results)} of {self._asked} trials"
@@ -144,8 +138,6 @@ class Search:
             return True
         trial_s = self._trial_s(results)
         return trial_s > 0 and self._run.time.used_up(2 * trial_s, self._kept_s) is not None
-
-    # ------------------------------------------------------------------ trials
 
     def _begin(self, config: TrialConfig, results: Sequence[TrialResult]) -> PendingTask | None:
         """Returns a trial for a lane; None if its result is known already, which it records."""
@@ -170,8 +162,6 @@ class Search:
         self._store.append(result)
         self._run.view.trial_ends(result)
 
-    # ------------------------------------------------------------------ causes of failures
-
     def _read_causes(self) -> None:
         news = self._store.since(FailingSetRecord, self._causes_seen)
         self._causes_seen += len(news)
@@ -185,14 +175,12 @@ class Search:
             return None
         known, trial = self._store.of(FailingSetRecord), None
         while self._cases and trial is None:  # a failure that needs no search now needs none later
-            trial = next_failure([self._cases.pop(0)], known, self._searched)
+            trial = next_failure([self._cases.pop(0)], known, ())
         if trial is None or trial.failure is None or not self._has_time_for_cause(trial.failure):
             return None
-        self._searched.add(trial.number)
         number = f"{trial.number:04d}"
-        return PendingTask(
-            failing_task(trial, results), ("failing", number), f"failing-{number}", self._end_failing_set
-        )
+        task = failing_task(trial, results)
+        return PendingTask(task, ("failing", number), f"failing-{number}", self._end_failing_set)
 
     def _has_time_for_cause(self, failure: Failure) -> bool:
         """Whether that task fits beside the time reserved for proofs, even with all its starts."""

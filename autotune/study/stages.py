@@ -81,9 +81,7 @@ def screen(run: StudyRun) -> None:
     for name, remark in space.notes.items():
         run.view.note(f"{name}: {remark}")
     space = narrow_space(run, space)
-    priors = priors_of(
-        space, run.spec, report=screened_by(run.store), device_count=run.facts.device_count, jaxlib=run.setup.jaxlib,
-    )  # fmt: skip
+    priors = priors_of(space, screened_by(run.store))
     stored = open_study(run.spec, run.storage or run.store.path / JOURNAL)
     run.proposer = Proposer(
         run.spec, space, first=run.first, stored=stored, recheck=run.recheck,

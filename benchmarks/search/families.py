@@ -77,13 +77,13 @@ def _is_worth_a_search(problem: Problem) -> bool:
 
 
 def _mixed(rng: Rng, settings: tuple[int, int]) -> SearchSpace:
-    return SearchSpace(tuple(_simple(rng, name, group) for name, group in _named(rng, settings)))
+    return SearchSpace(tuple(simple(rng, name, group) for name, group in _named(rng, settings)))
 
 
 def _numeric(rng: Rng, settings: tuple[int, int]) -> SearchSpace:
     named = _named(rng, settings)
     thresholds = set(rng.permutation(len(named))[: math.ceil(NUMERIC_SHARE * len(named))].tolist())
-    found = [_threshold(rng, *n) if i in thresholds else _simple(rng, *n) for i, n in enumerate(named)]
+    found = [threshold(rng, *n) if i in thresholds else simple(rng, *n) for i, n in enumerate(named)]
     return SearchSpace(tuple(found))
 
 
@@ -108,7 +108,7 @@ def _named(rng: Rng, settings: tuple[int, int]) -> list[tuple[str, str]]:
     return [(f"xla_made_up_{i:02d}", f"group {g}") for i, g in enumerate(groups)]
 
 
-def _simple(rng: Rng, name: str, group: str) -> Parameter:
+def simple(rng: Rng, name: str, group: str) -> Parameter:
     """A switch, a list of names, or a small whole number; its first value is the default."""
     kind = rng.choice(["bool", "enum", "int"], p=[0.5, 0.25, 0.25])
     if kind == "bool":
@@ -119,7 +119,7 @@ def _simple(rng: Rng, name: str, group: str) -> Parameter:
     return Parameter(name=name, low=0, high=size - 1, default="0", type="int", group=group)
 
 
-def _threshold(rng: Rng, name: str, group: str) -> Parameter:
+def threshold(rng: Rng, name: str, group: str) -> Parameter:
     """Powers of two; the default is one of them, or lies between two and is a choice of its own."""
     size, first = int(rng.integers(5, 12)), int(rng.integers(10, 24))
     default = first + int(rng.integers(size))
@@ -139,13 +139,15 @@ def _with_effects(name: str, space: SearchSpace, rng: Rng, good_count: int, acti
     family = name.split()[0]
     bare = Problem(name, space, tuple(np.zeros(p.size) for p in space.parameters))
     count = len(space.parameters)
-    may_act = [i for i in range(count) if family != "numeric" or _is_threshold(space.parameters[i])]
+    may_act = [i for i in range(count) if family != "numeric" or _isthreshold(space.parameters[i])]
     acting = [int(i) for i in rng.permutation(may_act)[:acting_count]]
     good = acting[:good_count]
     mains = list(bare.mains)
     joints: list[Joint] = []
     for i in acting:
-        table = _effect(rng, bare, i, is_good=i in good)
+        is_good = i in good
+        size = float(rng.uniform(*(EFFECT if is_good else HARM)))
+        table = effect_of(rng, bare, i, size=size, is_good=is_good)
         gate = _gate(rng, bare, i, acting[good_count:]) if family == "gated" and i in good else None
         is_gated = gate is not None and (not joints or rng.random() < GATED_SHARE)
         if gate is not None and is_gated:
@@ -159,7 +161,7 @@ def _with_effects(name: str, space: SearchSpace, rng: Rng, good_count: int, acti
     return Problem(bare.name, space, tuple(mains), tuple(joints), hazards, recipes, tuple(good))
 
 
-def _is_threshold(parameter: Parameter) -> bool:
+def _isthreshold(parameter: Parameter) -> bool:
     return parameter.power_of_two or (parameter.choices is not None and parameter.choices[0] == DEFAULT)
 
 
@@ -172,10 +174,10 @@ def _places(parameter: Parameter) -> Floats | None:
     return np.asarray(np.log2(np.maximum(numbers, 0.5)) if numbers.max() > 64 else numbers)
 
 
-def _effect(rng: Rng, problem: Problem, i: int, *, is_good: bool) -> Floats:
-    """Log ratios of a parameter's values: the best is `-e` of a good one; of a harmful one all are at least 0."""
+def effect_of(rng: Rng, problem: Problem, i: int, *, size: float, is_good: bool) -> Floats:
+    """Log ratios of a parameter's values: the best is `-size` of a good one; of a harmful one all are at least 0."""
     parameter, default = problem.space.parameters[i], int(problem.defaults[i])
-    size = -float(rng.uniform(*(EFFECT if is_good else HARM)))
+    size = -size
     places = _places(parameter)
     if places is None:
         table = size * rng.uniform(-1.0, 0.8, parameter.size)
@@ -208,7 +210,7 @@ def _peers(problem: Problem, i: int) -> list[int]:
     return [j for j, p in enumerate(parameters) if j != i and p.group == parameters[i].group]
 
 
-def _other_code(rng: Rng, problem: Problem, i: int) -> int:
+def other_code(rng: Rng, problem: Problem, i: int) -> int:
     """A value that is not the default."""
     return int(rng.choice([v for v in range(problem.sizes[i]) if v != problem.defaults[i]]))
 
@@ -220,7 +222,7 @@ def _gate(rng: Rng, problem: Problem, i: int, harmful: Sequence[int]) -> tuple[i
         return None
     j = int(rng.choice(peers))
     is_on = np.zeros(problem.sizes[j])
-    is_on[_other_code(rng, problem, j)] = 1.0
+    is_on[other_code(rng, problem, j)] = 1.0
     return j, is_on
 
 
@@ -228,11 +230,11 @@ def _hazards(rng: Rng, problem: Problem) -> tuple[Cause, ...]:
     causes: list[Cause] = []
     for _ in range(int(rng.integers(2, 6))):
         i = int(rng.integers(len(problem.sizes)))
-        cause = [(i, _other_code(rng, problem, i))]
+        cause = [(i, other_code(rng, problem, i))]
         peers = _peers(problem, i)
         if peers and rng.random() < PAIR_SHARE:
             j = int(rng.choice(peers))
-            cause.append((j, _other_code(rng, problem, j)))
+            cause.append((j, other_code(rng, problem, j)))
         causes.append(tuple(sorted(cause)))
     return tuple(dict.fromkeys(causes))
 
@@ -251,6 +253,6 @@ def _recipes(rng: Rng, problem: Problem, good: Sequence[int]) -> tuple[Codes, ..
         held = int((codes != problem.defaults).sum())
         others = [i for i in rng.permutation(len(codes)) if codes[i] == problem.defaults[i] and i not in good]
         for i in others[: max(0, RECIPE_SETTINGS - held)]:
-            codes[i] = _other_code(rng, problem, int(i))
+            codes[i] = other_code(rng, problem, int(i))
         found.append(problem.settle(codes[None])[0])
     return tuple(found)

@@ -57,6 +57,8 @@ class Problem:
         hazards: What makes a set fail; a cause never holds a default.
         recipes: Published sets, as it were: tried first where a run has them.
         good: Parameters that have a value which pays.
+        memory: Memory of each value of each parameter, in units of the room that the default leaves; may be empty.
+        noise: Mean standard error of its trials; None for that of the run.
     """
 
     name: str
@@ -66,6 +68,8 @@ class Problem:
     hazards: tuple[Cause, ...] = ()
     recipes: tuple[Codes, ...] = ()
     good: tuple[int, ...] = ()
+    memory: tuple[Floats, ...] = ()
+    noise: float | None = None
 
     @functools.cached_property
     def values(self) -> list[list[str]]:
@@ -115,10 +119,20 @@ class Problem:
 
     def fails(self, codes: Codes) -> NDArray[np.bool_]:
         """Which settled sets fail, shape (sets,)."""
+        return self._hits_a_hazard(codes) | (self.room_taken(codes) > 1.0)
+
+    def _hits_a_hazard(self, codes: Codes) -> NDArray[np.bool_]:
         failed = np.zeros(len(codes), dtype=bool)
         for cause in self.hazards:
             failed |= np.all([codes[:, i] == code for i, code in cause], axis=0)
         return failed
+
+    def room_taken(self, codes: Codes) -> Floats:
+        """Memory of settled sets, in units of the room that the default leaves, shape (sets,)."""
+        total = np.zeros(len(codes))
+        for i, table in enumerate(self.memory):
+            total += table[codes[:, i]]
+        return total
 
     def gains(self, codes: Codes) -> Floats:
         """What sets are worth, at most 0: who tried a set that fails or is slower still has the default."""
@@ -176,6 +190,7 @@ class Problem:
         """Parameters that act, let another one act, or switch such a one."""
         found = {i for i, table in enumerate(self.mains) if table.any()}
         found |= {i for joint in self.joints for i in (joint.one, joint.other)}
+        found |= {i for i, table in enumerate(self.memory) if table.any()}
         waiting = list(found)
         while waiting:
             fresh = set(self.needs[waiting.pop()]) - found
@@ -210,12 +225,19 @@ class Problem:
 
     @functools.cached_property
     def _best(self) -> tuple[float, Codes]:
-        codes, total = self.defaults.copy(), 0.0
+        """Joins the parts one by one; of sets of parts only those stay that no other beats in time and memory."""
+        front = [(0.0, 0.0, self.defaults)]
         for part in self._parts():
-            value, best = self._best_of(part)
-            total += value
-            codes[part] = best
-        return total, codes
+            options = self._best_of(part)
+            joined = []
+            for value, memory, codes in front:
+                for more, needed, own in options:
+                    whole = codes.copy()
+                    whole[part] = own
+                    joined.append((value + more, memory + needed, whole))
+            front = _undominated(joined)
+        value, _, codes = next(f for f in front if f[1] <= 1.0)
+        return value, codes
 
     def _parts(self) -> Iterator[list[int]]:
         """Parameters that matter, in parts that do not touch each other: times add up over parts.
@@ -239,14 +261,35 @@ class Problem:
         for part in {id(p): p for p in part_of.values()}.values():
             yield sorted(part)
 
-    def _best_of(self, part: Sequence[int]) -> tuple[float, Codes]:
-        """The best value of a part, all else at its default, and its codes."""
+    @property
+    def combinations(self) -> int:
+        """Combinations of the most settings that hang together."""
+        return max((math.prod(self.sizes[i] for i in part) for part in self._parts()), default=1)
+
+    def _best_of(self, part: Sequence[int]) -> list[Option]:
+        """The best values of a part with less and less memory, all else at its default."""
         sizes = [self.sizes[i] for i in part]
         if math.prod(sizes) > MOST_COMBINATIONS:
             raise ValueError(f"{self.name}: too many settings hang together: {math.prod(sizes)} combinations")
         rows = np.tile(self.defaults, (math.prod(sizes), 1))
         rows[:, part] = np.indices(sizes).reshape(len(part), -1).T
         rows = self.settle(rows)
-        values = np.where(self.fails(rows), np.inf, self.effects(rows))
-        at = int(np.argmin(values))
-        return float(values[at]), rows[at, part]
+        values = np.where(self._hits_a_hazard(rows), np.inf, self.effects(rows))
+        memory = self.room_taken(rows)
+        order = np.lexsort((memory, values))
+        least = np.concatenate([[np.inf], np.minimum.accumulate(memory[order])[:-1]])
+        kept = order[(memory[order] < least) & np.isfinite(values[order])]
+        return [(float(values[at]), float(memory[at]), rows[at, part]) for at in kept]
+
+
+Option = tuple[float, float, Codes]
+"""Value, memory and codes."""
+
+
+def _undominated(options: Sequence[Option]) -> list[Option]:
+    """Those that none beats in value and memory, best value first."""
+    found: list[Option] = []
+    for option in sorted(options, key=lambda o: o[:2]):
+        if not found or option[1] < found[-1][1]:
+            found.append(option)
+    return found

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+from unittest import mock
 
+import numpy as np
 from optuna.samplers import BaseSampler, CmaEsSampler, GPSampler, TPESampler
 
-from benchmarks.search.problems import Problem
+from benchmarks.search.problems import Codes, Problem
 from benchmarks.search.rivals import OneFactor, Racing
 from benchmarks.search.strategies import Asked, Ceiling, Product, Strategy, UniformRandom
 
@@ -36,6 +39,39 @@ def _product(sampler: str = "additive", **changes: object) -> Make:
     return make
 
 
+class _Changed:
+    """The product with constants of `autotune.search` changed while it searches."""
+
+    def __init__(self, inner: Strategy, constants: Mapping[str, Any]) -> None:
+        self._inner, self._constants = inner, constants
+
+    def _with(self, do: Callable[[], Any]) -> Any:
+        with contextlib.ExitStack() as stack:
+            for name, value in self._constants.items():
+                stack.enter_context(mock.patch(f"autotune.search.{name}", value))
+            return do()
+
+    def ask(self) -> Codes | None:
+        """See `Strategy`."""
+        found: Codes | None = self._with(self._inner.ask)
+        return found
+
+    def tell(self, codes: Codes, value: float | None, sd: float) -> None:
+        """See `Strategy`."""
+        self._inner.tell(codes, value, sd)
+
+    def chosen(self) -> Codes:
+        """See `Strategy`."""
+        return np.asarray(self._with(self._inner.chosen))
+
+
+def _without(constants: Mapping[str, Any]) -> Make:
+    def make(problem: Problem, seed: int, has_recipes: bool) -> Strategy:
+        return _Changed(Product(problem, seed, has_recipes=has_recipes), constants)
+
+    return make
+
+
 def _asked(sampler: Callable[[int], BaseSampler]) -> Make:
     def make(problem: Problem, seed: int, has_recipes: bool) -> Strategy:
         return Asked(problem, seed, has_recipes=has_recipes, make=sampler)
@@ -45,7 +81,17 @@ def _asked(sampler: Callable[[int], BaseSampler]) -> Make:
 
 RIVALS: dict[str, Rival] = {
     "additive": Rival(_product(), "this project's search as shipped"),
-    "without priors": Rival(_product(has_priors=False), "the same, every setting as likely to act"),
+    "without pairs": Rival(_without({"sampler.MOST_PAIRS": 0}), "the same, no two settings act together"),
+    "without draws": Rival(
+        _without({"acquisition.IMPROVING_SHARE": 1.0}),
+        "the same, every proposal by expected improvement",
+    ),
+    "one width": Rival(
+        _without({"posterior.SIZES": (1.5,), "posterior.SHARES": (1.0,), "posterior._PRECISIONS": np.array([1.5**-2])}),
+        "the same, effects of one width",
+    ),
+    "without spread": Rival(_without({"additive._ENOUGH": 10**9}), "the same, the spread beyond errors not estimated"),
+    "fixed share": Rival(_without({"failures.WEIGHT": 1e9}), "the same, the share of failing values not learned"),
     "without widths": Rival(_product(has_widths=False), "the same, every trial told the same standard error"),
     "ceiling": Rival(
         lambda p, seed, has_recipes: Ceiling(p, seed, has_recipes=has_recipes),

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.results_file import markdown_table
+from benchmarks.search.drawn import DRAWN
 from benchmarks.search.families import FAMILIES
 from benchmarks.search.registry import RIVALS
 from benchmarks.search.runs import LOOKS, Row, read_rows
@@ -24,12 +25,13 @@ def write_report(folder: Path) -> Path:
     Args:
         folder: Where `families.jsonl` and `tables.jsonl` are, as far as they are.
     """
-    families, tables = read_rows(folder / "families.jsonl"), read_rows(folder / "tables.jsonl")
+    made_up, tables = read_rows(folder / "families.jsonl"), read_rows(folder / "tables.jsonl")
+    families, drawn = ([r for r in made_up if (r["family"] == DRAWN) is is_drawn] for is_drawn in (False, True))
     sections = [
         "# The search against its rivals",
         "Written by `python -m benchmarks.search report`; docs/search.md says what is done. Score 0 is uniform random "
         "search, 1 the optimum; in brackets 95 % bootstrap intervals over seeds. Made with "
-        + "; ".join(sorted({", ".join(f"{k} {v}" for k, v in r["made"].items()) for r in [*families, *tables]}))
+        + "; ".join(sorted({", ".join(f"{k} {v}" for k, v in r["made"].items()) for r in [*made_up, *tables]}))
         + ".",
     ]
     conditions = sorted({(r["noise"], not r["recipes"], r["trials"]) for r in families})
@@ -39,7 +41,7 @@ def write_report(folder: Path) -> Path:
             f"## Families, {trials} trials, {100 * noise:g} % noise, {'without' if without_recipes else 'with'} recipes"
         )
         sections += _families(mine)
-    sections += _tables(tables)
+    sections += [*_drawn(drawn), *_tables(tables)]
     path = folder.with_suffix(".md")
     path.write_text("\n\n".join(sections) + "\n")
     return path
@@ -80,6 +82,31 @@ def _families(rows: Sequence[Row]) -> list[str]:
     absent = [n for n in RIVALS if not any(r["strategy"] == n for r in rows)]
     told = [markdown_table(scores), markdown_table(details)] if scores else []
     return told + ([f"Not run: {', '.join(absent)}."] if absent else [])
+
+
+def _drawn(rows: Sequence[Row]) -> list[str]:
+    """Regret is the best set that was tried, over the optimum, in % of the step time."""
+    lines: list[Cells] = []
+    shipped = {r["seed"]: r["regret"] for r in rows if r["strategy"] == "additive"}
+    for name, rival in RIVALS.items():
+        mine = [r for r in rows if r["strategy"] == name]
+        if not mine:
+            continue
+        more = [100 * (r["regret"] - shipped[r["seed"]]) for r in mine if r["seed"] in shipped]
+        figures = {"regret": 100.0, "last": 100.0, "failed": 1.0}
+        cells = {key: _cell([[scale * r[key] for r in mine]]) for key, scale in figures.items()}
+        lines.append(
+            {
+                "search": f"**{name}**: {rival.words}",
+                "seeds": len(mine),
+                "score": _cell([[r["score"] for r in mine]]),
+                "regret, mean over trials, %": cells["regret"],
+                "above that of additive on the same seeds": _cell([more]) if more and name != "additive" else None,
+                "after the last, %": cells["last"],
+                "failed trials": cells["failed"],
+            }
+        )
+    return ["## Drawn spaces, with recipes, noise drawn too", markdown_table(lines)] if lines else []
 
 
 def _mean(rows: Mapping[str, Sequence[Row]], figure: Callable[[Row], float]) -> float:

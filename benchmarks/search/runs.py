@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.search.drawn import DRAWN, draw
 from benchmarks.search.families import make
 from benchmarks.search.problems import Problem
 from benchmarks.search.registry import RIVALS
@@ -43,7 +44,7 @@ def made_with() -> dict[str, str]:
 @functools.lru_cache(maxsize=4)
 def problem_of(family: str, seed: int) -> Problem:
     """A space, made once for all who search it."""
-    return make(family, seed)
+    return draw(seed) if family == DRAWN else make(family, seed)
 
 
 def run_one(problem: Problem, strategy: Strategy, *, trials: int, noise: float, seed: int) -> Row:
@@ -64,19 +65,26 @@ def run_one(problem: Problem, strategy: Strategy, *, trials: int, noise: float, 
             strategy.tell(codes, measured, sd)
         best.append(value)
         if trial + 1 in LOOKS or trial + 1 == trials:
-            chosen[trial + 1] = round(float(problem.gains(strategy.chosen()[None])[0]) / problem.optimum, 4)
+            chosen[trial + 1] = _share(float(problem.gains(strategy.chosen()[None])[0]), problem)
     curve = np.array(best)
     baseline = random_search(problem, trials)
     return {
         "score": round(score(curve, baseline, problem.optimum), 4),
-        "found": {n: round(best[n - 1] / problem.optimum, 4) for n in chosen},
+        "found": {n: _share(best[n - 1], problem) for n in chosen},
         "chosen": chosen,
-        "curve": [[n + 1, round(v / problem.optimum, 4)] for n, v in enumerate(best) if n == 0 or v != best[n - 1]],
+        "curve": [[n + 1, _share(v, problem)] for n, v in enumerate(best) if n == 0 or v != best[n - 1]],
+        "regret": round(float(np.mean(curve)) - problem.optimum, 5),
+        "last": round(best[-1] - problem.optimum, 5),
         "failed": failed,
         "hunts": strategy.hunts if isinstance(strategy, Product) else 0,
         "seconds": round(float(np.mean(seconds)), 4),
         "longest": round(max(seconds), 3),
     }
+
+
+def _share(value: float, problem: Problem) -> float:
+    """Share of what there is to gain; 1 where there is nothing."""
+    return round(value / problem.optimum, 4) if problem.optimum else 1.0
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -136,7 +144,7 @@ def run_families(
             return
         problem = problem_of(row["family"], row["seed"])
         strategy = RIVALS[row["strategy"]].make(problem, row["seed"], row["recipes"])
-        result = run_one(problem, strategy, trials=trials, noise=row["noise"], seed=row["seed"])
+        result = run_one(problem, strategy, trials=trials, noise=problem.noise or row["noise"], seed=row["seed"])
         write_row(path, {**row, **result, "made": made_with()})
         spent = time.monotonic() - began
         left = spent / (at + 1) * (len(todo) - at - 1)
@@ -158,7 +166,7 @@ def _all_runs(
 ) -> Iterator[Row]:
     for seed in seeds:
         for family in families:
-            for noise in noises:
+            for noise in (None,) if family == DRAWN else noises:
                 for has_recipes in recipes:
                     for strategy in strategies:
                         yield dict(zip(KEY, (family, seed, noise, has_recipes, strategy, trials), strict=False))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections import Counter
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -17,13 +16,9 @@ from autotune.model.flags import FlagSet
 from autotune.model.measurement import Comparison, Failure, FailureKind
 from autotune.model.records import TrialOutcome, TrialResult, TrialStatus
 from autotune.model.spec import parse_study
-from autotune.search.acquisition import penalties_of
-from autotune.search.additive import smallest
-from autotune.search.sampler import USUAL_SD, AdditiveFlagSampler
-from autotune.settings.space import Parameter
+from autotune.search.sampler import USUAL_SD
 from autotune.stats.estimates import Estimate
-from autotune.study.priors import by_screen
-from autotune.study.proposer import NO_PRIORS, Proposer
+from autotune.study.proposer import Proposer
 from autotune.study.samplers import ADDITIVE, distribution_of, from_text, to_text
 from benchmarks.search.problems import Codes, Problem
 
@@ -79,7 +74,6 @@ class Product(Remembers):
         sampler: `search.sampler`.
         has_widths: Whether each trial tells its own standard error, or all the usual one.
         finds_culprits: Whether what made a set fail is told after it, as by the study's own search for culprits.
-        has_priors: Whether settings that recipes hold are thought likelier to act, as in a study.
     """
 
     def __init__(
@@ -91,16 +85,13 @@ class Product(Remembers):
         sampler: str = "additive",
         has_widths: bool = True,
         finds_culprits: bool = False,
-        has_priors: bool = True,
     ) -> None:
         super().__init__(problem, seed)
         search = {"sampler": sampler, "trials": 1000}
         study = {"name": "search", "seed": seed, "workload": {"entry": "llama"}, "search": search}
         recipes = problem.recipes if has_recipes else ()
         first = [(f"recipe {i}", problem.as_set(r)) for i, r in enumerate(recipes)]
-        held = Counter(name for _, settings in first for name in settings)
-        priors = by_screen(problem.space, None, held) if has_priors else NO_PRIORS
-        self._proposer = Proposer(parse_study(study), problem.space, first=first, priors=priors)
+        self._proposer = Proposer(parse_study(study), problem.space, first=first)
         self._is_additive = sampler == ADDITIVE
         self._has_widths, self._finds_culprits = has_widths, finds_culprits
         self.hunts = 0
@@ -145,25 +136,9 @@ class Product(Remembers):
 
     def chosen(self) -> Codes:
         """See `Strategy`; the additive model hands on the set that it expects most of, tried or not."""
-        sampler = self._proposer._sampler(self.seed) if self._is_additive else None
-        if not isinstance(sampler, AdditiveFlagSampler):
+        if not self._is_additive:
             return super().chosen()
-        space = {p.name: distribution_of(p) for p in self.problem.space.parameters}
-        coded, model, failures = sampler.fit(self._proposer._history, space)
-        penalties = penalties_of(failures)
-        best = model.design.settle(smallest(model.mean.times(1 / model.scale), *penalties))
-        for i in range(len(best)):  # what is not expected to pay is left alone
-            without = best.copy()
-            without[i] = model.design.neutral[i]
-            without = model.design.settle(without)
-            if model.mean.total(without) < model.mean.total(best) + 1e-6:
-                best = without
-        values = coded.values(best)
-
-        def choose(parameter: Parameter) -> str:
-            return to_text(parameter, values[parameter.name])
-
-        return self.problem.as_codes(self.problem.space.suggest(choose))
+        return self.problem.as_codes(self._proposer._estimates().best)
 
 
 class Ceiling(Product):

@@ -9,7 +9,7 @@ import pytest
 import autotune
 from autotune.model.errors import SettingError
 from autotune.results.atlas_views import atlas_findings
-from autotune.settings.atlas import Atlas, newest_not_after
+from autotune.settings.atlas import Atlas
 from tests.atlas_tables import small, write
 
 COMBINE = "xla_gpu_all_gather_combine_threshold_bytes"
@@ -54,12 +54,3 @@ def test_what_the_table_lacks_is_refused_with_what_it_has() -> None:
         atlas_findings(SMALL, "xla_gpu_graf_level")
     with pytest.raises(SettingError, match="must have rows"):
         atlas_findings(Atlas([]), COMBINE)
-
-
-@pytest.mark.parametrize(
-    ("asked", "found"), [("0.10.2", "0.10.2"), ("0.11.3", "0.11.0"), ("0.9", "0.10.2"), ("0.13", "0.12.0.1")]
-)
-def test_the_release_that_answers_is_the_newest_that_is_not_after(asked: str, found: str) -> None:
-    assert newest_not_after(asked, ("0.10.2", "0.11.0", "0.12.0.1")) == found
-    with pytest.raises(SettingError, match="release"):
-        newest_not_after(asked, ())

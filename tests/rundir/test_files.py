@@ -47,7 +47,7 @@ def test_a_record_is_written_after_the_samples_that_it_rests_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     diary = Diary(tmp_path, monkeypatch)
-    record(tmp_path / "new/run", SPEC, trials=3)
+    record(tmp_path / "new/run", SPEC, trials=5)
     done = diary.done
     first = done.index(("write", "new/run/records.jsonl"))
     for folder in (".", "new", "new/run"):  # the run directory itself has a name that can be lost

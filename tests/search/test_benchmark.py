@@ -35,7 +35,7 @@ def checked() -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, "drawn"])
 def test_the_optimum_is_that_of_brute_force(checked: dict[str, Any], family: str) -> None:
     assert checked["optimum"][family]["spaces"] >= 3
     assert checked["optimum"][family]["difference"] < 1e-12
@@ -93,6 +93,15 @@ def test_the_report_is_that_of_the_recorded_rows(tmp_path: Path) -> None:
     assert (tmp_path / "search.md").read_text() == recorded.with_suffix(".md").read_text()
 
 
+def test_drawn_spaces_are_told_by_regret(tmp_path: Path) -> None:
+    out = tmp_path / "search"
+    some = ("families", "--families", "drawn", "--strategies", "uniform", "fixed share", "--trials", "4")
+    search(*some, "--seeds", "1..2", "--out", str(out))
+    assert all(r["regret"] >= r["last"] >= 0 and r["noise"] is None for r in rows(out / "families.jsonl"))
+    search("report", "--out", str(out))
+    assert "**fixed share**" in (tmp_path / "search.md").read_text()
+
+
 def test_runs_go_on_where_they_stopped_and_become_a_report(tmp_path: Path) -> None:
     out = tmp_path / "search"
     some = ("families", "--families", "numeric", "--strategies", "additive", "uniform", "--trials", "6")
@@ -107,4 +116,4 @@ def test_runs_go_on_where_they_stopped_and_become_a_report(tmp_path: Path) -> No
     search("report", "--out", str(out))
     text = (tmp_path / "search.md").read_text()
     assert "**additive**" in text
-    assert "Not run: without priors" in text
+    assert "Not run: without pairs" in text

@@ -32,7 +32,7 @@ def learn(codes: Codes, values: Floats, *, sizes: int = 3, seed: int = 0, failed
     design = Design([Factor(size=sizes, group=f"g{i % 4}") for i in range(count)])
     seen = Observations(codes, values, np.full(len(codes), NOISE))
     bad = failed if failed is not None else np.zeros((0, count), dtype=np.int64)
-    return Effects(AdditiveModel(design, seen, seed=seed), FailureModel(design, codes, bad, []), seed=seed)
+    return Effects(AdditiveModel(design, seen, seed=seed, jumps=200), FailureModel(design, codes, bad, []), seed=seed)
 
 
 def plant(seed: int) -> Planted:

@@ -330,7 +330,7 @@ def test_where_what_follows_cannot_fit_any_more_the_time_is_the_finalist_s() -> 
 
 def test_what_there_was_no_time_to_prove_leaves_a_study_inconclusive() -> None:
     """Processes differ as much as effects, every setting costs time, and the budget holds no proof of what is left."""
-    ended = Ended(loud(34, 20.0, 0.01, 1.02))
+    ended = Ended(loud(34, 20.0, 0.015, 1.02))
     assert ended.of(FinalistResult)
     assert ended.conclusion is not None
     assert ended.conclusion.outcome is Outcome.INCONCLUSIVE

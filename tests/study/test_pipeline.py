@@ -192,7 +192,7 @@ def test_a_finalist_that_fails_in_a_fresh_process_does_not_win(run_replay: Run) 
 
     conclusion, store, _ = run_replay(
         spec,
-        trials=2,
+        trials=3,
         first=(("fickle", FlagSet({"xla_a": 1})),),
         launcher=Faulty(spec, fail_start=fail),
     )
