@@ -43,9 +43,16 @@ def test_peak_of_a_packaged_target_follows_from_its_cores() -> None:
 @pytest.mark.parametrize(
     ("name", "products", "share"),
     [
+        ("l4", 128, 1.0),
+        ("l40s", 128, 1.0),
+        ("rtx-6000-ada", 128, 1.0),
+        ("rtx-pro-6000", 128, 1.0),
+        ("h100-pcie", 512, 0.92),
         ("h200", 512, 0.92),
         ("b200", 1024, 0.94),
-        ("b300", 1024, 0.94),
+        ("b300", 1024, 0.913),
+        ("gb200", 1024, 0.974),
+        ("gb300", 1024, 0.970),
     ],
 )
 def test_peaks_follow_from_the_cores_at_some_share_of_the_boost_clock(name: str, products: int, share: float) -> None:
