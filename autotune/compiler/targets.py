@@ -66,7 +66,7 @@ class Network:
     pcie_bytes_per_s: float = 31.5e9
     """Rate of the GPU's slot, one direction."""
     nvls_share: float = 0.0
-    """Share of the links that NCCL assumes for NVLink SHARP (the NVSwitch reduces and multicasts); 0 without it."""
+    """Share of the links that NVLink SHARP reaches (the NVSwitch reduces and multicasts); 0 without it."""
 
 
 @dataclass(frozen=True, kw_only=True)
