@@ -210,7 +210,7 @@ def test_ctrl_c_shows_what_is_known_and_the_same_command_goes_on(tmp_path: Path)
     run = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert run.stderr is not None
     for line in run.stderr:
-        if line.startswith("3 of 6 sets compiled"):
+        if "3 of 6 sets compiled" in line:
             run.send_signal(signal.SIGINT)
             break
     out, errors = run.communicate(timeout=60)
