@@ -12,7 +12,7 @@ from typing import NamedTuple
 from autotune.machine.environment import caller_environment
 from autotune.model.errors import SettingError, close_matches
 from autotune.model.files import plain_text
-from autotune.model.flags import FlagSet, FlagToken, combine, parse_tokens
+from autotune.model.flags import FlagSet, FlagToken, combine, is_variable, parse_tokens
 from autotune.model.spec import StudySpec
 from autotune.settings.catalog import NEVER_SEARCHED, Catalog, Tier, find_recipe, load_recipes
 from autotune.settings.known import KnownSetting, KnownSettings, Pair, renamed_value
@@ -287,11 +287,11 @@ _FLAG = re.compile(
     r"(?P<rest>=(?P<value>\\\"[^\"]*\\\"|\"[^\"\n]*\"|'[^'\n]*'|[^\s\"'\\;)`]*))?"
 )
 _VARIABLE = re.compile(
-    r"^[ \t]*(?:export[ \t]+|ENV[ \t]+)?"
-    r"(?P<name>[A-Z][A-Z0-9_]+)=(?P<value>\"[^\"\n]*\"|'[^'\n]*'|[^\s#]*)",
+    r"^[ \t]*(?:export[ \t]+|ENV[ \t]+)?(?P<name>[A-Z][A-Z0-9_]+)=(?P<value>\"[^\"\n]*\"|'[^'\n]*'|[^\s#]*)",
     re.MULTILINE,
 )
 _COMPUTED = re.compile(r"[$`{]")
+_STEERS = re.compile(r"(NCCL|NVTE|XLA_PYTHON_CLIENT|XLA_CLIENT)_")
 
 
 class Found(NamedTuple):
@@ -319,6 +319,8 @@ def migrate_text(text: str, known: KnownSettings) -> Migration:
         value = "true" if found.value is None else found.value
         if found.is_computed:
             notes.append(f"{found.name} is left out: the script computes its value, {value}")
+        elif found.name.isupper() and not is_variable(found.name):
+            notes.append(f"{found.name} is left out: it names a library, a file or an address, which no set may hold")
         else:
             asked[found.name] = combine(found.name, asked[found.name], value) if found.name in asked else value
     settings = for_build(FlagSet(asked), known, note=notes.append)
@@ -326,11 +328,11 @@ def migrate_text(text: str, known: KnownSettings) -> Migration:
 
 
 def find_settings(text: str, catalog: Catalog) -> list[Found]:
-    """Finds the settings in a script of any language, in order; variables only if catalogued."""
+    """Finds the settings in a script of any language, in order; of other variables those named as if they steered."""
     matches = [(m.start(), m["name"], m["value"]) for m in _FLAG.finditer(text)]
     for m in _VARIABLE.finditer(text):
         name = m["name"].lower() if m["name"].startswith("JAX_") else m["name"]
-        if name in catalog and name != "XLA_FLAGS":
+        if (name in catalog or _STEERS.match(name)) and name != "XLA_FLAGS":
             matches.append((m.start("name"), name, m["value"]))
     return [
         Found(name, None if value is None else _unquoted(value), _COMPUTED.search(value or "") is not None)
@@ -360,7 +362,7 @@ def find_steering(environment: Mapping[str, str], known: KnownSettings) -> tuple
     for variable, value in sorted(environment.items()):
         name = variable.lower() if variable.startswith("JAX_") else variable
         is_known = (name in known.catalog and name.isupper()) or name in known.build.jax_options
-        if variable != "XLA_FLAGS" and (is_known or re.match(r"(NCCL|XLA_PYTHON_CLIENT|XLA_CLIENT)_", variable)):
+        if variable != "XLA_FLAGS" and (is_known or _STEERS.match(variable)):
             checks.append(check_setting(name, value, known))
     return tuple(checks)
 

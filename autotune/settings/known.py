@@ -103,8 +103,7 @@ class KnownSetting:
     @property
     def is_too_new(self) -> bool:
         """Whether a later build introduced it."""
-        since = self.entry.since if self.entry is not None else ""
-        return bool(since) and older(self.jaxlib, since)
+        return self.entry is not None and older(self.jaxlib, self.entry.since)
 
 
 class KnownSettings:
@@ -303,7 +302,7 @@ def _in_catalog(setting: Setting, catalog: Catalog) -> list[Pair]:
         ("excludes", ", ".join(setting.excludes)),
         ("seen to change", seen),
         ("sources", "; ".join(f"{s.title} <{s.url}>" for s in sources)),
-        ("source line", setting.source_line and catalog.sources["xla"].link(setting.source_line)),
+        ("source line", next((s.link(setting.source_line) for s in sources if s.commit and setting.source_line), "")),
     ]
 
 
