@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from autotune.machine.environment import STEERING
 from autotune.model.spec import parse_study
 from autotune.settings.catalog import Catalog, Setting, Tier, load_catalog
 from autotune.settings.check import SettingVerdict, check_setting, migrate_text
@@ -148,6 +149,12 @@ def test_the_group_searches_lists_of_algorithms_and_the_policy_only_with_registe
     conditions = {p.name: p.condition for p in both.parameters}
     assert conditions["NCCL_CTA_POLICY"] == {"xla_gpu_enable_nccl_user_buffers": ("true",)}
     assert set(conditions["NCCL_NVLS_NCHANNELS"] or {}) == {"NCCL_NVLS_ENABLE"}
+
+
+def test_every_searched_variable_is_taken_out_of_the_caller_s_environment() -> None:
+    # Else the caller's value would stand in the reference, and in each set that leaves the variable unset.
+    searched = {s.name for s in load_catalog().values() if s.kind == "env" and s.tier in (Tier.TUNE, Tier.NUMERICS)}
+    assert {name for name in searched if not STEERING.fullmatch(name)} == set()
 
 
 def test_a_variable_of_nccl_is_judged_and_its_line_shown(known: KnownSettings) -> None:
