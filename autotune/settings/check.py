@@ -34,8 +34,6 @@ class SettingVerdict(StrEnum):
 Judgement = tuple[SettingVerdict, str, str]
 """Verdict, reason, advice."""
 
-_IN_TRAINING = "take it out of training runs"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingCheck:
@@ -130,7 +128,7 @@ def _judge(setting: KnownSetting, value: str, known: KnownSettings) -> Judgement
     """Judges a value that the process takes."""
     is_default = setting.is_default(value)
     if setting.danger and not is_default:
-        return SettingVerdict.DANGEROUS, setting.danger, _IN_TRAINING
+        return SettingVerdict.DANGEROUS, setting.danger, "take it out of training runs"
     if problem := setting.out_of_range(value):
         passes = "; the parser lets it pass" if setting.is_flag else ""
         return SettingVerdict.BAD_VALUE, f"{problem}{passes}", "use a value in range"
@@ -205,6 +203,8 @@ def _judge_variable(setting: KnownSetting, value: str, known: KnownSettings) -> 
         return SettingVerdict.UNKNOWN, f"not in the catalogue{known.hint(setting)}", advice
     if problem := setting.refused(value):
         return SettingVerdict.BAD_VALUE, problem, "mend the value"
+    if setting.is_too_new:
+        return SettingVerdict.NO_EFFECT, f"came with {entry.since}, installed is {known.build.nccl}", "upgrade NCCL"
     if entry.platform == "cuda" and known.build.platform == "cpu" and not entry.danger:
         return SettingVerdict.NO_EFFECT, "acts on GPUs, the check is for the CPU", "--plugin cuda"
     if entry.renamed_to and not entry.danger:
@@ -376,12 +376,7 @@ def named_sets(spec: StudySpec, known: KnownSettings, *, every: bool) -> dict[st
 
 
 def check_given(
-    known: KnownSettings,
-    *,
-    flags: Sequence[str],
-    recipe: str | None,
-    file: Path | None,
-    from_environment: bool,
+    known: KnownSettings, *, flags: Sequence[str], recipe: str | None, file: Path | None, from_environment: bool
 ) -> tuple[SettingCheck, ...]:
     """Checks either flags, a recipe, a script, or the caller's environment.
 

@@ -174,3 +174,20 @@ def test_a_script_with_plugins_and_a_misspelled_variable_is_migrated_without_the
     found = migrate_text(script, known)
     assert not {"NCCL_TUNER_PLUGIN", "NCCL_PORTO"} & set(found.settings)
     assert {note.split(" ")[0] for note in found.notes} >= {"NCCL_TUNER_PLUGIN", "NCCL_PORTO"}
+
+
+def test_what_the_installed_nccl_lacks_is_told_and_never_tried(known: KnownSettings) -> None:
+    def with_nccl(release: str | None) -> KnownSettings:
+        return KnownSettings(dataclasses.replace(known.build, nccl=release, platform="cuda"))
+
+    old, new, unknown = with_nccl("2.26.5"), with_nccl("2.27.3"), with_nccl(None)
+    groups = ["nccl", "user_buffers"]
+    searched = [
+        "NCCL_CTA_POLICY" in {p.name for p in space_of(k, groups, nodes=1).parameters} for k in (old, new, unknown)
+    ]
+    assert searched == [False, True, True]
+    assert space_of(old, groups, nodes=1).left_out["NCCL_CTA_POLICY"] == "came with NCCL 2.27.3, installed is 2.26.5"
+    verdicts = [check_setting("NCCL_CTA_POLICY", "1", k).verdict for k in (old, new, unknown)]
+    assert verdicts == [SettingVerdict.NO_EFFECT, SettingVerdict.EFFECTIVE, SettingVerdict.EFFECTIVE]
+    assert not old["NCCL_PROTO"].is_too_new
+    assert not old["XLA_CLIENT_MEM_FRACTION"].is_too_new
