@@ -125,7 +125,8 @@ class Setting:
     """Scopes that it may add to a program, so that other settings act."""
     stage: Stage = Stage.PROGRAM
     since: str = ""
-    """First jaxlib that has it, of those that `docs/ask_builds.py` asked; empty if the oldest of them has it."""
+    """First jaxlib that has it, of those that `docs/ask_builds.py` asked, or ``NCCL 2.28.3`` (`docs/ask_nccl.py`);
+    empty if the oldest of them has it."""
     removed: str = ""
     """First asked jaxlib that lacks it after one that has it."""
     defaults: Defaults = field(default_factory=dict)
@@ -157,8 +158,7 @@ class Setting:
     """Test programs whose executable one value changed; None if not tried."""
     sources: tuple[str, ...] = ()
     source_line: str = ""
-    """``FILE:LINE`` of XLA's source of the summary, at the commit of the source ``xla``, or ``FILE:LINE@COMMIT`` of the
-    last one that had it; empty if the flag is newer than that."""
+    """``FILE:LINE`` at the commit of the first of `sources` that has one, or ``FILE:LINE@COMMIT``; may be empty."""
 
     @property
     def kind(self) -> str:

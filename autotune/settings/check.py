@@ -12,7 +12,7 @@ from typing import NamedTuple
 from autotune.machine.environment import caller_environment
 from autotune.model.errors import SettingError, close_matches
 from autotune.model.files import plain_text
-from autotune.model.flags import FlagSet, FlagToken, combine, parse_tokens
+from autotune.model.flags import FlagSet, FlagToken, combine, is_variable, parse_tokens
 from autotune.model.spec import StudySpec
 from autotune.settings.catalog import NEVER_SEARCHED, Catalog, Tier, find_recipe, load_recipes
 from autotune.settings.known import KnownSetting, KnownSettings, Pair, renamed_value
@@ -33,8 +33,6 @@ class SettingVerdict(StrEnum):
 
 Judgement = tuple[SettingVerdict, str, str]
 """Verdict, reason, advice."""
-
-_IN_TRAINING = "take it out of training runs"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +128,7 @@ def _judge(setting: KnownSetting, value: str, known: KnownSettings) -> Judgement
     """Judges a value that the process takes."""
     is_default = setting.is_default(value)
     if setting.danger and not is_default:
-        return SettingVerdict.DANGEROUS, setting.danger, _IN_TRAINING
+        return SettingVerdict.DANGEROUS, setting.danger, "take it out of training runs"
     if problem := setting.out_of_range(value):
         passes = "; the parser lets it pass" if setting.is_flag else ""
         return SettingVerdict.BAD_VALUE, f"{problem}{passes}", "use a value in range"
@@ -205,6 +203,8 @@ def _judge_variable(setting: KnownSetting, value: str, known: KnownSettings) -> 
         return SettingVerdict.UNKNOWN, f"not in the catalogue{known.hint(setting)}", advice
     if problem := setting.refused(value):
         return SettingVerdict.BAD_VALUE, problem, "mend the value"
+    if setting.is_too_new:
+        return SettingVerdict.NO_EFFECT, f"came with {entry.since}, installed is {known.build.nccl}", "upgrade NCCL"
     if entry.platform == "cuda" and known.build.platform == "cpu" and not entry.danger:
         return SettingVerdict.NO_EFFECT, "acts on GPUs, the check is for the CPU", "--plugin cuda"
     if entry.renamed_to and not entry.danger:
@@ -287,11 +287,11 @@ _FLAG = re.compile(
     r"(?P<rest>=(?P<value>\\\"[^\"]*\\\"|\"[^\"\n]*\"|'[^'\n]*'|[^\s\"'\\;)`]*))?"
 )
 _VARIABLE = re.compile(
-    r"^[ \t]*(?:export[ \t]+|ENV[ \t]+)?"
-    r"(?P<name>[A-Z][A-Z0-9_]+)=(?P<value>\"[^\"\n]*\"|'[^'\n]*'|[^\s#]*)",
+    r"^[ \t]*(?:export[ \t]+|ENV[ \t]+)?(?P<name>[A-Z][A-Z0-9_]+)=(?P<value>\"[^\"\n]*\"|'[^'\n]*'|[^\s#]*)",
     re.MULTILINE,
 )
 _COMPUTED = re.compile(r"[$`{]")
+_STEERS = re.compile(r"(NCCL|NVTE|XLA_PYTHON_CLIENT|XLA_CLIENT)_")
 
 
 class Found(NamedTuple):
@@ -319,6 +319,8 @@ def migrate_text(text: str, known: KnownSettings) -> Migration:
         value = "true" if found.value is None else found.value
         if found.is_computed:
             notes.append(f"{found.name} is left out: the script computes its value, {value}")
+        elif found.name.isupper() and not is_variable(found.name):
+            notes.append(f"{found.name} is left out: it names a library, a file or an address, which no set may hold")
         else:
             asked[found.name] = combine(found.name, asked[found.name], value) if found.name in asked else value
     settings = for_build(FlagSet(asked), known, note=notes.append)
@@ -326,11 +328,11 @@ def migrate_text(text: str, known: KnownSettings) -> Migration:
 
 
 def find_settings(text: str, catalog: Catalog) -> list[Found]:
-    """Finds the settings in a script of any language, in order; variables only if catalogued."""
+    """Finds the settings in a script of any language, in order; of other variables those named as if they steered."""
     matches = [(m.start(), m["name"], m["value"]) for m in _FLAG.finditer(text)]
     for m in _VARIABLE.finditer(text):
         name = m["name"].lower() if m["name"].startswith("JAX_") else m["name"]
-        if name in catalog and name != "XLA_FLAGS":
+        if (name in catalog or _STEERS.match(name)) and name != "XLA_FLAGS":
             matches.append((m.start("name"), name, m["value"]))
     return [
         Found(name, None if value is None else _unquoted(value), _COMPUTED.search(value or "") is not None)
@@ -360,7 +362,7 @@ def find_steering(environment: Mapping[str, str], known: KnownSettings) -> tuple
     for variable, value in sorted(environment.items()):
         name = variable.lower() if variable.startswith("JAX_") else variable
         is_known = (name in known.catalog and name.isupper()) or name in known.build.jax_options
-        if variable != "XLA_FLAGS" and (is_known or re.match(r"(NCCL|XLA_PYTHON_CLIENT|XLA_CLIENT)_", variable)):
+        if variable != "XLA_FLAGS" and (is_known or _STEERS.match(variable)):
             checks.append(check_setting(name, value, known))
     return tuple(checks)
 
@@ -374,12 +376,7 @@ def named_sets(spec: StudySpec, known: KnownSettings, *, every: bool) -> dict[st
 
 
 def check_given(
-    known: KnownSettings,
-    *,
-    flags: Sequence[str],
-    recipe: str | None,
-    file: Path | None,
-    from_environment: bool,
+    known: KnownSettings, *, flags: Sequence[str], recipe: str | None, file: Path | None, from_environment: bool
 ) -> tuple[SettingCheck, ...]:
     """Checks either flags, a recipe, a script, or the caller's environment.
 

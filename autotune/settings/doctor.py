@@ -17,11 +17,12 @@ from autotune.machine.host import packages_of
 from autotune.model.units import format_bytes
 from autotune.settings.check import SettingCheck, find_steering
 from autotune.settings.known import KnownSettings
+from autotune.settings.probe import NCCL_PACKAGES
 
 _PACKAGES = {
     "CUDA": ("nvidia-cuda-runtime", "nvidia-cuda-runtime-cu12", "nvidia-cuda-nvcc", "nvidia-cuda-nvcc-cu12"),
     "cuDNN": ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12"),
-    "NCCL": ("nvidia-nccl-cu13", "nvidia-nccl-cu12"),
+    "NCCL": NCCL_PACKAGES,
     "jax": ("jax",),
     "jaxlib": ("jaxlib",),
     "CUDA plugin": CUDA_PLUGINS,

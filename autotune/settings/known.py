@@ -34,7 +34,7 @@ class KnownSetting:
     option: JaxOption | None
     default: str | None
     """None if unset is a state of its own, or unknown."""
-    jaxlib: str
+    build: ProbeReport
 
     @property
     def is_flag(self) -> bool:
@@ -102,9 +102,10 @@ class KnownSetting:
 
     @property
     def is_too_new(self) -> bool:
-        """Whether a later build introduced it."""
-        since = self.entry.since if self.entry is not None else ""
-        return bool(since) and older(self.jaxlib, since)
+        """Whether a later jaxlib, or a later NCCL than the package that is installed, introduced it."""
+        library, _, release = (self.entry.since if self.entry is not None else "").rpartition(" ")
+        here = self.build.nccl if library else self.build.jaxlib
+        return here is not None and older(here, release)
 
 
 class KnownSettings:
@@ -123,7 +124,7 @@ class KnownSettings:
             default = option.default
         else:
             default = entry.default_in(self.build.jaxlib) if entry is not None else None
-        return KnownSetting(name=name, entry=entry, flag=flag, option=option, default=default, jaxlib=self.build.jaxlib)
+        return KnownSetting(name=name, entry=entry, flag=flag, option=option, default=default, build=self.build)
 
     def is_older_name(self, setting: KnownSetting) -> bool:
         """Whether it is an older name of a setting of the build."""
@@ -303,7 +304,7 @@ def _in_catalog(setting: Setting, catalog: Catalog) -> list[Pair]:
         ("excludes", ", ".join(setting.excludes)),
         ("seen to change", seen),
         ("sources", "; ".join(f"{s.title} <{s.url}>" for s in sources)),
-        ("source line", setting.source_line and catalog.sources["xla"].link(setting.source_line)),
+        ("source line", next((s.link(setting.source_line) for s in sources if s.commit and setting.source_line), "")),
     ]
 
 

@@ -101,6 +101,8 @@ class ProbeReport:
     removed: frozenset[str] = field(repr=False)
     """Names that the build reserves because they were removed."""
     jax_options: Mapping[str, JaxOption] = field(repr=False)
+    nccl: str | None = None
+    """Release of the package of NCCL; None without one, as where a container brings the library."""
 
     @property
     def build(self) -> str:
@@ -287,16 +289,14 @@ class ParserProcess:
 
 Platform = Literal["cpu", "cuda"]
 
+NCCL_PACKAGES = ("nvidia-nccl-cu13", "nvidia-nccl-cu12")
 _PLUGIN_FOLDERS = {name: f"jax_plugins.xla_{name.split('-')[1]}" for name in CUDA_PLUGINS}
 
 _SOME_VALUE = {"bool": "false", "int32": "1", "int64": "1", "float": "1", "string": ""}
 
 
 def probe_build(
-    python: str = sys.executable,
-    *,
-    platform: Platform = "cpu",
-    cache_dir: Path | None = None,
+    python: str = sys.executable, *, platform: Platform = "cpu", cache_dir: Path | None = None
 ) -> ProbeReport:
     """Probes the build installed for `python`, or reads its cached answers.
 
@@ -337,6 +337,7 @@ def _probe(python: str, platform: Platform, cache_dir: Path | None) -> ProbeRepo
             flags=flags,
             removed=removed,
             jax_options=options,
+            nccl=next((here.versions[name] for name in NCCL_PACKAGES if name in here.versions), None),
         )
         with contextlib.suppress(OSError):  # a read-only home costs the next call some seconds, nothing else
             replace_file(path, _REPORT.dump_json(report).decode())
@@ -365,7 +366,7 @@ def _locate(python: str) -> Packages:
 
     folders = ("jaxlib", *_PLUGIN_FOLDERS.values())
     try:
-        here = packages_of(python, ("jax", "jaxlib", *_PLUGIN_FOLDERS), folders=folders, run=run)
+        here = packages_of(python, ("jax", "jaxlib", *_PLUGIN_FOLDERS, *NCCL_PACKAGES), folders=folders, run=run)
     except subprocess.CalledProcessError as error:
         kind = StoppedError if error.returncode < 0 else LaunchError
         raise kind(f"{python} must be a working Python but could not be asked: {error}") from error

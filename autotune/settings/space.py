@@ -201,9 +201,7 @@ DEFAULT_GROUPS = {
 
 _LAYER_MULTIPLES = (0.25, 0.5, 1, 2, 4, 8)  # of one layer's bytes: the advice is at least one layer
 _NO_LAYER = "in powers of two, for the workload does not report the bytes of a layer (`layer_bytes`)"
-_NO_LAYER_YET = (
-    "a run searches 0.25 to 8 times the bytes of one layer when its reference has reported it (`layer_bytes`)"
-)
+_NO_LAYER_YET = "a run searches 0.25 to 8 times one layer's bytes when its reference has reported them (`layer_bytes`)"
 _SEARCHED_TIERS = (Tier.TUNE, Tier.NUMERICS)
 _REASONS = {
     Tier.EXPERT: "for experts: name it in `search.settings` to search it",
@@ -326,6 +324,8 @@ class SpaceBuilder:
         if entry.kind in ("xla", "jax") and not setting.exists:
             since = f"; it came with {entry.since}" if entry.since else ""
             return f"{build} does not have it{since}"
+        if entry.kind == "env" and setting.is_too_new:
+            return f"came with {entry.since}, installed is {self._known.build.nccl}"
         if flag is not None and not flag.sets:
             return f"{build} takes it in XLA_FLAGS, but stores it nowhere"
         if entry.platform not in ("any", self._platform):

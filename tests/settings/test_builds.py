@@ -22,7 +22,7 @@ from autotune.settings.space import build_space
 
 ROOT = Path(__file__).parents[2]
 TABLE = Path(__file__).with_name("flags_by_build.json")
-LINE = re.compile(r"xla/[\w/]+\.(cc|h|proto):[1-9]\d*(@[0-9a-f]{12})?")
+LINE = re.compile(r"(xla|src|plugins|transformer_engine)/[\w/-]+\.\w+:[1-9]\d*(@[0-9a-f]{12})?")
 # None of these say what a setting does.
 EMPTY_WORDS = ("not yet described", "known to the build", "todo")
 

@@ -1,0 +1,193 @@
+"""What the catalogue says of variables, held to the sources of the libraries that read them."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from autotune.machine.environment import STEERING
+from autotune.model.spec import parse_study
+from autotune.settings.catalog import Catalog, Setting, Tier, load_catalog
+from autotune.settings.check import SettingVerdict, check_setting, migrate_text
+from autotune.settings.known import KnownSettings, format_setting
+from autotune.settings.space import SearchSpace, build_space
+
+HERE = Path(__file__).parent
+SCRIPT = HERE.parents[1] / "docs" / "ask_nccl.py"
+# First release, last release, line and default of each variable; the newest of the releases that were asked is 2.30.7.
+NCCL: dict[str, list[str]] = json.loads((HERE / "nccl_parameters.json").read_text("utf-8"))
+# Names that other libraries read, by the source of the catalogue that they were found in.
+OTHERS: dict[str, list[str]] = json.loads((HERE / "library_names.json").read_text("utf-8"))
+OLDEST, NEWEST = "2.3.5", "2.30.7"
+
+
+def wrong_claims(catalog: Catalog) -> list[str]:
+    """What the catalogue says of variables that the sources deny."""
+    return [f"{s.name}: {claim}" for s in catalog.values() for claim in _wrong_claims(s)]
+
+
+def _wrong_claims(setting: Setting) -> Iterator[str]:
+    name = setting.name
+    if not name.startswith(("NCCL_", "NVTE_")):
+        return
+    if any(name in OTHERS.get(source, ()) for source in setting.sources):
+        return
+    if setting.tier is Tier.REMOVED:
+        if NCCL.get(name, ["", "never"])[1] == NEWEST:
+            yield "NCCL still reads it"
+        return
+    if name not in NCCL or NCCL[name][1] != NEWEST:
+        yield "no library reads it"
+        return
+    first, _, line, default = NCCL[name]
+    if setting.since != ("" if first == OLDEST else f"NCCL {first}"):
+        yield f"since {setting.since!r}, the sources say {first}"
+    if setting.source_line != line:
+        yield f"line {setting.source_line!r}, the sources say {line}"
+    if default.isdigit() and setting.defaults and setting.defaults[""].split(" ")[0] != default:
+        yield f"default {setting.defaults['']!r}, the sources say {default}"
+
+
+def test_every_claim_of_a_variable_holds_in_the_sources() -> None:
+    assert wrong_claims(load_catalog()) == []
+
+
+def test_every_variable_that_nccl_reads_is_described() -> None:
+    assert {name for name, (_, last, _, _) in NCCL.items() if last == NEWEST} <= set(load_catalog())
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "claim"),
+    [
+        ("NCCL_PROTO", {"name": "NCCL_PORTO"}, "no library reads it"),
+        ("NCCL_FASTRAK_USE_SNAP", {"name": "NCCL_FASTRACK_USE_SNAP"}, "no library reads it"),
+        ("NVTE_FUSED_ATTN", {"name": "NVTE_FUSED_ATTENTION"}, "no library reads it"),
+        ("NCCL_WIN_ENABLE", {"since": "NCCL 2.26.2"}, "since 'NCCL 2.26.2', the sources say 2.27.3"),
+        ("NCCL_WIN_ENABLE", {"defaults": {"": "0"}}, "default '0', the sources say 1"),
+        ("NCCL_WIN_ENABLE", {"source_line": "src/init.cc:1"}, "line 'src/init.cc:1', the sources say src/init.cc:62"),
+        ("NCCL_WIN_ENABLE", {"tier": Tier.REMOVED}, "NCCL still reads it"),
+    ],
+)
+def test_a_wrong_claim_is_found(name: str, change: dict[str, Any], claim: str) -> None:
+    catalog = load_catalog()
+    wrong = dataclasses.replace(catalog[name], **change)
+    doctored = Catalog([*(s for s in catalog.values() if s.name != name), wrong], catalog.sources)
+    assert wrong_claims(doctored) == [f"{wrong.name}: {claim}"]
+
+
+def test_the_script_reads_each_way_in_which_nccl_asks_for_a_variable() -> None:
+    script = _script()
+    source = (
+        'src/init.cc:62:NCCL_PARAM(WinEnable, "WIN_ENABLE", 1);',
+        'src/init.cc:818:NCCL_PARAM(P2pNetChunkSize, "P2P_NET_CHUNKSIZE", (1 << 17)); /* 128 kB */',
+        'src/allocator.cc:14:NCCL_PARAM(ShadowMempoolMaxSize, "SHADOW_MEMPOOL_MAX_SIZE", 1LL << 30);',
+        'src/sym_kernels.cc:131:NCCL_PARAM(SymCTAs, "SYM_CTAS", 0)',
+        "src/debug.cc:80:DEFINE_NCCL_PARAM(ncclParamWarn, bool, NCCL_WARN_ENABLE_DEBUG_INFO, false,",
+        'src/enqueue.cc:2055:    const char* algoEnv = ncclGetEnv("NCCL_ALGO");',
+        'src/graph/tuning.cc:458:  const char* algoStr = ncclGetEnv("NCCL_ALGO");',
+        'src/graph/paths.cc:289:  NCCLCHECK(ncclGetLevel(&level, "NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL"));',
+        'src/init.cc:99:  INFO(NCCL_ENV, "NCCL_SOMETHING is no such variable");',
+    )
+    assert script.parameters("\n".join(f"v2.30.7-1:{row}" for row in source)) == [
+        ("NCCL_WIN_ENABLE", "src/init.cc:62", "1"),
+        ("NCCL_P2P_NET_CHUNKSIZE", "src/init.cc:818", "131072"),
+        ("NCCL_SHADOW_MEMPOOL_MAX_SIZE", "src/allocator.cc:14", "1073741824"),
+        ("NCCL_SYM_CTAS", "src/sym_kernels.cc:131", "0"),
+        ("NCCL_WARN_ENABLE_DEBUG_INFO", "src/debug.cc:80", "false"),
+        ("NCCL_ALGO", "src/graph/tuning.cc:458", ""),
+        ("NCCL_P2P_LEVEL", "src/graph/paths.cc:289", ""),
+        ("NCCL_P2P_DISABLE", "src/graph/paths.cc:289", ""),
+    ]
+
+
+def _script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("ask_nccl", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def space_of(known: KnownSettings, groups: list[str], *, nodes: int) -> SearchSpace:
+    study = {
+        "name": "nccl",
+        "workload": {"entry": "llama"},
+        "device": {"platform": "cuda", "node_count": nodes},
+        "search": {"groups": groups},
+    }
+    facts: Any = SimpleNamespace(device_count=8 * nodes, mesh={}, layer_bytes={})
+    return build_space(parse_study(study), known, facts)
+
+
+def test_what_needs_several_hosts_is_never_tried_on_one(known: KnownSettings) -> None:
+    across = {"NCCL_NCHANNELS_PER_NET_PEER", "NCCL_IB_QPS_PER_CONNECTION", "NCCL_IB_SPLIT_DATA_ON_QPS"}
+    one, two = (space_of(known, ["nccl"], nodes=n) for n in (1, 2))
+    searched = {p.name for p in two.parameters} - {p.name for p in one.parameters}
+    assert searched == across
+    assert {one.left_out[name] for name in across} == {"acts across nodes, the study has one"}
+    split = next(p for p in two.parameters if p.name == "NCCL_IB_SPLIT_DATA_ON_QPS")
+    assert split.condition == {"NCCL_IB_QPS_PER_CONNECTION": ("2", "4", "8")}
+
+
+def test_the_group_searches_lists_of_algorithms_and_the_policy_only_with_registered_buffers(
+    known: KnownSettings,
+) -> None:
+    space = space_of(known, ["nccl"], nodes=1)
+    algorithms = next(p for p in space.parameters if p.name == "NCCL_ALGO")
+    # From NCCL 2.24 a list without Ring ends gathers, which no tree serves.
+    assert all("Ring" in value.split(",") for value in algorithms.choices[1:])  # type: ignore[index]
+    assert space.left_out["NCCL_CTA_POLICY"] == "acts only if xla_gpu_enable_nccl_user_buffers is 'true'"
+    both = space_of(known, ["nccl", "user_buffers"], nodes=1)
+    conditions = {p.name: p.condition for p in both.parameters}
+    assert conditions["NCCL_CTA_POLICY"] == {"xla_gpu_enable_nccl_user_buffers": ("true",)}
+    assert set(conditions["NCCL_NVLS_NCHANNELS"] or {}) == {"NCCL_NVLS_ENABLE"}
+
+
+def test_every_searched_variable_is_taken_out_of_the_caller_s_environment() -> None:
+    # Else the caller's value would stand in the reference, and in each set that leaves the variable unset.
+    searched = {s.name for s in load_catalog().values() if s.kind == "env" and s.tier in (Tier.TUNE, Tier.NUMERICS)}
+    assert {name for name in searched if not STEERING.fullmatch(name)} == set()
+
+
+def test_a_variable_of_nccl_is_judged_and_its_line_shown(known: KnownSettings) -> None:
+    misspelled = check_setting("NCCL_PORTO", "LL", known)
+    assert misspelled.verdict is SettingVerdict.UNKNOWN
+    assert "NCCL_PROTO" in misspelled.reason
+    assert known["NCCL_WIN_ENABLE"].is_default("1")
+    assert not known["NCCL_WIN_ENABLE"].is_too_new  # its release is one of NCCL, not of jaxlib
+    shown = dict(format_setting(known.catalog["NCCL_WIN_ENABLE"], known))
+    assert shown["since"] == "NCCL 2.27.3"
+    commit = known.catalog.sources["nccl-source"].commit
+    assert shown["source line"] == f"https://github.com/NVIDIA/nccl/blob/{commit}/src/init.cc#L62"
+
+
+def test_a_script_with_plugins_and_a_misspelled_variable_is_migrated_without_them(known: KnownSettings) -> None:
+    script = "export NCCL_TUNER_PLUGIN=libnccl-tuner.so\nexport NCCL_PORTO=LL\nexport NCCL_BUFFSIZE=8388608\n"
+    found = migrate_text(script, known)
+    assert not {"NCCL_TUNER_PLUGIN", "NCCL_PORTO"} & set(found.settings)
+    assert {note.split(" ")[0] for note in found.notes} >= {"NCCL_TUNER_PLUGIN", "NCCL_PORTO"}
+
+
+def test_what_the_installed_nccl_lacks_is_told_and_never_tried(known: KnownSettings) -> None:
+    def with_nccl(release: str | None) -> KnownSettings:
+        return KnownSettings(dataclasses.replace(known.build, nccl=release, platform="cuda"))
+
+    old, new, unknown = with_nccl("2.26.5"), with_nccl("2.27.3"), with_nccl(None)
+    groups = ["nccl", "user_buffers"]
+    searched = [
+        "NCCL_CTA_POLICY" in {p.name for p in space_of(k, groups, nodes=1).parameters} for k in (old, new, unknown)
+    ]
+    assert searched == [False, True, True]
+    assert space_of(old, groups, nodes=1).left_out["NCCL_CTA_POLICY"] == "came with NCCL 2.27.3, installed is 2.26.5"
+    verdicts = [check_setting("NCCL_CTA_POLICY", "1", k).verdict for k in (old, new, unknown)]
+    assert verdicts == [SettingVerdict.NO_EFFECT, SettingVerdict.EFFECTIVE, SettingVerdict.EFFECTIVE]
+    assert not old["NCCL_PROTO"].is_too_new
+    assert not old["XLA_CLIENT_MEM_FRACTION"].is_too_new
