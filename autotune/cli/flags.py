@@ -291,4 +291,4 @@ def _print_checks(checks: Sequence[SettingCheck], report: ProbeReport, *, as_jso
     print_table(("setting", "verdict", "starts", "why, and what to do"), map(format_check, checks))
     refused = sum(not c.starts for c in checks)
     outcome = f"{refused} would stop a process" if refused else "all would start"
-    print(f"{report.build}: {len(checks)} settings, {outcome}")
+    print(f"{report.build}: " + (f"{len(checks)} settings, {outcome}" if checks else "no setting was found"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -12,9 +13,10 @@ from typing import NamedTuple
 from autotune.machine.environment import caller_environment
 from autotune.model.errors import SettingError, close_matches
 from autotune.model.files import plain_text
-from autotune.model.flags import FlagSet, FlagToken, combine, parse_tokens
+from autotune.model.flags import FlagSet, FlagToken, combine, is_variable, parse_tokens
 from autotune.model.spec import StudySpec
-from autotune.settings.catalog import NEVER_SEARCHED, Catalog, Tier, find_recipe, load_recipes
+from autotune.settings.assignments import COMPUTED, is_setting, read_assignments
+from autotune.settings.catalog import NEVER_SEARCHED, Tier, find_recipe, load_recipes
 from autotune.settings.known import KnownSetting, KnownSettings, Pair, renamed_value
 
 
@@ -29,12 +31,16 @@ class SettingVerdict(StrEnum):
     BAD_VALUE = "wrong type or value"
     UNKNOWN = "not an XLA flag"
     DANGEROUS = "dangerous"
+    NOT_JUDGED = "not judged"
 
 
 Judgement = tuple[SettingVerdict, str, str]
 """Verdict, reason, advice."""
 
 _IN_TRAINING = "take it out of training runs"
+_OF_LIBTPU = "its flags are those of libtpu, which no build here holds"
+_NOT_ASSIGNED = "it stands in the text, but in no assignment that could be read"
+_NAME_ONLY = SettingVerdict.EFFECTIVE, "the value is computed by the script, only the name was checked", ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +68,8 @@ def check_settings(settings: Mapping[str, str], known: KnownSettings) -> tuple[S
 def check_setting(name: str, value: str, known: KnownSettings) -> SettingCheck:
     """Checks one setting with its value."""
     setting = known[name]
+    if COMPUTED in value and (setting.exists or setting.entry is not None):
+        return _said(name, value, _NAME_ONLY)
     if setting.exists:
         return _check_existing(setting, value, known)
     if name.startswith(("xla_", "jax_")) or (setting.entry is not None and setting.entry.tier is Tier.REMOVED):
@@ -218,7 +226,7 @@ def check_xla_flags(text: str, known: KnownSettings) -> tuple[SettingCheck, ...]
     checks: list[SettingCheck] = []
     ignored_from = ""
     merged: dict[str, str] = {}
-    for token in parse_tokens(text):
+    for token in parse_tokens(re.sub(rf"(?<!\S){COMPUTED}+", "", text)):
         if ignored_from:
             reason = f"XLA stops reading at {ignored_from!r}, so this is never seen"
             advice = f"mend or remove {ignored_from!r}"
@@ -242,7 +250,7 @@ def check_xla_flags(text: str, known: KnownSettings) -> tuple[SettingCheck, ...]
         merged[token.name] = value
         setting = known[token.name]
         if setting.is_flag:
-            check = _check_existing(setting, value, known)
+            check = check_setting(token.name, value, known)
         else:
             check = _check_missing(setting, value, known, as_flag=True)
         checks.append(replace(check, value=token.value))
@@ -282,28 +290,6 @@ def _said(
     )
 
 
-_FLAG = re.compile(
-    r"(?P<dash>--|[‐‑‒–—―−]{1,2})(?P<name>xla_[a-z0-9_]+)"  # noqa: RUF001
-    r"(?P<rest>=(?P<value>\\\"[^\"]*\\\"|\"[^\"\n]*\"|'[^'\n]*'|[^\s\"'\\;)`]*))?"
-)
-_VARIABLE = re.compile(
-    r"^[ \t]*(?:export[ \t]+|ENV[ \t]+)?"
-    r"(?P<name>[A-Z][A-Z0-9_]+)=(?P<value>\"[^\"\n]*\"|'[^'\n]*'|[^\s#]*)",
-    re.MULTILINE,
-)
-_COMPUTED = re.compile(r"[$`{]")
-
-
-class Found(NamedTuple):
-    """One setting in a script: an XLA flag anywhere, or a variable assigned at the start of a line."""
-
-    name: str
-    value: str | None
-    """Without quotes; None for a bare flag."""
-    is_computed: bool
-    """Whether the value holds a shell variable, so that only the name can be judged."""
-
-
 class Migration(NamedTuple):
     """Settings for the installed build, with notes on those renamed or left out."""
 
@@ -312,57 +298,58 @@ class Migration(NamedTuple):
 
 
 def migrate_text(text: str, known: KnownSettings) -> Migration:
-    """Finds the settings in the text of a script and translates them to the installed build."""
+    """Translates the settings of a script to the installed build; those that cannot be known are noted."""
     asked: dict[str, str] = {}
     notes: list[str] = []
-    for found in find_settings(text, known.catalog):
-        value = "true" if found.value is None else found.value
-        if found.is_computed:
-            notes.append(f"{found.name} is left out: the script computes its value, {value}")
+    for check in check_text(text, known):
+        name, value = check.name, "true" if check.value is None else check.value
+        if check.verdict is SettingVerdict.NOT_JUDGED or COMPUTED in value or not _may_be_set(name):
+            notes.append(f"{name} stays where it is: {check.reason}")
         else:
-            asked[found.name] = combine(found.name, asked[found.name], value) if found.name in asked else value
+            asked[name] = combine(name, asked[name], value) if name in asked else value
     settings = for_build(FlagSet(asked), known, note=notes.append)
     return Migration(settings=settings, notes=tuple(notes))
 
 
-def find_settings(text: str, catalog: Catalog) -> list[Found]:
-    """Finds the settings in a script of any language, in order; variables only if catalogued."""
-    matches = [(m.start(), m["name"], m["value"]) for m in _FLAG.finditer(text)]
-    for m in _VARIABLE.finditer(text):
-        name = m["name"].lower() if m["name"].startswith("JAX_") else m["name"]
-        if name in catalog and name != "XLA_FLAGS":
-            matches.append((m.start("name"), name, m["value"]))
-    return [
-        Found(name, None if value is None else _unquoted(value), _COMPUTED.search(value or "") is not None)
-        for _, name, value in sorted(matches, key=lambda match: match[0])
-    ]
+def _may_be_set(name: str) -> bool:
+    return name.startswith(("xla_", "jax_")) or is_variable(name)
 
 
-def check_found(found: Found, known: KnownSettings) -> SettingCheck:
-    """Checks one setting of a script, except for a computed value."""
-    value = "true" if found.value is None else found.value
-    if found.is_computed and known[found.name].is_flag:
-        reason = "the value is computed by the script, only the name was checked"
-        return _said(found.name, found.value, (SettingVerdict.EFFECTIVE, reason, ""))
-    return check_setting(found.name, value, known)
+def check_text(text: str, known: KnownSettings) -> tuple[SettingCheck, ...]:
+    """Checks what a script of any language sets, and names the settings in it that no assignment holds."""
+    found = read_assignments(text)
+    checks = check_variables(found, known)
+    read = " ".join(f"{name} {value}" for name, value in found)
+    bare = re.sub(r"(?m)(?:^|[ \t])#.*", "", text)
+    for match in dict.fromkeys(re.findall(r"--xla_\w+|(?<![\w$])(?<!\$\{)[A-Z]+_[A-Z0-9_]+\b", bare)):
+        name = match.removeprefix("--")
+        if name not in read and (name.startswith("xla_") or _name_of(name) in known.catalog):
+            advice = f"give it to `autotune flags check '{match}=VALUE'`"
+            checks += (_said(_name_of(name), None, (SettingVerdict.NOT_JUDGED, _NOT_ASSIGNED, advice)),)
+    return checks
 
 
-def _unquoted(value: str) -> str:
-    for quote in ('\\"', '"', "'"):
-        if len(value) >= 2 * len(quote) and value.startswith(quote) and value.endswith(quote):
-            return value[len(quote) : -len(quote)]
-    return value
+def check_variables(assigned: Iterable[tuple[str, str]], known: KnownSettings) -> tuple[SettingCheck, ...]:
+    """Checks the variables that the catalogue, the build or a typo's neighbours know, and each flag of XLA_FLAGS."""
+    checks: list[SettingCheck] = []
+    for variable, value in assigned:
+        name = _name_of(variable)
+        if variable == "XLA_FLAGS":
+            checks += check_xla_flags(value, known)
+        elif variable == "LIBTPU_INIT_ARGS":
+            checks.append(_said(name, value, (SettingVerdict.NOT_JUDGED, _OF_LIBTPU, "")))
+        elif is_setting(variable) and (known[name].exists or name.isupper() or known.hint(known[name])):
+            checks.append(check_setting(name, value, known))
+    return tuple(dict.fromkeys(checks))
+
+
+def _name_of(variable: str) -> str:
+    return variable.lower() if variable.startswith("JAX_") else variable
 
 
 def find_steering(environment: Mapping[str, str], known: KnownSettings) -> tuple[SettingCheck, ...]:
-    """Checks all variables that the catalogue or the build knows, and each flag of XLA_FLAGS."""
-    checks = list(check_xla_flags(environment.get("XLA_FLAGS", ""), known))
-    for variable, value in sorted(environment.items()):
-        name = variable.lower() if variable.startswith("JAX_") else variable
-        is_known = (name in known.catalog and name.isupper()) or name in known.build.jax_options
-        if variable != "XLA_FLAGS" and (is_known or re.match(r"(NCCL|XLA_PYTHON_CLIENT|XLA_CLIENT)_", variable)):
-            checks.append(check_setting(name, value, known))
-    return tuple(checks)
+    """Checks what an environment sets, XLA's flags first."""
+    return check_variables(sorted(environment.items(), key=lambda item: (item[0] != "XLA_FLAGS", item)), known)
 
 
 def named_sets(spec: StudySpec, known: KnownSettings, *, every: bool) -> dict[str, FlagSet]:
@@ -391,10 +378,11 @@ def check_given(
     if recipe is not None:
         return check_settings(find_recipe(recipe).settings, known)
     if file is not None:
-        return tuple(check_found(f, known) for f in find_settings(read_script(file), known.catalog))
+        return check_text(read_script(file), known)
     if from_environment:
         return find_steering(caller_environment(), known)
-    return check_xla_flags(" ".join(flags), known)
+    is_script = re.match(r"\s*(export\s+)?[A-Za-z_]\w*=", flags[0]) is not None
+    return check_text(shlex.join(flags), known) if is_script else check_xla_flags(" ".join(flags), known)
 
 
 def read_script(file: Path) -> str:
