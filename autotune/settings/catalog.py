@@ -151,6 +151,8 @@ class Setting:
     """The newer name."""
     renamed_values: Mapping[str, str] = field(default_factory=dict)
     """Its values to those of the newer name; other values need no replacement."""
+    stood_for: tuple[str, ...] = ()
+    """Flags of now that its true switched on, whatever theirs said."""
     layer_bytes: str = ""
     """``weights`` or ``gradients`` if its values are multiples of one layer's bytes."""
     changed_programs: tuple[str, ...] | None = None

@@ -98,7 +98,7 @@ def for_build(
         note: Called for each setting that is renamed or left out, except for default values.
     """
     kept: dict[str, str] = {}
-    for found in check_settings(settings, known):
+    for found in check_settings(_spelled_out(settings, known, note), known):
         check, name, value = found, found.name, found.value or ""
         if check.verdict is SettingVerdict.RENAMED and check.replacement is not None:
             name, value = check.replacement
@@ -117,6 +117,17 @@ def for_build(
         merged = name in kept and flag is not None and flag.repeated
         kept[name] = f"{kept[name]},{value}" if merged else value
     return FlagSet(kept)
+
+
+def _spelled_out(settings: FlagSet, known: KnownSettings, note: Callable[[str], None]) -> FlagSet:
+    """Writes for each switch that the build lacks the flags of now for which it stood."""
+    for name, value in settings.items():
+        entry, build = known[name].entry, known.build.flags
+        if entry is not None and entry.stood_for and not known[name].exists and value.lower() in ("true", "1"):
+            flags = {n: "true" for n in entry.stood_for if n in build}
+            settings = settings.without(name).merge(flags)
+            note(f"{name} is taken as {FlagSet(flags)}")
+    return settings
 
 
 def _check_existing(setting: KnownSetting, value: str, known: KnownSettings) -> SettingCheck:
@@ -323,7 +334,7 @@ def check_text(text: str, known: KnownSettings) -> tuple[SettingCheck, ...]:
     bare = re.sub(r"(?m)(?:^|[ \t])#.*", "", text)
     for match in dict.fromkeys(re.findall(r"--xla_\w+|(?<![\w$])(?<!\$\{)[A-Z]+_[A-Z0-9_]+\b", bare)):
         name = match.removeprefix("--")
-        if name not in read and (name.startswith("xla_") or _name_of(name) in known.catalog):
+        if name not in read and name != "XLA_FLAGS" and (name.startswith("xla_") or _name_of(name) in known.catalog):
             advice = f"give it to `autotune flags check '{match}=VALUE'`"
             checks += (_said(_name_of(name), None, (SettingVerdict.NOT_JUDGED, _NOT_ASSIGNED, advice)),)
     return checks
