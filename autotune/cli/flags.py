@@ -81,16 +81,21 @@ def check_flags(
         Path | None,
         typer.Option("--for", metavar="STUDY.toml", help="A study: check for the build that it runs on.", exists=True),
     ] = None,
+    target: options.Target = None,
     plugin: options.Plugin = "auto",
     python: options.Python = None,
     as_json: options.Json = False,
 ) -> None:
     """Checks settings against the installed build; exits with 1 if one would stop a process."""
+    from autotune.compiler.targets import load_target
+    from autotune.model.spec import load_study
     from autotune.settings.check import check_given, would_start
     from autotune.settings.known import KnownSettings
 
     report = _report_for(study, plugin, python) if study is not None else _report(plugin, python)
-    checks = check_given(KnownSettings(report), flags=text or (), recipe=recipe, file=file, from_environment=env)
+    gpu = load_target(target).name if target is not None else load_study(study).screen.target if study else None
+    known = KnownSettings(report, gpu)
+    checks = check_given(known, flags=text or (), recipe=recipe, file=file, from_environment=env)
     _print_checks(checks, report, as_json=as_json)
     if not would_start(checks):
         raise typer.Exit(1)
@@ -204,6 +209,7 @@ def symptoms(
 def space(
     study: options.Study,
     python: options.Python = None,
+    target: options.Target = None,
     why: Annotated[
         bool, typer.Option("--why", help="Also the prior chance of each setting to be active, and why.")
     ] = False,
@@ -213,8 +219,9 @@ def space(
     from autotune.model.spec import load_study
     from autotune.settings.space import format_condition, format_domain
     from autotune.study.preflight import preview_space
+    from autotune.study.start import study_with
 
-    spec = load_study(study)
+    spec = study_with(load_study(study), {"screen": {"target": target}}, seed=None)
     folder = study.resolve().parent
     preview = preview_space(spec, study_dir=folder, run_dir=options.RUNS / spec.name, python=python, note=note)
     found = preview.space

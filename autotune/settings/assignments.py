@@ -299,7 +299,7 @@ def _python(text: str) -> ast.Module | None:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
     speaks = any(isinstance(n, (ast.Import, ast.ImportFrom, ast.Call)) for n in ast.walk(tree))
-    return tree if speaks or (re.search(r"(?m)^\w+ \+?= \S", text) and "'" in text + '"') else None
+    return tree if speaks or re.search(r"""(?m)^\w+ \+?= [('"\[]""", text) else None
 
 
 def _data(text: str) -> list[object]:
@@ -307,8 +307,11 @@ def _data(text: str) -> list[object]:
     text = re.sub(r"(?m)^[ \t]*\{\{.*\}\}[ \t]*$", "", text)
     text = re.sub(r"\$?\{\{[^{}]*\}\}", COMPUTED, text)
     text = text.expandtabs() if text.lstrip()[:1] in ("{", "[") else text  # YAML has no tabs, JSON may
+    documents: list[object] = []
     try:
-        documents = list(yaml.load_all(text, yaml.BaseLoader))
+        loader = yaml.BaseLoader(text)  # makes texts, lists and maps only
+        while loader.check_data():  # type: ignore[no-untyped-call]
+            documents.append(loader.get_data())
     except (yaml.YAMLError, ValueError, RecursionError):
         return []
     return documents if any(isinstance(d, (dict, list)) for d in documents) else []

@@ -72,6 +72,9 @@ NEVER_SEARCHED = {
 }
 """Platforms whose settings are only catalogued, and why."""
 
+OF_CACHES = "cache control"
+"""Start of a danger that arises in studies only: a cache of autotuning may well serve production."""
+
 
 class Scope(StrEnum):
     """Feature that a program must have for a setting to act.
@@ -141,6 +144,10 @@ class Setting:
     needs: tuple[str, ...] = ()
     """Requirements to act, in words."""
     excludes: tuple[str, ...] = ()
+    against: Mapping[str, str] = field(default_factory=dict)
+    """Value to the reason against it: it changes nothing, or does harm."""
+    not_on: tuple[str, ...] = ()
+    """GPUs (names of `autotune targets list`) on which it should stay unset."""
     when: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Other setting to the values under which this one acts."""
     unless: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

@@ -16,7 +16,7 @@ from autotune.model.files import plain_text
 from autotune.model.flags import FlagSet, FlagToken, combine, is_variable, parse_tokens
 from autotune.model.spec import StudySpec
 from autotune.settings.assignments import COMPUTED, is_setting, read_assignments
-from autotune.settings.catalog import NEVER_SEARCHED, Tier, find_recipe, load_recipes
+from autotune.settings.catalog import NEVER_SEARCHED, OF_CACHES, Tier, find_recipe, load_recipes
 from autotune.settings.known import KnownSetting, KnownSettings, Pair, renamed_value
 
 
@@ -148,20 +148,24 @@ def _check_existing(setting: KnownSetting, value: str, known: KnownSettings) -> 
 def _judge(setting: KnownSetting, value: str, known: KnownSettings) -> Judgement:
     """Judges a value that the process takes."""
     is_default = setting.is_default(value)
-    if setting.danger and not is_default:
+    is_cache = setting.danger.startswith(OF_CACHES)
+    if setting.danger and not is_default and not is_cache:
         return SettingVerdict.DANGEROUS, setting.danger, _IN_TRAINING
     if problem := setting.out_of_range(value):
         passes = "; the parser lets it pass" if setting.is_flag else ""
         return SettingVerdict.BAD_VALUE, f"{problem}{passes}", "use a value in range"
-    if reason := _never_acts(setting, known.build.build):
+    against = setting.entry.against if setting.entry is not None else {}
+    if reason := _never_acts(setting, known.build.build) or against.get(value.upper(), ""):
         return SettingVerdict.NO_EFFECT, reason, "remove it"
     default = "it is unset by default" if setting.default is None else f"the default is {setting.default!r}"
     if is_default:
         return SettingVerdict.ALREADY_DEFAULT, default, "remove it"
+    avoided = known.avoided(setting.entry) if setting.entry is not None else ""
+    avoided = avoided or ("leave it out of studies: results of another run would decide" if is_cache else "")
     if not setting.exists:
-        return SettingVerdict.EFFECTIVE, "read from the environment", ""
+        return SettingVerdict.EFFECTIVE, "read from the environment", avoided
     acts = "changes the resolved options" if setting.is_flag else f"jax {known.build.jax} reads it"
-    return SettingVerdict.EFFECTIVE, f"{acts}; {default}", ""
+    return SettingVerdict.EFFECTIVE, f"{acts}; {default}", avoided
 
 
 def _never_acts(setting: KnownSetting, build: str) -> str:
