@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import re
+import textwrap
 import warnings
 
 import yaml
@@ -37,7 +38,8 @@ _ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _PREFIX = re.compile(r"^(?:-(?:[a-z]|-[a-z-]+)=?(?:\w+,)?|Environment=)(?=[A-Z]\w*=)")
 _COMMAND_LINE = re.compile(r"""(?:--[\w-]+=)?["'][A-Z]\w*=(?:["']|\S+\s+[^-\s])""")
 _FLAG = re.compile(r"[-‐‑‒–—―−]{1,2}xla_")  # noqa: RUF001
-_INNER = re.compile(r"(?:^|\s)[A-Z][A-Z0-9_]*=")
+_FLAGS = re.compile(rf"[\s{COMPUTED}]*{_FLAG.pattern}")
+_FENCED = re.compile(r"^[ \t]*```[^\n]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE)
 _SETTING = re.compile(r"(NCCL|XLA_PYTHON_CLIENT|XLA_CLIENT|JAX|jax)_")
 _OF_MAKE = re.compile(
     r"(?m)^([ \t]*(?:[\w.%-]+:[ \t]+)?(?:export[ \t]+)?[A-Z]\w*)"
@@ -78,7 +80,10 @@ class _Reader:
 
     def read(self, text: str) -> None:
         """Reads a text in the language that it parses as; without one, as a shell does."""
-        if _OF_PROTO.search(text):
+        if blocks := _FENCED.findall(text):
+            for block in blocks:
+                self.read(textwrap.dedent(block))
+        elif _OF_PROTO.search(text):
             self.found += [(name, ",".join(values)) for name, values in parse_text_proto(text).items()]
         elif (tree := _python(text)) is not None:
             self._shell("\n".join(re.findall(r"(?m)^[ \t]*[%!](.*)", text)))
@@ -98,7 +103,7 @@ class _Reader:
 
     def _set(self, name: str, value: str) -> None:
         self._values[name] = value
-        if is_setting(name) or _FLAG.search(value):
+        if is_setting(name) or _FLAGS.match(value):
             self.found.append((name if is_setting(name) else "XLA_FLAGS", value))
 
     # ------------------------------------------------------------------ shell, and what is written like it
@@ -160,7 +165,7 @@ class _Reader:
             return
         for part in re.split(r",(?=[A-Z][A-Z0-9_]*=)", _PREFIX.sub("", word)):
             assigned = _ASSIGNED.fullmatch(part)
-            if assigned is None or (not is_setting(assigned[1]) and _INNER.search(assigned[3])):
+            if assigned is None or not (is_setting(assigned[1]) or _FLAGS.match(assigned[3])):
                 if re.search(r"\s", part):
                     self._shell(part)
             else:
@@ -217,7 +222,7 @@ class _Reader:
         """Assigns a name; a variable of Python's own counts only where it holds flags."""
         if not is_local:
             self._set(name, value)
-        elif _FLAG.search(value):
+        elif _FLAGS.match(value):
             self._set("XLA_FLAGS" if name != "LIBTPU_INIT_ARGS" else name, value)
         self._values[name] = value
 
@@ -299,7 +304,7 @@ def _python(text: str) -> ast.Module | None:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
     speaks = any(isinstance(n, (ast.Import, ast.ImportFrom, ast.Call)) for n in ast.walk(tree))
-    return tree if speaks or re.search(r"""(?m)^\w+ \+?= [('"\[]""", text) else None
+    return tree if speaks or re.search(r"""(?m)^(?![A-Z]+_[A-Z_]+ )\w+ \+?= [('"\[]""", text) else None
 
 
 def _data(text: str) -> list[object]:
