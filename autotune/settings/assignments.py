@@ -25,7 +25,7 @@ MOST_EXPANDED = 10_000_000
 _BRACES = r"\$\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*+\})*+\})*+\}"
 _COMMAND = r"\$\((?:[^()]|\([^()]*+\))*+\)|`[^`]*+`"
 _PIECE = re.compile(
-    rf"""'[^']*+'|"(?:[^"\\]|\\.)*+"|{_BRACES}|{_COMMAND}|(?<==)\((?:[^()'"]|'[^']*+'|"[^"]*+")*+\)|\\.|[^\s;&|<>()]""",
+    rf"""'[^']*+'|"(?:[^"\\]|\\.)*+"|{_BRACES}|{_COMMAND}|\$\w+|(?<==)\((?:[^()'"]|'[^']*+'|"[^"]*+")*+\)|\\.|[^\s;&|<>()]""",
     re.DOTALL,
 )
 _TOKEN = re.compile(rf"(?<!\S)\#(?!SBATCH|PBS)[^\n]*|(?P<end>[\n;&|<>()])|(?P<word>(?:{_PIECE.pattern})+)", re.DOTALL)
@@ -134,7 +134,7 @@ class _Reader:
                 found += " ".join(self._plain(t["word"]) for t in _TOKEN.finditer(piece[1:-1]) if t["word"])
             else:
                 found += piece if len(piece) == 1 else self._expand(piece)
-        return self._expand(found) if "$" in word and "'" not in word else found
+        return found
 
     def _expand(self, text: str) -> str:
         return _REFERENCE.sub(self._referenced, text)
@@ -174,21 +174,22 @@ class _Reader:
     # ------------------------------------------------------------------ manifests and notebooks
 
     def _walk(self, data: object, key: str, seen: set[int]) -> None:
-        if isinstance(data, str):
-            self._read_item(data, key)
-        if isinstance(data, str) or id(data) in seen:  # an anchor may repeat what is large, or itself
+        if not isinstance(data, str) and id(data) in seen:  # an anchor may repeat what is large, or itself
             return
         seen.add(id(data))
-        if isinstance(data, dict) and data.get("cell_type") == "code":
-            self.read("".join(data.get("source", "")))
-        elif isinstance(data, dict) and isinstance(data.get("name"), str) and isinstance(data.get("value"), str):
-            self._set(data["name"], self._expand(data["value"]))
-        elif isinstance(data, dict) and data.get("cell_type") is None:
-            for name, value in data.items():
-                self._walk(value, str(name), seen)
-        elif isinstance(data, list):
-            for value in data:
-                self._walk(value, f"{key}[]", seen)
+        match data:
+            case str():
+                self._read_item(data, key)
+            case {"cell_type": "code", "source": source}:
+                self.read("".join(source))
+            case {"cell_type": _}:
+                return
+            case {"name": str(name), "value": str(value)}:
+                self._set(name, self._expand(value))
+            case dict() | list():
+                pairs = data.items() if isinstance(data, dict) else [(f"{key}[]", value) for value in data]
+                for name, value in pairs:
+                    self._walk(value, str(name), seen)
 
     def _read_item(self, text: str, key: str) -> None:
         assigned = _ASSIGNED.fullmatch(text)
@@ -207,8 +208,7 @@ class _Reader:
             for name in filter(None, map(_named, targets)):
                 before = self._known(name) if isinstance(node, ast.AugAssign) else ""
                 blank = " " if before and isinstance(node.value, (ast.List, ast.Tuple)) else ""
-                is_local = isinstance(targets[0], ast.Name) and is_setting(name)
-                self._assign(name, before + blank + self._value(node.value), is_local=is_local)
+                self._set(name, before + blank + self._value(node.value))
         elif isinstance(node, ast.Dict):
             for key, value in zip(node.keys, node.values, strict=True):
                 if isinstance(key, ast.Constant) and isinstance(key.value, str) and _NAME.fullmatch(key.value):
@@ -218,14 +218,6 @@ class _Reader:
         for child in ast.iter_child_nodes(node):
             self._visit(child)
 
-    def _assign(self, name: str, value: str, *, is_local: bool) -> None:
-        """Assigns a name; a variable of Python's own counts only where it holds flags."""
-        if not is_local:
-            self._set(name, value)
-        elif _FLAGS.match(value):
-            self._set("XLA_FLAGS" if name != "LIBTPU_INIT_ARGS" else name, value)
-        self._values[name] = value
-
     def _visit_call(self, node: ast.Call) -> None:
         called, first = _named(node.func, of_call=True), node.args[0] if node.args else None
         name = first.value if isinstance(first, ast.Constant) and isinstance(first.value, str) else ""
@@ -233,7 +225,7 @@ class _Reader:
             self._shell(self._value(first))
         elif called in ("append", "extend") and first is not None and isinstance(node.func, ast.Attribute):
             owner = _named(node.func.value)
-            self._assign(owner, f"{self._known(owner, '')} {self._value(first)}", is_local=False)
+            self._set(owner, f"{self._known(owner, '')} {self._value(first)}")
         elif len(node.args) > 1 and called not in _ASKED and _NAME.fullmatch(name):
             self._set(name, self._value(node.args[1]))
         for keyword in node.keywords:
@@ -285,9 +277,11 @@ def _of_shell(match: re.Match[str]) -> str:
 
 
 def _named(node: ast.AST, *, of_call: bool = False) -> str:
-    """The name that an assignment or a call goes to: of `x`, `os.environ["x"]`, `jax.config.x`; empty if none."""
+    """The name that is assigned or called: `x` of ``os.environ["x"]`` and ``jax.config.x``, `.x` of Python's own x."""
     match node:
-        case ast.Name(id=name) | ast.Subscript(slice=ast.Constant(value=str(name))):
+        case ast.Name(id=name):
+            return name if of_call else f".{name}"
+        case ast.Subscript(slice=ast.Constant(value=str(name))):
             return name
         case ast.Attribute(attr=name) if of_call or _NAME.fullmatch(name):
             return name
