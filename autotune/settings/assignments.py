@@ -35,7 +35,7 @@ _REFERENCE = re.compile(
 )
 _NAME = re.compile(r"[A-Z][A-Z0-9_]*|jax_\w+")
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
-_PREFIX = re.compile(r"^(?:-(?:[a-z]|-[a-z-]+)=?(?:\w+,)?|Environment=)(?=[A-Z]\w*=)")
+_PREFIX = re.compile(r"^(?:-(?:[a-z]|-[a-z_-]+)=?(?:\w+,)?|Environment=)(?=[A-Z]\w*=)")
 _COMMAND_LINE = re.compile(r"""(?:--[\w-]+=)?["'][A-Z]\w*=(?:["']|\S+\s+[^-\s])""")
 _FLAG = re.compile(r"[-‐‑‒–—―−]{1,2}xla_")  # noqa: RUF001
 _FLAGS = re.compile(rf"[\s{COMPUTED}]*{_FLAG.pattern}")
@@ -155,7 +155,13 @@ class _Reader:
         if named and words[0].lower() in ("env", "setenv", "set") and _NAME.fullmatch(words[named]):
             self._set(words[named], " ".join(words[named + 1 :]))
             return
+        joined: list[str] = []
         for word in words:
+            if joined and joined[-1].startswith("XLA_FLAGS=") and _FLAG.match(word):  # of a file without quotes
+                joined[-1] += f" {word}"
+            else:
+                joined.append(word)
+        for word in joined:
             self._read_word(word)
 
     def _read_word(self, word: str) -> None:
@@ -195,7 +201,9 @@ class _Reader:
         assigned = _ASSIGNED.fullmatch(text)
         if _NAME.fullmatch(key):
             self._set(key, self._expand(text))
-        elif assigned is not None and key.lower() in ("env[]", "environment[]"):
+        if is_setting(key):
+            return
+        if assigned is not None and key.lower() in ("env[]", "environment[]"):
             self._set(assigned[1], self._expand(assigned[3]))
         else:
             self._shell(text)
