@@ -187,7 +187,7 @@ class _Reader:
             case str():
                 self._read_item(data, key)
             case {"cell_type": "code", "source": source}:
-                self.read("".join(source))
+                self.read("".join(map(str, source)))
             case {"cell_type": _}:
                 return
             case {"name": str(name), "value": str(value)}:
