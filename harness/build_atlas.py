@@ -22,6 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import ConfigDict
+
 from autotune.compiler.interaction import Chains, InteractionSearch, TimeUp
 from autotune.compiler.program import CompiledProgram, changes
 from autotune.compiler.screen import Screener, chains, find_canary, open_screener, spread
@@ -33,8 +35,8 @@ from autotune.model.flags import FlagSet
 from autotune.model.measurement import WorkloadFacts
 from autotune.model.spec import StudySpec, parse_study
 from autotune.model.units import parse_duration
-from autotune.settings.atlas import HEADER, AtlasRow, AtlasVerdict, ModelKind, load_kinds, read_rows
-from autotune.settings.catalog import NEVER_SEARCHED, Setting, Stage, Tier
+from autotune.settings.atlas import HEADER, AtlasRow, AtlasVerdict, atlas_folder, read_rows
+from autotune.settings.catalog import NEVER_SEARCHED, Setting, Stage, Tier, read_entries
 from autotune.settings.known import KnownSettings
 from autotune.settings.probe import probe_build
 from autotune.settings.space import Parameter, SearchSpace, SpaceBuilder
@@ -69,6 +71,25 @@ _NOT_COMPILED = {
     Tier.DANGER: "not compiled: not for training",
     Tier.LISTED: "not compiled: nobody judged yet which values are worth a try",
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelKind:
+    """A kind of model, with the workload that is compiled for it; its batch is `sequences_per_gpu` times the GPUs."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    name: str
+    title: str
+    entry: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    sequences_per_gpu: float = 1.0
+    gpus: tuple[int, ...] = (8, 64)
+
+
+def load_kinds() -> dict[str, ModelKind]:
+    """Loads the kinds of models by name."""
+    return read_entries(atlas_folder() / "kinds.toml", ModelKind)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

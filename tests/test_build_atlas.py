@@ -17,13 +17,13 @@ from autotune.machine.environment import driver_python
 from autotune.model.errors import LaunchError, SettingError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Failure, FailureKind
-from autotune.settings.atlas import AtlasRow, AtlasVerdict, load_kinds, read_rows
+from autotune.settings.atlas import AtlasRow, AtlasVerdict, read_rows
 from autotune.settings.catalog import Tier, load_catalog
 from autotune.settings.known import KnownSettings
 from autotune.settings.probe import probe_build
 from autotune.settings.space import Parameter, SearchSpace
 from harness import build_atlas as module
-from harness.build_atlas import CellBuilder, Plan, build_atlas, guess_active, planned_cells
+from harness.build_atlas import CellBuilder, Plan, build_atlas, guess_active, load_kinds, planned_cells
 from tests.compiler.rules import BUFFER, COMBINE, DECOMPOSE, GRAPHS, OVERLAP, P2P, SLOP, Rules, screen
 
 CELL = {"jaxlib": "1.0", "workload": "w", "target": "h100-sxm", "gpus": 8}

@@ -81,16 +81,21 @@ def check_flags(
         Path | None,
         typer.Option("--for", metavar="STUDY.toml", help="A study: check for the build that it runs on.", exists=True),
     ] = None,
+    target: options.Target = None,
     plugin: options.Plugin = "auto",
     python: options.Python = None,
     as_json: options.Json = False,
 ) -> None:
     """Checks settings against the installed build; exits with 1 if one would stop a process."""
+    from autotune.compiler.targets import load_target
+    from autotune.model.spec import load_study
     from autotune.settings.check import check_given, would_start
     from autotune.settings.known import KnownSettings
 
     report = _report_for(study, plugin, python) if study is not None else _report(plugin, python)
-    checks = check_given(KnownSettings(report), flags=text or (), recipe=recipe, file=file, from_environment=env)
+    gpu = load_target(target).name if target is not None else load_study(study).screen.target if study else None
+    known = KnownSettings(report, gpu)
+    checks = check_given(known, flags=text or (), recipe=recipe, file=file, from_environment=env)
     _print_checks(checks, report, as_json=as_json)
     if not would_start(checks):
         raise typer.Exit(1)
@@ -106,6 +111,7 @@ def migrate_flags(
 ) -> None:
     """Prints a block of settings as the installed build takes it; on stderr what was renamed or left out, and why."""
     from autotune.model.errors import SettingError
+    from autotune.settings.assignments import read_assignments
     from autotune.settings.check import migrate_text, read_script
     from autotune.settings.known import KnownSettings
 
@@ -116,8 +122,11 @@ def migrate_flags(
     if as_json:
         print_json(migration._asdict())
         return
-    for name, value in migration.settings.to_environment().items():
-        print_exact(f"{name}={shlex.quote(value)}\n")
+    environment = migration.settings.to_environment()
+    block = "".join(f"{name}={shlex.quote(value)}\n" for name, value in environment.items())
+    if dict(read_assignments(block)) != environment:
+        raise SettingError(f"a shell must read the block as it is but does not; write by hand: {migration.settings}")
+    print_exact(block)
     for text_ in migration.notes:
         print(text_, file=sys.stderr)
 
@@ -200,6 +209,7 @@ def symptoms(
 def space(
     study: options.Study,
     python: options.Python = None,
+    target: options.Target = None,
     why: Annotated[
         bool, typer.Option("--why", help="Also the prior chance of each setting to be active, and why.")
     ] = False,
@@ -209,8 +219,9 @@ def space(
     from autotune.model.spec import load_study
     from autotune.settings.space import format_condition, format_domain
     from autotune.study.preflight import preview_space
+    from autotune.study.start import study_with
 
-    spec = load_study(study)
+    spec = study_with(load_study(study), {"screen": {"target": target}}, seed=None)
     folder = study.resolve().parent
     preview = preview_space(spec, study_dir=folder, run_dir=options.RUNS / spec.name, python=python, note=note)
     found = preview.space
@@ -291,4 +302,4 @@ def _print_checks(checks: Sequence[SettingCheck], report: ProbeReport, *, as_jso
     print_table(("setting", "verdict", "starts", "why, and what to do"), map(format_check, checks))
     refused = sum(not c.starts for c in checks)
     outcome = f"{refused} would stop a process" if refused else "all would start"
-    print(f"{report.build}: {len(checks)} settings, {outcome}")
+    print(f"{report.build}: " + (f"{len(checks)} settings, {outcome}" if checks else "no setting was found"))

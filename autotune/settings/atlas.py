@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from importlib import resources
 from importlib.resources.abc import Traversable
-from typing import Any
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from autotune.model.errors import SettingError
 from autotune.model.numbers import Record
-from autotune.settings.catalog import read_entries, release_of
+from autotune.settings.catalog import release_of
 
 SCHEMA_VERSION = 1
 HEADER = f'{{"atlas": {SCHEMA_VERSION}}}'
@@ -87,20 +85,6 @@ class AtlasRow(Record):
         return self.jaxlib, self.workload, self.target, self.gpus
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelKind:
-    """A kind of model, with the workload that is compiled for it; its batch is `sequences_per_gpu` times the GPUs."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid")
-
-    name: str
-    title: str
-    entry: str
-    options: Mapping[str, Any] = field(default_factory=dict)
-    sequences_per_gpu: float = 1.0
-    gpus: tuple[int, ...] = (8, 64)
-
-
 class Atlas:
     """The rows of the table, with an index by setting."""
 
@@ -127,11 +111,6 @@ class Atlas:
     def of(self, name: str) -> tuple[AtlasRow, ...]:
         """All rows of a setting."""
         return tuple(self._by_name.get(name, ()))
-
-
-def load_kinds() -> dict[str, ModelKind]:
-    """Loads the kinds of models by name."""
-    return read_entries(atlas_folder() / "kinds.toml", ModelKind)
 
 
 @functools.cache

@@ -72,6 +72,9 @@ NEVER_SEARCHED = {
 }
 """Platforms whose settings are only catalogued, and why."""
 
+OF_CACHES = "cache control"
+"""Start of a danger that arises in studies only: a cache of autotuning may well serve production."""
+
 
 class Scope(StrEnum):
     """Feature that a program must have for a setting to act.
@@ -142,6 +145,10 @@ class Setting:
     needs: tuple[str, ...] = ()
     """Requirements to act, in words."""
     excludes: tuple[str, ...] = ()
+    against: Mapping[str, str] = field(default_factory=dict)
+    """Value to the reason against it: it changes nothing, or does harm."""
+    not_on: tuple[str, ...] = ()
+    """GPUs (names of `autotune targets list`) on which it should stay unset."""
     when: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Other setting to the values under which this one acts."""
     unless: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -152,6 +159,8 @@ class Setting:
     """The newer name."""
     renamed_values: Mapping[str, str] = field(default_factory=dict)
     """Its values to those of the newer name; other values need no replacement."""
+    stood_for: tuple[str, ...] = ()
+    """Flags of now that its true switched on, whatever theirs said."""
     layer_bytes: str = ""
     """``weights`` or ``gradients`` if its values are multiples of one layer's bytes."""
     changed_programs: tuple[str, ...] | None = None

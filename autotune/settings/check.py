@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -14,7 +15,8 @@ from autotune.model.errors import SettingError, close_matches
 from autotune.model.files import plain_text
 from autotune.model.flags import FlagSet, FlagToken, combine, is_variable, parse_tokens
 from autotune.model.spec import StudySpec
-from autotune.settings.catalog import NEVER_SEARCHED, Catalog, Tier, find_recipe, load_recipes
+from autotune.settings.assignments import COMPUTED, is_setting, read_assignments
+from autotune.settings.catalog import NEVER_SEARCHED, OF_CACHES, Tier, find_recipe, load_recipes
 from autotune.settings.known import KnownSetting, KnownSettings, Pair, renamed_value
 
 
@@ -29,10 +31,16 @@ class SettingVerdict(StrEnum):
     BAD_VALUE = "wrong type or value"
     UNKNOWN = "not an XLA flag"
     DANGEROUS = "dangerous"
+    NOT_JUDGED = "not judged"
 
 
 Judgement = tuple[SettingVerdict, str, str]
 """Verdict, reason, advice."""
+
+_IN_TRAINING = "take it out of training runs"
+_OF_LIBTPU = "its flags are those of libtpu, which no build here holds"
+_NOT_ASSIGNED = "it stands in the text, but in no assignment that could be read"
+_NAME_ONLY = SettingVerdict.EFFECTIVE, "the value is computed by the script, only the name was checked", ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +68,8 @@ def check_settings(settings: Mapping[str, str], known: KnownSettings) -> tuple[S
 def check_setting(name: str, value: str, known: KnownSettings) -> SettingCheck:
     """Checks one setting with its value."""
     setting = known[name]
+    if COMPUTED in value and (setting.exists or setting.entry is not None):
+        return _said(name, value, _NAME_ONLY)
     if setting.exists:
         return _check_existing(setting, value, known)
     if name.startswith(("xla_", "jax_")) or (setting.entry is not None and setting.entry.tier is Tier.REMOVED):
@@ -88,7 +98,7 @@ def for_build(
         note: Called for each setting that is renamed or left out, except for default values.
     """
     kept: dict[str, str] = {}
-    for found in check_settings(settings, known):
+    for found in check_settings(_spelled_out(settings, known, note), known):
         check, name, value = found, found.name, found.value or ""
         if check.verdict is SettingVerdict.RENAMED and check.replacement is not None:
             name, value = check.replacement
@@ -109,6 +119,17 @@ def for_build(
     return FlagSet(kept)
 
 
+def _spelled_out(settings: FlagSet, known: KnownSettings, note: Callable[[str], None]) -> FlagSet:
+    """Writes for each switch that the build lacks the flags of now for which it stood."""
+    for name, value in settings.items():
+        entry, build = known[name].entry, known.build.flags
+        if entry is not None and entry.stood_for and not known[name].exists and value.lower() in ("true", "1"):
+            flags = {n: "true" for n in entry.stood_for if n in build}
+            settings = settings.without(name).merge(flags)
+            note(f"{name} is taken as {FlagSet(flags)}")
+    return settings
+
+
 def _check_existing(setting: KnownSetting, value: str, known: KnownSettings) -> SettingCheck:
     """Checks a flag of the parser or an option of jax, where a refused value ends the process."""
     replacement, refused = None, setting.refused(value)
@@ -127,20 +148,24 @@ def _check_existing(setting: KnownSetting, value: str, known: KnownSettings) -> 
 def _judge(setting: KnownSetting, value: str, known: KnownSettings) -> Judgement:
     """Judges a value that the process takes."""
     is_default = setting.is_default(value)
-    if setting.danger and not is_default:
-        return SettingVerdict.DANGEROUS, setting.danger, "take it out of training runs"
+    is_cache = setting.danger.startswith(OF_CACHES)
+    if setting.danger and not is_default and not is_cache:
+        return SettingVerdict.DANGEROUS, setting.danger, _IN_TRAINING
     if problem := setting.out_of_range(value):
         passes = "; the parser lets it pass" if setting.is_flag else ""
         return SettingVerdict.BAD_VALUE, f"{problem}{passes}", "use a value in range"
-    if reason := _never_acts(setting, known.build.build):
+    against = setting.entry.against if setting.entry is not None else {}
+    if reason := _never_acts(setting, known.build.build) or against.get(value.upper(), ""):
         return SettingVerdict.NO_EFFECT, reason, "remove it"
     default = "it is unset by default" if setting.default is None else f"the default is {setting.default!r}"
     if is_default:
         return SettingVerdict.ALREADY_DEFAULT, default, "remove it"
+    avoided = known.avoided(setting.entry) if setting.entry is not None else ""
+    avoided = avoided or ("leave it out of studies: results of another run would decide" if is_cache else "")
     if not setting.exists:
-        return SettingVerdict.EFFECTIVE, "read from the environment", ""
+        return SettingVerdict.EFFECTIVE, "read from the environment", avoided
     acts = "changes the resolved options" if setting.is_flag else f"jax {known.build.jax} reads it"
-    return SettingVerdict.EFFECTIVE, f"{acts}; {default}", ""
+    return SettingVerdict.EFFECTIVE, f"{acts}; {default}", avoided
 
 
 def _never_acts(setting: KnownSetting, build: str) -> str:
@@ -218,7 +243,7 @@ def check_xla_flags(text: str, known: KnownSettings) -> tuple[SettingCheck, ...]
     checks: list[SettingCheck] = []
     ignored_from = ""
     merged: dict[str, str] = {}
-    for token in parse_tokens(text):
+    for token in parse_tokens(re.sub(rf"(?<!\S){COMPUTED}+", "", text)):
         if ignored_from:
             reason = f"XLA stops reading at {ignored_from!r}, so this is never seen"
             advice = f"mend or remove {ignored_from!r}"
@@ -242,7 +267,7 @@ def check_xla_flags(text: str, known: KnownSettings) -> tuple[SettingCheck, ...]
         merged[token.name] = value
         setting = known[token.name]
         if setting.is_flag:
-            check = _check_existing(setting, value, known)
+            check = check_setting(token.name, value, known)
         else:
             check = _check_missing(setting, value, known, as_flag=True)
         checks.append(replace(check, value=token.value))
@@ -282,28 +307,6 @@ def _said(
     )
 
 
-_FLAG = re.compile(
-    r"(?P<dash>--|[‐‑‒–—―−]{1,2})(?P<name>xla_[a-z0-9_]+)"  # noqa: RUF001
-    r"(?P<rest>=(?P<value>\\\"[^\"]*\\\"|\"[^\"\n]*\"|'[^'\n]*'|[^\s\"'\\;)`]*))?"
-)
-_VARIABLE = re.compile(
-    r"^[ \t]*(?:export[ \t]+|ENV[ \t]+)?(?P<name>[A-Z][A-Z0-9_]+)=(?P<value>\"[^\"\n]*\"|'[^'\n]*'|[^\s#]*)",
-    re.MULTILINE,
-)
-_COMPUTED = re.compile(r"[$`{]")
-_STEERS = re.compile(r"(NCCL|NVTE|XLA_PYTHON_CLIENT|XLA_CLIENT)_")
-
-
-class Found(NamedTuple):
-    """One setting in a script: an XLA flag anywhere, or a variable assigned at the start of a line."""
-
-    name: str
-    value: str | None
-    """Without quotes; None for a bare flag."""
-    is_computed: bool
-    """Whether the value holds a shell variable, so that only the name can be judged."""
-
-
 class Migration(NamedTuple):
     """Settings for the installed build, with notes on those renamed or left out."""
 
@@ -312,59 +315,58 @@ class Migration(NamedTuple):
 
 
 def migrate_text(text: str, known: KnownSettings) -> Migration:
-    """Finds the settings in the text of a script and translates them to the installed build."""
+    """Translates the settings of a script to the installed build; those that cannot be known are noted."""
     asked: dict[str, str] = {}
     notes: list[str] = []
-    for found in find_settings(text, known.catalog):
-        value = "true" if found.value is None else found.value
-        if found.is_computed:
-            notes.append(f"{found.name} is left out: the script computes its value, {value}")
-        elif found.name.isupper() and not is_variable(found.name):
-            notes.append(f"{found.name} is left out: it names a library, a file or an address, which no set may hold")
+    for check in check_text(text, known):
+        name, value = check.name, "true" if check.value is None else check.value
+        if check.verdict is SettingVerdict.NOT_JUDGED or COMPUTED in value or not _may_be_set(name):
+            notes.append(f"{name} stays where it is: {check.reason}")
         else:
-            asked[found.name] = combine(found.name, asked[found.name], value) if found.name in asked else value
+            asked[name] = combine(name, asked[name], value) if name in asked else value
     settings = for_build(FlagSet(asked), known, note=notes.append)
     return Migration(settings=settings, notes=tuple(notes))
 
 
-def find_settings(text: str, catalog: Catalog) -> list[Found]:
-    """Finds the settings in a script of any language, in order; of other variables those named as if they steered."""
-    matches = [(m.start(), m["name"], m["value"]) for m in _FLAG.finditer(text)]
-    for m in _VARIABLE.finditer(text):
-        name = m["name"].lower() if m["name"].startswith("JAX_") else m["name"]
-        if (name in catalog or _STEERS.match(name)) and name != "XLA_FLAGS":
-            matches.append((m.start("name"), name, m["value"]))
-    return [
-        Found(name, None if value is None else _unquoted(value), _COMPUTED.search(value or "") is not None)
-        for _, name, value in sorted(matches, key=lambda match: match[0])
-    ]
+def _may_be_set(name: str) -> bool:
+    return name.startswith(("xla_", "jax_")) or is_variable(name)
 
 
-def check_found(found: Found, known: KnownSettings) -> SettingCheck:
-    """Checks one setting of a script, except for a computed value."""
-    value = "true" if found.value is None else found.value
-    if found.is_computed and known[found.name].is_flag:
-        reason = "the value is computed by the script, only the name was checked"
-        return _said(found.name, found.value, (SettingVerdict.EFFECTIVE, reason, ""))
-    return check_setting(found.name, value, known)
+def check_text(text: str, known: KnownSettings) -> tuple[SettingCheck, ...]:
+    """Checks what a script of any language sets, and names the settings in it that no assignment holds."""
+    found = read_assignments(text)
+    checks = check_variables(found, known)
+    read = " ".join(f"{name} {value}" for name, value in found)
+    bare = re.sub(r"(?m)(?:^|[ \t])#.*", "", text)
+    for match in dict.fromkeys(re.findall(r"--xla_\w+|(?<![\w$])(?<!\$\{)[A-Z]+_[A-Z0-9_]+\b", bare)):
+        name = match.removeprefix("--")
+        if name not in read and name != "XLA_FLAGS" and (name.startswith("xla_") or _name_of(name) in known.catalog):
+            advice = f"give it to `autotune flags check '{match}=VALUE'`"
+            checks += (_said(_name_of(name), None, (SettingVerdict.NOT_JUDGED, _NOT_ASSIGNED, advice)),)
+    return checks
 
 
-def _unquoted(value: str) -> str:
-    for quote in ('\\"', '"', "'"):
-        if len(value) >= 2 * len(quote) and value.startswith(quote) and value.endswith(quote):
-            return value[len(quote) : -len(quote)]
-    return value
+def check_variables(assigned: Iterable[tuple[str, str]], known: KnownSettings) -> tuple[SettingCheck, ...]:
+    """Checks the variables that the catalogue, the build or a typo's neighbours know, and each flag of XLA_FLAGS."""
+    checks: list[SettingCheck] = []
+    for variable, value in assigned:
+        name = _name_of(variable)
+        if variable == "XLA_FLAGS":
+            checks += check_xla_flags(value, known)
+        elif variable == "LIBTPU_INIT_ARGS":
+            checks.append(_said(name, value, (SettingVerdict.NOT_JUDGED, _OF_LIBTPU, "")))
+        elif is_setting(variable) and (known[name].exists or name.isupper() or known.hint(known[name])):
+            checks.append(check_setting(name, value, known))
+    return tuple(dict.fromkeys(checks))
+
+
+def _name_of(variable: str) -> str:
+    return variable.lower() if variable.startswith("JAX_") else variable
 
 
 def find_steering(environment: Mapping[str, str], known: KnownSettings) -> tuple[SettingCheck, ...]:
-    """Checks all variables that the catalogue or the build knows, and each flag of XLA_FLAGS."""
-    checks = list(check_xla_flags(environment.get("XLA_FLAGS", ""), known))
-    for variable, value in sorted(environment.items()):
-        name = variable.lower() if variable.startswith("JAX_") else variable
-        is_known = (name in known.catalog and name.isupper()) or name in known.build.jax_options
-        if variable != "XLA_FLAGS" and (is_known or _STEERS.match(variable)):
-            checks.append(check_setting(name, value, known))
-    return tuple(checks)
+    """Checks what an environment sets, XLA's flags first."""
+    return check_variables(sorted(environment.items(), key=lambda item: (item[0] != "XLA_FLAGS", item)), known)
 
 
 def named_sets(spec: StudySpec, known: KnownSettings, *, every: bool) -> dict[str, FlagSet]:
@@ -388,10 +390,11 @@ def check_given(
     if recipe is not None:
         return check_settings(find_recipe(recipe).settings, known)
     if file is not None:
-        return tuple(check_found(f, known) for f in find_settings(read_script(file), known.catalog))
+        return check_text(read_script(file), known)
     if from_environment:
         return find_steering(caller_environment(), known)
-    return check_xla_flags(" ".join(flags), known)
+    is_script = re.match(r"\s*(export\s+)?[A-Za-z_]\w*=", flags[0]) is not None
+    return check_text(shlex.join(flags), known) if is_script else check_xla_flags(" ".join(flags), known)
 
 
 def read_script(file: Path) -> str:

@@ -109,10 +109,15 @@ class KnownSetting:
 
 
 class KnownSettings:
-    """All settings of the catalogue and one build."""
+    """All settings of the catalogue and one build.
 
-    def __init__(self, build: ProbeReport) -> None:
+    Args:
+        target: The GPU that they are for, a name of `autotune targets list`; None if that is not known.
+    """
+
+    def __init__(self, build: ProbeReport, target: str | None = None) -> None:
         self.build = build
+        self.target = target
         self.catalog = load_catalog()
 
     def __getitem__(self, name: str) -> KnownSetting:
@@ -125,6 +130,10 @@ class KnownSettings:
         else:
             default = entry.default_in(self.build.jaxlib) if entry is not None else None
         return KnownSetting(name=name, entry=entry, flag=flag, option=option, default=default, build=self.build)
+
+    def avoided(self, entry: Setting) -> str:
+        """Why a setting should stay unset on the target, as a clause; empty if it may be set."""
+        return f"on {self.target} leave it unset" if self.target in entry.not_on else ""
 
     def is_older_name(self, setting: KnownSetting) -> bool:
         """Whether it is an older name of a setting of the build."""

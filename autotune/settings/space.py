@@ -332,7 +332,7 @@ class SpaceBuilder:
             return f"acts on {entry.platform}, the study runs on {self._platform}"
         if entry.group == "pgle" and entry.kind == "jax" and self._is_entry:
             return "does nothing to a step that is compiled ahead of time; name a profile, or run a command"
-        return why_no_effect(entry, self._scopes, self._made)
+        return self._known.avoided(entry) or why_no_effect(entry, self._scopes, self._made)
 
     def _catalog_parameter(self, entry: Setting, setting: KnownSetting) -> Parameter | None:
         """A parameter with the catalogue's values; None without any."""

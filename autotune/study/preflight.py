@@ -95,7 +95,7 @@ def known_settings(spec: StudySpec, python: str) -> KnownSettings:
     Raises:
         LaunchError: If the build cannot be probed.
     """
-    return KnownSettings(probe_build(python, platform=spec.device.platform))
+    return KnownSettings(probe_build(python, platform=spec.device.platform), spec.screen.target)
 
 
 def make_launcher(spec: StudySpec, study_dir: str, devices: Sequence[str] = ()) -> Launcher:

@@ -26,7 +26,7 @@ PROGRAMS = Path(__file__).parents[1] / "workers/programs"
 
 RUNS_DATA = {"eval", "exec", "compile", "__import__"}
 READS_CODE = {"pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "yaml", "imp", "code"}
-WRITES_YAML = {"dump_all", "SafeDumper", "ScalarNode"}  # reading it can make objects; nothing here reads any
+SAFE_YAML = {"dump_all", "SafeDumper", "ScalarNode", "BaseLoader", "YAMLError"}  # other loaders can make objects
 SHELLS = {("os", "system"), ("os", "popen"), ("subprocess", "getoutput"), ("subprocess", "getstatusoutput")}
 
 
@@ -37,7 +37,7 @@ def offences(tree: ast.AST) -> Iterator[str]:
             named = [a.name for a in node.names if (a.name, a.asname) != ("yaml", None)]
             yield from (name for name in named if name.partition(".")[0] in READS_CODE)
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "yaml":
-            yield from {f"yaml.{node.attr}"} - {f"yaml.{name}" for name in WRITES_YAML}
+            yield from {f"yaml.{node.attr}"} - {f"yaml.{name}" for name in SAFE_YAML}
         elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in READS_CODE:
             yield node.module or ""
         elif isinstance(node, ast.Call):

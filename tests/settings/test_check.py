@@ -6,6 +6,8 @@ import random
 import pytest
 
 from autotune.model.flags import FlagSet
+from autotune.model.spec import parse_study
+from autotune.settings.catalog import Catalog
 from autotune.settings.check import (
     SettingVerdict,
     check_setting,
@@ -16,6 +18,7 @@ from autotune.settings.check import (
 )
 from autotune.settings.known import KnownSettings
 from autotune.settings.probe import ParserProcess, ProbeReport
+from autotune.settings.space import build_space
 
 V = SettingVerdict
 
@@ -104,6 +107,7 @@ def test_whether_it_starts_is_what_the_real_parser_says(
         ("xla_gpu_enable_command_buffer", "FUSIONS", V.BAD_VALUE, False),
         ("xla_gpu_enable_cudnn_fmha", "true", V.NO_EFFECT, True),
         ("xla_gpu_collective_inflation_factor", "2", V.DANGEROUS, True),
+        ("xla_gpu_load_autotune_results_from", "f.pb", V.EFFECTIVE, True),
         ("xla_gpu_collective_inflation_factor", "1", V.ALREADY_DEFAULT, True),
         ("xla_gpu_graph_level", "0", V.RENAMED, False),
         ("xla_gpu_graph_level", "3", V.REMOVED, False),
@@ -142,6 +146,26 @@ def test_variables_of_gpus_act_under_the_plugin(report: ProbeReport, known: Know
     check = check_setting("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.9", KnownSettings(cuda))
     assert check.replacement == ("XLA_CLIENT_MEM_FRACTION", "0.9")
     assert check_setting("XLA_CLIENT_MEM_FRACTION", "9", KnownSettings(cuda)).verdict is V.BAD_VALUE
+
+
+def test_a_value_that_its_entry_is_against_has_no_effect(report: ProbeReport) -> None:
+    cuda = KnownSettings(dataclasses.replace(report, platform="cuda"))
+    assert check_setting("NCCL_NVLS_ENABLE", "1", cuda).verdict is V.NO_EFFECT
+    assert check_setting("NCCL_NVLS_ENABLE", "0", cuda).verdict is V.EFFECTIVE
+
+
+@pytest.mark.parametrize("name", ["xla_gpu_autotune_level", "CUDA_DEVICE_MAX_CONNECTIONS"])
+def test_what_should_stay_unset_on_a_gpu_is_advised_against_there(report: ProbeReport, name: str) -> None:
+    for target, advice in (("b200", "on b200 leave it unset"), ("h100-sxm", ""), (None, "")):
+        known = KnownSettings(dataclasses.replace(report, platform="cuda"), target)
+        entry = dataclasses.replace(known.catalog[name], not_on=("b200", "b300"))
+        known.catalog = Catalog([*known.catalog.values(), entry], known.catalog.sources)
+        check = check_setting(name, "1", known)
+        assert (check.verdict, check.advice) == (V.EFFECTIVE, advice)
+        study = {"name": "s", "workload": {"entry": "x"}, "device": {"platform": "cuda"}}
+        search = {"groups": [entry.group]}
+        space = build_space(parse_study({**study, "search": search}), known, None, cpu_count=4)
+        assert (name in {p.name for p in space.parameters}) == (not advice)
 
 
 @pytest.mark.parametrize(

@@ -127,7 +127,7 @@ def test_conditional_groups(build: Build) -> None:
     space = build(groups=["command_buffer", "user_buffers", "loops", "gemm"], **FSDP)
     conditions = {p.name: p.condition or {} for p in space.parameters}
     assert "" not in conditions["xla_gpu_graph_min_graph_size"]["xla_gpu_enable_command_buffer"]
-    assert conditions["xla_gpu_enable_nccl_user_buffers"] == {"NCCL_NVLS_ENABLE": (DEFAULT, "1")}
+    assert conditions["xla_gpu_enable_nccl_user_buffers"] == {"NCCL_NVLS_ENABLE": (DEFAULT,)}
     assert conditions["XLA_PYTHON_CLIENT_COLLECTIVE_MEM_SIZE_MB"] == {"xla_gpu_enable_nccl_user_buffers": ("true",)}
     assert "XLA_CLIENT_MEM_FRACTION" in conditions
     assert conditions["xla_gpu_enable_while_loop_unrolling"] == {

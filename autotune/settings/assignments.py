@@ -1,0 +1,324 @@
+"""Reads which variables a text sets: a shell script, a container's recipe, a manifest, Python, or a notebook."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import re
+import textwrap
+import warnings
+
+import yaml
+
+from autotune.model.flags import parse_text_proto, quote_token
+from autotune.settings.catalog import load_catalog
+
+COMPUTED = "…"
+"""Stands in a value for what only a run of the program would tell."""
+
+MOST_LATER = 200
+"""Limit of later assignments in which a value is looked for."""
+
+MOST_EXPANDED = 10_000_000
+"""Limit of characters that references stand for, all together: a variable that doubles itself would fill memory."""
+
+_BRACES = r"\$\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*+\})*+\})*+\}"
+_COMMAND = r"\$\((?:[^()]|\([^()]*+\))*+\)|`[^`]*+`"
+_PIECE = re.compile(
+    rf"""'[^']*+'|"(?:[^"\\]|\\.)*+"|{_BRACES}|{_COMMAND}|\$\w+|(?<==)\((?:[^()'"]|'[^']*+'|"[^"]*+")*+\)|\\.|[^\s;&|<>()]""",
+    re.DOTALL,
+)
+_TOKEN = re.compile(rf"(?<!\S)\#(?!SBATCH|PBS)[^\n]*|(?P<end>[\n;&|<>()])|(?P<word>(?:{_PIECE.pattern})+)", re.DOTALL)
+_REFERENCE = re.compile(
+    r"(?<!\\)(?:\$\{(\w+)(?:\[[@*]\])?(?::?([-=+])((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*))?\}"
+    rf"|\$\((\w+)\)|\$(\w+)|{_BRACES}|{_COMMAND})"
+)
+_NAME = re.compile(r"[A-Z][A-Z0-9_]*|jax_\w+")
+_ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
+_PREFIX = re.compile(r"^(?:-(?:[a-z]|-[a-z_-]+)=?(?:\w+,)?|Environment=)(?=[A-Z]\w*=)")
+_COMMAND_LINE = re.compile(r"""(?:--[\w-]+=)?["'][A-Z]\w*=(?:["']|\S+\s+[^-\s])""")
+_FLAG = re.compile(r"[-‐‑‒–—―−]{1,2}xla_")  # noqa: RUF001
+_FLAGS = re.compile(rf"[\s{COMPUTED}]*{_FLAG.pattern}")
+_FENCED = re.compile(r"^[ \t]*```[^\n]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE)
+_SETTING = re.compile(r"(NCCL|XLA_PYTHON_CLIENT|XLA_CLIENT|JAX|jax)_")
+_OF_MAKE = re.compile(
+    r"(?m)^([ \t]*(?:[\w.%-]+:[ \t]+)?(?:export[ \t]+)?[A-Z]\w*)"
+    r"(?:[ \t]*[:?]=|[ \t]+(\+?)=[ \t])[ \t]*(.*?)(?:[ \t]#.*)?$"
+)
+_OF_PROTO = re.compile(r"(?m)^xla_(?!flags)\w+(?:: | \{)")
+_ASKED = ("get", "getenv", "pop")
+_RUNS = ("system", "run", "Popen", "call", "check_call", "check_output")
+
+
+def is_setting(variable: str) -> bool:
+    """Whether a variable is one of the catalogue, or looks like one."""
+    return variable in load_catalog() or _SETTING.match(variable) is not None
+
+
+def read_assignments(text: str) -> list[tuple[str, str]]:
+    """Reads the variables that a text sets, in order, with XLA's flags under ``XLA_FLAGS``.
+
+    A value that a later one takes up is not repeated; what the program computes is `COMPUTED`.
+    """
+    reader = _Reader()
+    with contextlib.suppress(RecursionError):
+        reader.read(text.replace("\r\n", "\n"))
+    found = list(dict.fromkeys(reader.found))
+    words = [" ".join(value.split()) + " " for _, value in found]
+    taken_up = [any(w in later for later in words[i + 1 : i + MOST_LATER]) for i, w in enumerate(words)]
+    return [pair for pair, is_taken in zip(found, taken_up, strict=True) if not (is_taken and _FLAG.search(pair[1]))]
+
+
+class _Reader:
+    """What has been set so far, by whichever language."""
+
+    def __init__(self) -> None:
+        self.found: list[tuple[str, str]] = []
+        self._values: dict[str, str] = {}
+        self._loose: list[str] = []
+        self._left = MOST_EXPANDED
+
+    def read(self, text: str) -> None:
+        """Reads a text in the language that it parses as; without one, as a shell does."""
+        if blocks := _FENCED.findall(text):
+            for block in blocks:
+                self.read(textwrap.dedent(block))
+        elif _OF_PROTO.search(text):
+            self.found += [(name, ",".join(values)) for name, values in parse_text_proto(text).items()]
+        elif (tree := _python(text)) is not None:
+            self._shell("\n".join(re.findall(r"(?m)^[ \t]*[%!](.*)", text)))
+            self._visit(tree)
+        elif data := _data(text):
+            self._walk(data, "", set())
+        else:
+            self._shell(text)
+        if self._loose:
+            self.found.append(("XLA_FLAGS", " ".join(self._loose)))
+            self._loose.clear()
+
+    def _known(self, name: str, default: str = COMPUTED) -> str:
+        value = self._values.get(name, default)
+        self._left -= len(value)
+        return value if self._left > 0 else COMPUTED
+
+    def _set(self, name: str, value: str) -> None:
+        self._values[name] = value
+        if is_setting(name) or _FLAGS.match(value):
+            self.found.append((name if is_setting(name) else "XLA_FLAGS", value))
+
+    # ------------------------------------------------------------------ shell, and what is written like it
+
+    def _shell(self, text: str) -> None:
+        text = re.sub(r"(?m)^(?![ \t]*#)(.*)\\\n", r"\1", text)
+        text = _OF_MAKE.sub(_of_shell, text)
+        command: list[str] = []
+        for token in _TOKEN.finditer(f"{text}\n"):
+            if token["word"] and _COMMAND_LINE.match(token["word"]):
+                self._shell(re.sub(r"^--[\w-]+=", "", self._plain(token["word"])))
+            elif token["word"]:
+                command.append(self._plain(token["word"]))
+            elif token["end"]:
+                self._run(command)
+                command = []
+
+    def _plain(self, word: str) -> str:
+        """The word without its quotes, its variables replaced."""
+        found = ""
+        for piece in _PIECE.findall(word):
+            if piece[0] == "'" or (piece[0] == "\\" and len(piece) == 2):
+                found += piece[1:].removesuffix("'")
+            elif piece[0] == '"' and len(piece) > 1:
+                found += re.sub(r'\\(["\\$`])', r"\1", self._expand(piece[1:-1]))
+            elif piece[0] == "(":
+                found += " " * found.endswith("+=")
+                found += " ".join(self._plain(t["word"]) for t in _TOKEN.finditer(piece[1:-1]) if t["word"])
+            else:
+                found += piece if len(piece) == 1 else self._expand(piece)
+        return found
+
+    def _expand(self, text: str) -> str:
+        return _REFERENCE.sub(self._referenced, text)
+
+    def _referenced(self, match: re.Match[str]) -> str:
+        name, operator, word = match[1] or match[4] or match[5] or "", match[2], match[3]
+        if operator == "+":
+            return self._expand(word) if name in self._values else ""
+        if name in self._values:
+            return self._known(name)
+        value = COMPUTED if operator is None else self._expand(word).strip("\"'")
+        if operator == "=":
+            self._set(name, value)
+        return value
+
+    def _run(self, words: list[str]) -> None:
+        named = next((i for i, w in enumerate(words) if i and not w.startswith("-")), 0)
+        if named and words[0].lower() in ("env", "setenv", "set") and _NAME.fullmatch(words[named]):
+            self._set(words[named], " ".join(words[named + 1 :]))
+            return
+        joined: list[str] = []
+        for word in words:
+            if joined and joined[-1].startswith("XLA_FLAGS=") and _FLAG.match(word):  # of a file without quotes
+                joined[-1] += f" {word}"
+            else:
+                joined.append(word)
+        for word in joined:
+            self._read_word(word)
+
+    def _read_word(self, word: str) -> None:
+        if _FLAG.match(word):
+            name, equals, value = word.partition("=")
+            self._loose.append(name + equals + quote_token(value))
+            return
+        for part in re.split(r",(?=[A-Z][A-Z0-9_]*=)", _PREFIX.sub("", word)):
+            assigned = _ASSIGNED.fullmatch(part)
+            if assigned is None or not (is_setting(assigned[1]) or _FLAGS.match(assigned[3])):
+                if re.search(r"\s", part):
+                    self._shell(part)
+            else:
+                self._set(assigned[1], (self._known(assigned[1]) if assigned[2] else "") + assigned[3])
+
+    # ------------------------------------------------------------------ manifests and notebooks
+
+    def _walk(self, data: object, key: str, seen: set[int]) -> None:
+        if not isinstance(data, str) and id(data) in seen:  # an anchor may repeat what is large, or itself
+            return
+        seen.add(id(data))
+        match data:
+            case str():
+                self._read_item(data, key)
+            case {"cell_type": "code", "source": source}:
+                self.read("".join(map(str, source)))
+            case {"cell_type": _}:
+                return
+            case {"name": str(name), "value": str(value)}:
+                self._set(name, self._expand(value))
+            case dict() | list():
+                pairs = data.items() if isinstance(data, dict) else [(f"{key}[]", value) for value in data]
+                for name, value in pairs:
+                    self._walk(value, str(name), seen)
+
+    def _read_item(self, text: str, key: str) -> None:
+        assigned = _ASSIGNED.fullmatch(text)
+        if _NAME.fullmatch(key):
+            self._set(key, self._expand(text))
+        if is_setting(key):
+            return
+        if assigned is not None and key.lower() in ("env[]", "environment[]"):
+            self._set(assigned[1], self._expand(assigned[3]))
+        else:
+            self._shell(text)
+
+    # ------------------------------------------------------------------ Python
+
+    def _visit(self, node: ast.AST) -> None:
+        if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign)) and node.value is not None:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            for name in filter(None, map(_named, targets)):
+                before = self._known(name) if isinstance(node, ast.AugAssign) else ""
+                blank = " " if before and isinstance(node.value, (ast.List, ast.Tuple)) else ""
+                self._set(name, before + blank + self._value(node.value))
+        elif isinstance(node, ast.Dict):
+            for key, value in zip(node.keys, node.values, strict=True):
+                if isinstance(key, ast.Constant) and isinstance(key.value, str) and _NAME.fullmatch(key.value):
+                    self._set(key.value, self._value(value))
+        elif isinstance(node, ast.Call):
+            self._visit_call(node)
+        for child in ast.iter_child_nodes(node):
+            self._visit(child)
+
+    def _visit_call(self, node: ast.Call) -> None:
+        called, first = _named(node.func, of_call=True), node.args[0] if node.args else None
+        name = first.value if isinstance(first, ast.Constant) and isinstance(first.value, str) else ""
+        if called in _RUNS and first is not None:
+            self._shell(self._value(first))
+        elif called in ("append", "extend") and first is not None and isinstance(node.func, ast.Attribute):
+            owner = _named(node.func.value)
+            self._set(owner, f"{self._known(owner, '')} {self._value(first)}")
+        elif len(node.args) > 1 and called not in _ASKED and _NAME.fullmatch(name):
+            self._set(name, self._value(node.args[1]))
+        for keyword in node.keywords:
+            if keyword.arg and _NAME.fullmatch(keyword.arg) and keyword.arg.isupper():
+                self._set(keyword.arg, self._value(keyword.value))
+
+    def _value(self, node: ast.AST) -> str:
+        """The value as text, as far as it stands in the source; a list's items are joined by blanks."""
+        match node:
+            case ast.Constant(value=value) if value is not None:
+                return str(value)
+            case ast.Name() | ast.Subscript():
+                return self._known(_named(node))
+            case ast.JoinedStr(values=values):
+                return "".join(map(self._value, values))
+            case ast.FormattedValue(value=value):
+                return self._value(value)
+            case ast.List(elts=items) | ast.Tuple(elts=items):
+                return " ".join(map(self._value, items))
+            case ast.BinOp(left=left, op=ast.Add(), right=right):
+                blank = " " if isinstance(right, ast.List) else ""
+                return self._value(left) + blank + self._value(right)
+            case ast.IfExp(body=value):
+                return self._value(value)
+            case ast.BinOp(left=left, op=ast.Mod()):
+                return re.sub(r"%[^%]*?[a-zA-Z]", COMPUTED, self._value(left))
+            case ast.Call():
+                return self._value_of_call(node)
+        return COMPUTED
+
+    def _value_of_call(self, node: ast.Call) -> str:
+        called, owner = _named(node.func, of_call=True), getattr(node.func, "value", None)
+        if called in _ASKED and node.args:
+            name = self._value(node.args[0])
+            default = self._value(node.args[1]) if len(node.args) > 1 else COMPUTED
+            return self._known(name, default)
+        if called in ("join", "str") and node.args:
+            return self._value(node.args[0])
+        if called in ("strip", "rstrip", "lstrip", "replace") and owner is not None:
+            return self._value(owner)
+        return re.sub(r"\{.*?\}", COMPUTED, self._value(owner)) if called == "format" and owner else COMPUTED
+
+
+def _of_shell(match: re.Match[str]) -> str:
+    """The assignment of a makefile or of TOML as a shell's."""
+    head, append, value = match.groups()
+    quoted = value if value[:1] in ("'", '"') else '"' + " " * bool(append) + value.replace('"', '\\"') + '"'
+    return f"{head}{append or ''}={quoted}"
+
+
+def _named(node: ast.AST, *, of_call: bool = False) -> str:
+    """The name that is assigned or called: `x` of ``os.environ["x"]`` and ``jax.config.x``, `.x` of Python's own x."""
+    match node:
+        case ast.Name(id=name):
+            return name if of_call else f".{name}"
+        case ast.Subscript(slice=ast.Constant(value=str(name))):
+            return name
+        case ast.Attribute(attr=name) if of_call or _NAME.fullmatch(name):
+            return name
+    return ""
+
+
+def _python(text: str) -> ast.Module | None:
+    """The text as Python; None if it is none, or settings alone, which a shell may have meant as well."""
+    lines = [line for line in text.splitlines() if not line.lstrip().startswith(("%", "!"))]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree = ast.parse("\n".join(lines))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    speaks = any(isinstance(n, (ast.Import, ast.ImportFrom, ast.Call)) for n in ast.walk(tree))
+    return tree if speaks or re.search(r"""(?m)^(?![A-Z]+_[A-Z_]+ )\w+ \+?= [('"\[]""", text) else None
+
+
+def _data(text: str) -> list[object]:
+    """The documents of YAML or JSON, placeholders of templates computed; none if it is neither."""
+    text = re.sub(r"(?m)^[ \t]*\{\{.*\}\}[ \t]*$", "", text)
+    text = re.sub(r"\$?\{\{[^{}]*\}\}", COMPUTED, text)
+    text = text.expandtabs() if text.lstrip()[:1] in ("{", "[") else text  # YAML has no tabs, JSON may
+    documents: list[object] = []
+    try:
+        loader = yaml.BaseLoader(text)  # makes texts, lists and maps only
+        while loader.check_data():  # type: ignore[no-untyped-call]
+            documents.append(loader.get_data())
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return []
+    return documents if any(isinstance(d, (dict, list)) for d in documents) else []

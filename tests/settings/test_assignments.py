@@ -1,0 +1,97 @@
+"""Which variables a text sets, by the language that it is written in."""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.settings.assignments import COMPUTED, read_assignments
+from autotune.settings.check import SettingVerdict, check_given, check_text, migrate_text
+from autotune.settings.known import KnownSettings
+from autotune.settings.probe import ProbeReport
+
+CASES = tomllib.loads((Path(__file__).parent / "assignments.toml").read_text())["case"]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["text"][:30])
+def test_assignments_are_read_as_their_language_makes_them(case: dict[str, Any]) -> None:
+    assert dict(read_assignments(case["text"])) == case["sets"]
+
+
+@pytest.fixture(scope="module")
+def gpu(report: ProbeReport) -> KnownSettings:
+    return KnownSettings(dataclasses.replace(report, platform="cuda"))
+
+
+LEVEL, GEMM = "xla_gpu_autotune_level", "xla_gpu_enable_triton_gemm"
+
+
+@pytest.mark.parametrize(
+    ("text", "verdicts"),
+    [
+        (f'export XLA_FLAGS="--{LEVEL}=3 \\ \n --{GEMM}=false"', ["effective", "not an XLA flag", "no effect"]),
+        (f'export XLA_FLAGS="--{LEVEL}=3 --{LEVEL}=2"', ["no effect", "effective"]),
+        (f'export XLA_FLAGS="-{LEVEL}=3"', ["not an XLA flag"]),
+        (f'export XLA_FLAGS="--{LEVEL} 3"', ["wrong type or value", "not an XLA flag"]),
+        (f'export XLA_FLAGS="--{LEVEL}=$LEVEL --xla_gpu_made_up=$LEVEL"', ["effective", "not an XLA flag"]),
+        (f'import os\nos.environ["XLA_FLAGS"] = "--{LEVEL}=" + str(n)', ["effective"]),
+        (f"# --{LEVEL}=x\nNCCL_PROTO=Simple", ["effective"]),
+        ("export NCCL_PORTO=LL", ["not an XLA flag"]),
+        ("export JAX_ENABLE_PGEL=1 JAX_OF_MY_OWN=1", ["not an XLA flag"]),
+        (f'LIBTPU_INIT_ARGS="--xla_tpu_a=1 --{LEVEL}=x"', ["not judged"]),
+        (f'ARGS="--{LEVEL}=x"\nLIBTPU_INIT_ARGS="$ARGS --xla_tpu_a=1"', ["not judged"]),
+        (f"if '--{LEVEL}' in os.environ['XLA_FLAGS']:\n  f()", ["not judged"]),
+        ('$env:NCCL_PROTO = "LL"', ["not judged"]),
+        ("echo $NCCL_PROTO ${NCCL_ALGO}\npython train.py", []),
+        ("", []),
+    ],
+)
+def test_a_script_is_judged_as_its_process_would_read_it(gpu: KnownSettings, text: str, verdicts: list[str]) -> None:
+    assert [str(c.verdict) for c in check_text(text, gpu)] == verdicts
+
+
+@pytest.mark.parametrize("given", [[f"export XLA_FLAGS='--{LEVEL}=3'"], [f"XLA_FLAGS=--{LEVEL}=3", "NCCL_PROTO=LL"]])
+def test_flags_may_be_given_as_their_assignment(gpu: KnownSettings, given: list[str]) -> None:
+    checks = check_given(gpu, flags=given, recipe=None, file=None, from_environment=False)
+    assert {c.name for c in checks} <= {LEVEL, "NCCL_PROTO"}
+    assert {c.verdict for c in checks} == {SettingVerdict.EFFECTIVE}
+
+
+@pytest.mark.parametrize(
+    ("text", "settings"),
+    [
+        ("F=--xla_gpu_enable_async_all_gather=false\nXLA_FLAGS='--xla_gpu_enable_async_all_reduce=false '$F",
+         {"xla_gpu_disable_async_collectives": "ALLGATHER,ALLREDUCE"}),
+        ("# --xla_gpu_graph_level=1\nexport XLA_FLAGS=${M:---xla_gpu_graph_level=0}",
+         {"xla_gpu_enable_command_buffer": ""}),
+        ("LIBTPU_INIT_ARGS=--xla_tpu_a=1\nNCCL_PROTO=LL", {"NCCL_PROTO": "LL"}),
+        (f"if '--{GEMM}=false' not in f:\n  x = '--{LEVEL}=%d' % 0", {}),
+    ],
+)  # fmt: skip
+def test_what_a_script_sets_is_migrated_and_nothing_else(
+    gpu: KnownSettings, text: str, settings: dict[str, str]
+) -> None:
+    assert dict(migrate_text(text, gpu).settings) == settings
+
+
+def test_one_switch_of_all_pipelining_becomes_the_three_that_it_stood_for(gpu: KnownSettings) -> None:
+    flags = "--xla_gpu_enable_pipelined_all_gather=false --xla_gpu_enable_pipelined_collectives=true"
+    kinds = ("all_gather", "all_reduce", "reduce_scatter")
+    three = " ".join(f"--xla_gpu_enable_pipelined_{kind}=true" for kind in kinds)
+    assert migrate_text(flags, gpu).settings == migrate_text(three, gpu).settings  # by the names of this build
+    assert any("all_gather" in name for name in migrate_text(flags, gpu).settings)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["A=xx\n" + "A=$A$A\n" * 99 + "NCCL_PROTO=$A", "import os\nx = 'a'\n" + "x = x + x\n" * 99 + "f(NCCL_PROTO=x)",
+     "NCCL_PROTO=" + "${A:-" * 9999, "import os\nx = " + "+".join(["'a'"] * 9999), "a: " + "[" * 9999, "{{" * 9999,
+     "a: &a [NCCL_PROTO=LL]\n" + "".join(f"b{i}: &b{i} [*{f'b{i - 1}' if i else 'a'}, *a]\n" for i in range(99))],
+)  # fmt: skip
+def test_no_text_takes_memory_or_time_beyond_its_size(text: str) -> None:
+    assert all(len(value) <= 2**24 for _, value in read_assignments(text))
+    assert COMPUTED not in dict(read_assignments("NCCL_PROTO=LL"))["NCCL_PROTO"]
