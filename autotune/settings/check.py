@@ -29,7 +29,7 @@ class SettingVerdict(StrEnum):
     RENAMED = "renamed"
     REMOVED = "removed"
     BAD_VALUE = "wrong type or value"
-    UNKNOWN = "not an XLA flag"
+    UNKNOWN = "unknown"
     DANGEROUS = "dangerous"
     NOT_JUDGED = "not judged"
 

@@ -86,7 +86,7 @@ def test_each_missing_thing_comes_with_the_command_that_mends_it(known: KnownSet
     assert found.versions["driver"] == "550.54.15"
     text = "\n".join(format_diagnosis(found))
     assert "GPU 0: NVIDIA H100 80GB HBM3, 79.6 GiB, compute capability 9.0" in text
-    assert "xla_gpu_made_up=1: not an XLA flag" in text
+    assert "xla_gpu_made_up=1: unknown" in text
 
 
 def test_without_gpus_and_plugin_screening_is_what_is_missing(known: KnownSettings, tmp_path: Path) -> None:
