@@ -51,6 +51,8 @@ def test_steps_and_losses_of_an_unknown_program_are_read(start: Start, tmp_path:
         ("oom", FailureKind.OUT_OF_MEMORY),
         ("hang", FailureKind.HANG),
         ("raise", FailureKind.WORKLOAD_ERROR),
+        ("swallowed", FailureKind.WORKLOAD_ERROR),
+        ("status of a shell", FailureKind.CRASH),
     ],
 )
 def test_what_goes_wrong_in_a_program_is_named(start: Start, fault: str, kind: FailureKind) -> None:
