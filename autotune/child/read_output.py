@@ -31,9 +31,8 @@ from autotune.child.steps import StepReader, plain
 MATCH_LIMIT_S = 2.0
 """Limit of CPU time for matching one piece of output, against endless backtracking."""
 
-POLL_S = 0.1
+POLL_S, LOOK_EVERY_S, FILES_EVERY_S = 0.1, 0.5, 0.1
 KEPT_LINES = 400
-LOOK_EVERY_S, FILES_EVERY_S = 0.5, 0.1
 MOST_LINES = 20_000
 """Limit of reported lines of the output, and of the file; the first ones."""
 
@@ -335,7 +334,7 @@ class ProbedRun(ProgramRun):
 # ---------------------------------------------------------------------- both
 
 
-_FRAME = re.compile(r"(.*?)  File \".*\", line \d+(?:, in |$)")
+_FRAME = re.compile(r"(.*?)(?:  File \".*\", line \d+(?:, in |$)|╭─+ Traceback \(most recent call last\))")
 _RAISED = re.compile(r"([A-Za-z_](?:[\w.]|<locals>)*)(?:: (.*))?")
 _STAMP = re.compile(r"^\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[\d.,]*(?:Z|[+-]\d\d:?\d\d)? ")
 
@@ -349,13 +348,14 @@ FOLLOW_UP = re.compile(
 def last_exception(lines: Iterable[str]) -> tuple[str, str] | None:
     """Type and message of the last Python exception that ended a traceback in the output, or None.
 
-    A launcher may write something before each line, such as ``[rank0]: ``. The direct cause of an exception counts in
-    its place, and a follow-up of another process's end only if there is nothing else.
+    A launcher may write something before each line, such as ``[rank0]: ``. The direct cause of an exception, or XLA's
+    while it was handled, counts in its place; a follow-up of another process's end only if there is nothing else.
     """
     text = [_STAMP.sub("", plain(line)) for line in lines]
     prefixes, found, is_caused = set[str](), list[tuple[str, str]](), False
     for i, line in enumerate(text):
-        is_caused = is_caused or "direct cause of the following exception" in line
+        is_of_xla = bool(found) and found[-1][0] in ("JaxRuntimeError", "XlaRuntimeError")
+        is_caused = is_caused or "direct cause of" in line or (is_of_xla and "another exception occurred" in line)
         if frame := _FRAME.match(line):
             prefixes.add(frame[1])
         for prefix in [] if frame else prefixes:

@@ -14,6 +14,7 @@ from typing import Any
 from autotune.compiler.hlo import Computation, Instruction, Module, device_groups, kernel_work, parse_module, trip_count
 from autotune.compiler.program import Collective, CompiledProgram, Memory, Op, OpKind
 from autotune.model.errors import LaunchError
+from autotune.workers.failures import read_log
 
 _THUNK = re.compile(r"^( *)(\d+): k(\w+)\s*(?:\[[^\]]*\])?\s*(.*)$")
 _SECTION = re.compile(r"^\s*(\w+):\s*$")
@@ -251,7 +252,7 @@ def read_program(
     Raises:
         LaunchError: If the folder holds no instructions, or a GPU's program no thunks.
     """
-    hlo, thunks, names = (read_text(folder / name) for name in (HLO, THUNKS, NAMES))
+    hlo, thunks, names = (read_log(folder / name) for name in (HLO, THUNKS, NAMES))
     module = parse_module(hlo)
     parsed = parse_thunks(thunks)
     if not any(c.instructions for c in module.computations.values()) or (is_gpu and not parsed):
@@ -275,8 +276,3 @@ def read_program(
         tokens_per_step=found.get("tokens_per_step"),
         layer_bytes=found.get("layer_bytes", {}),
     )
-
-
-def read_text(path: Path) -> str:
-    """The text of a file; empty if there is none."""
-    return path.read_text(encoding="utf-8") if path.is_file() else ""

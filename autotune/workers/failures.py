@@ -117,8 +117,7 @@ def _judge(
         errors = ": ".join(told).splitlines()
     if (told or exit_status != 0) and (judged := _judge_lines(errors, is_signal=told is None and number is not None)):
         return judged
-    reasons = [*filter(_LINES["fatal"].search, errors), *reversed([*filter(_LINES["logged"].search, errors)])]
-    reason = "".join(f": {_clean(line)}" for line in reasons[:1])
+    reason = reason_in(errors)
     if number in _FROM_OUTSIDE:
         return FailureKind.LAUNCH, f"ended from outside by {number.name} in phase {phase}{reason}"
     if number is not None and told is None:
@@ -155,6 +154,12 @@ def _judge_exception(phase: str, error_type: str, message: str) -> tuple[Failure
     elif phase not in ("launch", "import", "build") and _TEXTS["device"].search(message):
         kind = FailureKind.CRASH
     return kind, f"{error_type}: {message.splitlines()[0] if message else 'no message'}"
+
+
+def reason_in(lines: Sequence[str]) -> str:
+    """Returns a colon and the first fatal line, else the last error that was logged; empty without one."""
+    reasons = [*filter(_LINES["fatal"].search, lines), *reversed([*filter(_LINES["logged"].search, lines)])]
+    return "".join(f": {_clean(line)}" for line in reasons[:1])
 
 
 def _clean(line: str) -> str:

@@ -21,7 +21,7 @@ from autotune.model.records import MemoryUse
 from autotune.model.spec import StudySpec
 from autotune.model.time_limits import TimeLimits, limits_after
 from autotune.workers.base import GuardedProcess, Progress, Worker, WorkerFailed, listen
-from autotune.workers.failures import classify_failure, is_not_installed, is_without_gpu, last_lines
+from autotune.workers.failures import classify_failure, is_not_installed, is_without_gpu, last_lines, reason_in
 from autotune.workers.settings_check import MEMORY_VARIABLES, check_environment, check_options
 
 STOP_PATIENCE_S = 5.0
@@ -251,8 +251,8 @@ class LocalWorker(Worker):
         phase = self._phase
         self.close()
         lines = next(filter(None, (last_lines(p.log) for p in self._processes)), ())
-        log = str(self._processes[0].log)
-        return WorkerFailed(Failure(kind=kind, message=message, phase=phase, log=log, last_lines=lines))
+        log, said = str(self._processes[0].log), message + (reason_in(lines) if kind is FailureKind.HANG else "")
+        return WorkerFailed(Failure(kind=kind, message=said, phase=phase, log=log, last_lines=lines))
 
 
 def first_step(spec: StudySpec) -> int:

@@ -62,6 +62,7 @@ def test_what_goes_wrong_in_a_program_is_named(start: Start, fault: str, kind: F
     assert error.value.failure.kind is kind
     assert error.value.failure.phase == "step"
     assert any("step 13:" in line for line in error.value.failure.last_lines)
+    assert ("waiting for rank 3" in error.value.failure.message) == (fault == "hang")
 
 
 def test_a_loss_that_is_not_a_number_is_read_as_such(start: Start) -> None:

@@ -24,6 +24,7 @@ CHECK = "F0105 10:00:00.1  71 thunk.cc:80] Check failed: a == b\n"
 THROWN = "terminate called after throwing an instance of 'std"
 FAULT = "Fatal Python error: Segmentation fault\n\nThread 0x7f (most recent call first):\n"
 ALLOCATOR = "W0105 bfc_allocator.cc:501] Allocator ran out of memory trying to allocate 3GiB requested by op \n"
+HANDLED = "\nDuring handling of the above exception, another exception occurred:\n\n"
 CAUSE = "\nThe above exception was the direct cause of the following exception:\n\n"
 THREADS = "".join(f'  File "/opt/lib/part{i}.py", line {i} in call_{i}\n' for i in range(60))
 CPU_NOTE = "INFO:jax._src.xla_bridge:Unable to initialize backend 'cuda': no GpuAllocatorConfig\n"
@@ -93,6 +94,7 @@ DEVICE_MEMORY = {
     "of NCCL": (1, "n1:7:7 [0] NCCL INFO init\nn1:7:9 [0] NCCL WARN CUDA error: out of memory\n"),
     "of torch": (1, raised("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB")),
     "before what the allocator lists": (1, ALLOCATOR + 90 * "I0105 bfc_allocator.cc:9] Chunk at 7f of size 256\n"),
+    "while a failure was handled": (1, raised(f"{JAX}RESOURCE_EXHAUSTED: no room") + HANDLED + raised("OSError: disk")),
     "behind a rank": (1, raised("jaxlib._jax.XlaRuntimeError: RESOURCE_EXHAUSTED: no room", "[rank3]: ")),
     "of a TPU": (1, raised("jax.errors.JaxRuntimeError: Ran out of memory in memory space hbm. Used 17G of 16G")),
 }  # fmt: skip
@@ -158,6 +160,7 @@ LAUNCHERS = {
     "torchrun, abort": (1, STEPS + TORCHRUN.format(code=-6)),
     "deepspeed": (1, "[launch.py:325:sigkill_handler] ['python', 'train.py'] exits with return code = -6\n"),
     "a script of Python": (1, raised("subprocess.CalledProcessError: Command '[]' died with <Signals.SIGSEGV: 11>.")),
+    "spawn of torch": (1, raised("ProcessExitedException: process 1 terminated with signal SIGSEGV")),
     "make": (2, "make: *** [Makefile:3: train] Error 139\n"),
 }  # fmt: skip
 PREFIXED = {
@@ -167,6 +170,7 @@ PREFIXED = {
     "the launcher's own traceback": (1, raised("ValueError: heads must divide", "[rank1]:") + TORCHRUN.format(code=1)),
     "time": (1, raised("ValueError: heads must divide", "2026-01-05T10:00:00.123456789Z ")),
     "peers that were killed": (137, raised("ValueError: heads must divide", "1: ") + "srun: error: task 0: Killed\n"),
+    "a box of rich": (1, "╭─ Traceback (most recent call last) ─╮\n│ a.py:3 │\n╰──╯\nValueError: heads must divide\n"),
     "a cause": (1, raised("ValueError: heads must divide") + CAUSE + raised("RuntimeError: step failed")),
 }  # fmt: skip
 SILENT = {

@@ -23,6 +23,7 @@ for i, _ in enumerate(autotune.hook.steps(range(count))):
         if fault == "oom":
             raise MemoryError
         if fault == "hang":
+            print("E0105 10:00:00.1 7 rendezvous.cc:31] waiting for rank 3", flush=True)
             time.sleep(600)
         if fault == "status of a shell":
             sys.exit(128 + 11)
