@@ -115,7 +115,7 @@ def _judge(
     errors = [line for line in lines if not _LINES["harmless"].search(line)]
     if told and told[1]:
         errors = ": ".join(told).splitlines()
-    if (told or exit_status != 0) and (judged := _judge_lines(errors, is_signal=told is None and number is not None)):
+    if (told or exit_status != 0) and (judged := _judge_lines(errors, told is not None, number is not None)):
         return judged
     reason = reason_in(errors)
     if number in _FROM_OUTSIDE:
@@ -134,11 +134,11 @@ def _judge(
     return FailureKind.NO_RESULT, f"ended with status {exit_status} in phase {phase} without a result{reason}"
 
 
-def _judge_lines(lines: Sequence[str], *, is_signal: bool) -> tuple[FailureKind, str] | None:
-    """Classifies by the first known kind; after a signal only lines of errors decide, of a launch fatal ones."""
+def _judge_lines(lines: Sequence[str], is_exception: bool, is_signal: bool) -> tuple[FailureKind, str] | None:
+    """Classifies by the first known kind: only an error's line decides and, after a signal, of a launch a fatal one."""
     for kind, pattern in _KINDS:
-        needed = _LINES["fatal"] if kind is FailureKind.LAUNCH else _ERROR
-        found = (line for line in lines if pattern.search(line) and (not is_signal or needed.search(line)))
+        needed = _LINES["fatal"] if is_signal and kind is FailureKind.LAUNCH else _ERROR
+        found = (line for line in lines if pattern.search(line) and (is_exception or needed.search(line)))
         if line := next(found, None):
             is_new = _TEXTS["no_gpu"].search(line) and not line.startswith(NO_GPU)
             return kind, f"{NO_GPU}: {line}"[:400] if is_new else _clean(line)

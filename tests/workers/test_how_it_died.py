@@ -181,6 +181,10 @@ SILENT = {
 UNKNOWN = {
     "a status of its own": (3, "saving to /data/OOM study/ckpt\n"),
     "a limit of time": (124, STEPS),
+    "a port that it did without": (3, "metrics: Address already in use, going on without\n"),
+    "a backend that it did without": (3, "Unable to initialize backend 'cuda', going on with the CPU\n"),
+    "a hint": (3, "lower the batch if you run out of memory: CUDA out of memory means that\n"),
+    "a text of NCCL": (3, "n1:7:7 [0] NCCL INFO NET/IB : No device found\n"),
     "no status of a signal": (255, STEPS),
     "one line that names an exception": (1, "see ValueError: in the manual\n"),
 }
