@@ -161,6 +161,8 @@ LAUNCHERS = {
     "deepspeed": (1, "[launch.py:325:sigkill_handler] ['python', 'train.py'] exits with return code = -6\n"),
     "a script of Python": (1, raised("subprocess.CalledProcessError: Command '[]' died with <Signals.SIGSEGV: 11>.")),
     "spawn of torch": (1, raised("ProcessExitedException: process 1 terminated with signal SIGSEGV")),
+    "horovod": (1, "Process name: [[1,1],0]\nExit code:    139\n"),
+    "supervisord": (1, "INFO exited: train (terminated by SIGSEGV; not expected)\n"),
     "make": (2, "make: *** [Makefile:3: train] Error 139\n"),
 }  # fmt: skip
 PREFIXED = {
