@@ -255,7 +255,7 @@ class Session(ProgramRun):
             error = "NoResult", self._too_few() if self._times else self._nothing_read()
         if error is not None:
             self.channel.send_error(*error)
-        return status or 1
+        return status
 
     def _too_few(self) -> str:
         least = self.job["warmup_steps"] + self.job["run_steps"] + 1

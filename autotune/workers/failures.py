@@ -83,7 +83,7 @@ def classify_failure(
     if exit_status is not None and exit_status >= 0:
         told = told or last_exception(lines)
     number = _signal_of(exit_status or 0, lines)
-    if (exit_status or 0) > 0 and told and number:  # a launcher ends the peers of a process that raised an exception
+    if (exit_status or 0) >= 0 and told and number:  # a launcher ends the peers of a process that raised an exception
         is_by_signal = number in _FAULTS or FOLLOW_UP.search(": ".join(told))
         told, number = (None, number) if is_by_signal else (told, None)
     kind, said = _judge(exit_status, phase, told, number, lines)
@@ -99,7 +99,7 @@ def _signal_of(exit_status: int, lines: Sequence[str]) -> signal.Signals | None:
     number = -exit_status if exit_status < 0 else exit_status - 128
     if number in signal.Signals.__members__.values():
         return signal.Signals(number)
-    signs = filter(None, map(_TEXTS["signal"].search, lines)) if exit_status > 0 else ()
+    signs = filter(None, map(_TEXTS["signal"].search, lines)) if exit_status >= 0 else ()
     found = [_DEADLY[word] for s in signs if (word := s[s.lastindex or 0]) in _DEADLY]
     return next((s for s in found if s is not signal.SIGKILL), next(iter(found), None))
 

@@ -62,6 +62,9 @@ def test_what_goes_wrong_in_a_program_is_named(start: Start, fault: str, kind: F
     assert error.value.failure.kind is kind
     assert error.value.failure.phase == "step"
     assert any("step 13:" in line for line in error.value.failure.last_lines)
+    assert error.value.failure.exit_status == {"swallowed": 0, "status of a shell": 139, "oom": 1, "raise": 1}.get(
+        fault
+    )
     assert ("waiting for rank 3" in error.value.failure.message) == (fault == "hang")
 
 

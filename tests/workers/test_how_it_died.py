@@ -152,6 +152,7 @@ LAUNCHERS = {
     "bash, abort": (134, "run.sh: line 9:   77 Aborted                 (core dumped) python train.py\n"),
     "bash, kill": (137, "run.sh: line 3:  4242 Killed                  python train.py\n"),
     "bash that goes on": (1, "run.sh: line 3:  4242 Segmentation fault      python train.py\nthe job failed\n"),
+    "bash that ends well": (0, "run.sh: line 3:  4242 Segmentation fault      python train.py\n"),
     "docker": (139, STEPS),
     "compose": (1, "trainer-1 exited with code 139\n"),
     "srun": (139, "srun: error: n1: task 3: Segmentation fault (core dumped)\nsrun: error: n1: tasks 0-2: Killed\n"),
