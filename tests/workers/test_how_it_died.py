@@ -177,7 +177,7 @@ PREFIXED = {
     "a cause": (1, raised("ValueError: heads must divide") + CAUSE + raised("RuntimeError: step failed")),
 }  # fmt: skip
 SILENT = {
-    f"{before!r}": (0, STEPS + raised("RuntimeError: collective mismatch", before) + after)
+    f"{before!r}{after}": (0, STEPS + raised("RuntimeError: collective mismatch", before) + after)
     for before in ("", "0: ", "[rank1]: ", "\x1b[31m")
     for after in ("", "wandb: run finished\n")
 }
