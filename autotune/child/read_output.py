@@ -26,14 +26,13 @@ from autotune.child.gpus import is_on_gpus, ran_on
 from autotune.child.guard import CANNOT_START, end_descendants, write_all
 from autotune.child.output import Follow, Lines, read_piece, start_program
 from autotune.child.processes import open_for_writing, xla_processes
-from autotune.child.steps import StepReader
+from autotune.child.steps import StepReader, plain
 
 MATCH_LIMIT_S = 2.0
 """Limit of CPU time for matching one piece of output, against endless backtracking."""
 
-POLL_S = 0.1
-KEPT_LINES = 60
-LOOK_EVERY_S, FILES_EVERY_S = 0.5, 0.1
+POLL_S, LOOK_EVERY_S, FILES_EVERY_S = 0.1, 0.5, 0.1
+KEPT_LINES = 400
 MOST_LINES = 20_000
 """Limit of reported lines of the output, and of the file; the first ones."""
 
@@ -136,7 +135,7 @@ class Session(ProgramRun):
         self._numbers: list[int] = []
         self._wanted: list[int] = []
         self._tells_memory = False
-        self._line_count = 0
+        self._line_count = self._step_line = 0
         self._last: collections.deque[str] = collections.deque(maxlen=KEPT_LINES)
         self._started = time.monotonic()
         self._ready = False
@@ -203,6 +202,7 @@ class Session(ProgramRun):
             if not self._times:
                 self.channel.enter("warm-up")
             self._times.append(step.step_s)
+            self._step_line = self._line_count
             if not self._ready and (number := self._reader.counter(line)) is not None:
                 self._numbers.append(number)
             self._arrived_s.append(now_s)
@@ -245,22 +245,23 @@ class Session(ProgramRun):
             if -status not in (signal.SIGKILL, signal.SIGSTOP):
                 signal.signal(-status, signal.SIG_DFL)
             os.kill(os.getpid(), -status)
-        if status > 0:
-            error = last_exception(self._last)
-            if error is not None:
-                self.channel.send_error(*error)
-            return status
-        if not self._times:
-            return self.no_result(self._nothing_read())
-        while self._ready and not self._wanted and self._wait_for_order():
+        while status == 0 and self._ready and not self._wanted:
+            if not self._wait_for_order():
+                return 0
             self._answer()
-        return self._too_few() if self._wanted or not self._ready else 0
+        since = self._line_count - self._step_line if status == 0 and self.file is None else KEPT_LINES
+        error = last_exception(collections.deque(self._last, since))
+        if error is None and status == 0:
+            error = "NoResult", self._too_few() if self._times else self._nothing_read()
+        if error is not None:
+            self.channel.send_error(*error)
+        return status
 
-    def _too_few(self) -> int:
+    def _too_few(self) -> str:
         least = self.job["warmup_steps"] + self.job["run_steps"] + 1
-        return self.no_result(
+        return (
             f"the program ended by itself after {len(self._times)} steps that could be read but {least} are needed "
-            "(warm-up, measure.run_steps and one more); let it run longer"
+            "(warm-up, measure.run_steps and one more); if it ends there without these settings too, let it run longer"
         )
 
     def _nothing_read(self) -> str:
@@ -333,17 +334,39 @@ class ProbedRun(ProgramRun):
 # ---------------------------------------------------------------------- both
 
 
+_FRAME = re.compile(r"(.*?)(?:  File \".*\", line \d+(?:, in |$)|╭─+ Traceback \(most recent call last\))")
+_RAISED = re.compile(r"([A-Za-z_](?:[\w.]|<locals>)*)(?:: (.*))?")
+_STAMP = re.compile(r"^\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[\d.,]*(?:Z|[+-]\d\d:?\d\d)? ")
+
+FOLLOW_UP = re.compile(
+    r"^NoResult: |ChildFailedError|CalledProcessError|BrokenProcessPool|Connection\w*Error|BrokenPipeError|SystemExit"
+    r"|KeyboardInterrupt|UNAVAILABLE: |[Hh]eartbeat|[Cc]onnection (?:reset|closed|refused)|ncclRemoteError|unhealthy"
+)
+"""Exceptions in a process that the end of another one causes."""
+
+
 def last_exception(lines: Iterable[str]) -> tuple[str, str] | None:
-    """Type and message of the last Python traceback in the output, or None."""
-    text = list(lines)
-    starts = [i for i, line in enumerate(text) if "Traceback (most recent call last)" in line]  # perhaps after a prompt
-    if not starts:
-        return None
-    for i in range(starts[-1] + 1, len(text)):
-        found = re.fullmatch(r"([A-Za-z_][\w.]*)(?:: (.*))?", text[i])
-        if found:
-            return found.group(1).rpartition(".")[2], "\n".join([found.group(2) or "", *text[i + 1 : i + 4]]).strip()
-    return None
+    """Type and message of the last Python exception that ended a traceback in the output, or None.
+
+    A launcher may write something before each line, such as ``[rank0]: ``. The direct cause of an exception, or XLA's
+    while it was handled, counts in its place; a follow-up of another process's end only if there is nothing else.
+    """
+    text = [_STAMP.sub("", plain(line)) for line in lines]
+    prefixes, found, is_caused = set[str](), list[tuple[str, str]](), False
+    for i, line in enumerate(text):
+        is_of_xla = bool(found) and found[-1][0] in ("JaxRuntimeError", "XlaRuntimeError")
+        is_caused = is_caused or "direct cause of" in line or (is_of_xla and "another exception occurred" in line)
+        if frame := _FRAME.match(line):
+            prefixes.add(frame[1])
+        for prefix in [] if frame else prefixes:
+            if line.startswith(prefix) and (raised := _RAISED.fullmatch(line.removeprefix(prefix))):
+                rest = [x.removeprefix(prefix) for x in text[i + 1 : i + 4]]
+                told = raised[1].rpartition(".")[2], "\n".join([raised[2] or "", *rest]).strip()
+                found += [told] if not is_caused or not found else []
+                prefixes, is_caused = prefixes - {prefix}, False
+                break
+    own = [told for told in found if not FOLLOW_UP.search(": ".join(told))]
+    return next(reversed(own or found), None)
 
 
 def main() -> int:

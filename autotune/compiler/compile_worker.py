@@ -19,7 +19,7 @@ from typing import Any
 
 from autotune.child.packages import workloads_root
 from autotune.compiler.program import CompileResult
-from autotune.compiler.schedule import FATAL, LOG, OPTIONS, RESULT, last_lines, read_program, read_text
+from autotune.compiler.schedule import LOG, OPTIONS, RESULT, read_program
 from autotune.compiler.targets import Target, Topology, compiler_versions
 from autotune.machine.environment import caller_environment, child_environment, driver_python, with_packages
 from autotune.machine.files import COMPILES, Scratch
@@ -29,7 +29,7 @@ from autotune.model.measurement import Failure, FailureKind
 from autotune.model.options import PROCESS_COUNT, options_in
 from autotune.model.time_limits import COMPILE_FACTOR, CompileLimits
 from autotune.workers.base import GuardedProcess
-from autotune.workers.failures import classify_failure
+from autotune.workers.failures import classify_failure, last_lines, read_log
 from autotune.workers.settings_check import check_debug_options, check_options
 
 NICENESS = 15
@@ -180,7 +180,7 @@ class CompileWorker:
             failure = self._failure(folder, answer, found)
             return CompileResult(settings=settings, failure=failure, **cost)
         require_applied(
-            settings, asked, marker=str(folder / "dump"), written=read_text(folder / OPTIONS),
+            settings, asked, marker=str(folder / "dump"), written=read_log(folder / OPTIONS),
             jax_options=found["jax_options"],
         )  # fmt: skip
         program = read_program(
@@ -201,19 +201,10 @@ class CompileWorker:
             least = f"at least {COMPILE_FACTOR:.0f} times what the default takes"
             message = f"{said} {self._limits.processor_s:.0f} s of processor time, {least}"
             return ended(kind=FailureKind.COMPILE_ERROR, message=message, signal=TOO_SLOW)
-        failure = classify_failure(
-            exit_status=answer["exit_status"],
-            phase="compile",
-            error_type=found.get("error_type"),
-            message=found.get("message"),
-            last_lines=lines,
-            log=None,
-        )
-        words = next((told[1] for line in lines if (told := FATAL.match(line))), None)
-        if words is None or found.get("error_type"):
-            return failure
-        said = words if failure.kind is FailureKind.UNKNOWN_FLAG else f"{failure.message}: {words}"
-        return failure.model_copy(update={"message": said})
+        return classify_failure(
+            exit_status=answer["exit_status"], phase="compile", error_type=found.get("error_type"),
+            message=found.get("message"), last_lines=lines, log=None,
+        )  # fmt: skip
 
     def _why_broken(self, answer: Mapping[str, Any] | None) -> Failure:
         """The failure of a worker that cannot compile any set."""

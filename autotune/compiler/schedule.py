@@ -14,6 +14,7 @@ from typing import Any
 from autotune.compiler.hlo import Computation, Instruction, Module, device_groups, kernel_work, parse_module, trip_count
 from autotune.compiler.program import Collective, CompiledProgram, Memory, Op, OpKind
 from autotune.model.errors import LaunchError
+from autotune.workers.failures import read_log
 
 _THUNK = re.compile(r"^( *)(\d+): k(\w+)\s*(?:\[[^\]]*\])?\s*(.*)$")
 _SECTION = re.compile(r"^\s*(\w+):\s*$")
@@ -242,9 +243,6 @@ def counts(module: Module) -> tuple[dict[str, int], dict[str, int]]:
 HLO, THUNKS, NAMES = "optimized.hlo", "thunks.txt", "thunk_names.txt"
 OPTIONS, LOG, RESULT = "debug_options.txt", "compile.log", "result.json"
 
-FATAL = re.compile(r"[EF]\d{4} [\d:.]+ +\d+ [\w.]+:\d+\] (.*)")
-_HARMLESS = re.compile(r"cuda drivers|InitializeLog|cuInit|computation_placer|Unable to register")
-
 
 def read_program(
     folder: Path, found: Mapping[str, Any], *, is_gpu: bool, device_count: int, gpus_per_node: int
@@ -254,7 +252,7 @@ def read_program(
     Raises:
         LaunchError: If the folder holds no instructions, or a GPU's program no thunks.
     """
-    hlo, thunks, names = (read_text(folder / name) for name in (HLO, THUNKS, NAMES))
+    hlo, thunks, names = (read_log(folder / name) for name in (HLO, THUNKS, NAMES))
     module = parse_module(hlo)
     parsed = parse_thunks(thunks)
     if not any(c.instructions for c in module.computations.values()) or (is_gpu and not parsed):
@@ -278,24 +276,3 @@ def read_program(
         tokens_per_step=found.get("tokens_per_step"),
         layer_bytes=found.get("layer_bytes", {}),
     )
-
-
-def read_text(path: Path) -> str:
-    """The text of a file; empty if there is none."""
-    return path.read_text(encoding="utf-8") if path.is_file() else ""
-
-
-def last_lines(log: Path) -> tuple[str, ...]:
-    """Fatal lines and the last 12 of a compiler's log without harmless ones, each cut to 500 characters."""
-    try:
-        text = log.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ()
-    usage = text.find("\nusage: ")  # of a bad value: all flags follow
-    lines = [
-        line[:500]
-        for line in text[: usage if usage >= 0 else None].splitlines()
-        if line.strip() and not _HARMLESS.search(line)
-    ]
-    fatal = [line for line in lines if FATAL.match(line)][:2]
-    return (*fatal, *(line for line in lines[-12:] if line not in fatal))

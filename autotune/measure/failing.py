@@ -16,8 +16,7 @@ from autotune.workers.base import WorkerFailed
 SEARCHED = frozenset({FailureKind.CRASH, FailureKind.HANG, FailureKind.COMPILE_ERROR})
 """Failures whose minimal set is looked for; out of memory depends on the workload, a wrong loss on the data."""
 
-MOST_STARTS = 12
-MOST_HANGS = 4
+MOST_STARTS, MOST_HANGS = 12, 4
 """A start that hangs costs its whole time limit, so few of them are tried."""
 
 

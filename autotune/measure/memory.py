@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import shlex
-from pathlib import Path
 
 from autotune.compiler.screen import Screener
 from autotune.model.flags import FlagSet
@@ -16,7 +15,7 @@ from autotune.model.measurement import INTERLEAVED, Failure, FailureKind, Worker
 from autotune.model.spec import StudySpec
 from autotune.model.units import format_bytes
 from autotune.workers.base import WorkerFailed
-from autotune.workers.failures import is_not_installed
+from autotune.workers.failures import is_not_installed, read_log
 
 LIMIT_PHASE = "limit"
 """Phase of a failure where the study refuses the set, not the device."""
@@ -31,9 +30,6 @@ _REFUSED = re.compile(
     # workers/settings_check.py: the program has set this very variable
     rf"|{MEMORY_FRACTION}={SHARED_FRACTION}: the program"
 )
-
-MOST_READ = 4_000_000
-"""Bytes of a log that are looked through."""
 
 
 # ---------------------------------------------------------------------- the bound of the study
@@ -171,14 +167,4 @@ class MemoryShare:
         if any(map(_REFUSED.search, (failure.message, *failure.last_lines))):
             return True
         # JAX only logs it, far above its last words: that it knows of no such platform.
-        return failure.kind is not FailureKind.OUT_OF_MEMORY and _REFUSED.search(_text_of(failure.log)) is not None
-
-
-def _text_of(log: str | None) -> str:
-    if log is None:
-        return ""
-    try:
-        with Path(log).open("rb") as stream:
-            return stream.read(MOST_READ).decode(errors="replace")
-    except OSError:
-        return ""
+        return failure.kind is not FailureKind.OUT_OF_MEMORY and _REFUSED.search(read_log(failure.log)) is not None

@@ -1,135 +1,170 @@
-"""Classifies failures of workers by exit status, exception and error texts."""
+"""Classifies failures of workers by signal, exception and lines of errors, in this order."""
 
 from __future__ import annotations
 
 import re
 import signal
+import tomllib
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
 
+from autotune.child.read_output import FOLLOW_UP, last_exception
+from autotune.child.steps import plain
 from autotune.model.measurement import Failure, FailureKind
 
-_PORT = re.compile(r"Address already in use|EADDRINUSE|Failed to add port to server|Failed to start RPC server")
-
-_TABLE: tuple[tuple[FailureKind, re.Pattern[str]], ...] = (
-    # another process took the coordinator's port between its choice and its use (jaxlib 0.10 and 0.12)
-    (FailureKind.LAUNCH, _PORT),
-    # parse_flags_from_env.cc, jaxlib 0.10 to 0.12: one line names all unknown flags; bad values print usage
-    (FailureKind.UNKNOWN_FLAG, re.compile(r"Unknown flags? in XLA_FLAGS|Flag parsing failed|Unknown flag\(s\)")),
-    (
-        FailureKind.OUT_OF_MEMORY,
-        re.compile(
-            r"RESOURCE_EXHAUSTED|[Oo]ut of memory|\bOOM\b|std::bad_alloc|MemoryError|CUDA_ERROR_OUT_OF_MEMORY"
-            r"|CU(BLAS|DNN|SOLVER|SPARSE|FFT)_STATUS_ALLOC_FAILED|CUFFT_ALLOC_FAILED|cudaErrorMemoryAllocation"
-        ),
-    ),
-    (
-        FailureKind.COMPILE_ERROR,
-        re.compile(
-            r"No supported config|ptxas (error|fatal)|No such compile option|during compilation|HLO verification"
-        ),
-    ),
-)
-
-_COLLISIONS = {
-    "port": _PORT,
-    "lock": re.compile(
-        r"BlockingIOError|EWOULDBLOCK|(FileExistsError|File exists).*lock|\block(ed\b| ?file|Error)"
-        r"|\block (is )?(held|taken)|acquire.*\block|\block\b.*acquire|already running",
-        re.I,
-    ),
-}
-"""What a program prints that finds taken what only one process can have."""
+LAST_LINES, REASONS = 20, 2
+"""Lines at the end of a log that are kept and judged; errors, and fatal lines, that are kept before them."""
 
 NO_GPU = "JAX finds no GPU"
-_NO_GPU = re.compile(
-    # child/devices.py; jax/_src/xla_bridge.py, 0.10 to 0.12, whose assertion has no message; CUDA's own words
-    rf"{NO_GPU}|assert _default_backend is not None|Unable to initialize backend 'cuda'"
-    r"|CUDA_ERROR_NO_DEVICE|no CUDA-capable device is detected|No visible GPU devices"
-)
 
-_TWO_SHARES = re.compile(r"XLA_CLIENT_MEM_FRACTION is specified together with XLA_PYTHON_CLIENT_MEM_FRACTION")
-"""Error of jaxlib's `xla_client.py`; JAX only logs it, and then reports a missing platform."""
 
-_HARMLESS = re.compile(
-    # bfc_allocator.cc: XLA tries a large scratch buffer, then does with a smaller one
-    r"[Tt]he caller indicates that this is not a failure|so that we can re-allocate a larger region to avoid OOM"
-    # XLA's log lines of level INFO: cuda_executor.cc logs CUDA_ERROR_OUT_OF_MEMORY each time before it asks for a
-    # smaller share of the device
-    r"|^(?:\d{4}-\d\d-\d\d [\d:.]+: I|I\d{4} [\d:.]+\s+\d+) \S+:\d+\] "
-)
-"""Log lines that name an error but report none."""
+def _any(*patterns: str) -> re.Pattern[str]:
+    return re.compile("|".join(patterns), re.M)
 
-_FROM_OUTSIDE = frozenset({-signal.SIGTERM, -signal.SIGHUP, -signal.SIGUSR1, -signal.SIGUSR2})
-"""Exit statuses of signals from outside, such as of a cluster that takes its nodes back."""
 
-_KILLS = frozenset({signal.SIGKILL, *(signal.Signals(-status) for status in _FROM_OUTSIDE)})
+_KNOWN = tomllib.loads((resources.files("autotune") / "data" / "failures.toml").read_text("utf-8"))
+_TEXTS = {name: _any(*patterns) for name, patterns in _KNOWN["texts"].items()}
+_LINES = {name: _any(*patterns) for name, patterns in _KNOWN["lines"].items()}
+_KINDS = [(FailureKind(kind), _TEXTS[name]) for kind, name in _KNOWN["kinds"]]
+_ERROR = _any(*(_LINES[name].pattern for name in ("fatal", "logged", "error")))
+
+_FROM_OUTSIDE = frozenset({signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2})
+"""Signals from outside, such as of a cluster that takes its nodes back."""
+
+_FAULTS = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE})
+"""Signals that no exception of Python explains."""
+
+_DEATHS = (*_FAULTS, signal.SIGABRT, signal.SIGTRAP, signal.SIGKILL)
+_DEADLY = {word: s for s in _DEATHS for word in (s.name, signal.strsignal(s), str(int(s)), str(128 + s))}
+"""What a program prints of a signal that ended another one."""
+
+
+def read_log(log: str | Path | None) -> str:
+    """Returns the text of a log; empty if it cannot be read."""
+    try:
+        return Path(log or "").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def last_lines(log: Path) -> tuple[str, ...]:
+    """Returns the last lines of a log, and errors and fatal lines before them, each cut to 500 characters.
+
+    Of a run of stack frames only the first counts as a line.
+    """
+    text = read_log(log).partition("\nFlags:\n\t")[0]  # all flags of XLA, after a bad value
+    lines = _without_frames([x[:500] for x in text.splitlines() if x.strip() and not _LINES["noise"].search(x)])
+    before, last = lines[:-LAST_LINES], lines[-LAST_LINES:]
+    fatal = [line for line in before if _LINES["fatal"].search(line)]
+    errors = [line for line in before if _LINES["logged"].search(line) and line not in fatal]
+    return (*errors[-REASONS:], *fatal[:REASONS], *last)
+
+
+def _without_frames(lines: Sequence[str]) -> list[str]:
+    frames = [False, *(_LINES["frame"].search(line) is not None for line in lines)]
+    return [line for i, line in enumerate(lines) if not all(frames[i : i + 2])]
 
 
 def classify_failure(
-    *,
-    exit_status: int | None,
-    phase: str,
-    error_type: str | None,
-    message: str | None,
-    last_lines: tuple[str, ...],
+    *, exit_status: int | None, phase: str, error_type: str | None, message: str | None, last_lines: tuple[str, ...],
     log: str | None,
-) -> Failure:
-    """Classifies the end of a worker; `exit_status` is negative for a signal, None if the guard vanished."""
-    kind, said = _judge(exit_status, phase, error_type, (message or "").strip(), last_lines)
+) -> Failure:  # fmt: skip
+    """Classifies the end of a worker.
+
+    Args:
+        exit_status: Negative for a signal, 128 + n for one that a shell reports; None if the guard vanished.
+        error_type: Of the exception that the worker reported; else it is looked for in `last_lines`.
+        last_lines: Of its log, as `last_lines` returns them: those before the last 20 decide nothing unless fatal.
+    """
+    lines = _without_frames([plain(line) for line in last_lines])
+    lines = [*filter(_LINES["fatal"].search, lines[:-LAST_LINES]), *lines[-LAST_LINES:]]
+    told = (error_type, (message or "").strip()) if error_type else None
+    if exit_status is not None and exit_status >= 0:
+        told = told or last_exception(lines)
+    number = _signal_of(exit_status or 0, lines)
+    if (exit_status or 0) >= 0 and told and number:  # a launcher ends the peers of a process that raised an exception
+        is_by_signal = number in _FAULTS or FOLLOW_UP.search(": ".join(told))
+        told, number = (None, number) if is_by_signal else (told, None)
+    kind, said = _judge(exit_status, phase, told, number, lines)
     return Failure(
-        kind=kind,
-        message=said,
-        phase=phase,
+        kind=kind, message=said, phase=phase, log=log, last_lines=last_lines,
         exit_status=exit_status if exit_status is None or exit_status >= 0 else None,
-        signal=signal.Signals(-exit_status).name if exit_status is not None and exit_status < 0 else None,
-        log=log,
-        last_lines=last_lines,
-    )
+        signal=number.name if number is not None else None,
+    )  # fmt: skip
+
+
+def _signal_of(exit_status: int, lines: Sequence[str]) -> signal.Signals | None:
+    """Returns the signal that ended a program or, as its launcher reports it, one of its processes."""
+    number = -exit_status if exit_status < 0 else exit_status - 128
+    if number in signal.Signals.__members__.values():
+        return signal.Signals(number)
+    signs = filter(None, map(_TEXTS["signal"].search, lines)) if exit_status >= 0 else ()
+    found = [_DEADLY[word] for s in signs if (word := s[s.lastindex or 0]) in _DEADLY]
+    return next((s for s in found if s is not signal.SIGKILL), next(iter(found), None))
 
 
 def _judge(
-    exit_status: int | None, phase: str, error_type: str | None, message: str, last_lines: tuple[str, ...]
+    exit_status: int | None, phase: str, told: tuple[str, str] | None, number: signal.Signals | None, lines: list[str]
 ) -> tuple[FailureKind, str]:
     if exit_status is None:
         return FailureKind.LAUNCH, "the guard of the worker vanished; was it killed from outside?"
-    text = "\n".join([message, *(line for line in last_lines if not _HARMLESS.search(line))])
-    if exit_status != 0 and (judged := _judge_device(text)) is not None:
+    if exit_status != 0 and (shares := next(filter(_TEXTS["two_shares"].search, lines), None)):
+        return FailureKind.NOT_APPLIED, f"its share of the GPU's memory is set twice: {_clean(shares)}"
+    # A reported exception goes first: the log may hold older lines.
+    errors = [line for line in lines if not _LINES["harmless"].search(line)]
+    if told and told[1]:
+        errors = ": ".join(told).splitlines()
+    if (told or exit_status != 0) and (judged := _judge_lines(errors, told is not None, number is not None)):
         return judged
-    # A reported exception goes first: the log may hold older, harmless lines.
-    for kind, pattern in _TABLE:
-        found = pattern.search(message if error_type and message else text)
-        if found and (error_type is not None or exit_status != 0):
-            return kind, _line_with(found, text)
-    if exit_status in _FROM_OUTSIDE:
-        return FailureKind.LAUNCH, f"ended from outside by {signal.Signals(-exit_status).name} in phase {phase}"
-    if exit_status < 0:
-        name = signal.Signals(-exit_status).name
-        if exit_status == -signal.SIGKILL:
-            return FailureKind.OUT_OF_MEMORY if is_kernel_kill(text) else FailureKind.CRASH, (
-                f"killed by {name} in phase {phase}; if nobody killed it, the kernel did for want of memory"
-            )
-        return FailureKind.CRASH, f"died of {name} in phase {phase}"
+    reason = reason_in(errors)
+    if number in _FROM_OUTSIDE:
+        return FailureKind.LAUNCH, f"ended from outside by {number.name} in phase {phase}{reason}"
+    if number is not None and told is None:
+        hint = "; if nobody killed it, the kernel did for want of memory" if number is signal.SIGKILL else ""
+        return FailureKind.CRASH, f"died of {number.name} in phase {phase}{reason}{hint}"
+    if told is not None:
+        return _judge_exception(phase, *told)
+    if exit_status == 127:
+        return FailureKind.LAUNCH, f"the worker's command cannot be started{''.join(f': {x}' for x in lines[-1:])}"
+    if exit_status != 0 and (device := next(filter(_TEXTS["device"].search, errors), None)):
+        return FailureKind.CRASH, _clean(device)
+    if phase == "launch" and exit_status != 0:
+        return FailureKind.LAUNCH, f"ended with status {exit_status} before it spoke{reason}"
+    return FailureKind.NO_RESULT, f"ended with status {exit_status} in phase {phase} without a result{reason}"
+
+
+def _judge_lines(lines: Sequence[str], is_exception: bool, is_signal: bool) -> tuple[FailureKind, str] | None:
+    """Classifies by the first known kind: only an error's line decides and, after a signal, of a launch a fatal one."""
+    for kind, pattern in _KINDS:
+        needed = _LINES["fatal"] if is_signal and kind is FailureKind.LAUNCH else _ERROR
+        found = (line for line in lines if pattern.search(line) and (is_exception or needed.search(line)))
+        if line := next(found, None):
+            is_new = _TEXTS["no_gpu"].search(line) and not line.startswith(NO_GPU)
+            return kind, f"{NO_GPU}: {line}"[:400] if is_new else _clean(line)
+    return None
+
+
+def _judge_exception(phase: str, error_type: str, message: str) -> tuple[FailureKind, str]:
     if error_type == "NoResult":  # said by the reader of a program's output
         return FailureKind.NO_RESULT, message or "no result"
-    if error_type is not None:
-        is_compilers = phase == "compile" and "Runtime" in error_type
-        kind = FailureKind.COMPILE_ERROR if is_compilers else FailureKind.WORKLOAD_ERROR
-        return kind, f"{error_type}: {message.splitlines()[0] if message else 'no message'}"
-    if exit_status == 127:
-        said = f": {last_lines[-1]}" if last_lines else ""
-        return FailureKind.LAUNCH, f"the worker's command cannot be started{said}"
-    if phase == "launch" and exit_status != 0:
-        return FailureKind.LAUNCH, f"ended with status {exit_status} before it spoke"
-    return FailureKind.NO_RESULT, f"ended with status {exit_status} in phase {phase} without a result"
+    kind = FailureKind.WORKLOAD_ERROR
+    if phase == "compile" and "Runtime" in error_type:
+        kind = FailureKind.COMPILE_ERROR
+    elif phase not in ("launch", "import", "build") and _TEXTS["device"].search(message):
+        kind = FailureKind.CRASH
+    return kind, f"{error_type}: {message.splitlines()[0] if message else 'no message'}"
 
 
-def _judge_device(text: str) -> tuple[FailureKind, str] | None:
-    """Classifies problems of the worker's GPU, if any."""
-    if found := _TWO_SHARES.search(text):
-        return FailureKind.NOT_APPLIED, f"its share of the GPU's memory is set twice: {_line_with(found, text)}"
-    if found := _NO_GPU.search(text):
-        line = _line_with(found, text)
-        return FailureKind.LAUNCH, line if line.startswith(NO_GPU) else f"{NO_GPU}: {line}"
-    return None
+def reason_in(lines: Sequence[str]) -> str:
+    """Returns a colon and the first fatal line, else the last error that was logged; empty without one."""
+    reasons = [*filter(_LINES["fatal"].search, lines), *reversed([*filter(_LINES["logged"].search, lines)])]
+    return "".join(f": {_clean(line)}" for line in reasons[:1])
+
+
+def _clean(line: str) -> str:
+    """Removes the time from a line; at most 400 characters are left."""
+    return _LINES["time"].sub("", line).strip()[:400]
 
 
 def is_not_installed(failure: Failure) -> bool:
@@ -145,26 +180,15 @@ def is_without_gpu(failure: Failure) -> bool:
 def collision_of(failure: Failure) -> str:
     """Returns what a process wanted that another one has, ``port`` or ``lock``; empty if it does not say so."""
     said = "\n".join([failure.message, *failure.last_lines])
-    return next((what for what, pattern in _COLLISIONS.items() if pattern.search(said)), "")
+    return next((what for what in ("port", "lock") if _TEXTS[what].search(said)), "")
 
 
 def may_be_killed_from_outside(failure: Failure) -> bool:
     """Whether something outside may have killed a worker, so that a retry may go well."""
-    return (
-        failure.signal is not None
-        and failure.kind in (FailureKind.LAUNCH, FailureKind.CRASH)
-        and (signal.Signals[failure.signal] in _KILLS)
-    )
+    from_outside = {number.name for number in (signal.SIGKILL, *_FROM_OUTSIDE)}
+    return failure.kind in (FailureKind.LAUNCH, FailureKind.CRASH) and failure.signal in from_outside
 
 
 def is_kernel_kill(text: str) -> bool:
     """Whether an output reports that the kernel's OOM killer ended a process."""
     return "oom-kill" in text or "oom_kill" in text
-
-
-def _line_with(found: re.Match[str], text: str) -> str:
-    """Returns the line of a match, at most 400 characters."""
-    for line in text.splitlines():
-        if found.group(0) in line:
-            return line.strip()[:400]
-    return found.group(0)

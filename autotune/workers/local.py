@@ -21,7 +21,7 @@ from autotune.model.records import MemoryUse
 from autotune.model.spec import StudySpec
 from autotune.model.time_limits import TimeLimits, limits_after
 from autotune.workers.base import GuardedProcess, Progress, Worker, WorkerFailed, listen
-from autotune.workers.failures import classify_failure, is_not_installed, is_without_gpu
+from autotune.workers.failures import classify_failure, is_not_installed, is_without_gpu, last_lines, reason_in
 from autotune.workers.settings_check import MEMORY_VARIABLES, check_environment, check_options
 
 STOP_PATIENCE_S = 5.0
@@ -234,14 +234,14 @@ class LocalWorker(Worker):
         ends = {rank: p.end for rank, p in enumerate(self._processes) if p.end is not None}
         silent = [r for r, end in ends.items() if r not in errors and (end["exit_status"] or 0) < 0]
         rank = next(iter([*silent, *ends]))
-        end, error = ends[rank], errors.get(rank)
+        end, error, log = ends[rank], errors.get(rank), self._processes[rank].log
         failure = classify_failure(
             exit_status=end["exit_status"],
             phase=str(error["phase"]) if error else self._phase,
             error_type=str(error["error_type"]) if error else None,
             message=str(error["message"]) if error else None,
-            last_lines=tuple(end["last_lines"]),
-            log=str(self._processes[rank].log),
+            last_lines=last_lines(log) or tuple(end["last_lines"]),
+            log=str(log),
         )
         is_lasting = is_without_gpu(failure) or is_not_installed(failure)
         return WorkerFailed(failure, infrastructure=failure.kind is FailureKind.LAUNCH and not is_lasting)
@@ -250,9 +250,9 @@ class LocalWorker(Worker):
         """Ends the worker and makes a failure found by the driver, with the last lines of the log."""
         phase = self._phase
         self.close()
-        lines = next((p.end["last_lines"] for p in self._processes if p.end and p.end["last_lines"]), ())
-        log = str(self._processes[0].log)
-        return WorkerFailed(Failure(kind=kind, message=message, phase=phase, log=log, last_lines=tuple(lines)))
+        lines = next(filter(None, (last_lines(p.log) for p in self._processes)), ())
+        log, said = str(self._processes[0].log), message + (reason_in(lines) if kind is FailureKind.HANG else "")
+        return WorkerFailed(Failure(kind=kind, message=said, phase=phase, log=log, last_lines=lines))
 
 
 def first_step(spec: StudySpec) -> int:

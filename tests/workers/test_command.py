@@ -51,6 +51,8 @@ def test_steps_and_losses_of_an_unknown_program_are_read(start: Start, tmp_path:
         ("oom", FailureKind.OUT_OF_MEMORY),
         ("hang", FailureKind.HANG),
         ("raise", FailureKind.WORKLOAD_ERROR),
+        ("swallowed", FailureKind.WORKLOAD_ERROR),
+        ("status of a shell", FailureKind.CRASH),
     ],
 )
 def test_what_goes_wrong_in_a_program_is_named(start: Start, fault: str, kind: FailureKind) -> None:
@@ -60,6 +62,10 @@ def test_what_goes_wrong_in_a_program_is_named(start: Start, fault: str, kind: F
     assert error.value.failure.kind is kind
     assert error.value.failure.phase == "step"
     assert any("step 13:" in line for line in error.value.failure.last_lines)
+    assert error.value.failure.exit_status == {"swallowed": 0, "status of a shell": 139, "oom": 1, "raise": 1}.get(
+        fault
+    )
+    assert ("waiting for rank 3" in error.value.failure.message) == (fault == "hang")
 
 
 def test_a_loss_that_is_not_a_number_is_read_as_such(start: Start) -> None:

@@ -31,7 +31,7 @@ def end_of(
         (end_of(1, phase="step", error=("MemoryError", "MemoryError")), FailureKind.OUT_OF_MEMORY),
         (end_of(1, error=("JaxRuntimeError", "INTERNAL: No supported config found")), FailureKind.COMPILE_ERROR),
         (end_of(1, error=("JaxRuntimeError", "INTERNAL: whatever")), FailureKind.COMPILE_ERROR),
-        (end_of(1, phase="step", error=("JaxRuntimeError", "INTERNAL: whatever")), FailureKind.WORKLOAD_ERROR),
+        (end_of(1, phase="step", error=("JaxRuntimeError", "INTERNAL: whatever")), FailureKind.CRASH),
         (end_of(1, phase="build", error=("ValueError", "heads must divide")), FailureKind.WORKLOAD_ERROR),
         (end_of(1, "Out of memory once", phase="step", error=("KeyError", "'loss'")), FailureKind.WORKLOAD_ERROR),
         (end_of(1, phase="import", error=("XlaRuntimeError", PORT)), FailureKind.LAUNCH),
@@ -112,7 +112,7 @@ def test_memory_that_is_missing_is_one_whatever_was_said_before(line: str, exit_
 
 def test_the_message_of_a_crash_is_not_that_of_a_harmless_line() -> None:
     failure = end_of(1, *BENIGN, REAL[1], phase="step")
-    assert failure.message.startswith("E1122")
+    assert failure.message.startswith("pjrt_stream_executor_client.cc:3085]")
 
 
 def test_secrets_in_last_words_are_redacted() -> None:
