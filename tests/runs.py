@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -14,7 +14,7 @@ from autotune.machine.telemetry import NO_METER, NO_WATCH
 from autotune.measure.compare import InterleavedBlocks
 from autotune.measure.loss_gate import LossTrace
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import Pair, WorkPerStep
+from autotune.model.measurement import Failure, FailureKind, Pair, WorkPerStep
 from autotune.model.records import (
     AaRecord,
     AblationResult,
@@ -26,13 +26,22 @@ from autotune.model.records import (
 )
 from autotune.model.spec import StudySpec
 from autotune.results.winner import Conditions, Winner
-from autotune.rundir.store import Store
+from autotune.rundir.store import RECORDS, Store
 from autotune.settings.space import Parameter, SearchSpace
 from autotune.stats.estimates import Estimate
 from autotune.study.stages import run_study
-from autotune.workers.base import Launcher, Worker
+from autotune.workers.base import Launcher, Progress, Worker, WorkerFailed
 from harness.simulated import GivenSetup, given_run
-from harness.simulated_machine import parse_simulated
+from harness.simulated_machine import SimulatedLauncher, SimulatedWorker, parse_simulated
+from harness.tally import tally_of
+
+Found = TypeVar("Found")
+
+
+def there(found: Found | None) -> Found:
+    """What must be there."""
+    assert found is not None
+    return found
 
 
 def interleaved_pairs(
@@ -47,6 +56,69 @@ def interleaved_pairs(
     traces = (LossTrace(spec, reference.report), LossTrace(spec, candidate.report))
     blocks = InterleavedBlocks(context, Path("nowhere"), (reference, candidate), traces)
     return blocks.measure(stop, seed="test")
+
+
+class Noting(SimulatedLauncher):
+    """Notes what it starts, and lets a test act before each start, by raising, or on the worker after it."""
+
+    def __init__(
+        self,
+        spec: StudySpec,
+        *,
+        before: Callable[[FlagSet, Path], object] = lambda settings, folder: None,
+        after: Callable[[SimulatedWorker, FlagSet, Path], object] = lambda worker, settings, folder: None,
+    ) -> None:
+        super().__init__(spec)
+        self.started: list[tuple[FlagSet, Path]] = []
+        self.before, self.after = before, after
+
+    def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> SimulatedWorker:
+        self.started.append((settings, folder))
+        self.before(settings, folder)
+        worker = super().start(settings, folder, progress=progress)
+        self.after(worker, settings, folder)
+        return worker
+
+    @property
+    def sets(self) -> list[FlagSet]:
+        """What was started, without the share of the device's memory."""
+        return [settings.without("XLA_CLIENT_MEM_FRACTION") for settings, _ in self.started]
+
+
+Times = tuple[float, ...]
+
+
+def on_blocks(worker: SimulatedWorker, act: Callable[[Times, int], Times | None]) -> None:
+    """Calls `act` with the times of each block and the number of steps before it; what it returns takes their place."""
+    run, done = worker.run_block, 0
+
+    def run_block(steps: int) -> Times:
+        nonlocal done
+        times, done = run(steps), done + steps
+        return act(times, done - steps) or times
+
+    worker.run_block = run_block  # type: ignore[method-assign]
+
+
+def failed(kind: FailureKind, message: str = "m", *, is_outer: bool = False, **more: Any) -> WorkerFailed:
+    """What a worker raises that fails in a step, or in a `phase`; `is_outer`: by no fault of its own."""
+    failure = Failure.model_validate({"kind": kind, "message": message, "phase": "step", **more})
+    return WorkerFailed(failure, infrastructure=is_outer)
+
+
+def rewrite(run: Path, change: Callable[[list[dict[str, Any]]], list[dict[str, Any]] | None]) -> Store:
+    """Changes the records of a run by hand, and opens it anew."""
+    file = run / RECORDS
+    records = [json.loads(line) for line in file.read_text().splitlines()]
+    file.write_text("".join(json.dumps(r) + "\n" for r in change(records) or records))
+    return Store.open(run)
+
+
+def is_whole(run: Path, trials: int) -> None:
+    """Every trial is there once, with its samples, and one conclusion."""
+    tally = tally_of(run)
+    assert (tally["trials"], tally["conclusions"]) == (trials, 1)
+    assert tally["lost"] == tally["doubled"] == tally["sets_measured_twice"] == tally["trials_with_wrong_samples"] == 0
 
 
 class Told:

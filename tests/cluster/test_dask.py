@@ -13,6 +13,8 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.runs import there
+
 pytest.importorskip("distributed", reason="Dask is not installed")
 
 from autotune.cluster.dask_engine import DaskEngine
@@ -136,8 +138,7 @@ while True:
 """
     worker = cluster.join()
     with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True) as driver:
-        assert driver.stdout is not None
-        below = [psutil.Process(int(pid)) for pid in driver.stdout.readline().split()]
+        below = [psutil.Process(int(pid)) for pid in there(driver.stdout).readline().split()]
         assert below
         with pytest.raises(LaunchError, match="must have one study at a time"):
             DaskEngine(STUDY, address=cluster.address, command=LANE)

@@ -23,6 +23,7 @@ from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
 from autotune.settings.catalog import load_catalog
 from tests.compiler.rules import COMBINE, Rules, screen
+from tests.runs import there
 
 WIDTH = "xla_cpu_prefer_vector_width"
 MARKER = "/tmp/folder/dump"
@@ -97,8 +98,7 @@ def run_screen(job: CompileJob, cache: Path) -> Any:
 @pytest.mark.gate
 def test_flags_act_on_the_cpu_though_building_starts_a_backend(tmp_path: Path) -> None:
     report, _ = run_screen(job_of("small_workload:make", None, touch=True), tmp_path)
-    assert report.canary is not None
-    assert report.canary.settings in CPU_CANARIES
+    assert there(report.canary).settings in CPU_CANARIES
     assert len(kept(tmp_path)) == report.compiled_count >= 2
 
 
@@ -156,10 +156,7 @@ def lying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], No
 @pytest.mark.gate
 @pytest.mark.parametrize(
     ("lie", "asked", "said"),
-    [
-        ("''", {}, "does not say that it read them"),
-        (f"flags + ' --{WIDTH}=128'", {WIDTH: "256"}, "became 128"),
-    ],
+    [("''", {}, "does not say that it read them"), (f"flags + ' --{WIDTH}=128'", {WIDTH: "256"}, "became 128")],
 )
 def test_worker_that_lies_is_found_by_the_proof_and_nothing_is_kept(
     tmp_path: Path, lying: Callable[[str], None], lie: str, asked: dict[str, str], said: str

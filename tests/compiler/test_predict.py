@@ -16,6 +16,7 @@ from autotune.compiler.predict import (
 from autotune.compiler.program import Collective, CompiledProgram, Op, OpKind
 from autotune.compiler.targets import Network, Target, Topology, load_target
 from autotune.results.screen_words import predicted_lines
+from tests.runs import there
 
 NETWORK = Network(
     nvlink_links=10,
@@ -273,7 +274,6 @@ def test_switch_that_reduces_beats_the_ring() -> None:
     ],
 )
 def test_collectives_take_what_xla_measured(target: str, kind: str, size: int, measured_us: float) -> None:
-    network = load_target(target).network
-    assert network is not None
+    network = there(load_target(target).network)
     ratio = collective_time(collective(kind, size), network, 8) / (measured_us * 1e-6)
     assert 0.7 < ratio < 1.3

@@ -33,6 +33,7 @@ from tests.compiler.rules import (
     screen,
     space,
 )  # fmt: skip
+from tests.runs import there
 
 DOMAINS = {
     COMBINE: ["7", "11"],
@@ -216,8 +217,7 @@ def test_ctrl_c_shows_what_is_known_and_the_same_command_goes_on(tmp_path: Path)
     out, errors = run.communicate(timeout=60)
     assert run.returncode == STOPPED, errors
     assert "not screened" in out
-    kept = re.search(r"(\d+) compiled in", out)
-    assert kept is not None
+    kept = there(re.search(r"(\d+) compiled in", out))
     assert int(kept[1]) >= 3
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=120)
     assert "not screened" not in done.stdout

@@ -22,6 +22,7 @@ from autotune.compiler.targets import (
 from autotune.machine.gpus import GpuFacts
 from autotune.model.errors import SettingError, StudyFileError
 from autotune.model.flags import FlagSet
+from tests.runs import there
 
 
 @pytest.mark.parametrize("name", target_names())
@@ -41,12 +42,7 @@ def test_peak_of_a_packaged_target_follows_from_its_cores() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "products", "share"),
-    [
-        ("h200", 512, 0.92),
-        ("b200", 1024, 0.94),
-        ("b300", 1024, 0.94),
-    ],
+    ("name", "products", "share"), [("h200", 512, 0.92), ("b200", 1024, 0.94), ("b300", 1024, 0.94)]
 )
 def test_peaks_follow_from_the_cores_at_some_share_of_the_boost_clock(name: str, products: int, share: float) -> None:
     # All matrix units at once stay below the boost clock; so does what the data sheets call the peak.
@@ -106,11 +102,9 @@ def test_gpu_that_differs_from_its_table_is_described_by_itself() -> None:
 def test_target_is_the_attached_gpu_of_the_kind_that_ran(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(targets, "gpu_facts", lambda environment: (H100, dataclasses.replace(H100, name="other")))
     for kind in (None, "NVIDIA H100 80GB HBM3"):
-        here = target_here(kind)
-        assert here is not None
+        here = there(target_here(kind))
         assert 'driver_version: "12.4.0"' in here.config_text
-    elsewhere = target_here("NVIDIA H200")
-    assert elsewhere is not None
+    elsewhere = there(target_here("NVIDIA H200"))
     assert elsewhere.config_text == load_target("h200").config_text
     assert target_here("NVIDIA H7") is None
     monkeypatch.setattr(targets, "gpu_facts", lambda environment: ())

@@ -19,7 +19,7 @@ from autotune.study.stages import run_study
 from harness.fake_nvml import ENERGY, NOT_SUPPORTED, FakeNvml, missing
 from harness.simulated import GivenSetup, given_run
 from harness.simulated_machine import SimulatedLauncher, SimulatedWorker
-from tests.runs import SPACE, Diary, asking, replay_study
+from tests.runs import SPACE, Diary, asking, replay_study, there
 
 pynvml = load_nvml()
 compiles = pytest.mark.skipif(bool(missing()), reason=missing())
@@ -113,8 +113,7 @@ METER = EnergyMeter(read_j=lambda: 0.0, shortest_s=0.2)
 
 
 def test_energy_is_per_step() -> None:
-    use = METER.use_of([pair(i, reference_j=40.0, candidate_j=10.0 + 0.01 * i) for i in range(10)])
-    assert use is not None
+    use = there(METER.use_of([pair(i, reference_j=40.0, candidate_j=10.0 + 0.01 * i) for i in range(10)]))
     assert use.reference_step_j == 10.0
     assert use.candidate_step_j == pytest.approx(5.02, abs=0.01)
 
@@ -168,18 +167,15 @@ def metered_run(path: Path, *, mode: str, **replay: Any) -> Store:
 @pytest.mark.parametrize("mode", ["interleaved", "aba"])
 def test_every_measurement_of_a_study_keeps_its_joules(tmp_path: Path, mode: str) -> None:
     store = metered_run(tmp_path, mode=mode)
-    aa_run = store.last(AaRecord)
-    assert aa_run is not None
-    assert aa_run.comparison.energy is not None
-    assert aa_run.comparison.energy.candidate_step_j == pytest.approx(3.0, rel=0.01)
+    aa_run = there(store.last(AaRecord))
+    assert there(aa_run.comparison.energy).candidate_step_j == pytest.approx(3.0, rel=0.01)
     measured = [r for r in store.of(TrialResult) if r.comparison is not None]
     assert measured
     for result in measured:
         assert result.comparison is not None
-        assert result.comparison.energy is not None
         wanted = 0.5 if result.settings.get("xla_b") == "1" else 1.0
         wanted = 2.0 if result.settings.get("xla_a") == "1" else wanted
-        assert result.comparison.energy.candidate_step_j == pytest.approx(3.0 * wanted, rel=0.01)
+        assert there(result.comparison.energy).candidate_step_j == pytest.approx(3.0 * wanted, rel=0.01)
         assert all(p.reference_j and p.candidate_j for p in store.pairs(result.directory or ""))
     assert all(r.energy is not None for r in store.of(ConfirmRun))
 

@@ -28,11 +28,7 @@ def test_worker_gets_exactly_the_settings_and_the_callers_site() -> None:
     assert "NCCL_PROTO" not in env
     assert "OMP_NUM_THREADS" not in env
     assert "XLA_PYTHON_CLIENT_MEM_FRACTION" not in env
-    assert (env["NCCL_SOCKET_IFNAME"], env["CUDA_VISIBLE_DEVICES"], env["HF_TOKEN"]) == (
-        "eth0",
-        "1",
-        "hf_secret",
-    )
+    assert (env["NCCL_SOCKET_IFNAME"], env["CUDA_VISIBLE_DEVICES"], env["HF_TOKEN"]) == ("eth0", "1", "hf_secret")
     assert env["JAX_COORDINATOR_ADDRESS"] == "10.0.0.1:1"
     assert env["JAX_PLATFORMS"] == "cuda,cpu"  # without the CPU a program's host callbacks fail
     assert env["JAX_ENABLE_COMPILATION_CACHE"] == "false"

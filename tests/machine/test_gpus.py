@@ -34,14 +34,7 @@ def test_a_figure_that_a_gpu_does_not_give_is_left_open() -> None:
 
 
 @pytest.mark.parametrize(
-    ("visible", "indices"),
-    [
-        (None, [0, 1, 2]),
-        ("2,0", [2, 0]),
-        ("", []),
-        ("2,9,0", [2]),
-        ("GPU-b", [1]),
-    ],
+    ("visible", "indices"), [(None, [0, 1, 2]), ("2,0", [2, 0]), ("", []), ("2,9,0", [2]), ("GPU-b", [1])]
 )
 def test_gpus_are_visible_as_cuda_reads_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visible: str | None, indices: list[int]

@@ -30,6 +30,7 @@ from harness.fake_nvml import (
     missing,
     uuid_of,
 )
+from tests.runs import there
 
 pynvml = load_nvml()
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
@@ -60,11 +61,7 @@ def nothing(arm: str) -> None: ...
 
 
 def run_blocks(
-    watch: GpuWatch,
-    during: Callable[[str], None] = nothing,
-    *,
-    before: Callable[[str], None] = nothing,
-    looks: int = 0,
+    watch: GpuWatch, during: Callable[[str], None] = nothing, *, before: Callable[[str], None] = nothing, looks: int = 0
 ) -> Telemetry:
     """One block of each arm with exactly so many samples, at its end."""
 
@@ -246,8 +243,7 @@ def test_a_library_without_functions_tells_what_it_can(tmp_path: Path) -> None:
     with fake.loaded():
         watch = GpuWatch(pynvml, None)
         found = run_blocks(watch, looks=2)
-    assert found.during is not None
-    assert found.during.candidate.held_back == {}, "two looks are too few to say anything"
+    assert there(found.during).candidate.held_back == {}, "two looks are too few to say anything"
     (warning,) = found.warnings
     assert warning.startswith("GPU 0 was held back by heat (hardware) in ")
 

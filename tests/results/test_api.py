@@ -13,7 +13,7 @@ import pytest
 import autotune
 from autotune.model.errors import RunDirectoryError
 from autotune.rundir.store import Store
-from tests.runs import replay_study
+from tests.runs import replay_study, there
 
 HEAVY = ("jax", "scipy", "pandas", "jinja2", "rich", "sqlalchemy", "alembic", "optuna", "pydantic")
 
@@ -47,8 +47,7 @@ def test_a_study_as_an_object(finished: Store) -> None:
     assert s.trials is s.trials
     assert s.settings.shape == (40, 4)
     assert s.steps["step_s"].gt(0).all()
-    assert s.winner is not None
-    assert dict(s.winner.settings) == {"NCCL_DEBUG": "WARN", "xla_a": "1", "xla_d": "2"}
+    assert dict(there(s.winner).settings) == {"NCCL_DEBUG": "WARN", "xla_a": "1", "xla_d": "2"}
     assert set(s.effects()["setting"]) == {"xla_a", "xla_b", "xla_c", "xla_d"}
     assert re.search(r"7\.[89] % faster", repr(s))  # 7.85 %: 0.95 * 0.97
     assert re.search(r"7\.[89] % faster", s._repr_html_())

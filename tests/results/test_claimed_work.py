@@ -17,7 +17,7 @@ from autotune.model.records import CONFIRM, ISOLATED, RECORD, ConclusionRecord, 
 from autotune.results.format import format_estimate
 from autotune.results.recompute import disagreements
 from autotune.rundir.store import RECORDS, Store
-from tests.runs import Run
+from tests.runs import Run, there
 from tests.study.test_per_token import BIG, SPACE, sets, study
 
 Record = dict[str, Any]
@@ -39,8 +39,7 @@ def forged(store: Store, change: Callable[[Record], None]) -> Store:
         made = standing(plan, runs, trial=found.trial, most=most, min_effect=0.005).result
         after[found.stage] = made
         record |= made.model_dump(mode="json", exclude={"at_s", "by"})
-    last = report_of(after[CONFIRM], after.get(ISOLATED), runs).estimate
-    assert last is not None
+    last = there(report_of(after[CONFIRM], after.get(ISOLATED), runs).estimate)
     for record in (r for r in records if r["kind"] == "conclusion"):
         record |= {"estimate": asdict(last), "sentence": f"ratio {format_estimate(last)}"}
     file.write_text("".join(json.dumps(r) + "\n" for r in records))
@@ -48,8 +47,7 @@ def forged(store: Store, change: Callable[[Record], None]) -> Store:
 
 
 def told(store: Store) -> list[str]:
-    conclusion = store.last(ConclusionRecord)
-    assert conclusion is not None
+    conclusion = there(store.last(ConclusionRecord))
     return disagreements(store, conclusion)
 
 

@@ -18,6 +18,7 @@ from autotune.results.winner import Conditions, conditions_of, differences, this
 from autotune.rundir.store import Store
 from harness.fake_cuda import make_cuda
 from harness.fake_nvml import FakeNvml, missing
+from tests.runs import there
 
 needs_nvml = pytest.mark.skipif(bool(missing()), reason=missing())
 
@@ -32,8 +33,7 @@ STATE = GpuState(
 @pytest.fixture
 def aa_run() -> AaRecord:
     """An A/A run whose reference ran on one H200."""
-    found = Store.open(Path(__file__).parents[1] / "rundir" / "small").last(AaRecord)
-    assert found is not None
+    found = there(Store.open(Path(__file__).parents[1] / "rundir" / "small").last(AaRecord))
     told = {"versions": MEASURED, "gpus": (STATE,), "device_kind": "NVIDIA H200"}
     return found.model_copy(update={"reference": found.reference.model_copy(update=told)})
 

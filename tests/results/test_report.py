@@ -31,7 +31,7 @@ from autotune.results.format import format_aa_run, format_energy
 from autotune.results.report import build, overview, render_html, render_markdown, render_overview
 from autotune.rundir.store import Store
 from tests.machine.test_energy import metered_run
-from tests.runs import record, replay_study
+from tests.runs import record, replay_study, there
 
 VOID = {"meta", "br", "img", "input", "link", "hr"}
 
@@ -179,9 +179,8 @@ def test_the_command_that_made_a_study_is_shown_as_a_user_types_it(tmp_path: Pat
 def test_what_the_machine_did_meanwhile_is_said_before_the_figures(finished: Store, tmp_path: Path) -> None:
     store = Store.create_or_resume(tmp_path, finished.spec, study_dir=tmp_path)
     measured = next(r for r in finished.of(TrialResult) if r.status is TrialStatus.MEASURED)
-    assert measured.comparison is not None
     warned = {"warnings": ("GPU 3 was held back by heat in 2 of 5 looks",)}
-    store.append(measured.model_copy(update={"comparison": measured.comparison.model_copy(update=warned)}))
+    store.append(measured.model_copy(update={"comparison": there(measured.comparison).model_copy(update=warned)}))
     store.close()
     assert f"trial {measured.number}: GPU 3 was held back by heat in 2 of 5 looks" in build(store)["warnings"]
 
@@ -290,8 +289,7 @@ def terminal(store: Store) -> str:
 
 
 def test_energy_stands_in_every_view(metered: Store) -> None:
-    aa_run = metered.last(AaRecord)
-    assert aa_run is not None
+    aa_run = there(metered.last(AaRecord))
     assert "energy: 3 J a step, of whole GPUs" in format_aa_run(aa_run)
     costly = next(r for r in metered.of(TrialResult) if r.settings.get("xla_a") == "1" and r.comparison)
     assert format_energy(costly).startswith("energy: 5.4 J a step")
@@ -312,8 +310,7 @@ def test_where_energy_is_not_known_nothing_speaks_of_it(finished: Store) -> None
 
 
 def test_aba_runs_are_told_from_pairs(alone: Store, metered: Store) -> None:
-    aa_run = alone.last(AaRecord)
-    assert aa_run is not None
+    aa_run = there(alone.last(AaRecord))
     assert any("in ABA runs" in line for line in format_aa_run(aa_run))
     assert "3 ABA runs" in terminal(alone)
     assert "ABA" not in terminal(metered)
@@ -328,8 +325,6 @@ SMALL = Path(__file__).parents[1] / "rundir" / "small"
 
 
 def test_it_stands_in_every_view(finished: Store) -> None:
-    record = finished.last(EffectsRecord)
-    assert record is not None
     html, markdown, shown = render_html(finished), render_markdown(finished), terminal(finished)
     for view in (html, markdown, shown):
         assert "(model, unverified)" in view
@@ -341,9 +336,8 @@ def test_it_stands_in_every_view(finished: Store) -> None:
 
 def test_a_frame_has_every_value_and_the_chart_what_may_act(finished: Store) -> None:
     study, record = load(finished.path), finished.last(EffectsRecord)
-    assert record is not None
     frame = study.estimated_effects()
-    tried = {(s.name, v.value) for s in record.settings for v in s.values}
+    tried = {(s.name, v.value) for s in there(record).settings for v in s.values}
     assert set(zip(frame.setting, frame.value, strict=True)) == tried
     row = frame[(frame.setting == "xla_a") & (frame.value == "1")].iloc[0]
     assert row.chance > 0.95

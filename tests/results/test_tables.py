@@ -25,12 +25,7 @@ def truth(settings: FlagSet) -> float:
 def comparison(ratio: float) -> Comparison:
     estimate = Estimate(ratio=ratio, low=ratio - 0.01, high=ratio + 0.01, level=0.95, pair_count=7)
     return Comparison(
-        estimate=estimate,
-        reference_step_s=1.0,
-        candidate_step_s=ratio,
-        pair_count=7,
-        mode="interleaved",
-        stopped="",
+        estimate=estimate, reference_step_s=1.0, candidate_step_s=ratio, pair_count=7, mode="interleaved", stopped=""
     )
 
 

@@ -128,12 +128,7 @@ FORGED: list[tuple[str, dict[str, Any], Change, str]] = [
     ("conclusion", {}, lambda r: r.update(soaked_s=1e6), "soaked for 1e"),
     ("finalist", {"stage": "confirm"}, lambda r: r["estimate"].update(figures(0.5)), "the record says 0.500"),
     ("finalist", {"stage": "confirm"}, lambda r: r["corrected"].update(figures(0.5)), "the record says 0.500"),
-    (
-        "finalist",
-        {"stage": "isolated"},
-        lambda r: r.update(verdict="slower"),
-        "give verdict faster, the record says",
-    ),
+    ("finalist", {"stage": "isolated"}, lambda r: r.update(verdict="slower"), "give verdict faster, the record says"),
     ("finalist", {"stage": "isolated"}, lambda r: r.update(process_count=9), "give process count 4, the record says 9"),
     ("finalist", {"stage": "isolated"}, lambda r: r["estimate"].update(figures(0.5)), "the record says 0.500"),
     ("finalist", {"stage": "isolated"}, lambda r: r.update(veto="it is slower"), "give vetoed False"),

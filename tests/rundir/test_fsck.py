@@ -22,7 +22,7 @@ from autotune.rundir.store import Store
 from autotune.study.stages import run_study
 from harness.simulated import GivenSetup, given_run
 from harness.tally import tally_of
-from tests.runs import SPACE, Diary, asking, record, replay_study
+from tests.runs import SPACE, Diary, asking, record, replay_study, there
 
 SPEC = replay_study(effects={"xla_a=1": 0.9}, noise={"white_sd": 1e-6}, failures={"xla_b=2": "crash"})
 TRIALS = 7
@@ -136,8 +136,7 @@ def test_a_trial_whose_record_is_lost_is_measured_again(run_dir: Path, made: Pat
 
 
 def test_proofs_of_a_lost_trial_are_made_again(run_dir: Path, made: Path) -> None:
-    conclusion = Store.open(run_dir).last(ConclusionRecord)
-    assert conclusion is not None
+    conclusion = there(Store.open(run_dir).last(ConclusionRecord))
     assert conclusion.trial is not None
     change_line(run_dir, line_of_trial(run_dir, conclusion.trial), lambda line: b"rubbish\n")
     assert any(f"names trial {conclusion.trial}, which is not there" in p.what for p in check_run(run_dir).problems)

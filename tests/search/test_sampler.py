@@ -175,11 +175,7 @@ def test_a_duplicate_is_no_second_measurement_but_tells_what_does_nothing() -> N
 
 
 def test_priors_lead_until_data_wash_them_out() -> None:
-    flags = {
-        **FLAGS,
-        "flag_02": Flag(default="false", p_active=0.8),
-        "flag_03": Flag(default="false", p_active=0.01),
-    }
+    flags = {**FLAGS, "flag_02": Flag(default="false", p_active=0.8), "flag_03": Flag(default="false", p_active=0.01)}
     made = AdditiveFlagSampler(SPACE, flags, seed=0, is_log_ratio=True)
     coded, model, _ = made.fit([])
     chance = dict(zip(coded.names, model.p_active(), strict=True))
@@ -301,14 +297,8 @@ def test_a_proposal_takes_no_longer_for_more_settings_in_a_group() -> None:
 
 
 def test_a_conditional_setting_is_searched_where_it_acts() -> None:
-    flags = {
-        "on": Flag(default="no"),
-        "depth": Flag(default=0, needs={"on": ["yes"]}),
-    }
-    space: dict[str, BaseDistribution] = {
-        "depth": IntDistribution(0, 3),
-        "on": CategoricalDistribution(["no", "yes"]),
-    }
+    flags = {"on": Flag(default="no"), "depth": Flag(default=0, needs={"on": ["yes"]})}
+    space: dict[str, BaseDistribution] = {"depth": IntDistribution(0, 3), "on": CategoricalDistribution(["no", "yes"])}
     study = optuna.create_study(sampler=AdditiveFlagSampler(space, flags, seed=0, is_log_ratio=True))
     for _ in range(7):
         trial = study.ask(space)

@@ -17,6 +17,7 @@ from autotune.stats.loss_check import (
     first_steps,
     spread_between,
 )
+from tests.runs import there
 
 LOSSES = [7.0, 6.5, 6.1, 5.9, 5.8]
 NORMS = [3.0, 2.5, 2.0, 1.5, 1.1]
@@ -24,11 +25,7 @@ NOTHING = LossSpread()
 
 
 def check(
-    losses: list[float] = LOSSES,
-    norms: list[float] = NORMS,
-    *,
-    spread: LossSpread = NOTHING,
-    dtype: str = "float32",
+    losses: list[float] = LOSSES, norms: list[float] = NORMS, *, spread: LossSpread = NOTHING, dtype: str = "float32"
 ) -> Mismatch | None:
     return compare_traces(first_steps(LOSSES, NORMS), first_steps(losses, norms), spread=spread, dtype=dtype)
 
@@ -41,15 +38,13 @@ def test_equal_traces_are_right() -> None:
 @pytest.mark.parametrize("step", [0, 4])
 def test_a_number_that_is_not_finite_is_wrong_whatever_the_tolerance(bad: float, step: int) -> None:
     wide = LossSpread(steps=(0,), losses=(1e9,), norms=(1e9,))
-    found = check([bad if i == step else v for i, v in enumerate(LOSSES)], spread=wide)
-    assert found is not None
+    found = there(check([bad if i == step else v for i, v in enumerate(LOSSES)], spread=wide))
     assert (found.step, found.quantity) == (step, "loss")
 
 
 def test_first_step_past_the_tolerance_is_named() -> None:
     norms = [3.0, 2.5, 2.2, 9.9, 9.9]
-    found = check(norms=norms)
-    assert found is not None
+    found = there(check(norms=norms))
     assert (found.step, found.quantity) == (2, "gradient norm")
     assert (found.expected, found.got) == (2.0, 2.2)
 
@@ -95,8 +90,7 @@ def test_rounding_that_nobody_showed_grows_as_was_seen_and_no_faster() -> None:
 
 
 def test_a_trace_that_ends_early_is_wrong() -> None:
-    found = check(LOSSES[:3])
-    assert found is not None
+    found = there(check(LOSSES[:3]))
     assert (found.step, found.got) == (3, None)
 
 
@@ -228,6 +222,5 @@ def test_half_as_much_again_is_found_even_where_no_reference_in_another_rounding
     honest = training(3, growth=1.1, first=1e-5)(0)
     for since in (0, 12, 60, 119):
         wrong = {i: StepLoss(v.loss * (1.5 if i >= since else 1.0), v.grad_norm) for i, v in honest.items()}
-        found = compare_traces(honest, wrong, spread=NOTHING, dtype=dtype)
-        assert found is not None
+        found = there(compare_traces(honest, wrong, spread=NOTHING, dtype=dtype))
         assert found.step == since

@@ -24,6 +24,7 @@ from autotune.stats.long_run import (
     stalled_total,
 )  # fmt: skip
 from harness.noise import NOISE_MODELS, Machine, Process, log_ratios, run_pairs
+from tests.runs import there
 
 CASES = 1000
 LOOKS = 3
@@ -194,8 +195,7 @@ def test_a_gain_that_stalls_take_a_part_of_is_not_what_a_typical_step_says() -> 
     typical = [math.log(r) for r in (0.7, 0.701, 0.699, 0.7)]
     estimate = estimate_processes(typical)
     assert slower_total(totals, typical, estimate) is None
-    found = apart_total(totals, typical, estimate)
-    assert found is not None
+    found = there(apart_total(totals, typical, estimate))
     assert found.low < 0.771 < found.high < 1.0
     assert apart_total(totals, [t.log_ratio for t in totals], estimate_processes([t.log_ratio for t in totals])) is None
 
@@ -203,8 +203,7 @@ def test_a_gain_that_stalls_take_a_part_of_is_not_what_a_typical_step_says() -> 
 def test_a_total_that_is_apart_and_not_surely_below_one_is_refused() -> None:
     totals = [TotalTime(log_ratio=math.log(r), reference=NONE, candidate=NONE) for r in (0.95, 1.0, 1.01, 0.97, 0.99)]
     typical = [math.log(0.8)] * 5
-    found = slower_total(totals, typical, estimate_processes(typical))
-    assert found is not None
+    found = there(slower_total(totals, typical, estimate_processes(typical)))
     assert found.ratio < 1.0 < found.high
 
 
@@ -225,8 +224,7 @@ def test_total_time_is_per_unit_of_work() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [{"steps": 0}, {"count": -1}, {"typical_s": 0.0}, {"lost_s": math.nan}, {"lost_s": math.inf}],
+    "wrong", [{"steps": 0}, {"count": -1}, {"typical_s": 0.0}, {"lost_s": math.nan}, {"lost_s": math.inf}]
 )
 def test_figures_that_no_run_gives_are_refused_in_a_record(wrong: dict[str, float]) -> None:
     good = {"steps": 40, "count": 1, "typical_s": 0.1, "lost_s": 1.0}

@@ -34,9 +34,8 @@ from autotune.study.stages import run_study
 from harness.simulated import GivenSetup
 from harness.simulated_machine import parse_simulated, simulation_of
 from harness.timed import SimulatedClock, TimedStudy
-from tests.runs import SPACE, Diary
+from tests.runs import EFFECTS, SPACE, Diary, there
 
-EFFECTS = {"xla_a=1": 0.95, "xla_b=1": 1.04, "xla_d=2": 0.97}
 MINUTE = 60.0
 
 
@@ -82,8 +81,7 @@ class Ended:
         self.table = run.time.timetable()
 
     def of(self, kind: Any) -> Any:
-        assert self.timed.store is not None
-        return self.timed.store.of(kind)
+        return there(self.timed.store).of(kind)
 
     @property
     def found(self) -> bool:
@@ -104,8 +102,7 @@ def keeps_its_time(ended: Ended, budget_s: float) -> None:
     if ended.conclusion is None:  # refused as soon as the reference had started
         assert ended.said("search.time_budget must hold"), name
         return
-    assert ended.table is not None
-    if not ended.table.is_enough:
+    if not there(ended.table).is_enough:
         assert ended.said("too small to find and prove anything"), name
     elif ended.found:
         assert ended.conclusion.outcome is Outcome.WINNER, (name, ended.diary.notes)
@@ -166,8 +163,7 @@ def test_a_study_that_is_stopped_and_goes_on_keeps_to_the_same_budget(stops: tup
     budget_s = 60 * MINUTE
     ended = Ended(study(0.1, 20.0, budget_s), stops=stops)
     keeps_its_time(ended, budget_s)
-    assert ended.conclusion is not None
-    assert ended.conclusion.outcome is Outcome.WINNER
+    assert there(ended.conclusion).outcome is Outcome.WINNER
 
 
 def test_a_budget_that_is_used_up_ends_the_search_also_in_the_next_session() -> None:
@@ -182,11 +178,10 @@ def test_a_budget_that_is_used_up_ends_the_search_also_in_the_next_session() -> 
 def test_a_budget_that_is_too_small_says_so_at_once_and_a_larger_one_goes_on_to_a_proof() -> None:
     small = study(0.25, 45.0, 30 * MINUTE)
     ended = Ended(small)
-    assert ended.table is not None
     first = next(i for i, note in enumerate(ended.diary.notes) if "too small to find and prove anything" in note)
     assert "the search ends" not in "".join(ended.diary.notes[:first])
     assert ended.conclusion is not None
-    needed_s = ended.table.needed_s
+    needed_s = there(ended.table).needed_s
     assert ended.conclusion.needed_s == needed_s
     assert not ended.of(TrialResult), "it spends nothing more"
     assert needed_s > 30 * MINUTE
@@ -265,8 +260,7 @@ def test_hanging_sets_do_not_use_up_the_time_of_the_proof() -> None:
 
 def test_the_split_is_told_before_the_search() -> None:
     ended = Ended(study(0.25, 20.0, 60 * MINUTE))
-    table = ended.table
-    assert table is not None
+    table = there(ended.table)
     assert format_timetable(table, asked=30) in ended.diary.notes[:2]
     assert 0 < table.reserved_s < table.budget_s - table.used_s
     assert len(ended.of(TrialResult)) <= table.trials
@@ -276,8 +270,7 @@ def test_gpu_hours_are_split_alike() -> None:
     spec = study(0.25, 20.0, None, search={"time_budget": None, "gpu_hours": 1.0})
     ended = Ended(spec)
     assert ended.timed.clock.now_s <= 66 * MINUTE
-    assert ended.conclusion is not None
-    assert ended.conclusion.outcome is Outcome.WINNER
+    assert there(ended.conclusion).outcome is Outcome.WINNER
     assert any(n.startswith("the budget of GPU hours") for n in ended.diary.notes[:2])
 
 
@@ -293,8 +286,7 @@ def test_the_search_as_it_was_spends_the_time_of_the_proof(monkeypatch: pytest.M
     monkeypatch.setattr(TimeLeft, "timetable", lambda self: None)
     ended = Ended(study(0.25, 20.0, 60 * MINUTE, trials=60, search={"sampler": "random"}))
     assert ended.found
-    assert ended.conclusion is not None
-    assert ended.conclusion.outcome is not Outcome.WINNER
+    assert there(ended.conclusion).outcome is not Outcome.WINNER
 
 
 @pytest.mark.gate
@@ -310,9 +302,7 @@ def test_what_a_proof_of_nothing_leaves_goes_back_to_the_search(monkeypatch: pyt
         assert "search" in stages[stages.index("confirm") :]
     before = ended.conclusion
     ended.go_on(spec)
-    assert ended.conclusion is not None
-    assert before is not None
-    assert ended.conclusion.sentence == before.sentence
+    assert there(ended.conclusion).sentence == there(before).sentence
 
 
 def test_where_what_follows_cannot_fit_any_more_the_time_is_the_finalist_s() -> None:
@@ -339,8 +329,5 @@ def test_what_there_was_no_time_to_prove_leaves_a_study_inconclusive() -> None:
 
 def loud(minutes: int, start_s: float, process_sd: float, ratio: float) -> StudySpec:
     """A study in which every setting has the same effect, and fresh processes differ."""
-    replay = {
-        "noise": {"white_sd": 0.002, "process_sd": process_sd},
-        "effects": dict.fromkeys(EFFECTS, ratio),
-    }
+    replay = {"noise": {"white_sd": 0.002, "process_sd": process_sd}, "effects": dict.fromkeys(EFFECTS, ratio)}
     return study(0.02, start_s, minutes * MINUTE, measure={"mode": "interleaved"}, replay=replay)

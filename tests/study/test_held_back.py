@@ -32,7 +32,7 @@ from autotune.workers.base import WorkerFailed
 from harness.fake_nvml import HW_THERMAL, SW_POWER_CAP, FakeNvml, missing
 from harness.simulated import GivenSetup, given_run
 from harness.simulated_machine import SimulatedLauncher, SimulatedWorker
-from tests.runs import SPACE, Diary, asking, replay_study
+from tests.runs import SPACE, Diary, asking, replay_study, there
 
 needs_nvml = pytest.mark.skipif(bool(missing()), reason=missing())
 ShareOf = Callable[[Mapping[str, str]], dict[str, float]]
@@ -112,8 +112,7 @@ def test_what_holds_one_arm_back_alone_is_named_and_vetoes_the_set(
         return {reason: 0.3 if (settings.get("xla_a") == "1") == (who == "candidate") else 0.0}
 
     store = heated_run(tmp_path / "run", fake, monkeypatch, share_of, mode)
-    conclusion = store.last(ConclusionRecord)
-    assert conclusion is not None
+    conclusion = there(store.last(ConclusionRecord))
     assert conclusion.outcome is Outcome.NOTHING_BEATS_THE_DEFAULT
     assert words in conclusion.sentence
     finalists = [f for f in store.of(FinalistResult) if f.settings.get("xla_a") == "1"]
@@ -132,8 +131,7 @@ def test_gpus_that_are_held_back_in_both_arms_alike_prove_what_they_prove(
 ) -> None:
     store = heated_run(tmp_path / "run", fake, monkeypatch, lambda _: {"sw_power_cap": 0.7}, "interleaved")
     conclusion, aa_run = store.last(ConclusionRecord), store.last(AaRecord)
-    assert conclusion is not None
-    assert conclusion.outcome is Outcome.WINNER
+    assert there(conclusion).outcome is Outcome.WINNER
     assert aa_run is not None
     assert aa_run.comparison.during is not None
     assert aa_run.comparison.during.candidate.held_back["sw_power_cap"] == pytest.approx(

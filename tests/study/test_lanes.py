@@ -26,7 +26,7 @@ from autotune.study.status import study_status
 from harness.simulated import GivenSetup, given_run
 from harness.simulated_machine import SimulatedLauncher
 from harness.tally import tally_of
-from tests.runs import SPACE, Diary, asking, replay_study
+from tests.runs import SPACE, Diary, asking, replay_study, there
 
 Fate = Callable[[str, Assignment], "list[Mapping[str, Any]] | None"]
 """What a lane says instead of doing a unit; None lets it do it."""
@@ -180,8 +180,7 @@ def test_a_unit_that_kills_lane_after_lane_is_recorded_as_lost(tmp_path: Path) -
     run_study(run)
     whole(run.store, 12)
     third = next(r for r in run.store.of(TrialResult) if r.number == 3)
-    assert third.failure is not None
-    assert third.failure.kind is FailureKind.NODE_LOST
+    assert there(third.failure).kind is FailureKind.NODE_LOST
 
 
 def test_what_a_lane_says_after_it_was_given_up_has_no_reader(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from autotune.model.records import AaRecord, PowerAnalysis
 from autotune.stats.aa_noise import AaNoise, read_aa_noise
 from autotune.stats.proof import smallest_gain
 from harness.proofs import study_power
-from tests.runs import replay_study
+from tests.runs import replay_study, there
 
 MOST = 20
 WITHIN_SD, PAIRS = 0.004, 8
@@ -37,8 +37,7 @@ def test_the_announced_power_is_held_on_average(pair_sd: float) -> None:
     edge = math.log1p(-0.005)
     distances = np.asarray([0.2, 0.4, 0.6, 0.8, 1.0, 1.2, 1.5, 2.0, 3.0, 5.0])
     curve = [study_power(1 - math.exp(edge - d * pair_sd), pair_sd, most=MOST) for d in distances]
-    unit = smallest_gain(0.01, most=MOST)
-    assert unit is not None
+    unit = there(smallest_gain(0.01, most=MOST))
     reach = (edge - math.log1p(-unit)) / 0.01  # beyond the edge, in standard deviations of a pair
     rng, found = np.random.default_rng(23), []
     for _ in range(400):

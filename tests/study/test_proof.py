@@ -19,7 +19,7 @@ from autotune.stats.proof import ERROR
 from autotune.study.budget import TimeLeft
 from autotune.workers.base import Progress, WorkerFailed
 from harness.simulated_machine import SimulatedLauncher, SimulatedWorker
-from tests.runs import EFFECTS, Run, replay_study
+from tests.runs import EFFECTS, Run, replay_study, there
 
 NOTHING = SearchSpace(())
 FAST = FlagSet({"xla_a": "1"})
@@ -140,8 +140,7 @@ def forge(store: Store, change: Any) -> list[str]:
     lines = change(lines) or lines
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     again = Store.open(store.path)
-    conclusion = again.last(ConclusionRecord)
-    assert conclusion is not None
+    conclusion = there(again.last(ConclusionRecord))
     return disagreements(again, conclusion)
 
 

@@ -24,7 +24,7 @@ from autotune.study.stages import run_study
 from harness.simulated import GivenSetup, given_run
 from harness.simulated_machine import SimulatedLauncher, SimulatedWorker, parse_simulated
 from tests.compiler.rules import BUFFER, COMBINE, OVERLAP, SLOP, TRITON, Rules, screen, space
-from tests.runs import Diary, asking
+from tests.runs import Diary, asking, there
 
 EFFECTS = {f"{COMBINE}=11": 0.93, f"{BUFFER}=true": 0.5}
 INERT = [f"{SLOP}=17", f"{SLOP}=19"]
@@ -64,11 +64,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Runs a simulated study whose screen compiles by rules."""
 
     def go(
-        spec: StudySpec,
-        rules: Any,
-        *,
-        trials: int = 6,
-        first: tuple[tuple[str, FlagSet], ...] = (),
+        spec: StudySpec, rules: Any, *, trials: int = 6, first: tuple[tuple[str, FlagSet], ...] = ()
     ) -> tuple[ConclusionRecord, Store, Diary, Counting]:
         @contextlib.contextmanager
         def opened(*_: Any, **__: Any) -> Iterator[Any]:
@@ -89,8 +85,7 @@ def test_no_ops_are_never_proposed_and_the_winner_is_found(run: Run) -> None:
     assert conclusion.settings == FlagSet({COMBINE: 11})
     assert {s for s in launcher.started if SLOP in s} == {FlagSet({SLOP: "17"})}  # once, to recheck no-ops
     assert diary.stages[:3] == ["A/A run", "screen", "search"]
-    record = store.last(ScreenRecord)
-    assert record is not None
+    record = there(store.last(ScreenRecord))
     assert record.report is not None
     assert record.target == "h100-sxm"
     assert any(SLOP in note and "no-ops here" in note for note in diary.notes)
@@ -166,8 +161,7 @@ class Deaf(Rules):
 
 def test_a_screen_to_which_all_are_no_ops_is_not_believed_and_the_winner_is_found(run: Run) -> None:
     conclusion, store, diary, _ = run(study(), Deaf())
-    assert conclusion.settings is not None
-    assert conclusion.settings[BUFFER] == "true"
+    assert there(conclusion.settings)[BUFFER] == "true"
     assert [r.report for r in store.of(ScreenRecord)] == [None]
     assert any("continues without a screen" in note and "canary" in note for note in diary.notes)
     assert not any("no-ops here" in note for note in diary.notes)
@@ -190,8 +184,7 @@ class Failing(Rules):
 def test_a_screen_that_cannot_run_is_a_note_and_the_study_goes_on(run: Run, error: Exception) -> None:
     conclusion, store, diary, _ = run(study(), Failing(error))
     assert conclusion.outcome is Outcome.WINNER
-    record = store.last(ScreenRecord)
-    assert record is not None
+    record = there(store.last(ScreenRecord))
     assert record.report is None
     assert str(error) in record.reason
     assert any("continues without a screen" in note for note in diary.notes)
@@ -221,10 +214,8 @@ def test_what_the_time_does_not_suffice_for_stays_in_the_space(run: Run, monkeyp
     monkeypatch.setattr(StudyScreener, "_limit_s", lambda self: 1e-9)
     spec = study(screen={"enabled": True, "target": "h100-sxm"})
     _, store, diary, _ = run(spec, Rules(), trials=1)
-    record = store.last(ScreenRecord)
-    assert record is not None
-    assert record.report is not None
-    assert set(record.report["skipped"]) >= {COMBINE, BUFFER, SLOP, OVERLAP}
+    record = there(store.last(ScreenRecord))
+    assert set(there(record.report)["skipped"]) >= {COMBINE, BUFFER, SLOP, OVERLAP}
     assert not any("no-ops here" in note for note in diary.notes)
     assert any("6 of 6 settings" in note for note in diary.notes)
 
@@ -232,12 +223,10 @@ def test_what_the_time_does_not_suffice_for_stays_in_the_space(run: Run, monkeyp
 @pytest.mark.gate
 def test_screen_of_a_cpu_study_uses_the_cpu_executable(run: Run) -> None:
     conclusion, store, _, launcher = run(study("cpu"), Rules(target=None))
-    record = store.last(ScreenRecord)
-    assert record is not None
+    record = there(store.last(ScreenRecord))
     assert record.target == "cpu"
     assert not any(SLOP in s for s in launcher.started)
-    assert conclusion.settings is not None
-    assert conclusion.settings[BUFFER] == "true"  # memory is nobody's concern there
+    assert there(conclusion.settings)[BUFFER] == "true"  # memory is nobody's concern there
 
 
 def test_leaving_out_a_setting_that_changes_no_program_is_not_measured(

@@ -14,7 +14,7 @@ from autotune.model.flags import FlagSet
 from autotune.model.records import AaRecord, AblationResult, ConfirmRun, FailingSetRecord, IncidentRecord, TrialResult
 from autotune.model.spec import StudySpec
 from harness.gpu_memory import GpuMemory, OnSharedGpu
-from tests.runs import Run, replay_study
+from tests.runs import Run, replay_study, there
 
 EFFECTS = {"xla_a=1": 0.9, "xla_d=2": 0.95}
 FIRST = (
@@ -46,8 +46,7 @@ def test_a_reference_that_does_not_fit_into_its_share_runs_alone(run_replay: Run
     spec = study()
     launcher = OnSharedGpu(spec, need=gib(53.9))  # 57.9e9 bytes of 80e9
     conclusion, store, diary = run_replay(spec, trials=4, launcher=launcher, first=FIRST)
-    aa_run = store.last(AaRecord)
-    assert aa_run is not None
+    aa_run = there(store.last(AaRecord))
     assert aa_run.comparison.mode == "aba"
     assert aa_run.loss_spread.steps  # the rounding of the reference ran alone, too
     assert modes(store) == {"aba"}
@@ -81,9 +80,8 @@ def test_memory_that_runs_out_at_a_later_step_is_no_fault_of_the_set(run_replay:
     assert conclusion.settings == FlagSet({"xla_a": "1", "xla_d": "2"})
     first = next(r for r in store.of(TrialResult) if r.settings.get("xla_a") and r.comparison)
     assert first.directory is not None
-    assert first.comparison is not None
     pairs = list(store.pairs(first.directory))  # those of the interleaved blocks before are not among them
-    assert [p.index for p in pairs] == list(range(first.comparison.pair_count))
+    assert [p.index for p in pairs] == list(range(there(first.comparison).pair_count))
 
 
 def test_rounding_that_needs_more_than_the_share_runs_alone(run_replay: Run) -> None:
@@ -94,8 +92,7 @@ def test_rounding_that_needs_more_than_the_share_runs_alone(run_replay: Run) -> 
     _, store, _ = run_replay(
         spec, trials=1, launcher=OnSharedGpu(spec, need=need), first=(("a", FlagSet({"xla_a": 1})),)
     )
-    aa_run = store.last(AaRecord)
-    assert aa_run is not None
+    aa_run = there(store.last(AaRecord))
     assert aa_run.comparison.mode == "interleaved"
     assert not [i for i in store.of(IncidentRecord) if "rounding" in i.what]
 

@@ -15,7 +15,7 @@ from autotune.study.stages import run_study
 from autotune.study.status import RUNNING, StudyStatus, format_stage, study_status
 from harness.simulated import GivenSetup, given_run
 from harness.timed import TimedStudy
-from tests.runs import EFFECTS, SPACE, Diary, asking, replay_study
+from tests.runs import EFFECTS, SPACE, Diary, asking, replay_study, there
 from tests.study.test_budget import study
 
 
@@ -85,8 +85,7 @@ class Timing(Diary):
         self.said: list[tuple[str, float, float]] = []
 
     def look(self) -> None:
-        store = self.timed.store
-        assert store is not None
+        store = there(self.timed.store)
         used_s = store.watch.total_s
         left_s = eta_s(store, self.stages[-1], used_s=used_s, stage_s=0.0)
         if self.stages[-1] == "A/A run":
@@ -139,8 +138,7 @@ def test_a_killed_drivers_stage_is_not_told_nor_that_of_the_session_before(tmp_p
     spec = asking(replay_study(), 3)
     store = Store.create_or_resume(tmp_path / "run", spec, study_dir=tmp_path)
     store.tell_stage("search")
-    at = read_stage(store.path)
-    assert at is not None
+    at = there(read_stage(store.path))
     assert at.name == "search"
     left_behind = (store.path / LOCK).read_bytes()
     store.close()
@@ -167,8 +165,7 @@ def test_a_half_written_stage_is_none_and_the_holder_stays_known(tmp_path: Path,
     assert read_holder(tmp_path) == holder
     lock.tell_stage("a longer name of a stage than any")
     lock.tell_stage("soak")
-    found = read_stage(tmp_path)
-    assert found is not None
+    found = there(read_stage(tmp_path))
     assert found.name == "soak"
     assert read_holder(tmp_path) == holder
     lock.close()
