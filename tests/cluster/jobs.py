@@ -12,7 +12,6 @@ from autotune.model.records import IncidentRecord
 from autotune.rundir.store import Store
 from harness.sandbox import Slurm, wait_for
 from harness.simulated_machine import write_study
-from harness.tally import tally_of
 from tests.cluster.conftest import ROOT, autotune, copy_programs
 
 SIMULATED = """
@@ -143,13 +142,6 @@ def wait_for_trials(folder: Path, count: int, *, driver: subprocess.Popen[bytes]
         wait_for(are_done, f"{count} trials are done", limit_s=90)
     except AssertionError as error:
         raise AssertionError(f"{error}\n{logs(folder)}") from error
-
-
-def is_whole(run: Path, *, trials: int) -> None:
-    """Every trial is there once, with its samples, and one conclusion."""
-    tally = tally_of(run)
-    assert (tally["trials"], tally["conclusions"]) == (trials, 1)
-    assert tally["lost"] == tally["doubled"] == tally["sets_measured_twice"] == tally["trials_with_wrong_samples"] == 0
 
 
 def incidents(run: Path) -> list[str]:

@@ -12,8 +12,8 @@ from autotune.model.records import AaRecord, TrialResult
 from autotune.rundir.store import Store
 from harness.sandbox import wait_for
 from tests.cluster.conftest import ROOT, Allocate, autotune, marked
-from tests.cluster.jobs import driving, is_whole, logs, trials_of, wait_for_trials, write
-from tests.runs import there
+from tests.cluster.jobs import driving, logs, trials_of, wait_for_trials, write
+from tests.runs import is_whole, there
 
 pytestmark = pytest.mark.cluster
 

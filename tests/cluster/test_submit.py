@@ -14,7 +14,8 @@ from autotune.model.records import TrialResult
 from autotune.rundir.store import Store
 from harness.sandbox import Slurm, wait_for
 from tests.cluster.conftest import ROOT, autotune, marked
-from tests.cluster.jobs import ended, is_whole, logs, submit, trials_of, wait_for_trials, write
+from tests.cluster.jobs import ended, logs, submit, trials_of, wait_for_trials, write
+from tests.runs import is_whole
 
 pytestmark = pytest.mark.cluster
 

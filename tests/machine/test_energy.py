@@ -11,6 +11,7 @@ import pytest
 from autotune.child.gpus import load_nvml
 from autotune.machine.telemetry import NO_METER, EnergyMeter, GpuWatch, open_meter
 from autotune.measure.runner import TaskRunner
+from autotune.model.flags import FlagSet
 from autotune.model.measurement import Arm, Pair
 from autotune.model.records import AaRecord, ConfirmRun, TrialResult
 from autotune.model.spec import StudySpec, parse_study
@@ -18,8 +19,8 @@ from autotune.rundir.store import Store
 from autotune.study.stages import run_study
 from harness.fake_nvml import ENERGY, NOT_SUPPORTED, FakeNvml, missing
 from harness.simulated import GivenSetup, given_run
-from harness.simulated_machine import SimulatedLauncher, SimulatedWorker
-from tests.runs import SPACE, Diary, asking, replay_study, there
+from harness.simulated_machine import SimulatedWorker
+from tests.runs import SPACE, Diary, Noting, Times, asking, on_blocks, replay_study, there
 
 pynvml = load_nvml()
 compiles = pytest.mark.skipif(bool(missing()), reason=missing())
@@ -131,34 +132,24 @@ def test_no_figure_is_made_of_blocks_that_were_not_counted(pairs: list[Pair]) ->
     assert METER.use_of(pairs) is None
 
 
-class Metered(SimulatedLauncher):
-    """Workers that draw power while their steps run: twice as much under xla_a=1, else half as much under xla_b=1."""
-
+def metered_run(path: Path, *, mode: str, **replay: Any) -> Store:
+    """A finished simulated study whose workers draw power: twice as much under xla_a=1, else half under xla_b=1."""
+    spec = replay_study(noise={"white_sd": 1e-4}, study={"measure": {"mode": mode}}, **replay)
     joules = 0.0
 
-    def start(self, settings: Any, folder: Path, **more: Any) -> SimulatedWorker:
-        worker = super().start(settings, folder, **more)
+    def after(worker: SimulatedWorker, settings: FlagSet, folder: Path) -> None:
         power_w = 200.0 if settings.get("xla_a") == "1" else 50.0 if settings.get("xla_b") == "1" else 100.0
-        run_block: Callable[[int], tuple[float, ...]] = worker.run_block
 
-        def run(steps: int) -> tuple[float, ...]:
-            times = run_block(steps)
-            self.joules += power_w * sum(times)
-            return times
+        def draw(times: Times, done: int) -> None:
+            nonlocal joules
+            joules += power_w * sum(times)
 
-        worker.run_block = run  # type: ignore[method-assign]
-        return worker
-
-
-def metered_run(path: Path, *, mode: str, **replay: Any) -> Store:
-    """A finished simulated study whose workers draw power."""
-    spec = replay_study(noise={"white_sd": 1e-4}, study={"measure": {"mode": mode}}, **replay)
-    launcher = Metered(spec)
+        on_blocks(worker, draw)
 
     def metered(runner: TaskRunner) -> None:
-        runner.context.meter = EnergyMeter(read_j=lambda: launcher.joules, shortest_s=0.0)
+        runner.context.meter = EnergyMeter(read_j=lambda: joules, shortest_s=0.0)
 
-    setup = GivenSetup(given_space=SPACE, given_launcher=launcher, read_at_run_time=lambda s: s)
+    setup = GivenSetup(given_space=SPACE, given_launcher=Noting(spec, after=after), read_at_run_time=lambda s: s)
     run = given_run(asking(spec, 14), path, setup, Diary(), equip=metered)
     run_study(run)
     return run.store
@@ -180,12 +171,7 @@ def test_every_measurement_of_a_study_keeps_its_joules(tmp_path: Path, mode: str
     assert all(r.energy is not None for r in store.of(ConfirmRun))
 
 
-def test_where_nothing_counts_records_and_pairs_say_nothing_of_energy(finished_lines: list[str]) -> None:
-    assert finished_lines
-    assert not any("energy" in line or "_j" in line for line in finished_lines)
-
-
-@pytest.fixture
-def finished_lines(run_replay: Any) -> list[str]:
-    _, store, _ = run_replay(replay_study(effects={"xla_a=1": 0.9}), trials=6)
-    return [line for file in store.path.rglob("*.jsonl") for line in file.read_text().splitlines()]
+def test_where_nothing_counts_records_and_pairs_say_nothing_of_energy(finished: Store) -> None:
+    lines = [line for file in finished.path.rglob("*.jsonl") for line in file.read_text().splitlines()]
+    assert lines
+    assert not any("energy" in line or "_j" in line for line in lines)

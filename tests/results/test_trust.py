@@ -18,7 +18,7 @@ from autotune.results.recompute import disagreements
 from autotune.results.report import render_markdown
 from autotune.results.winner import Verification, check_records, winner_of
 from autotune.rundir.store import Store
-from tests.runs import make_winner
+from tests.runs import make_winner, rewrite
 
 SMALL = Path(__file__).parents[1] / "rundir" / "small"
 Change = Callable[[dict[str, Any]], Any]
@@ -26,12 +26,11 @@ Change = Callable[[dict[str, Any]], Any]
 
 def edited(source: Path, target: Path, kind: str, change: Change, **which: Any) -> Path:
     """A copy of a run in which one record, the last that fits, was changed by hand."""
-    shutil.copytree(source, target)
-    file = target / "records.jsonl"
-    records = [json.loads(line) for line in file.read_text().splitlines()]
-    chosen = [r for r in records if r["kind"] == kind and all(r.get(k) == v for k, v in which.items())][-1]
-    change(chosen)
-    file.write_text("".join(json.dumps(r) + "\n" for r in records))
+
+    def edit(records: list[dict[str, Any]]) -> None:
+        change([r for r in records if r["kind"] == kind and all(r.get(k) == v for k, v in which.items())][-1])
+
+    rewrite(Path(shutil.copytree(source, target)), edit)
     return target
 
 

@@ -25,8 +25,7 @@ from autotune.study.stages import run_study
 from autotune.study.status import study_status
 from harness.simulated import GivenSetup, given_run
 from harness.simulated_machine import SimulatedLauncher
-from harness.tally import tally_of
-from tests.runs import SPACE, Diary, asking, replay_study, there
+from tests.runs import SPACE, Diary, asking, is_whole, replay_study, there
 
 Fate = Callable[[str, Assignment], "list[Mapping[str, Any]] | None"]
 """What a lane says instead of doing a unit; None lets it do it."""
@@ -117,12 +116,6 @@ def study(
     return run, diary
 
 
-def whole(store: Store, trials: int) -> None:
-    tally = tally_of(store.path)
-    assert (tally["trials"], tally["conclusions"]) == (trials, 1)
-    assert tally["lost"] == tally["doubled"] == tally["sets_measured_twice"] == tally["trials_with_wrong_samples"] == 0
-
-
 def fair(lane: str, assignment: Assignment) -> None:
     return None
 
@@ -130,7 +123,7 @@ def fair(lane: str, assignment: Assignment) -> None:
 def test_several_lanes_share_a_study_and_each_has_its_own_aa_run(tmp_path: Path) -> None:
     run, _ = study(tmp_path, fair, lanes=["a", "b", "c"])
     assert run_study(run).outcome is Outcome.WINNER
-    whole(run.store, 12)
+    is_whole(run.store.path, 12)
     assert {f.by for f in run.store.of(AaRecord)} == {"a", "b", "c"}
     assert {r.by for r in run.store.of(TrialResult)} == {r.by for r in run.store.of(ConfirmRun)} == {"a", "b", "c"}
     assert run.lanes.engine.most_at_once == 3  # type: ignore[attr-defined]
@@ -149,7 +142,7 @@ def test_the_unit_of_a_lost_lane_goes_to_another_and_its_samples_are_whole(tmp_p
 
     run, diary = study(tmp_path, fate, lanes=["a", "b"])
     run_study(run)
-    whole(run.store, 12)
+    is_whole(run.store.path, 12)
     assert any("killed" in i.what for i in run.store.of(IncidentRecord))
     again = [r for r in run.store.of(TrialResult) if r.directory == f"trials/{int(lost[0][6:]):04d}.2"]
     assert [r.by for r in again] == ["b"]
@@ -168,7 +161,7 @@ def test_both_lanes_lost_at_the_tail_lose_nothing(tmp_path: Path) -> None:
 
     run, _ = study(tmp_path, fate, lanes=["a", "b"])
     run_study(run)
-    whole(run.store, 12)
+    is_whole(run.store.path, 12)
     assert len(done) == 2
 
 
@@ -178,7 +171,7 @@ def test_a_unit_that_kills_lane_after_lane_is_recorded_as_lost(tmp_path: Path) -
 
     run, _ = study(tmp_path, fate, lanes=["a", "b"])
     run_study(run)
-    whole(run.store, 12)
+    is_whole(run.store.path, 12)
     third = next(r for r in run.store.of(TrialResult) if r.number == 3)
     assert there(third.failure).kind is FailureKind.NODE_LOST
 
@@ -204,7 +197,7 @@ def test_what_a_lane_says_after_it_was_given_up_has_no_reader(tmp_path: Path) ->
 
     run.make_engine = lambda r: Frozen(r, ["a", "b"], fair)
     run_study(run)
-    whole(run.store, 12)
+    is_whole(run.store.path, 12)
     assert run.lanes.engine.given_up == ["a"]  # type: ignore[attr-defined]
     fifth = [r for r in run.store.of(TrialResult) if r.number == 5]
     assert [(r.by, r.directory) for r in fifth] == [("b", "trials/0005.2")]
@@ -216,7 +209,7 @@ def test_a_lane_of_another_kind_of_machine_is_dismissed_and_the_others_go_on(tmp
 
     run, diary = study(tmp_path, fate, lanes=["odd", "b"])
     run_study(run)
-    whole(run.store, 12)
+    is_whole(run.store.path, 12)
     assert {r.by for r in run.store.of(TrialResult)} == {"b"}
     assert any("odd" in n for n in diary.notes)
     assert run.lanes.engine.given_up == ["odd for good"]  # type: ignore[attr-defined]
