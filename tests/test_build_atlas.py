@@ -152,9 +152,6 @@ def test_two_that_fail_only_together_are_judged_alone() -> None:
     assert AtlasVerdict.FAILS not in {r.verdict for r in found.values()}  # each alone compiles
 
 
-# ---------------------------------------------------------------------- the table
-
-
 @pytest.fixture
 def rules(monkeypatch: pytest.MonkeyPatch) -> Rules:
     """The compiler of every cell, in the place of the real one; the build's own plugin need not be there."""

@@ -105,9 +105,6 @@ def test_groups_of_nodes_are_a_lane_each(slurm: Slurm, tmp_path: Path) -> None:
     assert {r.by for r in Store.open(tmp_path / "run").of(TrialResult)} == {"127.0.0.1", "127.0.0.3"}
 
 
-# ---------------------------------------------------------------------- what is refused
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

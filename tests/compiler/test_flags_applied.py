@@ -37,9 +37,6 @@ xla_detailed_logging: false
 """
 
 
-# ---------------------------------------------------------------------- the proof
-
-
 @pytest.mark.parametrize(
     "asked",
     [
@@ -71,9 +68,6 @@ def test_a_compilation_without_proof_is_an_error_of_its_own(asked: dict[str, str
     with pytest.raises(FlagsLostError, match="must be applied by XLA") as error:
         require_applied(FlagSet(asked), FlagSet(asked), marker=MARKER, written=written, jax_options=jax_options)
     assert said in str(error.value)
-
-
-# ---------------------------------------------------------------------- real workers
 
 
 def job_of(entry: str, target: str | None, **options: Any) -> CompileJob:
@@ -184,9 +178,6 @@ def test_option_of_jax_that_the_workload_changes_did_not_arrive(tmp_path: Path) 
     assert kept(tmp_path) == []
 
 
-# ---------------------------------------------------------------------- the canary
-
-
 class Deaf(Rules):
     """A compiler that ignores all flags; it remembers what is to be forgotten."""
 
@@ -224,8 +215,6 @@ def test_the_first_canary_that_changes_the_program_stands_in_the_report() -> Non
     assert screen(Rules()).run({}, {}).canary.settings == GPU_CANARIES[0]  # type: ignore[union-attr]
     assert screen(NoGraphs()).run({}, {}).canary.settings == GPU_CANARIES[1]  # type: ignore[union-attr]
 
-
-# ---------------------------------------------------------------------- emptiness
 
 FOUND = {"hlo_digest": "7", "versions": {}, "compile_s": 1.0, "memory": None}
 MODULE = """HloModule jit_step

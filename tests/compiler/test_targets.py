@@ -36,13 +36,9 @@ def test_every_packaged_target_is_whole(name: str) -> None:
     assert (target.network.nvlink_links > 0) == (target.network.nvlink_domain > 1)
 
 
-def test_peak_of_a_packaged_target_follows_from_its_cores() -> None:
-    # H100: 132 cores x 4 tensor cores x 512 products x 2 FLOPs x 1.83 GHz boost
-    assert load_target("h100-sxm").flops_per_s["bf16"] == pytest.approx(132 * 4 * 512 * 2 * 1.83e9, rel=0.01)
-
-
 @pytest.mark.parametrize(
-    ("name", "products", "share"), [("h200", 512, 0.92), ("b200", 1024, 0.94), ("b300", 1024, 0.94)]
+    ("name", "products", "share"),
+    [("h100-sxm", 512, 0.924), ("h200", 512, 0.92), ("b200", 1024, 0.94), ("b300", 1024, 0.94)],
 )
 def test_peaks_follow_from_the_cores_at_some_share_of_the_boost_clock(name: str, products: int, share: float) -> None:
     # All matrix units at once stay below the boost clock; so does what the data sheets call the peak.
@@ -52,9 +48,6 @@ def test_peaks_follow_from_the_cores_at_some_share_of_the_boost_clock(name: str,
     assert target.flops_per_s["bf16"] == pytest.approx(per_clock * clock * share * 1e9, rel=0.01)
     assert target.flops_per_s["f8"] == pytest.approx(2 * target.flops_per_s["bf16"], rel=0.01)
     assert target.flops_per_s["tf32"] == pytest.approx(target.flops_per_s["bf16"] / 2, rel=0.01)
-
-
-# ---------------------------------------------------------------------- CUDA, and GPUs that are attached
 
 
 @pytest.mark.parametrize(
@@ -85,13 +78,10 @@ H100 = GpuFacts(
 )  # fmt: skip
 
 
-def test_gpu_that_tells_what_the_table_has_is_the_table_but_for_its_driver() -> None:
+def test_gpu_that_is_here_is_its_table_but_for_its_driver_or_what_it_tells() -> None:
     table, here = load_target("h100-sxm"), load_target("h100-sxm", facts=H100)
     text = here.config_text
     assert sorted(text.splitlines()) == sorted(table.config_text.replace('"13.0.0"', '"12.4.0"', 1).splitlines())
-
-
-def test_gpu_that_differs_from_its_table_is_described_by_itself() -> None:
     facts = dataclasses.replace(H100, lanes=128 * 114, memory_bytes=7 << 30, nvlinks=0, cuda=None, clock_ghz=None)
     here = load_target("h100-sxm", facts=facts)
     assert (here.core_count, here.memory_bytes) == (114, 7 << 30)

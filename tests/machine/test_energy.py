@@ -88,14 +88,14 @@ def test_a_counter_that_fails_in_mid_study_leaves_a_gap(nvml: FakeNvml, end: str
     assert meter.measure(work) == ("done", None)
 
 
-def test_blocks_too_short_for_nvmls_counter_have_no_figure() -> None:
+def test_energy_is_per_step_and_blocks_too_short_for_the_counter_have_none() -> None:
+    use = there(METER.use_of([pair(i, reference_j=40.0, candidate_j=10.0 + 0.01 * i) for i in range(10)]))
+    assert use.reference_step_j == 10.0
+    assert use.candidate_step_j == pytest.approx(5.02, abs=0.01)
     meter = EnergyMeter(read_j=METER.read_j)
     assert meter.use_of([pair(i, reference_j=0.0 if i % 2 else 40.0, candidate_j=40.0) for i in range(6)]) is None
     assert meter.use_of([pair(i, reference_j=40.0, candidate_j=40.0) for i in range(6)]) is None
     assert meter.use_of([pair(i, reference_j=800.0, candidate_j=400.0, steps=16) for i in range(6)]) is not None
-
-
-# ---------------------------------------------------------------------- figures
 
 
 def pair(index: int, *, reference_j: float | None, candidate_j: float | None, steps: int = 4) -> Pair:
@@ -111,12 +111,6 @@ def pair(index: int, *, reference_j: float | None, candidate_j: float | None, st
 
 
 METER = EnergyMeter(read_j=lambda: 0.0, shortest_s=0.2)
-
-
-def test_energy_is_per_step() -> None:
-    use = there(METER.use_of([pair(i, reference_j=40.0, candidate_j=10.0 + 0.01 * i) for i in range(10)]))
-    assert use.reference_step_j == 10.0
-    assert use.candidate_step_j == pytest.approx(5.02, abs=0.01)
 
 
 @pytest.mark.parametrize(

@@ -78,9 +78,6 @@ def run_blocks(
     return watch.take()
 
 
-# ---------------------------------------------------------------------- looks
-
-
 def test_a_block_is_looked_at_while_it_runs(two: FakeNvml) -> None:
     two.forget(1, "nvmlDeviceGetPowerUsage")
 
@@ -172,9 +169,6 @@ def test_another_process_on_the_gpu_is_told(two: FakeNvml, child: int) -> None:
     two.set(0, "processes", "1,2")  # numbers of another namespace are no strangers
     watch.look()
     assert watch.take().warnings == ()
-
-
-# ---------------------------------------------------------------------- what holds back
 
 
 def arm(seconds: float = 10.0, **held: float) -> ArmWatch:

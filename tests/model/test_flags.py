@@ -122,9 +122,6 @@ def test_what_is_no_flag_is_refused(text: str, message: str) -> None:
 
 def test_a_bare_flag_is_true_and_an_empty_one_stays_empty() -> None:
     assert dict(FlagSet.parse("--xla_a --xla_b= --xla_c=''")) == {"xla_a": "true", "xla_b": "", "xla_c": ""}
-
-
-def test_tokens_tell_a_bare_flag_from_an_empty_one() -> None:
     assert [(t.name, t.value, t.is_flag) for t in parse_tokens("--xla_a --xla_b= c")] == [
         ("xla_a", None, True),
         ("xla_b", "", True),
@@ -138,19 +135,16 @@ def test_a_name_of_no_known_form_is_refused(name: str) -> None:
         kind_of(name)
 
 
-def test_values_are_rendered_as_xla_reads_them() -> None:
+def test_values_are_rendered_as_xla_reads_them_and_digests_last() -> None:
     assert [render_value(v) for v in (True, False, 3, 2.0, 0.9, "on")] == ["true", "false", "3", "2", "0.9", "on"]
+    # Remake by printing FlagSet(...).digest; a change orphans every stored result.
+    assert FlagSet([("xla_gpu_autotune_level", 3), ("NCCL_PROTO", "LL")]).digest == "8e7cb5b3ba23"
 
 
 @pytest.mark.parametrize("odd", list("\0\t\n\r\v\x1b\x7f\x85\u2028\u202e\ufeff\udcff"))
 def test_a_value_is_printable_text(odd: str) -> None:
     with pytest.raises(SettingError, match=r"xla_dump_to must be printable text .* write it without"):
         FlagSet({"xla_dump_to": f"a{odd}b"})
-
-
-def test_digests_are_the_same_in_any_process() -> None:
-    # Remake by printing FlagSet(...).digest; a change orphans every stored result.
-    assert FlagSet([("xla_gpu_autotune_level", 3), ("NCCL_PROTO", "LL")]).digest == "8e7cb5b3ba23"
 
 
 NEVER = [
@@ -191,14 +185,11 @@ def test_odd_names_are_refused(name: str) -> None:
     assert len(str(caught.value)) < 500
 
 
-def test_all_that_is_published_may_be_set() -> None:
+def test_all_that_is_published_may_be_set_and_its_free_texts_are_harmless_or_reach_out() -> None:
     # What libtpu reads is catalogued, so that it can be told of; no study here runs on a TPU.
     names = {n for n in load_catalog() if n not in ("process_layout", "XLA_FLAGS", "LIBTPU_INIT_ARGS")}
     names |= {n for r in load_recipes().values() for n in r.settings}
     assert {kind_of(n) for n in names} == {"xla", "jax", "env"}
-
-
-def test_every_published_flag_with_a_free_text_is_known_as_harmless_or_reaches_out() -> None:
     texts = [s for s in load_catalog().values() if s.kind in ("xla", "jax") and s.type in ("string", "message")]
     left = {s.name for s in texts if not reaches_out(s.name)}
     # What the catalogue calls dangerous is never handed on anyway.

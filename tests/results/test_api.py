@@ -34,7 +34,9 @@ def test_each_face_brings_no_more_than_it_needs() -> None:
         assert {*told.split()} <= {*allowed}, step
 
 
-def test_an_unknown_name_is_an_attribute_error() -> None:
+def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RunDirectoryError, match="must be a run directory"):
+        autotune.load(tmp_path)
     with pytest.raises(AttributeError, match="no attribute 'lode'"):
         _ = autotune.lode
     assert {"load", "compare", "Study"} <= set(dir(autotune))
@@ -63,11 +65,6 @@ def test_a_study_without_a_winner_has_none(tmp_path: Path) -> None:
     for frame in (s.trials, s.steps, s.effects(), s.estimated_effects()):
         assert frame.empty
         assert len(frame.columns) > 2
-
-
-def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RunDirectoryError, match="must be a run directory"):
-        autotune.load(tmp_path)
 
 
 def test_charts_draw_what_the_frames_hold(finished: Store, tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ def test_changed_firmware_and_settings_of_a_gpu_are_named(
 
 
 def test_the_measured_process_is_believed_before_the_driver(aa_run: AaRecord) -> None:
-    """The fault of 2b61fbc: what the driver's own Python had, on whatever machine, went over what the child told."""
+    """What the driver's own Python has is that of another machine."""
     facts = {"versions": {"jaxlib": "0.9.0", "jax-cuda12-plugin": "0.9.0"}, "driver": "470.1"}
     mine = proven(aa_run, facts=facts, count=1)
     assert (mine.jaxlib, mine.driver) == ("0.11.1", "580.65.06")

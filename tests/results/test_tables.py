@@ -44,7 +44,7 @@ def store_of(path: Path, results: list[TrialResult]) -> Store:
     return store
 
 
-def test_trials_hold_what_the_formula_says(finished: Store) -> None:
+def test_frames_hold_what_the_formula_says(finished: Store) -> None:
     frame = Study(finished.path).trials
     assert list(frame["trial"]) == list(range(1, 41))
     results = {r.number: r for r in finished.of(TrialResult)}
@@ -55,9 +55,6 @@ def test_trials_hold_what_the_formula_says(finished: Store) -> None:
         else:
             assert math.isnan(row["ratio"])
             assert row["failure"] == "out_of_memory"
-
-
-def test_steps_are_all_there_in_the_order_of_running(finished: Store) -> None:
     steps = Study(finished.path).steps
     assert set(steps["stage"]) == {"aa_run", "trial", "confirm", "minimise", "isolated"}
     files = list(finished.path.rglob("pairs.jsonl"))
@@ -66,9 +63,6 @@ def test_steps_are_all_there_in_the_order_of_running(finished: Store) -> None:
     assert len(aa_run) == sum(len(p.reference_s) + len(p.candidate_s) for p in finished.pairs("aa_run"))
     assert aa_run["step_s"].median() == pytest.approx(0.03, rel=1e-3)
     assert (aa_run.groupby("pair")["is_first"].mean() == 0.5).all()
-
-
-def test_ablation_gives_what_a_setting_brings(finished: Store) -> None:
     effects = Study(finished.path).effects()
     for setting, value in (("xla_a", "1"), ("xla_d", "2")):
         row = effects[(effects["setting"] == setting) & (effects["value"] == value)].iloc[0]

@@ -38,9 +38,6 @@ def figures(ratio: float) -> dict[str, Any]:
     return {"ratio": ratio, "low": ratio - 0.01, "high": ratio + 0.01}
 
 
-# ---------------------------------------------------------------------- settings that nobody may hand on
-
-
 @pytest.mark.parametrize("kind", ["conclusion", "finalist", "confirm_run", "soak", "trial", "failing_set"])
 def test_a_record_cannot_hold_what_changes_the_program(tmp_path: Path, kind: str) -> None:
     name = "LD_PRELOAD"
@@ -110,9 +107,6 @@ def test_a_study_s_name_cannot_end_a_line_of_a_job_script(study: str) -> None:
         parse_winner(json.dumps(data), source="file")
 
 
-# ---------------------------------------------------------------------- figures that do not follow from records
-
-
 def test_a_run_gives_what_it_concludes(finished: Store) -> None:
     assert disagreements(finished, finished.of(ConclusionRecord)[-1]) == []
     winner = winner_of(finished)
@@ -172,9 +166,6 @@ def test_so_are_raw_pairs_that_were_edited_or_taken_away(tmp_path: Path) -> None
     file.unlink()
     with pytest.raises(AutotuneError, match="it has no raw pairs"):
         read_winner(run)
-
-
-# ---------------------------------------------------------------------- a file and its run
 
 
 def test_an_exported_file_is_compared_with_its_run_where_that_is_here(finished: Store, tmp_path: Path) -> None:

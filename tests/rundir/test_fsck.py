@@ -88,12 +88,9 @@ def wrong(check: RunCheck) -> list[str]:
     return [str(p) for p in check.problems if "does not name" not in p.what]
 
 
-def test_a_whole_run_is_clean(run_dir: Path) -> None:
+def test_a_whole_run_is_clean_and_what_is_none_is_said_so(run_dir: Path, tmp_path: Path) -> None:
     shown = CliRunner().invoke(app, ["fsck", str(run_dir)])
     assert (shown.exit_code, "nothing wrong" in shown.stdout) == (0, True)
-
-
-def test_what_is_no_run_is_said_so(tmp_path: Path) -> None:
     with pytest.raises(RunDirectoryError, match="must be a run directory"):
         check_run(tmp_path)
 

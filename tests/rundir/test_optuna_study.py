@@ -125,15 +125,12 @@ def test_a_journal_that_lost_trials_is_filled_from_the_records(run_replay: Run, 
     assert failed == {t.user_attrs[NUMBER_KEY] for t in trials_in(journal) if t.constraints["failure"] > 0}
 
 
-def test_a_journal_is_as_private_as_its_run(tmp_path: Path) -> None:
+def test_a_journal_is_as_private_as_its_run_and_writes_through_no_link(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     OptunaStudy(tmp_path / JOURNAL, "s")
     assert stat.S_IMODE((tmp_path / JOURNAL).stat().st_mode) == 0o600
-
-
-def test_a_journal_writes_through_no_link(tmp_path: Path) -> None:
-    (tmp_path / JOURNAL).symlink_to(tmp_path / "precious")
-    stored = OptunaStudy(tmp_path / JOURNAL, "s")
+    (tmp_path / "link").symlink_to(tmp_path / "precious")
+    stored = OptunaStudy(tmp_path / "link", "s")
     stored.put(trial(1))
     assert len(stored.news()) == 1
     assert not (tmp_path / "precious").exists()

@@ -43,14 +43,11 @@ def four_sigma(share: float, samples: int) -> float:
     return 4.0 * math.sqrt(share * (1.0 - share) / samples)
 
 
-def test_three_pairs_give_the_median_of_their_six_averages_and_no_interval() -> None:
+def test_few_pairs_give_no_interval_and_six_their_range() -> None:
     found = estimate_pairs([0.0, 0.02, 0.10])
     assert math.log(found.ratio) == pytest.approx(0.035)  # averages 0 .01 .02 | .05 .06 .10
     assert (found.low, found.high) == (0.0, math.inf)
     assert judge(found) is Verdict.UNRESOLVED
-
-
-def test_six_pairs_reach_from_the_smallest_to_the_largest() -> None:
     found = estimate_pairs([0.05, -0.03, 0.11, 0.01, 0.07, 0.02])
     assert math.log(found.low) == pytest.approx(-0.03)
     assert math.log(found.high) == pytest.approx(0.11)
@@ -170,25 +167,19 @@ def test_quotient_of_two_estimates_adds_their_half_widths_in_squares() -> None:
     assert least_ratio(estimate(1.0, 0.0, math.inf), other) == 0.0
 
 
-def test_the_interval_over_processes_is_students() -> None:
+def test_the_interval_over_processes_is_students_and_of_one_there_is_none() -> None:
     found = estimate_processes([-0.03, -0.02, -0.025, -0.035, -0.04])
     assert math.log(found.ratio) == pytest.approx(-0.03)
     assert math.log(found.high) == pytest.approx(-0.03 + 2.77645 * 0.0035355, rel=1e-4)
     assert found.pair_count == 5
-
-
-def test_one_process_confirms_nothing() -> None:
     with pytest.raises(ValueError, match="at least 2"):
         estimate_processes([-0.03])
 
 
-def test_a_single_aba_run_has_the_drift_between_its_references_in_its_interval() -> None:
+def test_aba_runs_have_the_drift_between_their_references_in_their_interval() -> None:
     found = estimate_aba([(1.0, 1.1, 1.21)])
     assert found.ratio == pytest.approx(1.0)  # the drift is even, so its middle is where the candidate ran
     assert math.log(found.high) == pytest.approx(12.7062 * math.sqrt(0.75) * math.log(1.21), rel=1e-4)
-
-
-def test_aba_runs_that_agree_still_show_the_drift() -> None:
     middles = [1.02 + d for d in (0.001, -0.001, 0.002)]
     quiet = estimate_aba([(1.0, middle, 1.0) for middle in middles])
     noisy = estimate_aba([(1.0, middle * 1.1, 1.21) for middle in middles])

@@ -53,9 +53,6 @@ def taught(store: Store) -> EffectsRecord:
     return found
 
 
-# ---------------------------------------------------------------------- the record
-
-
 def test_what_was_planted_acts_and_the_rest_is_inert(wide: Store) -> None:
     found = taught(wide)
     by_name = {s.name: s for s in found.settings}
@@ -81,9 +78,6 @@ def test_it_is_written_once_for_the_same_trials_and_anew_for_more(run_replay: Ru
     assert [e.trials for e in store.of(EffectsRecord)] == [2, 3]
 
 
-# ---------------------------------------------------------------------- finalists
-
-
 def test_the_search_ends_with_the_best_predicted_set_and_finalists_differ_from_it_in_what_acts(wide: Store) -> None:
     assert [(r.number, r.settings) for r in wide.of(TrialResult) if r.origin == PREDICTED_BEST] == [(28, BEST)]
     found = [f for f in wide.of(FinalistResult) if f.stage == "confirm"]
@@ -107,9 +101,6 @@ def test_a_trial_of_nothing_that_acts_is_no_finalist_unless_it_was_faster_all_th
     found = worth_proving(results, count=3, min_effect=0.005, effects=taught(wide))
     assert [r.settings for r in found] == [lucky, good]
     assert len(worth_proving(results, count=3, min_effect=0.005)) == 3  # where nothing was taught, all may be
-
-
-# ---------------------------------------------------------------------- minimising
 
 
 def test_the_minimal_set_is_proven_after_as_many_measurements_as_it_has_settings(wide: Store) -> None:
@@ -166,9 +157,6 @@ def test_a_group_that_pays_after_all_is_taken_apart(minimised: Any) -> None:
 def test_of_nothing_but_inert_settings_the_likeliest_stays_to_be_measured(minimised: Any) -> None:
     group, *_ = minimised({"xla_00": 0.1})
     assert (set(group.left_out), group.kept) == (set(LONG) - {"xla_00"}, True)  # for xla_01 pays
-
-
-# ---------------------------------------------------------------------- what is of use
 
 
 def effects(*settings: SettingEffect, pairs: tuple[PairEffect, ...] = ()) -> EffectsRecord:

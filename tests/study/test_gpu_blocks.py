@@ -38,9 +38,6 @@ def pairs_of(store: Store, directory: str | None) -> list[Any]:
     return list(store.pairs(there(directory)))
 
 
-# ---------------------------------------------------------------------- settling
-
-
 def test_steps_that_settle_the_device_are_kept_raw_and_not_counted(run_replay: Run) -> None:
     spec = gpu_study(noise=POWER, effects={"xla_a=1": 0.9})
     conclusion, store, _ = run_replay(spec, trials=4)
@@ -85,9 +82,6 @@ def test_a_set_that_is_fast_only_while_its_power_is_shared_out_is_no_winner(
     short = gpu_study(noise=POWER, effects={"xla_a=1": 0.98}, step_s=0.05, confirm={"isolated": 0})
     fooled, _, _ = run_replay(short, trials=6, folder="short")
     assert fooled.outcome is Outcome.WINNER  # which is why
-
-
-# ---------------------------------------------------------------------- starts
 
 
 class Watched(SimulatedLauncher):

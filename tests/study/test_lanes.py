@@ -150,7 +150,6 @@ def test_the_unit_of_a_lost_lane_goes_to_another_and_its_samples_are_whole(tmp_p
 
 
 def test_both_lanes_lost_at_the_tail_lose_nothing(tmp_path: Path) -> None:
-    """Seen with the queue of files: a worker that died at the end left its trial out, once the one that won."""
     done: list[str] = []
 
     def fate(lane: str, assignment: Assignment) -> list[Mapping[str, Any]] | None:
@@ -166,10 +165,8 @@ def test_both_lanes_lost_at_the_tail_lose_nothing(tmp_path: Path) -> None:
 
 
 def test_a_unit_that_kills_lane_after_lane_is_recorded_as_lost(tmp_path: Path) -> None:
-    def fate(lane: str, assignment: Assignment) -> list[Mapping[str, Any]] | None:
-        return [{"type": LEFT, "why": "killed"}, {"type": JOINED}] if assignment.name == "trial-3" else None
-
-    run, _ = study(tmp_path, fate, lanes=["a", "b"])
+    killed: list[Mapping[str, Any]] = [{"type": LEFT, "why": "killed"}, {"type": JOINED}]
+    run, _ = study(tmp_path, lambda lane, unit: killed if unit.name == "trial-3" else None, lanes=["a", "b"])
     run_study(run)
     is_whole(run.store.path, 12)
     third = next(r for r in run.store.of(TrialResult) if r.number == 3)
@@ -177,7 +174,6 @@ def test_a_unit_that_kills_lane_after_lane_is_recorded_as_lost(tmp_path: Path) -
 
 
 def test_what_a_lane_says_after_it_was_given_up_has_no_reader(tmp_path: Path) -> None:
-    """Seen with the queue of files: a stall between commit and append gave trial 5 twice."""
     late: list[Told] = []
     run, _ = study(tmp_path, fair, lanes=["a", "b"])
 
@@ -204,10 +200,8 @@ def test_what_a_lane_says_after_it_was_given_up_has_no_reader(tmp_path: Path) ->
 
 
 def test_a_lane_of_another_kind_of_machine_is_dismissed_and_the_others_go_on(tmp_path: Path) -> None:
-    def fate(lane: str, assignment: Assignment) -> list[Mapping[str, Any]] | None:
-        return [{"type": "error", "message": "kind of device"}] if lane == "odd" else None
-
-    run, diary = study(tmp_path, fate, lanes=["odd", "b"])
+    error: list[Mapping[str, Any]] = [{"type": "error", "message": "kind of device"}]
+    run, diary = study(tmp_path, lambda lane, unit: error if lane == "odd" else None, lanes=["odd", "b"])
     run_study(run)
     is_whole(run.store.path, 12)
     assert {r.by for r in run.store.of(TrialResult)} == {"b"}
@@ -226,12 +220,8 @@ def test_when_no_lane_is_of_use_the_study_says_why(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("folder", [["..", "x"], ["trials", "0002"], ["aa_run", "..", ".."], ["study.json"], []])
 def test_a_lane_writes_nowhere_but_into_the_folder_of_its_unit(tmp_path: Path, folder: list[str]) -> None:
-    def fate(lane: str, assignment: Assignment) -> list[Mapping[str, Any]] | None:
-        if assignment.name == "trial-1":
-            return [{"type": "file", "folder": folder, "name": "x", "text": "mine"}]
-        return None
-
-    run, _ = study(tmp_path, fate, lanes=["a"])
+    told: list[Mapping[str, Any]] = [{"type": "file", "folder": folder, "name": "x", "text": "mine"}]
+    run, _ = study(tmp_path, lambda lane, unit: told if unit.name == "trial-1" else None, lanes=["a"])
     with pytest.raises(Exception, match=r"must keep to the folder|must have a plain name"):
         run_study(run)
     assert not list(tmp_path.rglob("x"))
@@ -278,23 +268,18 @@ def test_a_lane_that_was_dismissed_does_not_keep_a_study_waiting_when_the_others
     assert run.lanes.engine.for_good  # type: ignore[attr-defined]
 
 
-@pytest.fixture
-def aa_run(finished: Store) -> AaRecord:
-    """The A/A run of a short simulated study."""
-    return finished.of(AaRecord)[0]
-
-
-def at(aa_run: AaRecord, lane: str, step_s: float, **report: object) -> AaRecord:
-    """The same A/A run as another lane's, with another step time."""
+def at(finished: Store, lane: str, step_s: float, **report: object) -> AaRecord:
+    """The A/A run of a finished study as another lane's, with another step time."""
+    aa_run = finished.of(AaRecord)[0]
     comparison = aa_run.comparison.model_copy(update={"reference_step_s": step_s})
     reference = aa_run.reference.model_copy(update=report)
     return aa_run.model_copy(update={"by": lane, "comparison": comparison, "reference": reference})
 
 
-def test_a_slow_machine_is_named(aa_run: AaRecord, finished: Store, tmp_path: Path) -> None:
+def test_a_slow_machine_is_named(finished: Store, tmp_path: Path) -> None:
     with contextlib.closing(Store.create_or_resume(tmp_path / "run", finished.spec, study_dir=tmp_path)) as store:
         for lane, step_s in (("a", 0.100), ("b", 0.110), ("c", 0.101)):
-            store.append(at(aa_run, lane, step_s))
+            store.append(at(finished, lane, step_s))
     assert [(x.lane, x.is_slow) for x in study_status(tmp_path / "run").lanes] == [
         ("a", False),
         ("b", True),
@@ -302,10 +287,10 @@ def test_a_slow_machine_is_named(aa_run: AaRecord, finished: Store, tmp_path: Pa
     ]
 
 
-def test_lanes_on_other_devices_or_versions_are_refused(aa_run: AaRecord) -> None:
-    first = at(aa_run, "a", 0.1, device_kind="H100", versions={"jaxlib": "0.10.2"})
-    refuse_strangers(at(aa_run, "b", 0.2, device_kind="H100", versions={"jaxlib": "0.10.2"}), [first])
+def test_lanes_on_other_devices_or_versions_are_refused(finished: Store) -> None:
+    first = at(finished, "a", 0.1, device_kind="H100", versions={"jaxlib": "0.10.2"})
+    refuse_strangers(at(finished, "b", 0.2, device_kind="H100", versions={"jaxlib": "0.10.2"}), [first])
     with pytest.raises(LaunchError, match=r"kind of device: H100 there, A100 here.*--run-dir"):
-        refuse_strangers(at(aa_run, "b", 0.2, device_kind="A100", versions={"jaxlib": "0.10.2"}), [first])
+        refuse_strangers(at(finished, "b", 0.2, device_kind="A100", versions={"jaxlib": "0.10.2"}), [first])
     with pytest.raises(LaunchError, match=r"version of jaxlib: 0.10.2 there, 0.12.0 here"):
-        refuse_strangers(at(aa_run, "b", 0.2, device_kind="H100", versions={"jaxlib": "0.12.0"}), [first])
+        refuse_strangers(at(finished, "b", 0.2, device_kind="H100", versions={"jaxlib": "0.12.0"}), [first])

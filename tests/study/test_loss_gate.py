@@ -90,9 +90,6 @@ def off_by(share: float, *, first: float = 0.0) -> dict[str, Any]:
     return {"losses": losses, "grad_norms": losses}
 
 
-# ---------------------------------------------------------------------- rounding only
-
-
 def test_options_that_change_rounding_only_are_compared_step_by_step(tried: Any) -> None:
     conclusion, store, trial = tried(FUSED, soak="0", mine=Behaviour(off_by(1e-6)))
     assert conclusion.settings == FUSED
@@ -130,9 +127,6 @@ def test_a_program_without_losses_is_inconclusive_and_not_exported(tried: Any) -
     assert conclusion.settings == FUSED
     with pytest.raises(AutotuneError, match=r"must be seen to train as the default does but .*inconclusive"):
         winner_of(store)
-
-
-# ---------------------------------------------------------------------- another dtype
 
 
 def half(**more: Any) -> dict[str, Any]:
@@ -193,9 +187,6 @@ def test_without_a_soak_it_is_exported_only_by_force_and_never_holds(tried: Any,
     assert "loss" in [d.field for d in verified.differences]
 
 
-# ---------------------------------------------------------------------- another batch
-
-
 def test_another_batch_is_compared_at_equal_work_and_both_soak_with_fresh_batches(tried: Any) -> None:
     mine, reference = Behaviour(late=lambda step: scattered(3.0)(2 * step)), Behaviour(late=scattered(3.0, seed=5))
     conclusion, store, trial = tried(BIG, mine=mine, reference=reference)
@@ -210,15 +201,12 @@ def test_another_batch_is_compared_at_equal_work_and_both_soak_with_fresh_batche
     assert (store.path / soak.directory / "reference" / "worker.log").exists()
 
 
-def test_a_batch_that_trains_the_same_rows_is_no_winner(tried: Any) -> None:
+def test_a_batch_that_trains_the_same_rows_or_never_moves_is_no_winner(tried: Any) -> None:
     same = {"losses": LOSSES, "grad_norms": LOSSES}
     conclusion, _, trial = tried(BIG, mine=Behaviour(same))
     assert trial.failure.kind is FailureKind.WRONG_LOSS
     assert "it trains the same rows" in trial.failure.message
     assert conclusion.outcome is Outcome.NOTHING_RAN
-
-
-def test_a_batch_whose_loss_never_moves_is_no_winner(tried: Any) -> None:
     still = {"losses": (6.51,) * 5, "grad_norms": (6.6, 6.4, 6.5, 6.7, 6.6)}
     _, _, trial = tried(BIG, mine=Behaviour(still))
     assert "does not change from step to step" in trial.failure.message
@@ -229,9 +217,6 @@ def test_a_batch_that_lags_behind_in_the_soak_is_no_winner(tried: Any) -> None:
     conclusion, _, _ = tried(BIG, **parts)
     assert conclusion.outcome is Outcome.NOTHING_BEATS_THE_DEFAULT
     assert "the work of a step changes" in conclusion.sentence
-
-
-# ---------------------------------------------------------------------- flags alone
 
 
 def test_flags_alone_are_judged_as_ever(tried: Any) -> None:

@@ -77,9 +77,6 @@ def test_a_batch_that_pays_is_kept_although_the_step_is_shorter_without_it(run_r
     assert conclusion.settings == both
 
 
-# ---------------------------------------------------------------------- liars
-
-
 def lying(spec: StudySpec, liar: FlagSet, tokens: int | None) -> Noting:
     """Workers of one set say that their steps do something else."""
 
@@ -123,9 +120,6 @@ def test_what_the_study_says_of_a_step_counts_and_a_program_that_says_otherwise_
     _, store, _ = run_replay(spec, trials=1, first=sets(BIG), space=SPACE, folder="liar")
     failure = there(trial_of(store, BIG).failure)
     assert "gives 8192 for batch=16 but the program says 20480" in failure.message
-
-
-# ---------------------------------------------------------------------- before anything is measured
 
 
 def test_an_entry_that_does_not_tell_its_tokens_cannot_have_its_options_searched() -> None:

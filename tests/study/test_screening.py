@@ -238,9 +238,6 @@ def test_leaving_out_a_setting_that_changes_no_program_is_not_measured(tmp_path:
     assert launcher.sets.count(FlagSet({COMBINE: "11"})) == 0  # the other was: whole against without
 
 
-# ---------------------------------------------------------------------- whether, and for what
-
-
 @pytest.mark.parametrize(
     ("more", "on", "said"),
     [

@@ -42,7 +42,6 @@ def modes(store: Any) -> set[str]:
 
 
 def test_a_reference_that_does_not_fit_into_its_share_runs_alone(run_replay: Run) -> None:
-    """On 2b61fbc: `the reference must run but did not: out_of_memory`, and the study was over."""
     spec = study()
     launcher = OnSharedGpu(spec, need=gib(53.9))  # 57.9e9 bytes of 80e9
     conclusion, store, diary = run_replay(spec, trials=4, launcher=launcher, first=FIRST)
@@ -98,7 +97,6 @@ def test_rounding_that_needs_more_than_the_share_runs_alone(run_replay: Run) -> 
 
 
 def test_a_cause_is_looked_for_alone_where_parts_of_the_set_need_the_whole_gpu(run_replay: Run) -> None:
-    """On 2b61fbc every part ran out of its share, which is no crash: the whole set was called the smallest."""
     spec = study(replay={"failures": {"xla_b=1": "crash"}})
     first = (("crashes", FlagSet({"xla_a": "2", "xla_b": "1", "xla_d": "1"})),)
     _, store, _ = run_replay(spec, trials=2, first=first, launcher=OnSharedGpu(spec, need=gib(53.9)))
@@ -106,19 +104,13 @@ def test_a_cause_is_looked_for_alone_where_parts_of_the_set_need_the_whole_gpu(r
     assert (failing.smallest, failing.is_minimal) == (FlagSet({"xla_b": "1"}), True)
 
 
-def test_a_study_that_insists_on_turns_is_told_what_to_write(run_replay: Run) -> None:
+def test_what_does_not_fit_in_turns_or_alone_ends_the_study_with_advice(run_replay: Run) -> None:
     spec = study(measure={"mode": "interleaved"})
     with pytest.raises(LaunchError, match=r"measure\.mode"):
         run_replay(spec, launcher=OnSharedGpu(spec, need=gib(53.9)))
-
-
-def test_what_does_not_fit_alone_ends_the_study_with_its_own_words(run_replay: Run) -> None:
     spec = study()
     with pytest.raises(LaunchError, match=r"must run but did not: out_of_memory: .*RESOURCE_EXHAUSTED"):
         run_replay(spec, launcher=OnSharedGpu(spec, need=gib(70.0)))
-
-
-# ---------------------------------------------------------------------- programs that set their share themselves
 
 
 @pytest.mark.parametrize(
@@ -134,7 +126,6 @@ def test_what_does_not_fit_alone_ends_the_study_with_its_own_words(run_replay: R
 def test_a_program_that_sets_its_share_itself_is_left_to_it(
     run_replay: Run, environment: Mapping[str, str], fits: bool
 ) -> None:
-    """On 2b61fbc all but the last ended the study: both variables are set, or ours did not arrive."""
     spec = study()
     launcher = OnSharedGpu(spec, need=gib(20.0), environment=environment)
     _, store, _ = run_replay(spec, trials=1, launcher=launcher)

@@ -73,9 +73,6 @@ def test_without_a_soak_the_conclusion_says_so_by_its_absence(run_replay: Run) -
     assert store.of(SoakRecord) == []
 
 
-# ---------------------------------------------------------------------- both arms
-
-
 Block = Callable[[Times, int], tuple[Times, MemoryUse | None]]
 MB = 1_000_000
 

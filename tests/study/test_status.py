@@ -19,8 +19,26 @@ from tests.runs import EFFECTS, SPACE, Diary, asking, replay_study, there
 from tests.study.test_budget import study
 
 
-class Looking(Diary):
-    """A view that asks for the status whenever it is told something, as another process would."""
+class Watching(Diary):
+    """A view that looks at the study whenever it is told something."""
+
+    def look(self) -> None: ...
+
+    def stage(self, name: str, detail: str) -> None:
+        super().stage(name, detail)
+        self.look()
+
+    def trial_ends(self, result: Any) -> None:
+        super().trial_ends(result)
+        self.look()
+
+    def proof(self, run: Any, asked: int) -> None:
+        super().proof(run, asked)
+        self.look()
+
+
+class Looking(Watching):
+    """A view that asks for the status, as another process would."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -31,19 +49,7 @@ class Looking(Diary):
     def look(self) -> None:
         self.seen.append(study_status(self.path))
         self.shown.append(format_stage(self.seen[-1]))
-
-    def stage(self, name: str, detail: str) -> None:
-        super().stage(name, detail)
-        self.look()
-        assert self.seen[-1].stage == name
-
-    def trial_ends(self, result: Any) -> None:
-        super().trial_ends(result)
-        self.look()
-
-    def proof(self, run: Any, asked: int) -> None:
-        super().proof(run, asked)
-        self.look()
+        assert self.seen[-1].stage == self.stages[-1]
 
 
 def looked_at(path: Path, *, trials: int = 8, budget_s: float | None = None, soak: float = 0.0) -> Looking:
@@ -76,7 +82,7 @@ def test_each_stage_is_told_while_it_runs_and_none_after(view: Looking) -> None:
     assert format_stage(ended) == ""
 
 
-class Timing(Diary):
+class Timing(Watching):
     """Keeps, at each trial and each pair of a proof, the study's time and what is said to be left of it."""
 
     def __init__(self, timed: TimedStudy) -> None:
@@ -91,20 +97,7 @@ class Timing(Diary):
         if self.stages[-1] == "A/A run":
             assert left_s is None
         else:
-            assert left_s is not None
-            self.said.append((self.stages[-1], used_s, left_s))
-
-    def stage(self, name: str, detail: str) -> None:
-        super().stage(name, detail)
-        self.look()
-
-    def trial_ends(self, result: Any) -> None:
-        super().trial_ends(result)
-        self.look()
-
-    def proof(self, run: Any, asked: int) -> None:
-        super().proof(run, asked)
-        self.look()
+            self.said.append((self.stages[-1], used_s, there(left_s)))
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])

@@ -74,9 +74,6 @@ def wrong_since(step: int, share: float = 0.5) -> Callable[[int, float], float]:
     return lambda now, loss: loss * (1 + share * (now >= step))
 
 
-# ---------------------------------------------------------------------- late liars
-
-
 @pytest.mark.parametrize("since", [12, 20, 30])
 def test_a_loss_that_goes_wrong_in_a_block_ends_the_trial_there(tried: Any, since: int) -> None:
     conclusion, store = tried(wrong_since(since))
@@ -142,9 +139,6 @@ def test_one_at_a_time_the_end_of_a_run_is_compared(tried: Any) -> None:
     _, store = tried(wrong_since(12), measure={"mode": "aba"})
     (trial,) = store.of(TrialResult)
     assert "loss at step 29 must be 5.5" in trial.failure.message
-
-
-# ---------------------------------------------------------------------- references
 
 
 @pytest.mark.parametrize("mode", ["interleaved", "aba"])
