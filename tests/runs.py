@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,15 +16,7 @@ from autotune.measure.compare import InterleavedBlocks
 from autotune.measure.loss_gate import LossTrace
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Failure, FailureKind, Pair, WorkPerStep
-from autotune.model.records import (
-    AaRecord,
-    AblationResult,
-    ConclusionRecord,
-    ConfirmRun,
-    FinalistResult,
-    TrialConfig,
-    TrialResult,
-)
+from autotune.model.records import AaRecord, ConclusionRecord, ConfirmRun, TrialConfig, TrialResult
 from autotune.model.spec import StudySpec
 from autotune.results.winner import Conditions, Winner
 from autotune.rundir.store import RECORDS, Store
@@ -138,46 +131,34 @@ class Told:
 
 
 class Diary:
-    """A view that keeps what it is told."""
+    """A view that keeps what tests ask for."""
 
     def __init__(self) -> None:
         self.stages: list[str] = []
         self.notes: list[str] = []
-        self.phases: list[str] = []
         self.started: list[TrialConfig] = []
-        self.ended: list[TrialResult] = []
-        self.finalists: list[FinalistResult] = []
-        self.ablations: list[AblationResult] = []
-        self.aa_runs: list[AaRecord] = []
         self.pair_count = 0
-        self.proofs: list[ConfirmRun] = []
 
     def stage(self, name: str, detail: str) -> None:
         self.stages.append(name)
 
-    def phase(self, what: str, lane: str = "") -> None:
-        self.phases.append(what)
+    def phase(self, what: str, lane: str = "") -> None: ...
 
     def pair(self, ratios: list[float], lane: str = "") -> None:
         self.pair_count += 1
 
-    def proof(self, run: ConfirmRun, asked: int) -> None:
-        self.proofs.append(run)
+    def proof(self, run: ConfirmRun, asked: int) -> None: ...
 
-    def aa_run(self, result: AaRecord) -> None:
-        self.aa_runs.append(result)
+    def aa_run(self, result: AaRecord) -> None: ...
 
     def trial_starts(self, config: TrialConfig, asked: int) -> None:
         self.started.append(config)
 
-    def trial_ends(self, result: TrialResult) -> None:
-        self.ended.append(result)
+    def trial_ends(self, result: TrialResult) -> None: ...
 
-    def finalist(self, result: FinalistResult) -> None:
-        self.finalists.append(result)
+    def finalist(self, result: Any) -> None: ...
 
-    def ablation(self, result: AblationResult) -> None:
-        self.ablations.append(result)
+    def ablation(self, result: Any) -> None: ...
 
     def note(self, text: str) -> None:
         self.notes.append(text)
@@ -324,14 +305,16 @@ def altered(tmp_path: Path) -> Callable[..., Path]:
         study = json.loads((store.path / "study.json").read_text())
         study["study"].update(reference.pop("study", {}), name=name)
         (target / "study.json").write_text(json.dumps(study))
-        with (target / "records.jsonl").open("w") as out:
-            for line in (store.path / "records.jsonl").read_text().splitlines():
-                record = json.loads(line)
+        shutil.copy(store.path / RECORDS, target)
+
+        def change(records: list[dict[str, Any]]) -> None:
+            for record in records:
                 if record["kind"] == "aa_run":
                     record["reference"].update(reference)
                 if "provenance" in record:
                     record["provenance"]["versions"].update(versions or {})
-                out.write(json.dumps(record) + "\n")
+
+        rewrite(target, change)
         return target
 
     return copy

@@ -21,18 +21,7 @@ from autotune.cluster.dask_engine import DaskEngine
 from autotune.model.errors import LaunchError, NodeLostError
 from harness.sandbox import wait_for
 from tests.cluster.conftest import ROOT
-from tests.cluster.dask_cluster import (
-    LANE,
-    STUDY,
-    Cluster,
-    are_gone,
-    do,
-    first,
-    hear,
-    joined,
-    kinds,
-    wait_in_unit,
-)  # fmt: skip
+from tests.cluster.dask_cluster import LANE, STUDY, Cluster, are_gone, do, first, hear, joined, kinds, wait_in_unit
 
 pytestmark = pytest.mark.cluster
 

@@ -22,7 +22,7 @@ from autotune.compiler.targets import load_target, parse_topology
 from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
 from autotune.settings.catalog import load_catalog
-from tests.compiler.rules import COMBINE, Rules, screen
+from tests.compiler.rules import COMBINE, Deaf, Rules, screen
 from tests.runs import there
 
 WIDTH = "xla_cpu_prefer_vector_width"
@@ -176,23 +176,6 @@ def test_option_of_jax_that_the_workload_changes_did_not_arrive(tmp_path: Path) 
     with Compiler(job, cache_dir=tmp_path) as compiler, pytest.raises(FlagsLostError, match="program made it float32"):
         list(compiler.compile([FlagSet({"jax_default_matmul_precision": "bfloat16"})]))
     assert kept(tmp_path) == []
-
-
-class Deaf(Rules):
-    """A compiler that ignores all flags; it remembers what is to be forgotten."""
-
-    def __init__(self, target: str | None = "h100-sxm") -> None:
-        super().__init__(target)
-        self.forgotten: set[FlagSet] = set()
-
-    def name(self, settings: Any) -> str:
-        return "always the same"
-
-    def canaries(self, settings: FlagSet) -> list[str]:
-        return []
-
-    def forget(self, sets: Any) -> None:
-        self.forgotten |= set(sets)
 
 
 @pytest.mark.parametrize(("target", "canaries"), [("h100-sxm", GPU_CANARIES), (None, CPU_CANARIES)])

@@ -5,14 +5,7 @@ import math
 import pytest
 
 from autotune.compiler import predict as module
-from autotune.compiler.predict import (
-    NCCL_LAUNCH_S,
-    Prediction,
-    collective_time,
-    kernel_time,
-    predict_step,
-    product_time,
-)
+from autotune.compiler.predict import Prediction, collective_time, kernel_time, predict_step, product_time
 from autotune.compiler.program import Collective, CompiledProgram, Op, OpKind
 from autotune.compiler.targets import Network, Target, Topology, load_target
 from autotune.results.screen_words import predicted_lines
@@ -231,7 +224,7 @@ def test_network_of_the_user_wins_over_the_table_and_decides_what_crosses_it() -
 
 def test_collectives_move_their_share_over_the_slowest_link() -> None:
     found = collective_time(collective("all-gather", 8 * 10**9), NETWORK, 8)
-    assert found == pytest.approx(7e9 / 100e9 + 8.4e-6 + 7 * 3.4e-6 + NCCL_LAUNCH_S)
+    assert found == pytest.approx(7e9 / 100e9 + 8.4e-6 + 7 * 3.4e-6 + module.NCCL_LAUNCH_S)
     reduce, scatter = (collective_time(collective(k, 10**10), NETWORK, 8) for k in ("all-reduce", "reduce-scatter"))
     assert reduce == pytest.approx(2 * scatter, rel=0.01)
     alone = collective_time(collective("all-gather", 10**10, group=8, nodes=8), NETWORK, 8)

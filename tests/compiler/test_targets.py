@@ -10,15 +10,7 @@ import pytest
 from autotune.compiler import targets
 from autotune.compiler.compiler import Compiler
 from autotune.compiler.program import walk
-from autotune.compiler.targets import (
-    Topology,
-    load_target,
-    parse_topology,
-    target_here,
-    target_names,
-    target_of,
-    toolkit_of,
-)
+from autotune.compiler.targets import load_target, parse_topology, target_here, target_names, target_of, toolkit_of
 from autotune.machine.gpus import GpuFacts
 from autotune.model.errors import SettingError, StudyFileError
 from autotune.model.flags import FlagSet
@@ -117,7 +109,7 @@ def test_topology_in_xlas_form_keeps_nvlink_domains_together(target: str, topolo
 
 def test_nodes_that_do_not_fill_domains_are_refused() -> None:
     with pytest.raises(StudyFileError, match="multiple of 18"):
-        Topology(19, 4).for_xla(load_target("gb200").network)
+        parse_topology("19x4").for_xla(load_target("gb200").network)
 
 
 @pytest.mark.parametrize("text", ["", "x8", "0x8", "8x", "8x8x8", "-1", "2x0", "eight"])

@@ -14,15 +14,7 @@ from xml.etree import ElementTree
 import pytest
 
 from autotune.model.errors import LaunchError
-from autotune.model.records import (
-    AaRecord,
-    EffectsRecord,
-    IncidentRecord,
-    PairEffect,
-    SessionRecord,
-    TrialResult,
-    TrialStatus,
-)
+from autotune.model.records import AaRecord, EffectsRecord, IncidentRecord, PairEffect, SessionRecord, TrialResult
 from autotune.results import api, pages
 from autotune.results.api import load
 from autotune.results.effects import effect_lines, study_tables
@@ -172,7 +164,7 @@ def test_the_command_that_made_a_study_is_shown_as_a_user_types_it(tmp_path: Pat
 
 def test_what_the_machine_did_meanwhile_is_said_before_the_figures(finished: Store, tmp_path: Path) -> None:
     store = Store.create_or_resume(tmp_path, finished.spec, study_dir=tmp_path)
-    measured = next(r for r in finished.of(TrialResult) if r.status is TrialStatus.MEASURED)
+    measured = next(r for r in finished.of(TrialResult) if r.status == "measured")
     warned = {"warnings": ("GPU 3 was held back by heat in 2 of 5 looks",)}
     store.append(measured.model_copy(update={"comparison": there(measured.comparison).model_copy(update=warned)}))
     store.close()

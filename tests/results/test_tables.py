@@ -65,11 +65,11 @@ def test_frames_hold_what_the_formula_says(finished: Store) -> None:
     assert (aa_run.groupby("pair")["is_first"].mean() == 0.5).all()
     effects = Study(finished.path).effects()
     for setting, value in (("xla_a", "1"), ("xla_d", "2")):
-        row = effects[(effects["setting"] == setting) & (effects["value"] == value)].iloc[0]
-        assert row["how"] == "left out"
-        assert row["ratio"] == pytest.approx(EFFECTS[f"{setting}={value}"], abs=1e-4)
-        assert row["low"] < row["ratio"] < row["high"]
-        assert (row["reason"], row["finding"]) == ("kept: it seems to pay", "promising")
+        found = effects[(effects["setting"] == setting) & (effects["value"] == value)].iloc[0]
+        assert found["how"] == "left out"
+        assert found["ratio"] == pytest.approx(EFFECTS[f"{setting}={value}"], abs=1e-4)
+        assert found["low"] < found["ratio"] < found["high"]
+        assert (found["reason"], found["finding"]) == ("kept: it seems to pay", "promising")
 
 
 def test_effects_by_rank_of_evidence(tmp_path: Path) -> None:

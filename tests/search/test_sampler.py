@@ -102,26 +102,19 @@ def test_sets_being_tried_are_not_proposed_again() -> None:
     assert not set(asked) & {tuple(t.params.items()) for t in study.trials[:40]}
 
 
-def test_a_value_that_fails_is_soon_left_out() -> None:
+@pytest.mark.parametrize(
+    ("culprits", "seed", "late", "most"), [([{"flag_05"}, {"flag_13"}], 0, 25, 2), ([{"flag_11", "flag_12"}], 1, 20, 1)]
+)
+def test_what_fails_alone_or_together_is_soon_left_out(
+    culprits: list[set[str]], seed: int, late: int, most: int
+) -> None:
     def measure(params: Mapping[str, Any]) -> float:
-        if params["flag_05"] == "true" or params["flag_13"] == "true":
+        if any(all(params[name] == "true" for name in culprit) for culprit in culprits):
             raise ValueError("it crashed")
         return effect(params)
 
-    study = search(sampler(), measure, 35)
-    failed = [t.state is TrialState.FAIL for t in study.trials]
-    assert sum(failed[25:]) <= 2
-    assert best_true(study) <= 0.8 * OPTIMUM
-
-
-def test_two_that_fail_together_are_not_put_together() -> None:
-    def measure(params: Mapping[str, Any]) -> float:
-        if params["flag_11"] == "true" and params["flag_12"] == "true":
-            raise ValueError("it hung")
-        return effect(params)
-
-    study = search(sampler(1), measure, 35, 1)
-    assert sum(t.state is TrialState.FAIL for t in study.trials[20:]) <= 1
+    study = search(sampler(seed), measure, 35, seed)
+    assert sum(t.state is TrialState.FAIL for t in study.trials[late:]) <= most
     assert best_true(study) <= 0.8 * OPTIMUM
 
 

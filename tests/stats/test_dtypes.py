@@ -6,16 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from autotune.stats.loss_check import (
-    FORMATS,
-    LOSS,
-    LossSpread,
-    StepLoss,
-    compare_traces,
-    is_float32,
-    rounding_of,
-    spacing_of,
-)
+from autotune.stats.loss_check import FORMATS, LossSpread, StepLoss, compare_traces, is_float32, rounding_of, spacing_of
 
 ALL = sorted(n for n in dir(ml_dtypes) if n.startswith(("float", "bfloat")))
 
@@ -71,7 +62,7 @@ def test_neighbours_of_a_narrow_loss_are_no_wrong_loss_and_a_wrong_one_is(name: 
 
     def is_ok(loss: float) -> bool:
         spread, told = LossSpread(is_rounded=True), {0: StepLoss(loss)}
-        return compare_traces(reference, told, spread=spread, dtype="float32", spacing={LOSS: spacing}) is None
+        return compare_traces(reference, told, spread=spread, dtype="float32", spacing={"loss": spacing}) is None
 
     assert is_ok(1.0 + spacing)
     assert not is_ok(1.0 + 3 * spacing)

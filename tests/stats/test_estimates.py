@@ -140,16 +140,13 @@ def why(values: list[float], plan: SequentialPlan, incumbent: Estimate | None = 
     return reason_to_stop(plan.estimate(values), plan, min_effect=0.005, incumbent=incumbent)
 
 
-def test_a_trial_stops_once_its_interval_is_narrow_enough_or_at_the_cap() -> None:
+def test_a_trial_stops_once_it_is_narrow_capped_or_cannot_win() -> None:
     fast = [math.log(0.9) + 0.001 * i for i in range(8)]
     assert why(fast, SequentialPlan(cap=40)) == "its interval is narrow enough"
     assert SequentialPlan(cap=40).estimate(fast).level == 0.95
     plan, noisy = SequentialPlan(cap=12), [0.1 * (-1) ** i * (1 + i / 10) for i in range(12)]
     assert why(noisy[:8], plan) is None
     assert why(noisy, plan) == "cap of 12 pairs reached"
-
-
-def test_decision_drops_what_cannot_beat_the_reference_or_the_best_so_far() -> None:
     plan = SequentialPlan(cap=40)
     slowish = [0.002 + 0.002 * i for i in range(8)]  # [1.002, 1.016]: slower than the band or inside, never faster
     assert why(slowish, plan) is None
@@ -214,7 +211,7 @@ def test_processes_that_differ_are_covered_by_the_confirmation_only() -> None:
     assert np.mean(held) == pytest.approx(0.95, abs=four_sigma(0.95, samples))
 
 
-def test_machine_slows_down_whoever_runs_and_turns_cancel_it() -> None:
+def test_a_simulated_machine_slows_whoever_runs_by_its_drift_bursts_and_wander() -> None:
     machine = Machine(NoiseModel(white_sd=0.0, drift=10.0), np.random.default_rng(17))
     process = Process(machine, step_s=0.02)
     first, later = process.run_block(3), process.run_block(3)
@@ -225,9 +222,6 @@ def test_machine_slows_down_whoever_runs_and_turns_cancel_it() -> None:
     )
     expected = math.log(0.5) + np.where(candidate_first, -0.03, 0.03)
     assert log_ratios(reference_s, candidate_s) == pytest.approx(expected)
-
-
-def test_bursts_take_their_share_and_wander_its_spread() -> None:
     rng = np.random.default_rng(19)
     bursts = Machine(NoiseModel(white_sd=0.0, burst_share=0.3, burst_steps=5.0, burst_cost=1.0), rng, (211,))
     assert bursts.slowness(500).mean() == pytest.approx(0.3, abs=0.01)

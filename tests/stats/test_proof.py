@@ -102,7 +102,7 @@ def test_one_proof_and_many_at_once_follow_the_same_rule() -> None:
             assert one.stop
 
 
-def test_a_proof_ends_where_it_is_settled() -> None:
+def test_a_proof_ends_where_it_is_settled_and_past_a_hopeless_look_a_larger_cap_goes_on() -> None:
     plan = ProofPlan(base=20, error=0.025)
     clear = [math.log(0.9) + 0.0005 * (-1) ** i for i in range(20)]
     assert look(clear[:3], plan, most=20).stop is False
@@ -124,9 +124,6 @@ def test_a_proof_ends_where_it_is_settled() -> None:
     assert found.stop
     assert "hardly" in found.reason
     assert found.used < 20
-
-
-def test_going_on_past_a_hopeless_look_is_possible_with_a_larger_cap() -> None:
     plan = ProofPlan(base=8, error=0.025)
     values = [math.log(0.985) + 0.02 * (-1) ** i for i in range(8)]
     ended = look(values, plan, most=8)

@@ -127,12 +127,9 @@ def start(tmp_path: Path, platform: str, name: str = "n", fails: tuple[str, ...]
     return launcher
 
 
-def test_on_a_gpu_the_second_process_starts_when_the_first_one_is_warm(tmp_path: Path) -> None:
+def test_on_a_gpu_processes_start_one_after_the_other_and_a_coin_says_which_first(tmp_path: Path) -> None:
     assert start(tmp_path, "cuda").most == 1
     assert start(tmp_path, "cpu").most == 2
-
-
-def test_a_coin_decides_who_starts_first_and_it_is_the_same_again(tmp_path: Path) -> None:
     orders = [start(tmp_path, "cuda", f"confirm-{i}").order[0] for i in range(12)]
     assert set(orders) == {"reference", "candidate"}
     assert orders == [start(tmp_path, "cuda", f"confirm-{i}").order[0] for i in range(12)]

@@ -276,7 +276,7 @@ def at(finished: Store, lane: str, step_s: float, **report: object) -> AaRecord:
     return aa_run.model_copy(update={"by": lane, "comparison": comparison, "reference": reference})
 
 
-def test_a_slow_machine_is_named(finished: Store, tmp_path: Path) -> None:
+def test_a_slow_machine_is_named_and_other_devices_or_versions_are_refused(finished: Store, tmp_path: Path) -> None:
     with contextlib.closing(Store.create_or_resume(tmp_path / "run", finished.spec, study_dir=tmp_path)) as store:
         for lane, step_s in (("a", 0.100), ("b", 0.110), ("c", 0.101)):
             store.append(at(finished, lane, step_s))
@@ -285,9 +285,6 @@ def test_a_slow_machine_is_named(finished: Store, tmp_path: Path) -> None:
         ("b", True),
         ("c", False),
     ]
-
-
-def test_lanes_on_other_devices_or_versions_are_refused(finished: Store) -> None:
     first = at(finished, "a", 0.1, device_kind="H100", versions={"jaxlib": "0.10.2"})
     refuse_strangers(at(finished, "b", 0.2, device_kind="H100", versions={"jaxlib": "0.10.2"}), [first])
     with pytest.raises(LaunchError, match=r"kind of device: H100 there, A100 here.*--run-dir"):

@@ -76,7 +76,7 @@ class OnlySpec:
         pass
 
 
-def test_what_is_over_the_limit_is_not_tried_alone() -> None:
+def test_what_is_over_the_limit_is_not_tried_alone_and_what_does_not_fit_beside_another_is() -> None:
     """Two processes that do not fit side by side may fit one at a time; a limit is of one already."""
     spec = study("1GiB").model_copy(update={"device": study("1GiB").device.model_copy(update={"platform": "cuda"})})
     comparer = Interleaved(OnlySpec(spec))  # type: ignore[arg-type]
@@ -85,10 +85,7 @@ def test_what_is_over_the_limit_is_not_tried_alone() -> None:
     of_device = Failure(kind=FailureKind.OUT_OF_MEMORY, message="RESOURCE_EXHAUSTED", phase="warm-up")
     assert isinstance(comparer.instead(WorkerFailed(of_device), (FlagSet(), HUNGRY)), Isolated)
     assert comparer.context.share.is_known_isolated(HUNGRY)
-
-
-def test_a_base_arm_that_does_not_fit_beside_another_is_known_in_the_next_comparison() -> None:
-    """Of an ablation the whole set is the base arm: its final proof must not try it beside another process again."""
+    # Of an ablation the whole set is the base arm: its final proof must not try it beside another process again.
     spec = study("64GiB").model_copy(update={"device": study("64GiB").device.model_copy(update={"platform": "cuda"})})
     comparer = Interleaved(OnlySpec(spec))  # type: ignore[arg-type]
     failure = Failure(kind=FailureKind.OUT_OF_MEMORY, message="RESOURCE_EXHAUSTED", phase="warm-up")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from autotune.study.screen import StudyScreener, is_wanted
 from autotune.study.stages import run_study
 from harness.simulated import GivenSetup, given_run
 from harness.simulated_machine import parse_simulated
-from tests.compiler.rules import BUFFER, COMBINE, OVERLAP, SLOP, TRITON, Rules, screen, space
+from tests.compiler.rules import BUFFER, COMBINE, OVERLAP, SLOP, TRITON, Deaf, Rules, screen, space
 from tests.runs import Diary, Noting, asking, there
 
 EFFECTS = {f"{COMBINE}=11": 0.93, f"{BUFFER}=true": 0.5}
@@ -141,16 +141,6 @@ def test_a_study_that_goes_on_is_screened_again_where_the_gpu_is_described_other
     _, store, _, _ = run(study(), rules, trials=2)
     reports = [r.report for r in store.of(ScreenRecord) if r.report is not None]
     assert len({r["target_digest"] for r in reports}) == len(reports) == 2
-
-
-class Deaf(Rules):
-    """A compiler to which no flag arrives: every set is the reference's program."""
-
-    def name(self, settings: Mapping[str, str]) -> str:
-        return "always the same"
-
-    def canaries(self, settings: FlagSet) -> list[str]:
-        return []
 
 
 def test_a_screen_to_which_all_are_no_ops_is_not_believed_and_the_winner_is_found(run: Run) -> None:

@@ -25,7 +25,10 @@ FAST = {"xla_a=1": 0.9}
 PLANTED = (("fast", FlagSet({"xla_a": 1})),)
 
 
-def test_a_winner_is_soaked_and_its_conclusion_says_how_long(run_replay: Run) -> None:
+def test_a_winner_is_soaked_and_its_conclusion_says_how_long_if_it_was(run_replay: Run) -> None:
+    without = replay_study(effects=FAST, study={"confirm": {"soak": 0}})
+    conclusion, store, _ = run_replay(without, trials=1, first=PLANTED, folder="without")
+    assert (conclusion.outcome, conclusion.soaked_s, store.of(SoakRecord)) == (Outcome.WINNER, None, [])
     spec = replay_study(effects=FAST, study={"confirm": {"soak": "20s"}})
     conclusion, store, diary = run_replay(spec, trials=2, first=PLANTED)
     (record,) = store.of(SoakRecord)
@@ -62,15 +65,6 @@ def test_a_set_that_hangs_late_is_no_winner_and_the_sentence_says_why(run_replay
     for record in store.of(SoakRecord):  # of the minimal set, and of the whole one that came second
         assert record.failure is not None
         assert record.step_count <= 400
-
-
-def test_without_a_soak_the_conclusion_says_so_by_its_absence(run_replay: Run) -> None:
-    conclusion, store, _ = run_replay(
-        replay_study(effects=FAST, study={"confirm": {"soak": 0}}), trials=1, first=PLANTED
-    )
-    assert conclusion.outcome is Outcome.WINNER
-    assert conclusion.soaked_s is None
-    assert store.of(SoakRecord) == []
 
 
 Block = Callable[[Times, int], tuple[Times, MemoryUse | None]]

@@ -11,14 +11,7 @@ from typing import Any
 
 import pytest
 
-from autotune.measure.loss_gate import (
-    OTHER_ROUNDING,
-    ROUNDINGS,
-    LossTrace,
-    refuse_not_finite,
-    refuse_resumed,
-    spread_of_aa_run,
-)
+from autotune.measure.loss_gate import ROUNDINGS, LossTrace, refuse_not_finite, refuse_resumed, spread_of_aa_run
 from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import LOSS_NOT_CHECKED, FailureKind, LossBasis, Pair, WorkerReport
@@ -143,7 +136,7 @@ def test_one_at_a_time_the_end_of_a_run_is_compared(tried: Any) -> None:
 
 @pytest.mark.parametrize("mode", ["interleaved", "aba"])
 def test_another_rounding_runs_in_every_study_and_makes_the_tolerance(tried: Any, mode: str) -> None:
-    _, store = tried(lambda now, loss: loss * 1.001, of=OTHER_ROUNDING, measure={"mode": mode})
+    _, store = tried(lambda now, loss: loss * 1.001, of=ROUNDINGS[0], measure={"mode": mode})
     (aa_run,) = store.of(AaRecord)
     assert aa_run.loss_spread.is_rounded
     assert aa_run.loss_spread.losses[-1] == pytest.approx(1e-3)
@@ -157,7 +150,7 @@ def test_another_rounding_runs_in_every_study_and_makes_the_tolerance(tried: Any
 
 @pytest.mark.parametrize("loss", [LOSSES[-1] * 1.001, math.nan], ids=["the milder one runs", "nor does the milder one"])
 def test_where_the_reference_does_not_run_in_another_rounding_a_milder_one_is_tried(tried: Any, loss: float) -> None:
-    _, store = tried(lambda now, told: loss, of=ROUNDINGS[1], fails=OTHER_ROUNDING)
+    _, store = tried(lambda now, told: loss, of=ROUNDINGS[1], fails=ROUNDINGS[0])
     (aa_run,), (trial,) = store.of(AaRecord), store.of(TrialResult)
     assert aa_run.loss_spread.is_rounded == math.isfinite(loss)
     assert ("no reference ran in another rounding" in trial.loss.words) != math.isfinite(loss)
