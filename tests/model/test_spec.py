@@ -45,20 +45,13 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, content: bytes | No
 @pytest.mark.parametrize(
     ("section", "fragment"),
     [
-        ({"search": {"trials": 0}}, "search.trials"),
-        ({"search": {"trials": "many"}}, "search.trials"),
-        ({"search": {"time_budget": "soon"}}, "search.time_budget"),
         ({"search": {"time_budget": "-3s"}}, "search.time_budget"),
-        ({"device": {"platform": "tpu"}}, "device.platform"),
         ({"device": {"count": 3, "process_count": 2}}, "must be a multiple"),
         ({"device": {"count": 3, "node_count": 2}}, "must be a multiple of `process_count` but got 3 and 2"),
         ({"device": {"count": 6, "process_count": 3, "node_count": 2}}, "multiple of `node_count`"),
-        ({"measure": {"min_effect": 0}}, "measure.min_effect"),
         ({"baseline": {"--xla_gpu_x": 1}}, "without dashes"),
         ({"baseline": {"xla_gpu_x": [1]}}, "baseline"),
-        ({"baseline": 3}, "baseline"),
         ({"name": "../up"}, "name"),
-        ({"name": "a/b"}, "name"),
     ],
 )
 def test_illegal_values_name_the_key(section: dict[str, object], fragment: str) -> None:

@@ -137,14 +137,7 @@ def test_past_the_last_step_told_the_tolerance_never_falls_and_stays_finite(dtyp
 
 
 def training(seed: int, *, steps: int = 120, growth: float, first: float) -> Callable[[int], Trace]:
-    """Processes of one training whose rounding differs: their losses wander apart as those of XLA:CPU do.
-
-    Args:
-        seed: Of the losses.
-        steps: How many.
-        growth: Power of the step with which differences grow.
-        first: Typical relative difference at the first step.
-    """
+    """Processes of one training: their losses differ by `first` at first, and as a power `growth` of the step later."""
     common = random.Random(seed)
     losses = [1.0 + 4.0 / (1 + 0.1 * i) + 0.2 * common.random() for i in range(steps)]
 

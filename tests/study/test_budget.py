@@ -109,12 +109,6 @@ def keeps_its_time(ended: Ended, budget_s: float) -> None:
         assert len(ended.of(SoakRecord)) == 1
 
 
-@pytest.mark.parametrize("step_s", [0.02, 0.5])
-def test_a_study_whose_processes_start_at_once_keeps_its_budget(step_s: float) -> None:
-    budget_s = 30 * MINUTE
-    keeps_its_time(Ended(study(step_s, 0.0, budget_s)), budget_s)
-
-
 STEPS, STARTS, BUDGETS = (
     (0.02, 0.1, 0.25, 0.5, 0.85),
     (5.0, 20.0, 45.0, 90.0),
@@ -123,7 +117,10 @@ STEPS, STARTS, BUDGETS = (
 GRID = list(itertools.product(STEPS, STARTS, ("interleaved", "aba"), BUDGETS))
 
 
-@pytest.mark.parametrize(("step_s", "start_s", "mode", "budget_s"), GRID[::29])
+AT_ONCE = [(0.02, 0.0, "auto", 30 * MINUTE), (0.5, 0.0, "auto", 30 * MINUTE)]
+
+
+@pytest.mark.parametrize(("step_s", "start_s", "mode", "budget_s"), [*AT_ONCE, *GRID[::29]])
 def test_a_study_keeps_to_its_budget_and_proves_what_it_found(
     step_s: float, start_s: float, mode: str, budget_s: float
 ) -> None:
@@ -305,14 +302,9 @@ def test_where_what_follows_cannot_fit_any_more_the_time_is_the_finalist_s() -> 
 
 def test_what_there_was_no_time_to_prove_leaves_a_study_inconclusive() -> None:
     """Processes differ as much as effects, every setting costs time, and the budget holds no proof of what is left."""
-    ended = Ended(loud(34, 20.0, 0.015, 1.02))
+    replay = {"noise": {"white_sd": 0.002, "process_sd": 0.015}, "effects": dict.fromkeys(EFFECTS, 1.02)}
+    ended = Ended(study(0.02, 20.0, 34 * MINUTE, measure={"mode": "interleaved"}, replay=replay))
     assert ended.of(FinalistResult)
     assert ended.conclusion is not None
     assert ended.conclusion.outcome is Outcome.INCONCLUSIVE
     assert "are not ruled out (xla_" in ended.conclusion.sentence
-
-
-def loud(minutes: int, start_s: float, process_sd: float, ratio: float) -> StudySpec:
-    """A study in which every setting has the same effect, and fresh processes differ."""
-    replay = {"noise": {"white_sd": 0.002, "process_sd": process_sd}, "effects": dict.fromkeys(EFFECTS, ratio)}
-    return study(0.02, start_s, minutes * MINUTE, measure={"mode": "interleaved"}, replay=replay)

@@ -54,8 +54,8 @@ class Scripted:
 
     words = "lanes of a test"
 
-    def __init__(self, run: StudyRun, names: list[str], fate: Fate, *, hosts: Mapping[str, str] | None = None) -> None:
-        self._run, self._fate, self._hosts = run, fate, hosts or {}
+    def __init__(self, run: StudyRun, names: list[str], fate: Fate) -> None:
+        self._run, self._fate = run, fate
         self.said: deque[Told] = deque(self._joined(n) for n in names)
         self._runners: dict[str, TaskRunner] = {}
         self._units: deque[tuple[str, Assignment]] = deque()
@@ -63,7 +63,7 @@ class Scripted:
         self.most_at_once = 0
 
     def _joined(self, name: str) -> Told:
-        return Told(name, {"type": JOINED, "host": self._hosts.get(name, socket.gethostname()), "devices": 2})
+        return Told(name, {"type": JOINED, "host": socket.gethostname(), "devices": 2})
 
     def begin(self, lane: str, message: Message) -> None:
         self._units.append((lane, Assignment.model_validate(message["assignment"])))
@@ -102,7 +102,7 @@ class Scripted:
 
 
 def study(
-    tmp_path: Path, fate: Fate, *, lanes: list[str], trials: int = 12, gpu_hours: float | None = None, **more: Any
+    tmp_path: Path, fate: Fate, *, lanes: list[str], trials: int = 12, gpu_hours: float | None = None
 ) -> tuple[StudyRun, Diary]:
     """A simulated study on scripted lanes, ready to run."""
     replayed = replay_study(
@@ -112,7 +112,7 @@ def study(
     spec = asked.model_copy(update={"search": asked.search.model_copy(update={"gpu_hours": gpu_hours})})
     diary = Diary()
     run = given_run(spec, tmp_path / "run", GivenSetup(given_space=SPACE), diary)
-    run.make_engine = lambda r: Scripted(r, lanes, fate, **more)
+    run.make_engine = lambda r: Scripted(r, lanes, fate)
     return run, diary
 
 

@@ -208,7 +208,7 @@ def test_a_batch_that_trains_the_same_rows_or_never_moves_is_no_winner(tried: An
     assert "it trains the same rows" in trial.failure.message
     assert conclusion.outcome is Outcome.NOTHING_RAN
     still = {"losses": (6.51,) * 5, "grad_norms": (6.6, 6.4, 6.5, 6.7, 6.6)}
-    _, _, trial = tried(BIG, mine=Behaviour(still))
+    _, _, trial = tried(BIG, mine=Behaviour(still), folder="still")
     assert "does not change from step to step" in trial.failure.message
 
 
