@@ -244,19 +244,14 @@ effects = { "xla_backend_optimization_level=1" = 0.9 }
 EFFECTS = {"xla_a=1": 0.95, "xla_b=1": 1.04, "xla_d=2": 0.97}
 
 
+PROVEN = {
+    "platform": "cuda", "device_kind": "NVIDIA H200", "device_count": 8, "jax": "0.11.1", "jaxlib": "0.11.1",
+    "plugin": "jax-cuda12-plugin 0.11.1", "driver": "580.65.06", "workload": "0123456789ab",
+}  # fmt: skip
+
+
 def make_winner(settings: Mapping[str, str], **conditions: Any) -> Winner:
     """A winner with given settings, as one proven on eight H200 would be."""
-    proven = {
-        "platform": "cuda",
-        "device_kind": "NVIDIA H200",
-        "device_count": 8,
-        "jax": "0.11.1",
-        "jaxlib": "0.11.1",
-        "plugin": "jax-cuda12-plugin 0.11.1",
-        "driver": "580.65.06",
-        "workload": "0123456789ab",
-        **conditions,
-    }
     return Winner(
         study="eight",
         ended="2026-11-21T03:00:00+00:00",
@@ -268,7 +263,7 @@ def make_winner(settings: Mapping[str, str], **conditions: Any) -> Winner:
         workload_options={"seq": 4096, "note": "two\nlines"},
         process_count=8,
         soaked_s=None,
-        conditions=Conditions(**proven),
+        conditions=Conditions.model_validate(PROVEN | conditions),
         versions={"jax": "0.11.1", "jaxlib": "0.11.1"},
         machine="a CPU",
         run="eight",
