@@ -91,6 +91,9 @@ def test_no_set_is_proposed_twice_and_a_small_space_ends_the_search(run_replay: 
     results = store.of(TrialResult)
     assert len({r.settings for r in results}) == len(results) == 3 * 2 * 3 - 1
     assert any("whole space is tried" in n for n in diary.notes)
+    listed = SearchSpace((Parameter(name="xla_a", choices=("1", "2"), default="0"),))  # without the default
+    _, store, _ = run_replay(replay_study(), trials=9, space=listed, folder="listed")
+    assert sorted(r.settings["xla_a"] for r in store.of(TrialResult)) == ["1", "2"]
 
 
 @pytest.mark.parametrize("mode", ["interleaved", "aba"])
@@ -155,12 +158,6 @@ def test_a_finalist_that_fails_in_a_fresh_process_does_not_win(run_replay: Run) 
     conclusion, store, _ = run_replay(spec, trials=3, first=first, launcher=launcher)
     assert conclusion.outcome is Outcome.INCONCLUSIVE  # what was not proven leaves gains open
     assert {f.verdict for f in store.of(FinalistResult) if f.failure is not None} == {Verdict.UNRESOLVED}
-
-
-def test_values_listed_without_the_default_are_all_tried(run_replay: Run) -> None:
-    space = SearchSpace((Parameter(name="xla_a", choices=("1", "2"), default="0"),))
-    _, store, _ = run_replay(replay_study(), trials=9, space=space)
-    assert sorted(r.settings["xla_a"] for r in store.of(TrialResult)) == ["1", "2"]
 
 
 def test_a_fast_but_wrong_set_never_wins(run_replay: Run) -> None:

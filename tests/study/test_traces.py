@@ -120,18 +120,23 @@ def test_runs_alone_are_of_blocks_as_short_as_those_in_turns(tried: Any) -> None
     assert {b - a for a, b in itertools.pairwise(ends) if b > a} == {block}
 
 
-@pytest.mark.parametrize("told", [lambda now, loss: None, lambda now, loss: loss], ids=["none", "an earlier step's"])
-def test_one_at_a_time_a_candidate_that_falls_silent_is_refused(tried: Any, told: Any) -> None:
-    _, store = tried(told, lag=3, measure={"mode": "aba"})
+SILENT = "its loss must be reported up to step 29, as by the reference"
+
+
+@pytest.mark.parametrize(
+    ("told", "lag", "words"),
+    [
+        (lambda now, loss: None, 3, SILENT),
+        (lambda now, loss: loss, 3, SILENT),
+        (wrong_since(12), 0, "loss at step 29 must be 5.5"),
+    ],
+    ids=["none", "an earlier step's", "wrong at its end"],
+)
+def test_one_at_a_time_the_end_of_a_run_is_compared(tried: Any, told: Any, lag: int, words: str) -> None:
+    _, store = tried(told, lag=lag, measure={"mode": "aba"})
     (trial,) = store.of(TrialResult)
     assert trial.failure.kind is FailureKind.WRONG_LOSS
-    assert "its loss must be reported up to step 29, as by the reference" in trial.failure.message
-
-
-def test_one_at_a_time_the_end_of_a_run_is_compared(tried: Any) -> None:
-    _, store = tried(wrong_since(12), measure={"mode": "aba"})
-    (trial,) = store.of(TrialResult)
-    assert "loss at step 29 must be 5.5" in trial.failure.message
+    assert words in trial.failure.message
 
 
 @pytest.mark.parametrize("mode", ["interleaved", "aba"])

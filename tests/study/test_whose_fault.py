@@ -114,17 +114,12 @@ def test_a_set_that_ends_the_reference_beside_it_fails_and_the_study_goes_on(run
     assert len(store.of(ConclusionRecord)) == 1
 
 
-def test_a_reference_that_dies_beside_every_set_ends_the_study_and_says_so(run_replay: Run) -> None:
+@pytest.mark.parametrize(("dies", "times"), [(ANY, 1), (None, MOST_LOST_IN_A_ROW)], ids=["in the A/A run", "later"])
+def test_a_reference_that_dies_beside_every_set_ends_the_study_and_says_so(
+    run_replay: Run, dies: str | None, times: int
+) -> None:
     spec = replay_study()
-    launcher = Mortal(spec, dies=ANY, beside=True)
+    launcher = Mortal(spec, dies=dies, beside=True)
     with pytest.raises(LaunchError, match=r"the reference must stay alive but .*then run the same command again"):
         run_replay(spec, trials=30, launcher=launcher)
-    assert launcher.deaths == REFERENCE_RESTARTS + 1  # the A/A run is the first to know
-
-
-def test_sets_that_end_the_reference_one_after_the_other_end_the_study(run_replay: Run) -> None:
-    spec = replay_study()
-    launcher = Mortal(spec, dies=None, beside=True)
-    with pytest.raises(LaunchError, match="the reference must stay alive"):
-        run_replay(spec, trials=30, launcher=launcher)
-    assert launcher.deaths == MOST_LOST_IN_A_ROW * (REFERENCE_RESTARTS + 1)
+    assert launcher.deaths == times * (REFERENCE_RESTARTS + 1)
