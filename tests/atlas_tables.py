@@ -22,13 +22,7 @@ def small() -> Atlas:
     a, b, c = (old, "dense-fsdp", "h100-sxm", 8), (old, "dense-fsdp", "h100-sxm", 64), (old, "moe", "h200", 8)
     d, e = (new, "dense-fsdp", "h100-sxm", 8), (new, "moe", "h200", 8)
     every = [a, b, c, d, e]
-    cell = {
-        "kind": "cell",
-        "program": "p0",
-        "peak_bytes": 40_000_000_000,
-        "compiled": 45,
-        "seconds": 512.0,
-    }
+    cell = {"kind": "cell", "program": "p0", "peak_bytes": 40_000_000_000, "compiled": 45, "seconds": 512.0}
     combine, graph, gone = (
         "xla_gpu_all_gather_combine_threshold_bytes",
         "xla_gpu_enable_command_buffer",
@@ -38,15 +32,7 @@ def small() -> Atlas:
     merged = ("all-gather: 226 -> 33", "order of 812 instructions")
     rows = [row(x, "", "", "default", **cell) for x in every]
     rows += [
-        row(
-            a,
-            combine,
-            "1073741824",
-            "changes",
-            changes=merged,
-            program="p1",
-            peak_bytes=41_000_000_000,
-        ),
+        row(a, combine, "1073741824", "changes", changes=merged, program="p1", peak_bytes=41_000_000_000),
         row(b, combine, "1073741824", "changes", changes=merged[:1], program="p1"),
         row(c, combine, "1073741824", "same", tried="alone", program="p0"),
         row(d, combine, "1073741824", "same", tried="together"),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -14,25 +15,26 @@ from autotune.machine.telemetry import NO_METER, NO_WATCH
 from autotune.measure.compare import InterleavedBlocks
 from autotune.measure.loss_gate import LossTrace
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import Pair, WorkPerStep
-from autotune.model.records import (
-    AaRecord,
-    AblationResult,
-    ConclusionRecord,
-    ConfirmRun,
-    FinalistResult,
-    TrialConfig,
-    TrialResult,
-)
+from autotune.model.measurement import Failure, FailureKind, Pair, WorkPerStep
+from autotune.model.records import AaRecord, ConclusionRecord, ConfirmRun, TrialConfig, TrialResult
 from autotune.model.spec import StudySpec
 from autotune.results.winner import Conditions, Winner
-from autotune.rundir.store import Store
+from autotune.rundir.store import RECORDS, Store
 from autotune.settings.space import Parameter, SearchSpace
 from autotune.stats.estimates import Estimate
 from autotune.study.stages import run_study
-from autotune.workers.base import Launcher, Worker
+from autotune.workers.base import Launcher, Progress, Worker, WorkerFailed
 from harness.simulated import GivenSetup, given_run
-from harness.simulated_machine import parse_simulated
+from harness.simulated_machine import SimulatedLauncher, SimulatedWorker, parse_simulated
+from harness.tally import tally_of
+
+Found = TypeVar("Found")
+
+
+def there(found: Found | None) -> Found:
+    """What must be there."""
+    assert found is not None
+    return found
 
 
 def interleaved_pairs(
@@ -47,6 +49,69 @@ def interleaved_pairs(
     traces = (LossTrace(spec, reference.report), LossTrace(spec, candidate.report))
     blocks = InterleavedBlocks(context, Path("nowhere"), (reference, candidate), traces)
     return blocks.measure(stop, seed="test")
+
+
+class Noting(SimulatedLauncher):
+    """Notes what it starts, and lets a test act before each start, by raising, or on the worker after it."""
+
+    def __init__(
+        self,
+        spec: StudySpec,
+        *,
+        before: Callable[[FlagSet, Path], object] = lambda settings, folder: None,
+        after: Callable[[SimulatedWorker, FlagSet, Path], object] = lambda worker, settings, folder: None,
+    ) -> None:
+        super().__init__(spec)
+        self.started: list[tuple[FlagSet, Path]] = []
+        self.before, self.after = before, after
+
+    def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> SimulatedWorker:
+        self.started.append((settings, folder))
+        self.before(settings, folder)
+        worker = super().start(settings, folder, progress=progress)
+        self.after(worker, settings, folder)
+        return worker
+
+    @property
+    def sets(self) -> list[FlagSet]:
+        """What was started, without the share of the device's memory."""
+        return [settings.without("XLA_CLIENT_MEM_FRACTION") for settings, _ in self.started]
+
+
+Times = tuple[float, ...]
+
+
+def on_blocks(worker: SimulatedWorker, act: Callable[[Times, int], Times | None]) -> None:
+    """Calls `act` with the times of each block and the number of steps before it; what it returns takes their place."""
+    run, done = worker.run_block, 0
+
+    def run_block(steps: int) -> Times:
+        nonlocal done
+        times, done = run(steps), done + steps
+        return act(times, done - steps) or times
+
+    worker.run_block = run_block  # type: ignore[method-assign]
+
+
+def failed(kind: FailureKind, message: str = "m", *, is_outer: bool = False, **more: Any) -> WorkerFailed:
+    """What a worker raises that fails in a step, or in a `phase`; `is_outer`: by no fault of its own."""
+    failure = Failure.model_validate({"kind": kind, "message": message, "phase": "step", **more})
+    return WorkerFailed(failure, infrastructure=is_outer)
+
+
+def rewrite(run: Path, change: Callable[[list[dict[str, Any]]], list[dict[str, Any]] | None]) -> Store:
+    """Changes the records of a run by hand, and opens it anew."""
+    file = run / RECORDS
+    records = [json.loads(line) for line in file.read_text().splitlines()]
+    file.write_text("".join(json.dumps(r) + "\n" for r in change(records) or records))
+    return Store.open(run)
+
+
+def is_whole(run: Path, trials: int) -> None:
+    """Every trial is there once, with its samples, and one conclusion."""
+    tally = tally_of(run)
+    assert (tally["trials"], tally["conclusions"]) == (trials, 1)
+    assert tally["lost"] == tally["doubled"] == tally["sets_measured_twice"] == tally["trials_with_wrong_samples"] == 0
 
 
 class Told:
@@ -66,46 +131,34 @@ class Told:
 
 
 class Diary:
-    """A view that keeps what it is told."""
+    """A view that keeps what tests ask for."""
 
     def __init__(self) -> None:
         self.stages: list[str] = []
         self.notes: list[str] = []
-        self.phases: list[str] = []
         self.started: list[TrialConfig] = []
-        self.ended: list[TrialResult] = []
-        self.finalists: list[FinalistResult] = []
-        self.ablations: list[AblationResult] = []
-        self.aa_runs: list[AaRecord] = []
         self.pair_count = 0
-        self.proofs: list[ConfirmRun] = []
 
     def stage(self, name: str, detail: str) -> None:
         self.stages.append(name)
 
-    def phase(self, what: str, lane: str = "") -> None:
-        self.phases.append(what)
+    def phase(self, what: str, lane: str = "") -> None: ...
 
     def pair(self, ratios: list[float], lane: str = "") -> None:
         self.pair_count += 1
 
-    def proof(self, run: ConfirmRun, asked: int) -> None:
-        self.proofs.append(run)
+    def proof(self, run: ConfirmRun, asked: int) -> None: ...
 
-    def aa_run(self, result: AaRecord) -> None:
-        self.aa_runs.append(result)
+    def aa_run(self, result: AaRecord) -> None: ...
 
     def trial_starts(self, config: TrialConfig, asked: int) -> None:
         self.started.append(config)
 
-    def trial_ends(self, result: TrialResult) -> None:
-        self.ended.append(result)
+    def trial_ends(self, result: TrialResult) -> None: ...
 
-    def finalist(self, result: FinalistResult) -> None:
-        self.finalists.append(result)
+    def finalist(self, result: Any) -> None: ...
 
-    def ablation(self, result: AblationResult) -> None:
-        self.ablations.append(result)
+    def ablation(self, result: Any) -> None: ...
 
     def note(self, text: str) -> None:
         self.notes.append(text)
@@ -191,19 +244,14 @@ effects = { "xla_backend_optimization_level=1" = 0.9 }
 EFFECTS = {"xla_a=1": 0.95, "xla_b=1": 1.04, "xla_d=2": 0.97}
 
 
+PROVEN = {
+    "platform": "cuda", "device_kind": "NVIDIA H200", "device_count": 8, "jax": "0.11.1", "jaxlib": "0.11.1",
+    "plugin": "jax-cuda12-plugin 0.11.1", "driver": "580.65.06", "workload": "0123456789ab",
+}  # fmt: skip
+
+
 def make_winner(settings: Mapping[str, str], **conditions: Any) -> Winner:
     """A winner with given settings, as one proven on eight H200 would be."""
-    proven = {
-        "platform": "cuda",
-        "device_kind": "NVIDIA H200",
-        "device_count": 8,
-        "jax": "0.11.1",
-        "jaxlib": "0.11.1",
-        "plugin": "jax-cuda12-plugin 0.11.1",
-        "driver": "580.65.06",
-        "workload": "0123456789ab",
-        **conditions,
-    }
     return Winner(
         study="eight",
         ended="2026-11-21T03:00:00+00:00",
@@ -215,7 +263,7 @@ def make_winner(settings: Mapping[str, str], **conditions: Any) -> Winner:
         workload_options={"seq": 4096, "note": "two\nlines"},
         process_count=8,
         soaked_s=None,
-        conditions=Conditions(**proven),
+        conditions=Conditions.model_validate(PROVEN | conditions),
         versions={"jax": "0.11.1", "jaxlib": "0.11.1"},
         machine="a CPU",
         run="eight",
@@ -252,14 +300,16 @@ def altered(tmp_path: Path) -> Callable[..., Path]:
         study = json.loads((store.path / "study.json").read_text())
         study["study"].update(reference.pop("study", {}), name=name)
         (target / "study.json").write_text(json.dumps(study))
-        with (target / "records.jsonl").open("w") as out:
-            for line in (store.path / "records.jsonl").read_text().splitlines():
-                record = json.loads(line)
+        shutil.copy(store.path / RECORDS, target)
+
+        def change(records: list[dict[str, Any]]) -> None:
+            for record in records:
                 if record["kind"] == "aa_run":
                     record["reference"].update(reference)
                 if "provenance" in record:
                     record["provenance"]["versions"].update(versions or {})
-                out.write(json.dumps(record) + "\n")
+
+        rewrite(target, change)
         return target
 
     return copy

@@ -25,6 +25,7 @@ from autotune.settings.space import Parameter, SearchSpace
 from harness import build_atlas as module
 from harness.build_atlas import CellBuilder, Plan, build_atlas, guess_active, load_kinds, planned_cells
 from tests.compiler.rules import BUFFER, COMBINE, DECOMPOSE, GRAPHS, OVERLAP, P2P, SLOP, Rules, screen
+from tests.runs import there
 
 CELL = {"jaxlib": "1.0", "workload": "w", "target": "h100-sxm", "gpus": 8}
 
@@ -151,9 +152,6 @@ def test_two_that_fail_only_together_are_judged_alone() -> None:
     assert AtlasVerdict.FAILS not in {r.verdict for r in found.values()}  # each alone compiles
 
 
-# ---------------------------------------------------------------------- the table
-
-
 @pytest.fixture
 def rules(monkeypatch: pytest.MonkeyPatch) -> Rules:
     """The compiler of every cell, in the place of the real one; the build's own plugin need not be there."""
@@ -270,8 +268,7 @@ def test_what_is_said_of_a_setting_that_is_not_compiled_follows_from_its_entry()
     said = {name: module._of_release(name, known, is_compiled=False)[0] for name in known.catalog}
     for name, verdict in said.items():
         setting = known[name]
-        assert setting.entry is not None
-        does_nothing = setting.entry.tier is Tier.NOOP or (setting.flag is not None and not setting.flag.sets)
+        does_nothing = there(setting.entry).tier is Tier.NOOP or (setting.flag is not None and not setting.flag.sets)
         if verdict is AtlasVerdict.SAME:
             assert does_nothing, name
         elif does_nothing:

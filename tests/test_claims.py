@@ -10,6 +10,8 @@ from types import ModuleType
 
 import pytest
 
+from tests.runs import there
+
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 
@@ -17,11 +19,9 @@ RESULTS = ROOT / "benchmarks" / "results"
 @pytest.fixture(scope="module")
 def figures() -> ModuleType:
     """`docs/write_figures.py`."""
-    spec = importlib.util.spec_from_file_location("write_figures", ROOT / "docs" / "write_figures.py")
-    assert spec is not None
-    assert spec.loader is not None
+    spec = there(importlib.util.spec_from_file_location("write_figures", ROOT / "docs" / "write_figures.py"))
     sys.modules["write_figures"] = module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    there(spec.loader).exec_module(module)
     return module
 
 

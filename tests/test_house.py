@@ -23,9 +23,11 @@ def imported(file: Path) -> set[tuple[str, str]]:
     return {(n.module or "", alias.name) for n in nodes if isinstance(n, ast.ImportFrom) for alias in n.names}
 
 
-def test_nothing_but_rooms_lies_at_the_top() -> None:
+def test_rooms_and_their_tests_lie_where_their_names_say() -> None:
     files = {p.name for p in (ROOT / "autotune").iterdir() if p.is_file()}
     assert files == {"__init__.py", "__main__.py", "hook.py", "py.typed"}
+    folders = {p.parent.name for p in ROOT.glob("tests/*/test_*.py")}
+    assert folders <= {*ROOMS, "workloads"}
 
 
 def test_the_rooms_in_the_documentation_are_those_of_the_contract() -> None:
@@ -35,11 +37,6 @@ def test_the_rooms_in_the_documentation_are_those_of_the_contract() -> None:
     told = re.findall(r"^\| `(\w+)` \|", DOC, re.MULTILINE)
     assert told == [name for name in flat if name not in ("__main__", "hook")]
     assert sorted(told) == ROOMS
-
-
-def test_every_test_of_a_room_lies_in_the_folder_of_its_name() -> None:
-    folders = {p.parent.name for p in ROOT.glob("tests/*/test_*.py")}
-    assert folders <= {*ROOMS, "workloads"}
 
 
 def test_tests_and_benchmarks_do_not_import_each_other() -> None:

@@ -24,6 +24,7 @@ from autotune.model.spec import StudySpec, parse_study
 from autotune.rundir.store import Store
 from autotune.workers.base import WorkerFailed
 from autotune.workers.local import LocalLauncher
+from tests.runs import there
 
 ROOT = Path(__file__).parents[1]
 GPU_FOLDER = ROOT / "benchmarks" / "gpu"
@@ -105,8 +106,7 @@ def test_what_needs_more_than_its_share_runs_out_of_memory_and_is_called_so(tmp_
 def test_a_study_that_does_not_fit_twice_is_measured_one_at_a_time(tmp_path: Path) -> None:
     done = autotune("run", str(GPU_FOLDER / "large.toml"), "--run-dir", str(tmp_path / "run"), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    aa_run = Store.open(tmp_path / "run").last(AaRecord)
-    assert aa_run is not None
+    aa_run = there(Store.open(tmp_path / "run").last(AaRecord))
     assert aa_run.comparison.mode == "aba"
 
 
@@ -145,8 +145,7 @@ def test_a_small_study_by_the_real_command_line(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     (trial,) = Store.open(tmp_path / "run").of(TrialResult)
     assert trial.failure is None
-    assert trial.worker is not None
-    assert trial.worker.platform == "gpu"
+    assert there(trial.worker).platform == "gpu"
 
 
 def test_a_measured_process_and_a_look_at_this_machine_tell_the_same(tmp_path: Path) -> None:
@@ -188,6 +187,5 @@ def test_this_driver_counts_what_throttles() -> None:
     for arm in ("reference", "candidate"):
         with watch.block(arm):
             time.sleep(0.5)
-    during = watch.take().during
-    assert during is not None
+    during = there(watch.take().during)
     assert "sw_power_cap" in during.reference.held_back

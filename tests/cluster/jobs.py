@@ -12,7 +12,6 @@ from autotune.model.records import IncidentRecord
 from autotune.rundir.store import Store
 from harness.sandbox import Slurm, wait_for
 from harness.simulated_machine import write_study
-from harness.tally import tally_of
 from tests.cluster.conftest import ROOT, autotune, copy_programs
 
 SIMULATED = """
@@ -95,24 +94,10 @@ def ended(slurm: Slurm, job: str, *, limit_s: float = 150.0) -> str:
 
 
 @contextlib.contextmanager
-def driving(
-    folder: Path, env: Mapping[str, str], *arguments: str, code: str | None = None
-) -> Iterator[subprocess.Popen[bytes]]:
-    """`autotune run` of a folder's study in the background, killed at the end if it still runs.
-
-    Args:
-        folder: Where the study is.
-        env: The caller's environment.
-        arguments: More of the command line.
-        code: Python that is run first in the same process.
-    """
-    start = ["-m", "harness.simulated_machine"]
-    if code is not None:
-        start = [
-            "-c",
-            f"import sys; sys.argv[0] = 'autotune'\n{code}\nfrom harness.simulated_machine import main; main()",
-        ]
-    command = [sys.executable, *start, "run", "study.toml", "--run-dir", "run", *arguments]
+def driving(folder: Path, env: Mapping[str, str], *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """`autotune run` of a folder's study in the background, killed at the end if it still runs."""
+    start = [sys.executable, "-m", "harness.simulated_machine"]
+    command = [*start, "run", "study.toml", "--run-dir", "run", *arguments]
     env = {"PYTHONPATH": str(ROOT), "MARK": str(folder), **env}  # lanes get it, too: by the mark they are found
     with (folder / "driver.log").open("ab") as log:
         driver = subprocess.Popen(command, cwd=folder, env=env, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
@@ -129,11 +114,7 @@ def trials_of(run: Path) -> int:
 
 
 def wait_for_trials(folder: Path, count: int, *, driver: subprocess.Popen[bytes] | None = None) -> None:
-    """Waits until a study has recorded so many trials.
-
-    Raises:
-        AssertionError: If it does not, or its driver ends before, with what was printed.
-    """
+    """Waits until a study has recorded so many trials; if it does not, what was printed is told."""
 
     def are_done() -> bool:
         assert driver is None or driver.poll() is None, "the driver has ended"
@@ -143,13 +124,6 @@ def wait_for_trials(folder: Path, count: int, *, driver: subprocess.Popen[bytes]
         wait_for(are_done, f"{count} trials are done", limit_s=90)
     except AssertionError as error:
         raise AssertionError(f"{error}\n{logs(folder)}") from error
-
-
-def is_whole(run: Path, *, trials: int) -> None:
-    """Every trial is there once, with its samples, and one conclusion."""
-    tally = tally_of(run)
-    assert (tally["trials"], tally["conclusions"]) == (trials, 1)
-    assert tally["lost"] == tally["doubled"] == tally["sets_measured_twice"] == tally["trials_with_wrong_samples"] == 0
 
 
 def incidents(run: Path) -> list[str]:

@@ -13,24 +13,15 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.runs import there
+
 pytest.importorskip("distributed", reason="Dask is not installed")
 
 from autotune.cluster.dask_engine import DaskEngine
 from autotune.model.errors import LaunchError, NodeLostError
 from harness.sandbox import wait_for
 from tests.cluster.conftest import ROOT
-from tests.cluster.dask_cluster import (
-    LANE,
-    STUDY,
-    Cluster,
-    are_gone,
-    do,
-    first,
-    hear,
-    joined,
-    kinds,
-    wait_in_unit,
-)  # fmt: skip
+from tests.cluster.dask_cluster import LANE, STUDY, Cluster, are_gone, do, first, hear, joined, kinds, wait_in_unit
 
 pytestmark = pytest.mark.cluster
 
@@ -136,8 +127,7 @@ while True:
 """
     worker = cluster.join()
     with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True) as driver:
-        assert driver.stdout is not None
-        below = [psutil.Process(int(pid)) for pid in driver.stdout.readline().split()]
+        below = [psutil.Process(int(pid)) for pid in there(driver.stdout).readline().split()]
         assert below
         with pytest.raises(LaunchError, match="must have one study at a time"):
             DaskEngine(STUDY, address=cluster.address, command=LANE)

@@ -73,21 +73,15 @@ def test_idle_gpus_are_told_of(device: dict[str, Any], nodes: int, gpus: int | N
     assert told is None if words is None else words in str(told)
 
 
-def test_what_a_warning_of_idle_gpus_advises_leaves_none_idle() -> None:
+def test_gpu_hours_are_foretold_and_what_a_warning_advises_leaves_none_idle() -> None:
+    assert estimate(request_of()) == "takes at most 64.0 GPU-hours (4 nodes x 8 GPUs x 2 h 0 min)"
+    assert "8.0 node-hours (4 nodes x 2 h" in estimate(request_of(gpus_per_node=None))
+    assert estimate(request_of(requeue=True)).startswith("each job takes")
     told = idle_gpus(spec_of(count=6, node_count=2), request_of())
     assert "--gpus-per-node 3" in str(told)
     assert "`device.count = 16`" in str(told)
     assert idle_gpus(spec_of(count=6, node_count=2), request_of(gpus_per_node=3)) is None
     assert idle_gpus(spec_of(count=16, node_count=2), request_of()) is None
-
-
-def test_gpu_hours_are_foretold() -> None:
-    assert estimate(request_of()) == "takes at most 64.0 GPU-hours (4 nodes x 8 GPUs x 2 h 0 min)"
-    assert "8.0 node-hours (4 nodes x 2 h" in estimate(request_of(gpus_per_node=None))
-    assert estimate(request_of(requeue=True)).startswith("each job takes")
-
-
-# ---------------------------------------------------------------------- the script
 
 
 def run_script(text: str, folder: Path, *, programs: dict[str, str]) -> subprocess.CompletedProcess[str]:

@@ -11,7 +11,8 @@ from autotune.model.records import LedgerRecord, TrialResult
 from autotune.rundir.store import Store
 from harness.sandbox import Slurm, wait_for
 from tests.cluster.conftest import marked
-from tests.cluster.jobs import REAL, ended, incidents, is_whole, logs, submit, trials_of, wait_for_trials, write
+from tests.cluster.jobs import REAL, ended, incidents, logs, submit, trials_of, wait_for_trials, write
+from tests.runs import is_whole
 
 pytestmark = pytest.mark.cluster
 

@@ -15,7 +15,8 @@ from autotune.rundir.optuna_study import NUMBER_KEY
 from autotune.rundir.store import Store
 from harness.sandbox import Postgres, wait_for
 from tests.cluster.conftest import marked
-from tests.cluster.jobs import driving, is_whole, logs, trials_of, wait_for_trials, write
+from tests.cluster.jobs import driving, logs, trials_of, wait_for_trials, write
+from tests.runs import is_whole
 
 pytestmark = pytest.mark.cluster
 

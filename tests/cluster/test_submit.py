@@ -14,7 +14,8 @@ from autotune.model.records import TrialResult
 from autotune.rundir.store import Store
 from harness.sandbox import Slurm, wait_for
 from tests.cluster.conftest import ROOT, autotune, marked
-from tests.cluster.jobs import ended, is_whole, logs, submit, trials_of, wait_for_trials, write
+from tests.cluster.jobs import ended, logs, submit, trials_of, wait_for_trials, write
+from tests.runs import is_whole
 
 pytestmark = pytest.mark.cluster
 
@@ -102,9 +103,6 @@ def test_groups_of_nodes_are_a_lane_each(slurm: Slurm, tmp_path: Path) -> None:
     assert ended(slurm, job) == "COMPLETED", logs(tmp_path)
     is_whole(tmp_path / "run", trials=8)
     assert {r.by for r in Store.open(tmp_path / "run").of(TrialResult)} == {"127.0.0.1", "127.0.0.3"}
-
-
-# ---------------------------------------------------------------------- what is refused
 
 
 @pytest.mark.parametrize(

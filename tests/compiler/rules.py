@@ -83,6 +83,23 @@ class Rules:
         return "; ".join(parts) or "plain"
 
 
+class Deaf(Rules):
+    """A compiler to which no flag arrives: every set is the reference's program. It notes what is to be forgotten."""
+
+    def __init__(self, target: str | None = "h100-sxm") -> None:
+        super().__init__(target)
+        self.forgotten: set[FlagSet] = set()
+
+    def name(self, settings: Mapping[str, str]) -> str:
+        return "always the same"
+
+    def canaries(self, settings: FlagSet) -> list[str]:
+        return []
+
+    def forget(self, sets: Sequence[FlagSet]) -> None:
+        self.forgotten |= set(sets)
+
+
 def screen(rules: Rules, baseline: Mapping[str, str] | None = None) -> Screener:
     return Screener(rules, baseline=FlagSet(baseline or {}), catalog=load_catalog())  # type: ignore[arg-type]
 

@@ -24,9 +24,5 @@ def make(devices: Any = None, touch: bool = False, matmul: str = "") -> SimpleNa
     place = jax.sharding.SingleDeviceSharding((devices if devices is not None else jax.devices())[0])
     shape = jax.ShapeDtypeStruct((128, 128), jnp.float32, sharding=place)
     return SimpleNamespace(
-        step=step,
-        init=lambda seed: None,
-        batch=lambda index: None,
-        abstract_state=shape,
-        abstract_batch=shape,
+        step=step, init=lambda seed: None, batch=lambda index: None, abstract_state=shape, abstract_batch=shape
     )

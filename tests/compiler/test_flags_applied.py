@@ -22,7 +22,8 @@ from autotune.compiler.targets import load_target, parse_topology
 from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
 from autotune.settings.catalog import load_catalog
-from tests.compiler.rules import COMBINE, Rules, screen
+from tests.compiler.rules import COMBINE, Deaf, Rules, screen
+from tests.runs import there
 
 WIDTH = "xla_cpu_prefer_vector_width"
 MARKER = "/tmp/folder/dump"
@@ -34,9 +35,6 @@ xla_disable_hlo_passes: "two"
 xla_dump_to: "{MARKER}"
 xla_detailed_logging: false
 """
-
-
-# ---------------------------------------------------------------------- the proof
 
 
 @pytest.mark.parametrize(
@@ -72,9 +70,6 @@ def test_a_compilation_without_proof_is_an_error_of_its_own(asked: dict[str, str
     assert said in str(error.value)
 
 
-# ---------------------------------------------------------------------- real workers
-
-
 def job_of(entry: str, target: str | None, **options: Any) -> CompileJob:
     return CompileJob(
         entry=entry,
@@ -97,8 +92,7 @@ def run_screen(job: CompileJob, cache: Path) -> Any:
 @pytest.mark.gate
 def test_flags_act_on_the_cpu_though_building_starts_a_backend(tmp_path: Path) -> None:
     report, _ = run_screen(job_of("small_workload:make", None, touch=True), tmp_path)
-    assert report.canary is not None
-    assert report.canary.settings in CPU_CANARIES
+    assert there(report.canary).settings in CPU_CANARIES
     assert len(kept(tmp_path)) == report.compiled_count >= 2
 
 
@@ -156,10 +150,7 @@ def lying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], No
 @pytest.mark.gate
 @pytest.mark.parametrize(
     ("lie", "asked", "said"),
-    [
-        ("''", {}, "does not say that it read them"),
-        (f"flags + ' --{WIDTH}=128'", {WIDTH: "256"}, "became 128"),
-    ],
+    [("''", {}, "does not say that it read them"), (f"flags + ' --{WIDTH}=128'", {WIDTH: "256"}, "became 128")],
 )
 def test_worker_that_lies_is_found_by_the_proof_and_nothing_is_kept(
     tmp_path: Path, lying: Callable[[str], None], lie: str, asked: dict[str, str], said: str
@@ -187,26 +178,6 @@ def test_option_of_jax_that_the_workload_changes_did_not_arrive(tmp_path: Path) 
     assert kept(tmp_path) == []
 
 
-# ---------------------------------------------------------------------- the canary
-
-
-class Deaf(Rules):
-    """A compiler that ignores all flags; it remembers what is to be forgotten."""
-
-    def __init__(self, target: str | None = "h100-sxm") -> None:
-        super().__init__(target)
-        self.forgotten: set[FlagSet] = set()
-
-    def name(self, settings: Any) -> str:
-        return "always the same"
-
-    def canaries(self, settings: FlagSet) -> list[str]:
-        return []
-
-    def forget(self, sets: Any) -> None:
-        self.forgotten |= set(sets)
-
-
 @pytest.mark.parametrize(("target", "canaries"), [("h100-sxm", GPU_CANARIES), (None, CPU_CANARIES)])
 def test_nothing_is_a_no_op_where_no_canary_acts(target: str | None, canaries: tuple[FlagSet, ...]) -> None:
     rules = Deaf(target)
@@ -227,8 +198,6 @@ def test_the_first_canary_that_changes_the_program_stands_in_the_report() -> Non
     assert screen(Rules()).run({}, {}).canary.settings == GPU_CANARIES[0]  # type: ignore[union-attr]
     assert screen(NoGraphs()).run({}, {}).canary.settings == GPU_CANARIES[1]  # type: ignore[union-attr]
 
-
-# ---------------------------------------------------------------------- emptiness
 
 FOUND = {"hlo_digest": "7", "versions": {}, "compile_s": 1.0, "memory": None}
 MODULE = """HloModule jit_step

@@ -56,23 +56,14 @@ def work_of(module: Module, name: str) -> Work:
     return kernel_work(module, *module.index()[name])
 
 
-def test_a_product_counts_two_flops_a_pair_and_all_its_bytes(module: Module) -> None:
+def test_kernels_count_what_they_read_and_write_of_slices_updates_and_tuples(module: Module) -> None:
     done = work_of(module, "out")
     assert done.matrix_flops == 2 * 3 * 7 * 11
     assert done.matrix_dtype == "bf16"
     assert done.bytes == 2 * (3 * 7 + 7 * 11 + 3 * 11)
-
-
-def test_a_sliced_operand_counts_as_its_slice(module: Module) -> None:
     # the slice read and written, and both scalars
     assert work_of(module, "layer").bytes == 2 * 7 * 11 + 2 * 7 * 11 + 4
-
-
-def test_an_update_in_place_reads_and_writes_the_update_alone(module: Module) -> None:
     assert work_of(module, "stacked").bytes == 4 * 13 + 4 * 13 + 4
-
-
-def test_one_member_of_a_tuple_counts_alone(module: Module) -> None:
     assert work_of(module, "copy.1").bytes == 2 * 4 * 13
 
 

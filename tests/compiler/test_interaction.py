@@ -42,14 +42,11 @@ def test_no_program_is_lost_where_a_third_setting_switches_a_pair_off(seeds: ran
         assert not machine.lost(no_ops), (seed, effects)
 
 
-def test_in_a_small_space_a_pair_is_found_whatever_switches_it_off() -> None:
+def test_two_that_act_only_together_are_found_whatever_is_dead_or_switches_them_off() -> None:
     masks = frozenset(names(10)[2:])
     machine = KnownCompiler({n: ["1"] for n in names(10)}, [Effect({"xla_0": "1", "xla_1": "1"}, masks)])
     _, found = machine.screened()
     assert {"xla_0", "xla_1"} <= set(found.found_active)
-
-
-def test_two_that_act_only_together_name_each_other_among_many_that_are_dead() -> None:
     domains = {n: ["1", "2"] for n in names(24)}
     machine = KnownCompiler(domains, [Effect({"xla_3": "2", "xla_19": "1"})])
     no_ops, found = machine.screened()
@@ -70,16 +67,13 @@ def test_setting_behind_a_chain_of_conditions_of_any_length_is_found_with_its_ch
     assert {"xla_5", *chain} <= set(found.found_active)
 
 
-def test_setting_that_mends_one_that_fails_alone_is_not_dead() -> None:
+def test_setting_that_mends_or_undoes_another_is_not_dead() -> None:
     machine = KnownCompiler(
         {n: ["1"] for n in names(6)}, [Effect({"xla_0": "1"})], [Effect({"xla_0": "1"}, frozenset({"xla_4"}))]
     )
     no_ops, found = machine.screened()
     assert set(found.found_active) == {"xla_4"}
     assert not machine.lost(no_ops)
-
-
-def test_setting_that_only_undoes_a_live_one_is_not_dead() -> None:
     machine = KnownCompiler(
         {n: ["1"] for n in names(5)}, [Effect({"xla_0": "1"}, frozenset({"xla_2"})), Effect({"xla_1": "1"})]
     )

@@ -1,4 +1,4 @@
-"""Processes that compile let others go first, and keep to the processors that they are told."""
+"""Processes that compile let others go first, keep to the processors that they are told, and end when they are told."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import re
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,6 @@ def compiler(tmp_path: Path) -> Compiler:
 
 
 def test_every_compilation_is_niced_and_keeps_to_its_processors(compiler: Compiler, tmp_path: Path) -> None:
-    """On 2b61fbc they had the niceness and all the processors of what is measured."""
     told = []
     with compiler:
         for processors, value in ((ALL[-1:], "1"), ([], "2"), (ALL[:1], "3")):
@@ -50,6 +50,29 @@ def test_every_compilation_is_niced_and_keeps_to_its_processors(compiler: Compil
     assert {t["niceness"] for t in told} == {max(NICENESS, os.getpriority(os.PRIO_PROCESS, 0))}
     assert {t["goes_first"] for t in told} == {"1000"}  # if memory ends, before anybody else
     assert sorted(os.sched_getaffinity(0)) == ALL  # of the driver nothing has changed
+
+
+def test_compiling_that_is_stopped_ends_at_once_and_leaves_nothing(toy_job: Any) -> None:
+    compiler, stopped = Compiler(toy_job(topology="1", target=None)), list[StoppedError]()
+
+    def compile_many() -> None:
+        try:
+            for level in range(1000):
+                list(compiler.compile([FlagSet({"xla_cpu_parallel_codegen_split_count": str(level + 1)})]))
+        except StoppedError as error:
+            stopped.append(error)
+
+    thread = threading.Thread(target=compile_many)
+    thread.start()
+    while not (workers := compiler.workers) or not hasattr(workers[0], "broken"):
+        time.sleep(0.05)
+    folder = workers[0]._folder
+    compiler.abort()
+    thread.join(timeout=60)
+    compiler.close()
+    assert not thread.is_alive()
+    assert len(stopped) == 1
+    assert not folder.exists()
 
 
 @pytest.mark.gate
@@ -71,25 +94,3 @@ def test_a_compilation_may_take_many_times_the_processor_time_of_the_default_s(
         assert float(told[1]) - 1.0 < result.cpu_s < float(told[1]) + 3.0  # the kernel counts whole seconds, by ticks
     with opened(tmp_path, cache_dir=tmp_path / "cache") as compiler:
         assert [r.from_cache for r in compiler.compile([FlagSet(), endless])] == [True, True]
-
-
-@pytest.mark.gate
-def test_what_is_stopped_ends_at_once(compiler: Compiler) -> None:
-    begun = threading.Event()
-    compiler._progress = lambda what: begun.set()
-    with compiler:
-        failed: list[BaseException] = []
-
-        def work() -> None:
-            try:
-                list(compiler.compile([FlagSet()]))
-            except StoppedError as error:
-                failed.append(error)
-
-        thread = threading.Thread(target=work)
-        thread.start()
-        assert begun.wait(60)
-        compiler.abort()
-        thread.join(60)
-        assert not thread.is_alive()
-        assert [type(e) for e in failed] == [StoppedError]

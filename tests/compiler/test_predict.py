@@ -5,17 +5,11 @@ import math
 import pytest
 
 from autotune.compiler import predict as module
-from autotune.compiler.predict import (
-    NCCL_LAUNCH_S,
-    Prediction,
-    collective_time,
-    kernel_time,
-    predict_step,
-    product_time,
-)
+from autotune.compiler.predict import Prediction, collective_time, kernel_time, predict_step, product_time
 from autotune.compiler.program import Collective, CompiledProgram, Op, OpKind
 from autotune.compiler.targets import Network, Target, Topology, load_target
 from autotune.results.screen_words import predicted_lines
+from tests.runs import there
 
 NETWORK = Network(
     nvlink_links=10,
@@ -93,9 +87,6 @@ def test_communication_beside_computing_is_hidden_and_the_rest_exposed() -> None
     assert found.communication_s == pytest.approx(0.5, rel=1e-3)
     assert found.exposed_s == pytest.approx(0.2, rel=1e-2)
     assert found.compute_s == pytest.approx(0.4)
-
-
-def test_synchronous_collective_is_exposed() -> None:
     found = predict_step(program(gather(0.2), kernel("a", 0.1)), TARGET, Topology(1, 8))
     assert found.exposed_s == pytest.approx(found.communication_s)
     assert found.step_s == pytest.approx(0.3, rel=1e-3)
@@ -231,33 +222,24 @@ def test_network_of_the_user_wins_over_the_table_and_decides_what_crosses_it() -
     )
 
 
-def test_large_ring_moves_its_share_over_the_slowest_link() -> None:
+def test_collectives_move_their_share_over_the_slowest_link() -> None:
     found = collective_time(collective("all-gather", 8 * 10**9), NETWORK, 8)
-    assert found == pytest.approx(7e9 / 100e9 + 8.4e-6 + 7 * 3.4e-6 + NCCL_LAUNCH_S)
-
-
-def test_all_reduce_moves_twice_what_a_reduce_scatter_does() -> None:
+    assert found == pytest.approx(7e9 / 100e9 + 8.4e-6 + 7 * 3.4e-6 + module.NCCL_LAUNCH_S)
     reduce, scatter = (collective_time(collective(k, 10**10), NETWORK, 8) for k in ("all-reduce", "reduce-scatter"))
     assert reduce == pytest.approx(2 * scatter, rel=0.01)
-
-
-def test_groups_across_nodes_use_all_network_cards_of_a_node() -> None:
     alone = collective_time(collective("all-gather", 10**10, group=8, nodes=8), NETWORK, 8)
     together = collective_time(collective("all-gather", 10**10, group=64, nodes=8), NETWORK, 8)
     assert alone == pytest.approx(10**10 * 7 / 8 / 10e9, rel=0.01)  # one card each: 10.25 GB/s less headers
     assert together == pytest.approx(10**10 * 63 / 64 / 80e9, rel=0.01)
+    switched = Network(nvlink_links=10, nvlink_bytes_per_s=10e9, nvlink_domain=8, nvls_share=0.8)
+    found = collective_time(collective("all-reduce", 10**10), switched, 8)
+    assert found < collective_time(collective("all-reduce", 10**10), NETWORK, 8)
 
 
 def test_nvlink_domain_of_several_nodes_is_not_left() -> None:
     rack = Network(nvlink_links=10, nvlink_bytes_per_s=10e9, nvlink_domain=72, gpus_per_node=4, nic_bytes_per_s=1e9)
     found = collective_time(collective("all-gather", 10**10, group=72, nodes=18), rack, 4)
     assert found == pytest.approx(10**10 * 71 / 72 / 100e9, rel=0.02)
-
-
-def test_switch_that_reduces_beats_the_ring() -> None:
-    switched = Network(nvlink_links=10, nvlink_bytes_per_s=10e9, nvlink_domain=8, nvls_share=0.8)
-    found = collective_time(collective("all-reduce", 10**10), switched, 8)
-    assert found < collective_time(collective("all-reduce", 10**10), NETWORK, 8)
 
 
 # XLA's own measured table of collectives (`kDefaultCollectivePTable` in the plugin of jaxlib 0.10.2): 8 GPUs, in us.
@@ -273,7 +255,6 @@ def test_switch_that_reduces_beats_the_ring() -> None:
     ],
 )
 def test_collectives_take_what_xla_measured(target: str, kind: str, size: int, measured_us: float) -> None:
-    network = load_target(target).network
-    assert network is not None
+    network = there(load_target(target).network)
     ratio = collective_time(collective(kind, size), network, 8) / (measured_us * 1e-6)
     assert 0.7 < ratio < 1.3

@@ -49,14 +49,21 @@ print(json.dumps({"attention": workload.config["attention"], "sets": found}))
 """
 
 
+def job(options: dict[str, Any], target: str = "h100-sxm") -> CompileJob:
+    """A small preset on eight GPUs."""
+    return CompileJob(
+        entry="llama-small", options=SMALL | options, target=load_target(target), topology=parse_topology("1x8")
+    )
+
+
 def compiled(entry: str, options: dict[str, Any], sets: list[dict[str, Any]], devices: int = 8) -> dict[str, Any]:
     """What a process of its own finds in the programs of some compiler options."""
     target = load_target("h100-sxm")
     topology = parse_topology(f"1x{devices}").for_xla(target.network)
-    job = {"entry": entry, "options": options, "sets": sets, "target": target.config_text, "topology": topology}
+    order = {"entry": entry, "options": options, "sets": sets, "target": target.config_text, "topology": topology}
     env = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, json.dumps(job)], env=env, capture_output=True, text=True, check=False
+        [sys.executable, "-c", PROGRAM, json.dumps(order)], env=env, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return dict(json.loads(done.stdout.splitlines()[-1]))
@@ -80,16 +87,8 @@ def test_presets_compile_fused_attention_without_a_gpu_and_it_moves_no_data(mesh
 def test_fused_attention_asks_the_described_gpu_and_no_backend_is_started_for_it(
     target: str, head_size: int, is_taken: int
 ) -> None:
-    options = {
-        **SMALL,
-        "head_size": head_size,
-        "dtype": "bfloat16",
-        "batch": 16,
-        "mesh": {"fsdp": 8},
-        "attention": "cudnn",
-    }
-    job = CompileJob(entry="llama-small", options=options, target=load_target(target), topology=parse_topology("1x8"))
-    with Compiler(job) as compiler:
+    fused = {"head_size": head_size, "dtype": "bfloat16", "batch": 16, "mesh": {"fsdp": 8}, "attention": "cudnn"}
+    with Compiler(job(fused, target)) as compiler:
         if not is_taken:  # the largest head before Hopper is 128
             with pytest.raises(LaunchError, match="head dim must be <= 128"):
                 list(compiler.compile([FlagSet()]))
@@ -106,18 +105,8 @@ def test_fused_attention_asks_the_described_gpu_and_no_backend_is_started_for_it
 
 @pytest.mark.parametrize("scales", ["current", "delayed"])
 def test_products_of_float8_are_calls_that_take_it_and_gradients_are_summed_in_bfloat16(scales: str) -> None:
-    options = {
-        **SMALL,
-        "batch": 16,
-        "mesh": {"fsdp": 8},
-        "attention": "xla",
-        "dtype": "float8",
-        "float8_scales": scales,
-    }
-    job = CompileJob(
-        entry="llama-small", options=options, target=load_target("h100-sxm"), topology=parse_topology("1x8")
-    )
-    with Compiler(job) as compiler:
+    options = {"batch": 16, "mesh": {"fsdp": 8}, "attention": "xla", "dtype": "float8", "float8_scales": scales}
+    with Compiler(job(options)) as compiler:
         (result,) = compiler.compile([FlagSet({"xla_gpu_enable_triton_gemm": False})])
     assert result.program is not None, result.failure
     assert result.program.custom_calls["__cublas$lt$matmul$f8"] == 3 * 7  # forward and two gradients, seven matrices
@@ -128,15 +117,9 @@ def test_products_of_float8_are_calls_that_take_it_and_gradients_are_summed_in_b
 
 
 def test_a_loop_that_xla_no_longer_counts_after_pipelining_is_counted() -> None:
-    options = {**SMALL, "batch": 32, "microbatches": 8, "remat": "full", "mesh": {"pipeline": 2, "fsdp": 4}}
-    job = CompileJob(
-        entry="llama-small",
-        options={**options, "attention": "xla"},
-        target=load_target("h100-sxm"),
-        topology=parse_topology("1x8"),
-    )
+    piped = {"batch": 32, "microbatches": 8, "remat": "full", "mesh": {"pipeline": 2, "fsdp": 4}, "attention": "xla"}
     sets = [FlagSet({"xla_gpu_enable_pipelined_all_gather": value}) for value in (False, True)]
-    with Compiler(job) as compiler:
+    with Compiler(job(piped)) as compiler:
         programs = [result.program for result in compiler.compile(sets)]
     products = []
     for program in programs:

@@ -105,19 +105,13 @@ def test_marks_of_nested_loops_belong_to_the_innermost_open_loop() -> None:
     assert numbers(inner.sections["body"]) == [10]
 
 
-def test_loops_carry_their_trip_counts_and_unknown_ones_say_so() -> None:
+def test_loops_collectives_and_graphs_are_read_and_counted() -> None:
     found = [(op.name, op.trip_count) for op, _ in P.walk(read().schedule) if op.kind is OpKind.LOOP]
     assert found == [("while.1", 5), ("while.2", None)]
     assert P.figures(read())["loops of unknown length, counted once"] == 1
-
-
-def test_collectives_are_counted_in_the_program_and_in_a_step() -> None:
     table = P.collectives(read())
     assert table["all-gather", True] == (1, 1, 4 * 8 * 7)
     assert table["reduce-scatter", False] == (1, 5, 5 * 4 * 8 * 7)
-
-
-def test_command_buffer_holds_its_kernels_and_a_sliced_copy_is_one() -> None:
     figures = P.figures(read())
     assert (figures["command buffers"], figures["kernels in command buffers"]) == (1, 2)
     sliced = next(op for op, _ in P.walk(read().schedule) if op.name == "piece")

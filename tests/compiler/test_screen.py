@@ -33,6 +33,7 @@ from tests.compiler.rules import (
     screen,
     space,
 )  # fmt: skip
+from tests.runs import there
 
 DOMAINS = {
     COMBINE: ["7", "11"],
@@ -57,14 +58,6 @@ def test_settings_are_active_no_op_or_to_be_measured() -> None:
         CHANNELS: Effect.MEASURE,
         "NCCL_PROTO": Effect.MEASURE,
     }
-
-
-def test_setting_that_acts_only_with_another_is_active_and_marked() -> None:
-    report = screen(Rules()).run(DOMAINS, {})
-    assert [s.name for s in report.settings if s.interacts_with] == [OVERLAP]
-
-
-def test_nothing_read_at_run_time_is_compiled_or_called_dead() -> None:
     rules = Rules()
     values = {CHANNELS: ["1", "2"], "NCCL_PROTO": ["LL"], "XLA_CLIENT_MEM_FRACTION": ["0.9"], "UNKNOWN_KNOB": ["1"]}
     found = effects(rules, values)
@@ -72,11 +65,20 @@ def test_nothing_read_at_run_time_is_compiled_or_called_dead() -> None:
     assert rules.compiled == [FlagSet()]
 
 
-def test_setting_whose_values_all_fail_says_so_in_the_compilers_words() -> None:
+def test_setting_that_acts_only_with_another_is_active_and_marked() -> None:
+    report = screen(Rules()).run(DOMAINS, {})
+    assert [s.name for s in report.settings if s.interacts_with] == [OVERLAP]
+
+
+def test_what_does_not_compile_is_no_no_op_and_says_so_in_the_compilers_words() -> None:
     report = screen(Rules()).run({COMBINE: ["13"]}, {})
     (setting,) = report.settings
     assert setting.effect is Effect.FAILS
     assert "thirteen is not allowed" in setting.values[0].message
+    with pytest.raises(LaunchError, match="thirteen is not allowed"):
+        screen(Rules(), {COMBINE: "13"}).run({}, {})
+    assert effects(Rules(), {COMBINE: ["13", "7"]}) == {COMBINE: Effect.FAILS}
+    assert effects(Rules(), {COMBINE: ["13", "11"]}) == {COMBINE: Effect.ACTIVE}
 
 
 def test_sets_with_one_program_are_named_unless_something_is_left_to_measure() -> None:
@@ -104,11 +106,6 @@ def test_sets_that_do_not_fit_are_found_at_the_studys_memory_fraction() -> None:
     assert [s.fits for s in report.sets] == [False, True]  # 70 GiB of 59.3 and of 75.2
 
 
-def test_reference_that_does_not_compile_is_an_error_with_the_compilers_words() -> None:
-    with pytest.raises(LaunchError, match="thirteen is not allowed"):
-        screen(Rules(), {COMBINE: "13"}).run({}, {})
-
-
 def no_ops(count: int) -> list[str]:
     catalog, known = load_catalog(), {*DOMAINS, P2P, DECOMPOSE, GRAPHS, TRITON}
     program = [n for n, s in catalog.items() if s.stage is Stage.PROGRAM and s.kind == "xla" and n not in known]
@@ -124,23 +121,26 @@ def test_many_no_op_settings_cost_about_as_much_again_for_each_kernel_choice() -
     assert len(rules.compiled) - len(with_triton) <= 80
 
 
-def test_two_settings_that_act_only_together_are_active_and_name_each_other() -> None:
-    # On 2b61fbc both halves of the no-ops looked like no-ops, and so did both settings.
+def test_settings_that_act_only_together_or_with_other_kernels_are_active_and_say_so() -> None:
     domains = {n: ["1"] for n in no_ops(20)} | {P2P: ["true"], DECOMPOSE: ["0", "7"], COMBINE: ["11"]}
     found = {s.name: s for s in screen(Rules()).run(domains, {}).settings}
     assert found[P2P].effect is found[DECOMPOSE].effect is Effect.ACTIVE
     assert found[P2P].interacts_with[:1] == (DECOMPOSE,)
     assert found[DECOMPOSE].interacts_with[:1] == (P2P,)
     assert sum(s.effect is Effect.NO_OP for s in found.values()) == 20
+    (graphs,) = screen(Rules()).run({GRAPHS: ["FUSION,CUSTOM_CALL"]}, {}).settings
+    assert (graphs.effect, graphs.interacts_with, graphs.under) == (Effect.ACTIVE, (), "with cuBLAS GEMMs")
 
 
-def test_setting_that_acts_with_the_other_kernels_is_active_and_says_so() -> None:
-    # On 2b61fbc only Triton's kernels were asked, and they say that this does nothing.
-    (found,) = screen(Rules()).run({GRAPHS: ["FUSION,CUSTOM_CALL"]}, {}).settings
-    assert (found.effect, found.interacts_with, found.under) == (Effect.ACTIVE, (), "with cuBLAS GEMMs")
-
-
-def test_one_measurement_serves_two_sets_only_if_no_kernel_choice_tells_them_apart() -> None:
+def test_one_measurement_serves_sets_of_one_program_whatever_the_kernels() -> None:
+    engine = screen(Rules())
+    plain, no_op, active, read_later = (
+        engine.program_key(FlagSet(s)) for s in ({}, {SLOP: "17"}, {COMBINE: "11"}, {"NCCL_PROTO": "LL"})
+    )
+    assert plain == no_op
+    assert len({plain, active, read_later}) == 3
+    assert engine.program_key(FlagSet({COMBINE: "13"})) is None
+    assert engine.program_key(FlagSet({"xla_gpu_autotune_level": "0"})) is None
     engine, graphs = screen(Rules()), FlagSet({GRAPHS: "FUSION,CUSTOM_CALL"})
     assert engine.program_key(graphs) != engine.program_key(FlagSet())
     report = engine.run({}, {"docs": graphs, "same": graphs.merge({SLOP: "17"})})
@@ -168,11 +168,6 @@ def test_when_the_time_is_up_nothing_that_is_not_settled_is_called_a_no_op() -> 
         assert not no_op & {P2P, DECOMPOSE, GRAPHS}, allowed
         assert {s.name for s in report.settings} | set(report.skipped) == set(domains)
         assert bool(no_op) == (allowed >= len(whole.compiled)), allowed
-
-
-def test_setting_with_a_value_that_does_not_compile_is_not_a_no_op() -> None:
-    assert effects(Rules(), {COMBINE: ["13", "7"]}) == {COMBINE: Effect.FAILS}
-    assert effects(Rules(), {COMBINE: ["13", "11"]}) == {COMBINE: Effect.ACTIVE}
 
 
 class Stopped(Rules):
@@ -216,8 +211,7 @@ def test_ctrl_c_shows_what_is_known_and_the_same_command_goes_on(tmp_path: Path)
     out, errors = run.communicate(timeout=60)
     assert run.returncode == STOPPED, errors
     assert "not screened" in out
-    kept = re.search(r"(\d+) compiled in", out)
-    assert kept is not None
+    kept = there(re.search(r"(\d+) compiled in", out))
     assert int(kept[1]) >= 3
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=120)
     assert "not screened" not in done.stdout
@@ -271,7 +265,7 @@ def test_screen_explain_and_predict_of_a_study_file(tmp_path: Path, monkeypatch:
     assert '"predicted": true' in done.stdout
 
 
-def test_narrowed_space_lacks_no_op_settings_and_keeps_every_reason() -> None:
+def test_narrowed_space_lacks_no_ops_and_what_does_not_fit_and_keeps_every_reason() -> None:
     report = screen(Rules()).run(domains(space()), {})
     left = narrowed(space(), report)
     assert [p.name for p in left.parameters] == [COMBINE, BUFFER, OVERLAP, "NCCL_PROTO", "NCCL_ALGO"]
@@ -282,6 +276,12 @@ def test_narrowed_space_lacks_no_op_settings_and_keeps_every_reason() -> None:
     assert {p.name: p.condition for p in left.parameters[2:]} == {
         OVERLAP: {BUFFER: ("true",)}, "NCCL_PROTO": None, "NCCL_ALGO": None,
     }  # fmt: skip
+    report = screen(Rules()).run(domains(space()), {})
+    by_name = {p.name: p.choices for p in narrowed(space(), report).parameters}
+    assert by_name[BUFFER] == ("false",)  # 70 GiB of 59.3
+    assert by_name[COMBINE] == ("7", "11", "13")
+    on_cpu = screen(Rules(target=None)).run(domains(space()), {})
+    assert {p.name: p.choices for p in narrowed(space(), on_cpu).parameters}[COMBINE] == ("7", "11")
 
 
 def test_value_that_fits_with_what_others_save_stays() -> None:
@@ -322,17 +322,6 @@ def test_no_point_of_the_whole_space_has_a_program_that_the_narrowed_space_lacks
     assert programs(left) == programs(whole)
 
 
-def test_program_key_joins_what_one_measurement_serves() -> None:
-    engine = screen(Rules())
-    plain, no_op, active, read_later = (
-        engine.program_key(FlagSet(s)) for s in ({}, {SLOP: "17"}, {COMBINE: "11"}, {"NCCL_PROTO": "LL"})
-    )
-    assert plain == no_op
-    assert len({plain, active, read_later}) == 3
-    assert engine.program_key(FlagSet({COMBINE: "13"})) is None
-    assert engine.program_key(FlagSet({"xla_gpu_autotune_level": "0"})) is None
-
-
 def test_chain_of_conditions_is_made_true_as_a_whole_for_each_value_that_does() -> None:
     def one(name: str, *choices: str, **condition: tuple[str, ...]) -> Parameter:
         of = {f"xla_{n}": v for n, v in condition.items()} or None
@@ -345,12 +334,3 @@ def test_chain_of_conditions_is_made_true_as_a_whole_for_each_value_that_does() 
         "xla_c": [FlagSet({"xla_a": "1", "xla_b": "1"}), FlagSet({"xla_a": "2", "xla_b": "1"})],
         "xla_d": [FlagSet({"xla_a": "1"})],
     }
-
-
-def test_narrowed_space_lacks_values_that_do_not_fit_but_keeps_what_fails_without_a_device() -> None:
-    report = screen(Rules()).run(domains(space()), {})
-    by_name = {p.name: p.choices for p in narrowed(space(), report).parameters}
-    assert by_name[BUFFER] == ("false",)  # 70 GiB of 59.3
-    assert by_name[COMBINE] == ("7", "11", "13")
-    on_cpu = screen(Rules(target=None)).run(domains(space()), {})
-    assert {p.name: p.choices for p in narrowed(space(), on_cpu).parameters}[COMBINE] == ("7", "11")

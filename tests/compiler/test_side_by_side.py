@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ from autotune.compiler.program import CompiledProgram, CompileResult
 from autotune.compiler.screen import Screener
 from autotune.compiler.targets import parse_topology
 from autotune.machine.host import available_memory_bytes
-from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
 from autotune.model.time_limits import CompileLimits
 from autotune.settings.catalog import load_catalog
@@ -28,11 +27,7 @@ PATIENCE_S = 20.0
 
 
 class Machine:
-    """What fake workers do together.
-
-    Attributes:
-        meet: So many compilations meet in each, and none ends before; 1 ends at once.
-    """
+    """What fake workers do together."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -40,9 +35,6 @@ class Machine:
         self.order: list[FlagSet] = []
         self.limits: list[CompileLimits] = []
         self.barrier: threading.Barrier | None = None
-        self.host_bytes = 2 * GIB
-        self.broken: Any = None
-        self.fails: Callable[[FlagSet], bool] = lambda settings: False
 
     def worker(self, job: CompileJob, shared: FlagSet, progress: Any, **_: Any) -> FakeWorker:
         self.started += 1
@@ -50,10 +42,10 @@ class Machine:
 
 
 class FakeWorker:
-    is_touched = False
+    is_touched, broken = False, None
 
     def __init__(self, machine: Machine, shared: FlagSet) -> None:
-        self.machine, self.shared, self.broken = machine, shared, machine.broken
+        self.machine, self.shared = machine, shared
 
     def compile(self, settings: FlagSet, *, limits: CompileLimits, has_estimates: bool) -> CompileResult | None:
         machine = self.machine
@@ -62,20 +54,14 @@ class FakeWorker:
             machine.most = max(machine.most, machine.now)
             machine.order.append(settings)
             machine.limits.append(limits)
-        try:
-            if machine.barrier is not None:
-                machine.barrier.wait(PATIENCE_S)
-            if machine.fails(settings):
-                raise LaunchError("the machine failed")
-        finally:
-            with machine.lock:
-                machine.now -= 1
+        if machine.barrier is not None:
+            machine.barrier.wait(PATIENCE_S)
+        with machine.lock:
+            machine.now -= 1
         program = CompiledProgram(
             fingerprint=str(settings), versions={}, device_count=1, compile_s=1.0, memory=None, schedule=()
         )
-        return CompileResult(
-            settings=settings, program=program, duration_s=400.0, cpu_s=40.0, host_bytes=machine.host_bytes
-        )
+        return CompileResult(settings=settings, program=program, duration_s=400.0, cpu_s=40.0, host_bytes=2 * GIB)
 
     def close(self) -> None:
         pass

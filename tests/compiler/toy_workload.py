@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 LAYERS, WIDTH, HIDDEN = 4, 256, 512
 
 
-def make(devices: Any = None, batch: int = 2048, jax_config: str = "") -> SimpleNamespace:
+def make(devices: Any = None, batch: int = 2048) -> SimpleNamespace:
     devices = jax.devices() if devices is None else devices
     mesh = Mesh(np.array(devices), ("fsdp",))
 

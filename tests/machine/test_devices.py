@@ -10,6 +10,7 @@ import pytest
 
 from autotune.machine.devices import reserve_devices
 from autotune.model.errors import LaunchError
+from tests.runs import there
 
 OTHER = """
 import sys
@@ -32,8 +33,7 @@ def test_a_device_is_of_one_study_at_a_time() -> None:
 
 def test_a_device_of_a_killed_study_is_free() -> None:
     with subprocess.Popen([sys.executable, "-c", OTHER], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
-        assert other.stdout is not None
-        other.stdout.readline()
+        there(other.stdout).readline()
         with pytest.raises(LaunchError, match=rf"process {other.pid}\)"):
             reserve_devices("cuda", ["3"]).__enter__()
         other.kill()

@@ -11,6 +11,7 @@ import pytest
 from autotune.child.gpus import load_nvml
 from autotune.machine.telemetry import NO_METER, EnergyMeter, GpuWatch, open_meter
 from autotune.measure.runner import TaskRunner
+from autotune.model.flags import FlagSet
 from autotune.model.measurement import Arm, Pair
 from autotune.model.records import AaRecord, ConfirmRun, TrialResult
 from autotune.model.spec import StudySpec, parse_study
@@ -18,8 +19,8 @@ from autotune.rundir.store import Store
 from autotune.study.stages import run_study
 from harness.fake_nvml import ENERGY, NOT_SUPPORTED, FakeNvml, missing
 from harness.simulated import GivenSetup, given_run
-from harness.simulated_machine import SimulatedLauncher, SimulatedWorker
-from tests.runs import SPACE, Diary, asking, replay_study
+from harness.simulated_machine import SimulatedWorker
+from tests.runs import SPACE, Diary, Noting, Times, asking, on_blocks, replay_study, there
 
 pynvml = load_nvml()
 compiles = pytest.mark.skipif(bool(missing()), reason=missing())
@@ -87,14 +88,14 @@ def test_a_counter_that_fails_in_mid_study_leaves_a_gap(nvml: FakeNvml, end: str
     assert meter.measure(work) == ("done", None)
 
 
-def test_blocks_too_short_for_nvmls_counter_have_no_figure() -> None:
+def test_energy_is_per_step_and_blocks_too_short_for_the_counter_have_none() -> None:
+    use = there(METER.use_of([pair(i, reference_j=40.0, candidate_j=10.0 + 0.01 * i) for i in range(10)]))
+    assert use.reference_step_j == 10.0
+    assert use.candidate_step_j == pytest.approx(5.02, abs=0.01)
     meter = EnergyMeter(read_j=METER.read_j)
     assert meter.use_of([pair(i, reference_j=0.0 if i % 2 else 40.0, candidate_j=40.0) for i in range(6)]) is None
     assert meter.use_of([pair(i, reference_j=40.0, candidate_j=40.0) for i in range(6)]) is None
     assert meter.use_of([pair(i, reference_j=800.0, candidate_j=400.0, steps=16) for i in range(6)]) is not None
-
-
-# ---------------------------------------------------------------------- figures
 
 
 def pair(index: int, *, reference_j: float | None, candidate_j: float | None, steps: int = 4) -> Pair:
@@ -112,13 +113,6 @@ def pair(index: int, *, reference_j: float | None, candidate_j: float | None, st
 METER = EnergyMeter(read_j=lambda: 0.0, shortest_s=0.2)
 
 
-def test_energy_is_per_step() -> None:
-    use = METER.use_of([pair(i, reference_j=40.0, candidate_j=10.0 + 0.01 * i) for i in range(10)])
-    assert use is not None
-    assert use.reference_step_j == 10.0
-    assert use.candidate_step_j == pytest.approx(5.02, abs=0.01)
-
-
 @pytest.mark.parametrize(
     "pairs",
     [
@@ -132,34 +126,24 @@ def test_no_figure_is_made_of_blocks_that_were_not_counted(pairs: list[Pair]) ->
     assert METER.use_of(pairs) is None
 
 
-class Metered(SimulatedLauncher):
-    """Workers that draw power while their steps run: twice as much under xla_a=1, else half as much under xla_b=1."""
-
+def metered_run(path: Path, *, mode: str, **replay: Any) -> Store:
+    """A finished simulated study whose workers draw power: twice as much under xla_a=1, else half under xla_b=1."""
+    spec = replay_study(noise={"white_sd": 1e-4}, study={"measure": {"mode": mode}}, **replay)
     joules = 0.0
 
-    def start(self, settings: Any, folder: Path, **more: Any) -> SimulatedWorker:
-        worker = super().start(settings, folder, **more)
+    def after(worker: SimulatedWorker, settings: FlagSet, folder: Path) -> None:
         power_w = 200.0 if settings.get("xla_a") == "1" else 50.0 if settings.get("xla_b") == "1" else 100.0
-        run_block: Callable[[int], tuple[float, ...]] = worker.run_block
 
-        def run(steps: int) -> tuple[float, ...]:
-            times = run_block(steps)
-            self.joules += power_w * sum(times)
-            return times
+        def draw(times: Times, done: int) -> None:
+            nonlocal joules
+            joules += power_w * sum(times)
 
-        worker.run_block = run  # type: ignore[method-assign]
-        return worker
-
-
-def metered_run(path: Path, *, mode: str, **replay: Any) -> Store:
-    """A finished simulated study whose workers draw power."""
-    spec = replay_study(noise={"white_sd": 1e-4}, study={"measure": {"mode": mode}}, **replay)
-    launcher = Metered(spec)
+        on_blocks(worker, draw)
 
     def metered(runner: TaskRunner) -> None:
-        runner.context.meter = EnergyMeter(read_j=lambda: launcher.joules, shortest_s=0.0)
+        runner.context.meter = EnergyMeter(read_j=lambda: joules, shortest_s=0.0)
 
-    setup = GivenSetup(given_space=SPACE, given_launcher=launcher, read_at_run_time=lambda s: s)
+    setup = GivenSetup(given_space=SPACE, given_launcher=Noting(spec, after=after), read_at_run_time=lambda s: s)
     run = given_run(asking(spec, 14), path, setup, Diary(), equip=metered)
     run_study(run)
     return run.store
@@ -168,28 +152,20 @@ def metered_run(path: Path, *, mode: str, **replay: Any) -> Store:
 @pytest.mark.parametrize("mode", ["interleaved", "aba"])
 def test_every_measurement_of_a_study_keeps_its_joules(tmp_path: Path, mode: str) -> None:
     store = metered_run(tmp_path, mode=mode)
-    aa_run = store.last(AaRecord)
-    assert aa_run is not None
-    assert aa_run.comparison.energy is not None
-    assert aa_run.comparison.energy.candidate_step_j == pytest.approx(3.0, rel=0.01)
+    aa_run = there(store.last(AaRecord))
+    assert there(aa_run.comparison.energy).candidate_step_j == pytest.approx(3.0, rel=0.01)
     measured = [r for r in store.of(TrialResult) if r.comparison is not None]
     assert measured
     for result in measured:
         assert result.comparison is not None
-        assert result.comparison.energy is not None
         wanted = 0.5 if result.settings.get("xla_b") == "1" else 1.0
         wanted = 2.0 if result.settings.get("xla_a") == "1" else wanted
-        assert result.comparison.energy.candidate_step_j == pytest.approx(3.0 * wanted, rel=0.01)
+        assert there(result.comparison.energy).candidate_step_j == pytest.approx(3.0 * wanted, rel=0.01)
         assert all(p.reference_j and p.candidate_j for p in store.pairs(result.directory or ""))
     assert all(r.energy is not None for r in store.of(ConfirmRun))
 
 
-def test_where_nothing_counts_records_and_pairs_say_nothing_of_energy(finished_lines: list[str]) -> None:
-    assert finished_lines
-    assert not any("energy" in line or "_j" in line for line in finished_lines)
-
-
-@pytest.fixture
-def finished_lines(run_replay: Any) -> list[str]:
-    _, store, _ = run_replay(replay_study(effects={"xla_a=1": 0.9}), trials=6)
-    return [line for file in store.path.rglob("*.jsonl") for line in file.read_text().splitlines()]
+def test_where_nothing_counts_records_and_pairs_say_nothing_of_energy(finished: Store) -> None:
+    lines = [line for file in finished.path.rglob("*.jsonl") for line in file.read_text().splitlines()]
+    assert lines
+    assert not any("energy" in line or "_j" in line for line in lines)

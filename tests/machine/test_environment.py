@@ -28,11 +28,7 @@ def test_worker_gets_exactly_the_settings_and_the_callers_site() -> None:
     assert "NCCL_PROTO" not in env
     assert "OMP_NUM_THREADS" not in env
     assert "XLA_PYTHON_CLIENT_MEM_FRACTION" not in env
-    assert (env["NCCL_SOCKET_IFNAME"], env["CUDA_VISIBLE_DEVICES"], env["HF_TOKEN"]) == (
-        "eth0",
-        "1",
-        "hf_secret",
-    )
+    assert (env["NCCL_SOCKET_IFNAME"], env["CUDA_VISIBLE_DEVICES"], env["HF_TOKEN"]) == ("eth0", "1", "hf_secret")
     assert env["JAX_COORDINATOR_ADDRESS"] == "10.0.0.1:1"
     assert env["JAX_PLATFORMS"] == "cuda,cpu"  # without the CPU a program's host callbacks fail
     assert env["JAX_ENABLE_COMPILATION_CACHE"] == "false"
@@ -42,15 +38,8 @@ def test_worker_gets_exactly_the_settings_and_the_callers_site() -> None:
 
 
 def test_what_steers_the_caller_is_found() -> None:
-    assert environment.steering_settings(CALLER) == FlagSet(
-        {
-            "xla_gpu_a": "1",
-            "xla_b": "x y",
-            "XLA_PYTHON_CLIENT_MEM_FRACTION": ".9",
-            "NCCL_PROTO": "LL",
-            "OMP_NUM_THREADS": "3",
-        }
-    )
+    steering = {n: CALLER[n] for n in ("XLA_PYTHON_CLIENT_MEM_FRACTION", "NCCL_PROTO", "OMP_NUM_THREADS")}
+    assert environment.steering_settings(CALLER) == FlagSet({"xla_gpu_a": "1", "xla_b": "x y", **steering})
 
 
 @pytest.mark.parametrize(
@@ -61,15 +50,12 @@ def test_a_study_cannot_change_which_program_runs(name: str) -> None:
         environment.child_environment({}, FlagSet({name: "/tmp/evil"}), platform_name="cpu")
 
 
-def test_merge_keeps_what_the_user_has_and_adds_the_winner() -> None:
+def test_merge_keeps_what_the_user_has_and_a_conflict_is_an_error_unless_told_who_wins() -> None:
     env, lines = environment.merge_for_exec(CALLER, FlagSet([("xla_c", 2), ("NCCL_PROTO", "LL")]), prefer=None)
     assert env["XLA_FLAGS"] == '--xla_b="x y" --xla_c=2 --xla_gpu_a=1'
     assert env["HF_TOKEN"] == "hf_secret"
     assert any("xla_c=2 (winner)" in line for line in lines)
     assert any("xla_gpu_a=1 (your XLA_FLAGS, kept)" in line for line in lines)
-
-
-def test_a_conflict_is_an_error_unless_told_which_side_wins() -> None:
     winner = FlagSet({"xla_gpu_a": 5})
     with pytest.raises(SettingError, match=r"xla_gpu_a: yours '1', winner's '5'.*--prefer"):
         environment.merge_for_exec(CALLER, winner, prefer=None)

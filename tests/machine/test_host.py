@@ -23,8 +23,7 @@ def machine(root: Path, *, cores: int, threads: int = 1) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("cores", "gpus", "spare"),
-    [(2, 1, 0), (4, 1, 2), (16, 1, 8), (16, 8, 7), (8, 8, 0), (96, 8, 48)],
+    ("cores", "gpus", "spare"), [(2, 1, 0), (4, 1, 2), (16, 1, 8), (16, 8, 7), (8, 8, 0), (96, 8, 48)]
 )
 def test_half_of_the_cores_are_left_and_one_for_each_device(tmp_path: Path, cores: int, gpus: int, spare: int) -> None:
     found = spare_processors(gpus, usable=range(cores), root=machine(tmp_path, cores=cores))
@@ -54,9 +53,6 @@ def test_of_the_environment_only_what_is_allow_listed_is_recorded_and_no_person(
     assert {"jax", "jaxlib", "optuna"} <= set(facts["versions"])
     assert facts["cpus_usable"] >= 1
     assert not {"user", "home", "environment"} & set(facts)
-
-
-def test_what_is_not_installed_has_no_version() -> None:
     assert installed_versions(["no-such-distribution"]) == {}
     assert "jaxlib" in measured_versions()
 

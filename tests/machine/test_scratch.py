@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from autotune.machine.files import COMPILES, LANE, Scratch, sweep
+from tests.runs import there
 
 PREFIX = LANE
 HOLDS = """
@@ -36,8 +37,7 @@ def age(*paths: Path) -> None:
 def test_a_killed_owners_folder_is_swept_and_a_living_ones_stays(tmp_path: Path) -> None:
     command = [sys.executable, "-c", HOLDS, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owner:
-        assert owner.stdout is not None
-        path = Path(owner.stdout.readline().strip())
+        path = Path(there(owner.stdout).readline().strip())
         age(path)
         own = Scratch(PREFIX, tmp_path)
         age(own.path)

@@ -30,6 +30,7 @@ from harness.fake_nvml import (
     missing,
     uuid_of,
 )
+from tests.runs import there
 
 pynvml = load_nvml()
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
@@ -60,11 +61,7 @@ def nothing(arm: str) -> None: ...
 
 
 def run_blocks(
-    watch: GpuWatch,
-    during: Callable[[str], None] = nothing,
-    *,
-    before: Callable[[str], None] = nothing,
-    looks: int = 0,
+    watch: GpuWatch, during: Callable[[str], None] = nothing, *, before: Callable[[str], None] = nothing, looks: int = 0
 ) -> Telemetry:
     """One block of each arm with exactly so many samples, at its end."""
 
@@ -81,16 +78,10 @@ def run_blocks(
     return watch.take()
 
 
-# ---------------------------------------------------------------------- looks
-
-
 def test_a_block_is_looked_at_while_it_runs(two: FakeNvml) -> None:
-    two.forget(1, "nvmlDeviceGetPowerUsage")
-
-    def work(arm: str) -> None:
-        two.set(0, "nvmlDeviceGetPowerUsage", 653_000 if arm == "candidate" else 120_000)
-
-    found = run_blocks(GpuWatch(pynvml, None), before=work, looks=3)
+    name, drawn = "nvmlDeviceGetPowerUsage", {"reference": 120_000, "candidate": 653_000}
+    two.forget(1, name)
+    found = run_blocks(GpuWatch(pynvml, None), before=lambda arm: two.set(0, name, drawn[arm]), looks=3)
     assert found.during is not None
     assert found.during.candidate.looks >= 3
     assert (found.during.candidate.clock_mhz, found.during.candidate.temperature_c) == (1980, 41)
@@ -177,9 +168,6 @@ def test_another_process_on_the_gpu_is_told(two: FakeNvml, child: int) -> None:
     assert watch.take().warnings == ()
 
 
-# ---------------------------------------------------------------------- what holds back
-
-
 def arm(seconds: float = 10.0, **held: float) -> ArmWatch:
     """An arm of one block in which GPU 0 was held back for some seconds, and by nothing else."""
     names = {"sw_power_cap": 74, "sw_thermal": 269, "hw_thermal": 270, "power_brake": 271}
@@ -196,11 +184,7 @@ def test_what_holds_one_arm_back_between_two_looks_is_counted_and_named(
     clock = iter((0.0, 10.0, 20.0, 30.0))
     monkeypatch.setattr(telemetry, "time", SimpleNamespace(monotonic=lambda: next(clock)))
 
-    def work(arm: str) -> None:
-        if arm == "reference":
-            two.set(1, field, 4_000_000_000)
-
-    found = run_blocks(GpuWatch(pynvml, None), work)
+    found = run_blocks(GpuWatch(pynvml, None), lambda arm: two.set(1, field, 4_000_000_000))
     alone, also = found.warnings
     assert alone.startswith(f"the reference alone was held back by {words}")
     assert "40.0 % of its time, the other arm 0.0 %" in alone
@@ -227,12 +211,9 @@ def test_one_arm_alone_is_told_from_both(reference: dict[str, float], candidate:
 
 def test_where_a_driver_has_no_counters_looks_tell(two: FakeNvml) -> None:
     two.fail(0, FIELDS, NOT_SUPPORTED)
-
-    def work(arm: str) -> None:
-        two.set(0, REASONS, 0x08 if arm == "candidate" else 0x01)
-
+    reasons = {"reference": 0x01, "candidate": 0x08}
     watch = GpuWatch(pynvml, "0")
-    found = run_blocks(watch, before=work, looks=2 * LEAST_SAMPLES)
+    found = run_blocks(watch, before=lambda arm: two.set(0, REASONS, reasons[arm]), looks=2 * LEAST_SAMPLES)
     assert found.during is not None
     assert found.during.candidate.held_back["hw_slowdown"] > 0
     assert found.during.reference.held_back["hw_slowdown"] == 0
@@ -246,20 +227,15 @@ def test_a_library_without_functions_tells_what_it_can(tmp_path: Path) -> None:
     with fake.loaded():
         watch = GpuWatch(pynvml, None)
         found = run_blocks(watch, looks=2)
-    assert found.during is not None
-    assert found.during.candidate.held_back == {}, "two looks are too few to say anything"
+    assert there(found.during).candidate.held_back == {}, "two looks are too few to say anything"
     (warning,) = found.warnings
     assert warning.startswith("GPU 0 was held back by heat (hardware) in ")
 
 
 def test_a_counter_that_began_anew_is_not_known(two: FakeNvml) -> None:
     two.set(0, SW_POWER_CAP, 7_000_000_000)
-
-    def work(arm: str) -> None:
-        if arm == "candidate":
-            two.set(0, SW_POWER_CAP, 5)  # the driver was loaded again
-
-    found = run_blocks(GpuWatch(pynvml, "0"), work)
+    counts = {"reference": 7_000_000_000, "candidate": 5}  # the driver was loaded again
+    found = run_blocks(GpuWatch(pynvml, "0"), lambda arm: two.set(0, SW_POWER_CAP, counts[arm]))
     assert found.during is not None
     assert "sw_power_cap" not in found.during.reference.held_back
     assert "hw_thermal" in found.during.reference.held_back
@@ -267,21 +243,15 @@ def test_a_counter_that_began_anew_is_not_known(two: FakeNvml) -> None:
 
 
 def test_a_lost_gpu_is_named_and_the_other_still_told_of(two: FakeNvml) -> None:
-    def work(arm: str) -> None:
-        if arm == "candidate":
-            two.lose(1)
-
-    found = run_blocks(GpuWatch(pynvml, None), work, looks=1)
+    found = run_blocks(GpuWatch(pynvml, None), lambda arm: two.lose(1) if arm == "candidate" else None, looks=1)
     assert found.warnings == ("GPU 1 is lost: its driver does not answer for it any more",)
     two.lose(1)
     assert list(GpuWatch(pynvml, None)._devices) == [0]
 
 
 def test_a_changing_clock_is_told(two: FakeNvml) -> None:
-    def work(arm: str) -> None:
-        two.set(0, CLOCK, 1980 if arm == "reference" else 1410)
-
-    found = run_blocks(GpuWatch(pynvml, "0"), before=work, looks=2)
+    clocks = {"reference": 1980, "candidate": 1410}
+    found = run_blocks(GpuWatch(pynvml, "0"), before=lambda arm: two.set(0, CLOCK, clocks[arm]), looks=2)
     assert found.warnings == ("GPU 0 changed its clock between 1410 and 1980 MHz meanwhile",)
 
 

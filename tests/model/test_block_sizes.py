@@ -22,26 +22,26 @@ def study(platform: str = "cpu", **measure: Any) -> StudySpec:
     return parse_study({"name": "s", "workload": {"entry": "llama"}, "device": device, "measure": measure})
 
 
-def test_a_gpu_gets_blocks_of_seconds_and_a_processor_short_ones() -> None:
+def test_blocks_of_a_gpu_last_seconds_unless_a_study_says_otherwise() -> None:
     gpu, cpu = study("cuda").block_sizes, study("cpu").block_sizes
     assert (cpu.block_s, cpu.settle_s, cpu.steady_s, cpu.in_order) == (0.05, 0.0, 0.0, False)
     assert gpu.block_s >= 1.0
     assert gpu.settle_s >= 1.0
     assert gpu.steady_s > gpu.settle_s
     assert gpu.in_order
-
-
-def test_what_a_study_says_is_what_it_gets_and_no_length_is_refused_by_name() -> None:
     assert study("cuda", block_s="60ms").block_sizes.block_s == 0.06
     with pytest.raises(StudyFileError, match=r"measure\.block_s"):
         study(block_s="long")
 
 
-def test_a_program_that_runs_by_itself_is_not_asked_for_steps_that_it_may_not_have() -> None:
+def test_a_program_of_its_own_and_an_arm_with_short_steps_keep_theirs() -> None:
     command = {"command": ["train"], "read": {"preset": "tqdm"}}
     spec = parse_study({"name": "s", "workload": command, "device": {"platform": "cuda"}})
     assert spec.block_sizes.isolated_steps(0.5, blocks=1, least=20) == 20
     assert spec.block_sizes.split_isolated([1.0] * 20) == ((), (1.0,) * 20)
+    sizes = study("cuda").block_sizes
+    steps = sizes.steps(0.85)  # of the reference; half the batch takes half of that
+    assert len(sizes.split([0.42] * steps)[1]) >= sizes.block_steps
 
 
 @pytest.mark.parametrize("step_s", [0.001, 0.05, 0.3, 0.85, 7.0])
@@ -65,12 +65,6 @@ def test_steps_are_divided_by_their_times_alone_and_none_is_lost(times: list[flo
     assert all(begin < settle_s for begin in begins[: len(settling)])
     full = len(settling) + 1 > m * len(times)
     assert full or not begins[len(settling)] < settle_s or settle_s == 0.0
-
-
-def test_an_arm_with_short_steps_keeps_its_share_of_them() -> None:
-    sizes = study("cuda").block_sizes
-    steps = sizes.steps(0.85)  # of the reference; half the batch takes half of that
-    assert len(sizes.split([0.42] * steps)[1]) >= sizes.block_steps
 
 
 def test_a_liar_who_leaves_out_a_slow_step_more_is_found() -> None:

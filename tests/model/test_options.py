@@ -37,11 +37,14 @@ def study(workload: dict[str, Any] = ENTRY, **search: Any) -> StudySpec:
     return parse_study({"name": "s", "workload": workload, "search": search})
 
 
-def test_an_option_travels_as_json_and_in_no_variable() -> None:
+def test_an_option_travels_as_json_and_people_read_it_by_its_name() -> None:
     settings = FlagSet({"xla_gpu_a": "1", **option_sets({"mesh": {"fsdp": 2, "data": 1}, "kind": "xla"})})
     assert settings["option.mesh"] == '{"data":1,"fsdp":2}'
     assert settings.to_environment() == {"XLA_FLAGS": "--xla_gpu_a=1"}
     assert options_in(settings) == {"mesh": {"data": 1, "fsdp": 2}, "kind": "xla"}
+    assert option_text({"b": 1, "a": [True, None]}) == option_text({"a": [True, None], "b": 1})
+    settings = FlagSet({"xla_a": "1", **option_sets({"remat": "dots", "batch": 16, "note": "two words", "n": "1"})})
+    assert str(settings) == 'batch=16 n=1 note="two words" remat=dots xla_a=1'
 
 
 @pytest.mark.parametrize("name", ["a.b", "", "x y", "--x", "folder", "api_key", "é", "n" * 65])
@@ -63,28 +66,10 @@ def test_a_value_that_is_no_json_is_refused_when_it_is_read() -> None:
         options_in(FlagSet({"option.batch": "[" * 100_000}))
 
 
-def test_equal_values_have_equal_texts() -> None:
-    assert option_text({"b": 1, "a": [True, None]}) == option_text({"a": [True, None], "b": 1})
-
-
 HOSTILE = (
-    "8; touch X",
-    "$(touch X)",
-    "`touch X`",
-    "a b",
-    "'; touch X; '",
-    '"; touch X; "',
-    "a\nb",
-    "*",
-    "",
-    '{"a": 1}',
-    "$HOME",
-    ";touch${IFS}X;",
-    "`false`",
-    "\\",
-    "~",
-    "!!",
-)
+    "8; touch X", "$(touch X)", "`touch X`", "a b", "'; touch X; '", '"; touch X; "', "a\nb", "*", "", '{"a": 1}',
+    "$HOME", ";touch${IFS}X;", "`false`", "\\", "~", "!!",
+)  # fmt: skip
 SCRIPTS = ("printf '<%s>' {x}", "printf '<%s>' \"{x}\"", "printf '<%s>' '{x}'", "printf <%s> {x} '")
 
 
@@ -117,11 +102,8 @@ def test_an_argument_by_itself_gets_each_value_as_it_is() -> None:
         )
 
 
-def test_no_value_is_filled_in_twice() -> None:
+def test_no_value_is_filled_in_twice_and_tables_are_taken_apart() -> None:
     assert filled("{a}{b}{c}", {"a": "{b}", "b": 3}) == "{b}3{c}"
-
-
-def test_tables_are_taken_apart_for_overrides() -> None:
     assert dotted({"mesh": {"a": {"b": 1}}, "x": {}}) == {"mesh.a.b": 1, "x": {}}
 
 
@@ -168,7 +150,9 @@ def test_what_has_no_place_is_refused_when_the_study_is_read(change: dict[str, A
         parse_study({"name": "s", "workload": COMMAND, **change})
 
 
-def test_an_option_that_is_none_of_the_study_is_refused() -> None:
+def test_a_named_set_may_hold_options_of_the_study_and_no_others() -> None:
+    spec = study(options={"batch": [8, 16]}, first=[{"name": "big", "options": {"batch": 16}}])
+    assert spec.search.first[0].whole == FlagSet({"option.batch": "16"})
     with pytest.raises(SettingError, match="did you mean"):
         study(options={"batch": [8, 16]}).under(FlagSet({"option.bach": "16"}))
 
@@ -179,16 +163,6 @@ def test_a_value_that_the_study_does_not_list_is_put_into_no_command() -> None:
     for text in ("32", '"; rm -rf ~"', '"--evil"'):
         with pytest.raises(SettingError, match="must have a value that the study lists"):
             spec.under(FlagSet(option_sets({"batch": json.loads(text)})))
-
-
-def test_a_named_set_may_hold_options() -> None:
-    spec = study(options={"batch": [8, 16]}, first=[{"name": "big", "options": {"batch": 16}}])
-    assert spec.search.first[0].whole == FlagSet({"option.batch": "16"})
-
-
-def test_people_read_an_option_by_its_own_name() -> None:
-    settings = FlagSet({"xla_a": "1", **option_sets({"remat": "dots", "batch": 16, "note": "two words", "n": "1"})})
-    assert str(settings) == 'batch=16 n=1 note="two words" remat=dots xla_a=1'
 
 
 @pytest.mark.parametrize("text", ['"\\u001b[2Jred"', '"a\\n--evil=1"', '["a", {"b": "c\\u0000"}]', '{"a\\tb": 1}'])
@@ -224,7 +198,7 @@ def test_what_is_absent_has_the_references_value(settings: dict[str, str], allow
     assert (broken_rule(FlagSet(settings), RULES, VALUES) is None) is allowed
 
 
-def test_settings_are_named_in_full_and_have_the_values_of_baseline_or_build() -> None:
+def test_settings_in_rules_are_named_in_full_and_pass_for_no_option() -> None:
     rule = ("xla_gpu_a or NCCL_NTHREADS >= 256",)
     on, threads = FlagSet({"xla_gpu_a": "true"}), FlagSet({"NCCL_NTHREADS": "512"})
     defaults = {"xla_gpu_a": "false", "NCCL_NTHREADS": "128"}
@@ -232,9 +206,6 @@ def test_settings_are_named_in_full_and_have_the_values_of_baseline_or_build() -
     assert broken_rule({**defaults, **threads}, rule, {}) is None
     assert broken_rule(defaults, rule, {}) == rule[0]
     assert broken_rule({}, ("xla_gpu_a == none",), {}) is None
-
-
-def test_an_option_cannot_pass_for_a_setting_nor_a_setting_for_an_option() -> None:
     assert broken_rule({"option.xla_gpu_a": "true"}, ("xla_gpu_a == 'x'",), {}) is not None
     assert broken_rule({"batch": "16"}, ("batch == 16",), {"batch": 8}) is not None
 
@@ -255,13 +226,12 @@ def test_a_rule_nobody_can_keep_is_an_error_when_the_study_is_loaded(rule: str, 
         limited(limits={"rules": [rule]})
 
 
-def test_a_fault_at_any_value_is_found_before_anything_starts() -> None:
+def test_a_fault_of_a_rule_is_found_before_anything_starts() -> None:
     """The reference's own values would pass: only the last combination divides by zero."""
     with pytest.raises(ValueError, match="divides by zero"):
         check_rules(["64 // (batch - accumulate) > 0"], {"batch": [16, 2], "accumulate": [1, 2]})
-
-
-def test_a_first_set_that_breaks_a_rule_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"`limits\.rules` must be: .* holds a call"):
+        check_rules(["__import__('os').system('x')"], {})
     first = [{"name": "mine", "options": {"batch": 8}}]
     search = {"options": {"batch": [8, 16]}, "first": first}
     with pytest.raises(StudyFileError, match=r"`mine` breaks 'batch == 16 or accumulate == 2'"):
@@ -270,22 +240,11 @@ def test_a_first_set_that_breaks_a_rule_is_an_error() -> None:
         limited(limits={"rules": ["batch == 8"]})
 
 
-def test_the_study_tells_of_any_set() -> None:
+def test_the_study_tells_what_its_rules_say() -> None:
     spec = limited(limits={"rules": ["batch * accumulate == 16"]})
     assert spec.broken_rule(FlagSet({"option.batch": "8"})) == "batch * accumulate == 16"
     assert spec.broken_rule(FlagSet({"option.batch": "8", "option.accumulate": "2"})) is None
-
-
-def test_a_study_with_a_limit_is_another() -> None:
     assert limited().identity == limited(limits={}).identity
     assert limited(limits={"memory": "72GiB"}).identity != limited().identity
-
-
-def test_settings_in_rules_are_told_apart_from_options() -> None:
     spec = limited(limits={"rules": ["batch < 32 or xla_gpu_a or NCCL_NTHREADS == 4"]})
     assert spec.rule_settings == ("NCCL_NTHREADS", "xla_gpu_a")
-
-
-def test_a_rule_that_is_none_is_told_where_it_stands() -> None:
-    with pytest.raises(ValueError, match=r"`limits\.rules` must be: .* holds a call"):
-        check_rules(["__import__('os').system('x')"], {})

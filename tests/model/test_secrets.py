@@ -105,35 +105,13 @@ def test_secrets_of_options_are_redacted_wherever_they_lie() -> None:
     assert redacted_names(redacted) == ("api_key", "key", "token", "id", "pin", "password", "secrets")
 
 
-def test_text_keeps_its_sense() -> None:
+@pytest.mark.timeout(30)
+def test_shapes_are_found_wherever_they_stand_and_text_keeps_its_sense() -> None:
     said = "postgresql+psycopg://me:pw@h/db: refused; unexpected token: 'x'; KeyError: 'key'; password=pw&x=1"
     assert redact_text(said) == (
         f"postgresql+psycopg://me:{REDACTED}@h/db: refused; unexpected token: 'x'; KeyError: 'key'; "
         f"password={REDACTED}&x=1"
     )
-
-
-def study(*command: str, **more: Any) -> StudySpec:
-    workload = {"command": ["python", "train.py", *command], "read": {"json_key": "step"}}
-    return parse_study({"name": "s", "workload": workload, **more})
-
-
-def test_a_study_s_identity_is_the_same_whatever_the_secret_and_read_back() -> None:
-    one, other = study("--token", "abc"), study("--token", "def")
-    assert one.identity == other.identity
-    assert one.workload_hash == other.workload_hash
-    assert one.workload.command != other.workload.command
-    again = StudySpec.model_validate(one.model_dump(mode="json"))
-    assert again.identity == one.identity
-    assert one.identity != study("--lr", "abc").identity
-
-
-def test_a_description_is_shown_without_its_secrets() -> None:
-    assert "hunter2" not in study(description="with --token hunter2").description
-
-
-@pytest.mark.timeout(30)
-def test_shapes_are_found_wherever_they_stand_and_none_takes_for_ever() -> None:
     key = "AKIA" + "ABCD" * 4
     for text in (f"('{key}')", f"x={key}&y=1", f"[{key}, 1]", f"s3://{key}/x", f"{key}.\n"):
         assert redact_text(text) == text.replace(key, REDACTED)
@@ -141,7 +119,19 @@ def test_shapes_are_found_wherever_they_stand_and_none_takes_for_ever() -> None:
     assert redact_text(words * 2000) == words * 2000
 
 
-def test_dumps_have_no_secret_unless_asked_and_the_program_has_it() -> None:
+def study(*command: str, **more: Any) -> StudySpec:
+    workload = {"command": ["python", "train.py", *command], "read": {"json_key": "step"}}
+    return parse_study({"name": "s", "workload": workload, **more})
+
+
+def test_a_study_keeps_its_secrets_out_of_dumps_and_identity() -> None:
+    one, other = study("--token", "abc"), study("--token", "def")
+    assert one.identity == other.identity
+    assert one.workload_hash == other.workload_hash
+    assert one.workload.command != other.workload.command
+    again = StudySpec.model_validate(one.model_dump(mode="json"))
+    assert again.identity == one.identity
+    assert one.identity != study("--lr", "abc").identity
     spec = study("--token", "hunter2", "--password=hunter2")
     for text in (str(spec.model_dump()), spec.model_dump_json(), str(spec.lasting()), str(spec.workload.shown.command)):
         assert "hunter2" not in text
@@ -149,7 +139,8 @@ def test_dumps_have_no_secret_unless_asked_and_the_program_has_it() -> None:
     assert StudySpec.model_validate(spec.model_dump(context=WITH_SECRETS)) == spec
 
 
-def test_an_error_of_the_study_file_does_not_show_it() -> None:
+def test_neither_a_description_nor_an_error_shows_a_secret() -> None:
+    assert "hunter2" not in study(description="with --token hunter2").description
     for wrong in ({"command": ["x", "--token", "hunter2", 5]}, {"command": "x --token hunter2"}, {"entry": 5}):
         with pytest.raises(StudyFileError) as error:
             parse_study({"name": "s", "workload": {"options": {"api_key": "hunter2"}, **wrong}})

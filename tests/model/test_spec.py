@@ -16,13 +16,15 @@ def broken(**more: object) -> str:
     return str(caught.value)
 
 
-def test_misspelt_and_missing_keys_are_named() -> None:
+def test_every_problem_is_told_at_once_and_a_misspelt_key_named() -> None:
     message = broken(serach={"trials": 3}, measure={"pair_cap": 3})
     assert "x.toml" in message
     assert "`serach` is not a key of a study; did you mean `search`?" in message
     assert "`measure.pair_cap` is not a key of a study; did you mean `pairs_cap`?" in message
     with pytest.raises(StudyFileError, match="`workload` must be given"):
         parse_study({"name": "s"})
+    message = broken(search={"trials": 0}, measure={"pairs_cap": 1}, extra=1)
+    assert message.count("\n  - ") == 3
 
 
 @pytest.mark.parametrize(
@@ -43,54 +45,35 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, content: bytes | No
 @pytest.mark.parametrize(
     ("section", "fragment"),
     [
-        ({"search": {"trials": 0}}, "search.trials"),
-        ({"search": {"trials": "many"}}, "search.trials"),
-        ({"search": {"time_budget": "soon"}}, "search.time_budget"),
         ({"search": {"time_budget": "-3s"}}, "search.time_budget"),
-        ({"device": {"platform": "tpu"}}, "device.platform"),
         ({"device": {"count": 3, "process_count": 2}}, "must be a multiple"),
         ({"device": {"count": 3, "node_count": 2}}, "must be a multiple of `process_count` but got 3 and 2"),
         ({"device": {"count": 6, "process_count": 3, "node_count": 2}}, "multiple of `node_count`"),
-        ({"measure": {"min_effect": 0}}, "measure.min_effect"),
         ({"baseline": {"--xla_gpu_x": 1}}, "without dashes"),
         ({"baseline": {"xla_gpu_x": [1]}}, "baseline"),
-        ({"baseline": 3}, "baseline"),
         ({"name": "../up"}, "name"),
-        ({"name": "a/b"}, "name"),
     ],
 )
 def test_illegal_values_name_the_key(section: dict[str, object], fragment: str) -> None:
     assert fragment in broken(**section)
 
 
-def test_every_problem_is_told_at_once() -> None:
-    message = broken(search={"trials": 0}, measure={"pairs_cap": 1}, extra=1)
-    assert message.count("\n  - ") == 3
-
-
-def test_identity_ignores_budgets_but_not_measuring() -> None:
+def test_an_identity_is_of_what_is_measured_and_survives_json() -> None:
     base = parse_study(MINIMAL)
     assert parse_study({**MINIMAL, "search": {"trials": 99}}).identity == base.identity
     assert parse_study({**MINIMAL, "seed": 1}).identity != base.identity
     assert parse_study({**MINIMAL, "measure": {"pairs_cap": 41}}).identity != base.identity
-
-
-def test_workload_hash_ignores_flags() -> None:
     base = parse_study(MINIMAL)
     assert parse_study({**MINIMAL, "baseline": {"xla_a": 1}}).workload_hash == base.workload_hash
     assert parse_study({**MINIMAL, "device": {"count": 2}}).workload_hash != base.workload_hash
-
-
-@pytest.mark.parametrize("path", sorted((Path(__file__).parents[2] / "studies").glob("*.toml")), ids=lambda p: p.name)
-def test_every_study_of_the_repository_is_legal(path: Path) -> None:
-    spec = load_study(path)
-    assert spec.name == path.stem
-    assert path.read_text().startswith("# For "), "each study says whom it is for"
-
-
-def test_spec_survives_json() -> None:
     spec = parse_study({**MINIMAL, "baseline": {"xla_a": True}, "search": {"settings": {"xla_b": [1, 2]}}})
     assert type(spec).model_validate(spec.model_dump(mode="json")) == spec
+
+    def identity(**more: object) -> str:
+        return parse_study({**MINIMAL, **more}).identity
+
+    assert identity(device={"nic_bytes_per_s": 12.5e9}) == identity()
+    assert "device.nic_bytes_per_s" in broken(device={"nic_bytes_per_s": 0})
 
 
 def test_a_soak_may_be_nothing_but_not_less() -> None:
@@ -109,11 +92,3 @@ def test_what_the_study_as_a_whole_must_fulfil_is_said_without_an_empty_key() ->
         parse_study({"name": "s", "workload": workload, "measure": {"mode": "interleaved"}})
     assert "``" not in str(caught.value)
     assert "`measure.mode` must be" in str(caught.value)
-
-
-def test_network_of_the_cluster_is_part_of_no_measurement() -> None:
-    def identity(**more: object) -> str:
-        return parse_study({**MINIMAL, **more}).identity
-
-    assert identity(device={"nic_bytes_per_s": 12.5e9}) == identity()
-    assert "device.nic_bytes_per_s" in broken(device={"nic_bytes_per_s": 0})

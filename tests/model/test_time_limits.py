@@ -37,12 +37,9 @@ def test_multiples_of_the_reference_with_a_floor(start_s: float, step_s: float, 
     assert found.of_block(3) == pytest.approx(block_s)
 
 
-def test_what_the_study_sets_is_kept_to() -> None:
+def test_what_the_study_sets_is_kept_to_and_compilations_have_theirs() -> None:
     measure = study(start_limit_s=30, block_limit_s="5s").measure
     assert limits_after(measure, start_s=45.0, step_s=85.0) == TimeLimits(start_s=30.0, block_s=5.0)
-
-
-def test_compilations() -> None:
     assert compile_limits() == CompileLimits(wall_s=900.0, processor_s=None)
     assert compile_limits(5.0) == CompileLimits(wall_s=240.0, processor_s=60.0)
     assert compile_limits(40.0) == CompileLimits(wall_s=1280.0, processor_s=320.0)

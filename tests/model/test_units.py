@@ -18,26 +18,15 @@ from autotune.model.units import (
 )
 
 
-def test_an_interval_that_excludes_nothing_is_none() -> None:
+def test_figures_in_words() -> None:
     assert format_interval(0.951, 0.984) == "[0.951, 0.984]"
     assert format_interval(0.0, math.inf) == "-"
     assert format_interval(0.5, math.inf) == "[0.500, -]"
-
-
-def test_no_growth_has_no_sign() -> None:
     assert format_growth(-3.0, -1.0) == "0.0 kB a step (reference 0.0)"
     assert format_growth(2e6, -2e4) == "2.0 MB a step (reference 0.0)"
     assert format_growth(-2000.0, 0.0) == "-2.0 kB a step (reference 0.0)"
-
-
-def test_numbers_have_three_digits_in_the_largest_unit_that_fits() -> None:
-    assert [format_seconds(s) for s in (0.0123, 1.5, 250, 3e-7, -2)] == [
-        "12.3 ms",
-        "1.5 s",
-        "4 min 10 s",
-        "0.3 µs",
-        "-2 s",
-    ]
+    told = ["12.3 ms", "1.5 s", "4 min 10 s", "0.3 µs", "-2 s"]
+    assert [format_seconds(s) for s in (0.0123, 1.5, 250, 3e-7, -2)] == told
     assert [format_bytes(b) for b in (7, 436 << 20, None)] == ["7 B", "436 MiB", "-"]
     assert [format_count(c) for c in (6.74e9, 12.5e3, 7)] == ["6.74 G", "12.5 k", "7"]
     assert [format_joules(j) for j in (12.5, 3100, math.inf)] == ["12.5 J", "3.1 kJ", "-"]

@@ -13,7 +13,7 @@ import pytest
 import autotune
 from autotune.model.errors import RunDirectoryError
 from autotune.rundir.store import Store
-from tests.runs import replay_study
+from tests.runs import replay_study, there
 
 HEAVY = ("jax", "scipy", "pandas", "jinja2", "rich", "sqlalchemy", "alembic", "optuna", "pydantic")
 
@@ -34,7 +34,9 @@ def test_each_face_brings_no_more_than_it_needs() -> None:
         assert {*told.split()} <= {*allowed}, step
 
 
-def test_an_unknown_name_is_an_attribute_error() -> None:
+def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RunDirectoryError, match="must be a run directory"):
+        autotune.load(tmp_path)
     with pytest.raises(AttributeError, match="no attribute 'lode'"):
         _ = autotune.lode
     assert {"load", "compare", "Study"} <= set(dir(autotune))
@@ -47,8 +49,7 @@ def test_a_study_as_an_object(finished: Store) -> None:
     assert s.trials is s.trials
     assert s.settings.shape == (40, 4)
     assert s.steps["step_s"].gt(0).all()
-    assert s.winner is not None
-    assert dict(s.winner.settings) == {"NCCL_DEBUG": "WARN", "xla_a": "1", "xla_d": "2"}
+    assert dict(there(s.winner).settings) == {"NCCL_DEBUG": "WARN", "xla_a": "1", "xla_d": "2"}
     assert set(s.effects()["setting"]) == {"xla_a", "xla_b", "xla_c", "xla_d"}
     assert re.search(r"7\.[89] % faster", repr(s))  # 7.85 %: 0.95 * 0.97
     assert re.search(r"7\.[89] % faster", s._repr_html_())
@@ -64,11 +65,6 @@ def test_a_study_without_a_winner_has_none(tmp_path: Path) -> None:
     for frame in (s.trials, s.steps, s.effects(), s.estimated_effects()):
         assert frame.empty
         assert len(frame.columns) > 2
-
-
-def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RunDirectoryError, match="must be a run directory"):
-        autotune.load(tmp_path)
 
 
 def test_charts_draw_what_the_frames_hold(finished: Store, tmp_path: Path) -> None:

@@ -35,11 +35,7 @@ def test_the_frame_holds_every_row_and_can_be_counted(tmp_path: Path) -> None:
 def test_a_setting_is_told_newest_release_first() -> None:
     told = [(t.jaxlib, t.value, t.verdict, t.cells, t.of) for t in atlas_findings(SMALL, COMBINE)]
     size = "1073741824"
-    assert told == [
-        ("0.12.0.1", size, "same", 2, 2),
-        ("0.10.2", size, "changes", 2, 3),
-        ("0.10.2", size, "same", 1, 3),
-    ]
+    assert told == [("0.12.0.1", size, "same", 2, 2), ("0.10.2", size, "changes", 2, 3), ("0.10.2", size, "same", 1, 3)]
     changes = atlas_findings(SMALL, COMBINE)[1]
     assert changes.places == ("dense-fsdp@8xh100-sxm", "dense-fsdp@64xh100-sxm")
     assert changes.words == "all-gather: 226 -> 33; order of 812 instructions"

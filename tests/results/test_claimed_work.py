@@ -17,7 +17,7 @@ from autotune.model.records import CONFIRM, ISOLATED, RECORD, ConclusionRecord, 
 from autotune.results.format import format_estimate
 from autotune.results.recompute import disagreements
 from autotune.rundir.store import RECORDS, Store
-from tests.runs import Run
+from tests.runs import Run, there
 from tests.study.test_per_token import BIG, SPACE, sets, study
 
 Record = dict[str, Any]
@@ -39,8 +39,7 @@ def forged(store: Store, change: Callable[[Record], None]) -> Store:
         made = standing(plan, runs, trial=found.trial, most=most, min_effect=0.005).result
         after[found.stage] = made
         record |= made.model_dump(mode="json", exclude={"at_s", "by"})
-    last = report_of(after[CONFIRM], after.get(ISOLATED), runs).estimate
-    assert last is not None
+    last = there(report_of(after[CONFIRM], after.get(ISOLATED), runs).estimate)
     for record in (r for r in records if r["kind"] == "conclusion"):
         record |= {"estimate": asdict(last), "sentence": f"ratio {format_estimate(last)}"}
     file.write_text("".join(json.dumps(r) + "\n" for r in records))
@@ -48,23 +47,24 @@ def forged(store: Store, change: Callable[[Record], None]) -> Store:
 
 
 def told(store: Store) -> list[str]:
-    conclusion = store.last(ConclusionRecord)
-    assert conclusion is not None
+    conclusion = there(store.last(ConclusionRecord))
     return disagreements(store, conclusion)
 
 
-def claim_twice_the_work(record: Record) -> None:
+def claim(record: Record, **work: float) -> None:
+    """Changes what a run of a proof says of the work, so that half the time would be taken for as much."""
     if record["kind"] == "confirm_run":
-        record["work"]["candidate"] *= 2
+        record["work"] = {**record.get("work", {}), **work}
         record["log_ratio"] -= math.log(2)
         record["total"]["log_ratio"] -= math.log(2)
+
+
+def claim_twice_the_work(record: Record) -> None:
+    claim(record, candidate=2 * record.get("work", {}).get("candidate", 0))
 
 
 def claim_half_the_work_of_the_reference(record: Record) -> None:
-    if record["kind"] == "confirm_run":
-        record["work"]["reference"] //= 2
-        record["log_ratio"] -= math.log(2)
-        record["total"]["log_ratio"] -= math.log(2)
+    claim(record, reference=record.get("work", {}).get("reference", 0) // 2)
 
 
 def claim_more_in_the_trial_too(record: Record) -> None:
@@ -125,13 +125,6 @@ def test_an_option_that_the_study_does_not_list_is_caught(run: Store) -> None:
 def test_a_run_of_flags_alone_cannot_claim_any_work(run_replay: Run) -> None:
     flag = FlagSet({"xla_a": "1"})
     _, store, _ = run_replay(study({"xla_a=1": 0.9}), trials=1, first=sets(flag), space=SPACE)
-
-    def claim(record: Record) -> None:
-        if record["kind"] == "confirm_run":
-            record["work"] = {"reference": 4096, "candidate": 8192}
-            record["log_ratio"] -= math.log(2)
-            record["total"]["log_ratio"] -= math.log(2)
-
-    found = told(forged(store, claim))
+    found = told(forged(store, lambda record: claim(record, reference=4096, candidate=8192)))
     assert found
     assert all("it takes the work of a step as 8192 over 4096" in line for line in found)

@@ -106,9 +106,11 @@ def test_any_text_comes_back_from_json(value: str) -> None:
     assert READERS[ExportFormat.JSON](render_winner(winner, ExportFormat.JSON), Path()) == winner.environment
 
 
-def test_docker_refuses_lines_that_its_scanner_does() -> None:
+def test_docker_refuses_long_lines_and_sbatch_asks_for_what_was_proven() -> None:
     with pytest.raises(AutotuneError, match="at most 65535 bytes"):
         render_winner(make_winner({"NCCL_X": "x" * 66_000}), ExportFormat.DOCKER)
+    text = render_winner(make_winner({"NCCL_X": "1"}), ExportFormat.SBATCH)
+    assert "#SBATCH --gpus-per-node=8\n#SBATCH --ntasks-per-node=8\n" in text
 
 
 @pytest.mark.parametrize(
@@ -122,11 +124,6 @@ def test_shell_formats_keep_the_callers_flags_before_the_winners(
     mine = {"XLA_FLAGS": "--xla_gpu_a=1 --xla_gpu_z=3"}
     got = script(["sh", "-c", command], extra=mine)(text, tmp_path)
     assert FlagSet.parse(got["XLA_FLAGS"]) == FlagSet({"xla_gpu_a": 2, "xla_gpu_z": 3})
-
-
-def test_sbatch_asks_for_what_was_proven() -> None:
-    text = render_winner(make_winner({"NCCL_X": "1"}), ExportFormat.SBATCH)
-    assert "#SBATCH --gpus-per-node=8\n#SBATCH --ntasks-per-node=8\n" in text
 
 
 @pytest.mark.parametrize("form", list(ExportFormat))
@@ -195,14 +192,13 @@ def test_every_format_says_the_options_and_is_read_again(form: ExportFormat, win
     assert "option." not in "\n".join(line for line in text.splitlines() if not line.startswith(("#", " ", "{", "}")))
 
 
-def test_json_holds_them_as_data(winner: Winner) -> None:
+def test_options_are_data_in_json_and_arguments_in_a_flag_file(winner: Winner) -> None:
     assert json.loads(render_winner(winner, ExportFormat.JSON))["options"] == OPTIONS
-
-
-def test_a_flag_file_of_absl_holds_one_argument_a_line(winner: Winner) -> None:
     lines = [n for n in render_winner(winner, ExportFormat.ARGUMENTS).split("\n") if n and not n.startswith("#")]
     got = dict(line.removeprefix("--").split("=", 1) for line in lines)
     assert {n: v if n == "attention" else json.loads(v) for n, v in got.items()} == OPTIONS
+    text = render_winner(make_winner({"xla_gpu_a": "1"}), ExportFormat.ARGUMENTS)
+    assert all(line.startswith("#") for line in text.splitlines())
 
 
 def test_options_arrive_in_maxtext_and_nothing_runs(winner: Winner, tmp_path: Path) -> None:
@@ -218,8 +214,3 @@ def test_options_arrive_in_maxtext_and_nothing_runs(winner: Winner, tmp_path: Pa
     got = done.stdout.split("\0")
     assert {"batch=16", "mesh.fsdp=8", "mesh.tensor=2", f"attention={OPTIONS['attention']}"} <= set(got)
     assert not list(tmp_path.rglob("canary"))
-
-
-def test_without_options_their_file_holds_evidence_alone() -> None:
-    text = render_winner(make_winner({"xla_gpu_a": "1"}), ExportFormat.ARGUMENTS)
-    assert all(line.startswith("#") for line in text.splitlines())

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -19,22 +19,22 @@ from autotune.results.comparison import compare_stores
 from autotune.results.export import ExportFormat, render_winner
 from autotune.results.report import render_html, render_markdown
 from autotune.results.winner import winner_of
-from autotune.rundir.store import RECORDS, Store
+from autotune.rundir.store import Store
+from tests.runs import rewrite
 
 SENTENCE = "inconclusive: gains of step time up to 4.2 % are not ruled out (xla_a=1)"
 
 
 def concluded(store: Store, path: Path, outcome: Outcome, sentence: str) -> Path:
     """A copy of a run whose conclusion is another."""
-    shutil.copytree(store.path, path)
-    lines = []
-    for line in (path / RECORDS).read_text().splitlines():
-        record = json.loads(line)
-        if record["kind"] == "conclusion":
-            gone = ("settings", "trial", "estimate", "soaked_s", "soaked_steps")
-            record = {k: v for k, v in record.items() if k not in gone} | {"outcome": outcome, "sentence": sentence}
-        lines.append(json.dumps(record))
-    (path / RECORDS).write_text("\n".join(lines) + "\n")
+
+    def conclude(records: list[dict[str, Any]]) -> None:
+        for record in (r for r in records if r["kind"] == "conclusion"):
+            for gone in ("settings", "trial", "estimate", "soaked_s", "soaked_steps"):
+                record.pop(gone, None)
+            record |= {"outcome": outcome, "sentence": sentence}
+
+    rewrite(Path(shutil.copytree(store.path, path)), conclude)
     return path
 
 

@@ -13,7 +13,7 @@ from autotune.model.measurement import LOSS_NOT_CHECKED, LossBasis, LossCheck
 from autotune.model.records import ConfirmRun, SoakRecord
 from autotune.results.export import ExportFormat, is_unchanged, parse_winner, render_winner
 from autotune.results.winner import Winner, loss_addition, loss_of, require_loss
-from tests.runs import make_winner
+from tests.runs import make_winner, there
 
 SILENT = LossCheck(basis=LossBasis.STEPS, words=f"{LOSS_NOT_CHECKED}: the reference reports no loss")
 CHECKED = LossCheck(basis=LossBasis.STEPS, is_ok=True, words="loss step by step over 5 steps")
@@ -78,8 +78,7 @@ def test_the_sentence_of_a_conclusion_says_what_is_worth_a_word(evidence: list[A
 
 
 def test_first_steps_of_another_batch_are_no_last_word() -> None:
-    found = loss_of([run(WORK)])
-    assert found is not None
+    found = there(loss_of([run(WORK)]))
     assert found.is_ok is None
     assert "it was never soaked" in found.words
     assert loss_of([run(WORK), soak(SOAKED)]) == SOAKED

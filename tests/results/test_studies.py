@@ -15,10 +15,12 @@ STUDIES = sorted((Path(__file__).parents[2] / "studies").glob("*.toml"))
 
 
 @pytest.mark.parametrize("path", STUDIES, ids=lambda p: p.stem)
-def test_groups_and_recipes_of_a_study_exist(path: Path) -> None:
-    search = load_study(path).search
-    assert set(search.groups) <= {s.group for s in load_catalog().values()}
-    for name in search.recipes:
+def test_every_study_of_the_repository_is_legal_and_what_it_names_exists(path: Path) -> None:
+    spec = load_study(path)
+    assert spec.name == path.stem
+    assert path.read_text().startswith("# For "), "each study says whom it is for"
+    assert set(spec.search.groups) <= {s.group for s in load_catalog().values()}
+    for name in spec.search.recipes:
         find_recipe(name)
 
 

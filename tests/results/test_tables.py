@@ -25,12 +25,7 @@ def truth(settings: FlagSet) -> float:
 def comparison(ratio: float) -> Comparison:
     estimate = Estimate(ratio=ratio, low=ratio - 0.01, high=ratio + 0.01, level=0.95, pair_count=7)
     return Comparison(
-        estimate=estimate,
-        reference_step_s=1.0,
-        candidate_step_s=ratio,
-        pair_count=7,
-        mode="interleaved",
-        stopped="",
+        estimate=estimate, reference_step_s=1.0, candidate_step_s=ratio, pair_count=7, mode="interleaved", stopped=""
     )
 
 
@@ -49,7 +44,7 @@ def store_of(path: Path, results: list[TrialResult]) -> Store:
     return store
 
 
-def test_trials_hold_what_the_formula_says(finished: Store) -> None:
+def test_frames_hold_what_the_formula_says(finished: Store) -> None:
     frame = Study(finished.path).trials
     assert list(frame["trial"]) == list(range(1, 41))
     results = {r.number: r for r in finished.of(TrialResult)}
@@ -60,9 +55,6 @@ def test_trials_hold_what_the_formula_says(finished: Store) -> None:
         else:
             assert math.isnan(row["ratio"])
             assert row["failure"] == "out_of_memory"
-
-
-def test_steps_are_all_there_in_the_order_of_running(finished: Store) -> None:
     steps = Study(finished.path).steps
     assert set(steps["stage"]) == {"aa_run", "trial", "confirm", "minimise", "isolated"}
     files = list(finished.path.rglob("pairs.jsonl"))
@@ -71,16 +63,13 @@ def test_steps_are_all_there_in_the_order_of_running(finished: Store) -> None:
     assert len(aa_run) == sum(len(p.reference_s) + len(p.candidate_s) for p in finished.pairs("aa_run"))
     assert aa_run["step_s"].median() == pytest.approx(0.03, rel=1e-3)
     assert (aa_run.groupby("pair")["is_first"].mean() == 0.5).all()
-
-
-def test_ablation_gives_what_a_setting_brings(finished: Store) -> None:
     effects = Study(finished.path).effects()
     for setting, value in (("xla_a", "1"), ("xla_d", "2")):
-        row = effects[(effects["setting"] == setting) & (effects["value"] == value)].iloc[0]
-        assert row["how"] == "left out"
-        assert row["ratio"] == pytest.approx(EFFECTS[f"{setting}={value}"], abs=1e-4)
-        assert row["low"] < row["ratio"] < row["high"]
-        assert (row["reason"], row["finding"]) == ("kept: it seems to pay", "promising")
+        found = effects[(effects["setting"] == setting) & (effects["value"] == value)].iloc[0]
+        assert found["how"] == "left out"
+        assert found["ratio"] == pytest.approx(EFFECTS[f"{setting}={value}"], abs=1e-4)
+        assert found["low"] < found["ratio"] < found["high"]
+        assert (found["reason"], found["finding"]) == ("kept: it seems to pay", "promising")
 
 
 def test_effects_by_rank_of_evidence(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -20,38 +19,25 @@ from autotune.results.report import render_markdown
 from autotune.rundir.store import Store
 from autotune.settings.space import Parameter, SearchSpace
 from autotune.stats.estimates import Verdict
-from autotune.workers.base import Progress
-from harness.simulated_machine import SimulatedLauncher, SimulatedWorker
-from tests.runs import Run, replay_study
+from harness.simulated_machine import SimulatedWorker
+from tests.runs import Noting, Run, on_blocks, replay_study, rewrite, there
 
 FAST = FlagSet({"xla_a": "1"})
 SPACE = SearchSpace((Parameter(name="xla_a", choices=("0", "1"), default="0"),))
 
 
-class Stalling(SimulatedLauncher):
+def stall(worker: SimulatedWorker, settings: FlagSet, folder: Path) -> None:
     """Workers under xla_a=1 stand still for ten steps, once in every twenty-five."""
-
-    def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> SimulatedWorker:
-        worker = super().start(settings, folder, progress=progress)
-        if settings.get("xla_a") != "1":
-            return worker
-        run, done = worker.run_block, 0
-
-        def run_block(steps: int) -> tuple[float, ...]:
-            nonlocal done
-            times = tuple(t * (11 if (done + i) % 25 == 24 else 1) for i, t in enumerate(run(steps)))
-            done += steps
-            return times
-
-        worker.run_block = run_block  # type: ignore[method-assign]
-        return worker
+    if settings.get("xla_a") == "1":
+        on_blocks(
+            worker, lambda times, done: tuple(t * (11 if (done + i) % 25 == 24 else 1) for i, t in enumerate(times))
+        )
 
 
 @pytest.fixture
 def stalled(run_replay: Run) -> tuple[ConclusionRecord, Store]:
     spec = replay_study(effects={"xla_a=1": 0.8}, noise="quiet")
-    launcher = Stalling(spec)
-    conclusion, store, _ = run_replay(spec, trials=1, launcher=launcher, space=SPACE)
+    conclusion, store, _ = run_replay(spec, trials=1, launcher=Noting(spec, after=stall), space=SPACE)
     return conclusion, store
 
 
@@ -60,8 +46,7 @@ def test_a_proof_that_is_faster_by_its_typical_step_alone_proves_nothing(
 ) -> None:
     conclusion, store = stalled
     (proof,) = store.of(FinalistResult)
-    assert proof.corrected is not None
-    assert proof.corrected.high < 0.85
+    assert there(proof.corrected).high < 0.85
     assert proof.verdict is Verdict.UNRESOLVED
     assert proof.veto is not None
     # 60 steps of each process hold two of them
@@ -78,15 +63,14 @@ def test_a_proof_that_is_faster_by_its_typical_step_alone_proves_nothing(
 def test_who_edits_the_veto_away_is_found_out(stalled: tuple[ConclusionRecord, Store]) -> None:
     conclusion, store = stalled
     (estimate,) = (f.estimate for f in store.of(FinalistResult))
-    path = store.path / "records.jsonl"
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    proof = next(line for line in lines if line["kind"] == "finalist")
-    del proof["veto"]
-    proof["verdict"] = "faster"
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    def edit(records: list[dict[str, Any]]) -> None:
+        proof = next(r for r in records if r["kind"] == "finalist")
+        del proof["veto"]
+        proof["verdict"] = "faster"
+
     forged = {"outcome": Outcome.WINNER, "settings": FAST, "trial": 1, "estimate": estimate}
-    won = conclusion.model_copy(update=forged)
-    said = disagreements(Store.open(store.path), won)
+    said = disagreements(rewrite(store.path, edit), conclusion.model_copy(update=forged))
     assert any("give verdict unresolved, the record says faster" in line for line in said), said
 
 
@@ -102,11 +86,11 @@ def test_totals_that_do_not_follow_from_the_raw_pairs_are_refused(
     stalled: tuple[ConclusionRecord, Store], forge: Callable[[dict[str, Any]], object]
 ) -> None:
     conclusion, store = stalled
-    path = store.path / "records.jsonl"
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    forge(next(line for line in lines if line["kind"] == "confirm_run")["total"])
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    said = disagreements(Store.open(store.path), conclusion)
+
+    def edit(records: list[dict[str, Any]]) -> None:
+        forge(next(r for r in records if r["kind"] == "confirm_run")["total"])
+
+    said = disagreements(rewrite(store.path, edit), conclusion)
     assert any("its raw pairs give total" in line for line in said), said
 
 

@@ -18,7 +18,7 @@ from autotune.results.recompute import disagreements
 from autotune.results.report import render_markdown
 from autotune.results.winner import Verification, check_records, winner_of
 from autotune.rundir.store import Store
-from tests.runs import make_winner
+from tests.runs import make_winner, rewrite
 
 SMALL = Path(__file__).parents[1] / "rundir" / "small"
 Change = Callable[[dict[str, Any]], Any]
@@ -26,20 +26,16 @@ Change = Callable[[dict[str, Any]], Any]
 
 def edited(source: Path, target: Path, kind: str, change: Change, **which: Any) -> Path:
     """A copy of a run in which one record, the last that fits, was changed by hand."""
-    shutil.copytree(source, target)
-    file = target / "records.jsonl"
-    records = [json.loads(line) for line in file.read_text().splitlines()]
-    chosen = [r for r in records if r["kind"] == kind and all(r.get(k) == v for k, v in which.items())][-1]
-    change(chosen)
-    file.write_text("".join(json.dumps(r) + "\n" for r in records))
+
+    def edit(records: list[dict[str, Any]]) -> None:
+        change([r for r in records if r["kind"] == kind and all(r.get(k) == v for k, v in which.items())][-1])
+
+    rewrite(Path(shutil.copytree(source, target)), edit)
     return target
 
 
 def figures(ratio: float) -> dict[str, Any]:
     return {"ratio": ratio, "low": ratio - 0.01, "high": ratio + 0.01}
-
-
-# ---------------------------------------------------------------------- settings that nobody may hand on
 
 
 @pytest.mark.parametrize("kind", ["conclusion", "finalist", "confirm_run", "soak", "trial", "failing_set"])
@@ -111,9 +107,6 @@ def test_a_study_s_name_cannot_end_a_line_of_a_job_script(study: str) -> None:
         parse_winner(json.dumps(data), source="file")
 
 
-# ---------------------------------------------------------------------- figures that do not follow from records
-
-
 def test_a_run_gives_what_it_concludes(finished: Store) -> None:
     assert disagreements(finished, finished.of(ConclusionRecord)[-1]) == []
     winner = winner_of(finished)
@@ -128,12 +121,7 @@ FORGED: list[tuple[str, dict[str, Any], Change, str]] = [
     ("conclusion", {}, lambda r: r.update(soaked_s=1e6), "soaked for 1e"),
     ("finalist", {"stage": "confirm"}, lambda r: r["estimate"].update(figures(0.5)), "the record says 0.500"),
     ("finalist", {"stage": "confirm"}, lambda r: r["corrected"].update(figures(0.5)), "the record says 0.500"),
-    (
-        "finalist",
-        {"stage": "isolated"},
-        lambda r: r.update(verdict="slower"),
-        "give verdict faster, the record says",
-    ),
+    ("finalist", {"stage": "isolated"}, lambda r: r.update(verdict="slower"), "give verdict faster, the record says"),
     ("finalist", {"stage": "isolated"}, lambda r: r.update(process_count=9), "give process count 4, the record says 9"),
     ("finalist", {"stage": "isolated"}, lambda r: r["estimate"].update(figures(0.5)), "the record says 0.500"),
     ("finalist", {"stage": "isolated"}, lambda r: r.update(veto="it is slower"), "give vetoed False"),
@@ -178,9 +166,6 @@ def test_so_are_raw_pairs_that_were_edited_or_taken_away(tmp_path: Path) -> None
     file.unlink()
     with pytest.raises(AutotuneError, match="it has no raw pairs"):
         read_winner(run)
-
-
-# ---------------------------------------------------------------------- a file and its run
 
 
 def test_an_exported_file_is_compared_with_its_run_where_that_is_here(finished: Store, tmp_path: Path) -> None:

@@ -84,13 +84,13 @@ def test_a_folder_that_cannot_be_synced_by_its_file_system_is_no_error(
     assert (tmp_path / "a/b").is_dir()
 
 
+def fail(*_: object) -> None:
+    raise OSError(errno.EIO, "Input/output error")
+
+
 def test_where_even_cutting_back_fails_the_next_line_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "lines"
     append_synced(file, "one\n")
-
-    def fail(*_: object) -> None:
-        raise OSError(errno.EIO, "Input/output error")
-
     write = os.write
     with monkeypatch.context() as broken:
         broken.setattr(os, "write", lambda fd, data: write(fd, data[:2]))
@@ -105,10 +105,6 @@ def test_where_even_cutting_back_fails_the_next_line_is_whole(tmp_path: Path, mo
 def test_a_sync_that_fails_takes_the_line_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "lines"
     append_synced(file, "one\n")
-
-    def fail(descriptor: int) -> None:
-        raise OSError(errno.EIO, "Input/output error")
-
     with monkeypatch.context() as broken:
         broken.setattr(os, "fsync", fail)
         with pytest.raises(RunDirectoryError, match=r"Input/output error; see to the disk .* same command again"):

@@ -22,7 +22,7 @@ from autotune.rundir.store import Store
 from autotune.study.stages import run_study
 from harness.simulated import GivenSetup, given_run
 from harness.tally import tally_of
-from tests.runs import SPACE, Diary, asking, record, replay_study
+from tests.runs import SPACE, Diary, asking, record, replay_study, there
 
 SPEC = replay_study(effects={"xla_a=1": 0.9}, noise={"white_sd": 1e-6}, failures={"xla_b=2": "crash"})
 TRIALS = 7
@@ -88,12 +88,9 @@ def wrong(check: RunCheck) -> list[str]:
     return [str(p) for p in check.problems if "does not name" not in p.what]
 
 
-def test_a_whole_run_is_clean(run_dir: Path) -> None:
+def test_a_whole_run_is_clean_and_what_is_none_is_said_so(run_dir: Path, tmp_path: Path) -> None:
     shown = CliRunner().invoke(app, ["fsck", str(run_dir)])
     assert (shown.exit_code, "nothing wrong" in shown.stdout) == (0, True)
-
-
-def test_what_is_no_run_is_said_so(tmp_path: Path) -> None:
     with pytest.raises(RunDirectoryError, match="must be a run directory"):
         check_run(tmp_path)
 
@@ -112,7 +109,7 @@ def test_a_torn_end_is_harmless_and_cut_by_the_next_session(run_dir: Path, tail:
 
 
 @pytest.mark.parametrize("torn", [b'{"kind":"incident","at_s":1.0,"wh', b"\0" * 300])
-def test_two_joined_lines_stop_the_study_with_advice(run_dir: Path, made: Path, torn: bytes) -> None:
+def test_two_joined_lines_stop_the_study_with_advice(run_dir: Path, torn: bytes) -> None:
     index = line_of_trial(run_dir, 3)
     change_line(run_dir, index, lambda line: torn + line)
     with pytest.raises(RunDirectoryError, match=rf"line {index + 1} .*autotune fsck"):
@@ -126,7 +123,7 @@ def test_two_joined_lines_stop_the_study_with_advice(run_dir: Path, made: Path, 
     goes_on(run_dir)
 
 
-def test_a_trial_whose_record_is_lost_is_measured_again(run_dir: Path, made: Path) -> None:
+def test_a_trial_whose_record_is_lost_is_measured_again(run_dir: Path) -> None:
     index = line_of_trial(run_dir, 5)
     lost = lines_of(run_dir)[index][:-9] + b"\n"
     change_line(run_dir, index, lambda line: lost)
@@ -135,9 +132,8 @@ def test_a_trial_whose_record_is_lost_is_measured_again(run_dir: Path, made: Pat
     goes_on(run_dir)
 
 
-def test_proofs_of_a_lost_trial_are_made_again(run_dir: Path, made: Path) -> None:
-    conclusion = Store.open(run_dir).last(ConclusionRecord)
-    assert conclusion is not None
+def test_proofs_of_a_lost_trial_are_made_again(run_dir: Path) -> None:
+    conclusion = there(Store.open(run_dir).last(ConclusionRecord))
     assert conclusion.trial is not None
     change_line(run_dir, line_of_trial(run_dir, conclusion.trial), lambda line: b"rubbish\n")
     assert any(f"names trial {conclusion.trial}, which is not there" in p.what for p in check_run(run_dir).problems)
@@ -146,7 +142,7 @@ def test_proofs_of_a_lost_trial_are_made_again(run_dir: Path, made: Path) -> Non
     goes_on(run_dir)
 
 
-def test_a_trial_that_is_recorded_twice_is_named_and_the_first_counts(run_dir: Path, made: Path) -> None:
+def test_a_trial_that_is_recorded_twice_is_named_and_the_first_counts(run_dir: Path) -> None:
     lines = lines_of(run_dir)
     index = line_of_trial(run_dir, 2)
     other = lines[index].replace(b'"at_s":', b'"at_s":9')
@@ -159,7 +155,7 @@ def test_a_trial_that_is_recorded_twice_is_named_and_the_first_counts(run_dir: P
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\0" * 4096, b"[]", b'{"schema_version": 3}'])
-def test_a_lost_study_file_is_written_anew_by_its_own_study_only(run_dir: Path, made: Path, content: bytes) -> None:
+def test_a_lost_study_file_is_written_anew_by_its_own_study_only(run_dir: Path, content: bytes) -> None:
     (run_dir / "study.json").write_bytes(content)
     with pytest.raises(RunDirectoryError, match=r"study\.json must hold the study"):
         Store.open(run_dir)
@@ -263,7 +259,7 @@ def test_raw_samples_that_are_lost_are_named(run_dir: Path) -> None:
     record(run_dir, SPEC, trials=TRIALS + 1)
 
 
-def test_a_damaged_pair_is_an_error_with_advice(run_dir: Path, made: Path) -> None:
+def test_a_damaged_pair_is_an_error_with_advice(run_dir: Path) -> None:
     trial = next(t for t in Store.open(run_dir).of(TrialResult) if t.directory and t.comparison and not t.same_as)
     file = run_dir / f"{trial.directory}/pairs.jsonl"
     whole = file.read_bytes()
@@ -275,7 +271,7 @@ def test_a_damaged_pair_is_an_error_with_advice(run_dir: Path, made: Path) -> No
     assert file.read_bytes() == whole
 
 
-def test_links_are_named(run_dir: Path, made: Path, tmp_path: Path) -> None:
+def test_links_are_named(run_dir: Path, tmp_path: Path) -> None:
     precious = tmp_path / "precious"
     precious.write_text("mine")
     (run_dir / "trials/0001/worker.log").unlink()

@@ -17,6 +17,7 @@ import pytest
 from autotune.model.errors import RunDirectoryError
 from autotune.rundir import lock
 from autotune.rundir.lock import Lock, Mount, is_held, mount_of, read_holder
+from tests.runs import there
 
 MOUNTS = [
     ("/", "ext4", "rw,relatime"),
@@ -117,8 +118,7 @@ def test_the_lock_of_a_killed_driver_is_free_and_that_of_a_living_one_is_not(tmp
     )
     command = [sys.executable, "-c", f"{program}; sys.stdin.read()", str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
-        assert other.stdout is not None
-        other.stdout.readline()
+        there(other.stdout).readline()
         assert is_held(tmp_path)
         with pytest.raises(RunDirectoryError, match=f"process {other.pid} on {socket.gethostname()}"):
             Lock(tmp_path)

@@ -7,7 +7,6 @@ import stat
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +17,10 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from autotune.model.errors import StudyFileError
-from autotune.model.flags import FlagSet
 from autotune.model.records import TrialResult
-from autotune.model.spec import StudySpec
 from autotune.rundir import optuna_study
 from autotune.rundir.optuna_study import JOURNAL, NUMBER_KEY, OptunaStudy
-from harness.simulated_machine import SimulatedLauncher, SimulatedWorker
-from tests.runs import Run, replay_study
+from tests.runs import Noting, Run, replay_study
 
 ROOT = Path(__file__).parents[2]
 
@@ -125,15 +121,12 @@ def test_a_journal_that_lost_trials_is_filled_from_the_records(run_replay: Run, 
     assert failed == {t.user_attrs[NUMBER_KEY] for t in trials_in(journal) if t.constraints["failure"] > 0}
 
 
-def test_a_journal_is_as_private_as_its_run(tmp_path: Path) -> None:
+def test_a_journal_is_as_private_as_its_run_and_writes_through_no_link(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     OptunaStudy(tmp_path / JOURNAL, "s")
     assert stat.S_IMODE((tmp_path / JOURNAL).stat().st_mode) == 0o600
-
-
-def test_a_journal_writes_through_no_link(tmp_path: Path) -> None:
-    (tmp_path / JOURNAL).symlink_to(tmp_path / "precious")
-    stored = OptunaStudy(tmp_path / JOURNAL, "s")
+    (tmp_path / "link").symlink_to(tmp_path / "precious")
+    stored = OptunaStudy(tmp_path / "link", "s")
     stored.put(trial(1))
     assert len(stored.news()) == 1
     assert not (tmp_path / "precious").exists()
@@ -195,26 +188,12 @@ def test_a_storage_that_cannot_be_opened_is_refused_at_once(url: str, tmp_path: 
     assert "hunter2" not in str(error.value)
 
 
-class Interrupting(SimulatedLauncher):
-    """Does something before the start of some workers."""
-
-    def __init__(self, spec: StudySpec, at: dict[int, Callable[[], None]]) -> None:
-        super().__init__(spec)
-        self._deeds = at
-        self._begun = 0
-
-    def start(self, settings: FlagSet, folder: Path, **more: Any) -> SimulatedWorker:
-        self._begun += 1
-        self._deeds.pop(self._begun, lambda: None)()
-        return super().start(settings, folder, **more)
-
-
 def test_a_study_outlives_its_storage_and_the_next_session_fills_it(
     run_replay: Run, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(optuna_study, "PAUSE_S", 0.01)
     spec = replay_study()
-    launcher = Interrupting(spec, {10: database.spoil})
+    launcher = Noting(spec, before=lambda *_: database.spoil() if len(launcher.started) == 10 else None)
     _, store, diary = run_replay(spec, trials=8, storage=database.url, launcher=launcher)
     assert len(store.of(TrialResult)) == 8
     assert sum("does not answer" in n for n in diary.notes) == 1

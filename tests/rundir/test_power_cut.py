@@ -11,10 +11,7 @@ from harness.snapshots import MOUNTS, NO_RAW_SYNC, NO_SYNC, Told, check_cut, tak
 
 TRIALS = 12
 
-pytestmark = [
-    pytest.mark.timeout(600),
-    pytest.mark.skipif(bool(missing(loop=True)), reason=missing(loop=True)),
-]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.skipif(bool(missing(loop=True)), reason=missing(loop=True))]
 
 
 @pytest.mark.parametrize(

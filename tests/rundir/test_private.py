@@ -38,11 +38,17 @@ def modes(path: Path) -> set[tuple[bool, int]]:
     return {(p.is_dir(), stat.S_IMODE(p.stat().st_mode)) for p in (path, *path.rglob("*"))}
 
 
-def test_a_new_run_directory_and_all_in_it_is_its_owner_s_alone(tmp_path: Path) -> None:
+def test_a_new_run_directory_is_its_owner_s_alone_and_stays_shared_once_it_is(tmp_path: Path) -> None:
     run = tmp_path / "runs" / "x"
     fill(run)
     assert modes(run) == {(True, 0o700), (False, 0o600)}
     assert stat.S_IMODE(run.parent.stat().st_mode) == 0o777  # `runs` is as the mask says
+    run = tmp_path / "x"
+    fill(run)
+    for path in (run, *run.rglob("*")):  # chmod -R g+rX
+        path.chmod(0o750 if path.is_dir() else 0o640)
+    fill(run)
+    assert modes(run) == {(True, 0o750), (False, 0o640)}
 
 
 @pytest.mark.parametrize(("asked", "files"), [(0o750, 0o640), (0o755, 0o644), (0o770, 0o660), (0o700, 0o600)])
@@ -52,15 +58,6 @@ def test_one_that_is_there_keeps_its_mode_and_gives_it_on(tmp_path: Path, asked:
     run.chmod(asked)
     fill(run)
     assert modes(run) == {(True, asked), (False, files)}
-
-
-def test_what_was_shared_later_stays_shared(tmp_path: Path) -> None:
-    run = tmp_path / "x"
-    fill(run)
-    for path in (run, *run.rglob("*")):  # chmod -R g+rX
-        path.chmod(0o750 if path.is_dir() else 0o640)
-    fill(run)
-    assert modes(run) == {(True, 0o750), (False, 0o640)}
 
 
 def test_an_exported_file_is_as_the_mask_says(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import pytest
 
 from autotune.model.clock import Stopwatch
 from autotune.model.errors import RunDirectoryError
-from autotune.model.measurement import Pair
 from autotune.model.records import RECORD, SCHEMA_VERSION, IncidentRecord, TrialResult
 from autotune.model.spec import StudySpec, parse_study
 from autotune.rundir.files import append_synced, write_atomically
@@ -21,25 +20,6 @@ from tests.runs import record, replay_study
 
 def study(**more: object) -> StudySpec:
     return parse_study({"name": "s", "workload": {"entry": "llama"}, **more})
-
-
-def test_torn_last_line_is_ignored_by_readers_and_cut_by_the_next_writer(tmp_path: Path) -> None:
-    store = Store.create_or_resume(tmp_path, study(), study_dir=tmp_path)
-    store.append(IncidentRecord(what="whole"))
-    store.close()
-    with (tmp_path / RECORDS).open("a") as stream:
-        stream.write('{"kind":"incident","wh')
-    assert [r.what for r in Store.open(tmp_path).of(IncidentRecord)] == ["whole"]
-    store = Store.create_or_resume(tmp_path, study(), study_dir=tmp_path)
-    store.append(IncidentRecord(what="next"))
-    assert [r.what for r in store.of(IncidentRecord)] == ["whole", "next"]
-
-
-def test_a_damaged_whole_line_is_an_error_that_names_it(tmp_path: Path) -> None:
-    Store.create_or_resume(tmp_path, study(), study_dir=tmp_path).close()
-    (tmp_path / RECORDS).write_text('{"kind":"incident","what":"a"}\nrubbish\n')
-    with pytest.raises(RunDirectoryError, match=r"line 2"):
-        Store.open(tmp_path).records()
 
 
 def test_no_part_of_a_record_takes_a_field_that_it_does_not_know() -> None:
@@ -78,11 +58,6 @@ def test_a_folder_that_holds_something_else_is_not_taken(tmp_path: Path) -> None
     with pytest.raises(RunDirectoryError, match=r"thesis\.tex"):
         Store.create_or_resume(tmp_path, study(), study_dir=tmp_path)
     assert (tmp_path / "thesis.tex").read_text() == "precious"
-
-
-def test_reading_what_is_no_run_says_so(tmp_path: Path) -> None:
-    with pytest.raises(RunDirectoryError, match="must be a run directory"):
-        Store.open(tmp_path)
 
 
 def test_another_schema_is_refused(tmp_path: Path) -> None:
@@ -154,14 +129,6 @@ def test_stopwatch_counts_neither_a_pause_nor_time_without_a_lane() -> None:
     watch.hold(False)
     now += 1
     assert (watch.session_s, watch.total_s) == (6.0, 11.0)
-
-
-def test_torn_pair_is_ignored(tmp_path: Path) -> None:
-    store = Store.create_or_resume(tmp_path, study(), study_dir=tmp_path)
-    folder = store.folder("trials", "0001")
-    pair = Pair(index=0, first="reference", reference_s=(0.5,), candidate_s=(0.25,), at_s=1.0)
-    (folder / "pairs.jsonl").write_text(pair.model_dump_json() + "\n" + pair.model_dump_json()[:20])
-    assert list(store.pairs("trials/0001")) == [pair]
 
 
 class Counting:

@@ -60,7 +60,7 @@ def test_a_family_is_what_it_is_said_to_be(checked: dict[str, Any], family: str)
     assert facts["default is 0"] == 0
 
 
-def test_random_search_scores_0_and_an_oracle_1(checked: dict[str, Any]) -> None:
+def test_random_search_scores_0_an_oracle_1_and_equal_seeds_are_equal(checked: dict[str, Any]) -> None:
     scores = checked["scores"]
     assert abs(scores["random"]) < 0.06
     assert scores["oracle"] == 1
@@ -69,17 +69,11 @@ def test_random_search_scores_0_and_an_oracle_1(checked: dict[str, Any]) -> None
     assert scores["cutoff"] == 25
     assert scores["mean"] == 0.75  # families weigh alike, whatever their seeds
     assert 0.05 < scores["width"] < 0.15
-
-
-def test_the_ceiling_changes_only_what_acts(checked: dict[str, Any]) -> None:
     ceiling = checked["ceiling"]
     assert ceiling["spaces"] == 16
     assert ceiling["difference"] < 1e-12
     assert ceiling["others"] == 0
     assert ceiling["kept"] >= 3
-
-
-def test_equal_seeds_give_equal_runs(checked: dict[str, Any]) -> None:
     for name in ("additive", "racing", "one factor"):
         assert checked["runs"][name]["equal"], name
     assert checked["runs"]["uniform"]["failed"] > 0

@@ -155,13 +155,6 @@ def test_a_setting_without_another_value_than_the_default_cannot_act() -> None:
     assert best.tolist() == [0, 1, 0]
 
 
-def test_it_is_the_same_each_time() -> None:
-    one, other = (plant(4).found for _ in range(2))
-    codes = [np.zeros(SETTINGS, dtype=np.int64)]
-    assert one.of(0) == other.of(0)
-    assert (one.best(codes) == other.best(codes)).all()
-
-
 def test_a_setting_that_another_switches_on_is_opened_where_that_pays() -> None:
     rng = np.random.default_rng(2)
     factors = [Factor(size=2), Factor(size=2, needs={0: frozenset({1})})]

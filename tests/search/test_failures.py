@@ -54,20 +54,28 @@ def test_blame_is_that_of_summing_over_all_culprits(seed: int, monkeypatch: pyte
         assert abs(found - chance) < 0.2
 
 
-def test_what_ran_is_cleared_and_a_lone_suspect_is_sure() -> None:
+def test_what_ran_is_cleared_and_who_is_left_is_blamed() -> None:
     ran = np.array([[1, 0, 0, 0], [0, 0, 2, 0]])
     failures = FailureModel(DESIGN, ran, np.array([[1, 0, 2, 1]]), [])
     assert failures.single[0][1] == failures.single[2][2] == 0.0
     assert failures.single[3][1] > 0.99
     assert chance_to_run(failures, np.array([0, 0, 0, 1])) < 0.01
     assert chance_to_run(failures, np.array([1, 0, 2, 0])) > 0.99
-
-
-def test_two_that_ran_alone_fail_together() -> None:
     ran = np.array([[1, 0, 0, 0], [0, 1, 0, 0]])
     failures = FailureModel(DESIGN, ran, np.array([[1, 1, 0, 0]]), [])
     assert failures.pairs[0, 1][1, 1] > 0.99
     assert list(failures.pairs) == [(0, 1)]
+    ran = np.array([[1, 0, 1, 0], [1, 0, 0, 1]])
+    failures = FailureModel(DESIGN, ran, np.array([[1, 0, 1, 1]]), [])
+    assert list(failures.pairs) == [(2, 3)]
+    assert failures.pairs[2, 3][1, 1] > 0.99
+    failures = FailureModel(DESIGN, np.zeros((0, 4), dtype=int), np.array([[1, 1, 0, 1]]), [((0, 1), (1, 1))])
+    assert failures.single[3][1] == SINGLE
+    assert chance_to_run(failures, np.array([1, 1, 0, 0])) < 0.01
+    assert chance_to_run(failures, np.array([1, 0, 0, 0])) > 0.9
+    row = np.array([[1, 1, 1, 1]])
+    failures = FailureModel(DESIGN, row, row, [])  # it ran once, and failed once
+    assert chance_to_run(failures, row[0]) > 0.99
 
 
 def test_two_of_different_groups_that_fail_together_are_found_though_all_else_is_cleared_late() -> None:
@@ -98,26 +106,6 @@ def test_what_was_narrowed_to_several_still_teaches_who_the_culprit_is() -> None
     known = FailureModel(DESIGN, np.zeros((0, 4), dtype=int), failed, [*narrowed, ((2, 2),)])
     assert known.single[0][1] == SINGLE
     assert chance_to_run(known, np.array([0, 0, 2, 0])) < 0.01
-
-
-def test_values_of_different_groups_that_ran_together_are_cleared() -> None:
-    ran = np.array([[1, 0, 1, 0], [1, 0, 0, 1]])
-    failures = FailureModel(DESIGN, ran, np.array([[1, 0, 1, 1]]), [])
-    assert list(failures.pairs) == [(2, 3)]
-    assert failures.pairs[2, 3][1, 1] > 0.99
-
-
-def test_what_is_known_takes_the_blame() -> None:
-    failures = FailureModel(DESIGN, np.zeros((0, 4), dtype=int), np.array([[1, 1, 0, 1]]), [((0, 1), (1, 1))])
-    assert failures.single[3][1] == SINGLE
-    assert chance_to_run(failures, np.array([1, 1, 0, 0])) < 0.01
-    assert chance_to_run(failures, np.array([1, 0, 0, 0])) > 0.9
-
-
-def test_a_failure_without_a_suspect_blames_nobody() -> None:
-    row = np.array([[1, 1, 1, 1]])
-    failures = FailureModel(DESIGN, row, row, [])  # it ran once, and failed once
-    assert chance_to_run(failures, row[0]) > 0.99
 
 
 @pytest.mark.parametrize("failing", [0.0, 0.1])

@@ -39,15 +39,9 @@ def test_ordered_values_are_the_more_alike_the_nearer_they_are() -> None:
     assert (np.diff(alike[0]) < 0).all()  # the first against those ever farther off
     assert spread[0] < spread[-1]  # next to the default little can have changed
     assert np.isclose((spread**2).mean(), 1.0)
-
-
-def test_a_default_without_a_place_is_at_no_distance() -> None:
     factor = Factor(size=4, default=0, scale=(math.nan, 1.0, 2.0, 3.0))
     found = covariance(Design([factor]), [1], [2], [3])
     assert np.allclose(np.diag(found), 1.0, atol=0.02)
-
-
-def test_a_long_range_takes_few_features() -> None:
     factor = Factor(size=64, default=None, scale=tuple(map(float, range(64))))
     design = Design([factor])
     assert design.blocks[0].table.shape == (65, MAIN_RANK)
@@ -63,9 +57,6 @@ def test_pairs_are_of_one_group_and_act_only_where_both_are_changed() -> None:
     assert block.table.shape[1] <= PAIR_RANK
     rows = np.array([[0, 0, 0, 0, 0], [1, 0, 2, 1, 1], [0, 3, 0, 0, 0], [1, 3, 0, 0, 0]])
     assert design.features(rows)[:, design.starts[-2] :].any(axis=1).tolist() == [False, False, False, True]
-
-
-def test_all_pairs_may_act_where_there_are_no_groups() -> None:
     assert Design([Factor(size=2) for n in "abc"]).pairs == [(0, 1), (0, 2), (1, 2)]
 
 

@@ -73,12 +73,9 @@ def test_a_trial_s_interval_holds_the_settings_ratio(process_sd: float, within_s
     assert share >= 0.93
 
 
-def test_without_the_spread_of_processes_it_does_not() -> None:
+def test_the_spread_of_processes_makes_intervals_hold_and_saves_pairs() -> None:
     """What the interval was before: about its two processes only."""
     assert hold(0.005, within_sd=0.003, is_widened=False)[0] < 0.5
-
-
-def test_a_machine_whose_processes_differ_saves_pairs() -> None:
     _, plain = hold(0.013, within_sd=0.003, is_widened=False)
     _, widened = hold(0.013, within_sd=0.003, is_widened=True)
     assert widened <= plain
@@ -97,7 +94,7 @@ def test_the_reason_for_an_early_end_is_named() -> None:
     assert reason_to_stop(found, PLAN, min_effect=0.005, incumbent=REFERENCE, spread=0.04) is None  # here they can
 
 
-def test_widening_adds_in_squares_and_leaves_what_is_unknown() -> None:
+def test_widening_adds_in_squares_the_spread_of_two_processes() -> None:
     plain = Estimate(ratio=0.9, low=0.9 * math.exp(-0.03), high=0.9 * math.exp(0.03), level=0.95, pair_count=8)
     wide = widen(plain, 0.04)
     assert (wide.ratio, wide.level, wide.pair_count) == (0.9, 0.95, 8)
@@ -106,9 +103,6 @@ def test_widening_adds_in_squares_and_leaves_what_is_unknown() -> None:
     assert widen(plain, 0.0) is plain
     unknown = Estimate(ratio=0.9, low=0.0, high=math.inf, level=0.95, pair_count=3)
     assert widen(unknown, 0.04) == unknown
-
-
-def test_spread_is_of_two_processes_and_knows_how_few_it_is_from() -> None:
     assert spread_of(1e-4, 4) == pytest.approx(2.77645 * math.sqrt(2) * 0.01, rel=1e-4)
     assert spread_of(1e-4, 3) > spread_of(1e-4, 4)
     assert spread_of(1e-4, 4, noise=1e-4) == pytest.approx(math.sqrt(2 * (2.77645**2 - 1.64485**2)) * 0.01, rel=1e-4)

@@ -6,23 +6,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from autotune.stats.loss_check import (
-    FORMATS,
-    LOSS,
-    LossSpread,
-    StepLoss,
-    compare_traces,
-    is_float32,
-    rounding_of,
-    spacing_of,
-)
+from autotune.stats.loss_check import FORMATS, LossSpread, StepLoss, compare_traces, is_float32, rounding_of, spacing_of
 
 ALL = sorted(n for n in dir(ml_dtypes) if n.startswith(("float", "bfloat")))
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_every_format_of_jax_has_a_tolerance_and_its_own_spacing(name: str) -> None:
-    """On 2b61fbc float4, float6 and formats under other names ended a study with a traceback."""
     assert 2.0**-8 <= rounding_of(name) <= 2.0**-4
     assert spacing_of(name) == float(ml_dtypes.finfo(name).eps)
 
@@ -67,13 +57,12 @@ def test_float32_is_told_apart() -> None:
 
 @pytest.mark.parametrize("name", ["bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"])
 def test_neighbours_of_a_narrow_loss_are_no_wrong_loss_and_a_wrong_one_is(name: str) -> None:
-    """On 2b61fbc a loss told in bfloat16 that fell to the other side of a rounding was called wrong."""
     spacing = spacing_of(name)
     reference = {0: StepLoss(1.0)}
 
     def is_ok(loss: float) -> bool:
         spread, told = LossSpread(is_rounded=True), {0: StepLoss(loss)}
-        return compare_traces(reference, told, spread=spread, dtype="float32", spacing={LOSS: spacing}) is None
+        return compare_traces(reference, told, spread=spread, dtype="float32", spacing={"loss": spacing}) is None
 
     assert is_ok(1.0 + spacing)
     assert not is_ok(1.0 + 3 * spacing)

@@ -50,16 +50,15 @@ def test_another_batch_that_trains_as_it_should_agrees(batch: int) -> None:
     assert found.points >= 1
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_it_agrees_for_any_data(seed: int) -> None:
-    assert check(train(256, seed=seed), train(512, seed=seed), (256, 512)).is_ok
-
-
-def test_a_loss_that_stays_where_it_is_is_caught() -> None:
+def test_a_loss_that_stays_or_begins_elsewhere_is_caught_and_none_tells_nothing() -> None:
     still = [REFERENCE[0][0]] * STEPS, REFERENCE[1]
     found = check(REFERENCE, still, (256, 512))
     assert found.is_ok is False
     assert "does not change" in found.reason
+    halved = [x / 2 for x in train(512)[0]], train(512)[1]
+    assert check(REFERENCE, halved, (256, 512)).is_ok is False
+    for reference, candidate in (([], REFERENCE[0]), (REFERENCE[0], []), ([math.nan], REFERENCE[0])):
+        assert check((reference, []), (candidate, []), (256, 512)).is_ok is None
 
 
 def test_a_batch_that_trains_its_first_rows_twice_is_caught() -> None:
@@ -92,24 +91,11 @@ def test_a_wrong_learning_step_is_caught(rate: float) -> None:
     assert "lie between" in found.reason
 
 
-def test_other_initial_weights_or_another_loss_are_caught_at_the_first_step() -> None:
-    halved = [x / 2 for x in train(512)[0]], train(512)[1]
-    assert check(REFERENCE, halved, (256, 512)).is_ok is False
-
-
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_what_is_not_finite_is_wrong(bad: float) -> None:
     losses, norms = train(512)
     assert check(REFERENCE, ([*losses[:-1], bad], norms), (256, 512)).is_ok is False
     assert check(REFERENCE, (losses, [bad, *norms[1:]]), (256, 512)).is_ok is False
-
-
-def test_without_losses_nothing_can_be_told() -> None:
-    for reference, candidate in (([], REFERENCE[0]), (REFERENCE[0], []), ([math.nan], REFERENCE[0])):
-        assert check((reference, []), (candidate, []), (256, 512)).is_ok is None
-
-
-# ---------------------------------------------------------------------- long runs
 
 
 def long_run(batch: int, *, steps: int, rate: float = 0.05, scale: float = 1.0) -> list[tuple[float, float]]:
@@ -121,12 +107,15 @@ def long_run(batch: int, *, steps: int, rate: float = 0.05, scale: float = 1.0) 
     ]
 
 
-def test_equal_curves_agree_whatever_the_batch() -> None:
+def test_equal_curves_agree_over_the_work_that_both_did() -> None:
     found = compare_long_runs(long_run(256, steps=200), long_run(512, steps=100), tolerance=0.02, is_same_work=False)
     assert found.is_ok
     assert abs(found.difference) < 0.01
     assert 0.02 < found.tolerance < 0.03
     assert found.points >= 50
+    # The candidate goes on for longer, to a far lower loss: that says nothing of the reference.
+    reference, candidate = long_run(256, steps=50, rate=0.2), long_run(256, steps=500, rate=0.2)
+    assert compare_long_runs(reference, candidate, tolerance=0.02, is_same_work=True).is_ok
 
 
 def test_a_loss_that_stays_above_is_wrong_and_one_below_only_for_equal_work() -> None:
@@ -146,18 +135,14 @@ def test_a_program_that_does_not_learn_is_caught_by_the_long_run_if_not_before()
     assert compare_long_runs(*runs, tolerance=0.02, is_same_work=False).is_ok is False
 
 
-def test_only_work_that_both_did_counts() -> None:
-    """The candidate goes on for longer, to a far lower loss: that says nothing of the reference."""
-    reference, candidate = long_run(256, steps=50, rate=0.2), long_run(256, steps=500, rate=0.2)
-    assert compare_long_runs(reference, candidate, tolerance=0.02, is_same_work=True).is_ok
-
-
-def test_a_constant_is_no_training() -> None:
+def test_a_constant_and_what_is_not_finite_are_no_training() -> None:
     reference = long_run(256, steps=100)
     constant = [(work, reference[-1][1]) for work, _ in reference]
     found = compare_long_runs(reference, constant, tolerance=0.05, is_same_work=False)
     assert found.is_ok is False
     assert "does not change" in found.reason
+    run = long_run(256, steps=50)
+    assert compare_long_runs(run, [*run[:-1], (run[-1][0], math.nan)], tolerance=9.0, is_same_work=True).is_ok is False
 
 
 @pytest.mark.parametrize(
@@ -175,11 +160,6 @@ def test_what_cannot_be_compared_is_inconclusive(
     found = compare_long_runs(reference, candidate, tolerance=0.02, is_same_work=True)
     assert found.is_ok is None
     assert words in found.reason
-
-
-def test_what_is_not_finite_in_the_end_is_wrong() -> None:
-    run = long_run(256, steps=50)
-    assert compare_long_runs(run, [*run[:-1], (run[-1][0], math.nan)], tolerance=9.0, is_same_work=True).is_ok is False
 
 
 def curve(*, off: float = 0.0, since: int = 0, noise: float = 0.0, seed: int = 1) -> list[tuple[int, float]]:

@@ -43,14 +43,11 @@ def four_sigma(share: float, samples: int) -> float:
     return 4.0 * math.sqrt(share * (1.0 - share) / samples)
 
 
-def test_three_pairs_give_the_median_of_their_six_averages_and_no_interval() -> None:
+def test_few_pairs_give_no_interval_and_six_their_range() -> None:
     found = estimate_pairs([0.0, 0.02, 0.10])
     assert math.log(found.ratio) == pytest.approx(0.035)  # averages 0 .01 .02 | .05 .06 .10
     assert (found.low, found.high) == (0.0, math.inf)
     assert judge(found) is Verdict.UNRESOLVED
-
-
-def test_six_pairs_reach_from_the_smallest_to_the_largest() -> None:
     found = estimate_pairs([0.05, -0.03, 0.11, 0.01, 0.07, 0.02])
     assert math.log(found.low) == pytest.approx(-0.03)
     assert math.log(found.high) == pytest.approx(0.11)
@@ -143,16 +140,13 @@ def why(values: list[float], plan: SequentialPlan, incumbent: Estimate | None = 
     return reason_to_stop(plan.estimate(values), plan, min_effect=0.005, incumbent=incumbent)
 
 
-def test_a_trial_stops_once_its_interval_is_narrow_enough_or_at_the_cap() -> None:
+def test_a_trial_stops_once_it_is_narrow_capped_or_cannot_win() -> None:
     fast = [math.log(0.9) + 0.001 * i for i in range(8)]
     assert why(fast, SequentialPlan(cap=40)) == "its interval is narrow enough"
     assert SequentialPlan(cap=40).estimate(fast).level == 0.95
     plan, noisy = SequentialPlan(cap=12), [0.1 * (-1) ** i * (1 + i / 10) for i in range(12)]
     assert why(noisy[:8], plan) is None
     assert why(noisy, plan) == "cap of 12 pairs reached"
-
-
-def test_decision_drops_what_cannot_beat_the_reference_or_the_best_so_far() -> None:
     plan = SequentialPlan(cap=40)
     slowish = [0.002 + 0.002 * i for i in range(8)]  # [1.002, 1.016]: slower than the band or inside, never faster
     assert why(slowish, plan) is None
@@ -170,25 +164,19 @@ def test_quotient_of_two_estimates_adds_their_half_widths_in_squares() -> None:
     assert least_ratio(estimate(1.0, 0.0, math.inf), other) == 0.0
 
 
-def test_the_interval_over_processes_is_students() -> None:
+def test_the_interval_over_processes_is_students_and_of_one_there_is_none() -> None:
     found = estimate_processes([-0.03, -0.02, -0.025, -0.035, -0.04])
     assert math.log(found.ratio) == pytest.approx(-0.03)
     assert math.log(found.high) == pytest.approx(-0.03 + 2.77645 * 0.0035355, rel=1e-4)
     assert found.pair_count == 5
-
-
-def test_one_process_confirms_nothing() -> None:
     with pytest.raises(ValueError, match="at least 2"):
         estimate_processes([-0.03])
 
 
-def test_a_single_aba_run_has_the_drift_between_its_references_in_its_interval() -> None:
+def test_aba_runs_have_the_drift_between_their_references_in_their_interval() -> None:
     found = estimate_aba([(1.0, 1.1, 1.21)])
     assert found.ratio == pytest.approx(1.0)  # the drift is even, so its middle is where the candidate ran
     assert math.log(found.high) == pytest.approx(12.7062 * math.sqrt(0.75) * math.log(1.21), rel=1e-4)
-
-
-def test_aba_runs_that_agree_still_show_the_drift() -> None:
     middles = [1.02 + d for d in (0.001, -0.001, 0.002)]
     quiet = estimate_aba([(1.0, middle, 1.0) for middle in middles])
     noisy = estimate_aba([(1.0, middle * 1.1, 1.21) for middle in middles])
@@ -223,7 +211,7 @@ def test_processes_that_differ_are_covered_by_the_confirmation_only() -> None:
     assert np.mean(held) == pytest.approx(0.95, abs=four_sigma(0.95, samples))
 
 
-def test_machine_slows_down_whoever_runs_and_turns_cancel_it() -> None:
+def test_a_simulated_machine_slows_whoever_runs_by_its_drift_bursts_and_wander() -> None:
     machine = Machine(NoiseModel(white_sd=0.0, drift=10.0), np.random.default_rng(17))
     process = Process(machine, step_s=0.02)
     first, later = process.run_block(3), process.run_block(3)
@@ -234,9 +222,6 @@ def test_machine_slows_down_whoever_runs_and_turns_cancel_it() -> None:
     )
     expected = math.log(0.5) + np.where(candidate_first, -0.03, 0.03)
     assert log_ratios(reference_s, candidate_s) == pytest.approx(expected)
-
-
-def test_bursts_take_their_share_and_wander_its_spread() -> None:
     rng = np.random.default_rng(19)
     bursts = Machine(NoiseModel(white_sd=0.0, burst_share=0.3, burst_steps=5.0, burst_cost=1.0), rng, (211,))
     assert bursts.slowness(500).mean() == pytest.approx(0.3, abs=0.01)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from autotune.stats.long_run import Leak, Samples, find_leak
+from tests.runs import there
 
 MB = 1_000_000
 BASE = 800 * MB
@@ -71,26 +72,19 @@ def test_a_leak_is_found_under_what_is_less_than_a_third_of_it(per_step: float, 
     assert told == pytest.approx(per_step, rel=0.2)
 
 
-def test_what_the_reference_takes_as_well_is_not_the_candidates() -> None:
+def test_a_leak_is_what_the_reference_has_not_and_a_day_of_steps_shows() -> None:
     rng = np.random.default_rng(7)
 
     def leaking(at: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         return 2 * MB * at
 
     assert find_leak(samples(leaking, rng), samples(leaking, rng), step_s=STEP_S) is None
-    more = find_leak(samples(lambda at, r: 2 * leaking(at, r), rng), samples(leaking, rng), step_s=STEP_S)
-    assert more is not None
+    more = there(find_leak(samples(lambda at, r: 2 * leaking(at, r), rng), samples(leaking, rng), step_s=STEP_S))
     assert (more.candidate, more.reference) == pytest.approx((4 * MB, 2 * MB), rel=0.05)
-
-
-def test_what_matters_is_what_a_day_of_such_steps_takes() -> None:
     rng = np.random.default_rng(8)
     slow = samples(lambda at, r: 0.1 * MB * at, rng)
     assert find_leak(slow, samples(still, rng), step_s=0.05) is not None  # 170 GB a day
     assert find_leak(slow, samples(still, rng), step_s=30.0) is None  # 0.3 GB a day
-
-
-def test_memory_that_is_not_watched_or_too_seldom_is_not_judged() -> None:
     steep = [(n, n * 100 * MB) for n in range(1, 10)]
     assert find_leak([], [], step_s=STEP_S) is None
     assert find_leak(steep, [], step_s=STEP_S) is None

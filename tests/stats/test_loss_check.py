@@ -17,6 +17,7 @@ from autotune.stats.loss_check import (
     first_steps,
     spread_between,
 )
+from tests.runs import there
 
 LOSSES = [7.0, 6.5, 6.1, 5.9, 5.8]
 NORMS = [3.0, 2.5, 2.0, 1.5, 1.1]
@@ -24,34 +25,27 @@ NOTHING = LossSpread()
 
 
 def check(
-    losses: list[float] = LOSSES,
-    norms: list[float] = NORMS,
-    *,
-    spread: LossSpread = NOTHING,
-    dtype: str = "float32",
+    losses: list[float] = LOSSES, norms: list[float] = NORMS, *, spread: LossSpread = NOTHING, dtype: str = "float32"
 ) -> Mismatch | None:
     return compare_traces(first_steps(LOSSES, NORMS), first_steps(losses, norms), spread=spread, dtype=dtype)
 
 
-def test_equal_traces_are_right() -> None:
+def test_the_first_step_past_the_tolerance_is_named_or_the_first_that_is_missing() -> None:
     assert check() is None
+    norms = [3.0, 2.5, 2.2, 9.9, 9.9]
+    found = there(check(norms=norms))
+    assert (found.step, found.quantity) == (2, "gradient norm")
+    assert (found.expected, found.got) == (2.0, 2.2)
+    found = there(check(LOSSES[:3]))
+    assert (found.step, found.got) == (3, None)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("step", [0, 4])
 def test_a_number_that_is_not_finite_is_wrong_whatever_the_tolerance(bad: float, step: int) -> None:
     wide = LossSpread(steps=(0,), losses=(1e9,), norms=(1e9,))
-    found = check([bad if i == step else v for i, v in enumerate(LOSSES)], spread=wide)
-    assert found is not None
+    found = there(check([bad if i == step else v for i, v in enumerate(LOSSES)], spread=wide))
     assert (found.step, found.quantity) == (step, "loss")
-
-
-def test_first_step_past_the_tolerance_is_named() -> None:
-    norms = [3.0, 2.5, 2.2, 9.9, 9.9]
-    found = check(norms=norms)
-    assert found is not None
-    assert (found.step, found.quantity) == (2, "gradient norm")
-    assert (found.expected, found.got) == (2.0, 2.2)
 
 
 def test_half_precision_rounds_where_single_precision_is_wrong() -> None:
@@ -60,13 +54,10 @@ def test_half_precision_rounds_where_single_precision_is_wrong() -> None:
     assert check(rounded, dtype="bfloat16") is None
 
 
-def test_what_the_reference_does_to_itself_is_allowed() -> None:
+def test_what_the_reference_does_to_itself_and_growing_rounding_are_allowed() -> None:
     wandering = [v * (1 + 0.001 * i) for i, v in enumerate(LOSSES)]
     assert check(wandering) is not None
     assert check(wandering, spread=spread_between(first_steps(LOSSES, NORMS), first_steps(wandering, NORMS))) is None
-
-
-def test_rounding_may_grow_with_the_steps_where_no_reference_showed_it() -> None:
     late = [*LOSSES[:4], LOSSES[4] * (1 + 3e-6)]
     early = [LOSSES[0] * (1 + 3e-6), *LOSSES[1:]]
     assert check(late) is None
@@ -84,8 +75,13 @@ def test_what_is_left_of_a_loss_may_differ_as_more_of_it_would() -> None:
         assert compare_traces(reference, candidate, spread=rounded, dtype="float32") is not None
 
 
-def test_rounding_that_nobody_showed_grows_as_was_seen_and_no_faster() -> None:
-    """Seen in float32: 4e-7 at step 20 and 9e-3 at 230. A norm that is 10 % off at step 12 is no rounding of TF32."""
+def test_the_tolerance_grows_as_was_seen_up_to_twice_a_step() -> None:
+    spread = LossSpread(steps=(0, 18, 20), losses=(0.0, 1e-4, 0.05), norms=(0.0, 0.0, 0.0), is_rounded=True)
+    assert spread.tolerance(9, dtype="float32") == pytest.approx(4e-4)
+    assert spread.tolerance(10, dtype="float32") == pytest.approx(0.2)
+    assert spread.tolerance(0, dtype="float32") == 32 * 2.0**-24
+    assert spread.tolerance(9, dtype="float32", quantity=GRAD_NORM) == 4 * 32 * 2.0**-24
+    # Seen in float32: 4e-7 at step 20 and 9e-3 at 230. A norm that is 10 % off at step 12 is no rounding of TF32.
     assert NOTHING.tolerance(20, dtype="float32") > 4 * 4e-7
     assert NOTHING.tolerance(230, dtype="float32") > 4 * 9e-3
     assert NOTHING.tolerance(12, dtype="tensorfloat32", quantity=GRAD_NORM) < 0.1
@@ -94,23 +90,11 @@ def test_rounding_that_nobody_showed_grows_as_was_seen_and_no_faster() -> None:
     assert told[-1] == MOST_TOLERANCE
 
 
-def test_a_trace_that_ends_early_is_wrong() -> None:
-    found = check(LOSSES[:3])
-    assert found is not None
-    assert (found.step, found.got) == (3, None)
-
-
 def test_a_reference_that_is_not_finite_and_an_unknown_dtype_are_errors() -> None:
     with pytest.raises(ValueError, match="a reference's loss must be finite but is nan at step 0"):
         compare_traces({0: StepLoss(math.nan)}, {0: StepLoss(1.0)}, spread=NOTHING, dtype="float32")
     with pytest.raises(ValueError, match="float64, float32, tensorfloat32"):
         check(dtype="int8")
-
-
-# ---------------------------------------------------------------------- the tolerance, by step
-
-
-def test_a_reference_that_is_no_number_gives_no_tolerance_at_all() -> None:
     with pytest.raises(ValueError, match="must be finite"):
         spread_between({0: StepLoss(1.0), 3: StepLoss(2.0)}, {0: StepLoss(1.0), 3: StepLoss(math.nan)})
 
@@ -131,22 +115,11 @@ def test_a_spread_that_no_references_show_is_refused(edited: dict[str, tuple[flo
         LossSpread(**{"steps": (0, 5), "losses": (0.1, 0.2), "norms": (0.1, 0.2), **edited})  # type: ignore[arg-type]
 
 
-def test_the_tolerance_is_of_what_was_seen_up_to_twice_a_step_and_not_after_it() -> None:
-    spread = LossSpread(steps=(0, 18, 20), losses=(0.0, 1e-4, 0.05), norms=(0.0, 0.0, 0.0), is_rounded=True)
-    assert spread.tolerance(9, dtype="float32") == pytest.approx(4e-4)
-    assert spread.tolerance(10, dtype="float32") == pytest.approx(0.2)
-    assert spread.tolerance(0, dtype="float32") == 32 * 2.0**-24
-    assert spread.tolerance(9, dtype="float32", quantity=GRAD_NORM) == 4 * 32 * 2.0**-24
-
-
-def test_another_rounding_that_never_differed_says_nothing() -> None:
+def test_spreads_of_two_references_are_joined_by_the_larger_and_equal_ones_say_nothing() -> None:
     same = {i: StepLoss(5.0 - i, 1.0) for i in range(4)}
     assert not spread_between(same, same, is_rounded=True).is_rounded
     other = {**same, 3: StepLoss(2.0 * (1 + 1e-7), 1.0)}
     assert spread_between(same, other, is_rounded=True).is_rounded
-
-
-def test_what_two_references_show_is_joined_by_the_larger() -> None:
     one = LossSpread(steps=(0, 4), losses=(1e-7, 1e-3), norms=(0.0, 0.0))
     two = LossSpread(steps=(4, 8), losses=(1e-4, 1e-2), norms=(0.1, 0.2), is_rounded=True)
     both = LossSpread(steps=(0, 4, 8), losses=(1e-7, 1e-3, 1e-2), norms=(0.0, 0.1, 0.2), is_rounded=True)
@@ -163,18 +136,8 @@ def test_past_the_last_step_told_the_tolerance_never_falls_and_stays_finite(dtyp
         assert allowed[-1] == pytest.approx(most)
 
 
-# ---------------------------------------------------------------------- liars, and honest sets
-
-
 def training(seed: int, *, steps: int = 120, growth: float, first: float) -> Callable[[int], Trace]:
-    """Processes of one training whose rounding differs: their losses wander apart as those of XLA:CPU do.
-
-    Args:
-        seed: Of the losses.
-        steps: How many.
-        growth: Power of the step with which differences grow.
-        first: Typical relative difference at the first step.
-    """
+    """Processes of one training: their losses differ by `first` at first, and as a power `growth` of the step later."""
     common = random.Random(seed)
     losses = [1.0 + 4.0 / (1 + 0.1 * i) + 0.2 * common.random() for i in range(steps)]
 
@@ -228,6 +191,5 @@ def test_half_as_much_again_is_found_even_where_no_reference_in_another_rounding
     honest = training(3, growth=1.1, first=1e-5)(0)
     for since in (0, 12, 60, 119):
         wrong = {i: StepLoss(v.loss * (1.5 if i >= since else 1.0), v.grad_norm) for i, v in honest.items()}
-        found = compare_traces(honest, wrong, spread=NOTHING, dtype=dtype)
-        assert found is not None
+        found = there(compare_traces(honest, wrong, spread=NOTHING, dtype=dtype))
         assert found.step == since

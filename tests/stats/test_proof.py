@@ -24,6 +24,7 @@ from autotune.stats.proof import (
     smallest_gain,
 )
 from harness.proofs import looks_of, study_power
+from tests.runs import there
 
 BOUND = math.log1p(-DEFAULT_MIN_EFFECT)
 """The log ratio at which a wrong `faster` is most likely to be said."""
@@ -101,7 +102,7 @@ def test_one_proof_and_many_at_once_follow_the_same_rule() -> None:
             assert one.stop
 
 
-def test_a_proof_ends_where_it_is_settled() -> None:
+def test_a_proof_ends_where_it_is_settled_and_past_a_hopeless_look_a_larger_cap_goes_on() -> None:
     plan = ProofPlan(base=20, error=0.025)
     clear = [math.log(0.9) + 0.0005 * (-1) ** i for i in range(20)]
     assert look(clear[:3], plan, most=20).stop is False
@@ -123,9 +124,6 @@ def test_a_proof_ends_where_it_is_settled() -> None:
     assert found.stop
     assert "hardly" in found.reason
     assert found.used < 20
-
-
-def test_going_on_past_a_hopeless_look_is_possible_with_a_larger_cap() -> None:
     plan = ProofPlan(base=8, error=0.025)
     values = [math.log(0.985) + 0.02 * (-1) ** i for i in range(8)]
     ended = look(values, plan, most=8)
@@ -178,8 +176,7 @@ def test_the_smallest_gain_is_one_that_is_found() -> None:
     for most, finalists, isolated in itertools.product((6, 12, 40, 100), (1, 3, 8), (0, 40)):
         how = {"most": most, "finalists": finalists, "isolated": isolated}
         for pair_sd in (0.001, 0.007, 0.018, 0.05):
-            least = smallest_gain(pair_sd, **how)
-            assert least is not None
+            least = there(smallest_gain(pair_sd, **how))
             assert study_power(least, pair_sd, **how) >= 0.89, (how, pair_sd)
             assert study_power(0.85 * least - 0.001, pair_sd, **how) < 0.9, (how, pair_sd)
     assert smallest_gain(2.0, most=40) is None

@@ -44,9 +44,6 @@ def test_the_formula_by_hand() -> None:
     assert pairs_in_process(0.06, 0.001, 90.0, 0.1) == MOST
     assert pairs_in_process(0.01, 0.0, 90.0, 0.1) == MOST  # only blocks are noisy
     assert pairs_in_process(0.0, 0.0, 90.0, 0.1) == LEAST  # nothing is
-
-
-def test_where_times_are_not_known_it_is_the_default() -> None:
     aa_run = read_aa_noise([[0.01 * (i % 5 - 2) for i in range(20)]])
     assert proof_size(aa_run) == DEFAULT_PROOF_SIZE == 20
 

@@ -24,6 +24,7 @@ from autotune.stats.long_run import (
     stalled_total,
 )  # fmt: skip
 from harness.noise import NOISE_MODELS, Machine, Process, log_ratios, run_pairs
+from tests.runs import there
 
 CASES = 1000
 LOOKS = 3
@@ -146,9 +147,6 @@ def test_a_machine_that_slows_down_both_is_no_fault_of_the_set() -> None:
     assert vetoed([run * ramp for run in all_runs], 0.05, "quiet") <= 0.01
 
 
-# ---------------------------------------------------------------------- over the processes of a proof
-
-
 def proofs(
     noise: str, gain: float, *, stalls: tuple[float, float] = (0.0, 0.0), cases: int = CASES, processes: int = 5
 ) -> tuple[int, int]:
@@ -189,65 +187,47 @@ def test_a_stall_in_forty_steps_costs_a_proof_of_twelve_processes(noise: str) ->
     assert refused >= 0.99 * faster
 
 
-def test_a_gain_that_stalls_take_a_part_of_is_not_what_a_typical_step_says() -> None:
+def test_a_total_apart_from_the_typical_step_counts() -> None:
     totals = [TotalTime(log_ratio=math.log(r), reference=NONE, candidate=NONE) for r in (0.77, 0.775, 0.768, 0.772)]
     typical = [math.log(r) for r in (0.7, 0.701, 0.699, 0.7)]
     estimate = estimate_processes(typical)
     assert slower_total(totals, typical, estimate) is None
-    found = apart_total(totals, typical, estimate)
-    assert found is not None
+    found = there(apart_total(totals, typical, estimate))
     assert found.low < 0.771 < found.high < 1.0
     assert apart_total(totals, [t.log_ratio for t in totals], estimate_processes([t.log_ratio for t in totals])) is None
-
-
-def test_a_total_that_is_apart_and_not_surely_below_one_is_refused() -> None:
     totals = [TotalTime(log_ratio=math.log(r), reference=NONE, candidate=NONE) for r in (0.95, 1.0, 1.01, 0.97, 0.99)]
     typical = [math.log(0.8)] * 5
-    found = slower_total(totals, typical, estimate_processes(typical))
-    assert found is not None
+    found = there(slower_total(totals, typical, estimate_processes(typical)))
     assert found.ratio < 1.0 < found.high
 
 
-# ---------------------------------------------------------------------- figures
-
-
-def test_stalls_are_counted_against_the_typical_step_of_their_own_arm() -> None:
+def test_figures_of_stalls_totals_and_segments_by_hand() -> None:
     found = find_stalls([0.02] * 38 + [0.04, 0.5])
     assert (found.steps, found.count, found.typical_s) == (40, 1, 0.02)
     assert found.lost_s == pytest.approx(0.48)
     assert found.excess == pytest.approx(0.6)
     both = add_stalls([found, find_stalls([0.02] * 40)])
     assert (both.steps, both.count) == (80, 1)
-
-
-def test_total_time_is_per_unit_of_work() -> None:
     assert compare_totals([1.0, 1.0], [2.0], work_ratio=2.0).log_ratio == pytest.approx(0.0)
+    assert segments([1.0, 3.0]) == (1.0, 3.0)
+    assert segments([1.0, 3.0] * 5 + [5.0, 7.0] * 5) == (2.0,) * 5 + (6.0,) * 5
+    assert soak_arm_s(30.0, step_s=0.01, start_s=2.0, run_steps=None) == 32.0
+    assert soak_arm_s(30.0, step_s=0.01, start_s=2.0, run_steps=300) == pytest.approx(30.0 + 10 * 2.0)
+
+
+STALLED = {"steps": 40, "count": 1, "typical_s": 0.1, "lost_s": 1.0}
+ESTIMATED = {"ratio": 1.0, "low": 0.0, "high": math.inf, "level": 0.95, "pair_count": 3}
+WRONG_STALLS = [("steps", 0), ("count", -1), ("typical_s", 0.0), ("lost_s", math.nan), ("lost_s", math.inf)]
+WRONG_ESTIMATES = [("ratio", 0.0), ("low", math.inf), ("high", math.nan), ("level", 1.1)]
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [{"steps": 0}, {"count": -1}, {"typical_s": 0.0}, {"lost_s": math.nan}, {"lost_s": math.inf}],
+    ("kind", "good", "wrong"), [(Stalls, STALLED, WRONG_STALLS), (Estimate, ESTIMATED, WRONG_ESTIMATES)]
 )
-def test_figures_that_no_run_gives_are_refused_in_a_record(wrong: dict[str, float]) -> None:
-    good = {"steps": 40, "count": 1, "typical_s": 0.1, "lost_s": 1.0}
-    TypeAdapter(Stalls).validate_python(good)
-    with pytest.raises(ValidationError):
-        TypeAdapter(Stalls).validate_python({**good, **wrong})
-
-
-@pytest.mark.parametrize("wrong", [{"ratio": 0.0}, {"low": math.inf}, {"high": math.nan}, {"level": 1.1}])
-def test_an_estimate_that_no_measurement_gives_is_refused_in_a_record(wrong: dict[str, float]) -> None:
-    good = {"ratio": 1.0, "low": 0.0, "high": math.inf, "level": 0.95, "pair_count": 3}
-    TypeAdapter(Estimate).validate_python(good)
-    with pytest.raises(ValidationError):
-        TypeAdapter(Estimate).validate_python({**good, **wrong})
-
-
-def test_segments_are_fewer_where_steps_are() -> None:
-    assert segments([1.0, 3.0]) == (1.0, 3.0)
-    assert segments([1.0, 3.0] * 5 + [5.0, 7.0] * 5) == (2.0,) * 5 + (6.0,) * 5
-
-
-def test_a_soak_pays_a_start_for_each_run_of_a_program_of_its_own_length() -> None:
-    assert soak_arm_s(30.0, step_s=0.01, start_s=2.0, run_steps=None) == 32.0
-    assert soak_arm_s(30.0, step_s=0.01, start_s=2.0, run_steps=300) == pytest.approx(30.0 + 10 * 2.0)
+def test_figures_that_no_run_gives_are_refused_in_a_record(
+    kind: type, good: dict[str, float], wrong: list[tuple[str, float]]
+) -> None:
+    TypeAdapter(kind).validate_python(good)
+    for name, value in wrong:
+        with pytest.raises(ValidationError):
+            TypeAdapter(kind).validate_python({**good, name: value})

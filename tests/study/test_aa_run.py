@@ -14,35 +14,34 @@ from hypothesis import strategies as st
 from autotune.measure.compare import aa_pairs, noise_of_aba_runs
 from autotune.measure.runner import pays
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import Comparison, Failure, FailureKind, log_ratio
+from autotune.model.measurement import Comparison, FailureKind, log_ratio
 from autotune.model.records import AaRecord, AblationResult, ConfirmRun, IncidentRecord, TrialResult, TrialStatus
 from autotune.model.spec import StudySpec
 from autotune.rundir.store import Store
 from autotune.stats.aa_noise import proof_size, read_aa_noise, spread_of
 from autotune.stats.estimates import Estimate, SequentialPlan, widen
-from autotune.workers.base import WorkerFailed
 from harness.simulated_machine import SimulatedLauncher, SimulatedWorker
-from tests.runs import Run, replay_study
+from tests.runs import Noting, Run, failed, replay_study, there
 from tests.study.test_isolated import pairs_of
 
 NOISE = {"white_sd": 0.004, "process_sd": 0.004}
 EFFECTS = {"xla_a=1": 0.9}
 
 
-class Counting(SimulatedLauncher):
-    """Counts the processes of the reference that are started; something may happen at one of them."""
+def references(launcher: Noting) -> list[Path]:
+    """Folders of the processes of the reference that were started."""
+    return [folder for settings, folder in launcher.started if not settings]
 
-    def __init__(self, spec: StudySpec, *, at: int = 0, error: BaseException | None = None) -> None:
-        super().__init__(spec)
-        self.started: list[Path] = []
-        self._at, self._error = at, error
 
-    def start(self, settings: FlagSet, folder: Path, *, progress: Any) -> SimulatedWorker:
-        if not settings:
-            self.started.append(folder)
-            if len(self.started) == self._at and self._error is not None:
-                raise self._error
-        return super().start(settings, folder, progress=progress)
+def failing(spec: StudySpec, at: int, error: BaseException) -> Noting:
+    """The reference's process of this number does not start."""
+
+    def before(settings: FlagSet, folder: Path) -> None:
+        if not settings and len(references(launcher)) == at:
+            raise error
+
+    launcher = Noting(spec, before=before)
+    return launcher
 
 
 def raw(store: Store) -> list[float]:
@@ -51,13 +50,10 @@ def raw(store: Store) -> list[float]:
 
 def test_one_living_reference_and_several_others(run_replay: Run) -> None:
     spec = replay_study(noise=NOISE, study={"seed": 1})
-    launcher = Counting(spec)
+    launcher = Noting(spec)
     _, store, _ = run_replay(spec, trials=0, launcher=launcher)
     aa_run = store.of(AaRecord)[0]
-    names = ["reference", "aa_run", "second-2", "second-3", "second-4"]
-    assert [f.relative_to(store.path / "aa_run").parts or ("aa_run",) for f in launcher.started] == [
-        (n,) if n != "aa_run" else ("aa_run",) for n in names
-    ]
+    assert [f.name for f in references(launcher)] == ["reference", "aa_run", "second-2", "second-3", "second-4"]
     assert aa_run.comparison.pair_count == 32
     assert [p.index for p in store.pairs("aa_run")] == list(range(32))
     groups = [raw(store)[i : i + 8] for i in range(0, 32, 8)]
@@ -78,7 +74,7 @@ def test_pairs_of_the_aa_run_go_with_the_cost_of_starting(start_s: float, step_s
 def test_a_stop_in_the_middle_of_the_aa_run_begins_it_anew(run_replay: Run, tmp_path: Path) -> None:
     spec = replay_study(noise=NOISE, study={"seed": 1})
     with pytest.raises(KeyboardInterrupt):
-        run_replay(spec, trials=1, launcher=Counting(spec, at=4, error=KeyboardInterrupt()))
+        run_replay(spec, trials=1, launcher=failing(spec, 4, KeyboardInterrupt()))
     half = (tmp_path / "run" / "aa_run" / "pairs.jsonl").read_text().splitlines()
     assert len(half) == 16  # two processes were done
     _, store, _ = run_replay(spec, trials=1)
@@ -92,8 +88,7 @@ def test_a_stop_in_the_middle_of_the_aa_run_begins_it_anew(run_replay: Run, tmp_
 
 def test_a_second_process_that_dies_does_not_end_the_study(run_replay: Run) -> None:
     spec = replay_study(noise=NOISE, study={"seed": 1})
-    crash = WorkerFailed(Failure(kind=FailureKind.CRASH, message="m", phase="step", log="w"))
-    _, store, _ = run_replay(spec, trials=0, launcher=Counting(spec, at=3, error=crash))
+    _, store, _ = run_replay(spec, trials=0, launcher=failing(spec, 3, failed(FailureKind.CRASH, log="w")))
     assert len(store.of(IncidentRecord)) == 1
     assert [p.index for p in store.pairs("aa_run")] == list(range(32))
     assert store.of(AaRecord)[0].comparison.pair_count == 32
@@ -102,15 +97,13 @@ def test_a_second_process_that_dies_does_not_end_the_study(run_replay: Run) -> N
 def test_the_losses_of_all_processes_make_the_tolerance(run_replay: Run) -> None:
     spec = replay_study(noise=NOISE, study={"seed": 1})
 
-    class Drifting(Counting):
-        def start(self, settings: FlagSet, folder: Path, *, progress: Any) -> SimulatedWorker:
-            worker = super().start(settings, folder, progress=progress)
-            if len(self.started) == 4:  # neither the first nor the last
-                losses = tuple(1.001 * x for x in worker.report.losses)
-                worker.report = worker.report.model_copy(update={"losses": losses})
-            return worker
+    def drift(worker: SimulatedWorker, settings: FlagSet, folder: Path) -> None:
+        if len(references(launcher)) == 4:  # neither the first nor the last
+            losses = tuple(1.001 * x for x in worker.report.losses)
+            worker.report = worker.report.model_copy(update={"losses": losses})
 
-    _, store, _ = run_replay(spec, trials=0, launcher=Drifting(spec))
+    launcher = Noting(spec, after=drift)
+    _, store, _ = run_replay(spec, trials=0, launcher=launcher)
     assert store.of(AaRecord)[0].loss_tolerance == pytest.approx(0.001, rel=0.01)
 
 
@@ -125,9 +118,8 @@ def test_trials_and_ablations_have_the_spread_in_their_intervals(run_replay: Run
     assert len(measured) > 4
     for result in measured:
         assert result.directory is not None
-        assert result.comparison is not None
         ratios = [log_ratio(p) for p in store.pairs(result.directory)]
-        assert result.comparison.estimate == widen(SequentialPlan(cap=40).estimate(ratios), spread)
+        assert there(result.comparison).estimate == widen(SequentialPlan(cap=40).estimate(ratios), spread)
 
 
 def counted(store: Store) -> set[int]:
@@ -153,18 +145,12 @@ def test_a_wider_interval_drops_no_setting_that_was_kept(
     estimate = Estimate(
         ratio=ratio, low=ratio * math.exp(-below), high=ratio * math.exp(above), level=0.95, pair_count=40
     )
-    kept = []
-    for found in (estimate, widen(estimate, spread)):
-        figures = {
-            "reference_step_s": 1.0,
-            "candidate_step_s": 1.0,
-            "pair_count": 40,
-            "mode": "interleaved",
-            "stopped": "",
-        }
-        comparison = Comparison(estimate=found, **figures)
-        kept.append(pays(comparison, 0.005)[0])
-    assert kept[1] >= kept[0]
+    figures: dict[str, Any] = {"reference_step_s": 1.0, "candidate_step_s": 1.0, "pair_count": 40, "stopped": ""}
+    plain, wide = (
+        pays(Comparison(estimate=e, mode="interleaved", **figures), 0.005)[0]
+        for e in (estimate, widen(estimate, spread))
+    )
+    assert wide >= plain
 
 
 def test_aba_runs_tell_the_spread_of_fresh_runs() -> None:

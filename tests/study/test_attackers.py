@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -13,13 +13,18 @@ from autotune.model.records import AaRecord, ConclusionRecord, ConfirmRun, Final
 from autotune.results.recompute import disagreements
 from autotune.rundir.store import Store
 from autotune.settings.space import SearchSpace
-from harness.simulated_machine import SimulatedLauncher, SimulatedWorker
-from tests.runs import Run, replay_study
+from tests.runs import Noting, Run, replay_study, there
 
 NOTHING = SearchSpace(())
 FIRST = (("planted", FlagSet({"xla_a": "1"})),)
 QUIET = {"white_sd": 0.01, "process_sd": 0.003}
 """Steps of 20 ms on a machine whose processes differ by 0.3 %; a soak of 60 s has 3000 of them."""
+
+
+def seldom(cases: Sequence[Any]) -> list[Any]:
+    """All but the first are for the long set."""
+    first, *others = (case if isinstance(case, tuple) else (case,) for case in cases)
+    return [pytest.param(*first), *(pytest.param(*case, marks=pytest.mark.slow) for case in others)]
 
 
 def run(run_replay: Run, gain: float, *, seed: int = 0, **how: Any) -> tuple[ConclusionRecord, Store]:
@@ -39,42 +44,35 @@ def test_an_honest_gain_is_named(run_replay: Run, gain: float) -> None:
     assert disagreements(store, conclusion) == []
 
 
-LATE = [
-    (0.08, {"late_cost": 0.18, "late_steps": 300}),  # 8 % faster for 300 steps, then 10 % slower
-    (0.05, {"late_cost": 0.05, "late_steps": 900}),
-    (0.08, {"late_cost": 0.10, "late_steps": 300}),
-    (0.08, {"late_cost": 0.40, "late_steps": 1400}),
-    (0.15, {"late_cost": 0.16, "late_steps": 600}),
-]
+LATE = [  # 8 % faster for 300 steps, then 10 % slower; and others
+    (gain, {"late_cost": cost, "late_steps": steps})
+    for gain, cost, steps in (
+        (0.08, 0.18, 300), (0.05, 0.05, 900), (0.08, 0.10, 300), (0.08, 0.40, 1400), (0.15, 0.16, 600)
+    )
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("gain", "noise"), [LATE[0], *(pytest.param(*x, marks=pytest.mark.slow) for x in LATE[1:])])
+@pytest.mark.parametrize(("gain", "noise"), seldom(LATE))
 def test_a_set_that_becomes_slower_in_its_soak_is_not(run_replay: Run, gain: float, noise: dict[str, float]) -> None:
     conclusion, store = run(run_replay, gain, noise=noise)
     assert conclusion.outcome is not Outcome.WINNER
     (record,) = store.of(SoakRecord)
-    assert record.failure is not None
-    assert record.failure.kind is FailureKind.SLOWER_IN_TOTAL
+    assert there(record.failure).kind is FailureKind.SLOWER_IN_TOTAL
 
 
-STALLS = [
-    {"candidate_stall_share": 1 / 2250, "stall_steps": 225.0},  # 4.5 s every 45 s: 10 % of all time
-    {"candidate_stall_share": 1 / 1000, "stall_steps": 100.0},
-    {"candidate_stall_share": 1 / 500, "stall_steps": 40.0},
-    {"candidate_stall_share": 1 / 100, "stall_steps": 8.0},
-    {"candidate_stall_share": 1 / 1500, "stall_steps": 200.0},
+STALLS = [  # 4.5 s every 45 s: 10 % of all time; and others
+    {"candidate_stall_share": 1 / every, "stall_steps": steps}
+    for every, steps in ((2250, 225.0), (1000, 100.0), (500, 40.0), (100, 8.0), (1500, 200.0))
 ]
 
 
-@pytest.mark.parametrize("noise", [STALLS[0], *(pytest.param(x, marks=pytest.mark.slow) for x in STALLS[1:])])
+@pytest.mark.parametrize("noise", seldom(STALLS))
 def test_stalls_that_take_the_gain_back_are_seen_in_the_totals(run_replay: Run, noise: dict[str, float]) -> None:
     conclusion, _ = run(run_replay, 0.055, noise=noise, seed=1)
     assert conclusion.outcome is not Outcome.WINNER
 
 
-@pytest.mark.parametrize(
-    "steps", [200, pytest.param(60, marks=pytest.mark.slow), pytest.param(500, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("steps", seldom([200, 60, 500]))
 def test_a_reference_that_is_slow_in_its_first_steps_makes_no_winner(run_replay: Run, steps: int) -> None:
     conclusion, store = run(run_replay, 0.0, noise={"early_cost": 0.05, "early_steps": steps})
     assert conclusion.outcome is not Outcome.WINNER
@@ -90,13 +88,10 @@ def test_where_isolated_runs_are_long_the_two_figures_of_a_slow_beginning_contra
     assert conclusion.outcome is not Outcome.WINNER
 
 
-@pytest.mark.parametrize(
-    ("gain", "told"),
-    [
-        (0.0, 0.9),
-        *(pytest.param(*x, marks=pytest.mark.slow) for x in ((0.0, 0.92), (0.02, 0.95), (0.0, 0.97), (0.0, 0.6))),
-    ],
-)
+CLOCKS = [(0.0, 0.9), (0.0, 0.92), (0.02, 0.95), (0.0, 0.97), (0.0, 0.6)]
+
+
+@pytest.mark.parametrize(("gain", "told"), seldom(CLOCKS))
 def test_a_program_whose_clock_runs_slow_is_found_by_ours(run_replay: Run, gain: float, told: float) -> None:
     conclusion, store = run(run_replay, gain, told_effects={"xla_a=1": told}, confirm={"soak": 0})
     assert conclusion.outcome is not Outcome.WINNER
@@ -111,16 +106,10 @@ def test_our_clock_finds_nothing_where_steps_are_told_as_they_are(run_replay: Ru
     assert all(share is not None and abs(share) < 0.01 for share in shares)
 
 
-BIASED = [
-    {"idle_cost": 0.01},
-    {"idle_cost": 0.02, "process_sd": 0.009},
-    {"memory_cost": 0.015},
-    {"idle_cost": 0.015},
-    {"idle_cost": 0.02},
-]
+BIASED = [{"idle_cost": 0.01}, {"idle_cost": 0.02, "process_sd": 0.009}, {"memory_cost": 0.015}, {"idle_cost": 0.02}]
 
 
-@pytest.mark.parametrize("noise", [BIASED[0], *(pytest.param(x, marks=pytest.mark.slow) for x in BIASED[1:])])
+@pytest.mark.parametrize("noise", seldom(BIASED))
 def test_isolated_runs_that_cannot_tell_are_no_consent(run_replay: Run, noise: dict[str, float]) -> None:
     for seed in range(1, 5):  # 1 of 40 is named by chance, at seed 0; paired blocks alone named 13 to 17 of 20
         conclusion, store = run(run_replay, 0.0, noise=noise, confirm={"soak": 0}, seed=seed)
@@ -137,22 +126,10 @@ def test_honest_gains_are_still_named_on_twenty_machines(run_replay: Run, gain: 
     assert conclusion.outcome is Outcome.WINNER, conclusion.sentence
 
 
-class Ordered(SimulatedLauncher):
-    """Notes who is started first in each fresh pair."""
-
-    def __init__(self, spec: Any) -> None:
-        super().__init__(spec)
-        self.started: list[Path] = []
-
-    def start(self, settings: FlagSet, folder: Path, *, progress: Any) -> SimulatedWorker:
-        self.started.append(folder)
-        return super().start(settings, folder, progress=progress)
-
-
 def test_a_coin_decides_who_starts_first_on_a_cpu_too(run_replay: Run) -> None:
     spec = replay_study(effects={"xla_a=1": 0.9}, noise=QUIET, study={"confirm": {"soak": 0, "isolated": 0}})
-    launcher = Ordered(spec)
+    launcher = Noting(spec)
     run_replay(spec, trials=1, first=FIRST, space=NOTHING, launcher=launcher)
-    of_proof = [folder.name == "reference" for folder in launcher.started if "confirm" in folder.parts]
+    of_proof = [folder.name == "reference" for _, folder in launcher.started if "confirm" in folder.parts]
     assert len(of_proof) == 24
     assert set(of_proof[::2]) == {True, False}

@@ -34,9 +34,8 @@ from autotune.study.stages import run_study
 from harness.simulated import GivenSetup
 from harness.simulated_machine import parse_simulated, simulation_of
 from harness.timed import SimulatedClock, TimedStudy
-from tests.runs import SPACE, Diary
+from tests.runs import EFFECTS, SPACE, Diary, there
 
-EFFECTS = {"xla_a=1": 0.95, "xla_b=1": 1.04, "xla_d=2": 0.97}
 MINUTE = 60.0
 
 
@@ -82,8 +81,7 @@ class Ended:
         self.table = run.time.timetable()
 
     def of(self, kind: Any) -> Any:
-        assert self.timed.store is not None
-        return self.timed.store.of(kind)
+        return there(self.timed.store).of(kind)
 
     @property
     def found(self) -> bool:
@@ -104,18 +102,11 @@ def keeps_its_time(ended: Ended, budget_s: float) -> None:
     if ended.conclusion is None:  # refused as soon as the reference had started
         assert ended.said("search.time_budget must hold"), name
         return
-    assert ended.table is not None
-    if not ended.table.is_enough:
+    if not there(ended.table).is_enough:
         assert ended.said("too small to find and prove anything"), name
     elif ended.found:
         assert ended.conclusion.outcome is Outcome.WINNER, (name, ended.diary.notes)
         assert len(ended.of(SoakRecord)) == 1
-
-
-@pytest.mark.parametrize("step_s", [0.02, 0.5])
-def test_a_study_whose_processes_start_at_once_keeps_its_budget(step_s: float) -> None:
-    budget_s = 30 * MINUTE
-    keeps_its_time(Ended(study(step_s, 0.0, budget_s)), budget_s)
 
 
 STEPS, STARTS, BUDGETS = (
@@ -126,7 +117,10 @@ STEPS, STARTS, BUDGETS = (
 GRID = list(itertools.product(STEPS, STARTS, ("interleaved", "aba"), BUDGETS))
 
 
-@pytest.mark.parametrize(("step_s", "start_s", "mode", "budget_s"), GRID[::29])
+AT_ONCE = [(0.02, 0.0, "auto", 30 * MINUTE), (0.5, 0.0, "auto", 30 * MINUTE)]
+
+
+@pytest.mark.parametrize(("step_s", "start_s", "mode", "budget_s"), [*AT_ONCE, *GRID[::29]])
 def test_a_study_keeps_to_its_budget_and_proves_what_it_found(
     step_s: float, start_s: float, mode: str, budget_s: float
 ) -> None:
@@ -166,8 +160,7 @@ def test_a_study_that_is_stopped_and_goes_on_keeps_to_the_same_budget(stops: tup
     budget_s = 60 * MINUTE
     ended = Ended(study(0.1, 20.0, budget_s), stops=stops)
     keeps_its_time(ended, budget_s)
-    assert ended.conclusion is not None
-    assert ended.conclusion.outcome is Outcome.WINNER
+    assert there(ended.conclusion).outcome is Outcome.WINNER
 
 
 def test_a_budget_that_is_used_up_ends_the_search_also_in_the_next_session() -> None:
@@ -182,11 +175,10 @@ def test_a_budget_that_is_used_up_ends_the_search_also_in_the_next_session() -> 
 def test_a_budget_that_is_too_small_says_so_at_once_and_a_larger_one_goes_on_to_a_proof() -> None:
     small = study(0.25, 45.0, 30 * MINUTE)
     ended = Ended(small)
-    assert ended.table is not None
     first = next(i for i, note in enumerate(ended.diary.notes) if "too small to find and prove anything" in note)
     assert "the search ends" not in "".join(ended.diary.notes[:first])
     assert ended.conclusion is not None
-    needed_s = ended.table.needed_s
+    needed_s = there(ended.table).needed_s
     assert ended.conclusion.needed_s == needed_s
     assert not ended.of(TrialResult), "it spends nothing more"
     assert needed_s > 30 * MINUTE
@@ -208,7 +200,6 @@ def test_a_budget_that_the_aa_noise_uses_up_is_refused_when_the_reference_has_st
 def test_minutes_are_minutes_even_if_all_after_the_first_start_is_dearer(
     mode: str, start_factor: float, budget_s: float
 ) -> None:
-    """On commit 2b61fbc 3 minutes took 3:49 and 8 took 9:17."""
     for start_s in (2.0, 6.0):
         spec = study(0.1, start_s, budget_s, measure={"mode": mode}, search={"sampler": "random"})
         ended = Ended(spec, start_factor=start_factor)
@@ -245,17 +236,6 @@ def test_a_trial_is_expected_to_take_what_the_last_ones_took() -> None:
     assert Search._trial_s(search, [took(5.0)] + [took(60.0)] * RECENT) == 60.0, "as the machine is now"
 
 
-def test_what_it_says_is_needed_is_enough() -> None:
-    for step_s, start_s in ((0.1, 45.0), (0.85, 20.0)):
-        probe = Ended(study(step_s, start_s, 20 * MINUTE, trials=1))
-        assert probe.table is not None
-        if not probe.table.is_enough:
-            spec = study(step_s, start_s, probe.table.needed_s + MINUTE, trials=1)
-            again = Ended(spec)
-            assert again.table is not None
-            assert again.table.is_enough or again.table.used_s > probe.table.used_s  # a longer A/A run than the least
-
-
 def test_hanging_sets_do_not_use_up_the_time_of_the_proof() -> None:
     """Their search for a cause costs whole time limits, so it is left out where proofs need the time."""
     hang = {"xla_b=2": FailureKind.HANG, "xla_c=1": FailureKind.CRASH}
@@ -265,23 +245,18 @@ def test_hanging_sets_do_not_use_up_the_time_of_the_proof() -> None:
 
 def test_the_split_is_told_before_the_search() -> None:
     ended = Ended(study(0.25, 20.0, 60 * MINUTE))
-    table = ended.table
-    assert table is not None
+    table = there(ended.table)
     assert format_timetable(table, asked=30) in ended.diary.notes[:2]
     assert 0 < table.reserved_s < table.budget_s - table.used_s
     assert len(ended.of(TrialResult)) <= table.trials
 
 
-def test_gpu_hours_are_split_alike() -> None:
+def test_gpu_hours_are_split_alike_and_without_a_budget_nothing_is() -> None:
     spec = study(0.25, 20.0, None, search={"time_budget": None, "gpu_hours": 1.0})
     ended = Ended(spec)
     assert ended.timed.clock.now_s <= 66 * MINUTE
-    assert ended.conclusion is not None
-    assert ended.conclusion.outcome is Outcome.WINNER
+    assert there(ended.conclusion).outcome is Outcome.WINNER
     assert any(n.startswith("the budget of GPU hours") for n in ended.diary.notes[:2])
-
-
-def test_without_a_budget_nothing_is_split_or_left_out() -> None:
     ended = Ended(study(0.25, 20.0, None, trials=12))
     assert ended.table is None
     assert not ended.said("budget")
@@ -293,8 +268,7 @@ def test_the_search_as_it_was_spends_the_time_of_the_proof(monkeypatch: pytest.M
     monkeypatch.setattr(TimeLeft, "timetable", lambda self: None)
     ended = Ended(study(0.25, 20.0, 60 * MINUTE, trials=60, search={"sampler": "random"}))
     assert ended.found
-    assert ended.conclusion is not None
-    assert ended.conclusion.outcome is not Outcome.WINNER
+    assert there(ended.conclusion).outcome is not Outcome.WINNER
 
 
 @pytest.mark.gate
@@ -310,9 +284,7 @@ def test_what_a_proof_of_nothing_leaves_goes_back_to_the_search(monkeypatch: pyt
         assert "search" in stages[stages.index("confirm") :]
     before = ended.conclusion
     ended.go_on(spec)
-    assert ended.conclusion is not None
-    assert before is not None
-    assert ended.conclusion.sentence == before.sentence
+    assert there(ended.conclusion).sentence == there(before).sentence
 
 
 def test_where_what_follows_cannot_fit_any_more_the_time_is_the_finalist_s() -> None:
@@ -330,17 +302,9 @@ def test_where_what_follows_cannot_fit_any_more_the_time_is_the_finalist_s() -> 
 
 def test_what_there_was_no_time_to_prove_leaves_a_study_inconclusive() -> None:
     """Processes differ as much as effects, every setting costs time, and the budget holds no proof of what is left."""
-    ended = Ended(loud(34, 20.0, 0.015, 1.02))
+    replay = {"noise": {"white_sd": 0.002, "process_sd": 0.015}, "effects": dict.fromkeys(EFFECTS, 1.02)}
+    ended = Ended(study(0.02, 20.0, 34 * MINUTE, measure={"mode": "interleaved"}, replay=replay))
     assert ended.of(FinalistResult)
     assert ended.conclusion is not None
     assert ended.conclusion.outcome is Outcome.INCONCLUSIVE
     assert "are not ruled out (xla_" in ended.conclusion.sentence
-
-
-def loud(minutes: int, start_s: float, process_sd: float, ratio: float) -> StudySpec:
-    """A study in which every setting has the same effect, and fresh processes differ."""
-    replay = {
-        "noise": {"white_sd": 0.002, "process_sd": process_sd},
-        "effects": dict.fromkeys(EFFECTS, ratio),
-    }
-    return study(0.02, start_s, minutes * MINUTE, measure={"mode": "interleaved"}, replay=replay)

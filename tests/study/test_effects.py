@@ -26,7 +26,7 @@ from autotune.rundir.store import Store
 from autotune.settings.space import Parameter, SearchSpace
 from autotune.study.confirm import worth_proving
 from autotune.study.proposer import PREDICTED_BEST, Proposer
-from tests.runs import Run, record, replay_study
+from tests.runs import Run, record, replay_study, there
 
 WIDE = SearchSpace(
     tuple(
@@ -49,12 +49,8 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 
 def taught(store: Store) -> EffectsRecord:
-    found = store.last(EffectsRecord)
-    assert found is not None
+    found = there(store.last(EffectsRecord))
     return found
-
-
-# ---------------------------------------------------------------------- the record
 
 
 def test_what_was_planted_acts_and_the_rest_is_inert(wide: Store) -> None:
@@ -72,10 +68,6 @@ def test_what_was_planted_acts_and_the_rest_is_inert(wide: Store) -> None:
     assert {s.name for s in found.settings if s.chance >= 0.2} == acting
     assert [s.chance for s in found.settings] == sorted((s.chance for s in found.settings), reverse=True)
     assert all(v.low <= 1 <= v.high for s in found.settings if s.name not in acting for v in s.values)
-
-
-def test_it_says_which_set_is_expected_to_be_best(wide: Store) -> None:
-    found = taught(wide)
     assert found.best.settings == BEST
     assert found.best.low <= 0.96 * 0.97 * 0.98 <= found.best.high
 
@@ -86,16 +78,8 @@ def test_it_is_written_once_for_the_same_trials_and_anew_for_more(run_replay: Ru
     assert [e.trials for e in store.of(EffectsRecord)] == [2, 3]
 
 
-# ---------------------------------------------------------------------- finalists
-
-
-def test_the_search_ends_with_the_set_that_promises_most(wide: Store) -> None:
-    last = wide.of(TrialResult)[-1]
-    assert (last.origin, last.settings) == (PREDICTED_BEST, BEST)
-    assert [r.number for r in wide.of(TrialResult) if r.origin == PREDICTED_BEST] == [28]
-
-
-def test_finalists_differ_in_what_acts_and_the_best_predicted_one_is_among_them(wide: Store) -> None:
+def test_the_search_ends_with_the_best_predicted_set_and_finalists_differ_from_it_in_what_acts(wide: Store) -> None:
+    assert [(r.number, r.settings) for r in wide.of(TrialResult) if r.origin == PREDICTED_BEST] == [(28, BEST)]
     found = [f for f in wide.of(FinalistResult) if f.stage == "confirm"]
     assert len(found) == 3
     assert found[0].settings == BEST
@@ -105,8 +89,7 @@ def test_finalists_differ_in_what_acts_and_the_best_predicted_one_is_among_them(
 
 def test_a_trial_of_nothing_that_acts_is_no_finalist_unless_it_was_faster_all_the_same(wide: Store) -> None:
     measured = next(r for r in wide.of(TrialResult) if r.status is TrialStatus.MEASURED)
-    figures = measured.comparison
-    assert figures is not None
+    figures = there(measured.comparison)
 
     def result(settings: FlagSet, ratio: float) -> TrialResult:
         estimate = dataclasses.replace(figures.estimate, ratio=ratio, low=0.9, high=1.1)
@@ -120,14 +103,13 @@ def test_a_trial_of_nothing_that_acts_is_no_finalist_unless_it_was_faster_all_th
     assert len(worth_proving(results, count=3, min_effect=0.005)) == 3  # where nothing was taught, all may be
 
 
-# ---------------------------------------------------------------------- minimising
-
-
 def test_the_minimal_set_is_proven_after_as_many_measurements_as_it_has_settings(wide: Store) -> None:
-    conclusion = wide.last(ConclusionRecord)
-    assert conclusion is not None
+    conclusion = there(wide.last(ConclusionRecord))
     assert conclusion.settings == BEST
     assert len(wide.of(AblationResult)) <= 3 * (1 + len(BEST))  # of three finalists
+
+
+NO_BEST = BestPredicted(settings=FlagSet(), ratio=1.0, low=1.0, high=1.0)
 
 
 def believing(chances: dict[str, float]) -> Callable[[Proposer], EffectsRecord]:
@@ -140,9 +122,7 @@ def believing(chances: dict[str, float]) -> Callable[[Proposer], EffectsRecord]:
         )
         for p in WIDE.parameters
     )
-    settings = tuple(sorted(settings, key=lambda s: -s.chance))
-    best = BestPredicted(settings=FlagSet(), ratio=1.0, low=1.0, high=1.0)
-    made = EffectsRecord(trials=0, measured=0, settings=settings, best=best)
+    made = EffectsRecord(trials=0, measured=0, settings=tuple(sorted(settings, key=lambda s: -s.chance)), best=NO_BEST)
     return lambda proposer: made.model_copy(update={"trials": len(proposer._history)})
 
 
@@ -150,50 +130,37 @@ LONG = FlagSet({"xla_00": 1, "xla_01": 2, **{f"xla_{i:02d}": 1 for i in range(5,
 
 
 @pytest.fixture
-def minimised(run_replay: Run, monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, float]], tuple[Any, Store]]:
-    """A study of one trial, a set of twelve settings of which two act, whose model believes what it is told."""
+def minimised(run_replay: Run, monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, float]], list[AblationResult]]:
+    """What a study of one set of twelve settings leaves out, of which two act; its model believes what it is told."""
 
-    def run(chances: dict[str, float]) -> tuple[Any, Store]:
+    def run(chances: dict[str, float]) -> list[AblationResult]:
         monkeypatch.setattr(Proposer, "effects", believing(chances))
         conclusion, store, _ = run_replay(wide_study(), trials=1, first=(("long", LONG),), space=WIDE)
-        return conclusion, store
+        assert conclusion.settings == FlagSet({"xla_00": 1, "xla_01": 2})
+        return store.of(AblationResult)
 
     return run
 
 
 def test_what_is_inert_is_left_out_by_one_measurement(minimised: Any) -> None:
-    conclusion, store = minimised({"xla_00": 0.99, "xla_01": 0.9})
-    group, *others = store.of(AblationResult)
-    assert group.left_out == tuple(f"xla_{i:02d}" for i in range(5, 15))
-    assert not group.kept
-    assert "10 settings together" in group.what
+    group, *others = minimised({"xla_00": 0.99, "xla_01": 0.9})
+    assert (group.left_out, group.kept) == (tuple(f"xla_{i:02d}" for i in range(5, 15)), False)
     assert [(a.left_out, a.kept) for a in others] == [("xla_00", True), ("xla_01", True)]
-    assert conclusion.settings == FlagSet({"xla_00": 1, "xla_01": 2})
 
 
 def test_a_group_that_pays_after_all_is_taken_apart(minimised: Any) -> None:
-    conclusion, store = minimised({"xla_00": 0.99, "xla_01": 0.01})
-    group, *others = store.of(AblationResult)
-    assert "xla_01" in group.left_out
-    assert group.kept
+    group, *others = minimised({"xla_00": 0.99, "xla_01": 0.01})
+    assert ("xla_01" in group.left_out, group.kept) == (True, True)
     assert {a.left_out for a in others} == set(LONG)
-    assert conclusion.settings == FlagSet({"xla_00": 1, "xla_01": 2})
 
 
 def test_of_nothing_but_inert_settings_the_likeliest_stays_to_be_measured(minimised: Any) -> None:
-    conclusion, store = minimised({"xla_00": 0.1})
-    group, *_ = store.of(AblationResult)
-    assert set(group.left_out) == set(LONG) - {"xla_00"}
-    assert group.kept  # for xla_01 pays
-    assert conclusion.settings == FlagSet({"xla_00": 1, "xla_01": 2})
-
-
-# ---------------------------------------------------------------------- what is of use
+    group, *_ = minimised({"xla_00": 0.1})
+    assert (set(group.left_out), group.kept) == (set(LONG) - {"xla_00"}, True)  # for xla_01 pays
 
 
 def effects(*settings: SettingEffect, pairs: tuple[PairEffect, ...] = ()) -> EffectsRecord:
-    best = BestPredicted(settings=FlagSet(), ratio=1.0, low=1.0, high=1.0)
-    return EffectsRecord(trials=1, measured=1, settings=settings, pairs=pairs, best=best)
+    return EffectsRecord(trials=1, measured=1, settings=settings, pairs=pairs, best=NO_BEST)
 
 
 def of(name: str, chance: float, *, low: float = 0.9, needs: tuple[str, ...] = ()) -> SettingEffect:

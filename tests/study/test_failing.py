@@ -36,10 +36,13 @@ def test_the_cause_is_found_whatever_its_size(cause: set[str]) -> None:
     assert len(asked) < 2 ** len(SETS) / 2
 
 
-def test_of_two_causes_one_is_found() -> None:
+def test_of_two_causes_one_is_found_and_a_set_contains_it_only_if_it_holds_all_of_it() -> None:
     _, fails = asker({"xla_a"}, {"xla_e", "xla_f"})
     found, _ = shrink(all_of(SETS), fails)  # type: ignore[arg-type]
     assert set(found) in ({"xla_a"}, {"xla_e", "xla_f"})
+    bad = [FlagSet({"xla_a": "1", "xla_b": "2"})]
+    assert contains_failing(FlagSet({"xla_a": "1", "xla_b": "2", "xla_c": "1"}), bad)
+    assert not contains_failing(FlagSet({"xla_a": "1", "xla_b": "1"}), bad)
 
 
 def test_when_the_starts_are_used_up_the_part_found_so_far_still_fails() -> None:
@@ -80,9 +83,3 @@ def test_out_of_memory_is_nobody_s_crash(run_replay: Run) -> None:
     spec = replay_study(failures={"xla_a=1": "out_of_memory", "xla_a=2": "wrong_loss"})
     _, store, _ = run_replay(spec, trials=12)
     assert store.of(FailingSetRecord) == []
-
-
-def test_a_set_contains_a_failing_combination_only_if_it_holds_all_of_it() -> None:
-    bad = [FlagSet({"xla_a": "1", "xla_b": "2"})]
-    assert contains_failing(FlagSet({"xla_a": "1", "xla_b": "2", "xla_c": "1"}), bad)
-    assert not contains_failing(FlagSet({"xla_a": "1", "xla_b": "1"}), bad)

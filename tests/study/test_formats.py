@@ -12,25 +12,20 @@ from autotune.model.flags import FlagSet
 from autotune.model.measurement import FailureKind
 from autotune.model.records import TrialResult, TrialStatus
 from autotune.model.spec import StudySpec
-from autotune.workers.base import Progress
-from harness.simulated_machine import SimulatedLauncher, SimulatedWorker
-from tests.runs import Run, replay_study
+from harness.simulated_machine import SimulatedWorker
+from tests.runs import Noting, Run, replay_study
 
 FIRST = (("fast", FlagSet({"xla_a": 1})), ("other", FlagSet({"xla_b": 1})))
 
 
-class Speaking(SimulatedLauncher):
+def speaking(spec: StudySpec, every: dict[str, Any], some: dict[str, Any] | None = None) -> Noting:
     """Workers that name their formats: one for all, another for those with a setting."""
 
-    def __init__(self, spec: StudySpec, every: dict[str, Any], some: dict[str, Any] | None = None) -> None:
-        super().__init__(spec)
-        self.every, self.some = every, some or {}
-
-    def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> SimulatedWorker:
-        worker = super().start(settings, folder, progress=progress)
-        update = {**self.every, **(self.some if "xla_a" in settings else {})}
+    def after(worker: SimulatedWorker, settings: FlagSet, folder: Path) -> None:
+        update = {**every, **(some if some and "xla_a" in settings else {})}
         worker.report = worker.report.model_copy(update=update)
-        return worker
+
+    return Noting(spec, after=after)
 
 
 @pytest.mark.parametrize(
@@ -42,9 +37,8 @@ class Speaking(SimulatedLauncher):
     ],
 )
 def test_a_study_in_a_narrow_format_comes_to_its_end(run_replay: Run, dtype: str) -> None:
-    """On 2b61fbc: `ValueError: dtype must be one of float64, float32, ...`, a traceback."""
     spec = replay_study(effects={"xla_a=1": 0.9})
-    launcher = Speaking(spec, {"dtype": dtype, "loss_dtype": "bfloat16", "norm_dtype": "float8_e5m2"})
+    launcher = speaking(spec, {"dtype": dtype, "loss_dtype": "bfloat16", "norm_dtype": "float8_e5m2"})
     conclusion, store, _ = run_replay(spec, trials=2, launcher=launcher, first=FIRST)
     assert {r.status for r in store.of(TrialResult)} == {TrialStatus.MEASURED}
     assert conclusion.settings == FlagSet({"xla_a": "1"})
@@ -52,7 +46,7 @@ def test_a_study_in_a_narrow_format_comes_to_its_end(run_replay: Run, dtype: str
 
 def test_a_wrong_loss_in_a_narrow_format_is_still_wrong(run_replay: Run) -> None:
     spec = replay_study(effects={"xla_a=1": 0.9}, failures={"xla_a=1": "wrong_loss"})  # half as much again
-    launcher = Speaking(spec, {"dtype": "float8_e5m2", "loss_dtype": "bfloat16"})
+    launcher = speaking(spec, {"dtype": "float8_e5m2", "loss_dtype": "bfloat16"})
     _, store, _ = run_replay(spec, trials=2, launcher=launcher, first=FIRST)
     wrong = [r for r in store.of(TrialResult) if r.settings.get("xla_a") == "1"]
     assert wrong
@@ -61,7 +55,7 @@ def test_a_wrong_loss_in_a_narrow_format_is_still_wrong(run_replay: Run) -> None
 
 def test_a_set_whose_format_has_no_rounding_is_a_failed_trial(run_replay: Run) -> None:
     spec = replay_study(effects={"xla_b=1": 0.9})
-    _, store, _ = run_replay(spec, trials=2, first=FIRST, launcher=Speaking(spec, {}, {"loss_dtype": "int32"}))
+    _, store, _ = run_replay(spec, trials=2, first=FIRST, launcher=speaking(spec, {}, {"loss_dtype": "int32"}))
     failed = [r for r in store.of(TrialResult) if r.failure is not None]
     assert failed
     assert all("xla_a" in r.settings for r in failed)
@@ -71,4 +65,4 @@ def test_a_set_whose_format_has_no_rounding_is_a_failed_trial(run_replay: Run) -
 def test_a_reference_whose_format_nobody_knows_ends_the_study_with_advice(run_replay: Run) -> None:
     spec = replay_study()
     with pytest.raises(LaunchError, match=r"arithmetic .*'quantized'.*name the one in which the loss is computed"):
-        run_replay(spec, launcher=Speaking(spec, {"dtype": "quantized"}))
+        run_replay(spec, launcher=speaking(spec, {"dtype": "quantized"}))

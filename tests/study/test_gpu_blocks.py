@@ -13,14 +13,14 @@ import pytest
 from autotune.measure.context import MeasurementContext, ReferenceFailed
 from autotune.model.block_sizes import CPU_SIZES
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import Arm, Failure, FailureKind
+from autotune.model.measurement import Arm, FailureKind
 from autotune.model.records import AaRecord, ConfirmRun, Outcome
 from autotune.model.spec import StudySpec
 from autotune.results.recompute import disagreements
-from autotune.rundir.store import Store
+from autotune.rundir.store import Folders, Store
 from autotune.workers.base import Progress, WorkerFailed
 from harness.simulated_machine import SimulatedLauncher, SimulatedWorker
-from tests.runs import Run, Told, replay_study
+from tests.runs import Run, Told, failed, replay_study, there
 
 GPU: dict[str, Any] = {"device": {"platform": "cuda", "count": 1}}
 QUICK = {"finalists": 1, "minimise": False, "soak": 0}
@@ -35,11 +35,7 @@ def gpu_study(
 
 
 def pairs_of(store: Store, directory: str | None) -> list[Any]:
-    assert directory is not None
-    return list(store.pairs(directory))
-
-
-# ---------------------------------------------------------------------- settling
+    return list(store.pairs(there(directory)))
 
 
 def test_steps_that_settle_the_device_are_kept_raw_and_not_counted(run_replay: Run) -> None:
@@ -66,8 +62,7 @@ def test_who_counts_other_steps_than_the_study_says_is_found_by_the_audit(run_re
     spec = gpu_study(noise=POWER, effects={"xla_a=1": 0.9})
     conclusion, store, _ = run_replay(spec, trials=4)
     run = next(r for r in store.of(ConfirmRun) if r.stage == "confirm")
-    assert run.directory is not None
-    file = store.path / run.directory / "pairs.jsonl"
+    file = store.path / there(run.directory) / "pairs.jsonl"
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     for row in rows:  # one more step of each block is left out
         for arm in Arm:
@@ -87,9 +82,6 @@ def test_a_set_that_is_fast_only_while_its_power_is_shared_out_is_no_winner(
     short = gpu_study(noise=POWER, effects={"xla_a=1": 0.98}, step_s=0.05, confirm={"isolated": 0})
     fooled, _, _ = run_replay(short, trials=6, folder="short")
     assert fooled.outcome is Outcome.WINNER  # which is why
-
-
-# ---------------------------------------------------------------------- starts
 
 
 class Watched(SimulatedLauncher):
@@ -118,15 +110,13 @@ class Watched(SimulatedLauncher):
         with self._lock:
             self.starting -= 1
         if who in self._fails:
-            raise WorkerFailed(Failure(kind=FailureKind.CRASH, message=f"{who} died", phase="compile", log=str(folder)))
+            raise failed(FailureKind.CRASH, f"{who} died", phase="compile", log=str(folder))
         worker = super().start(settings, folder, progress=progress)
         worker.close = lambda: self.closed.append(who)  # type: ignore[method-assign]
         return worker
 
 
 def start(tmp_path: Path, platform: str, name: str = "n", fails: tuple[str, ...] = ()) -> Watched:
-    from autotune.rundir.store import Folders
-
     spec = replay_study(study={"device": {"platform": platform}})
     launcher, folders = Watched(spec, fails=fails), Folders(tmp_path)
     context = MeasurementContext(spec, folders, launcher, Told())
@@ -137,12 +127,9 @@ def start(tmp_path: Path, platform: str, name: str = "n", fails: tuple[str, ...]
     return launcher
 
 
-def test_on_a_gpu_the_second_process_starts_when_the_first_one_is_warm(tmp_path: Path) -> None:
+def test_on_a_gpu_processes_start_one_after_the_other_and_a_coin_says_which_first(tmp_path: Path) -> None:
     assert start(tmp_path, "cuda").most == 1
     assert start(tmp_path, "cpu").most == 2
-
-
-def test_a_coin_decides_who_starts_first_and_it_is_the_same_again(tmp_path: Path) -> None:
     orders = [start(tmp_path, "cuda", f"confirm-{i}").order[0] for i in range(12)]
     assert set(orders) == {"reference", "candidate"}
     assert orders == [start(tmp_path, "cuda", f"confirm-{i}").order[0] for i in range(12)]

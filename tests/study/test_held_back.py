@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -14,58 +13,20 @@ from autotune.machine import telemetry
 from autotune.machine.telemetry import GpuWatch
 from autotune.measure.runner import TaskRunner
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import ArmOfGpus, Failure, FailureKind, GpusDuring, held_in_one_arm
-from autotune.model.records import (
-    AaRecord,
-    ConclusionRecord,
-    ConfirmRun,
-    FinalistResult,
-    Outcome,
-    TrialResult,
-    TrialStatus,
-)
+from autotune.model.measurement import ArmOfGpus, FailureKind, GpusDuring, held_in_one_arm
+from autotune.model.records import AaRecord, ConclusionRecord, ConfirmRun, FinalistResult, Outcome, TrialResult
 from autotune.results.format import warning_lines
 from autotune.results.recompute import doubts
 from autotune.rundir.store import Store
 from autotune.study.stages import run_study
-from autotune.workers.base import WorkerFailed
 from harness.fake_nvml import HW_THERMAL, SW_POWER_CAP, FakeNvml, missing
 from harness.simulated import GivenSetup, given_run
-from harness.simulated_machine import SimulatedLauncher, SimulatedWorker
-from tests.runs import SPACE, Diary, asking, replay_study
+from harness.simulated_machine import SimulatedWorker
+from tests.runs import SPACE, Diary, Noting, Times, asking, failed, on_blocks, replay_study, there
 
 needs_nvml = pytest.mark.skipif(bool(missing()), reason=missing())
 ShareOf = Callable[[Mapping[str, str]], dict[str, float]]
 COUNTERS = {"hw_thermal": HW_THERMAL, "sw_power_cap": SW_POWER_CAP}
-
-
-class Heated(SimulatedLauncher):
-    """Workers in whose blocks a GPU is held back for a share of the time, which depends on what they run under."""
-
-    now_s = 0.0
-
-    def heat(self, fake: FakeNvml, share_of: ShareOf) -> None:
-        self._fake, self._share_of = fake, share_of
-
-    def start(self, settings: Any, folder: Path, **more: Any) -> SimulatedWorker:
-        worker = super().start(settings, folder, **more)
-        run_block: Callable[[int], tuple[float, ...]] = worker.run_block
-        blocks = 0
-
-        def run(steps: int) -> tuple[float, ...]:
-            times = run_block(steps)
-            self.now_s += sum(times)
-            nonlocal blocks
-            blocks += 1
-            if settings.get("xla_b") == "1" and blocks > 2:
-                raise WorkerFailed(Failure(kind=FailureKind.CRASH, message="it died", phase="step"))
-            for name, share in self._share_of(settings).items():
-                rise = round(share * sum(times) * 1e9)
-                self._fake.set(0, COUNTERS[name], self._fake.count(0, COUNTERS[name]) + rise)
-            return times
-
-        worker.run_block = run  # type: ignore[method-assign]
-        return worker
 
 
 @pytest.fixture
@@ -82,15 +43,31 @@ def heated_run(
     mode: str,
     first: tuple[tuple[str, FlagSet], ...] = (("fast", FlagSet({"xla_a": 1})),),
 ) -> Store:
-    """A finished study of one set that takes a tenth off the step."""
+    """A finished study of one set that takes a tenth off the step.
+
+    A GPU is held back for a share of the time of its blocks, which depends on what they run under.
+    """
     spec = replay_study(noise={"white_sd": 1e-4}, effects={"xla_a=1": 0.9}, study={"measure": {"mode": mode}})
-    launcher = Heated(spec)
-    launcher.heat(fake, share_of)
-    monkeypatch.setattr(telemetry, "time", SimpleNamespace(monotonic=lambda: launcher.now_s))
+    now_s = 0.0
+
+    def heat(worker: SimulatedWorker, settings: FlagSet, folder: Path) -> None:
+        def block(times: Times, done: int) -> None:
+            nonlocal now_s
+            now_s += sum(times)
+            if settings.get("xla_b") == "1" and done >= 2 * len(times):
+                raise failed(FailureKind.CRASH, "it died")
+            for name, share in share_of(settings).items():
+                rise = round(share * sum(times) * 1e9)
+                fake.set(0, COUNTERS[name], fake.count(0, COUNTERS[name]) + rise)
+
+        on_blocks(worker, block)
+
+    monkeypatch.setattr(telemetry, "time", SimpleNamespace(monotonic=lambda: now_s))
 
     def watched(runner: TaskRunner) -> None:
         runner.context.gpus = GpuWatch(load_nvml(), None)
 
+    launcher = Noting(spec, after=heat)
     setup = GivenSetup(given_space=SPACE, first=first, given_launcher=launcher, read_at_run_time=lambda s: s)
     run = given_run(asking(spec, len(first)), path, setup, Diary(), equip=watched)
     run_study(run)
@@ -112,8 +89,7 @@ def test_what_holds_one_arm_back_alone_is_named_and_vetoes_the_set(
         return {reason: 0.3 if (settings.get("xla_a") == "1") == (who == "candidate") else 0.0}
 
     store = heated_run(tmp_path / "run", fake, monkeypatch, share_of, mode)
-    conclusion = store.last(ConclusionRecord)
-    assert conclusion is not None
+    conclusion = there(store.last(ConclusionRecord))
     assert conclusion.outcome is Outcome.NOTHING_BEATS_THE_DEFAULT
     assert words in conclusion.sentence
     finalists = [f for f in store.of(FinalistResult) if f.settings.get("xla_a") == "1"]
@@ -132,8 +108,7 @@ def test_gpus_that_are_held_back_in_both_arms_alike_prove_what_they_prove(
 ) -> None:
     store = heated_run(tmp_path / "run", fake, monkeypatch, lambda _: {"sw_power_cap": 0.7}, "interleaved")
     conclusion, aa_run = store.last(ConclusionRecord), store.last(AaRecord)
-    assert conclusion is not None
-    assert conclusion.outcome is Outcome.WINNER
+    assert there(conclusion).outcome is Outcome.WINNER
     assert aa_run is not None
     assert aa_run.comparison.during is not None
     assert aa_run.comparison.during.candidate.held_back["sw_power_cap"] == pytest.approx(
@@ -155,7 +130,7 @@ def test_what_was_seen_of_a_set_that_failed_is_not_told_of_the_next_one(
     store = heated_run(tmp_path / "run", fake, monkeypatch, share_of, "interleaved", first=(dies, *others))
     results = store.of(TrialResult)
     failed = [r.number for r in results if r.failure is not None and r.failure.message == "it died"]
-    measured = [r for r in results if r.comparison is not None and r.status is TrialStatus.MEASURED]
+    measured = [r for r in results if r.comparison is not None and r.status == "measured"]
     assert failed
     assert any(r.number > min(failed) for r in measured)
     assert [r.comparison.warnings for r in measured if r.comparison is not None] == [()] * len(measured)
@@ -166,15 +141,19 @@ def during(reference: dict[str, float], candidate: dict[str, float], seconds: fl
     return GpusDuring(reference=next(arms), candidate=next(arms))
 
 
-def test_one_hot_minute_among_many_pairs_of_processes_vetoes_nothing() -> None:
-    hot, cool = during({"hw_thermal": 3.0}, {"hw_thermal": 0.0}), during({"hw_thermal": 0.0}, {"hw_thermal": 0.0})
-    assert held_in_one_arm([hot])
-    assert held_in_one_arm([hot, cool])
-    assert not held_in_one_arm([hot, *[cool] * 9])
+HOT, COOL = during({"hw_thermal": 3.0}, {"hw_thermal": 0.0}), during({"hw_thermal": 0.0}, {"hw_thermal": 0.0})
 
 
-def test_what_one_process_did_not_tell_is_not_made_of_the_others() -> None:
-    hot = during({"hw_thermal": 3.0}, {"hw_thermal": 0.0})
-    assert not held_in_one_arm([hot, during({}, {})])
-    assert not held_in_one_arm([])
-    assert not held_in_one_arm([during({"hw_thermal": 0.04}, {"hw_thermal": 0.0}, seconds=0.1)])
+@pytest.mark.parametrize(
+    ("processes", "is_held"),
+    [
+        ([HOT], True),
+        ([HOT, COOL], True),
+        ([HOT, *[COOL] * 9], False),  # one hot minute among many
+        ([HOT, during({}, {})], False),  # what one process did not tell is not made of the others
+        ([], False),
+        ([during({"hw_thermal": 0.04}, {"hw_thermal": 0.0}, seconds=0.1)], False),
+    ],
+)
+def test_one_arm_is_held_back_over_all_its_processes(processes: list[GpusDuring], is_held: bool) -> None:
+    assert bool(held_in_one_arm(processes)) is is_held

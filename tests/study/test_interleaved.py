@@ -45,33 +45,24 @@ def test_a_block_is_long_against_the_timer(step_s: float, steps: int) -> None:
     assert MeasureSpec().block_sizes_on("cpu").steps(step_s) == steps
 
 
-def test_every_pair_has_one_block_of_each_in_the_order_told() -> None:
+def test_every_pair_has_one_block_of_each_in_an_order_that_the_seed_gives() -> None:
     pairs, _, diary = run(1.0, fixed(23).stop)
     assert len(pairs) == 23
     told = "".join("rc" if p.first is Arm.REFERENCE else "cr" for p in pairs)
     assert told == "".join(diary)
     assert {p.first for p in pairs} == {Arm.REFERENCE, Arm.CANDIDATE}
-
-
-def test_the_order_is_a_function_of_the_seed() -> None:
     one, two, other = (run(1.0, fixed(31).stop, seed)[2] for seed in (5, 5, 6))
     assert one == two
     assert one != other
-
-
-def test_log_ratio_is_of_whole_blocks() -> None:
     pair = Pair(index=0, first=Arm.REFERENCE, reference_s=(1.0, 3.0), candidate_s=(0.5, 0.5), at_s=0)
     assert log_ratio(pair) == pytest.approx(math.log(0.25))
 
 
-def test_a_clear_effect_stops_at_the_first_look() -> None:
+def test_a_clear_effect_and_what_cannot_beat_the_incumbent_stop_early() -> None:
     plan = SequentialPlan(cap=40)
     pairs, why, _ = run(0.9, sequential(plan, min_effect=0.005, incumbent=None).stop)
     assert len(pairs) == plan.looks[0]
     assert why == "its interval is narrow enough"
-
-
-def test_what_cannot_beat_the_incumbent_stops_early() -> None:
     plan = SequentialPlan(cap=40)
     noisy = [math.log(0.98) + 0.05 * (-1) ** i + 0.001 * i for i in range(plan.looks[0])]
     best = estimate_pairs([math.log(0.8)] * 12)

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from autotune.measure.compare import aba_estimate
-from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import Arm, Failure, FailureKind, Pair
+from autotune.model.measurement import Arm, FailureKind, Pair
 from autotune.model.records import (
     AaRecord,
     AblationResult,
@@ -23,26 +20,12 @@ from autotune.model.records import (
     TrialResult,
     TrialStatus,
 )
-from autotune.model.spec import StudySpec
 from autotune.stats.estimates import Verdict
-from autotune.workers.base import WorkerFailed
-from harness.simulated_machine import SimulatedLauncher, SimulatedWorker
-from tests.runs import Run, replay_study
+from harness.simulated_machine import SimulatedWorker
+from tests.runs import Noting, Run, failed, replay_study, there
 
 ISOLATED = {"measure": {"mode": "aba"}}
 EFFECTS = {"xla_a=1": 0.9, "xla_d=2": 0.95}
-
-
-class Asked(SimulatedLauncher):
-    """Remembers under which settings workers were asked for."""
-
-    def __init__(self, spec: StudySpec) -> None:
-        super().__init__(spec)
-        self.asked: list[FlagSet] = []
-
-    def start(self, settings: FlagSet, folder: Path, *, progress: Callable[[str], None]) -> SimulatedWorker:
-        self.asked.append(settings)
-        return super().start(settings.without("XLA_CLIENT_MEM_FRACTION"), folder, progress=progress)
 
 
 def pairs_of(*runs: tuple[float, float, float]) -> list[Pair]:
@@ -74,8 +57,7 @@ def test_a_study_in_aba_runs_finds_the_best_set(run_replay: Run) -> None:
     assert {(c.estimate.pair_count, c.pair_count) for c in measured} == {(3, 6)}
     assert {c.mode for c in [r.comparison for r in store.of(AblationResult)] if c} == {"aba"}
     assert {r.pair_count for r in store.of(ConfirmRun)} == {1}
-    aa_run = store.last(AaRecord)
-    assert aa_run is not None
+    aa_run = there(store.last(AaRecord))
     assert aa_run.comparison.mode == "aba"
 
 
@@ -83,63 +65,50 @@ def test_raw_runs_are_kept_and_make_the_estimate(run_replay: Run) -> None:
     _, store, _ = run_replay(replay_study(effects=EFFECTS, study=ISOLATED), trials=3)
     for result in store.of(TrialResult):
         assert result.directory is not None
-        assert result.comparison is not None
         pairs = list(store.pairs(result.directory))
         assert len(pairs) == 6
         assert pairs[0].candidate_s == pairs[1].candidate_s
         assert len(pairs[0].candidate_s) >= 20
-        assert aba_estimate(pairs) == result.comparison.estimate
+        assert aba_estimate(pairs) == there(result.comparison).estimate
 
 
 @pytest.mark.parametrize("own", ["XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_CLIENT_MEM_FRACTION"])
 def test_two_processes_on_a_gpu_share_its_memory_unless_the_study_says_how(run_replay: Run, own: str) -> None:
     cuda = {"device": {"platform": "cuda"}}
     spec = replay_study(study=cuda)
-    launcher = Asked(spec)
+    launcher = Noting(spec)
     _, store, _ = run_replay(spec, trials=1, launcher=launcher)
-    assert all(s["XLA_CLIENT_MEM_FRACTION"] == "0.45" for s in launcher.asked[:3])
+    assert all(s["XLA_CLIENT_MEM_FRACTION"] == "0.45" for s, _ in launcher.started[:3])
     assert "XLA_CLIENT_MEM_FRACTION" not in store.of(TrialResult)[0].settings
     other = replay_study(study={**cuda, "baseline": {own: "0.3"}})
-    launcher = Asked(other)
+    launcher = Noting(other)
     run_replay(other, trials=1, launcher=launcher, folder="other")
-    assert all(s.get("XLA_CLIENT_MEM_FRACTION") in (None, "0.3") for s in launcher.asked)
+    assert all(s.get("XLA_CLIENT_MEM_FRACTION") in (None, "0.3") for s, _ in launcher.started)
 
 
 def test_a_reference_that_dies_in_an_aba_run_is_not_the_candidates_fault(run_replay: Run) -> None:
     spec = replay_study(study=ISOLATED)
 
-    class Mortal(Asked):
-        def start(self, settings: FlagSet, folder: Path, *, progress: Any) -> SimulatedWorker:
-            if len(self.asked) == 12 and folder.name == "reference":
-                self.asked.append(settings)
-                raise WorkerFailed(Failure(kind=FailureKind.CRASH, message="m", phase="step", log=str(folder / "w")))
-            return super().start(settings, folder, progress=progress)
+    def die(settings: FlagSet, folder: Path) -> None:
+        if len(launcher.started) == 13 and folder.name == "reference":
+            raise failed(FailureKind.CRASH, log=str(folder / "w"))
 
-    _, store, _ = run_replay(spec, trials=2, launcher=Mortal(spec))
+    launcher = Noting(spec, before=die)
+    _, store, _ = run_replay(spec, trials=2, launcher=launcher)
     assert [r.failure for r in store.of(TrialResult)] == [None, None]
     assert len(store.of(IncidentRecord)) == 1
 
 
-def test_a_reference_that_cannot_run_alone_is_an_error(run_replay: Run) -> None:
-    spec = replay_study(failures={"xla_base=1": "crash"}, study={**ISOLATED, "baseline": {"xla_base": 1}})
-    with pytest.raises(LaunchError, match=r"(?s)reference .*xla_base=1.* must run but did not: crash"):
-        run_replay(spec)
-
-
 def test_a_wrong_finalist_does_not_win_alone(run_replay: Run) -> None:
     spec = replay_study(effects={"xla_a=1": 0.8}, study=ISOLATED)
-    seen: dict[FlagSet, int] = {}
 
-    class Fickle(Asked):
-        def start(self, settings: FlagSet, folder: Path, *, progress: Any) -> SimulatedWorker:
-            worker = super().start(settings, folder, progress=progress)
-            seen[settings] = seen.get(settings, 0) + 1
-            if "xla_a" in settings and seen[settings] > 3:
-                worker.report = worker.report.model_copy(update={"losses": tuple(2 * x for x in worker.report.losses)})
-            return worker
+    def later(worker: SimulatedWorker, settings: FlagSet, folder: Path) -> None:
+        if "xla_a" in settings and launcher.sets.count(settings) > 3:
+            worker.report = worker.report.model_copy(update={"losses": tuple(2 * x for x in worker.report.losses)})
 
+    launcher = Noting(spec, after=later)
     first = (("fickle", FlagSet({"xla_a": 1})),)
-    conclusion, store, _ = run_replay(spec, trials=2, launcher=Fickle(spec), first=first)
+    conclusion, store, _ = run_replay(spec, trials=2, launcher=launcher, first=first)
     assert conclusion.outcome is Outcome.INCONCLUSIVE  # what was not proven leaves gains open
     assert FailureKind.WRONG_LOSS in {f.failure.kind for f in store.of(FinalistResult) if f.failure}
     assert Verdict.FASTER not in {f.verdict for f in store.of(FinalistResult)}

@@ -25,8 +25,7 @@ from autotune.study.stages import run_study
 from autotune.study.status import study_status
 from harness.simulated import GivenSetup, given_run
 from harness.simulated_machine import SimulatedLauncher
-from harness.tally import tally_of
-from tests.runs import SPACE, Diary, asking, replay_study
+from tests.runs import SPACE, Diary, asking, is_whole, replay_study, there
 
 Fate = Callable[[str, Assignment], "list[Mapping[str, Any]] | None"]
 """What a lane says instead of doing a unit; None lets it do it."""
@@ -55,8 +54,8 @@ class Scripted:
 
     words = "lanes of a test"
 
-    def __init__(self, run: StudyRun, names: list[str], fate: Fate, *, hosts: Mapping[str, str] | None = None) -> None:
-        self._run, self._fate, self._hosts = run, fate, hosts or {}
+    def __init__(self, run: StudyRun, names: list[str], fate: Fate) -> None:
+        self._run, self._fate = run, fate
         self.said: deque[Told] = deque(self._joined(n) for n in names)
         self._runners: dict[str, TaskRunner] = {}
         self._units: deque[tuple[str, Assignment]] = deque()
@@ -64,7 +63,7 @@ class Scripted:
         self.most_at_once = 0
 
     def _joined(self, name: str) -> Told:
-        return Told(name, {"type": JOINED, "host": self._hosts.get(name, socket.gethostname()), "devices": 2})
+        return Told(name, {"type": JOINED, "host": socket.gethostname(), "devices": 2})
 
     def begin(self, lane: str, message: Message) -> None:
         self._units.append((lane, Assignment.model_validate(message["assignment"])))
@@ -103,7 +102,7 @@ class Scripted:
 
 
 def study(
-    tmp_path: Path, fate: Fate, *, lanes: list[str], trials: int = 12, gpu_hours: float | None = None, **more: Any
+    tmp_path: Path, fate: Fate, *, lanes: list[str], trials: int = 12, gpu_hours: float | None = None
 ) -> tuple[StudyRun, Diary]:
     """A simulated study on scripted lanes, ready to run."""
     replayed = replay_study(
@@ -113,14 +112,8 @@ def study(
     spec = asked.model_copy(update={"search": asked.search.model_copy(update={"gpu_hours": gpu_hours})})
     diary = Diary()
     run = given_run(spec, tmp_path / "run", GivenSetup(given_space=SPACE), diary)
-    run.make_engine = lambda r: Scripted(r, lanes, fate, **more)
+    run.make_engine = lambda r: Scripted(r, lanes, fate)
     return run, diary
-
-
-def whole(store: Store, trials: int) -> None:
-    tally = tally_of(store.path)
-    assert (tally["trials"], tally["conclusions"]) == (trials, 1)
-    assert tally["lost"] == tally["doubled"] == tally["sets_measured_twice"] == tally["trials_with_wrong_samples"] == 0
 
 
 def fair(lane: str, assignment: Assignment) -> None:
@@ -130,7 +123,7 @@ def fair(lane: str, assignment: Assignment) -> None:
 def test_several_lanes_share_a_study_and_each_has_its_own_aa_run(tmp_path: Path) -> None:
     run, _ = study(tmp_path, fair, lanes=["a", "b", "c"])
     assert run_study(run).outcome is Outcome.WINNER
-    whole(run.store, 12)
+    is_whole(run.store.path, 12)
     assert {f.by for f in run.store.of(AaRecord)} == {"a", "b", "c"}
     assert {r.by for r in run.store.of(TrialResult)} == {r.by for r in run.store.of(ConfirmRun)} == {"a", "b", "c"}
     assert run.lanes.engine.most_at_once == 3  # type: ignore[attr-defined]
@@ -149,7 +142,7 @@ def test_the_unit_of_a_lost_lane_goes_to_another_and_its_samples_are_whole(tmp_p
 
     run, diary = study(tmp_path, fate, lanes=["a", "b"])
     run_study(run)
-    whole(run.store, 12)
+    is_whole(run.store.path, 12)
     assert any("killed" in i.what for i in run.store.of(IncidentRecord))
     again = [r for r in run.store.of(TrialResult) if r.directory == f"trials/{int(lost[0][6:]):04d}.2"]
     assert [r.by for r in again] == ["b"]
@@ -157,7 +150,6 @@ def test_the_unit_of_a_lost_lane_goes_to_another_and_its_samples_are_whole(tmp_p
 
 
 def test_both_lanes_lost_at_the_tail_lose_nothing(tmp_path: Path) -> None:
-    """Seen with the queue of files: a worker that died at the end left its trial out, once the one that won."""
     done: list[str] = []
 
     def fate(lane: str, assignment: Assignment) -> list[Mapping[str, Any]] | None:
@@ -168,24 +160,20 @@ def test_both_lanes_lost_at_the_tail_lose_nothing(tmp_path: Path) -> None:
 
     run, _ = study(tmp_path, fate, lanes=["a", "b"])
     run_study(run)
-    whole(run.store, 12)
+    is_whole(run.store.path, 12)
     assert len(done) == 2
 
 
 def test_a_unit_that_kills_lane_after_lane_is_recorded_as_lost(tmp_path: Path) -> None:
-    def fate(lane: str, assignment: Assignment) -> list[Mapping[str, Any]] | None:
-        return [{"type": LEFT, "why": "killed"}, {"type": JOINED}] if assignment.name == "trial-3" else None
-
-    run, _ = study(tmp_path, fate, lanes=["a", "b"])
+    killed: list[Mapping[str, Any]] = [{"type": LEFT, "why": "killed"}, {"type": JOINED}]
+    run, _ = study(tmp_path, lambda lane, unit: killed if unit.name == "trial-3" else None, lanes=["a", "b"])
     run_study(run)
-    whole(run.store, 12)
+    is_whole(run.store.path, 12)
     third = next(r for r in run.store.of(TrialResult) if r.number == 3)
-    assert third.failure is not None
-    assert third.failure.kind is FailureKind.NODE_LOST
+    assert there(third.failure).kind is FailureKind.NODE_LOST
 
 
 def test_what_a_lane_says_after_it_was_given_up_has_no_reader(tmp_path: Path) -> None:
-    """Seen with the queue of files: a stall between commit and append gave trial 5 twice."""
     late: list[Told] = []
     run, _ = study(tmp_path, fair, lanes=["a", "b"])
 
@@ -205,19 +193,17 @@ def test_what_a_lane_says_after_it_was_given_up_has_no_reader(tmp_path: Path) ->
 
     run.make_engine = lambda r: Frozen(r, ["a", "b"], fair)
     run_study(run)
-    whole(run.store, 12)
+    is_whole(run.store.path, 12)
     assert run.lanes.engine.given_up == ["a"]  # type: ignore[attr-defined]
     fifth = [r for r in run.store.of(TrialResult) if r.number == 5]
     assert [(r.by, r.directory) for r in fifth] == [("b", "trials/0005.2")]
 
 
 def test_a_lane_of_another_kind_of_machine_is_dismissed_and_the_others_go_on(tmp_path: Path) -> None:
-    def fate(lane: str, assignment: Assignment) -> list[Mapping[str, Any]] | None:
-        return [{"type": "error", "message": "kind of device"}] if lane == "odd" else None
-
-    run, diary = study(tmp_path, fate, lanes=["odd", "b"])
+    error: list[Mapping[str, Any]] = [{"type": "error", "message": "kind of device"}]
+    run, diary = study(tmp_path, lambda lane, unit: error if lane == "odd" else None, lanes=["odd", "b"])
     run_study(run)
-    whole(run.store, 12)
+    is_whole(run.store.path, 12)
     assert {r.by for r in run.store.of(TrialResult)} == {"b"}
     assert any("odd" in n for n in diary.notes)
     assert run.lanes.engine.given_up == ["odd for good"]  # type: ignore[attr-defined]
@@ -234,12 +220,8 @@ def test_when_no_lane_is_of_use_the_study_says_why(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("folder", [["..", "x"], ["trials", "0002"], ["aa_run", "..", ".."], ["study.json"], []])
 def test_a_lane_writes_nowhere_but_into_the_folder_of_its_unit(tmp_path: Path, folder: list[str]) -> None:
-    def fate(lane: str, assignment: Assignment) -> list[Mapping[str, Any]] | None:
-        if assignment.name == "trial-1":
-            return [{"type": "file", "folder": folder, "name": "x", "text": "mine"}]
-        return None
-
-    run, _ = study(tmp_path, fate, lanes=["a"])
+    told: list[Mapping[str, Any]] = [{"type": "file", "folder": folder, "name": "x", "text": "mine"}]
+    run, _ = study(tmp_path, lambda lane, unit: told if unit.name == "trial-1" else None, lanes=["a"])
     with pytest.raises(Exception, match=r"must keep to the folder|must have a plain name"):
         run_study(run)
     assert not list(tmp_path.rglob("x"))
@@ -286,34 +268,26 @@ def test_a_lane_that_was_dismissed_does_not_keep_a_study_waiting_when_the_others
     assert run.lanes.engine.for_good  # type: ignore[attr-defined]
 
 
-@pytest.fixture
-def aa_run(finished: Store) -> AaRecord:
-    """The A/A run of a short simulated study."""
-    return finished.of(AaRecord)[0]
-
-
-def at(aa_run: AaRecord, lane: str, step_s: float, **report: object) -> AaRecord:
-    """The same A/A run as another lane's, with another step time."""
+def at(finished: Store, lane: str, step_s: float, **report: object) -> AaRecord:
+    """The A/A run of a finished study as another lane's, with another step time."""
+    aa_run = finished.of(AaRecord)[0]
     comparison = aa_run.comparison.model_copy(update={"reference_step_s": step_s})
     reference = aa_run.reference.model_copy(update=report)
     return aa_run.model_copy(update={"by": lane, "comparison": comparison, "reference": reference})
 
 
-def test_a_slow_machine_is_named(aa_run: AaRecord, finished: Store, tmp_path: Path) -> None:
+def test_a_slow_machine_is_named_and_other_devices_or_versions_are_refused(finished: Store, tmp_path: Path) -> None:
     with contextlib.closing(Store.create_or_resume(tmp_path / "run", finished.spec, study_dir=tmp_path)) as store:
         for lane, step_s in (("a", 0.100), ("b", 0.110), ("c", 0.101)):
-            store.append(at(aa_run, lane, step_s))
+            store.append(at(finished, lane, step_s))
     assert [(x.lane, x.is_slow) for x in study_status(tmp_path / "run").lanes] == [
         ("a", False),
         ("b", True),
         ("c", False),
     ]
-
-
-def test_lanes_on_other_devices_or_versions_are_refused(aa_run: AaRecord) -> None:
-    first = at(aa_run, "a", 0.1, device_kind="H100", versions={"jaxlib": "0.10.2"})
-    refuse_strangers(at(aa_run, "b", 0.2, device_kind="H100", versions={"jaxlib": "0.10.2"}), [first])
+    first = at(finished, "a", 0.1, device_kind="H100", versions={"jaxlib": "0.10.2"})
+    refuse_strangers(at(finished, "b", 0.2, device_kind="H100", versions={"jaxlib": "0.10.2"}), [first])
     with pytest.raises(LaunchError, match=r"kind of device: H100 there, A100 here.*--run-dir"):
-        refuse_strangers(at(aa_run, "b", 0.2, device_kind="A100", versions={"jaxlib": "0.10.2"}), [first])
+        refuse_strangers(at(finished, "b", 0.2, device_kind="A100", versions={"jaxlib": "0.10.2"}), [first])
     with pytest.raises(LaunchError, match=r"version of jaxlib: 0.10.2 there, 0.12.0 here"):
-        refuse_strangers(at(aa_run, "b", 0.2, device_kind="H100", versions={"jaxlib": "0.12.0"}), [first])
+        refuse_strangers(at(finished, "b", 0.2, device_kind="H100", versions={"jaxlib": "0.12.0"}), [first])

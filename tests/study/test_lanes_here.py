@@ -15,7 +15,7 @@ from autotune.rundir.store import Store
 from harness import simulated_machine
 from harness.driven import Driven
 from harness.kills import SIMULATED
-from harness.tally import tally_of
+from tests.runs import is_whole
 
 THREE = ("--devices", "0,1,2")
 
@@ -37,9 +37,7 @@ def trials_of(driver: Driven) -> list[TrialResult]:
 
 
 def assert_whole(driver: Driven, *, trials: int) -> Store:
-    tally = tally_of(driver.run)
-    assert (tally["trials"], tally["conclusions"]) == (trials, 1)
-    assert tally["lost"] == tally["doubled"] == tally["sets_measured_twice"] == tally["trials_with_wrong_samples"] == 0
+    is_whole(driver.run, trials)
     assert driver.left() == []
     return Store.open(driver.run)
 

@@ -17,7 +17,7 @@ from autotune.model.records import ConfirmRun, TrialResult
 from autotune.model.spec import StudySpec
 from autotune.study.preflight import keeping_rules, rule_defaults
 from autotune.workers.base import WorkerFailed
-from tests.runs import Run, replay_study
+from tests.runs import Run, replay_study, there
 
 HUNGRY, MODEST = FlagSet({"xla_a": "1"}), FlagSet({"xla_b": "1"})
 EFFECTS = {"xla_a=1": 0.7, "xla_b=1": 0.9}
@@ -34,8 +34,7 @@ def study(limit: str, **measure: Any) -> StudySpec:
 def test_the_fastest_set_is_not_the_winner_if_it_needs_too_much(run_replay: Run, mode: str) -> None:
     first = (("hungry", HUNGRY), ("modest", MODEST))
     conclusion, store, _ = run_replay(study("1.5GiB", mode=mode), trials=2, first=first)
-    failure = next(t.failure for t in store.of(TrialResult) if t.settings == HUNGRY)
-    assert failure is not None
+    failure = there(next(t.failure for t in store.of(TrialResult) if t.settings == HUNGRY))
     assert (failure.kind, failure.phase) == (FailureKind.OUT_OF_MEMORY, LIMIT_PHASE)
     assert "at most 1.5 GiB of each device (limits.memory) but needs 2 GiB (measured)" in failure.message
     assert conclusion.settings == MODEST
@@ -77,20 +76,16 @@ class OnlySpec:
         pass
 
 
-def test_what_is_over_the_limit_is_not_tried_alone() -> None:
+def test_what_is_over_the_limit_is_not_tried_alone_and_what_does_not_fit_beside_another_is() -> None:
     """Two processes that do not fit side by side may fit one at a time; a limit is of one already."""
     spec = study("1GiB").model_copy(update={"device": study("1GiB").device.model_copy(update={"platform": "cuda"})})
     comparer = Interleaved(OnlySpec(spec))  # type: ignore[arg-type]
-    failure = over_limit(spec, 2 << 30, "measured")
-    assert failure is not None
+    failure = there(over_limit(spec, 2 << 30, "measured"))
     assert comparer.instead(WorkerFailed(failure), (FlagSet(), HUNGRY)) is None
     of_device = Failure(kind=FailureKind.OUT_OF_MEMORY, message="RESOURCE_EXHAUSTED", phase="warm-up")
     assert isinstance(comparer.instead(WorkerFailed(of_device), (FlagSet(), HUNGRY)), Isolated)
     assert comparer.context.share.is_known_isolated(HUNGRY)
-
-
-def test_a_base_arm_that_does_not_fit_beside_another_is_known_in_the_next_comparison() -> None:
-    """Of an ablation the whole set is the base arm: its final proof must not try it beside another process again."""
+    # Of an ablation the whole set is the base arm: its final proof must not try it beside another process again.
     spec = study("64GiB").model_copy(update={"device": study("64GiB").device.model_copy(update={"platform": "cuda"})})
     comparer = Interleaved(OnlySpec(spec))  # type: ignore[arg-type]
     failure = Failure(kind=FailureKind.OUT_OF_MEMORY, message="RESOURCE_EXHAUSTED", phase="warm-up")

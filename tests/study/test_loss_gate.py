@@ -23,9 +23,8 @@ from autotune.results.winner import winner_of
 from autotune.rundir.store import Store
 from autotune.settings.space import Parameter, SearchSpace
 from autotune.study.recheck import verify_winner
-from autotune.workers.base import Progress
-from harness.simulated_machine import LOSSES, SimulatedLauncher, SimulatedWorker, parse_simulated
-from tests.runs import Run
+from harness.simulated_machine import LOSSES, SimulatedWorker, parse_simulated
+from tests.runs import Noting, Run, Times, on_blocks, there
 
 FUSED = FlagSet({"option.attention": '"cudnn"'})
 HALF = FlagSet({"option.dtype": '"bfloat16"'})
@@ -47,50 +46,37 @@ def study(soak: str = "30s", **more: Any) -> StudySpec:
     return parse_simulated(data)
 
 
-Losses = tuple[float, ...]
-
-
 @dataclass
 class Behaviour:
-    """What the workers of a set do: their report, and the loss after so many steps of a long run."""
+    """What the workers of a set do: their report, the loss after so many steps; and which blocks had fresh batches."""
 
     update: dict[str, Any] = field(default_factory=dict)
     late: Callable[[int], float] | None = None
+    fresh: list[bool] = field(default_factory=list)
 
 
-class Acting(SimulatedLauncher):
+def acting(spec: StudySpec, parts: dict[FlagSet, Behaviour]) -> Noting:
     """Workers of some sets tell other losses than the formula's."""
 
-    parts: dict[FlagSet, Behaviour]
-    fresh: list[bool]
-
-    def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> SimulatedWorker:
-        worker = super().start(settings, folder, progress=progress)
-        part = self.parts.get(settings)
-        if part is None:
-            return worker
+    def after(worker: SimulatedWorker, settings: FlagSet, folder: Path) -> None:
+        part = parts.get(settings, Behaviour())
         worker.report = worker.report.model_copy(update=part.update)
-        run, late, done = worker.run_block, part.late, 0
 
-        def run_block(steps: int) -> Losses:
-            nonlocal done
-            times, done = run(steps), done + steps
-            worker.last_loss = late(done) if late is not None else worker.last_loss
-            self.fresh.append(worker.fresh_batches)
-            return times
+        def tell(times: Times, done: int) -> None:
+            worker.last_loss = part.late(done + len(times)) if part.late is not None else worker.last_loss
+            part.fresh.append(worker.fresh_batches)
 
-        worker.run_block = run_block  # type: ignore[method-assign]
-        return worker
+        if settings in parts:
+            on_blocks(worker, tell)
+
+    return Noting(spec, after=after)
 
 
 @pytest.fixture
 def tried(run_replay: Run) -> Callable[..., tuple[Any, Store, TrialResult]]:
     def run(settings: FlagSet, *, soak: str = "30s", folder: str = "run", **parts: Behaviour) -> Any:
-        spec = study(soak)
-        launcher = Acting(spec)
-        launcher.parts = {{"reference": FlagSet(), "mine": settings, "rounding": OTHER_ROUNDING}[n]: p
-                          for n, p in parts.items()}  # fmt: skip
-        launcher.fresh = []
+        spec, names = study(soak), {"reference": FlagSet(), "mine": settings, "rounding": OTHER_ROUNDING}
+        launcher = acting(spec, {names[n]: part for n, part in parts.items()})
         first = (("set", settings),)
         conclusion, store, _ = run_replay(spec, trials=1, first=first, space=SPACE, launcher=launcher, folder=folder)
         return conclusion, store, store.of(TrialResult)[0]
@@ -102,9 +88,6 @@ def off_by(share: float, *, first: float = 0.0) -> dict[str, Any]:
     """Losses and norms that are off at every step but the first."""
     losses = (LOSSES[0] * (1 + first), *(x * (1 + share) for x in LOSSES[1:]))
     return {"losses": losses, "grad_norms": losses}
-
-
-# ---------------------------------------------------------------------- rounding only
 
 
 def test_options_that_change_rounding_only_are_compared_step_by_step(tried: Any) -> None:
@@ -146,9 +129,6 @@ def test_a_program_without_losses_is_inconclusive_and_not_exported(tried: Any) -
         winner_of(store)
 
 
-# ---------------------------------------------------------------------- another dtype
-
-
 def half(**more: Any) -> dict[str, Any]:
     return {"dtype": "bfloat16", **off_by(0.004, first=0.002), **more}
 
@@ -164,7 +144,6 @@ def test_another_dtype_is_judged_by_the_loss_of_the_soak_and_everybody_is_told(t
     assert trial.loss.basis is LossBasis.DTYPE
     assert not trial.loss.is_final
     (soak,) = store.of(SoakRecord)
-    assert soak.loss is not None
     assert soak.loss.is_ok
     assert soak.loss.difference == pytest.approx(0.01 / 3, abs=0.002)
     words = f"dtype changes: judged by loss over {soak.step_count} steps"
@@ -178,11 +157,9 @@ def test_a_dtype_that_trains_worse_over_the_soak_is_no_winner(tried: Any) -> Non
     conclusion, store, _ = tried(HALF, mine=Behaviour(half(), scattered(3.3)), reference=Behaviour(late=scattered(3.0)))
     assert conclusion.outcome is Outcome.NOTHING_BEATS_THE_DEFAULT
     assert "was faster but failed" in conclusion.sentence
-    failure = store.of(SoakRecord)[0].failure
-    assert failure is not None
+    failure = there(store.of(SoakRecord)[0].failure)
     assert (failure.kind, failure.phase) == (FailureKind.WRONG_LOSS, "soak")
-    told = re.search(r"difference \+([\d.]+) %", failure.message)
-    assert told is not None
+    told = there(re.search(r"difference \+([\d.]+) %", failure.message))
     assert float(told[1]) == pytest.approx(10, abs=0.5)
 
 
@@ -210,41 +187,28 @@ def test_without_a_soak_it_is_exported_only_by_force_and_never_holds(tried: Any,
     assert "loss" in [d.field for d in verified.differences]
 
 
-# ---------------------------------------------------------------------- another batch
-
-
-def test_another_batch_is_compared_at_equal_work_and_both_soak_with_fresh_batches(run_replay: Run) -> None:
-    spec = study()
-    launcher = Acting(spec)
-    launcher.parts, launcher.fresh = {BIG: Behaviour(late=lambda step: scattered(3.0)(2 * step))}, []
-    launcher.parts[FlagSet()] = Behaviour(late=scattered(3.0, seed=5))
-    conclusion, store, _ = run_replay(spec, trials=1, first=(("big", BIG),), space=SPACE, launcher=launcher)
-    (trial,) = store.of(TrialResult)
-    assert trial.loss is not None
+def test_another_batch_is_compared_at_equal_work_and_both_soak_with_fresh_batches(tried: Any) -> None:
+    mine, reference = Behaviour(late=lambda step: scattered(3.0)(2 * step)), Behaviour(late=scattered(3.0, seed=5))
+    conclusion, store, trial = tried(BIG, mine=mine, reference=reference)
     assert trial.loss.basis is LossBasis.WORK
     assert "agree at 3 points of equal work" in trial.loss.words
     assert conclusion.settings == BIG
     soak = store.of(SoakRecord)[0]
-    assert soak.loss is not None
     assert soak.loss.is_ok
     assert "the work of a step changes: judged by loss over" in soak.loss.words
-    assert launcher.fresh.count(True) >= 10
-    assert not launcher.fresh[0]  # what is timed uses batches that were made before
-    assert soak.directory is not None
+    assert (mine.fresh + reference.fresh).count(True) >= 10
+    assert not mine.fresh[0]  # what is timed uses batches that were made before
     assert (store.path / soak.directory / "reference" / "worker.log").exists()
 
 
-def test_a_batch_that_trains_the_same_rows_is_no_winner(tried: Any) -> None:
+def test_a_batch_that_trains_the_same_rows_or_never_moves_is_no_winner(tried: Any) -> None:
     same = {"losses": LOSSES, "grad_norms": LOSSES}
     conclusion, _, trial = tried(BIG, mine=Behaviour(same))
     assert trial.failure.kind is FailureKind.WRONG_LOSS
     assert "it trains the same rows" in trial.failure.message
     assert conclusion.outcome is Outcome.NOTHING_RAN
-
-
-def test_a_batch_whose_loss_never_moves_is_no_winner(tried: Any) -> None:
     still = {"losses": (6.51,) * 5, "grad_norms": (6.6, 6.4, 6.5, 6.7, 6.6)}
-    _, _, trial = tried(BIG, mine=Behaviour(still))
+    _, _, trial = tried(BIG, mine=Behaviour(still), folder="still")
     assert "does not change from step to step" in trial.failure.message
 
 
@@ -253,9 +217,6 @@ def test_a_batch_that_lags_behind_in_the_soak_is_no_winner(tried: Any) -> None:
     conclusion, _, _ = tried(BIG, **parts)
     assert conclusion.outcome is Outcome.NOTHING_BEATS_THE_DEFAULT
     assert "the work of a step changes" in conclusion.sentence
-
-
-# ---------------------------------------------------------------------- flags alone
 
 
 def test_flags_alone_are_judged_as_ever(tried: Any) -> None:

@@ -16,6 +16,7 @@ from autotune.model.measurement import WorkerReport
 from autotune.model.records import REFERENCE_NUMBER, TrialConfig, TrialResult, TrialStatus
 from autotune.rundir.store import Store
 from autotune.stats.estimates import SequentialPlan
+from tests.runs import there
 
 SET = FlagSet({"xla_a": "1"})
 
@@ -59,14 +60,12 @@ def test_a_program_that_is_known_is_not_measured_again(
     assert (result.status, result.same_as, count) == (TrialStatus.SAME_PROGRAM, duplicate, 0)
 
 
-def test_a_program_of_its_own_is_measured_and_known_from_then_on(finished: Store, tmp_path: Path) -> None:
+def test_a_program_of_its_own_is_measured_and_known_unless_it_compiles_another_later(
+    finished: Store, tmp_path: Path
+) -> None:
     result, count = tried(finished, tmp_path, reference="the default's", first="new", last="new")
     assert (result.status, result.program_key, count) == (TrialStatus.MEASURED, "new", 1)
-
-
-def test_one_that_compiled_another_program_later_stands_for_none(finished: Store, tmp_path: Path) -> None:
-    """It compiles at random, or more as it runs: another set with its first program is no duplicate of it."""
+    # It compiles at random, or more as it runs: another set with its first program is no duplicate of it.
     result, _ = tried(finished, tmp_path, reference="the default's", first="new", last="another")
     assert (result.status, result.program_key) == (TrialStatus.MEASURED, None)
-    assert result.worker is not None
-    assert result.worker.fingerprint == "another"
+    assert there(result.worker).fingerprint == "another"

@@ -19,7 +19,7 @@ from autotune.model.spec import parse_study
 from autotune.rundir.store import Folders
 from autotune.stats.estimates import estimate_pairs
 from autotune.workers.local import LocalLauncher
-from tests.runs import Told
+from tests.runs import Told, there
 
 OPTIONS = {
     "batch": [4, 8],
@@ -88,12 +88,10 @@ def test_what_real_options_do_to_work_and_first_losses(lane: Lane) -> None:
         assert found.loss is not None
         assert (found.loss.basis, found.loss.is_ok) == (LossBasis.ROUNDING, True)
     wrong = lane.trial(learning_rate=3e-3)
-    assert wrong.failure is not None
-    assert wrong.failure.kind is FailureKind.WRONG_LOSS
+    assert there(wrong.failure).kind is FailureKind.WRONG_LOSS
     half = lane.trial(dtype="bfloat16")
     assert half.failure is None, half.failure
-    assert half.loss is not None
-    assert half.loss.basis is LossBasis.DTYPE
+    assert there(half.loss).basis is LossBasis.DTYPE
     lane.sink.pairs.clear()
     big = lane.trial(batch=8)
     assert big.failure is None, big.failure
@@ -113,5 +111,4 @@ def test_what_a_soak_says_of_real_options(lane: Lane) -> None:
         assert soak.loss is not None
         assert soak.loss.is_ok, soak.loss
     wrong = lane.soak(LossBasis.DTYPE, learning_rate=3e-3)
-    assert wrong.failure is not None
-    assert wrong.failure.kind is FailureKind.WRONG_LOSS
+    assert there(wrong.failure).kind is FailureKind.WRONG_LOSS

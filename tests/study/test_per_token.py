@@ -17,9 +17,8 @@ from autotune.model.spec import StudySpec, parse_study
 from autotune.rundir.store import Store
 from autotune.settings.space import Parameter, SearchSpace
 from autotune.stats.estimates import Verdict, judge
-from autotune.workers.base import Progress
-from harness.simulated_machine import SimulatedLauncher, SimulatedWorker, parse_simulated
-from tests.runs import Run
+from harness.simulated_machine import SimulatedWorker, parse_simulated
+from tests.runs import Noting, Run, there
 
 BIG, SMALL = FlagSet({"option.batch": "16"}), FlagSet({"option.batch": "4"})
 SPACE = SearchSpace((Parameter(name="option.batch", choices=("4", "8", "16"), default="8"),))
@@ -62,8 +61,7 @@ def test_a_longer_step_with_more_tokens_wins_and_a_shorter_one_with_fewer_does_n
     assert small.estimate.ratio == pytest.approx(1.2, rel=0.02)
     assert conclusion.outcome is Outcome.WINNER
     assert conclusion.settings == BIG
-    assert conclusion.estimate is not None
-    assert conclusion.estimate.ratio == pytest.approx(0.8, rel=0.02)
+    assert there(conclusion.estimate).ratio == pytest.approx(0.8, rel=0.02)
     assert re.search(r"time per token ratio 0\.(79|80)", conclusion.sentence)
     assert {f.work for f in store.of(FinalistResult)} == {big.work}
     assert all(r.work == big.work for r in store.of(ConfirmRun))
@@ -75,30 +73,18 @@ def test_a_batch_that_pays_is_kept_although_the_step_is_shorter_without_it(run_r
     conclusion, store, _ = run_replay(spec, trials=1, first=sets(both), space=SPACE)
     batch = next(a for a in store.of(AblationResult) if a.left_out == "option.batch")
     assert batch.kept
-    assert batch.comparison is not None
-    assert batch.comparison.work == WorkPerStep(reference=8192, candidate=4096)
+    assert there(batch.comparison).work == WorkPerStep(reference=8192, candidate=4096)
     assert conclusion.settings == both
 
 
-# ---------------------------------------------------------------------- liars
+def lying(spec: StudySpec, liar: FlagSet, tokens: int | None) -> Noting:
+    """Workers of one set say that their steps do something else."""
 
+    def lie(worker: SimulatedWorker, settings: FlagSet, folder: Path) -> None:
+        if settings == liar:
+            worker.report = worker.report.model_copy(update={"tokens_per_step": tokens})
 
-class Telling(SimulatedLauncher):
-    """Workers of some sets say that their steps do something else."""
-
-    told: tuple[FlagSet, int | None]
-
-    def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> SimulatedWorker:
-        worker = super().start(settings, folder, progress=progress)
-        if settings == self.told[0]:
-            worker.report = worker.report.model_copy(update={"tokens_per_step": self.told[1]})
-        return worker
-
-
-def lying(spec: StudySpec, settings: FlagSet, tokens: int | None) -> Telling:
-    launcher = Telling(spec)
-    launcher.told = (settings, tokens)
-    return launcher
+    return Noting(spec, after=lie)
 
 
 @pytest.mark.parametrize("mode", ["interleaved", "aba"])
@@ -108,8 +94,7 @@ def test_a_flag_that_claims_more_tokens_is_no_winner(run_replay: Run, mode: str)
     conclusion, store, _ = run_replay(
         spec, trials=1, first=sets(flag), space=SPACE, launcher=lying(spec, flag, 3 * 4096)
     )
-    failure = trial_of(store, flag).failure
-    assert failure is not None
+    failure = there(trial_of(store, flag).failure)
     assert (failure.kind, failure.phase) == (FailureKind.WORKLOAD_ERROR, "check")
     assert "flags change how fast it is" in failure.message
     assert conclusion.outcome is Outcome.NOTHING_RAN
@@ -118,8 +103,7 @@ def test_a_flag_that_claims_more_tokens_is_no_winner(run_replay: Run, mode: str)
 def test_an_arm_that_tells_nothing_beside_one_that_does_is_told_what_to_name(run_replay: Run) -> None:
     spec = study({"option.batch=16": 0.5})
     conclusion, store, _ = run_replay(spec, trials=1, first=sets(BIG), space=SPACE, launcher=lying(spec, BIG, None))
-    failure = trial_of(store, BIG).failure
-    assert failure is not None
+    failure = there(trial_of(store, BIG).failure)
     assert "the reference says 4096, the candidate nothing" in failure.message
     assert 'workload.tokens_per_step = "batch * seq"' in failure.message
     assert conclusion.outcome is Outcome.NOTHING_RAN
@@ -134,12 +118,8 @@ def test_what_the_study_says_of_a_step_counts_and_a_program_that_says_otherwise_
     assert store.of(AaRecord)[0].reference.tokens_per_step == 8 * 512
     spec = study({"option.batch=16": 1.6}, tokens={"option.batch=16": 5.0}, workload=declared)
     _, store, _ = run_replay(spec, trials=1, first=sets(BIG), space=SPACE, folder="liar")
-    failure = trial_of(store, BIG).failure
-    assert failure is not None
+    failure = there(trial_of(store, BIG).failure)
     assert "gives 8192 for batch=16 but the program says 20480" in failure.message
-
-
-# ---------------------------------------------------------------------- before anything is measured
 
 
 def test_an_entry_that_does_not_tell_its_tokens_cannot_have_its_options_searched() -> None:

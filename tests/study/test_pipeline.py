@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import Failure, FailureKind
+from autotune.model.measurement import FailureKind
 from autotune.model.records import (
     AaRecord,
     ConclusionRecord,
@@ -23,37 +22,31 @@ from autotune.model.records import (
     TrialResult,
     TrialStatus,
 )  # fmt: skip
-from autotune.rundir.store import Store
+from autotune.model.spec import StudySpec
 from autotune.settings.space import Parameter, SearchSpace
 from autotune.stats.estimates import Verdict
 from autotune.workers.base import WorkerFailed
-from harness.simulated_machine import SimulatedLauncher, SimulatedWorker
-from tests.runs import SPACE, Run, record, replay_study
+from tests.runs import EFFECTS, SPACE, Noting, Run, failed, replay_study, there
 
-EFFECTS = {"xla_a=1": 0.95, "xla_b=1": 1.04, "xla_d=2": 0.97}
 RANDOM = {"search": {"sampler": "random"}}
 """For studies whose proposals do not matter: a model of the trials costs half of a run."""
 
 
-@pytest.fixture(scope="module")
-def proven(tmp_path_factory: pytest.TempPathFactory) -> tuple[ConclusionRecord, Store]:
-    """A study with a winner; to be read only."""
-    store = record(tmp_path_factory.mktemp("proven") / "run", replay_study(effects=EFFECTS), trials=20)
-    conclusion = store.last(ConclusionRecord)
-    assert conclusion is not None
-    return conclusion, store
-
-
 def test_the_best_set_is_found_minimised_and_proven(run_replay: Run) -> None:
     spec = replay_study(effects=EFFECTS, inert=["xla_c=1"], noise="quiet")
-    conclusion, _, diary = run_replay(spec, trials=25)
+    conclusion, store, diary = run_replay(spec, trials=25)
     assert conclusion.outcome is Outcome.WINNER
     assert conclusion.settings == FlagSet({"xla_a": 1, "xla_d": 2})
-    assert conclusion.estimate is not None
     # One interval in twenty misses; coverage is tested where many are drawn. Here the figure is the right one.
-    assert conclusion.estimate.ratio == pytest.approx(0.95 * 0.97, abs=0.005)
+    assert there(conclusion.estimate).ratio == pytest.approx(0.95 * 0.97, abs=0.005)
     assert diary.stages[:3] == ["A/A run", "search", "minimise"]
     assert diary.stages[-2:] == ["confirm", "soak"]
+    # The interval that is reported holds those of the proof and of isolated runs.
+    proofs = {f.stage: f for f in store.of(FinalistResult) if f.settings == conclusion.settings}
+    said = there(conclusion.estimate)
+    assert said.pair_count == proofs["confirm"].process_count == 12
+    ends = [e for e in (proofs["confirm"].corrected, proofs["isolated"].estimate) if e is not None]
+    assert (said.low, said.high) == (min(e.low for e in ends), max(e.high for e in ends))
 
 
 def test_no_effect_means_no_winner(run_replay: Run) -> None:
@@ -61,18 +54,6 @@ def test_no_effect_means_no_winner(run_replay: Run) -> None:
     assert conclusion.outcome is Outcome.NOTHING_BEATS_THE_DEFAULT
     assert conclusion.settings is None
     assert re.search(r"no setting tried beats the default on this machine by more than [\d.]+ %", conclusion.sentence)
-
-
-def test_the_reported_interval_is_the_proof_s_and_that_of_isolated_runs(
-    proven: tuple[ConclusionRecord, Store],
-) -> None:
-    conclusion, store = proven
-    proofs = {f.stage: f for f in store.of(FinalistResult) if f.settings == conclusion.settings}
-    said = conclusion.estimate
-    assert said is not None
-    assert said.pair_count == proofs["confirm"].process_count == 12
-    ends = [e for e in (proofs["confirm"].corrected, proofs["isolated"].estimate) if e is not None]
-    assert (said.low, said.high) == (min(e.low for e in ends), max(e.high for e in ends))
 
 
 def test_going_on_adds_exactly_the_missing_trials(run_replay: Run) -> None:
@@ -110,6 +91,9 @@ def test_no_set_is_proposed_twice_and_a_small_space_ends_the_search(run_replay: 
     results = store.of(TrialResult)
     assert len({r.settings for r in results}) == len(results) == 3 * 2 * 3 - 1
     assert any("whole space is tried" in n for n in diary.notes)
+    listed = SearchSpace((Parameter(name="xla_a", choices=("1", "2"), default="0"),))  # without the default
+    _, store, _ = run_replay(replay_study(), trials=9, space=listed, folder="listed")
+    assert sorted(r.settings["xla_a"] for r in store.of(TrialResult)) == ["1", "2"]
 
 
 @pytest.mark.parametrize("mode", ["interleaved", "aba"])
@@ -131,81 +115,49 @@ def test_named_sets_go_first_and_keep_their_origin(run_replay: Run) -> None:
     assert [r.origin for r in store.of(TrialResult)] == ["your environment", "recipe x", "additive", "additive"]
 
 
-def test_a_reference_that_cannot_run_is_an_error_with_its_last_lines(run_replay: Run) -> None:
-    spec = replay_study(failures={"xla_base=1": "compile_error"}, study={"baseline": {"xla_base": 1}})
+@pytest.mark.parametrize("mode", ["interleaved", "aba"])
+def test_a_reference_that_cannot_run_is_an_error_with_its_last_lines(run_replay: Run, mode: str) -> None:
+    baseline = {"baseline": {"xla_base": 1}, "measure": {"mode": mode}}
+    spec = replay_study(failures={"xla_base=1": "compile_error"}, study=baseline)
     with pytest.raises(LaunchError, match=r"(?s)reference .*xla_base=1.* must run but did not: compile_error"):
         run_replay(spec)
 
 
-class Faulty(SimulatedLauncher):
-    """Fails as told before it works: which start or which block, and how."""
+def faulty(spec: StudySpec, fails: Callable[[Noting, FlagSet], bool], error: WorkerFailed) -> Noting:
+    """Some starts fail before they work."""
 
-    def __init__(self, *args: Any, fail_start: Callable[[int, FlagSet], WorkerFailed | None], **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._fail_start = fail_start
-        self.starts = 0
-
-    def start(self, settings: FlagSet, folder: Path, *, progress: Callable[[str], None]) -> SimulatedWorker:
-        self.starts += 1
-        if (error := self._fail_start(self.starts, settings)) is not None:
+    def before(settings: FlagSet, folder: Path) -> None:
+        if fails(launcher, settings):
             raise error
-        return super().start(settings, folder, progress=progress)
 
-
-def failure(kind: FailureKind, *, infrastructure: bool) -> WorkerFailed:
-    return WorkerFailed(Failure(kind=kind, message="m", phase="launch"), infrastructure=infrastructure)
+    launcher = Noting(spec, before=before)
+    return launcher
 
 
 def test_faults_of_the_machine_are_tried_again_and_recorded(run_replay: Run) -> None:
-    spec = replay_study()
-    launcher = Faulty(spec,
-        fail_start=lambda n, s: failure(FailureKind.LAUNCH, infrastructure=True) if n in (3, 4) else None,
-    )  # fmt: skip
+    spec, error = replay_study(), failed(FailureKind.LAUNCH, phase="launch", is_outer=True)
+    launcher = faulty(spec, lambda launcher, settings: len(launcher.started) in (3, 4), error)
     _, store, _ = run_replay(spec, trials=2, launcher=launcher)
     assert [r.failure for r in store.of(TrialResult)] == [None, None]
     assert len(store.of(IncidentRecord)) == 2
 
 
 def test_faults_of_a_set_are_never_tried_again(run_replay: Run) -> None:
-    spec = replay_study(study=RANDOM)
-    crashing: list[FlagSet] = []
-
-    def fail(number: int, settings: FlagSet) -> WorkerFailed | None:
-        if "xla_a" in settings:
-            crashing.append(settings)
-            return failure(FailureKind.OUT_OF_MEMORY, infrastructure=False)  # whose cause is not looked for
-        return None
-
-    _, store, _ = run_replay(spec, trials=8, launcher=Faulty(spec, fail_start=fail))
+    spec, error = replay_study(study=RANDOM), failed(FailureKind.OUT_OF_MEMORY)  # whose cause is not looked for
+    launcher = faulty(spec, lambda launcher, settings: "xla_a" in settings, error)
+    _, store, _ = run_replay(spec, trials=8, launcher=launcher)
+    crashing = [s for s in launcher.sets if "xla_a" in s]
     assert len(crashing) == len(set(crashing)) == sum(r.failure is not None for r in store.of(TrialResult)) > 0
     assert store.of(IncidentRecord) == []
 
 
 def test_a_finalist_that_fails_in_a_fresh_process_does_not_win(run_replay: Run) -> None:
-    spec = replay_study(effects={"xla_a=1": 0.9})
-    seen: dict[FlagSet, int] = {}
-
-    def fail(number: int, settings: FlagSet) -> WorkerFailed | None:
-        seen[settings] = seen.get(settings, 0) + 1
-        # Works once, in the search, and crashes whenever it is started again.
-        return failure(FailureKind.CRASH, infrastructure=False) if "xla_a" in settings and seen[settings] > 1 else None
-
-    conclusion, store, _ = run_replay(
-        spec,
-        trials=3,
-        first=(("fickle", FlagSet({"xla_a": 1})),),
-        launcher=Faulty(spec, fail_start=fail),
-    )
+    """It works once, in the search, and crashes whenever it is started again."""
+    spec, first = replay_study(effects={"xla_a=1": 0.9}), (("fickle", FlagSet({"xla_a": 1})),)
+    launcher = faulty(spec, lambda x, s: "xla_a" in s and x.sets.count(s) > 1, failed(FailureKind.CRASH))
+    conclusion, store, _ = run_replay(spec, trials=3, first=first, launcher=launcher)
     assert conclusion.outcome is Outcome.INCONCLUSIVE  # what was not proven leaves gains open
-    failed = [f for f in store.of(FinalistResult) if f.failure is not None]
-    assert failed
-    assert all(f.verdict is Verdict.UNRESOLVED for f in failed)
-
-
-def test_values_listed_without_the_default_are_all_tried(run_replay: Run) -> None:
-    space = SearchSpace((Parameter(name="xla_a", choices=("1", "2"), default="0"),))
-    _, store, _ = run_replay(replay_study(), trials=9, space=space)
-    assert sorted(r.settings["xla_a"] for r in store.of(TrialResult)) == ["1", "2"]
+    assert {f.verdict for f in store.of(FinalistResult) if f.failure is not None} == {Verdict.UNRESOLVED}
 
 
 def test_a_fast_but_wrong_set_never_wins(run_replay: Run) -> None:

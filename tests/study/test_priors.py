@@ -33,9 +33,6 @@ def test_what_nothing_is_known_of_shares_the_expected_number() -> None:
     found = priors_of(space(*NAMES), None)
     assert sum(p.p_active for p in found.values()) == pytest.approx(EXPECTED)
     assert {p.why for p in found.values()} == {""}
-
-
-def test_a_few_settings_are_not_all_thought_to_act() -> None:
     assert max(p.p_active for p in priors_of(space(*NAMES[:3]), None).values()) == pytest.approx(MOST_LIKELY)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import Failure, FailureKind
+from autotune.model.measurement import FailureKind
 from autotune.model.records import ConclusionRecord, ConfirmRun, FinalistResult, Outcome, ProofRecord, TrialResult
 from autotune.results.recompute import disagreements
 from autotune.rundir.store import RECORDS, Store
@@ -17,9 +17,7 @@ from autotune.settings.space import SearchSpace
 from autotune.stats.estimates import TrialFinding, Verdict
 from autotune.stats.proof import ERROR
 from autotune.study.budget import TimeLeft
-from autotune.workers.base import Progress, WorkerFailed
-from harness.simulated_machine import SimulatedLauncher, SimulatedWorker
-from tests.runs import EFFECTS, Run, replay_study
+from tests.runs import EFFECTS, Noting, Run, failed, replay_study, rewrite, there
 
 NOTHING = SearchSpace(())
 FAST = FlagSet({"xla_a": "1"})
@@ -85,12 +83,14 @@ def test_the_plan_of_a_proof_stands_before_its_first_pair(run_replay: Run) -> No
     assert sum(p.error for p in confirm) < ERROR
 
 
-def test_a_set_that_does_nothing_ends_before_the_cap(run_replay: Run) -> None:
+def test_a_set_that_does_nothing_ends_before_the_cap_or_is_not_proven_at_all(run_replay: Run) -> None:
     _, store, _ = run_replay(study(0.9999), trials=1, first=FIRST, space=NOTHING)
     for found in store.of(FinalistResult):
         assert found.process_count < 20
         assert not found.is_passed
         assert found.reason
+    _, store, _ = run_replay(study(1.0), trials=1, first=FIRST, space=NOTHING)
+    assert not store.of(ConfirmRun)
 
 
 def test_a_larger_cap_goes_on_by_the_first_plan(run_replay: Run) -> None:
@@ -135,14 +135,8 @@ def test_whoever_was_stopped_anywhere_ends_with_the_same_proof(run_replay: Run, 
 
 
 def forge(store: Store, change: Any) -> list[str]:
-    file = store.path / RECORDS
-    lines = [json.loads(line) for line in file.read_text().splitlines()]
-    lines = change(lines) or lines
-    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    again = Store.open(store.path)
-    conclusion = again.last(ConclusionRecord)
-    assert conclusion is not None
-    return disagreements(again, conclusion)
+    again = rewrite(store.path, change)
+    return disagreements(again, there(again.last(ConclusionRecord)))
 
 
 def test_a_plan_that_was_edited_or_made_afterwards_is_told(run_replay: Run) -> None:
@@ -204,23 +198,13 @@ def test_a_set_that_one_pair_of_processes_makes_look_slow_is_proven_all_the_same
     raise AssertionError("no seed makes the set look slow")
 
 
-def test_a_set_whose_interval_leaves_no_room_is_not_proven(run_replay: Run) -> None:
-    _, store, _ = run_replay(study(1.0), trials=1, first=FIRST, space=NOTHING)
-    assert not store.of(ConfirmRun)
-
-
-class FailingIsolated(SimulatedLauncher):
-    """The set fails in its third run alone."""
-
-    def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> SimulatedWorker:
-        if "/isolated-" in folder.as_posix() and folder.name.endswith("-02") and "xla_a" in settings:
-            raise WorkerFailed(Failure(kind=FailureKind.CRASH, message="it fell", phase="step"))
-        return super().start(settings, folder, progress=progress)
-
-
 def test_a_set_that_fails_in_any_run_alone_is_no_winner(run_replay: Run) -> None:
+    def fail_in_the_third(settings: FlagSet, folder: Path) -> None:
+        if "/isolated-" in folder.as_posix() and folder.name.endswith("-02") and "xla_a" in settings:
+            raise failed(FailureKind.CRASH, "it fell")
+
     spec = study(0.9)
-    launcher = FailingIsolated(spec)
+    launcher = Noting(spec, before=fail_in_the_third)
     conclusion, store, _ = run_replay(spec, trials=1, first=FIRST, space=NOTHING, launcher=launcher)
     assert conclusion.outcome is not Outcome.WINNER
     assert "it fell" in conclusion.sentence

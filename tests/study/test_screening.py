@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,9 @@ from autotune.study.confirm import minimise_set
 from autotune.study.screen import StudyScreener, is_wanted
 from autotune.study.stages import run_study
 from harness.simulated import GivenSetup, given_run
-from harness.simulated_machine import SimulatedLauncher, SimulatedWorker, parse_simulated
-from tests.compiler.rules import BUFFER, COMBINE, OVERLAP, SLOP, TRITON, Rules, screen, space
-from tests.runs import Diary, asking
+from harness.simulated_machine import parse_simulated
+from tests.compiler.rules import BUFFER, COMBINE, OVERLAP, SLOP, TRITON, Deaf, Rules, screen, space
+from tests.runs import Diary, Noting, asking, there
 
 EFFECTS = {f"{COMBINE}=11": 0.93, f"{BUFFER}=true": 0.5}
 INERT = [f"{SLOP}=17", f"{SLOP}=19"]
@@ -44,39 +44,29 @@ def study(platform: str = "cuda", **more: Any) -> StudySpec:
     )
 
 
-class Counting(SimulatedLauncher):
-    """Remembers what it started."""
-
-    def __init__(self, spec: StudySpec) -> None:
-        super().__init__(spec)
-        self.started: list[FlagSet] = []
-
-    def start(self, settings: FlagSet, folder: Path, *, progress: Any) -> SimulatedWorker:
-        self.started.append(settings.without("XLA_CLIENT_MEM_FRACTION"))
-        return super().start(settings, folder, progress=progress)
-
-
-Run = Callable[..., tuple[ConclusionRecord, Store, Diary, Counting]]
+Run = Callable[..., tuple[ConclusionRecord, Store, Diary, Noting]]
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+def screened(monkeypatch: pytest.MonkeyPatch) -> Callable[[StudySpec, Any], None]:
+    """Lets the screen of a simulated study, which by itself has none, compile by rules."""
+
+    def screened(spec: StudySpec, rules: Any) -> None:
+        monkeypatch.setattr(stage, "open_screener", lambda *_, **__: contextlib.nullcontext((spec, screen(rules))))
+        monkeypatch.setattr(stage, "is_wanted", lambda spec: (True, ""))
+
+    return screened
+
+
+@pytest.fixture
+def run(tmp_path: Path, screened: Any) -> Run:
     """Runs a simulated study whose screen compiles by rules."""
 
     def go(
-        spec: StudySpec,
-        rules: Any,
-        *,
-        trials: int = 6,
-        first: tuple[tuple[str, FlagSet], ...] = (),
-    ) -> tuple[ConclusionRecord, Store, Diary, Counting]:
-        @contextlib.contextmanager
-        def opened(*_: Any, **__: Any) -> Iterator[Any]:
-            yield spec, screen(rules)
-
-        monkeypatch.setattr(stage, "open_screener", opened)
-        monkeypatch.setattr(stage, "is_wanted", lambda spec: (True, ""))  # a simulated study is not, by itself
-        diary, launcher = Diary(), Counting(spec)
+        spec: StudySpec, rules: Any, *, trials: int = 6, first: tuple[tuple[str, FlagSet], ...] = ()
+    ) -> tuple[ConclusionRecord, Store, Diary, Noting]:
+        screened(spec, rules)
+        diary, launcher = Diary(), Noting(spec)
         setup = GivenSetup(given_space=space(), first=first, given_launcher=launcher)
         study = given_run(asking(spec, trials), tmp_path / "run", setup, diary)
         return run_study(study), study.store, diary, launcher
@@ -87,10 +77,9 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 def test_no_ops_are_never_proposed_and_the_winner_is_found(run: Run) -> None:
     conclusion, store, diary, launcher = run(study(), Rules())
     assert conclusion.settings == FlagSet({COMBINE: 11})
-    assert {s for s in launcher.started if SLOP in s} == {FlagSet({SLOP: "17"})}  # once, to recheck no-ops
+    assert {s for s in launcher.sets if SLOP in s} == {FlagSet({SLOP: "17"})}  # once, to recheck no-ops
     assert diary.stages[:3] == ["A/A run", "screen", "search"]
-    record = store.last(ScreenRecord)
-    assert record is not None
+    record = there(store.last(ScreenRecord))
     assert record.report is not None
     assert record.target == "h100-sxm"
     assert any(SLOP in note and "no-ops here" in note for note in diary.notes)
@@ -103,13 +92,13 @@ def test_set_that_does_not_fit_is_a_failed_trial_that_was_never_launched(run: Ru
     assert result.failure is not None
     assert (result.failure.kind, result.failure.phase) == (FailureKind.OUT_OF_MEMORY, "screen")
     assert "70 GiB" in result.failure.message
-    assert not any(BUFFER in s for s in launcher.started)
+    assert not any(BUFFER in s for s in launcher.sets)
 
 
 def test_memory_is_not_believed_where_the_reference_runs_though_it_should_not_fit(run: Run) -> None:
     _, store, diary, launcher = run(study(), Rules(peak_gib=75), trials=2, first=(("a", FlagSet({BUFFER: "true"})),))
     assert store.of(TrialResult)[0].status is TrialStatus.MEASURED
-    assert FlagSet({BUFFER: "true"}) in launcher.started
+    assert FlagSet({BUFFER: "true"}) in launcher.sets
     assert any("is ignored" in note for note in diary.notes)
 
 
@@ -130,7 +119,7 @@ def test_equal_programs_share_one_measurement_unless_something_is_read_at_run_ti
     assert (results[1].same_as, results[2].same_as) == (1, 0)
     assert results[1].comparison == results[0].comparison
     assert results[2].comparison is None
-    assert not any(SLOP in s for s in launcher.started)
+    assert not any(SLOP in s for s in launcher.sets)
 
 
 def test_a_resumed_study_is_not_screened_again_and_still_shares(run: Run) -> None:
@@ -154,34 +143,25 @@ def test_a_study_that_goes_on_is_screened_again_where_the_gpu_is_described_other
     assert len({r["target_digest"] for r in reports}) == len(reports) == 2
 
 
-class Deaf(Rules):
-    """A compiler to which no flag arrives: every set is the reference's program."""
-
-    def name(self, settings: Mapping[str, str]) -> str:
-        return "always the same"
-
-    def canaries(self, settings: FlagSet) -> list[str]:
-        return []
-
-
 def test_a_screen_to_which_all_are_no_ops_is_not_believed_and_the_winner_is_found(run: Run) -> None:
     conclusion, store, diary, _ = run(study(), Deaf())
-    assert conclusion.settings is not None
-    assert conclusion.settings[BUFFER] == "true"
+    assert there(conclusion.settings)[BUFFER] == "true"
     assert [r.report for r in store.of(ScreenRecord)] == [None]
     assert any("continues without a screen" in note and "canary" in note for note in diary.notes)
     assert not any("no-ops here" in note for note in diary.notes)
 
 
 class Failing(Rules):
-    """A compiler that cannot even do the reference."""
+    """A compiler that cannot even do the reference, or breaks at sets with one setting."""
 
-    def __init__(self, error: Exception) -> None:
+    def __init__(self, error: Exception, at: str = "") -> None:
         super().__init__()
-        self.error = error
+        self.error, self.at = error, at
 
     def compile(self, sets: Any) -> Iterator[Any]:
-        raise self.error
+        if not self.at or any(self.at in s for s in sets):
+            raise self.error
+        return super().compile(sets)
 
 
 @pytest.mark.parametrize(
@@ -190,29 +170,18 @@ class Failing(Rules):
 def test_a_screen_that_cannot_run_is_a_note_and_the_study_goes_on(run: Run, error: Exception) -> None:
     conclusion, store, diary, _ = run(study(), Failing(error))
     assert conclusion.outcome is Outcome.WINNER
-    record = store.last(ScreenRecord)
-    assert record is not None
+    record = there(store.last(ScreenRecord))
     assert record.report is None
     assert str(error) in record.reason
     assert any("continues without a screen" in note for note in diary.notes)
 
 
-class FailingLater(Rules):
-    """A compiler that breaks once the screen is over."""
-
-    def compile(self, sets: Any) -> Iterator[Any]:
-        if any("xla_gpu_autotune_level" in s for s in sets):
-            raise RuntimeError("broken pipe")
-        return super().compile(sets)
-
-
 @pytest.mark.gate
 def test_a_compiler_that_breaks_in_mid_study_costs_a_note(run: Run) -> None:
-    first = (("breaks it", FlagSet({"xla_gpu_autotune_level": "0"})), ("next", FlagSet({SLOP: "17"})))
-    rules = FailingLater()
-    spec = study()
-    conclusion, store, diary, launcher = run(spec, rules, trials=3, first=first)
-    assert conclusion.outcome in (Outcome.WINNER, Outcome.NOTHING_BEATS_THE_DEFAULT, Outcome.INCONCLUSIVE)
+    later = "xla_gpu_autotune_level"
+    first = (("breaks it", FlagSet({later: "0"})), ("next", FlagSet({SLOP: "17"})))
+    rules = Failing(RuntimeError("broken pipe"), at=later)
+    _, store, diary, launcher = run(study(), rules, trials=3, first=first)
     assert store.of(TrialResult)[0].status is TrialStatus.FAILED or len(launcher.started) > 2
     assert any("broken pipe" in note for note in diary.notes)
 
@@ -221,10 +190,8 @@ def test_what_the_time_does_not_suffice_for_stays_in_the_space(run: Run, monkeyp
     monkeypatch.setattr(StudyScreener, "_limit_s", lambda self: 1e-9)
     spec = study(screen={"enabled": True, "target": "h100-sxm"})
     _, store, diary, _ = run(spec, Rules(), trials=1)
-    record = store.last(ScreenRecord)
-    assert record is not None
-    assert record.report is not None
-    assert set(record.report["skipped"]) >= {COMBINE, BUFFER, SLOP, OVERLAP}
+    record = there(store.last(ScreenRecord))
+    assert set(there(record.report)["skipped"]) >= {COMBINE, BUFFER, SLOP, OVERLAP}
     assert not any("no-ops here" in note for note in diary.notes)
     assert any("6 of 6 settings" in note for note in diary.notes)
 
@@ -232,23 +199,18 @@ def test_what_the_time_does_not_suffice_for_stays_in_the_space(run: Run, monkeyp
 @pytest.mark.gate
 def test_screen_of_a_cpu_study_uses_the_cpu_executable(run: Run) -> None:
     conclusion, store, _, launcher = run(study("cpu"), Rules(target=None))
-    record = store.last(ScreenRecord)
-    assert record is not None
+    record = there(store.last(ScreenRecord))
     assert record.target == "cpu"
-    assert not any(SLOP in s for s in launcher.started)
-    assert conclusion.settings is not None
-    assert conclusion.settings[BUFFER] == "true"  # memory is nobody's concern there
+    assert not any(SLOP in s for s in launcher.sets)
+    assert there(conclusion.settings)[BUFFER] == "true"  # memory is nobody's concern there
 
 
-def test_leaving_out_a_setting_that_changes_no_program_is_not_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    spec, rules, diary = study(), Rules(), Diary()
-    monkeypatch.setattr(stage, "open_screener", lambda *_, **__: contextlib.nullcontext((spec, screen(rules))))
-    monkeypatch.setattr(stage, "is_wanted", lambda spec: (True, ""))
-    launcher = Counting(spec)
+def test_leaving_out_a_setting_that_changes_no_program_is_not_measured(tmp_path: Path, screened: Any) -> None:
+    spec = study()
+    screened(spec, Rules())
+    launcher = Noting(spec)
     setup = GivenSetup(given_space=space(), given_launcher=launcher, read_at_run_time=lambda s: s)
-    made = given_run(spec, tmp_path / "run", setup, diary)
+    made = given_run(spec, tmp_path / "run", setup, Diary())
     with contextlib.closing(made):
         stages.probe(made)
         stages.aa_run(made)
@@ -258,10 +220,7 @@ def test_leaving_out_a_setting_that_changes_no_program_is_not_measured(
         found = made.store.of(AblationResult)
     assert minimal == FlagSet({COMBINE: "11"})
     assert [a.left_out for a in found if a.comparison is None] == [SLOP]
-    assert launcher.started.count(FlagSet({COMBINE: "11"})) == 0  # the other was: whole against without
-
-
-# ---------------------------------------------------------------------- whether, and for what
+    assert launcher.sets.count(FlagSet({COMBINE: "11"})) == 0  # the other was: whole against without
 
 
 @pytest.mark.parametrize(

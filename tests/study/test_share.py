@@ -14,7 +14,7 @@ from autotune.model.flags import FlagSet
 from autotune.model.records import AaRecord, AblationResult, ConfirmRun, FailingSetRecord, IncidentRecord, TrialResult
 from autotune.model.spec import StudySpec
 from harness.gpu_memory import GpuMemory, OnSharedGpu
-from tests.runs import Run, replay_study
+from tests.runs import Run, replay_study, there
 
 EFFECTS = {"xla_a=1": 0.9, "xla_d=2": 0.95}
 FIRST = (
@@ -42,12 +42,10 @@ def modes(store: Any) -> set[str]:
 
 
 def test_a_reference_that_does_not_fit_into_its_share_runs_alone(run_replay: Run) -> None:
-    """On 2b61fbc: `the reference must run but did not: out_of_memory`, and the study was over."""
     spec = study()
     launcher = OnSharedGpu(spec, need=gib(53.9))  # 57.9e9 bytes of 80e9
     conclusion, store, diary = run_replay(spec, trials=4, launcher=launcher, first=FIRST)
-    aa_run = store.last(AaRecord)
-    assert aa_run is not None
+    aa_run = there(store.last(AaRecord))
     assert aa_run.comparison.mode == "aba"
     assert aa_run.loss_spread.steps  # the rounding of the reference ran alone, too
     assert modes(store) == {"aba"}
@@ -81,9 +79,8 @@ def test_memory_that_runs_out_at_a_later_step_is_no_fault_of_the_set(run_replay:
     assert conclusion.settings == FlagSet({"xla_a": "1", "xla_d": "2"})
     first = next(r for r in store.of(TrialResult) if r.settings.get("xla_a") and r.comparison)
     assert first.directory is not None
-    assert first.comparison is not None
     pairs = list(store.pairs(first.directory))  # those of the interleaved blocks before are not among them
-    assert [p.index for p in pairs] == list(range(first.comparison.pair_count))
+    assert [p.index for p in pairs] == list(range(there(first.comparison).pair_count))
 
 
 def test_rounding_that_needs_more_than_the_share_runs_alone(run_replay: Run) -> None:
@@ -94,14 +91,12 @@ def test_rounding_that_needs_more_than_the_share_runs_alone(run_replay: Run) -> 
     _, store, _ = run_replay(
         spec, trials=1, launcher=OnSharedGpu(spec, need=need), first=(("a", FlagSet({"xla_a": 1})),)
     )
-    aa_run = store.last(AaRecord)
-    assert aa_run is not None
+    aa_run = there(store.last(AaRecord))
     assert aa_run.comparison.mode == "interleaved"
     assert not [i for i in store.of(IncidentRecord) if "rounding" in i.what]
 
 
 def test_a_cause_is_looked_for_alone_where_parts_of_the_set_need_the_whole_gpu(run_replay: Run) -> None:
-    """On 2b61fbc every part ran out of its share, which is no crash: the whole set was called the smallest."""
     spec = study(replay={"failures": {"xla_b=1": "crash"}})
     first = (("crashes", FlagSet({"xla_a": "2", "xla_b": "1", "xla_d": "1"})),)
     _, store, _ = run_replay(spec, trials=2, first=first, launcher=OnSharedGpu(spec, need=gib(53.9)))
@@ -109,19 +104,13 @@ def test_a_cause_is_looked_for_alone_where_parts_of_the_set_need_the_whole_gpu(r
     assert (failing.smallest, failing.is_minimal) == (FlagSet({"xla_b": "1"}), True)
 
 
-def test_a_study_that_insists_on_turns_is_told_what_to_write(run_replay: Run) -> None:
+def test_what_does_not_fit_in_turns_or_alone_ends_the_study_with_advice(run_replay: Run) -> None:
     spec = study(measure={"mode": "interleaved"})
     with pytest.raises(LaunchError, match=r"measure\.mode"):
         run_replay(spec, launcher=OnSharedGpu(spec, need=gib(53.9)))
-
-
-def test_what_does_not_fit_alone_ends_the_study_with_its_own_words(run_replay: Run) -> None:
     spec = study()
     with pytest.raises(LaunchError, match=r"must run but did not: out_of_memory: .*RESOURCE_EXHAUSTED"):
         run_replay(spec, launcher=OnSharedGpu(spec, need=gib(70.0)))
-
-
-# ---------------------------------------------------------------------- programs that set their share themselves
 
 
 @pytest.mark.parametrize(
@@ -137,7 +126,6 @@ def test_what_does_not_fit_alone_ends_the_study_with_its_own_words(run_replay: R
 def test_a_program_that_sets_its_share_itself_is_left_to_it(
     run_replay: Run, environment: Mapping[str, str], fits: bool
 ) -> None:
-    """On 2b61fbc all but the last ended the study: both variables are set, or ours did not arrive."""
     spec = study()
     launcher = OnSharedGpu(spec, need=gib(20.0), environment=environment)
     _, store, _ = run_replay(spec, trials=1, launcher=launcher)

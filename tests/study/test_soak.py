@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -11,46 +10,25 @@ from typing import Any
 import pytest
 
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import Failure, FailureKind
+from autotune.model.measurement import FailureKind
 from autotune.model.records import IncidentRecord, MemoryUse, Outcome, SoakRecord
 from autotune.results.export import ExportFormat, render_winner
 from autotune.results.format import format_soak
 from autotune.results.recompute import disagreements
 from autotune.results.report import render_markdown
 from autotune.results.winner import winner_of
-from autotune.rundir.store import Store
 from autotune.settings.space import Parameter, SearchSpace
-from autotune.workers.base import Progress, WorkerFailed
-from harness.simulated_machine import SimulatedLauncher, SimulatedWorker
-from tests.runs import Run, replay_study
+from harness.simulated_machine import SimulatedWorker
+from tests.runs import Noting, Run, Times, failed, on_blocks, replay_study, rewrite
 
 FAST = {"xla_a=1": 0.9}
 PLANTED = (("fast", FlagSet({"xla_a": 1})),)
 
 
-class LateFaults(SimulatedLauncher):
-    """Workers under xla_a=1 hang after so many steps of one process."""
-
-    after = 400
-
-    def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> SimulatedWorker:
-        worker = super().start(settings, folder, progress=progress)
-        if settings.get("xla_a") != "1":
-            return worker
-        run, done = worker.run_block, 0
-
-        def run_block(steps: int) -> tuple[float, ...]:
-            nonlocal done
-            done += steps
-            if done > self.after:
-                raise WorkerFailed(Failure(kind=FailureKind.HANG, message="no answer within 120 s", phase="step"))
-            return run(steps)
-
-        worker.run_block = run_block  # type: ignore[method-assign]
-        return worker
-
-
-def test_a_winner_is_soaked_and_its_conclusion_says_how_long(run_replay: Run) -> None:
+def test_a_winner_is_soaked_and_its_conclusion_says_how_long_if_it_was(run_replay: Run) -> None:
+    without = replay_study(effects=FAST, study={"confirm": {"soak": 0}})
+    conclusion, store, _ = run_replay(without, trials=1, first=PLANTED, folder="without")
+    assert (conclusion.outcome, conclusion.soaked_s, store.of(SoakRecord)) == (Outcome.WINNER, None, [])
     spec = replay_study(effects=FAST, study={"confirm": {"soak": "20s"}})
     conclusion, store, diary = run_replay(spec, trials=2, first=PLANTED)
     (record,) = store.of(SoakRecord)
@@ -69,10 +47,17 @@ def test_a_soak_is_not_repeated_unless_a_longer_one_is_asked_for(run_replay: Run
 
 
 def test_a_set_that_hangs_late_is_no_winner_and_the_sentence_says_why(run_replay: Run) -> None:
+    def hang(times: Times, done: int) -> None:
+        if done + len(times) > 400:
+            raise failed(FailureKind.HANG, "no answer within 120 s")
+
+    def after(worker: SimulatedWorker, settings: FlagSet, folder: Path) -> None:
+        if settings.get("xla_a") == "1":
+            on_blocks(worker, hang)
+
     spec = replay_study(effects=FAST)
-    launcher = LateFaults(spec)
     more = ("fast and more", FlagSet({"xla_a": 1, "xla_c": 1}))
-    conclusion, store, _ = run_replay(spec, trials=2, launcher=launcher, first=(more, *PLANTED))
+    conclusion, store, _ = run_replay(spec, trials=2, launcher=Noting(spec, after=after), first=(more, *PLANTED))
     assert conclusion.outcome is Outcome.INCONCLUSIVE  # what was not proven leaves gains open
     assert conclusion.settings is None
     assert "xla_a=1 was faster but failed after" in conclusion.sentence
@@ -82,74 +67,48 @@ def test_a_set_that_hangs_late_is_no_winner_and_the_sentence_says_why(run_replay
         assert record.step_count <= 400
 
 
-def test_without_a_soak_the_conclusion_says_so_by_its_absence(run_replay: Run) -> None:
-    conclusion, store, _ = run_replay(
-        replay_study(effects=FAST, study={"confirm": {"soak": 0}}), trials=1, first=PLANTED
-    )
-    assert conclusion.outcome is Outcome.WINNER
-    assert conclusion.soaked_s is None
-    assert store.of(SoakRecord) == []
-
-
-# ---------------------------------------------------------------------- both arms
-
-
-Block = Callable[[tuple[float, ...], int], tuple[tuple[float, ...], MemoryUse | None]]
+Block = Callable[[Times, int], tuple[Times, MemoryUse | None]]
 MB = 1_000_000
 
 
-def steady(times: tuple[float, ...], done: int) -> tuple[tuple[float, ...], MemoryUse | None]:
+def steady(times: Times, done: int) -> tuple[Times, MemoryUse | None]:
     return times, MemoryUse(host_bytes=500 * MB, device_bytes=900 * MB)
-
-
-class Acting(SimulatedLauncher):
-    """Workers whose blocks and memory are told by a function of the steps of their process, in the soak alone."""
-
-    parts: dict[str, list[Block]]
-    started: list[str]
-
-    def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> SimulatedWorker:
-        worker = super().start(settings, folder, progress=progress)
-        if "soak" not in folder.parts:
-            return worker
-        arm = "candidate" if settings.get("xla_a") == "1" else "reference"
-        self.started.append(arm)
-        parts = self.parts.get(arm, [steady])
-        part = parts[min(self.started.count(arm), len(parts)) - 1]
-        run, done = worker.run_block, 0
-
-        def run_block(steps: int) -> tuple[float, ...]:
-            nonlocal done
-            times, worker.last_memory = part(run(steps), done)
-            done += steps
-            return times
-
-        worker.run_block = run_block  # type: ignore[method-assign]
-        return worker
 
 
 @pytest.fixture
 def soaked(run_replay: Run, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """A study whose winner soaks beside the reference, both acting as told: conclusion, store, its soak, launcher."""
+    """A study whose winner soaks beside the reference; each process acts as told: conclusion, store, its soak, arms."""
     monkeypatch.setattr("autotune.model.spec.SOAK_STEPS", 480)
 
     def run(*candidate: Block, reference: Block = steady) -> Any:
+        parts, started = {"candidate": candidate, "reference": (reference,)}, list[str]()
+
+        def after(worker: SimulatedWorker, settings: FlagSet, folder: Path) -> None:
+            if "soak" in folder.parts:
+                arm = "candidate" if settings.get("xla_a") == "1" else "reference"
+                started.append(arm)
+                part = parts[arm][min(started.count(arm), len(parts[arm])) - 1]
+
+                def act(times: Times, done: int) -> Times:
+                    times, worker.last_memory = part(times, done)
+                    return times
+
+                on_blocks(worker, act)
+
         spec = replay_study(effects=FAST, noise="quiet", study={"confirm": {"soak": "6s"}})
-        launcher = Acting(spec)
-        launcher.parts, launcher.started = {"candidate": list(candidate), "reference": [reference]}, []
         only = SearchSpace((Parameter(name="xla_a", choices=("0", "1"), default="0"),))
-        conclusion, store, _ = run_replay(spec, trials=1, launcher=launcher, space=only)
-        return conclusion, store, store.of(SoakRecord)[-1], launcher
+        conclusion, store, _ = run_replay(spec, trials=1, launcher=Noting(spec, after=after), space=only)
+        return conclusion, store, store.of(SoakRecord)[-1], started
 
     return run
 
 
-def stalling(times: tuple[float, ...], done: int) -> tuple[tuple[float, ...], MemoryUse | None]:
+def stalling(times: Times, done: int) -> tuple[Times, MemoryUse | None]:
     """A stall of twenty steps in every forty."""
     return tuple(t * (20 if (done + i) % 40 == 39 else 1) for i, t in enumerate(times)), None
 
 
-def growing(times: tuple[float, ...], done: int) -> tuple[tuple[float, ...], MemoryUse | None]:
+def growing(times: Times, done: int) -> tuple[Times, MemoryUse | None]:
     """Steps that take half as long again after 480."""
     return tuple(t * (1 + (done + i) / 960) for i, t in enumerate(times)), None
 
@@ -162,11 +121,7 @@ def leaking(kind: str, per_step: int = 2 * MB) -> Block:
     ("acts", "kind", "words"),
     [
         (stalling, FailureKind.SLOWER_IN_TOTAL, r"one stall of .* in 40 steps, 36 in all \(reference: no stall\); "),
-        (
-            growing,
-            FailureKind.SLOWER_IN_TOTAL,
-            r"over 4\d\d steps it is [\d.]+ % slower in total.*tenth: 1.00 1.0",
-        ),
+        (growing, FailureKind.SLOWER_IN_TOTAL, r"over 4\d\d steps it is [\d.]+ % slower in total.*tenth: 1.00 1.0"),
         (leaking("host_bytes"), FailureKind.LEAK, r"its memory grows by 2\.0 MB a step \(reference 0\.0\)"),
         (leaking("device_bytes"), FailureKind.LEAK, r"its device memory grows by 2\.0 MB a step \(reference 0\.0\)"),
     ],
@@ -175,12 +130,12 @@ def leaking(kind: str, per_step: int = 2 * MB) -> Block:
 def test_what_all_processes_show_beside_the_reference_is_no_winner(
     soaked: Any, acts: Block, kind: FailureKind, words: str
 ) -> None:
-    conclusion, _, record, launcher = soaked(acts)
+    conclusion, _, record, started = soaked(acts)
     assert conclusion.outcome is Outcome.NOTHING_BEATS_THE_DEFAULT
     assert (record.failure.kind, record.failure.phase) == (kind, "soak")
     assert re.search(words, record.failure.message), record.failure.message
     assert record.failure.message in conclusion.sentence
-    assert launcher.started == ["candidate", "reference"] * (2 if kind is FailureKind.LEAK else 3)
+    assert started == ["candidate", "reference"] * (2 if kind is FailureKind.LEAK else 3)
 
 
 @pytest.mark.parametrize("acts", [stalling, leaking("host_bytes")])
@@ -199,18 +154,14 @@ def test_what_the_reference_does_as_well_is_no_fault(soaked: Any, acts: Block) -
     assert len(record.arms.looks) == 1
 
 
-def test_every_text_says_what_the_soak_saw(soaked: Any) -> None:
-    _, store, record, launcher = soaked(steady)
-    assert launcher.started == ["candidate", "reference"]
+def test_every_text_says_what_the_soak_saw_and_that_a_set_which_hung_elsewhere_needs_more(soaked: Any) -> None:
+    _, store, record, started = soaked(steady)
+    assert started == ["candidate", "reference"]
     (look,) = record.arms.looks
     assert look.reference.step_count == look.candidate.step_count == record.step_count
     assert f"# soak: {record.step_count} steps in" in render_winner(winner_of(store), ExportFormat.ENV)
     for text in (format_soak(record), render_winner(winner_of(store), ExportFormat.SHELL), render_markdown(store)):
         assert "without a fault; no stall (reference: no stall)" in text
-
-
-def test_a_set_that_hung_late_elsewhere_soaks_for_longer_or_says_that_it_did_not(soaked: Any) -> None:
-    _, store, record, _ = soaked(steady)
     for value, captures in (("+COLLECTIVES", True), ("FUSION,collectives", True), ("-COLLECTIVES", False)):
         held = FlagSet({"xla_gpu_enable_command_buffer": value})
         steps = store.spec.soak_steps(held)
@@ -225,39 +176,35 @@ def test_memory_that_nobody_tells_is_said_to_be_unwatched(soaked: Any) -> None:
     assert "memory not watched" in render_winner(winner_of(store), ExportFormat.ENV)
 
 
-def test_a_reference_that_fails_beside_it_is_tried_again_and_then_memory_alone_is_judged(soaked: Any) -> None:
-    def failing(times: tuple[float, ...], done: int) -> tuple[tuple[float, ...], MemoryUse | None]:
-        raise WorkerFailed(Failure(kind=FailureKind.CRASH, message="the reference died", phase="step"))
+def dying(times: Times, done: int) -> tuple[Times, MemoryUse | None]:
+    raise failed(FailureKind.CRASH, "it died")
 
-    conclusion, store, record, launcher = soaked(steady, reference=failing)
-    assert launcher.started == ["candidate", "reference", "reference"]
+
+def test_a_reference_that_fails_beside_it_is_tried_again_and_then_memory_alone_is_judged(soaked: Any) -> None:
+    conclusion, store, record, started = soaked(steady, reference=dying)
+    assert started == ["candidate", "reference", "reference"]
     assert conclusion.settings == FlagSet({"xla_a": "1"})
     assert "the reference failed beside it, so total times are not compared" in format_soak(record)
-    assert sum("the reference died" in r.what for r in store.of(IncidentRecord)) == 2
+    assert sum("it died" in r.what for r in store.of(IncidentRecord)) == 2
 
 
-def test_a_leak_beside_a_reference_that_fails_is_a_leak(soaked: Any) -> None:
-    def failing(times: tuple[float, ...], done: int) -> tuple[tuple[float, ...], MemoryUse | None]:
-        raise WorkerFailed(Failure(kind=FailureKind.CRASH, message="the reference died", phase="step"))
-
-    _, _, record, _ = soaked(leaking("host_bytes"), reference=failing)
-    assert record.failure.kind is FailureKind.LEAK
-
-
-def test_a_second_process_that_fails_is_a_failure(soaked: Any) -> None:
-    def crashing(times: tuple[float, ...], done: int) -> tuple[tuple[float, ...], MemoryUse | None]:
-        raise WorkerFailed(Failure(kind=FailureKind.CRASH, message="it died", phase="step"))
-
-    _, _, record, _ = soaked(stalling, crashing)
-    assert record.failure.kind is FailureKind.CRASH
+@pytest.mark.parametrize(
+    ("candidate", "reference", "kind"),
+    [((leaking("host_bytes"),), dying, FailureKind.LEAK), ((stalling, dying), steady, FailureKind.CRASH)],
+    ids=["a leak beside a reference that fails", "a second process that fails"],
+)
+def test_what_one_arm_shows_counts_whatever_the_other_did(
+    soaked: Any, candidate: tuple[Block, ...], reference: Block, kind: FailureKind
+) -> None:
+    assert soaked(*candidate, reference=reference)[2].failure.kind is kind
 
 
 def test_a_soak_that_was_edited_into_a_pass_is_found_out(soaked: Any) -> None:
     conclusion, store, _, _ = soaked(steady)
-    (path,) = store.path.glob("records.jsonl")
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    soak = next(line for line in lines if line["kind"] == "soak")
-    soak["arms"]["looks"][0]["candidate"]["stalls"] |= {"count": 24, "lost_s": 10.0}
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    said = disagreements(Store.open(store.path), conclusion)
+
+    def stall(records: list[dict[str, Any]]) -> None:
+        soak = next(r for r in records if r["kind"] == "soak")
+        soak["arms"]["looks"][0]["candidate"]["stalls"] |= {"count": 24, "lost_s": 10.0}
+
+    said = disagreements(rewrite(store.path, stall), conclusion)
     assert any("slower in total" in line and "the conclusion has it as the winner" in line for line in said)

@@ -20,6 +20,7 @@ from autotune.rundir.store import Store
 from autotune.study.live import LineView
 from harness.simulated_machine import write_study
 from tests.console import autotune as command_line
+from tests.runs import there
 
 STUDY = """
 name = "small"
@@ -50,8 +51,7 @@ def test_a_study_runs_as_on_the_command_line(
     optuna.logging.set_verbosity(optuna.logging.INFO)
     found = autotune.run("small.toml")
     assert found.store.path == here / "runs" / "small"
-    assert found.winner is not None
-    assert found.winner.settings["xla_cpu_prefer_vector_width"] == "512"
+    assert there(found.winner).settings["xla_cpu_prefer_vector_width"] == "512"
     assert "trial 1 of 4" in capsys.readouterr().out
     assert "A new study created" not in caplog.text  # Optuna's own words are not the user's
     assert command_line("run", "small.toml", "--run-dir", "typed", cwd=here).returncode == 0

@@ -15,12 +15,30 @@ from autotune.study.stages import run_study
 from autotune.study.status import RUNNING, StudyStatus, format_stage, study_status
 from harness.simulated import GivenSetup, given_run
 from harness.timed import TimedStudy
-from tests.runs import EFFECTS, SPACE, Diary, asking, replay_study
+from tests.runs import EFFECTS, SPACE, Diary, asking, replay_study, there
 from tests.study.test_budget import study
 
 
-class Looking(Diary):
-    """A view that asks for the status whenever it is told something, as another process would."""
+class Watching(Diary):
+    """A view that looks at the study whenever it is told something."""
+
+    def look(self) -> None: ...
+
+    def stage(self, name: str, detail: str) -> None:
+        super().stage(name, detail)
+        self.look()
+
+    def trial_ends(self, result: Any) -> None:
+        super().trial_ends(result)
+        self.look()
+
+    def proof(self, run: Any, asked: int) -> None:
+        super().proof(run, asked)
+        self.look()
+
+
+class Looking(Watching):
+    """A view that asks for the status, as another process would."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -31,19 +49,7 @@ class Looking(Diary):
     def look(self) -> None:
         self.seen.append(study_status(self.path))
         self.shown.append(format_stage(self.seen[-1]))
-
-    def stage(self, name: str, detail: str) -> None:
-        super().stage(name, detail)
-        self.look()
-        assert self.seen[-1].stage == name
-
-    def trial_ends(self, result: Any) -> None:
-        super().trial_ends(result)
-        self.look()
-
-    def proof(self, run: Any, asked: int) -> None:
-        super().proof(run, asked)
-        self.look()
+        assert self.seen[-1].stage == self.stages[-1]
 
 
 def looked_at(path: Path, *, trials: int = 8, budget_s: float | None = None, soak: float = 0.0) -> Looking:
@@ -76,7 +82,7 @@ def test_each_stage_is_told_while_it_runs_and_none_after(view: Looking) -> None:
     assert format_stage(ended) == ""
 
 
-class Timing(Diary):
+class Timing(Watching):
     """Keeps, at each trial and each pair of a proof, the study's time and what is said to be left of it."""
 
     def __init__(self, timed: TimedStudy) -> None:
@@ -85,27 +91,13 @@ class Timing(Diary):
         self.said: list[tuple[str, float, float]] = []
 
     def look(self) -> None:
-        store = self.timed.store
-        assert store is not None
+        store = there(self.timed.store)
         used_s = store.watch.total_s
         left_s = eta_s(store, self.stages[-1], used_s=used_s, stage_s=0.0)
         if self.stages[-1] == "A/A run":
             assert left_s is None
         else:
-            assert left_s is not None
-            self.said.append((self.stages[-1], used_s, left_s))
-
-    def stage(self, name: str, detail: str) -> None:
-        super().stage(name, detail)
-        self.look()
-
-    def trial_ends(self, result: Any) -> None:
-        super().trial_ends(result)
-        self.look()
-
-    def proof(self, run: Any, asked: int) -> None:
-        super().proof(run, asked)
-        self.look()
+            self.said.append((self.stages[-1], used_s, there(left_s)))
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
@@ -139,8 +131,7 @@ def test_a_killed_drivers_stage_is_not_told_nor_that_of_the_session_before(tmp_p
     spec = asking(replay_study(), 3)
     store = Store.create_or_resume(tmp_path / "run", spec, study_dir=tmp_path)
     store.tell_stage("search")
-    at = read_stage(store.path)
-    assert at is not None
+    at = there(read_stage(store.path))
     assert at.name == "search"
     left_behind = (store.path / LOCK).read_bytes()
     store.close()
@@ -167,8 +158,7 @@ def test_a_half_written_stage_is_none_and_the_holder_stays_known(tmp_path: Path,
     assert read_holder(tmp_path) == holder
     lock.tell_stage("a longer name of a stage than any")
     lock.tell_stage("soak")
-    found = read_stage(tmp_path)
-    assert found is not None
+    found = there(read_stage(tmp_path))
     assert found.name == "soak"
     assert read_holder(tmp_path) == holder
     lock.close()

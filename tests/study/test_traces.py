@@ -11,23 +11,17 @@ from typing import Any
 
 import pytest
 
-from autotune.measure.loss_gate import (
-    OTHER_ROUNDING,
-    ROUNDINGS,
-    LossTrace,
-    refuse_not_finite,
-    refuse_resumed,
-    spread_of_aa_run,
-)
+from autotune.measure.loss_gate import ROUNDINGS, LossTrace, refuse_not_finite, refuse_resumed, spread_of_aa_run
 from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import LOSS_NOT_CHECKED, Failure, FailureKind, LossBasis, Pair, WorkerReport
+from autotune.model.measurement import LOSS_NOT_CHECKED, FailureKind, LossBasis, Pair, WorkerReport
 from autotune.model.records import AaRecord, ConfirmRun, IncidentRecord, Outcome, SoakRecord, TrialResult
+from autotune.model.spec import StudySpec
 from autotune.results.winner import winner_of
 from autotune.rundir.store import Store
-from autotune.workers.base import Progress, WorkerFailed
-from harness.simulated_machine import LOSSES, SimulatedLauncher, SimulatedWorker, parse_simulated
-from tests.runs import Run
+from autotune.workers.base import WorkerFailed
+from harness.simulated_machine import LOSSES, SimulatedWorker, parse_simulated
+from tests.runs import Noting, Run, Times, failed, on_blocks, there
 
 FAST = FlagSet({"xla_a": "1"})
 DATA = {"name": "traced", "workload": {"entry": "llama"}, "simulation": {"effects": {"xla_a=1": 0.8}}}
@@ -36,35 +30,33 @@ FIRST = 10
 """Number of the first step of a block: five are checked, five warm up."""
 
 
-class Late(SimulatedLauncher):
-    """Workers of one set tell another loss, from some step of a process on."""
+TellsLoss = Callable[[int, float], float | None]
 
-    settings: FlagSet = FAST
-    told: Callable[[int, float], float | None]
-    lag = 0
 
-    def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> SimulatedWorker:
-        worker = super().start(settings, folder, progress=progress)
-        if settings != self.settings:
-            return worker
-        run, done = worker.run_block, FIRST
+def telling(
+    spec: StudySpec, told: TellsLoss, *, of: FlagSet = FAST, lag: int = 0, fails: FlagSet | None = None
+) -> Noting:
+    """Workers of one set tell another loss, from some step of a process on; those of another do not fit into memory."""
 
-        def run_block(steps: int) -> tuple[float, ...]:
-            nonlocal done
-            times, done = run(steps), done + steps
-            worker.last_loss, worker.loss_lag = self.told(done - 1, LOSSES[-1]), self.lag
-            return times
+    def before(settings: FlagSet, folder: Path) -> None:
+        if settings == fails:
+            raise failed(FailureKind.OUT_OF_MEMORY, "too large", phase="compile")
 
-        worker.run_block = run_block  # type: ignore[method-assign]
-        return worker
+    def after(worker: SimulatedWorker, settings: FlagSet, folder: Path) -> None:
+        def tell(times: Times, done: int) -> None:
+            worker.last_loss, worker.loss_lag = told(FIRST + done + len(times) - 1, LOSSES[-1]), lag
+
+        if settings == of:
+            on_blocks(worker, tell)
+
+    return Noting(spec, before=before, after=after)
 
 
 @pytest.fixture
 def tried(run_replay: Run) -> Callable[..., tuple[Any, Store]]:
-    def run(told: Callable[[int, float], float | None], *, of: FlagSet = FAST, lag: int = 0, **more: Any) -> Any:
+    def run(told: TellsLoss, *, of: FlagSet = FAST, lag: int = 0, fails: FlagSet | None = None, **more: Any) -> Any:
         spec = parse_simulated({**DATA, **more})
-        launcher = Late(spec)
-        launcher.told, launcher.settings, launcher.lag = told, of, lag
+        launcher = telling(spec, told, of=of, lag=lag, fails=fails)
         conclusion, store, _ = run_replay(spec, trials=1, first=(("fast", FAST),), launcher=launcher)
         return conclusion, store
 
@@ -75,16 +67,12 @@ def wrong_since(step: int, share: float = 0.5) -> Callable[[int, float], float]:
     return lambda now, loss: loss * (1 + share * (now >= step))
 
 
-# ---------------------------------------------------------------------- late liars
-
-
 @pytest.mark.parametrize("since", [12, 20, 30])
 def test_a_loss_that_goes_wrong_in_a_block_ends_the_trial_there(tried: Any, since: int) -> None:
     conclusion, store = tried(wrong_since(since))
     (trial,) = store.of(TrialResult)
     assert trial.failure.kind is FailureKind.WRONG_LOSS
-    last = list(store.pairs(trial.directory))[-1].loss
-    assert last is not None
+    last = there(list(store.pairs(trial.directory))[-1].loss)
     assert last.step >= since > last.step - 10
     assert f"loss at step {last.step} must be 5.5" in trial.failure.message
     assert (last.reference, last.candidate) == (5.5, 8.25)
@@ -114,7 +102,7 @@ def test_an_honest_one_says_over_how_much_it_was_compared(tried: Any) -> None:
     assert winner_of(store).loss == soak.loss
 
 
-def test_runs_alone_are_of_blocks_as_short_as_those_in_turns(run_replay: Run) -> None:
+def test_runs_alone_are_of_blocks_as_short_as_those_in_turns(tried: Any) -> None:
     """One long block would have four batches, be learned by heart, and its loss would tell nothing."""
     ends: list[int] = [FIRST - 1]
 
@@ -122,10 +110,7 @@ def test_runs_alone_are_of_blocks_as_short_as_those_in_turns(run_replay: Run) ->
         ends.extend([now] if now > ends[-1] else [FIRST - 1, now])  # a fresh process begins again
         return loss
 
-    spec = parse_simulated({**DATA, "confirm": {"soak": 0}})
-    launcher = Late(spec)
-    launcher.told = told
-    conclusion, store, _ = run_replay(spec, trials=1, first=(("fast", FAST),), launcher=launcher)
+    conclusion, store = tried(told, confirm={"soak": 0})
     assert conclusion.outcome is Outcome.WINNER
     isolated = [r for r in store.of(ConfirmRun) if r.is_isolated]
     assert isolated
@@ -135,26 +120,28 @@ def test_runs_alone_are_of_blocks_as_short_as_those_in_turns(run_replay: Run) ->
     assert {b - a for a, b in itertools.pairwise(ends) if b > a} == {block}
 
 
-@pytest.mark.parametrize("told", [lambda now, loss: None, lambda now, loss: loss], ids=["none", "an earlier step's"])
-def test_one_at_a_time_a_candidate_that_falls_silent_is_refused(tried: Any, told: Any) -> None:
-    _, store = tried(told, lag=3, measure={"mode": "aba"})
+SILENT = "its loss must be reported up to step 29, as by the reference"
+
+
+@pytest.mark.parametrize(
+    ("told", "lag", "words"),
+    [
+        (lambda now, loss: None, 3, SILENT),
+        (lambda now, loss: loss, 3, SILENT),
+        (wrong_since(12), 0, "loss at step 29 must be 5.5"),
+    ],
+    ids=["none", "an earlier step's", "wrong at its end"],
+)
+def test_one_at_a_time_the_end_of_a_run_is_compared(tried: Any, told: Any, lag: int, words: str) -> None:
+    _, store = tried(told, lag=lag, measure={"mode": "aba"})
     (trial,) = store.of(TrialResult)
     assert trial.failure.kind is FailureKind.WRONG_LOSS
-    assert "its loss must be reported up to step 29, as by the reference" in trial.failure.message
-
-
-def test_one_at_a_time_the_end_of_a_run_is_compared(tried: Any) -> None:
-    _, store = tried(wrong_since(12), measure={"mode": "aba"})
-    (trial,) = store.of(TrialResult)
-    assert "loss at step 29 must be 5.5" in trial.failure.message
-
-
-# ---------------------------------------------------------------------- references
+    assert words in trial.failure.message
 
 
 @pytest.mark.parametrize("mode", ["interleaved", "aba"])
 def test_another_rounding_runs_in_every_study_and_makes_the_tolerance(tried: Any, mode: str) -> None:
-    _, store = tried(lambda now, loss: loss * 1.001, of=OTHER_ROUNDING, measure={"mode": mode})
+    _, store = tried(lambda now, loss: loss * 1.001, of=ROUNDINGS[0], measure={"mode": mode})
     (aa_run,) = store.of(AaRecord)
     assert aa_run.loss_spread.is_rounded
     assert aa_run.loss_spread.losses[-1] == pytest.approx(1e-3)
@@ -166,25 +153,11 @@ def test_another_rounding_runs_in_every_study_and_makes_the_tolerance(tried: Any
     assert "measured on the reference in another rounding" in trial.loss.words
 
 
-class Fragile(Late):
-    """Without its optimizations the reference does not fit into memory, or tells no number."""
-
-    def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> SimulatedWorker:
-        if settings == OTHER_ROUNDING:
-            raise WorkerFailed(Failure(kind=FailureKind.OUT_OF_MEMORY, message="too large", phase="compile"))
-        return super().start(settings, folder, progress=progress)
-
-
 @pytest.mark.parametrize("loss", [LOSSES[-1] * 1.001, math.nan], ids=["the milder one runs", "nor does the milder one"])
-def test_where_the_reference_does_not_run_in_another_rounding_a_milder_one_is_tried(
-    run_replay: Run, loss: float
-) -> None:
-    launcher = Fragile(SPEC)
-    launcher.told, launcher.settings = lambda now, told: loss, ROUNDINGS[1]
-    _, store, _ = run_replay(SPEC, trials=1, first=(("fast", FAST),), launcher=launcher)
+def test_where_the_reference_does_not_run_in_another_rounding_a_milder_one_is_tried(tried: Any, loss: float) -> None:
+    _, store = tried(lambda now, told: loss, of=ROUNDINGS[1], fails=ROUNDINGS[0])
     (aa_run,), (trial,) = store.of(AaRecord), store.of(TrialResult)
     assert aa_run.loss_spread.is_rounded == math.isfinite(loss)
-    assert trial.loss is not None
     assert ("no reference ran in another rounding" in trial.loss.words) != math.isfinite(loss)
     said = [i.what for i in store.of(IncidentRecord)]
     assert any("jax_disable_most_optimizations=true" in what and "too large" in what for what in said)
@@ -218,8 +191,7 @@ def test_a_candidate_meets_a_reference_that_lived_longer_at_its_own_step() -> No
         old.take(worker, 4)  # type: ignore[arg-type]
     worker.last_loss = 9.0
     young.take(worker, 4)  # type: ignore[arg-type]
-    told = young.beside(old)
-    assert told is not None
+    told = there(young.beside(old))
     assert (told.step, told.reference, told.candidate) == (13, 4.0, 9.0)
     odd = LossTrace(SPEC, report())
     odd.take(worker, 5)  # type: ignore[arg-type]

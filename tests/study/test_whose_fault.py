@@ -10,71 +10,52 @@ from autotune.measure.context import REFERENCE_RESTARTS
 from autotune.measure.runner import MOST_LOST_IN_A_ROW
 from autotune.model.errors import LaunchError, StoppedError
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import Failure, FailureKind
+from autotune.model.measurement import FailureKind
 from autotune.model.records import ConclusionRecord, IncidentRecord, TrialResult
 from autotune.model.spec import StudySpec
-from autotune.workers.base import Progress, WorkerFailed
-from harness.simulated_machine import SimulatedLauncher, SimulatedWorker
-from tests.runs import Run, replay_study
+from harness.simulated_machine import SimulatedWorker
+from tests.runs import Noting, Run, Times, failed, on_blocks, replay_study
 
 ANY = "any setting or none"
 
 
-def ended(message: str, phase: str = "step") -> WorkerFailed:
-    """As a process ends that something outside told to."""
-    return WorkerFailed(Failure(kind=FailureKind.LAUNCH, message=message, phase=phase), infrastructure=True)
+class Mortal(Noting):
+    """Workers that end in a block, as by SIGTERM: those with one setting or any, or references beside such a one."""
 
-
-class Mortal(SimulatedLauncher):
-    """Workers that end in a block: those with one setting, or references beside such a one."""
-
-    def __init__(self, spec: StudySpec, *, dies: str, beside: bool, times: int = 10**9) -> None:
-        super().__init__(spec)
-        self._dies, self._beside, self._left = dies, beside, times
+    def __init__(self, spec: StudySpec, *, dies: str | None, beside: bool, times: int = 10**9) -> None:
+        super().__init__(spec, after=self._doom)
+        self._dies, self._beside, self._times = dies, beside, times
         self._now: FlagSet = FlagSet()
         self.deaths = 0
 
-    def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> SimulatedWorker:
-        worker = super().start(settings, folder, progress=progress)
-        is_reference = not settings
-        if not is_reference:
-            self._now = settings
-        run_block = worker.run_block
+    def _doom(self, worker: SimulatedWorker, settings: FlagSet, folder: Path) -> None:
+        self._now = settings or self._now
 
-        def run(steps: int) -> tuple[float, ...]:
-            if self._dies in (ANY, *self._now) and is_reference is self._beside and self._left > 0:
-                self._left -= 1
+        def die(times: Times, done: int) -> None:
+            is_meant = bool(self._now) if self._dies is None else self._dies in (ANY, *self._now)
+            if is_meant and (not settings) is self._beside and self.deaths < self._times:
                 self.deaths += 1
-                raise ended("ended from outside by SIGTERM in phase step")
-            return run_block(steps)
+                raise failed(FailureKind.LAUNCH, "ended from outside by SIGTERM in phase step", is_outer=True)
 
-        worker.run_block = run  # type: ignore[method-assign]
-        return worker
+        on_blocks(worker, die)
 
 
-class Killed(SimulatedLauncher):
-    """Workers that a signal ends while they start: references, or those with settings."""
+def killed(spec: StudySpec, by: str, *, times: int, of_reference: bool = True) -> tuple[Noting, list[str]]:
+    """Workers that a signal ends while they start, references or those with a setting; and what has ended so."""
+    kind, ended = FailureKind.LAUNCH if by == "SIGTERM" else FailureKind.CRASH, list[str]()
 
-    def __init__(self, spec: StudySpec, failure: Failure, *, of_reference: bool, times: int) -> None:
-        super().__init__(spec)
-        self._failure, self._of_reference, self.left = failure, of_reference, times
+    def before(settings: FlagSet, folder: Path) -> None:
+        if len(ended) < times and (not settings if of_reference else "xla_a" in settings):
+            ended.append(by)
+            raise failed(kind, f"killed by {by}", phase="compile", signal=by, is_outer=kind is FailureKind.LAUNCH)
 
-    def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> SimulatedWorker:
-        if self.left > 0 and (not settings if self._of_reference else "xla_a" in settings):
-            self.left -= 1
-            raise WorkerFailed(self._failure, infrastructure=self._failure.kind is FailureKind.LAUNCH)
-        return super().start(settings, folder, progress=progress)
-
-
-def killed(by: str) -> Failure:
-    kind = FailureKind.CRASH if by == "SIGKILL" else FailureKind.LAUNCH
-    return Failure(kind=kind, message=f"killed by {by}", phase="compile", signal=by)
+    return Noting(spec, before=before), ended
 
 
 @pytest.mark.parametrize("by", ["SIGKILL", "SIGTERM"])
 def test_a_reference_that_is_killed_while_it_starts_is_started_again(run_replay: Run, by: str) -> None:
     spec = replay_study()
-    _, store, _ = run_replay(spec, trials=2, launcher=Killed(spec, killed(by), of_reference=True, times=2))
+    _, store, _ = run_replay(spec, trials=2, launcher=killed(spec, by, times=2)[0])
     assert len(store.of(TrialResult)) == 2
     assert sum("start tried again" in i.what for i in store.of(IncidentRecord)) == 2
 
@@ -82,26 +63,23 @@ def test_a_reference_that_is_killed_while_it_starts_is_started_again(run_replay:
 @pytest.mark.parametrize(("by", "goes_on"), [("SIGKILL", False), ("SIGTERM", True), ("SIGSEGV", False)])
 def test_one_that_is_killed_every_time_ends_the_study(run_replay: Run, by: str, goes_on: bool) -> None:
     """Memory may be too small for it: a batch system that started it again for ever would not help."""
-    spec, failure = replay_study(), killed(by)
-    if by == "SIGSEGV":
-        failure = failure.model_copy(update={"kind": FailureKind.CRASH})
-    launcher = Killed(spec, failure, of_reference=True, times=10**9)
+    spec = replay_study()
+    launcher, ended = killed(spec, by, times=10**9)
     with pytest.raises(LaunchError) as error:
         run_replay(spec, trials=2, launcher=launcher)
     assert isinstance(error.value, StoppedError) is goes_on
-    assert 10**9 - launcher.left == (1 if by == "SIGSEGV" else 3)
+    assert len(ended) == (1 if by == "SIGSEGV" else 3)
 
 
 def test_a_candidate_that_is_killed_is_not_started_again(run_replay: Run) -> None:
     spec = replay_study()
-    launcher = Killed(spec, killed("SIGKILL"), of_reference=False, times=1)
+    launcher, _ = killed(spec, "SIGKILL", of_reference=False, times=1)
     first = (("one", FlagSet({"xla_a": 1})), ("two", FlagSet({"xla_a": 2})))
     _, store, _ = run_replay(spec, trials=2, launcher=launcher, first=first)
     assert [r.failure is not None for r in store.of(TrialResult)] == [True, False]
 
 
 def test_a_candidate_that_ends_by_sigterm_is_no_fault_of_the_reference(run_replay: Run) -> None:
-    """On 2b61fbc: `the reference must stay alive but was lost 4 times`, and the study was over for good."""
     spec = replay_study(effects={"xla_b=1": 0.9})
     launcher = Mortal(spec, dies="xla_a", beside=False)
     sets = ({"xla_a": 1}, {"xla_a": 2, "xla_b": 1}, {"xla_b": 1})
@@ -136,24 +114,12 @@ def test_a_set_that_ends_the_reference_beside_it_fails_and_the_study_goes_on(run
     assert len(store.of(ConclusionRecord)) == 1
 
 
-def test_a_reference_that_dies_beside_every_set_ends_the_study_and_says_so(run_replay: Run) -> None:
+@pytest.mark.parametrize(("dies", "times"), [(ANY, 1), (None, MOST_LOST_IN_A_ROW)], ids=["in the A/A run", "later"])
+def test_a_reference_that_dies_beside_every_set_ends_the_study_and_says_so(
+    run_replay: Run, dies: str | None, times: int
+) -> None:
     spec = replay_study()
-    launcher = Mortal(spec, dies=ANY, beside=True)
+    launcher = Mortal(spec, dies=dies, beside=True)
     with pytest.raises(LaunchError, match=r"the reference must stay alive but .*then run the same command again"):
         run_replay(spec, trials=30, launcher=launcher)
-    assert launcher.deaths == REFERENCE_RESTARTS + 1  # the A/A run is the first to know
-
-
-def test_sets_that_end_the_reference_one_after_the_other_end_the_study(run_replay: Run) -> None:
-    names = ["xla_a", "xla_b", "xla_c", "xla_d"]
-    first = [{"name": f"s{i}", "settings": {n: 1}} for i, n in enumerate(names)]
-    spec = replay_study(study={"search": {"first": first}})
-
-    class Beside(Mortal):
-        def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> SimulatedWorker:
-            self._dies = next(iter(settings), "nothing") if settings else self._dies
-            return super().start(settings, folder, progress=progress)
-
-    with pytest.raises(LaunchError, match="the reference must stay alive"):
-        run_replay(spec, trials=30, launcher=Beside(spec, dies="nothing", beside=True))
-    assert MOST_LOST_IN_A_ROW == 3
+    assert launcher.deaths == times * (REFERENCE_RESTARTS + 1)
