@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from autotune.child.output import LONGEST_LINE
+
 _LOSS = r"\b(?:train[_/ ])?loss[\"']?\s*[=:]\s*(?P<loss>[-+.\deEnaif]+)"
 
 PRESETS: Mapping[str, Mapping[str, str]] = {
@@ -78,6 +80,7 @@ _NUMBER = re.compile(
     r"([-+]?(?:\d[\d,_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|[-+]?(?:nan|inf(?:inity)?))\s*(.*)", re.I | re.S
 )
 _THOUSANDS = re.compile(r"(?<![\w.,])\d{1,3}(?:,\d{3})+(?:\.\d+)?(?![\d,]*\d)")
+_DECIMAL = re.compile(r"(?<![\w.,(\[])[-+]?(?:0,\d{3}|\d+,(?!\d{3}(?!\d))\d{2}|\d+,\d(?=\s?m?s\b))\d*(?!\d*[,.]\d)")
 _COMMA = re.compile(r",(?! )")
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_=>])|[\x07\x08]")
 
@@ -106,10 +109,26 @@ def split(text: str) -> tuple[float | None, str]:
         return None, text
 
 
-def search(pattern: re.Pattern[str], line: str) -> re.Match[str] | None:
-    """Searches a line without its thousands separators, unless the pattern has commas that may stand between digits."""
+def undivided(line: str, *, decimal: bool | None = None) -> str:
+    """Returns a line without separators of thousands, and with points for decimal commas.
+
+    Args:
+        decimal: Whether its commas are decimal; None if the line itself tells.
+    """
+    if has_decimal_commas(line) if decimal is None else decimal:
+        return re.sub(r"(?<=\d),(?=\d)", ".", line)
+    return _THOUSANDS.sub(lambda found: found[0].replace(",", ""), line)
+
+
+def has_decimal_commas(line: str) -> bool:
+    """Whether a comma in a line can only be a decimal one, as in 0,523."""
+    return _DECIMAL.search(line) is not None and re.search(r"\d\.\d", line) is None
+
+
+def search(pattern: re.Pattern[str], line: str, *, decimal: bool | None = None) -> re.Match[str] | None:
+    """Searches a line as `undivided` returns it, unless the pattern has commas that may stand between digits."""
     has_commas = _COMMA.search(pattern.pattern) is not None
-    return pattern.search(line if has_commas else _THOUSANDS.sub(lambda found: found[0].replace(",", ""), line))
+    return pattern.search(line if has_commas else undivided(line, decimal=decimal))
 
 
 def factor(unit: str) -> tuple[str, float] | None:
@@ -148,6 +167,9 @@ DURATIONS = (*_NAMED, "value")
 GROUPS = (*DURATIONS, "unit", "step", "loss")
 """Legal names of groups in a pattern."""
 
+AT_ONCE = 0.25
+"""Share of a printed duration within which lines with one counter are of one step."""
+
 _COUNTER = re.compile(r"\b(?:step|iter|iteration|update)s?\b[^\w\n]{0,3}(\d[\d,_]*)", re.I)
 
 
@@ -177,6 +199,7 @@ class StepReader:
         if self._key is None:
             self._take_patterns(rules.get("pattern") or preset["pattern"], rules.get("loss") or preset.get("loss"))
         self._last: tuple[float, int] | None = None
+        self._decimal: bool | None = None
 
     def _take_patterns(self, pattern: str, loss: str | None) -> None:
         self._pattern = _compiled("pattern", pattern)
@@ -217,13 +240,17 @@ class StepReader:
         line = plain(line)
         if self._pattern is None:
             return self._read_json(line, now_s)
-        found = search(self._pattern, line)
-        lost = _number(search(self._loss, line), "loss") if self._loss is not None else _number(found, "loss")
+        line = line[:LONGEST_LINE]
+        self._decimal = self._decimal or has_decimal_commas(line) or None
+        found = search(self._pattern, line, decimal=self._decimal)
+        of_loss = search(self._loss, line, decimal=self._decimal) if self._loss is not None else found
+        lost = _number(of_loss, "loss")
         if not found:
             return Step(None, lost) if lost is not None else None
-        if not self.uses_clock:
-            return Step(self._duration(found), lost)
         step = _number(found, "step")
+        if not self.uses_clock:
+            took_s = self._duration(found)
+            return Step(None if self._is_another_rank(step, now_s, took_s) else took_s, lost)
         return self._between(None if step is None else int(step), now_s, lost)
 
     def counter(self, line: str) -> int | None:
@@ -243,6 +270,13 @@ class StepReader:
             value, unit = number(found[self._unit]), ""
         known = factor(unit) if unit else _NAMED[self._unit]
         return self._seconds(value, *known) if known is not None else None
+
+    def _is_another_rank(self, step: float | None, now_s: float, took_s: float | None) -> bool:
+        """Whether a line has the counter of the line that came at the same time."""
+        if step is None or took_s is None or not math.isfinite(step):
+            return False
+        earlier, self._last = self._last, (now_s, int(step))
+        return earlier is not None and earlier[1] == step and not now_s - earlier[0] >= took_s * AT_ONCE
 
     def _between(self, step: int | None, now_s: float, lost: float | None) -> Step | None:
         """A step by the clock: the time since the previous line over the number of steps."""
