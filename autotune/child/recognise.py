@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from autotune.child.output import LONGEST_LINE
-from autotune.child.steps import PRESETS, StepReader, factor, plain, search, undivided
+from autotune.child.steps import PRESETS, StepReader, factor, plain, undivided
 
 FEWEST_STEPS = 3
 """Least number of readings for a rule to fit."""
@@ -43,7 +43,7 @@ _BY_COUNTER = rf"{_STEP}[\"']?\s*[=:#]?\s*\[?(?P<step>\d+)"
 _LOSS_NUMBER = rf"(?P<loss>{_NUMBER}|[-+]?(?i:nan|inf))"
 
 _MENTION = re.compile(
-    rf"(?<![\w.,:+-])(?P<number>{_NUMBER}|(?i:nan|inf))(?![\w:]*:)"
+    rf"(?<![\w.,+-])(?<!\d:)(?P<number>{_NUMBER}|(?i:nan|inf))(?!:\d)"
     rf"(?:\s?(?P<unit>{_TIME_OF_STEP}|{_STEPS_PER_S}|{_TOKENS_PER_S}|{_UNIT}(?![\w/])))?(?!\s?%|[\w/]*[A-Za-z_])"
 )
 _BETWEEN = re.compile(r"[\"']?\s*(?:[=:]|\b(?:in|of|is)\b)?\s*(?:(?:Array|tensor)\(|[(\[])?\s*$")
@@ -55,84 +55,15 @@ _UNITS = {
     **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), "step_s"),
 }
 _MANY = frozenset(["steps", "iterations", "iters", "batches", "updates"])
-_STEPS = _MANY | frozenset(["step", "iteration", "iter", "it", "its", "batch", "update"])
+_STEPS = _MANY | {"step", "iteration", "iter", "it", "its", "batch", "update"}
 _TOTALS = frozenset(["elapsed", "total", "wall", "cumulative", "cum", "overall"])
 _TIMES = frozenset(
-    ["time", "times", "duration", "took", "takes", "taken", "dt", "t", "latency", "finished", "done", "completed"]
+    ["time", "times", "duration", "took", "takes", "dt", "t", "latency", "finished", "done", "completed"]
 )
-_OTHERS = frozenset(
-    [
-        "avg",
-        "average",
-        "averaged",
-        "mean",
-        "ema",
-        "smoothed",
-        "median",
-        "max",
-        "min",
-        "std",
-        "data",
-        "dataloader",
-        "dataloading",
-        "load",
-        "loading",
-        "loader",
-        "fetch",
-        "input",
-        "forward",
-        "fwd",
-        "backward",
-        "backwards",
-        "bwd",
-        "optimizer",
-        "optim",
-        "eval",
-        "evaluation",
-        "val",
-        "valid",
-        "validation",
-        "test",
-        "testing",
-        "eta",
-        "remaining",
-        "left",
-        "compile",
-        "compiling",
-        "compilation",
-        "checkpoint",
-        "checkpointing",
-        "ckpt",
-        "save",
-        "saved",
-        "saving",
-        "epoch",
-        "since",
-        "start",
-        "startup",
-        "starting",
-        "wait",
-        "waiting",
-        "idle",
-        "comm",
-        "communication",
-        "allreduce",
-        "sync",
-        "warmup",
-        "timeout",
-        "sleep",
-        "generate",
-        "generation",
-        "host",
-        "gc",
-        "log",
-        "logging",
-        "io",
-        "read",
-        "write",
-        "transfer",
-        "copy",
-    ]
+_OTHERS = re.compile(
+    r"(avg|averaged?|mean|ema|smoothed|median|max|min|std|data\w*|load\w*|fetch|input|forward|fwd|backwards?|bwd|optim\w*|"
+    r"eval\w*|val|valid\w*|test\w*|eta|remaining|left|compil\w*|check\w*|ckpt|sav\w*|epoch|since|start\w*|wait\w*|idle|"
+    r"comm\w*|allreduce|sync|warmup|timeout|sleep|generat\w*|host|gc|log\w*|io|read|write|transfer|copy)"
 )
 """Words of durations that are not those of a step."""
 
@@ -146,24 +77,7 @@ _COUNTER_KEY = r"(?i)(?:.*[./])?_?(?:global_?)?(?:step|iteration|iter|update)"
 _LOSSES = ("loss", "nll", "xent", "ce", "cost", "l")
 """Last words of the names of losses, the likeliest first."""
 
-_PARTS = frozenset(
-    [
-        "aux",
-        "auxiliary",
-        "z",
-        "moe",
-        "balance",
-        "balancing",
-        "router",
-        "mtp",
-        "reg",
-        "regularization",
-        "kl",
-        "prev",
-        "last",
-        "best",
-    ]
-)
+_PARTS = re.compile(r"(aux\w*|z|moe|balanc\w*|router|mtp|reg\w*|kl|prev|last|best)")
 
 _EVALUATES = r"(?i:(?<![a-z])(?:eval|evaluat\w*|valid\w*|val|test(?:ing)?)(?![a-z]))"
 _METRIC = r"[_/ .-]?(?i:loss|acc|ppl|perplexity|bpb|mse|f1|auc|score|error|nll|metric)"
@@ -192,11 +106,11 @@ class _Mention:
 
     @property
     def rank(self) -> int | None:
-        """How likely it is a step's duration: 0 of a step, 1 a time, 2 without a name, 3 a total; None if it is none."""
+        """How far from a step's duration: 0 of a step, 1 a time, 2 without a name, 3 a total; None if it is none."""
         words, said = self.words, set(self.words)
         if self.unit and "/" in self.unit.replace("per", "/"):
-            return None if said & _OTHERS else 0
-        if said & _OTHERS or (words and words[0] in _MANY and not self.rate):
+            return None if any(map(_OTHERS.fullmatch, words)) else 0
+        if any(map(_OTHERS.fullmatch, words)) or (words and words[0] in _MANY and not self.rate):
             return None
         if self.rate or (said & _STEPS and (self.unit or said & (_TIMES | _TOTALS | _UNITS.keys()))):
             return 0
@@ -204,7 +118,7 @@ class _Mention:
             return 3
         if said & (_TIMES | _UNITS.keys()) or (self.unit and "train" in said):
             return 1
-        return 2 if self.unit and not words else None
+        return 2 if self.unit and not words and self.between not in ("(", "[") else None
 
     @property
     def rate(self) -> str | None:
@@ -221,11 +135,12 @@ class _Mention:
     def loss_rank(self) -> int | None:
         """How likely it is the loss of training, 0 the likeliest; None if it is none."""
         words = self.words
-        if not words or self.unit or words[-1] not in _LOSSES or set(words) & _OTHERS - {"mean", "avg", "average"}:
+        others = [word for word in words if _OTHERS.fullmatch(word) and word not in ("mean", "avg", "average")]
+        if not words or self.unit or words[-1] not in _LOSSES or others:
             return None
         if words[-1] == "l" and not {"=", ":"} & set(self.between):
             return None
-        return len(words) + 10 * _LOSSES.index(words[-1]) + 100 * bool(set(words) & _PARTS)
+        return len(words) + 10 * _LOSSES.index(words[-1]) + 100 * any(map(_PARTS.fullmatch, words))
 
     @property
     def shape(self) -> tuple[str, tuple[str, ...], str]:
@@ -292,7 +207,7 @@ def recognise(
     found = [
         fit
         for rank, rules in _candidates(cut)
-        if (fit := _fit_of(rules, cut, clock, tokens_per_step, rank)) is not None
+        if rules and (fit := _fit_of(rules, cut, clock, tokens_per_step, rank)) is not None
     ]
     most = max((fit.steps for fit in found), default=0)
     best: list[Recognised] = []
@@ -303,7 +218,7 @@ def recognise(
 
 
 def normal(line: str) -> str:
-    """Returns a line as patterns are searched in it: plain, cut, without separators of thousands; JSON is left alone."""
+    """Returns a line as patterns are searched in it: plain, cut, without separators of thousands; JSON stays."""
     return line if line.lstrip().startswith("{") else undivided(plain(line)[:LONGEST_LINE])
 
 
@@ -317,7 +232,7 @@ def _candidates(lines: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
     )
     loss = {"loss": lost.pattern(_LOSS_NUMBER, _longer(lost.label, names))} if lost is not None else {}
     for name, preset in PRESETS.items():
-        is_read = any(search(re.compile(preset["loss"]), line) for line in lines)
+        is_read = bool(_read_by(preset["loss"], lines))
         yield -(name != "absl"), _narrowed({"preset": name, **({} if is_read else loss)}, lines, lost)
     yield from _json_rules(lines)
     for mention in shapes:
@@ -347,7 +262,7 @@ def _longer(label: str, names: Collection[str]) -> set[str]:
 def _group_of(mention: _Mention) -> str:
     """Returns the expression of a printed duration or rate, with its group."""
     if not mention.unit:
-        return rf"(?P<{mention.group}>{_NUMBER})(?!\s*[A-Za-z\u00b5\u03bc/%:\d])"
+        return rf"(?P<{mention.group}>{_NUMBER})(?![\w/%:])"
     kinds = (_TIME_OF_STEP, _STEPS_PER_S, _TOKENS_PER_S)
     unit = next((kind for kind in kinds if re.fullmatch(kind, mention.unit)), rf"{_UNIT}(?![A-Za-z/])")
     return rf"(?P<value>{_NUMBER})\s*(?P<unit>{unit})"
@@ -369,17 +284,24 @@ def mentions_of(line: str) -> Iterator[_Mention]:
 
 
 def _narrowed(rules: dict[str, Any], lines: Sequence[str], lost: _Mention | None) -> dict[str, Any]:
-    """Returns rules that leave out lines of an evaluation and of all ranks but the first, where they would be read."""
+    """Returns rules that leave out lines of an evaluation and of all ranks but the first; none if they read too few."""
     preset = PRESETS.get(rules.get("preset", ""), {})
-    pattern = rules.get("pattern") or preset["pattern"]
-    read = [line for line in lines if search(re.compile(pattern), line)]
-    only = _condition(read, lost)
-    loss = rules.get("loss") or preset.get("loss")
-    if only:
-        return {"pattern": f"^{only}.*?(?:{pattern})", **({"loss": f"^{only}.*?(?:{loss})"} if loss else {})}
-    if "preset" in rules or "(?P<step>" in pattern or not _repeats(read):
-        return rules
-    return {**rules, "pattern": f"^(?=.*?{_BY_COUNTER}).*?(?:{pattern})"}
+    pattern, loss = rules.get("pattern") or preset["pattern"], rules.get("loss") or preset.get("loss")
+    read = _read_by(pattern, lines)
+    if len(read) < FEWEST_STEPS:
+        return {}
+    if only := _condition(read, lost):
+        rules = {"pattern": f"^{only}.*?(?:{pattern})"}
+    elif not preset and "(?P<step>" not in pattern and _repeats(read):
+        rules = {**rules, "pattern": f"^(?=.*?{_BY_COUNTER}).*?(?:{pattern})"}
+    if loss and (only := _condition(_read_by(loss, lines), lost)):
+        loss = f"^{only}.*?(?:{loss})"
+    return {**rules, "loss": loss} if loss and loss != preset.get("loss") else rules
+
+
+def _read_by(pattern: str, lines: Sequence[str]) -> list[str]:
+    compiled = re.compile(pattern)
+    return [line for line in lines if compiled.search(line)]
 
 
 def _condition(lines: Sequence[str], lost: _Mention | None) -> str:

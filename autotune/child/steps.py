@@ -115,6 +115,8 @@ def undivided(line: str, *, decimal: bool | None = None) -> str:
     Args:
         decimal: Whether its commas are decimal; None if the line itself tells.
     """
+    if "," not in line:
+        return line
     if has_decimal_commas(line) if decimal is None else decimal:
         return re.sub(r"(?<=\d),(?=\d)", ".", line)
     return _THOUSANDS.sub(lambda found: found[0].replace(",", ""), line)
@@ -122,7 +124,7 @@ def undivided(line: str, *, decimal: bool | None = None) -> str:
 
 def has_decimal_commas(line: str) -> bool:
     """Whether a comma in a line can only be a decimal one, as in 0,523."""
-    return _DECIMAL.search(line) is not None and re.search(r"\d\.\d", line) is None
+    return "," in line and _DECIMAL.search(line) is not None and re.search(r"\d\.\d", line) is None
 
 
 def search(pattern: re.Pattern[str], line: str, *, decimal: bool | None = None) -> re.Match[str] | None:

@@ -19,7 +19,17 @@ from typing import Any
 
 from autotune.child.output import find, lines_of
 from autotune.child.read_output import last_exception
-from autotune.child.recognise import ALIKE, BAR, FEWEST_LINES, Recognised, clock_of, draws_bar, propose, recognise, shape_of
+from autotune.child.recognise import (
+    ALIKE,
+    BAR,
+    FEWEST_LINES,
+    Recognised,
+    clock_of,
+    draws_bar,
+    propose,
+    recognise,
+    shape_of,
+)
 from autotune.child.steps import StepReader, plain
 from autotune.machine.environment import caller_environment, child_environment, driver_python
 from autotune.machine.files import COMPILES, Scratch
@@ -528,9 +538,9 @@ def reading_of(probe: Probe, fits: Sequence[Recognised], rules: Mapping[str, Any
         rows.append({"line": line, "step_s": took if took == took else None, "loss": loss, "is_step": took is not None})
     times = [row["step_s"] for row in rows if row["step_s"] is not None]
     losses = [row["loss"] for row in rows if row["loss"] is not None]
-    printed = [fit.step_s for fit in fits if fit.step_s is not None and not fit.by_clock]
+    printed = next((fit.step_s for fit in fits if fit.step_s is not None and not fit.by_clock), None)
     return {
-        "steps": sum(bool(row["is_step"]) for row in rows), "step_s": statistics.median(times) if times else next(iter(printed), None),
+        "steps": sum(bool(row["is_step"]) for row in rows), "step_s": statistics.median(times) if times else printed,
         "losses": len(losses), "loss": losses[-1] if losses else None, "rules": dict(rules),
         "terminal": probe.terminal, "status": probe.status, "notes": probe.notes, "lines": rows,
         "others": [{"rules": dict(f.rules), "steps": f.steps, "step_s": f.step_s} for f in fits[1:]],
