@@ -27,8 +27,14 @@ AGREES = (0.5, 2.0)
 ALIKE = (0.85, 1.15)
 """Range of printed durations over the time between their lines in which both agree."""
 
+MEAN = 4
+"""Rank of the mean of several steps, which is read where a log tells nothing else."""
+
 AT_ONCE = 0.02
 """Lines closer than this share of the mean distance came at once."""
+
+LONGEST_NAME = 120
+"""Characters before a number among which its name is looked for."""
 
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 _UNIT = r"(?:\u00b5s|\u03bcs|[mun]?s|[mun]?secs?|seconds?|milliseconds?|microseconds?)"
@@ -39,14 +45,14 @@ _TOKENS_PER_S = r"[kKMG]?\s?tok(?:en)?s?\s?(?:/|per)\s?s(?:ec(?:ond)?)?\b(?!/)"
 _STEP = r"(?i:\b(?:global[_ ]?)?(?:step|iteration|iter|update|batch)(?:[_ ]?(?:num|number|idx|id))?)"
 _COUNTER = rf"(?:{_STEP}[\"']?\s*[=:#]?\s*\[?\s*|\[)(?P<step>\d[\d,]*)"
 
-_BY_COUNTER = rf"{_STEP}[\"']?\s*[=:#]?\s*\[?(?P<step>\d+)"
+_BY_COUNTER = rf"{_STEP}[\"']?\s*[=:#]?\s*\[?\s*(?P<step>\d+)(?!\d|\.\d*[1-9])"
 _LOSS_NUMBER = rf"(?P<loss>{_NUMBER}|[-+]?(?i:nan|inf))"
 
 _MENTION = re.compile(
-    rf"(?<![\w.,+-])(?<!\d:)(?P<number>{_NUMBER}|(?i:nan|inf))(?!:\d)"
+    rf"(?<![\w.,+-])(?<!\d:)(?P<number>{_NUMBER}|(?i:nan|inf))(?!\.?\d|:\d)"
     rf"(?:\s?(?P<unit>{_TIME_OF_STEP}|{_STEPS_PER_S}|{_TOKENS_PER_S}|{_UNIT}(?![\w/])))?(?!\s?%|[\w/]*[A-Za-z_])"
 )
-_BETWEEN = re.compile(r"[\"']?\s*(?:[=:]|\b(?:in|of|is)\b)?\s*(?:(?:Array|tensor)\(|[(\[])?\s*$")
+_BETWEEN = re.compile(r"(?:[\s\"'=:(\[]|\b(?:in|of|is)\b|\b(?:Array|tensor)\()*$")
 _APART = re.compile(r"[^\w ./()-]|\s-+\s|\s{2,}|\t")
 
 _UNITS = {
@@ -61,7 +67,7 @@ _TIMES = frozenset(
     ["time", "times", "duration", "took", "takes", "dt", "t", "latency", "finished", "done", "completed"]
 )
 _OTHERS = re.compile(
-    r"(avg|averaged?|mean|ema|smoothed|median|max|min|std|data\w*|load\w*|fetch|input|forward|fwd|backwards?|bwd|optim\w*|"
+    r"(max|min|std|data\w*|load\w*|fetch|input|forward|fwd|backwards?|bwd|optim\w*|"
     r"eval\w*|val|valid\w*|test\w*|eta|remaining|left|compil\w*|check\w*|ckpt|sav\w*|epoch|since|start\w*|wait\w*|idle|"
     r"comm\w*|allreduce|sync|warmup|timeout|sleep|generat\w*|host|gc|log\w*|io|read|write|transfer|copy)"
 )
@@ -76,6 +82,8 @@ _COUNTER_KEY = r"(?i)(?:.*[./])?_?(?:global_?)?(?:step|iteration|iter|update)"
 
 _LOSSES = ("loss", "nll", "xent", "ce", "cost", "l")
 """Last words of the names of losses, the likeliest first."""
+
+_MEANS = frozenset(["avg", "average", "averaged", "mean", "ema", "smoothed", "median"])
 
 _PARTS = re.compile(r"(aux\w*|z|moe|balanc\w*|router|mtp|reg\w*|kl|prev|last|best)")
 
@@ -106,12 +114,14 @@ class _Mention:
 
     @property
     def rank(self) -> int | None:
-        """How far from a step's duration: 0 of a step, 1 a time, 2 without a name, 3 a total; None if it is none."""
+        """How far from a step's duration: 0 of a step, 1 a time, 2 without a name, 3 a total, `MEAN`; None if none."""
         words, said = self.words, set(self.words)
         if self.unit and "/" in self.unit.replace("per", "/"):
-            return None if any(map(_OTHERS.fullmatch, words)) else 0
+            return None if any(map(_OTHERS.fullmatch, words)) else MEAN if said & _MEANS else 0
         if any(map(_OTHERS.fullmatch, words)) or (words and words[0] in _MANY and not self.rate):
             return None
+        if said & _MEANS:
+            return MEAN if said & _STEPS else None
         if self.rate or (said & _STEPS and (self.unit or said & (_TIMES | _TOTALS | _UNITS.keys()))):
             return 0
         if said & _TOTALS:
@@ -134,9 +144,8 @@ class _Mention:
     @property
     def loss_rank(self) -> int | None:
         """How likely it is the loss of training, 0 the likeliest; None if it is none."""
-        words = self.words
-        others = [word for word in words if _OTHERS.fullmatch(word) and word not in ("mean", "avg", "average")]
-        if not words or self.unit or words[-1] not in _LOSSES or others:
+        words = [word for word in self.words if word not in ("train", "training")]
+        if not words or self.unit or words[-1] not in _LOSSES or any(map(_OTHERS.fullmatch, words)):
             return None
         if words[-1] == "l" and not {"=", ":"} & set(self.between):
             return None
@@ -274,7 +283,7 @@ def mentions_of(line: str) -> Iterator[_Mention]:
         return
     end = 0
     for found in _MENTION.finditer(line):
-        before = line[end : found.start()]
+        before = line[max(end, found.start() - LONGEST_NAME) : found.start()]
         end = found.end()
         between = _BETWEEN.search(before)
         head = before[: between.start()] if between is not None else before
@@ -376,7 +385,7 @@ def _fit_of(
 ) -> Recognised | None:
     """Reads lines by rules; None if too few steps, or totals in place of durations."""
     reader = StepReader({**rules, "tokens_per_step": tokens or 1})
-    reads_tokens = reader.needs_tokens or _unit_seen(rules, lines) == "tokens"
+    reads_tokens = reader.needs_tokens or _TOKENS_PER_S in rules.get("pattern", "")
     blind = reads_tokens and tokens is None
     times, examples = [], []
     came: list[tuple[float, int | None]] = []
@@ -407,7 +416,7 @@ def only_grow(values: Sequence[float]) -> bool:
     """Whether values grow as a total does, and not as the jitter of durations."""
     if any(b < a for a, b in itertools.pairwise(values)):
         return False
-    doubled = len(values) >= 4 and values[-1] >= 2 * values[0]
+    doubled = len(values) >= 4 and values[-1] >= 2 * values[0] and values[-1] > 0
     return doubled or (len(values) >= 8 and len(set(values)) == len(values))
 
 
@@ -418,7 +427,7 @@ def _rank(fit: Recognised, most: int, *, is_live: bool) -> tuple[Any, ...]:
     if fit.by_clock and not known:
         vague = 1 if fit.step_s is not None else 3
     else:
-        vague = 2 if fit.name_rank > 1 and not fit.is_within(ALIKE) else 0
+        vague = 2 if fit.name_rank == MEAN or (fit.name_rank > 1 and not fit.is_within(ALIKE)) else 0
     return (
         fit.doubtful and is_live, blind, not known or few, vague, few, fit.name_rank,
         -((fit.steps + fit.by_clock) // 4),
@@ -438,19 +447,9 @@ def _passed(came: Sequence[tuple[float, int | None]]) -> tuple[float | None, boo
     return statistics.median(each), sum(x < AT_ONCE * mean for x in each) > len(each) / 2
 
 
-def _unit_seen(rules: Mapping[str, Any], lines: Sequence[str]) -> str | None:
-    """What the group ``unit`` of a pattern counts in the first matching line."""
-    if "(?P<unit>" not in rules.get("pattern", ""):
-        return None
-    pattern = re.compile(rules["pattern"])
-    found = next((m for line in lines if (m := pattern.search(line))), None)
-    known = factor(found["unit"]) if found is not None else None
-    return known[0] if known is not None else None
-
-
 # ---------------------------------------------------------------------- the clock of a saved log
 
-_STAMP = re.compile(r"^\W{0,3}(?:[IWEF]?[\d/-]{4,10}[T ]|[A-Z][a-z]{2} +\d+ )?(\d\d):(\d\d):(\d\d(?:[.,]\d+)?)")
+_STAMP = re.compile(r"^.{0,30}?(?<![\d:.])(\d\d):(\d\d):(\d\d(?:[.,]\d+)?)(?!:)")
 _DAY_S = 86_400.0
 _ON_A_CLOCK = _TIMES | _TOTALS | {"timestamp", "runtime", "since"}
 
@@ -477,8 +476,9 @@ def _stamps(lines: Sequence[str]) -> list[float | None] | None:
             day_s += _DAY_S * (now_s < last_s - _DAY_S / 2)
             last_s = now_s
         told.append(None if found is None else last_s + day_s)
-    times = {time_s for time_s in told if time_s is not None}
-    return told if len(times) >= FEWEST_STEPS and 2 * told.count(None) <= len(told) else None
+    known = [time_s for time_s in told if time_s is not None]
+    is_clock = known == sorted(known) and len(set(known)) >= FEWEST_STEPS
+    return told if is_clock and 2 * len(known) >= len(told) else None
 
 
 def _totals(lines: Sequence[str]) -> list[float | None] | None:
@@ -497,7 +497,7 @@ def _totals(lines: Sequence[str]) -> list[float | None] | None:
 def _all_mentions(line: str) -> Iterator[_Mention]:
     """Yields the numbers of a line of text or JSON."""
     yield from mentions_of(normal(line))
-    yield from (_Mention(key, "=", "", value) for key, value in _numbers_of(line).items())
+    yield from (_Mention(key, "=", "", float(value)) for key, value in _numbers_of(line).items())
 
 
 def _spread(told: Sequence[float | None]) -> list[float]:
@@ -520,31 +520,7 @@ BAR = re.compile(r"[^\w\s]{4,}(?:\s*[^\w\s])*|[^\w\s](?:[^\w\s]|\s){6,}[^\w\s]")
 """A progress bar."""
 
 _FIGURE = re.compile(r"(?<![\d.])(?:(?<!\w)[-+])?(?:\d+(?:,\d{3})*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
-_BEFORE_LOSS = re.compile(r"(?i)(?:^|[\W_])(?:\w*loss|nll|xent|cost|ce|l)[\"']?\s*[=:]?\s*$")
 _JSON = "JSON with"
-_ANY_FIGURE = r"[-+\d.,eE]+"
-
-
-@dataclass(frozen=True, slots=True)
-class _Column:
-    """The numbers at one place of the lines: text before and behind in the last line, and the values of all lines."""
-
-    before: str
-    behind: str
-    values: tuple[float, ...]
-
-    @property
-    def counts(self) -> bool:
-        """Whether they count something: whole, growing, no share of a hundred and no part of a date or time."""
-        if self.behind.startswith("%") or {self.before, self.behind} & {":", "-", "."}:
-            return False
-        grows = all(b > a for a, b in itertools.pairwise(self.values))
-        return grows and all(v.is_integer() for v in self.values)
-
-    @property
-    def rank(self) -> tuple[bool, float]:
-        """Sort key of counters: the text before it says step, then the slowest."""
-        return re.search(_STEP, self.before) is None, self.values[1] - self.values[0]
 
 
 def shape_of(line: str) -> str:
@@ -570,54 +546,38 @@ def propose(lines: Sequence[str], *, at: Sequence[float] | None = None) -> Recog
     chosen = [i for i, shape in enumerate(shapes) if shape == common]
     if len(chosen) < FEWEST_LINES:
         return None
-    alike = [plain(lines[i][:LONGEST_LINE]) for i in chosen]
+    alike = [normal(lines[i]) for i in chosen]
     times = [at[i] for i in chosen] if at is not None else None
-    make = _json_counters if common.startswith(_JSON) else _text_counters
-    fits = [fit for rules in make(alike) if (fit := _fit_of(rules, alike, times, None)) is not None]
-    return next((replace(fit, example=alike[-1]) for fit in fits if 2 * fit.steps >= len(alike)), None)
+    fits = [fit for rules in _counters(alike) if (fit := _fit_of(rules, alike, times, None)) is not None]
+    return next((replace(fit, example=plain(alike[-1])) for fit in fits if 2 * fit.steps >= len(alike)), None)
 
 
-def _text_counters(lines: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Yields patterns for lines of text: with a counter, and without one."""
-    columns = _columns(lines)
-    counter = min((c for c in columns if c.counts), key=lambda c: c.rank, default=None)
-    loss = next((c for c in columns if c is not counter and _BEFORE_LOSS.search(c.before)), None)
-    if counter is not None:
-        yield {"pattern": _pattern(columns, {counter: "step", loss: "loss"})}
+def _counters(lines: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Yields rules for lines of one shape: with a counter, and by the text before the first number."""
+    rows = [list(_all_mentions(line)) for line in lines]
+    columns = list(zip(*(row for row in rows if len(row) == len(rows[-1])), strict=True))
+    counters = sorted((column for column in columns if _counts([m.value for m in column])), key=_rank_of_counter)
+    lost = min((m for m in rows[-1] if m.loss_rank is not None), key=lambda m: m.loss_rank or 0, default=None)
+    if _numbers_of(lines[-1]):
+        loss = {"loss": lost.label} if lost is not None else {}
+        yield from ({"json_key": column[-1].label, "unit": "step", **loss} for column in counters)
+        return
+    if counters:
+        loss = {"loss": lost.pattern(_LOSS_NUMBER)} if lost is not None else {}
+        yield {"pattern": counters[0][-1].pattern(r"(?P<step>\d+)"), **loss}
     if len(text := _FIGURE.split(lines[-1])[0].strip()) > 1 and not draws_bar(lines[-1]):
         yield {"pattern": "^" + _literal(text)}
 
 
-def _columns(lines: Sequence[str]) -> list[_Column]:
-    """Returns the numbers of lines of one shape, from left to right."""
-    rows = [[float(n.replace(",", "")) for n in _FIGURE.findall(line)] for line in lines]
-    pieces = _FIGURE.split(lines[-1])
-    values = zip(*(row for row in rows if len(row) == len(pieces) - 1), strict=True)
-    return [_Column(pieces[i], pieces[i + 1], column) for i, column in enumerate(values)]
+def _counts(values: Sequence[float]) -> bool:
+    return all(v.is_integer() for v in values) and all(b > a for a, b in itertools.pairwise(values))
 
 
-def _pattern(columns: Sequence[_Column], names: Mapping[_Column | None, str]) -> str:
-    """Returns the pattern that reads some columns under the names of their groups."""
-    wanted = [i for i, column in enumerate(columns) if column in names]
-    first = columns[wanted[0]]
-    head = first.before.lstrip()
-    if draws_bar(head):  # its end
-        head = re.sub(r"^.*(?=\S)", "", head)
-    parts = [_literal(head) or "^"]
-    numbers = {"step": r"(?P<step>\d+)", "loss": r"(?P<loss>[-+\w.,]+)"}
-    for column in columns[wanted[0] : wanted[-1] + 1]:
-        parts += ["" if column is first else _literal(column.before), numbers.get(names.get(column, ""), _ANY_FIGURE)]
-    return "".join(parts)
+def _rank_of_counter(column: Sequence[_Mention]) -> tuple[bool, float]:
+    """Sort key of counters: a name that says step, then the slowest."""
+    return not set(column[0].words) & _STEPS, column[1].value - column[0].value
 
 
 def _literal(text: str) -> str:
     """Returns the pattern of a text, with any number of blanks where it has some, and with any progress bar."""
     return ".*".join(" +".join(map(re.escape, re.split(r"\s+", part))) for part in BAR.split(text))
-
-
-def _json_counters(lines: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Yields keys of JSON lines that count."""
-    rows = [_numbers_of(line) for line in lines]
-    columns = {key: _Column(key, "", tuple(float(row[key]) for row in rows)) for key in rows[-1]}
-    loss = next(({"loss": key} for key in columns if _BEFORE_LOSS.search(key)), {})
-    yield from ({"json_key": key, "unit": "step", **loss} for key, column in columns.items() if column.counts)

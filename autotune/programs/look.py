@@ -23,6 +23,7 @@ from autotune.child.recognise import (
     ALIKE,
     BAR,
     FEWEST_LINES,
+    MEAN,
     Recognised,
     clock_of,
     draws_bar,
@@ -566,6 +567,8 @@ def doubt_of(fit: Recognised | None) -> str:
     """Formats the reason not to trust the durations of a recognised format; empty if there is none."""
     if fit is not None and fit.by_clock and fit.in_bursts:
         return "most lines came at once, so the time between them says little: let the program flush what it prints"
+    if fit is not None and fit.name_rank == MEAN:
+        return "only a mean of several steps is printed: print the duration of each"
     if fit is None or fit.is_within(ALIKE):
         return ""
     return (

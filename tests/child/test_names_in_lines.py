@@ -55,9 +55,9 @@ DURATIONS = {
     "{d:.3f} s",
     "average before it": "step {i} avg step time: {mean:.3f}s, step time: {d:.3f}s, loss {loss:.3f}",
     "mean behind it": "step {i} | step_time {d:.3f}s | mean_step_time {mean:.3f}s | loss {loss:.2f}",
-    "in parentheses": "Epoch: [0][{i:4d}/5005]\tTime {d:6.3f} ({mean:6.3f})\tData {part:6.3f} (0.1)\tLoss {loss:.4e} (7)",
+    "in parentheses": "Epoch: [0][{i:4d}/5005]\tTime {d:6.3f} ({mean:6.3f})\tData {part:6.3f}\tLoss {loss:.4e} (7)",
     "milliseconds in the name": "step={i} data_ms={data:.1f} step_ms={ms:.1f} loss={loss:.3f}",
-    "per iteration": " iteration {i}/ 1000 | elapsed time per iteration (ms): {ms:.1f} | lm loss: {loss:.6E} | loss scale: 1 |",
+    "per iteration": " iteration {i}/ 1000 | elapsed time per iteration (ms): {ms:.1f} | lm loss: {loss:.6E} |",
     "bare between bars": "step {i:4d}/19560 | loss {loss:.6f} (+0.01z)| norm 1.1 (+0.0z)| lr 6.00e-04 | {ms:.2f} ms | "
     "45.0% bf16 MFU | {tok:.0f} tok/s",
     "total of parts that does not grow": "it {i}: data {part:.3f}s fwd {fwd:.3f}s total {d:.3f}s loss {loss:.2f}",
@@ -226,6 +226,21 @@ def test_midnight_passes() -> None:
     clock = clock_of([f"23:59:{59 - i} step" for i in range(3, 0, -1)] + [f"00:00:0{i} step" for i in range(3)])
     assert clock is not None
     assert [b - a for a, b in itertools.pairwise(clock)] == [1.0] * 2 + [2.0] + [1.0] * 2
+
+
+MEANS = {
+    "AXLearn": "I0304 trainer.py:9] trainer process   0 step {i:8d}] Average step time: {d:.3f} seconds",
+    "rate": "step {i} avg {rate:.3f} it/s",
+    "name": "step={i} mean_step_time={d:.4f}",
+}
+
+
+@pytest.mark.parametrize("name", MEANS)
+def test_a_mean_is_read_where_a_log_tells_nothing_else(name: str) -> None:
+    lines = printed(MEANS[name])
+    assert saved(lines)["step_s"] == pytest.approx(0.5, rel=0.01)
+    assert doubt_of(recognise(lines)[0])
+    assert recognise(lines, at=[0.5 * i for i in range(COUNT)])[0].by_clock
 
 
 @pytest.mark.parametrize("times", [0.7, 1.3])
