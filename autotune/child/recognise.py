@@ -161,7 +161,7 @@ class _Mention:
         """Returns the pattern that reads it; names that end with its name are kept out."""
         marks = [*map(re.escape, self.between.split()), number]
         if not self.label:
-            return r"\s*".join(marks) if self.between.strip() else rf"(?<![\w.,]){number}"
+            return r"\s*".join(marks) if self.between.strip() else rf"(?<![\w.]){number}"
         guard = "".join(rf"(?<!{re.escape(name.removesuffix(self.label))})" for name in sorted(longer))
         return rf"{guard}(?<![A-Za-z_]){_literal(self.label)}\s*" + r"\s*".join(marks)
 
@@ -242,17 +242,17 @@ def _candidates(lines: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
     loss = {"loss": lost.pattern(_LOSS_NUMBER, _longer(lost.label, names))} if lost is not None else {}
     for name, preset in PRESETS.items():
         is_read = bool(_read_by(preset["loss"], lines))
-        yield -(name != "absl"), _narrowed({"preset": name, **({} if is_read else loss)}, lines, lost)
+        yield -(name != "absl"), _narrowed({"preset": name, **({} if is_read else loss)}, lines)
     yield from _json_rules(lines)
     for mention in shapes:
         if (rank := mention.rank) is not None:
             pattern = mention.pattern(_group_of(mention), _longer(mention.label, names))
-            yield rank, _narrowed({"pattern": pattern, **loss}, lines, lost)
-    yield 0, _narrowed({"pattern": _BY_COUNTER, **loss}, lines, lost)
-    if loss:
+            yield rank, _narrowed({"pattern": pattern, **loss}, lines)
+    yield 0, _narrowed({"pattern": _BY_COUNTER, **loss}, lines)
+    if lost is not None and lost.words[-1] == _LOSSES[0]:
         any_loss = loss["loss"].replace("?P<loss>", "?:")
         counted = rf"(?:^|[\s\[(])(?P<step>\d+)\s*(?:/\s*\d+)?\s*[^\w.]?\s?[^\w.]?\s.*{any_loss}"
-        yield from ((0, _narrowed({"pattern": pattern, **loss}, lines, lost)) for pattern in (counted, any_loss))
+        yield from ((0, _narrowed({"pattern": pattern, **loss}, lines)) for pattern in (counted, any_loss))
 
 
 def _shapes_of(lines: Sequence[str]) -> list[_Mention]:
@@ -292,20 +292,20 @@ def mentions_of(line: str) -> Iterator[_Mention]:
         yield _Mention(label.strip(), marks, found["unit"] or "", float(found["number"]))
 
 
-def _narrowed(rules: dict[str, Any], lines: Sequence[str], lost: _Mention | None) -> dict[str, Any]:
+def _narrowed(rules: dict[str, Any], lines: Sequence[str]) -> dict[str, Any]:
     """Returns rules that leave out lines of an evaluation and of all ranks but the first; none if they read too few."""
     preset = PRESETS.get(rules.get("preset", ""), {})
-    pattern, loss = rules.get("pattern") or preset["pattern"], rules.get("loss") or preset.get("loss")
+    pattern, loss = rules.get("pattern") or preset["pattern"], rules.get("loss") or preset.get("loss", "")
     read = _read_by(pattern, lines)
     if len(read) < FEWEST_STEPS:
         return {}
-    if only := _condition(read, lost):
+    if only := _condition(read, loss):
         rules = {"pattern": f"^{only}.*?(?:{pattern})"}
     elif not preset and "(?P<step>" not in pattern and _repeats(read):
-        rules = {**rules, "pattern": f"^(?=.*?{_BY_COUNTER}).*?(?:{pattern})"}
-    if loss and (only := _condition(_read_by(loss, lines), lost)):
+        rules = {"pattern": f"^(?=.*?{_BY_COUNTER}).*?(?:{pattern})"}
+    if loss and (only := _condition(_read_by(loss, lines))):
         loss = f"^{only}.*?(?:{loss})"
-    return {**rules, "loss": loss} if loss and loss != preset.get("loss") else rules
+    return rules if ("preset" in rules and loss == preset["loss"]) or not loss else {**rules, "loss": loss}
 
 
 def _read_by(pattern: str, lines: Sequence[str]) -> list[str]:
@@ -313,17 +313,19 @@ def _read_by(pattern: str, lines: Sequence[str]) -> list[str]:
     return [line for line in lines if compiled.search(line)]
 
 
-def _condition(lines: Sequence[str], lost: _Mention | None) -> str:
-    """Returns the condition of an expression for lines of training, by one rank; empty where none is needed."""
+def _condition(lines: Sequence[str], loss: str = "") -> str:
+    """Returns the condition of an expression for lines of training, by one rank; empty where none is needed.
+
+    Args:
+        loss: The expression of the loss, without which lines with the loss of an evaluation are left out.
+    """
     condition = ""
-    metrics = _OF_EVALUATION if lost is not None else None
-    for other in filter(None, (_EVALUATION, metrics)):
-        kept = [line for line in lines if not re.search(other, line)]
-        if len(lines) > len(kept) >= FEWEST_STEPS:
-            if other == metrics and lost is not None and any(lost.label in line for line in set(lines) - set(kept)):
-                continue
+    for other in (_EVALUATION, _OF_EVALUATION)[: 1 + bool(loss)]:
+        left_out = _read_by(other, lines)
+        is_training = other == _OF_EVALUATION and _read_by(loss, left_out)
+        if left_out and not is_training and len(lines) - len(left_out) >= FEWEST_STEPS:
             condition += f"(?!.*{other})"
-            lines = kept
+            lines = [line for line in lines if line not in left_out]
     return condition + _of_first_rank(lines)
 
 
