@@ -1,7 +1,8 @@
-"""Finds rules for reading the steps of an unknown program: presets, JSON keys, words with units, the clock.
+"""Finds rules for reading the steps of an unknown program: presets, JSON keys, numbers by their names, the clock.
 
-For lines that none of them fits, `propose` takes the counter of lines of one shape, which differ in numbers only. A
-printed duration of unknown meaning is not read. Standard library only.
+The numbers of a line are ranked by the names and units beside them: how likely each is a step's duration, or the loss.
+For lines that no rule fits, `propose` takes the counter of lines of one shape, which differ in numbers only. Standard
+library only.
 """
 
 from __future__ import annotations
