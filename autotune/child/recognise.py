@@ -92,8 +92,8 @@ _EVALUATES = r"(?i:(?<![a-z])(?:eval|evaluat\w*|valid\w*|val|test(?:ing)?)(?![a-
 _METRIC = r"[_/ .-]?(?i:loss|acc|ppl|perplexity|bpb|mse|f1|auc|score|error|nll|metric)"
 _EVALUATION, _OF_EVALUATION = rf"{_EVALUATES}(?!{_METRIC})", rf"{_EVALUATES}{_METRIC}"
 _RANK = re.compile(
-    r"(?i:\b(?:rank|process|proc|worker|host|device|replica|gpu)[ _]?(?:id|index)?\s*[=:#]?\s*)[\w:/.]*\d(?!\d)"
-    r"|^\s*\[?\d+\]?\s*:|^\[\d+,\d+\]<"
+    r"(?i:(?<![\w/.])(?:rank|process|proc|worker|host|device|replica|gpu|node|pid)[ _]?(?:id|index)?\s*[=:#]?\s*)"
+    r"(?:[a-z]+:)?\d+(?:/\d+)?(?!\.?\d)|^\s*\[?\d+\]?\s*:|^\[\d+,\d+\]<"
 )
 
 
@@ -334,11 +334,8 @@ def _of_first_rank(lines: Sequence[str]) -> str:
     """Returns the condition for lines of the first of several ranks that print the same steps; empty without ranks."""
     ranks = [found for line in lines if (found := _RANK.search(line)) is not None]
     counts = collections.Counter(found[0] for found in ranks)
-    if (
-        len(counts) < 2
-        or len(ranks) < len(lines)
-        or min(counts.values()) < max(FEWEST_STEPS, max(counts.values()) // 2)
-    ):
+    changes = sum(a[0] != b[0] for a, b in itertools.pairwise(ranks))  # epochs do not alternate
+    if not ranks or len(ranks) < len(lines) or 2 * changes < len(lines) or min(counts.values()) < FEWEST_STEPS:
         return ""
     first = re.escape(min(counts))
     return f"(?={first})" if ranks[0].start() == 0 else rf"(?=.*{first}(?!\d))"

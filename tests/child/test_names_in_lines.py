@@ -140,6 +140,8 @@ RANKS = {
     "process": "process {rank} | iter {i} | loss {loss:.3f}",
     "worker": "worker={rank} step={i} loss={loss:.3f} step_time={d:.3f}",
     "host": "(host {rank}) step {i}: loss {loss:.3f}, {rate:.3f} it/s",
+    "Ray": "(RayTrainWorker pid=123{rank}) step {i} loss {loss:.3f} time {d:.3f} s",
+    "DeepSpeed": "[2026-03-04 09:10:00,123] [INFO] [Rank {rank}] step={i} loss={loss:.3f} step_time={d:.3f}",
     "no label": "step {i} loss {loss:.3f} time {d:.3f} s",
     "no label, no duration": "step {i} loss {loss:.3f}",
 }
@@ -153,6 +155,14 @@ def test_ranks_are_one_step(name: str) -> None:
     assert best.step_s == pytest.approx(0.5, rel=0.02)
     assert COUNT - 1 <= best.steps <= COUNT
     ReadSpec(**best.rules)
+
+
+def test_a_rate_for_each_device_and_an_epoch_are_no_ranks() -> None:
+    seconds = [(i, took_s, 0.1 + 0.1 * (i % 2)) for i, took_s in enumerate(TOOK_S)]
+    lines = [f"completed step: {i}, seconds: {s:.3f}, TFLOP/s/device: {rate:.1f}, loss: 2.5" for i, s, rate in seconds]
+    assert (recognise(lines)[0].rules, recognise(lines)[0].steps) == ({"preset": "maxtext"}, COUNT)
+    lines = [f"[{i // 12}]: step {i % 12} loss 2.5 step_time={s:.3f}" for i, s, _ in seconds]
+    assert recognise(lines)[0].steps == COUNT
 
 
 LOSSES = {
@@ -345,3 +355,9 @@ def test_a_log_is_shown_in_any_encoding(tmp_path: Path, encoding: str) -> None:
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, timeout=120, check=False)
         assert done.returncode == 0, done.stderr
         assert b"?" in done.stdout
+
+
+def test_a_bar_without_a_loss_keeps_its_preset() -> None:
+    found = saved(printed(" 12%|###  | {i}/100 [00:01<00:07, {rate:.2f}it/s]"))
+    assert (found["rules"], found["losses"]) == ({"preset": "tqdm"}, 0)
+    assert found["step_s"] == pytest.approx(0.5, rel=0.02)
