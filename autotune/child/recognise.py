@@ -44,8 +44,6 @@ _TIME_OF_STEP = rf"{_UNIT}\s?(?:/|per)\s?{_WHOLE}\b"
 _STEPS_PER_S = rf"{_WHOLE}(?:s|es)?\s?(?:/|per)\s?s(?:ec(?:ond)?)?\b"
 _TOKENS_PER_S = r"[kKMG]?\s?tok(?:en)?s?\s?(?:/|per)\s?s(?:ec(?:ond)?)?\b(?!/)"
 _STEP = r"(?i:\b(?:global[_ ]?)?(?:step|iteration|iter|update|batch)(?:[_ ]?(?:num|number|idx|id))?)"
-_COUNTER = rf"(?:{_STEP}[\"']?\s*[=:#]?\s*\[?\s*|\[)(?P<step>\d[\d,]*)"
-
 _BY_COUNTER = rf"{_STEP}[\"']?\s*[=:#]?\s*\[?\s*(?P<step>\d+)(?!\d|\.\d*[1-9])"
 _LOSS_NUMBER = rf"(?P<loss>{_NUMBER}|[-+]?(?i:nan|inf))"
 
@@ -343,9 +341,15 @@ def _of_first_rank(lines: Sequence[str]) -> str:
 
 def _repeats(lines: Sequence[str]) -> bool:
     """Whether most lines have the counter of the line before, as those of ranks without a label."""
-    counters = [found["step"] for line in lines if (found := re.search(_COUNTER, line)) is not None]
+    counters = [counter for line in lines if (counter := _counter_of(line)) is not None]
     same = sum(a == b for a, b in itertools.pairwise(counters))
     return len(set(counters)) >= FEWEST_STEPS and 2 * same >= len(lines) - 1
+
+
+def _counter_of(line: str) -> int | None:
+    """Returns the number of the step that a line names, or that stands in brackets."""
+    found = re.search(_BY_COUNTER, line) or re.search(r"\[(?P<step>\d+)", line)
+    return int(found["step"]) if found is not None else None
 
 
 def _json_rules(lines: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -395,8 +399,7 @@ def _fit_of(
         if step is not None and step.step_s is not None:
             times.append(step.step_s)
             examples.append(line)
-            counter = re.search(_COUNTER, line)
-            came.append((now, int(counter["step"].replace(",", "")) if counter else None))
+            came.append((now, _counter_of(line)))
     clock = reader.uses_clock
     if len(times) < FEWEST_STEPS or (not (clock or "dt" in rules.get("pattern", "")) and only_grow(times)):
         return None
@@ -414,7 +417,7 @@ def _fit_of(
 
 def only_grow(values: Sequence[float]) -> bool:
     """Whether values grow as a total does, and not as the jitter of durations."""
-    if any(b < a for a, b in itertools.pairwise(values)):
+    if any(not b >= a for a, b in itertools.pairwise(values)):  # NaN, too
         return False
     doubled = len(values) >= 4 and values[-1] >= 2 * values[0] and values[-1] > 0
     return doubled or (len(values) >= 8 and len(set(values)) == len(values))
@@ -488,7 +491,8 @@ def _totals(lines: Sequence[str]) -> list[float | None] | None:
     for shape, count in counts.most_common():
         found = [row.get(shape) for row in rows]
         kept = [mention for mention in found if mention is not None]
-        if count > FEWEST_STEPS and set(kept[0].words) & _ON_A_CLOCK and only_grow([m.value for m in kept]):
+        is_time = set(kept[0].words) & _ON_A_CLOCK and "dt" not in kept[0].words
+        if count > FEWEST_STEPS and is_time and only_grow([m.value for m in kept]):
             size = factor(kept[0].unit or kept[0].group.removeprefix("step_")) or ("time", 1.0)
             return [mention.value * size[1] if mention is not None else None for mention in found]
     return None

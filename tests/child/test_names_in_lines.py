@@ -255,8 +255,10 @@ def test_a_mean_is_read_where_a_log_tells_nothing_else(name: str) -> None:
 
 
 @pytest.mark.parametrize("times", [0.7, 1.3])
-def test_a_duration_that_differs_from_the_clock_is_said(times: float) -> None:
-    best = recognise(printed("step {i} step time: {d:.3f}s"), at=[0.5 * i / times for i in range(COUNT)])[0]
+@pytest.mark.parametrize("before", ["", "[2026-03-04 09:10:00] ", "I0304 09:10:00.1 1398 train.py:2] "])
+def test_a_duration_that_differs_from_the_clock_is_said(before: str, times: float) -> None:
+    lines = printed(before + "step {i} step time: {d:.3f}s")
+    best = recognise(lines, at=[0.5 * i / times for i in range(COUNT)])[0]
     assert not best.by_clock
     assert doubt_of(best)
 
