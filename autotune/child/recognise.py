@@ -49,7 +49,8 @@ _LOSS_NUMBER = rf"(?P<loss>{_NUMBER}|[-+]?(?i:nan|inf))"
 
 _MENTION = re.compile(
     rf"(?<![\w.,+-])(?<!\d:)(?P<number>{_NUMBER}|(?i:nan|inf))(?!\.?\d|:\d)"
-    rf"(?:\s?(?P<unit>{_TIME_OF_STEP}|{_STEPS_PER_S}|{_TOKENS_PER_S}|{_UNIT}(?![\w/])))?(?!\s?%|[\w/]*[A-Za-z_])"
+    rf"(?:\s?(?P<unit>(?:{_TIME_OF_STEP}|{_STEPS_PER_S}|{_TOKENS_PER_S})(?!\s?[=:])|{_UNIT}(?![\w/])))?"
+    r"(?!\s?%|[\w/]*[A-Za-z_])"
 )
 _BETWEEN = re.compile(r"(?:[\s\"'=:(\[]|\b(?:in|of|is)\b|\b(?:Array|tensor)\()*$")
 _APART = re.compile(r"[^\w ./()-]|\s-+\s|\s{2,}|\t")
@@ -77,10 +78,14 @@ _RATES = {
     "steps_per_s": rf"(?:steps?|its?|iter(?:ation)?s?|batch(?:es)?|updates?){_PER}s(?:ec(?:ond)?)?",
     "tokens_per_s": rf"(?:^|.*[^a-z])(?:train_)?tok(?:en)?s?{_PER}s(?:ec(?:ond)?)?(?!/)",
 }
+_OTHER_RATE = rf"{_PER}s(?:ec(?:ond)?)?(?![a-z])"
 _COUNTER_KEY = r"(?i)(?:.*[./])?_?(?:global_?)?(?:step|iteration|iter|update)"
 
-_LOSSES = ("loss", "nll", "xent", "ce", "cost", "l")
+_LOSSES = ("loss", "nll", "xent", "ce", "entropy", "cost", "l")
 """Last words of the names of losses, the likeliest first."""
+
+_ANY_LOSS = _TOTALS | {"train", "training", "step", "batch", "iter", "avg", "average", "mean"}
+"""Words that may come behind them."""
 
 _MEANS = frozenset(["avg", "average", "averaged", "mean", "ema", "smoothed", "median"])
 
@@ -117,7 +122,8 @@ class _Mention:
         words, said = self.words, set(self.words)
         if self.unit and "/" in self.unit.replace("per", "/"):
             return None if any(map(_OTHERS.fullmatch, words)) else MEAN if said & _MEANS else 0
-        if any(map(_OTHERS.fullmatch, words)) or (words and words[0] in _MANY and not self.rate):
+        is_other = re.search(_OTHER_RATE, self.label.lower()) or (words and words[0] in _MANY)
+        if any(map(_OTHERS.fullmatch, words)) or (is_other and not self.rate):
             return None
         if said & _MEANS:
             return MEAN if said & _STEPS else None
@@ -143,12 +149,12 @@ class _Mention:
     @property
     def loss_rank(self) -> int | None:
         """How likely it is the loss of training, 0 the likeliest; None if it is none."""
-        words = [word for word in self.words if word not in ("train", "training")]
+        words = [word for word in self.words if word not in _ANY_LOSS]
         if not words or self.unit or words[-1] not in _LOSSES or any(map(_OTHERS.fullmatch, words)):
             return None
         if words[-1] == "l" and not {"=", ":"} & set(self.between):
             return None
-        return len(words) + 10 * _LOSSES.index(words[-1]) + 100 * any(map(_PARTS.fullmatch, words))
+        return len(self.words) + 10 * _LOSSES.index(words[-1]) + 100 * any(map(_PARTS.fullmatch, words))
 
     @property
     def shape(self) -> tuple[str, tuple[str, ...], str]:
@@ -420,7 +426,7 @@ def only_grow(values: Sequence[float]) -> bool:
     if any(not b >= a for a, b in itertools.pairwise(values)):  # NaN, too
         return False
     doubled = len(values) >= 4 and values[-1] >= 2 * values[0] and values[-1] > 0
-    return doubled or (len(values) >= 8 and len(set(values)) == len(values))
+    return doubled or (len(values) >= 6 and len(set(values)) == len(values))
 
 
 def _rank(fit: Recognised, most: int, *, is_live: bool) -> tuple[Any, ...]:

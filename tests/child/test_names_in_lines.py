@@ -68,6 +68,10 @@ DURATIONS = {
     "camel case": "iter {i} dataTimeMs: {part:.1f} stepTimeMs: {ms:.1f} loss: {loss:.2f}",
     "sentence": "INFO step {i} took {d:.3f} s (compile 3.2 s), loss is {loss:.3f}",
     "JSON": '{{"step": {i}, "time/data": {part:.3f}, "time/avg_step": {mean:.3f}, "time/step": {d:.4f}, "loss": 5}}',
+    "rates of other things": "step {i} samples/sec: 64.5 examples_per_second=99 TFLOP/s: 3.5 GB/s=2.5 s/step: {d:.3f}",
+    "memory and tokens": "step {i} mem 10.5 GiB tps 8,192 tokens/s: 9000 time/step: {d:.3f} (max 0.9 s)",
+    "total of the parts": "step {i} | fwd 150.5 ms | bwd 200.5 ms | opt 10.5 ms | total {ms:.1f} ms | loss {loss:.2f}",
+    "rate behind the loss": "step {i} loss: {loss:.3f} steps/s: {rate:.3f} tok/s: 9000",
     "dt behind a load time": "{i}: load {part:.3f}s dt {d:.3f}s loss={loss:.3f}",
     "microseconds": "update {i} optimizer_us: 900 step_time_us: {us:.0f} loss: {loss:.3f}",
 }
@@ -176,6 +180,9 @@ LOSSES = {
     "likelihood": "step {i} nll: {loss:.3f} step_time={d:.3f}",
     "of an array": "step {i} loss: Array({loss:.3f}, dtype=float32) step_time: {d:.3f}",
     "with a running mean": "Epoch: [0][{i}/50]\tTime {d:.3f} ({mean:.3f})\tLoss {loss:.4e} (7.0e+00)",
+    "behind it": "Epoch 1 | iter {i} step {i} | loss train: {loss:.3f}, val: n/a | iter time: {ms:.2f} ms (step)",
+    "total behind it": "step {i} train/loss_total={loss:.3f} grad_norm=1.0 step_time={d:.3f}",
+    "entropy": "step {i} cross_entropy: {loss:.3f} z_loss: 0.1 s/it: {d:.3f}",
     "capital": "Step {i} - Train Loss: {loss:.3f} - Step Time: {d:.3f}s",
     "JSON": '{{"step": {i}, "train/loss": {loss:.3f}, "eval/loss": 1.0, "train/z_loss": 0.1}}',
 }
