@@ -95,7 +95,7 @@ _EVALUATES = r"(?i:(?<![a-z])(?:eval|evaluat\w*|valid\w*|val|test(?:ing)?)(?![a-
 _METRIC = r"[_/ .-]?(?i:loss|acc|ppl|perplexity|bpb|mse|f1|auc|score|error|nll|metric)"
 _EVALUATION, _OF_EVALUATION = rf"{_EVALUATES}(?!{_METRIC})", rf"{_EVALUATES}{_METRIC}"
 _RANK = re.compile(
-    r"(?i:(?<![\w/.])(?:rank|process|proc|worker|host|device|replica|gpu|node|pid)[ _]?(?:id|index)?\s*[=:#]?\s*)"
+    r"(?i:(?<![\w/.])(?:rank|process|proc|worker|host|device|replica|gpu|node|pid)[ _]?(?:id|index)?[\"']?\s*[=:#]?\s*)"
     r"(?:[a-z]+:)?\d+(?:/\d+)?(?!\.?\d)|^\s*\[?\d+\]?\s*:|^\[\d+,\d+\]<"
 )
 
@@ -241,9 +241,7 @@ def _candidates(lines: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
     trained = [line for line in lines if not re.search(_EVALUATION, line)]
     shapes = _shapes_of(trained) or _shapes_of(lines)
     names = {mention.label for mention in shapes}
-    lost = min(
-        (mention for mention in shapes if mention.loss_rank is not None), key=lambda m: m.loss_rank or 0, default=None
-    )
+    lost = _loss_of(shapes)
     loss = {"loss": lost.pattern(_LOSS_NUMBER, _longer(lost.label, names))} if lost is not None else {}
     for name, preset in PRESETS.items():
         is_read = bool(_read_by(preset["loss"], lines))
@@ -258,6 +256,11 @@ def _candidates(lines: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
         any_loss = loss["loss"].replace("?P<loss>", "?:")
         counted = rf"(?:^|[\s\[(])(?P<step>\d+)\s*(?:/\s*\d+)?\s*[^\w.]?\s?[^\w.]?\s.*{any_loss}"
         yield from ((0, _narrowed({"pattern": pattern, **loss}, lines)) for pattern in (counted, any_loss))
+
+
+def _loss_of(mentions: Sequence[_Mention]) -> _Mention | None:
+    """Returns the likeliest loss of training, the first of equal ones."""
+    return min((m for m in mentions if m.loss_rank is not None), key=lambda m: m.loss_rank or 0, default=None)
 
 
 def _shapes_of(lines: Sequence[str]) -> list[_Mention]:
@@ -359,16 +362,25 @@ def _counter_of(line: str) -> int | None:
 
 
 def _json_rules(lines: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
-    keys = collections.Counter(key for line in lines for key in _numbers_of(line))
+    """Yields rules for keys of JSON lines; patterns where an evaluation or other ranks print the same keys."""
+    rows = [(line, _numbers_of(line)) for line in lines]
+    keys = collections.Counter(key for _, row in rows for key in row)
     mentions = [_Mention(key, "=", "", 0.0) for key in sorted(keys, key=lambda key: (-keys[key], len(key), key))]
-    losses = [mention for mention in mentions if mention.loss_rank is not None]
-    loss = {"loss": min(losses, key=lambda m: m.loss_rank or 0).label} if losses else {}
-    for mention in mentions:
-        if mention.rank is not None:
-            yield mention.rank, {"json_key": mention.label, "unit": mention.group, **loss}
-    yield from (
-        (0, {"json_key": m.label, "unit": "step", **loss}) for m in mentions if re.fullmatch(_COUNTER_KEY, m.label)
-    )
+    loss = lost.label if (lost := _loss_of(mentions)) is not None else None
+    kinds = [(mention.rank, mention.label, mention.group) for mention in mentions if mention.rank is not None]
+    kinds += [(0, key, "step") for key in keys if re.fullmatch(_COUNTER_KEY, key)]
+    for rank, key, unit in kinds:
+        only = _condition([line for line, row in rows if key in row])
+        if not only:
+            yield rank, {"json_key": key, "unit": unit, **({"loss": loss} if loss else {})}
+            continue
+        more = {"loss": f"^{only}{_in_json(loss, 'loss')}"} if loss else {}
+        yield rank, {"pattern": f"^{only}{_in_json(key, unit)}", **more}
+
+
+def _in_json(key: str, group: str) -> str:
+    """Returns the expression of a number in the text of a JSON line."""
+    return rf'.*?"{re.escape(key.rpartition(".")[2])}":\s*(?P<{group}>{_NUMBER})'
 
 
 def _numbers_of(line: str) -> dict[str, float]:
@@ -468,9 +480,7 @@ def clock_of(lines: Sequence[str]) -> list[float] | None:
 
     Lines of one time are spread evenly up to the next one. None if the log tells no times.
     """
-    told = _stamps(lines)
-    if told is None:
-        told = _totals(lines)
+    told = _stamps(lines) or _totals(lines)
     return None if told is None else _spread(told)
 
 
@@ -567,7 +577,7 @@ def _counters(lines: Sequence[str]) -> Iterator[dict[str, Any]]:
     rows = [list(_all_mentions(line)) for line in lines]
     columns = list(zip(*(row for row in rows if len(row) == len(rows[-1])), strict=True))
     counters = sorted((column for column in columns if _counts([m.value for m in column])), key=_rank_of_counter)
-    lost = min((m for m in rows[-1] if m.loss_rank is not None), key=lambda m: m.loss_rank or 0, default=None)
+    lost = _loss_of(rows[-1])
     if _numbers_of(lines[-1]):
         loss = {"loss": lost.label} if lost is not None else {}
         yield from ({"json_key": column[-1].label, "unit": "step", **loss} for column in counters)

@@ -119,6 +119,14 @@ EVALUATIONS = {
     "test": ("Iter {i} Time {d:.3f} Loss {loss:.3f}", "Test: [{i}/50] Time 0.050 Loss 1.0"),
     "evaluating": ("iter {i} loss {loss:.3f} {d:.3f} s/it", "Evaluating: iter {i} loss 1.0 0.050 s/it"),
     "a bar": ("train: |###| {i}/100 [00:01<00:07, loss={loss:.3f}]", "Evaluating: |##| {i}/9 [00:01<00:07, loss=1.0]"),
+    "JSON": (
+        '{{"step": {i}, "loss": {loss:.3f}, "step_time": {d:.3f}, "split": "train"}}',
+        '{{"step": {i}, "loss": 1.0, "step_time": 0.05, "split": "eval"}}',
+    ),
+    "keys of JSON": (
+        '{{"step": {i}, "train/loss": {loss:.3f}, "train/step_time": {d:.3f}}}',
+        '{{"step": {i}, "eval/loss": 1.0, "eval/step_time": 0.05}}',
+    ),
     "other words of time": ("step {i} time {d:.3f}s loss {loss:.3f}", "eval batch {i} took 0.050s loss 1.0"),
 }
 
@@ -144,6 +152,7 @@ RANKS = {
     "process": "process {rank} | iter {i} | loss {loss:.3f}",
     "worker": "worker={rank} step={i} loss={loss:.3f} step_time={d:.3f}",
     "host": "(host {rank}) step {i}: loss {loss:.3f}, {rate:.3f} it/s",
+    "JSON": '{{"rank": {rank}, "step": {i}, "loss": {loss:.3f}, "step_time": {d:.3f}}}',
     "Ray": "(RayTrainWorker pid=123{rank}) step {i} loss {loss:.3f} time {d:.3f} s",
     "DeepSpeed": "[2026-03-04 09:10:00,123] [INFO] [Rank {rank}] step={i} loss={loss:.3f} step_time={d:.3f}",
     "no label": "step {i} loss {loss:.3f} time {d:.3f} s",
