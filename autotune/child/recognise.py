@@ -49,7 +49,7 @@ _LOSS_NUMBER = rf"(?P<loss>{_NUMBER}|[-+]?(?i:nan|inf))"
 
 _MENTION = re.compile(
     rf"(?<![\w.,+-])(?<!\d:)(?P<number>{_NUMBER}|(?i:nan|inf))(?!\.?\d|:\d)"
-    rf"(?:\s?(?P<unit>(?:{_TIME_OF_STEP}|{_STEPS_PER_S}|{_TOKENS_PER_S})(?!\s?[=:])|{_UNIT}(?![\w/])))?"
+    rf"(?:\s?(?P<unit>(?:{_TIME_OF_STEP}|{_STEPS_PER_S}|{_TOKENS_PER_S})(?!\s?[=:]|\s+\d+(?![\d/]))|{_UNIT}(?![\w/])))?"
     r"(?!\s?%|[\w/]*[A-Za-z_])"
 )
 _BETWEEN = re.compile(r"(?:[\s\"'=:(\[]|\b(?:in|of|is)\b|\b(?:Array|tensor)\()*$")
@@ -67,7 +67,7 @@ _TIMES = frozenset(
     ["time", "times", "duration", "took", "takes", "dt", "t", "latency", "finished", "done", "completed"]
 )
 _OTHERS = re.compile(
-    r"(max|min|std|data\w*|load\w*|fetch|input|forward|fwd|backwards?|bwd|optim\w*|"
+    r"(max|min|std|best|worst|fastest|slowest|data\w*|load\w*|fetch|input|forward|fwd|backwards?|bwd|optim\w*|"
     r"eval\w*|val|valid\w*|test\w*|eta|remaining|left|compil\w*|check\w*|ckpt|sav\w*|epoch|since|start\w*|wait\w*|idle|"
     r"comm\w*|allreduce|sync|warmup|timeout|sleep|generat\w*|host|gc|log\w*|io|read|write|transfer|copy)"
 )

@@ -72,6 +72,8 @@ DURATIONS = {
     "memory and tokens": "step {i} mem 10.5 GiB tps 8,192 tokens/s: 9000 time/step: {d:.3f} (max 0.9 s)",
     "total of the parts": "step {i} | fwd 150.5 ms | bwd 200.5 ms | opt 10.5 ms | total {ms:.1f} ms | loss {loss:.2f}",
     "rate behind the loss": "step {i} loss: {loss:.3f} steps/s: {rate:.3f} tok/s: 9000",
+    "best before the last": "step {i} best step time 0.30 s, last step time {d:.3f} s, loss {loss:.3f}",
+    "names without a mark": "step {i} loss {loss:.3f} tok/s 9000 ms/step {ms:.1f}",
     "dt behind a load time": "{i}: load {part:.3f}s dt {d:.3f}s loss={loss:.3f}",
     "microseconds": "update {i} optimizer_us: 900 step_time_us: {us:.0f} loss: {loss:.3f}",
 }
