@@ -28,8 +28,8 @@ AGREES = (0.5, 2.0)
 ALIKE = (0.85, 1.15)
 """Range of printed durations over the time between their lines in which both agree."""
 
-MEAN = 4
-"""Rank of the mean of several steps, which is read where a log tells nothing else."""
+MEAN, IN_BRACKETS = 4, 5
+"""Ranks of the mean of several steps and of a duration in brackets, read where a saved log tells nothing else."""
 
 AT_ONCE = 0.02
 """Lines closer than this share of the mean distance came at once."""
@@ -118,7 +118,7 @@ class _Mention:
 
     @property
     def rank(self) -> int | None:
-        """How far from a step's duration: 0 of a step, 1 a time, 2 without a name, 3 a total, `MEAN`; None if none."""
+        """How far from a step's duration: 0 of a step, 1 a time, 2 without a name, 3 a total, or more; None if none."""
         words, said = self.words, set(self.words)
         if self.unit and "/" in self.unit.replace("per", "/"):
             return None if any(map(_OTHERS.fullmatch, words)) else MEAN if said & _MEANS else 0
@@ -133,7 +133,9 @@ class _Mention:
             return 3
         if said & (_TIMES | _UNITS.keys()) or (self.unit and "train" in said):
             return 1
-        return 2 if self.unit and not words and self.between not in ("(", "[") else None
+        if not self.unit or words:
+            return None
+        return IN_BRACKETS if self.between in ("(", "[") else 2
 
     @property
     def rate(self) -> str | None:
@@ -221,7 +223,9 @@ def recognise(
     found = [
         fit
         for rank, rules in _candidates(cut)
-        if rules and (fit := _fit_of(rules, cut, clock, tokens_per_step, rank)) is not None
+        if rules
+        and not (rank == IN_BRACKETS and at is not None)
+        and (fit := _fit_of(rules, cut, clock, tokens_per_step, rank)) is not None
     ]
     most = max((fit.steps for fit in found), default=0)
     best: list[Recognised] = []
@@ -448,7 +452,7 @@ def _rank(fit: Recognised, most: int, *, is_live: bool) -> tuple[Any, ...]:
     if fit.by_clock and not known:
         vague = 1 if fit.step_s is not None else 3
     else:
-        vague = 2 if fit.name_rank == MEAN or (fit.name_rank > 1 and not fit.is_within(ALIKE)) else 0
+        vague = 2 if fit.name_rank >= MEAN or (fit.name_rank > 1 and not fit.is_within(ALIKE)) else 0
     return (
         fit.doubtful and is_live, blind, not known or few, vague, few, fit.name_rank,
         -((fit.steps + fit.by_clock) // 4),

@@ -233,6 +233,7 @@ def test_thousands_stay_thousands() -> None:
 CLOCKS = {
     "levanter": "2026-03-04T09:10:{s:02d} - INFO :: Progress on:train {i}.0it/100it rate:2.0it/s postfix:loss={loss}",
     "brackets": "[2026-03-04 09:10:{s:02d}] step {i} loss {loss:.3f}",
+    "TensorFlow": "INFO:tensorflow:loss = {loss:.4f}, step = {i} ({d:.3f} sec)",
     "time of day": "09:10:{s:02d} INFO step {i} loss {loss:.3f}",
     "thousandths": "2026-03-04 09:10:{stamp} | INFO | step {i} | loss {loss:.3f}",
     "absl": "I0304 09:10:{stamp} 1398932 train.py:265] step {i}: loss={loss:.3f}",
