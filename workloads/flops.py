@@ -20,7 +20,7 @@ PEAK_FLOPS_PER_S: dict[str, dict[str, float]] = {
     # https://www.nvidia.com/en-us/data-center/a100 (no float8)
     "A100": {"bfloat16": 312e12, "float32": 156e12},
     # https://www.nvidia.com/en-us/data-center/l40s and /l4 (half of the figure with sparsity)
-    "L40S": {"bfloat16": 362e12, "float32": 183e12, "float8": 733e12},
+    "L40S": {"bfloat16": 366.5e12, "float32": 183e12, "float8": 733e12},
     "L4": {"bfloat16": 121e12, "float32": 60e12, "float8": 242.5e12},
 }
 

@@ -15,8 +15,8 @@ import termios
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-LONGEST_LINE = 4_000
-"""Characters of a line; longer lines are cut."""
+LONGEST_LINE, LONGEST_RECORD = 4_000, 65_536
+"""Characters of a line, and bytes of a JSON line or a row of a table; what is longer is cut."""
 
 FILE_KINDS = ("*.jsonl", "*.csv")
 """Patterns of files in a folder; the first with a match counts."""
@@ -75,12 +75,15 @@ class Lines:
         self._rest = b""
 
     def feed(self, data: bytes) -> Iterator[str]:
-        """Yields complete lines, each cut to `LONGEST_LINE`."""
+        """Yields complete lines, each cut to `LONGEST_LINE` or `LONGEST_RECORD`."""
         *whole, rest = re.split(rb"[\r\n]", self._rest + data)
-        self._rest = rest[:LONGEST_LINE]
+        self._rest = self._cut(rest)
         for line in whole:
             if line:
-                yield line[:LONGEST_LINE].decode("utf-8", errors="replace")
+                yield self._cut(line).decode("utf-8", errors="replace")
+
+    def _cut(self, line: bytes) -> bytes:
+        return line[: LONGEST_RECORD if line.lstrip().startswith(b"{") else LONGEST_LINE]
 
 
 class Table(Lines):
@@ -99,7 +102,10 @@ class Table(Lines):
                 self._names = [name.strip().lstrip("\ufeff") for name in row]
             else:
                 values = dict(zip(self._names, map(_value, row), strict=False))
-                yield json.dumps(values)[:LONGEST_LINE]
+                yield json.dumps(values)
+
+    def _cut(self, line: bytes) -> bytes:
+        return line[:LONGEST_RECORD]
 
 
 def _value(text: str) -> float | str:
@@ -197,5 +203,5 @@ def _begun(path: Path) -> Lines:
     lines = lines_of(path.name)
     if isinstance(lines, Table):
         with path.open("rb") as stream:
-            list(lines.feed(stream.readline(LONGEST_LINE)))
+            list(lines.feed(stream.readline(LONGEST_RECORD)))
     return lines

@@ -33,6 +33,9 @@ MATCH_LIMIT_S = 2.0
 
 POLL_S, LOOK_EVERY_S, FILES_EVERY_S = 0.1, 0.5, 0.1
 KEPT_LINES = 400
+LINES_AT_ONCE = 40
+"""Lines of a message, which even long records keep below the longest message that the driver takes."""
+
 MOST_LINES = 20_000
 """Limit of reported lines of the output, and of the file; the first ones."""
 
@@ -297,8 +300,8 @@ class ProbedRun(ProgramRun):
         at_s = time.monotonic() - self._began
         waiting = [(at_s, line) for line in lines][: MOST_LINES - self._counts[of]]
         self._counts[of] += len(waiting)
-        if waiting:
-            self.channel.send("lines", of=of, lines=waiting)
+        for first in range(0, len(waiting), LINES_AT_ONCE):
+            self.channel.send("lines", of=of, lines=waiting[first : first + LINES_AT_ONCE])
 
     def look(self) -> None:
         """Sends lines of the file, files that are new, and the processes that have loaded XLA, if they changed."""

@@ -1,7 +1,8 @@
-"""Finds rules for reading the steps of an unknown program: presets, JSON keys, words with units, the clock.
+"""Finds rules for reading the steps of an unknown program: presets, JSON keys, numbers by their names, the clock.
 
-For lines that none of them fits, `propose` takes the counter of lines of one shape, which differ in numbers only. A
-printed duration of unknown meaning is not read. Standard library only.
+The numbers of a line are ranked by the names and units beside them: how likely each is a step's duration, or the loss.
+For lines that no rule fits, `propose` takes the counter of lines of one shape, which differ in numbers only. Standard
+library only.
 """
 
 from __future__ import annotations
@@ -11,61 +12,165 @@ import itertools
 import json
 import re
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from autotune.child.output import LONGEST_LINE
-from autotune.child.steps import PRESETS, StepReader, factor, plain
+from autotune.child.steps import PRESETS, StepReader, factor, plain, undivided
 
 FEWEST_STEPS = 3
 """Least number of readings for a rule to fit."""
 
 AGREES = (0.5, 2.0)
+"""Range of printed durations over the time between their lines in which a loop waits for its device."""
+
+ALIKE = (0.85, 1.15)
 """Range of printed durations over the time between their lines in which both agree."""
+
+MEAN, IN_BRACKETS = 4, 5
+"""Ranks of the mean of several steps and of a duration in brackets, read where a saved log tells nothing else."""
 
 AT_ONCE = 0.02
 """Lines closer than this share of the mean distance came at once."""
 
-_NUMBER = r"[-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
-_UNIT = r"(?:\u00b5s|\u03bcs|[mun]?s|[mun]?secs?|seconds?|milliseconds?|microseconds?)"
-_STEP = r"(?i:\b(?:global[_ ]?)?(?:step|iteration|iter|update|batch)(?:[_ ]?(?:num|number|idx|id))?)"
-_COUNTER = rf"(?:{_STEP}[\"']?\s*[=:#]?\s*\[?|\[)(?P<step>\d[\d,]*)"
-_LOSS = (
-    r"(?i:\b(?:train(?:ing)?[_/ ])?loss)[\"']?\s*[=:]?\s*"
-    r"(?P<loss>[-+]?(?:\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|(?i:nan|inf)))"
-)
-_ANY_LOSS = _LOSS.replace("?P<loss>", "?:")
+LONGEST_NAME = 120
+"""Characters before a number among which its name is looked for."""
 
-_WORDS = (
-    # time=12.5ms, step_time: 0.021 s, dt 21.7 ms, took 0.5s, 12 ms/step, 1.5s/it
-    r"(?i:\b(?:(?:step|iter(?:ation)?|batch|train)[_ -]?(?:time|duration|s(?:econds)?)|dt|"
-    r"time(?:[_ /]?(?:per[_ ])?step)?|took|duration|elapsed))[\"']?\s*(?:in|of|is)?\s*[=:]?\s*\(?"
-    r"(?P<value>NUMBER)\s*(?P<unit>UNIT)(?![A-Za-z])(?!/s)",
-    r"(?<![\w.,])(?P<value>NUMBER)\s*(?P<unit>UNIT\s?(?:/|per)\s?(?:it|iter|iteration|step|batch|update))\b",
-    r"(?<![\w.,])(?P<value>NUMBER)\s*(?P<unit>(?:it|iter|iteration|step|batch|update)(?:s|es)?\s?(?:/|per)\s?s(?:ec(?:ond)?)?)\b",
-    r"(?<![\w.,])(?P<value>NUMBER)\s*(?P<unit>[kKMG]?\s?tok(?:en)?s?\s?(?:/|per)\s?s(?:ec(?:ond)?)?)\b(?!/)",
+_NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
+_UNIT = r"(?:\u00b5s|\u03bcs|[mun]?s|[mun]?secs?|seconds?|milliseconds?|microseconds?)"
+_WHOLE = r"(?:it|iter|iteration|step|batch|update)"
+_TIME_OF_STEP = rf"{_UNIT}\s?(?:/|per)\s?{_WHOLE}\b"
+_STEPS_PER_S = rf"{_WHOLE}(?:s|es)?\s?(?:/|per)\s?s(?:ec(?:ond)?)?\b"
+_TOKENS_PER_S = r"[kKMG]?\s?tok(?:en)?s?\s?(?:/|per)\s?s(?:ec(?:ond)?)?\b(?!/)"
+_STEP = r"(?i:\b(?:global[_ ]?)?(?:step|iteration|iter|update|batch)(?:[_ ]?(?:num|number|idx|id))?)"
+_BY_COUNTER = rf"{_STEP}[\"']?\s*[=:#]?\s*\[?\s*(?P<step>\d+)(?!\d|\.\d*[1-9])"
+_LOSS_NUMBER = rf"(?P<loss>{_NUMBER}|[-+]?(?i:nan|inf))"
+
+_MENTION = re.compile(
+    rf"(?<![\w.,+-])(?<!\d:)(?P<number>{_NUMBER}|(?i:nan|inf))(?!\.?\d|:\d)"
+    rf"(?:\s?(?P<unit>(?:{_TIME_OF_STEP}|{_STEPS_PER_S}|{_TOKENS_PER_S})(?!\s?[=:]|\s+\d+(?![\d/]))|{_UNIT}(?![\w/])))?"
+    r"(?!\s?%|[\w/]*[A-Za-z_])"
 )
-_OF_STEP = r"(?:step|iter(?:ation)?|batch)"
+_BETWEEN = re.compile(r"(?:[\s\"'=:(\[]|\b(?:in|of|is)\b|\b(?:Array|tensor)\()*$")
+_APART = re.compile(r"[^\w ./()-]|\s-+\s|\s{2,}|\t")
+
+_UNITS = {
+    **dict.fromkeys(("ms", "msec", "msecs", "millis", "millisecond", "milliseconds"), "step_ms"),
+    **dict.fromkeys(("us", "usec", "usecs", "microseconds"), "step_us"),
+    **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), "step_s"),
+}
+_MANY = frozenset(["steps", "iterations", "iters", "batches", "updates"])
+_STEPS = _MANY | {"step", "iteration", "iter", "it", "its", "batch", "update"}
+_TOTALS = frozenset(["elapsed", "total", "wall", "cumulative", "cum", "overall"])
+_TIMES = frozenset(
+    ["time", "times", "duration", "took", "takes", "dt", "t", "latency", "finished", "done", "completed"]
+)
+_OTHERS = re.compile(
+    r"(max|min|std|best|worst|fastest|slowest|data\w*|load\w*|fetch|input|forward|fwd|backwards?|bwd|optim\w*|"
+    r"eval\w*|val|valid\w*|test\w*|eta|remaining|left|compil\w*|check\w*|ckpt|sav\w*|epoch|since|start\w*|wait\w*|idle|"
+    r"comm\w*|allreduce|sync|warmup|timeout|sleep|generat\w*|host|gc|log\w*|io|read|write|transfer|copy)"
+)
+"""Words of durations that are not those of a step."""
+
 _PER = r"[_ ]?(?:/|per)[_ ]?"
-_NAMES = {
-    # the unit is in the name: step_time_ms=21.7, step_time=0.0217, steps_per_sec=46, it/s: 46
-    **{
-        f"step_{unit}": rf"(?:{_OF_STEP}[_ ]?(?:time|duration)|dt|duration)[_ ]?\(?{unit}\)?|"
-        rf"{unit}{_PER}(?:step|it(?:er)?)"
-        for unit in ("ms", "us")
-    },
-    "step_s": rf"{_OF_STEP}[_ ]?(?:time|duration)(?:[_ ]?\(?s(?:ec(?:onds)?)?\)?)?|{_OF_STEP}_s(?:ec(?:onds)?)?|"
-    rf"time{_PER}step|s(?:ec(?:ond)?s?)?{_PER}(?:step|it(?:er)?)|dt",
-    "steps_per_s": rf"(?:train_)?(?:steps?|its?|iter(?:ation)?s?|batch(?:es)?){_PER}s(?:ec(?:ond)?)?",
-    "tokens_per_s": rf"(?:train_)?tok(?:en)?s?{_PER}s(?:ec(?:ond)?)?(?!/)",
+_RATES = {
+    "steps_per_s": rf"(?:steps?|its?|iter(?:ation)?s?|batch(?:es)?|updates?){_PER}s(?:ec(?:ond)?)?",
+    "tokens_per_s": rf"(?:^|.*[^a-z])(?:train_)?tok(?:en)?s?{_PER}s(?:ec(?:ond)?)?(?!/)",
 }
-_KEYS = {
-    **_NAMES,
-    "step_s": rf"{_NAMES['step_s']}|duration(?:_s)?",
-    "step": r"_?(?:global_?)?(?:step|iteration|iter|update)",
-}
-"""Names of keys in JSON lines."""
+_OTHER_RATE = rf"{_PER}s(?:ec(?:ond)?)?(?![a-z])"
+_COUNTER_KEY = r"(?i)(?:.*[./])?_?(?:global_?)?(?:step|iteration|iter|update)"
+
+_LOSSES = ("loss", "nll", "xent", "ce", "entropy", "cost", "l")
+"""Last words of the names of losses, the likeliest first."""
+
+_ANY_LOSS = _TOTALS | {"train", "training", "step", "batch", "iter", "avg", "average", "mean"}
+"""Words that may come behind them."""
+
+_MEANS = frozenset(["avg", "average", "averaged", "mean", "ema", "smoothed", "median"])
+
+_PARTS = re.compile(r"(aux\w*|z|moe|balanc\w*|router|mtp|reg\w*|kl|prev|last|best)")
+
+_EVALUATES = r"(?i:(?<![a-z])(?:eval|evaluat\w*|valid\w*|val|test(?:ing)?)(?![a-z]))"
+_METRIC = r"[_/ .-]?(?i:loss|acc|ppl|perplexity|bpb|mse|f1|auc|score|error|nll|metric)"
+_EVALUATION, _OF_EVALUATION = rf"{_EVALUATES}(?!{_METRIC})", rf"{_EVALUATES}{_METRIC}"
+_RANK = re.compile(
+    r"(?i:(?<![\w/.])(?:rank|process|proc|worker|host|device|replica|gpu|node|pid)[ _]?(?:id|index)?[\"']?\s*[=:#]?\s*)"
+    r"(?:[a-z]+:)?\d+(?:/\d+)?(?!\.?\d)|^\s*\[?\d+\]?\s*:|^\[\d+,\d+\]<"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Mention:
+    """A number in a line with the name before it and the unit behind it."""
+
+    label: str
+    """The words before it."""
+    between: str
+    """What stands between both, such as ``=``."""
+    unit: str
+    value: float
+
+    @property
+    def words(self) -> list[str]:
+        """The words of its name, in small letters."""
+        return re.findall(r"[a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", self.label).lower())
+
+    @property
+    def rank(self) -> int | None:
+        """How far from a step's duration: 0 of a step, 1 a time, 2 without a name, 3 a total, or more; None if none."""
+        words, said = self.words, set(self.words)
+        if self.unit and "/" in self.unit.replace("per", "/"):
+            return None if any(map(_OTHERS.fullmatch, words)) else MEAN if said & _MEANS else 0
+        is_other = re.search(_OTHER_RATE, self.label.lower()) or (words and words[0] in _MANY)
+        if any(map(_OTHERS.fullmatch, words)) or (is_other and not self.rate):
+            return None
+        if said & _MEANS:
+            return MEAN if said & _STEPS else None
+        if self.rate or (said & _STEPS and (self.unit or said & (_TIMES | _TOTALS | _UNITS.keys()))):
+            return 0
+        if said & _TOTALS:
+            return 3
+        if said & (_TIMES | _UNITS.keys()) or (self.unit and "train" in said):
+            return 1
+        if not self.unit or words:
+            return None
+        return IN_BRACKETS if self.between in ("(", "[") else 2
+
+    @property
+    def rate(self) -> str | None:
+        """The group of a pattern for the rate that its name says; None if it says none."""
+        label = self.label.lower()
+        return next((group for group, name in _RATES.items() if re.search(rf"{name}$", label)), None)
+
+    @property
+    def group(self) -> str:
+        """The group of a pattern for the duration or rate that its name says."""
+        return self.rate or next((_UNITS[word] for word in reversed(self.words) if word in _UNITS), "step_s")
+
+    @property
+    def loss_rank(self) -> int | None:
+        """How likely it is the loss of training, 0 the likeliest; None if it is none."""
+        words = [word for word in self.words if word not in _ANY_LOSS]
+        if not words or self.unit or words[-1] not in _LOSSES or any(map(_OTHERS.fullmatch, words)):
+            return None
+        if words[-1] == "l" and not {"=", ":"} & set(self.between):
+            return None
+        return len(self.words) + 10 * _LOSSES.index(words[-1]) + 100 * any(map(_PARTS.fullmatch, words))
+
+    @property
+    def shape(self) -> tuple[str, tuple[str, ...], str]:
+        """What the same number of other lines has in common with it."""
+        kind = "s" if re.fullmatch(_UNIT, self.unit) else re.sub(r"\s", "", self.unit)
+        return self.label, tuple(self.between.split()), kind
+
+    def pattern(self, number: str, longer: Collection[str] = ()) -> str:
+        """Returns the pattern that reads it; names that end with its name are kept out."""
+        marks = [*map(re.escape, self.between.split()), number]
+        if not self.label:
+            return r"\s*".join(marks) if self.between.strip() else rf"(?<![\w.]){number}"
+        guard = "".join(rf"(?<!{re.escape(name.removesuffix(self.label))})" for name in sorted(longer))
+        return rf"{guard}(?<![A-Za-z_]){_literal(self.label)}\s*" + r"\s*".join(marks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,13 +193,17 @@ class Recognised:
     """Whether a rate of tokens is read, which needs `tokens_per_step`."""
     in_bursts: bool
     """Whether most lines came at once, as from a buffer, so that the time between lines is meaningless."""
+    name_rank: int = 0
+    """How far the name of a printed duration is from that of a step (see `_Mention.rank`)."""
 
     @property
     def doubtful(self) -> bool:
         """Whether printed durations differ from the time between lines, or the clock of a reading is meaningless."""
-        if self.by_clock:
-            return self.in_bursts
-        return self.agrees is not None and not AGREES[0] <= self.agrees <= AGREES[1]
+        return self.in_bursts if self.by_clock else not self.is_within(AGREES)
+
+    def is_within(self, limits: tuple[float, float]) -> bool:
+        """Whether printed durations over the time between lines are within limits, as far as both are known."""
+        return self.agrees is None or limits[0] <= self.agrees <= limits[1]
 
 
 def recognise(
@@ -102,52 +211,180 @@ def recognise(
 ) -> list[Recognised]:
     """Finds the rules that fit lines of output, best first.
 
-    Printed durations come before the clock between lines, unless they differ much from it; for as many steps, a preset
-    comes before a JSON key before a pattern.
+    Printed durations come before the clock between lines, unless they differ much from it, and the name that says step
+    before other names. For as many steps, a preset comes before a JSON key before a pattern.
 
     Args:
-        at: Time of each line, seconds on any clock.
+        at: Time of each line, seconds on any clock; without it, the times that a saved log tells (`clock_of`).
         tokens_per_step: Needed for durations from tokens per second.
     """
-    cut = [plain(line[:LONGEST_LINE]) for line in lines]
-    found = [fit for rules in _candidates(cut) if (fit := _fit_of(rules, cut, at, tokens_per_step))]
+    cut = [normal(line) for line in lines]
+    clock = at if at is not None else clock_of(lines)
+    found = [
+        fit
+        for rank, rules in _candidates(cut)
+        if rules
+        and not (rank == IN_BRACKETS and at is not None)
+        and (fit := _fit_of(rules, cut, clock, tokens_per_step, rank)) is not None
+    ]
     most = max((fit.steps for fit in found), default=0)
     best: list[Recognised] = []
-    for recognised in sorted(found, key=lambda fit: _rank(fit, most)):  # stable: the first of equal candidates
+    for recognised in sorted(found, key=lambda fit: _rank(fit, most, is_live=at is not None)):  # stable
         if all(recognised.example != b.example or recognised.by_clock != b.by_clock for b in best):
             best.append(recognised)
     return best
 
 
-def _candidates(lines: Sequence[str]) -> Iterator[dict[str, Any]]:
-    for name in PRESETS:
-        yield {"preset": name}
+def normal(line: str) -> str:
+    """Returns a line as patterns are searched in it: plain, cut, without separators of thousands; JSON stays."""
+    return line if line.lstrip().startswith("{") else undivided(plain(line)[:LONGEST_LINE])
+
+
+def _candidates(lines: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yields rules with the rank of the name that they read, -1 for programs that are known."""
+    trained = [line for line in lines if not re.search(_EVALUATION, line)]
+    shapes = _shapes_of(trained) or _shapes_of(lines)
+    names = {mention.label for mention in shapes}
+    lost = _loss_of(shapes)
+    loss = {"loss": lost.pattern(_LOSS_NUMBER, _longer(lost.label, names))} if lost is not None else {}
+    for name, preset in PRESETS.items():
+        is_read = bool(_read_by(preset["loss"], lines))
+        yield -(name != "absl"), _narrowed({"preset": name, **({} if is_read else loss)}, lines)
     yield from _json_rules(lines)
-    loss = {"loss": _LOSS} if any(re.search(_LOSS, line) for line in lines) else {}
-    for words in _WORDS:
-        yield {"pattern": words.replace("NUMBER", _NUMBER).replace("UNIT", _UNIT), **loss}
-    for unit, name in _NAMES.items():
-        yield {
-            "pattern": rf"(?i:(?<![A-Za-z])(?:{name}))[\"']?\s*[=:]\s*"
-            rf"(?P<{unit}>{_NUMBER})(?!\s*[A-Za-z\u00b5\u03bc/%\d])",
-            **loss,
-        }
-    yield {"pattern": rf"{_STEP}[\"']?\s*[=:#]?\s*\[?(?P<step>\d[\d,]*)", **loss}
-    if loss:
-        yield {
-            "pattern": rf"(?:^|[\s\[(])(?P<step>\d[\d,]*)\s*(?:/\s*\d[\d,]*)?\s*[\]):|,]?\s.*{_ANY_LOSS}",
-            **loss,
-        }
-        yield {"pattern": _ANY_LOSS, **loss}
+    for mention in shapes:
+        if (rank := mention.rank) is not None:
+            pattern = mention.pattern(_group_of(mention), _longer(mention.label, names))
+            yield rank, _narrowed({"pattern": pattern, **loss}, lines)
+    yield 0, _narrowed({"pattern": _BY_COUNTER, **loss}, lines)
+    if lost is not None and lost.words[-1] == _LOSSES[0]:
+        any_loss = loss["loss"].replace("?P<loss>", "?:")
+        counted = rf"(?:^|[\s\[(])(?P<step>\d+)\s*(?:/\s*\d+)?\s*[^\w.]?\s?[^\w.]?\s.*{any_loss}"
+        yield from ((0, _narrowed({"pattern": pattern, **loss}, lines)) for pattern in (counted, any_loss))
 
 
-def _json_rules(lines: Sequence[str]) -> Iterator[dict[str, Any]]:
-    keys = collections.Counter(key for line in lines for key in _numbers_of(line))
-    losses = sorted((k for k in keys if re.fullmatch(r"(?i)(.*[./_])?(?:train_?)?loss", k)), key=lambda k: (len(k), k))
-    for unit, name in _KEYS.items():
-        for key in sorted(keys, key=lambda k: (-keys[k], len(k), k)):
-            if re.fullmatch(rf"(?i)(?:.*[./])?(?:{name})", key):
-                yield {"json_key": key, "unit": unit, **({"loss": losses[0]} if losses else {})}
+def _loss_of(mentions: Sequence[_Mention]) -> _Mention | None:
+    """Returns the likeliest loss of training, the first of equal ones."""
+    return min((m for m in mentions if m.loss_rank is not None), key=lambda m: m.loss_rank or 0, default=None)
+
+
+def _shapes_of(lines: Sequence[str]) -> list[_Mention]:
+    """Returns one of each number that at least `FEWEST_STEPS` lines have."""
+    mentions = [mention for line in lines for mention in mentions_of(line)]
+    counts = collections.Counter(mention.shape for mention in mentions)
+    found = {mention.shape: mention for mention in mentions if counts[mention.shape] >= FEWEST_STEPS}
+    return [found[shape] for shape, _ in counts.most_common() if shape in found]
+
+
+def _longer(label: str, names: Collection[str]) -> set[str]:
+    """Returns the names that end with a name."""
+    return {name for name in names if label and name != label and name.endswith(label)}
+
+
+def _group_of(mention: _Mention) -> str:
+    """Returns the expression of a printed duration or rate, with its group."""
+    if not mention.unit:
+        return rf"(?P<{mention.group}>{_NUMBER})(?![\w/%:])"
+    kinds = (_TIME_OF_STEP, _STEPS_PER_S, _TOKENS_PER_S)
+    unit = next((kind for kind in kinds if re.fullmatch(kind, mention.unit)), rf"{_UNIT}(?![A-Za-z/])")
+    return rf"(?P<value>{_NUMBER})\s*(?P<unit>{unit})"
+
+
+def mentions_of(line: str) -> Iterator[_Mention]:
+    """Yields the numbers of a line of text with their names and units, from left to right."""
+    if line.lstrip().startswith("{") and _numbers_of(line):
+        return
+    end = 0
+    for found in _MENTION.finditer(line):
+        before = line[max(end, found.start() - LONGEST_NAME) : found.start()]
+        end = found.end()
+        between = _BETWEEN.search(before)
+        head = before[: between.start()] if between is not None else before
+        label = re.sub(r"^[^A-Za-z_]+|^.*\((?![^()]*\))", "", _APART.split(head)[-1])
+        marks = before[len(head) :].strip() or ("" if label else before.strip()[-1:])
+        yield _Mention(label.strip(), marks, found["unit"] or "", float(found["number"]))
+
+
+def _narrowed(rules: dict[str, Any], lines: Sequence[str]) -> dict[str, Any]:
+    """Returns rules that leave out lines of an evaluation and of all ranks but the first; none if they read too few."""
+    preset = PRESETS.get(rules.get("preset", ""), {})
+    pattern, loss = rules.get("pattern") or preset["pattern"], rules.get("loss") or preset.get("loss", "")
+    read = _read_by(pattern, lines)
+    if len(read) < FEWEST_STEPS:
+        return {}
+    if only := _condition(read, loss):
+        rules = {"pattern": f"^{only}.*?(?:{pattern})"}
+    elif not preset and "(?P<step>" not in pattern and _repeats(read):
+        rules = {"pattern": f"^(?=.*?{_BY_COUNTER}).*?(?:{pattern})"}
+    if loss and (only := _condition(_read_by(loss, lines))):
+        loss = f"^{only}.*?(?:{loss})"
+    return rules if ("preset" in rules and loss == preset["loss"]) or not loss else {**rules, "loss": loss}
+
+
+def _read_by(pattern: str, lines: Sequence[str]) -> list[str]:
+    compiled = re.compile(pattern)
+    return [line for line in lines if compiled.search(line)]
+
+
+def _condition(lines: Sequence[str], loss: str = "") -> str:
+    """Returns the condition of an expression for lines of training, by one rank; empty where none is needed.
+
+    Args:
+        loss: The expression of the loss, without which lines with the loss of an evaluation are left out.
+    """
+    condition = ""
+    for other in (_EVALUATION, _OF_EVALUATION)[: 1 + bool(loss)]:
+        left_out = _read_by(other, lines)
+        is_training = other == _OF_EVALUATION and _read_by(loss, left_out)
+        if left_out and not is_training and len(lines) - len(left_out) >= FEWEST_STEPS:
+            condition += f"(?!.*{other})"
+            lines = [line for line in lines if line not in left_out]
+    return condition + _of_first_rank(lines)
+
+
+def _of_first_rank(lines: Sequence[str]) -> str:
+    """Returns the condition for lines of the first of several ranks that print the same steps; empty without ranks."""
+    ranks = [found for line in lines if (found := _RANK.search(line)) is not None]
+    counts = collections.Counter(found[0] for found in ranks)
+    changes = sum(a[0] != b[0] for a, b in itertools.pairwise(ranks))  # epochs do not alternate
+    if not ranks or len(ranks) < len(lines) or 2 * changes < len(lines) or min(counts.values()) < FEWEST_STEPS:
+        return ""
+    first = re.escape(min(counts))
+    return f"(?={first})" if ranks[0].start() == 0 else rf"(?=.*{first}(?!\d))"
+
+
+def _repeats(lines: Sequence[str]) -> bool:
+    """Whether most lines have the counter of the line before, as those of ranks without a label."""
+    counters = [counter for line in lines if (counter := _counter_of(line)) is not None]
+    same = sum(a == b for a, b in itertools.pairwise(counters))
+    return len(set(counters)) >= FEWEST_STEPS and 2 * same >= len(lines) - 1
+
+
+def _counter_of(line: str) -> int | None:
+    """Returns the number of the step that a line names, or that stands in brackets."""
+    found = re.search(_BY_COUNTER, line) or re.search(r"\[(?P<step>\d+)", line)
+    return int(found["step"]) if found is not None else None
+
+
+def _json_rules(lines: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yields rules for keys of JSON lines; patterns where an evaluation or other ranks print the same keys."""
+    rows = [(line, _numbers_of(line)) for line in lines]
+    keys = collections.Counter(key for _, row in rows for key in row)
+    mentions = [_Mention(key, "=", "", 0.0) for key in sorted(keys, key=lambda key: (-keys[key], len(key), key))]
+    loss = lost.label if (lost := _loss_of(mentions)) is not None else None
+    kinds = [(mention.rank, mention.label, mention.group) for mention in mentions if mention.rank is not None]
+    kinds += [(0, key, "step") for key in keys if re.fullmatch(_COUNTER_KEY, key)]
+    for rank, key, unit in kinds:
+        only = _condition([line for line, row in rows if key in row])
+        if not only:
+            yield rank, {"json_key": key, "unit": unit, **({"loss": loss} if loss else {})}
+            continue
+        more = {"loss": f"^{only}{_in_json(loss, 'loss')}"} if loss else {}
+        yield rank, {"pattern": f"^{only}{_in_json(key, unit)}", **more}
+
+
+def _in_json(key: str, group: str) -> str:
+    """Returns the expression of a number in the text of a JSON line."""
+    return rf'.*?"{re.escape(key.rpartition(".")[2])}":\s*(?P<{group}>{_NUMBER})'
 
 
 def _numbers_of(line: str) -> dict[str, float]:
@@ -170,11 +407,11 @@ def _flat(data: Any, before: str = "") -> Iterator[tuple[str, float]]:
 
 
 def _fit_of(
-    rules: Mapping[str, Any], lines: Sequence[str], at: Sequence[float] | None, tokens: int | None
+    rules: Mapping[str, Any], lines: Sequence[str], at: Sequence[float] | None, tokens: int | None, rank: int = 0
 ) -> Recognised | None:
-    """Reads lines by rules; None if too few steps."""
+    """Reads lines by rules; None if too few steps, or totals in place of durations."""
     reader = StepReader({**rules, "tokens_per_step": tokens or 1})
-    reads_tokens = reader.needs_tokens or _unit_seen(rules, lines) == "tokens"
+    reads_tokens = reader.needs_tokens or _TOKENS_PER_S in rules.get("pattern", "")
     blind = reads_tokens and tokens is None
     times, examples = [], []
     came: list[tuple[float, int | None]] = []
@@ -184,11 +421,11 @@ def _fit_of(
         if step is not None and step.step_s is not None:
             times.append(step.step_s)
             examples.append(line)
-            counter = re.search(_COUNTER, line)
-            came.append((now, int(counter["step"].replace(",", "")) if counter else None))
-    if len(times) < FEWEST_STEPS:
+            came.append((now, _counter_of(line)))
+    clock = reader.uses_clock
+    if len(times) < FEWEST_STEPS or (not (clock or "dt" in rules.get("pattern", "")) and only_grow(times)):
         return None
-    clock, typical = reader.uses_clock, statistics.median(times)
+    typical = statistics.median(times)
     passed, bursts = _passed(came) if at is not None else (None, False)
     agrees = typical / passed if passed and not (clock or blind or bursts) else None
     if agrees is not None and agrees < AGREES[0] and came[0][1] is None:
@@ -196,16 +433,30 @@ def _fit_of(
     return Recognised(
         {**rules, **({"tokens_per_step": tokens} if reads_tokens and tokens else {})}, len(times),
         None if blind or (clock and at is None) else typical, examples[len(examples) // 2], clock, agrees, reads_tokens,
-        bursts,
+        bursts, rank,
     )  # fmt: skip
 
 
-def _rank(fit: Recognised, most: int) -> tuple[Any, ...]:
+def only_grow(values: Sequence[float]) -> bool:
+    """Whether values grow as a total does, and not as the jitter of durations."""
+    if any(not b >= a for a, b in itertools.pairwise(values)):  # NaN, too
+        return False
+    doubled = len(values) >= 4 and values[-1] >= 2 * values[0] and values[-1] > 0
+    return doubled or (len(values) >= 6 and len(set(values)) == len(values))
+
+
+def _rank(fit: Recognised, most: int, *, is_live: bool) -> tuple[Any, ...]:
     """Sort key of readings. A progress bar may print a rate twice a step, so its counter comes first."""
-    known = fit.rules.get("preset", "absl") != "absl"
+    known, few = fit.name_rank < 0, 4 * fit.steps < most
     blind = fit.needs_tokens and fit.step_s is None
-    vague = fit.by_clock and not known
-    return fit.doubtful, blind, not (known and 4 * fit.steps >= most), vague, -((fit.steps + fit.by_clock) // 4)
+    if fit.by_clock and not known:
+        vague = 1 if fit.step_s is not None else 3
+    else:
+        vague = 2 if fit.name_rank >= MEAN or (fit.name_rank > 1 and not fit.is_within(ALIKE)) else 0
+    return (
+        fit.doubtful and is_live, blind, not known or few, vague, few, fit.name_rank,
+        -((fit.steps + fit.by_clock) // 4),
+    )  # fmt: skip
 
 
 def _passed(came: Sequence[tuple[float, int | None]]) -> tuple[float | None, bool]:
@@ -221,14 +472,67 @@ def _passed(came: Sequence[tuple[float, int | None]]) -> tuple[float | None, boo
     return statistics.median(each), sum(x < AT_ONCE * mean for x in each) > len(each) / 2
 
 
-def _unit_seen(rules: Mapping[str, Any], lines: Sequence[str]) -> str | None:
-    """What the group ``unit`` of a pattern counts in the first matching line."""
-    if "(?P<unit>" not in rules.get("pattern", ""):
-        return None
-    pattern = re.compile(rules["pattern"])
-    found = next((m for line in lines if (m := pattern.search(line))), None)
-    known = factor(found["unit"]) if found is not None else None
-    return known[0] if known is not None else None
+# ---------------------------------------------------------------------- the clock of a saved log
+
+_STAMP = re.compile(r"^.{0,30}?(?<![\d:.])(\d\d):(\d\d):(\d\d(?:[.,]\d+)?)(?!:)")
+_DAY_S = 86_400.0
+_ON_A_CLOCK = _TIMES | _TOTALS | {"timestamp", "runtime", "since"}
+
+
+def clock_of(lines: Sequence[str]) -> list[float] | None:
+    """Returns the time of each line of a saved log in seconds, by time stamps at line starts or by printed totals.
+
+    Lines of one time are spread evenly up to the next one. None if the log tells no times.
+    """
+    told = _stamps(lines) or _totals(lines)
+    return None if told is None else _spread(told)
+
+
+def _stamps(lines: Sequence[str]) -> list[float | None] | None:
+    """Returns the times of day at line starts; None if most lines have none."""
+    told: list[float | None] = []
+    day_s = last_s = 0.0
+    for line in lines:
+        found = _STAMP.match(plain(line[:LONGEST_LINE]))
+        if found is not None:
+            now_s = int(found[1]) * 3600 + int(found[2]) * 60 + float(found[3].replace(",", "."))
+            day_s += _DAY_S * (now_s < last_s - _DAY_S / 2)
+            last_s = now_s
+        told.append(None if found is None else last_s + day_s)
+    known = [time_s for time_s in told if time_s is not None]
+    is_clock = known == sorted(known) and len(set(known)) >= FEWEST_STEPS
+    return told if is_clock and 2 * len(known) >= len(told) else None
+
+
+def _totals(lines: Sequence[str]) -> list[float | None] | None:
+    """Returns the values of the commonest number of the lines that is a total of time; None without one."""
+    rows = [{m.shape: m for m in _all_mentions(line)} for line in lines]
+    counts = collections.Counter(shape for row in rows for shape in row)
+    for shape, count in counts.most_common():
+        found = [row.get(shape) for row in rows]
+        kept = [mention for mention in found if mention is not None]
+        is_time = set(kept[0].words) & _ON_A_CLOCK and "dt" not in kept[0].words
+        if count > FEWEST_STEPS and is_time and only_grow([m.value for m in kept]):
+            size = factor(kept[0].unit or kept[0].group.removeprefix("step_")) or ("time", 1.0)
+            return [mention.value * size[1] if mention is not None else None for mention in found]
+    return None
+
+
+def _all_mentions(line: str) -> Iterator[_Mention]:
+    """Yields the numbers of a line of text or JSON."""
+    yield from mentions_of(normal(line))
+    yield from (_Mention(key, "=", "", float(value)) for key, value in _numbers_of(line).items())
+
+
+def _spread(told: Sequence[float | None]) -> list[float]:
+    """Returns times that grow from line to line; the lines of one time share what passes until the next."""
+    known = [time_s for time_s in told if time_s is not None]
+    filled = list(itertools.accumulate((known[0], *(known[0] if t is None else t for t in told)), max))[1:]
+    runs = [(time_s, len(list(group))) for time_s, group in itertools.groupby(filled)]
+    times: list[float] = []
+    for (time_s, count), (later_s, _) in itertools.pairwise([*runs, (2 * runs[-1][0] - runs[-2][0], 1)]):
+        times += [time_s + (later_s - time_s) * i / count for i in range(count)]
+    return times
 
 
 # ---------------------------------------------------------------------- lines that no rule fits
@@ -240,31 +544,7 @@ BAR = re.compile(r"[^\w\s]{4,}(?:\s*[^\w\s])*|[^\w\s](?:[^\w\s]|\s){6,}[^\w\s]")
 """A progress bar."""
 
 _FIGURE = re.compile(r"(?<![\d.])(?:(?<!\w)[-+])?(?:\d+(?:,\d{3})*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
-_BEFORE_LOSS = re.compile(r"(?i)(?:^|[\W_])(?:\w*loss|nll|xent|cost|ce|l)[\"']?\s*[=:]?\s*$")
 _JSON = "JSON with"
-_ANY_FIGURE = r"[-+\d.,eE]+"
-
-
-@dataclass(frozen=True, slots=True)
-class _Column:
-    """The numbers at one place of the lines: text before and behind in the last line, and the values of all lines."""
-
-    before: str
-    behind: str
-    values: tuple[float, ...]
-
-    @property
-    def counts(self) -> bool:
-        """Whether they count something: whole, growing, no share of a hundred and no part of a date or time."""
-        if self.behind.startswith("%") or {self.before, self.behind} & {":", "-", "."}:
-            return False
-        grows = all(b > a for a, b in itertools.pairwise(self.values))
-        return grows and all(v.is_integer() for v in self.values)
-
-    @property
-    def rank(self) -> tuple[bool, float]:
-        """Sort key of counters: the text before it says step, then the slowest."""
-        return re.search(_STEP, self.before) is None, self.values[1] - self.values[0]
 
 
 def shape_of(line: str) -> str:
@@ -290,54 +570,38 @@ def propose(lines: Sequence[str], *, at: Sequence[float] | None = None) -> Recog
     chosen = [i for i, shape in enumerate(shapes) if shape == common]
     if len(chosen) < FEWEST_LINES:
         return None
-    alike = [plain(lines[i][:LONGEST_LINE]) for i in chosen]
+    alike = [normal(lines[i]) for i in chosen]
     times = [at[i] for i in chosen] if at is not None else None
-    make = _json_counters if common.startswith(_JSON) else _text_counters
-    fits = [fit for rules in make(alike) if (fit := _fit_of(rules, alike, times, None)) is not None]
-    return next((replace(fit, example=alike[-1]) for fit in fits if 2 * fit.steps >= len(alike)), None)
+    fits = [fit for rules in _counters(alike) if (fit := _fit_of(rules, alike, times, None)) is not None]
+    return next((replace(fit, example=plain(alike[-1])) for fit in fits if 2 * fit.steps >= len(alike)), None)
 
 
-def _text_counters(lines: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Yields patterns for lines of text: with a counter, and without one."""
-    columns = _columns(lines)
-    counter = min((c for c in columns if c.counts), key=lambda c: c.rank, default=None)
-    loss = next((c for c in columns if c is not counter and _BEFORE_LOSS.search(c.before)), None)
-    if counter is not None:
-        yield {"pattern": _pattern(columns, {counter: "step", loss: "loss"})}
+def _counters(lines: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Yields rules for lines of one shape: with a counter, and by the text before the first number."""
+    rows = [list(_all_mentions(line)) for line in lines]
+    columns = list(zip(*(row for row in rows if len(row) == len(rows[-1])), strict=True))
+    counters = sorted((column for column in columns if _counts([m.value for m in column])), key=_rank_of_counter)
+    lost = _loss_of(rows[-1])
+    if _numbers_of(lines[-1]):
+        loss = {"loss": lost.label} if lost is not None else {}
+        yield from ({"json_key": column[-1].label, "unit": "step", **loss} for column in counters)
+        return
+    if counters:
+        loss = {"loss": lost.pattern(_LOSS_NUMBER)} if lost is not None else {}
+        yield {"pattern": counters[0][-1].pattern(r"(?P<step>\d+)"), **loss}
     if len(text := _FIGURE.split(lines[-1])[0].strip()) > 1 and not draws_bar(lines[-1]):
         yield {"pattern": "^" + _literal(text)}
 
 
-def _columns(lines: Sequence[str]) -> list[_Column]:
-    """Returns the numbers of lines of one shape, from left to right."""
-    rows = [[float(n.replace(",", "")) for n in _FIGURE.findall(line)] for line in lines]
-    pieces = _FIGURE.split(lines[-1])
-    values = zip(*(row for row in rows if len(row) == len(pieces) - 1), strict=True)
-    return [_Column(pieces[i], pieces[i + 1], column) for i, column in enumerate(values)]
+def _counts(values: Sequence[float]) -> bool:
+    return all(v.is_integer() for v in values) and all(b > a for a, b in itertools.pairwise(values))
 
 
-def _pattern(columns: Sequence[_Column], names: Mapping[_Column | None, str]) -> str:
-    """Returns the pattern that reads some columns under the names of their groups."""
-    wanted = [i for i, column in enumerate(columns) if column in names]
-    first = columns[wanted[0]]
-    head = first.before.lstrip()
-    if draws_bar(head):  # its end
-        head = re.sub(r"^.*(?=\S)", "", head)
-    parts = [_literal(head) or "^"]
-    numbers = {"step": r"(?P<step>\d+)", "loss": r"(?P<loss>[-+\w.,]+)"}
-    for column in columns[wanted[0] : wanted[-1] + 1]:
-        parts += ["" if column is first else _literal(column.before), numbers.get(names.get(column, ""), _ANY_FIGURE)]
-    return "".join(parts)
+def _rank_of_counter(column: Sequence[_Mention]) -> tuple[bool, float]:
+    """Sort key of counters: a name that says step, then the slowest."""
+    return not set(column[0].words) & _STEPS, column[1].value - column[0].value
 
 
 def _literal(text: str) -> str:
     """Returns the pattern of a text, with any number of blanks where it has some, and with any progress bar."""
     return ".*".join(" +".join(map(re.escape, re.split(r"\s+", part))) for part in BAR.split(text))
-
-
-def _json_counters(lines: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Yields keys of JSON lines that count."""
-    rows = [_numbers_of(line) for line in lines]
-    columns = {key: _Column(key, "", tuple(float(row[key]) for row in rows)) for key in rows[-1]}
-    loss = next(({"loss": key} for key in columns if _BEFORE_LOSS.search(key)), {})
-    yield from ({"json_key": key, "unit": "step", **loss} for key, column in columns.items() if column.counts)

@@ -5,62 +5,17 @@ from __future__ import annotations
 import json
 import math
 import re
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-_LOSS = r"\b(?:train[_/ ])?loss[\"']?\s*[=:]\s*(?P<loss>[-+.\deEnaif]+)"
+from autotune.child.output import LONGEST_LINE
 
-PRESETS: Mapping[str, Mapping[str, str]] = {
-    # MaxText, metric_logger.py: "completed step: 5, seconds: 1.234, TFLOP/s/device: ..., loss: 10.8"
-    "maxtext": {
-        "pattern": r"completed step: (?P<step>\d+), seconds: (?P<step_s>[-+.\deE]+)",
-        "loss": r"\bloss: (?P<loss>[-+.\deEnaif]+)",
-    },
-    # clu.metric_writers (T5X, Flax examples): "[100] loss=2.5, steps_per_sec=3.1"
-    "clu": {
-        "pattern": r"\[(?P<step>\d+)\].*\bsteps_per_sec(?:ond)?=(?P<steps_per_s>[-+.\deE]+)",
-        "loss": r"\b(?:train_)?loss=(?P<loss>[-+.\deEnaif]+)",
-    },
-    # google/tunix, tunix/sft/peft_trainer.py: "Train step 7 training loss: 3.21  - training perplexity: 24.8" in absl's
-    # log, and a tqdm bar of unit "step" with train_loss in its postfix (progress_bar.py); the first is once a step
-    "tunix": {
-        "pattern": r"\bTrain step (?P<step>\d+) training loss",
-        "loss": r"\btraining loss: (?P<loss>[-+.\deEnaif]+)",
-    },
-    # stanford-crfm/levanter, callbacks/_metrics.py: tqdm_loggable: into a pipe "Progress on:train 12.0it/100it
-    # rate:3.4it/s remaining:00:26 elapsed:00:04 postfix:loss=5.1", on a terminal "train:  12%|#2  | 12/100 [00:04"
-    "levanter": {
-        "pattern": r"(?:\bProgress on: ?(?:train\b)?|^train: .*\|)\s*(?P<step>\d[\d.]*k?)(?:it)?/",
-        "loss": r"\bloss=(?P<loss>[-+.\deEnaif]+)",
-    },
-    # keras-team/keras, utils/progbar.py: "12/100 ---- 1s 12ms/step - loss: 0.51"; the time shown
-    # is the epoch's mean so far
-    "keras": {
-        "pattern": r"(?:^|\s)(?P<step>\d+)/(?:\d+|Unknown)\s.*?\d(?:s|ms|us)/step\b",
-        "loss": r" - loss: (?P<loss>[-+.\deEnaif]+)",
-    },
-    # Lightning-AI/pytorch-lightning, callbacks/progress: "Epoch 0:  12%|#2  | 12/100 [00:01<00:07, 11.5it/s,
-    # train_loss=2.3]", and its rich bar "Epoch 0/9 ---- 12/100 0:00:01 - 0:00:07 11.52it/s train_loss: 2.301"
-    "lightning": {
-        "pattern": r"\bEpoch \d+(?:/-?\d+)?:?\s.*?\s(?P<step>\d+)/(?:\d+|\?|--|inf)\s",
-        "loss": r"\b(?:train_)?loss(?:_step)?[=:]\s*(?P<loss>[-+.\deEnaif]+)",
-    },
-    # Textualize/rich, progress.py, a bar with MofNCompleteColumn: "Training ------- 12/100 0:00:03"
-    "rich": {
-        "pattern": r"[\u2501\u2578\u257a]\s.*?(?<![\d/])(?P<step>\d+)\s?/\s*(?:\d+|\?)(?![\d/])",
-        "loss": _LOSS,
-    },
-    # tqdm shows a smoothed rate: only its counter is used, with the time of the line
-    "tqdm": {"pattern": r"\b(?P<step>\d+)/(?:\d+|\?) \[", "loss": r"\bloss[=:]\s*(?P<loss>[-+.\deEnaif]+)"},
-    # abseil/abseil-py, logging/__init__.py: "I1121 05:38:28.602266 1398932 train.py:265] step 7: loss=2.5", with free
-    # text after the bracket; durations in it need a pattern, here the time between lines counts
-    "absl": {
-        "pattern": r"^[IWEF]\d{4} [\d:.]+ +\d+ [^\]]+:\d+\] "
-        r"(?i:.*?\b(?:step|iter|iteration|update)\b[^\w\n]{0,3}(?P<step>\d+))",
-        "loss": _LOSS,
-    },
-}
+PRESETS: Mapping[str, Mapping[str, str]] = tomllib.loads(
+    (Path(__file__).parents[1] / "data" / "trainers.toml").read_text(encoding="utf-8")
+)
 """Patterns of known trainers. Without a printed duration, the time between lines counts."""
 
 _TIMES = {
@@ -78,6 +33,7 @@ _NUMBER = re.compile(
     r"([-+]?(?:\d[\d,_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|[-+]?(?:nan|inf(?:inity)?))\s*(.*)", re.I | re.S
 )
 _THOUSANDS = re.compile(r"(?<![\w.,])\d{1,3}(?:,\d{3})+(?:\.\d+)?(?![\d,]*\d)")
+_DECIMAL = re.compile(r"(?<![\w.,(\[])[-+]?(?:0,\d{3}|\d+,(?!\d{3}(?!\d))\d{2}|\d+,\d(?=\s?m?s\b))\d*(?!\d*[,.]\d)")
 _COMMA = re.compile(r",(?! )")
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_=>])|[\x07\x08]")
 
@@ -106,10 +62,28 @@ def split(text: str) -> tuple[float | None, str]:
         return None, text
 
 
-def search(pattern: re.Pattern[str], line: str) -> re.Match[str] | None:
-    """Searches a line without its thousands separators, unless the pattern has commas that may stand between digits."""
+def undivided(line: str, *, decimal: bool | None = None) -> str:
+    """Returns a line without separators of thousands, and with points for decimal commas.
+
+    Args:
+        decimal: Whether its commas are decimal; None if the line itself tells.
+    """
+    if "," not in line:
+        return line
+    if has_decimal_commas(line) if decimal is None else decimal:
+        return re.sub(r"(?<=\d),(?=\d)", ".", line)
+    return _THOUSANDS.sub(lambda found: found[0].replace(",", ""), line)
+
+
+def has_decimal_commas(line: str) -> bool:
+    """Whether a comma in a line can only be a decimal one, as in 0,523."""
+    return "," in line and _DECIMAL.search(line) is not None and re.search(r"\d\.\d", line) is None
+
+
+def search(pattern: re.Pattern[str], line: str, *, decimal: bool | None = None) -> re.Match[str] | None:
+    """Searches a line as `undivided` returns it, unless the pattern has commas that may stand between digits."""
     has_commas = _COMMA.search(pattern.pattern) is not None
-    return pattern.search(line if has_commas else _THOUSANDS.sub(lambda found: found[0].replace(",", ""), line))
+    return pattern.search(line if has_commas else undivided(line, decimal=decimal))
 
 
 def factor(unit: str) -> tuple[str, float] | None:
@@ -148,6 +122,9 @@ DURATIONS = (*_NAMED, "value")
 GROUPS = (*DURATIONS, "unit", "step", "loss")
 """Legal names of groups in a pattern."""
 
+AT_ONCE = 0.25
+"""Share of a printed duration within which lines with one counter are of one step."""
+
 _COUNTER = re.compile(r"\b(?:step|iter|iteration|update)s?\b[^\w\n]{0,3}(\d[\d,_]*)", re.I)
 
 
@@ -177,6 +154,7 @@ class StepReader:
         if self._key is None:
             self._take_patterns(rules.get("pattern") or preset["pattern"], rules.get("loss") or preset.get("loss"))
         self._last: tuple[float, int] | None = None
+        self._decimal: bool | None = None
 
     def _take_patterns(self, pattern: str, loss: str | None) -> None:
         self._pattern = _compiled("pattern", pattern)
@@ -217,13 +195,17 @@ class StepReader:
         line = plain(line)
         if self._pattern is None:
             return self._read_json(line, now_s)
-        found = search(self._pattern, line)
-        lost = _number(search(self._loss, line), "loss") if self._loss is not None else _number(found, "loss")
+        line = line[:LONGEST_LINE]
+        self._decimal = self._decimal or has_decimal_commas(line) or None
+        found = search(self._pattern, line, decimal=self._decimal)
+        of_loss = search(self._loss, line, decimal=self._decimal) if self._loss is not None else found
+        lost = _number(of_loss, "loss")
         if not found:
             return Step(None, lost) if lost is not None else None
-        if not self.uses_clock:
-            return Step(self._duration(found), lost)
         step = _number(found, "step")
+        if not self.uses_clock:
+            took_s = self._duration(found)
+            return Step(None if self._is_another_rank(step, now_s, took_s) else took_s, lost)
         return self._between(None if step is None else int(step), now_s, lost)
 
     def counter(self, line: str) -> int | None:
@@ -243,6 +225,13 @@ class StepReader:
             value, unit = number(found[self._unit]), ""
         known = factor(unit) if unit else _NAMED[self._unit]
         return self._seconds(value, *known) if known is not None else None
+
+    def _is_another_rank(self, step: float | None, now_s: float, took_s: float | None) -> bool:
+        """Whether a line has the counter of the line that came at the same time."""
+        if step is None or took_s is None or not math.isfinite(step):
+            return False
+        earlier, self._last = self._last, (now_s, int(step))
+        return earlier is not None and earlier[1] == step and not now_s - earlier[0] >= took_s * AT_ONCE
 
     def _between(self, step: int | None, now_s: float, lost: float | None) -> Step | None:
         """A step by the clock: the time since the previous line over the number of steps."""

@@ -7,6 +7,7 @@ that a terminal does not obey them.
 from __future__ import annotations
 
 import functools
+import io
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -43,9 +44,11 @@ class _Guarded:
 
 
 def guard_streams() -> None:
-    """Escapes control characters in everything printed to standard output and error."""
+    """Makes standard output and error escape control characters, and replace characters that their encoding lacks."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # of an encoding without a character
         if stream is not None and not isinstance(stream, _Guarded):
             setattr(sys, name, _Guarded(stream))
 
@@ -164,10 +167,11 @@ def plain(data: object, **more: object) -> dict[str, Any]:
 
 
 def print_json(data: object, *, exclude_none: bool = False) -> None:
-    """Prints records, dataclasses and plain data as JSON."""
+    """Prints records, dataclasses and plain data as JSON; numbers that it lacks (NaN, infinity) are null."""
     from pydantic_core import to_json
 
-    print(to_json(data, indent=1, exclude_none=exclude_none, fallback=_as_plain).decode())
+    text = to_json(data, indent=1, exclude_none=exclude_none, fallback=_as_plain, inf_nan_mode="null")
+    print(text.decode())
 
 
 def _as_plain(value: object) -> object:

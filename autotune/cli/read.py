@@ -152,8 +152,11 @@ def _summary(found: Mapping[str, Any], fits: Sequence[Recognised], probe: Probe)
     losses = f"{found['losses']} losses, the last {found['loss']:.4g}" if found["losses"] else "no loss"
     said = [f"{found['steps']} steps in {count} lines{each}, {losses}"]
     by = fits[0] if fits else None
-    if by is not None and by.by_clock and not probe.at_s:
-        said.append("the time between lines counts, which a saved log does not have; a command shows it")
+    printed = next((fit.step_s for fit in fits if fit.step_s is not None and not fit.by_clock), None)
+    if by is not None and by.by_clock and by.step_s is None:
+        said.append("the time between lines counts, which this log does not have; a command shows it")
+    if by is not None and by.by_clock and printed is not None:
+        said.append(f"its lines themselves say {format_seconds(printed)} a step, perhaps a mean")
     if doubt := doubt_of(by):
         said.append(doubt)
     if by is not None and by.needs_tokens and "tokens_per_step" not in found["rules"]:

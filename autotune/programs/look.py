@@ -11,6 +11,7 @@ import shutil
 import statistics
 import tempfile
 import time
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +19,18 @@ from typing import Any
 
 from autotune.child.output import find, lines_of
 from autotune.child.read_output import last_exception
-from autotune.child.recognise import BAR, FEWEST_LINES, Recognised, draws_bar, propose, recognise, shape_of
+from autotune.child.recognise import (
+    ALIKE,
+    BAR,
+    FEWEST_LINES,
+    MEAN,
+    Recognised,
+    clock_of,
+    draws_bar,
+    propose,
+    recognise,
+    shape_of,
+)
 from autotune.child.steps import StepReader, plain
 from autotune.machine.environment import caller_environment, child_environment, driver_python
 from autotune.machine.files import COMPILES, Scratch
@@ -52,6 +64,9 @@ LOOK_AGAIN_S = 2.0
 STUCK_S = 20.0
 """Seconds of lines of one shape, or of a file that grows, after which a look without a step ends."""
 
+
+MOST_BYTES = 1 << 30
+"""Limit of a log that was compressed."""
 
 MOST_FILES = 2000
 """Limit of a search for changed files in each folder."""
@@ -464,7 +479,7 @@ def _interpreter_of(packages: str | None) -> str | None:
 
 
 def read_log(path: Path) -> Probe:
-    """Reads a saved log or CSV file, or the newest one in a folder.
+    """Reads a saved log or CSV file, or the newest one in a folder; also of UTF-16, or compressed by gzip.
 
     Raises:
         AutotuneError: If it cannot be read.
@@ -473,10 +488,38 @@ def read_log(path: Path) -> Probe:
     if found is None:
         raise AutotuneError(f"a folder must hold a log but there is no .jsonl or .csv in {path}")
     try:
-        lines = list(lines_of(found.name).feed(plain_content(found) + b"\n"))
+        content, kind = _text_of(plain_content(found))
+        lines = list(lines_of(found.name.removesuffix(".gz")).feed(content + b"\n"))
     except (OSError, ValueError) as error:
         raise AutotuneError(f"a log must be readable but {found}: {error}") from error
-    return Probe(lines=lines, notes=[f"read {found}"] if found != path else [])
+    said = [f"read {found}"] if found != path else []
+    return Probe(lines=lines, notes=[*said, f"{found} is {kind}"] if kind else said)
+
+
+_COMPRESSED = {b"\xfd7zXZ": "xz -dc", b"\x28\xb5\x2f\xfd": "zstd -dc", b"BZh": "bzip2 -dc", b"PK\x03\x04": "unzip -p"}
+
+
+def _text_of(content: bytes) -> tuple[bytes, str]:
+    """Returns the text of a file as UTF-8, and what else it is.
+
+    Raises:
+        ValueError: If it holds no text.
+    """
+    kind = ""
+    if content.startswith(b"\x1f\x8b"):
+        kind = "compressed by gzip"
+        try:
+            content = zlib.decompressobj(31).decompress(content, MOST_BYTES)
+        except zlib.error as error:
+            raise ValueError(f"it is {kind} and damaged: {error}") from None
+    for start, program in _COMPRESSED.items():
+        if content.startswith(start):
+            raise ValueError(f"it is compressed; unpack it first: {program} FILE > log.txt")
+    if content.startswith((b"\xff\xfe", b"\xfe\xff")):
+        content, kind = content.decode("utf-16", errors="replace").encode(), "UTF-16"
+    if b"\0" in content[:4096]:
+        raise ValueError("it holds binary data and no text; export its metrics as CSV or JSON lines")
+    return content.removeprefix(b"\xef\xbb\xbf"), kind
 
 
 def reading_of(probe: Probe, fits: Sequence[Recognised], rules: Mapping[str, Any]) -> dict[str, Any]:
@@ -488,15 +531,17 @@ def reading_of(probe: Probe, fits: Sequence[Recognised], rules: Mapping[str, Any
     """
     reader = StepReader(rules) if rules else None
     rows: list[dict[str, Any]] = []
-    for line, now_s in zip(probe.lines, probe.at_s or [math.nan] * len(probe.lines), strict=True):
+    at_s = probe.at_s or clock_of(probe.lines) or [math.nan] * len(probe.lines)
+    for line, now_s in zip(probe.lines, at_s, strict=True):
         step = reader.read(line, now_s) if reader is not None else None
         took, loss = (step.step_s, step.loss) if step is not None else (None, None)
         # By the clock a saved log has steps, but no durations.
         rows.append({"line": line, "step_s": took if took == took else None, "loss": loss, "is_step": took is not None})
     times = [row["step_s"] for row in rows if row["step_s"] is not None]
     losses = [row["loss"] for row in rows if row["loss"] is not None]
+    printed = next((fit.step_s for fit in fits if fit.step_s is not None and not fit.by_clock), None)
     return {
-        "steps": sum(bool(row["is_step"]) for row in rows), "step_s": statistics.median(times) if times else None,
+        "steps": sum(bool(row["is_step"]) for row in rows), "step_s": statistics.median(times) if times else printed,
         "losses": len(losses), "loss": losses[-1] if losses else None, "rules": dict(rules),
         "terminal": probe.terminal, "status": probe.status, "notes": probe.notes, "lines": rows,
         "others": [{"rules": dict(f.rules), "steps": f.steps, "step_s": f.step_s} for f in fits[1:]],
@@ -522,7 +567,9 @@ def doubt_of(fit: Recognised | None) -> str:
     """Formats the reason not to trust the durations of a recognised format; empty if there is none."""
     if fit is not None and fit.by_clock and fit.in_bursts:
         return "most lines came at once, so the time between them says little: let the program flush what it prints"
-    if fit is None or not fit.doubtful or fit.agrees is None:
+    if fit is not None and fit.name_rank == MEAN:
+        return "only a mean of several steps is printed: print the duration of each"
+    if fit is None or fit.is_within(ALIKE):
         return ""
     return (
         f"a step is said to take {fit.agrees:.2g} times what passes between its lines: a loop that does not wait for "

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.child.guard import CANNOT_START
-from autotune.child.output import LONGEST_LINE, lines_of
+from autotune.child.output import LONGEST_RECORD, lines_of
 from autotune.machine.environment import STORED
 from autotune.model.errors import LaunchError
 from autotune.model.options import filled, filled_command
@@ -186,7 +186,7 @@ def _lines_in(path: Path) -> list[str]:
     cutter = lines_of(path.name)
     try:
         with path.open("rb") as stream:
-            head = stream.readline(LONGEST_LINE)
+            head = stream.readline(LONGEST_RECORD)
             if (size := path.stat().st_size) > _READ_BYTES:
                 stream.seek(size - _READ_BYTES)
                 stream.readline()
