@@ -336,7 +336,7 @@ def check_text(text: str, known: KnownSettings) -> tuple[SettingCheck, ...]:
     """Checks what a script of any language sets, and names the settings in it that no assignment holds."""
     found = read_assignments(text)
     checks = check_variables(found, known)
-    read = " ".join(f"{name} {value}" for name, value in found)
+    read = set(re.findall(r"\w+", " ".join(f"{name} {value}" for name, value in found)))
     bare = re.sub(r"(?m)(?:^|[ \t])#.*", "", text)
     for match in dict.fromkeys(re.findall(r"--xla_\w+|(?<![\w$])(?<!\$\{)[A-Z]+_[A-Z0-9_]+\b", bare)):
         name = match.removeprefix("--")
