@@ -406,7 +406,8 @@ def read_script(file: Path) -> str:
     try:
         return plain_text(file)
     except (OSError, UnicodeDecodeError) as error:
-        raise SettingError(f"--file must be readable UTF-8 text but {file}: {error}") from error
+        why = error.strerror if isinstance(error, OSError) else error
+        raise SettingError(f"--file must be readable UTF-8 text but {file}: {why}") from error
 
 
 def format_check(check: SettingCheck) -> tuple[str, str, str, str]:
