@@ -66,7 +66,7 @@ class Job:
         tell("compile")
         state = workload.init(job["seed"])
         self._make_batch = workload.batch
-        self._batches = [workload.batch(i) for i in range(BATCH_RING)]
+        self._batches, self._renewed = [workload.batch(i) for i in range(BATCH_RING)], 0
         self.grad_norm: float | None = None
         self._told_in: dict[str, str | None] = {"loss": None}
         compile_start = time.perf_counter()
@@ -113,14 +113,19 @@ class Job:
         return losses, norms
 
     def _advance(self, *, fresh: bool = False) -> Any:
-        batch = self._make_batch(self._next) if fresh else self._batches[self._next % len(self._batches)]
+        at = (self._next - self._renewed) % len(self._batches)
+        batch = self._make_batch(self._next) if fresh else self._batches[at]
         self._state, metrics = self._step(self._state, batch)
         self._next += 1
         return metrics
 
     def renew_batches(self, steps: int) -> None:
-        """Makes new batches before a block of `steps`, because the loss on few repeated batches goes to 0."""
+        """Makes new batches before a block of `steps`, because the loss on few repeated batches goes to 0.
+
+        Where memory allows, each step has the batch of its number, whatever blocks came before: losses are compared.
+        """
         self._batches.clear()  # memory may not suffice for both
+        self._renewed = self._next
         self._batches.append(self._make_batch(self._next))
         size = sum(leaf.nbytes for leaf in self._jax.tree.leaves(self._batches[0]))
         count = min(steps, max(BATCH_RING, RING_BYTES // max(1, size)))

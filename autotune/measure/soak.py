@@ -170,7 +170,7 @@ def _run_reference(context: MeasurementContext, run: LongRun, folder: Path, *, i
         least_s=sum(run.times),
         least_steps=steps,
         is_compared=is_compared,
-        block=None if is_compared else run.block,
+        block=run.block,
     )
     for _ in range(REFERENCE_TRIES):
         reference = _run_long(context, FlagSet(), context.folder_in(folder, "reference"), asked)

@@ -16,7 +16,7 @@ class Trained(Job):
     def __init__(self, batch_bytes: int) -> None:
         leaves = SimpleNamespace(leaves=lambda tree: [*tree.values()])
         self._jax: Any = SimpleNamespace(tree=leaves, block_until_ready=lambda x: x)
-        self._next, self._batches, self.used = 17, [], list[int]()
+        self._next, self._renewed, self._batches, self.used = 17, 17, [], list[int]()
         self._make_batch = lambda number: _Batch(number, batch_bytes)
         self._state = None
         self._step = self._note
@@ -41,14 +41,13 @@ class _Batch(dict[str, Any]):
         self.number = number
 
 
-@pytest.mark.parametrize("steps", [1, 3, 100])
-def test_each_step_of_a_block_has_a_batch_of_its_own(steps: int) -> None:
+@pytest.mark.parametrize("blocks", [[1, 1], [3, 100], [64, 7, 32]])
+def test_each_step_has_the_batch_of_its_number_however_steps_are_cut_into_blocks(blocks: list[int]) -> None:
     job = Trained(64_000)
-    for block in range(2):
+    for steps in blocks:
         job.renew_batches(steps)
         job.run_block(steps)
-        mine = job.used[block * steps :]
-        assert sorted(mine) == list(range(17 + block * steps, 17 + (block + 1) * steps))
+    assert job.used == list(range(17, 17 + sum(blocks)))
 
 
 def test_large_batches_do_not_take_the_memory_of_the_step() -> None:
