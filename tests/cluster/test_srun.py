@@ -107,12 +107,12 @@ def test_faults_of_the_program_keep_their_names(allocate: Allocate, start: Start
     with pytest.raises(WorkerFailed) as unknown:
         start(two_nodes(), base, {"xla_no_such_flag": "1"})
     assert (unknown.value.failure.kind, unknown.value.infrastructure) == (FailureKind.UNKNOWN_FLAG, False)
-    worker = start(two_nodes(fault="crash", at=6), base)
+    worker = start(two_nodes(fault="crash"), base)
     with pytest.raises(WorkerFailed) as crash:
         worker.run_block(9)
     assert (crash.value.failure.kind, crash.value.infrastructure) == (FailureKind.CRASH, False)
     assert crash.value.failure.signal == "SIGABRT"
-    worker = start(two_nodes(fault="hang", at=6, measure={"block_limit_s": 4}), base)
+    worker = start(two_nodes(fault="hang", measure={"block_limit_s": 4}), base)
     with pytest.raises(WorkerFailed) as hang:
         worker.run_block(9)
     assert (hang.value.failure.kind, hang.value.infrastructure) == (FailureKind.HANG, False)
