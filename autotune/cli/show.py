@@ -70,7 +70,7 @@ def show(
 ) -> None:
     """Shows a study's results, or all that is known of one trial."""
     from autotune.results.format import format_begin
-    from autotune.results.recompute import doubts
+    from autotune.results.winner import doubts
     from autotune.rundir.store import Store
     from autotune.study.reproduce import find_trial
 

@@ -14,10 +14,11 @@ import pandas as pd
 from autotune.model.errors import NotComparableError, close_matches
 from autotune.model.records import AaRecord, ConclusionRecord, Outcome, TrialResult
 from autotune.model.units import format_interval, format_provable, format_ratio, format_seconds
+from autotune.results.conditions import conditions_of
 from autotune.results.format import format_figures, provable_gain, spaced
 from autotune.results.pages import render
 from autotune.results.tables import EffectRow, effect_rows
-from autotune.results.winner import conditions_of, workload_name
+from autotune.results.winner import workload_name
 from autotune.rundir.store import Store
 from autotune.stats.estimates import Verdict
 

@@ -24,7 +24,9 @@ from autotune.model.records import (
 from autotune.model.spec import StudySpec
 from autotune.model.units import format_bytes, format_change, format_count, format_seconds
 from autotune.results import tables
+from autotune.results.conditions import conditions_of
 from autotune.results.effects import effect_lines, effects_chart, estimate_table
+from autotune.results.export import format_evidence
 from autotune.results.format import (
     aa_lines,
     cause_lines,
@@ -37,10 +39,9 @@ from autotune.results.format import (
     warning_lines,
 )  # fmt: skip
 from autotune.results.pages import Cell, Chart, Mark, forest, render, traces
-from autotune.results.recompute import doubts
 from autotune.results.screen_words import describe_screen_record
 from autotune.results.tables import TrialRow, effect_rows, finalists, trial_rows
-from autotune.results.winner import conditions_of, format_evidence, winner_of, workload_name
+from autotune.results.winner import doubts, winner_of, workload_name
 from autotune.rundir.lock import is_held
 from autotune.rundir.store import Store
 

@@ -17,9 +17,8 @@ from autotune.model.measurement import FailureKind, LossBasis
 from autotune.model.records import AaRecord, ConfirmRun, Outcome, SoakRecord, TrialResult
 from autotune.model.spec import StudySpec
 from autotune.results.export import ExportFormat, render_winner
-from autotune.results.recompute import disagreements
 from autotune.results.report import render_markdown
-from autotune.results.winner import winner_of
+from autotune.results.winner import disagreements, winner_of
 from autotune.rundir.store import Store
 from autotune.settings.space import Parameter, SearchSpace
 from autotune.study.recheck import verify_winner
