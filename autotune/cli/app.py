@@ -30,7 +30,7 @@ app.add_typer(results.library_app, name="library")
 for _command in (
     run.run, show.status, show.show, show.repro,
     results.report, results.compare, results.export, results.verify, results.recheck, results.best,
-    flags.space, flags.symptoms, flags.doctor, compile.screen, compile.explain, compile.predict,
+    flags.space, flags.symptoms, flags.doctor, compile.screen, compile.predict,
     show.fsck, cluster.submit, show.schema,
 ):  # fmt: skip
     app.command()(_command)

@@ -13,7 +13,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "Look": ("status", "show", "report", "compare", "repro", "fsck"),
     "Use": ("export", "exec", "verify", "library", "best"),
     "Ask": (
-        "read", "space", "flags", "recipes", "atlas", "symptoms", "doctor", "screen", "explain", "predict", "targets",
+        "read", "space", "flags", "recipes", "atlas", "symptoms", "doctor", "screen", "predict", "targets",
         "schema",
     ),
     "Cluster": ("submit",),
@@ -49,7 +49,6 @@ EXAMPLES: Mapping[str, str] = {
     "symptoms": 'autotune symptoms "many small collectives"',
     "doctor": "autotune doctor",
     "screen": "autotune screen STUDY.toml --target h100-sxm --topology 8x8",
-    "explain": "autotune explain STUDY.toml --set '--xla_gpu_autotune_level=0'",
     "predict": "autotune predict STUDY.toml --target h100-sxm",
     "targets list": "autotune targets list",
     "schema": "autotune schema > schema.json",
