@@ -11,7 +11,7 @@ from typer.core import TyperGroup
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "Tune": ("tune", "init", "run", "recheck"),
     "Look": ("status", "show", "report", "compare", "repro", "fsck"),
-    "Use": ("export", "exec", "verify", "library", "best"),
+    "Use": ("export", "exec", "verify"),
     "Ask": (
         "read", "space", "flags", "recipes", "atlas", "symptoms", "doctor", "screen", "predict", "targets",
         "schema",
@@ -34,8 +34,6 @@ EXAMPLES: Mapping[str, str] = {
     "export": "autotune export runs/quickstart --format env -o winner.env",
     "exec": "autotune exec winner.env -- python train.py",
     "verify": "autotune verify winner.env",
-    "library add": "autotune library add runs/quickstart",
-    "best": 'autotune best --gpu "NVIDIA H200" --count 8',
     "read": "autotune read -- python train.py",
     "space": "autotune space studies/quickstart.toml --why",
     "flags": "autotune flags check --file train.sh",
