@@ -44,9 +44,6 @@ STAGE_WORDS = {
 }
 """Stages of `FinalistResult` as shown to users."""
 
-SOAK_SLOWER = 1.1
-"""A soak whose last quarter is slower than its first by more than this factor is noted."""
-
 
 def time_words(store: Store) -> str:
     """Names the quantity of a run's ratios: ``step time`` or ``time per token``."""
@@ -229,14 +226,11 @@ def format_soak(record: SoakRecord) -> str:
     if record.failure is not None:
         after = f"after {record.step_count} steps" if record.step_count else "at its start"
         return f"failed {after}: {record.failure.kind.replace('_', ' ')}: {record.failure.message}"
-    slower = ""
-    if record.drift is not None and record.drift > SOAK_SLOWER:
-        slower = f", but its last quarter took {record.drift:.2f} times as long a step as its first"
     seen = "".join(f"; {words}" for words in _seen(record))
     loss = f"; {record.loss.words}" if record.loss is not None else ""
     too_short = captures_collectives(record.settings) and record.step_count / max(1, record.starts) <= HUNG_AT
     graphs = f"; no process came to step {HUNG_AT}, where a public run hung with COLLECTIVES" if too_short else ""
-    return f"{record.step_count} steps in {record.steps_s:.0f} s without a fault{slower}{seen}{loss}{graphs}"
+    return f"{record.step_count} steps in {record.steps_s:.0f} s without a fault{seen}{loss}{graphs}"
 
 
 def _seen(record: SoakRecord) -> list[str]:

@@ -225,8 +225,6 @@ def _provenance(store: Store, aa_run: AaRecord | None) -> list[tuple[str, str]]:
             rows.append(("mesh", " x ".join(f"{k} {v}" for k, v in w.mesh.items())))
         rows.append(("program", w.fingerprint))
         rows.append(("loss tolerance", f"{aa_run.loss_tolerance:.1e} (relative)"))
-        if aa_run.rounding is not None:
-            rows.append(("loss in another rounding", f"off by {aa_run.rounding:.1e} (relative)"))
     rows += [(f"version of {n}", str(v)) for n, v in sorted(facts.get("versions", {}).items())]
     for name, value in facts.items():
         if name == "memory_bytes":
