@@ -35,7 +35,6 @@ for _command in (
     app.command()(_command)
 _OWN_OPTIONS_FIRST = {"allow_interspersed_args": False}  # options after a program are the program's
 app.command(context_settings=_OWN_OPTIONS_FIRST)(tune.tune)
-app.command(context_settings=_OWN_OPTIONS_FIRST)(tune.init)
 app.command(context_settings=_OWN_OPTIONS_FIRST)(read.read)
 app.command("exec", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(results.exec_)
 add_examples(app)

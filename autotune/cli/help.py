@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 GROUPS: Mapping[str, tuple[str, ...]] = {
-    "Tune": ("tune", "init", "run", "recheck"),
+    "Tune": ("tune", "run", "recheck"),
     "Look": ("status", "show", "report", "compare", "repro", "fsck"),
     "Use": ("export", "exec", "verify"),
     "Ask": (
@@ -22,7 +22,6 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
 
 EXAMPLES: Mapping[str, str] = {
     "tune": "autotune tune --time-budget 30m -- python train.py",
-    "init": "autotune init --entry llama",
     "run": "autotune run studies/quickstart.toml --trials 20",
     "recheck": "autotune recheck winner.env",
     "status": "autotune status",
