@@ -210,9 +210,6 @@ def space(
     study: options.Study,
     python: options.Python = None,
     target: options.Target = None,
-    why: Annotated[
-        bool, typer.Option("--why", help="Also the prior chance of each setting to be active, and why.")
-    ] = False,
     as_json: options.Json = False,
 ) -> None:
     """Prints what a run of a study searches, its size, and the reason for every setting left out."""
@@ -227,22 +224,10 @@ def space(
     found = preview.space
     if as_json:
         facts = {"source": preview.source, "device_count": preview.device_count, "layer_bytes": preview.layer_bytes}
-        print_json(
-            {
-                **plain(found),
-                "size": found.size(),
-                "build": preview.build,
-                "facts": facts,
-                "priors": {n: plain(p) for n, p in preview.priors.items()},
-            }
-        )
+        print_json(plain(found, size=found.size(), build=preview.build, facts=facts))
         return
     rows = [(p.name, format_domain(p), p.default_choice or "''", format_condition(p)) for p in found.parameters]
     print_table(("parameter", "values", "default", "active if"), rows)
-    if why:
-        likely = sorted(preview.priors.items(), key=lambda item: -item[1].p_active)
-        thought = [(n, f"{100 * p.p_active:.0f} %", p.why or "nothing is known") for n, p in likely]
-        print_table(("parameter", "chance to be active", "because"), thought)
     print(f"{found.size():.6g} points on {preview.build}, according to {preview.source}")
     for title, reasons in (("to know:", found.notes), ("left out:", found.left_out)):
         if reasons:

@@ -34,7 +34,7 @@ EXAMPLES: Mapping[str, str] = {
     "exec": "autotune exec winner.env -- python train.py",
     "verify": "autotune verify winner.env",
     "read": "autotune read -- python train.py",
-    "space": "autotune space studies/quickstart.toml --why",
+    "space": "autotune space studies/quickstart.toml",
     "flags": "autotune flags check --file train.sh",
     "flags list": "autotune flags list",
     "flags show": "autotune flags show xla_gpu_enable_command_buffer",

@@ -6,8 +6,6 @@ settings are expected to act (the share `MOST_LIKELY` of a few), spread over the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from autotune.compiler.screen import Effect, ScreenReport, SettingReport
 from autotune.model.records import ScreenRecord
 from autotune.rundir.store import Store
@@ -17,30 +15,18 @@ from autotune.settings.space import SearchSpace
 MOST = 0.5
 """Upper limit of the prior probability of a setting to act."""
 
-LIVE, TOGETHER, FAILS = 2.0, 1.0, 0.5
-"""Weights of settings that change the compiled program, that change it only with others, that do not compile."""
+LIVE, TOGETHER, UNKNOWN, FAILS = 2.0, 1.0, 1.0, 0.5
+"""Weights of settings that change the compiled program, that change it only with others, of which compiling says
+nothing, and that do not change it or do not compile."""
 
 
-@dataclass(frozen=True, slots=True)
-class Prior:
-    """Prior knowledge of one setting.
-
-    Attributes:
-        p_active: Probability that it acts.
-        why: The reason; empty without one.
-    """
-
-    p_active: float
-    why: str
-
-
-def priors_of(space: SearchSpace, report: ScreenReport | None) -> dict[str, Prior]:
-    """Returns the prior of each parameter."""
+def priors_of(space: SearchSpace, report: ScreenReport | None) -> dict[str, float]:
+    """Returns the prior probability of each parameter to act."""
     screened = {s.name: s for s in report.settings} if report is not None else {}
     weights = {p.name: _weight(screened.get(p.name)) for p in space.parameters}
     expected = min(EXPECTED, MOST_LIKELY * len(weights))
-    total = sum(weight for weight, _ in weights.values())
-    return {name: Prior(min(MOST, expected * weight / total), why) for name, (weight, why) in weights.items()}
+    total = sum(weights.values())
+    return {name: min(MOST, expected * weight / total) for name, weight in weights.items()}
 
 
 def screened_by(store: Store) -> ScreenReport | None:
@@ -49,14 +35,9 @@ def screened_by(store: Store) -> ScreenReport | None:
     return ScreenReport.model_validate(record.report) if record is not None and record.report else None
 
 
-def _weight(report: SettingReport | None) -> tuple[float, str]:
+def _weight(report: SettingReport | None) -> float:
     if report is None or report.effect is Effect.MEASURE:
-        return 1.0, ""
-    if report.effect is Effect.FAILS:
-        return FAILS, "some of its values do not compile"
-    if report.effect is Effect.NO_OP:
-        return FAILS, "compiling says that it changes nothing"
-    if report.interacts_with:
-        return TOGETHER, "it changes the program together with others only"
-    count = max((len(v.changes) for v in report.values), default=0)
-    return LIVE, f"it changes the program ({count} differences)" if count > 1 else "it changes the program"
+        return UNKNOWN
+    if report.effect is not Effect.ACTIVE:
+        return FAILS
+    return TOGETHER if report.interacts_with else LIVE

@@ -27,7 +27,6 @@ from autotune.rundir.optuna_study import NUMBER_KEY, OptunaStudy
 from autotune.search.sampler import AdditiveFlagSampler
 from autotune.settings.space import Parameter, SearchSpace
 from autotune.study.effects import StudyEffects
-from autotune.study.priors import Prior
 from autotune.study.samplers import (
     ADDITIVE,
     RANDOM,
@@ -79,7 +78,7 @@ class Proposer:
         stored: OptunaStudy | None = None,
         recheck: NoOpRecheck | None = None,
         rule_defaults: Mapping[str, str] = EMPTY,
-        priors: Mapping[str, Prior] = EMPTY,
+        priors: Mapping[str, float] = EMPTY,
     ) -> None:
         self._spec = spec
         self._space = space
