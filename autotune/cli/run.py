@@ -27,10 +27,11 @@ def run(
     gpu_hours: options.GpuHours = None,
     devices: options.Devices = None,
     scheduler: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="Lanes are a Dask cluster's workers: tcp://HOST:8786.")
-    ] = None,
-    scheduler_file: Annotated[
-        Path | None, typer.Option(help="The same by the file that `dask scheduler --scheduler-file` writes.")
+        str | None,
+        typer.Option(
+            metavar="ADDRESS|FILE",
+            help="Lanes are a Dask cluster's workers: tcp://HOST:8786, or the .json file of `dask scheduler`.",
+        ),
     ] = None,
     run_dir: options.RunDir = None,
     storage: options.Storage = None,
@@ -58,7 +59,7 @@ def run(
     groups = parse_groups(devices)
     run_and_print(
         spec, study, path, storage=storage, as_json=as_json, devices=groups,
-        make_engine=choose_engine(spec, groups, scheduler=scheduler, scheduler_file=scheduler_file),
+        make_engine=choose_engine(spec, groups, scheduler=scheduler),
     )  # fmt: skip
 
 
