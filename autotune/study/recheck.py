@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from types import MappingProxyType
 
 from autotune.machine.host import describe_machine, utc_now
 from autotune.model.clock import Stopwatch
@@ -41,7 +40,6 @@ class NothingToSearch:
 
     first: Sequence[tuple[str, FlagSet]] = ()
     jaxlib: str = ""
-    rule_defaults: Mapping[str, str] = MappingProxyType({})
 
     def space(self, facts: WorkloadFacts | None) -> SearchSpace:
         """Returns an empty one."""
