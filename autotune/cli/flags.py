@@ -169,8 +169,7 @@ def show_in_atlas(
     as_json: options.Json = False,
 ) -> None:
     """Shows where a setting is active, and what it does there."""
-    from autotune.results.atlas_views import atlas_findings
-    from autotune.settings.atlas import load_atlas
+    from autotune.settings.atlas import atlas_findings, load_atlas
 
     found = atlas_findings(load_atlas(), name.strip().lstrip("-").partition("=")[0])
     if as_json:

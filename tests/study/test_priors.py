@@ -8,7 +8,7 @@ from autotune.compiler.screen import Effect, ScreenReport, SetReport, SettingRep
 from autotune.model.flags import FlagSet
 from autotune.search.additive import EXPECTED, MOST_LIKELY
 from autotune.settings.space import Parameter, SearchSpace
-from autotune.study.priors import MOST, priors_of
+from autotune.study.screen import LARGEST_PRIOR, priors_of
 
 
 def value(text: str, *changes: str, message: str = "") -> ValueReport:
@@ -48,4 +48,4 @@ def test_what_changes_the_program_is_thought_likelier_than_what_does_not() -> No
     found = priors_of(space(*NAMES), report(*settings))
     active, together, fails, no_op, measure = (found[n] for n in NAMES[:5])
     assert active > together == measure > fails == no_op > 0
-    assert max(found.values()) <= MOST
+    assert max(found.values()) <= LARGEST_PRIOR
