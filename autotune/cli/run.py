@@ -24,7 +24,6 @@ def run(
     study: options.Study,
     trials: options.Trials = None,
     time_budget: options.TimeBudget = None,
-    gpu_hours: options.GpuHours = None,
     devices: options.Devices = None,
     scheduler: Annotated[
         str | None,
@@ -50,7 +49,7 @@ def run(
     from autotune.study.start import study_with
 
     given: dict[str, dict[str, Any]] = {
-        "search": {"trials": trials, "time_budget": time_budget, "gpu_hours": gpu_hours},
+        "search": {"trials": trials, "time_budget": time_budget},
         "screen": {"enabled": screen, "target": target, "topology": topology},
         "confirm": {"soak": None if soak else 0},
     }

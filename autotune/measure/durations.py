@@ -7,7 +7,6 @@ import statistics
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 from autotune.model.block_sizes import BlockCosts
 from autotune.model.errors import LaunchError
@@ -209,7 +208,7 @@ def power_analysis(spec: StudySpec, result: AaRecord) -> PowerAnalysis | None:
 
 
 def eta_s(store: Store, stage: str, *, used_s: float, stage_s: float) -> float | None:
-    """Returns the seconds until a study ends at the latest, about: by its trials and proofs, or by a budget.
+    """Returns the seconds until a study ends at the latest, about: by its trials and proofs, or by its budget.
 
     It is None where there is no budget, and the A/A run is not known yet or the stage is none of a search.
 
@@ -217,30 +216,10 @@ def eta_s(store: Store, stage: str, *, used_s: float, stage_s: float) -> float |
         used_s: Of the study's time.
         stage_s: Of the current stage.
     """
-    ledger, aa_run = store.last(LedgerRecord), store.last(AaRecord)
-    devices = aa_run.reference.device_count * max(1, len(ledger.lanes)) if ledger and aa_run else 1
-    budgets = budgets_of(store.spec, used_s=used_s, device_s=ledger.device_s if ledger else 0.0, devices=devices)
-    planned_s = _planned_s(store, stage, stage_s)
-    known = [*(b.whole_s - b.used_s for b in budgets), *([] if planned_s is None else [planned_s])]
-    return max(0.0, min(known)) if known else None
-
-
-class Budget(NamedTuple):
-    """One budget, as seconds of wall time."""
-
-    name: str
-    whole_s: float
-    used_s: float
-
-
-def budgets_of(spec: StudySpec, *, used_s: float, device_s: float, devices: int) -> list[Budget]:
-    """Returns the budgets of a study; device-hours are divided by the devices of all lanes."""
-    search, found, devices = spec.search, [], max(1, devices)
-    if search.time_budget is not None:
-        found.append(Budget("time budget", search.time_budget, used_s))
-    if search.gpu_hours is not None:
-        found.append(Budget("budget of GPU hours", 3600 * search.gpu_hours / devices, device_s / devices))
-    return found
+    budget_s = store.spec.search.time_budget
+    known = (_planned_s(store, stage, stage_s), None if budget_s is None else budget_s - used_s)
+    left_s = min((s for s in known if s is not None), default=None)
+    return None if left_s is None else max(0.0, left_s)
 
 
 def _planned_s(store: Store, stage: str, stage_s: float) -> float | None:

@@ -282,7 +282,7 @@ class StudySpec(Section):
         """The study without what may change on resume: budgets, how finalists are proven, what is only shown."""
         data = self.model_dump(mode="json", exclude={"name", "description", "screen", "confirm"})
         data["device"].pop("nic_bytes_per_s")
-        for key in ("trials", "time_budget", "gpu_hours"):
+        for key in ("trials", "time_budget"):
             data["search"].pop(key)
         return data
 
