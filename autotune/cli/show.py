@@ -48,19 +48,18 @@ def status(
 
 def _block(status: StudyStatus | UnreadableRun) -> list[str]:
     """Formats one run as lines."""
-    from autotune.study.status import UnreadableRun, format_lanes
+    from autotune.model.units import format_seconds
+    from autotune.results.format import format_estimate
+    from autotune.study.status import UnreadableRun, format_lanes, format_stage
 
     if isinstance(status, UnreadableRun):
         return [status.run, status.state]
-    trials = f"{status.trials} of {status.asked_trials} trials ({status.failed} failed) in {status.time}"
-    best = status.sentence or f"best so far: {status.best}"
-    return [f"{status.run}: {_state(status)}", trials, best, *format_lanes(status)]
-
-
-def _state(status: StudyStatus) -> str:
-    from autotune.study.status import format_stage
-
-    return ": ".join(filter(None, (status.state, format_stage(status))))
+    time = format_seconds(status.elapsed_s)
+    trials = f"{status.trials} of {status.asked_trials} trials ({status.failed} failed) in {time}"
+    best = format_estimate(status.best) if status.best is not None else "the default"
+    state = "stopped; run it again to go on" if status.state in ("stopped", "empty") else status.state
+    head = ": ".join(filter(None, (status.run, state, format_stage(status))))
+    return [head, trials, status.sentence or f"best so far: {best}", *format_lanes(status)]
 
 
 def show(

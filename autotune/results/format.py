@@ -10,6 +10,7 @@ from autotune.model.proofs import describe_stalls
 from autotune.model.records import (
     AaRecord,
     AblationResult,
+    ConclusionRecord,
     ConfirmRun,
     FailingSetRecord,
     FinalistResult,
@@ -32,10 +33,13 @@ from autotune.model.units import (
     format_seconds,
     format_share,
 )
+from autotune.rundir.lock import is_held
 from autotune.rundir.store import Store
 from autotune.stats.aa_noise import AaNoise
 from autotune.stats.estimates import Estimate, Verdict
 from autotune.stats.long_run import LEAST_SAMPLES
+
+RUNNING = "running"
 
 STAGE_WORDS = {
     "confirm": "fresh processes",
@@ -255,6 +259,16 @@ def soak_lines(store: Store) -> list[str]:
 
 
 # ---------------------------------------------------------------------- the whole study
+
+
+def run_state(store: Store) -> tuple[str, ConclusionRecord | None]:
+    """Returns ``running``, ``finished``, ``stopped`` or ``empty``, and the conclusion if no trial came after it."""
+    conclusion, newest = store.last(ConclusionRecord), max((r.at_s for r in store.of(TrialResult)), default=0.0)
+    if conclusion is not None and conclusion.at_s < newest:
+        conclusion = None
+    if is_held(store.path):
+        return RUNNING, conclusion
+    return "finished" if conclusion else "stopped" if store.last(SessionRecord) else "empty", conclusion
 
 
 def format_progress(store: Store, state: str) -> str:

@@ -30,6 +30,7 @@ from autotune.results.format import (
     cause_lines,
     format_progress,
     format_trial,
+    run_state,
     soak_lines,
     spaced,
     time_words,
@@ -39,7 +40,6 @@ from autotune.results.pages import Chart, Mark, forest, render, traces
 from autotune.results.screen_words import describe_screen_record
 from autotune.results.tables import TrialRow, effect_rows, finalists, trial_rows
 from autotune.results.winner import doubts, winner_of, workload_name
-from autotune.rundir.lock import is_held
 from autotune.rundir.store import Store
 
 LONGEST_TABLE = 300
@@ -69,9 +69,9 @@ def build(store: Store) -> dict[str, Any]:
         RunDirectoryError: If records are damaged.
     """
     trials = trial_rows(store)
-    state, tone = _state(store)
-    verdict, *evidence = _verdict(store, state)
-    conclusion = store.last(ConclusionRecord) if state == "finished" else None
+    state, conclusion = run_state(store)
+    conclusion = conclusion if state == "finished" else None
+    verdict, *evidence = _verdict(conclusion) if conclusion is not None else [format_progress(store, state)]
     aa_run = store.last(AaRecord)
     ordered = sorted(trials, key=lambda r: r.rank)
     return {
@@ -81,7 +81,7 @@ def build(store: Store) -> dict[str, Any]:
         "state": state,
         "verdict": verdict,
         "winner": list(conclusion.settings.words) if conclusion and conclusion.settings else [],
-        "tone": tone,
+        "tone": _TONES.get(conclusion.outcome, "default") if conclusion is not None else "none",
         "evidence": [*evidence, _effort(store, trials)],
         "finalists": tables.finalist_table(finalists(store)),
         "soak": soak_lines(store),
@@ -122,20 +122,8 @@ def _workload(spec: StudySpec) -> str:
     return " ".join([workload_name(spec), *(f"{k}={v}" for k, v in (spec.workload.shown.options or {}).items())])
 
 
-def _state(store: Store) -> tuple[str, str]:
-    """Returns state and tone."""
-    conclusion, running = store.last(ConclusionRecord), is_held(store.path)
-    newest = max((r.at_s for r in store.of(TrialResult)), default=0.0)
-    if conclusion is not None and newest <= conclusion.at_s and not running:
-        return "finished", _TONES.get(conclusion.outcome, "default")
-    return "running" if running else "stopped" if store.last(SessionRecord) else "empty", "none"
-
-
-def _verdict(store: Store, state: str) -> list[str]:
+def _verdict(conclusion: ConclusionRecord) -> list[str]:
     """Returns the verdict as one sentence, without the winner's settings, and then its evidence."""
-    conclusion = store.last(ConclusionRecord)
-    if state != "finished" or conclusion is None:
-        return [format_progress(store, state)]
     settings, sentence = conclusion.settings, conclusion.sentence
     if not settings or not sentence.startswith(f"{settings} "):
         return sentence.split("; ")

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from autotune.measure.durations import eta_s
+from autotune.results.format import RUNNING
 from autotune.rundir.lock import LOCK, Lock, read_holder, read_stage
 from autotune.rundir.store import Store
 from autotune.study.stages import run_study
-from autotune.study.status import RUNNING, StudyStatus, format_stage, study_status
+from autotune.study.status import StudyStatus, format_stage, study_status
 from harness.simulated import GivenSetup, given_run
 from harness.timed import TimedStudy
 from tests.runs import EFFECTS, SPACE, Diary, asking, replay_study, there
