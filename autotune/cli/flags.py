@@ -184,18 +184,11 @@ def show_in_atlas(
     print_table(("jaxlib", "value", "verdict", "in", "what"), rows)
 
 
-def symptoms(
-    text: Annotated[str | None, typer.Argument(help="What you see, in your words.")] = None,
-    as_json: options.Json = False,
-) -> None:
-    """Names the groups of settings to search for a symptom."""
-    from autotune.model.errors import SettingError
-    from autotune.settings.catalog import load_symptoms, search_symptoms
+def symptoms(as_json: options.Json = False) -> None:
+    """Lists symptoms, with the groups of settings to search for each."""
+    from autotune.settings.catalog import load_symptoms
 
-    found = search_symptoms(text) if text else tuple(load_symptoms().values())
-    if not found:
-        known = ", ".join(load_symptoms())
-        raise SettingError(f"a symptom must hold a known word but got {text!r}; the symptoms are: {known}")
+    found = tuple(load_symptoms().values())
     if as_json:
         print_json(found)
         return

@@ -43,7 +43,7 @@ EXAMPLES: Mapping[str, str] = {
     "recipes list": "autotune recipes list",
     "recipes show": "autotune recipes show jax_docs_head",
     "atlas show": "autotune atlas show xla_gpu_enable_latency_hiding_scheduler",
-    "symptoms": 'autotune symptoms "many small collectives"',
+    "symptoms": "autotune symptoms",
     "doctor": "autotune doctor",
     "screen": "autotune screen STUDY.toml --target h100-sxm --topology 8x8",
     "predict": "autotune predict STUDY.toml --target h100-sxm",
