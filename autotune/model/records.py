@@ -61,6 +61,11 @@ class AblationResult(TaskRecord):
     reason: str
 
     @property
+    def is_same_program(self) -> bool:
+        """Whether the program is the same without it."""
+        return not self.kept and self.comparison is None
+
+    @property
     def what(self) -> str:
         """What was left out, for people."""
         if isinstance(self.left_out, str):

@@ -196,6 +196,17 @@ def format_finalist(result: FinalistResult) -> str:
     )
 
 
+def format_ablation(result: AblationResult) -> str:
+    """Formats what a set without a setting showed, and whether that stayed."""
+    figures = f" (ratio without it {format_estimate(result.comparison.estimate)})" if result.comparison else ""
+    return f"without {result.what}: {'kept' if result.kept else 'dropped'}, {result.reason}{figures}"
+
+
+def ablation_lines(store: Store) -> list[str]:
+    """Lists what was left out of finalists, and whether it stayed."""
+    return list(map(format_ablation, store.of(AblationResult)))
+
+
 def verdict_of(result: FinalistResult) -> str:
     """Returns the verdict of a proof or re-estimate in one or two words."""
     if result.failure is not None:

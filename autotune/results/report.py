@@ -27,6 +27,7 @@ from autotune.results.effects import effect_lines, effects_chart, estimate_table
 from autotune.results.export import format_evidence
 from autotune.results.format import (
     aa_lines,
+    ablation_lines,
     cause_lines,
     format_progress,
     format_trial,
@@ -38,7 +39,7 @@ from autotune.results.format import (
 )  # fmt: skip
 from autotune.results.pages import Chart, Mark, forest, render, traces
 from autotune.results.screen_words import describe_screen_record
-from autotune.results.tables import TrialRow, effect_rows, finalists, trial_rows
+from autotune.results.tables import TrialRow, finalists, trial_rows
 from autotune.results.winner import doubts, winner_of, workload_name
 from autotune.rundir.store import Store
 
@@ -92,7 +93,7 @@ def build(store: Store) -> dict[str, Any]:
         "effect_lines": effect_lines(store),
         "estimates": estimate_table(store),
         "estimates_chart": effects_chart(store),
-        "effects": tables.effect_table(effect_rows(store)),
+        "ablations": ablation_lines(store),
         "failures": _failures(trials),
         "causes": cause_lines(store),
         "trials": tables.trial_table(ordered[:LONGEST_TABLE]),

@@ -88,7 +88,7 @@ def read_all(run: Path, folder: Path) -> None:
         study = load(run)
         for frame in ("trials", "settings", "steps", "winner"):
             getattr(study, frame)
-        for made in (study.effects, study.estimated_effects, study._repr_html_):
+        for made in (study.estimated_effects, study._repr_html_):
             made()
         for chart in (study.plot.forest, study.plot.steps):
             chart()
