@@ -30,7 +30,6 @@ _TAKES_FLAGS = {"ignore_unknown_options": True}  # an argument such as --xla_gpu
 @flags_app.command("list")
 def list_flags(
     group: Annotated[str | None, typer.Option(help="Only this group.")] = None,
-    scope: Annotated[str | None, typer.Option(help="Only this scope, such as multi_device.")] = None,
     grep: Annotated[str | None, typer.Option(help="Only settings whose name or summary holds this word.")] = None,
     as_json: options.Json = False,
 ) -> None:
@@ -38,7 +37,7 @@ def list_flags(
     from autotune.settings.catalog import load_catalog, select_settings
 
     catalog = load_catalog()
-    found = select_settings(catalog, group=group, scope=scope, word=grep or "")
+    found = select_settings(catalog, group=group, word=grep or "")
     if as_json:
         print_json([plain(s, kind=s.kind) for s in found])
         return

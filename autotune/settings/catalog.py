@@ -339,21 +339,18 @@ def load_symptoms() -> dict[str, Symptom]:
     return read_entries(resources.files("autotune") / "data" / "symptoms.toml", Symptom)
 
 
-def select_settings(catalog: Catalog, *, group: str | None, scope: str | None, word: str = "") -> list[Setting]:
-    """Filters settings by group, scope, and a word in name or summary.
+def select_settings(catalog: Catalog, *, group: str | None, word: str = "") -> list[Setting]:
+    """Filters settings by group, and by a word in name or summary.
 
     Raises:
-        SettingError: If the group or scope is unknown.
+        SettingError: If the group is unknown.
     """
-    every_group = sorted({s.group for s in catalog.values()})
-    for given, legal, what in ((group, every_group, "group"), (scope, list(Scope), "scope")):
-        if given is not None and given not in legal:
-            hint = close_matches(given, legal)
-            raise SettingError(f"--{what} must be one of {', '.join(legal)} but got {given!r}{hint}")
+    legal = sorted({s.group for s in catalog.values()})
+    if group is not None and group not in legal:
+        raise SettingError(f"--group must be one of {', '.join(legal)} but got {group!r}{close_matches(group, legal)}")
     return [
         s
         for s in catalog.values()
         if (group is None or group in (s.group, *s.also_in))
-        and (scope is None or scope in s.scopes)
         and (word.lower() in s.name.lower() or word.lower() in s.summary.lower())
     ]
