@@ -27,7 +27,7 @@ app.add_typer(flags.recipes_app, name="recipes")
 app.add_typer(flags.atlas_app, name="atlas")
 app.add_typer(compile.targets_app, name="targets")
 for _command in (
-    run.run, show.status, show.show, show.repro,
+    run.run, show.status, show.show,
     results.report, results.compare, results.export, results.verify, results.recheck,
     flags.space, flags.symptoms, flags.doctor, compile.screen, compile.predict,
     show.fsck, cluster.submit, show.schema,

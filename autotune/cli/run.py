@@ -117,7 +117,7 @@ def _next_steps(spec: StudySpec, conclusion: ConclusionRecord, path: Path, study
         steps += [
             f"{me} export {path} --format env -o winner.env",
             f"{me} exec {path} -- {shlex.join(spec.workload.shown.command or ('python', 'train.py'))}",
-            f"{me} repro {path} {conclusion.trial}",
+            f"{me} show {path} {conclusion.trial}",
         ]
     return [
         *steps,

@@ -1,4 +1,4 @@
-"""Commands that show a run: `status`, `show`, `repro`, `fsck`; and `schema`."""
+"""Commands that show a run: `status`, `show`, `fsck`; and `schema`."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def show(
     trial: Annotated[int | None, typer.Argument(metavar="[TRIAL]", help="A trial's number, from 1.")] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Shows a study's results, or all that is known of one trial."""
+    """Shows a study's results, or all that is known of one trial, and how to run it by hand."""
     from autotune.results.format import format_begin
     from autotune.results.winner import doubts
     from autotune.rundir.store import Store
@@ -88,6 +88,7 @@ def _show_trial(store: Store, result: TrialResult, *, as_json: bool) -> None:
     from autotune.model.measurement import block_step_s, log_ratio
     from autotune.model.units import format_bytes, format_seconds
     from autotune.results.format import format_energy, format_trial, provable_gain
+    from autotune.study.reproduce import by_hand
 
     pairs = list(store.pairs(result.directory)) if result.directory else []
     finding = result.finding_at(min_effect=store.spec.measure.min_effect, provable=provable_gain(store))
@@ -118,27 +119,7 @@ def _show_trial(store: Store, result: TrialResult, *, as_json: bool) -> None:
     if result.failure is not None:
         lines.append(f"log: {store.path / (result.failure.log or '')}")
         lines += [f"  | {line}" for line in result.failure.last_lines]
-    print_lines(lines)
-
-
-def repro(
-    run_path: options.Run,
-    trial: Annotated[int, typer.Argument(metavar="TRIAL", help="A trial's number, from 1.")],
-    as_json: options.Json = False,
-) -> None:
-    """Prints the environment and command that run one trial's program by hand."""
-    from autotune.rundir.store import Store
-    from autotune.study.reproduce import find_trial, reproduce_trial, shell_lines
-
-    store = Store.open(run_path)
-    result = find_trial(store, trial)
-    found = reproduce_trial(store, result)
-    if as_json:
-        print_json(found)
-        return
-    print(f"# trial {trial} of {store.spec.name}: {result.status}")
-    for line in shell_lines(found):
-        print(line)
+    print_lines([*lines, "by hand:", *(f"  {line}" for line in by_hand(store, result))])
 
 
 def fsck(run_path: options.Run, as_json: options.Json = False) -> None:

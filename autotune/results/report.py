@@ -249,6 +249,6 @@ def _commands(store: Store) -> list[str]:
         *shared,
     ]
     if conclusion is not None and conclusion.trial is not None:
-        lines.append(f"autotune repro {run} {conclusion.trial}")
+        lines.append(f"autotune show {run} {conclusion.trial}")
     lines += [f"# {line}" for line in format_evidence(winner)]
     return [*lines, *(f"export {n}={shlex.quote(v)}" for n, v in winner.environment.items())]

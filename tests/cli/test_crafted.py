@@ -81,7 +81,7 @@ def read_all(run: Path, folder: Path) -> None:
     for command in (
         ("status", run), ("show", run), ("show", run, 1), ("show", run, "--json"), ("report", run, "--md"),
         ("report", run, "--html", folder / "report.html"), ("compare", run, SMALL), ("export", run, "--format", "json"),
-        ("verify", run), ("repro", run, 1),
+        ("verify", run),
     ):  # fmt: skip
         cli(*command)
     try:
