@@ -23,7 +23,7 @@ def status(
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Shows how far studies are; of a running one its stage, since when, and the time left."""
+    """Shows how far studies are; of a running one its stage, since when, and the time left of its budget."""
     from autotune.model.errors import AutotuneError
     from autotune.rundir.store import runs_in
     from autotune.study.status import UnreadableRun, study_status

@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from autotune.measure.durations import eta_s
 from autotune.model.records import AaRecord, LedgerRecord, ScreenRecord, SessionRecord, TrialResult
 from autotune.model.units import format_seconds
 from autotune.results.format import RUNNING, run_state
@@ -45,7 +44,7 @@ class StudyStatus:
     Attributes:
         stage: The current one; None before the first begins, and if the study does not run.
         since: When that stage began, UTC, ISO 8601.
-        left_s: Upper bound of the seconds until the study's end; None if it is not known, or the study does not run.
+        left_s: Seconds left of the time budget; None without one, or if the study does not run.
         failed: Trials without a step time.
         elapsed_s: Time of the study's last record, in seconds.
         device_hours: Hours for which devices were allocated, summed over them.
@@ -128,15 +127,15 @@ def _lanes(store: Store, *, is_running: bool) -> tuple[LaneStatus, ...]:
 
 
 def _current_stage(store: Store, elapsed_s: float) -> dict[str, Any]:
-    """Returns the stage of a running study, and its ETA."""
+    """Returns the stage of a running study, and what is left of its budget."""
     stage = read_stage(store.path)
     if stage is None:
         return {"stage": None, "since": None, "stage_s": None, "left_s": None}
     stage_s = max(0.0, (datetime.now(UTC) - datetime.fromisoformat(stage.since)).total_seconds())
     used_s = elapsed_s + min(stage_s, _since_last_record_s(store.path))
-    left_s = eta_s(store, stage.name, used_s=used_s, stage_s=stage_s)
-    found = {"stage_s": round(stage_s, 1), "left_s": None if left_s is None else round(left_s, 1)}
-    return {"stage": stage.name, "since": stage.since, **found}
+    budget_s = store.spec.search.time_budget
+    left_s = None if budget_s is None else round(max(0.0, budget_s - used_s), 1)
+    return {"stage": stage.name, "since": stage.since, "stage_s": round(stage_s, 1), "left_s": left_s}
 
 
 def _since_last_record_s(path: Path) -> float:
@@ -147,14 +146,14 @@ def _since_last_record_s(path: Path) -> float:
 
 
 def format_stage(status: StudyStatus) -> str:
-    """Formats the stage of a study and its ETA; empty unless it runs."""
+    """Formats the stage of a study and what is left of its budget; empty unless it runs."""
     if status.state != RUNNING:
         return ""
     if status.stage is None or status.since is None or status.stage_s is None:
         return "starting"
-    left = "time left not known" if status.left_s is None else f"at most about {format_seconds(status.left_s)} left"
+    left = "" if status.left_s is None else f", at most about {format_seconds(status.left_s)} left"
     since = datetime.fromisoformat(status.since).astimezone()
-    return f"{status.stage} since {since:%H:%M} ({format_seconds(status.stage_s)}), {left}"
+    return f"{status.stage} since {since:%H:%M} ({format_seconds(status.stage_s)}){left}"
 
 
 def format_lanes(status: StudyStatus) -> list[str]:
