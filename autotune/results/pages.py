@@ -157,15 +157,12 @@ class _Scale:
         return [round(i * step, 12) for i in range(first, last + 1)]
 
 
-def forest(
-    rows: Sequence[Mark], *, band: float, of: str = "step time", description: str = "intervals of all trials"
-) -> str:
+def forest(rows: Sequence[Mark], *, band: float, of: str = "step time") -> str:
     """Draws ratios with intervals on a logarithmic axis; more than `MOST_LABELS` rows are thin and have no labels.
 
     Args:
         band: Half width of the shaded band around 1.
         of: Quantity of the ratios.
-        description: For screen readers.
     """
     if not rows:
         return ""
@@ -186,7 +183,7 @@ def forest(
         body += _mark(x(row.x), y, row.style, 4.5 if labelled else max(1.2, row_px / 2.5))
         parts.append(f"<g><title>{escape(visible(row.detail))}</title>{body}</g>")
     parts.append(_text(50, height - 4, f"{of} over the default's (left is less)", "axis"))
-    return _svg(parts, height, description)
+    return _svg(parts, height, "intervals of all trials")
 
 
 def traces(blocks: Sequence[tuple[str, Sequence[float]]]) -> str:
