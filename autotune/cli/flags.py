@@ -28,22 +28,17 @@ _TAKES_FLAGS = {"ignore_unknown_options": True}  # an argument such as --xla_gpu
 
 
 @flags_app.command("list")
-def list_flags(
-    group: Annotated[str | None, typer.Option(help="Only this group.")] = None,
-    grep: Annotated[str | None, typer.Option(help="Only settings whose name or summary holds this word.")] = None,
-    as_json: options.Json = False,
-) -> None:
-    """Lists the settings of the catalogue; `autotune flags show NAME` shows one."""
-    from autotune.settings.catalog import load_catalog, select_settings
+def list_flags(as_json: options.Json = False) -> None:
+    """Lists the settings of the catalogue, a line each, for `grep`; `autotune flags show NAME` shows one."""
+    from autotune.settings.catalog import load_catalog
 
-    catalog = load_catalog()
-    found = select_settings(catalog, group=group, word=grep or "")
+    found = list(load_catalog().values())
     if as_json:
         print_json([plain(s, kind=s.kind) for s in found])
         return
-    rows = [(s.name, s.group, s.tier, s.summary) for s in found]
-    print_table(("setting", "group", "tier", "what it does"), rows)
-    print(f"{len(found)} of {len(catalog)} settings")
+    rows = [(s.name, ", ".join((s.group, *s.also_in)), s.tier, s.summary) for s in found]
+    print_table(("setting", "groups", "tier", "what it does"), rows)
+    print(f"{len(found)} settings")
 
 
 @flags_app.command("show", context_settings=_TAKES_FLAGS)

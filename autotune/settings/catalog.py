@@ -337,20 +337,3 @@ def find_recipe(name: str) -> Recipe:
 def load_symptoms() -> dict[str, Symptom]:
     """Loads the symptoms by name."""
     return read_entries(resources.files("autotune") / "data" / "symptoms.toml", Symptom)
-
-
-def select_settings(catalog: Catalog, *, group: str | None, word: str = "") -> list[Setting]:
-    """Filters settings by group, and by a word in name or summary.
-
-    Raises:
-        SettingError: If the group is unknown.
-    """
-    legal = sorted({s.group for s in catalog.values()})
-    if group is not None and group not in legal:
-        raise SettingError(f"--group must be one of {', '.join(legal)} but got {group!r}{close_matches(group, legal)}")
-    return [
-        s
-        for s in catalog.values()
-        if (group is None or group in (s.group, *s.also_in))
-        and (word.lower() in s.name.lower() or word.lower() in s.summary.lower())
-    ]

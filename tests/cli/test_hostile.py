@@ -154,7 +154,7 @@ COMMANDS = [
     ["show", EVIL], ["status", EVIL], ["show", "runs/a", EVIL],
     ["verify", EVIL], ["report", EVIL], ["export", EVIL], ["export", "runs/a", "--format", EVIL], ["recheck", EVIL],
     ["run", EVIL], ["run", "evil.toml"], ["run", "torn.toml"], ["space", EVIL], ["submit", EVIL],
-    ["flags", "show", EVIL], ["flags", "list", "--grep", EVIL], ["recipes", "show", EVIL], [EVIL],
+    ["flags", "show", EVIL], ["recipes", "show", EVIL], [EVIL],
     ["show", "\udcff"], ["--" + EVIL], ["show", "damaged"], ["verify", "damaged/study.json"],
 ]  # fmt: skip
 
