@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
 UNCHECKED = 3
 """Exit status of a file that agrees with this machine, but whose run is not here."""
 
+WATCH_S = 10
+"""Seconds between two pages; each costs about one second of a CPU that may be measuring."""
+
 # ---------------------------------------------------------------------- report, compare
 
 
@@ -25,16 +30,27 @@ def report(
     run: options.Run,
     html: Annotated[Path | None, typer.Option(help="Where to write the page; default: RUN/report.html.")] = None,
     markdown: Annotated[bool, typer.Option("--md", help="Print Markdown instead.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help=f"Write it again every {WATCH_S} s while the study runs; the page reloads.")
+    ] = False,
 ) -> None:
     """Makes one page of a study that loads nothing: verdict, intervals, raw steps, failures, provenance."""
     from autotune.results.report import render_html, render_markdown
+    from autotune.rundir.files import write_atomically
+    from autotune.rundir.lock import is_held
     from autotune.rundir.store import Store
 
-    store = Store.open(run)
+    store, page = Store.open(run), html or run / "report.html"
     if markdown:
         sys.stdout.write(render_markdown(store))
-    else:
-        write_text(render_html(store), html or run / "report.html", hint="open it in a browser")
+        return
+    with contextlib.suppress(KeyboardInterrupt):
+        if watch and is_held(run):
+            print(f"{page} follows the study; open it in a browser. Ctrl-C ends this, not the study", file=sys.stderr)
+        while watch and is_held(run):
+            write_atomically(page, render_html(Store.open(run), reload_s=WATCH_S))
+            time.sleep(WATCH_S)
+    write_text(render_html(Store.open(run)), page, hint="open it in a browser")
 
 
 def compare(

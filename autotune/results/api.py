@@ -22,7 +22,7 @@ from autotune.model.records import (
 )
 from autotune.model.redaction import visible
 from autotune.results import comparison, report
-from autotune.results.effects import ESTIMATE_COLUMNS, estimate_rows
+from autotune.results.effects import ESTIMATE_COLUMNS, effects_chart, estimate_rows
 from autotune.results.pages import Chart
 from autotune.results.tables import TRIAL_COLUMNS, trial_rows
 from autotune.results.winner import Winner, winner_of
@@ -146,6 +146,10 @@ class Plots:
     def forest(self, *, most: int = 40) -> Chart:
         """Draws ratio and interval of the best `most` trials; the band below `min_effect` is shaded."""
         return report.forest_chart(self._store, trial_rows(self._store), most=most)
+
+    def effects(self) -> Chart:
+        """Draws the effect of each value with interval and P(active), estimated by a model (unverified)."""
+        return effects_chart(self._store)
 
     def steps(self, trial: int | None = None) -> Chart:
         """Draws the raw step times of a trial, or of the A/A run, in execution order."""

@@ -1,4 +1,4 @@
-"""Effects of settings estimated from all trials by a model: rows, sentences and table."""
+"""Effects of settings estimated from all trials by a model: rows, sentences, table and forest plot."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import dataclass, fields
 from autotune.model.records import INERT, EffectsRecord, TrialResult
 from autotune.model.units import format_interval, format_ratio
 from autotune.results.format import format_figures, time_words
-from autotune.results.pages import Cell
+from autotune.results.pages import Cell, Chart, Mark, forest
 from autotune.results.tables import Row, finalist_table, finalists, trial_rows, trial_table
 from autotune.rundir.store import Store
 
 WORTH_A_ROW = 0.05
-"""P(active) below which a setting is left out of the table; the frame holds all."""
+"""P(active) below which a setting is left out of table and chart; the frame holds all."""
 
 MOST_ROWS = 60
-"""Limit of rows in the table."""
+"""Limit of rows in chart and table."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +35,11 @@ class EstimateRow:
     """Number of trials with this value that ran."""
 
     @property
+    def label(self) -> str:
+        """``xla_a=1``."""
+        return f"{self.setting}={self.value}"
+
+    @property
     def style(self) -> str:
         """CSS class."""
         if self.chance < INERT:
@@ -47,7 +52,6 @@ class EstimateRow:
         return "probably inert" if self.chance < INERT else format_chance(self.chance)
 
 
-ESTIMATE_TITLE = "Estimated effect of each setting (model, unverified)"
 ESTIMATE_COLUMNS = tuple(f.name for f in fields(EstimateRow))
 
 
@@ -70,6 +74,10 @@ def estimate_rows(store: Store) -> list[EstimateRow]:
         for v in s.values
     ]
     return sorted(rows, key=lambda r: (-r.chance, r.setting, r.ratio))
+
+
+def _shown(store: Store) -> list[EstimateRow]:
+    return [r for r in estimate_rows(store) if r.chance >= WORTH_A_ROW][:MOST_ROWS]
 
 
 # ---------------------------------------------------------------------- sentences
@@ -104,21 +112,20 @@ def effect_lines(store: Store) -> list[str]:
     return lines
 
 
-# ---------------------------------------------------------------------- tables
+# ---------------------------------------------------------------------- table and chart
 
 
 def estimate_table(store: Store) -> list[Row]:
     """Returns the rows of the report's table."""
-    shown = [r for r in estimate_rows(store) if r.chance >= WORTH_A_ROW]
     return [
         {
-            "setting": f"{r.setting}={r.value}",
+            "setting": r.label,
             "ratio": Cell(format_ratio(r.ratio), r.style),
             "95 % interval": format_interval(r.low, r.high),
             "active": r.acts,
             "trials": str(r.trials),
         }
-        for r in shown[:MOST_ROWS]
+        for r in _shown(store)
     ]
 
 
@@ -131,10 +138,26 @@ def study_tables(store: Store) -> dict[str, list[Row]]:
             trials, "trial", "settings", "ratio", "interval", "result", "over"
         ),
         "Proofs": _columns(proofs, "trial", "settings", "ratio", "corrected interval", "verdict", "stage"),
-        ESTIMATE_TITLE: estimate_table(store),
+        "Estimated effect of each flag (model, unverified)": estimate_table(store),
     }
     return {title: rows for title, rows in tables.items() if rows}
 
 
 def _columns(rows: Sequence[Row], *names: str) -> list[Row]:
     return [{name: row[name] for name in names} for row in rows]
+
+
+def effects_chart(store: Store) -> Chart:
+    """Draws the forest plot of estimated effects with intervals and P(active)."""
+    marks = []
+    for r in _shown(store):
+        label = f"{r.label.replace('xla_gpu_', '').replace('xla_', '')}  ({format_chance(r.chance)})"
+        detail = f"{r.label}: {format_figures(r.ratio, r.low, r.high)}, active: {r.acts}, {r.trials} trials"
+        marks.append(Mark(x=r.ratio, x_ends=(r.low, r.high), label=label, detail=detail, style=r.style))
+    band = store.spec.measure.min_effect
+    svg = forest(marks, band=band, of=time_words(store), description="effects of settings")
+    note = (
+        "Each value beside the defaults of all others; of pairs, the effect beyond the sum of both. Intervals of 95 % "
+        "are a model's, from all trials at once. The shaded band is too small to matter."
+    )
+    return Chart(title="Estimated effect of each setting (model, unverified)", svg=svg, note=note)

@@ -157,12 +157,15 @@ class _Scale:
         return [round(i * step, 12) for i in range(first, last + 1)]
 
 
-def forest(rows: Sequence[Mark], *, band: float, of: str = "step time") -> str:
+def forest(
+    rows: Sequence[Mark], *, band: float, of: str = "step time", description: str = "intervals of all trials"
+) -> str:
     """Draws ratios with intervals on a logarithmic axis; more than `MOST_LABELS` rows are thin and have no labels.
 
     Args:
         band: Half width of the shaded band around 1.
         of: Quantity of the ratios.
+        description: For screen readers.
     """
     if not rows:
         return ""
@@ -183,7 +186,7 @@ def forest(rows: Sequence[Mark], *, band: float, of: str = "step time") -> str:
         body += _mark(x(row.x), y, row.style, 4.5 if labelled else max(1.2, row_px / 2.5))
         parts.append(f"<g><title>{escape(visible(row.detail))}</title>{body}</g>")
     parts.append(_text(50, height - 4, f"{of} over the default's (left is less)", "axis"))
-    return _svg(parts, height, "intervals of all trials")
+    return _svg(parts, height, description)
 
 
 def traces(blocks: Sequence[tuple[str, Sequence[float]]]) -> str:

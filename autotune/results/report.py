@@ -23,7 +23,7 @@ from autotune.model.spec import StudySpec
 from autotune.model.units import format_bytes, format_count, format_seconds
 from autotune.results import tables
 from autotune.results.conditions import conditions_of
-from autotune.results.effects import ESTIMATE_TITLE, effect_lines, estimate_table
+from autotune.results.effects import effect_lines, effects_chart, estimate_table
 from autotune.results.export import format_evidence
 from autotune.results.format import (
     aa_lines,
@@ -49,9 +49,9 @@ LONGEST_TABLE = 300
 _TONES = {Outcome.WINNER: "winner", Outcome.NOTHING_RAN: "none", Outcome.INCONCLUSIVE: "none"}
 
 
-def render_html(store: Store) -> str:
-    """Renders a study as one self-contained HTML page."""
-    return render("report.html.j2", r=build(store))
+def render_html(store: Store, *, reload_s: float | None = None) -> str:
+    """Renders a study as one self-contained HTML page; the browser reloads it after `reload_s` seconds."""
+    return render("report.html.j2", r=build(store), reload_s=reload_s)
 
 
 def render_markdown(store: Store) -> str:
@@ -92,7 +92,7 @@ def build(store: Store) -> dict[str, Any]:
         "steps": steps_chart(store),
         "effect_lines": effect_lines(store),
         "estimates": estimate_table(store),
-        "estimates_title": ESTIMATE_TITLE,
+        "estimates_chart": effects_chart(store),
         "ablations": ablation_lines(store),
         "failures": _failures(trials),
         "causes": cause_lines(store),

@@ -22,6 +22,7 @@ from autotune.results import conditions
 from autotune.results.conditions import Conditions, differences, this_machine
 from autotune.results.export import ExportFormat, render_winner
 from autotune.results.winner import winner_of
+from autotune.rundir.lock import Lock
 from autotune.rundir.store import Store
 from autotune.study import preflight, recheck
 from harness.simulated_machine import SimulatedLauncher, simulation_of
@@ -78,6 +79,23 @@ def test_report_lies_in_the_run_directory_or_where_asked(finished: Store, tmp_pa
     call("report", copy)
     assert (copy / "report.html").is_file()
     assert call("report", copy, "--md").stdout.startswith("# replayed")
+
+
+def test_a_watched_report_reloads_while_the_study_runs(
+    finished: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy, seen = tmp_path / "copy", []
+    shutil.copytree(finished.path, copy)
+    lock = Lock(copy)
+
+    def pause(seconds: float) -> None:
+        if seconds == cli_results.WATCH_S:
+            seen.append((copy / "report.html").read_text())
+            lock.close()
+
+    monkeypatch.setattr("time.sleep", pause)
+    call("report", copy, "--watch")
+    assert ['http-equiv="refresh"' in text for text in (*seen, (copy / "report.html").read_text())] == [True, False]
 
 
 def test_compare_prints_or_writes(finished: Store, tmp_path: Path) -> None:

@@ -107,6 +107,6 @@ EVIL = "</script><script>alert(1)</script>\"'><img src=x onerror=alert(1)>"
 
 
 def test_hostile_names_are_text_in_a_chart() -> None:
-    drawn = forest([Mark(x=1.0, label=EVIL, detail=EVIL, style="good")], band=0.1, of=EVIL)
+    drawn = forest([Mark(x=1.0, label=EVIL, detail=EVIL, style="good")], band=0.1, description=EVIL)
     assert "<img" not in drawn
     assert "<script" not in drawn

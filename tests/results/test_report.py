@@ -274,13 +274,14 @@ def test_aba_runs_are_told_from_pairs(alone: Store, metered: Store) -> None:
 SMALL = Path(__file__).parents[1] / "rundir" / "small"
 
 
-def test_what_trials_taught_stands_in_every_view_and_in_the_frame(finished: Store) -> None:
+def test_what_trials_taught_stands_in_every_view_and_in_frame_and_chart(finished: Store) -> None:
     html, markdown, shown = render_html(finished), render_markdown(finished), terminal(finished)
     for view in (html, markdown, shown):
         assert "(model, unverified)" in view
     for line in effect_lines(finished):
         assert line.replace("<", "&lt;").replace(">", "&gt;") in html
     assert any("best set by the model (unverified): xla_a=1 xla_d=2" in line for line in effect_lines(finished))
+    assert 'aria-label="effects of settings"' in html
     study, record = load(finished.path), finished.last(EffectsRecord)
     frame = study.estimated_effects()
     tried = {(s.name, v.value) for s in there(record).settings for v in s.values}
@@ -288,6 +289,7 @@ def test_what_trials_taught_stands_in_every_view_and_in_the_frame(finished: Stor
     row = frame[(frame.setting == "xla_a") & (frame.value == "1")].iloc[0]
     assert row.chance > 0.95
     assert row.low <= 0.95 <= row.high
+    assert "a=1" in study.plot.effects().svg
 
 
 def test_a_run_that_was_taught_nothing_shows_nothing_of_it(tmp_path: Path) -> None:
@@ -298,6 +300,7 @@ def test_a_run_that_was_taught_nothing_shows_nothing_of_it(tmp_path: Path) -> No
     assert effect_lines(store) == []
     assert study.estimated_effects().empty
     assert "chance" in study.estimated_effects().columns
+    assert not study.plot.effects().svg
     for view in (render_html(store), render_markdown(store), terminal(store)):
         assert "(model, unverified)" not in view
 
