@@ -148,11 +148,15 @@ def exec_(
 ) -> None:
     """Runs a command under the winner, merged with your XLA_FLAGS: autotune exec FILE -- python train.py.
 
+    Once the program has loaded XLA, a line on standard error says whether the settings arrived in it.
+
     If the winner holds options of the program, the command must have a place for each: autotune exec FILE -- python
     train.py --batch {batch}.
     """
     from autotune.machine.environment import caller_environment, merge_for_exec
     from autotune.model.errors import AutotuneError
+    from autotune.model.flags import FlagSet
+    from autotune.programs.arrival import watch_arrival
     from autotune.results.export import read_winner
     from autotune.results.winner import Verification, check_records, require_loss
     from autotune.study.recheck import verify_winner
@@ -185,12 +189,17 @@ def exec_(
     forced = [f"not proven here, forced: {d}" for d in found]
     for line in (*forced, *(f"gives {x}" for x in lines)):
         note(line)
+    given = FlagSet.from_environment(merged, winner.settings)
+    given = FlagSet({n: v for n, v in given.items() if n in winner.settings})
+    call_off = watch_arrival(given, command, Path.cwd()) if given else lambda: None
     try:
         os.execvpe(command[0], command, merged)
     except OSError as error:
         raise AutotuneError(
             f"the command must be one that can be started but {command[0]}: {error.strerror}"
         ) from error
+    finally:  # where no other program has taken this one's place
+        call_off()
 
 
 def _with_options(command: list[str], winner: Winner, *, force: bool) -> list[str]:

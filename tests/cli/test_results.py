@@ -196,6 +196,33 @@ def test_exec_runs_where_it_was_proven_and_says_what_it_set(tmp_path: Path) -> N
     assert done.stdout == f"--xla_cpu_a=1 --xla_cpu_z=3|{hostile}"
     assert "gives xla_cpu_a=1 (winner)" in done.stderr
     assert "gives xla_cpu_z=3 (your XLA_FLAGS, kept)" in done.stderr
+    assert "not applied, as far as can be seen" in done.stderr
+
+
+ARRIVAL = {
+    "arrives": ("exec", "autotune: applied: "),
+    "takes them away": ("unset XLA_FLAGS; exec", "not applied: xla_cpu_a=1: the program took it away"),
+    "has its own": ("export XLA_FLAGS=--xla_cpu_a=2;", "not applied: xla_cpu_a=1: the program made it 2"),
+}
+
+
+@pytest.mark.parametrize("kind", ARRIVAL)
+def test_exec_says_whether_the_settings_arrive_in_the_program_and_is_not_its_child(kind: str, tmp_path: Path) -> None:
+    script, wanted = ARRIVAL[kind]
+    code = "import os, time, jaxlib.xla_client\nprint(os.getpid(), flush=True)\ntime.sleep(2.5)\n"
+    code += "try: print(os.waitpid(-1, os.WNOHANG))\nexcept ChildProcessError: print('no children')"
+    (tmp_path / "train.py").write_text(code)
+    file = cpu_winner(tmp_path, {"xla_cpu_a": "1"})
+    command = ["sh", "-c", f"{script} {sys.executable} train.py"]
+    own = {n: v for n, v in os.environ.items() if n != "XLA_FLAGS"}
+    done = subprocess.run(
+        [sys.executable, "-m", "autotune", "exec", "--force", str(file), "--", *command],
+        capture_output=True, text=True, env=own, cwd=tmp_path, timeout=100, check=False,
+    )  # fmt: skip
+    pid, children = done.stdout.splitlines()
+    assert children == "no children"
+    assert wanted in done.stderr
+    assert kind != "arrives" or f"process {pid} " in done.stderr
 
 
 def test_exec_refuses_a_file_whose_run_is_not_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
