@@ -340,7 +340,7 @@ def _why_no_gpu(spec: StudySpec) -> str:
 
 # ---------------------------------------------------------------------- work of a step
 
-HOW_TO_SAY = 'say what a step does: `workload.tokens_per_step = "batch * seq"`, a product of the options'
+HOW_TO_SAY = 'say what a step does: `workload.tokens_per_step = "batch * seq"`, an expression over the options'
 
 
 def work_between(settings: tuple[FlagSet, FlagSet], reports: tuple[WorkerReport, WorkerReport]) -> WorkPerStep | None:
@@ -385,7 +385,7 @@ def with_declared_work(spec: StudySpec, settings: FlagSet, report: WorkerReport)
     if told and told != declared:
         raise _not_comparable(
             f"`workload.tokens_per_step` gives {declared} for {settings.of_kind('option')} but the program says "
-            f"{told} tokens a step; mend the product, or take it out"
+            f"{told} tokens a step; mend the expression, or take it out"
         )
     return report.model_copy(update={"tokens_per_step": declared})
 

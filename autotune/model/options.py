@@ -8,10 +8,11 @@ value holds (`workload.options`, else the first that `search.options` lists). An
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from autotune.model.errors import SettingError
@@ -153,39 +154,14 @@ def plain(value: Any) -> str:
     return value if isinstance(value, str) else option_text(value)
 
 
-LARGEST = 10**18
-"""Largest product of options: no step has more tokens."""
+MOST_COMBINATIONS = 10_000
+"""Of the values of an expression's names that are tried when the study is loaded."""
 
 
-def factors(text: str) -> tuple[str, ...]:
-    """The options and numbers of a product such as ``batch * seq``.
-
-    Raises:
-        ValueError: If it is none.
-    """
-    found = tuple(part.strip() for part in text.split("*"))
-    if not all(re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,63}|[0-9]{1,18}", part) for part in found):
-        raise ValueError(f"a product of options and whole numbers, such as 'batch * seq', but got {text!r:.200}")
-    return found
-
-
-def product(text: str, options: Mapping[str, Any]) -> int:
-    """The value of `workload.tokens_per_step`, a product of options.
-
-    Raises:
-        ValueError: If it is none, or a factor is no whole number above 0, or it is too large.
-    """
-    total = 1
-    for factor in factors(text):
-        value = int(factor) if factor.isdigit() else options[factor]
-        if type(value) is not int or value < 1:
-            raise ValueError(
-                f"`workload.tokens_per_step`: {text!r:.200} needs a whole number above 0 but {factor} is {value!r:.60}"
-            )
-        total *= value
-    if total > LARGEST:
-        raise ValueError(f"`workload.tokens_per_step`: {text!r:.200} must be at most {LARGEST:.0e} but is {total:.0e}")
-    return total
+def combinations(names: Sequence[str], domains: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
+    """The first `MOST_COMBINATIONS` combinations of some options' values."""
+    for values in itertools.islice(itertools.product(*(domains[n] for n in names)), MOST_COMBINATIONS):
+        yield dict(zip(names, values, strict=True))
 
 
 def plain_value(text: str) -> object:

@@ -23,17 +23,10 @@ from pydantic import (
 from autotune.child.steps import PRESETS, StepReader
 from autotune.model.block_sizes import BLOCK_STEPS, CPU_SIZES, GPU_SIZES, BlockSizes
 from autotune.model.errors import StudyFileError, close_matches
+from autotune.model.expressions import Expression
 from autotune.model.flags import FlagSet, kind_of
 from autotune.model.measurement import Settings
-from autotune.model.options import (
-    FOLDER,
-    factors,
-    filled_command,
-    option_sets,
-    option_setting,
-    option_text,
-    placeholders,
-)
+from autotune.model.options import FOLDER, filled_command, option_sets, option_setting, option_text, placeholders
 from autotune.model.redaction import redact_command, redact_data
 from autotune.model.units import parse_bytes, parse_duration
 
@@ -168,17 +161,17 @@ class WorkloadSpec(Section):
         ]
         | None
     ) = None
-    """Tokens of a step, as a number or a product of options such as ``batch * seq``; for programs that do not report
-    it, where options are searched that change it, or where rates of tokens are read."""
+    """Tokens of a step, as a number or an expression over options such as ``batch * seq``; for programs that do not
+    report it, where options are searched that change it, or where rates of tokens are read."""
     python: Annotated[str, Field(min_length=1)] | None = None
     """Interpreter of the `command`, whose packages are asked which settings they have; default: the command itself if
     that is one, else the interpreter of autotune."""
 
     @field_validator("tokens_per_step")
     @classmethod
-    def _is_a_product(cls, text: str | None) -> str | None:
+    def _is_a_sum(cls, text: str | None) -> str | None:
         if text is not None:
-            factors(text)
+            Expression(text)
         return text
 
     @model_validator(mode="after")

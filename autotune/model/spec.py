@@ -17,18 +17,18 @@ from pydantic import AfterValidator, BaseModel, Field, ValidationError, field_va
 
 from autotune.model.block_sizes import BlockSizes
 from autotune.model.errors import SettingError, StudyFileError, close_matches
+from autotune.model.expressions import Expression
 from autotune.model.files import plain_text
 from autotune.model.flags import OPTION, FlagSet, captures_collectives
 from autotune.model.measurement import Settings
 from autotune.model.options import (
     MOST_NESTED,
     PROCESS_COUNT,
-    factors,
+    combinations,
     filled_command,
     is_nested_deeper,
     option_sets,
     options_in,
-    product,
 )  # fmt: skip
 from autotune.model.redaction import redact_data, redact_text
 from autotune.model.sections import (
@@ -166,15 +166,14 @@ class StudySpec(Section):
     def _work_is_told(self) -> StudySpec:
         domains = self._option_values()
         if (text := self.workload.tokens_per_step) is not None:
-            names = [factor for factor in factors(text) if not factor.isdigit()]
-            if unknown := sorted(set(names) - set(domains)):
+            if unknown := sorted(set(Expression(text).names) - set(domains)):
                 hint = close_matches(unknown[0], domains)
                 raise ValueError(
                     f"`workload.tokens_per_step` names {unknown[0]!r}, which is not in `workload.options` or "
                     f"`search.options`; write its value there{hint}"
                 )
-            for name, value in ((n, v) for n in names for v in domains[n]):
-                self.work_under(FlagSet(option_sets({name: value})))
+            for values in combinations(Expression(text).names, domains):
+                self.work_under(FlagSet(option_sets(values)))
         elif self.workload.command is not None and self.search.options:
             raise ValueError(
                 "where the options of a `command` are searched, the work of a step must be given: "
@@ -197,10 +196,16 @@ class StudySpec(Section):
 
         Raises:
             SettingError: If an option or value of the set is not in the study.
-            ValueError: If it is no whole number above 0.
+            ValueError: If the expression does not give a whole number above 0.
         """
-        options, text = self.options_under(settings), self.workload.tokens_per_step
-        return product(text, options) if text is not None else None
+        options = self.options_under(settings)
+        if (text := self.workload.tokens_per_step) is None:
+            return None
+        expression = Expression(text)
+        found = expression.value({name: options[name] for name in expression.names})
+        if found < 1:
+            raise ValueError(f"`workload.tokens_per_step` must be a whole number above 0 but {text!r} gives {found!r}")
+        return found
 
     def _with_processes(self, count: Any) -> DeviceSpec:
         return DeviceSpec.model_validate({**self.device.model_dump(), PROCESS_COUNT: count})

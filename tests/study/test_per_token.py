@@ -137,12 +137,8 @@ def test_an_entry_that_does_not_tell_its_tokens_cannot_have_its_options_searched
 
 
 def command(**workload: Any) -> StudySpec:
-    base = {
-        "command": ["python", "train.py", "{batch}"],
-        "hook": True,
-        "options": {"batch": 8, "seq": 128, "kind": "a"},
-    }
-    base["command"] = ["python", "train.py", "{batch}", "{seq}", "{kind}"]
+    base = {"command": ["python", "train.py", "{batch}"], "hook": True, "options": {"batch": 8, "seq": 128}}
+    base["command"] = ["python", "train.py", "{batch}", "{seq}"]
     return parse_study(
         {"name": "commanded", "workload": {**base, **workload}, "search": {"options": {"batch": [8, 16]}}}
     )
@@ -160,15 +156,12 @@ def test_a_command_must_say_what_a_step_does_when_the_study_is_loaded() -> None:
     ("text", "words"),
     [
         ("batch * sek", "names 'sek'.*did you mean `seq`"),
-        ("batch * 0", "needs a whole number above 0 but 0 is 0"),
-        ("batch * kind", "needs a whole number above 0 but kind is 'a'"),
-        (" * ".join(["seq"] * 9), "must be at most 1e"),
-        ("batch - 8", "a product of options and whole numbers"),
-        ("batch.real", "a product of options and whole numbers"),
-        ("2 ** batch", "a product of options and whole numbers"),
-        ("__import__('os').system('x')", "a product of options and whole numbers"),
+        ("batch - 8", "must be a whole number above 0"),
+        ("-seq // (batch - 16)", "divides by zero"),
+        ("batch.real", "holds a dot"),
+        ("2 ** batch", "holds a power"),
     ],
 )
-def test_a_wrong_product_is_an_error_when_the_study_is_loaded(text: str, words: str) -> None:
+def test_a_wrong_expression_is_an_error_when_the_study_is_loaded(text: str, words: str) -> None:
     with pytest.raises(StudyFileError, match=words):
         command(tokens_per_step=text)
