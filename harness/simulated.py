@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from unittest import mock
 
@@ -30,6 +30,7 @@ class GivenSetup:
     given_space: SearchSpace
     first: Sequence[tuple[str, FlagSet]] = ()
     given_launcher: Launcher | None = None
+    rule_defaults: Mapping[str, str] = field(default_factory=dict)
     jaxlib: str = ""
     read_at_run_time: Callable[[FlagSet], FlagSet] = lambda settings: settings.of_kind("env")
 

@@ -1,8 +1,9 @@
-"""Options of a workload as part of a set.
+"""Options of a workload as part of a set, and rules between options and settings.
 
 An option is a setting named ``option.NAME`` whose value is JSON text; where a set does not name it, the reference's
 value holds (`workload.options`, else the first that `search.options` lists). An `entry` takes options as they are. A
-`command` has ``{NAME}`` where they go in its arguments.
+`command` has ``{NAME}`` where they go in its arguments. A rule such as ``batch * accumulate == 16`` names options as
+they are and settings in full.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from autotune.model.errors import SettingError
+from autotune.model.errors import SettingError, StudyFileError, close_matches
+from autotune.model.expressions import CONSTANTS, Expression
 from autotune.model.flags import OPTION, kind_of
 
 FOLDER = "folder"
@@ -155,7 +157,47 @@ def plain(value: Any) -> str:
 
 
 MOST_COMBINATIONS = 10_000
-"""Of the values of an expression's names that are tried when the study is loaded."""
+"""Of the values of one rule's names that are tried when the study is loaded."""
+
+
+def broken_rule(settings: Mapping[str, str], rules: Iterable[str], options: Mapping[str, Any]) -> str | None:
+    """The first rule that a set breaks, or None.
+
+    Args:
+        settings: A candidate merged into what holds without it: settings, and options as ``option.NAME``.
+        options: The reference's options (`StudySpec.reference_options`).
+
+    Raises:
+        StudyFileError: If a rule cannot be evaluated for this set, such as a sum over text.
+    """
+    values = {n: plain_value(v) for n, v in settings.items() if not n.startswith(OPTION)}
+    values |= {**options, **options_in(settings)}
+    return next((text for text in rules if not _holds(Expression(text, is_condition=True), values)), None)
+
+
+def check_rules(rules: Iterable[str], domains: Mapping[str, Sequence[Any]]) -> None:
+    """Refuses rules that are malformed, name an unknown option or setting, or hold for no candidate.
+
+    Args:
+        domains: Option to all values that a candidate may have, the reference's included.
+
+    Raises:
+        ValueError: With the rule and what is wrong with it.
+    """
+    for text in rules:
+        try:
+            rule = Expression(text, is_condition=True)
+        except ValueError as error:
+            raise ValueError(f"`limits.rules` must be: {error}") from None
+        for name in rule.names:
+            if name not in domains and not _is_setting(name):
+                hint = close_matches(name, [*domains, *CONSTANTS])
+                raise ValueError(
+                    f"`limits.rules`: {text!r} names {name!r}, which is neither a setting nor an option in "
+                    f"`workload.options` or `search.options`; write it there{hint}"
+                )
+        if all(name in domains for name in rule.names):
+            _try_all(rule, domains)
 
 
 def combinations(names: Sequence[str], domains: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
@@ -164,8 +206,39 @@ def combinations(names: Sequence[str], domains: Mapping[str, Sequence[Any]]) -> 
         yield dict(zip(names, values, strict=True))
 
 
+def _try_all(rule: Expression, domains: Mapping[str, Sequence[Any]]) -> None:
+    """Evaluates a rule for all values of its options, so that none fails in the middle of a study."""
+    truths = set()
+    for values in combinations(rule.names, domains):
+        try:
+            truths.add(_holds(rule, values))
+        except StudyFileError as error:
+            raise ValueError(f"{error}") from None
+    if truths == {False}:
+        raise ValueError(f"`limits.rules`: nothing that is searched keeps {rule.text!r}")
+
+
+def _holds(rule: Expression, values: Mapping[str, object]) -> bool:
+    known = {name: values.get(name) for name in rule.names}
+    shown = ", ".join(f"{n} = {v!r:.40}" for n, v in known.items())
+    try:
+        found = rule.value(known)
+    except ValueError as error:
+        raise StudyFileError(f"`limits.rules` must be true or false of every candidate but {error} ({shown})") from None
+    if not isinstance(found, bool):
+        raise StudyFileError(f"`limits.rules` must be true or false but {rule.text!r} is {found!r:.60} ({shown})")
+    return found
+
+
+def _is_setting(name: str) -> bool:
+    try:
+        return kind_of(name) != "option"
+    except SettingError:
+        return False
+
+
 def plain_value(text: str) -> object:
-    """A setting's text as TOML has it: ``true`` and numbers are that, all else is text."""
+    """A setting's text as a rule means it: ``true`` and numbers are that, all else is text."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):

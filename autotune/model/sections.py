@@ -346,6 +346,9 @@ class LimitsSpec(Section):
 
     memory: Bytes | None = None
     """Most bytes that it may need of each device, compiled or measured: ``"72GiB"``."""
+    rules: tuple[str, ...] = ()
+    """Constraints between options (by name) and settings (by full name), such as ``batch * accumulate == 16``; see
+    `autotune.model.options`."""
 
 
 SAMPLERS = ("additive", "tpe", "random")

@@ -24,6 +24,8 @@ from autotune.model.measurement import Settings
 from autotune.model.options import (
     MOST_NESTED,
     PROCESS_COUNT,
+    broken_rule,
+    check_rules,
     combinations,
     filled_command,
     is_nested_deeper,
@@ -163,8 +165,12 @@ class StudySpec(Section):
         return self
 
     @model_validator(mode="after")
-    def _work_is_told(self) -> StudySpec:
+    def _limits_and_work_are_told(self) -> StudySpec:
         domains = self._option_values()
+        check_rules(self.limits.rules, domains)
+        for place, settings in (("the reference", FlagSet()), *((f"`{f.name}`", f.whole) for f in self.search.first)):
+            if (rule := self.broken_rule(settings)) is not None:
+                raise ValueError(f"`limits.rules`: {place} breaks {rule!r}; change one of them")
         if (text := self.workload.tokens_per_step) is not None:
             if unknown := sorted(set(Expression(text).names) - set(domains)):
                 hint = close_matches(unknown[0], domains)
@@ -191,6 +197,16 @@ class StudySpec(Section):
                 found[name] += [] if value in found[name] else [value]
         return found
 
+    @property
+    def rule_settings(self) -> tuple[str, ...]:
+        """Settings that `limits.rules` name."""
+        names = {n for text in self.limits.rules for n in Expression(text, is_condition=True).names}
+        return tuple(sorted(names - set(self.reference_options)))
+
+    def broken_rule(self, settings: FlagSet, defaults: Mapping[str, str] | None = None) -> str | None:
+        """The first of `limits.rules` that a set breaks, or None; `defaults` are the installed build's."""
+        return broken_rule({**(defaults or {}), **self.baseline, **settings}, self.limits.rules, self.reference_options)
+
     def work_under(self, settings: FlagSet) -> int | None:
         """Tokens of a step under a set's options, by `workload.tokens_per_step`; None where that is not given.
 
@@ -203,7 +219,7 @@ class StudySpec(Section):
             return None
         expression = Expression(text)
         found = expression.value({name: options[name] for name in expression.names})
-        if found < 1:
+        if not isinstance(found, int) or found < 1:
             raise ValueError(f"`workload.tokens_per_step` must be a whole number above 0 but {text!r} gives {found!r}")
         return found
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -66,14 +66,21 @@ class Effects:
             i, j = self.design.blocks[block].factors
             yield (i, j), float(self.model.chances[block])
 
-    def best(self, *, least: float = 0.0) -> Codes:
+    def best(
+        self, ran: Sequence[Codes], *, least: float = 0.0, is_allowed: Callable[[Codes], bool] = lambda codes: True
+    ) -> Codes:
         """The set with the least expected time, without settings that are more likely than not useless.
 
         Args:
+            ran: Sets that ran; the best of them counts if the best of all is not allowed.
             least: Smallest gain of interest, as a log ratio.
         """
-        smallest = self.model.mean.smallest(self.failures.risks, FAILURE_COST)
-        return self._pruned(self._opened(self.design.settle(smallest)), least)
+        mean = self.model.mean
+        best = self._opened(self.design.settle(mean.smallest(self.failures.risks, FAILURE_COST)))
+        if not is_allowed(best):
+            rest = [codes for codes in (self.design.neutral, *ran) if is_allowed(codes)]
+            best = min(rest, key=mean.total, default=self.design.neutral)
+        return self._pruned(best, least, is_allowed)
 
     def _opened(self, codes: Codes) -> Codes:
         mean = self.model.mean
@@ -91,7 +98,7 @@ class Effects:
                 codes = tried
         return codes
 
-    def _pruned(self, codes: Codes, least: float) -> Codes:
+    def _pruned(self, codes: Codes, least: float, is_allowed: Callable[[Codes], bool]) -> Codes:
         """Removes settings that are more likely than not useless in a set, least useful first."""
         while True:
             whole, found = self.totals(codes), list[tuple[float, int, Codes]]()
@@ -104,9 +111,11 @@ class Effects:
                 chance = float((whole < self.totals(less) - least).mean())
                 if chance <= 0.5:
                     found.append((chance, i, less))
-            if not found:
+            found.sort(key=lambda f: f[:2])
+            better = next((less for _, _, less in found if is_allowed(less)), None)
+            if better is None:
                 return codes
-            codes = min(found, key=lambda f: f[:2])[2]
+            codes = better
 
     def totals(self, codes: Codes) -> Floats:
         """Change of the log step time by a set in each draw, shape (draws,)."""

@@ -141,6 +141,8 @@ def minimise_set(run: StudyRun, winner: FlagSet) -> FlagSet:
     for at, name in enumerate(names):
         if len(current) == 1:
             break
+        if run.spec.broken_rule(current.without(name), run.setup.rule_defaults) is not None:
+            continue  # the set without it breaks a rule
         found = _ablation(run, current, name, share=1.0 / (len(names) - at))
         if found is None:
             break
@@ -157,7 +159,8 @@ def _of_no_use(run: StudyRun, winner: FlagSet) -> tuple[str, ...]:
     useful = effects.useful(winner, least=run.spec.measure.min_effect)
     likeliest = next((s.name for s in effects.settings if s.name in winner), None)
     group = tuple(n for n in winner if n not in useful and (useful or n != likeliest))
-    return group if len(group) < len(winner) else ()
+    is_allowed = run.spec.broken_rule(winner.without(*group), run.setup.rule_defaults) is None
+    return group if is_allowed and len(group) < len(winner) else ()
 
 
 def _ablation(run: StudyRun, settings: FlagSet, left_out: LeftOut, *, share: float) -> AblationResult | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from optuna.trial import FrozenTrial
 
@@ -36,10 +36,11 @@ class StudyEffects:
         sampler: AdditiveFlagSampler,
         trials: Sequence[FrozenTrial],
         *,
+        is_allowed: Callable[[FlagSet], bool],
         least: float,
     ) -> None:
         self._space, self._trial_count = space, len(trials)
-        self._least = -math.log1p(-least)
+        self._is_allowed, self._least = is_allowed, -math.log1p(-least)
         self._coded, model, failures = sampler.fit(trials)
         self._effects = Effects(model, failures, seed=_SEED)
         self._ran, _ = self._coded.split(trials)
@@ -57,7 +58,8 @@ class StudyEffects:
 
     @functools.cached_property
     def _best(self) -> Codes:
-        return self._effects.best(least=self._least)
+        ran = [codes for codes, _ in self._ran]
+        return self._effects.best(ran, least=self._least, is_allowed=lambda codes: self._is_allowed(self._set(codes)))
 
     def record(self) -> EffectsRecord:
         """Returns all estimates."""

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from autotune.machine.devices import restrict_devices
 from autotune.machine.environment import caller_environment, steering_settings
-from autotune.model.errors import AutotuneError, SettingError
-from autotune.model.flags import FlagSet
+from autotune.model.errors import AutotuneError, SettingError, close_matches
+from autotune.model.flags import FlagSet, kind_of
 from autotune.model.measurement import WorkloadFacts
 from autotune.model.records import AaRecord
 from autotune.model.redaction import refuse_redacted
@@ -45,6 +45,7 @@ class Preflight:
     known: KnownSettings
     python: str
     first: tuple[tuple[str, FlagSet], ...]
+    rule_defaults: Mapping[str, str] = field(default_factory=dict)
 
     def launcher(self, store: Store) -> Launcher:
         """See `autotune.study.run.Setup`."""
@@ -79,11 +80,12 @@ def prepare(spec: StudySpec, *, study_dir: Path, storage: str | None, note: Call
     known = known_settings(spec, python)
     note(f"{known.build.build}: {sum(f.in_xla_flags for f in known.build.flags.values())} XLA flags")
     _refuse(spec, known)
-    first = _first_sets(spec, known, note)
+    defaults = rule_defaults(spec, known)
+    first = keeping_rules(spec, _first_sets(spec, known, note), defaults, note)
     build_space(spec, known, None)  # finds an unknown group before the reference runs
     if storage is not None:
         open_study(spec, storage)  # finds a mistyped URL before it, too
-    return Preflight(spec=spec, known=known, python=python, first=first)
+    return Preflight(spec=spec, known=known, python=python, first=first, rule_defaults=defaults)
 
 
 def known_settings(spec: StudySpec, python: str) -> KnownSettings:
@@ -146,7 +148,23 @@ def _refuse(spec: StudySpec, known: KnownSettings) -> None:
         )
 
 
-def _first_sets(spec: StudySpec, known: KnownSettings, note: Callable[[str], None]) -> tuple[tuple[str, FlagSet], ...]:
+def rule_defaults(spec: StudySpec, known: KnownSettings) -> dict[str, str]:
+    """Returns the build's defaults of settings that `limits.rules` name, for `StudySpec.broken_rule`.
+
+    Raises:
+        SettingError: If the build does not have one of them; variables of other libraries are not checked.
+    """
+    for name in spec.rule_settings:
+        if kind_of(name) != "env" and not known[name].exists:
+            raise SettingError(
+                f"`limits.rules` may name settings that {known.build.build} has but got {name}"
+                f"{close_matches(name, known.build.flags)}"
+            )
+    found = {name: known[name].default for name in spec.rule_settings}
+    return {name: default for name, default in found.items() if default is not None}
+
+
+def _first_sets(spec: StudySpec, known: KnownSettings, note: Callable[[str], None]) -> Sequence[tuple[str, FlagSet]]:
     """Returns the caller's settings, the study's named sets and its recipes, each without what the build ignores."""
 
     def here(settings: FlagSet, whose: str) -> FlagSet:
@@ -157,7 +175,23 @@ def _first_sets(spec: StudySpec, known: KnownSettings, note: Callable[[str], Non
     found += [(f"set {s.name}", s.whole) for s in spec.search.first]
     for name in spec.search.recipes:
         found.append((f"recipe {name}", here(find_recipe(name).settings, f"recipe {name}")))
-    return tuple((origin, settings) for origin, settings in found if settings)
+    return [(origin, settings) for origin, settings in found if settings]
+
+
+def keeping_rules(
+    spec: StudySpec,
+    first: Sequence[tuple[str, FlagSet]],
+    defaults: Mapping[str, str],
+    note: Callable[[str], None],
+) -> tuple[tuple[str, FlagSet], ...]:
+    """Returns the sets that keep the study's rules, and notes the others."""
+    kept = []
+    for origin, settings in first:
+        if (rule := spec.broken_rule(settings, defaults)) is None:
+            kept.append((origin, settings))
+        else:
+            note(f"{origin} is not tried: it breaks the rule {rule!r}")
+    return tuple(kept)
 
 
 def _values(domain: object) -> list[str | bool | int | float]:

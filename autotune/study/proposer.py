@@ -36,6 +36,7 @@ from autotune.study.samplers import (
     flag_of,
     from_text,
     make_sampler,
+    to_text,
 )  # fmt: skip
 from autotune.study.screen import NO_OPS_TOGETHER, NoOpRecheck, contradicts
 
@@ -76,14 +77,17 @@ class Proposer:
         first: Sequence[tuple[str, FlagSet]],
         stored: OptunaStudy | None = None,
         recheck: NoOpRecheck | None = None,
+        rule_defaults: Mapping[str, str] = EMPTY,
         priors: Mapping[str, float] = EMPTY,
     ) -> None:
         self._spec = spec
         self._space = space
         self._recheck = recheck
         self._min_effect = spec.measure.min_effect
+        self._rule_defaults = rule_defaults
         self._notes: list[str] = []
-        self._first = [*first, *((NO_OPS_TOGETHER, s) for s in (recheck.sets if recheck else ()))]
+        no_ops = recheck.sets if recheck else ()
+        self._first = [*first, *((NO_OPS_TOGETHER, s) for s in no_ops if self._is_allowed(s))]
         self.failing: list[FlagSet] = []
         """Minimal failing sets: proposals that contain one are passed over."""
         # Known sets, and how many of them are points of the space; the default is known from the start.
@@ -159,7 +163,7 @@ class Proposer:
             settings, origin = self._propose(number, repeat, questions)
             if settings in self._seen or settings in now_tried:
                 continue
-            if not contains_failing(settings, self.failing):
+            if self._is_allowed(settings) and not contains_failing(settings, self.failing):
                 return self._config(number, settings, origin)
         return None
 
@@ -181,7 +185,10 @@ class Proposer:
 
     def _estimates(self) -> StudyEffects:
         sampler = self._additive(_seed(f"{self._spec.seed}/effects"))
-        return StudyEffects(self._space, sampler, self._history, least=self._min_effect)
+        return StudyEffects(self._space, sampler, self._history, is_allowed=self._is_allowed, least=self._min_effect)
+
+    def _is_allowed(self, settings: FlagSet) -> bool:
+        return self._spec.broken_rule(settings, self._rule_defaults) is None
 
     def _is_point(self, settings: FlagSet) -> bool:
         """Whether a set can be proposed; the default cannot if a study lists values without it."""
@@ -220,6 +227,10 @@ class Proposer:
             values = {n: from_text(parameters[n], text) for n, text in texts.items() if text is not None}
             if len(values) == len(part):
                 sampler.known_failing.append(values)
+        if self._spec.limits.rules:
+            sampler.is_allowed = lambda values: self._is_allowed(
+                self._space.suggest(lambda p: to_text(p, values[p.name]))
+            )
         return sampler
 
     def _random(self, seed: int, *, changes: int) -> FlagSet:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
 
 from autotune.machine.host import describe_machine, utc_now
 from autotune.model.clock import Stopwatch
@@ -40,6 +41,7 @@ class NothingToSearch:
 
     first: Sequence[tuple[str, FlagSet]] = ()
     jaxlib: str = ""
+    rule_defaults: Mapping[str, str] = MappingProxyType({})
 
     def space(self, facts: WorkloadFacts | None) -> SearchSpace:
         """Returns an empty one."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -35,6 +35,10 @@ class Setup(Protocol):
     @property
     def first(self) -> Sequence[tuple[str, FlagSet]]:
         """Sets to try before the sampler proposes, each with its origin."""
+
+    @property
+    def rule_defaults(self) -> Mapping[str, str]:
+        """The build's defaults of the settings that `limits.rules` name."""
 
     def space(self, facts: WorkloadFacts | None) -> SearchSpace:
         """Returns the search space, given the facts of the reference."""

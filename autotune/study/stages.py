@@ -84,7 +84,8 @@ def screen(run: StudyRun) -> None:
     priors = priors_of(space, screened_by(run.store))
     stored = open_study(run.spec, run.storage or run.store.path / JOURNAL)
     run.proposer = Proposer(
-        run.spec, space, first=run.first, stored=stored, recheck=run.recheck, priors=priors,
+        run.spec, space, first=run.first, stored=stored, recheck=run.recheck,
+        rule_defaults=run.setup.rule_defaults, priors=priors,
     )  # fmt: skip
 
 

@@ -25,6 +25,24 @@ def test_sums(text: str, value: int) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("batch * seq == 16384", True),
+        ("not (attention == 'cudnn' and batch > 8)", False),
+        ("attention != 'xla' or 1 // 0 == 1", True),  # as in Python: what does not decide is not looked at
+        ("fused == true and fused == True", True),
+        ("fused == 1", False),
+        ("mesh == '{\"fsdp\": 4}'", True),
+        ("'{\"fsdp\":2}' == mesh", False),
+        ("mesh == 'no json'", False),
+        ("rate < 0.75", True),
+    ],
+)
+def test_conditions(text: str, value: bool) -> None:
+    assert Expression(text, is_condition=True).value(VALUES) is value
+
+
+@pytest.mark.parametrize(
     "text",
     [
         "__import__('os').system('touch /tmp/x')", "batch.__class__.__mro__",
@@ -36,9 +54,10 @@ def test_sums(text: str, value: int) -> None:
     ],
 )  # fmt: skip
 def test_an_attacker_gets_nothing_run(text: str) -> None:
-    with pytest.raises(ValueError, match="an expression") as error:
-        Expression(text).value(VALUES)
-    assert len(str(error.value)) < 600
+    for is_condition in (False, True):
+        with pytest.raises(ValueError, match=r"an expression|needs a number where") as error:
+            Expression(text, is_condition=is_condition).value(VALUES)
+        assert len(str(error.value)) < 600
 
 
 @pytest.mark.parametrize("text", ["'cudnn'", "batch == 16", "not batch", "true and true", "1.5", "None"])
@@ -50,18 +69,19 @@ def test_a_sum_holds_no_condition_and_no_text(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("attention * 2", "needs a whole number where 'cudnn'"),
-        ("fused + 1", "needs a whole number where True"),
-        ("2 * rate", "needs a whole number where 0.5"),
-        ("-gone", "needs a whole number where None"),
-        ("mesh", "needs a whole number where {'fsdp': 4}"),
-        ("batch // (seq - 1024)", "divides by zero"),
-        (" * ".join(["seq"] * 20), "above 1e"),
+        ("attention * 2 == 4", "needs a number where 'cudnn'"),
+        ("fused + 1 == 2", "needs a number where True"),
+        ("attention < 'z'", "needs a number where 'cudnn'"),
+        ("gone > 1", "needs a number where None"),
+        ("batch and fused", "needs true or false where 16"),
+        ("not batch", "needs true or false where 16"),
+        ("batch // (seq - 1024) == 1", "divides by zero"),
+        (" * ".join(["seq"] * 20) + " > 1", "above 1e"),
     ],
 )
 def test_what_comes_to_nothing_is_said(text: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        Expression(text).value(VALUES)
+        Expression(text, is_condition=True).value(VALUES)
 
 
 @given(st.integers(0, 10**6), st.integers(1, 10**6), st.sampled_from(["+", "-", "*", "//"]))
@@ -73,12 +93,12 @@ def test_it_computes_as_python_does(a: int, b: int, op: str) -> None:
 @given(st.text(max_size=60))
 def test_no_text_does_anything_but_be_refused(text: str) -> None:
     try:
-        found = Expression(text)
+        found = Expression(text, is_condition=True)
     except ValueError:
         return
     assert all(name.isidentifier() for name in found.names)
 
 
-def test_names_are_told() -> None:
-    assert Expression("b * (a - 4 * b)").names == ("a", "b")
+def test_names_are_told_and_constants_are_none() -> None:
+    assert Expression("b == true and a * b > none", is_condition=True).names == ("a", "b")
     assert LARGEST > 10**15  # tokens of a step of any cluster

@@ -75,7 +75,7 @@ def test_what_acts_is_told_from_what_does_not(planted: list[Planted]) -> None:
 def test_the_best_set_is_what_acts_alone_and_its_interval_holds(planted: list[Planted]) -> None:
     regrets, held, needless = [], 0, 0
     for study in planted:
-        best = study.found.best()
+        best = study.found.best(list(study.codes))
         forecast = study.found.forecast(best)
         optimum = float(study.truth[:, :3].min(axis=1).sum())
         regrets.append(study.true(best) - optimum)
@@ -101,7 +101,7 @@ def test_two_settings_that_are_always_on_together_are_both_in_doubt() -> None:
             change = found.of(i)[1]
             assert change.low < -0.05 < 0.0 <= change.high
         # Which of the two it is does not matter to a set that has both, or either.
-        best = found.best()
+        best = found.best(list(codes))
         assert best[3] or best[7]
         assert not best[10]
 
@@ -113,7 +113,15 @@ def test_a_value_that_fails_is_in_no_recommended_set() -> None:
     codes = drawn[~crashes]
     values = np.where(codes[:, 4] == 1, -0.03, 0.0) + rng.normal(0, NOISE, len(codes))
     found = learn(codes, values, failed=drawn[crashes])
-    assert found.best()[4] == 1
+    assert found.best(list(codes))[4] == 1
+
+
+def test_a_set_that_the_rules_forbid_is_not_recommended() -> None:
+    study = plant(1)
+    best = study.found.best(list(study.codes))
+    assert best.any()
+    other = study.found.best(list(study.codes), is_allowed=lambda codes: bool((codes != best).any()))
+    assert (other != best).any()
 
 
 def test_what_betters_a_set_by_less_than_is_of_interest_is_left_out() -> None:
@@ -121,15 +129,15 @@ def test_what_betters_a_set_by_less_than_is_of_interest_is_left_out() -> None:
     codes = rng.integers(0, 2, (200, 6))
     values = -0.05 * codes[:, 0] - 0.006 * codes[:, 1] + rng.normal(0, NOISE, 200)
     found = learn(codes, values, sizes=2)
-    assert np.flatnonzero(found.best()).tolist() == [0, 1]
-    assert np.flatnonzero(found.best(least=0.01)).tolist() == [0]
+    assert np.flatnonzero(found.best(list(codes))).tolist() == [0, 1]
+    assert np.flatnonzero(found.best(list(codes), least=0.01)).tolist() == [0]
 
 
 def test_nothing_that_acts_recommends_the_default() -> None:
     rng = np.random.default_rng(5)
     codes = rng.integers(0, 3, (TRIALS, SETTINGS))
     found = learn(codes, rng.normal(0, NOISE, TRIALS))
-    best = found.best()
+    best = found.best(list(codes))
     assert not best.any()
     assert found.forecast(best).mean == 0.0
 
@@ -143,7 +151,7 @@ def test_a_setting_without_another_value_than_the_default_cannot_act() -> None:
     found = Effects(model, FailureModel(design, codes, np.zeros((0, 3), dtype=np.int64), []), seed=0)
     assert found.p_active[0] == 0.0
     assert found.p_active[1] > 0.95
-    best = found.best()
+    best = found.best(list(codes))
     assert best.tolist() == [0, 1, 0]
 
 
@@ -156,4 +164,4 @@ def test_a_setting_that_another_switches_on_is_opened_where_that_pays() -> None:
     values = 0.002 * codes[:, 0] - 0.04 * codes[:, 1] + rng.normal(0, NOISE, 60)
     model = AdditiveModel(design, Observations(codes, values, np.full(60, NOISE)), seed=0)
     found = Effects(model, FailureModel(design, codes, np.zeros((0, 6), dtype=np.int64), []), seed=0)
-    assert found.best()[:2].tolist() == [1, 1]
+    assert found.best(list(codes))[:2].tolist() == [1, 1]
