@@ -27,12 +27,12 @@ def screen(
     target: options.Target = None,
     topology: options.Topology = None,
     recipes: Annotated[bool, typer.Option(help="Compile all published recipes too, not only the study's.")] = False,
+    time_limit: Annotated[
+        str | None, typer.Option(help="Show what is known after so long, such as 30m; the same command then goes on.")
+    ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Says which settings change this program on that cluster, which are no-ops, and what does not fit.
-
-    Ctrl-C shows what is known by then; the same command goes on.
-    """
+    """Says which settings change this program on that cluster, which are no-ops, and what does not fit."""
     from autotune.compiler.screen import chains, domains
     from autotune.machine.environment import driver_python
     from autotune.model.errors import STOPPED
@@ -41,7 +41,8 @@ def screen(
     from autotune.settings.probe import probe_build
     from autotune.settings.space import build_space
 
-    with _open_screen(study, target, topology) as (spec, opened), _stoppable(opened) as stopped:
+    limit_s = None if time_limit is None else options.seconds_of(time_limit, "--time-limit")
+    with _open_screen(study, target, topology) as (spec, opened), _stoppable(opened, limit_s) as stopped:
         known = KnownSettings(probe_build(driver_python(), platform=spec.device.platform))
         space = build_space(spec, known, opened.reference())
         found = opened.run(
@@ -127,8 +128,8 @@ def _open_screen(study: Path, target: str | None, topology: str | None) -> Itera
 
 
 @contextlib.contextmanager
-def _stoppable(opened: Screener) -> Iterator[threading.Event]:
-    """Stops compiling at Ctrl-C; yields whether that was."""
+def _stoppable(opened: Screener, limit_s: float | None) -> Iterator[threading.Event]:
+    """Stops compiling at Ctrl-C, and after so many seconds; yields whether that was."""
     stopped = threading.Event()
 
     def stop() -> None:
@@ -138,8 +139,12 @@ def _stoppable(opened: Screener) -> Iterator[threading.Event]:
     def interrupt(*_: object) -> None:  # in a thread: the main one may hold a lock
         threading.Thread(target=stop, daemon=True).start()
 
+    timer = threading.Timer(limit_s if limit_s is not None else threading.TIMEOUT_MAX, stop)
+    timer.daemon = True
     before = signal.signal(signal.SIGINT, interrupt)
+    timer.start()
     try:
         yield stopped
     finally:
+        timer.cancel()
         signal.signal(signal.SIGINT, before)
