@@ -27,14 +27,35 @@ WATCH_S = 10
 
 
 def report(
-    run: options.Run,
-    html: Annotated[Path | None, typer.Option(help="Where to write the page; default: RUN/report.html.")] = None,
+    runs: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[RUN...]", help="Run directories, or a folder of them; default: all in runs/."),
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Where to write the page; default: RUN/report.html, of several runs index.html.")
+    ] = None,
     markdown: Annotated[bool, typer.Option("--md", help="Print Markdown instead.")] = False,
     watch: Annotated[
         bool, typer.Option("--watch", help=f"Write it again every {WATCH_S} s while the study runs; the page reloads.")
     ] = False,
 ) -> None:
-    """Makes one page of a study that loads nothing: verdict, intervals, raw steps, failures, provenance."""
+    """Makes one page of a study that loads nothing: verdict, intervals, raw steps, failures, provenance.
+
+    Of several runs, or a folder of runs, it makes a list: one row each, by GPU, workload and date.
+    """
+    from autotune.model.errors import AutotuneError
+    from autotune.rundir.store import runs_in
+
+    asked = runs or [options.RUNS]
+    if len(asked) > 1 or runs_in(asked[0]):
+        if watch:
+            raise AutotuneError("--watch follows one run, but several were given: name one run directory")
+        _report_all(asked, html, markdown=markdown)
+    else:
+        _report_one(asked[0], html, markdown=markdown, watch=watch)
+
+
+def _report_one(run: Path, html: Path | None, *, markdown: bool, watch: bool) -> None:
     from autotune.results.report import render_html, render_markdown
     from autotune.rundir.files import write_atomically
     from autotune.rundir.lock import is_held
@@ -51,6 +72,24 @@ def report(
             write_atomically(page, render_html(Store.open(run), reload_s=WATCH_S))
             time.sleep(WATCH_S)
     write_text(render_html(Store.open(run)), page, hint="open it in a browser")
+
+
+def _report_all(asked: list[Path], html: Path | None, *, markdown: bool) -> None:
+    """Writes the list of several runs, and the page of each that can be read."""
+    from autotune.model.errors import AutotuneError
+    from autotune.results.report import render_html, render_overview
+    from autotune.rundir.files import write_atomically
+    from autotune.rundir.store import Store, runs_in
+
+    runs = list(dict.fromkeys(run for path in asked for run in runs_in(path) or [path]))
+    page = html or runs[0].parent / "index.html"
+    if markdown:
+        sys.stdout.write(render_overview(runs, page=page, is_markdown=True))
+        return
+    for run in runs:
+        with contextlib.suppress(AutotuneError):  # its row says why
+            write_atomically(run / "report.html", render_html(Store.open(run)))
+    write_text(render_overview(runs, page=page), page, hint="open it in a browser")
 
 
 def compare(

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 from xml.sax.saxutils import escape, quoteattr
 
 import jinja2
@@ -38,14 +39,15 @@ MOST_LABELS = 60
 
 
 class Cell(str):
-    """Text of a table cell with a CSS class; Markdown has none."""
+    """Text of a table cell with a CSS class, and a link to another page by its relative path; Markdown has neither."""
 
     style: str
+    href: str
 
-    def __new__(cls, text: str, style: str) -> Cell:
-        """Creates a text with its class."""
+    def __new__(cls, text: str, style: str = "", *, path: str = "") -> Cell:
+        """Creates a text with its class and link."""
         made = super().__new__(cls, text)
-        made.style = style
+        made.style, made.href = style, quote(path)  # a colon, too: no path is taken for a scheme
         return made
 
 

@@ -1,11 +1,13 @@
-"""Renders a study as one self-contained HTML page or as Markdown: the verdict first."""
+"""Renders a study, or a list of studies, as one self-contained HTML page or as Markdown: the verdict first."""
 
 from __future__ import annotations
 
 import math
+import os
 import shlex
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from autotune.model.errors import AutotuneError
@@ -20,7 +22,7 @@ from autotune.model.records import (
     TrialResult,
 )
 from autotune.model.spec import StudySpec
-from autotune.model.units import format_bytes, format_count, format_seconds
+from autotune.model.units import format_bytes, format_change, format_count, format_seconds
 from autotune.results import tables
 from autotune.results.conditions import conditions_of
 from autotune.results.effects import effect_lines, effects_chart, estimate_table
@@ -29,6 +31,7 @@ from autotune.results.format import (
     aa_lines,
     ablation_lines,
     cause_lines,
+    format_estimate,
     format_progress,
     format_trial,
     run_state,
@@ -37,7 +40,7 @@ from autotune.results.format import (
     time_words,
     warning_lines,
 )  # fmt: skip
-from autotune.results.pages import Chart, Mark, forest, render, traces
+from autotune.results.pages import Cell, Chart, Mark, forest, render, traces
 from autotune.results.screen_words import describe_screen_record
 from autotune.results.tables import TrialRow, finalists, trial_rows
 from autotune.results.winner import doubts, winner_of, workload_name
@@ -57,6 +60,11 @@ def render_html(store: Store, *, reload_s: float | None = None) -> str:
 def render_markdown(store: Store) -> str:
     """Renders a study as Markdown, without charts."""
     return render("report.md.j2", r=build(store))
+
+
+def render_overview(runs: Sequence[Path], *, page: Path, is_markdown: bool = False) -> str:
+    """Renders a page of several runs, one row each; see `overview`."""
+    return render(f"overview.{'md' if is_markdown else 'html'}.j2", rows=overview(runs, page=page))
 
 
 def build(store: Store) -> dict[str, Any]:
@@ -147,6 +155,37 @@ def _throughput(aa_run: AaRecord) -> list[str]:
     figures = {"tokens/s": w.tokens_per_step, "model FLOP/s": w.flops_per_step}
     known = [f"{format_count(count / step_s)} {name}" for name, count in figures.items() if count]
     return [f"the default reaches {' and '.join(known)}"] if known else []
+
+
+# ---------------------------------------------------------------------- several runs
+
+
+def overview(runs: Sequence[Path], *, page: Path) -> list[tables.Row]:
+    """Returns one row for each run, sorted by device, workload and date; the last ones cannot be read and say why.
+
+    Args:
+        page: The file to show them in; it links to the page of each run that has one.
+    """
+    rows = [_run_row(run, page) for run in runs]
+    return sorted(rows, key=lambda row: (not row["device"], row["device"], row["workload"], row["date"]))
+
+
+def _run_row(run: Path, page: Path) -> tables.Row:
+    row = dict.fromkeys(("device", "workload", "jaxlib", "date", "run", "result", "settings"), "")
+    own, row["run"] = run / "report.html", os.path.relpath(run, page.parent)
+    if own.exists():
+        row["run"] = Cell(row["run"], path=os.path.relpath(own, page.parent))
+    try:
+        store = Store.open(run)
+        row |= subject(store)
+        (state, tone), conclusion = _state(store), store.last(ConclusionRecord)
+        row["result"] = Cell(_verdict(store, state)[0], "same")
+    except AutotuneError as error:
+        return {**row, "result": Cell(f"unreadable: {error}", "failed")}
+    if tone == "winner" and conclusion is not None and conclusion.estimate is not None:
+        change = f"{format_change(conclusion.estimate.ratio)}, ratio {format_estimate(conclusion.estimate)}"
+        row |= {"result": Cell(change, "good"), "settings": str(conclusion.settings)}
+    return row
 
 
 # ---------------------------------------------------------------------- charts

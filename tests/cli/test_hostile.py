@@ -145,8 +145,8 @@ def assert_harmless(out: io.StringIO, err: io.StringIO) -> None:
 COMMANDS = [
     ["status"], ["status", "runs/a"], ["status", "--json"], ["show", "runs/a"], ["show", "runs/a", "1"],
     ["show", "runs/a", "41"], ["show", "runs/a", "--json"], ["show", "runs/a", "41", "--json"],
-    ["show", "runs/a", "1"],
     ["report", "runs/a", "--md"], ["report", "runs/a", "--html", "a.html"],
+    ["report", "--md"], ["report", "--html", "all.html"],
     ["compare", "runs/a", "runs/b"], ["compare", "runs/a", "runs/b", "--json"],
     ["compare", "runs/a", "runs/b", "--html", "compare.html"],
     ["verify", "runs/a"], ["verify", "runs/a", "--json"],
@@ -198,7 +198,7 @@ def test_an_exported_file_has_no_such_character_but_in_the_value_of_a_setting(
     assert "\n# new" not in file.read_text()
 
 
-@pytest.mark.parametrize("command", ["report runs/a", "compare runs/a runs/b"])
+@pytest.mark.parametrize("command", ["report runs/a", "report", "compare runs/a runs/b"])
 def test_a_page_shows_it_as_text(command: str, runs: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(runs)
     call(monkeypatch, *command.split(), "--html", str(tmp_path / "page.html"))

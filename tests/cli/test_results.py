@@ -68,7 +68,7 @@ def exported(folder: Path, form: ExportFormat = ExportFormat.ENV, **conditions: 
     return path
 
 
-# ---------------------------------------------------------------------- report, compare
+# ---------------------------------------------------------------------- report, compare, library
 
 
 def test_report_lies_in_the_run_directory_or_where_asked(finished: Store, tmp_path: Path) -> None:
@@ -79,6 +79,26 @@ def test_report_lies_in_the_run_directory_or_where_asked(finished: Store, tmp_pa
     call("report", copy)
     assert (copy / "report.html").is_file()
     assert call("report", copy, "--md").stdout.startswith("# replayed")
+
+
+def test_a_folder_of_runs_becomes_a_list_with_the_page_of_each(
+    finished: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b"):
+        shutil.copytree(finished.path, tmp_path / "runs" / name)
+    (tmp_path / "runs" / "damaged").mkdir()
+    (tmp_path / "runs" / "damaged" / "study.json").write_text("{}")
+    call("report")
+    page = (tmp_path / "runs" / "index.html").read_text()
+    assert 'href="a/report.html"' in page
+    assert (tmp_path / "runs" / "b" / "report.html").is_file()
+    assert "unreadable: " in page
+    call("report", "runs/b", "runs/a", "--html", "some.html")
+    assert 'href="runs/a/report.html"' in (tmp_path / "some.html").read_text()
+    assert call("report", "runs", "--md").stdout.startswith("# 3 runs")
+    with pytest.raises(AutotuneError, match="--watch follows one run"):
+        call("report", "runs", "--watch")
 
 
 def test_a_watched_report_reloads_while_the_study_runs(

@@ -6,7 +6,9 @@ import html.parser
 import json
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 from xml.etree import ElementTree
 
 import pytest
@@ -17,7 +19,7 @@ from autotune.results import api, pages
 from autotune.results.api import load
 from autotune.results.effects import effect_lines, study_tables
 from autotune.results.format import format_aa_run, format_energy
-from autotune.results.report import build, render_html, render_markdown
+from autotune.results.report import build, overview, render_html, render_markdown, render_overview
 from autotune.rundir.store import Store
 from tests.machine.test_energy import metered_run
 from tests.runs import record, replay_study, there
@@ -208,6 +210,32 @@ def test_a_chart_fits_any_width_and_unbounded_intervals_go_to_its_edge(finished:
         drawn = [part for part in parts if part.tag in ("line", "rect", "circle", "text", "svg")]
         assert len(drawn) > 10
         assert all(part.get(x, "0%").endswith("%") for part in drawn for x in ("x", "x1", "x2", "cx"))
+
+
+def test_runs_are_listed_by_device_workload_and_date(
+    finished: Store, altered: Callable[..., Path], tmp_path: Path
+) -> None:
+    evil = tmp_path / 'javascript:alert(1)"><img src=x>'
+    evil.mkdir()
+    (evil / "study.json").write_text("{}")
+    other = altered(finished, "other", device_kind="<i>GPU</i>")
+    empty = Store.create_or_resume(tmp_path / "empty", replay_study(), study_dir=tmp_path)
+    empty.close()
+    (other / "report.html").write_text("")
+    (evil / "report.html").write_text("")
+    page = tmp_path / "index.html"
+    rows = overview([evil, finished.path, tmp_path / "empty", other], page=page)
+    assert [row["device"] for row in rows] == ["1 x <i>GPU</i>", "1 x simulated", "cpu", ""]
+    assert [bool(row["settings"]) for row in rows] == [True, True, False, False]
+    assert rows[-1]["result"].startswith("unreadable: ")
+    checker = check(render_overview([evil, finished.path, tmp_path / "empty", other], page=page))
+    assert [Path(page.parent, unquote(link)).resolve() for link in checker.loads] == [
+        (run / "report.html").resolve() for run in (other, evil)
+    ]
+    assert not any(urlsplit(link).scheme for link in checker.loads)
+    assert not checker.tags & {"img", "i"}
+    text = render_overview([evil, finished.path], page=page, is_markdown=True)
+    assert "<img" not in text
 
 
 def test_soak_and_causes_are_shown(tmp_path: Path) -> None:
