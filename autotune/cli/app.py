@@ -26,9 +26,10 @@ app.add_typer(flags.flags_app, name="flags")
 app.add_typer(flags.recipes_app, name="recipes")
 app.add_typer(flags.atlas_app, name="atlas")
 app.add_typer(compile.targets_app, name="targets")
+app.add_typer(results.library_app, name="library")
 for _command in (
     run.run, show.status, show.show,
-    results.report, results.compare, results.export, results.verify, results.recheck,
+    results.report, results.compare, results.export, results.verify, results.recheck, results.best,
     flags.space, flags.symptoms, flags.doctor, compile.screen, compile.predict,
     show.fsck, cluster.submit, show.schema,
 ):  # fmt: skip

@@ -50,6 +50,7 @@ Target = Annotated[
     str | None, typer.Option(help="GPU to compile for (`autotune targets list`), or a .toml file of that form.")
 ]
 Topology = Annotated[str | None, typer.Option(help="Nodes x GPUs on each, such as 8x8.")]
+Library = Annotated[Path, typer.Option(help="Folder of the library.")]
 RequireLoss = Annotated[
     bool,
     typer.Option("--require-loss", help="Refuse a winner whose loss was not checked."),

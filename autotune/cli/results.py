@@ -1,4 +1,4 @@
-"""Commands on results: `report`, `compare`, `export`, `verify`, `exec`, `recheck`."""
+"""Commands on results: `report`, `compare`, `export`, `verify`, `exec`, `library`, `best`, `recheck`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from autotune.cli import options
 from autotune.cli.printing import make_console, note, plain, print_json, print_lines, write_text
 
 if TYPE_CHECKING:
-    from autotune.results.winner import Winner
+    from autotune.results.winner import Verification, Winner
 
 UNCHECKED = 3
 """Exit status of a file that agrees with this machine, but whose run is not here."""
@@ -196,21 +196,13 @@ def exec_(
     from autotune.model.errors import AutotuneError
     from autotune.model.flags import FlagSet
     from autotune.programs.arrival import watch_arrival
-    from autotune.results.export import read_winner
-    from autotune.results.winner import Verification, check_records, require_loss
+    from autotune.results.winner import require_loss
     from autotune.study.recheck import verify_winner
 
     command = [a for i, a in enumerate(context.args) if not (i == 0 and a == "--")]
     if not command:
         raise AutotuneError("a command must follow, after --, but there is none: autotune exec FILE -- python train.py")
-    winner = read_winner(file)
-    records = check_records(winner, file, run=run) if file.is_file() else Verification()
-    if records.differences:
-        raise AutotuneError(
-            f"{file} must hold what its run proved but differs in\n"
-            + "\n".join(f"  - {d}" for d in records.differences)
-            + "\n  export it again"
-        )
+    winner, records = _read_checked(file, run)
     if needs_loss:
         require_loss(winner)
     elif winner.loss is not None and winner.loss.is_silent:
@@ -254,7 +246,64 @@ def _with_options(command: list[str], winner: Winner, *, force: bool) -> list[st
     return filled_command(command, winner.options)
 
 
-# ---------------------------------------------------------------------- recheck
+def _read_checked(file: Path, run: Path | None = None) -> tuple[Winner, Verification]:
+    """Reads a winner and compares it with its records, if found; a difference is an error even with `exec --force`."""
+    from autotune.model.errors import AutotuneError
+    from autotune.results.export import read_winner
+    from autotune.results.winner import Verification, check_records
+
+    winner, found = read_winner(file), Verification()
+    if file.is_file():
+        found = check_records(winner, file, run=run)
+        if found.differences:
+            raise AutotuneError(
+                f"{file} must hold what its run proved but differs in\n"
+                + "\n".join(f"  - {d}" for d in found.differences)
+                + "\n  export it again"
+            )
+    return winner, found
+
+
+# ---------------------------------------------------------------------- library, recheck
+
+library_app = typer.Typer(help="A folder of proven winners, made for git.", no_args_is_help=True)
+
+
+@library_app.command("add")
+def library_add(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN|FILE...", help="Run directories or exported files.")],
+    library: options.Library = Path("library"),
+) -> None:
+    """Adds winners to the library; a newer proof replaces an older one under the same conditions."""
+    from autotune.model.errors import AutotuneError
+    from autotune.results.library import add_to_library
+
+    for run in runs:
+        winner, records = _read_checked(run)
+        if records.unchecked is not None:
+            why = records.unchecked.partition("; name")[0]
+            raise AutotuneError(f"{run} must be held to its run but is {why}; add the run, or the file beside it")
+        print(add_to_library(winner, library))
+
+
+def best(
+    gpu: Annotated[str | None, typer.Option(help='Such as "NVIDIA H200".')] = None,
+    count: Annotated[int | None, typer.Option(min=1, help="Devices.")] = None,
+    jaxlib: Annotated[str | None, typer.Option(help="A version or its beginning, such as 0.11.")] = None,
+    workload: Annotated[str | None, typer.Option(help="Such as llama3-8b, or its hash.")] = None,
+    library: options.Library = Path("library"),
+    as_json: options.Json = False,
+) -> None:
+    """Gives the best known winner for a GPU, count, jaxlib and workload, or the nearest one, labelled untested."""
+    from autotune.results.library import best_known, format_match, library_entries
+
+    match = best_known(library_entries(library, note), gpu=gpu, count=count, jaxlib=jaxlib, workload=workload)
+    records = _read_checked(match.path)[1]
+    if as_json:
+        tested, file = match.is_tested, str(match.path)
+        print_json(plain(match.winner, tested=tested, distance=match.distance, file=file, status=records.status))
+        return
+    print_lines([*format_match(match), *([records.unchecked] if records.unchecked is not None else [])])
 
 
 def recheck(

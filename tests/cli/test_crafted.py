@@ -81,7 +81,7 @@ def read_all(run: Path, folder: Path) -> None:
     for command in (
         ("status", run), ("show", run), ("show", run, 1), ("show", run, "--json"), ("report", run, "--md"),
         ("report", run, "--html", folder / "report.html"), ("compare", run, SMALL), ("export", run, "--format", "json"),
-        ("verify", run),
+        ("verify", run), ("library", "add", run, "--library", folder / "lib"),
     ):  # fmt: skip
         cli(*command)
     try:
@@ -210,11 +210,12 @@ def test_a_crafted_conclusion_is_used_by_nobody(
     run = crafted(tmp_path, "conclusion", path, value)
     monkeypatch.chdir(tmp_path)
     for command in (
-        ("exec", run, "--force", "--", "true"), ("verify", run), ("export", run, "--format", "shell", "-o", "out"),
+        ("exec", run, "--force", "--", "true"), ("verify", run), ("library", "add", run, "--library", "lib"),
+        ("export", run, "--format", "shell", "-o", "out"),
     ):  # fmt: skip
         assert isinstance(cli(*command).exception, AutotuneError)
     assert started == []
-    assert not (tmp_path / "out").exists()
+    assert not [p for p in ("out", "lib") if (tmp_path / p).exists()]
 
 
 def test_a_file_that_its_run_does_not_give_is_used_by_nobody(
@@ -222,12 +223,16 @@ def test_a_file_that_its_run_does_not_give_is_used_by_nobody(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     shutil.copytree(SMALL, "runs/old")
-    file = Path("old.json")
-    cli("export", "runs/old", "--format", "json", "-o", file)
+    cli("library", "add", "runs/old", "--library", "lib")
+    file = next(Path("lib").rglob("*.json"))
     winner = json.loads(file.read_text())["winner"]
     file.write_text(file.read_text().replace(str(winner["estimate"]["ratio"]), "0.5"))
-    for command in (("exec", file, "--force", "--", "true"), ("verify", file)):
+    for command in (
+        ("exec", file, "--force", "--", "true"), ("library", "add", file, "--library", "other"), ("verify", file),
+        ("best", "--library", "lib"),
+    ):  # fmt: skip
         result = cli(*command)
         assert result.exit_code != 0
         assert "ratio=0.5" in f"{result.exception}{result.output}"
     assert started == []
+    assert not Path("other").exists()

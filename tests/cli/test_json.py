@@ -17,6 +17,7 @@ from autotune.cli import compile as compile_commands
 from autotune.cli.app import app
 from autotune.model.spec import load_study
 from autotune.results.export import ExportFormat, render_winner
+from autotune.results.library import add_to_library
 from harness.simulated_machine import write_study
 from tests.compiler.rules import COMBINE, Rules, screen
 from tests.runs import TYPED, make_winner
@@ -26,6 +27,7 @@ FLAGS = "--xla_gpu_autotune_level=3 --xla_gpu_graph_level=0"
 
 CALLS: Mapping[str, tuple[str, ...]] = {
     "atlas show": ("atlas", "show", "xla_gpu_enable_command_buffer"),
+    "best": ("best",),
     "compare": ("compare", "runs/shapes", "runs/again"),
     "doctor": ("doctor", "--plugin", "cpu"),
     "flags check": ("flags", "check", FLAGS, "--plugin", "cpu"),
@@ -81,7 +83,7 @@ def test_every_command_with_json_is_called_here() -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run, a run that cannot be read, and an exported file."""
+    """A finished run, a run that cannot be read, a library and an exported file."""
     folder = tmp_path_factory.mktemp("shapes")
     write_study(folder / "shapes.toml", STUDY)
     (folder / "train.log").write_text("".join(f"step {i}: {9 + i % 2} ms loss=0.5\n" for i in range(20)))
@@ -92,6 +94,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (runs / "broken/study.json").write_text("{", encoding="utf-8")
     winner = make_winner({"xla_gpu_a": "1"})
     (folder / "winner.env").write_text(render_winner(winner, ExportFormat.ENV), encoding="utf-8")
+    add_to_library(winner, folder / "library")
     return folder
 
 

@@ -111,7 +111,7 @@ def test_a_run_in_which_something_changed_gives_the_same_winner_or_none(
     started: list[str] = []
     monkeypatch.setattr(os, "execvpe", lambda file, arguments, environment: started.append(environment["XLA_FLAGS"]))
     monkeypatch.delenv("XLA_FLAGS", raising=False)
-    rng, refused = random.Random(seed), 0
+    rng, refused, library = random.Random(seed), 0, tmp_path / "library"
     for number in range(count):
         run = Path(shutil.copytree(SMALL, tmp_path / f"{number}" / "run"))
         what = mutate(run, rng)
@@ -120,8 +120,8 @@ def test_a_run_in_which_something_changed_gives_the_same_winner_or_none(
             assert proven(parse_winner(shown.stdout, source=what)) == proven(WINNER), what
         refused += shown.exit_code != 0
         for command in (
-            ("verify", run), ("exec", run, "--force", "--", "true"), ("report", run, "--md"), ("show", run),
-            ("status", run), ("fsck", run),
+            ("verify", run), ("exec", run, "--force", "--", "true"), ("library", "add", run, "--library", library),
+            ("best", "--library", library), ("report", run, "--md"), ("show", run), ("status", run), ("fsck", run),
         ):  # fmt: skip
             cli(*command)
         shutil.rmtree(tmp_path / f"{number}")
@@ -155,4 +155,7 @@ def test_a_file_in_which_something_changed_is_not_used_as_if_it_had_not(
         changed = file.read_bytes() != text.encode()
         assert not changed or differing(file) - elsewhere, (form, file.read_bytes())
         cli("exec", file, "--force", "--", "true")
+        cli("library", "add", file, "--library", tmp_path / "l")
     assert {e["XLA_FLAGS"] for e in started} <= {WINNER.environment["XLA_FLAGS"]}
+    kept = [parse_winner(p.read_text(), source="l") for p in (tmp_path / "l").rglob("*.json")]
+    assert all(proven(winner) == proven(WINNER) for winner in kept)

@@ -21,6 +21,7 @@ from autotune.model.errors import AutotuneError
 from autotune.results import conditions
 from autotune.results.conditions import Conditions, differences, this_machine
 from autotune.results.export import ExportFormat, render_winner
+from autotune.results.library import add_to_library
 from autotune.results.winner import winner_of
 from autotune.rundir.lock import Lock
 from autotune.rundir.store import Store
@@ -35,9 +36,11 @@ for command in (
     cli_results.compare,
     cli_results.export,
     cli_results.verify,
+    cli_results.best,
     cli_results.recheck,
 ):
     app.command()(command)
+app.add_typer(cli_results.library_app, name="library")
 
 
 def call(*arguments: object, code: int = 0) -> Result:
@@ -126,6 +129,20 @@ def test_compare_prints_or_writes(finished: Store, tmp_path: Path) -> None:
     assert "Comparison of 2 studies" in (tmp_path / "both.html").read_text()
     data = json.loads(call("compare", finished.path, copy, "--json", "--by", "gpu, jaxlib").stdout)
     assert data["by"] == ["gpu", "jaxlib"]
+
+
+def test_library_from_run_to_best(finished: Store, tmp_path: Path) -> None:
+    library = tmp_path / "library"
+    call("library", "add", finished.path, "--library", library)
+    with pytest.raises(AutotuneError, match="is unchecked"):
+        call("library", "add", exported(tmp_path), "--library", library)
+    add_to_library(make_winner({"xla_gpu_a": "1"}), library)
+    found = call("best", "--gpu", "NVIDIA H200", "--jaxlib", "0.11", "--workload", "llama3-8b", "--library", library)
+    assert found.stdout.startswith("proven for just this: xla_gpu_a=1\n")
+    assert "unchecked" in found.stdout
+    data = json.loads(call("best", "--gpu", "H100", "--count", 8, "--library", library, "--json").stdout)
+    assert (data["tested"], data["status"]) == (False, "unchecked")
+    assert data["distance"] == ["proven on NVIDIA H200, not on H100"]
 
 
 def test_recheck_of_a_run_directory(finished: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

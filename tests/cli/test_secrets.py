@@ -124,6 +124,7 @@ def test_nothing_that_is_shown_or_shared_has_them(folder: Path) -> None:
         ["report", "run", "--md"], ["report", "run", "--html", "report.html"], ["show", "run", "1"],
         ["show", "run", "1", "--json"],
         ["submit", "study.toml", "--dry-run", "--storage", "postgresql://me:hunter2-f@h/x"],
+        ["library", "add", "run"], ["best", "--json"],
         ["submit", "study.toml", "--dry-run", "--storage", "postgresql://me:hunter2-db@127.0.0.1:1/x"],
         *(["export", "run", "--format", form, "-o", f"winner.{form}"] for form in ExportFormat),
     ):  # fmt: skip

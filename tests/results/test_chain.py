@@ -1,4 +1,4 @@
-"""From a study, of a formula or real, to a recheck, by the real commands: proven, exported, and found to hold."""
+"""From a study, of a formula or real, to a recheck, by the real commands: proven, exported, kept, and found to hold."""
 
 from __future__ import annotations
 
@@ -90,11 +90,12 @@ def test_a_winner_that_was_proven_elsewhere_is_executed_by_force_alone(proven: P
 
 
 @pytest.mark.timeout(1500)
-def test_a_winner_is_found_to_hold_and_the_recheck_is_exported(proven: Path) -> None:
+def test_a_winner_is_found_to_hold_and_takes_its_older_proof_s_place(proven: Path) -> None:
+    kept = called(proven, "library", "add", RUN).strip()
     again = json.loads(autotune(proven, "recheck", RUN, "--json"))
     assert again["outcome"] == "winner"
     assert "xla_backend_optimization_level=2 still holds" in again["sentence"]
-    # The recheck is a proof of its own.
-    called(proven, "export", again["run"], "--format", "json", "-o", "again.json")
-    called(proven, "verify", "again.json", "--run", again["run"])
+    # The recheck is a proof of its own: exported and kept in the older one's place.
+    assert called(proven, "library", "add", again["run"]).strip() == kept
+    assert "proven for just this" in called(proven, "best")
     called(proven, "report", again["run"])

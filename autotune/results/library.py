@@ -1,0 +1,148 @@
+"""Library of winners: a plain folder by GPU, count, jaxlib and workload, made for git."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from autotune.model.errors import AutotuneError
+from autotune.model.units import format_ratio
+from autotune.results.export import ExportFormat, read_winner, render_winner
+from autotune.results.format import time_of
+from autotune.results.winner import Winner
+from autotune.rundir.files import write_atomically
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Match:
+    """One winner of a library with its file, and its differences from a query; none mean that it is proven for it."""
+
+    path: Path
+    winner: Winner
+    distance: tuple[str, ...] = ()
+    cost: float = 0.0
+
+    @property
+    def is_tested(self) -> bool:
+        """Whether the winner was proven under the conditions of the query."""
+        return not self.distance
+
+
+def count_of(winner: Winner) -> int:
+    """Returns the devices of a winner's workload on all nodes."""
+    return (winner.conditions.device_count or 1) * winner.node_count
+
+
+def add_to_library(winner: Winner, folder: Path) -> Path:
+    """Adds a winner to a library, replacing an older one of the same conditions; returns its file.
+
+    Raises:
+        AutotuneError: If the library holds a later proof, or the winner is not proven faster.
+        RunDirectoryError: If it cannot be written.
+    """
+    if winner.estimate is not None and winner.estimate.high >= 1.0:
+        raise AutotuneError(
+            f"a library keeps what is proven faster than the default but this set is not: {winner.sentence}; "
+            "keep the exported file itself"
+        )
+    c = winner.conditions
+    name = f"{count_of(winner)}x-jaxlib-{_slug(str(c.jaxlib))}-{_slug(str(c.workload))}.json"
+    path = folder / _slug(c.gpu) / _slug(winner.workload_entry) / name
+    if path.exists():
+        known = read_winner(path)
+        if known.ended > winner.ended:
+            raise AutotuneError(
+                f"a library keeps the newest proof but {path} is of {known.ended}, later than {winner.ended}; "
+                "remove it first if it is wrong"
+            )
+    write_atomically(path, render_winner(winner, ExportFormat.JSON))
+    return path
+
+
+def library_entries(folder: Path, note: Callable[[str], None]) -> dict[Path, Winner]:
+    """Reads all winners of a library by path, sorted; calls `note` with each file that holds none."""
+    found = {}
+    for path in sorted(folder.rglob("*.json")):
+        try:
+            found[path] = read_winner(path)
+        except AutotuneError as error:
+            note(f"left out of the library: {error}")
+    return found
+
+
+def best_known(
+    known: Mapping[Path, Winner],
+    *,
+    gpu: str | None = None,
+    count: int | None = None,
+    jaxlib: str | None = None,
+    workload: str | None = None,
+) -> Match:
+    """Returns the winner nearest to some conditions; of equally near ones that with the smallest ratio.
+
+    Args:
+        jaxlib: A version or a prefix: ``0.11`` matches ``0.11.1``.
+        workload: Name, such as ``llama3-8b``, or hash.
+
+    Raises:
+        AutotuneError: If the library is empty.
+    """
+    if not known:
+        raise AutotuneError("a library must hold a winner but it is empty; fill it: autotune library add RUN")
+    matches = [_match(path, winner, gpu, count, jaxlib, workload) for path, winner in known.items()]
+    return min(matches, key=lambda m: (m.cost, m.winner.estimate.ratio if m.winner.estimate else 1.0))
+
+
+def _match(
+    path: Path, winner: Winner, gpu: str | None, count: int | None, jaxlib: str | None, workload: str | None
+) -> Match:
+    """Computes the distance of a winner from some conditions: GPU weighs most, then workload, count, version."""
+    words, cost, c, own = [], 0.0, winner.conditions, count_of(winner)
+    if gpu is not None and not _same_name(gpu, c.gpu):
+        words.append(f"proven on {c.gpu}, not on {gpu}")
+        cost += 8.0
+    if workload not in (None, winner.workload_entry, c.workload):
+        words.append(f"proven for {winner.workload_entry}, not for {workload}")
+        cost += 4.0
+    if count is not None and count != own:
+        words.append(f"proven on {own} devices, not on {count}")
+        cost += 1.0 + abs(math.log2(count / own))
+    if jaxlib is not None and (far := _version_distance(jaxlib, c.jaxlib)):
+        words.append(f"proven with jaxlib {c.jaxlib}, not with {jaxlib}")
+        cost += min(3.0, far)
+    return Match(path=path, winner=winner, distance=tuple(words), cost=cost)
+
+
+def format_match(match: Match) -> list[str]:
+    """Formats a match as lines."""
+    winner = match.winner
+    ratio = format_ratio(winner.estimate.ratio) if winner.estimate else "-"
+    of = time_of(winner.work)
+    head = "proven for just this" if match.is_tested else "nearest match, untested here"
+    lines = [f"{head}: {winner.settings}", f"{of} ratio {ratio} on {count_of(winner)} x {winner.conditions.gpu}"]
+    return [*lines, *match.distance, f"file: {match.path}"]
+
+
+def _same_name(asked: str, known: str) -> bool:
+    """Whether a query matches a device: H200 matches NVIDIA H200, but an A100 of 40 GB not one of 80."""
+    wanted, words = (re.findall(r"[a-z0-9]+", t.lower()) for t in (asked, known))
+    return bool(wanted) and set(wanted) <= set(words)
+
+
+def _version_distance(asked: str, known: str | None) -> float:
+    """Returns 0 if `asked` is equal or a prefix, 0.5 for another patch, 1 and more for another minor version."""
+    if known is None:
+        return 3.0
+    a, b = ([int(p) for p in re.findall(r"\d+", v)] for v in (asked, known))
+    if b[: len(a)] == a:
+        return 0.0
+    if a[:2] == b[:2]:
+        return 0.5
+    return float(1 + abs(a[1] - b[1])) if a[:1] == b[:1] and len(a) > 1 and len(b) > 1 else 3.0
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.") or "unknown"
