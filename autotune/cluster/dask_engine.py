@@ -272,7 +272,8 @@ def _connect(scheduler: str) -> Client:
     except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
         raise LaunchError(
             f"a Dask scheduler must be at {scheduler} but {type(error).__name__}: {error}; start it with `dask "
-            "scheduler`, or correct --scheduler; its TLS is `distributed.comm.tls` of Dask's configuration, the same on all sides"
+            "scheduler`, or correct --scheduler; its TLS is `distributed.comm.tls` of Dask's configuration, the same "
+            "on all sides"
         ) from error
 
 

@@ -178,11 +178,12 @@ def _run_row(run: Path, page: Path) -> tables.Row:
     try:
         store = Store.open(run)
         row |= subject(store)
-        (state, tone), conclusion = _state(store), store.last(ConclusionRecord)
-        row["result"] = Cell(_verdict(store, state)[0], "same")
+        state, conclusion = run_state(store)
+        conclusion = conclusion if state == "finished" else None
+        row["result"] = Cell(_verdict(conclusion)[0] if conclusion else format_progress(store, state), "same")
     except AutotuneError as error:
         return {**row, "result": Cell(f"unreadable: {error}", "failed")}
-    if tone == "winner" and conclusion is not None and conclusion.estimate is not None:
+    if conclusion is not None and conclusion.outcome is Outcome.WINNER and conclusion.estimate is not None:
         change = f"{format_change(conclusion.estimate.ratio)}, ratio {format_estimate(conclusion.estimate)}"
         row |= {"result": Cell(change, "good"), "settings": str(conclusion.settings)}
     return row
