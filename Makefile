@@ -46,7 +46,7 @@ test-slow: $(VENV)/.tested
 	$(TESTS) -m "slow and not (cluster or aot or gpu)" --timeout 900
 
 # The rooms that touch the interpreter, JAX, its libraries or processes; what is left out is arithmetic with seeds of its own.
-VERSIONS = tests/child tests/cli/test_app.py tests/cli/test_init.py tests/cli/test_run.py tests/cluster tests/compiler \
+VERSIONS = tests/child tests/cli/test_app.py tests/cli/test_run.py tests/cluster tests/compiler \
     tests/machine tests/model tests/results tests/rundir tests/settings tests/study/test_preview.py \
     tests/workers tests/workloads
 test-versions: $(VENV)/.tested

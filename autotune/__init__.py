@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from autotune.results.api import Study as Study
     from autotune.results.api import compare as compare
     from autotune.results.api import load as load
-    from autotune.results.atlas_views import atlas as atlas
+    from autotune.settings.atlas import atlas as atlas
     from autotune.study.start import run as run
 
 __version__ = "0.1.0"
 
 _OFFERED = {
-    "NotComparableError": "model.errors", "Study": "results.api", "atlas": "results.atlas_views",
+    "NotComparableError": "model.errors", "Study": "results.api", "atlas": "settings.atlas",
     "compare": "results.api", "load": "results.api", "run": "study.start",
 }  # fmt: skip
 

@@ -18,7 +18,8 @@ from autotune.model.flags import FlagSet
 from autotune.model.measurement import Failure, FailureKind, Pair, WorkPerStep
 from autotune.model.records import AaRecord, ConclusionRecord, ConfirmRun, TrialConfig, TrialResult
 from autotune.model.spec import StudySpec
-from autotune.results.winner import Conditions, Winner
+from autotune.results.conditions import Conditions
+from autotune.results.winner import Winner
 from autotune.rundir.store import RECORDS, Store
 from autotune.settings.space import Parameter, SearchSpace
 from autotune.stats.estimates import Estimate

@@ -142,8 +142,6 @@ def it_works_away_from_the_repository(autotune: Path, site: Path, folder: Path) 
 
     assert call("--version").startswith("autotune ")
     assert "StudySpec" in call("schema")
-    call("init", "--entry", "llama")
-    assert 'entry = "llama"' in (folder / "llama.toml").read_text()
     call("run", "tiny.toml", "--no-soak")
     assert '"kind":"aa_run"' in (folder / "runs/tiny/records.jsonl").read_text()  # its reference has run
 

@@ -28,15 +28,14 @@ app.add_typer(flags.atlas_app, name="atlas")
 app.add_typer(compile.targets_app, name="targets")
 app.add_typer(results.library_app, name="library")
 for _command in (
-    run.run, show.status, show.show, show.repro,
+    run.run, show.status, show.show,
     results.report, results.compare, results.export, results.verify, results.recheck, results.best,
-    flags.space, flags.symptoms, flags.doctor, compile.screen, compile.explain, compile.predict,
+    flags.space, flags.symptoms, flags.doctor, compile.screen, compile.predict,
     show.fsck, cluster.submit, show.schema,
 ):  # fmt: skip
     app.command()(_command)
 _OWN_OPTIONS_FIRST = {"allow_interspersed_args": False}  # options after a program are the program's
 app.command(context_settings=_OWN_OPTIONS_FIRST)(tune.tune)
-app.command(context_settings=_OWN_OPTIONS_FIRST)(tune.init)
 app.command(context_settings=_OWN_OPTIONS_FIRST)(read.read)
 app.command("exec", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(results.exec_)
 add_examples(app)

@@ -1,4 +1,4 @@
-"""Commands that compile without measuring: `screen`, `explain`, `predict`, `targets`."""
+"""Commands that compile without measuring: `screen`, `predict`, `targets`."""
 
 from __future__ import annotations
 
@@ -60,23 +60,6 @@ def screen(
         raise typer.Exit(STOPPED)
 
 
-def explain(
-    study: options.Study,
-    settings: Annotated[str, typer.Option("--set", metavar="FLAGS", help="Such as '--xla_...=true NCCL_PROTO=LL'.")],
-    target: options.Target = None,
-    topology: options.Topology = None,
-) -> None:
-    """Shows what one set changes in the program: collectives, schedule, memory, overlap."""
-    from autotune.compiler.explain import explain_set, explanation
-    from autotune.model.flags import parse_set
-
-    candidate = parse_set(settings)
-    with _open_screen(study, target, topology) as (_, opened):
-        sides = [explain_set(opened, s) for s in (parse_set(""), candidate)]
-    limit = opened.limit_bytes(opened.baseline.merge(candidate))
-    print(explanation(*sides, memory_limit_bytes=limit))
-
-
 def predict(
     study: options.Study,
     target: options.Target = None,
@@ -87,7 +70,10 @@ def predict(
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Predicts step times from compiled programs, without a GPU; a prediction is never a measurement."""
+    """Predicts step times from compiled programs, without a GPU, and says what each set changes in the program.
+
+    A prediction is never a measurement.
+    """
     from autotune.compiler.predict import predict_set
     from autotune.model.flags import parse_set
     from autotune.results.screen_words import predicted_lines

@@ -28,23 +28,17 @@ _TAKES_FLAGS = {"ignore_unknown_options": True}  # an argument such as --xla_gpu
 
 
 @flags_app.command("list")
-def list_flags(
-    group: Annotated[str | None, typer.Option(help="Only this group.")] = None,
-    scope: Annotated[str | None, typer.Option(help="Only this scope, such as multi_device.")] = None,
-    grep: Annotated[str | None, typer.Option(help="Only settings whose name or summary holds this word.")] = None,
-    as_json: options.Json = False,
-) -> None:
-    """Lists the settings of the catalogue; `autotune flags show NAME` shows one."""
-    from autotune.settings.catalog import load_catalog, select_settings
+def list_flags(as_json: options.Json = False) -> None:
+    """Lists the settings of the catalogue, a line each, for `grep`; `autotune flags show NAME` shows one."""
+    from autotune.settings.catalog import load_catalog
 
-    catalog = load_catalog()
-    found = select_settings(catalog, group=group, scope=scope, word=grep or "")
+    found = list(load_catalog().values())
     if as_json:
         print_json([plain(s, kind=s.kind) for s in found])
         return
-    rows = [(s.name, s.group, s.tier, s.summary) for s in found]
-    print_table(("setting", "group", "tier", "what it does"), rows)
-    print(f"{len(found)} of {len(catalog)} settings")
+    rows = [(s.name, ", ".join((s.group, *s.also_in)), s.tier, s.summary) for s in found]
+    print_table(("setting", "groups", "tier", "what it does"), rows)
+    print(f"{len(found)} settings")
 
 
 @flags_app.command("show", context_settings=_TAKES_FLAGS)
@@ -169,8 +163,7 @@ def show_in_atlas(
     as_json: options.Json = False,
 ) -> None:
     """Shows where a setting is active, and what it does there."""
-    from autotune.results.atlas_views import atlas_findings
-    from autotune.settings.atlas import load_atlas
+    from autotune.settings.atlas import atlas_findings, load_atlas
 
     found = atlas_findings(load_atlas(), name.strip().lstrip("-").partition("=")[0])
     if as_json:
@@ -185,18 +178,11 @@ def show_in_atlas(
     print_table(("jaxlib", "value", "verdict", "in", "what"), rows)
 
 
-def symptoms(
-    text: Annotated[str | None, typer.Argument(help="What you see, in your words.")] = None,
-    as_json: options.Json = False,
-) -> None:
-    """Names the groups of settings to search for a symptom."""
-    from autotune.model.errors import SettingError
-    from autotune.settings.catalog import load_symptoms, search_symptoms
+def symptoms(as_json: options.Json = False) -> None:
+    """Lists symptoms, with the groups of settings to search for each."""
+    from autotune.settings.catalog import load_symptoms
 
-    found = search_symptoms(text) if text else tuple(load_symptoms().values())
-    if not found:
-        known = ", ".join(load_symptoms())
-        raise SettingError(f"a symptom must hold a known word but got {text!r}; the symptoms are: {known}")
+    found = tuple(load_symptoms().values())
     if as_json:
         print_json(found)
         return
@@ -210,9 +196,6 @@ def space(
     study: options.Study,
     python: options.Python = None,
     target: options.Target = None,
-    why: Annotated[
-        bool, typer.Option("--why", help="Also the prior chance of each setting to be active, and why.")
-    ] = False,
     as_json: options.Json = False,
 ) -> None:
     """Prints what a run of a study searches, its size, and the reason for every setting left out."""
@@ -227,22 +210,10 @@ def space(
     found = preview.space
     if as_json:
         facts = {"source": preview.source, "device_count": preview.device_count, "layer_bytes": preview.layer_bytes}
-        print_json(
-            {
-                **plain(found),
-                "size": found.size(),
-                "build": preview.build,
-                "facts": facts,
-                "priors": {n: plain(p) for n, p in preview.priors.items()},
-            }
-        )
+        print_json(plain(found, size=found.size(), build=preview.build, facts=facts))
         return
     rows = [(p.name, format_domain(p), p.default_choice or "''", format_condition(p)) for p in found.parameters]
     print_table(("parameter", "values", "default", "active if"), rows)
-    if why:
-        likely = sorted(preview.priors.items(), key=lambda item: -item[1].p_active)
-        thought = [(n, f"{100 * p.p_active:.0f} %", p.why or "nothing is known") for n, p in likely]
-        print_table(("parameter", "chance to be active", "because"), thought)
     print(f"{found.size():.6g} points on {preview.build}, according to {preview.source}")
     for title, reasons in (("to know:", found.notes), ("left out:", found.left_out)):
         if reasons:

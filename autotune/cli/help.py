@@ -2,59 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import tomllib
+from collections.abc import Iterable, Mapping
+from importlib import resources
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
 
-GROUPS: Mapping[str, tuple[str, ...]] = {
-    "Tune": ("tune", "init", "run", "recheck"),
-    "Look": ("status", "show", "report", "compare", "repro", "fsck"),
-    "Use": ("export", "exec", "verify", "library", "best"),
-    "Ask": (
-        "read", "space", "flags", "recipes", "atlas", "symptoms", "doctor", "screen", "explain", "predict", "targets",
-        "schema",
-    ),
-    "Cluster": ("submit",),
-}  # fmt: skip
+_COMMANDS = tomllib.loads((resources.files("autotune") / "data" / "commands.toml").read_text("utf-8"))
+
+GROUPS: Mapping[str, Iterable[str]] = {
+    title: dict.fromkeys(name.partition(" ")[0] for name in table) for title, table in _COMMANDS.items()
+}
 """Commands by purpose, in display order."""
 
-EXAMPLES: Mapping[str, str] = {
-    "tune": "autotune tune --time-budget 30m -- python train.py",
-    "init": "autotune init --entry llama",
-    "run": "autotune run studies/quickstart.toml --trials 20",
-    "recheck": "autotune recheck winner.env",
-    "status": "autotune status",
-    "show": "autotune show runs/quickstart 3",
-    "report": "autotune report runs/quickstart --html report.html",
-    "compare": "autotune compare runs/a runs/b --by jaxlib",
-    "repro": "autotune repro runs/quickstart 3",
-    "fsck": "autotune fsck runs/quickstart",
-    "export": "autotune export runs/quickstart --format env -o winner.env",
-    "exec": "autotune exec winner.env -- python train.py",
-    "verify": "autotune verify winner.env",
-    "library add": "autotune library add runs/quickstart",
-    "best": 'autotune best --gpu "NVIDIA H200" --count 8',
-    "read": "autotune read -- python train.py",
-    "space": "autotune space studies/quickstart.toml --why",
-    "flags": "autotune flags check --file train.sh",
-    "flags list": "autotune flags list",
-    "flags show": "autotune flags show xla_gpu_enable_command_buffer",
-    "flags check": "autotune flags check '--xla_gpu_enable_async_collectives=true'",
-    "flags migrate": "autotune flags migrate --file train.sh",
-    "recipes list": "autotune recipes list",
-    "recipes show": "autotune recipes show jax_docs_head",
-    "atlas show": "autotune atlas show xla_gpu_enable_latency_hiding_scheduler",
-    "symptoms": 'autotune symptoms "many small collectives"',
-    "doctor": "autotune doctor",
-    "screen": "autotune screen STUDY.toml --target h100-sxm --topology 8x8",
-    "explain": "autotune explain STUDY.toml --set '--xla_gpu_autotune_level=0'",
-    "predict": "autotune predict STUDY.toml --target h100-sxm",
-    "targets list": "autotune targets list",
-    "schema": "autotune schema > schema.json",
-    "submit": "autotune submit STUDY.toml --nodes 4 --gpus-per-node 8",
-}
+EXAMPLES: Mapping[str, str] = {name: line for table in _COMMANDS.values() for name, line in table.items()}
 """One-line example for each command."""
 
 

@@ -28,9 +28,6 @@ Output = Annotated[Path | None, typer.Option("-o", "--output", help="File to wri
 RunDir = Annotated[Path | None, typer.Option(help="Run directory, default runs/NAME.")]
 Trials = Annotated[int | None, typer.Option(min=1, help="Trials in all, over all sessions.")]
 TimeBudget = Annotated[str | None, typer.Option(help="Wall time for the whole study, such as 30m or 8h.")]
-GpuHours = Annotated[
-    float | None, typer.Option(min=0.001, help="Hours of devices for the whole study, summed over all of them.")
-]
 Devices = Annotated[
     str | None,
     typer.Option(help="Lanes of this machine: 0-3,4-7 are two of four GPUs (or cores, in a CPU study)."),

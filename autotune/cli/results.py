@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -178,10 +178,6 @@ def verify(
 def exec_(
     context: typer.Context,
     file: options.WinnerFile,
-    prefer: Annotated[
-        Literal["winner", "mine"] | None,
-        typer.Option(help="Whose value counts where both set a flag."),
-    ] = None,
     force: Annotated[
         bool,
         typer.Option("--force", help="Run although this machine is not what it was proven on, or it is unchecked."),
@@ -220,7 +216,7 @@ def exec_(
             + "\n  measure again here (autotune recheck), or run it all the same with --force"
         )
     command = _with_options(command, winner, force=force)
-    merged, lines = merge_for_exec(caller_environment(), winner.settings, prefer=prefer)
+    merged, lines = merge_for_exec(caller_environment(), winner.settings)
     forced = [f"not proven here, forced: {d}" for d in found]
     for line in (*forced, *(f"gives {x}" for x in lines)):
         note(line)

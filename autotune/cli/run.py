@@ -24,13 +24,13 @@ def run(
     study: options.Study,
     trials: options.Trials = None,
     time_budget: options.TimeBudget = None,
-    gpu_hours: options.GpuHours = None,
     devices: options.Devices = None,
     scheduler: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="Lanes are a Dask cluster's workers: tcp://HOST:8786.")
-    ] = None,
-    scheduler_file: Annotated[
-        Path | None, typer.Option(help="The same by the file that `dask scheduler --scheduler-file` writes.")
+        str | None,
+        typer.Option(
+            metavar="ADDRESS|FILE",
+            help="Lanes are a Dask cluster's workers: tcp://HOST:8786, or the .json file of `dask scheduler`.",
+        ),
     ] = None,
     run_dir: options.RunDir = None,
     storage: options.Storage = None,
@@ -49,7 +49,7 @@ def run(
     from autotune.study.start import study_with
 
     given: dict[str, dict[str, Any]] = {
-        "search": {"trials": trials, "time_budget": time_budget, "gpu_hours": gpu_hours},
+        "search": {"trials": trials, "time_budget": time_budget},
         "screen": {"enabled": screen, "target": target, "topology": topology},
         "confirm": {"soak": None if soak else 0},
     }
@@ -58,7 +58,7 @@ def run(
     groups = parse_groups(devices)
     run_and_print(
         spec, study, path, storage=storage, as_json=as_json, devices=groups,
-        make_engine=choose_engine(spec, groups, scheduler=scheduler, scheduler_file=scheduler_file),
+        make_engine=choose_engine(spec, groups, scheduler=scheduler),
     )  # fmt: skip
 
 
@@ -117,7 +117,7 @@ def _next_steps(spec: StudySpec, conclusion: ConclusionRecord, path: Path, study
         steps += [
             f"{me} export {path} --format env -o winner.env",
             f"{me} exec {path} -- {shlex.join(spec.workload.shown.command or ('python', 'train.py'))}",
-            f"{me} repro {path} {conclusion.trial}",
+            f"{me} show {path} {conclusion.trial}",
         ]
     return [
         *steps,

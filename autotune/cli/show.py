@@ -1,4 +1,4 @@
-"""Commands that show a run: `status`, `show`, `repro`, `fsck`; and `schema`."""
+"""Commands that show a run: `status`, `show`, `fsck`; and `schema`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def status(
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Shows how far studies are; of a running one its stage, since when, and the time left."""
+    """Shows how far studies are; of a running one its stage, since when, and the time left of its budget."""
     from autotune.model.errors import AutotuneError
     from autotune.rundir.store import runs_in
     from autotune.study.status import UnreadableRun, study_status
@@ -48,19 +48,18 @@ def status(
 
 def _block(status: StudyStatus | UnreadableRun) -> list[str]:
     """Formats one run as lines."""
-    from autotune.study.status import UnreadableRun, format_lanes
+    from autotune.model.units import format_seconds
+    from autotune.results.format import format_estimate
+    from autotune.study.status import UnreadableRun, format_lanes, format_stage
 
     if isinstance(status, UnreadableRun):
         return [status.run, status.state]
-    trials = f"{status.trials} of {status.asked_trials} trials ({status.failed} failed) in {status.time}"
-    best = status.sentence or f"best so far: {status.best}"
-    return [f"{status.run}: {_state(status)}", trials, best, *format_lanes(status)]
-
-
-def _state(status: StudyStatus) -> str:
-    from autotune.study.status import format_stage
-
-    return ": ".join(filter(None, (status.state, format_stage(status))))
+    time = format_seconds(status.elapsed_s)
+    trials = f"{status.trials} of {status.asked_trials} trials ({status.failed} failed) in {time}"
+    best = format_estimate(status.best) if status.best is not None else "the default"
+    state = "stopped; run it again to go on" if status.state in ("stopped", "empty") else status.state
+    head = ": ".join(filter(None, (status.run, state, format_stage(status))))
+    return [head, trials, status.sentence or f"best so far: {best}", *format_lanes(status)]
 
 
 def show(
@@ -68,9 +67,9 @@ def show(
     trial: Annotated[int | None, typer.Argument(metavar="[TRIAL]", help="A trial's number, from 1.")] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Shows a study's results, or all that is known of one trial."""
+    """Shows a study's results, or all that is known of one trial, and how to run it by hand."""
     from autotune.results.format import format_begin
-    from autotune.results.recompute import doubts
+    from autotune.results.winner import doubts
     from autotune.rundir.store import Store
     from autotune.study.reproduce import find_trial
 
@@ -89,6 +88,7 @@ def _show_trial(store: Store, result: TrialResult, *, as_json: bool) -> None:
     from autotune.model.measurement import block_step_s, log_ratio
     from autotune.model.units import format_bytes, format_seconds
     from autotune.results.format import format_energy, format_trial, provable_gain
+    from autotune.study.reproduce import by_hand
 
     pairs = list(store.pairs(result.directory)) if result.directory else []
     finding = result.finding_at(min_effect=store.spec.measure.min_effect, provable=provable_gain(store))
@@ -119,27 +119,7 @@ def _show_trial(store: Store, result: TrialResult, *, as_json: bool) -> None:
     if result.failure is not None:
         lines.append(f"log: {store.path / (result.failure.log or '')}")
         lines += [f"  | {line}" for line in result.failure.last_lines]
-    print_lines(lines)
-
-
-def repro(
-    run_path: options.Run,
-    trial: Annotated[int, typer.Argument(metavar="TRIAL", help="A trial's number, from 1.")],
-    as_json: options.Json = False,
-) -> None:
-    """Prints the environment and command that run one trial's program by hand."""
-    from autotune.rundir.store import Store
-    from autotune.study.reproduce import find_trial, reproduce_trial, shell_lines
-
-    store = Store.open(run_path)
-    result = find_trial(store, trial)
-    found = reproduce_trial(store, result)
-    if as_json:
-        print_json(found)
-        return
-    print(f"# trial {trial} of {store.spec.name}: {result.status}")
-    for line in shell_lines(found):
-        print(line)
+    print_lines([*lines, "by hand:", *(f"  {line}" for line in by_hand(store, result))])
 
 
 def fsck(run_path: options.Run, as_json: options.Json = False) -> None:

@@ -1,4 +1,4 @@
-"""Commands `tune` and `init`, which write a study file for a program."""
+"""Command `tune`, which writes a study file for a program and runs it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,6 @@ StepFile = Annotated[str | None, typer.Option("--step-file", help="File with the
 Loss = Annotated[str | None, typer.Option(help="Expression with a group loss; with --step-json its key.")]
 LookLimit = Annotated[str, typer.Option(help="Longest time for the first look at the program.")]
 DEFAULT_TRIALS = 30
-Trials = Annotated[int, typer.Option(min=1, help="Most trials.")]
 
 
 def tune(
@@ -96,45 +95,6 @@ def tune(
         print_lines([f"nothing was started; run it: autotune run {shlex.quote(str(file))}"])
         return
     _run(file, trials=trials, time_budget=time_budget, asked=asked)
-
-
-def init(
-    command: Command = None,
-    entry: Annotated[str | None, typer.Option(help="Instead: a preset such as llama, or package.module:fn.")] = None,
-    hook: Annotated[bool, typer.Option("--hook", help="The program has autotune.hook.steps in its loop.")] = False,
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", dir_okay=False, help="File to write; default: NAME.toml here.")
-    ] = None,
-    time_budget: options.TimeBudget = None,
-    trials: Trials = DEFAULT_TRIALS,
-    platform: Platform = None,
-    name: Name = None,
-) -> None:
-    """Writes a commented study file for a program with the hook, a preset or a function of yours.
-
-    It never overwrites a file. For a program as it is: autotune tune --dry-run -- python train.py
-    """
-    from autotune.model.errors import StudyFileError
-    from autotune.programs.draft import checked, plan_unseen
-
-    if (entry is not None) == bool(command):
-        raise StudyFileError("exactly one of --entry ENTRY and -- COMMAND must be given: autotune init --entry llama")
-    if command and not hook:
-        raise StudyFileError(
-            "--hook must be given with a command, for init does not run it; without the hook in its loop: "
-            f"autotune tune --dry-run -- {shlex.join(command)}"
-        )
-    own = name_of([entry] if entry else command or [])
-    file = output or Path(f"{name or own}.toml")
-    if file.exists():
-        raise StudyFileError(f"a new study file must not lie on another but {file} is there: give --output or --name")
-    study = name or file.stem
-    budget_s = None if time_budget is None else options.seconds_of(time_budget, "--time-budget")
-    what, place = entry or command or [], place_of(platform)
-    text = plan_unseen(what, **place, name=study, trials=trials, budget_s=budget_s, said=typed_command())
-    checked(text)
-    write_study(file, text, command or ())
-    print_lines([f"look at it, then: autotune run {shlex.quote(str(file))}"])
 
 
 # ---------------------------------------------------------------------- options
@@ -217,15 +177,6 @@ def refuse_other_rules(asked: ProbeRequest, file: Path, platform: str | None, kn
             f"a study continues as its file says but {file} says something else of "
             f"{'the platform' if other else 'how steps are read'}; edit it, or give another --name"
         )
-
-
-def place_of(platform: str | None) -> dict[str, Any]:
-    """Returns platform, number and kind of the devices here."""
-    from autotune.machine.environment import caller_environment
-    from autotune.programs.look import default_platform, device_count, device_words
-
-    where, here = platform or default_platform(), caller_environment()
-    return {"platform": where, "count": device_count(where, here), "device": device_words(where, here)}
 
 
 # ---------------------------------------------------------------------- probe, show, write

@@ -69,7 +69,7 @@ class DaskEngine:
     """Lanes of a Dask cluster; see `Engine`.
 
     Args:
-        address: The scheduler's; None if it is in `scheduler_file`, which ``dask scheduler --scheduler-file`` writes.
+        scheduler: Its address, or the ``.json`` file that ``dask scheduler --scheduler-file`` writes.
         holds_gpus: Whether workers reserve their GPUs against other studies.
         command: The lane program, for tests; default: `LANE_COMMAND`.
         patience_s: Longest wait for a first worker, or for another when all are gone, seconds.
@@ -81,9 +81,8 @@ class DaskEngine:
     def __init__(
         self,
         study: Message,
+        scheduler: str,
         *,
-        address: str | None = None,
-        scheduler_file: Path | None = None,
         holds_gpus: bool = False,
         command: Sequence[str] | None = None,
         patience_s: float = PATIENCE_S,
@@ -96,7 +95,7 @@ class DaskEngine:
         self._told: list[Told] = []
         self._count = 0
         self._lonely_since = time.monotonic()
-        self._client = _connect(address, scheduler_file)
+        self._client = _connect(scheduler)
         try:
             self._address = str(self._client.scheduler_info()["address"])
             _refuse_another_driver(self._client)
@@ -257,27 +256,28 @@ class DaskEngine:
             )
 
 
-def _connect(address: str | None, scheduler_file: Path | None) -> Client:
+def _connect(scheduler: str) -> Client:
     """Connects to the scheduler, under the TLS of Dask's own configuration."""
-    where = address or str(scheduler_file)
-    end = time.monotonic() + CONNECT_LIMIT_S
-    while scheduler_file is not None and not scheduler_file.exists() and time.monotonic() < end:
+    address, file, end = scheduler, Path(scheduler), time.monotonic() + CONNECT_LIMIT_S
+    is_file = scheduler.endswith(".json")
+    while is_file and not file.exists() and time.monotonic() < end:
         time.sleep(0.1)  # the scheduler may be about to write it
     for name in [n for n in logging.root.manager.loggerDict if n.split(".")[0] in ("distributed", "tornado")]:
         logging.getLogger(name).setLevel(logging.CRITICAL)  # autotune itself reports lost workers
     try:
-        if scheduler_file is not None:
-            address = json.loads(plain_content(scheduler_file))["address"]
+        if is_file:
+            address = json.loads(plain_content(file))["address"]
         asyncio.run(_reach(address))  # a client that cannot connect leaves a thread behind
         return Client(address, name=TOPIC, set_as_default=False, timeout=CONNECT_LIMIT_S)
     except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
         raise LaunchError(
-            f"a Dask scheduler must be at {where} but {type(error).__name__}: {error}; start it with `dask scheduler`, "
-            "or correct --scheduler; its TLS is `distributed.comm.tls` of Dask's configuration, the same on all sides"
+            f"a Dask scheduler must be at {scheduler} but {type(error).__name__}: {error}; start it with `dask "
+            "scheduler`, or correct --scheduler; its TLS is `distributed.comm.tls` of Dask's configuration, the same "
+            "on all sides"
         ) from error
 
 
-async def _reach(address: str | None) -> None:
+async def _reach(address: str) -> None:
     comm = await connect(address, timeout=CONNECT_LIMIT_S, **Security().get_connection_args("client"))
     await comm.close()
 

@@ -28,10 +28,10 @@ import importlib.resources
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-from autotune.compiler.program import Collective, CompiledProgram, Op, OpKind
+from autotune.compiler.program import Collective, CompiledProgram, Op, OpKind, changes
 from autotune.compiler.screen import Screener
 from autotune.compiler.targets import Network, Target, Topology
 from autotune.model.errors import LaunchError, StudyFileError
@@ -63,17 +63,6 @@ SANE = 4.0
 _RATES = {"f32": "tf32", "bf16": "bf16", "f16": "f16", "f64": "f64", "s8": "f8", "u8": "f8"}
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
-    """A simulated kernel, collective or wait on a stream; of a loop, its first iterations."""
-
-    stream: str
-    name: str
-    kind: str
-    start_s: float
-    end_s: float
-
-
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
     """Predicted time of a step."""
@@ -92,12 +81,6 @@ class Prediction:
     tokens_per_s: float | None
     unknown_loops: tuple[str, ...]
     """Loops of unknown length, counted once; the step may take far longer."""
-    events: tuple[Event, ...] = field(default=(), repr=False)
-
-    def to_json(self) -> dict[str, object]:
-        """Plain data, without the events."""
-        known = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "events"}
-        return {"predicted": True, **known}
 
 
 def predict_step(program: CompiledProgram, target: Target, topology: Topology) -> Prediction:
@@ -128,7 +111,6 @@ def predict_step(program: CompiledProgram, target: Target, topology: Topology) -
         mfu=flops / (peak * step_s) if flops else None,
         tokens_per_s=tokens / step_s if tokens else None,
         unknown_loops=tuple(sorted(simulation.unknown_loops)),
-        events=tuple(simulation.events),
     )
 
 
@@ -173,7 +155,6 @@ class _Simulation:
         self._finished: dict[int, float] = {}
         self._in_graph = False
         self.totals = {"compute": 0.0, "communication": 0.0, "exposed": 0.0}
-        self.events: list[Event] = []
         self.unknown_loops: set[str] = set()
 
     @property
@@ -215,7 +196,6 @@ class _Simulation:
         self._clock[stream] = begin + seconds
         if stream == MAIN:  # nothing else runs there meanwhile
             self.totals["compute" if kind == "compute" else "exposed"] += seconds
-        self.events.append(Event(stream, op.name, kind, begin, begin + seconds))
 
     def _beside(self, begin: float, seconds: float) -> float:
         """Seconds of a kernel that shares multiprocessors with running collectives."""
@@ -248,7 +228,6 @@ class _Simulation:
             self._clock[stream] = ready
             if stream == MAIN:
                 self.totals["exposed"] += ready - now
-                self.events.append(Event(stream, f"waits for {op.name}", "wait", now, ready))
 
     def _branch(self, op: Op, stream: str) -> None:
         """Runs the longest branch, because the taken one is unknown."""
@@ -467,4 +446,7 @@ def predict_set(screener: Screener, settings: FlagSet) -> dict[str, Any]:
     found = predict_step(result.program, target, topology)
     why = why_no_interval(screener.job.entry, screener.job.options)
     interval = None if why is not None else [found.step_s * end for end in published()["interval"]]
-    return {**row, **found.to_json(), "interval_s": interval, "no_interval": why, "published": published()["words"]}
+    reference = screener.result(FlagSet()).program
+    changed = list(changes(reference, result.program)) if reference is not None else []
+    known = {"interval_s": interval, "no_interval": why, "published": published()["words"], "changes": changed}
+    return {**row, "predicted": True, **asdict(found), **known}

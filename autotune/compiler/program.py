@@ -1,4 +1,4 @@
-"""Data model of a compiled program for explanations and predictions."""
+"""Data model of a compiled program, for comparisons and predictions."""
 
 from __future__ import annotations
 

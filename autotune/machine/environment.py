@@ -12,7 +12,6 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from autotune.model.errors import SettingError
 from autotune.model.flags import FlagSet, is_variable, kind_of
 
 STEERING = re.compile(
@@ -109,35 +108,21 @@ def driver_python() -> str:
     return sys.executable
 
 
-def merge_for_exec(
-    own: Mapping[str, str], settings: FlagSet, *, prefer: str | None
-) -> tuple[dict[str, str], list[str]]:
-    """Merges a winner into the caller's environment `own`, for `autotune exec`.
-
-    Args:
-        prefer: Side that wins where both set one setting to different values: ``winner``, ``mine`` or None.
+def merge_for_exec(own: Mapping[str, str], settings: FlagSet) -> tuple[dict[str, str], list[str]]:
+    """Merges a winner into the caller's environment `own`, for `autotune exec`; its values count.
 
     Returns:
         The merged environment, and one line for each merged setting.
 
     Raises:
-        SettingError: If both sides set one setting differently and `prefer` is None.
+        SettingError: If the caller's XLA_FLAGS cannot be parsed.
     """
-    mine = steering_settings(own)
-    conflicts = sorted(n for n in settings if n in mine and mine[n] != settings[n])
-    if conflicts and prefer is None:
-        shown = "; ".join(f"{n}: yours {mine[n]!r}, winner's {settings[n]!r}" for n in conflicts)
-        raise SettingError(
-            f"the winner and your environment must agree but differ ({shown}); "
-            "say which wins with --prefer winner or --prefer mine, or unset yours"
-        )
-    merged = settings.merge(mine) if prefer == "mine" else mine.merge(settings)
-    lines = []
+    mine, lines = steering_settings(own), []
+    merged = mine.merge(settings)
     for name, value in merged.items():
-        if name in conflicts:
-            lines.append(f"{name}={value} ({'your own' if prefer == 'mine' else 'the winner'}'s value wins)")
-        elif name in settings:
-            lines.append(f"{name}={value} (winner)")
+        if name in settings:
+            yours = mine.get(name, value)
+            lines.append(f"{name}={value} (winner{'' if yours == value else f', in place of your {yours!r}'})")
         elif kind_of(name) == "xla":
             lines.append(f"{name}={value} (your XLA_FLAGS, kept)")
     return {**own, **merged.to_environment()}, lines

@@ -1,32 +1,18 @@
-"""How long each piece of a study takes, the ETA of a whole study, and the power analysis of its proofs."""
+"""How long each piece of a study takes, and the power analysis of its proofs."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 from autotune.model.block_sizes import BlockCosts
 from autotune.model.errors import LaunchError
 from autotune.model.measurement import INTERLEAVED, WorkerReport
-from autotune.model.records import (
-    CONFIRM,
-    ISOLATED,
-    AaRecord,
-    ConfirmRun,
-    FinalistResult,
-    LedgerRecord,
-    PowerAnalysis,
-    ProofRecord,
-    SessionRecord,
-    TrialResult,
-)
+from autotune.model.records import ISOLATED, AaRecord, ConfirmRun, PowerAnalysis
 from autotune.model.spec import StudySpec
 from autotune.model.units import format_seconds
-from autotune.rundir.store import Store
 from autotune.stats.aa_noise import proof_size
 from autotune.stats.estimates import SequentialPlan
 from autotune.stats.long_run import soak_arm_s
@@ -42,9 +28,7 @@ PROOF_AA_RUNS = 6.0
 """What a study with one proof takes, about, over its least A/A run: 18 pairs of processes after 4 starts."""
 
 RECENT = 20
-"""Latest pairs of processes, or trials, from which their duration is estimated."""
-
-STAGES_WITH_ETA = ("A/A run", "screen", "search", "minimise", "confirm", "soak")
+"""Latest pairs of processes from which their duration is estimated."""
 
 ABLATIONS = 4
 """Settings of a finalist for which time is kept to leave each of them out in turn."""
@@ -203,82 +187,6 @@ def power_analysis(spec: StudySpec, result: AaRecord) -> PowerAnalysis | None:
     )
     proof_s = proofs_s(spec, takes)
     return PowerAnalysis(pair_sd=pair_sd, most=confirm.processes, smallest=smallest, proof_s=proof_s)
-
-
-# ---------------------------------------------------------------------- ETA
-
-
-def eta_s(store: Store, stage: str, *, used_s: float, stage_s: float) -> float | None:
-    """Returns the seconds until a study ends at the latest, about: by its trials and proofs, or by a budget.
-
-    It is None where there is no budget, and the A/A run is not known yet or the stage is none of a search.
-
-    Args:
-        used_s: Of the study's time.
-        stage_s: Of the current stage.
-    """
-    ledger, aa_run = store.last(LedgerRecord), store.last(AaRecord)
-    devices = aa_run.reference.device_count * max(1, len(ledger.lanes)) if ledger and aa_run else 1
-    budgets = budgets_of(store.spec, used_s=used_s, device_s=ledger.device_s if ledger else 0.0, devices=devices)
-    planned_s = _planned_s(store, stage, stage_s)
-    known = [*(b.whole_s - b.used_s for b in budgets), *([] if planned_s is None else [planned_s])]
-    return max(0.0, min(known)) if known else None
-
-
-class Budget(NamedTuple):
-    """One budget, as seconds of wall time."""
-
-    name: str
-    whole_s: float
-    used_s: float
-
-
-def budgets_of(spec: StudySpec, *, used_s: float, device_s: float, devices: int) -> list[Budget]:
-    """Returns the budgets of a study; device-hours are divided by the devices of all lanes."""
-    search, found, devices = spec.search, [], max(1, devices)
-    if search.time_budget is not None:
-        found.append(Budget("time budget", search.time_budget, used_s))
-    if search.gpu_hours is not None:
-        found.append(Budget("budget of GPU hours", 3600 * search.gpu_hours / devices, device_s / devices))
-    return found
-
-
-def _planned_s(store: Store, stage: str, stage_s: float) -> float | None:
-    """Returns what is left of trials, proofs and soak, if each takes as long as those before it, or as planned."""
-    spec, aa_run = store.spec, next(iter(store.of(AaRecord)), None)
-    takes = durations_of(spec, aa_run, store.of(ConfirmRun)) if aa_run is not None else None
-    if takes is None or stage not in STAGES_WITH_ETA:
-        return None
-    if stage == "soak":
-        return takes.soak_s - stage_s
-    ledger = store.last(LedgerRecord)
-    lanes = max(1, len(ledger.lanes)) if ledger else 1
-    if stage == "confirm":
-        return _proofs_left_s(store, takes) / lanes + takes.soak_s
-    left_s = proofs_s(spec, takes) / lanes + minimising_s(spec, takes, sets=spec.confirm.finalists) + takes.soak_s
-    return left_s if stage == "minimise" else left_s + _search_left_s(store, takes.trial_s / lanes)
-
-
-def _search_left_s(store: Store, planned_s: float) -> float:
-    """Returns the seconds of the trials to come; `planned_s` is that of one, while fewer than two have ended."""
-    trials, session = store.of(TrialResult), store.last(SessionRecord)
-    ends_s = [t.at_s for t in trials[-RECENT:]]  # of all lanes together
-    each_s = (ends_s[-1] - ends_s[0]) / (len(ends_s) - 1) if len(ends_s) > 1 else planned_s
-    asked = session.asked_trials if session else store.spec.search.trials
-    return max(0, asked - len(trials)) * each_s
-
-
-def _proofs_left_s(store: Store, takes: Durations) -> float:
-    """Returns the seconds on one lane of the proofs that are not over, and of the isolated runs after them."""
-    ended = {(f.stage, f.settings) for f in store.of(FinalistResult)}
-    done = Counter((r.stage, r.settings) for r in store.of(ConfirmRun))
-    keys = [(p.stage, p.settings) for p in store.of(ProofRecord)]
-    if not keys:
-        return proofs_s(store.spec, takes)
-    planned = planned_pairs(store.spec.confirm.processes)
-    pairs = sum(max(1, planned - done[key]) for key in keys if key[0] == CONFIRM and key not in ended)
-    isolated = max([ISOLATED_PAIRS - done[key] for key in keys if key[0] == ISOLATED], default=ISOLATED_PAIRS)
-    return pairs * takes.pair_s + max(1, isolated) / ISOLATED_PAIRS * takes.isolated_s
 
 
 def proofs_s(spec: StudySpec, takes: Durations) -> float:

@@ -123,15 +123,14 @@ class TaskRunner:
             self.comparer = self._open_comparer(found.comparison.mode)
         reports = [found.reference, *found.seconds]
         spread = spread_of_aa_run(reports, found.pairs)
-        rounding, last = self._rounding(found, folder), len(found.reference.losses) - 1
+        last = len(found.reference.losses) - 1
         return AaRecord(
             noise=found.noise,
             reference=found.reference,
             comparison=found.comparison,
             provenance=describe_machine(),
             loss_tolerance=max(spread.seen(last), spread.seen(last, GRAD_NORM)) if last >= 0 else 0.0,
-            rounding=rounding.seen(last + 1) if rounding.is_rounded else None,
-            loss_spread=spread.joined(rounding),
+            loss_spread=spread.joined(self._rounding(found, folder)),
             directory=self._folders.relative(folder),
         )
 

@@ -105,13 +105,11 @@ def soak_isolated(context: MeasurementContext, task: SoakTask, folder: Path) -> 
         if failure is None:
             judged = _judge_loss(context, task.basis, run, reference)
             loss, failure = (None, judged) if isinstance(judged, Failure) else (judged, None)
-    times, quarter = run.times, max(1, len(run.times) // 4)
     return SoakRecord(
         settings=task.settings,
-        steps_s=round(sum(times), 3),
-        step_count=len(times),
+        steps_s=round(sum(run.times), 3),
+        step_count=len(run.times),
         starts=run.starts,
-        drift=statistics.median(times[-quarter:]) / statistics.median(times[:quarter]) if times else None,
         loss=loss,
         failure=failure,
         arms=arms,

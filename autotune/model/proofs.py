@@ -63,11 +63,11 @@ def figures_of(pairs: Sequence[Pair], work: WorkPerStep | None) -> dict[str, Any
     """The fields of a `ConfirmRun` that its raw pairs give."""
     return {
         "pair_count": len(pairs),
-        "log_ratio": math.log(estimate_pairs([log_ratio(p, work) for p in pairs]).ratio),
         "reference_step_s": statistics.median(t for p in pairs for t in p.reference_s),
         "candidate_step_s": statistics.median(t for p in pairs for t in p.candidate_s),
-        "total": total_of(pairs, work),
         "untold": untold_share(pairs),
+        "total": total_of(pairs, work),
+        "log_ratio": math.log(estimate_pairs([log_ratio(p, work) for p in pairs]).ratio),
     }
 
 

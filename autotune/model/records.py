@@ -61,6 +61,11 @@ class AblationResult(TaskRecord):
     reason: str
 
     @property
+    def is_same_program(self) -> bool:
+        """Whether the program is the same without it."""
+        return not self.kept and self.comparison is None
+
+    @property
     def what(self) -> str:
         """What was left out, for people."""
         if isinstance(self.left_out, str):
@@ -334,8 +339,6 @@ class AaRecord(Stamped):
     provenance: Facts
     loss_tolerance: Amount
     """Largest relative difference of loss and gradient norm between any two of them."""
-    rounding: Amount | None = None
-    """Likewise to the reference in another rounding; None where that did not run."""
     loss_spread: LossSpread
     """How far references were apart, by step; candidates are held to it."""
     power: PowerAnalysis | None = None
@@ -471,8 +474,6 @@ class SoakRecord(TaskRecord):
     step_count: Count
     starts: Count
     """Processes that it took; several where a program ends by itself."""
-    drift: Ratio | None = None
-    """Median step of the last quarter over that of the first."""
     loss: LossCheck | None = None
     """Against the reference's after as much work, where dtype or batch differ."""
     failure: Failure | None = None

@@ -383,8 +383,6 @@ class SearchSpec(Section):
     """Distinct proposals, failed ones included; recipes and `first` count too."""
     time_budget: Seconds | None = None
     """Seconds for the whole study, over all its sessions; part is kept back for confirming."""
-    gpu_hours: Annotated[float, Field(gt=0)] | None = None
-    """Budget in hours of devices, summed over all that were reserved for the study."""
     settings: dict[str, Domain] = Field(default_factory=dict)
     """Setting to its domain: a list of values, or ``{low, high, log, power_of_two, step}``."""
     options: dict[str, Annotated[list[Any], Field(min_length=1)]] = Field(default_factory=dict)

@@ -211,11 +211,13 @@ class StudySpec(Section):
         """Tokens of a step under a set's options, by `workload.tokens_per_step`; None where that is not given.
 
         Raises:
+            SettingError: If an option or value of the set is not in the study.
             ValueError: If the expression does not give a whole number above 0.
         """
+        options = self.options_under(settings)
         if (text := self.workload.tokens_per_step) is None:
             return None
-        expression, options = Expression(text), {**self.reference_options, **options_in(settings)}
+        expression = Expression(text)
         found = expression.value({name: options[name] for name in expression.names})
         if not isinstance(found, int) or found < 1:
             raise ValueError(f"`workload.tokens_per_step` must be a whole number above 0 but {text!r} gives {found!r}")
@@ -232,8 +234,8 @@ class StudySpec(Section):
             found[PROCESS_COUNT] = self.device.process_count
         return found
 
-    def under(self, settings: FlagSet) -> StudySpec:
-        """The study with the options of one set in place, none left to search.
+    def options_under(self, settings: FlagSet) -> dict[str, Any]:
+        """All options under a set: the reference's, those of the set in their places.
 
         Sets come from files of other people too, and options end in a command: only listed values are used.
 
@@ -254,7 +256,11 @@ class StudySpec(Section):
                     f"option {name!r} must have a value that the study lists ({legal[name]}) but got {value!r:.100}; "
                     "add it to `search.options`"
                 )
-        options, device = {**known, **named}, self.device
+        return {**known, **named}
+
+    def under(self, settings: FlagSet) -> StudySpec:
+        """The study with the options of one set in place, none left to search; raises as `options_under` does."""
+        options, device = self.options_under(settings), self.device
         if self.workload.entry is not None and PROCESS_COUNT in options:
             device = self._with_processes(options.pop(PROCESS_COUNT))
         workload = self.workload.model_copy(update={"options": options})
@@ -292,7 +298,7 @@ class StudySpec(Section):
         """The study without what may change on resume: budgets, how finalists are proven, what is only shown."""
         data = self.model_dump(mode="json", exclude={"name", "description", "screen", "confirm"})
         data["device"].pop("nic_bytes_per_s")
-        for key in ("trials", "time_budget", "gpu_hours"):
+        for key in ("trials", "time_budget"):
             data["search"].pop(key)
         return data
 

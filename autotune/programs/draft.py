@@ -128,36 +128,6 @@ def plan_of(found: ProbeResult, *, name: str, trials: int, budget_s: float | Non
     )  # fmt: skip
 
 
-def plan_unseen(
-    what: str | Sequence[str], *, name: str, platform: str, count: int, device: str, trials: int,
-    budget_s: float | None, said: str,
-) -> str:  # fmt: skip
-    """Writes the study file of an entry, or of a command with the hook in its loop, without a run.
-
-    Args:
-        budget_s: Seconds for the whole study; None for the default of its kind.
-
-    Raises:
-        StudyFileError: If a text cannot be written as TOML.
-    """
-    kind = kind_of_devices(platform, count)
-    if isinstance(what, str):
-        where = "a function of yours, found beside this file" if ":" in what else "a preset of `python -m workloads`"
-        remark = f"What runs: {where}. Options go into `options = {{ ... }}`."
-        workload: dict[str, Any] = {"entry": what}
-    else:
-        remark = "What runs, in the folder of this file; it has autotune.hook.steps in its loop."
-        workload = {"command": list(what), "hook": True}
-    sections: list[Section] = [
-        ("workload", remark, workload),
-        _devices(platform, count, device),
-        _search(kind, trials, budget_s or (1800.0 if kind == "cpu" else 6 * 3600.0)),
-    ]
-    return study_text(
-        name, f"Settings for {what}" if isinstance(what, str) else _for_command(what), sections, said=said
-    )
-
-
 def kind_of_devices(platform: str, count: int) -> str:
     """Returns the kind of devices, a key of `GROUPS`."""
     return "cpu" if platform == "cpu" else "one GPU" if count == 1 else "several GPUs"

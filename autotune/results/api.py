@@ -24,7 +24,7 @@ from autotune.model.redaction import visible
 from autotune.results import comparison, report
 from autotune.results.effects import ESTIMATE_COLUMNS, effects_chart, estimate_rows
 from autotune.results.pages import Chart
-from autotune.results.tables import EFFECT_COLUMNS, TRIAL_COLUMNS, effect_rows, trial_rows
+from autotune.results.tables import TRIAL_COLUMNS, trial_rows
 from autotune.results.winner import Winner, winner_of
 from autotune.rundir.store import Store
 
@@ -118,10 +118,6 @@ class Study:
                 yield record.stage, record.trial, record.directory
             elif isinstance(record, AblationResult) and record.directory is not None:
                 yield "minimise", REFERENCE_NUMBER, record.directory
-
-    def effects(self) -> pd.DataFrame:
-        """Returns the measured effect of each value of each setting; columns are the fields of `tables.EffectRow`."""
-        return _frame(effect_rows(self.store), EFFECT_COLUMNS)
 
     def estimated_effects(self) -> pd.DataFrame:
         """Returns effects estimated by a model (unverified), likeliest first; empty before the search has ended.

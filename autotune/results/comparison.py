@@ -12,12 +12,22 @@ from typing import Any
 import pandas as pd
 
 from autotune.model.errors import NotComparableError, close_matches
-from autotune.model.records import AaRecord, ConclusionRecord, Outcome, TrialResult
+from autotune.model.flags import FlagSet
+from autotune.model.records import (
+    ISOLATED,
+    AaRecord,
+    AblationResult,
+    ConclusionRecord,
+    FinalistResult,
+    Outcome,
+    TrialResult,
+)
 from autotune.model.units import format_interval, format_provable, format_ratio, format_seconds
+from autotune.results.conditions import conditions_of
 from autotune.results.format import format_figures, provable_gain, spaced
 from autotune.results.pages import render
-from autotune.results.tables import EffectRow, effect_rows
-from autotune.results.winner import conditions_of, workload_name
+from autotune.results.tables import finalists
+from autotune.results.winner import workload_name
 from autotune.rundir.store import Store
 from autotune.stats.estimates import Verdict
 
@@ -185,23 +195,30 @@ def _row(name: str, store: Store, facts: Mapping[str, str], by: Sequence[str]) -
 
 
 def _states(store: Store) -> dict[str, tuple[str, str]]:
-    """Returns state and figures of each setting and value that was tried."""
-    conclusion = store.last(ConclusionRecord)
-    winner = conclusion.settings if conclusion and conclusion.settings else {}
+    """Returns the state of each setting and value that was tried, and the figures of a proof of it alone."""
+    conclusion, results = store.last(ConclusionRecord), store.of(TrialResult)
+    winner = conclusion.settings if conclusion and conclusion.settings else FlagSet()
+    proofs = {f.settings: f for f in finalists(store) if f.stage != ISOLATED}
+    inert = {(a.left_out, a.settings.get(str(a.left_out))) for a in store.of(AblationResult) if a.is_same_program}
     found = {}
-    for row in effect_rows(store):
-        figures = "" if math.isnan(row.low) else format_figures(row.ratio, row.low, row.high)
-        state = "in the winner" if winner.get(row.setting) == row.value else _state(row)
-        found[f"{row.setting}={row.value}"] = (state, figures)
+    for name, value in sorted({pair for r in results for pair in r.settings.items()}):
+        proof = proofs.get(FlagSet({name: value}))
+        tried = [r for r in results if r.settings.get(name) == value]
+        state = "no-op" if (name, value) in inert else _state(tried, proof)
+        state = "in the winner" if winner.get(name) == value else state
+        corrected = proof.corrected if proof is not None else None
+        figures = format_figures(corrected.ratio, corrected.low, corrected.high) if corrected is not None else ""
+        found[f"{name}={value}"] = (state, figures)
     return found
 
 
-def _state(row: EffectRow) -> str:
-    if row.is_no_op or row.how == "same program":
+def _state(tried: Sequence[TrialResult], proof: FinalistResult | None) -> str:
+    """Returns what trials with a setting, and a proof of it alone, say."""
+    if any(r.is_the_default for r in tried):
         return "no-op"
-    if row.trials and row.failed == row.trials:
+    if all(r.failure is not None for r in tried):
         return "failed"
-    return row.finding if row.finding and row.finding != Verdict.UNRESOLVED else "unclear"
+    return proof.verdict if proof is not None and proof.verdict is not Verdict.UNRESOLVED else "unclear"
 
 
 def _settings_table(states: Mapping[str, Mapping[str, tuple[str, str]]]) -> pd.DataFrame:

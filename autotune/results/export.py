@@ -18,7 +18,10 @@ from pydantic import ValidationError
 from autotune.model.errors import AutotuneError, first_problem
 from autotune.model.files import plain_text
 from autotune.model.options import dotted, is_nested_deeper, plain
-from autotune.results.winner import WINNER_VERSION, Winner, format_evidence, winner_of
+from autotune.model.redaction import visible_line
+from autotune.model.units import format_change, format_seconds
+from autotune.results.format import format_estimate, time_of
+from autotune.results.winner import WINNER_VERSION, Winner, winner_of
 from autotune.rundir.store import Store
 
 
@@ -67,6 +70,57 @@ def is_unchanged(text: str, winner: Winner) -> bool:
         except AutotuneError:
             continue
     return False
+
+
+def _devices_of(winner: Winner) -> list[str]:
+    """Formats the devices of a proof, one fact a line."""
+    c, lines = winner.conditions, list[str]()
+    if c.driver is not None:
+        lines.append(f"NVIDIA driver: {c.driver}")
+    firmware = [f"{name} {value}" for name, value in (("VBIOS", c.vbios), ("GSP", c.gsp)) if value is not None]
+    if limits := [*firmware, *(w for w in (c.clocks, c.power_limit, c.modes) if w is not None)]:
+        lines.append("GPU: " + ", ".join(limits))
+    if c.device_kind is not None:
+        nodes = f" on each of {winner.node_count} nodes" if winner.node_count > 1 else ""
+        lines.append(
+            f"device: {c.device_count} x {c.device_kind} ({c.platform}){nodes}, {winner.process_count} process(es)"
+        )
+    return lines
+
+
+def format_evidence(winner: Winner) -> list[str]:
+    """Formats result, conditions, versions and date of a proof, one fact a line."""
+    c, estimate = winner.conditions, winner.estimate
+    lines = [f"autotune study {winner.study}, {winner.ended}"]
+    if estimate is not None:
+        lines.append(
+            f"{time_of(winner.work)} over the default's: {format_estimate(estimate)} "
+            f"({format_change(estimate.ratio)}, "
+            f"{estimate.level:.0%} interval over {estimate.pair_count} fresh process pairs)"
+        )
+    if winner.work is not None:
+        lines.append(f"work: {winner.work.candidate} tokens a step, the default's {winner.work.reference}")
+    if winner.step_s is not None:
+        lines.append(f"step: {format_seconds(winner.step_s)}, the median in that proof")
+    soaked = f"{winner.soaked_s:.0f} s" if winner.soaked_s is not None else "not run"
+    lines.append(f"soak: {winner.soak or soaked}")
+    if winner.loss is not None:
+        doubt = "" if winner.loss.is_ok or winner.loss.is_silent else "NOT PROVEN: "
+        lines.append(f"loss, as told by the program: {doubt}{winner.loss.words}")
+    lines.append("versions: " + ", ".join(f"{n} {v}" for n, v in sorted(winner.versions.items())))
+    lines += _devices_of(winner)
+    lines.append(f"machine: {winner.machine}")
+    options = " ".join(f"{k}={v}" for k, v in winner.workload_options.items())
+    lines.append(f"workload: {winner.workload_entry} {options} (hash {c.workload})")
+    if winner.options:
+        changed = ", ".join(f"{name}={plain(value)}" for name, value in winner.options.items())
+        lines.append(f"options, part of this winner, that no variable carries: {changed}")
+        lines.append("give them to the program: exec with {NAME} in its arguments, or --format arguments, maxtext")
+    lines.append(
+        "expires with any change of GPU, count, jax, jaxlib, plugin, driver, firmware, clocks or workload "
+        "(autotune recheck)"
+    )
+    return list(map(visible_line, lines))
 
 
 def _comments(winner: Winner) -> str:

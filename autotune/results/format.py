@@ -10,6 +10,7 @@ from autotune.model.proofs import describe_stalls
 from autotune.model.records import (
     AaRecord,
     AblationResult,
+    ConclusionRecord,
     ConfirmRun,
     FailingSetRecord,
     FinalistResult,
@@ -32,10 +33,13 @@ from autotune.model.units import (
     format_seconds,
     format_share,
 )
+from autotune.rundir.lock import is_held
 from autotune.rundir.store import Store
 from autotune.stats.aa_noise import AaNoise
 from autotune.stats.estimates import Estimate, Verdict
 from autotune.stats.long_run import LEAST_SAMPLES
+
+RUNNING = "running"
 
 STAGE_WORDS = {
     "confirm": "fresh processes",
@@ -43,9 +47,6 @@ STAGE_WORDS = {
     "recheck": "recheck",
 }
 """Stages of `FinalistResult` as shown to users."""
-
-SOAK_SLOWER = 1.1
-"""A soak whose last quarter is slower than its first by more than this factor is noted."""
 
 
 def time_words(store: Store) -> str:
@@ -195,6 +196,17 @@ def format_finalist(result: FinalistResult) -> str:
     )
 
 
+def format_ablation(result: AblationResult) -> str:
+    """Formats what a set without a setting showed, and whether that stayed."""
+    figures = f" (ratio without it {format_estimate(result.comparison.estimate)})" if result.comparison else ""
+    return f"without {result.what}: {'kept' if result.kept else 'dropped'}, {result.reason}{figures}"
+
+
+def ablation_lines(store: Store) -> list[str]:
+    """Lists what was left out of finalists, and whether it stayed."""
+    return list(map(format_ablation, store.of(AblationResult)))
+
+
 def verdict_of(result: FinalistResult) -> str:
     """Returns the verdict of a proof or re-estimate in one or two words."""
     if result.failure is not None:
@@ -229,14 +241,11 @@ def format_soak(record: SoakRecord) -> str:
     if record.failure is not None:
         after = f"after {record.step_count} steps" if record.step_count else "at its start"
         return f"failed {after}: {record.failure.kind.replace('_', ' ')}: {record.failure.message}"
-    slower = ""
-    if record.drift is not None and record.drift > SOAK_SLOWER:
-        slower = f", but its last quarter took {record.drift:.2f} times as long a step as its first"
     seen = "".join(f"; {words}" for words in _seen(record))
     loss = f"; {record.loss.words}" if record.loss is not None else ""
     too_short = captures_collectives(record.settings) and record.step_count / max(1, record.starts) <= HUNG_AT
     graphs = f"; no process came to step {HUNG_AT}, where a public run hung with COLLECTIVES" if too_short else ""
-    return f"{record.step_count} steps in {record.steps_s:.0f} s without a fault{slower}{seen}{loss}{graphs}"
+    return f"{record.step_count} steps in {record.steps_s:.0f} s without a fault{seen}{loss}{graphs}"
 
 
 def _seen(record: SoakRecord) -> list[str]:
@@ -261,6 +270,16 @@ def soak_lines(store: Store) -> list[str]:
 
 
 # ---------------------------------------------------------------------- the whole study
+
+
+def run_state(store: Store) -> tuple[str, ConclusionRecord | None]:
+    """Returns ``running``, ``finished``, ``stopped`` or ``empty``, and the conclusion if no trial came after it."""
+    conclusion, newest = store.last(ConclusionRecord), max((r.at_s for r in store.of(TrialResult)), default=0.0)
+    if conclusion is not None and conclusion.at_s < newest:
+        conclusion = None
+    if is_held(store.path):
+        return RUNNING, conclusion
+    return "finished" if conclusion else "stopped" if store.last(SessionRecord) else "empty", conclusion
 
 
 def format_progress(store: Store, state: str) -> str:

@@ -24,24 +24,26 @@ from autotune.model.records import (
 from autotune.model.spec import StudySpec
 from autotune.model.units import format_bytes, format_change, format_count, format_seconds
 from autotune.results import tables
+from autotune.results.conditions import conditions_of
 from autotune.results.effects import effect_lines, effects_chart, estimate_table
+from autotune.results.export import format_evidence
 from autotune.results.format import (
     aa_lines,
+    ablation_lines,
     cause_lines,
     format_estimate,
     format_progress,
     format_trial,
+    run_state,
     soak_lines,
     spaced,
     time_words,
     warning_lines,
 )  # fmt: skip
 from autotune.results.pages import Cell, Chart, Mark, forest, render, traces
-from autotune.results.recompute import doubts
 from autotune.results.screen_words import describe_screen_record
-from autotune.results.tables import TrialRow, effect_rows, finalists, trial_rows
-from autotune.results.winner import conditions_of, format_evidence, winner_of, workload_name
-from autotune.rundir.lock import is_held
+from autotune.results.tables import TrialRow, finalists, trial_rows
+from autotune.results.winner import doubts, winner_of, workload_name
 from autotune.rundir.store import Store
 
 LONGEST_TABLE = 300
@@ -76,9 +78,9 @@ def build(store: Store) -> dict[str, Any]:
         RunDirectoryError: If records are damaged.
     """
     trials = trial_rows(store)
-    state, tone = _state(store)
-    verdict, *evidence = _verdict(store, state)
-    conclusion = store.last(ConclusionRecord) if state == "finished" else None
+    state, conclusion = run_state(store)
+    conclusion = conclusion if state == "finished" else None
+    verdict, *evidence = _verdict(conclusion) if conclusion is not None else [format_progress(store, state)]
     aa_run = store.last(AaRecord)
     ordered = sorted(trials, key=lambda r: r.rank)
     return {
@@ -88,7 +90,7 @@ def build(store: Store) -> dict[str, Any]:
         "state": state,
         "verdict": verdict,
         "winner": list(conclusion.settings.words) if conclusion and conclusion.settings else [],
-        "tone": tone,
+        "tone": _TONES.get(conclusion.outcome, "default") if conclusion is not None else "none",
         "evidence": [*evidence, _effort(store, trials)],
         "finalists": tables.finalist_table(finalists(store)),
         "soak": soak_lines(store),
@@ -99,7 +101,7 @@ def build(store: Store) -> dict[str, Any]:
         "effect_lines": effect_lines(store),
         "estimates": estimate_table(store),
         "estimates_chart": effects_chart(store),
-        "effects": tables.effect_table(effect_rows(store)),
+        "ablations": ablation_lines(store),
         "failures": _failures(trials),
         "causes": cause_lines(store),
         "trials": tables.trial_table(ordered[:LONGEST_TABLE]),
@@ -129,20 +131,8 @@ def _workload(spec: StudySpec) -> str:
     return " ".join([workload_name(spec), *(f"{k}={v}" for k, v in (spec.workload.shown.options or {}).items())])
 
 
-def _state(store: Store) -> tuple[str, str]:
-    """Returns state and tone."""
-    conclusion, running = store.last(ConclusionRecord), is_held(store.path)
-    newest = max((r.at_s for r in store.of(TrialResult)), default=0.0)
-    if conclusion is not None and newest <= conclusion.at_s and not running:
-        return "finished", _TONES.get(conclusion.outcome, "default")
-    return "running" if running else "stopped" if store.last(SessionRecord) else "empty", "none"
-
-
-def _verdict(store: Store, state: str) -> list[str]:
+def _verdict(conclusion: ConclusionRecord) -> list[str]:
     """Returns the verdict as one sentence, without the winner's settings, and then its evidence."""
-    conclusion = store.last(ConclusionRecord)
-    if state != "finished" or conclusion is None:
-        return [format_progress(store, state)]
     settings, sentence = conclusion.settings, conclusion.sentence
     if not settings or not sentence.startswith(f"{settings} "):
         return sentence.split("; ")
@@ -188,11 +178,12 @@ def _run_row(run: Path, page: Path) -> tables.Row:
     try:
         store = Store.open(run)
         row |= subject(store)
-        (state, tone), conclusion = _state(store), store.last(ConclusionRecord)
-        row["result"] = Cell(_verdict(store, state)[0], "same")
+        state, conclusion = run_state(store)
+        conclusion = conclusion if state == "finished" else None
+        row["result"] = Cell(_verdict(conclusion)[0] if conclusion else format_progress(store, state), "same")
     except AutotuneError as error:
         return {**row, "result": Cell(f"unreadable: {error}", "failed")}
-    if tone == "winner" and conclusion is not None and conclusion.estimate is not None:
+    if conclusion is not None and conclusion.outcome is Outcome.WINNER and conclusion.estimate is not None:
         change = f"{format_change(conclusion.estimate.ratio)}, ratio {format_estimate(conclusion.estimate)}"
         row |= {"result": Cell(change, "good"), "settings": str(conclusion.settings)}
     return row
@@ -263,8 +254,6 @@ def _provenance(store: Store, aa_run: AaRecord | None) -> list[tuple[str, str]]:
             rows.append(("mesh", " x ".join(f"{k} {v}" for k, v in w.mesh.items())))
         rows.append(("program", w.fingerprint))
         rows.append(("loss tolerance", f"{aa_run.loss_tolerance:.1e} (relative)"))
-        if aa_run.rounding is not None:
-            rows.append(("loss in another rounding", f"off by {aa_run.rounding:.1e} (relative)"))
     rows += [(f"version of {n}", str(v)) for n, v in sorted(facts.get("versions", {}).items())]
     for name, value in facts.items():
         if name == "memory_bytes":
@@ -300,6 +289,6 @@ def _commands(store: Store) -> list[str]:
         *shared,
     ]
     if conclusion is not None and conclusion.trial is not None:
-        lines.append(f"autotune repro {run} {conclusion.trial}")
+        lines.append(f"autotune show {run} {conclusion.trial}")
     lines += [f"# {line}" for line in format_evidence(winner)]
     return [*lines, *(f"export {n}={shlex.quote(v)}" for n, v in winner.environment.items())]

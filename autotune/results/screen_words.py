@@ -121,6 +121,7 @@ def predicted_lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
             f"{format_seconds(row['compute_s'])}, exposed communication {format_seconds(row['exposed_s'])}, "
             f"idle {format_seconds(row['idle_s'])}{mfu}); {measured}"
         )
+        yield from (f"  {change}" for change in row["changes"])
         if loops := row["unknown_loops"]:
             yield f"  no figure to go by: how often {', '.join(loops)} runs is not known, and each was counted once"
     if published := next((row["published"] for row in rows if "published" in row), None):

@@ -1,4 +1,4 @@
-"""Trials, proofs and settings of a study as typed rows, and as tables of text.
+"""Trials and proofs of a study as typed rows, and as tables of text.
 
 Times are in seconds, sizes in bytes, ratios are candidate over reference (below 1 is faster); an unknown number is NaN,
 an unknown text None.
@@ -8,25 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import INTERLEAVED
-from autotune.model.records import ISOLATED, AblationResult, FinalistResult, TrialResult
-from autotune.model.units import (
-    format_bytes,
-    format_change_of,
-    format_interval,
-    format_joules,
-    format_ratio,
-    format_seconds,
-)
+from autotune.model.records import FinalistResult, TrialResult
+from autotune.model.units import format_bytes, format_interval, format_joules, format_ratio, format_seconds
 from autotune.results.format import STAGE_WORDS, format_finalist, provable_gain, spaced, verdict_of
 from autotune.results.pages import Cell
 from autotune.rundir.store import Store
-from autotune.stats.estimates import Estimate, TrialFinding, Verdict, finding_of
+from autotune.stats.estimates import TrialFinding, Verdict
 
 Row = dict[str, str]
 
@@ -154,90 +147,6 @@ def finalists(store: Store) -> list[FinalistResult]:
     return list({(f.stage, f.settings): f for f in store.of(FinalistResult)}.values())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EffectRow:
-    """Effect of one value of one setting, from the best evidence."""
-
-    setting: str
-    value: str
-    ratio: float = math.nan
-    low: float = math.nan
-    high: float = math.nan
-    how: str = ""
-    """The evidence, best first: ``left out`` (paired measurement of the winner without it, inverted), ``fresh
-    processes`` (a finalist of its own), ``alone`` (a trial of this setting only), ``same program`` (a trial with it had
-    the reference's program: no effect). Empty if only trials of several settings had it."""
-    finding: str = ""
-    """Verdict of the proof for ``fresh processes``, else the search result; empty without an interval."""
-    trials: int
-    """Number of trials with it."""
-    failed: int
-    """Number of those without a figure."""
-    is_no_op: bool
-    """Whether a trial with it had the reference's program."""
-    reason: str = ""
-
-
-EFFECT_COLUMNS = tuple(f.name for f in fields(EffectRow))
-
-
-def effect_rows(store: Store) -> list[EffectRow]:
-    """Returns a row for every value of every setting that was tried, by name."""
-    results = store.of(TrialResult)
-    pairs = sorted({(n, v) for r in results for n, v in r.settings.items()})
-    ablations = {a.left_out: a for a in reversed(store.of(AblationResult)) if isinstance(a.left_out, str)}
-    proven = {f.settings: f for f in finalists(store) if f.corrected and f.stage != ISOLATED}
-    rows = (_effect(n, v, results, ablations.get(n), proven.get(FlagSet({n: v}))) for n, v in pairs)
-    rows = (_with_group(row, store.of(AblationResult)) for row in rows)
-    min_effect, provable = store.spec.measure.min_effect, provable_gain(store)
-    return [_with_finding(row, min_effect=min_effect, provable=provable) for row in rows]
-
-
-def _with_group(row: EffectRow, ablations: Sequence[AblationResult]) -> EffectRow:
-    """Adds the reason for leaving a setting out of the winner together with others."""
-    for a in ablations:
-        together = () if isinstance(a.left_out, str) else a.left_out
-        if row.setting in together and a.settings.get(row.setting) == row.value and not (row.reason or a.kept):
-            return replace(row, reason=f"dropped with {len(together) - 1} others: {a.reason}")
-    return row
-
-
-def _with_finding(row: EffectRow, *, min_effect: float, provable: float | None) -> EffectRow:
-    """Adds the search result where there is no proof."""
-    if row.finding or math.isnan(row.low):
-        return row
-    estimate = Estimate(ratio=row.ratio, low=row.low, high=row.high, level=0.95, pair_count=0)
-    return replace(row, finding=str(finding_of(estimate, min_effect=min_effect, provable=provable)))
-
-
-def _effect(
-    name: str, value: str, results: Sequence[TrialResult], ablation: AblationResult | None, proof: FinalistResult | None
-) -> EffectRow:
-    having = [r for r in results if r.settings.get(name) == value]
-    failed, is_no_op = sum(r.failure is not None for r in having), any(r.is_the_default for r in having)
-    row = EffectRow(setting=name, value=value, trials=len(having), failed=failed, is_no_op=is_no_op)
-    if ablation is not None and ablation.settings.get(name) == value:
-        row = replace(row, reason=f"{'kept' if ablation.kept else 'dropped'}: {ablation.reason}")
-        if ablation.comparison is not None:
-            e = ablation.comparison.estimate
-            high = 1 / e.low if e.low > 0 else math.inf
-            return replace(row, ratio=1 / e.ratio, low=1 / e.high, high=high, how="left out")
-        if not ablation.kept:
-            return replace(row, ratio=1.0, how="same program")
-    alone = next((r for r in having if len(r.settings) == 1), None)
-    if proof is not None and (p := proof.corrected) is not None:
-        found = str(proof.verdict)
-        return replace(row, ratio=p.ratio, low=p.low, high=p.high, how="fresh processes", finding=found)
-    if alone is not None and alone.comparison is not None:
-        e = alone.comparison.estimate
-        return replace(row, ratio=e.ratio, low=e.low, high=e.high, how="one trial")
-    if alone is not None and alone.failure is not None:
-        return replace(row, how="one trial", reason=f"failed: {alone.failure.kind}")
-    if row.is_no_op:
-        return replace(row, ratio=1.0, how="same program")
-    return row
-
-
 # ---------------------------------------------------------------------- tables as rows of text
 
 
@@ -285,26 +194,6 @@ def finalist_table(found: Sequence[FinalistResult]) -> list[Row]:
                 "stage": STAGE_WORDS.get(f.stage, f.stage),
                 "95 % interval": format_interval(e.low, e.high) if e else "",
                 "process pairs": str(f.process_count),
-            }
-        )
-    return rows
-
-
-def effect_table(effects: Sequence[EffectRow]) -> list[Row]:
-    """Formats the effects of all values of all settings."""
-    rows = []
-    for r in effects:
-        is_known, has_interval = not math.isnan(r.ratio), not math.isnan(r.low)
-        rows.append(
-            {
-                "setting": f"{r.setting}={r.value}",
-                "ratio": Cell(format_ratio(r.ratio), STYLES.get(r.finding, "same")),
-                "interval": format_interval(r.low, r.high) if has_interval else "",
-                "change": format_change_of(r.ratio - 1.0) if is_known and r.ratio != 1.0 else "",
-                "evidence": r.how,
-                "finding": r.finding,
-                "trials": f"{r.trials}" + (f" ({r.failed} failed)" if r.failed else ""),
-                "": r.reason or ("no-op: the program does not change" if r.is_no_op else ""),
             }
         )
     return rows

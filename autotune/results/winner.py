@@ -1,242 +1,68 @@
-"""A proven winner as one record: settings, evidence, and the conditions of the proof.
+"""A proven winner as one record, read from its run: figures and verdicts must follow from the raw pairs.
 
-Every exported file holds this record in one comment line, so that `verify` and `exec` can compare it with this machine
-and with the records of its run.
+`disagreements` recomputes them with the study's own code; machine, versions and dates are taken as recorded, and
+forging raw pairs and records together is not detected. Every exported file holds the winner in one comment line, so
+that `verify` and `exec` can compare it with this machine and with the records of its run.
 """
 
 from __future__ import annotations
 
+import math
 import shlex
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, is_dataclass
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import AfterValidator, Field
 
-from autotune.child.packages import versions_in
-from autotune.machine.environment import caller_environment
-from autotune.machine.gpus import visible_gpus
-from autotune.machine.host import RanOn, cuda_plugin, describe_machine, would_run_on
 from autotune.model.errors import AutotuneError, RunDirectoryError, SettingError
 from autotune.model.flags import FlagSet, refuse_reaching_out
 from autotune.model.measurement import (
     LOSS_NOT_CHECKED,
-    NOT_TOLD,
-    GpuState,
     LossBasis,
     LossCheck,
+    Pair,
     Settings,
-    WorkerReport,
     WorkPerStep,
+    is_divided_as_told,
 )
-from autotune.model.numbers import AtLeastOne, Count, Elapsed, Record
-from autotune.model.options import options_in, plain
+from autotune.model.numbers import AtLeastOne, Elapsed, Record
+from autotune.model.options import options_in
+from autotune.model.proofs import figures_of, is_alone_due, judge_soak, report_of, standing
 from autotune.model.records import (
+    CONFIRM,
+    ISOLATED,
     AaRecord,
     AnyRecord,
     ConclusionRecord,
     ConfirmRun,
     FinalistResult,
     Outcome,
+    ProofRecord,
+    SessionRecord,
     SoakRecord,
+    TrialResult,
 )
-from autotune.model.redaction import visible_line
 from autotune.model.spec import STUDY_NAME, StudySpec
-from autotune.model.units import format_change, format_seconds
-from autotune.results.format import format_estimate, format_soak, time_of
-from autotune.results.recompute import PROOFS, disagreements, evidence_of
-from autotune.rundir.store import Store
-from autotune.stats.estimates import Estimate
+from autotune.results.conditions import Conditions, Difference, conditions_of, versions_of
+from autotune.results.format import format_estimate, format_soak
+from autotune.rundir.store import STUDY, Store
+from autotune.stats.estimates import Estimate, Verdict
+from autotune.stats.proof import ERROR, ISOLATED_ERROR, ISOLATED_PAIRS, LEAST_PAIRS
 
 WINNER_VERSION = 2
 
 RUNS = "runs"
 """Folder of run directories."""
 
+PROOFS = (CONFIRM, "recheck")
+"""Stages of a `FinalistResult` that prove a winner."""
 
-# ---------------------------------------------------------------------- conditions of a proof
-
-
-class Conditions(Record):
-    """Machine and versions of a proof, which `verify` compares; None if unknown."""
-
-    platform: str
-    device_kind: str | None = None
-    """JAX's name of the device, such as ``NVIDIA H200``."""
-    device_count: Count | None = None
-    """Devices of one node that the workload uses."""
-    devices_asked: Count | None = None
-    """Devices of a node that the study asks for; None for all."""
-    jax: str | None = None
-    jaxlib: str | None = None
-    plugin: str | None = None
-    """CUDA plugin with its version, such as ``jax-cuda12-plugin 0.10.2``."""
-    driver: str | None = None
-    """Version of the NVIDIA driver, like cuBLAS, cuDNN and NCCL that of the measured process."""
-    cublas: str | None = None
-    cudnn: str | None = None
-    nccl: str | None = None
-    vbios: str | None = None
-    """Firmware of the boards; different values of several GPUs are joined, here and below."""
-    gsp: str | None = None
-    """Firmware of the GPU system processors."""
-    clocks: str | None = None
-    """Highest and set clocks of multiprocessors and memory."""
-    power_limit: str | None = None
-    modes: str | None = None
-    """Persistence, MIG and ECC."""
-    cpu: str | None = None
-    """Known, like `cpus_usable`, only if the workload ran on the CPU."""
-    cpus_usable: Count | None = None
-    workload: str | None = None
-    """`StudySpec.workload_hash`."""
-    packages: str | None = None
-    """Folder of the jaxlib of a user's own program; not compared, but its versions are."""
-
-    @property
-    def gpu(self) -> str:
-        """Name of the device, or of the CPU if the workload ran on it."""
-        if self.platform == "cpu" and self.device_kind == "cpu":
-            return self.cpu or "unknown CPU"
-        return str(self.device_kind)
-
-
-class Difference(Record):
-    """One condition that differs from the proof."""
-
-    field: str
-    proven: str
-    here: str
-
-    def __str__(self) -> str:
-        return f"{self.field}: proven with {self.proven}, here {self.here}"
-
-
-def versions_of(report: WorkerReport | None, facts: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the versions of the measured process, completed by the driver's unless it has its own interpreter."""
-    driver: Mapping[str, str] = facts.get("versions", {})
-    if report is None or report.packages is None:
-        return {**driver, **(report.versions if report else {})}
-    return {**{name: driver[name] for name in ("optuna",) if name in driver}, **report.versions}
-
-
-def conditions_of(spec: StudySpec, aa_run: AaRecord | None, facts: dict[str, Any]) -> Conditions:
-    """Returns the conditions of a run from its reference and provenance."""
-    report = aa_run.reference if aa_run is not None else None
-    # The measured process goes first: autotune itself may run on another machine with other libraries.
-    versions = versions_of(report, facts)
-    if "driver" not in versions and facts.get("driver"):
-        versions["driver"] = str(facts["driver"])
-    on_cpu = spec.device.platform == "cpu"
-    asked = spec.device.count
-    return Conditions(
-        platform=spec.device.platform,
-        device_kind=report.device_kind if report else None,
-        device_count=report.device_count // spec.device.node_count if report else None,
-        devices_asked=None if on_cpu or asked is None else asked // spec.device.node_count,
-        jax=versions.get("jax"),
-        jaxlib=versions.get("jaxlib"),
-        plugin=None if on_cpu else cuda_plugin(versions),
-        cpu=facts.get("cpu") if on_cpu else None,
-        cpus_usable=facts.get("cpus_usable") if on_cpu else None,
-        workload=spec.workload_hash,
-        packages=report.packages if report else None,
-        **({} if on_cpu else _of_gpus(versions, (report.gpus if report else None) or ())),
-    )
-
-
-def this_machine(*, platform: str, workload: str | None = None, like: Conditions | None = None) -> Conditions:
-    """Returns the conditions of this machine without starting JAX.
-
-    Args:
-        platform: ``cpu`` or ``cuda``.
-        workload: Hash of the workload.
-        like: Conditions to compare with: they limit the number of GPUs, and libraries and firmware are looked up
-            (seconds) only if these know them.
-    """
-    facts = describe_machine()
-    count = like.devices_asked if like is not None else None
-    told = RanOn(versions={}, gpus=())
-    if platform == "cuda" and like is not None and any(getattr(like, name) is not None for name in _OF_PROCESS):
-        told = would_run_on(caller_environment(), count)
-    gpus = [g.name for g in told.gpus if g.name is not None]
-    if platform == "cuda" and not gpus:
-        gpus = [g.name for g in visible_gpus(caller_environment())[:count]]
-    own = like.packages if like is not None else None
-    versions = {**(facts["versions"] if own is None else versions_in(own)), **told.versions}
-    driver = versions.get("driver") or facts.get("driver") if platform == "cuda" else None
-    return Conditions(
-        platform=platform if platform == "cpu" or gpus else "cpu",
-        device_kind=" and ".join(sorted(set(gpus))) if gpus else "cpu",
-        device_count=len(gpus) if platform == "cuda" else None,
-        devices_asked=count,
-        jax=versions.get("jax"),
-        jaxlib=versions.get("jaxlib"),
-        plugin=cuda_plugin(versions),
-        cpu=facts["cpu"],
-        cpus_usable=facts["cpus_usable"],
-        workload=workload,
-        packages=own,
-        **_of_gpus({**versions, "driver": driver}, told.gpus),
-    )
-
-
-def differences(proven: Conditions, here: Conditions) -> list[Difference]:
-    """Lists the conditions in which a machine differs from the proof.
-
-    Conditions that the proof did not record are not compared, nor the workload if `here` names none, nor the count of
-    CPU devices, which the workload chooses.
-    """
-    found = []
-    for field in Conditions.model_fields:
-        wanted, got = getattr(proven, field), getattr(here, field)
-        if field in _NOT_COMPARED or wanted in (None, NOT_TOLD, got) or (field == "workload" and got is None):
-            continue
-        if field == "device_count" and proven.platform == "cpu":
-            continue
-        unknown = _SILENT if field in _OF_NVML else "none"
-        found.append(Difference(field=field, proven=str(wanted), here=unknown if got is None else str(got)))
-    return found
-
-
-_NOT_COMPARED = ("devices_asked", "packages")
-_OF_NVML = ("vbios", "gsp", "clocks", "power_limit", "modes")
-_LIBRARIES = ("driver", "cublas", "cudnn", "nccl")
-_OF_PROCESS = (*_LIBRARIES, *_OF_NVML)
-_SILENT = "not told: NVML must answer (pip install nvidia-ml-py)"
-
-
-def _of_gpus(versions: Mapping[str, str | None], gpus: Sequence[GpuState]) -> dict[str, str | None]:
-    """Returns the conditions of a process's libraries and GPUs."""
-
-    def of_all(words: Callable[[GpuState], str | None]) -> str | None:
-        known = [w for gpu in gpus if (w := words(gpu)) is not None]
-        return " and ".join(sorted(set(known))) if known else None
-
-    return {
-        **{name: versions.get(name) for name in _LIBRARIES},
-        "vbios": of_all(lambda gpu: gpu.vbios),
-        "gsp": of_all(lambda gpu: gpu.gsp),
-        "clocks": of_all(_clocks),
-        "power_limit": of_all(lambda gpu: None if gpu.power_limit_w is None else f"{gpu.power_limit_w:g} W"),
-        "modes": of_all(_modes),
-    }
-
-
-def _clocks(gpu: GpuState) -> str | None:
-    kinds = {
-        "up to": (gpu.max_clock_mhz, gpu.max_memory_clock_mhz),
-        "set to": (gpu.application_clock_mhz, gpu.application_memory_clock_mhz),
-    }
-    words = [f"{word} {own or '?'} / {memory or '?'} MHz" for word, (own, memory) in kinds.items() if own or memory]
-    return ", ".join(words) or None
-
-
-def _modes(gpu: GpuState) -> str | None:
-    told = {"persistence": gpu.persistence, "MIG": gpu.mig, "ECC": gpu.ecc}
-    return ", ".join(f"{name} {'on' if is_on else 'off'}" for name, is_on in told.items() if is_on is not None) or None
+ROUNDING = 1e-6
+"""Relative difference between versions of NumPy and SciPy on the same samples."""
 
 
 # ---------------------------------------------------------------------- the winner
@@ -389,6 +215,204 @@ def workload_name(spec: StudySpec) -> str:
     return spec.workload.entry or shlex.join(spec.workload.shown.command or ())
 
 
+# ---------------------------------------------------------------------- its records against the raw pairs
+
+
+class Recomputed(NamedTuple):
+    """Fields of a record as other records, or raw pairs, give them; `source` begins the sentence on a difference."""
+
+    source: str
+    record: object
+    fields: Mapping[str, Any]
+
+
+def evidence_of(store: Store, conclusion: ConclusionRecord) -> list[AnyRecord]:
+    """Returns the records before a conclusion, or all if it is not recorded yet."""
+    records = store.records()
+    return records[: records.index(conclusion)] if conclusion in records else records
+
+
+def disagreements(store: Store, conclusion: ConclusionRecord) -> list[str]:
+    """Lists the parts of a conclusion that do not follow from the records and raw pairs of its run.
+
+    Raises:
+        RunDirectoryError: If a file of raw pairs is damaged.
+    """
+    records = evidence_of(store, conclusion)
+    found = [*_of_session(store, records), *_of_plans(records), *_of_proofs(store.spec, records, conclusion)]
+    found += [*_of_soak(conclusion, records), *_of_runs(store, records), *_of_work(store.spec, records)]
+    return [line for item in found for line in ([item] if isinstance(item, str) else _differing(item))]
+
+
+def doubts(store: Store) -> list[str]:
+    """Formats the disagreements of a run's winner with its records; empty without a winner."""
+    conclusion = store.last(ConclusionRecord)
+    if conclusion is None or conclusion.outcome is not Outcome.WINNER:
+        return []
+    try:
+        wrong = disagreements(store, conclusion)
+    except RunDirectoryError as error:
+        wrong = [str(error)]
+    return [f"DO NOT BELIEVE the conclusion: {line}" for line in wrong]
+
+
+def _of_session(store: Store, records: Sequence[AnyRecord]) -> Iterator[str]:
+    """Checks that the study is the one that was run."""
+    if {r.identity for r in records if isinstance(r, SessionRecord)} - {store.spec.identity}:
+        yield f"{STUDY} holds another study than the one that was run"
+
+
+def _of_plans(records: Sequence[AnyRecord]) -> Iterator[str]:
+    """Checks that the plans of the proofs keep within the allowed error rates."""
+    plans = [r for r in records if isinstance(r, ProofRecord)]
+    for stage in {p.stage for p in plans} - {ISOLATED}:
+        spent = sum(p.error for p in plans if p.stage == stage)
+        if spent > ERROR * (1 + ROUNDING):
+            yield f"the proofs of {stage} may err in {spent:.3g} of cases, {ERROR:.3g} are allowed"
+    for plan in plans:
+        least = ISOLATED_PAIRS if plan.stage == ISOLATED else LEAST_PAIRS
+        if plan.least < least or (plan.stage == ISOLATED and plan.error > ISOLATED_ERROR * (1 + ROUNDING)):
+            yield f"the proof of {plan.settings} ({plan.stage}) was planned with too few pairs or too large an error"
+        before = [r for r in records[: records.index(plan)] if isinstance(r, ConfirmRun) and r.repeat >= plan.first]
+        if any((r.stage, r.settings) == (plan.stage, plan.settings) for r in before):
+            yield f"the proof of {plan.settings} ({plan.stage}) was planned after its pairs of processes had been seen"
+
+
+def _of_proofs(
+    spec: StudySpec, records: Sequence[AnyRecord], conclusion: ConclusionRecord
+) -> Iterator[str | Recomputed]:
+    """Checks that verdicts follow from their pairs of processes, and the winner from its proof."""
+    runs = [r for r in records if isinstance(r, ConfirmRun)]
+    proofs = {(r.stage, r.settings): r for r in records if isinstance(r, FinalistResult)}  # the newest of each counts
+    plans = {(r.stage, r.settings): r for r in reversed(records) if isinstance(r, ProofRecord)}  # the first counts
+    for key, proof in proofs.items():
+        yield from _of_proof(spec, proof, plans.get(key), runs)
+    aa_run = next((r for r in reversed(records) if isinstance(r, AaRecord)), None)
+    yield from _of_winner(conclusion, proofs, runs, aa_run, asked=spec.confirm.isolated)
+
+
+def _of_proof(
+    spec: StudySpec, proof: FinalistResult, plan: ProofRecord | None, runs: Sequence[ConfirmRun]
+) -> Iterator[str | Recomputed]:
+    """Checks that a verdict follows from its pairs of processes."""
+    name, min_effect, most = f"{proof.settings} ({proof.stage})", spec.measure.min_effect, proof.most or 0
+    try:
+        if plan is None:
+            yield f"the proof of {name} has no plan"
+            return
+        here = standing(plan, runs, trial=proof.trial, most=most, min_effect=min_effect).result
+    except ValueError:
+        yield f"{name}: its pairs of processes give no figures"
+        return
+    fields = ("process_count", "estimate", "corrected", "verdict", "is_vetoed", "is_passed")
+    yield Recomputed(f"{name}: its pairs of processes give", proof, {f: getattr(here, f) for f in fields})
+
+
+def _of_winner(
+    conclusion: ConclusionRecord,
+    proofs: Mapping[tuple[str, FlagSet], FinalistResult],
+    runs: Sequence[ConfirmRun],
+    aa_run: AaRecord | None,
+    *,
+    asked: int,
+) -> Iterator[str | Recomputed]:
+    """Checks that a winner follows from its last proof and the later measurements."""
+    settings = conclusion.settings or FlagSet()
+    mine = [p for (stage, s), p in proofs.items() if stage in PROOFS and s == settings]
+    if not mine:
+        yield f"no proof of {settings} is recorded"
+        return
+    if mine[-1].verdict is not Verdict.FASTER:
+        yield f"the proof of {settings} says {mine[-1].verdict}, the conclusion that it wins"
+    alone = proofs.get((ISOLATED, settings))
+    if alone is None and is_alone_due(mine[-1], aa_run, runs, asked=asked):
+        yield f"the isolated runs of {settings}, that the study asks for, are not recorded"
+    found = report_of(mine[-1], alone, runs)
+    if found.objection is not None:
+        yield f"{settings}: {found.objection}; the conclusion has it as the winner"
+    yield Recomputed(f"{settings}: its proof gives", conclusion, {"estimate": found.estimate})
+    if found.estimate is not None and format_estimate(found.estimate) not in conclusion.sentence:
+        yield f"{settings}: its proof gives {format_estimate(found.estimate)}, the sentence of the conclusion does not"
+
+
+def _of_soak(conclusion: ConclusionRecord, records: Sequence[AnyRecord]) -> Iterator[str]:
+    """Checks that the soak of a winner passed."""
+    soaks = (r for r in reversed(records) if isinstance(r, SoakRecord))
+    mine = next((s for s in soaks if s.settings == conclusion.settings), None)
+    against = mine and (mine.failure or (mine.arms and judge_soak(mine.arms)))
+    if against:
+        yield f"the soak of {conclusion.settings} says {against.message}, the conclusion has it as the winner"
+    if conclusion.soaked_s is not None and not (mine and _alike(mine.steps_s, conclusion.soaked_s)):
+        yield f"the conclusion says that it was soaked for {conclusion.soaked_s:.6g} s, the records do not"
+
+
+def _of_runs(store: Store, records: Sequence[AnyRecord]) -> Iterator[str | Recomputed]:
+    """Checks that the figures of pairs of processes follow from their raw pairs, and that none is counted twice."""
+    runs = [r for r in records if isinstance(r, ConfirmRun) and r.log_ratio is not None]
+    for directory, count in Counter(r.directory for r in runs).items():
+        if count > 1:
+            yield f"{count} pairs of processes name the same raw pairs ({directory})"
+    for run in runs:
+        name = run.directory or run.stage
+        if not (pairs := _pairs(store, run.directory)):
+            yield f"{name}: it has no raw pairs"
+            continue
+        yield Recomputed(f"{name}: its raw pairs give", run, figures_of(pairs, run.work))
+        if any(not is_divided_as_told(p, store.spec.block_sizes, is_isolated=run.is_isolated) for p in pairs):
+            yield f"{name}: it leaves out other steps of its blocks than measure.settle_s and measure.steady_s say"
+
+
+def _pairs(store: Store, directory: str | None) -> list[Pair]:
+    """Reads the raw pairs of one measurement, never from outside the run directory."""
+    path = PurePosixPath(directory or "/")
+    return [] if path.is_absolute() or ".." in path.parts else list(store.pairs(str(path)))
+
+
+def _of_work(spec: StudySpec, records: Sequence[AnyRecord]) -> Iterator[str]:
+    """Checks the recorded work of a step, which scales the ratio, against options and the workers' reports."""
+    aa_run = next((r for r in reversed(records) if isinstance(r, AaRecord)), None)
+    base = aa_run.reference.tokens_per_step if aa_run is not None else None
+    told: dict[FlagSet, set[int | None]] = {FlagSet(): {base}}
+    for trial in records:
+        if isinstance(trial, TrialResult) and trial.worker is not None:
+            told.setdefault(trial.settings.of_kind("option"), set()).add(trial.worker.tokens_per_step)
+    for run in (r for r in records if isinstance(r, ConfirmRun) and r.log_ratio is not None):
+        said = (run.work.reference, run.work.candidate) if run.work is not None else (base, base)
+        known = told.setdefault(run.settings.of_kind("option"), {said[1]})  # of options that no trial had runs agree
+        try:
+            declared = spec.work_under(run.settings)
+        except SettingError as error:  # its options end in a command, so they must be the study's
+            yield str(error)
+            continue
+        except ValueError:
+            declared = 0
+        if said[0] != base or known != {said[1]} or declared not in (None, said[1]):
+            reports = declared or " or ".join(str(n) for n in sorted(known, key=str))
+            yield (
+                f"{run.directory or run.stage}: it takes the work of a step as {said[1]} over {said[0]}, its reports "
+                f"and options say {reports} over {base}"
+            )
+
+
+def _differing(claim: Recomputed) -> Iterator[str]:
+    """Lists the fields of a record that differ from the recomputed ones by more than rounding."""
+    for field, made in claim.fields.items():
+        if not _alike(said := getattr(claim.record, field), made):
+            shown = [format_estimate(v) if isinstance(v, Estimate) else str(v) for v in (made, said)]
+            what = field.removeprefix("is_").replace("_", " ")
+            yield f"{claim.source} {what} {shown[0]}, the record says {shown[1]}"
+
+
+def _alike(said: Any, here: Any) -> bool:
+    if is_dataclass(said) and type(said) is type(here):
+        return _alike(astuple(said), astuple(here))  # type: ignore[arg-type]
+    if isinstance(said, tuple) and isinstance(here, tuple):
+        return len(said) == len(here) and all(map(_alike, said, here))
+    if isinstance(said, float) and isinstance(here, float):
+        return math.isclose(said, here, rel_tol=ROUNDING, abs_tol=ROUNDING * ROUNDING)
+    return bool(said == here)
+
+
 # ---------------------------------------------------------------------- its loss
 
 
@@ -425,60 +449,6 @@ def require_loss(winner: Winner) -> None:
             f"--require-loss wants a winner whose loss was compared with the default's but of {winner.settings}: "
             f"{said}; have the program report its loss and use a new run directory, or leave --require-loss out"
         )
-
-
-# ---------------------------------------------------------------------- its evidence in words
-
-
-def _devices_of(winner: Winner) -> list[str]:
-    """Formats the devices of a proof, one fact a line."""
-    c, lines = winner.conditions, list[str]()
-    if c.driver is not None:
-        lines.append(f"NVIDIA driver: {c.driver}")
-    firmware = [f"{name} {value}" for name, value in (("VBIOS", c.vbios), ("GSP", c.gsp)) if value is not None]
-    if limits := [*firmware, *(w for w in (c.clocks, c.power_limit, c.modes) if w is not None)]:
-        lines.append("GPU: " + ", ".join(limits))
-    if c.device_kind is not None:
-        nodes = f" on each of {winner.node_count} nodes" if winner.node_count > 1 else ""
-        lines.append(
-            f"device: {c.device_count} x {c.device_kind} ({c.platform}){nodes}, {winner.process_count} process(es)"
-        )
-    return lines
-
-
-def format_evidence(winner: Winner) -> list[str]:
-    """Formats result, conditions, versions and date of a proof, one fact a line."""
-    c, estimate = winner.conditions, winner.estimate
-    lines = [f"autotune study {winner.study}, {winner.ended}"]
-    if estimate is not None:
-        lines.append(
-            f"{time_of(winner.work)} over the default's: {format_estimate(estimate)} "
-            f"({format_change(estimate.ratio)}, "
-            f"{estimate.level:.0%} interval over {estimate.pair_count} fresh process pairs)"
-        )
-    if winner.work is not None:
-        lines.append(f"work: {winner.work.candidate} tokens a step, the default's {winner.work.reference}")
-    if winner.step_s is not None:
-        lines.append(f"step: {format_seconds(winner.step_s)}, the median in that proof")
-    soaked = f"{winner.soaked_s:.0f} s" if winner.soaked_s is not None else "not run"
-    lines.append(f"soak: {winner.soak or soaked}")
-    if winner.loss is not None:
-        doubt = "" if winner.loss.is_ok or winner.loss.is_silent else "NOT PROVEN: "
-        lines.append(f"loss, as told by the program: {doubt}{winner.loss.words}")
-    lines.append("versions: " + ", ".join(f"{n} {v}" for n, v in sorted(winner.versions.items())))
-    lines += _devices_of(winner)
-    lines.append(f"machine: {winner.machine}")
-    options = " ".join(f"{k}={v}" for k, v in winner.workload_options.items())
-    lines.append(f"workload: {winner.workload_entry} {options} (hash {c.workload})")
-    if winner.options:
-        changed = ", ".join(f"{name}={plain(value)}" for name, value in winner.options.items())
-        lines.append(f"options, part of this winner, that no variable carries: {changed}")
-        lines.append("give them to the program: exec with {NAME} in its arguments, or --format arguments, maxtext")
-    lines.append(
-        "expires with any change of GPU, count, jax, jaxlib, plugin, driver, firmware, clocks or workload "
-        "(autotune recheck)"
-    )
-    return list(map(visible_line, lines))
 
 
 # ---------------------------------------------------------------------- a file and its run

@@ -309,7 +309,6 @@ class Symptom:
 
     name: str
     title: str
-    words: tuple[str, ...]
     groups: tuple[str, ...]
     advice: str
 
@@ -338,43 +337,3 @@ def find_recipe(name: str) -> Recipe:
 def load_symptoms() -> dict[str, Symptom]:
     """Loads the symptoms by name."""
     return read_entries(resources.files("autotune") / "data" / "symptoms.toml", Symptom)
-
-
-def search_symptoms(text: str) -> tuple[Symptom, ...]:
-    """Finds the symptoms that fit a free text, best first."""
-    asked = re.findall(r"[a-z0-9]+", text.lower())
-
-    def score(symptom: Symptom) -> int:
-        title = re.findall(r"[a-z0-9]{4,}", symptom.title.lower())
-        return sum(
-            3 * (word == symptom.name) + 2 * _stands_in(word, symptom.words) + _stands_in(word, title)
-            for word in asked
-            if len(word) > 2
-        )
-
-    return tuple(s for s in sorted(load_symptoms().values(), key=score, reverse=True) if score(s))
-
-
-def _stands_in(word: str, words: list[str] | tuple[str, ...]) -> bool:
-    """Whether a word is among others, plural or not."""
-    return any(word.rstrip("s") == other.rstrip("s") for other in words)
-
-
-def select_settings(catalog: Catalog, *, group: str | None, scope: str | None, word: str = "") -> list[Setting]:
-    """Filters settings by group, scope, and a word in name or summary.
-
-    Raises:
-        SettingError: If the group or scope is unknown.
-    """
-    every_group = sorted({s.group for s in catalog.values()})
-    for given, legal, what in ((group, every_group, "group"), (scope, list(Scope), "scope")):
-        if given is not None and given not in legal:
-            hint = close_matches(given, legal)
-            raise SettingError(f"--{what} must be one of {', '.join(legal)} but got {given!r}{hint}")
-    return [
-        s
-        for s in catalog.values()
-        if (group is None or group in (s.group, *s.also_in))
-        and (scope is None or scope in s.scopes)
-        and (word.lower() in s.name.lower() or word.lower() in s.summary.lower())
-    ]

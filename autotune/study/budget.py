@@ -1,4 +1,4 @@
-"""Budgets of a study: the time left, the time reserved for proofs, and the timetable.
+"""The budget of a study: the time left, the time reserved for proofs, and the timetable.
 
 Proofs are reserved first. The search ends when the next trial would need reserved time, and a proof runs its next pair
 of processes only if all that must follow still fits: nothing begins that the budget cannot finish. A proof that ends
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from autotune.measure.durations import Budget, Durations, budgets_of, durations_of, minimising_s, proofs_s
+from autotune.measure.durations import Durations, durations_of, minimising_s, proofs_s
 from autotune.model.flags import FlagSet
 from autotune.model.records import CONFIRM, ISOLATED, AaRecord, ConfirmRun
 from autotune.model.spec import FEWEST_TRIALS
@@ -23,13 +23,13 @@ BUDGET_SHARE_FOR_PROOF = 0.5
 """Largest share of the time after the A/A run that is reserved for more than the least proof."""
 
 GRACE = 0.05
-"""Share by which the last proof and what follows it may exceed a budget."""
+"""Share by which the last proof and what follows it may exceed the budget."""
 
 TRIAL_SHARE = 0.25
 """Largest share of the search's remaining time that one trial may take."""
 
 LIMITED = (CONFIRM, ISOLATED)
-"""Stages of proofs that a budget may end."""
+"""Stages of proofs that the budget may end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,6 @@ class Timetable:
     """The split of a study's time after its A/A run.
 
     Attributes:
-        name: Of the budget.
         budget_s: The whole budget; `used_s` of it before the search.
         least_s: Least time for the proof of one set, from finalist to soak.
         reserved_s: Time reserved for proofs.
@@ -46,7 +45,6 @@ class Timetable:
         fewest: Trials beside one proof in the budget that would do.
     """
 
-    name: str
     budget_s: float
     used_s: float
     least_s: float
@@ -67,39 +65,31 @@ class Timetable:
 
 
 class TimeLeft:
-    """The budgets of one session.
+    """The time budget in one session.
 
     Attributes:
+        budget_s: Of the whole study; None without one.
         unproven: Sets that may gain whose proof did not begin or end for lack of time.
     """
 
     def __init__(self, store: Store, lanes: Lanes) -> None:
         self._store = store
         self._lanes = lanes
+        self.budget_s = store.spec.search.time_budget
         self.unproven: list[FlagSet] = []
 
     # ------------------------------------------------------------------ time left
 
     @property
-    def budgets(self) -> list[Budget]:
-        """See `budgets_of`."""
-        used_s, lanes = self._store.watch.total_s, self._lanes
-        return budgets_of(self._store.spec, used_s=used_s, device_s=lanes.ledger.device_s, devices=lanes.device_count)
-
-    @property
     def takes(self) -> Durations | None:
         """Durations of this study's pieces of work; None if they are not known, or there is no budget."""
-        aa_runs = self._store.of(AaRecord) if self.budgets else []
+        aa_runs = self._store.of(AaRecord) if self.budget_s is not None else []
         return durations_of(self._store.spec, aa_runs[0], self._store.of(ConfirmRun)) if aa_runs else None
 
-    def used_up(self, unit_s: float = 0.0, kept_s: float = 0.0, *, is_last: bool = False) -> str | None:
-        """Returns the name of a budget in which `unit_s` does not fit beside `kept_s`; None if it fits in all.
-
-        The last proof may exceed a budget by `GRACE`.
-        """
+    def is_used_up(self, unit_s: float = 0.0, kept_s: float = 0.0, *, is_last: bool = False) -> bool:
+        """Whether `unit_s` does not fit in the budget beside `kept_s`; the last proof may exceed it by `GRACE`."""
         more = 1.0 + GRACE if is_last else 1.0
-        spent = (b.name for b in self.budgets if b.used_s + unit_s + kept_s >= more * b.whole_s)
-        return next(spent, None)
+        return self.budget_s is not None and self._store.watch.total_s + unit_s + kept_s >= more * self.budget_s
 
     def _side_by_side(self, seconds: float) -> float:
         """Returns the wall time of work that all lanes share."""
@@ -111,9 +101,9 @@ class TimeLeft:
         The task may take `share` of the time left beside `kept_s`.
         """
         takes = self.takes
-        if takes is None or not takes.block_pair_s:
+        if takes is None or self.budget_s is None or not takes.block_pair_s:
             return None
-        rest_s = min(b.whole_s - b.used_s for b in self.budgets) - kept_s
+        rest_s = self.budget_s - self._store.watch.total_s - kept_s
         return max(1, int((share * rest_s - starts * takes.start_s) / takes.block_pair_s))
 
     # ------------------------------------------------------------------ time for what must follow
@@ -145,9 +135,9 @@ class TimeLeft:
         if takes is None or stage not in LIMITED:
             return True
         pair_s = takes.isolated_s / ISOLATED_PAIRS if stage == ISOLATED else takes.pair_s
-        if self.used_up(pair_s, self.kept_after(stage), is_last=True) is None:
+        if not self.is_used_up(pair_s, self.kept_after(stage), is_last=True):
             return True
-        return stage == CONFIRM and is_needed and self.used_up(pair_s) is None
+        return stage == CONFIRM and is_needed and not self.is_used_up(pair_s)
 
     def allows_proofs(self, begun: Sequence[tuple[FlagSet, int]]) -> list[FlagSet]:
         """Returns the first sets that have time to be minimised and proven; the others are added to `unproven`.
@@ -161,7 +151,7 @@ class TimeLeft:
                 pairs_s = (self._least_pairs - done) * takes.pair_s
                 minimising = minimising_s(self._store.spec, takes, sets=1) if allowed and not done else 0.0
                 needed_s += self._side_by_side(pairs_s) + minimising
-                if self.used_up(needed_s, self.kept_after(CONFIRM), is_last=True) is not None:
+                if self.is_used_up(needed_s, self.kept_after(CONFIRM), is_last=True):
                     break
             allowed.append(settings)
         for settings, _ in begun[len(allowed) :]:
@@ -171,7 +161,7 @@ class TimeLeft:
     def allows(self, unit: Callable[[Durations], float]) -> bool:
         """Whether a piece of work fits before the proof of its result."""
         takes = self.takes
-        return takes is None or self.used_up(unit(takes), self.kept_after("minimise")) is None
+        return takes is None or not self.is_used_up(unit(takes), self.kept_after("minimise"))
 
     def leave(self, settings: FlagSet) -> None:
         """Adds a set to `unproven`."""
@@ -181,13 +171,12 @@ class TimeLeft:
     # ------------------------------------------------------------------ the split
 
     def timetable(self) -> Timetable | None:
-        """Splits the smallest budget, the same in every session; None without budgets, or before the A/A run."""
+        """Splits the budget, the same in every session; None without one, or before the A/A run."""
         takes, spec = self.takes, self._store.spec
-        if takes is None:
+        if takes is None or self.budget_s is None:
             return None
         aa_at_s = self._store.of(AaRecord)[0].at_s
-        budget = min(self.budgets, key=lambda b: b.whole_s)
-        rest_s = budget.whole_s - aa_at_s
+        rest_s = self.budget_s - aa_at_s
         least_s = self.kept_after("search")
         wanted_s = self._side_by_side(proofs_s(spec, takes)) + takes.soak_s
         wanted_s += minimising_s(spec, takes, sets=spec.confirm.finalists)
@@ -195,8 +184,7 @@ class TimeLeft:
         search_s = max(0.0, rest_s - reserved_s)
         lanes = max(1, len(self._lanes.names))
         return Timetable(
-            name=budget.name,
-            budget_s=budget.whole_s,
+            budget_s=self.budget_s,
             used_s=aa_at_s,
             least_s=least_s,
             reserved_s=reserved_s,
@@ -208,7 +196,7 @@ class TimeLeft:
 
 def format_timetable(table: Timetable, *, asked: int) -> str:
     """Formats the split of the time, or what a proof would need; `asked` is the study's number of trials."""
-    whole, each = f"the {table.name} of {format_seconds(table.budget_s)}", format_seconds(table.trial_s)
+    whole, each = f"the time budget of {format_seconds(table.budget_s)}", format_seconds(table.trial_s)
     if not table.is_enough:
         return (
             f"{whole} is too small to find and prove anything here, so the study stops: {table.fewest} trials ({each} "

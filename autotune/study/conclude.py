@@ -98,11 +98,11 @@ def _unsettled(run: StudyRun) -> FinalistResult | None:
 
 def _nothing_tried(run: StudyRun) -> tuple[float | None, str]:
     """Returns the budget that would do, and why there was no trial."""
-    if not run.time.budgets:
+    if run.time.budget_s is None:
         return None, "there was nothing to try"
     table, least = run.time.timetable(), "a larger budget"
     if table is not None:
-        least = f"a {table.name} of at least {format_seconds(table.needed_s)}"
+        least = f"a time budget of at least {format_seconds(table.needed_s)}"
     why = f"the A/A run left no time for a trial and its proof; with {least} the same command continues the study"
     return table.needed_s if table is not None else None, why
 

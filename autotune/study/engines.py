@@ -6,7 +6,7 @@ import importlib.util
 import re
 import shlex
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,23 +47,20 @@ def parse_groups(text: str | None) -> tuple[tuple[str, ...], ...]:
 
 
 def choose_engine(
-    spec: StudySpec,
-    groups: Sequence[Sequence[str]],
-    *,
-    scheduler: str | None = None,
-    scheduler_file: Path | None = None,
+    spec: StudySpec, groups: Sequence[Sequence[str]], *, scheduler: str | None = None
 ) -> MakeEngine | None:
     """Chooses the engine by the command line and the SLURM job around it; None is this process alone.
 
     Raises:
         StudyFileError: If trials of several nodes are given devices of one machine, lanes are named in two ways, or the
-            scheduler's address is malformed.
+            scheduler is neither an address nor a file.
         LaunchError: If this machine does not have those devices.
     """
-    asked = {"--scheduler": scheduler, "--scheduler-file": scheduler_file, "--devices": groups or None}
-    if scheduler is not None or scheduler_file is not None:
-        _refuse_for_dask(spec, {name: value for name, value in asked.items() if value is not None})
-        return lambda run: _on_dask(run, scheduler, scheduler_file)
+    if scheduler is not None:
+        if groups:
+            raise StudyFileError("lanes must be named in one way but got --scheduler and --devices; leave one out")
+        _refuse_for_dask(spec, scheduler)
+        return lambda run: _on_dask(run, scheduler)
     if groups:
         if spec.device.node_count > 1:
             raise StudyFileError(
@@ -108,16 +105,14 @@ def _nodes_of_job() -> tuple[str, ...]:
     return slurm_hosts(listed, own)
 
 
-def _refuse_for_dask(spec: StudySpec, named: Mapping[str, object]) -> None:
+def _refuse_for_dask(spec: StudySpec, scheduler: str) -> None:
     """Refuses what a Dask cluster cannot do, before a run directory is created."""
-    if len(named) > 1:
-        raise StudyFileError(f"lanes must be named in one way but got {' and '.join(named)}; leave one out")
-    address = named.get("--scheduler")
-    if isinstance(address, str) and not _ADDRESS.fullmatch(address):
-        raise StudyFileError(f"--scheduler must be an address like tcp://HOST:8786 but got {address!r}")
-    file = named.get("--scheduler-file")
-    if isinstance(file, Path) and not file.parent.is_dir():  # the file itself may be about to be written
-        raise StudyFileError(f"--scheduler-file must lie in a folder that is there but got {str(file)!r}")
+    is_file = scheduler.endswith(".json") and Path(scheduler).parent.is_dir()  # it may be about to be written
+    if not is_file and not _ADDRESS.fullmatch(scheduler):
+        raise StudyFileError(
+            "--scheduler must be an address like tcp://HOST:8786, or the .json file that `dask scheduler "
+            f"--scheduler-file` writes into a folder that is there, but got {scheduler!r}"
+        )
     if spec.device.node_count > 1:
         raise StudyFileError(
             f"a lane of a Dask cluster is one worker but a trial of this study spans {spec.device.node_count} nodes; "
@@ -125,18 +120,18 @@ def _refuse_for_dask(spec: StudySpec, named: Mapping[str, object]) -> None:
         )
     if importlib.util.find_spec("distributed") is None:
         raise LaunchError(
-            f"{next(iter(named))} needs Dask but it is not installed here; run `pip install -e '.[dask]'` in "
+            "--scheduler needs Dask but it is not installed here; run `pip install -e '.[dask]'` in "
             "autotune's folder, in the environment of the scheduler and of all workers, too"
         )
 
 
-def _on_dask(run: StudyRun, scheduler: str | None, scheduler_file: Path | None) -> Engine:
+def _on_dask(run: StudyRun, scheduler: str) -> Engine:
     """Makes a lane of each worker of the cluster; workers need not see the run directory."""
     from autotune.cluster.dask_engine import DaskEngine  # no other study needs Dask to be installed
 
     study = study_message(run.spec, study_dir=run.store.study_dir, run=None)
     holds_gpus = run.spec.device.platform == "cuda"
-    engine = DaskEngine(study, address=scheduler, scheduler_file=scheduler_file, holds_gpus=holds_gpus)
+    engine = DaskEngine(study, scheduler, holds_gpus=holds_gpus)
     run.view.note(f"lanes are {engine.words}")
     return engine
 

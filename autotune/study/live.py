@@ -12,7 +12,7 @@ from autotune.model.clock import Stopwatch
 from autotune.model.records import AaRecord, AblationResult, ConfirmRun, FinalistResult, TrialConfig, TrialResult
 from autotune.model.redaction import visible_line
 from autotune.model.units import format_ratio, format_seconds
-from autotune.results.format import format_aa_run, format_finalist, format_trial, shorten
+from autotune.results.format import format_aa_run, format_ablation, format_finalist, format_trial, shorten
 
 
 class LineView:
@@ -83,7 +83,7 @@ class LineView:
 
     def ablation(self, result: AblationResult) -> None:
         """See `Callbacks`."""
-        self.line(f"  without {result.what}: {'kept' if result.kept else 'dropped'}, {result.reason}")
+        self.line(f"  {format_ablation(result)}")
 
     def note(self, text: str) -> None:
         """See `Callbacks`."""

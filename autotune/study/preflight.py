@@ -21,7 +21,6 @@ from autotune.settings.check import SettingVerdict, check_settings, for_build
 from autotune.settings.known import KnownSettings
 from autotune.settings.probe import probe_build
 from autotune.settings.space import SearchSpace, build_space
-from autotune.study.priors import Prior, priors_of, screened_by
 from autotune.study.proposer import open_study
 from autotune.study.samplers import check_sampler
 from autotune.workers.base import Launcher
@@ -218,7 +217,6 @@ class SpacePreview:
         source: Source of the workload's facts, as text.
         device_count: None if it is not known.
         layer_bytes: Bytes of ``weights`` and ``gradients`` of one layer.
-        priors: With the screen of the run, if it has one.
     """
 
     space: SearchSpace
@@ -226,7 +224,6 @@ class SpacePreview:
     source: str
     device_count: int | None = None
     layer_bytes: Mapping[str, int] = field(default_factory=dict)
-    priors: Mapping[str, Prior] = field(default_factory=dict)
 
 
 def preview_space(
@@ -253,7 +250,6 @@ def preview_space(
     if python is None:
         refuse_other_build(known.build.jaxlib, asked, spec, facts)
     space = build_space(spec, known, facts)
-    report = screened_by(store) if store is not None else None
     return SpacePreview(
         space=space,
         build=known.build.build,
@@ -262,7 +258,6 @@ def preview_space(
         else "the study; its reference reports more when it runs",
         device_count=facts.device_count if facts is not None else spec.device.count,
         layer_bytes=facts.layer_bytes if facts else {},
-        priors=priors_of(space, report),
     )
 
 

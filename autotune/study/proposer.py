@@ -27,7 +27,6 @@ from autotune.rundir.optuna_study import NUMBER_KEY, OptunaStudy
 from autotune.search.sampler import AdditiveFlagSampler
 from autotune.settings.space import Parameter, SearchSpace
 from autotune.study.effects import StudyEffects
-from autotune.study.priors import Prior
 from autotune.study.samplers import (
     ADDITIVE,
     RANDOM,
@@ -79,7 +78,7 @@ class Proposer:
         stored: OptunaStudy | None = None,
         recheck: NoOpRecheck | None = None,
         rule_defaults: Mapping[str, str] = EMPTY,
-        priors: Mapping[str, Prior] = EMPTY,
+        priors: Mapping[str, float] = EMPTY,
     ) -> None:
         self._spec = spec
         self._space = space
@@ -101,16 +100,9 @@ class Proposer:
         self._priors = priors
         self._stored = stored
 
-    def begin(self, config: TrialConfig) -> None:
-        """Opens a trial in the study's storage."""
-        if self._stored is not None:
-            self._stored.put(self._under_way(config.params, _attributes(config)))
-
-    def _under_way(self, params: dict[str, str], attributes: dict[str, Any]) -> FrozenTrial:
+    def _under_way(self, params: dict[str, str]) -> FrozenTrial:
         values, distributions = self._as_optuna(params)
-        return optuna.trial.create_trial(
-            state=TrialState.RUNNING, params=values, distributions=distributions, user_attrs=attributes
-        )
+        return optuna.trial.create_trial(state=TrialState.RUNNING, params=values, distributions=distributions)
 
     def tell(self, result: TrialResult) -> None:
         """Adds a finished trial; a failed one as infeasible, for samplers ignore failed trials."""
@@ -138,11 +130,6 @@ class Proposer:
         self._history.append(trial)
         if self._stored is not None:
             self._stored.put(trial)
-
-    def finish(self) -> None:
-        """Brings the study's storage up to date, if it has one."""
-        if self._stored is not None:
-            self._stored.finish()
 
     def news(self) -> list[str]:
         """Returns notes for the user since the last call."""
@@ -222,7 +209,7 @@ class Proposer:
     def _questions(self, number: int, now_tried: Iterable[FlagSet]) -> Questions:
         """Returns the sampler with the trials that it may see."""
         shown = [t for t in self._history if t.user_attrs[NUMBER_KEY] < number]
-        shown += [self._under_way(self._space.locate(s) or {}, {}) for s in sorted(now_tried, key=str)]
+        shown += [self._under_way(self._space.locate(s) or {}) for s in sorted(now_tried, key=str)]
         return Questions(shown, self._sampler(_seed(f"{self._spec.seed}/{number}")))
 
     def _sampler(self, seed: int) -> BaseSampler:
@@ -286,7 +273,7 @@ def open_study(spec: StudySpec, storage: Path | str) -> OptunaStudy:
     return OptunaStudy(storage, f"{spec.name}-{spec.identity}")
 
 
-def _attributes(trial: TrialConfig | TrialResult) -> dict[str, Any]:
+def _attributes(trial: TrialResult) -> dict[str, Any]:
     return {NUMBER_KEY: trial.number, "settings": dict(trial.settings), "origin": trial.origin}
 
 

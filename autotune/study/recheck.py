@@ -19,9 +19,10 @@ from autotune.model.measurement import WorkloadFacts
 from autotune.model.proofs import Report
 from autotune.model.records import Callbacks, ConclusionRecord, FinalistResult, Outcome
 from autotune.model.spec import StudySpec, load_study
+from autotune.results.conditions import Difference, differences, this_machine
 from autotune.results.export import is_unchanged
 from autotune.results.format import format_estimate, format_finalist, time_of
-from autotune.results.winner import Difference, Verification, Winner, check_records, differences, this_machine
+from autotune.results.winner import Verification, Winner, check_records
 from autotune.rundir.store import Store
 from autotune.settings.space import SearchSpace
 from autotune.stats.estimates import Verdict

@@ -1,32 +1,14 @@
-"""Builds the command that runs one trial's program by hand."""
+"""Finds one trial of a run, and says how to run its program by hand."""
 
 from __future__ import annotations
 
 import json
-import re
 import shlex
-from dataclasses import dataclass
 
-from autotune.child.packages import workloads_root
 from autotune.machine.environment import reproduction_environment
 from autotune.model.errors import AutotuneError
 from autotune.model.records import TrialResult
-from autotune.model.redaction import REDACTED, redacted_names
 from autotune.rundir.store import Store
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reproduction:
-    """Environment, command and working folder that run one trial's program by hand.
-
-    Attributes:
-        secrets: Names of the secrets that are not recorded; the command has ``***`` in their place.
-    """
-
-    environment: dict[str, str]
-    command: list[str]
-    secrets: tuple[str, ...]
-    directory: str
 
 
 def find_trial(store: Store, number: int) -> TrialResult:
@@ -44,8 +26,8 @@ def find_trial(store: Store, number: int) -> TrialResult:
     )
 
 
-def reproduce_trial(store: Store, result: TrialResult) -> Reproduction:
-    """Returns how to run a trial's program by hand, under its settings and the baseline."""
+def by_hand(store: Store, result: TrialResult) -> list[str]:
+    """Returns lines of a shell that run a trial's program under its settings and the baseline, secrets redacted."""
     under = store.spec.under(result.settings)
     device, workload = under.device, under.workload
     environment = reproduction_environment(
@@ -57,31 +39,6 @@ def reproduce_trial(store: Store, result: TrialResult) -> Reproduction:
         command = workload.arguments(str(store.path / (result.directory or ".")))
     else:
         options = [text for n, v in workload.options.items() for text in ("--set", f"{n}={json.dumps(v)}")]
-        if (root := workloads_root()).name == "bundled":  # an installed package: `-m` does not find it by itself
-            environment["PYTHONPATH"] = str(root)
         command = ["python", "-m", "workloads", str(workload.entry), *options, "--steps", "20"]
-    return Reproduction(
-        environment=environment, command=command, secrets=redacted_names(command), directory=store.study_dir
-    )
-
-
-def shell_lines(found: Reproduction) -> list[str]:
-    """Formats a reproduction as lines of a shell, which stops with a message if a secret is not set."""
-    lines = [f"export {name}={shlex.quote(value)}" for name, value in found.environment.items()]
-    if not found.secrets:
-        return [*lines, shlex.join(found.command)]
-    return [
-        f"# secrets are not recorded ({', '.join(found.secrets)}): give them again, as in the study file",
-        *lines,
-        " ".join(_shell_word(part, found.command[:i]) for i, part in enumerate(found.command)),
-    ]
-
-
-def _shell_word(part: str, before: list[str]) -> str:
-    """Quotes one word of a command, with a variable named after its option in place of a secret."""
-    if REDACTED not in part:
-        return shlex.quote(part)
-    names = redacted_names([*before[-1:], part])
-    variable = re.sub(r"\W", "_", names[-1].upper())
-    hole = '"${' + variable + ':?is a secret and was not recorded: set it first}"'
-    return hole.join(shlex.quote(text) if text else "" for text in part.split(REDACTED))
+    exports = [f"export {name}={shlex.quote(value)}" for name, value in environment.items()]
+    return [f"cd {shlex.quote(store.study_dir)}", *exports, shlex.join(command)]

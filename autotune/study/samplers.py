@@ -19,7 +19,6 @@ from autotune.search.sampler import DUPLICATE_KEY, SD_KEY
 from autotune.search.space import Flag
 from autotune.settings.space import Parameter
 from autotune.stats.estimates import standard_error
-from autotune.study.priors import Prior
 
 ADDITIVE, TPE, RANDOM = "additive", "tpe", "random"
 
@@ -107,7 +106,7 @@ def certainty_of(result: TrialResult) -> dict[str, float | int]:
     return {SD_KEY: standard_error(result.comparison.estimate)}
 
 
-def flag_of(parameter: Parameter, prior: Prior | None, in_force: str | None = None) -> Flag:
+def flag_of(parameter: Parameter, p_active: float | None, in_force: str | None = None) -> Flag:
     """Returns prior knowledge of a parameter; `in_force` is its value in the study's baseline, if it has one."""
     default = (parameter.match(in_force) if in_force is not None else None) or parameter.default_choice
     place = parameter.default if parameter.default and parameter.default.isdigit() else None
@@ -116,7 +115,7 @@ def flag_of(parameter: Parameter, prior: Prior | None, in_force: str | None = No
         default_place=float(place) if place is not None else None,
         group=parameter.group,
         needs=parameter.condition or {},
-        p_active=prior.p_active if prior is not None else None,
+        p_active=p_active,
     )
 
 

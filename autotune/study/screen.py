@@ -25,6 +25,7 @@ from autotune.compiler.screen import (
     Effect,
     Screener,
     ScreenReport,
+    SettingReport,
     chains,
     cluster_that_ran,
     domains,
@@ -42,6 +43,7 @@ from autotune.model.records import Callbacks, ScreenRecord, TrialResult
 from autotune.model.spec import StudySpec
 from autotune.results.screen_words import describe_screen
 from autotune.rundir.store import Store
+from autotune.search.additive import EXPECTED, MOST_LIKELY
 from autotune.settings.space import SearchSpace
 from autotune.stats.estimates import Verdict, judge
 
@@ -293,3 +295,40 @@ def contradicts(results: Iterable[TrialResult], *, min_effect: float) -> bool:
     tried = [r for r in results if r.origin == NO_OPS_TOGETHER]
     verdicts = {judge(r.comparison.estimate, min_effect=min_effect) for r in tried if r.comparison is not None}
     return any(r.failure is not None for r in tried) or not verdicts.isdisjoint({Verdict.FASTER, Verdict.SLOWER})
+
+
+# ---------------------------------------------------------------------- priors
+
+LARGEST_PRIOR = 0.5
+"""Upper limit of the prior probability of a setting to act."""
+
+ACTS, ACTS_TOGETHER, UNKNOWN, USELESS = 2.0, 1.0, 1.0, 0.5
+"""Weights of settings that change the compiled program, that change it only with others, of which compiling says
+nothing, and that do not change it or do not compile."""
+
+
+def priors_of(space: SearchSpace, report: ScreenReport | None) -> dict[str, float]:
+    """Returns the prior probability of each parameter to act.
+
+    `EXPECTED` of all searched settings are expected to act (the share `MOST_LIKELY` of a few), spread over them by
+    weights, which are judgements: they decide what is tried first, and trials soon outweigh them.
+    """
+    screened = {s.name: s for s in report.settings} if report is not None else {}
+    weights = {p.name: _weight(screened.get(p.name)) for p in space.parameters}
+    expected = min(EXPECTED, MOST_LIKELY * len(weights))
+    total = sum(weights.values())
+    return {name: min(LARGEST_PRIOR, expected * weight / total) for name, weight in weights.items()}
+
+
+def screened_by(store: Store) -> ScreenReport | None:
+    """Returns the newest report of a study's screen."""
+    record = store.last(ScreenRecord)
+    return ScreenReport.model_validate(record.report) if record is not None and record.report else None
+
+
+def _weight(report: SettingReport | None) -> float:
+    if report is None or report.effect is Effect.MEASURE:
+        return UNKNOWN
+    if report.effect is not Effect.ACTIVE:
+        return USELESS
+    return ACTS_TOGETHER if report.interacts_with else ACTS

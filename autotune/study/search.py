@@ -63,13 +63,12 @@ class Search:
             self._run.view.note(text)
 
     def _finish(self) -> None:
-        """Records the estimated effects, unless that was done, and brings the study's storage up to date."""
+        """Records the estimated effects, unless that was done."""
         self._read_causes()
         known = self._store.last(EffectsRecord)
         is_news = known is None or known.trials != len(self._results())
         if is_news and (found := self._proposer.effects()) is not None:
             self._store.append(found)
-        self._proposer.finish()
         self._tell_news()
 
     def _results(self) -> Sequence[TrialResult]:
@@ -87,7 +86,7 @@ class Search:
             self._tell_news()
             if len(results) + len(self._tried) >= self._asked:
                 return None
-            self._mind_the_budgets(results)
+            self._mind_the_budget(results)
             if self._is_over:
                 return None
             if (job := self._look_for_cause(results)) is not None:
@@ -97,13 +96,13 @@ class Search:
             if (job := self._begin(config, results)) is not None:
                 return job
 
-    def _mind_the_budgets(self, results: Sequence[TrialResult]) -> None:
-        """Ends the search when one more trial would reach into the time of the proofs, or a budget is used up."""
+    def _mind_the_budget(self, results: Sequence[TrialResult]) -> None:
+        """Ends the search when one more trial would reach into the time of the proofs, or the budget is used up."""
         time = self._run.time
         trial_s, kept_s = self._trial_s(results), self._kept_s
-        if (what := time.used_up(trial_s, kept_s)) is not None and not self._is_over:
+        if time.is_used_up(trial_s, kept_s) and not self._is_over:
             kept = ", what is left is kept for proofs" if kept_s else ""
-            self._run.view.note(f"{what} used: the search ends after {len(results)} of {self._asked} trials{kept}")
+            self._run.view.note(f"time budget used: the search ends after {len(results)} of {self._asked} trials{kept}")
             self._is_over = True
 
     def _trial_s(self, results: Sequence[TrialResult]) -> float:
@@ -137,7 +136,7 @@ class Search:
         if len(results) + len(self._tried) + 1 >= self._asked:
             return True
         trial_s = self._trial_s(results)
-        return trial_s > 0 and self._run.time.used_up(2 * trial_s, self._kept_s) is not None
+        return trial_s > 0 and self._run.time.is_used_up(2 * trial_s, self._kept_s)
 
     def _begin(self, config: TrialConfig, results: Sequence[TrialResult]) -> PendingTask | None:
         """Returns a trial for a lane; None if its result is known already, which it records."""
@@ -151,7 +150,6 @@ class Search:
             most = run.time.pairs_for(self._kept_s, starts=1, share=TRIAL_SHARE)
             found = found.model_copy(update={"most": most})
         self._tried[config.number] = config.settings
-        self._proposer.begin(config)
         folder = ("trials", f"{config.number:04d}")
         return PendingTask(found, folder, f"trial-{config.number}", self._end)
 
@@ -188,7 +186,7 @@ class Search:
         if takes is None or self._table is None:
             return True
         each_s = limits.start_s if failure.kind is FailureKind.HANG and limits is not None else takes.start_s
-        return self._run.time.used_up(most_starts(failure.kind) * each_s, self._kept_s) is None
+        return not self._run.time.is_used_up(most_starts(failure.kind) * each_s, self._kept_s)
 
     def _end_failing_set(self, record: FailingSetRecord) -> None:
         self._store.append(record)

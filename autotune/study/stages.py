@@ -37,9 +37,9 @@ from autotune.study.conclude import record_conclusion
 from autotune.study.confirm import confirm, minimise, soak
 from autotune.study.prefilter import measure_reference, narrow_space
 from autotune.study.preflight import prepare
-from autotune.study.priors import priors_of, screened_by
 from autotune.study.proposer import Proposer, open_study
 from autotune.study.run import StudyRun
+from autotune.study.screen import priors_of, screened_by
 from autotune.study.search import Search
 
 

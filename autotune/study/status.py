@@ -9,16 +9,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from autotune.measure.durations import eta_s
-from autotune.model.records import AaRecord, ConclusionRecord, LedgerRecord, ScreenRecord, SessionRecord, TrialResult
+from autotune.model.records import AaRecord, LedgerRecord, ScreenRecord, SessionRecord, TrialResult
 from autotune.model.units import format_seconds
-from autotune.results.format import format_estimate
+from autotune.results.format import RUNNING, run_state
 from autotune.results.screen_words import describe_screen_record
-from autotune.rundir.lock import is_held, read_stage
+from autotune.rundir.lock import read_stage
 from autotune.rundir.store import Store
+from autotune.stats.estimates import Estimate
 from autotune.study.prefilter import incumbent
-
-RUNNING = "running"
 
 SLOW = 0.03
 """Excess of a lane's reference step time over the median lane's from which its machine is called slow."""
@@ -46,12 +44,11 @@ class StudyStatus:
     Attributes:
         stage: The current one; None before the first begins, and if the study does not run.
         since: When that stage began, UTC, ISO 8601.
-        left_s: Upper bound of the seconds until the study's end; None if it is not known, or the study does not run.
+        left_s: Seconds left of the time budget; None without one, or if the study does not run.
         failed: Trials without a step time.
-        elapsed_s: Time of the study's last record, in seconds; `time` is its text.
+        elapsed_s: Time of the study's last record, in seconds.
         device_hours: Hours for which devices were allocated, summed over them.
-        best: Ratio of the best set so far with its interval, as text.
-        best_ratio: The same as a number; None while nothing is better than the default.
+        best: Ratio of the best set so far with its interval, not yet proven; None while it is the default.
         screen: The screen in a line; None without one.
         outcome: None before the conclusion; `sentence` is empty then.
     """
@@ -67,12 +64,8 @@ class StudyStatus:
     asked_trials: int
     failed: int
     elapsed_s: float
-    time: str
     device_hours: float
-    best: str
-    best_ratio: float | None
-    best_low: float | None
-    best_high: float | None
+    best: Estimate | None
     screen: str | None
     lanes: tuple[LaneStatus, ...]
     outcome: str | None
@@ -94,11 +87,8 @@ def study_status(path: Path) -> StudyStatus:
         RunDirectoryError: If it is none.
     """
     store = Store.open(path)
-    results, session, conclusion = store.of(TrialResult), store.last(SessionRecord), store.last(ConclusionRecord)
+    results, session, (state, ended) = store.of(TrialResult), store.last(SessionRecord), run_state(store)
     elapsed_s = max((r.at_s for r in store.records()), default=0.0)
-    went_on = conclusion is not None and any(r.at_s > conclusion.at_s for r in results)
-    ended = conclusion if not went_on else None
-    state = RUNNING if is_held(store.path) else "finished" if ended else "stopped; run it again to go on"
     screened = [line for record in store.of(ScreenRecord)[-1:] for line in describe_screen_record(record)[:1]]
     ledger = store.last(LedgerRecord)
     return StudyStatus(
@@ -110,9 +100,8 @@ def study_status(path: Path) -> StudyStatus:
         asked_trials=session.asked_trials if session else store.spec.search.trials,
         failed=sum(r.failure is not None for r in results),
         elapsed_s=elapsed_s,
-        time=format_seconds(elapsed_s),
         device_hours=round(ledger.device_s / 3600, 4) if ledger else 0.0,
-        **_best(results),
+        best=best if (best := incumbent(results)).ratio < 1 else None,
         screen=screened[0] if screened else None,
         lanes=_lanes(store, is_running=state == RUNNING),
         outcome=str(ended.outcome) if ended else None,
@@ -138,15 +127,15 @@ def _lanes(store: Store, *, is_running: bool) -> tuple[LaneStatus, ...]:
 
 
 def _current_stage(store: Store, elapsed_s: float) -> dict[str, Any]:
-    """Returns the stage of a running study, and its ETA."""
+    """Returns the stage of a running study, and what is left of its budget."""
     stage = read_stage(store.path)
     if stage is None:
         return {"stage": None, "since": None, "stage_s": None, "left_s": None}
     stage_s = max(0.0, (datetime.now(UTC) - datetime.fromisoformat(stage.since)).total_seconds())
     used_s = elapsed_s + min(stage_s, _since_last_record_s(store.path))
-    left_s = eta_s(store, stage.name, used_s=used_s, stage_s=stage_s)
-    found = {"stage_s": round(stage_s, 1), "left_s": None if left_s is None else round(left_s, 1)}
-    return {"stage": stage.name, "since": stage.since, **found}
+    budget_s = store.spec.search.time_budget
+    left_s = None if budget_s is None else round(max(0.0, budget_s - used_s), 1)
+    return {"stage": stage.name, "since": stage.since, "stage_s": round(stage_s, 1), "left_s": left_s}
 
 
 def _since_last_record_s(path: Path) -> float:
@@ -156,22 +145,15 @@ def _since_last_record_s(path: Path) -> float:
         return 0.0
 
 
-def _best(results: list[TrialResult]) -> dict[str, Any]:
-    best = incumbent(results)
-    if best.ratio >= 1:
-        return {"best": "the default", "best_ratio": None, "best_low": None, "best_high": None}
-    return {"best": format_estimate(best), "best_ratio": best.ratio, "best_low": best.low, "best_high": best.high}
-
-
 def format_stage(status: StudyStatus) -> str:
-    """Formats the stage of a study and its ETA; empty unless it runs."""
+    """Formats the stage of a study and what is left of its budget; empty unless it runs."""
     if status.state != RUNNING:
         return ""
     if status.stage is None or status.since is None or status.stage_s is None:
         return "starting"
-    left = "time left not known" if status.left_s is None else f"at most about {format_seconds(status.left_s)} left"
+    left = "" if status.left_s is None else f", at most about {format_seconds(status.left_s)} left"
     since = datetime.fromisoformat(status.since).astimezone()
-    return f"{status.stage} since {since:%H:%M} ({format_seconds(status.stage_s)}), {left}"
+    return f"{status.stage} since {since:%H:%M} ({format_seconds(status.stage_s)}){left}"
 
 
 def format_lanes(status: StudyStatus) -> list[str]:

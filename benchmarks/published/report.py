@@ -29,8 +29,9 @@ the slowest of matrix units, scalar units and memory, NCCL's tuning model for co
 waits, graphs and loops. `device.nic_bytes_per_s` in the study sets the network of your cluster (Google's A3 12.5e9, A3
 Mega 25e9).
 
-No gain of a flag is predicted: compared with published changes, a constant did better. `autotune explain` says what a
-set changes. `python -m benchmarks.rank_correlation RUN ...` compares predictions with runs that you measured on GPUs.
+No gain of a flag is predicted: compared with published changes, a constant did better. `autotune predict` says
+what a set changes in the program (`--set`). `python -m benchmarks.rank_correlation RUN ...` compares predictions with
+runs that you measured on GPUs.
 
 ## Compared with published step times
 

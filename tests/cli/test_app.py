@@ -60,9 +60,12 @@ def test_status_show_and_their_json(finished: Path) -> None:
     assert len(one["pairs"]) == one["comparison"]["pair_count"]
 
 
-def test_repro_prints_lines_that_a_shell_takes(finished: Path) -> None:
-    text = autotune("repro", "runs/typed", "1", cwd=finished).stdout
-    *exports, command = text.strip().splitlines()[1:]
+def by_hand(shown: str) -> list[str]:
+    return [line.strip() for line in shown.partition("by hand:\n")[2].strip().splitlines()]
+
+
+def test_a_trial_is_shown_with_lines_that_a_shell_takes(finished: Path) -> None:
+    *exports, command = by_hand(autotune("show", "runs/typed", "1", cwd=finished).stdout)
     shown = subprocess.run(
         ["sh", "-c", "\n".join(exports) + "\nenv"], capture_output=True, text=True, check=True, env={}
     ).stdout
@@ -186,8 +189,7 @@ def test_hostile_values_are_data(study: Path) -> None:
     done = autotune("run", "typed.toml", "--trials", "3", cwd=folder)
     assert done.returncode in (0, 2)
     for number in ("1", "2", "3"):
-        text = autotune("repro", "runs/typed", number, cwd=folder).stdout
-        script = "\n".join(line for line in text.splitlines() if not line.startswith("python"))
+        script = "\n".join(by_hand(autotune("show", "runs/typed", number, cwd=folder).stdout)[:-1])
         subprocess.run(["sh", "-c", script], cwd=folder, check=False, timeout=10)
     assert not list(folder.rglob("pwned"))
 

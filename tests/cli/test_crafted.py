@@ -81,14 +81,14 @@ def read_all(run: Path, folder: Path) -> None:
     for command in (
         ("status", run), ("show", run), ("show", run, 1), ("show", run, "--json"), ("report", run, "--md"),
         ("report", run, "--html", folder / "report.html"), ("compare", run, SMALL), ("export", run, "--format", "json"),
-        ("verify", run), ("repro", run, 1), ("library", "add", run, "--library", folder / "lib"),
+        ("verify", run), ("library", "add", run, "--library", folder / "lib"),
     ):  # fmt: skip
         cli(*command)
     try:
         study = load(run)
         for frame in ("trials", "settings", "steps", "winner"):
             getattr(study, frame)
-        for made in (study.effects, study.estimated_effects, study._repr_html_):
+        for made in (study.estimated_effects, study._repr_html_):
             made()
         for chart in (study.plot.forest, study.plot.steps):
             chart()

@@ -80,5 +80,5 @@ def test_the_shell_completes_commands_and_options() -> None:
         )  # fmt: skip
         return set(done.stdout.split())
 
-    assert {"recheck", "recipes", "report", "repro"} <= completed("autotune re")
+    assert {"recheck", "recipes", "report"} <= completed("autotune re")
     assert {"--time-budget", "--trials"} <= completed("autotune tune --t")

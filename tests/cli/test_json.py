@@ -40,7 +40,6 @@ CALLS: Mapping[str, tuple[str, ...]] = {
     "recheck": ("recheck", "runs/shapes"),
     "recipes list": ("recipes", "list"),
     "recipes show": ("recipes", "show", "jax_toolbox_perf_doc_head_all"),
-    "repro": ("repro", "runs/shapes", "1"),
     "run": ("run", "shapes.toml"),
     "screen": ("screen", "shapes.toml"),
     "show": ("show", "runs/shapes"),

@@ -18,10 +18,11 @@ from typer.testing import CliRunner, Result
 
 from autotune.cli import results as cli_results
 from autotune.model.errors import AutotuneError
-from autotune.results import winner as winner_module
+from autotune.results import conditions
+from autotune.results.conditions import Conditions, differences, this_machine
 from autotune.results.export import ExportFormat, render_winner
 from autotune.results.library import add_to_library
-from autotune.results.winner import Conditions, differences, this_machine, winner_of
+from autotune.results.winner import winner_of
 from autotune.rundir.lock import Lock
 from autotune.rundir.store import Store
 from autotune.study import preflight, recheck
@@ -60,8 +61,8 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
         "cpus_usable": 3,
         "driver": "580.65.06",
     }
-    monkeypatch.setattr(winner_module, "describe_machine", lambda: facts)
-    monkeypatch.setattr(winner_module, "visible_gpus", lambda environment: [SimpleNamespace(name="NVIDIA H200")] * 8)
+    monkeypatch.setattr(conditions, "describe_machine", lambda: facts)
+    monkeypatch.setattr(conditions, "visible_gpus", lambda environment: [SimpleNamespace(name="NVIDIA H200")] * 8)
 
 
 def exported(folder: Path, form: ExportFormat = ExportFormat.ENV, **conditions: Any) -> Path:

@@ -31,7 +31,6 @@ COMMANDS = {
     "report": ["report", "run", "--md"],
     "compare": ["compare", "run", "again"],
     "export-env": ["export", "run", "--format", "env"],
-    "repro": ["repro", "run", "1"],
     "submit": ["submit", "study.toml", "--nodes", "2", "--gpus-per-node", "8", "--time", "4h", "--dry-run",
                "--python", "python3"],
 }  # fmt: skip

@@ -13,11 +13,14 @@ from pathlib import Path
 
 import psutil
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from autotune.cli.tune import name_of
 from autotune.model.block_sizes import WARMUP_STEPS
 from autotune.model.spec import load_study
 from autotune.programs import look as looking
+from autotune.programs.draft import checked, study_text
 from harness.simulated_machine import write_study
 from tests.console import autotune
 
@@ -210,9 +213,6 @@ def test_a_late_first_step_is_waited_for(tmp_path: Path) -> None:
         (("tune", "--yes", "--look-limit", "ten", "--", "python", "train.py"), "--look-limit must look like"),
         (("tune", "--yes", "--step-pattern", "a", "--step-json", "b", "--", "python", "x.py"), "exactly one of"),
         (("tune", "--yes", "--step-pattern", "(a", "--", "python", "x.py"), "regular expression"),
-        (("init",), "exactly one of --entry"),
-        (("init", "--entry", "llama", "--", "x"), "exactly one of --entry"),
-        (("init", "--entry", "llama", "--name", 'a"b'), "`name` must be"),
     ],
 )
 def test_a_bad_call_says_what_must_hold_and_leaves_nothing(
@@ -222,6 +222,14 @@ def test_a_bad_call_says_what_must_hold_and_leaves_nothing(
     assert done.returncode == 2
     assert wanted in done.stderr
     assert [p.name for p in tmp_path.iterdir() if p.name != "data"] == []
+
+
+@given(name=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1))
+def test_any_argument_comes_back_from_the_file_as_it_was(name: str) -> None:
+    command = ["python", name]
+    sections = [("workload", "What runs.", {"command": command, "hook": True})]
+    spec = checked(study_text("x", f"Settings for {name}", sections, said=f"x {name}"))
+    assert spec.workload.command == tuple(command)
 
 
 HYDRA = ["model.lr=1e-3", "+trainer={a: 1, steps: 400}", "note=it's {here}", "x=\\d 'q' \"p\""]

@@ -35,7 +35,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 @pytest.fixture
 def engine(cluster: Cluster) -> Iterator[DaskEngine]:
-    opened = DaskEngine(STUDY, scheduler_file=cluster.file, command=LANE)
+    opened = DaskEngine(STUDY, str(cluster.file), command=LANE)
     yield opened
     opened.close()
 
@@ -116,7 +116,7 @@ def test_a_driver_that_is_killed_takes_lanes_along_and_the_next_one_has_them_aga
     code = f"""
 from pathlib import Path
 from tests.cluster.dask_cluster import LANE, STUDY, DaskEngine, do, joined, wait_in_unit
-engine = DaskEngine(STUDY, address={cluster.address!r}, command=LANE)
+engine = DaskEngine(STUDY, {cluster.address!r}, command=LANE)
 [lane] = joined(engine)
 if {is_idle}:
     print(do(engine, lane, 1)[0].message["pid"], flush=True)
@@ -130,10 +130,10 @@ while True:
         below = [psutil.Process(int(pid)) for pid in there(driver.stdout).readline().split()]
         assert below
         with pytest.raises(LaunchError, match="must have one study at a time"):
-            DaskEngine(STUDY, address=cluster.address, command=LANE)
+            DaskEngine(STUDY, cluster.address, command=LANE)
         driver.kill()
     wait_for(lambda: are_gone(below), "nothing of the lane is left", limit_s=10)
-    engine = DaskEngine(STUDY, address=cluster.address, command=LANE)
+    engine = DaskEngine(STUDY, cluster.address, command=LANE)
     try:
         [lane] = joined(engine)
         assert do(engine, lane, 4)[-1].message["value"] == 4
@@ -145,7 +145,7 @@ while True:
 def test_a_frozen_worker_has_left_and_its_late_answer_has_no_reader(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, env={"DASK_DISTRIBUTED__SCHEDULER__WORKER_TTL": "5s"})
     try:
-        engine = DaskEngine(STUDY, scheduler_file=cluster.file, command=LANE)
+        engine = DaskEngine(STUDY, str(cluster.file), command=LANE)
         process = cluster.join()
         [lane] = joined(engine)
         below = wait_in_unit(engine, lane, tmp_path / "until")
@@ -175,7 +175,7 @@ def test_a_scheduler_that_is_killed_takes_lanes_along_and_its_driver_says_what_t
 def test_a_scheduler_that_is_none_or_has_no_worker_says_what_to_do(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = DaskEngine(STUDY, address=cluster.address, command=LANE, patience_s=0.5)
+    engine = DaskEngine(STUDY, cluster.address, command=LANE, patience_s=0.5)
     try:
         with pytest.raises(NodeLostError, match="dask worker"):
             hear(engine, lambda heard: False, limit_s=10)
@@ -183,9 +183,9 @@ def test_a_scheduler_that_is_none_or_has_no_worker_says_what_to_do(
         engine.close()
     monkeypatch.setattr("autotune.cluster.dask_engine.CONNECT_LIMIT_S", 0.5)
     with pytest.raises(LaunchError, match="dask scheduler"):
-        DaskEngine(STUDY, address="tcp://127.0.0.1:1")
+        DaskEngine(STUDY, "tcp://127.0.0.1:1")
     with pytest.raises(LaunchError, match=r"a Dask scheduler must be at .*nowhere\.json"):
-        DaskEngine(STUDY, scheduler_file=tmp_path / "nowhere.json")
+        DaskEngine(STUDY, str(tmp_path / "nowhere.json"))
 
 
 def test_tls_is_that_of_dask_s_own_configuration(tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ def test_tls_is_that_of_dask_s_own_configuration(tmp_path: Path) -> None:
     code = """
 import sys
 from tests.cluster.dask_cluster import LANE, STUDY, DaskEngine, do, joined
-engine = DaskEngine(STUDY, address=sys.argv[1], command=LANE)
+engine = DaskEngine(STUDY, sys.argv[1], command=LANE)
 print(do(engine, joined(engine)[0], 6)[-1].message["value"])
 engine.close()
 """
@@ -223,7 +223,7 @@ engine.close()
 def test_a_worker_whose_gpus_another_has_reserved_is_left_out(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, env={"CUDA_VISIBLE_DEVICES": "0"})
     try:
-        engine = DaskEngine(STUDY, scheduler_file=cluster.file, command=LANE, holds_gpus=True)
+        engine = DaskEngine(STUDY, str(cluster.file), command=LANE, holds_gpus=True)
         for name in ("a", "b"):
             cluster.join(name)
         joined(engine, 2)

@@ -90,7 +90,7 @@ def test_a_study_on_two_workers_loses_nothing_when_one_is_killed_and_another_joi
 
     def make_engine(run: StudyRun) -> Watched:
         first = study_message(run.spec, study_dir=str(tmp_path), run=None)
-        engine = DaskEngine(first, scheduler_file=cluster.file)
+        engine = DaskEngine(first, str(cluster.file))
 
         def act() -> None:
             victim.kill()

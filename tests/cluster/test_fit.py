@@ -148,10 +148,10 @@ def test_the_script_of_the_page_starts_a_dask_cluster_in_the_image(tmp_path: Pat
     programs = {"srun": srun, "dask": 'echo "dask $*"', "autotune": 'sleep 0.5; echo "autotune $*"'}
     done = run_script(text.replace("/shared", str(tmp_path)), tmp_path, programs=programs)
     assert done.returncode == 0, done.stderr
-    file = f"--scheduler-file {tmp_path}/scheduler.json"
+    written = f"{tmp_path}/scheduler.json"
     assert sorted(done.stdout.splitlines()) == [
-        f"autotune run {tmp_path}/study.toml --run-dir {tmp_path}/runs/x {file}",
-        f"dask scheduler {file} --no-dashboard",
-        f"dask worker {file} --nthreads 1 --no-nanny --resources GPU=8",
+        f"autotune run {tmp_path}/study.toml --run-dir {tmp_path}/runs/x --scheduler {written}",
+        f"dask scheduler --scheduler-file {written} --no-dashboard",
+        f"dask worker --scheduler-file {written} --nthreads 1 --no-nanny --resources GPU=8",
         *["in"] * 3,
     ]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 
 import pytest
 
@@ -138,9 +139,10 @@ def test_loop_of_unknown_length_counts_once_and_is_named() -> None:
     assert found.step_s == pytest.approx(0.1)
     assert found.unknown_loops == ("while.3",)
     whole = predict_step(program(kernel("k", 0.5)), TARGET, Topology(1, 8))
-    why = {"interval_s": None, "no_interval": "float8"}
-    rows = [{"settings": {n: "1"}, **p.to_json(), **why} for n, p in (("one", whole), ("two", found))]
-    assert "how often while.3 runs is not known" in list(predicted_lines(rows))[2]
+    why = {"interval_s": None, "no_interval": "float8", "changes": ["loops: 0 -> 1"]}
+    rows = [{"settings": {n: "1"}, **asdict(p), **why} for n, p in (("one", whole), ("two", found))]
+    assert "how often while.3 runs is not known" in list(predicted_lines(rows))[4]
+    assert list(predicted_lines(rows))[1] == "  loops: 0 -> 1"
 
 
 def test_command_buffer_is_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:

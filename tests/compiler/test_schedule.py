@@ -3,9 +3,8 @@ from __future__ import annotations
 import pytest
 
 from autotune.compiler import program as P
-from autotune.compiler.explain import Side, explanation
 from autotune.compiler.hlo import parse_module
-from autotune.compiler.predict import Event, Prediction, predict_step
+from autotune.compiler.predict import predict_step
 from autotune.compiler.program import CompiledProgram, Memory, OpKind, changes
 from autotune.compiler.schedule import Reader, Thunk, fingerprint, parse_thunks
 from autotune.compiler.targets import load_target, parse_topology
@@ -139,39 +138,6 @@ def test_equal_programs_have_no_differences_and_different_ones_always_one() -> N
     lost = [op.model_copy(update={"trip_count": None}) if op.kind is OpKind.LOOP else op for op in one.schedule]
     uncounted = one.model_copy(update={"fingerprint": "two", "schedule": tuple(lost)})
     assert any(c.startswith("loops of unknown length, counted once: 1 -> 2") for c in changes(one, uncounted))
-
-
-def test_explanation_shows_both_programs() -> None:
-    target, topology = load_target("h100-sxm"), parse_topology("2x4")
-    one = read()
-    other = one.model_copy(update={"fingerprint": "two", "schedule": one.schedule[:4]})
-    sides = [
-        Side(settings=s, program=p, prediction=predict_step(p, target, topology))
-        for s, p in (("(default)", one), ("a=<b>", other))
-    ]
-    text = explanation(*sides, memory_limit_bytes=3000)
-    assert "kernels: multiply: 4 -> 1" in text
-    assert "not measured" in text
-
-
-def test_overlap_says_how_much_of_a_collective_computing_hides() -> None:
-    def event(stream: str, name: str, kind: str, start: float, end: float) -> Event:
-        return Event(stream, name, kind, start, end)
-
-    line = (
-        event("communication_stream[0]", "all-gather.1", "communication", 0.0, 0.8),
-        event("compute", "gemm", "compute", 0.0, 0.6),
-        event("compute", "waits for done", "wait", 0.6, 0.8),
-        event("compute", "all-reduce.2", "communication", 0.8, 0.9),
-    )
-    prediction = Prediction(
-        step_s=0.9, compute_s=0.6, communication_s=0.9, exposed_s=0.3, idle_s=0.0, mfu=None, tokens_per_s=None,
-        unknown_loops=(), events=line,
-    )  # fmt: skip
-    side = Side(settings="x", program=read(), prediction=prediction)
-    text = explanation(side, side, memory_limit_bytes=None)
-    assert "800 ms, 75.0 % hidden" in text
-    assert "100 ms, 0.0 % hidden" in text
 
 
 @pytest.mark.parametrize("colon", [":", ": "], ids=["as XLA writes it", "as JAX does, and XLA leaves it"])

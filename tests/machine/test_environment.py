@@ -50,14 +50,13 @@ def test_a_study_cannot_change_which_program_runs(name: str) -> None:
         environment.child_environment({}, FlagSet({name: "/tmp/evil"}), platform_name="cpu")
 
 
-def test_merge_keeps_what_the_user_has_and_a_conflict_is_an_error_unless_told_who_wins() -> None:
-    env, lines = environment.merge_for_exec(CALLER, FlagSet([("xla_c", 2), ("NCCL_PROTO", "LL")]), prefer=None)
+def test_merge_keeps_what_the_user_has_and_tells_where_the_winner_takes_its_place() -> None:
+    env, lines = environment.merge_for_exec(CALLER, FlagSet([("xla_c", 2), ("NCCL_PROTO", "LL")]))
     assert env["XLA_FLAGS"] == '--xla_b="x y" --xla_c=2 --xla_gpu_a=1'
     assert env["HF_TOKEN"] == "hf_secret"
     assert any("xla_c=2 (winner)" in line for line in lines)
     assert any("xla_gpu_a=1 (your XLA_FLAGS, kept)" in line for line in lines)
     winner = FlagSet({"xla_gpu_a": 5})
-    with pytest.raises(SettingError, match=r"xla_gpu_a: yours '1', winner's '5'.*--prefer"):
-        environment.merge_for_exec(CALLER, winner, prefer=None)
-    assert "--xla_gpu_a=5" in environment.merge_for_exec(CALLER, winner, prefer="winner")[0]["XLA_FLAGS"]
-    assert "--xla_gpu_a=1" in environment.merge_for_exec(CALLER, winner, prefer="mine")[0]["XLA_FLAGS"]
+    env, lines = environment.merge_for_exec(CALLER, winner)
+    assert "--xla_gpu_a=5" in env["XLA_FLAGS"]
+    assert "xla_gpu_a=5 (winner, in place of your '1')" in lines

@@ -50,7 +50,6 @@ def test_a_study_as_an_object(finished: Store) -> None:
     assert s.settings.shape == (40, 4)
     assert s.steps["step_s"].gt(0).all()
     assert dict(there(s.winner).settings) == {"NCCL_DEBUG": "WARN", "xla_a": "1", "xla_d": "2"}
-    assert set(s.effects()["setting"]) == {"xla_a", "xla_b", "xla_c", "xla_d"}
     assert re.search(r"7\.[89] % faster", repr(s))  # 7.85 %: 0.95 * 0.97
     assert re.search(r"7\.[89] % faster", s._repr_html_())
 
@@ -62,7 +61,7 @@ def test_a_study_without_a_winner_has_none(tmp_path: Path) -> None:
     assert s.verdict == "not ended yet"
     assert s.plot.forest()._repr_html_() == "<p>nothing to draw yet</p>"
     assert ElementTree.fromstring(s.plot.forest().picture).tag.endswith("svg")
-    for frame in (s.trials, s.steps, s.effects(), s.estimated_effects()):
+    for frame in (s.trials, s.steps, s.estimated_effects()):
         assert frame.empty
         assert len(frame.columns) > 2
 

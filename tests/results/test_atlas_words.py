@@ -8,8 +8,7 @@ import pytest
 
 import autotune
 from autotune.model.errors import SettingError
-from autotune.results.atlas_views import atlas_findings
-from autotune.settings.atlas import Atlas
+from autotune.settings.atlas import Atlas, atlas_findings
 from tests.atlas_tables import small, write
 
 COMBINE = "xla_gpu_all_gather_combine_threshold_bytes"

@@ -46,7 +46,7 @@ def test_versions_side_by_side(finished: Store, newer: Store, altered: Alter) ->
     assert table.settings.loc["xla_a=1", "agreement"] == "differ"
     assert table.settings.loc["xla_a=1", "after"] == "no-op"
     assert table.settings.loc["xla_b=2", "agreement"] == "agree"
-    assert any(c.startswith("xla_a=1: in the winner 0.950") and c.endswith("no-op with 0.10.0") for c in table.changes)
+    assert any(c.startswith("xla_a=1: in the winner") and c.endswith("no-op with 0.10.0") for c in table.changes)
 
 
 @pytest.mark.parametrize(

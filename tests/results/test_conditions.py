@@ -13,8 +13,8 @@ from autotune.machine.host import RanOn, would_run_on
 from autotune.model.measurement import GpuState
 from autotune.model.records import AaRecord
 from autotune.model.spec import parse_study
-from autotune.results import winner
-from autotune.results.winner import Conditions, conditions_of, differences, this_machine
+from autotune.results import conditions
+from autotune.results.conditions import Conditions, conditions_of, differences, this_machine
 from autotune.rundir.store import Store
 from harness.fake_cuda import make_cuda
 from harness.fake_nvml import FakeNvml, missing
@@ -52,9 +52,9 @@ def here(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     def ask(environment: object, count: int | None) -> RanOn:
         return RanOn(versions=told["versions"], gpus=tuple(told["gpus"][:count]))
 
-    monkeypatch.setattr(winner, "describe_machine", lambda: facts)
-    monkeypatch.setattr(winner, "would_run_on", ask)
-    monkeypatch.setattr(winner, "visible_gpus", lambda environment: [])
+    monkeypatch.setattr(conditions, "describe_machine", lambda: facts)
+    monkeypatch.setattr(conditions, "would_run_on", ask)
+    monkeypatch.setattr(conditions, "visible_gpus", lambda environment: [])
     return told
 
 

@@ -77,7 +77,7 @@ def test_a_finished_study_says_everything_on_its_page_and_in_markdown(finished: 
     for expected in (
         "Finalists, in fresh processes",
         "A/A run",
-        "kept: it seems to pay",
+        "kept, it seems to pay",
         "Estimated effect of each setting",
         "out of memory: ",
         "simulated failure of xla_b=2",

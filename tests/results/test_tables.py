@@ -3,45 +3,20 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import Comparison
-from autotune.model.records import FinalistResult, TrialResult, TrialStatus
+from autotune.model.records import TrialResult
 from autotune.results.api import Study
 from autotune.results.tables import TRIAL_COLUMNS, TrialRow, trial_row
 from autotune.rundir.store import Store
-from autotune.stats.estimates import Estimate
-from tests.runs import EFFECTS, replay_study
+from tests.runs import EFFECTS
 
 
 def truth(settings: FlagSet) -> float:
     return math.prod(EFFECTS.get(f"{n}={v}", 1.0) for n, v in settings.items())
-
-
-def comparison(ratio: float) -> Comparison:
-    estimate = Estimate(ratio=ratio, low=ratio - 0.01, high=ratio + 0.01, level=0.95, pair_count=7)
-    return Comparison(
-        estimate=estimate, reference_step_s=1.0, candidate_step_s=ratio, pair_count=7, mode="interleaved", stopped=""
-    )
-
-
-def trial(number: int, settings: dict[str, str], ratio: float | None, **more: object) -> TrialResult:
-    """A measured trial, or one whose program is the reference's if it has no ratio."""
-    same = {} if ratio is not None else {"status": TrialStatus.SAME_PROGRAM, "same_as": 0}
-    fields = {"status": TrialStatus.MEASURED, "comparison": comparison(ratio) if ratio else None, **same, **more}
-    return TrialResult.model_validate({"number": number, "settings": settings, "origin": "x", **fields})
-
-
-def store_of(path: Path, results: list[TrialResult]) -> Store:
-    store = Store.create_or_resume(path, replay_study(), study_dir=path)
-    for result in results:
-        store.append(result)
-    store.close()
-    return store
 
 
 def test_frames_hold_what_the_formula_says(finished: Store) -> None:
@@ -63,45 +38,6 @@ def test_frames_hold_what_the_formula_says(finished: Store) -> None:
     assert len(aa_run) == sum(len(p.reference_s) + len(p.candidate_s) for p in finished.pairs("aa_run"))
     assert aa_run["step_s"].median() == pytest.approx(0.03, rel=1e-3)
     assert (aa_run.groupby("pair")["is_first"].mean() == 0.5).all()
-    effects = Study(finished.path).effects()
-    for setting, value in (("xla_a", "1"), ("xla_d", "2")):
-        found = effects[(effects["setting"] == setting) & (effects["value"] == value)].iloc[0]
-        assert found["how"] == "left out"
-        assert found["ratio"] == pytest.approx(EFFECTS[f"{setting}={value}"], abs=1e-4)
-        assert found["low"] < found["ratio"] < found["high"]
-        assert (found["reason"], found["finding"]) == ("kept: it seems to pay", "promising")
-
-
-def test_effects_by_rank_of_evidence(tmp_path: Path) -> None:
-    results = [
-        trial(1, {"xla_a": "1"}, 0.9),
-        trial(2, {"xla_b": "1"}, None),
-        trial(3, {"xla_c": "1", "xla_d": "1"}, 0.81),
-        trial(4, {"xla_c": "1", "xla_e": "1"}, 1.0),
-        trial(
-            5,
-            {"xla_f": "1"},
-            None,
-            status="failed",
-            same_as=None,
-            failure={"kind": "hang", "message": "", "phase": "step"},
-        ),
-    ]
-    rows = Study(store_of(tmp_path, results).path).effects().set_index("setting")
-    assert tuple(rows.loc["xla_a", ["how", "ratio", "finding"]]) == ("one trial", 0.9, "promising")
-    assert tuple(rows.loc["xla_b", ["how", "ratio", "is_no_op"]]) == ("same program", 1.0, True)
-    assert tuple(rows.loc["xla_c", ["how", "trials"]]) == ("", 2)
-    assert tuple(rows.loc["xla_f", ["failed", "reason"]]) == (1, "failed: hang")
-
-
-def test_a_finalist_of_one_setting_is_judged_by_its_fresh_processes(tmp_path: Path) -> None:
-    store = store_of(tmp_path, [trial(1, {"xla_a": "1"}, 0.75)])
-    proof = {"ratio": 1.14, "low": 0.66, "high": 1.98, "level": 0.95, "pair_count": 4}
-    fields = {"stage": "confirm", "trial": 1, "settings": {"xla_a": "1"}, "verdict": "unresolved", "process_count": 4}
-    store.append(FinalistResult.model_validate({**fields, "estimate": proof, "corrected": proof}))
-    row = Study(store.path).effects().iloc[0]
-    assert tuple(row[["how", "ratio", "low", "high"]]) == ("fresh processes", 1.14, 0.66, 1.98)
-    assert row["finding"] == "unresolved"  # the proof's own word, not what its interval would promise
 
 
 ESTIMATE = {"ratio": 0.9, "low": 0.8, "high": 0.95, "level": 0.95, "pair_count": 7}

@@ -14,8 +14,8 @@ from autotune.model.measurement import Arm, Pair, WorkPerStep
 from autotune.model.proofs import total_of
 from autotune.model.records import ConclusionRecord, FinalistResult, Outcome
 from autotune.results.format import format_finalist
-from autotune.results.recompute import disagreements
 from autotune.results.report import render_markdown
+from autotune.results.winner import disagreements
 from autotune.rundir.store import Store
 from autotune.settings.space import Parameter, SearchSpace
 from autotune.stats.estimates import Verdict

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from autotune.model.flags import FlagSet
-from autotune.settings.catalog import find_recipe, load_recipes, search_symptoms
+from autotune.settings.catalog import find_recipe, load_recipes
 from autotune.settings.check import SettingVerdict, check_settings, for_build, would_start
 from autotune.settings.known import KnownSettings
 from autotune.settings.probe import ParserProcess, ProbeReport
@@ -70,17 +70,3 @@ def test_a_newer_name_is_translated_back_for_an_older_build(report: ProbeReport,
         assert check.verdict is SettingVerdict.EFFECTIVE
     else:
         assert check.replacement == ("xla_gpu_enable_pipelined_all_gather", "true")
-
-
-@pytest.mark.parametrize(
-    ("text", "first"),
-    [
-        ("many small collectives", "small_collectives"),
-        ("it hangs after an hour", "hangs"),
-        ("OOM, fragmentation", "out_of_memory"),
-        ("slow infiniband", "slow_network"),
-        ("pipeline_parallel stages wait", "pipeline_parallel"),
-    ],
-)
-def test_words_lead_to_the_symptom(text: str, first: str) -> None:
-    assert search_symptoms(text)[0].name == first

@@ -10,7 +10,7 @@ import pytest
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import FailureKind
 from autotune.model.records import AaRecord, ConclusionRecord, ConfirmRun, FinalistResult, Outcome, SoakRecord
-from autotune.results.recompute import disagreements
+from autotune.results.winner import disagreements
 from autotune.rundir.store import Store
 from autotune.settings.space import SearchSpace
 from tests.runs import Noting, Run, replay_study, there

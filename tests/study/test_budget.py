@@ -251,12 +251,7 @@ def test_the_split_is_told_before_the_search() -> None:
     assert len(ended.of(TrialResult)) <= table.trials
 
 
-def test_gpu_hours_are_split_alike_and_without_a_budget_nothing_is() -> None:
-    spec = study(0.25, 20.0, None, search={"time_budget": None, "gpu_hours": 1.0})
-    ended = Ended(spec)
-    assert ended.timed.clock.now_s <= 66 * MINUTE
-    assert there(ended.conclusion).outcome is Outcome.WINNER
-    assert any(n.startswith("the budget of GPU hours") for n in ended.diary.notes[:2])
+def test_without_a_budget_nothing_is_split() -> None:
     ended = Ended(study(0.25, 20.0, None, trials=12))
     assert ended.table is None
     assert not ended.said("budget")

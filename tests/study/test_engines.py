@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from autotune.model.errors import StudyFileError
@@ -29,19 +27,17 @@ def test_what_is_no_group_of_devices_is_refused(text: str) -> None:
 def test_a_dask_cluster_excludes_other_lanes_and_trials_over_several_nodes() -> None:
     with pytest.raises(StudyFileError, match="--scheduler and --devices; leave one out"):
         choose_engine(replay_study(), (("0",), ("1",)), scheduler="tcp://127.0.0.1:1")
-    with pytest.raises(StudyFileError, match="--scheduler and --scheduler-file; leave one out"):
-        choose_engine(replay_study(), (), scheduler="tcp://127.0.0.1:1", scheduler_file=Path("scheduler.json"))
     spec = parse_study({"name": "s", "workload": {"entry": "llama"}, "device": {"node_count": 2}})
     with pytest.raises(StudyFileError, match="several nodes are SLURM's"):
         choose_engine(spec, (), scheduler="tcp://127.0.0.1:1")
 
 
-@pytest.mark.parametrize("address", ["nonsense", "tcp://host", "tcp://host:port", "tcp://:8786", ""])
+@pytest.mark.parametrize(
+    "address", ["nonsense", "tcp://host", "tcp://host:port", "tcp://:8786", "", "nowhere/scheduler.json"]
+)
 def test_what_is_no_address_of_a_scheduler_is_refused_before_anything_is_made(address: str) -> None:
     with pytest.raises(StudyFileError, match="--scheduler must be an address like tcp://HOST:8786"):
         choose_engine(replay_study(), (), scheduler=address)
-    with pytest.raises(StudyFileError, match="must lie in a folder that is there"):
-        choose_engine(replay_study(), (), scheduler_file=Path("nowhere/scheduler.json"))
 
 
 @pytest.mark.parametrize(

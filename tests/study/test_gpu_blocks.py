@@ -16,7 +16,7 @@ from autotune.model.flags import FlagSet
 from autotune.model.measurement import Arm, FailureKind
 from autotune.model.records import AaRecord, ConfirmRun, Outcome
 from autotune.model.spec import StudySpec
-from autotune.results.recompute import disagreements
+from autotune.results.winner import disagreements
 from autotune.rundir.store import Folders, Store
 from autotune.workers.base import Progress, WorkerFailed
 from harness.simulated_machine import SimulatedLauncher, SimulatedWorker

@@ -16,7 +16,7 @@ from autotune.model.flags import FlagSet
 from autotune.model.measurement import ArmOfGpus, FailureKind, GpusDuring, held_in_one_arm
 from autotune.model.records import AaRecord, ConclusionRecord, ConfirmRun, FinalistResult, Outcome, TrialResult
 from autotune.results.format import warning_lines
-from autotune.results.recompute import doubts
+from autotune.results.winner import doubts
 from autotune.rundir.store import Store
 from autotune.study.stages import run_study
 from harness.fake_nvml import HW_THERMAL, SW_POWER_CAP, FakeNvml, missing

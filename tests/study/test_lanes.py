@@ -17,7 +17,6 @@ from autotune.measure.tasks import Assignment
 from autotune.model.errors import LaunchError, StoppedError
 from autotune.model.measurement import FailureKind
 from autotune.model.records import AaRecord, ConfirmRun, IncidentRecord, LedgerRecord, Outcome, TrialResult
-from autotune.model.spec import StudySpec
 from autotune.rundir.store import Store
 from autotune.study.lanes import SILENT_S, refuse_strangers
 from autotune.study.run import StudyRun
@@ -101,17 +100,13 @@ class Scripted:
         """There is nothing to end."""
 
 
-def study(
-    tmp_path: Path, fate: Fate, *, lanes: list[str], trials: int = 12, gpu_hours: float | None = None
-) -> tuple[StudyRun, Diary]:
+def study(tmp_path: Path, fate: Fate, *, lanes: list[str], trials: int = 12) -> tuple[StudyRun, Diary]:
     """A simulated study on scripted lanes, ready to run."""
     replayed = replay_study(
         effects={"xla_a=1": 0.9}, noise={"white_sd": 0.002}, study={"search": {"sampler": "random"}}
     )
-    asked: StudySpec = asking(replayed, trials)
-    spec = asked.model_copy(update={"search": asked.search.model_copy(update={"gpu_hours": gpu_hours})})
     diary = Diary()
-    run = given_run(spec, tmp_path / "run", GivenSetup(given_space=SPACE), diary)
+    run = given_run(asking(replayed, trials), tmp_path / "run", GivenSetup(given_space=SPACE), diary)
     run.make_engine = lambda r: Scripted(r, lanes, fate)
     return run, diary
 
@@ -227,19 +222,15 @@ def test_a_lane_writes_nowhere_but_into_the_folder_of_its_unit(tmp_path: Path, f
     assert not list(tmp_path.rglob("x"))
 
 
-def test_hours_of_devices_are_counted_over_sessions_and_end_a_study(tmp_path: Path) -> None:
-    run, diary = study(tmp_path, fair, lanes=["a", "b"], trials=5)
+def test_hours_of_devices_are_counted_over_sessions(tmp_path: Path) -> None:
+    run, _ = study(tmp_path, fair, lanes=["a", "b"], trials=5)
     run_study(run)
     first = run.store.of(LedgerRecord)[-1]
     assert first.device_s == pytest.approx(4 * run.store.watch.session_s, rel=0.3)  # two lanes of two devices
     assert first.lanes == ("a", "b")
-    hours = (first.device_s + 0.2) / 3600
-    run, diary = study(tmp_path, fair, lanes=["a", "b"], trials=500, gpu_hours=hours)
+    run, _ = study(tmp_path, fair, lanes=["a", "b"], trials=6)
     run_study(run)
-    assert any("GPU hours" in n for n in diary.notes), diary.notes
-    last = run.store.of(LedgerRecord)[-1]
-    assert first.device_s < last.device_s
-    assert 5 <= len(run.store.of(TrialResult)) < 54  # the space has as many
+    assert first.device_s < run.store.of(LedgerRecord)[-1].device_s
 
 
 def test_a_lane_that_was_dismissed_does_not_keep_a_study_waiting_when_the_others_are_lost(tmp_path: Path) -> None:

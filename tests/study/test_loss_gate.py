@@ -17,9 +17,8 @@ from autotune.model.measurement import FailureKind, LossBasis
 from autotune.model.records import AaRecord, ConfirmRun, Outcome, SoakRecord, TrialResult
 from autotune.model.spec import StudySpec
 from autotune.results.export import ExportFormat, render_winner
-from autotune.results.recompute import disagreements
 from autotune.results.report import render_markdown
-from autotune.results.winner import winner_of
+from autotune.results.winner import disagreements, winner_of
 from autotune.rundir.store import Store
 from autotune.settings.space import Parameter, SearchSpace
 from autotune.study.recheck import verify_winner
@@ -105,7 +104,7 @@ def test_options_that_change_rounding_only_are_compared_step_by_step(tried: Any)
 def test_the_tolerance_is_what_the_reference_shows_in_another_rounding(tried: Any) -> None:
     other, mine = Behaviour(off_by(1e-4)), Behaviour(off_by(3e-4))
     conclusion, store, trial = tried(FUSED, rounding=other, mine=mine)
-    assert store.of(AaRecord)[0].rounding == pytest.approx(1e-4, rel=0.01)
+    assert store.of(AaRecord)[0].loss_spread.seen(9) == pytest.approx(1e-4, rel=0.01)
     assert conclusion.settings == FUSED
     assert "measured on the reference in another rounding" in trial.loss.words
     _, _, refused = tried(FUSED, mine=mine, folder="unmeasured")

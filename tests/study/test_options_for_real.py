@@ -80,8 +80,8 @@ def lane(tmp_path: Path) -> Iterator[Lane]:
 def test_what_real_options_do_to_work_and_first_losses(lane: Lane) -> None:
     aa_run = lane.do(AaTask(), "aa_run")
     assert isinstance(aa_run, AaRecord)
-    assert aa_run.rounding is not None
-    assert aa_run.rounding < 1e-3
+    assert aa_run.loss_spread.is_rounded
+    assert aa_run.loss_spread.seen(9) < 1e-3
     lane.told = {"aa_run": aa_run}
     for found in (lane.trial(accumulate=2), lane.trial(remat="full")):
         assert found.failure is None, found.failure

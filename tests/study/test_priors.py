@@ -8,7 +8,7 @@ from autotune.compiler.screen import Effect, ScreenReport, SetReport, SettingRep
 from autotune.model.flags import FlagSet
 from autotune.search.additive import EXPECTED, MOST_LIKELY
 from autotune.settings.space import Parameter, SearchSpace
-from autotune.study.priors import MOST, priors_of
+from autotune.study.screen import LARGEST_PRIOR, priors_of
 
 
 def value(text: str, *changes: str, message: str = "") -> ValueReport:
@@ -31,9 +31,8 @@ NAMES = tuple(f"xla_unknown_{i}" for i in range(20))
 
 def test_what_nothing_is_known_of_shares_the_expected_number() -> None:
     found = priors_of(space(*NAMES), None)
-    assert sum(p.p_active for p in found.values()) == pytest.approx(EXPECTED)
-    assert {p.why for p in found.values()} == {""}
-    assert max(p.p_active for p in priors_of(space(*NAMES[:3]), None).values()) == pytest.approx(MOST_LIKELY)
+    assert sum(found.values()) == pytest.approx(EXPECTED)
+    assert max(priors_of(space(*NAMES[:3]), None).values()) == pytest.approx(MOST_LIKELY)
 
 
 def test_what_changes_the_program_is_thought_likelier_than_what_does_not() -> None:
@@ -48,6 +47,5 @@ def test_what_changes_the_program_is_thought_likelier_than_what_does_not() -> No
     ]
     found = priors_of(space(*NAMES), report(*settings))
     active, together, fails, no_op, measure = (found[n] for n in NAMES[:5])
-    assert active.p_active > together.p_active == measure.p_active > fails.p_active == no_op.p_active > 0
-    assert active.why == "it changes the program (2 differences)"
-    assert max(p.p_active for p in found.values()) <= MOST
+    assert active > together == measure > fails == no_op > 0
+    assert max(found.values()) <= LARGEST_PRIOR

@@ -11,7 +11,7 @@ import pytest
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import FailureKind
 from autotune.model.records import ConclusionRecord, ConfirmRun, FinalistResult, Outcome, ProofRecord, TrialResult
-from autotune.results.recompute import disagreements
+from autotune.results.winner import disagreements
 from autotune.rundir.store import RECORDS, Store
 from autotune.settings.space import SearchSpace
 from autotune.stats.estimates import TrialFinding, Verdict

@@ -16,7 +16,7 @@ from autotune.model.flags import FlagSet
 from autotune.model.records import Outcome, TrialResult
 from autotune.model.spec import parse_study
 from autotune.results.winner import winner_of
-from autotune.study.reproduce import reproduce_trial
+from autotune.study.reproduce import by_hand
 from autotune.study.stages import new_run, run_study
 from tests.runs import Diary
 from tests.workers.conftest import PRINTED, PROGRAMS, Start, study
@@ -49,7 +49,7 @@ def test_a_planted_better_option_of_an_entry_wins_and_is_handed_on(tmp_path: Pat
     assert winner.workload_options == {"rounds": 24}
     assert winner.environment == {}
     best = next(r for r in run.store.of(TrialResult) if r.settings.get("option.rounds") == "1")
-    assert "rounds=1" in reproduce_trial(run.store, best).command
+    assert "--set rounds=1" in by_hand(run.store, best)[-1]
     placed = [sys.executable, "-c", "import sys; print(sys.argv[1])", "--rounds={rounds}"]
     shown = subprocess.run(
         [sys.executable, "-m", "autotune", "exec", str(run.store.path), "--", *placed],

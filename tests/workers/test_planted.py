@@ -16,8 +16,7 @@ from autotune.model.proofs import describe_stalls
 from autotune.model.records import ConclusionRecord, ConfirmRun, FinalistResult, Outcome, SoakRecord
 from autotune.model.spec import parse_study
 from autotune.results.export import ExportFormat, render_winner
-from autotune.results.recompute import disagreements
-from autotune.results.winner import winner_of
+from autotune.results.winner import disagreements, winner_of
 from autotune.rundir.store import Store
 from autotune.study.stages import new_run, run_study
 from tests.runs import Diary

@@ -1,0 +1,195 @@
+"""Machine and versions under which a set was proven, and their differences from this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from autotune.child.packages import versions_in
+from autotune.machine.environment import caller_environment
+from autotune.machine.gpus import visible_gpus
+from autotune.machine.host import RanOn, cuda_plugin, describe_machine, would_run_on
+from autotune.model.measurement import NOT_TOLD, GpuState, WorkerReport
+from autotune.model.numbers import Count, Record
+from autotune.model.records import AaRecord
+from autotune.model.spec import StudySpec
+
+
+class Conditions(Record):
+    """Machine and versions of a proof, which `verify` compares; None if unknown."""
+
+    platform: str
+    device_kind: str | None = None
+    """JAX's name of the device, such as ``NVIDIA H200``."""
+    device_count: Count | None = None
+    """Devices of one node that the workload uses."""
+    devices_asked: Count | None = None
+    """Devices of a node that the study asks for; None for all."""
+    jax: str | None = None
+    jaxlib: str | None = None
+    plugin: str | None = None
+    """CUDA plugin with its version, such as ``jax-cuda12-plugin 0.10.2``."""
+    driver: str | None = None
+    """Version of the NVIDIA driver, like cuBLAS, cuDNN and NCCL that of the measured process."""
+    cublas: str | None = None
+    cudnn: str | None = None
+    nccl: str | None = None
+    vbios: str | None = None
+    """Firmware of the boards; different values of several GPUs are joined, here and below."""
+    gsp: str | None = None
+    """Firmware of the GPU system processors."""
+    clocks: str | None = None
+    """Highest and set clocks of multiprocessors and memory."""
+    power_limit: str | None = None
+    modes: str | None = None
+    """Persistence, MIG and ECC."""
+    cpu: str | None = None
+    """Known, like `cpus_usable`, only if the workload ran on the CPU."""
+    cpus_usable: Count | None = None
+    workload: str | None = None
+    """`StudySpec.workload_hash`."""
+    packages: str | None = None
+    """Folder of the jaxlib of a user's own program; not compared, but its versions are."""
+
+    @property
+    def gpu(self) -> str:
+        """Name of the device, or of the CPU if the workload ran on it."""
+        if self.platform == "cpu" and self.device_kind == "cpu":
+            return self.cpu or "unknown CPU"
+        return str(self.device_kind)
+
+
+class Difference(Record):
+    """One condition that differs from the proof."""
+
+    field: str
+    proven: str
+    here: str
+
+    def __str__(self) -> str:
+        return f"{self.field}: proven with {self.proven}, here {self.here}"
+
+
+def versions_of(report: WorkerReport | None, facts: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the versions of the measured process, completed by the driver's unless it has its own interpreter."""
+    driver: Mapping[str, str] = facts.get("versions", {})
+    if report is None or report.packages is None:
+        return {**driver, **(report.versions if report else {})}
+    return {**{name: driver[name] for name in ("optuna",) if name in driver}, **report.versions}
+
+
+def conditions_of(spec: StudySpec, aa_run: AaRecord | None, facts: dict[str, Any]) -> Conditions:
+    """Returns the conditions of a run from its reference and provenance."""
+    report = aa_run.reference if aa_run is not None else None
+    # The measured process goes first: autotune itself may run on another machine with other libraries.
+    versions = versions_of(report, facts)
+    if "driver" not in versions and facts.get("driver"):
+        versions["driver"] = str(facts["driver"])
+    on_cpu = spec.device.platform == "cpu"
+    asked = spec.device.count
+    return Conditions(
+        platform=spec.device.platform,
+        device_kind=report.device_kind if report else None,
+        device_count=report.device_count // spec.device.node_count if report else None,
+        devices_asked=None if on_cpu or asked is None else asked // spec.device.node_count,
+        jax=versions.get("jax"),
+        jaxlib=versions.get("jaxlib"),
+        plugin=None if on_cpu else cuda_plugin(versions),
+        cpu=facts.get("cpu") if on_cpu else None,
+        cpus_usable=facts.get("cpus_usable") if on_cpu else None,
+        workload=spec.workload_hash,
+        packages=report.packages if report else None,
+        **({} if on_cpu else _of_gpus(versions, (report.gpus if report else None) or ())),
+    )
+
+
+def this_machine(*, platform: str, workload: str | None = None, like: Conditions | None = None) -> Conditions:
+    """Returns the conditions of this machine without starting JAX.
+
+    Args:
+        platform: ``cpu`` or ``cuda``.
+        workload: Hash of the workload.
+        like: Conditions to compare with: they limit the number of GPUs, and libraries and firmware are looked up
+            (seconds) only if these know them.
+    """
+    facts = describe_machine()
+    count = like.devices_asked if like is not None else None
+    told = RanOn(versions={}, gpus=())
+    if platform == "cuda" and like is not None and any(getattr(like, name) is not None for name in _OF_PROCESS):
+        told = would_run_on(caller_environment(), count)
+    gpus = [g.name for g in told.gpus if g.name is not None]
+    if platform == "cuda" and not gpus:
+        gpus = [g.name for g in visible_gpus(caller_environment())[:count]]
+    own = like.packages if like is not None else None
+    versions = {**(facts["versions"] if own is None else versions_in(own)), **told.versions}
+    driver = versions.get("driver") or facts.get("driver") if platform == "cuda" else None
+    return Conditions(
+        platform=platform if platform == "cpu" or gpus else "cpu",
+        device_kind=" and ".join(sorted(set(gpus))) if gpus else "cpu",
+        device_count=len(gpus) if platform == "cuda" else None,
+        devices_asked=count,
+        jax=versions.get("jax"),
+        jaxlib=versions.get("jaxlib"),
+        plugin=cuda_plugin(versions),
+        cpu=facts["cpu"],
+        cpus_usable=facts["cpus_usable"],
+        workload=workload,
+        packages=own,
+        **_of_gpus({**versions, "driver": driver}, told.gpus),
+    )
+
+
+def differences(proven: Conditions, here: Conditions) -> list[Difference]:
+    """Lists the conditions in which a machine differs from the proof.
+
+    Conditions that the proof did not record are not compared, nor the workload if `here` names none, nor the count of
+    CPU devices, which the workload chooses.
+    """
+    found = []
+    for field in Conditions.model_fields:
+        wanted, got = getattr(proven, field), getattr(here, field)
+        if field in _NOT_COMPARED or wanted in (None, NOT_TOLD, got) or (field == "workload" and got is None):
+            continue
+        if field == "device_count" and proven.platform == "cpu":
+            continue
+        unknown = _SILENT if field in _OF_NVML else "none"
+        found.append(Difference(field=field, proven=str(wanted), here=unknown if got is None else str(got)))
+    return found
+
+
+_NOT_COMPARED = ("devices_asked", "packages")
+_OF_NVML = ("vbios", "gsp", "clocks", "power_limit", "modes")
+_LIBRARIES = ("driver", "cublas", "cudnn", "nccl")
+_OF_PROCESS = (*_LIBRARIES, *_OF_NVML)
+_SILENT = "not told: NVML must answer (pip install nvidia-ml-py)"
+
+
+def _of_gpus(versions: Mapping[str, str | None], gpus: Sequence[GpuState]) -> dict[str, str | None]:
+    """Returns the conditions of a process's libraries and GPUs."""
+
+    def of_all(words: Callable[[GpuState], str | None]) -> str | None:
+        known = [w for gpu in gpus if (w := words(gpu)) is not None]
+        return " and ".join(sorted(set(known))) if known else None
+
+    return {
+        **{name: versions.get(name) for name in _LIBRARIES},
+        "vbios": of_all(lambda gpu: gpu.vbios),
+        "gsp": of_all(lambda gpu: gpu.gsp),
+        "clocks": of_all(_clocks),
+        "power_limit": of_all(lambda gpu: None if gpu.power_limit_w is None else f"{gpu.power_limit_w:g} W"),
+        "modes": of_all(_modes),
+    }
+
+
+def _clocks(gpu: GpuState) -> str | None:
+    kinds = {
+        "up to": (gpu.max_clock_mhz, gpu.max_memory_clock_mhz),
+        "set to": (gpu.application_clock_mhz, gpu.application_memory_clock_mhz),
+    }
+    words = [f"{word} {own or '?'} / {memory or '?'} MHz" for word, (own, memory) in kinds.items() if own or memory]
+    return ", ".join(words) or None
+
+
+def _modes(gpu: GpuState) -> str | None:
+    told = {"persistence": gpu.persistence, "MIG": gpu.mig, "ECC": gpu.ecc}
+    return ", ".join(f"{name} {'on' if is_on else 'off'}" for name, is_on in told.items() if is_on is not None) or None
