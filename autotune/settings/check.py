@@ -243,7 +243,7 @@ def check_xla_flags(text: str, known: KnownSettings) -> tuple[SettingCheck, ...]
     checks: list[SettingCheck] = []
     ignored_from = ""
     merged: dict[str, str] = {}
-    for token in parse_tokens(re.sub(rf"(?<!\S){COMPUTED}+", "", text)):
+    for token in parse_tokens(re.sub(rf"(?<!\S)(?:--{COMPUTED}\S*|{COMPUTED}+)", "", text)):
         if ignored_from:
             reason = f"XLA stops reading at {ignored_from!r}, so this is never seen"
             advice = f"mend or remove {ignored_from!r}"
@@ -320,16 +320,13 @@ def migrate_text(text: str, known: KnownSettings) -> Migration:
     notes: list[str] = []
     for check in check_text(text, known):
         name, value = check.name, "true" if check.value is None else check.value
-        if check.verdict is SettingVerdict.NOT_JUDGED or COMPUTED in value or not _may_be_set(name):
+        may_be_set = name.startswith(("xla_", "jax_")) or is_variable(name)
+        if check.verdict is SettingVerdict.NOT_JUDGED or COMPUTED in value or not may_be_set:
             notes.append(f"{name} stays where it is: {check.reason}")
         else:
             asked[name] = combine(name, asked[name], value) if name in asked else value
     settings = for_build(FlagSet(asked), known, note=notes.append)
     return Migration(settings=settings, notes=tuple(notes))
-
-
-def _may_be_set(name: str) -> bool:
-    return name.startswith(("xla_", "jax_")) or is_variable(name)
 
 
 def check_text(text: str, known: KnownSettings) -> tuple[SettingCheck, ...]:
@@ -338,9 +335,9 @@ def check_text(text: str, known: KnownSettings) -> tuple[SettingCheck, ...]:
     checks = check_variables(found, known)
     read = set(re.findall(r"\w+", " ".join(f"{name} {value}" for name, value in found)))
     bare = re.sub(r"(?m)(?:^|[ \t])#.*", "", text)
-    for match in dict.fromkeys(re.findall(r"--xla_\w+|(?<![\w$])(?<!\$\{)[A-Z]+_[A-Z0-9_]+\b", bare)):
+    for match in dict.fromkeys(re.findall(r"(?:--|\b)xla_\w+|(?<![\w$])(?<!\$\{)[A-Z]+_[A-Z0-9_]+\b", bare)):
         name = match.removeprefix("--")
-        if name not in read and name != "XLA_FLAGS" and (name.startswith("xla_") or _name_of(name) in known.catalog):
+        if name not in read and name.upper() != "XLA_FLAGS" and (match[:2] == "--" or _name_of(name) in known.catalog):
             advice = f"give it to `autotune flags check '{match}=VALUE'`"
             checks += (_said(_name_of(name), None, (SettingVerdict.NOT_JUDGED, _NOT_ASSIGNED, advice)),)
     return checks
@@ -355,7 +352,7 @@ def check_variables(assigned: Iterable[tuple[str, str]], known: KnownSettings) -
             checks += check_xla_flags(value, known)
         elif variable == "LIBTPU_INIT_ARGS":
             checks.append(_said(name, value, (SettingVerdict.NOT_JUDGED, _OF_LIBTPU, "")))
-        elif is_setting(variable) and (known[name].exists or name.isupper() or known.hint(known[name])):
+        elif is_setting(variable) and (known[name].exists or name[:4] != "jax_" or known.hint(known[name])):
             checks.append(check_setting(name, value, known))
     return tuple(dict.fromkeys(checks))
 

@@ -15,11 +15,20 @@ from autotune.settings.known import KnownSettings
 from autotune.settings.probe import ProbeReport
 
 CASES = tomllib.loads((Path(__file__).parent / "assignments.toml").read_text())["case"]
+FILES = tomllib.loads((Path(__file__).parent / "public_files.toml").read_text())["file"]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["text"][:30])
 def test_assignments_are_read_as_their_language_makes_them(case: dict[str, Any]) -> None:
     assert dict(read_assignments(case["text"])) == case["sets"]
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file["name"])
+def test_a_file_of_a_public_shape_is_read_whole(file: dict[str, Any]) -> None:
+    found = [(name, " ".join(value.split())) for name, value in read_assignments(file["text"])]
+    assert sorted(found) == sorted((name, value) for name, value, _ in file["sets"])
+    lines = file["text"].splitlines()
+    assert all(name in lines[at - 1] or value.split("=")[0] in lines[at - 1] for name, value, at in file["sets"])
 
 
 @pytest.fixture(scope="module")
