@@ -156,7 +156,8 @@ class _Mention:
             return None
         if words[-1] == "l" and not {"=", ":"} & set(self.between):
             return None
-        return len(self.words) + 10 * _LOSSES.index(words[-1]) + 100 * any(map(_PARTS.fullmatch, words))
+        length = len(words) + len(self.words)
+        return length + 20 * _LOSSES.index(words[-1]) + 200 * any(map(_PARTS.fullmatch, words))
 
     @property
     def shape(self) -> tuple[str, tuple[str, ...], str]:
@@ -416,7 +417,7 @@ def _fit_of(
     times, examples = [], []
     came: list[tuple[float, int | None]] = []
     for i, line in enumerate(lines):
-        now = at[i] if at is not None else float(i)
+        now = at[i] if at is not None else 0.0
         step = reader.read(line, now)
         if step is not None and step.step_s is not None:
             times.append(step.step_s)
@@ -474,26 +475,27 @@ def _passed(came: Sequence[tuple[float, int | None]]) -> tuple[float | None, boo
 
 # ---------------------------------------------------------------------- the clock of a saved log
 
-_STAMP = re.compile(r"^.{0,30}?(?<![\d:.])(\d\d):(\d\d):(\d\d(?:[.,]\d+)?)(?!:)")
+_STAMP = re.compile(r"(?<![\d:.])(\d\d):(\d\d):(\d\d(?:[.,]\d+)?)(?!:)")
+_LINE_START = 50
 _DAY_S = 86_400.0
 _ON_A_CLOCK = _TIMES | _TOTALS | {"timestamp", "runtime", "since"}
 
 
 def clock_of(lines: Sequence[str]) -> list[float] | None:
-    """Returns the time of each line of a saved log in seconds, by time stamps at line starts or by printed totals.
+    """Returns the time of each line of a saved log in seconds, by time stamps, at line starts first, or printed totals.
 
     Lines of one time are spread evenly up to the next one. None if the log tells no times.
     """
-    told = _stamps(lines) or _totals(lines)
+    told = _stamps(lines, _LINE_START) or _stamps(lines, LONGEST_LINE) or _totals(lines)
     return None if told is None else _spread(told)
 
 
-def _stamps(lines: Sequence[str]) -> list[float | None] | None:
-    """Returns the times of day at line starts; None if most lines have none."""
+def _stamps(lines: Sequence[str], width: int) -> list[float | None] | None:
+    """Returns the first time of day of each line within a width; None if most lines have none."""
     told: list[float | None] = []
     day_s = last_s = 0.0
     for line in lines:
-        found = _STAMP.match(plain(line[:LONGEST_LINE]))
+        found = _STAMP.search(plain(line[:LONGEST_LINE]), 0, width)
         if found is not None:
             now_s = int(found[1]) * 3600 + int(found[2]) * 60 + float(found[3].replace(",", "."))
             day_s += _DAY_S * (now_s < last_s - _DAY_S / 2)
