@@ -156,8 +156,7 @@ class _Mention:
             return None
         if words[-1] == "l" and not {"=", ":"} & set(self.between):
             return None
-        length = len(words) + len(self.words)
-        return length + 20 * _LOSSES.index(words[-1]) + 200 * any(map(_PARTS.fullmatch, words))
+        return len(words) + len(self.words) + 20 * _LOSSES.index(words[-1]) + 200 * any(map(_PARTS.fullmatch, words))
 
     @property
     def shape(self) -> tuple[str, tuple[str, ...], str]:
@@ -476,7 +475,6 @@ def _passed(came: Sequence[tuple[float, int | None]]) -> tuple[float | None, boo
 # ---------------------------------------------------------------------- the clock of a saved log
 
 _STAMP = re.compile(r"(?<![\d:.])(\d\d):(\d\d):(\d\d(?:[.,]\d+)?)(?!:)")
-_LINE_START = 50
 _DAY_S = 86_400.0
 _ON_A_CLOCK = _TIMES | _TOTALS | {"timestamp", "runtime", "since"}
 
@@ -486,12 +484,12 @@ def clock_of(lines: Sequence[str]) -> list[float] | None:
 
     Lines of one time are spread evenly up to the next one. None if the log tells no times.
     """
-    told = _stamps(lines, _LINE_START) or _stamps(lines, LONGEST_LINE) or _totals(lines)
+    told = _stamps(lines, 50) or _stamps(lines, LONGEST_LINE) or _totals(lines)
     return None if told is None else _spread(told)
 
 
 def _stamps(lines: Sequence[str], width: int) -> list[float | None] | None:
-    """Returns the first time of day of each line within a width; None if most lines have none."""
+    """Returns the first time of day of each line within its first characters; None if most lines have none."""
     told: list[float | None] = []
     day_s = last_s = 0.0
     for line in lines:

@@ -193,10 +193,8 @@ class _Reader:
         match data:
             case str():
                 self._read_item(data, key)
-            case {"cell_type": "code", "source": source}:
-                self.read("".join(map(str, source)))
-            case {"cell_type": _}:
-                return
+            case {"cell_type": kind, "source": source}:
+                self.read("".join(map(str, source)) if kind == "code" else "")
             case {"name": str(name), "value": str(value)}:
                 self._set(name, self._expand(value))
             case dict() | list():
@@ -208,11 +206,9 @@ class _Reader:
 
     def _read_item(self, text: str, key: str) -> None:
         assigned = _ASSIGNED.fullmatch(_PREFIX.sub("", text))
-        if _NAME.fullmatch(key):
-            self._set(key, self._expand(text))
         if is_setting(key):
-            return
-        if assigned is not None and key.lower() in ("env[]", "environment[]"):
+            self._set(key, self._expand(text))
+        elif assigned is not None and key.lower() in ("env[]", "environment[]"):
             self._set(assigned[1], self._expand(assigned[3]))
         else:
             self._shell(text)

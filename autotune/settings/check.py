@@ -43,7 +43,7 @@ _NOT_ASSIGNED = "it stands in the text, but in no assignment that could be read"
 _NAME_ONLY = SettingVerdict.EFFECTIVE, "the value is computed by the script, only the name was checked", ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class SettingCheck:
     """The verdict on one setting."""
 
@@ -103,12 +103,10 @@ def for_build(
         if check.verdict is SettingVerdict.RENAMED and check.replacement is not None:
             name, value = check.replacement
             check = check_setting(name, value, known)
-        is_kept = check.verdict is SettingVerdict.EFFECTIVE
-        if check.verdict is SettingVerdict.ALREADY_DEFAULT:
-            is_kept = over is not None and name in over
-        elif not is_kept:
+        if check.verdict is SettingVerdict.ALREADY_DEFAULT and name not in (over or ()):
+            continue
+        if check.verdict not in (SettingVerdict.ALREADY_DEFAULT, SettingVerdict.EFFECTIVE):
             note(f"{found.name} is left out: {check.reason}")
-        if not is_kept:
             continue
         if name != found.name:
             note(f"{found.name} is taken as {name}={value}")
@@ -302,9 +300,7 @@ def _said(
     name: str, value: str | None, judged: Judgement, *, starts: bool = True, replacement: tuple[str, str] | None = None
 ) -> SettingCheck:
     verdict, reason, advice = judged
-    return SettingCheck(
-        name=name, value=value, verdict=verdict, starts=starts, reason=reason, advice=advice, replacement=replacement
-    )
+    return SettingCheck(name, value, verdict, starts, reason, advice, replacement)
 
 
 class Migration(NamedTuple):
