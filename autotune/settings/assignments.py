@@ -52,7 +52,6 @@ _IN_QUOTES = re.compile(  # setenv("A", "b"), ENV["A"] = "b", {"A": "b"}
     r"""(?<!getenv\()(?<!get\()(?<!ENV, )\\?["']([A-Z]\w*)\\?["'][ \])]*[,:=] *"""
     r"""((\\?["']).*?\3|[\d.]+)( *(?:\.\.|[+*<&]))?[ \t,;)\]}]*"""
 )
-_REMARK = re.compile(r"(?m)(?:^|(?<=[ \t]))//.*")
 _OF_PROTO = re.compile(r"(?m)^xla_(?!flags)\w+(?:: | \{)")
 _ASKED = ("get", "getenv", "pop")
 _RUNS = ("system", "run", "Popen", "call", "check_call", "check_output")
@@ -96,7 +95,7 @@ class _Reader:
         elif (tree := _python(text)) is not None:
             self._shell("\n".join(re.findall(r"(?m)^[ \t]*[%!](.*)", text)))
             self._visit(tree)
-        elif data := _data(text) or _data(_REMARK.sub("", text)):
+        elif data := _data(text) or _data(re.sub(r"(?m)(?:^|(?<=[ \t]))//.*", "", text)):  # JSON's remarks
             self._walk(data, "", set())
         else:
             self._shell(text)
@@ -182,7 +181,7 @@ class _Reader:
             if assigned is not None:
                 self._set(assigned[1], (self._known(assigned[1]) if assigned[2] else "") + assigned[3])
             if re.search(r"\s", part) and not (assigned and (is_setting(assigned[1]) or _FLAGS.match(assigned[3]))):
-                self._shell(part.replace("\\n", "\n"))
+                self._shell(part.replace("\\n", "\n").replace("%s", COMPUTED))
 
     # ------------------------------------------------------------------ manifests and notebooks
 

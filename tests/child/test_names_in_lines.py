@@ -114,6 +114,10 @@ def test_values_that_only_grow_are_a_clock(name: str) -> None:
     assert best.step_s == pytest.approx(0.5, rel=0.01)
 
 
+def test_the_time_of_many_steps_is_not_that_of_one() -> None:
+    assert saved(printed("Step {i}00: Ran 100 train steps in {d:.2f} secs"))["step_s"] is None
+
+
 EVALUATIONS = {
     "the same words": ("train step {i} time {d:.3f}s loss {loss:.3f}", "eval step {i} time 0.050s loss 1.0"),
     "in brackets": ("[train] step {i} time {d:.3f}s loss {loss:.3f}", "[val] step {i} time 0.050s loss 1.0"),

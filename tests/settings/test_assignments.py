@@ -50,6 +50,8 @@ LEVEL, GEMM = "xla_gpu_autotune_level", "xla_gpu_enable_triton_gemm"
         (f'import os\nos.environ["XLA_FLAGS"] = "--{LEVEL}=" + str(n)', ["effective"]),
         (f"# --{LEVEL}=x\nNCCL_PROTO=Simple", ["effective"]),
         ("export NCCL_PORTO=LL", ["unknown"]),
+        (f'F = {{"{LEVEL}": 3, "{LEVEL}x": 1}}\nf()', ["effective", "unknown"]),
+        (f'declare -A F=([{LEVEL}]=3)\nXLA_FLAGS+=" --$k=${{F[$k]}}"', ["not judged"]),
         ("export JAX_ENABLE_PGEL=1 JAX_OF_MY_OWN=1", ["unknown"]),
         (f'LIBTPU_INIT_ARGS="--xla_tpu_a=1 --{LEVEL}=x"', ["not judged"]),
         (f'ARGS="--{LEVEL}=x"\nLIBTPU_INIT_ARGS="$ARGS --xla_tpu_a=1"', ["not judged"]),
