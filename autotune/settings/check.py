@@ -330,7 +330,7 @@ def check_text(text: str, known: KnownSettings) -> tuple[SettingCheck, ...]:
     found = read_assignments(text)
     checks = check_variables(found, known)
     read = set(re.findall(r"\w+", " ".join(f"{name} {value}" for name, value in found)))
-    bare = re.sub(r"(?m)(?:^|[ \t])#.*", "", text)
+    bare = re.sub(r"(?m)(?:^|[ \t])(?:#|//).*", "", text)
     for match in dict.fromkeys(re.findall(r"(?:--|\b)xla_\w+|(?<![\w$])(?<!\$\{)[A-Z]+_[A-Z0-9_]+\b", bare)):
         name = match.removeprefix("--")
         if name not in read and name.upper() != "XLA_FLAGS" and (match[:2] == "--" or _name_of(name) in known.catalog):

@@ -58,6 +58,7 @@ LEVEL, GEMM = "xla_gpu_autotune_level", "xla_gpu_enable_triton_gemm"
         (f"if '--{LEVEL}' in os.environ['XLA_FLAGS']:\n  f()", ["not judged"]),
         ('$env:NCCL_PROTO = "LL"', ["not judged"]),
         ('export NCCL_NET_GDR_LEVEL=SYS\n$env:NCCL_NET = "IB"', ["effective", "not judged"]),
+        ('{  // "NCCL_ALGO": "Ring",\n  "env": {"NCCL_NET": "IB"},\n}', ["effective"]),
         ("echo $NCCL_PROTO ${NCCL_ALGO}\npython train.py", []),
         ("", []),
     ],
