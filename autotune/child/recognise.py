@@ -415,8 +415,7 @@ def _fit_of(
     blind = reads_tokens and tokens is None
     times, examples = [], []
     came: list[tuple[float, int | None]] = []
-    for i, line in enumerate(lines):
-        now = at[i] if at is not None else 0.0
+    for line, now in zip(lines, at if at is not None else itertools.repeat(0.0), strict=False):
         step = reader.read(line, now)
         if step is not None and step.step_s is not None:
             times.append(step.step_s)

@@ -159,17 +159,12 @@ def read_steps(lines: Sequence[str], at_s: Sequence[float], rules: Mapping[str, 
     Raises:
         ValueError: If a rule cannot work.
     """
-    reader, came, took, example = StepReader(rules), list[float](), list[float](), ""
-    loss = None
-    for line, now_s in zip(lines, at_s, strict=True):
-        step = reader.read(line, now_s)
-        if step is not None and step.step_s is not None:
-            came.append(now_s)
-            took.append(step.step_s)
-            example = BAR.sub("…", plain(line))
-        if step is not None and step.loss is not None:
-            loss = step.loss
-    return Steps(tuple(came), tuple(took), example, loss)
+    reader = StepReader(rules)
+    read = [(line, now_s, step) for line, now_s in zip(lines, at_s, strict=True) if (step := reader.read(line, now_s))]
+    timed = [(now_s, step.step_s, line) for line, now_s, step in read if step.step_s is not None]
+    losses = [step.loss for _, _, step in read if step.loss is not None]
+    came, took, shown = zip(*timed, strict=True) if timed else ((), (), ("",))
+    return Steps(came, took, BAR.sub("…", plain(shown[-1])), losses[-1] if losses else None)
 
 
 # ---------------------------------------------------------------------- one run

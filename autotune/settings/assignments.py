@@ -52,6 +52,9 @@ _IN_QUOTES = re.compile(  # setenv("A", "b"), ENV["A"] = "b", {"A": "b"}
     r"""(?<!getenv\()(?<!get\()(?<!ENV, )\\?["']([A-Z]\w*)\\?["'][ \])]*[,:=] *"""
     r"""((\\?["']).*?\3|[\d.]+)( *(?:\.\.|[+*<&]))?[ \t,;)\]}]*"""
 )
+_PAIR = re.compile(
+    r"""\bname\s*[:=]\s*["']?([A-Z]\w*)["']?,?\s+value\s*()[:=][ \t]*("[^"\n]*"|'[^'\n]*'|[^\s>|#](?:[^\n#]*[^\s#])?)"""
+)
 _OF_PROTO = re.compile(r"(?m)^xla_(?!flags)\w+(?:: | \{)")
 _ASKED = ("get", "getenv", "pop")
 _RUNS = ("system", "run", "Popen", "call", "check_call", "check_output")
@@ -120,18 +123,20 @@ class _Reader:
 
     def _shell(self, text: str) -> None:
         text = re.sub(r"(?m)^(?![ \t]*#)(.*)\\\n", r"\1", text)
-        text = _OF_MAKE.sub(_of_shell, re.sub(r"(?m)^[ \t]*(?://|--) [^-\n].*", "", text))
+        text = _OF_MAKE.sub(_of_shell, _PAIR.sub(_of_shell, re.sub(r"(?m)^[ \t]*(?://|--) [^-\n].*", "", text)))
+        for command in re.findall(_COMMAND, text):
+            self._shell(command.strip("$`"))
         text = _IN_QUOTES.sub(lambda found: f" {found[1]}={found[2]}{COMPUTED * bool(found[4])} ", text)
-        command: list[str] = []
+        words: list[str] = []
         for token in _TOKEN.finditer(f"{text}\n"):
             if token["word"] and _COMMAND_LINE.match(token["word"]):
                 self._shell(re.sub(r"^--[\w-]+=", "", self._plain(token["word"])))
             elif token["word"]:
                 plain = self._plain(token["word"])
-                command += plain.split() if re.fullmatch(r"\$[({]?\w+[)}]?", token["word"]) else [plain]
+                words += plain.split() if re.fullmatch(r"\$[({]?\w+[)}]?", token["word"]) else [plain]
             elif token["end"]:
-                self._run(command)
-                command = []
+                self._run(words)
+                words = []
 
     def _plain(self, word: str) -> str:
         """The word without its quotes, its variables replaced."""
@@ -226,6 +231,8 @@ class _Reader:
                 self._set(self._value(key) if isinstance(key, ast.Constant) else "", self._value(value))
         elif isinstance(node, ast.Call):
             self._visit_call(node)
+        elif isinstance(node, ast.Tuple) and [is_setting(self._value(item)) for item in node.elts] == [True, False]:
+            self._set(*map(self._value, node.elts))
         for child in ast.iter_child_nodes(node):
             self._visit(child)
 
@@ -300,11 +307,10 @@ def _named(node: ast.AST, *, of_call: bool = False) -> str:
 
 def _python(text: str) -> ast.Module | None:
     """The text as Python; None if it is none, or settings alone, which a shell may have meant as well."""
-    lines = [line for line in text.splitlines() if not line.lstrip().startswith(("%", "!"))]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            tree = ast.parse("\n".join(lines))
+            tree = ast.parse(re.sub(r"(?m)^[ \t]*[%!].*", "", text))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
     speaks = any(isinstance(n, (ast.Import, ast.ImportFrom, ast.Call)) for n in ast.walk(tree))
