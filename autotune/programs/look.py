@@ -181,8 +181,7 @@ class StepWatch:
 
     def __init__(self, request: ProbeRequest, tell: Callable[[str], None]) -> None:
         self._tell = tell
-        self._told_s = 0.0
-        self._seen = -1
+        self._told_s, self._seen = 0.0, -1
         self._steps: Steps | None = None
         self._finds_out = request.rules is None
         self._began, self._looked_s = time.time(), 0.0
@@ -397,9 +396,8 @@ def device_words(platform: str, environment: Mapping[str, str]) -> str:
 def default_platform() -> str:
     """Returns ``cuda`` if a GPU is visible, unless JAX_PLATFORMS begins with ``cpu``."""
     environment = caller_environment()
-    if environment.get("JAX_PLATFORMS", "").split(",")[0] == "cpu":
-        return "cpu"
-    return "cuda" if visible_gpus(environment) else "cpu"
+    is_for_cpu = environment.get("JAX_PLATFORMS", "").split(",")[0] == "cpu"
+    return "cpu" if is_for_cpu or not visible_gpus(environment) else "cuda"
 
 
 # ---------------------------------------------------------------------- interpreter
@@ -419,11 +417,9 @@ def program_python(spec: StudySpec, study_dir: Path, *, note: Callable[[str], No
         if (found := _there(named, study_dir) or shutil.which(named)) is None:
             raise StudyFileError(f"`workload.python` must be an interpreter that can be started but got {named!r}")
         return found
-    if command is None:
-        return driver_python()
-    if (direct := direct_python(command, study_dir)) is not None:
+    if command is not None and (direct := direct_python(command, study_dir)) is not None:
         return direct
-    if note is not None:
+    if command is not None and note is not None:
         note(
             f"{command[0]} is no interpreter: that of autotune is asked which settings there are. If the program runs "
             'under another one, name it: [workload] python = "/path/to/python"'

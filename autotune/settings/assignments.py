@@ -27,7 +27,7 @@ MOST_EXPANDED = 10_000_000
 _BRACES = r"\$\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*+\})*+\})*+\}"
 _COMMAND = r"\$\((?:[^()]|\([^()]*+\))*+\)|`[^`]*+`"
 _PIECE = re.compile(
-    rf"""'[^']*+'|"(?:[^"\\]|\\.)*+"|{_BRACES}|{_COMMAND}|\$\w+|(?<==)\((?:[^()'"]|'[^']*+'|"[^"]*+")*+\)|\\.|[^\s;&|<>()]""",
+    rf"""'[^']*+'|"(?:{_BRACES}|{_COMMAND}|[^"\\]|\\.)*+"|{_BRACES}|{_COMMAND}|\$\w+|(?<==)\((?:[^()'"]|'[^']*+'|"[^"]*+")*+\)|\\.|[^\s;&|<>()]""",
     re.DOTALL,
 )
 _TOKEN = re.compile(rf"(?<!\S)\#(?!SBATCH|PBS)[^\n]*|(?P<end>[\n;&|<>()])|(?P<word>(?:{_PIECE.pattern})+)", re.DOTALL)
@@ -37,7 +37,7 @@ _REFERENCE = re.compile(
 )
 _NAME = re.compile(r"[A-Z][A-Z0-9_]*|(?:jax|xla)_\w+")
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
-_PREFIX = re.compile(r"^(?:!|[DR]:|-(?:[a-z]|-[a-z_-]+)=?(?:\w+,)?|Environment=)(?=[A-Z]\w*=)")
+_PREFIX = re.compile(r"^(?:!|\w:|\+*(?:\w+\.)+|-(?:[a-z]|-[a-z_-]+)=?(?:\w+,)?|Environment=)(?=[A-Z]\w*=)")
 _COMMAND_LINE = re.compile(r"""(?:--[\w-]+=)?["'][A-Z]\w*=(?:["']|\S+\s+[^-\s])""")
 _FLAG = re.compile(r"[-‐‑‒–—―−]{1,2}xla_")  # noqa: RUF001
 _FLAGS = re.compile(rf"[\s{COMPUTED}]*{_FLAG.pattern}")
@@ -87,6 +87,7 @@ class _Reader:
         self._values: dict[str, str] = {}
         self._loose: list[str] = []
         self._left = MOST_EXPANDED
+        self._parts: set[str] = set()
 
     def read(self, text: str) -> None:
         """Reads a text in the language that it parses as; without one, as a shell does."""
@@ -101,7 +102,7 @@ class _Reader:
         elif data := _data(text) or _data(re.sub(r"(?m)(?:^|(?<=[ \t]))//.*", "", text)):  # JSON's remarks
             self._walk(data, "", set())
         else:
-            self._shell(text)
+            self._shell(_PAIR.sub(_of_shell, text))
         self._end_loose()
 
     def _end_loose(self) -> None:
@@ -123,7 +124,7 @@ class _Reader:
 
     def _shell(self, text: str) -> None:
         text = re.sub(r"(?m)^(?![ \t]*#)(.*)\\\n", r"\1", text)
-        text = _OF_MAKE.sub(_of_shell, _PAIR.sub(_of_shell, re.sub(r"(?m)^[ \t]*(?://|--) [^-\n].*", "", text)))
+        text = _OF_MAKE.sub(_of_shell, re.sub(r"(?m)^[ \t]*(?://|--) [^-\n].*", "", text))
         for command in re.findall(_COMMAND, text):
             self._shell(command.strip("$`"))
         text = _IN_QUOTES.sub(lambda found: f" {found[1]}={found[2]}{COMPUTED * bool(found[4])} ", text)
@@ -185,7 +186,9 @@ class _Reader:
             assigned = _ASSIGNED.fullmatch(part)
             if assigned is not None:
                 self._set(assigned[1], (self._known(assigned[1]) if assigned[2] else "") + assigned[3])
-            if re.search(r"\s", part) and not (assigned and (is_setting(assigned[1]) or _FLAGS.match(assigned[3]))):
+            is_read = assigned is not None and (is_setting(assigned[1]) or _FLAGS.match(assigned[3]))
+            if re.search(r"\s", part) and not is_read and part not in self._parts:
+                self._parts.add(part)
                 self._shell(part.replace("\\n", "\n").replace("%s", COMPUTED))
 
     # ------------------------------------------------------------------ manifests and notebooks
@@ -233,7 +236,10 @@ class _Reader:
             self._visit_call(node)
         elif isinstance(node, ast.Tuple) and [is_setting(self._value(item)) for item in node.elts] == [True, False]:
             self._set(*map(self._value, node.elts))
-        for child in ast.iter_child_nodes(node):
+        elif isinstance(node, (ast.Constant, ast.JoinedStr)) and re.search(r"\bexport [A-Z]", self._value(node)):
+            self._shell(self._value(node))
+        is_doc = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        for child in () if is_doc or isinstance(node, ast.JoinedStr) else ast.iter_child_nodes(node):
             self._visit(child)
 
     def _visit_call(self, node: ast.Call) -> None:

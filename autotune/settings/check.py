@@ -312,8 +312,7 @@ class Migration(NamedTuple):
 
 def migrate_text(text: str, known: KnownSettings) -> Migration:
     """Translates the settings of a script to the installed build; those that cannot be known are noted."""
-    asked: dict[str, str] = {}
-    notes: list[str] = []
+    asked, notes = dict[str, str](), list[str]()
     for check in check_text(text, known):
         name, value = check.name, "true" if check.value is None else check.value
         may_be_set = name.startswith(("xla_", "jax_")) or is_variable(name)
