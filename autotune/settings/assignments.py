@@ -129,7 +129,7 @@ class _Reader:
             self._shell(command.strip("$`"))
         text = _IN_QUOTES.sub(lambda found: f" {found[1]}={found[2]}{COMPUTED * bool(found[4])} ", text)
         words: list[str] = []
-        for token in _TOKEN.finditer(f"{text}\n"):
+        for token in _TOKEN.finditer(f"{text}\n\n"):
             if token["word"] and _COMMAND_LINE.match(token["word"]):
                 self._shell(re.sub(r"^--[\w-]+=", "", self._plain(token["word"])))
             elif token["word"]:
