@@ -331,7 +331,8 @@ def _data(text: str) -> list[object]:
     with contextlib.suppress(ValueError, RecursionError):
         text = json.dumps(tomllib.loads(text), default=str) if re.search(r"(?m)^\[", text) else text
     try:
-        documents = [*yaml.load_all(text, yaml.BaseLoader)]  # makes texts, lists and maps only
+        loader = yaml.BaseLoader(text)  # makes texts, lists and maps only
+        documents = [loader.get_data() for _ in iter(loader.check_data, False)]
     except (yaml.YAMLError, ValueError, RecursionError):
         return []
     return documents if any(isinstance(d, (dict, list)) for d in documents) else []

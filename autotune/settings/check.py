@@ -239,8 +239,7 @@ def _judge_variable(setting: KnownSetting, value: str, known: KnownSettings) -> 
 def check_xla_flags(text: str, known: KnownSettings) -> tuple[SettingCheck, ...]:
     """Checks an XLA_FLAGS text token by token, as XLA reads it, with repetitions and stray words."""
     checks: list[SettingCheck] = []
-    ignored_from = ""
-    merged: dict[str, str] = {}
+    ignored_from, merged = "", dict[str, str]()
     for token in parse_tokens(re.sub(rf"(?<!\S)(?:--{COMPUTED}\S*|{COMPUTED}+)", "", text)):
         if ignored_from:
             reason = f"XLA stops reading at {ignored_from!r}, so this is never seen"
