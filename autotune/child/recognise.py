@@ -48,7 +48,7 @@ _BY_COUNTER = rf"{_STEP}[\"']?\s*[=:#]?\s*\[?\s*(?P<step>\d+)(?!\d|\.\d*[1-9])"
 _LOSS_NUMBER = rf"(?P<loss>{_NUMBER}|[-+]?(?i:nan|inf))"
 
 _MENTION = re.compile(
-    rf"(?<![\w.,+-])(?<!\d:)(?P<number>{_NUMBER}|(?i:nan|inf))(?!\.?\d|:\d)"
+    rf"(?<![\w.,+-])(?<!\d:)(?P<number>{_NUMBER}|(?i:nan|inf))(?!\.?\d|:\d|-\d\d-\d)"
     rf"(?:\s?(?P<unit>(?:{_TIME_OF_STEP}|{_STEPS_PER_S}|{_TOKENS_PER_S})(?!\s?[=:]|\s+\d+(?![\d/]))|{_UNIT}(?![\w/])))?"
     r"(?!\s?%|[\w/]*[A-Za-z_])"
 )
@@ -64,7 +64,7 @@ _MANY = frozenset(["steps", "iterations", "iters", "batches", "updates"])
 _STEPS = _MANY | {"step", "iteration", "iter", "it", "its", "batch", "update"}
 _TOTALS = frozenset(["elapsed", "total", "wall", "cumulative", "cum", "overall"])
 _TIMES = frozenset(
-    ["time", "times", "duration", "took", "takes", "dt", "t", "latency", "finished", "done", "completed"]
+    ["time", "times", "duration", "dur", "took", "takes", "dt", "t", "latency", "finished", "done", "completed"]
 )
 _OTHERS = re.compile(
     r"(max|min|std|best|worst|fastest|slowest|data\w*|load\w*|fetch|input|forward|fwd|backwards?|bwd|optim\w*|"
@@ -122,7 +122,7 @@ class _Mention:
         words, said = self.words, set(self.words)
         if self.unit and "/" in self.unit.replace("per", "/"):
             return None if any(map(_OTHERS.fullmatch, words)) else MEAN if said & _MEANS else 0
-        is_other = re.search(_OTHER_RATE, self.label.lower()) or (words and words[0] in _MANY)
+        is_other = re.search(_OTHER_RATE, self.label.lower()) or said & _MANY
         if any(map(_OTHERS.fullmatch, words)) or (is_other and not self.rate):
             return None
         if said & _MEANS:
@@ -156,7 +156,7 @@ class _Mention:
             return None
         if words[-1] == "l" and not {"=", ":"} & set(self.between):
             return None
-        return len(self.words) + 10 * _LOSSES.index(words[-1]) + 100 * any(map(_PARTS.fullmatch, words))
+        return len(words) + len(self.words) + 20 * _LOSSES.index(words[-1]) + 200 * any(map(_PARTS.fullmatch, words))
 
     @property
     def shape(self) -> tuple[str, tuple[str, ...], str]:
@@ -415,8 +415,7 @@ def _fit_of(
     blind = reads_tokens and tokens is None
     times, examples = [], []
     came: list[tuple[float, int | None]] = []
-    for i, line in enumerate(lines):
-        now = at[i] if at is not None else float(i)
+    for line, now in zip(lines, at if at is not None else itertools.repeat(0.0), strict=False):
         step = reader.read(line, now)
         if step is not None and step.step_s is not None:
             times.append(step.step_s)
@@ -474,26 +473,27 @@ def _passed(came: Sequence[tuple[float, int | None]]) -> tuple[float | None, boo
 
 # ---------------------------------------------------------------------- the clock of a saved log
 
-_STAMP = re.compile(r"^.{0,30}?(?<![\d:.])(\d\d):(\d\d):(\d\d(?:[.,]\d+)?)(?!:)")
+_TIME = r"(?<![\d:.])(\d\d):(\d\d):(\d\d(?:[.,]\d+)?)(?!:)"
+_STAMPS = [re.compile(before + _TIME) for before in ("^.{0,30}?", "^.*?", "^.*")]
 _DAY_S = 86_400.0
 _ON_A_CLOCK = _TIMES | _TOTALS | {"timestamp", "runtime", "since"}
 
 
 def clock_of(lines: Sequence[str]) -> list[float] | None:
-    """Returns the time of each line of a saved log in seconds, by time stamps at line starts or by printed totals.
+    """Returns the time of each line of a saved log in seconds, by time stamps, at line starts first, or printed totals.
 
     Lines of one time are spread evenly up to the next one. None if the log tells no times.
     """
-    told = _stamps(lines) or _totals(lines)
+    told = next(filter(None, (_stamps(lines, stamp) for stamp in _STAMPS)), None) or _totals(lines)
     return None if told is None else _spread(told)
 
 
-def _stamps(lines: Sequence[str]) -> list[float | None] | None:
-    """Returns the times of day at line starts; None if most lines have none."""
+def _stamps(lines: Sequence[str], stamp: re.Pattern[str]) -> list[float | None] | None:
+    """Returns the times of day that an expression finds in lines; None if most lines have none."""
     told: list[float | None] = []
     day_s = last_s = 0.0
     for line in lines:
-        found = _STAMP.match(plain(line[:LONGEST_LINE]))
+        found = stamp.match(plain(line[:LONGEST_LINE]))
         if found is not None:
             now_s = int(found[1]) * 3600 + int(found[2]) * 60 + float(found[3].replace(",", "."))
             day_s += _DAY_S * (now_s < last_s - _DAY_S / 2)

@@ -78,8 +78,7 @@ def read(
             f"type: autotune read {' '.join([*what[1:], what[0]])}"
         )
     if len(what) == 1 and not path.exists() and shutil.which(what[0]) is None:
-        near = path.parent if path.parent.is_dir() else Path()
-        meant = close_matches(path.name, [p.name for p in near.iterdir()]) or "."
+        meant = close_matches(path.name, [p.name for p in path.parent.glob("*")]) or "."
         raise AutotuneError(
             f"a log or a command must be given but there is no file {what[0]}, and no command of that name"
             f"{meant} A command and its arguments come after --: autotune read -- python train.py"

@@ -312,9 +312,8 @@ def load_study(path: Path) -> StudySpec:
     try:
         text = plain_text(path)
     except FileNotFoundError:
-        beside = [p.name for p in path.parent.glob("*.toml")] if path.parent.is_dir() else []
-        hint = close_matches(path.name, beside)
-        raise StudyFileError(f"the study file must exist but there is no {path}{hint}") from None
+        hint = close_matches(path.name, [p.name for p in path.parent.glob("*.toml")]) or "; `autotune init` writes one"
+        raise StudyFileError(f"no such file: {path}{hint}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise StudyFileError(f"the study file must be readable UTF-8 text but {path}: {error}") from error
     try:

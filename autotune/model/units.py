@@ -89,7 +89,7 @@ def _scaled(value: float | None, scales: Mapping[str, float]) -> str:
     if value is None or not math.isfinite(value):
         return "-"
     unit = next((u for u, scale in scales.items() if abs(value) >= scale), [*scales][-1])
-    return f"{value / scales[unit]:.3g}{unit}"
+    return f"{float(f'{value / scales[unit]:.3g}'):g}{unit}"  # 1000 MiB, not 1e+03 MiB
 
 
 def format_ratio(ratio: float | None) -> str:

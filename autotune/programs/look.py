@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from autotune.child.output import find, lines_of
-from autotune.child.read_output import last_exception
 from autotune.child.recognise import (
     ALIKE,
     BAR,
@@ -47,6 +46,7 @@ from autotune.model.spec import StudySpec
 from autotune.model.units import format_seconds
 from autotune.programs.arrival import DEVICE_COUNT, OwnSettings, marks_of, own_settings
 from autotune.programs.probe import Probe, run_probe, written_lines
+from autotune.workers.failures import classify_failure
 from autotune.workers.settings_check import texts_named
 
 LEAST_STEPS = 10
@@ -63,7 +63,6 @@ TELL_EVERY_S = 10.0
 LOOK_AGAIN_S = 2.0
 STUCK_S = 20.0
 """Seconds of lines of one shape, or of a file that grows, after which a look without a step ends."""
-
 
 MOST_BYTES = 1 << 30
 """Limit of a log that was compressed."""
@@ -160,17 +159,12 @@ def read_steps(lines: Sequence[str], at_s: Sequence[float], rules: Mapping[str, 
     Raises:
         ValueError: If a rule cannot work.
     """
-    reader, came, took, example = StepReader(rules), list[float](), list[float](), ""
-    loss = None
-    for line, now_s in zip(lines, at_s, strict=True):
-        step = reader.read(line, now_s)
-        if step is not None and step.step_s is not None:
-            came.append(now_s)
-            took.append(step.step_s)
-            example = BAR.sub("…", plain(line))
-        if step is not None and step.loss is not None:
-            loss = step.loss
-    return Steps(tuple(came), tuple(took), example, loss)
+    reader = StepReader(rules)
+    read = [(line, now_s, step) for line, now_s in zip(lines, at_s, strict=True) if (step := reader.read(line, now_s))]
+    timed = [(now_s, step.step_s, line) for line, now_s, step in read if step.step_s is not None]
+    losses = [step.loss for _, _, step in read if step.loss is not None]
+    came, took, shown = zip(*timed, strict=True) if timed else ((), (), ("",))
+    return Steps(came, took, BAR.sub("…", plain(shown[-1])), losses[-1] if losses else None)
 
 
 # ---------------------------------------------------------------------- one run
@@ -187,8 +181,7 @@ class StepWatch:
 
     def __init__(self, request: ProbeRequest, tell: Callable[[str], None]) -> None:
         self._tell = tell
-        self._told_s = 0.0
-        self._seen = -1
+        self._told_s, self._seen = 0.0, -1
         self._steps: Steps | None = None
         self._finds_out = request.rules is None
         self._began, self._looked_s = time.time(), 0.0
@@ -316,7 +309,7 @@ def probe_program(request: ProbeRequest, *, tell: Callable[[str], None]) -> Prob
     steps = watch.steps(probe)
     count = len(steps.took_s) if steps is not None else 0
     if probe.status:
-        raise LaunchError(_why_failed(shlex.join(redact_command(request.command)), probe))
+        raise LaunchError(_why_failed(request, probe))
     if steps is None or watch.rules is None or count <= WARMUP_STEPS:
         raise LaunchError(_why_no_steps(request, probe, count, watch))
     if probe.status is not None and count < WARMUP_STEPS + LEAST_STEPS + 1:
@@ -403,9 +396,8 @@ def device_words(platform: str, environment: Mapping[str, str]) -> str:
 def default_platform() -> str:
     """Returns ``cuda`` if a GPU is visible, unless JAX_PLATFORMS begins with ``cpu``."""
     environment = caller_environment()
-    if environment.get("JAX_PLATFORMS", "").split(",")[0] == "cpu":
-        return "cpu"
-    return "cuda" if visible_gpus(environment) else "cpu"
+    is_for_cpu = environment.get("JAX_PLATFORMS", "").split(",")[0] == "cpu"
+    return "cpu" if is_for_cpu or not visible_gpus(environment) else "cuda"
 
 
 # ---------------------------------------------------------------------- interpreter
@@ -425,11 +417,9 @@ def program_python(spec: StudySpec, study_dir: Path, *, note: Callable[[str], No
         if (found := _there(named, study_dir) or shutil.which(named)) is None:
             raise StudyFileError(f"`workload.python` must be an interpreter that can be started but got {named!r}")
         return found
-    if command is None:
-        return driver_python()
-    if (direct := direct_python(command, study_dir)) is not None:
+    if command is not None and (direct := direct_python(command, study_dir)) is not None:
         return direct
-    if note is not None:
+    if command is not None and note is not None:
         note(
             f"{command[0]} is no interpreter: that of autotune is asked which settings there are. If the program runs "
             'under another one, name it: [workload] python = "/path/to/python"'
@@ -582,16 +572,18 @@ def _last_lines(lines: Sequence[str]) -> str:
     return f"Its last lines:{shown}" if shown else "It printed nothing."
 
 
-def _why_failed(program: str, probe: Probe) -> str:
-    status = probe.status or 0
-    how = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
-    error = last_exception(probe.lines)
-    shown = _last_lines(probe.lines or list(probe.last_lines))
-    advice = f"Run it by hand until it works: {program}"
-    if error is not None and error[0] == "EOFError":
+def _why_failed(request: ProbeRequest, probe: Probe) -> str:
+    lines = probe.lines or list(probe.last_lines)
+    ending = classify_failure(
+        exit_status=probe.status, phase="run", error_type=None, message=None, last_lines=tuple(lines), log=None,
+        platform=request.platform,
+    )  # fmt: skip
+    shown = "PYTHONFAULTHANDLER=1 " * (ending.signal is not None) + shlex.join(redact_command(request.command))
+    advice = f"Run it by hand until it works: {shown}"
+    if ending.message.startswith("EOFError"):
         advice = "It reads standard input, and a study gives a program none: give what it asks for as an argument"
-    said = f": {error[0]}: {error[1].splitlines()[0] if error[1] else ''}" if error is not None else ""
-    return f"the program must run but {how} after {format_seconds(probe.took_s)}{said}. {shown}\n  {advice}"
+    after = format_seconds(probe.took_s)
+    return f"the program must run but failed after {after}: {ending.message}. {_last_lines(lines)}\n  {advice}"
 
 
 def _why_no_steps(request: ProbeRequest, probe: Probe, steps: int, watch: StepWatch) -> str:

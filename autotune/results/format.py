@@ -125,7 +125,7 @@ def format_aa_run(result: AaRecord) -> list[str]:
 
 def _spreads(noise: AaNoise) -> str:
     """Formats the standard deviations of processes and of pairs of blocks."""
-    of_process, of_pair = (f"{sd * 100:.2g} %" for sd in (noise.process_sd, noise.within_sd))
+    of_process, of_pair = (f"{float(f'{sd:.2g}') * 100:g} %" for sd in (noise.process_sd, noise.within_sd))
     if not noise.within_sd:
         return f"standard deviation of a fresh run {of_process}"
     return f"standard deviation of a process {of_process}, of a pair of blocks {of_pair}"

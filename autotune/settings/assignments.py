@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import json
 import re
 import textwrap
+import tomllib
 import warnings
 
 import yaml
@@ -25,7 +27,7 @@ MOST_EXPANDED = 10_000_000
 _BRACES = r"\$\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*+\})*+\})*+\}"
 _COMMAND = r"\$\((?:[^()]|\([^()]*+\))*+\)|`[^`]*+`"
 _PIECE = re.compile(
-    rf"""'[^']*+'|"(?:[^"\\]|\\.)*+"|{_BRACES}|{_COMMAND}|\$\w+|(?<==)\((?:[^()'"]|'[^']*+'|"[^"]*+")*+\)|\\.|[^\s;&|<>()]""",
+    rf"""'[^']*+'|"(?:{_BRACES}|{_COMMAND}|[^"\\]|\\.)*+"|{_BRACES}|{_COMMAND}|\$\w+|(?<==)\((?:[^()'"]|'[^']*+'|"[^"]*+")*+\)|\\.|[^\s;&|<>()]""",
     re.DOTALL,
 )
 _TOKEN = re.compile(rf"(?<!\S)\#(?!SBATCH|PBS)[^\n]*|(?P<end>[\n;&|<>()])|(?P<word>(?:{_PIECE.pattern})+)", re.DOTALL)
@@ -33,17 +35,25 @@ _REFERENCE = re.compile(
     r"(?<!\\)(?:\$\{(\w+)(?:\[[@*]\])?(?::?([-=+])((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*))?\}"
     rf"|\$\((\w+)\)|\$(\w+)|{_BRACES}|{_COMMAND})"
 )
-_NAME = re.compile(r"[A-Z][A-Z0-9_]*|jax_\w+")
+_NAME = re.compile(r"[A-Z][A-Z0-9_]*|(?:jax|xla)_\w+")
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
-_PREFIX = re.compile(r"^(?:-(?:[a-z]|-[a-z_-]+)=?(?:\w+,)?|Environment=)(?=[A-Z]\w*=)")
+_PREFIX = re.compile(r"^(?:!|\w:|\+*(?:\w+\.)+|-(?:[a-z]|-[a-z_-]+)=?(?:\w+,)?|Environment=)(?=[A-Z]\w*=)")
 _COMMAND_LINE = re.compile(r"""(?:--[\w-]+=)?["'][A-Z]\w*=(?:["']|\S+\s+[^-\s])""")
 _FLAG = re.compile(r"[-‐‑‒–—―−]{1,2}xla_")  # noqa: RUF001
 _FLAGS = re.compile(rf"[\s{COMPUTED}]*{_FLAG.pattern}")
+_WITHOUT_QUOTES = re.compile(rf"(?<![^\0])XLA_FLAGS=[^\0]*(?:\0{_FLAG.pattern}[^\0]*)+")
 _FENCED = re.compile(r"^[ \t]*```[^\n]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE)
-_SETTING = re.compile(r"(NCCL|XLA_PYTHON_CLIENT|XLA_CLIENT|JAX|jax)_")
+_SETTING = re.compile(r"(NCCL|XLA_PYTHON_CLIENT|XLA_CLIENT|JAX|jax|xla_[cg]pu)_")
 _OF_MAKE = re.compile(
     r"(?m)^([ \t]*(?:[\w.%-]+:[ \t]+)?(?:export[ \t]+)?[A-Z]\w*)"
     r"(?:[ \t]*[:?]=|[ \t]+(\+?)=[ \t])[ \t]*(.*?)(?:[ \t]#.*)?$"
+)
+_IN_QUOTES = re.compile(  # setenv("A", "b"), ENV["A"] = "b", {"A": "b"}
+    r"""(?<!getenv\()(?<!get\()(?<!ENV, )\\?["']([A-Z]\w*)\\?["'][ \])]*[,:=] *"""
+    r"""((\\?["']).*?\3|[\d.]+)( *(?:\.\.|[+*<&]))?[ \t,;)\]}]*"""
+)
+_PAIR = re.compile(
+    r"""\bname\s*[:=]\s*["']?([A-Z]\w*)["']?,?\s+value\s*()[:=][ \t]*("[^"\n]*"|'[^'\n]*'|[^\s>|#](?:[^\n#]*[^\s#])?)"""
 )
 _OF_PROTO = re.compile(r"(?m)^xla_(?!flags)\w+(?:: | \{)")
 _ASKED = ("get", "getenv", "pop")
@@ -64,7 +74,7 @@ def read_assignments(text: str) -> list[tuple[str, str]]:
     with contextlib.suppress(RecursionError):
         reader.read(text.replace("\r\n", "\n"))
     found = list(dict.fromkeys(reader.found))
-    words = [" ".join(value.split()) + " " for _, value in found]
+    words = [" ".join(value.split()) + " " * bool(re.search(r"=\S+\s*$", value)) for _, value in found]
     taken_up = [any(w in later for later in words[i + 1 : i + MOST_LATER]) for i, w in enumerate(words)]
     return [pair for pair, is_taken in zip(found, taken_up, strict=True) if not (is_taken and _FLAG.search(pair[1]))]
 
@@ -77,6 +87,7 @@ class _Reader:
         self._values: dict[str, str] = {}
         self._loose: list[str] = []
         self._left = MOST_EXPANDED
+        self._parts: set[str] = set()
 
     def read(self, text: str) -> None:
         """Reads a text in the language that it parses as; without one, as a shell does."""
@@ -88,10 +99,13 @@ class _Reader:
         elif (tree := _python(text)) is not None:
             self._shell("\n".join(re.findall(r"(?m)^[ \t]*[%!](.*)", text)))
             self._visit(tree)
-        elif data := _data(text):
+        elif data := _data(text) or _data(re.sub(r"(?m)(?:^|(?<=[ \t]))//.*", "", text)):  # JSON's remarks
             self._walk(data, "", set())
         else:
-            self._shell(text)
+            self._shell(_PAIR.sub(_of_shell, text))
+        self._end_loose()
+
+    def _end_loose(self) -> None:
         if self._loose:
             self.found.append(("XLA_FLAGS", " ".join(self._loose)))
             self._loose.clear()
@@ -103,23 +117,27 @@ class _Reader:
 
     def _set(self, name: str, value: str) -> None:
         self._values[name] = value
-        if is_setting(name) or _FLAGS.match(value):
+        if not _ASSIGNED.match(value) and (is_setting(name) or _FLAGS.match(value)):
             self.found.append((name if is_setting(name) else "XLA_FLAGS", value))
 
     # ------------------------------------------------------------------ shell, and what is written like it
 
     def _shell(self, text: str) -> None:
         text = re.sub(r"(?m)^(?![ \t]*#)(.*)\\\n", r"\1", text)
-        text = _OF_MAKE.sub(_of_shell, text)
-        command: list[str] = []
-        for token in _TOKEN.finditer(f"{text}\n"):
+        text = _OF_MAKE.sub(_of_shell, re.sub(r"(?m)^[ \t]*(?://|--) [^-\n].*", "", text))
+        for command in re.findall(_COMMAND, text):
+            self._shell(command.strip("$`"))
+        text = _IN_QUOTES.sub(lambda found: f" {found[1]}={found[2]}{COMPUTED * bool(found[4])} ", text)
+        words: list[str] = []
+        for token in _TOKEN.finditer(f"{text}\n\n"):
             if token["word"] and _COMMAND_LINE.match(token["word"]):
                 self._shell(re.sub(r"^--[\w-]+=", "", self._plain(token["word"])))
             elif token["word"]:
-                command.append(self._plain(token["word"]))
+                plain = self._plain(token["word"])
+                words += plain.split() if re.fullmatch(r"\$[({]?\w+[)}]?", token["word"]) else [plain]
             elif token["end"]:
-                self._run(command)
-                command = []
+                self._run(words)
+                words = []
 
     def _plain(self, word: str) -> str:
         """The word without its quotes, its variables replaced."""
@@ -151,17 +169,12 @@ class _Reader:
         return value
 
     def _run(self, words: list[str]) -> None:
-        named = next((i for i, w in enumerate(words) if i and not w.startswith("-")), 0)
-        if named and words[0].lower() in ("env", "setenv", "set") and _NAME.fullmatch(words[named]):
+        words = words[words[:1] in (["or"], ["and"]) :]
+        named = next((i for i, w in enumerate(words[:-1]) if i and not w.startswith("-")), 0)
+        if named and words[0].lower().lstrip("%!") in ("env", "setenv", "set") and _NAME.fullmatch(words[named]):
             self._set(words[named], " ".join(words[named + 1 :]))
             return
-        joined: list[str] = []
-        for word in words:
-            if joined and joined[-1].startswith("XLA_FLAGS=") and _FLAG.match(word):  # of a file without quotes
-                joined[-1] += f" {word}"
-            else:
-                joined.append(word)
-        for word in joined:
+        for word in _WITHOUT_QUOTES.sub(lambda found: found[0].replace("\0", " "), "\0".join(words)).split("\0"):
             self._read_word(word)
 
     def _read_word(self, word: str) -> None:
@@ -171,11 +184,12 @@ class _Reader:
             return
         for part in re.split(r",(?=[A-Z][A-Z0-9_]*=)", _PREFIX.sub("", word)):
             assigned = _ASSIGNED.fullmatch(part)
-            if assigned is None or not (is_setting(assigned[1]) or _FLAGS.match(assigned[3])):
-                if re.search(r"\s", part):
-                    self._shell(part)
-            else:
+            if assigned is not None:
                 self._set(assigned[1], (self._known(assigned[1]) if assigned[2] else "") + assigned[3])
+            is_read = assigned is not None and (is_setting(assigned[1]) or _FLAGS.match(assigned[3]))
+            if re.search(r"\s", part) and not is_read and part not in self._parts:
+                self._parts.add(part)
+                self._shell(part.replace("\\n", "\n").replace("%s", COMPUTED))
 
     # ------------------------------------------------------------------ manifests and notebooks
 
@@ -186,24 +200,22 @@ class _Reader:
         match data:
             case str():
                 self._read_item(data, key)
-            case {"cell_type": "code", "source": source}:
-                self.read("".join(map(str, source)))
-            case {"cell_type": _}:
-                return
+            case {"cell_type": kind, "source": source}:
+                self.read("".join(map(str, source)) if kind == "code" else "")
             case {"name": str(name), "value": str(value)}:
                 self._set(name, self._expand(value))
             case dict() | list():
                 pairs = data.items() if isinstance(data, dict) else [(f"{key}[]", value) for value in data]
                 for name, value in pairs:
                     self._walk(value, str(name), seen)
+                    if isinstance(data, dict):
+                        self._end_loose()
 
     def _read_item(self, text: str, key: str) -> None:
-        assigned = _ASSIGNED.fullmatch(text)
-        if _NAME.fullmatch(key):
-            self._set(key, self._expand(text))
+        assigned = _ASSIGNED.fullmatch(_PREFIX.sub("", text))
         if is_setting(key):
-            return
-        if assigned is not None and key.lower() in ("env[]", "environment[]"):
+            self._set(key, self._expand(text))
+        elif assigned is not None and key.lower() in ("env[]", "environment[]"):
             self._set(assigned[1], self._expand(assigned[3]))
         else:
             self._shell(text)
@@ -219,26 +231,30 @@ class _Reader:
                 self._set(name, before + blank + self._value(node.value))
         elif isinstance(node, ast.Dict):
             for key, value in zip(node.keys, node.values, strict=True):
-                if isinstance(key, ast.Constant) and isinstance(key.value, str) and _NAME.fullmatch(key.value):
-                    self._set(key.value, self._value(value))
+                self._set(self._value(key) if isinstance(key, ast.Constant) else "", self._value(value))
         elif isinstance(node, ast.Call):
             self._visit_call(node)
-        for child in ast.iter_child_nodes(node):
+        elif isinstance(node, ast.Tuple) and [is_setting(self._value(item)) for item in node.elts] == [True, False]:
+            self._set(*map(self._value, node.elts))
+        elif isinstance(node, (ast.Constant, ast.JoinedStr)) and re.search(r"\bexport [A-Z]", self._value(node)):
+            self._shell(self._value(node))
+        is_doc = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        for child in () if is_doc or isinstance(node, ast.JoinedStr) else ast.iter_child_nodes(node):
             self._visit(child)
 
     def _visit_call(self, node: ast.Call) -> None:
-        called, first = _named(node.func, of_call=True), node.args[0] if node.args else None
+        called, named = _named(node.func, of_call=True), {k.arg: k.value for k in node.keywords}
+        first, second = [*node.args, *filter(None, map(named.get, ("name", "value"))), None, None][:2]
         name = first.value if isinstance(first, ast.Constant) and isinstance(first.value, str) else ""
         if called in _RUNS and first is not None:
             self._shell(self._value(first))
         elif called in ("append", "extend") and first is not None and isinstance(node.func, ast.Attribute):
             owner = _named(node.func.value)
             self._set(owner, f"{self._known(owner, '')} {self._value(first)}")
-        elif len(node.args) > 1 and called not in _ASKED and _NAME.fullmatch(name):
-            self._set(name, self._value(node.args[1]))
-        for keyword in node.keywords:
-            if keyword.arg and _NAME.fullmatch(keyword.arg) and keyword.arg.isupper():
-                self._set(keyword.arg, self._value(keyword.value))
+        elif second is not None and called not in _ASKED and _NAME.fullmatch(name):
+            self._set(name, self._value(second))
+        for keyword, value in named.items():
+            self._set(keyword or "", self._value(value))
 
     def _value(self, node: ast.AST) -> str:
         """The value as text, as far as it stands in the source; a list's items are joined by blanks."""
@@ -249,15 +265,13 @@ class _Reader:
                 return self._known(_named(node))
             case ast.JoinedStr(values=values):
                 return "".join(map(self._value, values))
-            case ast.FormattedValue(value=value):
+            case ast.FormattedValue(value=value) | ast.IfExp(body=value):
                 return self._value(value)
             case ast.List(elts=items) | ast.Tuple(elts=items):
                 return " ".join(map(self._value, items))
             case ast.BinOp(left=left, op=ast.Add(), right=right):
-                blank = " " if isinstance(right, ast.List) else ""
+                blank = " " if isinstance(left, ast.List) or isinstance(right, ast.List) else ""
                 return self._value(left) + blank + self._value(right)
-            case ast.IfExp(body=value):
-                return self._value(value)
             case ast.BinOp(left=left, op=ast.Mod()):
                 return re.sub(r"%[^%]*?[a-zA-Z]", COMPUTED, self._value(left))
             case ast.Call():
@@ -266,12 +280,13 @@ class _Reader:
 
     def _value_of_call(self, node: ast.Call) -> str:
         called, owner = _named(node.func, of_call=True), getattr(node.func, "value", None)
-        if called in _ASKED and node.args:
-            name = self._value(node.args[0])
-            default = self._value(node.args[1]) if len(node.args) > 1 else COMPUTED
-            return self._known(name, default)
-        if called in ("join", "str") and node.args:
-            return self._value(node.args[0])
+        first, second = [*node.args, None, None][:2]
+        if called in _ASKED and first is not None:
+            return self._known(self._value(first), self._value(second) if second is not None else COMPUTED)
+        if called == "join" and owner is not None and isinstance(first, (ast.List, ast.Tuple)):
+            return self._value(owner).join(map(self._value, first.elts))
+        if called in ("join", "str") and first is not None:
+            return self._value(first)
         if called in ("strip", "rstrip", "lstrip", "replace") and owner is not None:
             return self._value(owner)
         return re.sub(r"\{.*?\}", COMPUTED, self._value(owner)) if called == "format" and owner else COMPUTED
@@ -298,11 +313,10 @@ def _named(node: ast.AST, *, of_call: bool = False) -> str:
 
 def _python(text: str) -> ast.Module | None:
     """The text as Python; None if it is none, or settings alone, which a shell may have meant as well."""
-    lines = [line for line in text.splitlines() if not line.lstrip().startswith(("%", "!"))]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            tree = ast.parse("\n".join(lines))
+            tree = ast.parse(re.sub(r"(?m)^[ \t]*[%!].*", "", text))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
     speaks = any(isinstance(n, (ast.Import, ast.ImportFrom, ast.Call)) for n in ast.walk(tree))
@@ -310,15 +324,15 @@ def _python(text: str) -> ast.Module | None:
 
 
 def _data(text: str) -> list[object]:
-    """The documents of YAML or JSON, placeholders of templates computed; none if it is neither."""
+    """The documents of YAML, JSON or TOML, placeholders of templates computed; none if it is neither."""
     text = re.sub(r"(?m)^[ \t]*\{\{.*\}\}[ \t]*$", "", text)
     text = re.sub(r"\$?\{\{[^{}]*\}\}", COMPUTED, text)
     text = text.expandtabs() if text.lstrip()[:1] in ("{", "[") else text  # YAML has no tabs, JSON may
-    documents: list[object] = []
+    with contextlib.suppress(ValueError, RecursionError):
+        text = json.dumps(tomllib.loads(text), default=str) if re.search(r"(?m)^\[", text) else text
     try:
         loader = yaml.BaseLoader(text)  # makes texts, lists and maps only
-        while loader.check_data():  # type: ignore[no-untyped-call]
-            documents.append(loader.get_data())
+        documents = [loader.get_data() for _ in iter(loader.check_data, False)]
     except (yaml.YAMLError, ValueError, RecursionError):
         return []
     return documents if any(isinstance(d, (dict, list)) for d in documents) else []

@@ -43,7 +43,7 @@ _NOT_ASSIGNED = "it stands in the text, but in no assignment that could be read"
 _NAME_ONLY = SettingVerdict.EFFECTIVE, "the value is computed by the script, only the name was checked", ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class SettingCheck:
     """The verdict on one setting."""
 
@@ -103,12 +103,10 @@ def for_build(
         if check.verdict is SettingVerdict.RENAMED and check.replacement is not None:
             name, value = check.replacement
             check = check_setting(name, value, known)
-        is_kept = check.verdict is SettingVerdict.EFFECTIVE
-        if check.verdict is SettingVerdict.ALREADY_DEFAULT:
-            is_kept = over is not None and name in over
-        elif not is_kept:
+        if check.verdict is SettingVerdict.ALREADY_DEFAULT and name not in (over or ()):
+            continue
+        if check.verdict not in (SettingVerdict.ALREADY_DEFAULT, SettingVerdict.EFFECTIVE):
             note(f"{found.name} is left out: {check.reason}")
-        if not is_kept:
             continue
         if name != found.name:
             note(f"{found.name} is taken as {name}={value}")
@@ -241,9 +239,8 @@ def _judge_variable(setting: KnownSetting, value: str, known: KnownSettings) -> 
 def check_xla_flags(text: str, known: KnownSettings) -> tuple[SettingCheck, ...]:
     """Checks an XLA_FLAGS text token by token, as XLA reads it, with repetitions and stray words."""
     checks: list[SettingCheck] = []
-    ignored_from = ""
-    merged: dict[str, str] = {}
-    for token in parse_tokens(re.sub(rf"(?<!\S){COMPUTED}+", "", text)):
+    ignored_from, merged = "", dict[str, str]()
+    for token in parse_tokens(re.sub(rf"(?<!\S)(?:--{COMPUTED}\S*|{COMPUTED}+)", "", text)):
         if ignored_from:
             reason = f"XLA stops reading at {ignored_from!r}, so this is never seen"
             advice = f"mend or remove {ignored_from!r}"
@@ -302,9 +299,7 @@ def _said(
     name: str, value: str | None, judged: Judgement, *, starts: bool = True, replacement: tuple[str, str] | None = None
 ) -> SettingCheck:
     verdict, reason, advice = judged
-    return SettingCheck(
-        name=name, value=value, verdict=verdict, starts=starts, reason=reason, advice=advice, replacement=replacement
-    )
+    return SettingCheck(name, value, verdict, starts, reason, advice, replacement)
 
 
 class Migration(NamedTuple):
@@ -316,11 +311,11 @@ class Migration(NamedTuple):
 
 def migrate_text(text: str, known: KnownSettings) -> Migration:
     """Translates the settings of a script to the installed build; those that cannot be known are noted."""
-    asked: dict[str, str] = {}
-    notes: list[str] = []
+    asked, notes = dict[str, str](), list[str]()
     for check in check_text(text, known):
         name, value = check.name, "true" if check.value is None else check.value
-        if check.verdict is SettingVerdict.NOT_JUDGED or COMPUTED in value or not _may_be_set(name):
+        may_be_set = name.startswith(("xla_", "jax_")) or is_variable(name)
+        if check.verdict is SettingVerdict.NOT_JUDGED or COMPUTED in value or not may_be_set:
             notes.append(f"{name} stays where it is: {check.reason}")
         else:
             asked[name] = combine(name, asked[name], value) if name in asked else value
@@ -328,19 +323,15 @@ def migrate_text(text: str, known: KnownSettings) -> Migration:
     return Migration(settings=settings, notes=tuple(notes))
 
 
-def _may_be_set(name: str) -> bool:
-    return name.startswith(("xla_", "jax_")) or is_variable(name)
-
-
 def check_text(text: str, known: KnownSettings) -> tuple[SettingCheck, ...]:
     """Checks what a script of any language sets, and names the settings in it that no assignment holds."""
     found = read_assignments(text)
     checks = check_variables(found, known)
     read = set(re.findall(r"\w+", " ".join(f"{name} {value}" for name, value in found)))
-    bare = re.sub(r"(?m)(?:^|[ \t])#.*", "", text)
-    for match in dict.fromkeys(re.findall(r"--xla_\w+|(?<![\w$])(?<!\$\{)[A-Z]+_[A-Z0-9_]+\b", bare)):
+    bare = re.sub(r"(?m)(?:^|[ \t])(?:#|//).*", "", text)
+    for match in dict.fromkeys(re.findall(r"(?:--|\b)xla_\w+|(?<![\w$])(?<!\$\{)[A-Z]+_[A-Z0-9_]+\b", bare)):
         name = match.removeprefix("--")
-        if name not in read and name != "XLA_FLAGS" and (name.startswith("xla_") or _name_of(name) in known.catalog):
+        if name not in read and name.upper() != "XLA_FLAGS" and (match[:2] == "--" or _name_of(name) in known.catalog):
             advice = f"give it to `autotune flags check '{match}=VALUE'`"
             checks += (_said(_name_of(name), None, (SettingVerdict.NOT_JUDGED, _NOT_ASSIGNED, advice)),)
     return checks
@@ -355,7 +346,7 @@ def check_variables(assigned: Iterable[tuple[str, str]], known: KnownSettings) -
             checks += check_xla_flags(value, known)
         elif variable == "LIBTPU_INIT_ARGS":
             checks.append(_said(name, value, (SettingVerdict.NOT_JUDGED, _OF_LIBTPU, "")))
-        elif is_setting(variable) and (known[name].exists or name.isupper() or known.hint(known[name])):
+        elif is_setting(variable) and (known[name].exists or name[:4] != "jax_" or known.hint(known[name])):
             checks.append(check_setting(name, value, known))
     return tuple(dict.fromkeys(checks))
 

@@ -26,7 +26,7 @@ def _any(*patterns: str) -> re.Pattern[str]:
 _KNOWN = tomllib.loads((resources.files("autotune") / "data" / "failures.toml").read_text("utf-8"))
 _TEXTS = {name: _any(*patterns) for name, patterns in _KNOWN["texts"].items()}
 _LINES = {name: _any(*patterns) for name, patterns in _KNOWN["lines"].items()}
-_KINDS = [(FailureKind(kind), _TEXTS[name]) for kind, name in _KNOWN["kinds"]]
+_KINDS = [(FailureKind(kind), name) for kind, name in _KNOWN["kinds"]]
 _ERROR = _any(*(_LINES[name].pattern for name in ("fatal", "logged", "error")))
 
 _FROM_OUTSIDE = frozenset({signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2})
@@ -68,7 +68,7 @@ def _without_frames(lines: Sequence[str]) -> list[str]:
 
 def classify_failure(
     *, exit_status: int | None, phase: str, error_type: str | None, message: str | None, last_lines: tuple[str, ...],
-    log: str | None,
+    log: str | None, platform: str = "cuda",
 ) -> Failure:  # fmt: skip
     """Classifies the end of a worker.
 
@@ -86,7 +86,7 @@ def classify_failure(
     if (exit_status or 0) >= 0 and told and number:  # a launcher ends the peers of a process that raised an exception
         is_by_signal = number in _FAULTS or FOLLOW_UP.search(": ".join(told))
         told, number = (None, number) if is_by_signal else (told, None)
-    kind, said = _judge(exit_status, phase, told, number, lines)
+    kind, said = _judge(exit_status, phase, told, number, lines, platform)
     return Failure(
         kind=kind, message=said, phase=phase, log=log, last_lines=last_lines,
         exit_status=exit_status if exit_status is None or exit_status >= 0 else None,
@@ -105,8 +105,9 @@ def _signal_of(exit_status: int, lines: Sequence[str]) -> signal.Signals | None:
 
 
 def _judge(
-    exit_status: int | None, phase: str, told: tuple[str, str] | None, number: signal.Signals | None, lines: list[str]
-) -> tuple[FailureKind, str]:
+    exit_status: int | None, phase: str, told: tuple[str, str] | None, number: signal.Signals | None, lines: list[str],
+    platform: str,
+) -> tuple[FailureKind, str]:  # fmt: skip
     if exit_status is None:
         return FailureKind.LAUNCH, "the guard of the worker vanished; was it killed from outside?"
     if exit_status != 0 and (shares := next(filter(_TEXTS["two_shares"].search, lines), None)):
@@ -115,7 +116,8 @@ def _judge(
     errors = [line for line in lines if not _LINES["harmless"].search(line)]
     if told and told[1]:
         errors = ": ".join(told).splitlines()
-    if (told or exit_status != 0) and (judged := _judge_lines(errors, told is not None, number is not None)):
+    kinds = [(kind, name) for kind, name in _KINDS if name != "no_gpu" or platform == "cuda"]
+    if (told or exit_status != 0) and (judged := _judge_lines(kinds, errors, told is not None, number is not None)):
         return judged
     reason = reason_in(errors)
     if number in _FROM_OUTSIDE:
@@ -134,13 +136,15 @@ def _judge(
     return FailureKind.NO_RESULT, f"ended with status {exit_status} in phase {phase} without a result{reason}"
 
 
-def _judge_lines(lines: Sequence[str], is_exception: bool, is_signal: bool) -> tuple[FailureKind, str] | None:
+def _judge_lines(
+    kinds: Sequence[tuple[FailureKind, str]], lines: Sequence[str], is_exception: bool, is_signal: bool
+) -> tuple[FailureKind, str] | None:
     """Classifies by the first known kind: only an error's line decides and, after a signal, of a launch a fatal one."""
-    for kind, pattern in _KINDS:
+    for kind, name in kinds:
         needed = _LINES["fatal"] if is_signal and kind is FailureKind.LAUNCH else _ERROR
-        found = (line for line in lines if pattern.search(line) and (is_exception or needed.search(line)))
+        found = (line for line in lines if _TEXTS[name].search(line) and (is_exception or needed.search(line)))
         if line := next(found, None):
-            is_new = _TEXTS["no_gpu"].search(line) and not line.startswith(NO_GPU)
+            is_new = name == "no_gpu" and not line.startswith(NO_GPU)
             return kind, f"{NO_GPU}: {line}"[:400] if is_new else _clean(line)
     return None
 

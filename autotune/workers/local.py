@@ -242,6 +242,7 @@ class LocalWorker(Worker):
             message=str(error["message"]) if error else None,
             last_lines=last_lines(log) or tuple(end["last_lines"]),
             log=str(log),
+            platform=self._spec.device.platform,
         )
         is_lasting = is_without_gpu(failure) or is_not_installed(failure)
         return WorkerFailed(failure, infrastructure=failure.kind is FailureKind.LAUNCH and not is_lasting)

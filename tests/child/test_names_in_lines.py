@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from autotune.programs.look import doubt_of, read_log, reading_of
 from autotune.programs.probe import Probe
 from tests.console import autotune
 
+LOGS = tomllib.loads((Path(__file__).parent / "public_logs.toml").read_text())["log"]
 COUNT = 24
 TOOK_S = [0.5 + 0.001 * (7 * i % 11 - 5) for i in range(COUNT)]
 """Durations around 500 ms, as jitter makes them."""
@@ -110,6 +112,10 @@ def test_values_that_only_grow_are_a_clock(name: str) -> None:
     best = recognise(lines, at=[0.5 * i for i in range(COUNT)])[0]
     assert best.by_clock
     assert best.step_s == pytest.approx(0.5, rel=0.01)
+
+
+def test_the_time_of_many_steps_is_not_that_of_one() -> None:
+    assert saved(printed("Step {i}00: Ran 100 train steps in {d:.2f} secs"))["step_s"] is None
 
 
 EVALUATIONS = {
@@ -382,3 +388,14 @@ def test_a_bar_without_a_loss_keeps_its_preset() -> None:
     found = saved(printed(" 12%|###  | {i}/100 [00:01<00:07, {rate:.2f}it/s]"))
     assert (found["rules"], found["losses"]) == ({"preset": "tqdm"}, 0)
     assert found["step_s"] == pytest.approx(0.5, rel=0.02)
+
+
+@pytest.mark.parametrize("log", LOGS, ids=lambda log: log["name"])
+def test_a_log_of_a_public_shape_is_read(log: dict[str, Any]) -> None:
+    lines = log["text"].strip("\n").split("\n")
+    found = saved(lines)
+    assert (found["steps"], found["loss"]) == (log["steps"], log.get("loss") and pytest.approx(log["loss"]))
+    assert found["step_s"] == pytest.approx(log["step_s"], rel=0.03)
+    passed_s = (log["step_s"] * log["every"] * (log["mark"] in line) for line in lines)
+    live = recognise(lines, at=list(itertools.accumulate(passed_s)))[0]
+    assert live.step_s == pytest.approx(log["step_s"], rel=0.03)

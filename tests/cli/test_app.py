@@ -152,7 +152,8 @@ def test_run_directory_of_a_study_that_measured_nothing_does_not_block_an_edit(s
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["nowhere.toml"], "there is no nowhere.toml"),
+        (["nowhere.toml"], "no such file: nowhere.toml; `autotune init"),
+        (["type.toml"], "no such file: type.toml; did you mean `typed.toml`?"),
         (["typed.toml", "--time-budget", "soon"], "search.time_budget"),
         (["typed.toml", "--time-budget", "30"], "must have its unit"),
         (["typed.toml", "--trials", "0"], "--trials"),

@@ -81,7 +81,8 @@ def test_a_program_that_ends_is_asked_for_no_more_steps_than_it_makes(
 HOSTILE = {
     "prints nothing": ("import time; time.sleep(1)", "printed nothing"),
     "crashes at once": ("import no_such_thing", "ModuleNotFoundError: No module named 'no_such_thing'"),
-    "dies of a signal": ("import os; os.kill(os.getpid(), 11)", "was ended by signal 11"),
+    "dies of a signal": ("import os; os.kill(os.getpid(), 11)", "died of SIGSEGV"),
+    "dies of a signal in its shell": ("import sys; sys.exit(128 + 9)", "died of SIGKILL"),
     "never prints a step": ("for i in range(3): print('apple', 'pear')", "apple pear"),
     "prints one line": ("print('training')", "it printed one line only"),
     "wants standard input": ("name = input('your name? ')", "It reads standard input"),

@@ -27,7 +27,7 @@ def test_figures_in_words() -> None:
     assert format_growth(-2000.0, 0.0) == "-2.0 kB a step (reference 0.0)"
     told = ["12.3 ms", "1.5 s", "4 min 10 s", "0.3 µs", "-2 s"]
     assert [format_seconds(s) for s in (0.0123, 1.5, 250, 3e-7, -2)] == told
-    assert [format_bytes(b) for b in (7, 436 << 20, None)] == ["7 B", "436 MiB", "-"]
+    assert [format_bytes(b) for b in (7, 436 << 20, 1010 << 20, None)] == ["7 B", "436 MiB", "1010 MiB", "-"]
     assert [format_count(c) for c in (6.74e9, 12.5e3, 7)] == ["6.74 G", "12.5 k", "7"]
     assert [format_joules(j) for j in (12.5, 3100, math.inf)] == ["12.5 J", "3.1 kJ", "-"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import html.parser
 import json
 import re
@@ -300,6 +301,13 @@ def test_aba_runs_are_told_from_pairs(alone: Store, metered: Store) -> None:
 
 
 SMALL = Path(__file__).parents[1] / "rundir" / "small"
+
+
+def test_spreads_of_the_aa_run_are_no_powers_of_ten() -> None:
+    aa_run = there(Store.open(SMALL).last(AaRecord))
+    noise = dataclasses.replace(aa_run.noise, process_sd=1.1, within_sd=0.00046)
+    told = " ".join(format_aa_run(aa_run.model_copy(update={"noise": noise})))
+    assert {"110 %", "0.046 %"} <= set(re.findall(r"[\d.e+-]+ %", told))
 
 
 def test_what_trials_taught_stands_in_every_view_and_in_frame_and_chart(finished: Store) -> None:

@@ -15,11 +15,20 @@ from autotune.settings.known import KnownSettings
 from autotune.settings.probe import ProbeReport
 
 CASES = tomllib.loads((Path(__file__).parent / "assignments.toml").read_text())["case"]
+FILES = tomllib.loads((Path(__file__).parent / "public_files.toml").read_text())["file"]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["text"][:30])
 def test_assignments_are_read_as_their_language_makes_them(case: dict[str, Any]) -> None:
     assert dict(read_assignments(case["text"])) == case["sets"]
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file["name"])
+def test_a_file_of_a_public_shape_is_read_whole(file: dict[str, Any]) -> None:
+    found = [(name, " ".join(value.split())) for name, value in read_assignments(file["text"])]
+    assert sorted(found) == sorted((name, value) for name, value, _ in file["sets"])
+    lines = file["text"].splitlines()
+    assert all(name in lines[at - 1] or value.split("=")[0] in lines[at - 1] for name, value, at in file["sets"])
 
 
 @pytest.fixture(scope="module")
@@ -41,12 +50,15 @@ LEVEL, GEMM = "xla_gpu_autotune_level", "xla_gpu_enable_triton_gemm"
         (f'import os\nos.environ["XLA_FLAGS"] = "--{LEVEL}=" + str(n)', ["effective"]),
         (f"# --{LEVEL}=x\nNCCL_PROTO=Simple", ["effective"]),
         ("export NCCL_PORTO=LL", ["unknown"]),
+        (f'F = {{"{LEVEL}": 3, "{LEVEL}x": 1}}\nf()', ["effective", "unknown"]),
+        (f'declare -A F=([{LEVEL}]=3)\nXLA_FLAGS+=" --$k=${{F[$k]}}"', ["not judged"]),
         ("export JAX_ENABLE_PGEL=1 JAX_OF_MY_OWN=1", ["unknown"]),
         (f'LIBTPU_INIT_ARGS="--xla_tpu_a=1 --{LEVEL}=x"', ["not judged"]),
         (f'ARGS="--{LEVEL}=x"\nLIBTPU_INIT_ARGS="$ARGS --xla_tpu_a=1"', ["not judged"]),
         (f"if '--{LEVEL}' in os.environ['XLA_FLAGS']:\n  f()", ["not judged"]),
         ('$env:NCCL_PROTO = "LL"', ["not judged"]),
         ('export NCCL_NET_GDR_LEVEL=SYS\n$env:NCCL_NET = "IB"', ["effective", "not judged"]),
+        ('{  // "NCCL_ALGO": "Ring",\n  "env": {"NCCL_NET": "IB"},\n}', ["effective"]),
         ("echo $NCCL_PROTO ${NCCL_ALGO}\npython train.py", []),
         ("", []),
     ],
@@ -91,6 +103,7 @@ def test_one_switch_of_all_pipelining_becomes_the_three_that_it_stood_for(gpu: K
     "text",
     ["A=xx\n" + "A=$A$A\n" * 99 + "NCCL_PROTO=$A", "import os\nx = 'a'\n" + "x = x + x\n" * 99 + "f(NCCL_PROTO=x)",
      "NCCL_PROTO=" + "${A:-" * 9999, "import os\nx = " + "+".join(["'a'"] * 9999), "a: " + "[" * 9999, "{{" * 9999,
+     "name: A value: " * 9999, "SCRIPT=\"${S:-$(cd \"$D/..\" && pwd)}\"\n" * 999,
      "a: &a [NCCL_PROTO=LL]\n" + "".join(f"b{i}: &b{i} [*{f'b{i - 1}' if i else 'a'}, *a]\n" for i in range(99))],
 )  # fmt: skip
 def test_no_text_takes_memory_or_time_beyond_its_size(text: str) -> None:

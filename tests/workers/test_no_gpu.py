@@ -56,6 +56,13 @@ def test_a_program_that_runs_on_the_cpu_instead_is_refused(start: Start, workloa
     assert "entry" in workload or "nothing was started" in str(error.value)
 
 
+def test_a_program_of_a_study_on_the_cpu_that_names_cuda_lacks_no_gpu(start: Start) -> None:
+    program = """raise RuntimeError("Unable to initialize backend 'cuda': no such plugin")"""
+    with pytest.raises(WorkerFailed, match="RuntimeError: Unable to initialize") as error:
+        start(study({**command(), "command": [sys.executable, "-c", program]}))
+    assert error.value.failure.kind is FailureKind.WORKLOAD_ERROR
+
+
 @pytest.mark.aot
 def test_what_the_plugin_says_is_told(start: Start) -> None:
     with pytest.raises(WorkerFailed, match=r"JAX finds no GPU.*Unable to load \w+"):
