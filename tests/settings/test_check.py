@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from pathlib import Path
 
 import pytest
 
@@ -23,27 +24,7 @@ from autotune.settings.space import build_space
 V = SettingVerdict
 
 # What NVIDIA's page on LLM performance names, as a reader would paste it, the flags it calls obsolete included.
-PAGE = """--xla_gpu_use_memcpy_local_p2p=true
---xla_gpu_disable_async_collectives=allreduce,allgather,reducescatter,collectivebroadcast,alltoall,collectivepermute
---xla_gpu_enable_latency_hiding_scheduler=true --xla_gpu_enable_pipelined_all_reduce=true
---xla_gpu_enable_pipelined_all_gather=true --xla_gpu_enable_pipelined_reduce_scatter=true
---xla_gpu_enable_analytical_sol_latency_estimator=true
---xla_gpu_experimental_collective_perf_table_path=/path/to/collective_profiles.pbtxt
---xla_gpu_analytical_latency_estimator_options="nccl_op_launch_us=45,nic_speed_gbps=25.0,gpus_per_node=8"
---xla_gpu_enable_while_loop_double_buffering=true --xla_gpu_all_gather_combine_threshold_bytes=8589934592
---xla_gpu_reduce_scatter_combine_threshold_bytes=8589934592 --xla_gpu_all_reduce_combine_threshold_bytes=8589934592
---xla_gpu_enable_pipelined_p2p=true --xla_gpu_collective_permute_decomposer_threshold=1024
---xla_gpu_lhs_enable_gpu_async_tracker=true --xla_gpu_multi_streamed_windowed_einsum=true
---xla_gpu_threshold_for_windowed_einsum_mib=0 --xla_gpu_pgle_profile_file_or_directory_path=filename
---xla_gpu_enable_command_buffer= --xla_gpu_enable_custom_fusions=true
---xla_gpu_enable_address_computation_fusion=true --xla_gpu_enable_nccl_user_buffers=true
---xla_gpu_enable_nccl_comm_splitting=true --xla_gpu_enable_nccl_per_stream_comms=false
---xla_gpu_nccl_collective_max_nchannels=8 --xla_gpu_nccl_p2p_max_nchannels=8 --xla_dump_to=some/path
---xla_dump_latency_hiding_schedule=true --xla_gpu_cudnn_gemm_fusion=true --xla_gpu_enable_cudnn_fmha=false
---xla_disable_hlo_passes=rematerialization --xla_gpu_enable_async_reduce_scatter=true
---xla_gpu_enable_async_all_reduce=true --xla_gpu_enable_async_all_gather=true
---xla_gpu_enable_highest_priority_async_stream=true --xla_gpu_enable_triton_softmax_fusion=true
---xla_gpu_memory_limit_slop_factor=95"""
+PAGE = Path(__file__).with_name("nvidia_page.txt").read_text(encoding="utf-8")
 
 
 @pytest.mark.gate
