@@ -20,6 +20,7 @@ from autotune.results.export import ExportFormat, render_winner
 from autotune.results.library import add_to_library
 from harness.simulated_machine import write_study
 from tests.compiler.rules import COMBINE, Rules, screen
+from tests.console import commands
 from tests.runs import TYPED, make_winner
 
 STUDY = TYPED + 'failures = { "xla_cpu_prefer_vector_width=128" = "compile_error" }\n'
@@ -53,16 +54,8 @@ CALLS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
-    """Every command with its whole name."""
-    for name, command in group.commands.items():
-        if hasattr(command, "commands"):
-            yield from commands(command, (*path, name))
-        else:
-            yield " ".join((*path, name)), command
-
-
 def with_json() -> set[str]:
+    """Names of the commands that have the option."""
     tree = commands(typer.main.get_command(app))
     return {name for name, command in tree if any("--json" in p.opts for p in command.params)}
 
