@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import importlib.util
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,12 @@ from autotune.settings.probe import ParserProcess, ProbeReport, probe_build
 from tests.runs import there
 
 ROOT = Path(__file__).parents[2]
+
+
+def rows_of(name: str) -> list[dict[str, str]]:
+    """The rows of a table beside these tests."""
+    with Path(__file__).with_name(name).open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file, delimiter="\t"))
 
 
 def docs_script(name: str) -> ModuleType:

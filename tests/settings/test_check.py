@@ -20,6 +20,7 @@ from autotune.settings.check import (
 from autotune.settings.known import KnownSettings
 from autotune.settings.probe import ParserProcess, ProbeReport
 from autotune.settings.space import build_space
+from tests.settings.conftest import rows_of
 
 V = SettingVerdict
 
@@ -74,45 +75,10 @@ def test_whether_it_starts_is_what_the_real_parser_says(
         assert check.starts == parser.ask(f'--{info.name}="{value}"').starts, (info.name, value)
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "verdict", "starts"),
-    [
-        ("xla_gpu_autotune_level", "3", V.EFFECTIVE, True),
-        ("xla_gpu_autotune_level", "4", V.ALREADY_DEFAULT, True),
-        ("xla_gpu_autotune_level", "99", V.BAD_VALUE, True),
-        ("xla_gpu_autotune_level", "high", V.BAD_VALUE, False),
-        ("xla_gpu_enable_triton_gemm", "True", V.ALREADY_DEFAULT, True),
-        ("xla_gpu_enable_triton_gemm", "0", V.EFFECTIVE, True),
-        ("xla_gpu_enable_command_buffer", "+COLLECTIVES", V.EFFECTIVE, True),
-        ("xla_gpu_enable_command_buffer", "FUSION,+COLLECTIVES", V.BAD_VALUE, False),
-        ("xla_gpu_enable_command_buffer", "FUSIONS", V.BAD_VALUE, False),
-        ("xla_gpu_enable_cudnn_fmha", "true", V.NO_EFFECT, True),
-        ("xla_gpu_collective_inflation_factor", "2", V.DANGEROUS, True),
-        ("xla_gpu_load_autotune_results_from", "f.pb", V.EFFECTIVE, True),
-        ("xla_gpu_collective_inflation_factor", "1", V.ALREADY_DEFAULT, True),
-        ("xla_gpu_graph_level", "0", V.RENAMED, False),
-        ("xla_gpu_graph_level", "3", V.REMOVED, False),
-        ("xla_gpu_enable_async_all_reduce", "true", V.REMOVED, False),
-        ("xla_gpu_enable_async_all_reduce", "false", V.RENAMED, False),
-        ("xla_gpu_made_up", "1", V.UNKNOWN, False),
-        ("jax_optimization_level", "O1", V.EFFECTIVE, True),
-        ("jax_optimization_level", "O9", V.BAD_VALUE, False),
-        ("jax_enable_pgle", "off", V.ALREADY_DEFAULT, True),
-        ("jax_enable_pgle", "maybe", V.BAD_VALUE, False),
-        ("jax_disable_jit", "true", V.DANGEROUS, True),
-        ("jax_made_up", "1", V.UNKNOWN, True),
-        ("NCCL_LL_BUFFSIZE", "-2", V.NO_EFFECT, True),
-        ("NCCL_DYNAMIC_CHUNK_SIZE", "524288", V.REMOVED, True),
-        ("NCCL_MADE_UP", "1", V.UNKNOWN, True),
-        ("xla_tpu_detect_nan", "true", V.NO_EFFECT, True),
-        ("NCCL_PROTO", "Simple", V.NO_EFFECT, True),
-        ("PJRT_NPROC", "two", V.BAD_VALUE, True),
-        ("MALLOC_ARENA_MAX", "1", V.EFFECTIVE, True),
-    ],
-)
-def test_verdicts(known: KnownSettings, name: str, value: str, verdict: V, starts: bool) -> None:
-    (check,) = check_settings(FlagSet({name: value}), known)
-    assert (check.verdict, check.starts) == (verdict, starts), check.reason
+@pytest.mark.parametrize("row", rows_of("verdicts.tsv"), ids=lambda row: f"{row['name']}={row['value']}")
+def test_verdicts(known: KnownSettings, row: dict[str, str]) -> None:
+    (check,) = check_settings(FlagSet({row["name"]: row["value"]}), known)
+    assert (check.verdict.name.lower(), check.starts) == (row["verdict"], row["starts"] == "yes"), check.reason
 
 
 def test_the_latency_hiding_scheduler_may_be_neither_on_nor_off(report: ProbeReport, known: KnownSettings) -> None:

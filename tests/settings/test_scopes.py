@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +13,7 @@ from autotune.model.spec import parse_study
 from autotune.settings.catalog import Scope, Stage, Tier, load_catalog
 from autotune.settings.known import KnownSettings
 from autotune.settings.space import GIVES, SearchSpace, build_space
+from tests.settings.conftest import rows_of
 
 # Which programs were compiled for described H100s, and what each of them has: a scanned or unrolled transformer step.
 LOOP, SEVERAL, NODES = Scope.LOOP, Scope.MULTI_DEVICE, Scope.MULTI_NODE
@@ -35,11 +34,7 @@ COMMAND = {"command": ["python", "train.py"], "hook": True}
 ENTRY = {"entry": "llama", "options": {"mesh": {"fsdp": 8}, "scan": False}}
 
 Build = Callable[..., SearchSpace]
-
-
-def effects() -> list[dict[str, str]]:
-    with (Path(__file__).parent / "program_effects.tsv").open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file, delimiter="\t"))
+EFFECTS = rows_of("program_effects.tsv")
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +67,7 @@ def names(space: SearchSpace) -> set[str]:
 
 
 def test_ring_attention_is_changed_by_settings_that_were_once_thought_to_need_a_pipeline() -> None:
-    (row,) = [row for row in effects() if row["setting"] == f"{DECOMPOSER} {PIPELINED}"]
+    (row,) = [row for row in EFFECTS if row["setting"] == f"{DECOMPOSER} {PIPELINED}"]
     assert (row["program"], row["result"]) == ("ring", "changed")
     assert {PERMUTE} <= set(load_catalog()[DECOMPOSER].scopes) & set(load_catalog()[PIPELINED].scopes)
     assert PERMUTE in GIVES["context"]
@@ -80,7 +75,7 @@ def test_ring_attention_is_changed_by_settings_that_were_once_thought_to_need_a_
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_no_scope_is_contradicted_by_a_program_that_changed_without_it(program: str) -> None:
-    sets = [row["setting"] for row in effects() if row["program"] == program and row["result"] == "changed"]
+    sets = [row["setting"] for row in EFFECTS if row["program"] == program and row["result"] == "changed"]
     changed = {name for settings in sets for name in settings.split()}
     catalog = load_catalog()
     wrong = {n: set(catalog[n].scopes) - PROGRAMS[program] - {Scope.SINGLE_DEVICE} for n in changed}
@@ -89,7 +84,7 @@ def test_no_scope_is_contradicted_by_a_program_that_changed_without_it(program: 
 
 
 def test_a_setting_is_called_one_of_several_devices_only_if_one_gpu_was_tried_with_it() -> None:
-    tried = {row["setting"] for row in effects() if row["program"] == "single" and row["result"] == "same"}
+    tried = {row["setting"] for row in EFFECTS if row["program"] == "single" and row["result"] == "same"}
     searched = [s for s in load_catalog().values() if s.tier in (Tier.TUNE, Tier.NUMERICS)]
     claimed = {s.name for s in searched if s.kind == "xla" and s.stage is Stage.PROGRAM and SEVERAL in s.scopes}
     assert len(claimed) > 15
