@@ -26,26 +26,18 @@ from autotune.study.confirm import minimise_set
 from autotune.study.screen import NO_OPS_TOGETHER, StudyScreener, contradicts, is_wanted
 from autotune.study.stages import run_study
 from harness.simulated import GivenSetup, given_run
-from harness.simulated_machine import parse_simulated
 from tests.compiler.rules import BUFFER, COMBINE, OVERLAP, SLOP, TRITON, Deaf, Rules, screen, space
-from tests.runs import Diary, Noting, asking, there
+from tests.runs import Diary, Noting, asking, replay_study, there
 
 EFFECTS = {f"{COMBINE}=11": 0.93, f"{BUFFER}=true": 0.5}
 INERT = [f"{SLOP}=17", f"{SLOP}=19"]
 
 
 def study(platform: str = "cuda", **more: Any) -> StudySpec:
-    return parse_simulated(
-        {
-            "name": "screened",
-            "workload": {"entry": "llama"},
-            "device": {"platform": platform, "count": 8},
-            "screen": {"enabled": True, "target": "h100-sxm" if platform == "cuda" else None},
-            "confirm": {"processes": 3},
-            "simulation": {"effects": EFFECTS, "inert": INERT, "noise": {"white_sd": 1e-4}},
-            **more,
-        }
-    )
+    screen = {"enabled": True, "target": "h100-sxm" if platform == "cuda" else None}
+    machine = more.pop("simulation", {"effects": EFFECTS, "inert": INERT, "noise": {"white_sd": 1e-4}})
+    data = {"device": {"platform": platform, "count": 8}, "screen": screen, "confirm": {"processes": 3}, **more}
+    return replay_study(**machine, study=data)
 
 
 Run = Callable[..., tuple[ConclusionRecord, Store, Diary, Noting]]
