@@ -30,8 +30,6 @@ for step in range(200):
     time.sleep(step_ms / 1000)
     print(f"step {step}: {step_ms} ms, loss = 1.0", flush=True)
 """
-
-MORE = {"SECRET_TOKEN": "hunter2-g", "AWS_SECRET_ACCESS_KEY": "hunter2-h", "WANDB_API_KEY": "hunter2-i"}
 SECRET = ["--wandb-key=hunter2-a", "--token", "hunter2-b", "API_KEY=hunter2-c", "--db=postgresql://me:hunter2-d@h/x"]
 
 STUDY = Path(__file__).with_name("secretive.toml").read_text(encoding="utf-8")

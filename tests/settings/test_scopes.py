@@ -31,7 +31,6 @@ DECOMPOSER, PIPELINED = "xla_gpu_collective_permute_decomposer_threshold", "xla_
 EINSUM, COMBINE = "xla_gpu_threshold_for_windowed_einsum_mib", "xla_gpu_all_gather_combine_threshold_bytes"
 SLOP, IN_LOOPS = "xla_gpu_memory_limit_slop_factor", "xla_gpu_enable_dus_accumulator_zero_init_elimination"
 COMMAND = {"command": ["python", "train.py"], "hook": True}
-ENTRY = {"entry": "llama", "options": {"mesh": {"fsdp": 8}, "scan": False}}
 
 Build = Callable[..., SearchSpace]
 EFFECTS = rows_of("program_effects.tsv")

@@ -236,14 +236,6 @@ def test_a_setting_with_options_is_searched_as_a_text(build: Build, parser: Pars
     assert "rtt_us=-1" in resolved  # what is not named keeps its default
 
 
-FLAG = "xla_cpu_prefer_vector_width"
-OPTIONS: dict[str, list[Any]] = {
-    "attention": ["xla", "cudnn"],
-    "dtype": ["float32", "bfloat16"],
-    "mesh": [{"fsdp": 1}, {"fsdp": 2}],
-}
-
-
 def space(known: KnownSettings, **search: Any) -> SearchSpace:
     workload = {"entry": "llama", "options": {"dtype": "float32"}}
     return build_space(parse_study({"name": "s", "workload": workload, "search": search}), known, None)

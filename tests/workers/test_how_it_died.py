@@ -22,7 +22,6 @@ FRAMES = "".join(f"    @     0x7f1c{i:08x}  xla::gpu::Frame{i}()\n" for i in ran
 JAX, CODE = "jax.errors.JaxRuntimeError: ", "state = update(state)"
 CHECK = "F0105 10:00:00.1  71 thunk.cc:80] Check failed: a == b\n"
 THROWN = "terminate called after throwing an instance of 'std"
-FAULT = "Fatal Python error: Segmentation fault\n\nThread 0x7f (most recent call first):\n"
 ALLOCATOR = "W0105 bfc_allocator.cc:501] Allocator ran out of memory trying to allocate 3GiB requested by op \n"
 HANDLED = "\nDuring handling of the above exception, another exception occurred:\n\n"
 CAUSE = "\nThe above exception was the direct cause of the following exception:\n\n"
