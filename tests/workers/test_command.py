@@ -95,13 +95,6 @@ def test_output_without_steps_is_told_with_its_last_lines(start: Start, tmp_path
     assert error.value.failure.kind is FailureKind.NO_RESULT
 
 
-def test_a_program_that_cannot_be_started_is_a_fault_of_the_launch(start: Start) -> None:
-    with pytest.raises(WorkerFailed) as error:
-        start(study({"command": ["no-such-program"], "read": {"preset": "maxtext"}}))
-    assert error.value.failure.kind is FailureKind.LAUNCH
-    assert "no-such-program" in error.value.failure.message
-
-
 @pytest.mark.gate
 def test_a_pattern_that_backtracks_for_ever_is_an_error_and_not_a_hang(start: Start) -> None:
     code = "import time; print('a' * 3000 + '!', flush=True); time.sleep(600)"
