@@ -172,6 +172,14 @@ def test_a_trial_that_does_not_exist(finished: Path) -> None:
     assert "Errno" not in message
 
 
+def test_nothing_is_exported_without_a_winner(study: Path) -> None:
+    folder = edited(study, '"xla_backend_optimization_level=1" = 0.9', "")
+    assert autotune("run", "typed.toml", cwd=folder).returncode == 0
+    message = refused(folder, "export", "runs/typed", "--format", "env", "-o", "winner.env")
+    assert "beats the default" in message
+    assert not (folder / "winner.env").exists()
+
+
 def test_hostile_values_are_data(study: Path) -> None:
     hostile = "$(touch pwned) `touch pwned` 'a' \\\"b\\\"\\n; touch pwned"
     folder = edited(study, WIDTH, f'MALLOC_CONF = ["{hostile}"]')

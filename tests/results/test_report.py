@@ -137,8 +137,16 @@ def test_the_command_that_made_a_study_is_shown_as_a_user_types_it(tmp_path: Pat
             identity="x", started="2026-11-21T01:02:03+00:00", pid=1, host="h", asked_trials=3, command=command
         )
     )
+    failed = {
+        "number": 1,
+        "origin": "x",
+        "status": "failed",
+        "failure": {"kind": "crash", "message": "m", "phase": "step"},
+    }
+    store.append(TrialResult.model_validate({**failed, "settings": {"NCCL_X": "1"}}))
     store.close()
     assert "autotune run 'my study.toml' --seed 7   # made this, on 2026-11-21" in build(store)["commands"]
+    assert build(store)["verdict"].endswith("after 1 of 3 trials: no trial shows a gain so far")
 
 
 def test_what_the_machine_did_meanwhile_is_said_before_the_figures(finished: Store, tmp_path: Path) -> None:
