@@ -76,16 +76,6 @@ def test_an_identity_is_of_what_is_measured_and_survives_json() -> None:
     assert "device.nic_bytes_per_s" in broken(device={"nic_bytes_per_s": 0})
 
 
-def test_a_soak_may_be_nothing_but_not_less() -> None:
-    study = {"name": "s", "workload": {"entry": "llama"}}
-    assert parse_study({**study, "confirm": {"soak": 0}}).confirm.soak == 0
-    assert parse_study({**study, "confirm": {"soak": "2m"}}).confirm.soak == 120
-    with pytest.raises(StudyFileError) as caught:
-        parse_study({**study, "confirm": {"soak": "-3s"}})
-    assert str(caught.value).count("soak") == 1
-    assert str(caught.value).count("but got") == 1
-
-
 def test_what_the_study_as_a_whole_must_fulfil_is_said_without_an_empty_key() -> None:
     workload = {"command": ["train"], "read": {"pattern": "(?P<step_s>.*)"}}
     with pytest.raises(StudyFileError) as caught:

@@ -132,18 +132,11 @@ def test_a_study_whose_reference_never_ran(tmp_path: Path) -> None:
 def test_the_command_that_made_a_study_is_shown_as_a_user_types_it(tmp_path: Path) -> None:
     store = Store.create_or_resume(tmp_path, replay_study(), study_dir=tmp_path)
     command = ("/usr/bin/autotune", "run", "my study.toml", "--seed", "7")
-    store.append(
-        SessionRecord(
-            identity="x", started="2026-11-21T01:02:03+00:00", pid=1, host="h", asked_trials=3, command=command
-        )
-    )
-    failed = {
-        "number": 1,
-        "origin": "x",
-        "status": "failed",
-        "failure": {"kind": "crash", "message": "m", "phase": "step"},
-    }
-    store.append(TrialResult.model_validate({**failed, "settings": {"NCCL_X": "1"}}))
+    made = {"identity": "x", "started": "2026-11-21T01:02:03+00:00", "pid": 1, "host": "h", "asked_trials": 3}
+    store.append(SessionRecord(**made, command=command))
+    failure = {"kind": "crash", "message": "m", "phase": "step"}
+    failed = {"number": 1, "settings": {"NCCL_X": "1"}, "origin": "x", "status": "failed", "failure": failure}
+    store.append(TrialResult.model_validate(failed))
     store.close()
     assert "autotune run 'my study.toml' --seed 7   # made this, on 2026-11-21" in build(store)["commands"]
     assert build(store)["verdict"].endswith("after 1 of 3 trials: no trial shows a gain so far")
