@@ -238,12 +238,11 @@ def test_a_loss_that_is_no_number_makes_strict_json(tmp_path: Path) -> None:
     assert (found["losses"], found["loss"]) == (COUNT, None)
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252"])
-def test_a_log_is_shown_in_any_encoding(tmp_path: Path, encoding: str) -> None:
+def test_a_log_is_shown_where_the_terminal_has_no_unicode(tmp_path: Path) -> None:
     (tmp_path / "train.log").write_text("\n".join(printed("\u258f {i} \u65e5 step_time={d:.3f}s \U0001f642")))
     for more in ([], ["--json"]):
         command = [sys.executable, "-m", "autotune", "read", *more, "train.log"]
-        environment = {**os.environ, "PYTHONIOENCODING": encoding}
+        environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, timeout=120, check=False)
         assert done.returncode == 0, done.stderr
         assert b"?" in done.stdout
