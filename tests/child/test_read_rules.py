@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from autotune.child.output import LONGEST_LINE, Follow, Lines
 from autotune.child.read_output import last_exception
 from autotune.child.steps import Step, StepReader
-from autotune.model.errors import StudyFileError
 from autotune.model.flags import FlagSet
 from autotune.model.spec import parse_study
 from autotune.workers.settings_check import check_environment, check_options, check_processes
@@ -73,57 +72,6 @@ def test_a_counter_that_skips_steps_is_divided_by_them() -> None:
     ]
     times = [reader.read(line, at) for line, at in zip(lines, (1.0, 1.1, 3.0), strict=True)]
     assert [t.step_s if t else None for t in times] == [None, None, pytest.approx(0.2)]
-
-
-@pytest.mark.parametrize(
-    ("rules", "words"),
-    [
-        ({}, "exactly one of `preset`, `pattern` and `json_key`"),
-        ({"preset": "maxtxt"}, "did you mean `maxtext`"),
-        ({"pattern": "("}, "must be a regular expression"),
-        ({"pattern": "(?P<step_s>x)(?P<step_ms>y)"}, "at most one of the groups"),
-        ({"pattern": "(?P<tokens_per_s>x)"}, "`tokens_per_step` must be given"),
-        ({"pattern": "x", "loss": "y"}, r"must have a group \(\?P<loss>"),
-        ({"patern": "x"}, "did you mean `pattern`"),
-        ({"pattern": "(?P<speed>x)"}, "must be named step_s, step_ms.*but got speed"),
-        ({"pattern": "(?P<value>x)"}, "`value` and `unit` .* must come together"),
-        ({"pattern": "(?P<unit>x)"}, "`value` and `unit` .* must come together"),
-    ],
-)
-def test_rules_that_cannot_work_are_refused_with_the_study(rules: dict[str, Any], words: str) -> None:
-    with pytest.raises(StudyFileError, match=words):
-        parse_study({"name": "s", "workload": {"command": ["true"], "read": rules}})
-
-
-@pytest.mark.parametrize(
-    ("more", "words"),
-    [
-        ({"workload": {}}, "exactly one of `entry` and `command`"),
-        ({"workload": {"entry": "llama", "command": ["x"]}}, "exactly one of `entry` and `command`"),
-        ({"workload": {"command": ["x"]}}, "either `hook = true` or a section"),
-        (
-            {"workload": {"command": ["x"], "hook": True, "options": {"a": 1}}},
-            "`options` of a `command` stand in its arguments",
-        ),
-        ({"workload": {"entry": "llama", "hook": True}}, "belong to a `command`"),
-        ({"workload": {"command": []}}, "at least 1"),
-        (
-            {"workload": {"command": ["x"], "read": {"pattern": "x"}}, "measure": {"mode": "interleaved"}},
-            "can not be interleaved",
-        ),
-        (
-            {"workload": {"command": ["x"], "hook": True}, "device": {"process_count": 2, "count": 2}},
-            "starts its own processes",
-        ),
-        (
-            {"workload": {"entry": "llama"}, "device": {"platform": "cuda", "process_count": 2}},
-            "`count` must be given with `process_count`",
-        ),
-    ],
-)
-def test_workloads_that_do_not_fit_together_are_refused(more: dict[str, Any], words: str) -> None:
-    with pytest.raises(StudyFileError, match=words):
-        parse_study({"name": "s", **more})
 
 
 @given(

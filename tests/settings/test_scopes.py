@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from autotune.model.errors import StudyFileError
 from autotune.model.spec import parse_study
 from autotune.settings.catalog import Scope, Stage, Tier, load_catalog
 from autotune.settings.known import KnownSettings
@@ -161,17 +160,3 @@ def test_what_a_person_names_is_searched_and_what_the_catalogue_thinks_is_said(
     assert names(space) == {setting}
     assert space.notes[setting].startswith("named by the study, so it is searched; the catalogue says: acts ")
     assert space.left_out == {}
-
-
-@pytest.mark.parametrize(
-    ("declared", "message"),
-    [
-        ({"mesh": {"model": 4}}, "of data, fsdp, tensor, pipeline, context, expert but got 'model'"),
-        ({"mesh": {"tensr": 4}}, "tensor"),
-        ({"mesh": {"tensor": 0}}, "greater than or equal to 1"),
-        ({"mesh": {"tensor": 4}}, "`workload.mesh` must be of the 8 devices of `device.count`"),
-    ],
-)
-def test_a_wrong_declaration_is_told_what_is_legal(declared: dict[str, Any], message: str) -> None:
-    with pytest.raises(StudyFileError, match=message):
-        parse_study({"name": "x", "workload": {**COMMAND, **declared}, "device": {"platform": "cuda", "count": 8}})
