@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -16,45 +17,13 @@ from autotune.model.flags import FlagSet
 from autotune.model.spec import parse_study
 from autotune.workers.settings_check import check_environment, check_options, check_processes
 
-# printed by maxtext 0.2.5 from PyPI on a CPU
-MAXTEXT = (
-    "I1121 05:38:28.602266 139893247994752 metric_logger.py:265] completed step: 39, seconds: 0.039, TFLOP/s/device: "
-    "0.002, Tokens/s/device: 3241.409, total_weights: 128, loss: 5.786, lm_loss: 5.786, perplexity: 325.646"
-)
+LINES = tomllib.loads(Path(__file__).with_name("lines.toml").read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize(
-    ("rules", "line", "step"),
-    [
-        ({"preset": "maxtext"}, MAXTEXT, Step(0.039, 5.786)),
-        ({"preset": "maxtext"}, "completed step: 0, seconds: 1.5e-05, loss: nan, x", Step(1.5e-05, float("nan"))),
-        ({"preset": "clu"}, "I0101 [70] learning_rate=0.1, steps_per_sec=4.0, train_loss=2.5", Step(0.25, 2.5)),
-        ({"pattern": r"(?P<step_ms>\d+)ms"}, "took 17ms", Step(0.017, None)),
-        ({"pattern": r"(?P<tokens_per_s>\d+) tok/s", "tokens_per_step": 512}, "2048 tok/s", Step(0.25, None)),
-        ({"pattern": r"t=(?P<step_s>\S+)"}, "t=0.5,", Step(0.5, None)),
-        ({"pattern": r"t=(?P<step_s>\S+)"}, "t=-0.5", Step(None, None)),
-        ({"pattern": r"t=(?P<step_s>\S+)", "loss": "L(?P<loss>.+)"}, "L3", Step(None, 3.0)),
-        ({"json_key": "perf.step", "loss": "loss"}, '{"perf": {"step": 0.5}, "loss": 2}', Step(0.5, 2.0)),
-        ({"json_key": "perf/step", "unit": "step_ms"}, '{"perf/step": 7}', Step(0.007, None)),
-        ({"json_key": "s"}, '{"s": "text"}', None),
-        ({"json_key": "s"}, '{"s": 1', None),
-        ({"preset": "maxtext"}, "compiling", None),
-        ({"pattern": r"loss=(?P<loss>\S+) (?P<step_ms>\d+)ms"}, "loss=2.5 20ms", Step(0.02, 2.5)),
-        ({"pattern": r"(?P<tokens_per_s>[\d.]+) tok/s", "tokens_per_step": 2469}, "1,234.5 tok/s", Step(2.0, None)),
-        ({"pattern": r"tps=(?P<tokens_per_s>[\d.]+)", "tokens_per_step": 2469}, "loss=1 tps=1,234.5", Step(2.0, None)),
-        ({"pattern": r"took (?P<value>[\d.]+) (?P<unit>\w+)"}, "took 1,234.5 us", Step(0.0012345, None)),
-        ({"pattern": r"^(?P<step>\d+),(?P<step_ms>\d+)$"}, "5,123", Step(0.123, None)),
-        ({"pattern": r"(?P<value>[\d.]+) ?(?P<unit>it/s|s/it)"}, "  4.00it/s", Step(0.25, None)),
-        ({"pattern": r"(?P<value>[\d.]+)(?P<unit>\S+)"}, "250\u00b5s/step", Step(0.00025, None)),
-        ({"pattern": r"(?P<value>[\d.]+) (?P<unit>\S+)", "tokens_per_step": 500}, "2 ktok/s", Step(0.25, None)),
-        ({"pattern": r"t=(?P<step_s>\S+)"}, "t=12ms", Step(0.012, None)),
-        ({"pattern": r"t=(?P<step_s>[\d.]+)"}, "\x1b[1;32mt=\x1b[0m0.5\x1b[K", Step(0.5, None)),
-        ({"pattern": r"(?P<value>[\d.]+) (?P<unit>\S+)"}, "2 furlongs", Step(None, None)),
-    ],
-)
-def test_what_a_line_says(rules: dict[str, Any], line: str, step: Step | None) -> None:
-    found = StepReader(rules).read(line, 0.0)
-    assert repr(found) == repr(step)  # nan equals itself in text only
+@pytest.mark.parametrize("said", LINES["said"]["steps"], ids=lambda said: said["line"])
+def test_what_a_line_says(said: dict[str, Any]) -> None:
+    step = Step(said.get("step_s"), said.get("loss")) if said.get("is_step", True) else None
+    assert repr(StepReader(said["rules"]).read(said["line"], 0.0)) == repr(step)  # nan equals itself in text only
 
 
 def test_without_a_duration_the_time_between_lines_counts() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -29,21 +30,10 @@ def test_kernels_count_what_they_read_and_write_of_slices_updates_and_tuples(mod
     assert work_of(module, "copy.1").bytes == 2 * 4 * 13
 
 
-GROUPS = [
-    ("replica_groups={{0,2},{1,3}}", [[0, 2], [1, 3]]),
-    ("replica_groups={}", [[0, 1, 2, 3, 4, 5, 6, 7]]),
-    ("replica_groups=[2,4]<=[8], dimensions={0}", [[0, 1, 2, 3], [4, 5, 6, 7]]),
-    ("replica_groups=[2,4]<=[4,2]T(1,0), channel_id=3", [[0, 2, 4, 6], [1, 3, 5, 7]]),
-    ("replica_groups=mesh['x'=4,'y'=2] {'y'}, dimensions={1}", [[0, 1], [2, 3], [4, 5], [6, 7]]),
-    ("replica_groups=mesh['x'=4,'y'=2] {'x'}", [[0, 2, 4, 6], [1, 3, 5, 7]]),
-    ("replica_groups=mesh['x'=4,'y'=2] {'x':(2)2}", [[0, 2], [1, 3], [4, 6], [5, 7]]),
-    ("replica_groups=mesh['x'=4,'y'=2] {'x':(1)2}", [[0, 4], [1, 5], [2, 6], [3, 7]]),
-    ("replica_groups=mesh['x'=2,'y'=4], device_ids=([4,2]T(1,0)) {'y'}", [[0, 2, 4, 6], [1, 3, 5, 7]]),
-    ("source_target_pairs={{0,1},{1,0}}, channel_id=1", [[0, 1], [1, 0]]),
-]
+GROUPS = tomllib.loads((DUMPS / "groups.toml").read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize(("text", "groups"), GROUPS)
+@pytest.mark.parametrize(("text", "groups"), list(GROUPS.items()))
 def test_device_groups_of_every_notation(text: str, groups: list[list[int]]) -> None:
     line = (
         f"ENTRY %m (p: f32[7]) -> f32[7] {{\n  %p = f32[7] parameter(0)\n  ROOT %c = f32[7] all-gather(%p), {text}\n}}"
