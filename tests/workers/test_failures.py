@@ -9,7 +9,7 @@ import pytest
 from autotune.model.measurement import Failure, FailureKind
 from autotune.workers.failures import classify_failure, collision_of
 
-ENDINGS = tomllib.loads(Path(__file__).with_name("endings.toml").read_text(encoding="utf-8"))
+ENDINGS = tomllib.loads(Path(__file__).with_name("failures.toml").read_text(encoding="utf-8"))
 UNKNOWN = "F external/xla/xla/parse_flags_from_env.cc:234] Unknown flag in XLA_FLAGS: --xla_gpu_nope=1"
 
 
