@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import random
+import tomllib
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,6 +24,7 @@ CUDA_GROUPS = tuple(g for g in load_catalog().groups if not g.startswith("cpu"))
 SINGLE = {"device_count": 1}
 FSDP = {"device_count": 8, "mesh": {"fsdp": 8}, "layer_bytes": {"weights": 404_750_336, "gradients": 404_750_336}}
 PIPELINE = {"device_count": 16, "node_count": 2, "mesh": {"pipeline": 2, "tensor": 8}}
+REFUSED = tomllib.loads(Path(__file__).with_name("refused_searches.toml").read_text(encoding="utf-8"))
 Build = Callable[..., SearchSpace]
 
 
@@ -200,23 +203,10 @@ def test_domains_of_a_study(build: Build) -> None:
         space.suggest(lambda p: "FUSION" if p.choices else "3")
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"groups": ["comining"]}, "combining"),
-        ({"settings": {"xla_gpu_autotun_level": [1]}}, "xla_gpu_autotune_level"),
-        ({"settings": {"xla_gpu_autotune_level": [9]}}, "must be at most 5"),
-        ({"settings": {"xla_gpu_autotune_level": ["high"]}}, "32-bit integer"),
-        ({"settings": {"xla_gpu_autotune_level": []}}, "at least one value"),
-        ({"settings": {"xla_gpu_autotune_level": {"low": 1}}}, "low, high"),
-        ({"settings": {"xla_gpu_autotune_level": {"low": 3, "high": 1}}}, "low <= high"),
-        ({"settings": {"xla_gpu_autotune_level": {"low": 0, "high": 0.5}}}, "whole numbers"),
-        ({"settings": {"xla_gpu_graph_min_graph_size": {"low": 3, "high": 8, "power_of_two": True}}}, "powers of two"),
-        ({"settings": {"xla_gpu_collective_inflation_factor": [1, 2]}}, "wrong results"),
-    ],
-)
-def test_a_wrong_study_is_told_what_is_legal(build: Build, changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(SettingError, match=message):
+@pytest.mark.parametrize("search", REFUSED["refused"], ids=str)
+def test_a_wrong_study_is_told_what_is_legal(build: Build, search: dict[str, Any]) -> None:
+    said, changes = search["said"], {name: value for name, value in search.items() if name != "said"}
+    with pytest.raises(SettingError, match=said):
         build(**changes)
 
 
