@@ -112,6 +112,7 @@ WIDTH = "xla_cpu_prefer_vector_width = [128, 256, 512]"
     [
         (WIDTH, "xla_cpu_prefer_vector_widht = [128]", "xla_cpu_prefer_vector_width`"),
         (WIDTH, 'LD_PRELOAD = ["/tmp/x.so"]', "LD_PRELOAD changes which program runs"),
+        ("[search]\n", '[search]\ngroups = ["cpuu"]\n', "did you mean `cpu"),
         ("[search]\n", '[search]\nrecipes = ["dreamerv4"]\n', "did you mean `dreamerv3`"),
     ],
 )
