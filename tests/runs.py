@@ -15,7 +15,7 @@ from autotune.machine.telemetry import NO_METER, NO_WATCH
 from autotune.measure.compare import InterleavedBlocks
 from autotune.measure.loss_gate import LossTrace
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import Failure, FailureKind, Pair, WorkPerStep
+from autotune.model.measurement import Failure, FailureKind, Pair, WorkerReport, WorkPerStep
 from autotune.model.records import AaRecord, ConclusionRecord, ConfirmRun, TrialConfig, TrialResult
 from autotune.model.spec import StudySpec
 from autotune.results.conditions import Conditions
@@ -77,6 +77,12 @@ class Noting(SimulatedLauncher):
     def sets(self) -> list[FlagSet]:
         """What was started, without the share of the device's memory."""
         return [settings.without("XLA_CLIENT_MEM_FRACTION") for settings, _ in self.started]
+
+
+def worker_report(**more: Any) -> WorkerReport:
+    """What a worker tells of a program on one device of the CPU, without losses."""
+    told = {"fingerprint": "f", "platform": "cpu", "device_kind": "k", "device_count": 1, "start_s": 0.0}
+    return WorkerReport(**{**told, "losses": (), "grad_norms": (), "warmup_step_times_s": (0.1,), **more})
 
 
 Times = tuple[float, ...]

@@ -23,22 +23,7 @@ VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 HAS_NAMESPACES = subprocess.run(["unshare", "-rn", "true"], capture_output=True, check=False).returncode == 0
 
 
-TINY = """
-# Nothing but the default is searched: the A/A run is all that is measured.
-name = "tiny"
-[workload]
-entry = "llama"
-options = {size = "tiny", layers = 1}
-[device]
-platform = "cpu"
-count = 1
-[search]
-trials = 1
-[search.settings]
-xla_cpu_prefer_vector_width = [256]
-[measure]
-pairs_cap = 6
-"""
+TINY = Path(__file__).with_name("tiny.toml").read_text(encoding="utf-8")
 
 
 def offline(command: Sequence[str], cwd: Path = Path("/"), **more: str) -> subprocess.CompletedProcess[str]:

@@ -312,7 +312,10 @@ def load_study(path: Path) -> StudySpec:
     try:
         text = plain_text(path)
     except FileNotFoundError:
-        hint = close_matches(path.name, [p.name for p in path.parent.glob("*.toml")]) or "; `autotune init` writes one"
+        hint = (
+            close_matches(path.name, [p.name for p in path.parent.glob("*.toml")])
+            or "; `autotune tune -- COMMAND` writes one"
+        )
         raise StudyFileError(f"no such file: {path}{hint}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise StudyFileError(f"the study file must be readable UTF-8 text but {path}: {error}") from error

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import tomllib
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,58 +13,16 @@ from autotune.child.recognise import propose, recognise
 from autotune.child.steps import StepReader
 from autotune.model.sections import ReadSpec
 
-ABSL = "I1121 05:38:28.602266 139893247994752"
-LINES = {
-    "print": ("step {} loss 3.5 time 0.02 s", "value", 0.02),
-    "print_ms": ("step {}: loss=3.5, 20.0ms/step", "value", 0.02),
-    "microseconds": ("step {} loss=3.5 took 20,000 \u00b5s", "value", 0.02),
-    "rate": ("step {}/100 50.0 it/s loss: 3.5", "value", 0.02),
-    "nanogpt": ("iter {}: loss 3.5, time 20.00ms, mfu 12.3%", "value", 0.02),
-    "name_says_it": ("Step {} | loss: 3.5 | step time: 0.02", "(?P<step_s>", 0.02),
-    "dict": ("{{'loss': 3.5, 'step': {}, 'step_time_ms': 20.0}}", "(?P<step_ms>", 0.02),
-    "loguru": (
-        "2026-11-22 10:00:00.123 | INFO     | __main__:main:12 - step {} | loss 3.5 | step_time 0.02s",
-        "value",
-        0.02,
-    ),
-    "json": ('{{"step": {}, "loss": 3.5, "perf": {{"step_time": 0.02}}}}', "perf.step_time", 0.02),
-    "json_without": ('{{"step": {}, "loss": 3.5}}', "step", 0.02),
-    "counter": ("step={} loss=3.5", "(?P<step>", 0.02),
-    "maxtext": (
-        f"{ABSL} metric_logger.py:265] completed step: {{}}, seconds: 0.02, TFLOP/s/device: 0.1, loss: 3.5",
-        "maxtext",
-        0.02,
-    ),
-    "tunix": (
-        f"{ABSL} peft_trainer.py:9] Train step {{}} training loss: 3.5  - training perplexity: 33",
-        "tunix",
-        0.02,
-    ),
-    "levanter": ("INFO Progress on:train {}.0it/100it rate:3.4it/s remaining:00:26 postfix:loss=3.5", "levanter", 0.02),
-    "keras": (
-        "\x1b[1m{}/100\x1b[0m \x1b[32m\u2501\u2501\x1b[0m\x1b[37m\u2501\x1b[0m \x1b[1m1s\x1b[0m 12ms/step - loss: 3.5",
-        "keras",
-        0.02,
-    ),
-    "tqdm": (" 12%|\u2588\u258f    | {}/100 [00:01<00:07, 11.50it/s, loss=3.5]", "tqdm", 0.02),
-    "lightning": ("Epoch 0:  12%|\u2588 | {}/100 [00:01<00:07, 11.50it/s, v_num=0, train_loss=3.5]", "lightning", 0.02),
-    "lightning_rich": (
-        "Epoch 0/9 \u2501\u2578\u2501 {}/100 0:00:01 \u2022 0:00:07 11.52it/s v_num: 0.000 loss: 3.5",
-        "lightning",
-        0.02,
-    ),
-    "rich": ("Training \u2501\u2501\u2578\u2501 {}/100 0:00:03 loss=3.5", "rich", 0.02),
-    "absl": (f"{ABSL} train.py:265] step: {{}}, loss: 3.5", "absl", 0.02),
-}
+LINES = tomllib.loads(Path(__file__).with_name("lines.toml").read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("name", LINES)
+@pytest.mark.parametrize("name", LINES["kinds"])
 def test_each_kind_of_line_is_read_by_itself(name: str) -> None:
-    line, by, step_s = LINES[name]
+    line, by = LINES["kinds"][name]
     lines = ["starting up", "devices: 8", *(line.format(i) for i in range(1, 13)), "done in 3 s"]
     best = recognise(lines, at=[i * 0.02 for i in range(len(lines))])[0]
     assert by in str(dict(best.rules))
-    assert best.step_s == pytest.approx(step_s)
+    assert best.step_s == pytest.approx(0.02)
     assert best.steps >= 11
     assert "3.5" in best.example
     assert "\x1b" not in best.example
@@ -110,18 +71,6 @@ def test_nothing_is_made_up(lines: list[str]) -> None:
 # ---------------------------------------------------------------------- lines that no rule fits
 
 STEP_S = 0.076
-SHAPES = {
-    "short words": ("it {i}: L={loss} (75.9ms)", "step", True),
-    "after a time of day": ("12:03:{second:02d} it {i:6d}: L={loss} (75.9ms)", "step", True),
-    "only numbers": ("{i} {loss} 75.9", "step", False),
-    "a duration of something else": ("it {i} L={loss} data 1.2ms", "step", True),
-    "tokens grow, too": ("tokens={tokens} n={i} nll: {loss}", "step", True),
-    "a bar with a counter": ("[{done}>{left}] {i}/1000", "step", False),
-    "a dict": ("{{'i': {i}, 'L': {loss}}}", "step", True),
-    "JSON": ('{{"i": {i}, "m": {{"L": {loss}, "t": 0.0759}}}}', "i", True),
-    "JSON without a duration": ('{{"i": {i}, "L": {loss}, "since": {i}.25}}', "i", True),
-    "nothing but a word": ("tick", "^tick", False),
-}
 
 
 def printed(line: str, count: int = 12) -> list[str]:
@@ -133,9 +82,9 @@ def printed(line: str, count: int = 12) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", LINES["shapes"])
 def test_the_lines_of_one_shape_are_read_by_the_proposal(name: str) -> None:
-    line, by, has_loss = SHAPES[name]
+    line, by, has_loss = LINES["shapes"][name]
     lines = ["hello", "loading 3 files", *printed(line)]
     at = [STEP_S * n for n in range(len(lines))]
     fit = propose(lines, at=at)

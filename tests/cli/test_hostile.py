@@ -142,22 +142,9 @@ def assert_harmless(out: io.StringIO, err: io.StringIO) -> None:
         assert "\n# new" not in text
 
 
-COMMANDS = [
-    ["status"], ["status", "runs/a"], ["status", "--json"], ["show", "runs/a"], ["show", "runs/a", "1"],
-    ["show", "runs/a", "41"], ["show", "runs/a", "--json"], ["show", "runs/a", "41", "--json"],
-    ["report", "runs/a", "--md"], ["report", "runs/a", "--html", "a.html"],
-    ["report", "--md"], ["report", "--html", "all.html"],
-    ["compare", "runs/a", "runs/b"], ["compare", "runs/a", "runs/b", "--json"],
-    ["compare", "runs/a", "runs/b", "--html", "compare.html"],
-    ["verify", "runs/a"], ["verify", "runs/a", "--json"],
-    ["exec", "runs/a", "--", "true"], ["library", "add", "runs/a"],
-    ["best", "--gpu", EVIL], ["best", "--json"],
-    ["show", EVIL], ["status", EVIL], ["show", "runs/a", EVIL],
-    ["verify", EVIL], ["report", EVIL], ["export", EVIL], ["export", "runs/a", "--format", EVIL], ["recheck", EVIL],
-    ["run", EVIL], ["run", "evil.toml"], ["run", "torn.toml"], ["space", EVIL], ["submit", EVIL],
-    ["flags", "show", EVIL], ["recipes", "show", EVIL], [EVIL],
-    ["show", "\udcff"], ["--" + EVIL], ["show", "damaged"], ["verify", "damaged/study.json"],
-]  # fmt: skip
+CALLS = Path(__file__).with_name("hostile_calls.txt").read_text(encoding="utf-8").splitlines()[1:]
+COMMANDS = [[EVIL if word == "EVIL" else word for word in line.split()] for line in CALLS]
+COMMANDS += [["show", "\udcff"], ["--" + EVIL]]
 
 
 @pytest.mark.parametrize("kind", [io.StringIO, Terminal], ids=["pipe", "terminal"])

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 import shutil
-from collections.abc import Iterator, Mapping
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,57 +21,25 @@ from autotune.model.spec import load_study
 from autotune.results.export import ExportFormat, render_winner
 from autotune.results.library import add_to_library
 from harness.simulated_machine import write_study
-from tests.compiler.rules import COMBINE, Rules, screen
+from tests.compiler.rules import Rules, screen
+from tests.console import commands
 from tests.runs import TYPED, make_winner
 
 STUDY = TYPED + 'failures = { "xla_cpu_prefer_vector_width=128" = "compile_error" }\n'
-FLAGS = "--xla_gpu_autotune_level=3 --xla_gpu_graph_level=0"
 
-CALLS: Mapping[str, tuple[str, ...]] = {
-    "atlas show": ("atlas", "show", "xla_gpu_enable_command_buffer"),
-    "best": ("best",),
-    "compare": ("compare", "runs/shapes", "runs/again"),
-    "doctor": ("doctor", "--plugin", "cpu"),
-    "flags check": ("flags", "check", FLAGS, "--plugin", "cpu"),
-    "flags list": ("flags", "list"),
-    "flags migrate": ("flags", "migrate", FLAGS, "--plugin", "cpu"),
-    "flags show": ("flags", "show", "xla_gpu_enable_command_buffer", "--plugin", "cpu"),
-    "fsck": ("fsck", "runs/shapes"),
-    "predict": ("predict", "shapes.toml", "--set", f"--{COMBINE}=11", "--set", f"--{COMBINE}=13"),
-    "read": ("read", "train.log"),
-    "recheck": ("recheck", "runs/shapes"),
-    "recipes list": ("recipes", "list"),
-    "recipes show": ("recipes", "show", "jax_toolbox_perf_doc_head_all"),
-    "run": ("run", "shapes.toml"),
-    "screen": ("screen", "shapes.toml"),
-    "show": ("show", "runs/shapes"),
-    "show TRIAL": ("show", "runs/shapes", "1"),
-    "space": ("space", "shapes.toml"),
-    "status": ("status",),
-    "symptoms": ("symptoms",),
-    "targets list": ("targets", "list"),
-    "verify": ("verify", "winner.env"),
-}
-
-
-def commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
-    """Every command with its whole name."""
-    for name, command in group.commands.items():
-        if hasattr(command, "commands"):
-            yield from commands(command, (*path, name))
-        else:
-            yield " ".join((*path, name)), command
+CALLS = tomllib.loads(Path(__file__).with_name("json_calls.toml").read_text(encoding="utf-8"))
 
 
 def with_json() -> set[str]:
+    """Names of the commands that have the option."""
     tree = commands(typer.main.get_command(app))
     return {name for name, command in tree if any("--json" in p.opts for p in command.params)}
 
 
 def call(name: str) -> list[str]:
     """What is typed, the option before the rest: what follows a program belongs to the program."""
-    words = len(command_of(name).split())
-    return [*CALLS[name][:words], "--json", *CALLS[name][words:]]
+    count, words = len(command_of(name).split()), shlex.split(CALLS[name])
+    return [*words[:count], "--json", *words[count:]]
 
 
 def command_of(name: str) -> str:

@@ -29,39 +29,9 @@ for step in range(200):
     time.sleep(step_ms / 1000)
     print(f"step {step}: {step_ms} ms, loss = 1.0", flush=True)
 """
-
-MORE = {"SECRET_TOKEN": "hunter2-g", "AWS_SECRET_ACCESS_KEY": "hunter2-h", "WANDB_API_KEY": "hunter2-i"}
 SECRET = ["--wandb-key=hunter2-a", "--token", "hunter2-b", "API_KEY=hunter2-c", "--db=postgresql://me:hunter2-d@h/x"]
 
-STUDY = """
-name = "secretive"
-description = "as with --token hunter2-j, https://hunter2-k@host"
-[workload]
-command = [PYTHON, "train.py", SECRETS]
-folder = "shared"
-[workload.read]
-pattern = 'step \\d+: (?P<step_ms>[\\d.]+) ms'
-loss = 'loss = (?P<loss>\\S+)'
-[search]
-trials = 2
-[search.settings]
-xla_backend_optimization_level = [1, 2]
-xla_cpu_prefer_vector_width = [128, 512]
-[[search.first]]
-name = "fast"
-settings = { xla_backend_optimization_level = 1 }
-[[search.first]]
-name = "bad"
-settings = { xla_backend_optimization_level = 2 }
-[measure]
-run_steps = 6
-min_effect = 0.05
-[confirm]
-processes = 3
-finalists = 1
-soak = 0
-minimise = false
-"""
+STUDY = Path(__file__).with_name("secretive.toml").read_text(encoding="utf-8")
 SIMULATION = """
 [simulation]
 noise = "quiet"
@@ -71,7 +41,7 @@ failures = { "xla_backend_optimization_level=2" = "crash" }
 
 
 def text_of(secrets: list[str]) -> str:
-    return STUDY.replace("PYTHON", json.dumps(sys.executable)).replace("SECRETS", json.dumps(secrets)[1:-1])
+    return STUDY.replace('["python", "train.py"]', json.dumps([sys.executable, "train.py", *secrets]))
 
 
 def secretly(*arguments: str, cwd: Path, code: int = 0) -> subprocess.CompletedProcess[str]:

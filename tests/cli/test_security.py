@@ -105,13 +105,8 @@ def is_loopback(text: str) -> bool:
 
 @pytest.mark.parametrize("process_count", [1, 2])
 def test_a_trial_on_this_machine_listens_on_loopback_only(tmp_path: Path, process_count: int) -> None:
-    spec = parse_study(
-        {
-            "name": "quiet",
-            "workload": {"entry": "faulty:build"},
-            "device": {"count": 2, "process_count": process_count},
-        }
-    )
+    device = {"count": 2, "process_count": process_count}
+    spec = parse_study({"name": "quiet", "workload": {"entry": "faulty:build"}, "device": device})
     launcher = LocalLauncher(spec, study_dir=str(PROGRAMS), base=os.environ)
     try:
         worker = launcher.start(FlagSet(), tmp_path, progress=lambda phase: None)

@@ -201,30 +201,6 @@ def test_a_late_first_step_is_waited_for(tmp_path: Path) -> None:
     assert "ready after 2" in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("arguments", "wanted"),
-    [
-        (("tune", "--", "python", "train.py"), "add --yes"),
-        (("tune", "--yes"), "a command must follow, after --"),
-        (("tune", "--yes", "--", "no-such-program"), "No such file"),
-        (("tune", "--yes", "--", "python train.py --lr 3"), "without the quotes"),
-        (("tune", "--trails", "3", "--", "python", "train.py"), "No such option"),
-        (("tune", "--yes", "--name", "../up", "--", "python", "train.py"), "--name must be letters"),
-        (("tune", "--yes", "--time-budget", "30", "--", "python", "train.py"), "say its unit"),
-        (("tune", "--yes", "--look-limit", "ten", "--", "python", "train.py"), "--look-limit must look like"),
-        (("tune", "--yes", "--step-pattern", "a", "--step-json", "b", "--", "python", "x.py"), "exactly one of"),
-        (("tune", "--yes", "--step-pattern", "(a", "--", "python", "x.py"), "regular expression"),
-    ],
-)
-def test_a_bad_call_says_what_must_hold_and_leaves_nothing(
-    arguments: tuple[str, ...], wanted: str, tmp_path: Path
-) -> None:
-    done = autotune(*arguments, cwd=tmp_path, TERMINAL_WIDTH="200")
-    assert done.returncode == 2
-    assert wanted in done.stderr
-    assert [p.name for p in tmp_path.iterdir() if p.name != "data"] == []
-
-
 @given(name=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1))
 def test_any_argument_comes_back_from_the_file_as_it_was(name: str) -> None:
     command = ["python", name]

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from autotune.compiler import program as P
@@ -9,65 +11,10 @@ from autotune.compiler.program import CompiledProgram, Memory, OpKind, changes
 from autotune.compiler.schedule import Reader, Thunk, fingerprint, parse_thunks
 from autotune.compiler.targets import load_target, parse_topology
 
+DUMPS = Path(__file__).parent / "dumps"
 # As XLA writes it: the marks of loops are not indented with the loop they belong to.
-THUNKS = """\
-001: kCustomKernel  [source       | next=002 (1)] convert grid: [7, 1, 1] threads: [128, 1, 1]
-002: kAsyncStart    [prev=001 (1) | next=003 (3)] stream=communication_stream[0], async_id=2
-    003: kAllGather [source | sink] kAllGather
-004: kAsyncDone     [source       | sink        ] async_id=2
-005: kWhile         [prev=004 (1) | sink        ]
-condition:
-    006: kCustomKernel [source | sink] compare grid: [1, 1, 1]
-  body:
-    007: kCopy         [source        | next=008 (1)] kCopy
-    008: kWhile        [prev=007 (1)  | next=011 (1)]
-condition:
-        009: kCustomKernel [source | sink] compare grid: [1, 1, 1]
-      body:
-        010: kReduceScatter [source | sink] kReduceScatter
-    000: kCommandBuffer [prev=008 (1) | sink        ]
-        011: kCustomKernel [source       | next=012 (1)] multiply grid: [7, 1, 1]
-        012: kDynamicSliceFusion [source       | sink        ] params=1
-            013: kCopy [source | sink] kCopy
-014: kConditional  [prev=005 (1) | sink]
-  false_branch:
-    015: kCustomKernel [source | sink] multiply
-  true_branch:
-    016: kCustomKernel [source | sink] multiply
-    017: kCustomKernel [source | sink] multiply
-"""
-
-HLO = """HloModule jit_step
-
-%body (a: f32[8,7]) -> f32[8,7] {
-  ROOT %a = f32[8,7] parameter(0)
-}
-
-%fused (p: f32[8,7]) -> f32[7] {
-  %p = f32[8,7] parameter(0)
-  %s = f32[1,7] slice(%p), slice={[0:1], [0:7]}
-  ROOT %b = f32[7] bitcast(%s)
-}
-
-%async (g: f32[1,7]) -> f32[8,7] {
-  %g = f32[1,7] parameter(0)
-  ROOT %all-gather = f32[8,7] all-gather(%g), replica_groups=[1,8]<=[8], dimensions={0}
-}
-
-ENTRY %main (x: f32[1,7]) -> f32[8,7] {
-  %x = f32[1,7] parameter(0)
-  %convert = f32[1,7] convert(%x)
-  %all-gather-start = ((f32[1,7]), f32[8,7]) async-start(%convert), calls=%async
-  %all-gather-done = f32[8,7] async-done(%all-gather-start)
-  %compare = pred[] compare(%x, %x), direction=LT
-  %while.1 = f32[8,7] while(%all-gather-done), condition=%c, body=%body, backend_config={"known_trip_count":{"n":"5"}}
-  %while.2 = f32[8,7] while(%while.1), condition=%c, body=%body
-  %reduce-scatter = f32[2,7] reduce-scatter(%while.2), replica_groups=[2,4]<=[4,2]T(1,0), to_apply=%body
-  %multiply = f32[8,7] multiply(%while.2, %while.2)
-  %piece = f32[7] fusion(%multiply), kind=kCustom, calls=%fused
-  ROOT %copy.3 = f32[8,7] copy(%multiply)
-}
-"""
+THUNKS = (DUMPS / "schedule.thunks").read_text(encoding="utf-8")
+HLO = (DUMPS / "schedule.hlo").read_text(encoding="utf-8")
 
 NAMES = {
     1: "convert", 2: "all-gather-start", 3: "all-gather", 4: "all-gather-done", 5: "while.1", 6: "compare", 7: "copy.3",

@@ -1,3 +1,5 @@
+"""A canary dies for every family of workloads: a screen of none of them is refused for want of one."""
+
 from __future__ import annotations
 
 import itertools
@@ -8,14 +10,16 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from autotune.compiler.program import CompileResult
-from autotune.compiler.screen import Effect, ScreenReport, chains, domains, narrowed
-from autotune.compiler.targets import load_target
+from autotune.compiler.screen import Effect, ScreenReport, chains, domains, find_canary, narrowed, open_screener
+from autotune.compiler.targets import compiler_problem, compiler_versions, load_target, parse_topology
 from autotune.model.errors import STOPPED, LaunchError, StoppedError
 from autotune.model.flags import FlagSet
+from autotune.model.spec import parse_study
 from autotune.settings.catalog import Stage, load_catalog
 from autotune.settings.space import Parameter, SearchSpace
 from tests.compiler.rules import (
@@ -32,7 +36,7 @@ from tests.compiler.rules import (
     Rules,
     screen,
     space,
-)  # fmt: skip
+)
 from tests.runs import there
 
 DOMAINS = {
@@ -334,3 +338,31 @@ def test_chain_of_conditions_is_made_true_as_a_whole_for_each_value_that_does() 
         "xla_c": [FlagSet({"xla_a": "1", "xla_b": "1"}), FlagSet({"xla_a": "2", "xla_b": "1"})],
         "xla_d": [FlagSet({"xla_a": "1"})],
     }
+
+
+FAMILIES: dict[str, tuple[str, str, dict[str, int]]] = {
+    "one GPU": ("llama-tiny", "1x1", {}),
+    "fsdp": ("llama-tiny", "1x8", {"fsdp": 8}),
+    "tensor": ("llama-tiny", "1x2", {"tensor": 2}),
+    "pipeline": ("llama-small", "1x4", {"pipeline": 2, "fsdp": 2}),
+    "experts": ("moe-tiny", "1x8", {"expert": 4, "data": 2}),
+    "ring": ("long-tiny", "1x8", {"context": 8}),
+    "recurrent": ("rssm-tiny", "1x8", {"data": 8}),
+}
+
+
+@pytest.mark.aot
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(bool(compiler_problem(compiler_versions())), reason="XLA's CUDA plugin is not installed")
+@pytest.mark.parametrize(
+    "family", [pytest.param(f, marks=pytest.mark.gate if f == "fsdp" else pytest.mark.slow) for f in FAMILIES]
+)
+def test_a_canary_dies_for_every_family(family: str, tmp_path: Any) -> None:
+    entry, topology, mesh = FAMILIES[family]
+    options: dict[str, Any] = {"mesh": mesh} if mesh else {}
+    options |= {} if entry.startswith(("rssm", "long")) else {"attention": "xla"}
+    spec = parse_study({"name": "canary", "workload": {"entry": entry, "options": options}})
+    gpu = spec.model_copy(update={"device": spec.device.model_copy(update={"platform": "cuda"})})
+    target, cluster = load_target("h100-sxm"), parse_topology(topology)
+    with open_screener(gpu, study_dir=tmp_path, target=target, topology=cluster) as (_, screener):
+        assert find_canary(screener, screener.reference()).changes

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from autotune.model.errors import SettingError, StudyFileError
 from autotune.model.flags import FlagSet
 from tests.runs import there
 
+TARGETS = tomllib.loads(Path(__file__).with_name("targets.toml").read_text(encoding="utf-8"))
+
 
 @pytest.mark.parametrize("name", target_names())
 def test_every_packaged_target_is_whole(name: str) -> None:
@@ -28,22 +31,7 @@ def test_every_packaged_target_is_whole(name: str) -> None:
     assert (target.network.nvlink_links > 0) == (target.network.nvlink_domain > 1)
 
 
-@pytest.mark.parametrize(
-    ("name", "products", "share"),
-    [
-        ("l4", 128, 1.0),
-        ("l40s", 128, 1.0),
-        ("rtx-6000-ada", 128, 1.0),
-        ("rtx-pro-6000", 128, 1.0),
-        ("h100-sxm", 512, 0.924),
-        ("h100-pcie", 512, 0.92),
-        ("h200", 512, 0.92),
-        ("b200", 1024, 0.94),
-        ("b300", 1024, 0.913),
-        ("gb200", 1024, 0.974),
-        ("gb300", 1024, 0.970),
-    ],
-)
+@pytest.mark.parametrize(("name", "products", "share"), [(n, *figures) for n, figures in TARGETS["peaks"].items()])
 def test_peaks_follow_from_the_cores_at_some_share_of_the_boost_clock(name: str, products: int, share: float) -> None:
     # All matrix units at once stay below the boost clock; so does what the data sheets call the peak.
     target = load_target(name)
@@ -159,23 +147,10 @@ def test_plugin_must_be_whole_and_of_jaxlibs_version(versions: dict[str, str], s
     assert found is None if said is None else found is not None and said in found
 
 
-@pytest.mark.parametrize(
-    ("kind", "name"),
-    [
-        ("NVIDIA H100 80GB HBM3", "h100-sxm"),
-        ("NVIDIA H100 PCIe", "h100-pcie"),
-        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtx-pro-6000"),
-        ("NVIDIA H100", None),
-        ("NVIDIA H200 NVL", "h200-nvl"),
-        ("NVIDIA H200 141GB HBM3e", "h200"),
-        ("NVIDIA GH200 144G HBM3e", "gh200-144"),
-        ("NVIDIA A100-PCIE-40GB", None),
-        ("cpu", None),
-    ],
-)
-def test_target_of_a_device_kind(kind: str, name: str | None) -> None:
+@pytest.mark.parametrize(("kind", "name"), list(TARGETS["kinds"].items()))
+def test_target_of_a_device_kind(kind: str, name: str) -> None:
     found = target_of(kind)
-    assert (found.name if found else None) == name
+    assert (found.name if found else "") == name
 
 
 def test_memory_that_a_process_takes_is_what_the_scheduler_counts_on() -> None:

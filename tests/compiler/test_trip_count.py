@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import operator
 import random
+from pathlib import Path
+from string import Template
 
 import pytest
 
@@ -12,6 +14,7 @@ from autotune.compiler.hlo import parse_module, trip_count
 
 COMPARE = {"LT": operator.lt, "LE": operator.le, "GT": operator.gt, "GE": operator.ge, "NE": operator.ne}
 MOST = 50
+LOOP = Template((Path(__file__).parent / "dumps/loop.hlo").read_text(encoding="utf-8"))
 
 
 def module(
@@ -25,40 +28,7 @@ def module(
     dtype: str = "s32",
 ) -> str:
     """A loop as the GPU compiler leaves it: the comparison in a fusion, the counter a member of a tuple."""
-    first = begins.split()[0]
-    return f"""HloModule m
-
-%compared (c.i: {dtype}[]) -> pred[] {{
-  %c.i = {dtype}[] parameter(0)
-  %c.limit = {dtype}[] constant({limit})
-  ROOT %c = pred[] compare({sides}), direction={direction}, metadata={{op_name="while/cond/lt"}}
-}}
-
-%cond (cond.p: (f32[8], {dtype}[])) -> pred[] {{
-  %cond.p = (f32[8]{{0}}, {dtype}[]) parameter(0)
-  %cond.i = {dtype}[] get-tuple-element(%cond.p), index=1
-  ROOT %cond.c = pred[] fusion(%cond.i), kind=kLoop, calls=%compared
-}}
-
-%body (p: (f32[8], {dtype}[])) -> (f32[8], {dtype}[]) {{
-  %p = (f32[8]{{0}}, {dtype}[]) parameter(0)
-  %i = {dtype}[] get-tuple-element(%p), index=1
-  %x = f32[8]{{0}} get-tuple-element(%p), index=0
-  %one = {dtype}[] constant(1)
-  {step}
-  ROOT %t = (f32[8]{{0}}, {dtype}[]) tuple(%x, %next)
-}}
-
-ENTRY %main (a: f32[8], n: s32[]) -> (f32[8], {dtype}[]) {{
-  %a = f32[8]{{0}} parameter(0)
-  %n = s32[] parameter(1)
-  {also}
-  {begins}
-  %moved = {dtype}[] copy({first})
-  %init = (f32[8]{{0}}, {dtype}[]) tuple(%a, %moved)
-  ROOT %while.1 = (f32[8]{{0}}, {dtype}[]) while(%init), condition=%cond, body=%body, config={{"dynamic_variables":[]}}
-}}
-"""
+    return LOOP.substitute(locals(), first=begins.split()[0])
 
 
 def counted(text: str) -> int | None:

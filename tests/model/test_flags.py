@@ -5,7 +5,9 @@ from __future__ import annotations
 import random
 import string
 import sys
+import tomllib
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -29,6 +31,7 @@ NAMES = st.text(string.ascii_lowercase + string.digits + "_", min_size=1, max_si
 TEXTS = st.text(st.characters(exclude_categories=["C", "Z"], include_characters=" "), max_size=20)
 TRICKY = st.text("""ab"'\\ ,=-+ü""", max_size=12)
 SETS = st.dictionaries(NAMES, TEXTS | TRICKY, max_size=6).map(FlagSet)
+NAMED = tomllib.loads(Path(__file__).with_name("flags.toml").read_text(encoding="utf-8"))
 ENVIRONMENT_NAMES = st.sampled_from(["NCCL_PROTO", "PJRT_NPROC", "jax_enable_pgle", "MALLOC_TRIM_THRESHOLD_"])
 
 
@@ -81,24 +84,7 @@ def test_tokens_are_split_as_the_real_parser_splits_them(parser: ParserProcess, 
     assert answer.options.get("xla_dump_to", "") == split_tokens(text)[0].partition("=")[2]
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "--xla_dump_to=one --xla_dump_to=two",
-        "--xla_disable_hlo_passes=one --xla_disable_hlo_passes=two,three",
-        "--xla_enable_hlo_passes_only=one --xla_enable_hlo_passes_only=two",
-        "--xla_gpu_ptx_file=one --xla_gpu_ptx_file=two",
-        "--xla_backend_extra_options=a=1,b=2 --xla_backend_extra_options=b=3",
-        "--xla_gpu_enable_command_buffer=FUSION --xla_gpu_enable_command_buffer=CUBLAS",
-        "--xla_gpu_enable_command_buffer=+COLLECTIVES --xla_gpu_enable_command_buffer=+WHILE",
-        "--xla_gpu_enable_command_buffer=FUSION,CUBLAS --xla_gpu_enable_command_buffer=+WHILE,-fusion",
-        "--xla_gpu_enable_command_buffer= --xla_gpu_enable_command_buffer=+WHILE",
-        "--xla_gpu_enable_command_buffer=+WHILE --xla_gpu_enable_command_buffer=CUBLAS",
-        "--xla_gpu_disable_async_collectives=ALLREDUCE --xla_gpu_disable_async_collectives=ALLGATHER",
-        "--xla_gpu_autotune_level=1 --xla_gpu_autotune_level=-3",
-        "--xla_gpu_enable_triton_gemm=false --xla_gpu_enable_triton_gemm",
-    ],
-)
+@pytest.mark.parametrize("text", NAMED["repeated"])
 def test_repeated_flags_act_as_one_does_after_parsing(parser: ParserProcess, text: str) -> None:
     merged = FlagSet.parse(text)
     assert len(merged) == 1
@@ -155,30 +141,8 @@ def test_a_value_is_printable_text(odd: str) -> None:
         FlagSet({"xla_dump_to": f"a{odd}b"})
 
 
-NEVER = [
-    "PATH", "HOME", "IFS", "ENV", "BASH_ENV", "SHELL", "PS4", "LD_PRELOAD", "LD_LIBRARY_PATH", "LD_AUDIT",
-    "PYTHONPATH", "PYTHONSTARTUP", "PYTHONHOME", "PYTHONWARNINGS", "XLA_FLAGS", "TF_XLA_FLAGS", "LIBTPU_INIT_ARGS",
-    "AUTOTUNE_CHANNEL", "GCONV_PATH", "HTTPS_PROXY", "GIT_SSH_COMMAND", "PERL5OPT", "NODE_OPTIONS",
-    "CUDA_INJECTION64_PATH", "CUDA_CACHE_PATH", "OMP_TOOL_LIBRARIES", "MALLOC_CONF", "MALLOC_TRACE",
-    "UCX_GDB_COMMAND", "TPU_LIBRARY_PATH", "FI_PROVIDER_PATH", "PJRT_NAMES_AND_LIBRARY_PATHS", "NCCL_NET_PLUGIN",
-    "NCCL_TUNER_PLUGIN", "NCCL_PROFILER_PLUGIN", "NCCL_DEBUG_FILE", "NCCL_TOPO_DUMP_FILE", "NCCL_CONF_FILE",
-    "NCCL_COMM_ID", "NCCL_RAS_ADDR", "JAX_COMPILATION_CACHE_DIR", "JAX_DUMP_IR_TO", "JAX_COORDINATOR_ADDRESS",
-]  # fmt: skip
-
-HARMLESS_TEXT = {
-    "xla_cpu_max_isa", "xla_disable_hlo_passes", "xla_enable_nccl_symmetric_buffers_for_collectives",
-    "xla_gpu_analytical_latency_estimator_options", "xla_gpu_collective_domain_assignment",
-    "xla_gpu_collectives_implementation", "xla_gpu_device_execution_terminate_timeout",
-    "xla_gpu_execution_terminate_timeout", "xla_gpu_experimental_cost_model_gemm_tiling_options",
-    "xla_gpu_experimental_thunk_buffer_debug_filter",
-    "xla_gpu_experimental_thunk_buffer_debug_filter_by_profile_annotation_re",
-    "xla_gpu_experimental_thunk_buffer_debug_filter_by_thunk_id_ranges", "jax_persistent_cache_enable_xla_caches",
-}  # fmt: skip
-"""Flags with a free text that is no file's name and no option of another program: read one by one in the sources."""
-
-
 def test_what_changes_the_program_or_reaches_out_is_never_a_setting() -> None:
-    for name in NEVER:
+    for name in NAMED["never"]:
         with pytest.raises(SettingError, match=f"{name} changes which program runs, or is not known"):
             FlagSet({name: "x"})
     for more in ({"baseline": {"LD_PRELOAD": "x"}}, {"search": {"settings": {"NCCL_NET_PLUGIN": ["x"]}}}):
@@ -209,7 +173,7 @@ def test_every_published_flag_with_a_free_text_is_known_as_harmless_or_reaches_o
     texts = [s for s in load_catalog().values() if s.kind in ("xla", "jax") and s.type in ("string", "message")]
     left = {s.name for s in texts if not reaches_out(s.name)}
     # What the catalogue calls dangerous is never handed on anyway.
-    assert left - {s.name for s in texts if s.danger} <= HARMLESS_TEXT
+    assert left - {s.name for s in texts if s.danger} <= {*NAMED["harmless"]}
 
 
 def reaches_out(name: str) -> bool:
@@ -220,13 +184,6 @@ def reaches_out(name: str) -> bool:
     return False
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "xla_dump_to", "xla_gpu_cuda_data_dir", "xla_gpu_ptx_file", "xla_gpu_llvm_ir_file", "xla_backend_extra_options",
-        "xla_gpu_asm_extra_flags", "xla_gpu_dump_autotune_results_to", "xla_gpu_load_autotune_results_from",
-        "jax_compilation_cache_dir", "jax_dump_ir_to", "jax_coordinator_address", "xla_gpu_of_tomorrow_cache_dir",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("name", NAMED["reaching"])
 def test_flags_that_reach_files_are_found_also_those_of_tomorrow(name: str) -> None:
     assert reaches_out(name)

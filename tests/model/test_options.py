@@ -134,22 +134,6 @@ def test_a_command_has_options_in_its_arguments() -> None:
     assert under.arguments("/run/1") == ["python", "train.py", "--batch=16", "cudnn", "/run/1", "{literal}", '{"a": 1}']
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"search": {"options": {"lost": [1]}}}, "must stand in an argument of `workload.command`"),
-        ({"workload": {**COMMAND, "options": {"lost": 1}}}, r"\{lost\} is nowhere there"),
-        ({"search": {"options": {"batch": []}}}, "at least 1"),
-        ({"search": {"options": {"batch": [1, 1]}}}, "distinct values of `batch`"),
-        ({"search": {"options": {"batch": [1, 2]}, "first": [{"name": "x", "options": {"bach": 2}}]}}, "bach"),
-        ({"search": {"options": {"batch": [1, 2]}}, "baseline": {"option.batch": "2"}}, "into `workload.options`"),
-    ],
-)
-def test_what_has_no_place_is_refused_when_the_study_is_read(change: dict[str, Any], said: str) -> None:
-    with pytest.raises(StudyFileError, match=said):
-        parse_study({"name": "s", "workload": COMMAND, **change})
-
-
 def test_a_named_set_may_hold_options_of_the_study_and_no_others() -> None:
     spec = study(options={"batch": [8, 16]}, first=[{"name": "big", "options": {"batch": 16}}])
     assert spec.search.first[0].whole == FlagSet({"option.batch": "16"})
@@ -208,22 +192,6 @@ def test_settings_in_rules_are_named_in_full_and_pass_for_no_option() -> None:
     assert broken_rule({}, ("xla_gpu_a == none",), {}) is None
     assert broken_rule({"option.xla_gpu_a": "true"}, ("xla_gpu_a == 'x'",), {}) is not None
     assert broken_rule({"batch": "16"}, ("batch == 16",), {"batch": 8}) is not None
-
-
-@pytest.mark.parametrize(
-    ("rule", "words"),
-    [
-        ("batsh == 16", "names 'batsh', .*did you mean `batch`"),
-        ("batch", "must be true or false but 'batch' is 16"),
-        ("batch * attention == 3", "needs a number where 'xla'"),
-        ("batch == 7", "nothing that is searched keeps"),
-        ("batch.real == 16", "holds a dot"),
-        ("PATH == '/bin'", "names 'PATH'"),
-    ],
-)
-def test_a_rule_nobody_can_keep_is_an_error_when_the_study_is_loaded(rule: str, words: str) -> None:
-    with pytest.raises(StudyFileError, match=words):
-        limited(limits={"rules": [rule]})
 
 
 def test_a_fault_of_a_rule_is_found_before_anything_starts() -> None:

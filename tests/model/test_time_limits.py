@@ -10,21 +10,13 @@ from autotune.model.spec import StudySpec
 from autotune.model.time_limits import CompileLimits, TimeLimits, compile_limits, limits_after
 from autotune.study.stages import run_study
 from harness.simulated import GivenSetup
-from harness.simulated_machine import parse_simulated
 from harness.timed import TimedLauncher, TimedStudy
-from tests.runs import SPACE, Diary
+from tests.runs import SPACE, Diary, replay_study
 
 
 def study(**measure: Any) -> StudySpec:
-    return parse_simulated(
-        {
-            "name": "limited",
-            "workload": {"entry": "llama"},
-            "search": {"trials": 1},
-            "measure": measure,
-            "simulation": {"step_s": 2.0, "start_s": 45.0, "noise": {"white_sd": 1e-4}},
-        }
-    )
+    more = {"search": {"trials": 1}, "measure": measure}
+    return replay_study(step_s=2.0, start_s=45.0, noise={"white_sd": 1e-4}, study=more)
 
 
 @pytest.mark.parametrize(

@@ -17,30 +17,7 @@ from harness.simulated_machine import write_study
 
 ROOT = Path(__file__).parents[2]
 
-# At level 0 LLVM does not optimise XLA:CPU's kernels: a step takes several times as long, on any machine, however busy.
-SLOW_BASELINE = """
-name = "slow-baseline"
-
-[workload]
-entry = "harness.slow_unoptimised:build"
-
-[baseline]
-xla_backend_optimization_level = 0
-
-[search]
-trials = 1
-settings = { xla_backend_optimization_level = [0, 2] }
-
-[measure]
-pairs_cap = 12
-block_s = 0.1
-
-[confirm]
-finalists = 1
-processes = 6  # most: a proof ends where it is settled, and goes on where a busy machine hides it
-isolated = 0
-soak = "2s"
-"""
+SLOW_BASELINE = Path(__file__).with_name("slow_baseline.toml").read_text(encoding="utf-8")
 
 
 def autotune(folder: Path, *arguments: str, code: int = 0) -> str:

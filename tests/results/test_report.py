@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 import pytest
 
 from autotune.model.errors import LaunchError
-from autotune.model.records import AaRecord, EffectsRecord, IncidentRecord, PairEffect, SessionRecord, TrialResult
+from autotune.model.records import AaRecord, EffectsRecord, PairEffect, SessionRecord, TrialResult
 from autotune.results import api, pages
 from autotune.results.api import load
 from autotune.results.effects import effect_lines, study_tables
@@ -73,7 +73,7 @@ def check(page: str) -> Checker:
     return checker
 
 
-def test_a_finished_study_says_everything_on_its_page_and_in_markdown(finished: Store) -> None:
+def test_a_finished_study_says_everything_on_its_page(finished: Store) -> None:
     text = checked(finished).text
     for expected in (
         "Finalists, in fresh processes",
@@ -92,13 +92,7 @@ def test_a_finished_study_says_everything_on_its_page_and_in_markdown(finished: 
     assert re.match(r"This set of 2 settings is 7\.[89] % faster than the default", report["verdict"])  # 0.95 * 0.97
     assert report["winner"] == ["xla_a=1", "xla_d=2"]
     assert report["verdict"] in text
-    text = render_markdown(finished)
-    assert text.startswith("# replayed\n")
-    assert f"**{build(finished)['verdict']}**\n\n- xla_a=1\n- xla_d=2\n" in text
-    tables = re.findall(r"^\|.*\|$", text, re.MULTILINE)
-    assert len(tables) > 40
-    assert "## Failures" in text
-    stages = {f["stage"] for f in build(finished)["finalists"]}
+    stages = {f["stage"] for f in report["finalists"]}
     assert stages == {"fresh processes", "isolated runs"}
 
 
@@ -136,31 +130,17 @@ def test_a_study_whose_reference_never_ran(tmp_path: Path) -> None:
     assert "no trial has ended yet" in checked(Store.open(tmp_path)).text
 
 
-def test_text_from_records_is_never_markup(tmp_path: Path) -> None:
-    evil = "</script><img src=x onerror=alert(1)>&\"'|`"
-    store = Store.create_or_resume(tmp_path, replay_study(study={"description": evil}), study_dir=tmp_path)
-    failure = {"kind": "crash", "message": evil, "phase": "step", "last_lines": [evil], "log": evil}
-    fields = {"number": 1, "settings": {"NCCL_X": evil}, "origin": evil, "status": "failed", "failure": failure}
-    store.append(TrialResult.model_validate(fields))
-    store.append(IncidentRecord(what=evil))
-    store.close()
-    checker = checked(store)
-    assert "img" not in checker.tags
-    assert checker.text.count(evil) >= 5
-    rows = [line for line in render_markdown(store).splitlines() if line.startswith("| 1 |")]
-    assert len(re.findall(r"(?<!\\)\|", rows[0])) == 11
-
-
 def test_the_command_that_made_a_study_is_shown_as_a_user_types_it(tmp_path: Path) -> None:
     store = Store.create_or_resume(tmp_path, replay_study(), study_dir=tmp_path)
     command = ("/usr/bin/autotune", "run", "my study.toml", "--seed", "7")
-    store.append(
-        SessionRecord(
-            identity="x", started="2026-11-21T01:02:03+00:00", pid=1, host="h", asked_trials=3, command=command
-        )
-    )
+    made = {"identity": "x", "started": "2026-11-21T01:02:03+00:00", "pid": 1, "host": "h", "asked_trials": 3}
+    store.append(SessionRecord(**made, command=command))
+    failure = {"kind": "crash", "message": "m", "phase": "step"}
+    failed = {"number": 1, "settings": {"NCCL_X": "1"}, "origin": "x", "status": "failed", "failure": failure}
+    store.append(TrialResult.model_validate(failed))
     store.close()
     assert "autotune run 'my study.toml' --seed 7   # made this, on 2026-11-21" in build(store)["commands"]
+    assert build(store)["verdict"].endswith("after 1 of 3 trials: no trial shows a gain so far")
 
 
 def test_what_the_machine_did_meanwhile_is_said_before_the_figures(finished: Store, tmp_path: Path) -> None:

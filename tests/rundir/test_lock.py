@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,36 +20,15 @@ from autotune.rundir import lock
 from autotune.rundir.lock import Lock, Mount, is_held, mount_of, read_holder
 from tests.runs import there
 
-MOUNTS = [
-    ("/", "ext4", "rw,relatime"),
-    ("/home", "nfs4", "rw,vers=4.2,local_lock=none"),
-    ("/old", "nfs", "rw,vers=3,nolock,local_lock=all"),
-    ("/scratch", "lustre", "rw,flock"),
-    ("/scratch/near", "lustre", "rw,localflock"),
-    ("/with space", "fuse.sshfs", "rw"),
-    ("/home", "tmpfs", "rw"),
-]
+MOUNTS = tomllib.loads(Path(__file__).with_name("mounts.toml").read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize(
-    ("path", "point", "kind", "everywhere"),
-    [
-        ("/etc", "/", "ext4", True),
-        ("/homeless/run", "/", "ext4", True),
-        ("/home/me/run", "/home", "tmpfs", True),  # mounted over the other
-        ("/old/run", "/old", "nfs", False),
-        ("/scratch/run", "/scratch", "lustre", True),
-        ("/scratch/near/run", "/scratch/near", "lustre", False),
-        ("/with space/run", "/with space", "fuse.sshfs", False),
-    ],
-)
-def test_what_a_path_lies_on(
-    path: str, point: str, kind: str, everywhere: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    parts = [SimpleNamespace(mountpoint=m, fstype=f, opts=o) for m, f, o in MOUNTS]
+@pytest.mark.parametrize("path", MOUNTS["paths"])
+def test_what_a_path_lies_on(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = [SimpleNamespace(mountpoint=m, fstype=f, opts=o) for m, f, o in MOUNTS["mounts"]]
     monkeypatch.setattr(psutil, "disk_partitions", lambda all: parts)
     mount = mount_of(Path(path))
-    assert (mount.point, mount.kind, mount.locks_everywhere) == (point, kind, everywhere)
+    assert [mount.point, mount.kind, mount.locks_everywhere] == MOUNTS["paths"][path]
 
 
 def test_what_this_machine_says_can_be_read(tmp_path: Path) -> None:

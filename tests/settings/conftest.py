@@ -2,13 +2,34 @@
 
 from __future__ import annotations
 
+import csv
+import importlib.util
 import sys
 from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from autotune.settings.known import KnownSettings
 from autotune.settings.probe import ParserProcess, ProbeReport, probe_build
+from tests.runs import there
+
+ROOT = Path(__file__).parents[2]
+
+
+def rows_of(name: str) -> list[dict[str, str]]:
+    """The rows of a table beside these tests."""
+    with Path(__file__).with_name(name).open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file, delimiter="\t"))
+
+
+def docs_script(name: str) -> ModuleType:
+    """A script of `docs/`, as a module."""
+    spec = there(importlib.util.spec_from_file_location(name, ROOT / f"docs/{name}.py"))
+    module = importlib.util.module_from_spec(spec)
+    there(spec.loader).exec_module(module)
+    return module
 
 
 @pytest.fixture(scope="session")

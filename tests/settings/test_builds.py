@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import importlib.util
 import itertools
 import json
 import re
@@ -19,8 +18,8 @@ from autotune.settings.catalog import NEVER_SEARCHED, Catalog, Setting, Tier, lo
 from autotune.settings.known import KnownSettings
 from autotune.settings.probe import ParserProcess, ProbeReport
 from autotune.settings.space import build_space
+from tests.settings.conftest import docs_script
 
-ROOT = Path(__file__).parents[2]
 TABLE = Path(__file__).with_name("flags_by_build.json")
 LINE = re.compile(r"(xla|src|plugins|transformer_engine)/[\w/-]+\.\w+:[1-9]\d*(@[0-9a-f]{12})?")
 # None of these say what a setting does.
@@ -29,12 +28,7 @@ EMPTY_WORDS = ("not yet described", "known to the build", "todo")
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("ask_builds", ROOT / "docs" / "ask_builds.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return docs_script("ask_builds")
 
 
 @pytest.fixture(scope="module")

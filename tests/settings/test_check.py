@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -19,31 +21,13 @@ from autotune.settings.check import (
 from autotune.settings.known import KnownSettings
 from autotune.settings.probe import ParserProcess, ProbeReport
 from autotune.settings.space import build_space
+from tests.settings.conftest import rows_of
 
 V = SettingVerdict
 
 # What NVIDIA's page on LLM performance names, as a reader would paste it, the flags it calls obsolete included.
-PAGE = """--xla_gpu_use_memcpy_local_p2p=true
---xla_gpu_disable_async_collectives=allreduce,allgather,reducescatter,collectivebroadcast,alltoall,collectivepermute
---xla_gpu_enable_latency_hiding_scheduler=true --xla_gpu_enable_pipelined_all_reduce=true
---xla_gpu_enable_pipelined_all_gather=true --xla_gpu_enable_pipelined_reduce_scatter=true
---xla_gpu_enable_analytical_sol_latency_estimator=true
---xla_gpu_experimental_collective_perf_table_path=/path/to/collective_profiles.pbtxt
---xla_gpu_analytical_latency_estimator_options="nccl_op_launch_us=45,nic_speed_gbps=25.0,gpus_per_node=8"
---xla_gpu_enable_while_loop_double_buffering=true --xla_gpu_all_gather_combine_threshold_bytes=8589934592
---xla_gpu_reduce_scatter_combine_threshold_bytes=8589934592 --xla_gpu_all_reduce_combine_threshold_bytes=8589934592
---xla_gpu_enable_pipelined_p2p=true --xla_gpu_collective_permute_decomposer_threshold=1024
---xla_gpu_lhs_enable_gpu_async_tracker=true --xla_gpu_multi_streamed_windowed_einsum=true
---xla_gpu_threshold_for_windowed_einsum_mib=0 --xla_gpu_pgle_profile_file_or_directory_path=filename
---xla_gpu_enable_command_buffer= --xla_gpu_enable_custom_fusions=true
---xla_gpu_enable_address_computation_fusion=true --xla_gpu_enable_nccl_user_buffers=true
---xla_gpu_enable_nccl_comm_splitting=true --xla_gpu_enable_nccl_per_stream_comms=false
---xla_gpu_nccl_collective_max_nchannels=8 --xla_gpu_nccl_p2p_max_nchannels=8 --xla_dump_to=some/path
---xla_dump_latency_hiding_schedule=true --xla_gpu_cudnn_gemm_fusion=true --xla_gpu_enable_cudnn_fmha=false
---xla_disable_hlo_passes=rematerialization --xla_gpu_enable_async_reduce_scatter=true
---xla_gpu_enable_async_all_reduce=true --xla_gpu_enable_async_all_gather=true
---xla_gpu_enable_highest_priority_async_stream=true --xla_gpu_enable_triton_softmax_fusion=true
---xla_gpu_memory_limit_slop_factor=95"""
+TEXTS = tomllib.loads(Path(__file__).with_name("texts.toml").read_text(encoding="utf-8"))["texts"]
+PAGE = Path(__file__).with_name("nvidia_page.txt").read_text(encoding="utf-8")
 
 
 @pytest.mark.gate
@@ -93,45 +77,10 @@ def test_whether_it_starts_is_what_the_real_parser_says(
         assert check.starts == parser.ask(f'--{info.name}="{value}"').starts, (info.name, value)
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "verdict", "starts"),
-    [
-        ("xla_gpu_autotune_level", "3", V.EFFECTIVE, True),
-        ("xla_gpu_autotune_level", "4", V.ALREADY_DEFAULT, True),
-        ("xla_gpu_autotune_level", "99", V.BAD_VALUE, True),
-        ("xla_gpu_autotune_level", "high", V.BAD_VALUE, False),
-        ("xla_gpu_enable_triton_gemm", "True", V.ALREADY_DEFAULT, True),
-        ("xla_gpu_enable_triton_gemm", "0", V.EFFECTIVE, True),
-        ("xla_gpu_enable_command_buffer", "+COLLECTIVES", V.EFFECTIVE, True),
-        ("xla_gpu_enable_command_buffer", "FUSION,+COLLECTIVES", V.BAD_VALUE, False),
-        ("xla_gpu_enable_command_buffer", "FUSIONS", V.BAD_VALUE, False),
-        ("xla_gpu_enable_cudnn_fmha", "true", V.NO_EFFECT, True),
-        ("xla_gpu_collective_inflation_factor", "2", V.DANGEROUS, True),
-        ("xla_gpu_load_autotune_results_from", "f.pb", V.EFFECTIVE, True),
-        ("xla_gpu_collective_inflation_factor", "1", V.ALREADY_DEFAULT, True),
-        ("xla_gpu_graph_level", "0", V.RENAMED, False),
-        ("xla_gpu_graph_level", "3", V.REMOVED, False),
-        ("xla_gpu_enable_async_all_reduce", "true", V.REMOVED, False),
-        ("xla_gpu_enable_async_all_reduce", "false", V.RENAMED, False),
-        ("xla_gpu_made_up", "1", V.UNKNOWN, False),
-        ("jax_optimization_level", "O1", V.EFFECTIVE, True),
-        ("jax_optimization_level", "O9", V.BAD_VALUE, False),
-        ("jax_enable_pgle", "off", V.ALREADY_DEFAULT, True),
-        ("jax_enable_pgle", "maybe", V.BAD_VALUE, False),
-        ("jax_disable_jit", "true", V.DANGEROUS, True),
-        ("jax_made_up", "1", V.UNKNOWN, True),
-        ("NCCL_LL_BUFFSIZE", "-2", V.NO_EFFECT, True),
-        ("NCCL_DYNAMIC_CHUNK_SIZE", "524288", V.REMOVED, True),
-        ("NCCL_MADE_UP", "1", V.UNKNOWN, True),
-        ("xla_tpu_detect_nan", "true", V.NO_EFFECT, True),
-        ("NCCL_PROTO", "Simple", V.NO_EFFECT, True),
-        ("PJRT_NPROC", "two", V.BAD_VALUE, True),
-        ("MALLOC_ARENA_MAX", "1", V.EFFECTIVE, True),
-    ],
-)
-def test_verdicts(known: KnownSettings, name: str, value: str, verdict: V, starts: bool) -> None:
-    (check,) = check_settings(FlagSet({name: value}), known)
-    assert (check.verdict, check.starts) == (verdict, starts), check.reason
+@pytest.mark.parametrize("row", rows_of("verdicts.tsv"), ids=lambda row: f"{row['name']}={row['value']}")
+def test_verdicts(known: KnownSettings, row: dict[str, str]) -> None:
+    (check,) = check_settings(FlagSet({row["name"]: row["value"]}), known)
+    assert (check.verdict.name.lower(), check.starts) == (row["verdict"], row["starts"] == "yes"), check.reason
 
 
 def test_the_latency_hiding_scheduler_may_be_neither_on_nor_off(report: ProbeReport, known: KnownSettings) -> None:
@@ -168,26 +117,10 @@ def test_what_should_stay_unset_on_a_gpu_is_advised_against_there(report: ProbeR
         assert (name in {p.name for p in space.parameters}) == (not advice)
 
 
-@pytest.mark.parametrize(
-    ("text", "verdicts"),
-    [
-        ("--xla_gpu_enable_triton_gemm-false", [V.UNKNOWN]),
-        ("--xla_gpu_autotune_level 3", [V.BAD_VALUE, V.UNKNOWN]),
-        ("-xla_gpu_autotune_level=3", [V.UNKNOWN]),
-        ("–xla_gpu_autotune_level=3", [V.UNKNOWN, ]),  # noqa: RUF001
-        ("flags.txt", [V.UNKNOWN]),
-        ("--xla_gpu_autotune_level=3 --xla_gpu_autotune_level=2", [V.NO_EFFECT, V.EFFECTIVE]),
-        ("--xla_gpu_autotune_level=x --xla_gpu_autotune_level=2", [V.BAD_VALUE, V.EFFECTIVE]),
-        ("--xla_dump_to=x word --xla_gpu_made_up=1", [V.EFFECTIVE, V.UNKNOWN, V.NO_EFFECT]),
-        ("--xla_gpu_enable_triton_gemm", [V.ALREADY_DEFAULT]),
-        ("", []),
-    ],
-)  # fmt: skip
-def test_a_text_is_judged_as_the_real_parser_reads_it(
-    parser: ParserProcess, known: KnownSettings, text: str, verdicts: list[V]
-) -> None:
+@pytest.mark.parametrize("text", TEXTS)
+def test_a_text_is_judged_as_the_real_parser_reads_it(parser: ParserProcess, known: KnownSettings, text: str) -> None:
     checks = check_xla_flags(text, known)
-    assert [c.verdict for c in checks] == verdicts
+    assert [c.verdict.name.lower() for c in checks] == TEXTS[text]
     assert would_start(checks) == parser.ask(text).starts
 
 

@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import json
 import sys
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +14,7 @@ from autotune.settings.check import SettingVerdict, find_steering
 from autotune.settings.doctor import diagnose, find_places, format_diagnosis, gpu_findings
 from autotune.settings.known import KnownSettings
 
+CASES = tomllib.loads(Path(__file__).with_name("doctor.toml").read_text(encoding="utf-8"))
 H100S = """0, GPU-a, NVIDIA H100 80GB HBM3, 81559, 13, 550.54.15, 9.0, 0
 1, GPU-b, NVIDIA H100 80GB HBM3, 81559, 40000, 550.54.15, 9.0, 97
 """
@@ -28,24 +31,16 @@ def machine_with(gpus: str, installed: str = "{}") -> Runner:
     return run
 
 
-@pytest.mark.parametrize(
-    ("environment", "files", "places"),
-    [
-        ({}, (), ()),
-        ({"SLURM_JOB_ID": "17", "SLURM_JOB_NUM_NODES": "2"}, (), ("SLURM job 17: 2 nodes, ? tasks",)),
-        ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, (".dockerenv",), ("Kubernetes pod", "Docker container")),
-        ({"APPTAINER_NAME": "jax.sif"}, (), ("Apptainer container jax.sif",)),
-        ({"ENROOT_ROOTFS": "/x"}, (), ("Enroot container",)),
-        ({}, ("run/.containerenv",), ("Podman container",)),
-    ],
-)
-def test_schedulers_and_containers_are_seen(
-    environment: dict[str, str], files: tuple[str, ...], places: tuple[str, ...], tmp_path: Path
-) -> None:
+def lay_out(files: list[str], root: Path) -> None:
     for name in files:
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).touch()
-    assert find_places({"PATH": str(tmp_path), **environment}, tmp_path) == places
+        (root / name).parent.mkdir(exist_ok=True)
+        (root / name).touch()
+
+
+@pytest.mark.parametrize("case", CASES["places"], ids=str)
+def test_schedulers_and_containers_are_seen(case: dict[str, Any], tmp_path: Path) -> None:
+    lay_out(case["files"], tmp_path)
+    assert find_places({"PATH": str(tmp_path), **case["environment"]}, tmp_path) == tuple(case["places"])
 
 
 def test_variables_that_steer_are_judged_and_others_are_not_shown(known: KnownSettings) -> None:
@@ -99,49 +94,21 @@ def test_without_gpus_and_plugin_screening_is_what_is_missing(known: KnownSettin
     assert "  no GPU" in list(format_diagnosis(found))
 
 
-@pytest.mark.parametrize(
-    ("environment", "files", "problem", "command"),
-    [
-        ({"CUDA_VISIBLE_DEVICES": ""}, ("dev/nvidia0",), "hides every GPU", "unset CUDA_VISIBLE_DEVICES"),
-        ({"CUDA_VISIBLE_DEVICES": "0"}, (), "no GPU is here (no /dev/nvidia*), or", "nvidia-smi"),
-        ({}, ("dev/nvidia0",), "nvidia-smi does not answer", "nvidia-smi"),
-        ({}, (".dockerenv",), "Docker must hand it over", "docker run --gpus all"),
-        ({"APPTAINER_NAME": "jax.sif", "SLURM_JOB_ID": "7"}, (), "Apptainer must hand it over", "apptainer exec --nv"),
-        ({"SLURM_JOB_ID": "7"}, (), "SLURM job must hand it over", "srun --gpus=1"),
-    ],
-)
-def test_who_asks_for_a_gpu_is_told_why_there_is_none(
-    environment: dict[str, str], files: tuple[str, ...], problem: str, command: str, tmp_path: Path
-) -> None:
-    for name in files:
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).touch()
+@pytest.mark.parametrize("case", CASES["no_gpu"], ids=str)
+def test_who_asks_for_a_gpu_is_told_why_there_is_none(case: dict[str, Any], tmp_path: Path) -> None:
+    lay_out(case["files"], tmp_path)
     installed = '{"jaxlib": "0.11.1"}'
-    found = gpu_findings(sys.executable, environment, run=machine_with("", installed), root=tmp_path)
-    assert problem in found[0].problem
-    assert command in found[0].command
+    found = gpu_findings(sys.executable, case["environment"], run=machine_with("", installed), root=tmp_path)
+    assert case["problem"] in found[0].problem
+    assert case["command"] in found[0].command
     assert (found[1].problem, "jax[cuda13]==0.11.1" in found[1].command) == ("the CUDA plugin is not installed", True)
     with_gpus = machine_with(H100S, '{"jaxlib": "0.11.1", "jax-cuda13-plugin": "0.11.1"}')
     assert gpu_findings(sys.executable, {}, run=with_gpus, root=tmp_path) == []
 
 
-@pytest.mark.parametrize(
-    ("environment", "command"),
-    [
-        ({"JAX_PLATFORMS": "cuda"}, "export JAX_PLATFORMS=cuda,cpu"),
-        ({"JAX_PLATFORMS": "cuda,cpu"}, None),
-        ({"JAX_PLATFORMS": "cpu"}, None),
-        (
-            {"XLA_CLIENT_MEM_FRACTION": "0.9", "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.9"},
-            "unset XLA_PYTHON_CLIENT_MEM_FRACTION",
-        ),
-        ({"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.9"}, None),
-    ],
-)
-def test_variables_that_break_programs_on_gpus_are_found(
-    environment: dict[str, str], command: str | None, tmp_path: Path
-) -> None:
-    found = diagnose(sys.executable, environment, known=None, run=machine_with(H100S), root=tmp_path)
-    commands = [f.command for f in found.findings]
+@pytest.mark.parametrize("case", CASES["breaking"], ids=str)
+def test_variables_that_break_programs_on_gpus_are_found(case: dict[str, Any], tmp_path: Path) -> None:
+    found = diagnose(sys.executable, case["environment"], known=None, run=machine_with(H100S), root=tmp_path)
+    commands, command = [f.command for f in found.findings], case.get("command")
     assert command is None or command in commands
     assert command is not None or not any("JAX_PLATFORMS" in c or "MEM_FRACTION" in c for c in commands)

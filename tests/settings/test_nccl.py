@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,9 +17,9 @@ from autotune.settings.catalog import Catalog, Setting, Tier, load_catalog
 from autotune.settings.check import SettingVerdict, check_setting, migrate_text
 from autotune.settings.known import KnownSettings, format_setting
 from autotune.settings.space import SearchSpace, build_space
+from tests.settings.conftest import docs_script
 
 HERE = Path(__file__).parent
-SCRIPT = HERE.parents[1] / "docs" / "ask_nccl.py"
 # First release, last release, line and default of each variable; the newest of the releases that were asked is 2.30.7.
 NCCL: dict[str, list[str]] = json.loads((HERE / "nccl_parameters.json").read_text("utf-8"))
 # Names that other libraries read, by the source of the catalogue that they were found in.
@@ -83,7 +82,7 @@ def test_a_wrong_claim_is_found(name: str, change: dict[str, Any], claim: str) -
 
 
 def test_the_script_reads_each_way_in_which_nccl_asks_for_a_variable() -> None:
-    script = _script()
+    script = docs_script("ask_nccl")
     source = (
         'src/init.cc:62:NCCL_PARAM(WinEnable, "WIN_ENABLE", 1);',
         'src/init.cc:818:NCCL_PARAM(P2pNetChunkSize, "P2P_NET_CHUNKSIZE", (1 << 17)); /* 128 kB */',
@@ -105,15 +104,6 @@ def test_the_script_reads_each_way_in_which_nccl_asks_for_a_variable() -> None:
         ("NCCL_P2P_LEVEL", "src/graph/paths.cc:289", ""),
         ("NCCL_P2P_DISABLE", "src/graph/paths.cc:289", ""),
     ]
-
-
-def _script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("ask_nccl", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def space_of(known: KnownSettings, groups: list[str], *, nodes: int) -> SearchSpace:

@@ -10,14 +10,7 @@ import pytest
 import autotune.settings.probe
 from autotune.model.errors import STOPPED, LaunchError, StoppedError
 from autotune.model.flags import parse_text_proto
-from autotune.settings.probe import (
-    FlagInfo,
-    ParserProcess,
-    ProbeReport,
-    _common_prefix,
-    probe_build,
-    read_debug_options,
-)
+from autotune.settings.probe import FlagInfo, ParserProcess, ProbeReport, probe_build, read_debug_options
 from tests.console import autotune as autotune_command
 
 FLAG_COUNTS = {"0.10.2": 309, "0.11.2": 339, "0.12.0.1": 350}  # counted in the builds' own usage text
@@ -183,8 +176,3 @@ def test_a_descriptor_is_read_out_of_surrounding_bytes(tmp_path: Path) -> None:
         ),
         frozenset({"xla_gone"}),
     )
-
-
-def test_the_prefix_of_an_enumeration_s_values_ends_where_they_differ() -> None:
-    assert _common_prefix(["COLLECTIVE_OP_ALL_GATHER", "COLLECTIVE_OP_ALL_REDUCE"]) == "COLLECTIVE_OP_ALL_"
-    assert _common_prefix(["GRAPH_CMD_FUSION", "GRAPH_CMD_INVALID"]) == "GRAPH_CMD_"

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from autotune.model.errors import StudyFileError
 from autotune.model.spec import parse_study
 from autotune.settings.catalog import Scope, Stage, Tier, load_catalog
 from autotune.settings.known import KnownSettings
 from autotune.settings.space import GIVES, SearchSpace, build_space
+from tests.settings.conftest import rows_of
 
 # Which programs were compiled for described H100s, and what each of them has: a scanned or unrolled transformer step.
 LOOP, SEVERAL, NODES = Scope.LOOP, Scope.MULTI_DEVICE, Scope.MULTI_NODE
@@ -32,14 +30,9 @@ DECOMPOSER, PIPELINED = "xla_gpu_collective_permute_decomposer_threshold", "xla_
 EINSUM, COMBINE = "xla_gpu_threshold_for_windowed_einsum_mib", "xla_gpu_all_gather_combine_threshold_bytes"
 SLOP, IN_LOOPS = "xla_gpu_memory_limit_slop_factor", "xla_gpu_enable_dus_accumulator_zero_init_elimination"
 COMMAND = {"command": ["python", "train.py"], "hook": True}
-ENTRY = {"entry": "llama", "options": {"mesh": {"fsdp": 8}, "scan": False}}
 
 Build = Callable[..., SearchSpace]
-
-
-def effects() -> list[dict[str, str]]:
-    with (Path(__file__).parent / "program_effects.tsv").open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file, delimiter="\t"))
+EFFECTS = rows_of("program_effects.tsv")
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +65,7 @@ def names(space: SearchSpace) -> set[str]:
 
 
 def test_ring_attention_is_changed_by_settings_that_were_once_thought_to_need_a_pipeline() -> None:
-    (row,) = [row for row in effects() if row["setting"] == f"{DECOMPOSER} {PIPELINED}"]
+    (row,) = [row for row in EFFECTS if row["setting"] == f"{DECOMPOSER} {PIPELINED}"]
     assert (row["program"], row["result"]) == ("ring", "changed")
     assert {PERMUTE} <= set(load_catalog()[DECOMPOSER].scopes) & set(load_catalog()[PIPELINED].scopes)
     assert PERMUTE in GIVES["context"]
@@ -80,7 +73,7 @@ def test_ring_attention_is_changed_by_settings_that_were_once_thought_to_need_a_
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_no_scope_is_contradicted_by_a_program_that_changed_without_it(program: str) -> None:
-    sets = [row["setting"] for row in effects() if row["program"] == program and row["result"] == "changed"]
+    sets = [row["setting"] for row in EFFECTS if row["program"] == program and row["result"] == "changed"]
     changed = {name for settings in sets for name in settings.split()}
     catalog = load_catalog()
     wrong = {n: set(catalog[n].scopes) - PROGRAMS[program] - {Scope.SINGLE_DEVICE} for n in changed}
@@ -89,7 +82,7 @@ def test_no_scope_is_contradicted_by_a_program_that_changed_without_it(program: 
 
 
 def test_a_setting_is_called_one_of_several_devices_only_if_one_gpu_was_tried_with_it() -> None:
-    tried = {row["setting"] for row in effects() if row["program"] == "single" and row["result"] == "same"}
+    tried = {row["setting"] for row in EFFECTS if row["program"] == "single" and row["result"] == "same"}
     searched = [s for s in load_catalog().values() if s.tier in (Tier.TUNE, Tier.NUMERICS)]
     claimed = {s.name for s in searched if s.kind == "xla" and s.stage is Stage.PROGRAM and SEVERAL in s.scopes}
     assert len(claimed) > 15
@@ -167,17 +160,3 @@ def test_what_a_person_names_is_searched_and_what_the_catalogue_thinks_is_said(
     assert names(space) == {setting}
     assert space.notes[setting].startswith("named by the study, so it is searched; the catalogue says: acts ")
     assert space.left_out == {}
-
-
-@pytest.mark.parametrize(
-    ("declared", "message"),
-    [
-        ({"mesh": {"model": 4}}, "of data, fsdp, tensor, pipeline, context, expert but got 'model'"),
-        ({"mesh": {"tensr": 4}}, "tensor"),
-        ({"mesh": {"tensor": 0}}, "greater than or equal to 1"),
-        ({"mesh": {"tensor": 4}}, "`workload.mesh` must be of the 8 devices of `device.count`"),
-    ],
-)
-def test_a_wrong_declaration_is_told_what_is_legal(declared: dict[str, Any], message: str) -> None:
-    with pytest.raises(StudyFileError, match=message):
-        parse_study({"name": "x", "workload": {**COMMAND, **declared}, "device": {"platform": "cuda", "count": 8}})

@@ -1,8 +1,12 @@
+"""Options of a workload and the study's own conditions in the search space."""
+
 from __future__ import annotations
 
 import itertools
 import random
+import tomllib
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +24,7 @@ CUDA_GROUPS = tuple(g for g in load_catalog().groups if not g.startswith("cpu"))
 SINGLE = {"device_count": 1}
 FSDP = {"device_count": 8, "mesh": {"fsdp": 8}, "layer_bytes": {"weights": 404_750_336, "gradients": 404_750_336}}
 PIPELINE = {"device_count": 16, "node_count": 2, "mesh": {"pipeline": 2, "tensor": 8}}
+REFUSED = tomllib.loads(Path(__file__).with_name("refused_searches.toml").read_text(encoding="utf-8"))
 Build = Callable[..., SearchSpace]
 
 
@@ -198,23 +203,10 @@ def test_domains_of_a_study(build: Build) -> None:
         space.suggest(lambda p: "FUSION" if p.choices else "3")
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"groups": ["comining"]}, "combining"),
-        ({"settings": {"xla_gpu_autotun_level": [1]}}, "xla_gpu_autotune_level"),
-        ({"settings": {"xla_gpu_autotune_level": [9]}}, "must be at most 5"),
-        ({"settings": {"xla_gpu_autotune_level": ["high"]}}, "32-bit integer"),
-        ({"settings": {"xla_gpu_autotune_level": []}}, "at least one value"),
-        ({"settings": {"xla_gpu_autotune_level": {"low": 1}}}, "low, high"),
-        ({"settings": {"xla_gpu_autotune_level": {"low": 3, "high": 1}}}, "low <= high"),
-        ({"settings": {"xla_gpu_autotune_level": {"low": 0, "high": 0.5}}}, "whole numbers"),
-        ({"settings": {"xla_gpu_graph_min_graph_size": {"low": 3, "high": 8, "power_of_two": True}}}, "powers of two"),
-        ({"settings": {"xla_gpu_collective_inflation_factor": [1, 2]}}, "wrong results"),
-    ],
-)
-def test_a_wrong_study_is_told_what_is_legal(build: Build, changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(SettingError, match=message):
+@pytest.mark.parametrize("search", REFUSED["refused"], ids=str)
+def test_a_wrong_study_is_told_what_is_legal(build: Build, search: dict[str, Any]) -> None:
+    said, changes = search["said"], {name: value for name, value in search.items() if name != "said"}
+    with pytest.raises(SettingError, match=said):
         build(**changes)
 
 
@@ -232,3 +224,32 @@ def test_a_setting_with_options_is_searched_as_a_text(build: Build, parser: Pars
     resolved = parser.ask(slow_network.render_xla_flags()).options[name]
     assert "nic_speed_gbps=12.5" in resolved
     assert "rtt_us=-1" in resolved  # what is not named keeps its default
+
+
+def space(known: KnownSettings, **search: Any) -> SearchSpace:
+    workload = {"entry": "llama", "options": {"dtype": "float32"}}
+    return build_space(parse_study({"name": "s", "workload": workload, "search": search}), known, None)
+
+
+def points(found: SearchSpace) -> set[FlagSet]:
+    """Every point of a small space."""
+    values = [list(p.values()) for p in found.parameters]
+    names = [p.name for p in found.parameters]
+    chosen = (dict(zip(names, each, strict=True)) for each in itertools.product(*values))
+
+    def ask(choice: dict[str, str]) -> FlagSet:
+        return found.suggest(lambda p: choice[p.name])
+
+    return {ask(choice) for choice in chosen}
+
+
+def test_the_references_value_is_absence_and_is_searched_though_not_listed(known: KnownSettings) -> None:
+    found = space(known, options={"dtype": ["bfloat16"]})
+    assert points(found) == {FlagSet(), FlagSet({"option.dtype": '"bfloat16"'})}
+
+
+def test_an_options_values_are_matched_as_json(known: KnownSettings) -> None:
+    (parameter,) = space(known, options={"batch": [8, 16]}).parameters
+    assert isinstance(parameter, Parameter)
+    assert parameter.match("16") == "16"
+    assert parameter.match('"16"') is None

@@ -29,7 +29,6 @@ from tests.runs import there
 CASES = 1000
 LOOKS = 3
 NONE = Stalls(steps=100, count=0, typical_s=1.0, lost_s=0.0)
-QUIET = NOISE_MODELS["quiet"]
 
 
 def soaks(noise: str, gain: float, steps: int, *, seed: int, cases: int = CASES) -> list[Floats]:

@@ -32,26 +32,19 @@ from autotune.study.run import Stopped
 from autotune.study.search import Search
 from autotune.study.stages import run_study
 from harness.simulated import GivenSetup
-from harness.simulated_machine import parse_simulated, simulation_of
+from harness.simulated_machine import simulation_of
 from harness.timed import SimulatedClock, TimedStudy
-from tests.runs import EFFECTS, SPACE, Diary, there
+from tests.runs import EFFECTS, SPACE, Diary, replay_study, there
 
 MINUTE = 60.0
 
 
 def study(step_s: float, start_s: float, budget_s: float | None, *, trials: int = 30, **more: Any) -> StudySpec:
-    replay = {"step_s": step_s, "start_s": start_s, "effects": EFFECTS, **more.pop("replay", {})}
-    replay.setdefault("noise", {"white_sd": 0.002, "process_sd": 0.001})
-    return parse_simulated(
-        {
-            "name": "timed",
-            "seed": 2,
-            "workload": {"entry": "llama"},
-            "device": {"platform": "cuda", "count": 1},
-            "search": {"trials": trials, "time_budget": budget_s, **more.pop("search", {})},
-            "simulation": replay,
-            **more,
-        }
+    noise = {"white_sd": 0.002, "process_sd": 0.001}
+    machine = {"step_s": step_s, "start_s": start_s, "effects": EFFECTS, "noise": noise, **more.pop("replay", {})}
+    search = {"trials": trials, "time_budget": budget_s, **more.pop("search", {})}
+    return replay_study(
+        **machine, study={"seed": 2, "device": {"platform": "cuda", "count": 1}, "search": search, **more}
     )
 
 

@@ -1,28 +1,42 @@
-"""One process at a time: figures by hand, whole studies on a formula, and a device that holds only one process."""
+"""One process at a time: figures by hand, whole studies on a formula, and a device that holds only one process.
+
+A trial's program: a duplicate of a known one is not measured, and no name outlives its program.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from autotune.measure.compare import aba_estimate
+from autotune.measure.compare import Compared, ComparisonRequest, aba_estimate, fixed, sequential
+from autotune.measure.runner import measure_trial
+from autotune.measure.tasks import Assignment, TrialTask
+from autotune.model.block_sizes import LONGEST_BLOCK_STEPS
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import Arm, FailureKind, Pair
+from autotune.model.measurement import Arm, FailureKind, Pair, log_ratio
 from autotune.model.records import (
+    REFERENCE_NUMBER,
     AaRecord,
     AblationResult,
     ConfirmRun,
     FinalistResult,
     IncidentRecord,
     Outcome,
+    TrialConfig,
     TrialResult,
     TrialStatus,
 )
-from autotune.stats.estimates import Verdict
+from autotune.model.sections import MeasureSpec
+from autotune.rundir.store import Store
+from autotune.stats.estimates import SequentialPlan, Verdict, estimate_pairs
+from autotune.workers.base import Worker
 from harness.simulated_machine import SimulatedWorker
-from tests.runs import Noting, Run, failed, replay_study, there
+from tests.runs import Noting, Run, failed, interleaved_pairs, replay_study, there, worker_report
 
 ISOLATED = {"measure": {"mode": "aba"}}
 EFFECTS = {"xla_a=1": 0.9, "xla_d=2": 0.95}
@@ -112,3 +126,108 @@ def test_a_wrong_finalist_does_not_win_alone(run_replay: Run) -> None:
     assert conclusion.outcome is Outcome.INCONCLUSIVE  # what was not proven leaves gains open
     assert FailureKind.WRONG_LOSS in {f.failure.kind for f in store.of(FinalistResult) if f.failure}
     assert Verdict.FASTER not in {f.verdict for f in store.of(FinalistResult)}
+
+
+class Clockwork(Worker):
+    """A worker whose every step takes the same time; remembers when it ran."""
+
+    def __init__(self, step_s: float, diary: list[str], name: str) -> None:
+        self.report = worker_report(warmup_step_times_s=(step_s,))
+        self._step_s, self._diary, self._name = step_s, diary, name
+
+    def run_block(self, steps: int) -> tuple[float, ...]:
+        self._diary.append(self._name)
+        return (self._step_s,) * steps
+
+    def close(self) -> None:
+        return
+
+
+def interleaved(
+    ratio: float, stop: Callable[[list[float]], str | None], seed: int = 0
+) -> tuple[list[Pair], str, list[str]]:
+    diary: list[str] = []
+    pairs, why = interleaved_pairs(Clockwork(0.1, diary, "r"), Clockwork(0.1 * ratio, diary, "c"), stop, seed=seed)
+    return pairs, why, diary
+
+
+@pytest.mark.parametrize(
+    ("step_s", "steps"), [(0.001, 50), (0.0167, 3), (0.013, 4), (10.0, 3), (0.0, LONGEST_BLOCK_STEPS)]
+)
+def test_a_block_is_long_against_the_timer(step_s: float, steps: int) -> None:
+    assert MeasureSpec().block_sizes_on("cpu").steps(step_s) == steps
+
+
+def test_every_pair_has_one_block_of_each_in_an_order_that_the_seed_gives() -> None:
+    pairs, _, diary = interleaved(1.0, fixed(23).stop)
+    assert len(pairs) == 23
+    told = "".join("rc" if p.first is Arm.REFERENCE else "cr" for p in pairs)
+    assert told == "".join(diary)
+    assert {p.first for p in pairs} == {Arm.REFERENCE, Arm.CANDIDATE}
+    one, two, other = (interleaved(1.0, fixed(31).stop, seed)[2] for seed in (5, 5, 6))
+    assert one == two
+    assert one != other
+    pair = Pair(index=0, first=Arm.REFERENCE, reference_s=(1.0, 3.0), candidate_s=(0.5, 0.5), at_s=0)
+    assert log_ratio(pair) == pytest.approx(math.log(0.25))
+
+
+def test_a_clear_effect_and_what_cannot_beat_the_incumbent_stop_early() -> None:
+    plan = SequentialPlan(cap=40)
+    pairs, why, _ = interleaved(0.9, sequential(plan, min_effect=0.005, incumbent=None).stop)
+    assert len(pairs) == plan.looks[0]
+    assert why == "its interval is narrow enough"
+    plan = SequentialPlan(cap=40)
+    noisy = [math.log(0.98) + 0.05 * (-1) ** i + 0.001 * i for i in range(plan.looks[0])]
+    best = estimate_pairs([math.log(0.8)] * 12)
+    isolated = sequential(plan, min_effect=0.005, incumbent=None).stop(noisy)
+    against = sequential(plan, min_effect=0.005, incumbent=best).stop(noisy)
+    assert isolated is None
+    assert against is not None
+    assert "best so far" in against
+
+
+SET = FlagSet({"xla_a": "1"})
+
+
+def tried(finished: Store, folder: Path, *, reference: str, first: str, last: str) -> tuple[TrialResult, int]:
+    """A trial whose first and last process ran these programs; how often it was measured."""
+    comparison = next(r.comparison for r in finished.of(TrialResult) if r.comparison is not None)
+    of_reference, of_first, of_last = (worker_report(fingerprint=program) for program in (reference, first, last))
+    measured = []
+
+    def compare(request: ComparisonRequest[Any]) -> Compared[Any]:
+        assert request.inspect is not None
+        settled = request.inspect(of_reference, of_first)
+        if settled is not None:
+            return Compared(reference=of_reference, candidate=of_first, settled=settled)
+        measured.append(request.candidate)
+        return Compared(reference=of_reference, candidate=of_last, comparison=comparison)
+
+    context: Any = SimpleNamespace(
+        spec=finished.spec, folders=SimpleNamespace(write_beside=lambda *_: None),
+        losses=SimpleNamespace(check=lambda *_: None, with_blocks=lambda *_: None),
+        assignment=Assignment(programs={"known": 7}),
+        program_key=lambda settings, told: told.fingerprint,
+    )  # fmt: skip
+    task = TrialTask(config=TrialConfig(number=9, origin="test", settings=SET))
+    comparer: Any = SimpleNamespace(compare=compare, mode="aba")
+    return measure_trial(context, comparer, SequentialPlan(), task, folder, name="trial-9"), len(measured)
+
+
+@pytest.mark.parametrize(("program", "duplicate"), [("the default's", REFERENCE_NUMBER), ("known", 7)])
+def test_a_program_that_is_known_is_not_measured_again(
+    program: str, duplicate: int, finished: Store, tmp_path: Path
+) -> None:
+    result, count = tried(finished, tmp_path, reference="the default's", first=program, last=program)
+    assert (result.status, result.same_as, count) == (TrialStatus.SAME_PROGRAM, duplicate, 0)
+
+
+def test_a_program_of_its_own_is_measured_and_known_unless_it_compiles_another_later(
+    finished: Store, tmp_path: Path
+) -> None:
+    result, count = tried(finished, tmp_path, reference="the default's", first="new", last="new")
+    assert (result.status, result.program_key, count) == (TrialStatus.MEASURED, "new", 1)
+    # It compiles at random, or more as it runs: another set with its first program is no duplicate of it.
+    result, _ = tried(finished, tmp_path, reference="the default's", first="new", last="another")
+    assert (result.status, result.program_key) == (TrialStatus.MEASURED, None)
+    assert there(result.worker).fingerprint == "another"

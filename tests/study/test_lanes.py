@@ -1,4 +1,7 @@
-"""One driver gives units to lanes and records what comes back: whoever dies, nothing is doubled and nothing is lost."""
+"""One driver gives units to lanes and records what comes back: whoever dies, nothing is doubled and nothing is lost.
+
+Which lanes a study gets; what is mistyped is told before anything starts.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,13 @@ import pytest
 from autotune.cluster.engine import JOINED, LEFT, Message, Told
 from autotune.measure.runner import TaskRunner
 from autotune.measure.tasks import Assignment
-from autotune.model.errors import LaunchError, StoppedError
+from autotune.model.errors import LaunchError, StoppedError, StudyFileError
 from autotune.model.measurement import FailureKind
 from autotune.model.records import AaRecord, ConfirmRun, IncidentRecord, LedgerRecord, Outcome, TrialResult
+from autotune.model.spec import parse_study
 from autotune.rundir.store import Store
+from autotune.study import engines
+from autotune.study.engines import HIGHEST_STEP, choose_engine, parse_groups
 from autotune.study.lanes import SILENT_S, refuse_strangers
 from autotune.study.run import StudyRun
 from autotune.study.stages import run_study
@@ -282,3 +288,45 @@ def test_a_slow_machine_is_named_and_other_devices_or_versions_are_refused(finis
         refuse_strangers(at(finished, "b", 0.2, device_kind="A100", versions={"jaxlib": "0.10.2"}), [first])
     with pytest.raises(LaunchError, match=r"version of jaxlib: 0.10.2 there, 0.12.0 here"):
         refuse_strangers(at(finished, "b", 0.2, device_kind="H100", versions={"jaxlib": "0.12.0"}), [first])
+
+
+def test_each_part_between_commas_is_a_lane() -> None:
+    assert parse_groups("0-3,4-7") == (("0", "1", "2", "3"), ("4", "5", "6", "7"))
+    assert parse_groups("0+2,1+3") == (("0", "2"), ("1", "3"))
+    assert parse_groups("0,1") == (("0",), ("1",))
+    assert parse_groups(None) == ()
+
+
+@pytest.mark.parametrize("text", ["", "0,,1", "x,,", "0,", "+", "0-3,2-5", "0,0", "3-1", "a b"])
+def test_what_is_no_group_of_devices_is_refused(text: str) -> None:
+    with pytest.raises(StudyFileError, match="must be"):
+        parse_groups(text)
+
+
+def test_a_dask_cluster_excludes_other_lanes_and_trials_over_several_nodes() -> None:
+    with pytest.raises(StudyFileError, match="--scheduler and --devices; leave one out"):
+        choose_engine(replay_study(), (("0",), ("1",)), scheduler="tcp://127.0.0.1:1")
+    spec = parse_study({"name": "s", "workload": {"entry": "llama"}, "device": {"node_count": 2}})
+    with pytest.raises(StudyFileError, match="several nodes are SLURM's"):
+        choose_engine(spec, (), scheduler="tcp://127.0.0.1:1")
+
+
+@pytest.mark.parametrize(
+    "address", ["nonsense", "tcp://host", "tcp://host:port", "tcp://:8786", "", "nowhere/scheduler.json"]
+)
+def test_what_is_no_address_of_a_scheduler_is_refused_before_anything_is_made(address: str) -> None:
+    with pytest.raises(StudyFileError, match="--scheduler must be an address like tcp://HOST:8786"):
+        choose_engine(replay_study(), (), scheduler=address)
+
+
+@pytest.mark.parametrize(
+    ("step", "nodes"), [(None, ("n1", "n2")), ("0", ()), ("17", ()), (str(HIGHEST_STEP), ("n1", "n2"))]
+)
+def test_nodes_of_a_job_are_lanes_but_not_within_one_of_its_steps(
+    step: str | None, nodes: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", **({"SLURM_STEP_ID": step} if step else {})}
+    monkeypatch.setattr(engines, "caller_environment", lambda: env)
+    monkeypatch.setattr(engines, "has_slurm", lambda: True)
+    monkeypatch.setattr(engines, "slurm_hosts", lambda listed, own: ("n1", "n2") if listed == "n[1-2]" else ())
+    assert engines._nodes_of_job() == nodes

@@ -12,12 +12,12 @@ from autotune.measure.context import ReferenceFailed
 from autotune.measure.memory import LIMIT_PHASE, MemoryShare, compiled_over_limit, over_limit, refuse_over_limit
 from autotune.model.errors import LaunchError, SettingError
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import DeviceMemory, Failure, FailureKind, WorkerReport
+from autotune.model.measurement import DeviceMemory, Failure, FailureKind
 from autotune.model.records import ConfirmRun, TrialResult
 from autotune.model.spec import StudySpec
 from autotune.study.preflight import keeping_rules, rule_defaults
 from autotune.workers.base import WorkerFailed
-from tests.runs import Run, replay_study, there
+from tests.runs import Run, replay_study, there, worker_report
 
 HUNGRY, MODEST = FlagSet({"xla_a": "1"}), FlagSet({"xla_b": "1"})
 EFFECTS = {"xla_a=1": 0.7, "xla_b=1": 0.9}
@@ -55,11 +55,8 @@ def test_a_program_that_does_not_tell_its_memory_cannot_be_held_to_a_limit(run_r
 
 
 def test_the_fullest_device_counts() -> None:
-    report = WorkerReport(
-        fingerprint="x", platform="cuda", device_kind="gpu", device_count=2, start_s=0.0, losses=(), grad_norms=(),
-        warmup_step_times_s=(0.1,), peak_bytes=1 << 30,
-        device_memory=(DeviceMemory(peak_bytes=1 << 30), DeviceMemory(peak_bytes=3 << 30)),
-    )  # fmt: skip
+    devices = (DeviceMemory(peak_bytes=1 << 30), DeviceMemory(peak_bytes=3 << 30))
+    report = worker_report(platform="cuda", device_count=2, peak_bytes=1 << 30, device_memory=devices)
     refuse_over_limit(study("3GiB"), report)
     with pytest.raises(WorkerFailed, match="needs 3 GiB"):
         refuse_over_limit(study("2GiB"), report)

@@ -1,14 +1,19 @@
-"""Whole studies on a formula: search, proof, minimising, resuming, budgets, failures."""
+"""Whole studies on a formula: search, proof, minimising, resuming, budgets, failures.
+
+Which sampler proposes: each that can be named does, goes on after a stop, or is refused in words.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import optuna
 import pytest
 
-from autotune.model.errors import LaunchError
+from autotune.model.errors import LaunchError, StudyFileError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import FailureKind
 from autotune.model.records import (
@@ -21,10 +26,13 @@ from autotune.model.records import (
     SessionRecord,
     TrialResult,
     TrialStatus,
-)  # fmt: skip
+)
 from autotune.model.spec import StudySpec
 from autotune.settings.space import Parameter, SearchSpace
 from autotune.stats.estimates import Verdict
+from autotune.study.proposer import STARTUP_TRIALS
+from autotune.study.samplers import check_sampler
+from autotune.study.stages import STAGES
 from autotune.workers.base import WorkerFailed
 from tests.runs import EFFECTS, SPACE, Noting, Run, failed, replay_study, there
 
@@ -75,15 +83,6 @@ def test_a_finished_study_run_again_does_nothing_more(run_replay: Run) -> None:
     assert len(store.of(ConfirmRun)) == runs
     assert len(store.of(ConclusionRecord)) == 1
     assert again.settings == first.settings
-
-
-def test_proposals_do_not_depend_on_being_stopped(run_replay: Run) -> None:
-    # Without noise both runs see the same figures, so they must propose the same sets.
-    spec = replay_study(effects=EFFECTS, noise={"white_sd": 0.0})
-    _, whole, _ = run_replay(spec, trials=11, folder="whole")
-    for trials in (3, 8, 11):
-        _, parts, _ = run_replay(spec, trials=trials, folder="parts")
-    assert [r.settings for r in parts.of(TrialResult)] == [r.settings for r in whole.of(TrialResult)]
 
 
 def test_no_set_is_proposed_twice_and_a_small_space_ends_the_search(run_replay: Run) -> None:
@@ -160,17 +159,106 @@ def test_a_finalist_that_fails_in_a_fresh_process_does_not_win(run_replay: Run) 
     assert {f.verdict for f in store.of(FinalistResult) if f.failure is not None} == {Verdict.UNRESOLVED}
 
 
-def test_a_fast_but_wrong_set_never_wins(run_replay: Run) -> None:
-    spec = replay_study(failures={"xla_a=1": "wrong_loss"}, effects={"xla_a=1": 0.5})
-    first = (("wrong", FlagSet({"xla_a": 1})),)
-    conclusion, store, _ = run_replay(spec, trials=1, first=first, space=SearchSpace(()))
-    assert conclusion.outcome is Outcome.NOTHING_RAN
-    wrong = [r for r in store.of(TrialResult) if r.failure is not None]
-    assert "loss at step 0 must be" in wrong[0].failure.message  # type: ignore[union-attr]
-
-
 def test_a_set_from_outside_a_space_with_an_empty_value_is_told(run_replay: Run) -> None:
     space = SearchSpace((Parameter(name="xla_list", choices=("(default)", "", "x")),))
     first = (("recipe x", FlagSet({"xla_other": 7})),)
     _, store, _ = run_replay(replay_study(), trials=3, first=first, space=space)
     assert [r.status for r in store.of(TrialResult)] == [TrialStatus.MEASURED] * 3
+
+
+PAGE = Path(__file__).parents[2] / "docs/study.md"
+
+
+def test_the_page_has_the_stages_in_order() -> None:
+    section = PAGE.read_text(encoding="utf-8").partition("## What happens in a study\n")[2].partition("\n#")[0]
+    steps = re.findall(r"^(\d+)\. \*\*(.+?)\.?\*\*", section, re.MULTILINE)
+    assert [int(number) for number, _ in steps] == list(range(1, len(STAGES) + 1))
+    assert [name.lower() for _, name in steps] == [stage.name.lower() for stage in STAGES]
+
+
+def test_one_seed_gives_one_study_whatever_its_folder_is_called(run_replay: Run) -> None:
+    spec = replay_study(effects=EFFECTS, noise="drift")
+    same = []
+    for folder in ("run", "aa_run", "another name"):
+        _, store, _ = run_replay(spec, trials=6, folder=folder)
+        dumped = [r.model_dump(mode="json") for r in store.records()]
+        same.append([(r["kind"], r.get("settings"), (r.get("comparison") or {}).get("estimate")) for r in dumped])
+    assert same[0] == same[1] == same[2]
+
+
+SIX = SearchSpace(tuple(Parameter(name=f"xla_{c}", choices=("0", "1", "2"), default="0") for c in "abcdef"))
+OF_SIX = {"xla_a=1": 0.9, "xla_d=2": 0.95}
+
+
+def with_sampler(sampler: str, noise: float = 1e-3) -> Any:
+    search = {"sampler": sampler}
+    return replay_study(effects=OF_SIX, noise={"white_sd": noise}, study={"search": search})
+
+
+class OfMyOwn(optuna.samplers.RandomSampler):
+    """A sampler that a user brings."""
+
+    def sample_independent(self, study: Any, trial: Any, param_name: str, param_distribution: Any) -> Any:
+        if param_name == "xla_a":
+            return "1"
+        return super().sample_independent(study, trial, param_name, param_distribution)
+
+
+def test_the_additive_sampler_is_the_default_and_finds_the_optimum_soon(run_replay: Run) -> None:
+    spec = replay_study(effects=OF_SIX, noise={"white_sd": 1e-3})
+    assert spec.search.sampler == "additive"
+    _, store, _ = run_replay(spec, trials=14, space=SIX)
+    tried = [r.settings for r in store.of(TrialResult)]
+    assert any(
+        FlagSet({"xla_a": 1, "xla_d": 2}) == FlagSet({n: v for n, v in s.items() if n in "xla_a xla_d"}) for s in tried
+    )
+    assert {r.origin for r in store.of(TrialResult)} <= {"additive", "predicted best"}
+
+
+def test_what_the_baseline_sets_already_is_not_tried_first(run_replay: Run) -> None:
+    spec = replay_study(effects=OF_SIX, study={"baseline": {"xla_a": 2}})
+    space = SearchSpace((Parameter(name="xla_a", choices=("2", "1"), default="0"),))
+    _, store, _ = run_replay(spec, trials=1, space=space)
+    assert [r.settings for r in store.of(TrialResult)] == [FlagSet({"xla_a": 1})]
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random"])
+def test_each_sampler_proposes_distinct_points(run_replay: Run, sampler: str) -> None:
+    _, store, _ = run_replay(with_sampler(sampler), trials=12, space=SIX)
+    results = store.of(TrialResult)
+    assert len({r.settings for r in results}) == 12
+    assert sampler in {r.origin for r in results}
+    origins = [r.origin for r in results]
+    assert origins[:STARTUP_TRIALS] == ["random"] * STARTUP_TRIALS
+    assert set(origins[STARTUP_TRIALS:]) == {sampler}
+
+
+def test_a_sampler_of_the_user_s_own_proposes(run_replay: Run) -> None:
+    _, store, _ = run_replay(with_sampler(f"{__name__}:OfMyOwn"), trials=10, space=SIX)
+    asked = [r.settings for r in store.of(TrialResult) if r.origin.endswith("OfMyOwn")]
+    assert asked
+    assert {s["xla_a"] for s in asked} == {"1"}
+
+
+@pytest.mark.parametrize("sampler", ["additive", "random", pytest.param("tpe", marks=pytest.mark.gate)])
+def test_a_study_that_was_stopped_proposes_what_it_would_have(run_replay: Run, sampler: str) -> None:
+    spec = with_sampler(sampler, noise=0.0)  # a simulated machine's noise is another one in each session
+    _, whole, _ = run_replay(spec, trials=8, space=SIX)
+    for trials in (3, 7, 8):
+        _, resumed, _ = run_replay(spec, trials=trials, space=SIX, folder="stopped")
+    assert [r.settings for r in resumed.of(TrialResult)] == [r.settings for r in whole.of(TrialResult)]
+
+
+@pytest.mark.parametrize(
+    ("sampler", "words"),
+    [
+        ("best", "one of additive, tpe"),
+        ("no.such.module:Class", "must be importable as MODULE:CLASS"),
+        ("optuna.samplers:NoSuch", "must be importable as MODULE:CLASS"),
+        ("builtins:dict", "must name a sampler of Optuna"),
+        ("optuna.samplers:GridSampler", "must take `seed` alone"),
+    ],
+)
+def test_what_is_no_sampler_is_refused_before_anything_starts(sampler: str, words: str) -> None:
+    with pytest.raises(StudyFileError, match=words):
+        check_sampler(with_sampler(sampler).search)

@@ -25,23 +25,7 @@ from harness.simulated_machine import write_study
 from tests.runs import Diary, record, replay_study
 
 COMBINE = "xla_gpu_all_gather_combine_threshold_bytes"
-QUICK = """
-name = "quick"
-[workload]
-entry = "llama"
-options = { size = "small" }
-[device]
-platform = "cpu"
-count = 1
-[search]
-trials = 1
-groups = ["cpu"]
-settings = { xla_gpu_autotune_level = [1, 4] }
-[confirm]
-soak = 0
-[simulation]
-noise = "quiet"
-"""
+QUICK = Path(__file__).with_name("quick.toml").read_text(encoding="utf-8")
 
 Searched = Callable[..., SearchSpace]
 

@@ -176,9 +176,10 @@ def test_what_only_turns_show_is_no_gain(run_replay: Run, machine: str) -> None:
 def test_a_winner_that_stalls_is_reported_with_what_training_gets(run_replay: Run) -> None:
     """A typical step is 30 % faster, one in 40 takes five times as long: 23 % in total."""
     spec = study(0.7, noise="stalls", isolated=0)
-    conclusion, store, _ = run_replay(spec, trials=1, first=FIRST, space=NOTHING)
+    conclusion, store, diary = run_replay(spec, trials=1, first=FIRST, space=NOTHING)
     assert conclusion.outcome is Outcome.WINNER, conclusion.sentence
     assert conclusion.estimate is not None
+    assert (diary.stages.count("confirm"), {*stages(store)}) == (1, {"confirm"})  # isolated runs were left out
     assert conclusion.estimate.low < 0.7 < 0.76 < conclusion.estimate.ratio < 0.8 < conclusion.estimate.high
     assert disagreements(store, conclusion) == []
 
@@ -209,13 +210,6 @@ def test_a_set_that_fails_in_any_run_alone_is_no_winner(run_replay: Run) -> None
     assert conclusion.outcome is not Outcome.WINNER
     assert "it fell" in conclusion.sentence
     assert [f.failure is not None for f in store.of(FinalistResult) if f.stage == "isolated"] == [True]
-
-
-def test_runs_alone_can_be_left_out(run_replay: Run) -> None:
-    conclusion, store, diary = run_replay(study(0.9, isolated=0), trials=1, first=FIRST, space=NOTHING)
-    assert conclusion.outcome is Outcome.WINNER
-    assert diary.stages.count("confirm") == 1
-    assert "isolated" not in stages(store)
 
 
 def test_who_asks_again_until_a_study_names_a_winner_is_told_how_often(run_replay: Run, tmp_path: Path) -> None:

@@ -1,4 +1,7 @@
-"""The screen inside a study: what it takes out, what it never launches, what it shares; and what ends without it."""
+"""The screen inside a study: what it takes out, what it never launches, what it shares; and what ends without it.
+
+On a GPU that runs, what the screen calls no-ops is measured once, and returns to the space if it is not.
+"""
 
 from __future__ import annotations
 
@@ -16,32 +19,25 @@ from autotune.model.measurement import FailureKind
 from autotune.model.records import AblationResult, ConclusionRecord, Outcome, ScreenRecord, TrialResult, TrialStatus
 from autotune.model.spec import StudySpec, parse_study
 from autotune.rundir.store import Store
+from autotune.settings.space import Parameter, SearchSpace
 from autotune.study import screen as stage
 from autotune.study import stages
 from autotune.study.confirm import minimise_set
-from autotune.study.screen import StudyScreener, is_wanted
+from autotune.study.screen import NO_OPS_TOGETHER, StudyScreener, contradicts, is_wanted
 from autotune.study.stages import run_study
 from harness.simulated import GivenSetup, given_run
-from harness.simulated_machine import parse_simulated
 from tests.compiler.rules import BUFFER, COMBINE, OVERLAP, SLOP, TRITON, Deaf, Rules, screen, space
-from tests.runs import Diary, Noting, asking, there
+from tests.runs import Diary, Noting, asking, replay_study, there
 
 EFFECTS = {f"{COMBINE}=11": 0.93, f"{BUFFER}=true": 0.5}
 INERT = [f"{SLOP}=17", f"{SLOP}=19"]
 
 
 def study(platform: str = "cuda", **more: Any) -> StudySpec:
-    return parse_simulated(
-        {
-            "name": "screened",
-            "workload": {"entry": "llama"},
-            "device": {"platform": platform, "count": 8},
-            "screen": {"enabled": True, "target": "h100-sxm" if platform == "cuda" else None},
-            "confirm": {"processes": 3},
-            "simulation": {"effects": EFFECTS, "inert": INERT, "noise": {"white_sd": 1e-4}},
-            **more,
-        }
-    )
+    screen = {"enabled": True, "target": "h100-sxm" if platform == "cuda" else None}
+    machine = more.pop("simulation", {"effects": EFFECTS, "inert": INERT, "noise": {"white_sd": 1e-4}})
+    data = {"device": {"platform": platform, "count": 8}, "screen": screen, "confirm": {"processes": 3}, **more}
+    return replay_study(**machine, study=data)
 
 
 Run = Callable[..., tuple[ConclusionRecord, Store, Diary, Noting]]
@@ -250,3 +246,71 @@ def test_gpu_study_without_a_fitting_plugin_says_what_to_install(
     is_on, why_not = is_wanted(spec)
     assert not is_on
     assert "pip install" in why_not
+
+
+MERGER = "xla_gpu_dot_merger_threshold_mb"
+NO_OPS = FlagSet({SLOP: "17", MERGER: "0"})
+Rechecked = Callable[..., tuple[Store, Diary]]
+
+
+def whole() -> SearchSpace:
+    domains = {COMBINE: ("7", "11"), SLOP: ("95", "17", "19"), MERGER: ("64", "0")}
+    return SearchSpace(tuple(Parameter(name=n, choices=c, default=c[0]) for n, c in domains.items()))
+
+
+@pytest.fixture
+def rechecked(tmp_path: Path, screened: Any) -> Rechecked:
+    """Runs a simulated study on a GPU on which the screen's no-ops may do what `simulation` says."""
+
+    def go(trials: int, platform: str = "cuda", **simulation: Any) -> tuple[Store, Diary]:
+        spec = study(platform, simulation={"noise": {"white_sd": 1e-4}, **simulation})
+        screened(spec, Rules(target="h100-sxm" if platform == "cuda" else None))
+        diary = Diary()
+        made = given_run(asking(spec, trials), tmp_path / "run", GivenSetup(given_space=whole()), diary)
+        run_study(made)
+        return made.store, diary
+
+    return go
+
+
+def test_no_ops_that_do_nothing_here_are_tried_together_and_never_again(rechecked: Rechecked) -> None:
+    store, diary = rechecked(6)
+    results = store.of(TrialResult)
+    assert [(r.settings, r.origin, r.status) for r in results[:2]] == [
+        (NO_OPS, NO_OPS_TOGETHER, TrialStatus.MEASURED),
+        (NO_OPS.merge({SLOP: "19"}), NO_OPS_TOGETHER, TrialStatus.MEASURED),
+    ]
+    assert not any(SLOP in r.settings or MERGER in r.settings for r in results[2:])
+    assert not any("after all" in note for note in diary.notes)
+
+
+@pytest.mark.parametrize("effect", [0.9, 1.1])
+def test_no_op_that_acts_here_returns_to_the_space_and_wins_if_it_can(rechecked: Rechecked, effect: float) -> None:
+    store, diary = rechecked(8, effects={f"{MERGER}=0": effect})
+    results = store.of(TrialResult)
+    assert contradicts(results, min_effect=0.005)
+    assert sum("2 settings are searched after all" in note for note in diary.notes) == 1
+    later = [r for r in results if r.origin != NO_OPS_TOGETHER]
+    assert any(MERGER in r.settings for r in later)
+    # The screen's word for what is equal does not count any more: nothing is a duplicate of a program.
+    assert not any(r.status is TrialStatus.SAME_PROGRAM for r in later)
+
+
+def test_no_ops_that_fail_here_return(rechecked: Rechecked) -> None:
+    store, _ = rechecked(8, failures={f"{SLOP}=17": "crash"})
+    assert any(SLOP in r.settings for r in store.of(TrialResult) if r.origin != NO_OPS_TOGETHER)
+
+
+def test_study_that_goes_on_proposes_what_it_would_have_proposed(rechecked: Rechecked, tmp_path: Path) -> None:
+    effects = {f"{MERGER}=0": 0.9}
+    rechecked(3, effects=effects)
+    store, _ = rechecked(6, effects=effects)
+    resumed = [(r.settings, r.origin) for r in store.of(TrialResult)]
+    (tmp_path / "run").rename(tmp_path / "stopped")
+    store, _ = rechecked(6, effects=effects)
+    assert [(r.settings, r.origin) for r in store.of(TrialResult)] == resumed
+
+
+def test_where_the_screen_compiled_for_what_runs_there_is_no_doubt(rechecked: Rechecked) -> None:
+    store, _ = rechecked(4, platform="cpu")
+    assert not any(r.origin == NO_OPS_TOGETHER for r in store.of(TrialResult))

@@ -21,7 +21,7 @@ from autotune.results.winner import winner_of
 from autotune.rundir.store import Store
 from autotune.workers.base import WorkerFailed
 from harness.simulated_machine import LOSSES, SimulatedWorker, parse_simulated
-from tests.runs import Noting, Run, Times, failed, on_blocks, there
+from tests.runs import Noting, Run, Times, failed, on_blocks, there, worker_report
 
 FAST = FlagSet({"xla_a": "1"})
 DATA = {"name": "traced", "workload": {"entry": "llama"}, "simulation": {"effects": {"xla_a=1": 0.8}}}
@@ -209,10 +209,7 @@ class Told:
 
 
 def report(**more: Any) -> WorkerReport:
-    told = {"losses": (5.0, 4.0, 3.0), "grad_norms": (1.0, 1.0, 1.0), **more}
-    return WorkerReport(
-        fingerprint="f", platform="cpu", device_kind="k", device_count=1, start_s=0, warmup_step_times_s=(0.1,), **told
-    )
+    return worker_report(**{"losses": (5.0, 4.0, 3.0), "grad_norms": (1.0, 1.0, 1.0), **more})
 
 
 def pair(step: int, reference: float, candidate: float) -> Pair:

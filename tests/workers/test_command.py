@@ -6,7 +6,6 @@ import importlib.metadata
 import math
 import re
 import statistics
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -14,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from autotune.child.processes import xla_processes
 from autotune.model.block_sizes import CHECK_STEPS, WARMUP_STEPS
 from autotune.model.flags import PROFILE
 from autotune.model.measurement import FailureKind
@@ -93,13 +91,6 @@ def test_output_without_steps_is_told_with_its_last_lines(start: Start, tmp_path
     assert int(told[1]) == len(lines)  # of another kind, too
     assert len([line for line in lines if line.startswith(("step", "  loss"))]) == 10
     assert error.value.failure.kind is FailureKind.NO_RESULT
-
-
-def test_a_program_that_cannot_be_started_is_a_fault_of_the_launch(start: Start) -> None:
-    with pytest.raises(WorkerFailed) as error:
-        start(study({"command": ["no-such-program"], "read": {"preset": "maxtext"}}))
-    assert error.value.failure.kind is FailureKind.LAUNCH
-    assert "no-such-program" in error.value.failure.message
 
 
 @pytest.mark.gate
@@ -216,15 +207,6 @@ def test_that_nothing_could_be_seen_is_noted(start: Start) -> None:
     spec = study({"command": [sys.executable, "-c", code], "read": {"pattern": "(?P<step_ms>5) ms"}})
     worker = start(spec, {"xla_cpu_enable_fast_math": True})
     assert "none of its processes has loaded XLA" in worker.report.warnings[0]
-
-
-def test_processes_without_xla_are_left_out() -> None:
-    process = subprocess.Popen(["sleep", "60"])
-    try:
-        assert xla_processes(process.pid, ["PATH"]) == []
-    finally:
-        process.kill()
-        process.wait()
 
 
 # ---------------------------------------------------------------------- the hook

@@ -51,23 +51,7 @@ FAULTS: dict[str, tuple[FailureKind | None, str | None, str, str]] = {
 }
 """Fault of a trial: how it is recorded (None: as a good measurement), its signal, its phase, words of its message."""
 
-STUDY = """
-name = "faults"
-[workload]
-entry = "faults:build"
-[search]
-trials = {trials}
-[measure]
-pairs_cap = 6
-min_effect = 0.4
-block_s = 0.01
-start_limit_s = 40
-block_limit_s = 8
-[confirm]
-processes = 3
-finalists = 1
-soak = 0
-"""
+STUDY = (PROGRAMS / "faults.toml").read_text(encoding="utf-8")
 
 SIMULATED = TYPED.replace("trials = 5", "trials = 9").replace("[1, 2, 3]", "[0, 1, 2, 3]")
 
@@ -91,7 +75,7 @@ def study_of(folder: Path, faults: Collection[str]) -> Path:
     """A finished study with one trial for each fault."""
     shutil.copy(PROGRAMS / "faults.py", folder)
     sets = "".join(f'[[search.first]]\nname = "{f}"\nsettings = {{ NCCL_FAULT = "{f}" }}\n' for f in faults)
-    (folder / "study.toml").write_text(STUDY.format(trials=len(faults)) + sets)
+    (folder / "study.toml").write_text(STUDY.replace("trials = 1", f"trials = {len(faults)}") + sets)
     done = subprocess.run(
         [sys.executable, "-m", "autotune", *RUN, "run"], cwd=folder, capture_output=True, text=True, check=False,
         env={**os.environ, "PYTHONPATH": str(ROOT), "NCCL_MARK": str(folder)},

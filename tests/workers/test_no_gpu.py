@@ -69,29 +69,28 @@ def test_what_the_plugin_says_is_told(start: Start) -> None:
         start(study({"entry": "faulty:build"}, **CUDA))
 
 
-def test_the_study_ends_with_what_the_doctor_says(tmp_path: Path) -> None:
-    spec = study({"entry": "faulty:build"}, **CUDA)
-    launcher = LocalLauncher(spec, study_dir=str(PROGRAMS), base=caller_environment())
-    diary = Diary()
-    run = given_run(spec, tmp_path / "run", GivenSetup(given_space=SearchSpace(()), given_launcher=launcher), diary)
-    with pytest.raises(LaunchError, match="JAX finds no GPU though the study asks for one") as error:
+def ended_by(folder: Path, kind: type[LocalLauncher], workload: dict[str, Any], why: str, **more: Any) -> str:
+    """What a study says that ends since its reference does not start, which is not tried again."""
+    spec, diary = study(workload, **more), Diary()
+    launcher = kind(spec, study_dir=str(PROGRAMS), base=caller_environment())
+    run = given_run(spec, folder, GivenSetup(given_space=SearchSpace(()), given_launcher=launcher), diary)
+    with pytest.raises(LaunchError, match=why) as error:
         run_study(run)
-    said = str(error.value)
+    assert not any("tried again" in note for note in diary.notes)
+    return str(error.value)
+
+
+def test_the_study_ends_with_what_the_doctor_says(tmp_path: Path) -> None:
+    why = "JAX finds no GPU though the study asks for one"
+    said = ended_by(tmp_path / "run", LocalLauncher, {"entry": "faulty:build"}, why, **CUDA)
     assert "`autotune doctor` finds here" in said
     assert "no GPU is here (no /dev/nvidia*)" in said or "hides every GPU" in said
     assert 'device.platform = "cpu"' in said
-    assert not any("tried again" in note for note in diary.notes)
 
 
 def test_a_program_that_is_not_installed_is_started_once_and_told_so(tmp_path: Path) -> None:
-    spec = study({"command": ["no-such-program"], "read": {"preset": "maxtext"}})
-    launcher = CommandLauncher(spec, study_dir=str(PROGRAMS), base=caller_environment())
-    diary = Diary()
-    run = given_run(spec, tmp_path / "run", GivenSetup(given_space=SearchSpace(()), given_launcher=launcher), diary)
-    with pytest.raises(LaunchError, match="cannot be started") as error:
-        run_study(run)
-    assert "`workload.command`" in str(error.value)
-    assert not any("tried again" in note for note in diary.notes)
+    workload = {"command": ["no-such-program"], "read": {"preset": "maxtext"}}
+    assert "`workload.command`" in ended_by(tmp_path / "run", CommandLauncher, workload, "cannot be started")
 
 
 @pytest.mark.gate

@@ -1,8 +1,7 @@
 """A program with the hook, and no JAX in it, that is faster under a flag and then does what its argument says.
 
-``late``: its loss is half as much again from step 12 on. ``silent``: it reports no loss, which is wrong by 1 %.
-``nan-check``, ``nan-block``: the reference's own loss is no number at step 1, or from step 20 on. ``norm``: its
-gradient norm is a tenth too large from step 12 on.
+``late``: its loss is half as much again from step 12 on. ``norm``: its gradient norm a tenth too large from there on.
+``nan-check``, ``nan-block``: the reference's own loss is no number at step 1, or from step 20 on.
 """
 
 from __future__ import annotations
@@ -27,5 +26,4 @@ for step, _ in enumerate(autotune.hook.steps(range(1000))):
         loss = float("nan")
     while time.perf_counter() < end:
         pass
-    if fault != "silent":
-        autotune.hook.report(loss=loss, grad_norm=norm)
+    autotune.hook.report(loss=loss, grad_norm=norm)

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 
 
 def build(*, devices: Any, says: str = "", told: str = "float32") -> Any:
@@ -16,7 +15,7 @@ def build(*, devices: Any, says: str = "", told: str = "float32") -> Any:
         loss = (state * batch).sum()
         return state * 0.99, {"loss": loss.astype(told), "grad_norm": loss.astype(told)}
 
-    spoken = {"jnp": jnp.bfloat16, "np": np.dtype("float16"), "class": np.float32, "none": None}.get(says, says)
+    spoken = jnp.bfloat16 if says == "jnp" else says
     return SimpleNamespace(
         name="odd", step=step, init=lambda seed: jnp.ones(7), batch=lambda i: jnp.ones(7), config={"dtype": spoken}
     )
