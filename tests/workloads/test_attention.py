@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,11 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.workloads.conftest import SOON
+from workloads.attention import capped_attention, causal_attention
 from workloads.base import WorkloadError
-from workloads.dense import DecoderConfig
-from workloads.layers import causal_attention
+from workloads.config import DecoderConfig
 from workloads.loading import load
 from workloads.mesh import AXES
+from workloads.noise import uniform
 from workloads.presets import FAMILIES, PRESETS
 
 SIZES: dict[str, Any] = {"vocab": 23, "layers": 2, "d_model": 10, "ffw": 7, "heads": 4, "kv_heads": 2, "seq": 13}
@@ -37,7 +40,12 @@ def layout(capability: Any, **axes: int) -> Any:
         ("9.0", {}, {}, "cudnn"),
         ("12.0", {"dtype": "float8"}, {}, "cudnn"),
         ("9.0", {}, {"tensor": 8, "pipeline": 2}, "cudnn"),
-        ("9.0", {"head_size": 136}, {}, "xla"),  # Hopper could, but a compiler without the GPU would not know
+        ("9.0", {"head_size": 256}, {}, "cudnn"),
+        ("9.0", {"head_size": 264}, {}, "xla"),
+        ("8.9", {"head_size": 136}, {}, "xla"),
+        ("9.0", {"sinks": True}, {}, "xla"),
+        ("9.0", {"attention_cap": 50.0}, {}, "xla"),
+        ("9.0", {"window": 4}, {}, "cudnn"),
         ("9.0", {"head_size": 60}, {}, "xla"),
         ("9.0", {"dtype": "float32"}, {}, "xla"),
         ("9.0", {}, {"context": 2}, "xla"),
@@ -92,3 +100,20 @@ def test_without_cudnn_another_program_is_not_compiled_silently(monkeypatch: pyt
         causal_attention(x, x, x, "cudnn")
     with pytest.raises(RuntimeError):  # of XLA's own attention nothing is said about cuDNN
         causal_attention(x, x, x, "xla")
+
+
+@pytest.mark.parametrize("window", [0, 4, 14])
+def test_attention_of_a_part_of_the_queries_at_once_is_attention(window: int) -> None:
+    config = DecoderConfig(**{**SIZES, "head_size": 3}, attention_cap=0.7, window=window)
+    q, k, v = (uniform(jnp.uint32(seed), (2, 15, heads, 3)) * 4 - 2 for seed, heads in ((1, 4), (2, 2), (3, 2)))
+    sinks = jnp.array([0.5, -1.0, 2.0, 0.0])
+
+    @partial(jax.jit, static_argnums=0, compiler_options=SOON)
+    def value_and_gradients(at_once: int) -> Any:
+        def total(*of: jax.Array) -> jax.Array:
+            return jnp.sum(capped_attention(*of[:3], config=config, sinks=of[3], at_once=at_once) ** 2)
+
+        return jax.value_and_grad(total, argnums=(0, 1, 2, 3))(q, k, v, sinks)
+
+    for whole, parts in zip(*map(jax.tree.leaves, map(value_and_gradients, (15, 5))), strict=True):
+        np.testing.assert_allclose(parts, whole, rtol=1e-5, atol=1e-5)
