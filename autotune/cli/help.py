@@ -10,7 +10,7 @@ from typer.core import TyperGroup
 
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "Tune": ("tune", "init", "run", "recheck"),
-    "Look": ("status", "show", "report", "compare", "repro", "fsck"),
+    "Look": ("status", "show", "report", "compare", "compare-builds", "repro", "fsck"),
     "Use": ("export", "exec", "verify", "library", "best"),
     "Ask": (
         "read", "space", "flags", "recipes", "atlas", "symptoms", "doctor", "screen", "explain", "predict", "targets",
@@ -29,6 +29,7 @@ EXAMPLES: Mapping[str, str] = {
     "show": "autotune show runs/quickstart 3",
     "report": "autotune report runs/quickstart --html report.html",
     "compare": "autotune compare runs/a runs/b --by jaxlib",
+    "compare-builds": "autotune compare-builds old/bin/python new/bin/python -- train.py",
     "repro": "autotune repro runs/quickstart 3",
     "fsck": "autotune fsck runs/quickstart",
     "export": "autotune export runs/quickstart --format env -o winner.env",

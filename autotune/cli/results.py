@@ -13,6 +13,7 @@ import typer
 
 from autotune.cli import options
 from autotune.cli.printing import make_console, note, plain, print_json, print_lines, write_text
+from autotune.cli.run import resumable
 
 if TYPE_CHECKING:
     from autotune.results.winner import Verification, Winner
@@ -321,19 +322,19 @@ def recheck(
     as_json: options.Json = False,
 ) -> None:
     """Proves a winner against the default again, after an upgrade; exits with 1 if it is not faster any more."""
-    from autotune.model.clock import Stopwatch
     from autotune.model.records import Outcome
     from autotune.results.export import read_winner
-    from autotune.study.live import LineView
-    from autotune.study.recheck import new_recheck, recheck_directory, recheck_study, recheck_winner
+    from autotune.study.recheck import proof_session, recheck_directory, recheck_study, recheck_winner
+    from autotune.study.start import run_shown
 
     winner = read_winner(file)
     spec, folder = recheck_study(file, study)
     path = run_dir or recheck_directory(options.RUNS, spec.name)
-    watch = Stopwatch()
-    view = LineView(make_console(stderr=as_json), watch, min_effect=spec.measure.min_effect)
-    run = new_recheck(spec, path, study_dir=folder, view=view, watch=watch, command=sys.argv)
-    conclusion = recheck_winner(run, winner)
+    with resumable(path):
+        conclusion = run_shown(
+            spec, path, make_console(stderr=as_json), create=proof_session, study_dir=folder, command=sys.argv,
+            do=lambda run: recheck_winner(run, winner),
+        ).conclusion  # fmt: skip
     if as_json:
         print_json(plain(conclusion, run=str(path)))
     else:

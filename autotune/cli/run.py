@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -70,23 +72,31 @@ def run_and_print(
     Args:
         session: See `new_run`.
     """
-    from autotune.model.errors import STOPPED
-    from autotune.study.run import Stopped
     from autotune.study.start import run_shown
 
     console, folder = make_console(stderr=as_json), study.resolve().parent
-    try:
+    with resumable(path):
         done = run_shown(spec, path, console, study_dir=folder, command=sys.argv, **session)
-    except KeyboardInterrupt as error:
-        print(
-            f"\nautotune: stopped; everything so far is in {path}; run the same command again to go on", file=sys.stderr
-        )
-        raise typer.Exit(STOPPED if isinstance(error, Stopped) else 130) from None
     if as_json:
         print_json(plain(done.conclusion, run=str(path)))
     else:
         _print_results(done.store, done.conclusion, path, study)
     return done.conclusion, done.store
+
+
+@contextlib.contextmanager
+def resumable(path: Path) -> Iterator[None]:
+    """Ends the command, and says how to go on, where what it does in a run directory is interrupted."""
+    from autotune.model.errors import STOPPED
+    from autotune.study.run import Stopped
+
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        print(
+            f"\nautotune: stopped; everything so far is in {path}; run the same command again to go on", file=sys.stderr
+        )
+        raise typer.Exit(STOPPED if isinstance(error, Stopped) else 130) from None
 
 
 def _print_results(store: Store, conclusion: ConclusionRecord, path: Path, study: Path) -> None:

@@ -55,10 +55,11 @@ class NothingToSearch:
         return preflight.make_launcher(store.spec, store.study_dir)
 
 
-def new_recheck(
-    spec: StudySpec, path: Path, *, study_dir: Path, view: Callbacks, watch: Stopwatch, command: Sequence[str] = ()
-) -> StudyRun:
-    """Creates the session of a recheck, for `recheck_winner`; see `autotune.study.stages.new_run`."""
+def proof_session(
+    spec: StudySpec, path: Path, *, study_dir: Path, view: Callbacks, watch: Stopwatch, command: Sequence[str] = (),
+    asked_trials: int = 0,
+) -> StudyRun:  # fmt: skip
+    """Creates a session that proves given sets, without a search; see `autotune.study.stages.new_run`."""
     create = functools.partial(Store.create_or_resume, path.resolve(), spec, study_dir=study_dir)
     return StudyRun(
         spec=spec,
@@ -66,7 +67,7 @@ def new_recheck(
         open_store=lambda: create(watch=watch),
         prepare=lambda note: NothingToSearch(),
         command=command,
-        asked_trials=0,
+        asked_trials=asked_trials,
     )
 
 
@@ -76,7 +77,7 @@ def recheck_winner(run: StudyRun, winner: Winner) -> ConclusionRecord:
     Resumes where it was stopped: a recorded A/A run and recorded pairs of processes are not run again.
 
     Args:
-        run: From `new_recheck`, with the workload, baseline and measuring of the winner's study.
+        run: From `proof_session`, with the workload, baseline and measuring of the winner's study.
 
     Raises:
         LaunchError: If the default itself cannot run.
@@ -90,9 +91,9 @@ def recheck_winner(run: StudyRun, winner: Winner) -> ConclusionRecord:
         is_no_gain = result.corrected is not None and result.corrected.low > 1.0 - run.spec.measure.min_effect
         if is_no_gain and result.verdict is not Verdict.SLOWER:
             result = result.model_copy(update={"verdict": Verdict.NO_DIFFERENCE})
-        conclusion = _conclusion(winner, result, found)
-        run.store.append(conclusion)
-    return conclusion
+        run.conclusion = _conclusion(winner, result, found)
+        run.store.append(run.conclusion)
+    return run.conclusion
 
 
 def _conclusion(winner: Winner, result: FinalistResult, found: Report) -> ConclusionRecord:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -89,12 +89,21 @@ def study_with(spec: StudySpec, given: Mapping[str, Mapping[str, Any]], *, seed:
     return parse_study(data, source="the study with the options of the command line")
 
 
-def run_shown(spec: StudySpec, path: Path, console: Console, **session: Any) -> StudyRun:
+def run_shown(
+    spec: StudySpec,
+    path: Path,
+    console: Console,
+    *,
+    create: Callable[..., StudyRun] = new_run,
+    do: Callable[[StudyRun], object] = run_study,
+    **session: Any,
+) -> StudyRun:
     """Runs a study to its conclusion with its progress on a console.
 
     Args:
         path: The run directory.
-        session: See `new_run`.
+        create: Creates the session, from `session` too; see `new_run`.
+        do: Does what the session is for.
 
     Raises:
         AutotuneError: If the study cannot start or go on; its records stay.
@@ -102,7 +111,7 @@ def run_shown(spec: StudySpec, path: Path, console: Console, **session: Any) -> 
     """
     watch = Stopwatch()
     view = LineView(console, watch, min_effect=spec.measure.min_effect)
-    session_run = new_run(spec, path, view=view, watch=watch, **session)
+    session_run = create(spec, path, view=view, watch=watch, **session)
     with stoppable(), view:
-        run_study(session_run)
+        do(session_run)
     return session_run

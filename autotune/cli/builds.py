@@ -1,0 +1,103 @@
+"""Command `compare-builds`."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from autotune.cli import options, tune
+from autotune.cli.printing import make_console, note, plain, print_json, print_lines, print_table
+from autotune.cli.run import resumable
+
+if TYPE_CHECKING:
+    from autotune.model.spec import StudySpec
+    from autotune.programs.look import ProbeRequest
+    from autotune.study.builds import Builds
+    from autotune.study.run import StudyRun
+
+
+def compare_builds(
+    old: Annotated[str, typer.Argument(metavar="OLD_PYTHON", help="Interpreter with the old jax and jaxlib.")],
+    new: Annotated[str, typer.Argument(metavar="NEW_PYTHON", help="Interpreter with the new ones.")],
+    words: Annotated[
+        list[str], typer.Argument(metavar="-- ARGUMENTS...", help="What follows the interpreter, after --.")
+    ],
+    platform: tune.Platform = None,
+    pairs: Annotated[int | None, typer.Option(min=4, help="Most fresh pairs of processes; default 20.")] = None,
+    time_budget: options.TimeBudget = None,
+    name: tune.Name = None,
+    preset: tune.Preset = None,
+    pattern: tune.Pattern = None,
+    json_key: tune.JsonKey = None,
+    unit: tune.StepUnit = None,
+    step_file: tune.StepFile = None,
+    loss: tune.Loss = None,
+    look_limit: tune.LookLimit = "10m",
+    as_json: options.Json = False,
+) -> None:
+    """Says whether a program is slower under a new jaxlib; exits with 1 if it is, with 2 if it could not be compared.
+
+    Both interpreters run it in fresh processes, one after the other, until the difference is proven or ruled out. The
+    XLA flags and variables of this call are given to each in the names that it knows. The same command again goes on.
+    """
+    from autotune.model.records import Outcome
+    from autotune.programs.look import default_platform
+    from autotune.rundir.store import STUDY, Store
+    from autotune.study.builds import Builds, find_build, study_of_builds
+
+    rules = tune.rules_of(preset, pattern, json_key, unit, step_file, loss)
+    asked = tune.ask_for([new, *words], platform or default_platform(), rules, look_limit)
+    builds = Builds(*(find_build(python, asked.platform, note=note) for python in (old, new)))
+    budget_s = None if time_budget is None else options.seconds_of(time_budget, "--time-budget")
+    path = options.RUNS / (name or f"{tune.name_of(['python', *words])}-builds")
+    base = Store.open(path).spec if (path / STUDY).exists() else _look(asked, words, builds)
+    spec = study_of_builds(base, path.name, words, builds, pairs=pairs, budget_s=budget_s)
+    run = _compare(spec, path, builds, as_json=as_json)
+    if as_json:
+        print_json(plain(run.conclusion, run=str(path)))
+    else:
+        _print(run, path, builds)
+    if status := {Outcome.WINNER: 1, Outcome.NOTHING_RAN: 2}.get(run.conclusion.outcome, 0):
+        raise typer.Exit(status)
+
+
+def _look(asked: ProbeRequest, words: list[str], builds: Builds) -> StudySpec:
+    """Runs the program once under each build, before anything is measured; returns a study of it under the new one."""
+    asked = replace(asked, command=(builds.new.python, *words))
+    plan, found = tune.planned(asked, "builds", trials=1, budget_s=None)
+    builds.new.refuse_other(found.probe.jaxlib)
+    if builds.old.python != builds.new.python:
+        before = replace(asked, command=(builds.old.python, *words), rules=found.rules)
+        _, found = tune.planned(before, "builds", trials=1, budget_s=None)
+        builds.old.refuse_other(found.probe.jaxlib)
+    return plan.spec
+
+
+def _compare(spec: StudySpec, path: Path, builds: Builds, *, as_json: bool) -> StudyRun:
+    """Runs the comparison to its answer, with its progress on the console."""
+    from autotune.study.builds import TRIAL, compare_builds
+    from autotune.study.recheck import proof_session
+    from autotune.study.start import run_shown
+
+    with resumable(path):
+        return run_shown(
+            spec, path, make_console(stderr=as_json), create=proof_session, study_dir=Path.cwd(), command=sys.argv,
+            asked_trials=TRIAL, do=lambda run: compare_builds(run, builds),
+        )  # fmt: skip
+
+
+def _print(run: StudyRun, path: Path, builds: Builds) -> None:
+    """Prints what each arm ran on, and the answer."""
+    from autotune.study.builds import reports_of
+
+    rows = []
+    for what, build, told in zip(("old", "new"), builds, reports_of(run), strict=True):
+        versions, device = ({}, "-") if told is None else (told.versions, f"{told.device_count} x {told.device_kind}")
+        found = (versions.get(package, "-") for package in ("python", "jax", "jaxlib"))
+        rows.append((what, build.python, *found, device, str(build.settings)))
+    print_table(("build", "interpreter", "python", "jax", "jaxlib", "device", "your settings"), rows)
+    print_lines(["", run.conclusion.sentence, f"everything lies in {path}"])
