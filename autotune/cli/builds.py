@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from autotune.model.spec import StudySpec
     from autotune.programs.look import ProbeRequest
     from autotune.study.builds import Builds
-    from autotune.study.run import StudyRun
 
 
 def compare_builds(
@@ -47,57 +46,39 @@ def compare_builds(
     from autotune.model.records import Outcome
     from autotune.programs.look import default_platform
     from autotune.rundir.store import STUDY, Store
-    from autotune.study.builds import Builds, find_build, study_of_builds
+    from autotune.study.builds import Builds, find_build, measure_builds, study_of_builds
+    from autotune.study.recheck import NothingToSearch
+    from autotune.study.start import run_shown
 
     rules = tune.rules_of(preset, pattern, json_key, unit, step_file, loss)
     asked = tune.ask_for([new, *words], platform or default_platform(), rules, look_limit)
     builds = Builds(*(find_build(python, asked.platform, note=note) for python in (old, new)))
     budget_s = None if time_budget is None else options.seconds_of(time_budget, "--time-budget")
-    path = options.RUNS / (name or f"{tune.name_of(['python', *words])}-builds")
+    name = name or f"{tune.name_of(['python', *words])}-builds"
+    path = options.RUNS / name
     base = Store.open(path).spec if (path / STUDY).exists() else _look(asked, words, builds)
-    spec = study_of_builds(base, path.name, words, builds, pairs=pairs, budget_s=budget_s)
-    run = _compare(spec, path, builds, as_json=as_json)
+    spec = study_of_builds(base, name, words, builds, pairs=pairs, budget_s=budget_s)
+    if not as_json:
+        facts = [(b.python, b.report.python, b.report.jax or "", b.report.build, str(b.settings)) for b in builds]
+        print_table(("interpreter", "python", "jax", "build", "your settings"), facts)
+    with resumable(path):
+        run = run_shown(
+            spec, path, make_console(stderr=as_json), study_dir=Path.cwd(), command=sys.argv, setup=NothingToSearch(),
+            do=lambda run: measure_builds(run, builds),
+        )  # fmt: skip
     if as_json:
         print_json(plain(run.conclusion, run=str(path)))
     else:
-        _print(run, path, builds)
+        print_lines(["", run.conclusion.sentence, f"everything lies in {path}"])
     if status := {Outcome.WINNER: 1, Outcome.NOTHING_RAN: 2}.get(run.conclusion.outcome, 0):
         raise typer.Exit(status)
 
 
 def _look(asked: ProbeRequest, words: list[str], builds: Builds) -> StudySpec:
     """Runs the program once under each build, before anything is measured; returns a study of it under the new one."""
-    asked = replace(asked, command=(builds.new.python, *words))
-    plan, found = tune.planned(asked, "builds", trials=1, budget_s=None)
+    plan, found = tune.planned(replace(asked, command=(builds.new.python, *words)), "builds", trials=1, budget_s=None)
     builds.new.refuse_other(found.probe.jaxlib)
-    if builds.old.python != builds.new.python:
-        before = replace(asked, command=(builds.old.python, *words), rules=found.rules)
-        _, found = tune.planned(before, "builds", trials=1, budget_s=None)
-        builds.old.refuse_other(found.probe.jaxlib)
+    before = replace(asked, command=(builds.old.python, *words), rules=found.rules)
+    _, found = tune.planned(before, "builds", trials=1, budget_s=None)
+    builds.old.refuse_other(found.probe.jaxlib)
     return plan.spec
-
-
-def _compare(spec: StudySpec, path: Path, builds: Builds, *, as_json: bool) -> StudyRun:
-    """Runs the comparison to its answer, with its progress on the console."""
-    from autotune.study.builds import TRIAL, compare_builds
-    from autotune.study.recheck import proof_session
-    from autotune.study.start import run_shown
-
-    with resumable(path):
-        return run_shown(
-            spec, path, make_console(stderr=as_json), create=proof_session, study_dir=Path.cwd(), command=sys.argv,
-            asked_trials=TRIAL, do=lambda run: compare_builds(run, builds),
-        )  # fmt: skip
-
-
-def _print(run: StudyRun, path: Path, builds: Builds) -> None:
-    """Prints what each arm ran on, and the answer."""
-    from autotune.study.builds import reports_of
-
-    rows = []
-    for what, build, told in zip(("old", "new"), builds, reports_of(run), strict=True):
-        versions, device = ({}, "-") if told is None else (told.versions, f"{told.device_count} x {told.device_kind}")
-        found = (versions.get(package, "-") for package in ("python", "jax", "jaxlib"))
-        rows.append((what, build.python, *found, device, str(build.settings)))
-    print_table(("build", "interpreter", "python", "jax", "jaxlib", "device", "your settings"), rows)
-    print_lines(["", run.conclusion.sentence, f"everything lies in {path}"])

@@ -324,7 +324,7 @@ def recheck(
     """Proves a winner against the default again, after an upgrade; exits with 1 if it is not faster any more."""
     from autotune.model.records import Outcome
     from autotune.results.export import read_winner
-    from autotune.study.recheck import proof_session, recheck_directory, recheck_study, recheck_winner
+    from autotune.study.recheck import NothingToSearch, recheck_directory, recheck_study, recheck_winner
     from autotune.study.start import run_shown
 
     winner = read_winner(file)
@@ -332,8 +332,8 @@ def recheck(
     path = run_dir or recheck_directory(options.RUNS, spec.name)
     with resumable(path):
         conclusion = run_shown(
-            spec, path, make_console(stderr=as_json), create=proof_session, study_dir=folder, command=sys.argv,
-            do=lambda run: recheck_winner(run, winner),
+            spec, path, make_console(stderr=as_json), study_dir=folder, command=sys.argv, setup=NothingToSearch(),
+            asked_trials=0, do=lambda run: recheck_winner(run, winner),
         ).conclusion  # fmt: skip
     if as_json:
         print_json(plain(conclusion, run=str(path)))

@@ -11,16 +11,14 @@ import os
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from autotune.machine.environment import caller_environment, steering_settings
 from autotune.machine.host import describe_machine, utc_now
 from autotune.measure.tasks import PendingTask, TrialTask
 from autotune.model.errors import LaunchError, StudyFileError
 from autotune.model.flags import DEFAULT, FlagSet
-from autotune.model.measurement import WorkerReport
 from autotune.model.options import INTERPRETER, option_sets
-from autotune.model.proofs import Report
 from autotune.model.records import CONFIRM, ConclusionRecord, FinalistResult, Outcome, TrialConfig, TrialResult
 from autotune.model.sections import WITH_SECRETS
 from autotune.model.spec import StudySpec, parse_study
@@ -30,10 +28,12 @@ from autotune.results.format import format_estimate, format_failure
 from autotune.settings.check import for_build
 from autotune.settings.known import KnownSettings
 from autotune.settings.probe import ProbeReport, probe_build
+from autotune.stats.estimates import Estimate
 from autotune.study.conclude import RULED_OUT
 from autotune.study.confirm import most_pairs, prove, report
+from autotune.study.prefilter import measure_reference
 from autotune.study.run import StudyRun
-from autotune.study.stages import aa_run, probe
+from autotune.study.stages import probe
 
 TRIAL = 1
 """Number of the trial of the old build, whose record has the facts of its process."""
@@ -110,25 +110,25 @@ def find_build(python: str, platform: str, *, note: Callable[[str], None]) -> Bu
 def study_of_builds(
     base: StudySpec, name: str, words: Sequence[str], builds: Builds, *, pairs: int | None, budget_s: float | None
 ) -> StudySpec:
-    """Makes the study of two builds.
+    """Makes the study of two builds; `words` follow the interpreter.
 
     Args:
         base: How the program is measured, by a first look at it or an earlier session.
-        words: What follows the interpreter in the command.
         pairs: Most fresh pairs of processes; None for those of `base`.
 
     Raises:
-        StudyFileError: If a word cannot be an argument of a study's command.
+        StudyFileError: If the name is none of a study, or a word no argument of its command.
     """
     pythons = list(dict.fromkeys((builds.new.python, builds.old.python)))
     data = {**base.model_dump(context=WITH_SECRETS), "name": name, "baseline": dict(builds.new.settings)}
+    data["description"] = "{1} against {0}".format(*builds.names)
     data["workload"] |= {"command": [f"{{{INTERPRETER}}}", *words], "options": {}, "python": builds.new.python}
     data["search"] |= {"trials": TRIAL, "time_budget": budget_s, "groups": [], "options": {INTERPRETER: pythons}}
     data["confirm"] |= {"soak": 0, "processes": pairs or base.confirm.processes}
     return parse_study(data, source="the study of two builds")
 
 
-def compare_builds(run: StudyRun, builds: Builds) -> ConclusionRecord:
+def measure_builds(run: StudyRun, builds: Builds) -> None:
     """Measures the old build against the new one until the proof is settled, from where an earlier session stopped.
 
     Raises:
@@ -137,75 +137,57 @@ def compare_builds(run: StudyRun, builds: Builds) -> ConclusionRecord:
     """
     with contextlib.closing(run):
         probe(run)
-        aa_run(run)
-        assert run.reference is not None
-        builds.new.refuse_other(run.reference.versions.get("jaxlib"))
-        trial = _trial(run, builds.going_back)
-        if trial.worker is not None:
-            builds.old.refuse_other(trial.worker.versions.get("jaxlib"))
-        result = None
+        builds.new.refuse_other(measure_reference(run).versions.get("jaxlib"))
+        trial, result = _trial(run, builds), None
         if trial.failure is None:
             run.begin_stage("confirm", f"the old build against the new one, {most_pairs(run, CONFIRM)} pairs at most")
             result = prove(run, [(TRIAL, trial.settings)], stage=CONFIRM)[0]
-        run.store.append_news(_conclusion(run, trial, result, builds.names))
-        run.conclusion = run.store.of(ConclusionRecord)[-1]
-    return run.conclusion
+        run.conclusion = _conclusion(run, trial, result, builds.names)
+        run.store.append_news(run.conclusion)
 
 
-def reports_of(run: StudyRun) -> tuple[WorkerReport | None, WorkerReport | None]:
-    """Returns what the processes of the old and of the new build reported of themselves."""
-    return run.store.of(TrialResult)[0].worker, run.reference
-
-
-def _trial(run: StudyRun, settings: FlagSet) -> TrialResult:
+def _trial(run: StudyRun, builds: Builds) -> TrialResult:
     """Returns the trial of the old build, as recorded or measured now."""
     if not run.store.of(TrialResult):
-        config = TrialConfig(number=TRIAL, settings=settings, origin="the old build")
+        config = TrialConfig(number=TRIAL, settings=builds.going_back, origin="the old build")
         run.begin_stage("search", "one trial of the old build: whether it runs, and trains as the new one does")
         run.view.trial_starts(config, TRIAL)
         run.lanes.do(PendingTask(TrialTask(config=config), ("trials", "0001"), "trial-1", run.store.append))
         run.view.trial_ends(run.store.of(TrialResult)[0])
-    return run.store.of(TrialResult)[0]
-
-
-# ---------------------------------------------------------------------- the answer
+    trial = run.store.of(TrialResult)[0]
+    builds.old.refuse_other(trial.worker.versions.get("jaxlib") if trial.worker is not None else None)
+    return trial
 
 
 def _conclusion(
     run: StudyRun, trial: TrialResult, result: FinalistResult | None, names: tuple[str, str]
 ) -> ConclusionRecord:
     failure = trial.failure or (result.failure if result is not None else None)
-    found: dict[str, object]
-    if failure is not None or result is None or result.corrected is None or result.corrected.low <= 0.0:
+    outcome, won = Outcome.NOTHING_RAN, dict[str, Any]()
+    if failure is not None or result is None or (back := report(run, result).estimate) is None or back.low <= 0.0:
         why = format_failure(failure, f"under {names[0]}") if failure is not None else "no time for enough pairs"
-        found = {"outcome": Outcome.NOTHING_RAN, "sentence": f"{names[1]} and {names[0]} are not compared: {why}"}
+        sentence = f"{names[1]} and {names[0]} are not compared: {why}"
     else:
-        found = _answer(run, result, names)
-        loss = trial.loss.words if trial.loss is not None else ""
-        found["sentence"] = "; ".join(filter(None, (str(found["sentence"]), loss)))
-    return ConclusionRecord(trial_count=TRIAL, ended=utc_now(), provenance=describe_machine(), **found)
+        outcome, sentence = _answer(run, result, back, names)
+        sentence += f"; {trial.loss.words}" if trial.loss is not None else ""
+        won = {"settings": result.settings, "trial": TRIAL, "estimate": back} if outcome is Outcome.WINNER else {}
+    told = {"trial_count": TRIAL, "ended": utc_now(), "provenance": describe_machine()}
+    return ConclusionRecord(outcome=outcome, sentence=sentence, **told, **won)
 
 
-def _answer(run: StudyRun, result: FinalistResult, names: tuple[str, str]) -> dict[str, object]:
-    """Returns outcome and sentence of a proof with a figure, and the winner if going back is one."""
-    found = report(run, result) if result.is_passed else Report(result.corrected, objection=result.veto)
-    back, (old, new) = found.estimate or result.corrected, names
-    assert back is not None
+def _answer(run: StudyRun, result: FinalistResult, back: Estimate, names: tuple[str, str]) -> tuple[Outcome, str]:
+    """Returns what a proof says of the new build, given the ratio of going back; that wins where it is slower."""
+    old, new = names
     over = f"over {result.process_count} fresh pairs of processes on this machine"
-    is_winner = result.is_passed and found.objection is None
-    if back.low > 1.0 or (back.high < 1.0 and found.objection is None):
-        ratio = f"going back has step time ratio {format_estimate(back)}"
+    outcome = Outcome.WINNER if result.is_passed else Outcome.NOTHING_BEATS_THE_DEFAULT
+    if back.low > 1.0 or (back.high < 1.0 and result.veto is None):
         low, high = sorted(abs(100.0 * (1.0 / end - 1.0)) for end in (back.low, back.high))
         change = f"{new} is {format_change(1.0 / back.ratio)} than {old} for this step [{low:.1f}, {high:.1f}]"
-        won = {"settings": result.settings, "trial": TRIAL, "estimate": back} if is_winner else {}
-        outcome = Outcome.WINNER if is_winner else Outcome.NOTHING_BEATS_THE_DEFAULT
-        return {"outcome": outcome, "sentence": f"{change}, {over}: {ratio}", **won}
+        return outcome, f"{change}, {over}: going back has step time ratio {format_estimate(back)}"
     slower, faster = 1.0 / back.low - 1.0, max(0.0, 1.0 - 1.0 / back.high)
-    is_open = slower > max(run.spec.measure.min_effect, RULED_OUT)
-    what = "not settled: the difference" if is_open else "no difference found"
-    but = f"; it looked slower but {found.objection}" if found.objection is not None else ""
-    return {
-        "outcome": Outcome.INCONCLUSIVE if is_open else Outcome.NOTHING_BEATS_THE_DEFAULT,
-        "sentence": f"{what} between {new} and {old} for this step, {over}: more than {format_share(slower)} slower and more than "
-        f"{format_share(faster)} faster are excluded{but}",
-    }
+    excluded = f"more than {format_share(slower)} slower and more than {format_share(faster)} faster are excluded"
+    excluded += f"; it looked slower but {result.veto}" if result.veto is not None else ""
+    what = "no difference found"
+    if slower > max(run.spec.measure.min_effect, RULED_OUT):
+        what, outcome = "not settled: the difference", Outcome.INCONCLUSIVE
+    return outcome, f"{what} between {new} and {old} for this step, {over}: {excluded}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -11,13 +10,12 @@ from pathlib import Path
 from types import MappingProxyType
 
 from autotune.machine.host import describe_machine, utc_now
-from autotune.model.clock import Stopwatch
 from autotune.model.errors import AutotuneError
 from autotune.model.files import plain_text
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import WorkloadFacts
 from autotune.model.proofs import Report
-from autotune.model.records import Callbacks, ConclusionRecord, FinalistResult, Outcome
+from autotune.model.records import ConclusionRecord, FinalistResult, Outcome
 from autotune.model.spec import StudySpec, load_study
 from autotune.results.export import is_unchanged
 from autotune.results.format import format_estimate, format_finalist, time_of
@@ -55,29 +53,13 @@ class NothingToSearch:
         return preflight.make_launcher(store.spec, store.study_dir)
 
 
-def proof_session(
-    spec: StudySpec, path: Path, *, study_dir: Path, view: Callbacks, watch: Stopwatch, command: Sequence[str] = (),
-    asked_trials: int = 0,
-) -> StudyRun:  # fmt: skip
-    """Creates a session that proves given sets, without a search; see `autotune.study.stages.new_run`."""
-    create = functools.partial(Store.create_or_resume, path.resolve(), spec, study_dir=study_dir)
-    return StudyRun(
-        spec=spec,
-        view=view,
-        open_store=lambda: create(watch=watch),
-        prepare=lambda note: NothingToSearch(),
-        command=command,
-        asked_trials=asked_trials,
-    )
-
-
 def recheck_winner(run: StudyRun, winner: Winner) -> ConclusionRecord:
     """Measures a winner in fresh pairs of processes against the default; the run directory then is its new proof.
 
     Resumes where it was stopped: a recorded A/A run and recorded pairs of processes are not run again.
 
     Args:
-        run: From `proof_session`, with the workload, baseline and measuring of the winner's study.
+        run: From `new_run` with `NothingToSearch`, and the workload, baseline and measuring of the winner's study.
 
     Raises:
         LaunchError: If the default itself cannot run.

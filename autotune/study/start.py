@@ -90,20 +90,14 @@ def study_with(spec: StudySpec, given: Mapping[str, Mapping[str, Any]], *, seed:
 
 
 def run_shown(
-    spec: StudySpec,
-    path: Path,
-    console: Console,
-    *,
-    create: Callable[..., StudyRun] = new_run,
-    do: Callable[[StudyRun], object] = run_study,
-    **session: Any,
+    spec: StudySpec, path: Path, console: Console, *, do: Callable[[StudyRun], object] = run_study, **session: Any
 ) -> StudyRun:
     """Runs a study to its conclusion with its progress on a console.
 
     Args:
         path: The run directory.
-        create: Creates the session, from `session` too; see `new_run`.
-        do: Does what the session is for.
+        do: What the session is for.
+        session: See `new_run`.
 
     Raises:
         AutotuneError: If the study cannot start or go on; its records stay.
@@ -111,7 +105,7 @@ def run_shown(
     """
     watch = Stopwatch()
     view = LineView(console, watch, min_effect=spec.measure.min_effect)
-    session_run = create(spec, path, view=view, watch=watch, **session)
+    session_run = new_run(spec, path, view=view, watch=watch, **session)
     with stoppable(), view:
         do(session_run)
     return session_run

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import json
+import re
+import sys
+import sysconfig
+import venv
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from autotune.model.errors import StudyFileError
 from autotune.model.flags import FlagSet
-from autotune.model.records import FinalistResult, Outcome, TrialResult
-from autotune.model.spec import parse_study
+from autotune.model.measurement import FailureKind
+from autotune.model.records import ConclusionRecord, ConfirmRun, Outcome, TrialResult
+from autotune.model.spec import StudySpec, parse_study
+from autotune.programs import draft, look
 from autotune.results.recompute import doubts
+from autotune.rundir.store import Store
 from autotune.settings.probe import ProbeReport
 from autotune.settings.space import SearchSpace
-from autotune.study.builds import Build, Builds, compare_builds, study_of_builds
+from autotune.study.builds import Build, Builds, measure_builds, study_of_builds
 from autotune.study.run import StudyRun
 from harness.simulated import GivenSetup, given_run
 from harness.simulated_machine import parse_simulated
-from tests.runs import Diary, Noting
+from tests.console import autotune
+from tests.runs import Diary, Noting, there
 
 BASE = parse_study(
     {
@@ -40,29 +50,182 @@ BUILDS = Builds(build("/old/python", "0.10.2"), build("/new/python", "0.12.0"))
 OLD = 'option.python="/old/python"'
 
 
-def session(folder: Path, builds: Builds = BUILDS, *, budget_s: float | None = None, **simulation: Any) -> StudyRun:
-    study = study_of_builds(BASE, "builds", ["train.py"], builds, pairs=None, budget_s=budget_s)
+def session(folder: Path, builds: Builds = BUILDS, *, base: StudySpec = BASE, **simulation: Any) -> StudyRun:
+    """A session that compares two builds on a simulated machine."""
+    study = study_of_builds(base, "builds", ["train.py"], builds, pairs=None, budget_s=None)
     spec = parse_simulated({**study.model_dump(mode="json"), "simulation": simulation})
     return given_run(spec, folder / "run", GivenSetup(given_space=SearchSpace(())), Diary())
 
 
-@pytest.mark.parametrize(
-    ("factor", "outcome", "words"),
-    [
-        (0.97, Outcome.WINNER, "jaxlib 0.12.0 is 3.1 % slower than jaxlib 0.10.2"),
-        (1.05, Outcome.NOTHING_BEATS_THE_DEFAULT, "jaxlib 0.12.0 is 4.8 % faster than jaxlib 0.10.2"),
-        (1.0, Outcome.NOTHING_BEATS_THE_DEFAULT, "no difference found between jaxlib 0.12.0 and jaxlib 0.10.2"),
-    ],
-)
-def test_a_planted_difference_is_told_the_right_way_round(
-    factor: float, outcome: Outcome, words: str, tmp_path: Path
-) -> None:
+def compared(run: StudyRun, builds: Builds = BUILDS) -> ConclusionRecord:
+    measure_builds(run, builds)
+    return run.conclusion
+
+
+ANSWER = re.compile(r"jaxlib 0.12.0 is ([\d.]+) % (slower|faster) than jaxlib 0.10.2 .*?\[([\d.]+), ([\d.]+)\]")
+
+
+@pytest.mark.parametrize(("factor", "outcome"), [(0.97, Outcome.WINNER), (1.05, Outcome.NOTHING_BEATS_THE_DEFAULT)])
+def test_a_planted_difference_is_told_the_right_way_round(factor: float, outcome: Outcome, tmp_path: Path) -> None:
     run = session(tmp_path, effects={OLD: factor})
-    found = compare_builds(run, BUILDS)
-    assert found.outcome is outcome, found.sentence
-    print(found.sentence)
-    assert found.sentence.startswith(words)
-    result = run.store.of(FinalistResult)[-1]
-    assert result.corrected is not None
-    assert result.corrected.low <= factor <= result.corrected.high
+    found = compared(run)
+    assert found.outcome is outcome
+    answer = ANSWER.match(found.sentence)
+    assert answer is not None, found.sentence
+    assert answer[2] == ("slower" if factor < 1 else "faster")
+    change = 100 * abs(1 / factor - 1)
+    assert float(answer[3]) <= change <= float(answer[4])
+    assert float(answer[3]) <= float(answer[1]) <= float(answer[4])
+    assert there(run.store.of(TrialResult)[0].loss).is_ok
     assert doubts(run.store) == []
+
+
+def test_equal_builds_are_not_told_apart(tmp_path: Path) -> None:
+    found = compared(session(tmp_path))
+    assert found.outcome is Outcome.NOTHING_BEATS_THE_DEFAULT
+    assert found.sentence.startswith("no difference found")
+    excluded = re.search(r"more than ([\d.]+) % slower and more than ([\d.]+) % faster are excluded", found.sentence)
+    assert excluded is not None, found.sentence
+    assert float(excluded[1]) <= 2.0
+
+
+def test_of_thirty_upgrades_that_change_nothing_none_is_called_slower(tmp_path: Path) -> None:
+    noise = {"white_sd": 0.004, "process_sd": 0.006}
+    ended = []
+    for seed in range(30):
+        base = BASE.model_copy(update={"seed": seed})
+        ended.append(compared(session(tmp_path / str(seed), base=base, noise=noise)).outcome)
+    assert Outcome.WINNER not in ended
+
+
+def test_each_build_gets_the_settings_in_its_own_names_and_no_other(tmp_path: Path) -> None:
+    both = {"xla_cpu_both": "1"}
+    old = build("/old/python", "0.10.2", **both, xla_cpu_before="1", xla_cpu_other="3")
+    new = build("/new/python", "0.12.0", **both, xla_cpu_since="1", xla_cpu_other="4")
+    run = session(tmp_path, Builds(old, new))
+    launcher = Noting(run.spec)
+    run.prepare = lambda note: GivenSetup(given_space=SearchSpace(()), given_launcher=launcher)
+    assert compared(run, Builds(old, new)).outcome is Outcome.NOTHING_BEATS_THE_DEFAULT
+    started = {settings for settings in launcher.sets if "jax_disable_most_optimizations" not in settings}
+    started = {settings for settings in started if "xla_allow_excess_precision" not in settings}
+    assert started == {new.settings, old.settings.merge({"option.python": '"/old/python"'})}
+
+
+@pytest.mark.parametrize("kind", [FailureKind.CRASH, FailureKind.WRONG_LOSS])
+def test_an_old_build_that_fails_or_trains_otherwise_is_not_compared(kind: FailureKind, tmp_path: Path) -> None:
+    run = session(tmp_path, failures={OLD: kind})
+    found = compared(run)
+    assert found.outcome is Outcome.NOTHING_RAN
+    assert kind.replace("_", " ") in found.sentence
+    assert run.store.of(ConfirmRun) == []
+
+
+def test_the_same_call_goes_on_and_a_larger_cap_continues_the_proof(tmp_path: Path) -> None:
+    noise = {"white_sd": 0.01, "process_sd": 0.02}
+    few = BASE.model_copy(update={"confirm": BASE.confirm.model_copy(update={"processes": 4})})
+    first = session(tmp_path, base=few, noise=noise, effects={OLD: 0.99})
+    assert compared(first).outcome is Outcome.INCONCLUSIVE
+    before = first.store.of(ConfirmRun)
+    again = session(tmp_path, base=few, noise=noise, effects={OLD: 0.99})
+    compared(again)
+    assert list(again.store.of(ConfirmRun)) == list(before)
+    more = session(tmp_path, noise=noise, effects={OLD: 0.99})
+    compared(more)
+    assert list(more.store.of(ConfirmRun))[: len(before)] == list(before)
+    assert len(more.store.of(ConfirmRun)) > len(before)
+    assert len(more.store.of(TrialResult)) == 1
+
+
+@pytest.mark.parametrize("whose", ["old", "new"])
+def test_a_program_that_runs_on_other_packages_than_its_interpreter_has_is_refused(whose: str, tmp_path: Path) -> None:
+    run = session(tmp_path)
+
+    def report_versions(worker: Any, settings: FlagSet, folder: Path) -> None:
+        is_old = "option.python" in settings
+        known = BUILDS.old if is_old else BUILDS.new
+        ran_on = "9.9.9" if (whose == "old") == is_old else known.report.jaxlib
+        worker.report = worker.report.model_copy(update={"versions": {"jaxlib": ran_on}})
+
+    launcher = Noting(run.spec, after=report_versions)
+    run.prepare = lambda note: GivenSetup(given_space=SearchSpace(()), given_launcher=launcher)
+    with pytest.raises(StudyFileError, match=rf"/{whose}/python .* ran on jaxlib 9\.9\.9"):
+        compared(run)
+    assert run.store.of(ConfirmRun) == []
+
+
+# ---------------------------------------------------------------------- real interpreters
+
+
+@pytest.fixture(scope="module")
+def environments(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Interpreters of three environments: without packages, with this one's, and one in which time passes slowly."""
+    found = {}
+    for name in ("bare", "same", "slow"):
+        folder = tmp_path_factory.mktemp(name)
+        venv.create(folder, symlinks=True)
+        packages = next(folder.glob("lib/python*/site-packages"))
+        if name != "bare":
+            (packages / "same.pth").write_text(f"{sysconfig.get_path('purelib')}\n", encoding="utf-8")
+        if name == "slow":
+            text = "import time\nsleep = time.sleep\ntime.sleep = lambda seconds: sleep(1.25 * seconds)\n"
+            (packages / "sitecustomize.py").write_text(text, encoding="utf-8")
+        found[name] = folder / "bin" / "python"
+    return found
+
+
+PROGRAM = """
+import time
+for step in range(2000):
+    began = time.perf_counter()
+    time.sleep(0.01)
+    print(f"step {step}: loss {4 - step / 1e4:.4f}, step_time_ms={1e3 * (time.perf_counter() - began):.3f}", flush=True)
+"""
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "train.py").write_text(PROGRAM, encoding="utf-8")
+    monkeypatch.setattr(look, "ENOUGH_S", 0.5)
+    monkeypatch.setattr(draft, "SHORTEST_RUN_S", 0.3)
+    return tmp_path
+
+
+@pytest.mark.parametrize(("interpreter", "advice"), [("no/such/python", "give the path"), ("bare", "pip install jax")])
+def test_a_build_that_cannot_be_asked_is_told_before_anything_runs(
+    interpreter: str, advice: str, environments: dict[str, Path], program: Path
+) -> None:
+    python = environments.get(interpreter, interpreter)
+    done = autotune("compare-builds", str(python), sys.executable, "--", "train.py", cwd=program)
+    assert done.returncode == 2
+    assert advice in done.stderr
+    assert "running it once" not in done.stderr
+    assert not (program / "runs").exists()
+
+
+@pytest.mark.gate
+def test_a_program_that_runs_under_one_build_only_is_told_before_anything_is_measured(
+    environments: dict[str, Path], program: Path
+) -> None:
+    text = f"import sys\nif 'same' in sys.prefix: raise SystemExit('not here')\n{PROGRAM}"
+    (program / "train.py").write_text(text, encoding="utf-8")
+    done = autotune("compare-builds", str(environments["same"]), sys.executable, "--", "train.py", cwd=program)
+    assert done.returncode == 2
+    assert "not here" in done.stderr
+    assert str(environments["same"]) in done.stderr
+    assert not (program / "runs").exists()
+
+
+@pytest.mark.gate
+def test_a_slower_build_is_found_by_the_command_and_an_equal_one_is_not(
+    environments: dict[str, Path], program: Path
+) -> None:
+    slow, same = str(environments["slow"]), str(environments["same"])
+    done = autotune("compare-builds", "--name", "slower", same, slow, "--", "train.py", cwd=program)
+    assert done.returncode == 1, done.stdout + done.stderr
+    store = Store.open(program / "runs" / "slower")
+    found = there(there(store.last(ConclusionRecord)).estimate)
+    assert found.low <= 1 / 1.25 * 1.02
+    assert found.high < 0.9
+    control = autotune("compare-builds", "--name", "control", "--json", same, same, "--", "train.py", cwd=program)
+    assert control.returncode == 0, control.stdout + control.stderr
+    assert json.loads(control.stdout)["outcome"] in ("nothing_beats_the_default", "inconclusive")
