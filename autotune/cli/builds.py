@@ -22,12 +22,9 @@ if TYPE_CHECKING:
 def compare_builds(
     old: Annotated[str, typer.Argument(metavar="OLD_PYTHON", help="Interpreter with the old jax and jaxlib.")],
     new: Annotated[str, typer.Argument(metavar="NEW_PYTHON", help="Interpreter with the new ones.")],
-    words: Annotated[
-        list[str], typer.Argument(metavar="-- ARGUMENTS...", help="What follows the interpreter, after --.")
-    ],
+    words: Annotated[list[str], typer.Argument(metavar="-- ARGUMENTS...", help="Of the interpreter, after --.")],
     platform: tune.Platform = None,
     pairs: Annotated[int | None, typer.Option(min=4, help="Most fresh pairs of processes; default 20.")] = None,
-    time_budget: options.TimeBudget = None,
     name: tune.Name = None,
     preset: tune.Preset = None,
     pattern: tune.Pattern = None,
@@ -53,11 +50,10 @@ def compare_builds(
     rules = tune.rules_of(preset, pattern, json_key, unit, step_file, loss)
     asked = tune.ask_for([new, *words], platform or default_platform(), rules, look_limit)
     builds = Builds(*(find_build(python, asked.platform, note=note) for python in (old, new)))
-    budget_s = None if time_budget is None else options.seconds_of(time_budget, "--time-budget")
     name = name or f"{tune.name_of(['python', *words])}-builds"
     path = options.RUNS / name
     base = Store.open(path).spec if (path / STUDY).exists() else _look(asked, words, builds)
-    spec = study_of_builds(base, name, words, builds, pairs=pairs, budget_s=budget_s)
+    spec = study_of_builds(base, name, words, builds, pairs=pairs)
     if not as_json:
         facts = [(b.python, b.report.python, b.report.jax or "", b.report.build, str(b.settings)) for b in builds]
         print_table(("interpreter", "python", "jax", "build", "your settings"), facts)

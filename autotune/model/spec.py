@@ -181,7 +181,7 @@ class StudySpec(Section):
                 )
             for values in combinations(Expression(text).names, domains):
                 self.work_under(FlagSet(option_sets(values)))
-        elif self.workload.command is not None and self.searches_work:
+        elif self.workload.command is not None and self.search.options.keys() - {INTERPRETER}:
             raise ValueError(
                 "where the options of a `command` are searched, the work of a step must be given: "
                 '`workload.tokens_per_step = "batch * seq"`, or a number if no option changes it'
@@ -207,11 +207,6 @@ class StudySpec(Section):
     def broken_rule(self, settings: FlagSet, defaults: Mapping[str, str] | None = None) -> str | None:
         """The first of `limits.rules` that a set breaks, or None; `defaults` are the installed build's."""
         return broken_rule({**(defaults or {}), **self.baseline, **settings}, self.limits.rules, self.reference_options)
-
-    @property
-    def searches_work(self) -> bool:
-        """Whether an option that is searched may change the work of a step."""
-        return bool(self.search.options.keys() - {INTERPRETER})
 
     def work_under(self, settings: FlagSet) -> int | None:
         """Tokens of a step under a set's options, by `workload.tokens_per_step`; None where that is not given.

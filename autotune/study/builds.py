@@ -83,10 +83,7 @@ class Builds(NamedTuple):
 
 
 def find_build(python: str, platform: str, *, note: Callable[[str], None]) -> Build:
-    """Asks an interpreter which settings its packages take, and translates the caller's settings for them.
-
-    Args:
-        note: Called for each of the caller's settings that is renamed or left out.
+    """Asks an interpreter which settings its packages take, and translates the caller's; notes what changes.
 
     Raises:
         LaunchError: If it cannot be started, or has no jax.
@@ -102,19 +99,14 @@ def find_build(python: str, platform: str, *, note: Callable[[str], None]) -> Bu
     if answer.jax is None:
         raise LaunchError(f"jax must be installed for {path} but is not; run: {path} -m pip install jax")
     own = steering_settings(caller_environment()).without(DEVICE_COUNT)
-    whose = f"your environment, for {answer.build}"
-    settings = for_build(own, KnownSettings(answer), note=lambda text: note(f"{whose}: {text}"))
+    settings = for_build(own, KnownSettings(answer), note=lambda text: note(f"for {answer.build}: {text}"))
     return Build(python=path, report=answer, settings=settings)
 
 
 def study_of_builds(
-    base: StudySpec, name: str, words: Sequence[str], builds: Builds, *, pairs: int | None, budget_s: float | None
+    base: StudySpec, name: str, words: Sequence[str], builds: Builds, *, pairs: int | None = None
 ) -> StudySpec:
-    """Makes the study of two builds; `words` follow the interpreter.
-
-    Args:
-        base: How the program is measured, by a first look at it or an earlier session.
-        pairs: Most fresh pairs of processes; None for those of `base`.
+    """Makes the study of two builds, measured as in `base`; `words` follow the interpreter.
 
     Raises:
         StudyFileError: If the name is none of a study, or a word no argument of its command.
@@ -123,7 +115,7 @@ def study_of_builds(
     data = {**base.model_dump(context=WITH_SECRETS), "name": name, "baseline": dict(builds.new.settings)}
     data["description"] = "{1} against {0}".format(*builds.names)
     data["workload"] |= {"command": [f"{{{INTERPRETER}}}", *words], "options": {}, "python": builds.new.python}
-    data["search"] |= {"trials": TRIAL, "time_budget": budget_s, "groups": [], "options": {INTERPRETER: pythons}}
+    data["search"] |= {"trials": TRIAL, "time_budget": None, "groups": [], "options": {INTERPRETER: pythons}}
     data["confirm"] |= {"soak": 0, "processes": pairs or base.confirm.processes}
     return parse_study(data, source="the study of two builds")
 

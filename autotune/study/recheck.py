@@ -37,7 +37,6 @@ class NothingToSearch:
     """A `Setup` without a search: a set that was proven before needs no space, and no probe of the build."""
 
     first: Sequence[tuple[str, FlagSet]] = ()
-    jaxlib: str = ""
     rule_defaults: Mapping[str, str] = MappingProxyType({})
 
     def space(self, facts: WorkloadFacts | None) -> SearchSpace:

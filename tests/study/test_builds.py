@@ -52,7 +52,7 @@ OLD = 'option.python="/old/python"'
 
 def session(folder: Path, builds: Builds = BUILDS, *, base: StudySpec = BASE, **simulation: Any) -> StudyRun:
     """A session that compares two builds on a simulated machine."""
-    study = study_of_builds(base, "builds", ["train.py"], builds, pairs=None, budget_s=None)
+    study = study_of_builds(base, "builds", ["train.py"], builds)
     spec = parse_simulated({**study.model_dump(mode="json"), "simulation": simulation})
     return given_run(spec, folder / "run", GivenSetup(given_space=SearchSpace(())), Diary())
 
