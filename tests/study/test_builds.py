@@ -16,45 +16,17 @@ from autotune.model.errors import StudyFileError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import FailureKind
 from autotune.model.records import ConclusionRecord, ConfirmRun, Outcome, TrialResult
-from autotune.model.spec import StudySpec, parse_study
 from autotune.programs import draft, look
 from autotune.results.recompute import doubts
 from autotune.rundir.store import Store
-from autotune.settings.probe import ProbeReport
 from autotune.settings.space import SearchSpace
-from autotune.study.builds import Build, Builds, measure_builds, study_of_builds
+from autotune.study.builds import Builds, measure_builds
 from autotune.study.run import StudyRun
-from harness.simulated import GivenSetup, given_run
-from harness.simulated_machine import parse_simulated
+from harness.simulated import GivenSetup
 from tests.console import autotune
-from tests.runs import Diary, Noting, there
+from tests.runs import BUILDS, BUILDS_BASE, Noting, builds_session, make_build, there
 
-BASE = parse_study(
-    {
-        "name": "base",
-        "workload": {"command": ["python", "train.py"], "read": {"pattern": r"step (?P<step>\d+)"}},
-        "confirm": {"processes": 20},
-    }
-)
-
-
-def build(python: str, jaxlib: str, **settings: str) -> Build:
-    report = ProbeReport(
-        platform="cpu", python="3.12.1", jax=jaxlib, jaxlib=jaxlib, plugin=None, flags={}, removed=frozenset(),
-        jax_options={},
-    )  # fmt: skip
-    return Build(python=python, report=report, settings=FlagSet(settings))
-
-
-BUILDS = Builds(build("/old/python", "0.10.2"), build("/new/python", "0.12.0"))
 OLD = 'option.python="/old/python"'
-
-
-def session(folder: Path, builds: Builds = BUILDS, *, base: StudySpec = BASE, **simulation: Any) -> StudyRun:
-    """A session that compares two builds on a simulated machine."""
-    study = study_of_builds(base, "builds", ["train.py"], builds)
-    spec = parse_simulated({**study.model_dump(mode="json"), "simulation": simulation})
-    return given_run(spec, folder / "run", GivenSetup(given_space=SearchSpace(())), Diary())
 
 
 def compared(run: StudyRun, builds: Builds = BUILDS) -> ConclusionRecord:
@@ -67,7 +39,7 @@ ANSWER = re.compile(r"jaxlib 0.12.0 is ([\d.]+) % (slower|faster) than jaxlib 0.
 
 @pytest.mark.parametrize(("factor", "outcome"), [(0.97, Outcome.WINNER), (1.05, Outcome.NOTHING_BEATS_THE_DEFAULT)])
 def test_a_planted_difference_is_told_the_right_way_round(factor: float, outcome: Outcome, tmp_path: Path) -> None:
-    run = session(tmp_path, effects={OLD: factor})
+    run = builds_session(tmp_path / "run", effects={OLD: factor})
     found = compared(run)
     assert found.outcome is outcome
     answer = ANSWER.match(found.sentence)
@@ -81,7 +53,7 @@ def test_a_planted_difference_is_told_the_right_way_round(factor: float, outcome
 
 
 def test_equal_builds_are_not_told_apart(tmp_path: Path) -> None:
-    found = compared(session(tmp_path))
+    found = compared(builds_session(tmp_path / "run"))
     assert found.outcome is Outcome.NOTHING_BEATS_THE_DEFAULT
     assert found.sentence.startswith("no difference found")
     excluded = re.search(r"more than ([\d.]+) % slower and more than ([\d.]+) % faster are excluded", found.sentence)
@@ -93,16 +65,16 @@ def test_of_thirty_upgrades_that_change_nothing_none_is_called_slower(tmp_path: 
     noise = {"white_sd": 0.004, "process_sd": 0.006}
     ended = []
     for seed in range(30):
-        base = BASE.model_copy(update={"seed": seed})
-        ended.append(compared(session(tmp_path / str(seed), base=base, noise=noise)).outcome)
+        base = BUILDS_BASE.model_copy(update={"seed": seed})
+        ended.append(compared(builds_session(tmp_path / str(seed), base=base, noise=noise)).outcome)
     assert Outcome.WINNER not in ended
 
 
 def test_each_build_gets_the_settings_in_its_own_names_and_no_other(tmp_path: Path) -> None:
     both = {"xla_cpu_both": "1"}
-    old = build("/old/python", "0.10.2", **both, xla_cpu_before="1", xla_cpu_other="3")
-    new = build("/new/python", "0.12.0", **both, xla_cpu_since="1", xla_cpu_other="4")
-    run = session(tmp_path, Builds(old, new))
+    old = make_build("/old/python", "0.10.2", **both, xla_cpu_before="1", xla_cpu_other="3")
+    new = make_build("/new/python", "0.12.0", **both, xla_cpu_since="1", xla_cpu_other="4")
+    run = builds_session(tmp_path / "run", Builds(old, new))
     launcher = Noting(run.spec)
     run.prepare = lambda note: GivenSetup(given_space=SearchSpace(()), given_launcher=launcher)
     assert compared(run, Builds(old, new)).outcome is Outcome.NOTHING_BEATS_THE_DEFAULT
@@ -113,7 +85,7 @@ def test_each_build_gets_the_settings_in_its_own_names_and_no_other(tmp_path: Pa
 
 @pytest.mark.parametrize("kind", [FailureKind.CRASH, FailureKind.WRONG_LOSS])
 def test_an_old_build_that_fails_or_trains_otherwise_is_not_compared(kind: FailureKind, tmp_path: Path) -> None:
-    run = session(tmp_path, failures={OLD: kind})
+    run = builds_session(tmp_path / "run", failures={OLD: kind})
     found = compared(run)
     assert found.outcome is Outcome.NOTHING_RAN
     assert kind.replace("_", " ") in found.sentence
@@ -122,14 +94,14 @@ def test_an_old_build_that_fails_or_trains_otherwise_is_not_compared(kind: Failu
 
 def test_the_same_call_goes_on_and_a_larger_cap_continues_the_proof(tmp_path: Path) -> None:
     noise = {"white_sd": 0.01, "process_sd": 0.02}
-    few = BASE.model_copy(update={"confirm": BASE.confirm.model_copy(update={"processes": 4})})
-    first = session(tmp_path, base=few, noise=noise, effects={OLD: 0.99})
+    few = BUILDS_BASE.model_copy(update={"confirm": BUILDS_BASE.confirm.model_copy(update={"processes": 4})})
+    first = builds_session(tmp_path / "run", base=few, noise=noise, effects={OLD: 0.99})
     assert compared(first).outcome is Outcome.INCONCLUSIVE
     before = first.store.of(ConfirmRun)
-    again = session(tmp_path, base=few, noise=noise, effects={OLD: 0.99})
+    again = builds_session(tmp_path / "run", base=few, noise=noise, effects={OLD: 0.99})
     compared(again)
     assert list(again.store.of(ConfirmRun)) == list(before)
-    more = session(tmp_path, noise=noise, effects={OLD: 0.99})
+    more = builds_session(tmp_path / "run", noise=noise, effects={OLD: 0.99})
     compared(more)
     assert list(more.store.of(ConfirmRun))[: len(before)] == list(before)
     assert len(more.store.of(ConfirmRun)) > len(before)
@@ -138,7 +110,7 @@ def test_the_same_call_goes_on_and_a_larger_cap_continues_the_proof(tmp_path: Pa
 
 @pytest.mark.parametrize("whose", ["old", "new"])
 def test_a_program_that_runs_on_other_packages_than_its_interpreter_has_is_refused(whose: str, tmp_path: Path) -> None:
-    run = session(tmp_path)
+    run = builds_session(tmp_path / "run")
 
     def report_versions(worker: Any, settings: FlagSet, folder: Path) -> None:
         is_old = "option.python" in settings
