@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from autotune.cli import options, tune
-from autotune.cli.printing import make_console, note, plain, print_json, print_lines, print_table
-from autotune.cli.run import resumable
+from autotune.cli.printing import note, print_lines, print_table
+from autotune.cli.run import run_to_conclusion
 
 if TYPE_CHECKING:
     from autotune.model.spec import StudySpec
@@ -45,7 +44,6 @@ def compare_builds(
     from autotune.rundir.store import STUDY, Store
     from autotune.study.builds import Builds, find_build, measure_builds, study_of_builds
     from autotune.study.recheck import NothingToSearch
-    from autotune.study.start import run_shown
 
     rules = tune.rules_of(preset, pattern, json_key, unit, step_file, loss)
     asked = tune.ask_for([new, *words], platform or default_platform(), rules, look_limit)
@@ -57,14 +55,11 @@ def compare_builds(
     if not as_json:
         facts = [(b.python, b.report.python, b.report.jax or "", b.report.build, str(b.settings)) for b in builds]
         print_table(("interpreter", "python", "jax", "build", "your settings"), facts)
-    with resumable(path):
-        run = run_shown(
-            spec, path, make_console(stderr=as_json), study_dir=Path.cwd(), command=sys.argv, setup=NothingToSearch(),
-            do=lambda run: measure_builds(run, builds),
-        )  # fmt: skip
-    if as_json:
-        print_json(plain(run.conclusion, run=str(path)))
-    else:
+    run = run_to_conclusion(
+        spec, path, study_dir=Path.cwd(), as_json=as_json, setup=NothingToSearch(),
+        do=lambda run: measure_builds(run, builds),
+    )  # fmt: skip
+    if not as_json:
         print_lines(["", run.conclusion.sentence, f"everything lies in {path}"])
     if status := {Outcome.WINNER: 1, Outcome.NOTHING_RAN: 2}.get(run.conclusion.outcome, 0):
         raise typer.Exit(status)

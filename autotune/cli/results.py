@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from autotune.cli import options
-from autotune.cli.printing import make_console, note, plain, print_json, print_lines, write_text
-from autotune.cli.run import resumable
+from autotune.cli.printing import note, plain, print_json, print_lines, write_text
+from autotune.cli.run import run_to_conclusion
 
 if TYPE_CHECKING:
     from autotune.results.winner import Verification, Winner
@@ -325,19 +325,15 @@ def recheck(
     from autotune.model.records import Outcome
     from autotune.results.export import read_winner
     from autotune.study.recheck import NothingToSearch, recheck_directory, recheck_study, recheck_winner
-    from autotune.study.start import run_shown
 
     winner = read_winner(file)
     spec, folder = recheck_study(file, study)
     path = run_dir or recheck_directory(options.RUNS, spec.name)
-    with resumable(path):
-        conclusion = run_shown(
-            spec, path, make_console(stderr=as_json), study_dir=folder, command=sys.argv, setup=NothingToSearch(),
-            asked_trials=0, do=lambda run: recheck_winner(run, winner),
-        ).conclusion  # fmt: skip
-    if as_json:
-        print_json(plain(conclusion, run=str(path)))
-    else:
-        print_lines([conclusion.sentence, f"everything lies in {path}"])
-    if conclusion.outcome is not Outcome.WINNER:
+    run = run_to_conclusion(
+        spec, path, study_dir=folder, as_json=as_json, setup=NothingToSearch(), asked_trials=0,
+        do=lambda run: recheck_winner(run, winner),
+    )  # fmt: skip
+    if not as_json:
+        print_lines([run.conclusion.sentence, f"everything lies in {path}"])
+    if run.conclusion.outcome is not Outcome.WINNER:
         raise typer.Exit(1)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,6 +18,7 @@ if TYPE_CHECKING:
     from autotune.model.records import ConclusionRecord
     from autotune.model.spec import StudySpec
     from autotune.rundir.store import Store
+    from autotune.study.run import StudyRun
 
 
 def run(
@@ -64,39 +63,35 @@ def run(
     )  # fmt: skip
 
 
-def run_and_print(
-    spec: StudySpec, study: Path, path: Path, *, as_json: bool, **session: Any
-) -> tuple[ConclusionRecord, Store]:
-    """Runs a study to its conclusion and prints it, or how to resume; progress goes to stderr with `as_json`.
+def run_and_print(spec: StudySpec, study: Path, path: Path, *, as_json: bool, **session: Any) -> StudyRun:
+    """Runs a study to its conclusion and prints it, or how to resume; see `run_to_conclusion`."""
+    done = run_to_conclusion(spec, path, study_dir=study.resolve().parent, as_json=as_json, **session)
+    if not as_json:
+        _print_results(done.store, done.conclusion, path, study)
+    return done
+
+
+def run_to_conclusion(spec: StudySpec, path: Path, *, as_json: bool, **session: Any) -> StudyRun:
+    """Runs a session, prints its conclusion as JSON if that is wanted, or how to resume where it is interrupted.
 
     Args:
-        session: See `new_run`.
+        as_json: Progress then goes to stderr.
+        session: See `run_shown`.
     """
-    from autotune.study.start import run_shown
-
-    console, folder = make_console(stderr=as_json), study.resolve().parent
-    with resumable(path):
-        done = run_shown(spec, path, console, study_dir=folder, command=sys.argv, **session)
-    if as_json:
-        print_json(plain(done.conclusion, run=str(path)))
-    else:
-        _print_results(done.store, done.conclusion, path, study)
-    return done.conclusion, done.store
-
-
-@contextlib.contextmanager
-def resumable(path: Path) -> Iterator[None]:
-    """Ends the command, and says how to go on, where what it does in a run directory is interrupted."""
     from autotune.model.errors import STOPPED
     from autotune.study.run import Stopped
+    from autotune.study.start import run_shown
 
     try:
-        yield
+        done = run_shown(spec, path, make_console(stderr=as_json), command=sys.argv, **session)
     except KeyboardInterrupt as error:
         print(
             f"\nautotune: stopped; everything so far is in {path}; run the same command again to go on", file=sys.stderr
         )
         raise typer.Exit(STOPPED if isinstance(error, Stopped) else 130) from None
+    if as_json:
+        print_json(plain(done.conclusion, run=str(path)))
+    return done
 
 
 def _print_results(store: Store, conclusion: ConclusionRecord, path: Path, study: Path) -> None:

@@ -156,15 +156,16 @@ def _conclusion(
 ) -> ConclusionRecord:
     failure = trial.failure or (result.failure if result is not None else None)
     outcome, won = Outcome.NOTHING_RAN, dict[str, Any]()
-    if failure is not None or result is None or (back := report(run, result).estimate) is None or back.low <= 0.0:
-        why = format_failure(failure, f"under {names[0]}") if failure is not None else "no time for enough pairs"
+    if failure is not None or result is None or (back := report(run, result).estimate) is None:
+        why = format_failure(failure, f"under {names[0]}") if failure is not None else "too few pairs have run"
         sentence = f"{names[1]} and {names[0]} are not compared: {why}"
     else:
         outcome, sentence = _answer(run, result, back, names)
         sentence += f"; {trial.loss.words}" if trial.loss is not None else ""
         won = {"settings": result.settings, "trial": TRIAL, "estimate": back} if outcome is Outcome.WINNER else {}
-    told = {"trial_count": TRIAL, "ended": utc_now(), "provenance": describe_machine()}
-    return ConclusionRecord(outcome=outcome, sentence=sentence, **told, **won)
+    return ConclusionRecord(
+        outcome=outcome, sentence=sentence, trial_count=TRIAL, ended=utc_now(), provenance=describe_machine(), **won
+    )
 
 
 def _answer(run: StudyRun, result: FinalistResult, back: Estimate, names: tuple[str, str]) -> tuple[Outcome, str]:
