@@ -42,7 +42,7 @@ def compare_builds(
     from autotune.model.records import Outcome
     from autotune.programs.look import default_platform
     from autotune.rundir.store import STUDY, Store
-    from autotune.study.builds import Builds, find_build, measure_builds, study_of_builds
+    from autotune.study.builds import Builds, find_build, measure_builds, study_of
     from autotune.study.recheck import NothingToSearch
 
     rules = tune.rules_of(preset, pattern, json_key, unit, step_file, loss)
@@ -51,7 +51,7 @@ def compare_builds(
     name = name or f"{tune.name_of(['python', *words])}-builds"
     path = options.RUNS / name
     base = Store.open(path).spec if (path / STUDY).exists() else _look(asked, words, builds)
-    spec = study_of_builds(base, name, words, builds, pairs=pairs)
+    spec = study_of(builds, words, base, name=name, pairs=pairs)
     if not as_json:
         facts = [(b.python, b.report.python, b.report.jax or "", b.report.build, str(b.settings)) for b in builds]
         print_table(("interpreter", "python", "jax", "build", "your settings"), facts)

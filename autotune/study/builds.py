@@ -90,10 +90,7 @@ def find_build(python: str, platform: str, *, note: Callable[[str], None]) -> Bu
         SettingError: If the caller's XLA_FLAGS cannot be parsed.
     """
     if (found := shutil.which(python)) is None:
-        raise LaunchError(
-            f"a build must be named by its interpreter but {python} cannot be started; give the path of a Python with "
-            "jax, such as /path/to/venv/bin/python"
-        )
+        raise LaunchError(f"a build must be an interpreter but {python} cannot be started; give the path of a Python")
     path = os.path.abspath(found)  # noqa: PTH100  # a Path follows links
     answer = probe_build(path, platform="cpu" if platform == "cpu" else "cuda")
     if answer.jax is None:
@@ -103,9 +100,7 @@ def find_build(python: str, platform: str, *, note: Callable[[str], None]) -> Bu
     return Build(python=path, report=answer, settings=settings)
 
 
-def study_of_builds(
-    base: StudySpec, name: str, words: Sequence[str], builds: Builds, *, pairs: int | None = None
-) -> StudySpec:
+def study_of(builds: Builds, words: Sequence[str], base: StudySpec, *, name: str, pairs: int | None) -> StudySpec:
     """Makes the study of two builds, measured as in `base`; `words` follow the interpreter.
 
     Raises:
@@ -134,7 +129,7 @@ def measure_builds(run: StudyRun, builds: Builds) -> None:
         if trial.failure is None:
             run.begin_stage("confirm", f"the old build against the new one, {most_pairs(run, CONFIRM)} pairs at most")
             result = prove(run, [(TRIAL, trial.settings)], stage=CONFIRM)[0]
-        run.conclusion = _conclusion(run, trial, result, builds.names)
+        run.conclusion = _conclusion(run, trial, result, builds)
         run.store.append_news(run.conclusion)
 
 
@@ -151,16 +146,15 @@ def _trial(run: StudyRun, builds: Builds) -> TrialResult:
     return trial
 
 
-def _conclusion(
-    run: StudyRun, trial: TrialResult, result: FinalistResult | None, names: tuple[str, str]
-) -> ConclusionRecord:
+def _conclusion(run: StudyRun, trial: TrialResult, result: FinalistResult | None, builds: Builds) -> ConclusionRecord:
     failure = trial.failure or (result.failure if result is not None else None)
-    outcome, won = Outcome.NOTHING_RAN, dict[str, Any]()
-    if failure is not None or result is None or (back := report(run, result).estimate) is None:
-        why = format_failure(failure, f"under {names[0]}") if failure is not None else "too few pairs have run"
-        sentence = f"{names[1]} and {names[0]} are not compared: {why}"
-    else:
-        outcome, sentence = _answer(run, result, back, names)
+    outcome, sentence, won = Outcome.NOTHING_RAN, "", dict[str, Any]()
+    if failure is not None:
+        old, new = builds.names
+        who = new if "/reference/" in (failure.log or "") else old
+        sentence = f"{new} and {old} are not compared: {format_failure(failure, f'under {who}')}"
+    elif result is not None and (back := report(run, result).estimate) is not None:
+        outcome, sentence = _answer(run, result, back, builds.names)
         sentence += f"; {trial.loss.words}" if trial.loss is not None else ""
         won = {"settings": result.settings, "trial": TRIAL, "estimate": back} if outcome is Outcome.WINNER else {}
     return ConclusionRecord(

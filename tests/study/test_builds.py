@@ -24,7 +24,7 @@ from autotune.study.builds import Builds, measure_builds
 from autotune.study.run import StudyRun
 from harness.simulated import GivenSetup
 from tests.console import autotune
-from tests.runs import BUILDS, BUILDS_BASE, Noting, builds_session, make_build, there
+from tests.runs import BUILDS, BUILDS_BASE, Noting, builds_session, failed, make_build, there
 
 OLD = 'option.python="/old/python"'
 
@@ -90,6 +90,20 @@ def test_an_old_build_that_fails_or_trains_otherwise_is_not_compared(kind: Failu
     assert found.outcome is Outcome.NOTHING_RAN
     assert kind.replace("_", " ") in found.sentence
     assert run.store.of(ConfirmRun) == []
+
+
+def test_a_new_build_that_fails_in_the_middle_is_named(tmp_path: Path) -> None:
+    run = builds_session(tmp_path / "run")
+
+    def fail(settings: FlagSet, folder: Path) -> None:
+        if folder.name == "reference" and "confirm" in folder.parts:
+            raise failed(FailureKind.CRASH, log=str(folder / "worker.log"))
+
+    launcher = Noting(run.spec, before=fail)
+    run.prepare = lambda note: GivenSetup(given_space=SearchSpace(()), given_launcher=launcher)
+    found = compared(run)
+    assert found.outcome is Outcome.NOTHING_RAN
+    assert "under jaxlib 0.12.0" in found.sentence
 
 
 def test_the_same_call_goes_on_and_a_larger_cap_continues_the_proof(tmp_path: Path) -> None:
@@ -162,7 +176,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(("interpreter", "advice"), [("no/such/python", "give the path"), ("bare", "pip install jax")])
+@pytest.mark.parametrize(("interpreter", "advice"), [("no/such/python", "the path of"), ("bare", "pip install jax")])
 def test_a_build_that_cannot_be_asked_is_told_before_anything_runs(
     interpreter: str, advice: str, environments: dict[str, Path], program: Path
 ) -> None:
