@@ -70,6 +70,5 @@ def _look(asked: ProbeRequest, words: list[str], builds: Builds) -> StudySpec:
     plan, found = tune.planned(replace(asked, command=(builds.new.python, *words)), "builds", trials=1, budget_s=None)
     builds.new.refuse_other(found.probe.jaxlib)
     before = replace(asked, command=(builds.old.python, *words), rules=found.rules)
-    _, found = tune.planned(before, "builds", trials=1, budget_s=None)
-    builds.old.refuse_other(found.probe.jaxlib)
+    builds.old.refuse_other(tune.planned(before, "builds", trials=1, budget_s=None)[1].probe.jaxlib)
     return plan.spec

@@ -17,7 +17,7 @@ from autotune.machine.environment import caller_environment, steering_settings
 from autotune.machine.host import describe_machine, utc_now
 from autotune.measure.tasks import PendingTask, TrialTask
 from autotune.model.errors import LaunchError, StudyFileError
-from autotune.model.flags import DEFAULT, FlagSet
+from autotune.model.flags import DEFAULT, FlagSet, reaches_out
 from autotune.model.options import INTERPRETER, option_sets
 from autotune.model.records import CONFIRM, ConclusionRecord, FinalistResult, Outcome, TrialConfig, TrialResult
 from autotune.model.sections import WITH_SECRETS
@@ -95,7 +95,8 @@ def find_build(python: str, platform: str, *, note: Callable[[str], None]) -> Bu
     answer = probe_build(path, platform="cpu" if platform == "cpu" else "cuda")
     if answer.jax is None:
         raise LaunchError(f"jax must be installed for {path} but is not; run: {path} -m pip install jax")
-    own = steering_settings(caller_environment()).without(DEVICE_COUNT)
+    own = steering_settings(caller_environment())
+    own = own.without(DEVICE_COUNT, *filter(reaches_out, own))
     settings = for_build(own, KnownSettings(answer), note=lambda text: note(f"for {answer.build}: {text}"))
     return Build(python=path, report=answer, settings=settings)
 

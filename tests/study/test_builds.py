@@ -20,7 +20,7 @@ from autotune.programs import draft, look
 from autotune.results.recompute import doubts
 from autotune.rundir.store import Store
 from autotune.settings.space import SearchSpace
-from autotune.study.builds import Builds, measure_builds
+from autotune.study.builds import Builds, find_build, measure_builds
 from autotune.study.run import StudyRun
 from harness.simulated import GivenSetup
 from tests.console import autotune
@@ -186,6 +186,16 @@ def test_a_build_that_cannot_be_asked_is_told_before_anything_runs(
     assert advice in done.stderr
     assert "running it once" not in done.stderr
     assert not (program / "runs").exists()
+
+
+@pytest.mark.gate
+def test_the_settings_of_the_call_are_translated_and_none_writes_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    flags = "--xla_cpu_prefer_vector_width=128 --xla_dump_to=/nowhere --xla_of_another_release=1"
+    monkeypatch.setenv("XLA_FLAGS", f"{flags} --xla_force_host_platform_device_count=2")
+    notes: list[str] = []
+    found = find_build(sys.executable, "cpu", note=notes.append)
+    assert found.settings == FlagSet({"xla_cpu_prefer_vector_width": "128"})
+    assert any("xla_of_another_release" in text for text in notes)
 
 
 @pytest.mark.gate
