@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 
@@ -18,11 +17,9 @@ from autotune.results.report import build
 from autotune.results.winner import Winner, winner_of
 from autotune.rundir.store import Store
 from autotune.settings.space import SearchSpace
-from autotune.study import recheck
 from autotune.study.recheck import recheck_winner
 from harness.simulated import GivenSetup, given_run
 from harness.simulated_machine import SimulatedLauncher
-from tests.console import autotune
 from tests.runs import EFFECTS, Diary, make_winner, replay_study
 
 
@@ -101,15 +98,6 @@ def again(spec: StudySpec, folder: Path, winner: Winner) -> tuple[ConclusionReco
     setup = GivenSetup(given_space=SearchSpace(()), given_launcher=launcher, read_at_run_time=lambda s: s)
     run = given_run(spec, folder, setup, Diary())
     return recheck_winner(run, winner), run.store
-
-
-def test_a_recheck_that_is_stopped_says_how_to_go_on(
-    finished: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(recheck, "recheck_winner", Mock(side_effect=KeyboardInterrupt))
-    done = autotune("recheck", finished.path, cwd=tmp_path)
-    assert done.returncode == 130
-    assert "run the same command again to go on" in done.stderr
 
 
 def test_a_winner_that_still_holds_is_proven_anew(finished: Store, tmp_path: Path) -> None:
