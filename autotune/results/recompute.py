@@ -17,6 +17,7 @@ from autotune.model.flags import FlagSet
 from autotune.model.measurement import Pair, is_divided_as_told
 from autotune.model.proofs import figures_of, is_alone_due, judge_soak, report_of, standing
 from autotune.model.records import (
+    BUILDS,
     CONFIRM,
     ISOLATED,
     AaRecord,
@@ -36,7 +37,7 @@ from autotune.rundir.store import STUDY, Store
 from autotune.stats.estimates import Estimate, Verdict
 from autotune.stats.proof import ERROR, ISOLATED_ERROR, ISOLATED_PAIRS, LEAST_PAIRS
 
-PROOFS = (CONFIRM, "recheck")
+PROOFS = (CONFIRM, BUILDS, "recheck")
 """Stages of a `FinalistResult` that prove a winner."""
 
 ROUNDING = 1e-6

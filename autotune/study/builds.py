@@ -19,7 +19,7 @@ from autotune.measure.tasks import PendingTask, TrialTask
 from autotune.model.errors import LaunchError, StudyFileError
 from autotune.model.flags import DEFAULT, FlagSet, reaches_out
 from autotune.model.options import INTERPRETER, option_sets
-from autotune.model.records import CONFIRM, ConclusionRecord, FinalistResult, Outcome, TrialConfig, TrialResult
+from autotune.model.records import BUILDS, ConclusionRecord, FinalistResult, Outcome, TrialConfig, TrialResult
 from autotune.model.sections import WITH_SECRETS
 from autotune.model.spec import StudySpec, parse_study
 from autotune.model.units import format_change, format_share
@@ -86,15 +86,13 @@ def find_build(python: str, platform: str, *, note: Callable[[str], None]) -> Bu
     """Asks an interpreter which settings its packages take, and translates the caller's; notes what changes.
 
     Raises:
-        LaunchError: If it cannot be started, or has no jax.
+        LaunchError: If it cannot be started, or has no jaxlib.
         SettingError: If the caller's XLA_FLAGS cannot be parsed.
     """
     if (found := shutil.which(python)) is None:
         raise LaunchError(f"a build must be an interpreter but {python} cannot be started; give the path of a Python")
     path = os.path.abspath(found)  # noqa: PTH100  # a Path follows links
     answer = probe_build(path, platform="cpu" if platform == "cpu" else "cuda")
-    if answer.jax is None:
-        raise LaunchError(f"jax must be installed for {path} but is not; run: {path} -m pip install jax")
     own = steering_settings(caller_environment())
     own = own.without(DEVICE_COUNT, *filter(reaches_out, own))
     settings = for_build(own, KnownSettings(answer), note=lambda text: note(f"for {answer.build}: {text}"))
@@ -112,6 +110,7 @@ def study_of(builds: Builds, words: Sequence[str], base: StudySpec, *, name: str
     data["description"] = "{1} against {0}".format(*builds.names)
     data["workload"] |= {"command": [f"{{{INTERPRETER}}}", *words], "options": {}, "python": builds.new.python}
     data["search"] |= {"trials": TRIAL, "time_budget": None, "groups": [], "options": {INTERPRETER: pythons}}
+    data["measure"] |= {"min_effect": 0.0005}  # a smaller slowdown that is proven is told, too
     data["confirm"] |= {"soak": 0, "processes": pairs or base.confirm.processes}
     return parse_study(data, source="the study of two builds")
 
@@ -128,8 +127,8 @@ def measure_builds(run: StudyRun, builds: Builds) -> None:
         builds.new.refuse_other(measure_reference(run).versions.get("jaxlib"))
         trial, result = _trial(run, builds), None
         if trial.failure is None:
-            run.begin_stage("confirm", f"the old build against the new one, {most_pairs(run, CONFIRM)} pairs at most")
-            result = prove(run, [(TRIAL, trial.settings)], stage=CONFIRM)[0]
+            run.begin_stage(BUILDS, f"the old build against the new one, {most_pairs(run, BUILDS)} pairs at most")
+            result = prove(run, [(TRIAL, trial.settings)], stage=BUILDS)[0]
         run.conclusion = _conclusion(run, trial, result, builds)
         run.store.append_news(run.conclusion)
 
@@ -155,7 +154,7 @@ def _conclusion(run: StudyRun, trial: TrialResult, result: FinalistResult | None
         who = new if "/reference/" in (failure.log or "") else old
         sentence = f"{new} and {old} are not compared: {format_failure(failure, f'under {who}')}"
     elif result is not None and (back := report(run, result).estimate) is not None:
-        outcome, sentence = _answer(run, result, back, builds.names)
+        outcome, sentence = _answer(result, back, builds.names)
         sentence += f"; {trial.loss.words}" if trial.loss is not None else ""
         won = {"settings": result.settings, "trial": TRIAL, "estimate": back} if outcome is Outcome.WINNER else {}
     return ConclusionRecord(
@@ -163,19 +162,19 @@ def _conclusion(run: StudyRun, trial: TrialResult, result: FinalistResult | None
     )
 
 
-def _answer(run: StudyRun, result: FinalistResult, back: Estimate, names: tuple[str, str]) -> tuple[Outcome, str]:
+def _answer(result: FinalistResult, back: Estimate, names: tuple[str, str]) -> tuple[Outcome, str]:
     """Returns what a proof says of the new build, given the ratio of going back; that wins where it is slower."""
     old, new = names
     over = f"over {result.process_count} fresh pairs of processes on this machine"
     outcome = Outcome.WINNER if result.is_passed else Outcome.NOTHING_BEATS_THE_DEFAULT
-    if back.low > 1.0 or (back.high < 1.0 and result.veto is None):
+    if back.low > 1.0 or result.is_passed:
         low, high = sorted(abs(100.0 * (1.0 / end - 1.0)) for end in (back.low, back.high))
         change = f"{new} is {format_change(1.0 / back.ratio)} than {old} for this step [{low:.1f}, {high:.1f}]"
         return outcome, f"{change}, {over}: going back has step time ratio {format_estimate(back)}"
     slower, faster = 1.0 / back.low - 1.0, max(0.0, 1.0 - 1.0 / back.high)
     excluded = f"more than {format_share(slower)} slower and more than {format_share(faster)} faster are excluded"
     excluded += f"; it looked slower but {result.veto}" if result.veto is not None else ""
-    what = "no difference found"
-    if slower > max(run.spec.measure.min_effect, RULED_OUT):
-        what, outcome = "not settled: the difference", Outcome.INCONCLUSIVE
-    return outcome, f"{what} between {new} and {old} for this step, {over}: {excluded}"
+    found = f"between {new} and {old} for this step, {over}: {excluded}"
+    if slower > RULED_OUT:
+        return Outcome.INCONCLUSIVE, f"not settled: the difference {found}"
+    return outcome, f"no difference found {found}"
