@@ -341,7 +341,7 @@ BUILDS = Builds(make_build("/old/python", "0.10.2"), make_build("/new/python", "
 
 
 def builds_session(
-    folder: Path, builds: Builds = BUILDS, *, base: StudySpec = BUILDS_BASE, **simulation: Any
+    folder: Path | None, builds: Builds = BUILDS, *, base: StudySpec = BUILDS_BASE, **simulation: Any
 ) -> StudyRun:
     """A session that compares two builds on a simulated machine."""
     study = study_of(builds, ["train.py"], base, name="builds", pairs=None)
