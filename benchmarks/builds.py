@@ -2,7 +2,7 @@
 
     python -m benchmarks.builds OLD_PYTHON NEW_PYTHON [--pairs 40] [--out FILE] [-- ARGUMENTS...]
 
-The program is a reference step of `workloads` unless arguments follow. Exit status 1 if the control finds a difference.
+The program is `benchmarks/small_step.py` unless arguments follow. Exit status 1 if the control finds a difference.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -23,17 +24,19 @@ from autotune.model.records import AaRecord, ConclusionRecord, ConfirmRun, Final
 from autotune.rundir.store import Store
 
 ROOT = Path(__file__).parents[1]
-PROGRAM = ("-m", "workloads", "llama-small", "--steps", "400")
+PROGRAM = ROOT / "benchmarks" / "small_step.py"
+READ = ("--step-pattern", r"loss (?P<loss>\S+), step_time_ms=(?P<step_ms>[\d.]+)", "--loss", r"loss (?P<loss>[\d.]+)")
 LONGEST_S = 3600
 
 
 def compared(old: str, new: str, words: Sequence[str], *, pairs: int, folder: Path) -> dict[str, Any]:
     """Runs `autotune compare-builds` in a folder, and says what it found and on what that rests."""
     load, began = os.getloadavg()[0], time.monotonic()
+    shutil.copy(PROGRAM, folder)
     command = [sys.executable, "-m", "autotune", "compare-builds", "--pairs", str(pairs), "--platform", "cpu"]
     with (folder / "log").open("w", encoding="utf-8") as log:
         done = subprocess.run(
-            [*command, "--name", "builds", old, new, "--", *words], cwd=folder, check=False, timeout=LONGEST_S,
+            [*command, *READ, "--name", "builds", old, new, "--", *words], cwd=folder, check=False, timeout=LONGEST_S,
             stdout=log, stderr=log, env={**os.environ, "PYTHONPATH": str(ROOT)},
         )  # fmt: skip
     if not (folder / "runs").exists():
@@ -43,7 +46,7 @@ def compared(old: str, new: str, words: Sequence[str], *, pairs: int, folder: Pa
     proof, pairs_run = store.of(FinalistResult)[-1], store.of(ConfirmRun)
     return {
         "exit_status": done.returncode,
-        "sentence": store.of(ConclusionRecord)[-1].sentence,
+        "sentence": store.of(ConclusionRecord)[-1].sentence.replace(f" of {new}", ""),
         "verdict": proof.verdict,
         "going_back": proof.model_dump(mode="json")["corrected"],
         "versions": {which: worker.versions for which, worker in processes.items() if worker is not None},
@@ -62,7 +65,7 @@ def main() -> int:
     parser.add_argument("new")
     parser.add_argument("--pairs", type=int, default=40)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "builds.json")
-    parser.add_argument("words", nargs="*", default=PROGRAM)
+    parser.add_argument("words", nargs="*", default=[PROGRAM.name])
     given = parser.parse_args()
     machine = {"cpu": describe_machine().get("cpu"), "cpus": os.cpu_count()}
     results: dict[str, Any] = {"machine": machine, "program": list(given.words)}
