@@ -17,12 +17,15 @@ from autotune.measure.loss_gate import LossTrace
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Failure, FailureKind, Pair, WorkerReport, WorkPerStep
 from autotune.model.records import AaRecord, ConclusionRecord, ConfirmRun, TrialConfig, TrialResult
-from autotune.model.spec import StudySpec
+from autotune.model.spec import StudySpec, parse_study
 from autotune.results.conditions import Conditions
 from autotune.results.winner import Winner
 from autotune.rundir.store import RECORDS, Store
+from autotune.settings.probe import ProbeReport
 from autotune.settings.space import Parameter, SearchSpace
 from autotune.stats.estimates import Estimate
+from autotune.study.builds import Build, Builds, study_of
+from autotune.study.run import StudyRun
 from autotune.study.stages import run_study
 from autotune.workers.base import Launcher, Progress, Worker, WorkerFailed
 from harness.simulated import GivenSetup, given_run
@@ -320,3 +323,34 @@ def altered(tmp_path: Path) -> Callable[..., Path]:
         return target
 
     return copy
+
+
+# ---------------------------------------------------------------------- two builds
+
+BUILDS_BASE = parse_study(
+    {
+        "name": "base",
+        "workload": {"command": ["python", "train.py"], "read": {"pattern": r"step (?P<step>\d+)"}},
+        "confirm": {"processes": 20},
+    }
+)
+
+
+def make_build(python: str, jaxlib: str, **settings: str) -> Build:
+    report = ProbeReport(
+        platform="cpu", python="3.12.1", jax=jaxlib, jaxlib=jaxlib, plugin=None, flags={}, removed=frozenset(),
+        jax_options={},
+    )  # fmt: skip
+    return Build(python=python, report=report, settings=FlagSet(settings))
+
+
+BUILDS = Builds(make_build("/old/python", "0.10.2"), make_build("/new/python", "0.12.0"))
+
+
+def builds_session(
+    folder: Path | None, builds: Builds = BUILDS, *, base: StudySpec = BUILDS_BASE, **simulation: Any
+) -> StudyRun:
+    """A session that compares two builds on a simulated machine."""
+    study = study_of(builds, ["train.py"], base, name="builds", pairs=None)
+    spec = parse_simulated({**study.model_dump(mode="json"), "simulation": simulation})
+    return given_run(spec, folder, GivenSetup(given_space=SearchSpace(())), Diary())

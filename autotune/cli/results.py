@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from autotune.cli import options
-from autotune.cli.printing import make_console, note, plain, print_json, print_lines, write_text
+from autotune.cli.printing import note, plain, print_json, print_lines, write_text
+from autotune.cli.run import run_to_conclusion
 
 if TYPE_CHECKING:
     from autotune.results.winner import Verification, Winner
@@ -317,22 +318,18 @@ def recheck(
     as_json: options.Json = False,
 ) -> None:
     """Proves a winner against the default again, after an upgrade; exits with 1 if it is not faster any more."""
-    from autotune.model.clock import Stopwatch
     from autotune.model.records import Outcome
     from autotune.results.export import read_winner
-    from autotune.study.live import LineView
-    from autotune.study.recheck import new_recheck, recheck_directory, recheck_study, recheck_winner
+    from autotune.study.recheck import NothingToSearch, recheck_directory, recheck_study, recheck_winner
 
     winner = read_winner(file)
     spec, folder = recheck_study(file, study)
     path = run_dir or recheck_directory(options.RUNS, spec.name)
-    watch = Stopwatch()
-    view = LineView(make_console(stderr=as_json), watch, min_effect=spec.measure.min_effect)
-    run = new_recheck(spec, path, study_dir=folder, view=view, watch=watch, command=sys.argv)
-    conclusion = recheck_winner(run, winner)
-    if as_json:
-        print_json(plain(conclusion, run=str(path)))
-    else:
-        print_lines([conclusion.sentence, f"everything lies in {path}"])
-    if conclusion.outcome is not Outcome.WINNER:
+    run = run_to_conclusion(
+        spec, path, study_dir=folder, as_json=as_json, setup=NothingToSearch(), asked_trials=0,
+        do=lambda run: recheck_winner(run, winner),
+    )  # fmt: skip
+    if not as_json:
+        print_lines([run.conclusion.sentence, f"everything lies in {path}"])
+    if run.conclusion.outcome is not Outcome.WINNER:
         raise typer.Exit(1)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from autotune.model.records import ConclusionRecord
     from autotune.model.spec import StudySpec
     from autotune.rundir.store import Store
+    from autotune.study.run import StudyRun
 
 
 def run(
@@ -62,21 +63,22 @@ def run(
     )  # fmt: skip
 
 
-def run_and_print(
-    spec: StudySpec, study: Path, path: Path, *, as_json: bool, **session: Any
-) -> tuple[ConclusionRecord, Store]:
-    """Runs a study to its conclusion and prints it, or how to resume; progress goes to stderr with `as_json`.
+def run_and_print(spec: StudySpec, study: Path, path: Path, *, as_json: bool, **session: Any) -> StudyRun:
+    """Runs a study to its conclusion and prints it, or how to resume; see `run_to_conclusion`."""
+    done = run_to_conclusion(spec, path, study_dir=study.resolve().parent, as_json=as_json, **session)
+    if not as_json:
+        _print_results(done.store, done.conclusion, path, study)
+    return done
 
-    Args:
-        session: See `new_run`.
-    """
+
+def run_to_conclusion(spec: StudySpec, path: Path, *, as_json: bool, **session: Any) -> StudyRun:
+    """Runs a session (see `run_shown`), or says how to resume it; with `as_json` progress goes to stderr."""
     from autotune.model.errors import STOPPED
     from autotune.study.run import Stopped
     from autotune.study.start import run_shown
 
-    console, folder = make_console(stderr=as_json), study.resolve().parent
     try:
-        done = run_shown(spec, path, console, study_dir=folder, command=sys.argv, **session)
+        done = run_shown(spec, path, make_console(stderr=as_json), command=sys.argv, **session)
     except KeyboardInterrupt as error:
         print(
             f"\nautotune: stopped; everything so far is in {path}; run the same command again to go on", file=sys.stderr
@@ -84,9 +86,7 @@ def run_and_print(
         raise typer.Exit(STOPPED if isinstance(error, Stopped) else 130) from None
     if as_json:
         print_json(plain(done.conclusion, run=str(path)))
-    else:
-        _print_results(done.store, done.conclusion, path, study)
-    return done.conclusion, done.store
+    return done
 
 
 def _print_results(store: Store, conclusion: ConclusionRecord, path: Path, study: Path) -> None:

@@ -308,9 +308,8 @@ def _run(file: Path, *, trials: int | None, time_budget: str | None, asked: Prob
     given: dict[str, dict[str, Any]] = {"search": {"trials": trials, "time_budget": time_budget}}
     spec = study_with(load_study(file), given, seed=None)
     path = options.RUNS / spec.name
-    conclusion, store = run_and_print(
-        spec, file, path, storage=None, as_json=False, devices=(), make_engine=choose_engine(spec, ())
-    )
+    done = run_and_print(spec, file, path, as_json=False, make_engine=choose_engine(spec, ()))
+    conclusion, store = done.conclusion, done.store
     if conclusion.outcome is Outcome.WINNER:
         _write_winner(store, path, asked)
     else:

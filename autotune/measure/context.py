@@ -396,7 +396,7 @@ def refuse_untold_work(spec: StudySpec, reference: WorkerReport) -> None:
     Raises:
         LaunchError: If it is one.
     """
-    if spec.search.options and not reference.tokens_per_step:
+    if spec.workload.entry is not None and spec.search.options and not reference.tokens_per_step:
         raise LaunchError(
             "where options are searched, the work of a step must be known but the workload does not tell its tokens "
             f"per step, so half a batch would pass for twice the speed; {HOW_TO_SAY}"

@@ -32,6 +32,8 @@ _ENV_NAME = re.compile(r"[A-Z][A-Z0-9_]*")
 
 OPTION = "option."
 """Starts the name under which an option of the workload is part of a set: ``option.batch``."""
+DEFAULT = "(default)"
+"""The value of a setting that is left unset: a set that has it takes the setting of the baseline away."""
 _OPTION_NAME = re.compile(r"option\.[A-Za-z_][A-Za-z0-9_]{0,63}")
 
 _VARIABLE = re.compile(
@@ -318,8 +320,8 @@ class FlagSet(Mapping[str, str]):
         return FlagSet({n: v for n, v in self._items.items() if kind_of(n) == kind})
 
     def merge(self, other: Mapping[str, Value]) -> FlagSet:
-        """Both sets together; `other` wins."""
-        return FlagSet({**self._items, **other})
+        """Both sets together; `other` wins, and what it has as `DEFAULT` is in neither."""
+        return FlagSet({n: v for n, v in {**self._items, **other}.items() if v != DEFAULT})
 
     def without(self, *names: str) -> FlagSet:
         """This set less some names."""

@@ -26,6 +26,9 @@ FOLDER = "folder"
 PROCESS_COUNT = "process_count"
 """The option of an `entry` that is no option of its workload: processes that share the devices."""
 
+INTERPRETER = "python"
+"""The option of a `command` that is its interpreter, and so its build: a step does the same work under each."""
+
 _PLACEHOLDER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 

@@ -19,6 +19,7 @@ from autotune.model.measurement import (
     log_ratio,
 )
 from autotune.model.records import (
+    BUILDS,
     ISOLATED,
     AaRecord,
     ConfirmRun,
@@ -248,7 +249,8 @@ def standing(
     def is_clear(count: int) -> bool:
         return veto_of(mine[:count], plan.estimate(ratios[:count])) is None
 
-    found = look(ratios, plan, most=most, min_effect=min_effect, is_clear=is_clear)
+    ends = proof.stage != BUILDS  # of a build, what is excluded is an answer too
+    found = look(ratios, plan, most=most, min_effect=min_effect, is_clear=is_clear, ends_hopeless=ends)
     used = found.used if found.stop else len(mine)
     if used < 2:
         return Standing(base, is_over=False)

@@ -358,7 +358,8 @@ class ConfirmRun(TaskRecord):
 
     kind: Literal["confirm_run"] = "confirm_run"
     stage: str
-    """``confirm`` for finalists, ``isolated`` for isolated runs of a proven one, ``recheck`` for an old winner."""
+    """``confirm`` for finalists, ``isolated`` for isolated runs of a proven one, ``recheck`` for an old winner,
+    ``builds`` for another build."""
     settings: Settings
     trial: Count
     repeat: Count
@@ -383,8 +384,8 @@ class ConfirmRun(TaskRecord):
     during: GpusDuring | None = None
 
 
-CONFIRM, ISOLATED = "confirm", "isolated"
-"""Stages of proofs: of finalists in interleaved pairs, and of a proven set in isolated runs."""
+CONFIRM, ISOLATED, BUILDS = "confirm", "isolated", "builds"
+"""Stages of proofs: of finalists in interleaved pairs, of a proven set in isolated runs, and of another build."""
 
 
 class ProofRecord(Stamped):

@@ -45,6 +45,7 @@ STAGE_WORDS = {
     "confirm": "fresh processes",
     "isolated": "isolated runs",
     "recheck": "recheck",
+    "builds": "two builds",
 }
 """Stages of `FinalistResult` as shown to users."""
 

@@ -33,6 +33,7 @@ from autotune.model.numbers import AtLeastOne, Elapsed, Record
 from autotune.model.options import options_in
 from autotune.model.proofs import figures_of, is_alone_due, judge_soak, report_of, standing
 from autotune.model.records import (
+    BUILDS,
     CONFIRM,
     ISOLATED,
     AaRecord,
@@ -58,7 +59,7 @@ WINNER_VERSION = 2
 RUNS = "runs"
 """Folder of run directories."""
 
-PROOFS = (CONFIRM, "recheck")
+PROOFS = (CONFIRM, BUILDS, "recheck")
 """Stages of a `FinalistResult` that prove a winner."""
 
 ROUNDING = 1e-6

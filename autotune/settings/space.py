@@ -14,16 +14,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from autotune.model.errors import SettingError, close_matches
-from autotune.model.flags import FlagSet, render_value
+from autotune.model.flags import DEFAULT, FlagSet, render_value
 from autotune.model.measurement import WorkloadFacts
 from autotune.model.options import option_setting, option_text
 from autotune.model.sections import Domain
 from autotune.model.spec import StudySpec
 from autotune.settings.catalog import NEVER_SEARCHED, Scope, Setting, Stage, Tier, older
 from autotune.settings.known import KnownSetting, KnownSettings, canonical_value, is_default
-
-DEFAULT = "(default)"
-"""The choice that leaves a setting unset, where the build's default is unknown."""
 
 LISTABLE = 4096
 """Largest range that conditions of other parameters can refer to."""

@@ -160,6 +160,7 @@ def look(
     most: int,
     min_effect: float = DEFAULT_MIN_EFFECT,
     is_clear: Callable[[int], bool] | None = None,
+    ends_hopeless: bool = True,
 ) -> ProofLook:
     """Goes through the looks of a proof in order, up to the first at which it ends.
 
@@ -169,6 +170,7 @@ def look(
         log_ratios: Log ratio of each fresh pair of processes, in the order in which they were planned.
         is_clear: Given so many pairs, whether nothing but their ratios speaks against the set; where something does, a
             proof goes on, for more pairs may clear it.
+        ends_hopeless: Whether it ends where a gain can hardly be proven any more.
     """
     values, unclear = finite(log_ratios, least=0), 0
     for count in range(FIRST_LOOK, min(len(values), most) + 1):
@@ -189,7 +191,7 @@ def look(
             return ProofLook(stop=True, holds=False, reason=f"surely no gain of {min_effect:.1%} or more", used=count)
         at = np.asarray([count])
         mean, sd = np.mean(seen, keepdims=True), np.std(seen, ddof=1, keepdims=True)
-        if count < most and is_hopeless(at, mean, sd, plan, most=most, min_effect=min_effect)[0]:
+        if ends_hopeless and count < most and is_hopeless(at, mean, sd, plan, most=most, min_effect=min_effect)[0]:
             reason = f"a gain can hardly be proven any more with {most} pairs of processes"
             return ProofLook(stop=True, holds=False, reason=reason, used=count)
     if len(values) >= most:

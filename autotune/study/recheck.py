@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -11,13 +10,12 @@ from pathlib import Path
 from types import MappingProxyType
 
 from autotune.machine.host import describe_machine, utc_now
-from autotune.model.clock import Stopwatch
 from autotune.model.errors import AutotuneError
 from autotune.model.files import plain_text
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import WorkloadFacts
 from autotune.model.proofs import Report
-from autotune.model.records import Callbacks, ConclusionRecord, FinalistResult, Outcome
+from autotune.model.records import ConclusionRecord, FinalistResult, Outcome
 from autotune.model.spec import StudySpec, load_study
 from autotune.results.conditions import Difference, differences, this_machine
 from autotune.results.export import is_unchanged
@@ -40,7 +38,6 @@ class NothingToSearch:
     """A `Setup` without a search: a set that was proven before needs no space, and no probe of the build."""
 
     first: Sequence[tuple[str, FlagSet]] = ()
-    jaxlib: str = ""
     rule_defaults: Mapping[str, str] = MappingProxyType({})
 
     def space(self, facts: WorkloadFacts | None) -> SearchSpace:
@@ -56,28 +53,13 @@ class NothingToSearch:
         return preflight.make_launcher(store.spec, store.study_dir)
 
 
-def new_recheck(
-    spec: StudySpec, path: Path, *, study_dir: Path, view: Callbacks, watch: Stopwatch, command: Sequence[str] = ()
-) -> StudyRun:
-    """Creates the session of a recheck, for `recheck_winner`; see `autotune.study.stages.new_run`."""
-    create = functools.partial(Store.create_or_resume, path.resolve(), spec, study_dir=study_dir)
-    return StudyRun(
-        spec=spec,
-        view=view,
-        open_store=lambda: create(watch=watch),
-        prepare=lambda note: NothingToSearch(),
-        command=command,
-        asked_trials=0,
-    )
-
-
 def recheck_winner(run: StudyRun, winner: Winner) -> ConclusionRecord:
     """Measures a winner in fresh pairs of processes against the default; the run directory then is its new proof.
 
     Resumes where it was stopped: a recorded A/A run and recorded pairs of processes are not run again.
 
     Args:
-        run: From `new_recheck`, with the workload, baseline and measuring of the winner's study.
+        run: From `new_run` with `NothingToSearch`, and the workload, baseline and measuring of the winner's study.
 
     Raises:
         LaunchError: If the default itself cannot run.
@@ -91,9 +73,9 @@ def recheck_winner(run: StudyRun, winner: Winner) -> ConclusionRecord:
         is_no_gain = result.corrected is not None and result.corrected.low > 1.0 - run.spec.measure.min_effect
         if is_no_gain and result.verdict is not Verdict.SLOWER:
             result = result.model_copy(update={"verdict": Verdict.NO_DIFFERENCE})
-        conclusion = _conclusion(winner, result, found)
-        run.store.append(conclusion)
-    return conclusion
+        run.conclusion = _conclusion(winner, result, found)
+        run.store.append(run.conclusion)
+    return run.conclusion
 
 
 def _conclusion(winner: Winner, result: FinalistResult, found: Report) -> ConclusionRecord:

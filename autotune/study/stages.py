@@ -38,7 +38,7 @@ from autotune.study.confirm import confirm, minimise, soak
 from autotune.study.prefilter import measure_reference, narrow_space
 from autotune.study.preflight import prepare
 from autotune.study.proposer import Proposer, open_study
-from autotune.study.run import StudyRun
+from autotune.study.run import Setup, StudyRun
 from autotune.study.screen import priors_of, screened_by
 from autotune.study.search import Search
 
@@ -124,21 +124,25 @@ def new_run(
     devices: Sequence[Sequence[str]] = (),
     make_engine: Callable[[StudyRun], Engine] | None = None,
     command: Sequence[str] = (),
+    setup: Setup | None = None,
+    asked_trials: int | None = None,
 ) -> StudyRun:
     """Creates the session of a study, for `run_study`, without starting or writing anything; see also `StudyRun`.
 
     Args:
         path: The run directory, created or resumed.
         watch: Counts the study's time; the view may show it.
+        setup: Default: of the build that a probe finds.
     """
     create = functools.partial(Store.create_or_resume, path.resolve(), spec, study_dir=study_dir)
     return StudyRun(
         spec=spec,
         view=view,
         open_store=lambda: create(watch=watch),
-        prepare=lambda note: prepare(spec, study_dir=study_dir, storage=storage, note=note),
+        prepare=lambda note: setup or prepare(spec, study_dir=study_dir, storage=storage, note=note),
         storage=storage,
         devices=devices,
         make_engine=make_engine,
         command=command,
+        asked_trials=asked_trials,
     )

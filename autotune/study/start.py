@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -89,11 +89,14 @@ def study_with(spec: StudySpec, given: Mapping[str, Mapping[str, Any]], *, seed:
     return parse_study(data, source="the study with the options of the command line")
 
 
-def run_shown(spec: StudySpec, path: Path, console: Console, **session: Any) -> StudyRun:
+def run_shown(
+    spec: StudySpec, path: Path, console: Console, *, do: Callable[[StudyRun], object] = run_study, **session: Any
+) -> StudyRun:
     """Runs a study to its conclusion with its progress on a console.
 
     Args:
         path: The run directory.
+        do: What the session is for.
         session: See `new_run`.
 
     Raises:
@@ -104,5 +107,5 @@ def run_shown(spec: StudySpec, path: Path, console: Console, **session: Any) -> 
     view = LineView(console, watch, min_effect=spec.measure.min_effect)
     session_run = new_run(spec, path, view=view, watch=watch, **session)
     with stoppable(), view:
-        run_study(session_run)
+        do(session_run)
     return session_run

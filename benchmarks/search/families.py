@@ -22,7 +22,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from autotune.settings.space import DEFAULT, Parameter, SearchSpace
+from autotune.model.flags import DEFAULT
+from autotune.settings.space import Parameter, SearchSpace
 from benchmarks.search.catalogue import catalogue_space
 from benchmarks.search.problems import Cause, Codes, Floats, Joint, Problem
 from benchmarks.search.scoring import random_search

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -13,6 +14,8 @@ from autotune.model.flags import FlagSet
 from autotune.model.records import ConclusionRecord, Outcome
 from autotune.results.export import read_winner
 from autotune.rundir.store import Store
+from autotune.study import recheck
+from tests.console import autotune
 
 QUICKSTART = Path(__file__).parents[2] / "studies" / "quickstart.toml"
 
@@ -44,3 +47,12 @@ def test_the_first_study_proves_its_winner_and_ends_with_its_use(tmp_path: Path)
     flags = read_winner(tmp_path / "runs/quickstart/winner.env").settings
     assert flags["xla_backend_optimization_level"] == "3"
     assert flags["xla_cpu_multi_thread_eigen"] == "false", "the rest of the baseline goes with it"
+
+
+def test_a_recheck_that_is_stopped_says_how_to_go_on(
+    finished: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recheck, "recheck_winner", Mock(side_effect=KeyboardInterrupt))
+    done = autotune("recheck", finished.path, cwd=tmp_path)
+    assert done.returncode == 130
+    assert "run the same command again to go on" in done.stderr

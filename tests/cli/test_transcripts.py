@@ -13,7 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from autotune.study import builds
+from autotune.study.builds import measure_builds
 from tests.console import autotune
+from tests.runs import BUILDS, builds_session
 
 TRANSCRIPTS = Path(__file__).parent / "transcripts"
 SMALL = Path(__file__).parents[1] / "rundir" / "small"
@@ -49,7 +52,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_command_prints_its_transcript(name: str, folder: Path) -> None:
     done = autotune(*COMMANDS[name], cwd=folder, COLUMNS="120")
     assert done.returncode == 0, done.stderr
-    text = re.sub(re.escape(str(folder)), "/folder", done.stdout)
+    agrees(name, done.stdout, folder)
+
+
+def test_two_builds_print_their_transcript(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = builds_session(tmp_path / "runs" / "train-builds", effects={f'option.python="{BUILDS.old.python}"': 0.97})
+    measure_builds(run, BUILDS)
+    known = {build.python: build for build in BUILDS}
+    monkeypatch.setattr(builds, "find_build", lambda python, platform, note: known[python])
+    done = autotune("compare-builds", *known, "--", "train.py", cwd=tmp_path, COLUMNS="120")
+    assert done.returncode == 1, done.stderr
+    agrees("compare-builds", done.stdout, tmp_path)
+
+
+def agrees(name: str, printed: str, folder: Path) -> None:
+    """Compares what was printed with a transcript, or writes it."""
+    text = re.sub(re.escape(str(folder)), "/folder", printed)
     text = "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
     file = TRANSCRIPTS / f"{name}.txt"
     if os.environ.get("UPDATE_TRANSCRIPTS"):

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from autotune.model.errors import SettingError
-from autotune.model.flags import FlagSet
+from autotune.model.flags import DEFAULT, FlagSet
 from autotune.model.spec import StudySpec, parse_study
 from autotune.settings.catalog import load_catalog
 from autotune.settings.known import KnownSettings
 from autotune.settings.probe import ParserProcess, ProbeReport
-from autotune.settings.space import DEFAULT, Parameter, SearchSpace, build_space
+from autotune.settings.space import Parameter, SearchSpace, build_space
 
 CUDA_GROUPS = tuple(g for g in load_catalog().groups if not g.startswith("cpu"))
 SINGLE = {"device_count": 1}

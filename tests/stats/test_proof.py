@@ -124,6 +124,7 @@ def test_a_proof_ends_where_it_is_settled_and_past_a_hopeless_look_a_larger_cap_
     assert found.stop
     assert "hardly" in found.reason
     assert found.used < 20
+    assert look(noisy, plan, most=20, ends_hopeless=False).used == 20
     plan = ProofPlan(base=8, error=0.025)
     values = [math.log(0.985) + 0.02 * (-1) ** i for i in range(8)]
     ended = look(values, plan, most=8)
