@@ -17,7 +17,7 @@ from autotune.model.flags import FlagSet
 from autotune.model.measurement import FailureKind
 from autotune.model.records import ConclusionRecord, ConfirmRun, Outcome, TrialResult
 from autotune.programs import draft, look
-from autotune.results.recompute import doubts
+from autotune.results.winner import doubts
 from autotune.rundir.store import Store
 from autotune.settings.space import SearchSpace
 from autotune.study.builds import Builds, find_build, measure_builds
