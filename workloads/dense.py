@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+import math
 from typing import Any
 
 import jax
@@ -10,172 +10,62 @@ import jax.numpy as jnp
 from flax import nnx
 
 from workloads import flops
-from workloads.base import WorkloadError, choice
+from workloads.attention import Attention, LatentAttention
+from workloads.config import DecoderConfig
 from workloads.layers import (
-    REMAT_POLICIES,
-    Attention,
+    GATES,
     FeedForward,
     Norm,
-    check_dtype,
     compute_dtype,
     cross_entropy,
-    cuda_capability,
     dropout,
     filled,
     layer_seeds,
     matmul,
     remat,
-    rotary,
+    soft_cap,
     weight,
 )
 from workloads.mesh import Layout
 from workloads.moe import Experts
 from workloads.noise import Stream
 from workloads.pipeline import run_stages
+from workloads.rope import Rope, rotary
 
-
-@dataclass(frozen=True, kw_only=True)
-class DecoderConfig:
-    """The shape of a decoder and how it is computed.
-
-    Attributes:
-        positions: Rotary, or learned with a table of ``max_seq`` rows.
-        tied: The output projection is the embedding.
-        embedding_lookup: Tokens pick rows of the embedding, or one-hot rows are multiplied with it, as Praxis does.
-        input_dropout: Share of the residual stream that is zeroed before each layer; which, a function of the tokens.
-        experts: Number of experts per layer; 0 is a dense feed-forward.
-        routing: Each token reaches all its ``top_k`` experts (dropless), or experts take at most
-            ``capacity_factor`` times their fair share of each sequence (capacity).
-        dtype: Of activations and matmuls; float8 is for devices that have it (emulated elsewhere).
-        float8_scales: Of float8, by the largest value that an array has, or had in the steps before (delayed).
-        attention: XLA's, cuDNN's fused one, or one whose keys travel round the context axis (ring); auto is cuDNN's on
-            GPUs where it can and XLA's elsewhere, see `settled`.
-        remat: What the backward pass computes again: nothing, all but products of matrices (cuDNN's attention is none),
-            everything, or what a policy of MaxText's does not save.
-        scan: One traced layer in a loop, or all of them unrolled.
-        microbatches: How many parts of a batch follow each other through the pipeline's stages.
-    """
-
-    vocab: int
-    layers: int
-    d_model: int
-    ffw: int
-    heads: int
-    kv_heads: int
-    head_size: int
-    seq: int
-    norm: str = choice("rms", "layer")
-    positions: str = choice("rope", "learned")
-    activation: str = choice("swiglu", "gelu")
-    tied: bool = False
-    embedding_lookup: str = choice("gather", "one_hot")
-    input_dropout: float = field(default=0.0, metadata={"minimum": 0.0})
-    bias: bool = False
-    rope_theta: float = 10_000.0
-    max_seq: int = 1024
-    experts: int = field(default=0, metadata={"minimum": 0})
-    top_k: int = 2
-    routing: str = choice("dropless", "capacity")
-    capacity_factor: float = 1.25
-    balance_weight: float = field(default=0.01, metadata={"minimum": 0.0})
-    dtype: str = choice("bfloat16", "float32", "float8")
-    float8_scales: str = choice("current", "delayed")
-    remat: str = choice("none", *REMAT_POLICIES)
-    attention: str = choice("auto", "xla", "cudnn", "ring")
-    scan: bool = True
-    microbatches: int = 4
-
-    def settled(self, layout: Layout) -> DecoderConfig:
-        """The config as it is computed on these devices: ``attention`` = auto becomes cudnn or xla.
-
-        The sizes of heads are those that cuDNN takes on every GPU: 256 it takes from Hopper on (JAX 0.10.2, 0.12.0.1).
-        """
-        if self.attention != "auto":
-            return self
-        is_head = self.head_size <= 128 and self.head_size % 8 == 0
-        is_fused = is_head and not any(self._cudnn_lacks(layout).values())
-        return replace(self, attention="cudnn" if is_fused else "xla")
-
-    def _cudnn_lacks(self, layout: Layout) -> dict[str, bool]:
-        """What cuDNN's attention needs, and whether it is missing here."""
-        capability = cuda_capability(layout)
-        return {
-            "`dtype` bfloat16 or float8": self.dtype == "float32",
-            "mesh axis context = 1": layout.size("sequence") > 1,
-            "NVIDIA GPUs of compute capability 8.0 or higher": capability is None or capability < 8.0,
-        }
-
-    def check(self, layout: Layout, rows: int) -> None:
-        """Raises a WorkloadError where sizes do not fit; ``rows`` of the batch go through at once."""
-        if self.heads % self.kv_heads:
-            raise WorkloadError(f"`heads` must be a multiple of `kv_heads` but got {self.heads} and {self.kv_heads}")
-        if self.positions == "rope" and self.head_size % 2:
-            raise WorkloadError(f"`head_size` must be even for rotary positions but got {self.head_size}")
-        if self.positions == "learned" and self.seq > self.max_seq:
-            raise WorkloadError(f"`seq` must be at most `max_seq` = {self.max_seq} but got {self.seq}")
-        layout.check("seq", self.seq, "residual")
-        for name, axis in (("heads", "heads"), ("kv_heads", "heads"), ("ffw", "ffw"), ("d_model", "embed")):
-            layout.check(name, getattr(self, name), axis)
-        layout.check("layers", self.layers, "layers")
-        if self.experts:
-            layout.check("experts", self.experts, "expert")
-        self._check_choices(layout)
-        stages = layout.size("stage")
-        if stages == 1:
-            layout.check("batch", rows, "batch")
-        elif rows % self.microbatches or (rows // self.microbatches) % layout.size("batch"):
-            raise WorkloadError(
-                f"`batch` / `accumulate` must be a multiple of {self.microbatches * layout.size('batch')} "
-                f"(`microbatches` = {self.microbatches} x {layout.size('batch')} devices) but got {rows}"
-            )
-
-    def _check_choices(self, layout: Layout) -> None:
-        """Raises a WorkloadError where an option does not go with another or with the mesh."""
-        check_dtype(self.dtype, layout)
-        axes, is_delayed = layout.mesh.shape, self.float8_scales == "delayed"
-        wrong = {
-            **{
-                f"`attention` = cudnn needs {what}": self.attention == "cudnn" and is_missing
-                for what, is_missing in self._cudnn_lacks(layout).items()
-            },
-            "`float8_scales` = delayed needs `dtype` float8": is_delayed and self.dtype != "float8",
-            "`float8_scales` = delayed needs a workload without experts": is_delayed and self.experts > 0,
-            "`float8_scales` = delayed needs mesh axis pipeline = 1": is_delayed and axes["pipeline"] > 1,
-            "`input_dropout` must be below 1": self.input_dropout >= 1.0,
-            "`input_dropout` needs mesh axis pipeline = 1": self.input_dropout > 0.0 and axes["pipeline"] > 1,
-            "`scan` must be true with a pipeline axis": axes["pipeline"] > 1 and not self.scan,
-            "mesh axis expert needs a workload with experts": axes["expert"] > 1 and not self.experts,
-            "`experts` need `activation` swiglu and no `bias`": self.experts > 0
-            and (self.bias or self.activation != "swiglu"),
-            "`top_k` must be at most `experts`": 0 < self.experts < self.top_k,
-        }
-        for rule, is_broken in wrong.items():
-            if is_broken:
-                raise WorkloadError(f"{rule}; change one of the two")
+Angles = dict[Rope | None, tuple[jax.Array, jax.Array] | None]
 
 
 class Block(nnx.Module):
-    """One layer: attention and feed-forward, each after a norm, each added to the residual stream."""
+    """One layer: attention and feed-forward, each added to the residual stream, with norms before, after, or both."""
 
     def __init__(self, config: DecoderConfig, layout: Layout, stream: Stream) -> None:
         self.config, self.layout = config, layout
-        self.attention_norm = Norm(config.d_model, kind=config.norm)
-        self.attention = Attention(config, layout, stream)
-        self.ffw_norm = Norm(config.d_model, kind=config.norm)
+        has_before, has_after = config.norm_place != "after", config.norm_place != "before"
+        self.attention_norm = self._norm() if has_before else None
+        self.attention = (LatentAttention if config.kv_rank else Attention)(config, layout, stream)
+        self.attention_post_norm = self._norm() if has_after else None
+        self.ffw_norm = self._norm() if has_before else None
         self.ffw: Any = (Experts if config.experts else FeedForward)(config, layout, stream)
+        self.ffw_post_norm = self._norm() if has_after else None
 
-    def __call__(
-        self, x: jax.Array, cos_sin: tuple[jax.Array, jax.Array] | None, seeds: jax.Array | None
-    ) -> tuple[jax.Array, jax.Array]:
+    def _norm(self) -> Norm:
+        return Norm(self.config.d_model, kind=self.config.norm, eps=self.config.norm_eps)
+
+    def __call__(self, x: jax.Array, angles: Angles, seeds: jax.Array | None) -> tuple[jax.Array, jax.Array]:
         """Maps the residual stream [B, T, D]; also gives the layer's balance loss, f32[]. Seeds of dropout: u32[B]."""
         hold = self.layout.constrain
         if seeds is not None:
             x = hold(dropout(x, seeds, self.config.input_dropout), "batch", "residual", None)
-        y = self.attention(hold(self.attention_norm(x), "batch", "sequence", None), cos_sin)
-        x = x + hold(y, "batch", "residual", None)
-        y = hold(self.ffw_norm(x), "batch", "sequence", None)
+        y = hold(_normalised(x, self.attention_norm), "batch", "sequence", None)
+        y = self.attention(y, angles[self.config.rope])
+        x = x + hold(_normalised(y, self.attention_post_norm), "batch", "residual", None)
+        y = hold(_normalised(x, self.ffw_norm), "batch", "sequence", None)
         y, balance = self.ffw(y) if self.config.experts else (self.ffw(y), jnp.float32(0))
-        return x + hold(y, "batch", "residual", None), balance
+        return x + hold(_normalised(y, self.ffw_post_norm), "batch", "residual", None), balance
+
+
+def _normalised(x: jax.Array, norm: Norm | None) -> jax.Array:
+    return x if norm is None else norm(x)
 
 
 class Decoder(nnx.Module):
@@ -189,13 +79,20 @@ class Decoder(nnx.Module):
         self.embedding = weight(stream, (c.vocab, c.d_model), (self._vocab, "embed"), c.d_model)
         self.positions = filled((c.max_seq, c.d_model), (None, "embed"), 0.0) if c.positions == "learned" else None
         self.head = None if c.tied else weight(stream, (c.d_model, c.vocab), ("embed", self._vocab), c.d_model)
-        self.norm = Norm(c.d_model, kind=c.norm)
-        seeds = stream.split(c.layers)
+        self.norm = Norm(c.d_model, kind=c.norm, eps=c.norm_eps)
+        self.layers = self._make_layers(stream.split(c.layers))
 
-        def layer(seed: jax.Array) -> Block:
-            return Block(c, layout, Stream(seed))
+    def _make_layers(self, seeds: jax.Array) -> Any:
+        """All layers, from seeds u32[layers]: a stack of blocks, a list of stacks, or (not scanned) of blocks."""
+        c = self.config
+        if not c.scan:
+            return nnx.List([Block(c.layer(at), self.layout, Stream(seed)) for at, seed in enumerate(seeds)])
 
-        self.layers: Any = nnx.vmap(layer)(seeds) if c.scan else nnx.List([layer(seed) for seed in seeds])
+        def stack(config: DecoderConfig, seeds: jax.Array) -> Block:
+            return nnx.vmap(lambda seed: Block(config, self.layout, Stream(seed)))(seeds)
+
+        stacks = [stack(config, seeds[layers]) for run in c.runs() for config, layers in run]
+        return stacks[0] if len(stacks) == 1 else nnx.List(stacks)
 
     def loss(self, inputs: jax.Array, targets: jax.Array) -> jax.Array:
         """Mean cross entropy over [B, T] tokens in nats, plus the weighted balance loss of experts; f32[]."""
@@ -207,33 +104,62 @@ class Decoder(nnx.Module):
             x = jnp.einsum("btv,vd->btd", hold(picks, "batch", "sequence", self._vocab), table)
         else:
             x = table[inputs]
+        if c.scaled_embedding:
+            x = x * jnp.asarray(math.sqrt(c.d_model), x.dtype)
         if self.positions is not None:
             x = x + self.positions[...][: c.seq].astype(x.dtype)[None]
-        cos_sin = rotary(c.seq, c.head_size, c.rope_theta) if c.positions == "rope" else None
+        ropes = dict.fromkeys(stack.config.rope for run in c.runs() for stack in run)
+        angles: Angles = {rope: None if rope is None else rotary(c.seq, rope) for rope in ropes}
         seeds = layer_seeds(inputs, c.layers) if c.input_dropout else None
-        x, balance = self._run_layers(hold(x, "batch", "residual", None), cos_sin, seeds)
+        x, balance = self._run_layers(hold(x, "batch", "residual", None), angles, seeds)
         x = hold(self.norm(x), "batch", "sequence", None)
         head = self.embedding[...].T if self.head is None else self.head[...]
         logits = matmul("btd,dv->btv", x, head, "float32" if c.dtype == "float32" else "bfloat16")
         logits = hold(logits, "batch", "sequence", self._vocab)
-        return cross_entropy(logits, targets) + c.balance_weight * balance
+        return cross_entropy(soft_cap(logits, c.logit_cap), targets) + c.balance_weight * balance
 
-    def _run_layers(self, x: jax.Array, cos_sin: Any, seeds: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+    def _run_layers(self, x: jax.Array, angles: Angles, seeds: jax.Array | None) -> tuple[jax.Array, jax.Array]:
         """The residual stream after all layers, and their mean balance loss; ``seeds`` are u32[layers, B]."""
         c = self.config
         if not c.scan:
-            run = remat(lambda layer, y, own: nnx.merge(*layer)(y, cos_sin, own), c.remat)
+            step = remat(lambda layer, y, own: nnx.merge(*layer)(y, angles, own), c.remat)
             balances = []
             for at, layer in enumerate(self.layers):
-                x, balance = run(nnx.split(layer), x, None if seeds is None else seeds[at])
+                x, balance = step(nnx.split(layer), x, None if seeds is None else seeds[at])
                 balances.append(balance)
             return x, jnp.stack(balances).mean()
-        graphdef, params = nnx.split(self.layers)
-        body = remat(lambda y, layer: nnx.merge(graphdef, layer[0])(y, cos_sin, layer[1]), c.remat)
+        stacks = [self.layers] if isinstance(self.layers, Block) else list(self.layers)
+        sizes, means = [], []
+        for run in c.runs():
+            mine, stacks = stacks[: len(run)], stacks[len(run) :]
+            own = [None if seeds is None else seeds[stack.layers] for stack in run]
+            x, mean = self._scan(mine, own, x, angles)
+            sizes.append(sum(len(range(c.layers)[stack.layers]) for stack in run))
+            means.append(mean)
+        return x, means[0] if len(means) == 1 else jnp.average(jnp.stack(means), weights=jnp.array(sizes))
+
+    def _scan(
+        self, stacks: list[Block], seeds: list[jax.Array | None], x: jax.Array, angles: Angles
+    ) -> tuple[jax.Array, jax.Array]:
+        """As `_run_layers`, for one run: the stack of each layer of its period, and their seeds, u32[repeats, B]."""
+        c = self.config
+        graphdefs, params = zip(*(nnx.split(stack) for stack in stacks), strict=True)
+
+        def make_step(graphdef: Any) -> Any:
+            return remat(lambda y, layer: nnx.merge(graphdef, layer[0])(y, angles, layer[1]), c.remat)
+
+        steps = [make_step(graphdef) for graphdef in graphdefs]
+
+        def period(x: jax.Array, layers: Any) -> tuple[jax.Array, list[jax.Array]]:
+            balances = []
+            for step, layer in zip(steps, layers, strict=True):
+                x, balance = step(x, layer)
+                balances.append(balance)
+            return x, balances
 
         def run_all(params: Any, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-            x, balances = jax.lax.scan(body, x, (params, seeds))
-            return x, balances.mean()
+            x, balances = jax.lax.scan(period, x, list(zip(params, seeds, strict=True)))
+            return x, jnp.concatenate(balances).mean()
 
         if self.layout.size("stage") == 1:
             return run_all(params, x)
@@ -242,11 +168,29 @@ class Decoder(nnx.Module):
 
 def flops_per_token(config: DecoderConfig) -> float:
     """Model FLOPs of one token, forward and backward."""
-    c = config
-    attention = c.d_model * c.head_size * 2 * (c.heads + c.kv_heads)
-    ffw = c.d_model * c.ffw * (3 if c.activation == "swiglu" else 2)
-    router = c.d_model * c.experts
-    weights = c.layers * (attention + ffw * (c.top_k if c.experts else 1) + router) + c.d_model * c.vocab
-    return flops.matmul_flops_per_token(weights) + c.layers * flops.attention_flops_per_token(
-        heads=c.heads, head_size=c.head_size, seq=c.seq
+    layers = [config.layer(index) for index in range(config.layers)]
+    weights = config.d_model * config.vocab + sum(_attention_weights(c) + _ffw_weights(c) for c in layers)
+    return flops.matmul_flops_per_token(weights) + sum(
+        flops.attention_flops_per_token(
+            heads=c.heads, head_size=c.head_size, value_size=c.value_width, seq=c.seq, window=c.window
+        )
+        for c in layers
     )
+
+
+def _attention_weights(c: DecoderConfig) -> int:
+    """Weights of the matrices that one token goes through in attention."""
+    out = c.heads * c.value_width * c.d_model
+    if not c.kv_rank:
+        return c.d_model * c.head_size * (c.heads + 2 * c.kv_heads) + out
+    queries = c.heads * c.head_size * (c.q_rank or c.d_model) + c.d_model * c.q_rank
+    latent = c.d_model * (c.kv_rank + c.rope_size)
+    return queries + latent + c.kv_rank * c.heads * (c.head_size - c.rope_size + c.value_width) + out
+
+
+def _ffw_weights(c: DecoderConfig) -> int:
+    """The same in the feed-forward, or in a router and the experts that it chooses."""
+    matrices = 3 if c.activation in GATES else 2
+    if not c.experts:
+        return matrices * c.d_model * c.ffw
+    return c.d_model * c.experts + matrices * c.d_model * c.expert_size * (c.top_k + c.shared_experts)

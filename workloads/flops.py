@@ -42,13 +42,15 @@ def matmul_flops_per_token(weights: int) -> float:
     return 6.0 * weights
 
 
-def attention_flops_per_token(*, heads: int, head_size: int, seq: int) -> float:
+def attention_flops_per_token(*, heads: int, head_size: int, value_size: int, seq: int, window: int) -> float:
     """Forward and backward FLOPs of one token in the two products of causal attention, of one layer.
 
-    12 heads x head size x sequence, of which a causal mask needs half.
+    12 heads x head size x sequence, of which a causal mask needs half; with a window (0: none) less.
 
     References:
         PaLM, appendix B, https://arxiv.org/abs/2204.02311; the half: FlashAttention-2, section 4.1,
         https://arxiv.org/abs/2307.08691
     """
-    return 6.0 * heads * head_size * seq
+    reach = min(window or seq, seq)
+    attended = reach - reach**2 / (2 * seq)  # on average; the first tokens have less before them
+    return 6.0 * heads * (head_size + value_size) * attended

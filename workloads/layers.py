@@ -21,9 +21,8 @@ from workloads.base import WorkloadError
 from workloads.float8 import Scaling, matmul_current, matmul_delayed, new_scaling
 from workloads.mesh import Layout
 from workloads.noise import Stream
-from workloads.ring import ring_attention
 
-_PROJECTIONS = ("query", "key", "value")
+PROJECTIONS = ("query", "key", "value")
 
 
 def _saves(*names: str, attention: bool = False) -> Callable[..., Any]:
@@ -37,16 +36,29 @@ def _saves(*names: str, attention: bool = False) -> Callable[..., Any]:
     return policy
 
 
+def _clamped_swish(gate: jax.Array) -> jax.Array:
+    gate = jnp.minimum(gate, 7.0)
+    return gate * jax.nn.sigmoid(1.702 * gate)
+
+
+# What a feed-forward with a gate makes of its gate and of what is gated, before they are multiplied.
+GATES: dict[str, tuple[Callable[[jax.Array], jax.Array], Callable[[jax.Array], jax.Array]]] = {
+    "swiglu": (jax.nn.silu, lambda up: up),
+    "geglu": (jax.nn.gelu, lambda up: up),
+    # https://github.com/openai/gpt-oss, gpt_oss/torch/model.py, swiglu
+    "clamped_swiglu": (_clamped_swish, lambda up: jnp.clip(up, -7.0, 7.0) + 1.0),
+}
+
 REMAT_POLICIES: dict[str, Callable[..., Any] | None] = {
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
     "full": None,
     # As MaxText names and defines them (src/maxtext/layers/decoders.py); `context` there is what attention gives.
-    "minimal": _saves(*_PROJECTIONS, "out", "gate", "up", "down"),
-    "minimal_with_context": _saves(*_PROJECTIONS, "context", "out", "gate", "up", "down", attention=True),
-    "save_dot_with_context_except_mlp": _saves(*_PROJECTIONS, "context", "out", attention=True),
-    "save_dot_except_mlpwi": _saves(*_PROJECTIONS, "out", "down"),
-    "save_dot_except_mlp": _saves(*_PROJECTIONS, "out"),
-    "save_qkv_proj": _saves(*_PROJECTIONS),
+    "minimal": _saves(*PROJECTIONS, "out", "gate", "up", "down"),
+    "minimal_with_context": _saves(*PROJECTIONS, "context", "out", "gate", "up", "down", attention=True),
+    "save_dot_with_context_except_mlp": _saves(*PROJECTIONS, "context", "out", attention=True),
+    "save_dot_except_mlpwi": _saves(*PROJECTIONS, "out", "down"),
+    "save_dot_except_mlp": _saves(*PROJECTIONS, "out"),
+    "save_qkv_proj": _saves(*PROJECTIONS),
 }
 
 
@@ -97,7 +109,8 @@ def cuda_capability(layout: Layout) -> float | None:
 class Norm(nnx.Module):
     """RMSNorm, or LayerNorm with bias, over the last axis; computed in float32."""
 
-    def __init__(self, size: int, *, kind: str) -> None:
+    def __init__(self, size: int, *, kind: str = "rms", eps: float = 1e-5) -> None:
+        self.eps = eps
         self.scale = filled((size,), (None,), 1.0)
         self.bias = filled((size,), (None,), 0.0) if kind == "layer" else None
 
@@ -106,100 +119,23 @@ class Norm(nnx.Module):
         y = x.astype(jnp.float32)
         if self.bias is not None:
             y = y - y.mean(-1, keepdims=True)
-        y = y * jax.lax.rsqrt(jnp.mean(y * y, -1, keepdims=True) + 1e-5) * self.scale[...]
+        y = y * jax.lax.rsqrt(jnp.mean(y * y, -1, keepdims=True) + self.eps) * self.scale[...]
         return (y if self.bias is None else y + self.bias[...]).astype(x.dtype)
 
 
-def rotary(seq: int, head_size: int, theta: float) -> tuple[jax.Array, jax.Array]:
-    """Cosine and sine of the rotary embedding, [T, 1, H/2] each.
-
-    References:
-        RoFormer, https://arxiv.org/abs/2104.09864
-    """
-    frequency = theta ** (-jnp.arange(0, head_size, 2) / head_size)
-    angle = (jnp.arange(seq)[:, None] * frequency[None, :])[:, None, :]
-    return jnp.cos(angle), jnp.sin(angle)
-
-
-def rotate(x: jax.Array, cos_sin: tuple[jax.Array, jax.Array]) -> jax.Array:
-    """Turns the halves of each head of [B, T, N, H] by the angles of `rotary`."""
-    cos, sin = cos_sin
-    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    turned = (first * cos[None] - second * sin[None], second * cos[None] + first * sin[None])
-    return jnp.concatenate(turned, axis=-1).astype(x.dtype)
-
-
-class Attention(nnx.Module):
-    """Causal self-attention with grouped queries."""
-
-    def __init__(self, config: Any, layout: Layout, stream: Stream) -> None:
-        c = config
-        self.config, self.layout = config, layout
-        self.query = weight(stream, (c.d_model, c.heads, c.head_size), ("embed", "heads", None), c.d_model)
-        self.key = weight(stream, (c.d_model, c.kv_heads, c.head_size), ("embed", "heads", None), c.d_model)
-        self.value = weight(stream, (c.d_model, c.kv_heads, c.head_size), ("embed", "heads", None), c.d_model)
-        self.out = weight(stream, (c.heads, c.head_size, c.d_model), ("heads", None, "embed"), c.heads * c.head_size)
-        self.query_scaling, self.key_scaling, self.value_scaling = (scaling_of(c) for _ in _PROJECTIONS)
-        self.out_scaling = scaling_of(c)
-        if c.bias:
-            self.query_bias = filled((c.heads, c.head_size), ("heads", None), 0.0)
-            self.key_bias = filled((c.kv_heads, c.head_size), ("heads", None), 0.0)
-            self.value_bias = filled((c.kv_heads, c.head_size), ("heads", None), 0.0)
-            self.out_bias = filled((c.d_model,), (None,), 0.0)
-
-    def __call__(self, x: jax.Array, cos_sin: tuple[jax.Array, jax.Array] | None) -> jax.Array:
-        """Attends over [B, T, D]."""
-        c, hold = self.config, self.layout.constrain
-        scalings = (self.query_scaling, self.key_scaling, self.value_scaling)
-        parts = zip(_PROJECTIONS, (self.query, self.key, self.value), scalings, strict=True)
-        q, k, v = (checkpoint_name(matmul("btd,dnh->btnh", x, w[...], c.dtype, s), name) for name, w, s in parts)
-        if c.bias:
-            biases = (self.query_bias, self.key_bias, self.value_bias)
-            q, k, v = (y + b[...].astype(y.dtype) for y, b in zip((q, k, v), biases, strict=True))
-        if cos_sin is not None:
-            q, k = rotate(q, cos_sin), rotate(k, cos_sin)
-        q = hold(q, "batch", "sequence", "heads", None)
-        if c.attention == "ring":
-            y = ring_attention(q, k, v, self.layout)
-        else:
-            # every device needs all keys of its heads: gathered over context, as Llama 3 did (section 3.3.2)
-            k, v = (hold(y, "batch", None, "heads", None) for y in (k, v))
-            y = causal_attention(q, k, v, c.attention)
-        y = checkpoint_name(hold(y, "batch", "sequence", "heads", None), "context")
-        y = checkpoint_name(matmul("btnh,nhd->btd", y, self.out[...], c.dtype, self.out_scaling), "out")
-        return y + self.out_bias[...].astype(y.dtype) if c.bias else y
-
-
-def causal_attention(q: jax.Array, k: jax.Array, v: jax.Array, implementation: Any) -> jax.Array:
-    """Causal attention of [B, T, N, H] to [B, T, K, H] by XLA or cuDNN, giving [B, T, N, H].
-
-    Raises:
-        WorkloadError: If cuDNN is asked for and JAX does not find it.
-    """
-    try:
-        return jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation=implementation)
-    except RuntimeError as e:
-        if implementation != "cudnn":
-            raise
-        raise WorkloadError(
-            f"`attention` = cudnn, the default on GPUs, must find cuDNN but JAX says: {e} Run: "
-            "pip install nvidia-cudnn-cu12 (it is part of the extra `screen`), or set `attention` = xla"
-        ) from e
-
-
 class FeedForward(nnx.Module):
-    """SwiGLU, or GELU with two matrices."""
+    """A unit with a gate (SwiGLU and the like), or GELU with two matrices."""
 
     def __init__(self, config: Any, layout: Layout, stream: Stream) -> None:
         c = config
         self.config, self.layout = config, layout
-        self.gate = (
-            weight(stream, (c.d_model, c.ffw), ("embed", "ffw"), c.d_model) if c.activation == "swiglu" else None
-        )
+        is_gated = c.activation in GATES
+        self.gate = weight(stream, (c.d_model, c.ffw), ("embed", "ffw"), c.d_model) if is_gated else None
         self.up = weight(stream, (c.d_model, c.ffw), ("embed", "ffw"), c.d_model)
         self.down = weight(stream, (c.ffw, c.d_model), ("ffw", "embed"), c.ffw)
-        self.gate_scaling = scaling_of(c) if c.activation == "swiglu" else None
+        self.gate_scaling = scaling_of(c) if is_gated else None
         self.up_scaling, self.down_scaling = scaling_of(c), scaling_of(c)
+        self.gate_bias = filled((c.ffw,), ("ffw",), 0.0) if is_gated and c.bias else None
         if c.bias:
             self.up_bias = filled((c.ffw,), ("ffw",), 0.0)
             self.down_bias = filled((c.d_model,), (None,), 0.0)
@@ -213,7 +149,12 @@ class FeedForward(nnx.Module):
         gate = None
         if self.gate is not None:
             gate = checkpoint_name(matmul("btd,df->btf", x, self.gate[...], c.dtype, self.gate_scaling), "gate")
-        y = jax.nn.gelu(y) if gate is None else jax.nn.silu(gate) * y
+            gate = gate if self.gate_bias is None else gate + self.gate_bias[...].astype(gate.dtype)
+        if gate is None:
+            y = jax.nn.gelu(y)
+        else:
+            on_gate, on_up = GATES[c.activation]
+            y = on_gate(gate) * on_up(y)
         y = self.layout.constrain(y, "batch", "sequence", "ffw")
         y = checkpoint_name(matmul("btf,fd->btd", y, self.down[...], c.dtype, self.down_scaling), "down")
         return y + self.down_bias[...].astype(y.dtype) if c.bias else y
@@ -229,6 +170,15 @@ def dropout(x: jax.Array, seeds: jax.Array, rate: float) -> jax.Array:
     """[B, T, D] with a share of its elements zero and the others scaled up to the same mean; seeds are u32[B]."""
     draws = jax.vmap(lambda seed: noise.uniform(seed, x.shape[1:]))(seeds)
     return jnp.where(draws < rate, 0.0, x / (1.0 - rate)).astype(x.dtype)
+
+
+def soft_cap(x: jax.Array, cap: float) -> jax.Array:
+    """Float32 between plus and minus ``cap``; as it is where that is 0.
+
+    References:
+        Gemma 2, https://arxiv.org/abs/2408.00118, section 2
+    """
+    return cap * jnp.tanh(x.astype(jnp.float32) / cap) if cap else x
 
 
 def cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:

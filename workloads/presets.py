@@ -1,4 +1,4 @@
-"""Named sizes: published shapes, and sizes for tests, a first study, and one filled GPU."""
+"""Workloads by the name of a family or of one of its sizes, see `workloads.models`."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from typing import Any
 
 import jax
 
-from workloads import dense, recurrent
+from workloads import dense, models, recurrent
 from workloads.base import Workload, WorkloadError, close_matches, parse_options
+from workloads.config import DecoderConfig
 from workloads.mesh import make_layout
 from workloads.step import TrainConfig, make_workload
-
-Options = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,104 +22,29 @@ class Family:
     config: type[Any]
     model: type[Any]
     flops_per_token: Callable[[Any], float]
-    sizes: Mapping[str, Options]
+    sizes: Mapping[str, models.Options]
 
 
-_GPT: Options = {"norm": "layer", "positions": "learned", "activation": "gelu", "tied": True, "bias": True}
-_TINY: Options = {"seq": 16, "batch": 8, "dtype": "float32", "learning_rate": 1e-2, "vocab": 64}
-_SMALL: Options = {"seq": 32, "batch": 8, "dtype": "float32", "learning_rate": 2e-3, "vocab": 512}
-
-
-def _shape(layers: int, d_model: int, ffw: int, heads: int, kv_heads: int, **more: Any) -> Options:
-    head = {"heads": heads, "kv_heads": kv_heads, "head_size": d_model // heads}
-    return {"layers": layers, "d_model": d_model, "ffw": ffw, **head, **more}
-
-
-def _large(vocab: int, seq: int, shape: Options, *, remat: str = "full", **more: Any) -> Options:
-    """A size that is trained; what is recomputed is what a published configuration of it recomputes, else everything.
-
-    References:
-        MaxText, src/maxtext/configs/gpu/models: Llama of 70B and 405B recompute everything, Llama of 7B and 8B and
-        Mixtral keep the products of matrices
-    """
-    return {**shape, "vocab": vocab, "seq": seq, "batch": 8, "remat": remat, **more}
-
-
-_TINY_SHAPE = _shape(2, 32, 64, 4, 2)
-_SMALL_SHAPE = _shape(4, 128, 344, 8, 4)
-_LLAMA2_7B = _shape(32, 4096, 11_008, 32, 32)
-_LLAMA3_8B = _shape(32, 4096, 14_336, 32, 8, rope_theta=5e5)
-
-_LLAMA: Mapping[str, Options] = {
-    "tiny": {**_TINY_SHAPE, **_TINY},
-    "small": {**_SMALL_SHAPE, **_SMALL},
-    # https://arxiv.org/abs/2307.09288; shapes also in the released configs
-    "llama2-7b": _large(32_000, 4096, _LLAMA2_7B, remat="dots"),
-    "llama2-70b": _large(32_000, 4096, _shape(80, 8192, 28_672, 64, 8)),
-    # https://arxiv.org/abs/2407.21783, table 3
-    "llama3-8b": _large(128_256, 8192, _LLAMA3_8B, remat="dots"),
-    "llama3-70b": _large(128_256, 8192, _shape(80, 8192, 28_672, 64, 8, rope_theta=5e5)),
-    "llama3-405b": _large(128_256, 8192, _shape(126, 16_384, 53_248, 128, 8, rope_theta=5e5)),
-    # https://arxiv.org/abs/2401.02385, table 1; two of it fit on a GPU of 80 GB
-    "tinyllama-1.1b": _large(32_000, 2048, _shape(22, 2048, 5632, 32, 4), remat="dots"),
-    # one GPU, filled
-    "80gb": _large(32_000, 2048, _shape(28, 3072, 8192, 24, 8)),
-    "141gb": _large(32_000, 1024, _shape(30, 4096, 11_008, 32, 32)),
-}
-_GPT_SIZES: Mapping[str, Options] = {
-    "tiny": {**_TINY_SHAPE, **_GPT, **_TINY, "kv_heads": 4},
-    "small": {**_SMALL_SHAPE, **_GPT, **_SMALL, "kv_heads": 8},
-    # GPT-2, "Language models are unsupervised multitask learners", table 2; the released weights
-    # (https://github.com/openai/gpt-2) have 124 M and 1.56 G parameters
-    "gpt2-124m": _large(50_257, 1024, _shape(12, 768, 3072, 12, 12), **_GPT),
-    "gpt2-1.5b": _large(50_257, 1024, _shape(48, 1600, 6400, 25, 25), **_GPT),
-}
-_MOE: Mapping[str, Options] = {
-    "tiny": {**_TINY_SHAPE, **_TINY, "experts": 4},
-    "small": {**_SMALL_SHAPE, **_SMALL, "experts": 4, "ffw": 176},
-    # https://arxiv.org/abs/2401.04088, table 1
-    "mixtral-8x7b": _large(32_000, 4096, _LLAMA3_8B, remat="dots", rope_theta=1e6, experts=8, routing="capacity"),
-    "80gb": _large(32_000, 2048, _shape(14, 2048, 4096, 16, 8), experts=8, routing="capacity"),
-}
-# A sequence that is split over all devices (mesh axis context).
-_LONG: Options = {"attention": "ring", "mesh": {"context": -1}, "batch": 1}
-_LONG_SIZES: Mapping[str, Options] = {
-    "tiny": {**_TINY_SHAPE, **_TINY, **_LONG, "seq": 64},
-    "small": {**_SMALL_SHAPE, **_SMALL, **_LONG, "seq": 256},
-    # the last stage of Llama 3's pre-training, https://arxiv.org/abs/2407.21783, section 3.4.2
-    "llama3-8b-128k": _large(128_256, 131_072, _LLAMA3_8B, **_LONG),
-}
-
-
-def _dreamer(size: int) -> Options:
-    """A published size, by its width: https://arxiv.org/abs/2301.04104, table of sizes; 16 x 64 tokens."""
-    shape = {"deter": 8 * size, "hidden": size, "classes": size // 16, "units": size}
-    return {**shape, "vocab": 256, "seq": 64, "batch": 16, "learning_rate": 4e-5}
-
-
-_RSSM: Mapping[str, Options] = {
-    "tiny": {**_TINY, "deter": 64, "hidden": 16, "classes": 4, "units": 16, "stoch": 4, "horizon": 5, "seq": 8},
-    "small": {**_SMALL, "deter": 256, "hidden": 32, "classes": 4, "units": 32, "stoch": 8, "seq": 16},
-    "dreamerv3-12m": _dreamer(256),
-    "dreamerv3-50m": _dreamer(512),
-    "dreamerv3-200m": _dreamer(1024),
-}
-
-
-def _decoders(sizes: Mapping[str, Options]) -> Family:
-    return Family(config=dense.DecoderConfig, model=dense.Decoder, flops_per_token=dense.flops_per_token, sizes=sizes)
+def _decoders(sizes: Mapping[str, models.Options]) -> Family:
+    return Family(config=DecoderConfig, model=dense.Decoder, flops_per_token=dense.flops_per_token, sizes=sizes)
 
 
 FAMILIES: Mapping[str, Family] = {
-    "llama": _decoders(_LLAMA),
-    "gpt": _decoders(_GPT_SIZES),
-    "moe": _decoders(_MOE),
-    "long": _decoders(_LONG_SIZES),
+    "llama": _decoders(models.LLAMA),
+    "gpt": _decoders(models.GPT),
+    "moe": _decoders(models.MOE),
+    "long": _decoders(models.LONG),
+    "qwen": _decoders(models.QWEN),
+    "qwen-moe": _decoders(models.QWEN_MOE),
+    "gemma": _decoders(models.GEMMA),
+    "olmo": _decoders(models.OLMO),
+    "gpt-oss": _decoders(models.GPT_OSS),
+    "deepseek": _decoders(models.DEEPSEEK),
     "rssm": Family(
         config=recurrent.RecurrentConfig,
         model=recurrent.WorldModel,
         flops_per_token=recurrent.flops_per_token,
-        sizes=_RSSM,
+        sizes=models.RSSM,
     ),
 }
 

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from workloads.attention import causal_attention
 from workloads.base import WorkloadError
-from workloads.dense import DecoderConfig
-from workloads.layers import causal_attention
+from workloads.config import DecoderConfig
 from workloads.loading import load
 from workloads.mesh import AXES
 from workloads.presets import FAMILIES, PRESETS

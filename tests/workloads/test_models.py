@@ -1,0 +1,136 @@
+"""Each kind of model has the loss and the gradients of its equations, and learns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from tests.workloads import plain_models as plain
+from tests.workloads.conftest import SOON, train
+from workloads.base import parse_options
+from workloads.config import DecoderConfig
+from workloads.dense import Decoder
+from workloads.loading import load
+from workloads.mesh import make_layout
+from workloads.noise import Stream
+from workloads.presets import FAMILIES
+
+GEMMA2: dict[str, Any] = {
+    **{"attention_cap": 0.7, "logit_cap": 2.0, "local_layers": 1, "qk_norm": "none"},
+    **{"rope_theta": 1e4, "local_rope_theta": 0.0, "rope_scaling": "none"},
+}
+DEEPSEEK2: dict[str, Any] = {
+    **{"q_rank": 0, "router": "softmax", "router_bias": False, "router_groups": 1, "router_top_groups": 1},
+    **{"router_normalised": False, "router_scale": 1.0, "yarn_mscale": 0.707},
+}
+LLAMA31 = {"rope_scaling": "llama3", "rope_factor": 8.0, "rope_original": 16}
+MODELS: dict[str, tuple[str, dict[str, Any], Callable[..., jax.Array]]] = {
+    "llama3.1": (
+        "llama",
+        LLAMA31,
+        partial(plain.llama, frequency=plain.llama31_frequencies(8, 1e4, factor=8, original=16), has_bias=False),
+    ),
+    "qwen2.5": (
+        "llama",
+        {"qkv_bias": True},
+        partial(plain.llama, frequency=plain.frequencies(8, 1e4), has_bias=True),
+    ),
+    "qwen3": ("qwen", {}, plain.qwen3),
+    "qwen3-moe": ("qwen-moe", {}, partial(plain.qwen3, top_k=3)),
+    "gemma2": ("gemma", GEMMA2, partial(plain.gemma, is_third=False)),
+    "gemma3": ("gemma", {}, partial(plain.gemma, is_third=True)),
+    "olmo3": ("olmo", {}, plain.olmo3),
+    "gpt-oss": ("gpt-oss", {}, plain.gpt_oss),
+    "deepseek2": ("deepseek", DEEPSEEK2, partial(plain.deepseek, is_third=False)),
+    "deepseek3": ("deepseek", {}, partial(plain.deepseek, is_third=True)),
+}
+
+
+def random_like(params: Any) -> Any:
+    """Weights like a model's, but none at a value that hides what it does, such as a bias of 0."""
+    rng = np.random.default_rng(7)
+
+    def draw(path: Any, leaf: jax.ShapeDtypeStruct) -> np.ndarray:
+        fan_in = leaf.shape[0] if len(leaf.shape) > 1 else 4
+        centre = 1.0 if "'scale'" in jax.tree_util.keystr(path) else 0.0
+        return np.asarray(centre + rng.normal(size=leaf.shape) * fan_in**-0.5, np.float32)
+
+    return jax.tree_util.tree_map_with_path(draw, params)
+
+
+def stacked(weights: Any, config: DecoderConfig) -> Any:
+    """Weights of a model whose layers are unrolled, as they are where layers are scanned."""
+    layers = list(weights["layers"].values())
+    stacks = [
+        jax.tree.map(lambda *parts: np.stack(parts), *layers[stack.layers]) for run in config.runs() for stack in run
+    ]
+    return {**weights, "layers": stacks[0] if len(stacks) == 1 else dict(enumerate(stacks))}
+
+
+def described(config: DecoderConfig) -> tuple[Any, Any]:
+    """A model on one device without its weights, and their shapes."""
+    layout = make_layout({"data": 1})
+    graphdef, shapes = nnx.split(nnx.eval_shape(lambda: Decoder(config, layout, Stream(jnp.uint32(0)))))
+    return graphdef, shapes
+
+
+def loss_of(config: DecoderConfig) -> Callable[..., jax.Array]:
+    """The loss of a model, a function of its weights and of a batch."""
+    graphdef, shapes = described(config)
+    leaves, structure = jax.tree.flatten(shapes)
+
+    def loss(weights: Any, inputs: jax.Array, targets: jax.Array) -> jax.Array:
+        own = jax.tree.leaves(weights)
+        assert [leaf.shape for leaf in own] == [leaf.shape for leaf in leaves]
+        model: Decoder = nnx.merge(graphdef, jax.tree.unflatten(structure, own))
+        return model.loss(inputs, targets)
+
+    return loss
+
+
+def both(kind: str, make: Callable[..., Any]) -> tuple[Any, Any, DecoderConfig]:
+    """What is made of the loss of a model and of its equations, on the same weights and tokens; and its config."""
+    family, options, equations = MODELS[kind]
+    config = parse_options(DecoderConfig, {**FAMILIES[family].sizes["tiny"], **options, "attention": "xla"})
+    weights = random_like(nnx.to_pure_dict(described(replace(config, scan=False))[1]))
+    tokens = np.random.default_rng(3).integers(0, config.vocab, (3, config.seq + 1), np.int32)
+    found, right = (
+        jax.jit(make(loss), compiler_options=SOON)(own, tokens[:, :-1], tokens[:, 1:])
+        for loss, own in ((loss_of(config), stacked(weights, config)), (equations, weights))
+    )
+    return found, right, config
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_model_has_the_loss_of_its_equations(kind: str) -> None:
+    found, right, _ = both(kind, lambda loss: loss)
+    np.testing.assert_allclose(found, right, rtol=1e-5)
+
+
+@pytest.mark.gate
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_model_has_the_gradients_of_its_equations(kind: str) -> None:
+    found, right, config = both(kind, jax.grad)
+    right = stacked(right, config)
+    largest = max(np.abs(leaf).max() for leaf in jax.tree.leaves(right))
+    for (path, gradient), expected in zip(
+        jax.tree_util.tree_leaves_with_path(found), jax.tree.leaves(right), strict=True
+    ):
+        name = jax.tree_util.keystr(path)
+        np.testing.assert_allclose(gradient, expected, rtol=1e-3, atol=1e-5 * largest, err_msg=name)
+
+
+@pytest.mark.gate
+@pytest.mark.parametrize("family", ["qwen", "qwen-moe", "gemma", "olmo", "gpt-oss", "deepseek"])
+def test_each_kind_learns_the_rule_in_the_data(family: str) -> None:
+    losses = train(load(f"{family}-tiny", {"mesh": {"data": 2}}), 30)[0]
+    assert np.mean(losses[-5:]) < 0.7 * losses[0]
+    assert all(np.isfinite(losses))

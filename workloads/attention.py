@@ -1,0 +1,182 @@
+"""Causal self-attention: grouped queries, windows, sinks; keys and values whole or from a latent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
+
+from workloads.base import WorkloadError
+from workloads.config import DecoderConfig
+from workloads.layers import PROJECTIONS, Norm, filled, matmul, scaling_of, soft_cap, weight
+from workloads.mesh import Layout
+from workloads.noise import Stream
+from workloads.ring import ring_attention
+from workloads.rope import rotate
+
+CosSin = tuple[jax.Array, jax.Array] | None
+Heads = tuple[jax.Array, jax.Array, jax.Array]
+
+
+class Attention(nnx.Module):
+    """Causal self-attention with grouped queries."""
+
+    def __init__(self, config: DecoderConfig, layout: Layout, stream: Stream) -> None:
+        c = config
+        self.config, self.layout = config, layout
+        self._make_projections(stream)
+        self.out = weight(
+            stream, (c.heads, c.value_width, c.d_model), ("heads", None, "embed"), c.heads * c.value_width
+        )
+        self.out_scaling = scaling_of(c)
+        self.out_bias = filled((c.d_model,), (None,), 0.0) if c.bias else None
+        self.sinks = filled((c.heads,), ("heads",), 0.0) if c.sinks else None
+
+    def _make_projections(self, stream: Stream) -> None:
+        c = self.config
+        self.query = weight(stream, (c.d_model, c.heads, c.head_size), ("embed", "heads", None), c.d_model)
+        self.key = weight(stream, (c.d_model, c.kv_heads, c.head_size), ("embed", "heads", None), c.d_model)
+        self.value = weight(stream, (c.d_model, c.kv_heads, c.head_size), ("embed", "heads", None), c.d_model)
+        self.query_scaling, self.key_scaling, self.value_scaling = (scaling_of(c) for _ in PROJECTIONS)
+        if c.bias or c.qkv_bias:
+            self.query_bias = filled((c.heads, c.head_size), ("heads", None), 0.0)
+            self.key_bias = filled((c.kv_heads, c.head_size), ("heads", None), 0.0)
+            self.value_bias = filled((c.kv_heads, c.head_size), ("heads", None), 0.0)
+        if c.qk_norm != "none":
+            query, key = (1, 1) if c.qk_norm == "head" else (c.heads, c.kv_heads)
+            self.query_norm = Norm(query * c.head_size, eps=c.norm_eps)
+            self.key_norm = Norm(key * c.head_size, eps=c.norm_eps)
+
+    def __call__(self, x: jax.Array, cos_sin: CosSin) -> jax.Array:
+        """Attends over [B, T, D]."""
+        c, hold = self.config, self.layout.constrain
+        q, k, v = self.project(x, cos_sin)
+        y = self.attend(hold(q, "batch", "sequence", "heads", None), k, v)
+        y = checkpoint_name(hold(y, "batch", "sequence", "heads", None), "context")
+        y = checkpoint_name(matmul("btnh,nhd->btd", y, self.out[...], c.dtype, self.out_scaling), "out")
+        return y if self.out_bias is None else y + self.out_bias[...].astype(y.dtype)
+
+    def project(self, x: jax.Array, cos_sin: CosSin) -> Heads:
+        """Queries [B, T, N, H], keys and values [B, T, K, H] of [B, T, D], normalised and rotated."""
+        c = self.config
+        scalings = (self.query_scaling, self.key_scaling, self.value_scaling)
+        parts = zip(PROJECTIONS, (self.query, self.key, self.value), scalings, strict=True)
+        q, k, v = (checkpoint_name(matmul("btd,dnh->btnh", x, w[...], c.dtype, s), name) for name, w, s in parts)
+        if c.bias or c.qkv_bias:
+            biases = (self.query_bias, self.key_bias, self.value_bias)
+            q, k, v = (y + b[...].astype(y.dtype) for y, b in zip((q, k, v), biases, strict=True))
+        if c.qk_norm != "none":
+            q, k = self._normalised(q, self.query_norm), self._normalised(k, self.key_norm)
+        if cos_sin is not None:
+            q, k = rotate(q, cos_sin), rotate(k, cos_sin)
+        return q, k, v
+
+    def _normalised(self, heads: jax.Array, norm: Norm) -> jax.Array:
+        if self.config.qk_norm == "head":
+            return norm(heads)
+        return norm(heads.reshape(*heads.shape[:2], -1)).reshape(heads.shape)
+
+    def attend(self, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        """Attention of [B, T, N, H] to [B, T, K, H] by the implementation of the config, giving [B, T, N, H]."""
+        c, hold = self.config, self.layout.constrain
+        if c.attention == "ring":
+            return ring_attention(q, k, v, self.layout, c.attention_scale)
+        # every device needs all keys of its heads: gathered over context, as Llama 3 did (section 3.3.2)
+        k, v = (hold(y, "batch", None, "heads", None) for y in (k, v))
+        if c.attention_cap or self.sinks is not None:
+            return capped_attention(q, k, v, config=c, sinks=None if self.sinks is None else self.sinks[...])
+        return causal_attention(q, k, v, c.attention, scale=c.attention_scale, window=c.window)
+
+
+class LatentAttention(Attention):
+    """Attention whose keys and values are made of one small latent per token; a part of each head is rotated.
+
+    References:
+        DeepSeek-V2, https://arxiv.org/abs/2405.04434, section 2.1
+    """
+
+    def _make_projections(self, stream: Stream) -> None:
+        c = self.config
+        rank = c.q_rank or c.d_model
+        if c.q_rank:
+            self.query_down = weight(stream, (c.d_model, rank), ("embed", None), c.d_model)
+            self.query_norm = Norm(rank, eps=c.norm_eps)
+        self.query = weight(stream, (rank, c.heads, c.head_size), ("embed", "heads", None), rank)
+        self.latent = weight(stream, (c.d_model, c.kv_rank + c.rope_size), ("embed", None), c.d_model)
+        self.latent_norm = Norm(c.kv_rank, eps=c.norm_eps)
+        width = c.head_size - c.rope_size + c.value_width
+        self.key_value = weight(stream, (c.kv_rank, c.heads, width), ("embed", "heads", None), c.kv_rank)
+
+    def project(self, x: jax.Array, cos_sin: CosSin) -> Heads:
+        """Queries, keys [B, T, N, H] and values [B, T, N, value size] of [B, T, D]; the last part of H is rotated."""
+        c, hold = self.config, self.layout.constrain
+        assert cos_sin is not None  # held by the config's check
+        plain = c.head_size - c.rope_size
+        down = self.query_norm(matmul("btd,dr->btr", x, self.query_down[...], c.dtype)) if c.q_rank else x
+        q = checkpoint_name(matmul("btr,rnh->btnh", down, self.query[...], c.dtype), "query")
+        latent = matmul("btd,dr->btr", x, self.latent[...], c.dtype)
+        latent, turned = latent[..., : c.kv_rank], rotate(latent[..., None, c.kv_rank :], cos_sin)
+        key_value = matmul("btr,rnh->btnh", self.latent_norm(latent), self.key_value[...], c.dtype)
+        key_value = hold(key_value, "batch", "sequence", "heads", None)
+        shared = jnp.broadcast_to(turned, (*q.shape[:-1], c.rope_size))
+        q = jnp.concatenate([q[..., :plain], rotate(q[..., plain:], cos_sin)], axis=-1)
+        k = jnp.concatenate([key_value[..., :plain], shared], axis=-1)
+        return q, checkpoint_name(k, "key"), checkpoint_name(key_value[..., plain:], "value")
+
+    def attend(self, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        """As `Attention.attend`; values are filled up with zeros to the size of keys, for all implementations."""
+        width = v.shape[-1]
+        v = jnp.pad(v, ((0, 0), (0, 0), (0, 0), (0, k.shape[-1] - width)))
+        return super().attend(q, k, v)[..., :width]
+
+
+def causal_attention(
+    q: jax.Array, k: jax.Array, v: jax.Array, implementation: Any, *, scale: float | None = None, window: int = 0
+) -> jax.Array:
+    """Causal attention of [B, T, N, H] to [B, T, K, H] by XLA or cuDNN, giving [B, T, N, H].
+
+    Args:
+        scale: Of logits; one over the square root of H if None.
+        window: So many keys, that of the own token included, are attended to; all if 0.
+
+    Raises:
+        WorkloadError: If cuDNN is asked for and JAX does not find it.
+    """
+    local = (window - 1, 0) if window else None
+    try:
+        return jax.nn.dot_product_attention(
+            q, k, v, scale=scale, is_causal=True, local_window_size=local, implementation=implementation
+        )
+    except RuntimeError as e:
+        if implementation != "cudnn":
+            raise
+        raise WorkloadError(
+            f"`attention` = cudnn, the default on GPUs, must find cuDNN but JAX says: {e} Run: "
+            "pip install nvidia-cudnn-cu12 (it is part of the extra `screen`), or set `attention` = xla"
+        ) from e
+
+
+def capped_attention(
+    q: jax.Array, k: jax.Array, v: jax.Array, *, config: DecoderConfig, sinks: jax.Array | None
+) -> jax.Array:
+    """As `causal_attention`, with what `jax.nn.dot_product_attention` does not have: soft caps and sinks [N].
+
+    It gives the sum that a sink is added to as well, but not the gradient of it by cuDNN (JAX 0.10.2, 0.12.0.1).
+    """
+    rows, length, heads, size = q.shape
+    groups = k.shape[2]
+    scale = size**-0.5 if config.attention_scale is None else config.attention_scale
+    grouped = (q * scale).reshape(rows, length, groups, heads // groups, size)
+    logits = jnp.einsum("btkgh,bskh->bkgts", grouped, k, preferred_element_type=jnp.float32)
+    age = jnp.arange(length)[:, None] - jnp.arange(length)[None, :]
+    is_seen = (age >= 0) & (age < (config.window or length))
+    logits = jnp.where(is_seen, soft_cap(logits, config.attention_cap), -jnp.inf)
+    total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+    shares = jnp.exp(logits - total)
+    if sinks is not None:
+        shares = shares * jax.nn.sigmoid(total - sinks.reshape(1, groups, -1, 1, 1))
+    y = jnp.einsum("bkgts,bskh->btkgh", shares.astype(v.dtype), v)
+    return y.reshape(rows, length, heads, size)
