@@ -47,7 +47,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], Callable[..., jax.Array]]] = {
     "qwen3-moe": ("qwen-moe", {}, partial(plain.qwen3, top_k=3)),
     "gemma2": ("gemma", GEMMA2, partial(plain.gemma, is_third=False)),
     "gemma3": ("gemma", {}, partial(plain.gemma, is_third=True)),
-    "olmo3": ("olmo", {}, plain.olmo3),
+    "olmo3": ("olmo", {"scan": False}, plain.olmo3),
     "gpt-oss": ("gpt-oss", {}, plain.gpt_oss),
     "deepseek2": ("deepseek", DEEPSEEK2, partial(plain.deepseek, is_third=False)),
     "deepseek3": ("deepseek", {}, partial(plain.deepseek, is_third=True)),
@@ -67,7 +67,9 @@ def random_like(params: Any) -> Any:
 
 
 def stacked(weights: Any, config: DecoderConfig) -> Any:
-    """Weights of a model whose layers are unrolled, as they are where layers are scanned."""
+    """Weights of a model whose layers are unrolled, as a config has them that may scan layers."""
+    if not config.scan:
+        return weights
     layers = list(weights["layers"].values())
     stacks = [
         jax.tree.map(lambda *parts: np.stack(parts), *layers[stack.layers]) for run in config.runs() for stack in run

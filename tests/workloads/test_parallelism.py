@@ -28,6 +28,13 @@ SHAPES: dict[str, dict[str, Any]] = {
     "llama": DENSE,
     "gpt": {**DENSE, "kv_heads": 6, "vocab": 23, "max_seq": 13},
     "moe": {**DENSE, "experts": 4, "ffw": 2 * 3},
+    "gemma": {**DENSE, "layers": 4},
+    "olmo": {**DENSE, "layers": 4},
+    "gpt-oss": {**DENSE, "experts": 4, "ffw": 2 * 3, "layers": 4},
+    "deepseek": {
+        **{**DENSE, "kv_heads": 6, "rope_size": 2, "value_size": 5, "kv_rank": 4 * 3, "q_rank": 4 * 7},
+        **{"expert_ffw": 2 * 3, "layers": 3},
+    },
     "rssm": {
         **{"vocab": 23, "deter": 14, "hidden": 7, "classes": 3, "units": 11, "stoch": 5, "blocks": 2},
         **{"horizon": 3, "actions": 5, "seq": 5, "batch": 8},
@@ -88,6 +95,8 @@ def check_same(family: str, mesh: dict[str, int], options: dict[str, Any], colle
                 ("llama", {"pipeline": 2, "fsdp": 2}, {}, ("collective-permute", "all-gather")),
                 ("moe", {"expert": 4}, {}, ("all-gather", "reduce-scatter")),
                 ("moe", {"expert": 4}, {"routing": "capacity"}, ("all-to-all",)),
+                ("gpt-oss", {"expert": 2, "tensor": 2}, {}, ("all-reduce", "reduce-scatter")),
+                ("deepseek", {"fsdp": 2, "tensor": 2}, {}, ("all-gather",)),
             )
         ),
     ],
@@ -111,6 +120,12 @@ def test_one_axis_equals_one_device(
         ("moe", {"expert": 2, "pipeline": 2, "fsdp": 2}, {}, ("collective-permute", "reduce-scatter")),
         ("gpt", {"fsdp": 2, "tensor": 2}, {"embedding_lookup": "one_hot"}, ("all-gather",)),
         ("gpt", {"fsdp": 2, "context": 2}, {"input_dropout": 0.25, "scan": False}, ("all-gather",)),
+        ("gemma", {"pipeline": 2, "context": 2}, {}, ("collective-permute", "all-gather")),
+        ("gemma", {"tensor": 2}, {"input_dropout": 0.25, "remat": "full"}, ("all-reduce",)),
+        ("olmo", {"fsdp": 2, "tensor": 2}, {}, ("all-gather",)),
+        ("gpt-oss", {"expert": 2, "tensor": 2}, {"routing": "capacity"}, ("all-to-all",)),
+        ("deepseek", {"context": 2, "tensor": 2}, {"attention": "ring"}, ("collective-permute",)),
+        ("deepseek", {"expert": 2, "context": 2}, {"routing": "capacity"}, ("all-to-all",)),
         ("rssm", {"data": 4}, {}, ("all-reduce",)),
         ("rssm", {"data": 2}, {"zero": "optimizer", "unroll": 2}, ("all-gather",)),
     ],
@@ -176,9 +191,10 @@ def test_unrolled_layers_give_the_gradients_of_scanned_ones() -> None:
 
 
 @pytest.mark.slow
-def test_experts_with_room_for_all_give_what_dropless_ones_give() -> None:
-    loss, gradients = single_device("moe", ())
-    roomy = first_step(build("moe", {"data": 1}, routing="capacity", capacity_factor=4.0))
+@pytest.mark.parametrize("family", ["moe", "gpt-oss", "deepseek"])
+def test_experts_with_room_for_all_give_what_dropless_ones_give(family: str) -> None:
+    loss, gradients = single_device(family, ())
+    roomy = first_step(build(family, {"data": 1}, routing="capacity", capacity_factor=8.0))
     np.testing.assert_allclose(roomy[0], loss, rtol=1e-6)
     for name, gradient in gradients.items():
         np.testing.assert_allclose(roomy[1][name], gradient, rtol=1e-4, atol=1e-7, err_msg=name)

@@ -10,7 +10,7 @@ import jax
 import pytest
 
 from workloads.base import Workload
-from workloads.flops import peak_flops_per_s
+from workloads.flops import attention_flops_per_token, peak_flops_per_s
 from workloads.loading import load
 from workloads.presets import PRESETS
 
@@ -152,6 +152,31 @@ def test_a_model_of_7b_needs_about_six_flops_per_parameter_and_token() -> None:
     assert workload.param_count is not None
     assert workload.tokens_per_step == 8 * 2048
     assert workload.flops_per_step / workload.tokens_per_step / workload.param_count == pytest.approx(6.2, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("name", "active", "with_embedding"),
+    [
+        ("gpt-oss-20b", 3.61e9, False),
+        ("qwen3-30b-a3b", 3.3e9, True),
+        ("deepseek2-16b", 2.4e9, False),
+        ("deepseek3-671b", 37e9, True),
+    ],
+)
+def test_a_token_goes_through_the_published_active_parameters(name: str, active: float, with_embedding: bool) -> None:
+    workload = load(name, {"seq": 1, "batch": 1, "mesh": {"data": 1}})  # attention to one token costs next to nothing
+    assert workload.flops_per_step is not None
+    embedding = workload.config["vocab"] * workload.config["d_model"] if with_embedding else 0
+    assert workload.flops_per_step / 6 + embedding == pytest.approx(active, rel=0.03)
+
+
+def test_attention_in_a_window_counts_what_is_attended_to() -> None:
+    """Of 5 tokens with a window of 2: 1, 2, 2, 2, 2 keys; as areas, without the diagonal's other half."""
+    plain, local = (
+        attention_flops_per_token(heads=3, head_size=7, value_size=5, seq=5, window=window) for window in (0, 2)
+    )
+    assert plain == pytest.approx(6 * 3 * 12 * 5 / 2)
+    assert local == pytest.approx(6 * 3 * 12 * (2 * 2 / 2 + 3 * 2) / 5)
 
 
 @pytest.mark.parametrize(
