@@ -18,6 +18,7 @@ from workloads.ring import ring_attention
 from workloads.rope import rotate
 
 CosSin = tuple[jax.Array, jax.Array] | None
+_QUERIES = 1024  # at once, where all logits of attention would be in memory
 Heads = tuple[jax.Array, jax.Array, jax.Array]
 
 
@@ -87,7 +88,10 @@ class Attention(nnx.Module):
         # every device needs all keys of its heads: gathered over context, as Llama 3 did (section 3.3.2)
         k, v = (hold(y, "batch", None, "heads", None) for y in (k, v))
         if c.attention_cap or self.sinks is not None:
-            return capped_attention(q, k, v, config=c, sinks=None if self.sinks is None else self.sinks[...])
+            # a sequence that is split is taken at once: each device has a part of it anyway
+            at_once = c.seq if self.layout.size("sequence") > 1 else _QUERIES
+            sinks = None if self.sinks is None else self.sinks[...]
+            return capped_attention(q, k, v, config=c, sinks=sinks, at_once=at_once)
         return causal_attention(q, k, v, c.attention, scale=c.attention_scale, window=c.window)
 
 
@@ -160,19 +164,33 @@ def causal_attention(
 
 
 def capped_attention(
-    q: jax.Array, k: jax.Array, v: jax.Array, *, config: DecoderConfig, sinks: jax.Array | None
+    q: jax.Array, k: jax.Array, v: jax.Array, *, config: DecoderConfig, sinks: jax.Array | None, at_once: int
 ) -> jax.Array:
     """As `causal_attention`, with what `jax.nn.dot_product_attention` does not have: soft caps and sinks [N].
 
-    It gives the sum that a sink is added to as well, but not the gradient of it by cuDNN (JAX 0.10.2, 0.12.0.1).
+    It gives the sum that a sink is added to as well, but not the gradient of it by cuDNN (JAX 0.10.2, 0.12.0.1). Of a
+    longer sequence that many queries ``at_once`` are taken, and their logits computed again in the backward pass.
     """
+    length = q.shape[1]
+    if length <= at_once or length % at_once:
+        return _capped(q, k, v, 0, config, sinks)
+    part = jax.checkpoint(lambda x: _capped(x[0], k, v, x[1], config, sinks), prevent_cse=False)
+    queries = jnp.moveaxis(q.reshape(q.shape[0], -1, at_once, *q.shape[2:]), 1, 0)
+    y = jax.lax.map(part, (queries, jnp.arange(0, length, at_once)))
+    return jnp.moveaxis(y, 0, 1).reshape(q.shape)
+
+
+def _capped(
+    q: jax.Array, k: jax.Array, v: jax.Array, start: Any, config: DecoderConfig, sinks: jax.Array | None
+) -> jax.Array:
+    """`capped_attention` of the queries from ``start`` on."""
     rows, length, heads, size = q.shape
     groups = k.shape[2]
     scale = size**-0.5 if config.attention_scale is None else config.attention_scale
     grouped = (q * scale).reshape(rows, length, groups, heads // groups, size)
     logits = jnp.einsum("btkgh,bskh->bkgts", grouped, k, preferred_element_type=jnp.float32)
-    age = jnp.arange(length)[:, None] - jnp.arange(length)[None, :]
-    is_seen = (age >= 0) & (age < (config.window or length))
+    age = start + jnp.arange(length)[:, None] - jnp.arange(k.shape[1])[None, :]
+    is_seen = (age >= 0) & (age < (config.window or k.shape[1]))
     logits = jnp.where(is_seen, soft_cap(logits, config.attention_cap), -jnp.inf)
     total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
     shares = jnp.exp(logits - total)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,11 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from workloads.attention import causal_attention
+from tests.workloads.conftest import SOON
+from workloads.attention import capped_attention, causal_attention
 from workloads.base import WorkloadError
 from workloads.config import DecoderConfig
 from workloads.loading import load
 from workloads.mesh import AXES
+from workloads.noise import uniform
 from workloads.presets import FAMILIES, PRESETS
 
 SIZES: dict[str, Any] = {"vocab": 23, "layers": 2, "d_model": 10, "ffw": 7, "heads": 4, "kv_heads": 2, "seq": 13}
@@ -92,3 +95,19 @@ def test_without_cudnn_another_program_is_not_compiled_silently(monkeypatch: pyt
         causal_attention(x, x, x, "cudnn")
     with pytest.raises(RuntimeError):  # of XLA's own attention nothing is said about cuDNN
         causal_attention(x, x, x, "xla")
+
+
+def test_attention_to_a_part_of_the_queries_at_once_is_attention() -> None:
+    config = DecoderConfig(**{**SIZES, "head_size": 3}, attention_cap=0.7, window=4)
+    q, k, v = (uniform(jnp.uint32(seed), (2, 15, heads, 3)) * 4 - 2 for seed, heads in ((1, 4), (2, 2), (3, 2)))
+    sinks = jnp.array([0.5, -1.0, 2.0, 0.0])
+
+    @partial(jax.jit, static_argnums=0, compiler_options=SOON)
+    def value_and_gradients(at_once: int) -> Any:
+        def total(*of: jax.Array) -> jax.Array:
+            return jnp.sum(capped_attention(*of[:3], config=config, sinks=of[3], at_once=at_once) ** 2)
+
+        return jax.value_and_grad(total, argnums=(0, 1, 2, 3))(q, k, v, sinks)
+
+    for whole, parts in zip(*map(jax.tree.leaves, map(value_and_gradients, (15, 5))), strict=True):
+        np.testing.assert_allclose(parts, whole, rtol=1e-5, atol=1e-5)
