@@ -118,7 +118,7 @@ def _resolve(name: str, size: Any) -> tuple[str, str]:
         raise WorkloadError(
             f"a workload must be a preset, a family or package.module:function but got `{name}`"
             f"{close_matches(name, [*PRESETS, *FAMILIES])} "
-            f"Presets: {', '.join(PRESETS)}; families: {', '.join(FAMILIES)}"
+            f"Families: {', '.join(FAMILIES)}; `docs/models.md` names their presets"
         )
     if size is not None:
         raise WorkloadError(f"`size` goes with a family, not with the preset `{name}`; drop it or name the family")

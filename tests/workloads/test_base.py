@@ -16,7 +16,8 @@ from workloads.loading import load
 @pytest.mark.parametrize(
     ("entry", "options", "words"),
     [
-        ("lama", {}, ["`lama`", "`llama`", "Presets:"]),
+        ("lama", {}, ["`lama`", "`llama`", "Families:"]),
+        ("qwen3-8", {}, ["`qwen3-8`", "`qwen3-8b`"]),
         ("llama", {"size": "tyny"}, ["`size`", "'tyny'", "`tiny`"]),
         ("llama-tiny", {"size": "small"}, ["`size` goes with a family"]),
         ("llama", {"remmat": "full"}, ["`remmat`", "`remat`", "Known: size"]),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -21,7 +23,7 @@ from workloads.dense import Decoder
 from workloads.loading import load
 from workloads.mesh import make_layout
 from workloads.noise import Stream
-from workloads.presets import FAMILIES
+from workloads.presets import FAMILIES, PRESETS
 
 GEMMA2: dict[str, Any] = {
     **{"attention_cap": 0.7, "logit_cap": 2.0, "local_layers": 1, "qk_norm": "none"},
@@ -136,3 +138,36 @@ def test_each_kind_learns_the_rule_in_the_data(family: str) -> None:
     losses = train(load(f"{family}-tiny", {"mesh": {"data": 2}}), 30)[0]
     assert np.mean(losses[-5:]) < 0.7 * losses[0]
     assert all(np.isfinite(losses))
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
+RESIZED: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt3-52k": ("gpt3-175b", {"layers": 1, "d_model": 16, "ffw": 64, "heads": 2, "kv_heads": 2, "head_size": 8}),
+    "gpt3-6b": ("gpt3-175b", {"layers": 48, "d_model": 3072, "ffw": 12_288, "heads": 12, "kv_heads": 12}),
+    "olmo3-7b-pt": ("olmo3-7b", {"rope_scaling": "none"}),
+    "deepseek3-tiny": ("deepseek3-671b", {"d_model": 64, "ffw": 64, "heads": 4, "kv_heads": 4, "experts": 16}),
+    "qwen3-vl-2b": ("qwen3-1.7b", {"rope_theta": 5e6}),
+}
+
+
+def model_names(text: str) -> set[str]:
+    return set(re.findall(r"[a-z][\w.]*(?:-[\w.]+)+", text))
+
+
+def test_the_page_counts_the_models_of_maxtext_and_names_presets() -> None:
+    here, missing = (
+        [[cell.strip() for cell in line.split("|")[1:3]] for line in table.splitlines() if line.startswith("| ")]
+        for table in PAGE.split("| MaxText's, not here")
+    )
+    can, cannot = ({name for row in rows for name in model_names(row[0])} for rows in (here, missing))
+    assert [str(len(can | cannot)), str(len(can))] == re.findall(r"\b\d\d\b", PAGE.split("Of the ")[1])[:2]
+    assert not can & cannot
+    named = {name for text, how in here for name in model_names(text if how == "the same name" else how)}
+    assert named <= set(PRESETS)
+    assert set(RESIZED) <= can
+
+
+@pytest.mark.parametrize("name", RESIZED)
+def test_other_models_are_presets_with_options(name: str) -> None:
+    preset, options = RESIZED[name]
+    assert load(preset, {**options, "mesh": {"data": 1}}).param_count
