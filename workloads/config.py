@@ -67,7 +67,7 @@ class DecoderConfig:
             ``capacity_factor`` times their fair share of each sequence (capacity).
         router: What is made of scores: a softmax, or each one's sigmoid.
         router_normalised: Shares of the chosen experts sum to 1, before they are multiplied by ``router_scale``.
-        router_bias: Scores are chosen by with a bias of each expert added. It stays 0: DeepSeek-V3 moves it towards
+        choice_bias: Scores are chosen by with a bias of each expert added. It stays 0: DeepSeek-V3 moves it towards
             balance after each step.
         router_groups: Experts lie in so many groups, of which a token may choose in ``router_top_groups``.
         dtype: Of activations and matmuls; float8 is for devices that have it (emulated elsewhere).
@@ -128,7 +128,7 @@ class DecoderConfig:
     router: str = choice("softmax", "sigmoid")
     router_normalised: bool = True
     router_scale: float = 1.0
-    router_bias: bool = False
+    choice_bias: bool = False
     router_groups: int = 1
     router_top_groups: int = 1
     capacity_factor: float = 1.25

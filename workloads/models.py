@@ -278,7 +278,7 @@ _DEEPSEEK: Options = {
 }
 _DEEPSEEK3: Options = {
     "router": "sigmoid",
-    "router_bias": True,
+    "choice_bias": True,
     "router_groups": 8,
     "router_top_groups": 4,
     "router_scale": 2.5,

@@ -37,7 +37,7 @@ class Experts(nnx.Module):
             self.gate_bias = filled((c.experts, size), ("expert", "ffw"), 0.0)
             self.up_bias = filled((c.experts, size), ("expert", "ffw"), 0.0)
             self.down_bias = filled((c.experts, c.d_model), ("expert", None), 0.0)
-        self.choice_bias = filled((c.experts,), (None,), 0.0) if c.router_bias else None
+        self.choice_bias = filled((c.experts,), (None,), 0.0) if c.choice_bias else None
         shared = replace(config, ffw=c.shared_experts * size)
         self.shared = FeedForward(shared, layout, stream) if c.shared_experts else None
 

@@ -30,7 +30,7 @@ GEMMA2: dict[str, Any] = {
     **{"rope_theta": 1e4, "local_rope_theta": 0.0, "rope_scaling": "none"},
 }
 DEEPSEEK2: dict[str, Any] = {
-    **{"q_rank": 0, "router": "softmax", "router_bias": False, "router_groups": 1, "router_top_groups": 1},
+    **{"q_rank": 0, "router": "softmax", "choice_bias": False, "router_groups": 1, "router_top_groups": 1},
     **{"router_normalised": False, "router_scale": 1.0, "yarn_mscale": 0.707},
 }
 LLAMA31 = {"rope_scaling": "llama3", "rope_factor": 8.0, "rope_original": 16}
