@@ -169,28 +169,41 @@ def capped_attention(
     """As `causal_attention`, with what `jax.nn.dot_product_attention` does not have: soft caps and sinks [N].
 
     It gives the sum that a sink is added to as well, but not the gradient of it by cuDNN (JAX 0.10.2, 0.12.0.1). Of a
-    longer sequence that many queries ``at_once`` are taken, and their logits computed again in the backward pass.
+    longer sequence that many queries ``at_once`` are taken, with the keys that they can see, and their logits computed
+    again in the backward pass.
     """
-    length = q.shape[1]
+    length, before = q.shape[1], config.window - 1
     if length <= at_once or length % at_once:
         return _capped(q, k, v, 0, config, sinks)
-    part = jax.checkpoint(lambda x: _capped(x[0], k, v, x[1], config, sinks), prevent_cse=False)
+    width = at_once + before
+    has_fewer_keys = config.window > 0 and width < length
+    if has_fewer_keys:
+        k, v = (jnp.pad(y, ((0, 0), (before, 0), (0, 0), (0, 0))) for y in (k, v))
+
+    def part(queries_and_start: tuple[jax.Array, jax.Array]) -> jax.Array:
+        queries, start = queries_and_start
+        if not has_fewer_keys:
+            return _capped(queries, k, v, start, config, sinks)
+        own_k, own_v = (jax.lax.dynamic_slice_in_dim(y, start, width, axis=1) for y in (k, v))
+        return _capped(queries, own_k, own_v, before, config, sinks, padding=before - start)
+
     queries = jnp.moveaxis(q.reshape(q.shape[0], -1, at_once, *q.shape[2:]), 1, 0)
-    y = jax.lax.map(part, (queries, jnp.arange(0, length, at_once)))
+    y = jax.lax.map(jax.checkpoint(part, prevent_cse=False), (queries, jnp.arange(0, length, at_once)))
     return jnp.moveaxis(y, 0, 1).reshape(q.shape)
 
 
 def _capped(
-    q: jax.Array, k: jax.Array, v: jax.Array, start: Any, config: DecoderConfig, sinks: jax.Array | None
+    q: jax.Array, k: jax.Array, v: jax.Array, start: Any, config: DecoderConfig, sinks: Any, padding: Any = 0
 ) -> jax.Array:
-    """`capped_attention` of the queries from ``start`` on."""
+    """`capped_attention` of queries, the first of which is at key ``start``; the first keys may be ``padding``."""
     rows, length, heads, size = q.shape
     groups = k.shape[2]
     scale = size**-0.5 if config.attention_scale is None else config.attention_scale
     grouped = (q * scale).reshape(rows, length, groups, heads // groups, size)
     logits = jnp.einsum("btkgh,bskh->bkgts", grouped, k, preferred_element_type=jnp.float32)
-    age = start + jnp.arange(length)[:, None] - jnp.arange(k.shape[1])[None, :]
-    is_seen = (age >= 0) & (age < (config.window or k.shape[1]))
+    key = jnp.arange(k.shape[1])[None, :]
+    age = start + jnp.arange(length)[:, None] - key
+    is_seen = (age >= 0) & (age < (config.window or k.shape[1])) & (key >= padding)
     logits = jnp.where(is_seen, soft_cap(logits, config.attention_cap), -jnp.inf)
     total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
     shares = jnp.exp(logits - total)

@@ -97,8 +97,9 @@ def test_without_cudnn_another_program_is_not_compiled_silently(monkeypatch: pyt
         causal_attention(x, x, x, "xla")
 
 
-def test_attention_to_a_part_of_the_queries_at_once_is_attention() -> None:
-    config = DecoderConfig(**{**SIZES, "head_size": 3}, attention_cap=0.7, window=4)
+@pytest.mark.parametrize("window", [0, 4, 14])
+def test_attention_of_a_part_of_the_queries_at_once_is_attention(window: int) -> None:
+    config = DecoderConfig(**{**SIZES, "head_size": 3}, attention_cap=0.7, window=window)
     q, k, v = (uniform(jnp.uint32(seed), (2, 15, heads, 3)) * 4 - 2 for seed, heads in ((1, 4), (2, 2), (3, 2)))
     sinks = jnp.array([0.5, -1.0, 2.0, 0.0])
 
