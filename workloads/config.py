@@ -201,11 +201,11 @@ class DecoderConfig:
     def settled(self, layout: Layout) -> DecoderConfig:
         """The config as it is computed on these devices: ``attention`` = auto becomes cudnn or xla.
 
-        The sizes of heads are those that cuDNN takes on every GPU: 256 it takes from Hopper on (JAX 0.10.2, 0.12.0.1).
+        Heads of up to 256 are taken by cuDNN from Hopper on, of up to 128 before it (JAX 0.10.2, 0.12.0.1).
         """
         if self.attention != "auto":
             return self
-        is_head = self.head_size <= 128 and self.head_size % 8 == 0
+        is_head = self.head_size <= (256 if (cuda_capability(layout) or 0) >= 9 else 128) and self.head_size % 8 == 0
         is_fused = is_head and not any(self._cudnn_lacks(layout).values())
         return replace(self, attention="cudnn" if is_fused else "xla")
 

@@ -40,7 +40,12 @@ def layout(capability: Any, **axes: int) -> Any:
         ("9.0", {}, {}, "cudnn"),
         ("12.0", {"dtype": "float8"}, {}, "cudnn"),
         ("9.0", {}, {"tensor": 8, "pipeline": 2}, "cudnn"),
-        ("9.0", {"head_size": 136}, {}, "xla"),  # Hopper could, but a compiler without the GPU would not know
+        ("9.0", {"head_size": 256}, {}, "cudnn"),
+        ("9.0", {"head_size": 264}, {}, "xla"),
+        ("8.9", {"head_size": 136}, {}, "xla"),
+        ("9.0", {"sinks": True}, {}, "xla"),
+        ("9.0", {"attention_cap": 50.0}, {}, "xla"),
+        ("9.0", {"window": 4}, {}, "cudnn"),
         ("9.0", {"head_size": 60}, {}, "xla"),
         ("9.0", {"dtype": "float32"}, {}, "xla"),
         ("9.0", {}, {"context": 2}, "xla"),
