@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -143,7 +144,8 @@ def test_each_kind_learns_the_rule_in_the_data(family: str) -> None:
     assert all(np.isfinite(losses))
 
 
-PAGE = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
 RESIZED: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt3-52k": ("gpt3-175b", {"layers": 1, "d_model": 16, "ffw": 64, "heads": 2, "kv_heads": 2, "head_size": 8}),
     "gpt3-6b": ("gpt3-175b", {"layers": 48, "d_model": 3072, "ffw": 12_288, "heads": 12, "kv_heads": 12}),
@@ -168,6 +170,14 @@ def test_the_page_counts_the_models_of_maxtext_and_names_presets() -> None:
     named = {name for text, how in here for name in model_names(text if how == "the same name" else how)}
     assert named <= set(PRESETS)
     assert set(RESIZED) <= can
+
+
+def test_models_that_are_recorded_as_compiled_are_presets_that_fit_and_whose_canary_acts() -> None:
+    recorded = json.loads((ROOT / "benchmarks/results/models_8xh100.json").read_text(encoding="utf-8"))
+    assert len(recorded) == 10  # as the page says
+    assert set(recorded) <= set(PRESETS)
+    assert all(row["fits"] and row["canary"] and not row["unknown_loops"] for row in recorded.values())
+    assert {name for name, row in recorded.items() if row["attention"] == "xla"} == {"gemma2-9b", "gpt-oss-20b"}
 
 
 @pytest.mark.parametrize("name", RESIZED)

@@ -1,0 +1,101 @@
+"""A model of each family compiled for eight H100s without a GPU: memory, collectives, predicted time, canary.
+
+Run as ``python -m benchmarks.models_compiled [MODEL ...]``; it needs the extra ``screen``. Writes
+``benchmarks/results/models_8xh100.json`` after each model, and goes on there. Nothing in it is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from autotune.compiler.compile_worker import CompileJob
+from autotune.compiler.compiler import Compiler
+from autotune.compiler.predict import predict_step
+from autotune.compiler.program import collectives
+from autotune.compiler.screen import DEFAULT_MEMORY_FRACTION, Screener, find_canary
+from autotune.compiler.targets import compiler_versions, load_target, parse_topology
+from autotune.model.errors import LaunchError
+from autotune.model.flags import FlagSet
+from autotune.settings.catalog import load_catalog
+
+PATH = Path(__file__).parent / "results" / "models_8xh100.json"
+_SHARDED: dict[str, Any] = {"mesh": {"fsdp": 8}}
+_LOW: dict[str, Any] = {"weight_dtype": "bfloat16"}
+# Sequences of 4096, so that all compare; the published layers unless it says otherwise.
+MODELS: dict[str, dict[str, Any]] = {
+    "llama3.1-8b": _SHARDED,
+    "qwen3-8b": _SHARDED,
+    "gemma3-4b": _SHARDED,
+    "gemma2-9b": _SHARDED,
+    "olmo3-7b": _SHARDED,
+    "mixtral-8x7b": {"mesh": {"expert": 8}, **_LOW},
+    "qwen3-30b-a3b": {"mesh": {"expert": 8}, **_LOW},
+    "gpt-oss-20b": {"mesh": {"expert": 8}, **_LOW},
+    "deepseek2-16b": {"mesh": {"expert": 8}, **_LOW},
+    "deepseek3-671b": {"mesh": {"expert": 8}, **_LOW, "layers": 4},
+}
+
+
+def main() -> None:
+    """Compiles what is not yet in the results, and writes."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("models", nargs="*", metavar="MODEL", help=f"only these of {', '.join(MODELS)}")
+    args = parser.parse_args()
+    versions = compiler_versions()
+    found: dict[str, Any] = json.loads(PATH.read_text(encoding="utf-8")) if PATH.exists() else {}
+    for name in args.models or MODELS:
+        if found.get(name, {}).get("versions") == versions and not args.models:
+            continue
+        options = {"seq": 4096, **MODELS[name]}
+        found[name] = {"options": options, "versions": versions, **compiled(name, options)}
+        PATH.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        print(name, json.dumps(found[name]), flush=True)
+
+
+def compiled(entry: str, options: dict[str, Any]) -> dict[str, Any]:
+    """What the compiler says of one model's step."""
+    started = time.perf_counter()
+    job = CompileJob(entry=entry, options=options, target=load_target("h100-sxm"), topology=parse_topology("1x8"))
+    with Compiler(job) as compiler:
+        screener = Screener(compiler, baseline=FlagSet(), catalog=load_catalog())
+        result = screener.result(FlagSet())
+        if result.program is None:
+            return {"failure": result.failure.message if result.failure else ""}
+        try:
+            canary = dict(find_canary(screener, result.program).settings)
+        except LaunchError as e:
+            return {"failure": str(e)}
+    assert job.target is not None
+    program, prediction = result.program, predict_step(result.program, job.target, job.topology)
+    assert program.memory is not None
+    peak = program.memory.peak_bytes
+    return {
+        "peak_gib": round(peak / 2**30, 1),
+        "fits": peak <= job.target.memory_bytes * DEFAULT_MEMORY_FRACTION,
+        "attention": "cudnn" if any("fmha" in name for name in program.custom_calls) else "xla",
+        "collectives": _collectives(program),
+        "predicted_step_s": round(prediction.step_s, 4),
+        "predicted_exposed_s": round(prediction.exposed_s, 4),
+        "predicted_mfu": None if prediction.mfu is None else round(prediction.mfu, 3),
+        "unknown_loops": list(prediction.unknown_loops),
+        "canary": canary,
+        "wall_s": round(time.perf_counter() - started, 1),
+    }
+
+
+def _collectives(program: Any) -> dict[str, dict[str, float]]:
+    """By kind: how many run in a step, and their GB."""
+    found: dict[str, dict[str, float]] = {}
+    for (kind, _), (_, runs, size) in collectives(program).items():
+        row = found.setdefault(kind, {"runs": 0, "gb": 0.0})
+        row["runs"] += runs
+        row["gb"] = round(row["gb"] + size / 1e9, 3)
+    return found
+
+
+if __name__ == "__main__":
+    main()
