@@ -71,7 +71,7 @@ def test_a_mapping_is_the_same_study_as_its_file(here: Path, capsys: pytest.Capt
         ("time_budget", {"time_budget": "half an hour"}),
         ("trials", {"trials": 0}),
         ("serch", {"study": {"name": "x", "workload": {"entry": "llama"}, "serch": {}}}),
-        ("there is no", {"study": "smal.toml"}),
+        ("no such file", {"study": "smal.toml"}),
     ],
 )
 def test_what_is_not_legal_starts_nothing(here: Path, wrong: str, arguments: dict[str, object]) -> None:
