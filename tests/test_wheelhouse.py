@@ -38,6 +38,8 @@ trials = 1
 xla_cpu_prefer_vector_width = [256]
 [measure]
 pairs_cap = 6
+[confirm]
+soak = 0
 """
 
 
@@ -142,7 +144,7 @@ def it_works_away_from_the_repository(autotune: Path, site: Path, folder: Path) 
 
     assert call("--version").startswith("autotune ")
     assert "StudySpec" in call("schema")
-    call("run", "tiny.toml", "--no-soak")
+    call("run", "tiny.toml")
     assert '"kind":"aa_run"' in (folder / "runs/tiny/records.jsonl").read_text()  # its reference has run
 
 
