@@ -138,10 +138,11 @@ def test_a_small_study_by_the_real_command_line(tmp_path: Path) -> None:
     data = tomllib.loads((GPU_FOLDER / "dry.toml").read_text())
     assert data["device"]["platform"] == "cpu"
     text = (GPU_FOLDER / "dry.toml").read_text().replace('platform = "cpu"', 'platform = "cuda"')
+    text += "[screen]\nenabled = false\n"
     (tmp_path / "study.toml").write_text(
         text.replace("xla_cpu_enable_fast_math = [true]", "xla_gpu_autotune_level = [0]")
     )
-    done = autotune("run", "study.toml", "--run-dir", "run", "--no-screen", cwd=tmp_path)
+    done = autotune("run", "study.toml", "--run-dir", "run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     (trial,) = Store.open(tmp_path / "run").of(TrialResult)
     assert trial.failure is None

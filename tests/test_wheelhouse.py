@@ -127,7 +127,7 @@ def it_works_away_from_the_repository(autotune: Path, site: Path, folder: Path) 
 
     assert call("--version").startswith("autotune ")
     assert "StudySpec" in call("schema")
-    call("run", "tiny.toml", "--no-soak")
+    call("run", "tiny.toml")
     assert '"kind":"aa_run"' in (folder / "runs/tiny/records.jsonl").read_text()  # its reference has run
 
 

@@ -35,8 +35,6 @@ def submit(
     trials: options.Trials = None,
     time_budget: options.TimeBudget = None,
     storage: options.Storage = None,
-    seed: options.Seed = None,
-    soak: options.Soak = True,
 ) -> None:
     """Runs a study as a SLURM job: a lane on each node, or on each group of `device.node_count` nodes."""
     from autotune.cluster.submit import (
@@ -49,18 +47,16 @@ def submit(
     )  # fmt: skip
     from autotune.machine.environment import driver_python
     from autotune.model.spec import load_study
+    from autotune.study.start import study_with
 
-    spec = load_study(study)
-    if time_budget is not None:
-        budget_s = options.seconds_of(time_budget, "--time-budget")
-        spec = spec.model_copy(update={"search": spec.search.model_copy(update={"time_budget": budget_s})})
+    spec = study_with(load_study(study), trials=trials, time_budget=time_budget)
     path = run_dir or options.RUNS / spec.name
     program = Program(
         # Not resolved: an environment's python is a link, whose place decides the environment.
         python=python or driver_python(),
         study=study.resolve(),
         run_dir=path.resolve(),
-        options=_run_options(trials=trials, time_budget=time_budget, seed=seed, soak=soak),
+        options=_run_options(trials=trials, time_budget=time_budget),
     )
     request = JobRequest(
         partition=partition, nodes=nodes, gpus_per_node=gpus_per_node, requeue=requeue, exclusive=exclusive,
@@ -81,11 +77,10 @@ def submit(
     print(f"  scancel {job}                # what is done is kept: submit again to continue")
 
 
-def _run_options(*, trials: int | None, time_budget: str | None, seed: int | None, soak: bool) -> tuple[str, ...]:
+def _run_options(**given: int | str | None) -> tuple[str, ...]:
     """Returns the options of `run` as typed; the storage goes through the environment."""
-    named = {"--trials": trials, "--time-budget": time_budget, "--seed": seed}
-    typed = [str(x) for name, value in named.items() if value is not None for x in (name, value)]
-    return (*typed, *(() if soak else ("--no-soak",)))
+    named = {f"--{name.replace('_', '-')}": value for name, value in given.items()}
+    return tuple(str(x) for name, value in named.items() if value is not None for x in (name, value))
 
 
 def shorten_path(path: Path) -> str:

@@ -195,16 +195,14 @@ def symptoms(as_json: options.Json = False) -> None:
 def space(
     study: options.Study,
     python: options.Python = None,
-    target: options.Target = None,
     as_json: options.Json = False,
 ) -> None:
     """Prints what a run of a study searches, its size, and the reason for every setting left out."""
     from autotune.model.spec import load_study
     from autotune.settings.space import format_condition, format_domain
     from autotune.study.preflight import preview_space
-    from autotune.study.start import study_with
 
-    spec = study_with(load_study(study), {"screen": {"target": target}}, seed=None)
+    spec = load_study(study)
     folder = study.resolve().parent
     preview = preview_space(spec, study_dir=folder, run_dir=options.RUNS / spec.name, python=python, note=note)
     found = preview.space

@@ -39,8 +39,6 @@ Storage = Annotated[
         help="Optuna storage of the study, else RUN/optuna.log: sqlite:///..., postgresql+psycopg://..., journal:PATH.",
     ),
 ]
-Seed = Annotated[int | None, typer.Option(min=0, help="Seed of proposals, data and order.")]
-Soak = Annotated[bool, typer.Option(help="Soak the winner (a long run) before it counts as proven.")]
 
 Plugin = Annotated[PluginChoice, typer.Option(help="Which build is asked; auto: the CUDA plugin if it is installed.")]
 Python = Annotated[str | None, typer.Option(help="Interpreter whose jaxlib is asked.")]

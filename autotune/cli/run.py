@@ -35,13 +35,6 @@ def run(
     ] = None,
     run_dir: options.RunDir = None,
     storage: options.Storage = None,
-    seed: options.Seed = None,
-    soak: options.Soak = True,
-    screen: Annotated[
-        bool | None, typer.Option("--screen/--no-screen", help="Compile before measuring; default: on GPUs.")
-    ] = None,
-    target: options.Target = None,
-    topology: options.Topology = None,
     as_json: options.Json = False,
 ) -> None:
     """Runs a study, or continues it where it was stopped."""
@@ -49,12 +42,7 @@ def run(
     from autotune.study.engines import choose_engine, parse_groups
     from autotune.study.start import study_with
 
-    given: dict[str, dict[str, Any]] = {
-        "search": {"trials": trials, "time_budget": time_budget},
-        "screen": {"enabled": screen, "target": target, "topology": topology},
-        "confirm": {"soak": None if soak else 0},
-    }
-    spec = study_with(load_study(study), given, seed=seed)
+    spec = study_with(load_study(study), trials=trials, time_budget=time_budget)
     path = run_dir or options.RUNS / spec.name
     groups = parse_groups(devices)
     run_and_print(

@@ -305,8 +305,7 @@ def _run(file: Path, *, trials: int | None, time_budget: str | None, asked: Prob
     from autotune.study.engines import choose_engine
     from autotune.study.start import study_with
 
-    given: dict[str, dict[str, Any]] = {"search": {"trials": trials, "time_budget": time_budget}}
-    spec = study_with(load_study(file), given, seed=None)
+    spec = study_with(load_study(file), trials=trials, time_budget=time_budget)
     path = options.RUNS / spec.name
     done = run_and_print(spec, file, path, as_json=False, make_engine=choose_engine(spec, ()))
     conclusion, store = done.conclusion, done.store

@@ -47,8 +47,7 @@ def run(
     from autotune.results.api import Study  # imports pandas, which no command line needs
 
     spec, folder = _read(study)
-    given = {"search": {"trials": trials, "time_budget": time_budget}}
-    spec = study_with(spec, given, seed=None)
+    spec = study_with(spec, trials=trials, time_budget=time_budget)
     path = Path(run_dir) if run_dir is not None else Path(RUNS, spec.name)
     as_text: dict[str, Any] = {"markup": False, "highlight": False, "emoji": False, "force_jupyter": False}
     console = Console(**as_text, quiet=not progress)
@@ -71,21 +70,15 @@ def _read(study: str | Path | Mapping[str, Any]) -> tuple[StudySpec, Path]:
     return load_study(Path(study)), Path(study).resolve().parent
 
 
-def study_with(spec: StudySpec, given: Mapping[str, Mapping[str, Any]], *, seed: int | None) -> StudySpec:
-    """Overrides keys of a study.
-
-    Args:
-        given: Section to key to value; None keeps the study's value.
-        seed: None keeps the study's.
+def study_with(spec: StudySpec, *, trials: int | None, time_budget: str | None) -> StudySpec:
+    """Gives a study another size; None keeps its own.
 
     Raises:
         StudyFileError: If the resulting study is not legal.
     """
     data = spec.model_dump(context=WITH_SECRETS)
-    for section, values in given.items():
-        data[section].update({key: value for key, value in values.items() if value is not None})
-    if seed is not None:
-        data["seed"] = seed
+    given = {"trials": trials, "time_budget": time_budget}
+    data["search"] |= {key: value for key, value in given.items() if value is not None}
     return parse_study(data, source="the study with the options of the command line")
 
 
