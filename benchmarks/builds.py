@@ -68,7 +68,8 @@ def main() -> int:
     parser.add_argument("words", nargs="*", default=[PROGRAM.name])
     given = parser.parse_args()
     machine = {"cpu": describe_machine().get("cpu"), "cpus": os.cpu_count()}
-    results: dict[str, Any] = {"machine": machine, "program": list(given.words)}
+    flags = os.environ.get("XLA_FLAGS", "")
+    results: dict[str, Any] = {"machine": machine, "program": list(given.words), "xla_flags": flags}
     for name, old in (("upgrade", given.old), ("control", given.new)):
         with tempfile.TemporaryDirectory() as folder:
             results[name] = compared(old, given.new, given.words, pairs=given.pairs, folder=Path(folder))
