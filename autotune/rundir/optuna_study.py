@@ -1,7 +1,7 @@
 """Optuna storage of a study: a journal in the run directory, or a storage that the user names.
 
-A trial is added when it is recorded, so `optuna-dashboard` shows a running study. The records are the truth: missing
-trials are written from them. A storage that does not answer at the start is refused; one that
+A trial is added when it begins and told when it is recorded, so `optuna-dashboard` shows a running study. The records
+are the truth: missing trials are written from them. A storage that does not answer at the start is refused; one that
 fails later gives a note, and gets what it lacks from the next session.
 """
 
@@ -50,7 +50,7 @@ class OptunaStudy:
     def __init__(self, storage: Path | str, name: str) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._where, self._name = storage, name
-        self._study: optuna.Study | None = None
+        self._opened: tuple[BaseStorage, optuna.Study] | None = None
         self._told: set[Any] = set()
         self._is_lost = False
         self._news: list[str] = []
@@ -65,33 +65,39 @@ class OptunaStudy:
             self._lose(error)
 
     def put(self, trial: FrozenTrial) -> None:
-        """Adds a finished trial, which has `NUMBER_KEY`, unless it is there; never raises."""
-        if self._is_lost or trial.user_attrs[NUMBER_KEY] in self._told:
-            return
-        try:
-            _within_limit(lambda: self._add(trial))
-        except Exception as error:  # as above
-            self._lose(error)
+        """Adds a running trial or tells a finished one, which has `NUMBER_KEY`; never raises."""
+        if trial.user_attrs[NUMBER_KEY] not in self._told:
+            self._try(lambda storage, study: self._write(storage, study, trial))
+
+    def finish(self) -> None:
+        """Tells open trials as failed; never raises."""
+        self._try(_fail_open_trials)
 
     def news(self) -> list[str]:
         """Returns the notes for the user since the last call."""
         news, self._news = self._news, []
         return news
 
-    def _add(self, trial: FrozenTrial) -> None:
-        """Adds a trial in a few attempts."""
-        for attempt in range(ATTEMPTS):
-            try:
-                study = self._study or self._open()
-                if trial.user_attrs[NUMBER_KEY] not in self._told:  # an attempt that failed may have written it
-                    study.add_trial(trial)
-                    self._told.add(trial.user_attrs[NUMBER_KEY])
-                return
-            except Exception:  # as above
-                self._study = None
-                if attempt == ATTEMPTS - 1:
-                    raise
-                time.sleep(PAUSE_S)
+    def _try(self, work: Callable[[BaseStorage, optuna.Study], None]) -> None:
+        """Does something with the storage in a few attempts, unless it is lost."""
+        if self._is_lost:
+            return
+
+        def attempts() -> None:
+            for attempt in range(ATTEMPTS):
+                try:
+                    work(*(self._opened or self._open()))
+                    return
+                except Exception:  # as above
+                    self._opened = None
+                    if attempt == ATTEMPTS - 1:
+                        raise
+                    time.sleep(PAUSE_S)
+
+        try:
+            _within_limit(attempts)
+        except Exception as error:
+            self._lose(error)
 
     def _lose(self, error: Exception) -> None:
         self._is_lost = True
@@ -100,12 +106,34 @@ class OptunaStudy:
             "everything; once the storage answers, the same command writes what it lacks"
         )
 
-    def _open(self) -> optuna.Study:
-        """Opens the storage and reads which results it holds."""
-        self._study = optuna.create_study(storage=_storage_of(self._where), study_name=self._name, load_if_exists=True)
-        found = self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+    def _open(self) -> tuple[BaseStorage, optuna.Study]:
+        """Opens the storage and reads which results it holds, since a failed attempt may have been written."""
+        storage = _storage_of(self._where)
+        study = optuna.create_study(storage=storage, study_name=self._name, load_if_exists=True)
+        found = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
         self._told = {t.user_attrs.get(NUMBER_KEY) for t in found}
-        return self._study
+        self._opened = storage, study
+        return self._opened
+
+    def _write(self, storage: BaseStorage, study: optuna.Study, trial: FrozenTrial) -> None:
+        number = trial.user_attrs[NUMBER_KEY]
+        if number in self._told:  # by an attempt that failed only after it
+            return
+        begun = next((t for t in _open_trials(study) if t.user_attrs.get(NUMBER_KEY) == number), None)
+        is_result = trial.state.is_finished()
+        if begun is not None and is_result:
+            for key, value in trial.user_attrs.items():
+                if key not in begun.user_attrs:
+                    storage.set_trial_user_attr(begun._trial_id, key, value)
+            for key, value in trial.system_attrs.items():
+                storage.set_trial_system_attr(begun._trial_id, key, value)
+            study.tell(begun.number, trial.value)
+        else:
+            if begun is not None:  # its driver died before the trial was recorded
+                study.tell(begun.number, state=TrialState.FAIL)
+            study.add_trial(trial)
+        if is_result:
+            self._told.add(number)
 
 
 def _within_limit(work: Callable[[], object]) -> None:
@@ -155,6 +183,15 @@ def _storage_of(where: Path | str) -> BaseStorage:
         path = str(Path(where.removeprefix("journal:")).absolute())
         return JournalStorage(JournalFileBackend(path, lock_obj=JournalFileOpenLock(path)))
     return optuna.storages.get_storage(where)
+
+
+def _open_trials(study: optuna.Study) -> list[FrozenTrial]:
+    return study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+
+
+def _fail_open_trials(storage: BaseStorage, study: optuna.Study) -> None:
+    for left in _open_trials(study):
+        study.tell(left.number, state=TrialState.FAIL)
 
 
 def _root(error: BaseException) -> str:

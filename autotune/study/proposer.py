@@ -100,9 +100,16 @@ class Proposer:
         self._priors = priors
         self._stored = stored
 
-    def _under_way(self, params: dict[str, str]) -> FrozenTrial:
+    def begin(self, config: TrialConfig) -> None:
+        """Opens a trial in the study's storage."""
+        if self._stored is not None:
+            self._stored.put(self._under_way(config.params, _attributes(config)))
+
+    def _under_way(self, params: dict[str, str], attributes: dict[str, Any]) -> FrozenTrial:
         values, distributions = self._as_optuna(params)
-        return optuna.trial.create_trial(state=TrialState.RUNNING, params=values, distributions=distributions)
+        return optuna.trial.create_trial(
+            state=TrialState.RUNNING, params=values, distributions=distributions, user_attrs=attributes
+        )
 
     def tell(self, result: TrialResult) -> None:
         """Adds a finished trial; a failed one as infeasible, for samplers ignore failed trials."""
@@ -130,6 +137,11 @@ class Proposer:
         self._history.append(trial)
         if self._stored is not None:
             self._stored.put(trial)
+
+    def finish(self) -> None:
+        """Brings the study's storage up to date, if it has one."""
+        if self._stored is not None:
+            self._stored.finish()
 
     def news(self) -> list[str]:
         """Returns notes for the user since the last call."""
@@ -209,7 +221,7 @@ class Proposer:
     def _questions(self, number: int, now_tried: Iterable[FlagSet]) -> Questions:
         """Returns the sampler with the trials that it may see."""
         shown = [t for t in self._history if t.user_attrs[NUMBER_KEY] < number]
-        shown += [self._under_way(self._space.locate(s) or {}) for s in sorted(now_tried, key=str)]
+        shown += [self._under_way(self._space.locate(s) or {}, {}) for s in sorted(now_tried, key=str)]
         return Questions(shown, self._sampler(_seed(f"{self._spec.seed}/{number}")))
 
     def _sampler(self, seed: int) -> BaseSampler:
@@ -273,7 +285,7 @@ def open_study(spec: StudySpec, storage: Path | str) -> OptunaStudy:
     return OptunaStudy(storage, f"{spec.name}-{spec.identity}")
 
 
-def _attributes(trial: TrialResult) -> dict[str, Any]:
+def _attributes(trial: TrialConfig | TrialResult) -> dict[str, Any]:
     return {NUMBER_KEY: trial.number, "settings": dict(trial.settings), "origin": trial.origin}
 
 

@@ -63,12 +63,13 @@ class Search:
             self._run.view.note(text)
 
     def _finish(self) -> None:
-        """Records the estimated effects, unless that was done."""
+        """Records the estimated effects, unless that was done, and brings the study's storage up to date."""
         self._read_causes()
         known = self._store.last(EffectsRecord)
         is_news = known is None or known.trials != len(self._results())
         if is_news and (found := self._proposer.effects()) is not None:
             self._store.append(found)
+        self._proposer.finish()
         self._tell_news()
 
     def _results(self) -> Sequence[TrialResult]:
@@ -150,6 +151,7 @@ class Search:
             most = run.time.pairs_for(self._kept_s, starts=1, share=TRIAL_SHARE)
             found = found.model_copy(update={"most": most})
         self._tried[config.number] = config.settings
+        self._proposer.begin(config)
         folder = ("trials", f"{config.number:04d}")
         return PendingTask(found, folder, f"trial-{config.number}", self._end)
 

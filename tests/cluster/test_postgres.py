@@ -53,8 +53,9 @@ def test_lanes_lose_the_database_and_then_their_driver_and_every_count_is_exact(
     is_whole(run, trials=17)
     assert {r.by for r in Store.open(run).of(TrialResult)} == {"device-0", "device-1", "device-2"}
     found = trials_in(postgres.url)
-    assert {t.state for t in found} == {TrialState.COMPLETE}
-    assert sorted(t.user_attrs[NUMBER_KEY] for t in found) == list(range(1, 18))
+    assert {t.state for t in found} <= {TrialState.COMPLETE, TrialState.FAIL}  # FAIL: lost with the driver
+    told = [t.user_attrs[NUMBER_KEY] for t in found if t.state is TrialState.COMPLETE]
+    assert sorted(told) == list(range(1, 18))
 
 
 def trials_in(url: str) -> list[FrozenTrial]:

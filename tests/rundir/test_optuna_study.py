@@ -31,6 +31,10 @@ def trial(number: int) -> FrozenTrial:
     )
 
 
+def begun(number: int) -> FrozenTrial:
+    return create_trial(state=TrialState.RUNNING, user_attrs={NUMBER_KEY: number})
+
+
 def trials_in(storage: str | Path) -> list[FrozenTrial]:
     """The trials of a storage's one study, as anybody reads them."""
     opened: Any = storage
@@ -71,16 +75,33 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> str | Path:
     return tmp_path / JOURNAL if request.param == "journal" else f"sqlite:///{tmp_path / 'o.db'}"
 
 
-def test_each_trial_is_added_once(place: str | Path) -> None:
+def test_a_trial_runs_then_has_its_result(place: str | Path) -> None:
     stored = OptunaStudy(place, "s")
-    for number in (1, 2, 2, 1):
-        stored.put(trial(number))
-    OptunaStudy(place, "s").put(trial(1))  # another session
+    stored.put(begun(1))
+    assert [t.state for t in trials_in(place)] == [TrialState.RUNNING]
+    stored.put(begun(2))
+    stored.put(trial(2))
+    stored.put(trial(1))
+    stored.put(trial(1))
+    stored.finish()
     assert stored.news() == []
     found = trials_in(place)
     assert [(t.state, t.value, t.user_attrs, t.constraints) for t in found] == [
         (t.state, t.value, t.user_attrs, t.constraints) for t in map(trial, (1, 2))
     ]
+
+
+def test_what_a_driver_left_open_is_told_by_the_records_or_failed(place: str | Path) -> None:
+    first = OptunaStudy(place, "s")
+    for number in (1, 2, 3):
+        first.put(begun(number))
+    again = OptunaStudy(place, "s")
+    again.put(trial(1))  # recorded before the driver died
+    again.put(begun(2))  # begun anew
+    again.put(trial(2))
+    again.finish()  # number 3 is never tried again
+    states = [(t.user_attrs[NUMBER_KEY], t.state.name) for t in trials_in(place)]
+    assert states == [(1, "COMPLETE"), (2, "FAIL"), (3, "FAIL"), (2, "COMPLETE")]
 
 
 @pytest.mark.parametrize("harm", ["missing", "torn", "spoilt"])
@@ -116,7 +137,7 @@ def test_a_study_without_a_database_imports_no_driver_of_databases(tmp_path: Pat
 import sys, pathlib
 import autotune.study
 from autotune.rundir.optuna_study import OptunaStudy
-OptunaStudy(pathlib.Path({str(tmp_path / JOURNAL)!r}), "s")
+OptunaStudy(pathlib.Path({str(tmp_path / JOURNAL)!r}), "s").finish()
 assert "sqlalchemy" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
@@ -132,6 +153,7 @@ def test_a_storage_that_hangs_does_not_hold_the_study_up(database: Database, mon
         (told,) = stored.news()
         assert "does not answer (no answer within" in told
         stored.put(trial(2))
+        stored.finish()
         assert stored.news() == []  # it is asked no more
         holder.execute("ROLLBACK")
     finally:
