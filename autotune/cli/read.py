@@ -108,10 +108,12 @@ def read(
 
 def _with_notes(probe: Probe, *, reads_file: bool) -> Probe:
     """Adds notes on a run, and reads the file that it wrote in place of its output."""
+    from autotune.machine.child_process import format_end
+
     if not probe.lines and not reads_file:
         probe.notes.append(_SILENT)
     if probe.status:
-        probe.notes.append(f"it ended with status {probe.status}")
+        probe.notes.append(f"it {format_end(probe.status)}")
     if reads_file:
         probe.lines, probe.at_s = probe.file_lines, probe.file_at_s
     return probe

@@ -19,6 +19,11 @@ LONGEST_LINE = 4_000_000
 """Bytes of an unfinished message after which it is dropped."""
 
 
+def format_end(status: int) -> str:
+    """Formats an exit status, below 0 a signal, as a clause."""
+    return f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+
+
 class ChildProcess:
     """One child in a session of its own, which never blocks its parent without a limit.
 
@@ -70,9 +75,7 @@ class ChildProcess:
     def describe_end(self) -> str:
         """Formats how the process ended, as a clause of a message."""
         status = self._status()
-        if status is None:
-            return "did not"
-        return f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+        return "did not" if status is None else format_end(status)
 
     def send(self, message: Mapping[str, Any]) -> None:
         """Sends one message; the next receive notices a broken pipe."""

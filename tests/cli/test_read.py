@@ -78,6 +78,7 @@ def test_a_saved_log(tmp_path: Path, arguments: tuple[str, ...], status: int, wo
         (("train.log", "--json"), 2, "type: autotune read --json train.log"),
         (("trian.log",), 2, "there is no file trian.log, and no command of that name; did you mean `train.log`?"),
         (("--", "true"), 1, "let it print each step"),
+        (("--", "sh", "-c", "kill -SEGV $$"), 1, "ended by SIGSEGV"),
     ],
 )
 def test_a_call_that_reads_nothing_says_what_to_do(
