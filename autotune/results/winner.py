@@ -160,6 +160,11 @@ def winner_of(store: Store, *, even_unjudged: bool = False) -> Winner:
             f"only a proven winner is exported but of {store.path}: {recorded.sentence}; {until}"
             "the default settings are what to use here"
         )
+    if any(r.stage == BUILDS for r in store.of(FinalistResult)):
+        raise AutotuneError(
+            f"only settings are exported but {store.path} compares two builds; tune under the one that you keep: "
+            "autotune tune -- COMMAND"
+        )
     if wrong := disagreements(store, recorded):
         raise AutotuneError(
             f"a proof must follow from the records of its run but in {store.path}\n"

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from autotune.model.errors import StudyFileError
+from autotune.model.errors import AutotuneError, StudyFileError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import FailureKind
 from autotune.model.records import ConclusionRecord, ConfirmRun, Outcome, TrialResult
 from autotune.programs import draft, look
-from autotune.results.winner import doubts
+from autotune.results.winner import doubts, winner_of
 from autotune.rundir.store import Store
 from autotune.settings.space import SearchSpace
 from autotune.study.builds import Builds, find_build, measure_builds
@@ -50,6 +50,10 @@ def test_a_planted_difference_is_told_the_right_way_round(factor: float, outcome
     assert float(answer[3]) <= float(answer[1]) <= float(answer[4])
     assert there(run.store.of(TrialResult)[0].loss).is_ok
     assert doubts(run.store) == []
+    with pytest.raises(
+        AutotuneError, match="compares two builds" if outcome is Outcome.WINNER else "only a proven winner"
+    ):
+        winner_of(run.store)
 
 
 def test_equal_builds_are_not_told_apart(tmp_path: Path) -> None:
