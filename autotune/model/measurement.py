@@ -36,6 +36,10 @@ HELD_BACK: Mapping[str, str] = {
 }
 """What lowers the clocks of a GPU below those that it could have, in words."""
 
+OF_THE_PROGRAM = frozenset({"sw_power_cap"})
+"""Reasons of these that follow from what an arm itself draws, wherever it runs: a set that stays below the power limit
+is faster for that too. An H100 was at its limit in all 73 s of an A/A run (``benchmarks/results/gpu``)."""
+
 LEAST_SHARE = 0.05
 """Share of one arm's time from which on it counts as held back: what is less can't have made the difference."""
 
@@ -96,11 +100,12 @@ class GpusDuring(Record):
 def held_in_one_arm(during: Sequence[GpusDuring]) -> list[str]:
     """Reasons for which one arm alone was held back, over some measurements together, one sentence each.
 
-    Then the two arms did not run on the same machine, and neither a gain nor a loss can be told.
+    Then the two arms did not run on the same machine, and neither a gain nor a loss can be told. An arm's own power is
+    no such reason (`OF_THE_PROGRAM`).
     """
     known = set(HELD_BACK).intersection(*(d.reference.held_back.keys() & d.candidate.held_back.keys() for d in during))
     found = []
-    for reason in [r for r in HELD_BACK if r in known]:
+    for reason in [r for r in HELD_BACK if r in known and r not in OF_THE_PROGRAM]:
         held = {arm: sum(getattr(d, arm).held_back[reason] for d in during) for arm in ("reference", "candidate")}
         whole = {arm: sum(getattr(d, arm).seconds for d in during) for arm in held}
         shares = {arm: held[arm] / whole[arm] if whole[arm] else 0.0 for arm in held}

@@ -272,7 +272,7 @@ class SpaceBuilder:
             raise SettingError(f"`search.settings` must not name {name}: {setting.danger}")
         if reason := self._cannot_act(setting):
             self._notes[name] = f"named by the study, so it is searched; the catalogue says: {reason}"
-        parameter = _own_parameter(name, domain, _blank(setting))
+        parameter = _own_parameter(name, domain, self._blank(setting))
         for value in parameter.choices or (str(parameter.low), str(parameter.high)):
             refused = setting.refused(value) if setting.flag is not None and value != DEFAULT else ""
             if problem := refused or setting.out_of_range(value):
@@ -333,7 +333,7 @@ class SpaceBuilder:
 
     def _catalog_parameter(self, entry: Setting, setting: KnownSetting) -> Parameter | None:
         """A parameter with the catalogue's values; None without any."""
-        blank = _blank(setting)
+        blank = self._blank(setting)
         layer = self._layer_bytes.get(entry.layer_bytes) if entry.layer_bytes else None
         if layer:
             return replace(blank, choices=_choices([str(round(layer * m)) for m in _LAYER_MULTIPLES], blank))
@@ -349,6 +349,22 @@ class SpaceBuilder:
             values = [v for v in values if int(v) <= self._cpu_count]
         choices = _choices(_as_spelled(values, setting), blank)
         return replace(blank, choices=choices) if len(choices) > 1 else None
+
+    def _blank(self, setting: KnownSetting) -> Parameter:
+        """A parameter without its choices; its default is what runs without it: the baseline's value first."""
+        default, entry = self._baseline.get(setting.name, setting.default), setting.entry
+        if setting.name not in self._baseline and setting.flag is None and setting.option is None and entry is not None:
+            # The catalogue's default of a variable may be a remark instead of a value.
+            is_value = default in entry.values or (default or "").isdigit()
+            default = default if is_value else None
+        return Parameter(
+            name=setting.name,
+            choices=(DEFAULT,),
+            default=default,
+            type=setting.type,
+            spellings=setting.spellings,
+            group=entry.group if entry is not None else "",
+        )
 
     def space(self) -> SearchSpace:
         """Builds the space with conditions, each parameter after those it depends on, without those that never act."""
@@ -385,7 +401,7 @@ class SpaceBuilder:
             rules = [(o, v, True) for o, v in entry.when.items()] + [(o, v, False) for o, v in entry.unless.items()]
         active: dict[str, tuple[str, ...]] = {}
         for other, values, wanted in rules:
-            parameter = self.found.get(other, _blank(self._known[other]))
+            parameter = self.found.get(other) or self._blank(self._known[other])
             if parameter.size > LISTABLE:
                 continue
             named = {parameter.default_choice if parameter.is_absent(v) else v.lower() for v in values}
@@ -396,23 +412,6 @@ class SpaceBuilder:
             if len(fitting) < parameter.size:
                 active[other] = fitting
         return active
-
-
-def _blank(setting: KnownSetting) -> Parameter:
-    """A parameter with name and default of a setting, but without its choices."""
-    default, entry = setting.default, setting.entry
-    if setting.flag is None and setting.option is None and entry is not None:
-        # The catalogue's default of a variable may be a remark instead of a value.
-        is_value = default in entry.values or (default or "").isdigit()
-        default = default if is_value else None
-    return Parameter(
-        name=setting.name,
-        choices=(DEFAULT,),
-        default=default,
-        type=setting.type,
-        spellings=setting.spellings,
-        group=entry.group if entry is not None else "",
-    )
 
 
 def _own_parameter(name: str, domain: Domain, blank: Parameter) -> Parameter:

@@ -27,8 +27,14 @@ LONGEST_START_S = 170.0
 
 
 @contextlib.contextmanager
-def part(name: str, words: str, minutes: float, *more: Callable[[argparse.ArgumentParser], object]) -> Iterator[Part]:
-    """One part of the hour, from its command line to its last row."""
+def part(
+    name: str, words: str, minutes: float, *more: Callable[[argparse.ArgumentParser], object], measures: bool = True
+) -> Iterator[Part]:
+    """One part of the hour, from its command line to its last row.
+
+    Args:
+        measures: Whether it runs anything here; if not, it may read the folder of another machine.
+    """
     parser = argparse.ArgumentParser(description=words, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder of all results; nothing is written elsewhere")
     parser.add_argument("--minutes", type=float, default=minutes, help="all sessions together, default %(default)s")
@@ -36,7 +42,7 @@ def part(name: str, words: str, minutes: float, *more: Callable[[argparse.Argume
     for add in more:
         add(parser)
     args = parser.parse_args()
-    found = Part(name, args)
+    found = Part(name, args, measures=measures)
     try:
         yield found
     finally:
@@ -46,24 +52,25 @@ def part(name: str, words: str, minutes: float, *more: Callable[[argparse.Argume
 class Part:
     """A part at work: its arguments, its machine, its hour."""
 
-    def __init__(self, name: str, args: argparse.Namespace) -> None:
+    def __init__(self, name: str, args: argparse.Namespace, *, measures: bool) -> None:
         self.args = args
         self.out: Path = args.out.resolve()
         name = f"{name}-{args.of}" if getattr(args, "of", None) else name
         (self.out / name).mkdir(parents=True, exist_ok=True)
         self.machine = Machine("cpu" if args.dry_run else "cuda", self.out / "home")
-        made_by = self.machine.made_by()
-        self._refuse_mixed(made_by)
+        made_by = self._machine_of_folder(self.machine.made_by(), measures=measures)
         clock = self.machine.clock(self.out / name / "spent.txt")
         self.hour = Hour(self.out, name, minutes=args.minutes, made_by=made_by, clock=clock)
 
-    def _refuse_mixed(self, made_by: Row) -> None:
-        """Keeps figures of a dry run out of a folder with measured ones."""
+    def _machine_of_folder(self, here: Row, *, measures: bool) -> Row:
+        """Whose figures the folder holds; those of a dry run are kept out of one with measured ones."""
         mark = self.out / "made_by.json"
-        if mark.exists() and (before := json.loads(mark.read_text(encoding="utf-8"))) != made_by:
+        before = json.loads(mark.read_text(encoding="utf-8")) if mark.exists() else here
+        if measures and before != here:
             raise SystemExit(f"--out must hold results of one machine but {self.out} is of {before['on']}, and this is "
-                             f"{made_by['on']}; name another folder")  # fmt: skip
-        mark.write_text(json.dumps(made_by), encoding="utf-8")
+                             f"{here['on']}; name another folder")  # fmt: skip
+        mark.write_text(json.dumps(before), encoding="utf-8")
+        return dict(before)
 
     def study(self, name: str) -> Path:
         """The study file of a name; in a dry run the tiny one."""

@@ -30,7 +30,7 @@ STUDIES = ("dense", "moe")
 
 def main() -> int:
     """Compares whatever there is."""
-    with part("ranks", __doc__ or "", 30.0) as found:
+    with part("ranks", __doc__ or "", 30.0, measures=False) as found:
         for study in STUDIES:
             if (found.out / f"table-{study}.jsonl").exists():
                 found.hour.keep({"unit": f"table {study}", **of_table(found.out, study)})

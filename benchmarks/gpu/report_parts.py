@@ -151,7 +151,7 @@ def itself(accepted: dict[str, Row], mark: str, plots: dict[str, Chart]) -> list
         logs = [p["log_ratio"] for p in pairs]
         order = mean_interval([p["log_ratio"] * (1 if p["first"] == 0 else -1) for p in pairs])
         sd = statistics.stdev(logs)
-        lines.append(f"| {block_s} s | {len(pairs)} | {format_share(sd)} | {interval_words(order)} |")
+        lines.append(f"| {block_s} s | {len(pairs)} | {100 * sd:.2f} % | {interval_words(order)} |")
         at = mean_interval(logs)
         marks.append(
             Mark(
@@ -165,10 +165,10 @@ def itself(accepted: dict[str, Row], mark: str, plots: dict[str, Chart]) -> list
         lines += ["", f"At rest the GPU draws {watts:.0f} W."]
     lines += ["", f"Beside an idle process a step takes {format_ratio(beside / alone)} times what it takes alone."]
     if (spread := spread_of(accepted)) is not None:
-        lines.append(f"Processes started in a row differ by a standard deviation of {format_share(spread[0])}.")
+        lines.append(f"Processes started in a row differ by a standard deviation of {100 * spread[0]:.2f} %.")
     at_once = [abs(row["log_ratio"]) for name, row in accepted.items() if name.startswith("at once ")]
     if at_once:
-        lines.append(f"Pairs started at once differ by {', '.join(format_share(x) for x in at_once)}.")
+        lines.append(f"Pairs started at once differ by {', '.join(f'{100 * x:.2f} %' for x in at_once)}.")
     return [*lines, "", f"![Equal processes against each other{mark}](gpu-itself.svg)"]
 
 

@@ -196,7 +196,8 @@ def test_what_holds_one_arm_back_between_two_looks_is_counted_and_named(
     ("reference", "candidate", "named"),
     [
         ({"sw_power_cap": 6.0}, {"sw_power_cap": 5.0}, ""),  # both, as on a GPU that is always at its limit
-        ({"sw_power_cap": 6.0}, {"sw_power_cap": 1.0}, "the reference alone"),
+        ({"sw_power_cap": 6.0}, {}, ""),  # its own power: a set that draws less is faster for that too
+        ({"sw_thermal": 6.0}, {"sw_thermal": 1.0}, "the reference alone"),
         ({}, {"hw_thermal": 3.0}, "the candidate alone"),
         ({}, {"hw_thermal": 0.3}, ""),
         ({}, {"sw_power_cap": 60.0}, ""),  # more than there was time for: it counts something else

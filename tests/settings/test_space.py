@@ -186,6 +186,15 @@ def test_a_default_is_rendered_as_absence(build: Build) -> None:
     assert space.suggest(lambda p: p.choices[-1] if p.choices else "") == FlagSet()
 
 
+def test_the_default_of_the_build_is_a_value_where_the_baseline_has_another(known: KnownSettings) -> None:
+    level, baseline = "xla_gpu_autotune_level", {"xla_gpu_autotune_level": 0}
+    data = {"name": "s", "workload": {"entry": "llama"}, "device": {"platform": "cuda", "count": 1}}
+    listed = {**data, "baseline": baseline, "search": {"settings": {level: [0, 2, 4]}}}
+    found = build_space(parse_study(listed), known, None)
+    assert points(found) == {FlagSet(), FlagSet({level: 2}), FlagSet({level: 4})}
+    assert found.locate(FlagSet({level: 4})) == {level: "4"}
+
+
 def test_domains_of_a_study(build: Build) -> None:
     space = build(
         settings={

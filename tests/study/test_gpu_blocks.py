@@ -30,7 +30,7 @@ from autotune.results.winner import disagreements, doubts
 from autotune.rundir.store import Folders, Store
 from autotune.study.stages import run_study
 from autotune.workers.base import Progress, WorkerFailed
-from harness.fake_nvml import HW_THERMAL, SW_POWER_CAP, FakeNvml, missing
+from harness.fake_nvml import HW_THERMAL, POWER_BRAKE, SW_POWER_CAP, FakeNvml, missing
 from harness.simulated import GivenSetup, given_run
 from harness.simulated_machine import SimulatedLauncher, SimulatedWorker
 from tests.runs import SPACE, Diary, Noting, Run, Times, Told, asking, failed, on_blocks, replay_study, there
@@ -163,7 +163,7 @@ def test_whoever_fails_the_other_is_ended_and_the_reference_is_blamed_first(tmp_
 
 needs_nvml = pytest.mark.skipif(bool(missing()), reason=missing())
 ShareOf = Callable[[Mapping[str, str]], dict[str, float]]
-COUNTERS = {"hw_thermal": HW_THERMAL, "sw_power_cap": SW_POWER_CAP}
+COUNTERS = {"hw_thermal": HW_THERMAL, "sw_power_cap": SW_POWER_CAP, "power_brake": POWER_BRAKE}
 
 
 @pytest.fixture
@@ -216,7 +216,7 @@ def heated_run(
     ("reason", "who", "words", "mode"),
     [
         ("hw_thermal", "reference", "the reference alone was held back by heat (hardware): 30.0 %", "interleaved"),
-        ("sw_power_cap", "candidate", "the candidate alone was held back by its power limit: 30.0 %", "aba"),
+        ("power_brake", "candidate", "the candidate alone was held back by a power brake from outside: 30.0 %", "aba"),
     ],
 )
 def test_what_holds_one_arm_back_alone_is_named_and_vetoes_the_set(
@@ -240,10 +240,14 @@ def test_what_holds_one_arm_back_alone_is_named_and_vetoes_the_set(
 
 
 @needs_nvml
-def test_gpus_that_are_held_back_in_both_arms_alike_prove_what_they_prove(
-    tmp_path: Path, fake: FakeNvml, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("of_candidate", [0.7, 0.0])
+def test_a_set_at_the_power_limit_or_below_it_proves_what_it_proves(
+    tmp_path: Path, fake: FakeNvml, monkeypatch: pytest.MonkeyPatch, of_candidate: float
 ) -> None:
-    store = heated_run(tmp_path / "run", fake, monkeypatch, lambda _: {"sw_power_cap": 0.7}, "interleaved")
+    def share_of(settings: Mapping[str, str]) -> dict[str, float]:
+        return {"sw_power_cap": of_candidate if settings.get("xla_a") == "1" else 0.7}
+
+    store = heated_run(tmp_path / "run", fake, monkeypatch, share_of, "interleaved")
     conclusion, aa_run = store.last(ConclusionRecord), store.last(AaRecord)
     assert there(conclusion).outcome is Outcome.WINNER
     assert aa_run is not None
@@ -290,6 +294,8 @@ HOT, COOL = during({"hw_thermal": 3.0}, {"hw_thermal": 0.0}), during({"hw_therma
         ([HOT, during({}, {})], False),  # what one process did not tell is not made of the others
         ([], False),
         ([during({"hw_thermal": 0.04}, {"hw_thermal": 0.0}, seconds=0.1)], False),
+        ([during({"sw_power_cap": 2.5}, {"sw_power_cap": 0.0})], False),  # what draws less power is faster for that
+        ([during({"sw_power_cap": 0.0, "power_brake": 0.0}, {"sw_power_cap": 9.0, "power_brake": 1.0})], True),
     ],
 )
 def test_one_arm_is_held_back_over_all_its_processes(processes: list[GpusDuring], is_held: bool) -> None:
