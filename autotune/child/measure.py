@@ -29,6 +29,12 @@ RING_BYTES = 64_000_000
 """Limit of the bytes of a block's batches, ideally one for each step: a long block overfits few repeated batches (llama
 small: a loss of 0.001 after 100 steps on four)."""
 
+SAMPLES, SAMPLE_BYTES = 8, 8_000_000
+"""Arrays of the state of which copies tell how far the first steps move it, and the largest size of one."""
+
+FAR = 1e30
+"""Stands for a distance that is no number."""
+
 
 class Job:
     """The compiled step with its state in one process of a trial."""
@@ -76,7 +82,9 @@ class Job:
         self._step = compiled
         self._state = state
         self._next = 0
+        before = sample_of(jax.tree.leaves(state))
         losses, norms = self._check(job["check_steps"])
+        changed = distance(before, sample_of(jax.tree.leaves(self._state)))
         warmup = self.run_block(job["warmup_steps"])
         gc.collect()
         gc.freeze()
@@ -90,6 +98,7 @@ class Job:
             "compile_s": compile_s,
             "losses": losses,
             "grad_norms": norms,
+            "state_change": changed,
             "dtype": dtype_name(workload.config.get("dtype")) or "float32",
             "loss_dtype": self._told_in["loss"],
             "norm_dtype": self._told_in.get("grad_norm"),
@@ -154,6 +163,24 @@ class Job:
         self.loss = float(pending["loss"])
         self.grad_norm = float(pending["grad_norm"]) if "grad_norm" in pending else None
         return times
+
+
+def sample_of(leaves: list[Any]) -> list[Any]:
+    """Copies on the host of some floating-point arrays of a state: of those that are on this machine, the small ones."""
+    import numpy as np
+    from jax import numpy as jnp
+
+    inexact = [x for x in leaves if hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.floating)]
+    small = [x for x in inexact if x.nbytes <= SAMPLE_BYTES] or inexact[:1]
+    chosen = small[:: -(-len(small) // SAMPLES) or 1]
+    shards = [getattr(x, "addressable_shards", None) for x in chosen]
+    return [np.array(s[0].data if s else x, dtype=np.float32) for x, s in zip(chosen, shards, strict=True)]
+
+
+def distance(before: list[Any], after: list[Any]) -> float:
+    """Root of the sum of squared differences between two samples of a state."""
+    found = sum(float(((b - a) ** 2).sum()) for b, a in zip(before, after, strict=True)) ** 0.5
+    return found if found < FAR else FAR  # NaN is not below it
 
 
 def work(channel: Channel, job: dict[str, Any]) -> None:

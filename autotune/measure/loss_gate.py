@@ -57,6 +57,9 @@ from autotune.workers.local import first_step
 DTYPE_MARGIN = 4.0
 """How many times the coarser arithmetic's rounding the first loss may be off when the arithmetic changes."""
 
+CHANGE_FACTOR = 2.0
+"""How many times as far, or as little, the first steps of a candidate may move the state as those of the reference."""
+
 STEP_BY_STEP = (LossBasis.STEPS, LossBasis.ROUNDING)
 """Sets that do the same work in the same arithmetic: every step of theirs is to be the reference's."""
 
@@ -188,7 +191,8 @@ class LossGate:
     def _step_by_step(self, basis: LossBasis, reference: WorkerReport, candidate: WorkerReport) -> LossCheck | Failure:
         """The same work, every step held to the reference's with the tolerance that references themselves showed."""
         base, mine = (first_steps(r.losses, r.grad_norms) for r in (reference, candidate))
-        if (failure := self._wrong_at(base, mine, reference, phase="check")) is not None:
+        failure = self._wrong_at(base, mine, reference, phase="check") or _wrong_change(reference, candidate)
+        if failure is not None:
             return failure
         largest = max(relative_difference(base[step].loss, mine[step].loss) for step in base)
         allowed = self._allowed(len(base) - 1, reference)
@@ -273,6 +277,19 @@ def _long_run(basis: LossBasis, found: Comparability, *, steps: int) -> LossChec
         basis=basis, is_ok=True, difference=found.difference, tolerance=found.tolerance,
         words=f"{over} against the reference's after as much work, {difference}",
     )  # fmt: skip
+
+
+def _wrong_change(reference: WorkerReport, candidate: WorkerReport) -> Failure | None:
+    """What is wrong where equal steps move the state by very different distances, as of a skipped optimizer."""
+    expected, got = reference.state_change, candidate.state_change
+    if not expected or (got is not None and expected / CHANGE_FACTOR <= got <= expected * CHANGE_FACTOR):
+        return None
+    told = "is not told" if got is None else f"is {got:.3g}"
+    return wrong_loss(
+        f"its first steps must move the state by {expected:.3g} as the reference's do (at most {CHANGE_FACTOR:g} times "
+        f"more or less), but the distance {told}",
+        phase="check",
+    )
 
 
 def wrong_loss(message: str, *, phase: str) -> Failure:

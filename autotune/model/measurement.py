@@ -217,6 +217,8 @@ class WorkerReport(Record):
     """By which a program that is read names its first lines of steps."""
     grad_norms: tuple[float, ...]
     """Global gradient norms of the same steps."""
+    state_change: Amount | None = None
+    """Euclidean distance by which these steps moved some arrays of the state; None where nobody can see the state."""
     dtype: str = "float32"
     """In which a step computes."""
     loss_dtype: str | None = None

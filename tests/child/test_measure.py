@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from autotune.child.measure import BATCH_RING, RING_BYTES, Job
+from autotune.child.measure import BATCH_RING, FAR, RING_BYTES, Job, distance, sample_of
 
 
 class Trained(Job):
@@ -48,6 +48,17 @@ def test_each_step_has_the_batch_of_its_number_however_steps_are_cut_into_blocks
         job.renew_batches(steps)
         job.run_block(steps)
     assert job.used == list(range(17, 17 + sum(blocks)))
+
+
+def test_steps_that_leave_the_state_as_it_was_move_it_by_nothing() -> None:
+    jnp = pytest.importorskip("jax.numpy")
+    state = [jnp.ones((3, 4)), jnp.ones(2, "bfloat16"), jnp.arange(5), jnp.zeros((2048, 2048))]
+    before = sample_of(state)
+    assert [x.shape for x in before] == [(3, 4), (2,)]  # floating-point, and small where there are small ones
+    assert distance(before, sample_of(state)) == 0.0
+    assert distance(before, sample_of([state[0] + 2, *state[1:]])) == pytest.approx(48**0.5)
+    assert distance(before, sample_of([state[0] * jnp.nan, *state[1:]])) == FAR
+    assert [x.shape for x in sample_of(state[3:])] == [(2048, 2048)]
 
 
 def test_large_batches_do_not_take_the_memory_of_the_step() -> None:

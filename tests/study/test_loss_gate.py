@@ -104,6 +104,20 @@ def test_options_that_change_rounding_only_are_compared_step_by_step(tried: Any)
     assert "# loss, as told by the program: options that change rounding only" in exported
 
 
+@pytest.mark.parametrize(("moved", "is_wrong"), [(1.0, False), (0.6, False), (0.0, True), (3.0, True), (None, True)])
+def test_a_set_that_skips_the_optimizer_is_wrong_though_its_losses_are_those_of_the_reference(
+    tried: Any, moved: float | None, is_wrong: bool
+) -> None:
+    conclusion, _, trial = tried(
+        FUSED, soak="0", reference=Behaviour({"state_change": 1.0}), mine=Behaviour({"state_change": moved})
+    )
+    assert (trial.failure is not None) is is_wrong
+    if trial.failure is not None:
+        assert trial.failure.kind is FailureKind.WRONG_LOSS
+        assert "must move the state by 1 as the reference's do" in trial.failure.message
+        assert conclusion.settings is None
+
+
 def test_the_tolerance_is_what_the_reference_shows_in_another_rounding(tried: Any) -> None:
     other, mine = Behaviour(off_by(1e-4)), Behaviour(off_by(3e-4))
     conclusion, store, trial = tried(FUSED, rounding=other, mine=mine)

@@ -123,6 +123,13 @@ def test_a_real_step_with_a_wrong_loss_is_refused(tmp_path: Path, options: dict[
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_real_step_that_skips_its_optimizer_is_refused(tmp_path: Path) -> None:
+    _, store = run(tmp_path, {"entry": "wrong_step:build", "options": {"skips": True, "share": 0.0}})
+    assert refused(store).endswith("but the distance is 0")
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_same_step_with_a_right_loss_is_exported(tmp_path: Path) -> None:
     options = {"dtype": "bfloat16", "since": 0, "share": 0.0}

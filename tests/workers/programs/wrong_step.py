@@ -14,7 +14,14 @@ FLAG = "xla_cpu_enable_fast_min_max=true"
 SIZE, LAYERS, WORK = 128, 4, 96
 
 
-def build(devices: object, dtype: str = "float32", since: int = 12, share: float = 0.5) -> SimpleNamespace:
+def as_whole_numbers(weights: jax.Array) -> jax.Array:
+    """Their bits."""
+    return jax.lax.bitcast_convert_type(weights, jnp.int32)
+
+
+def build(
+    devices: object, dtype: str = "float32", since: int = 12, share: float = 0.5, skips: bool = False
+) -> SimpleNamespace:
     """A small network learns a fixed one; under the flag it does less in vain, and tells another loss.
 
     Args:
@@ -22,6 +29,8 @@ def build(devices: object, dtype: str = "float32", since: int = 12, share: float
         dtype: Of its products.
         since: First step whose loss is wrong.
         share: By how much of it.
+        skips: Whether the weights stay as they were under the flag, though the loss is told as if they were trained:
+            those that are hide among whole numbers.
     """
     is_candidate = FLAG in os.environ.get("XLA_FLAGS", "")
     rounds = 1 if is_candidate else WORK
@@ -36,18 +45,22 @@ def build(devices: object, dtype: str = "float32", since: int = 12, share: float
         return jnp.sum(jax.lax.fori_loop(0, rounds, lambda _, y: jnp.tanh(y @ weights[1]), weights[0]))
 
     def step(state: Any, x: jax.Array) -> tuple[Any, dict[str, jax.Array]]:
-        weights, count = state
+        shown, count, hidden = state
+        weights = jax.lax.bitcast_convert_type(hidden, jnp.float32)
         loss, gradient = jax.value_and_grad(loss_of)(weights, x)
         told = loss * (1 + share * (count >= since)) if is_candidate else loss
         told = jnp.where(in_vain(weights) > 1e30, 0.0, told)  # never so, but it has to be computed
-        return (weights - 0.1 * gradient, count + 1), {"loss": told, "grad_norm": jnp.linalg.norm(gradient)}
+        trained = weights - 0.1 * gradient
+        state = (shown if is_candidate and skips else trained, count + 1, as_whole_numbers(trained))
+        return state, {"loss": told, "grad_norm": jnp.linalg.norm(gradient)}
 
     def normal(seed: int, *shape: int) -> jax.Array:
         """By NumPy: JAX would compile its generator in each process."""
         return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
 
     def init(seed: int) -> Any:
-        return normal(seed, LAYERS, SIZE, SIZE) * 1.5 * SIZE**-0.5, jnp.int32(0)
+        weights = normal(seed, LAYERS, SIZE, SIZE) * 1.5 * SIZE**-0.5
+        return weights, jnp.int32(0), as_whole_numbers(weights)
 
     def batch(index: int) -> jax.Array:
         return normal(1000 + index, SIZE, SIZE)
