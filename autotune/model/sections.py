@@ -71,23 +71,19 @@ WITH_SECRETS = {"secrets": True}
 
 
 class ReadSpec(Section):
-    """How the steps of the user's own program are read from what it prints or writes.
-
-    Named groups of a pattern: one of ``step_s``, ``step_ms``, ``steps_per_s``, ``tokens_per_s`` (without any, the time
-    between two matching lines counts), and ``step`` (its number, for lines that do not come at every step).
-    """
+    """How the steps of the user's own program are read from what it prints or writes, see docs/reading.md."""
 
     preset: str | None = None
-    """Lines of a known trainer, see `autotune.child.steps.PRESETS`."""
+    """Lines of a known trainer."""
     pattern: str | None = None
-    """Regular expression, searched in each line (its first 4,000 characters)."""
+    """Regular expression, searched in each line; groups such as ``step`` and ``step_ms`` say what it reads."""
     json_key: str | None = None
     """Instead: the key of the duration in JSON lines, dots lead into inner tables."""
     unit: Literal["step_s", "step_ms", "step_us", "steps_per_s", "tokens_per_s", "step"] = "step_s"
     """Unit of that key."""
     file: str | None = None
-    """Read this file instead of the output: lines, JSON lines or ``.csv``; below the study's folder, or
-    ``{folder}/...`` as in `workload.command`; with ``*``, or of a folder, the newest that the program writes."""
+    """Read this file instead of the output: lines, JSON lines or ``.csv``; ``{folder}/...`` as in `workload.command`;
+    with ``*``, or of a folder, the newest that the program writes."""
     loss: str | None = None
     """For the loss check: an expression with a group ``loss``, or with `json_key` the key of the loss."""
     terminal: bool = False
@@ -123,27 +119,25 @@ class ReadSpec(Section):
 class WorkloadSpec(Section):
     """What runs: a workload that a worker builds, or the user's own program.
 
-    `command` and `options` hold secrets as they are, for the program; dumps have them redacted, so that none is kept or
-    part of a study's identity.
+    Secrets in `command` and `options` are redacted in dumps, and so are not part of a study's identity.
     """
 
     entry: str | None = None
     """``llama``, ``llama-small`` ... or ``package.module:function``, found beside the study file."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Passed to the workload as they are (sizes, mesh, batch, dtype ...); of a `command`, values of ``{NAME}`` in its
-    arguments."""
+    """Passed to the `entry` (sizes, mesh, batch ...); of a `command`, values of ``{NAME}`` in its arguments."""
     command: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
-    """Instead of `entry`: a program and its arguments, run in the study's folder; ``{folder}`` in an argument is a
-    folder in the run directory, empty at its start, ``{NAME}`` an option."""
+    """Instead of `entry`: a program and its arguments; ``{folder}`` in an argument is an empty folder in the run
+    directory, ``{NAME}`` an option."""
     hook: bool = False
-    """The program has ``autotune.hook.steps`` in its loop, so it can be measured in interleaved pairs."""
+    """The program has ``autotune.hook.steps`` in its loop."""
     folder: Literal["own", "shared"] = "own"
-    """``own``: each process of a `command` reads the study's folder, and what it writes there is thrown away.
-    ``shared``: all write into it, for a program whose files are wanted or too large for the temporary folder."""
+    """``own``: what a process of a `command` writes into the study's folder is thrown away. ``shared``: it stays, for
+    files that are wanted or too large for the temporary folder."""
     read: ReadSpec | None = None
     """How the steps of a program without the hook are read."""
     mesh: dict[str, Annotated[int, Field(ge=1)]] | None = None
-    """Axes over which the program splits its work, all of them, with their sizes, see `AXES`."""
+    """All axes over which the program splits its work, with their sizes, see docs/flags.md."""
 
     @field_validator("mesh")
     @classmethod
@@ -161,11 +155,10 @@ class WorkloadSpec(Section):
         ]
         | None
     ) = None
-    """Tokens of a step, as a number or an expression over options such as ``batch * seq``; for programs that do not
-    report it, where options are searched that change it, or where rates of tokens are read."""
+    """Tokens of a step: a number, or an expression over options such as ``batch * seq``, see docs/options.md."""
     python: Annotated[str, Field(min_length=1)] | None = None
-    """Interpreter of the `command`, whose packages are asked which settings they have; default: the command itself if
-    that is one, else the interpreter of autotune."""
+    """Interpreter of the `command`, which is asked for its settings; default: the command's first word if that is one,
+    else autotune's."""
 
     @field_validator("tokens_per_step")
     @classmethod
@@ -235,13 +228,13 @@ class DeviceSpec(Section):
     """Devices for the workload, of all nodes together; on CPU that many virtual ones are made. Default: all GPUs, one
     CPU."""
     process_count: Annotated[int, Field(ge=1, le=4096)] = 1
-    """Processes that share the devices through `jax.distributed`, of all nodes together, the same number on each; 1 is
-    one process for all, or one for each node."""
+    """Processes that share the devices through `jax.distributed`, of all nodes together; 1 is one for all, or one for
+    each node."""
     node_count: Annotated[int, Field(ge=1, le=1024)] = 1
     """Machines that one trial spans; more than one needs SLURM, see docs/cluster.md."""
     nic_bytes_per_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    """Bytes/s that each GPU can send to other machines, one way; predictions count on it. Default: what `autotune
-    targets list` knows of the GPU. Google's A3 has 12.5e9, A3 Mega 25e9, NVIDIA's DGX H100 50e9."""
+    """Bytes/s that each GPU can send to other machines, one way, for predictions; default: as in `autotune targets
+    list`. Google's A3 has 12.5e9, A3 Mega 25e9, NVIDIA's DGX H100 50e9."""
 
     @model_validator(mode="after")
     def _divides(self) -> DeviceSpec:
@@ -281,20 +274,19 @@ class MeasureSpec(Section):
     min_effect: Annotated[float, Field(gt=0, lt=0.5)] = 0.005
     """Smallest effect of interest, as a share of step time (0.005 is 0.5 %)."""
     pairs_cap: Annotated[int, Field(ge=6, le=1000)] = 40
-    """Pairs of blocks after which a trial ends in any case. The A/A run starts two processes and one more for every 20
-    of them; a trial in ABA runs has one for every 13."""
+    """Most pairs of blocks of a trial. The A/A run starts two processes and one more for every 20 of them; a trial in
+    ABA runs has one run for every 13."""
     block_s: Seconds | Literal["auto"] = "auto"
-    """Shortest counted part of a block, seconds; ``auto``: 0.05, and on GPUs, whose clocks follow power, 2
-    (`autotune.model.block_sizes`)."""
+    """Shortest counted part of a block, seconds; ``auto``: 0.05, and on GPUs 2."""
     start_limit_s: Seconds | None = None
-    """Longest time from process start to readiness (import, compilation, warm-up); default: four times what the
-    reference took, at least 2 minutes, and 10 minutes for the reference itself."""
+    """Longest time from process start to readiness (import, compilation, warm-up); default: four times the reference's,
+    at least 2 minutes; 10 minutes for the reference itself."""
     block_limit_s: Seconds | None = None
-    """Longest time for one block; past it the worker counts as hung. Default: ten times the reference's steps, at least
-    2 minutes."""
+    """Longest time for one block; past it the process counts as hung. Default: ten times the reference's, at least 2
+    minutes."""
     mode: Literal["auto", "interleaved", "aba"] = "auto"
-    """``interleaved``: two processes are resident and run blocks in pairs. ``aba``: one at a time, in fresh runs
-    reference, candidate, reference. ``auto``: interleaved where the program can and the memory holds two."""
+    """``interleaved``: two resident processes alternate block by block. ``aba``: fresh runs one at a time, reference,
+    candidate, reference. ``auto``: interleaved where the program can and the memory holds two."""
     run_steps: Annotated[int, Field(ge=1, le=100_000)] = 20
     """Steps that are measured in each fresh run of an ABA run."""
 
@@ -327,13 +319,13 @@ class ConfirmSpec(Section):
     finalists: Annotated[int, Field(ge=1, le=20)] = 3
     """Number of the best trials that are measured again."""
     processes: Annotated[int, Field(ge=3, le=1000)] = 40
-    """Most fresh pairs of processes for each finalist; a proof ends as soon as it is settled, and calls a set faster
-    after 12 pairs at the earliest, or after all of them. It may be raised later: the same command then goes on."""
+    """Most fresh pairs of processes for each finalist; a proof ends as soon as it is settled. A larger number continues
+    a study."""
     minimise: bool = True
     """Drop each setting that does not pay for itself."""
     isolated: Annotated[int, Field(ge=0, le=1000)] = 40
-    """Most isolated runs of each arm, which must show that a set proven in interleaved pairs is faster: as many as are
-    needed, at least 4. 0 leaves them out, and exports say so."""
+    """Most isolated runs of each arm, which must show that a proven set is faster there, too; at least 4 are made. 0
+    leaves them out, and exports say so."""
     soak: SoakSeconds = 60.0
     """Seconds of steps that the winner must run without a fault; 0 leaves that out, and exports say so."""
     loss_tolerance: Annotated[float, Field(gt=0, lt=1)] = 0.02
@@ -347,8 +339,7 @@ class LimitsSpec(Section):
     memory: Bytes | None = None
     """Most bytes that it may need of each device, compiled or measured: ``"72GiB"``."""
     rules: tuple[str, ...] = ()
-    """Constraints between options (by name) and settings (by full name), such as ``batch * accumulate == 16``; see
-    `autotune.model.options`."""
+    """Constraints between options (by name) and settings (by full name), such as ``batch * accumulate == 16``."""
 
 
 SAMPLERS = ("additive", "tpe", "random")
