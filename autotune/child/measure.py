@@ -166,7 +166,7 @@ class Job:
 
 
 def sample_of(leaves: list[Any]) -> list[Any]:
-    """Copies on the host of some floating-point arrays of a state: of those that are on this machine, the small ones."""
+    """Copies on the host of some floating-point arrays of a state, small ones where there are any."""
     import numpy as np
     from jax import numpy as jnp
 
