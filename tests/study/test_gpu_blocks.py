@@ -23,6 +23,7 @@ from autotune.measure.runner import TaskRunner
 from autotune.model.block_sizes import CPU_SIZES
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Arm, ArmOfGpus, FailureKind, GpusDuring, held_in_one_arm
+from autotune.model.proofs import veto_of
 from autotune.model.records import AaRecord, ConclusionRecord, ConfirmRun, FinalistResult, Outcome, TrialResult
 from autotune.model.spec import StudySpec
 from autotune.results.format import warning_lines
@@ -161,6 +162,8 @@ def test_whoever_fails_the_other_is_ended_and_the_reference_is_blamed_first(tmp_
         assert base.closed == ["candidate"]
 
 
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+
 needs_nvml = pytest.mark.skipif(bool(missing()), reason=missing())
 ShareOf = Callable[[Mapping[str, str]], dict[str, float]]
 COUNTERS = {"hw_thermal": HW_THERMAL, "sw_power_cap": SW_POWER_CAP, "power_brake": POWER_BRAKE}
@@ -280,6 +283,15 @@ def test_what_was_seen_of_a_set_that_failed_is_not_told_of_the_next_one(
 def during(reference: dict[str, float], candidate: dict[str, float], seconds: float = 10.0) -> GpusDuring:
     arms = (ArmOfGpus(seconds=seconds, held_back=held) for held in (reference, candidate))
     return GpusDuring(reference=next(arms), candidate=next(arms))
+
+
+def test_a_proof_on_an_h100_is_not_vetoed_because_the_slow_set_was_at_its_power_limit() -> None:
+    store = Store.open(RESULTS / "gpu" / "planted")
+    (finalist,), runs = store.of(FinalistResult), store.of(ConfirmRun)
+    assert sum(there(r.during).reference.held_back["sw_power_cap"] for r in runs) > 3.0
+    assert finalist.estimate is not None
+    assert finalist.estimate.ratio < 0.05
+    assert veto_of(runs, finalist.estimate) is None
 
 
 HOT, COOL = during({"hw_thermal": 3.0}, {"hw_thermal": 0.0}), during({"hw_thermal": 0.0}, {"hw_thermal": 0.0})
