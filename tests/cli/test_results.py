@@ -29,6 +29,9 @@ from autotune.study import preflight, recheck
 from harness.simulated_machine import SimulatedLauncher, simulation_of
 from tests.console import autotune
 from tests.runs import make_winner
+from tests.tables import toml_beside
+
+CASES = toml_beside(__file__)
 
 app = Typer()
 for command in (
@@ -173,15 +176,7 @@ def test_verify_holds_where_it_was_proven(finished: Store, tmp_path: Path, monke
     assert json.loads(call("verify", finished.path, "--json").stdout)["status"] == "holds"
 
 
-@pytest.mark.parametrize(
-    ("field", "proven"),
-    [
-        ("device_kind", "NVIDIA H100 80GB HBM3"),
-        ("jaxlib", "0.10.2"),
-        ("plugin", "jax-cuda13-plugin 0.11.1"),
-        ("driver", "570"),
-    ],
-)
+@pytest.mark.parametrize(("field", "proven"), CASES["differences"])
 def test_verify_names_each_difference_and_fails(here: None, tmp_path: Path, field: str, proven: object) -> None:
     changed: dict[str, Any] = {field: proven}
     file = exported(tmp_path, **changed)

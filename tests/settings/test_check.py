@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import dataclasses
 import random
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -22,11 +21,12 @@ from autotune.settings.known import KnownSettings
 from autotune.settings.probe import ParserProcess, ProbeReport
 from autotune.settings.space import build_space
 from tests.settings.conftest import rows_of
+from tests.tables import toml_beside
 
 V = SettingVerdict
 
 # What NVIDIA's page on LLM performance names, as a reader would paste it, the flags it calls obsolete included.
-TEXTS = tomllib.loads(Path(__file__).with_name("texts.toml").read_text(encoding="utf-8"))["texts"]
+TEXTS = toml_beside(__file__, "texts.toml")["texts"]
 PAGE = Path(__file__).with_name("nvidia_page.txt").read_text(encoding="utf-8")
 
 

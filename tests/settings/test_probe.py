@@ -12,6 +12,9 @@ from autotune.model.errors import STOPPED, LaunchError, StoppedError
 from autotune.model.flags import parse_text_proto
 from autotune.settings.probe import FlagInfo, ParserProcess, ProbeReport, probe_build, read_debug_options
 from tests.console import autotune as autotune_command
+from tests.tables import toml_beside
+
+CASES = toml_beside(__file__)
 
 FLAG_COUNTS = {"0.10.2": 309, "0.11.2": 339, "0.12.0.1": 350}  # counted in the builds' own usage text
 
@@ -29,17 +32,7 @@ def test_every_flag_with_its_default_is_taken_and_changes_nothing(report: ProbeR
     assert parser.ask(" ".join(tokens.values())).options == parser.ask("").options
 
 
-@pytest.mark.parametrize(
-    ("name", "kind", "default"),
-    [
-        ("xla_gpu_autotune_level", "int32", "4"),
-        ("xla_gpu_enable_triton_gemm", "bool", "true"),
-        ("xla_gpu_all_gather_combine_threshold_bytes", "int64", "31457287"),
-        ("xla_gpu_auto_spmd_partitioning_memory_budget_ratio", "float", "1.1"),
-        ("xla_disable_hlo_passes", "string", ""),
-        ("xla_cpu_enable_fast_min_max", "bool", "false"),
-    ],
-)
+@pytest.mark.parametrize(("name", "kind", "default"), CASES["types"])
 def test_type_and_default_are_those_of_the_build(report: ProbeReport, name: str, kind: str, default: str) -> None:
     assert (report.flags[name].type, report.flags[name].default) == (kind, default)
 

@@ -70,11 +70,9 @@ def test_each_stage_is_told_while_it_runs_and_none_after(view: Looking) -> None:
     assert stages[-1] == "confirm"
     assert all("left" not in text for text in view.shown)  # it has no budget
     for status in view.seen:
-        assert status.since is not None
-        assert status.stage_s is not None
-        began = datetime.fromisoformat(status.since)
+        began = datetime.fromisoformat(there(status.since))
         assert abs(datetime.now(UTC) - began) < timedelta(minutes=10)
-        assert 0 <= status.stage_s < 600
+        assert 0 <= there(status.stage_s) < 600
     ended = study_status(view.path)
     assert (ended.state, ended.stage, ended.since, ended.stage_s, ended.left_s) == ("finished", *[None] * 4)
     assert format_stage(ended) == ""

@@ -19,7 +19,7 @@ from autotune.results.export import ExportFormat, render_winner
 from autotune.results.winner import require_loss, winner_of
 from autotune.rundir.store import Store
 from autotune.study.stages import new_run, run_study
-from tests.runs import Diary
+from tests.runs import Diary, there
 from tests.workers.conftest import PROGRAMS, command
 
 FLAG = {"xla_cpu_enable_fast_min_max": True}
@@ -78,10 +78,8 @@ def test_what_goes_wrong_after_the_first_steps_is_found_after_a_block(
     step = int(message.split()[message.split().index("step") + 1])
     assert step >= 12
     (trial,) = store.of(TrialResult)
-    assert trial.directory is not None
-    told = [p.loss for p in store.pairs(trial.directory)]
-    assert told[-1] is not None
-    assert told[-1].step == step
+    told = [p.loss for p in store.pairs(there(trial.directory))]
+    assert there(told[-1]).step == step
     assert all(p is not None and p.step < 12 for p in told[:-1])  # found at the first block that shows it
 
 
@@ -134,7 +132,6 @@ def test_the_same_step_with_a_right_loss_is_exported(tmp_path: Path) -> None:
         assert record.loss.is_ok
         assert "measured on the reference in another rounding" in record.loss.words
     winner = winner_of(store)
-    assert winner.loss is not None
-    assert winner.loss.is_ok
+    assert there(winner.loss).is_ok
     require_loss(winner := winner_of(store))
     assert json.loads(render_winner(winner, ExportFormat.JSON))["loss_checked"] is True
