@@ -23,6 +23,7 @@ from autotune.programs import look as looking
 from autotune.programs.draft import checked, study_text
 from harness.simulated_machine import write_study
 from tests.console import autotune
+from tests.tables import toml_beside
 
 ROOT = Path(__file__).parents[2]
 
@@ -78,16 +79,7 @@ def test_a_program_that_ends_is_asked_for_no_more_steps_than_it_makes(
     assert spec.measure.run_steps <= 30 - WARMUP_STEPS - 1
 
 
-HOSTILE = {
-    "prints nothing": ("import time; time.sleep(1)", "printed nothing"),
-    "crashes at once": ("import no_such_thing", "ModuleNotFoundError: No module named 'no_such_thing'"),
-    "dies of a signal": ("import os; os.kill(os.getpid(), 11)", "died of SIGSEGV"),
-    "dies of a signal in its shell": ("import sys; sys.exit(128 + 9)", "died of SIGKILL"),
-    "never prints a step": ("for i in range(3): print('apple', 'pear')", "apple pear"),
-    "prints one line": ("print('training')", "it printed one line only"),
-    "wants standard input": ("name = input('your name? ')", "It reads standard input"),
-    "makes too few steps": (PLAIN.format(steps=8), "at least 16 steps"),
-}
+HOSTILE = toml_beside(__file__)["hostile_programs"]
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
@@ -100,23 +92,7 @@ def test_a_program_that_cannot_be_tuned_is_told_what_to_do(kind: str, tmp_path: 
     assert not (tmp_path / "train.toml").exists()
 
 
-UNKNOWN = {
-    "lines of its own": (
-        "for i in range(900):\n    time.sleep(.02)\n"
-        "    print(f'it {i}: L={4.2 - i / 1e3:.3f} (20.{i % 3}ms)', flush=True)",
-        "If this line is a step's",
-    ),
-    "JSON lines only": (
-        "for i in range(900):\n    time.sleep(.02)\n    with open('metrics.jsonl', 'a') as f:\n"
-        "        f.write(json.dumps({'step': i, 'loss': 4.2 - i / 1e3}) + '\\n')",
-        "It writes steps to metrics.jsonl",
-    ),
-    "a bar": (
-        "for i in range(900):\n    time.sleep(.02)\n"
-        "    print(f'Training: {i // 9}% |{\"#\" * (i // 30):30}|', end='\\r', flush=True)",
-        "it draws a progress bar",
-    ),
-}
+UNKNOWN = toml_beside(__file__)["unknown_lines"]
 
 
 @pytest.mark.parametrize("kind", UNKNOWN)

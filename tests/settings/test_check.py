@@ -124,16 +124,7 @@ def test_a_text_is_judged_as_the_real_parser_reads_it(parser: ParserProcess, kno
     assert would_start(checks) == parser.ask(text).starts
 
 
-SCRIPT = """#!/bin/bash
-export NCCL_LL_BUFFSIZE=-2
-export XLA_PYTHON_CLIENT_MEM_FRACTION=0.9
-export XLA_FLAGS="--xla_gpu_enable_latency_hiding_scheduler=true --xla_gpu_graph_level=0 \\
-  --xla_gpu_enable_triton_softmax_fusion=false \\
-  --xla_gpu_all_reduce_combine_threshold_bytes=$THRESHOLD --xla_gpu_enable_custom_fusions=true \\
-  --xla_gpu_enable_address_computation_fusion=true \\
-  --xla_gpu_autotune_level=99"
-python train.py
-"""
+SCRIPT = Path(__file__).with_name("train_script.txt").read_text(encoding="utf-8")
 
 
 def test_the_settings_of_a_script_are_given_as_the_build_takes_them(report: ProbeReport) -> None:

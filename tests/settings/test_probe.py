@@ -131,21 +131,7 @@ def test_sorting_out_names_unknown_and_refused_flags(parser: ParserProcess) -> N
 
 
 def test_text_protos_are_read_with_lists_maps_and_escapes() -> None:
-    text = """goo.gle/debugproto
-number: 3
-path: "a\\"b\\303\\274"
-kinds: ONE
-kinds: TWO
-options {
-  key: "k2"
-  value: "v2"
-}
-filter {
-  ranges {
-    first: 1
-  }
-}
-"""
+    text = CASES["text_proto"]
     assert parse_text_proto(text) == {
         "number": ["3"], "path": ['a"bü'], "kinds": ["ONE", "TWO"], "options": ["k2=v2"], "filter": ["first=1"],
     }  # fmt: skip

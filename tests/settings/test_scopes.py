@@ -32,6 +32,7 @@ PROGRAMS = {
 DECOMPOSER, PIPELINED = "xla_gpu_collective_permute_decomposer_threshold", "xla_gpu_enable_pipelined_p2p"
 EINSUM, COMBINE = "xla_gpu_threshold_for_windowed_einsum_mib", "xla_gpu_all_gather_combine_threshold_bytes"
 SLOP, IN_LOOPS = "xla_gpu_memory_limit_slop_factor", "xla_gpu_enable_dus_accumulator_zero_init_elimination"
+GROUPS = "p2p pipelining combining collective_matmul loops scheduling nccl multi_node"
 COMMAND = {"command": ["python", "train.py"], "hook": True}
 
 Build = Callable[..., SearchSpace]
@@ -44,17 +45,7 @@ def build(known: KnownSettings) -> Build:
         workload: dict[str, Any] = COMMAND, told: int | None = None, device: dict[str, Any] | None = None, **search: Any
     ) -> SearchSpace:
         if not search:
-            groups = [
-                "p2p",
-                "pipelining",
-                "combining",
-                "collective_matmul",
-                "loops",
-                "scheduling",
-                "nccl",
-                "multi_node",
-            ]
-            search = {"groups": groups}
+            search = {"groups": GROUPS.split()}
         device = {"platform": "cuda", **(device or {})}
         data = {"name": "scopes", "workload": workload, "device": device, "search": search}
         facts = SimpleNamespace(device_count=told, mesh={}, layer_bytes={}) if told else None

@@ -17,10 +17,19 @@ from harness.simulated import GivenSetup, given_run
 from tests.runs import EFFECTS, SPACE, Diary, asking, replay_study, there
 
 
-class Watching(Diary):
-    """A view that looks at the study whenever it is told something."""
+class Looking(Diary):
+    """A view that asks for the status whenever it is told something, as another process would."""
 
-    def look(self) -> None: ...
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = path
+        self.seen: list[StudyStatus] = []
+        self.shown: list[str] = []
+
+    def look(self) -> None:
+        self.seen.append(study_status(self.path))
+        self.shown.append(format_stage(self.seen[-1]))
+        assert self.seen[-1].stage == self.stages[-1]
 
     def stage(self, name: str, detail: str) -> None:
         super().stage(name, detail)
@@ -33,21 +42,6 @@ class Watching(Diary):
     def proof(self, run: Any, asked: int) -> None:
         super().proof(run, asked)
         self.look()
-
-
-class Looking(Watching):
-    """A view that asks for the status, as another process would."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self.path = path
-        self.seen: list[StudyStatus] = []
-        self.shown: list[str] = []
-
-    def look(self) -> None:
-        self.seen.append(study_status(self.path))
-        self.shown.append(format_stage(self.seen[-1]))
-        assert self.seen[-1].stage == self.stages[-1]
 
 
 def looked_at(path: Path, *, trials: int = 8, budget_s: float | None = None, soak: float = 0.0) -> Looking:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -90,13 +88,6 @@ def test_a_reference_that_tells_no_number_ends_the_study_and_says_where(tmp_path
     with pytest.raises(LaunchError, match=f"of the reference must be finite at every step.*{where}.*mend the workload"):
         run(tmp_path, hooked(fault))
     assert not Store.open(tmp_path / "run").of(TrialResult)
-
-
-def autotune(*arguments: str, code: int) -> subprocess.CompletedProcess[str]:
-    """The command as a user types it; it must end with that status."""
-    done = subprocess.run([sys.executable, "-m", "autotune", *arguments], capture_output=True, text=True, check=False)
-    assert done.returncode == code, done.stderr
-    return done
 
 
 @pytest.mark.slow

@@ -28,9 +28,7 @@ SIZES: dict[str, Any] = {"vocab": 23, "layers": 2, "d_model": 10, "ffw": 7, "hea
 
 def layout(capability: Any, **axes: int) -> Any:
     """A mesh of described devices: what `DecoderConfig.settled` reads of one, and no more."""
-    device = SimpleNamespace(
-        device_kind="a device", **({} if not capability else {"compute_capability": capability})
-    )
+    device = SimpleNamespace(device_kind="a device", **({} if not capability else {"compute_capability": capability}))
     shape = dict.fromkeys(AXES, 1) | axes
     return SimpleNamespace(
         mesh=SimpleNamespace(devices=np.array([device], dtype=object), shape=shape), size=lambda axis: shape["context"]
