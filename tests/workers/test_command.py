@@ -94,19 +94,7 @@ def test_a_pattern_that_backtracks_for_ever_is_an_error_and_not_a_hang(start: St
         start(spec)
 
 
-LOOP = """
-import atexit, signal, sys, time
-def said(*_):
-    print("saved " + "y" * 200_000, flush=True)
-    {at_signal}
-{before}
-try:
-    while True:
-        print("step 1: 5.0 ms", flush=True)
-        time.sleep(0.001)
-finally:
-    print("finally", flush=True)
-"""
+LOOP = (PROGRAMS / "stubborn.txt").read_text(encoding="utf-8")
 TERM = "signal.signal(signal.SIGINT, lambda *_: None); signal.signal(signal.SIGTERM, said)"
 ENDINGS = {
     "an interrupt runs finally and atexit": ("atexit.register(said)", "pass", ["finally", "saved yyy"]),
