@@ -6,7 +6,8 @@ import pytest
 from typer.testing import CliRunner
 
 from autotune.cli.app import app
-from tests.atlas_tables import small
+from autotune.settings.atlas import read_atlas
+from tests.runs import SMALL_ATLAS
 
 COMBINE = "xla_gpu_all_gather_combine_threshold_bytes"
 
@@ -18,7 +19,9 @@ def run(*words: str) -> str:
 
 
 def test_where_a_setting_is_active(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autotune.settings.atlas.load_atlas", small)  # as if this table came with the package
+    monkeypatch.setattr(
+        "autotune.settings.atlas.load_atlas", lambda: read_atlas(SMALL_ATLAS)
+    )  # as if this table came with the package
     lines = run("atlas", "show", COMBINE).splitlines()
     assert [line.split("\t")[:4] for line in lines] == [
         ["jaxlib", "value", "verdict", "in"],

@@ -93,18 +93,8 @@ def test_the_block_of_a_script_is_printed_for_this_build(call: Call, tmp_path: P
         call("flags", "migrate")
 
 
-STUDY = """
-name = "a-study"
-[workload]
-entry = "llama-small"
-[search]
-groups = ["cpu"]
-"""
-
-
-def test_the_space_of_a_study_is_printed(call: Call, tmp_path: Path) -> None:
-    study = tmp_path / "study.toml"
-    study.write_text(STUDY)
+def test_the_space_of_a_study_is_printed(call: Call) -> None:
+    study = Path(__file__).with_name("cpu_study.toml")
     text = call("space", str(study)).stdout
     assert "xla_cpu_scheduler_type\t'CPU_SCHEDULER_TYPE_DEFAULT', " in text
     assert " points on jaxlib " in text

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,7 +26,7 @@ from autotune.rundir.lock import Lock
 from autotune.rundir.store import Store
 from autotune.study import preflight, recheck
 from harness.simulated_machine import SimulatedLauncher, simulation_of
-from tests.console import autotune
+from tests.console import autotune, autotune_process
 from tests.runs import make_winner
 from tests.tables import toml_beside
 
@@ -214,10 +213,7 @@ def test_exec_runs_where_it_was_proven_and_says_what_it_set(tmp_path: Path) -> N
     hostile = "$(touch canary) 'x'"
     file = cpu_winner(tmp_path, {"xla_cpu_a": "1", "OMP_PLACES": hostile})
     script = 'printf "%s|%s" "$XLA_FLAGS" "$OMP_PLACES"; exit 7'
-    done = subprocess.run(
-        [sys.executable, "-m", "autotune", "exec", "--force", str(file), "--", "sh", "-c", script],
-        capture_output=True, text=True, env={**os.environ, "XLA_FLAGS": "--xla_cpu_z=3"}, timeout=100, check=False,
-    )  # fmt: skip
+    done = autotune_process("exec", "--force", file, "--", "sh", "-c", script, XLA_FLAGS="--xla_cpu_z=3")
     assert done.returncode == 7, done.stderr
     assert done.stdout == f"--xla_cpu_a=1 --xla_cpu_z=3|{hostile}"
     assert "gives xla_cpu_a=1 (winner)" in done.stderr
@@ -233,18 +229,17 @@ ARRIVAL = {
 
 
 @pytest.mark.parametrize("kind", ARRIVAL)
-def test_exec_says_whether_the_settings_arrive_in_the_program_and_is_not_its_child(kind: str, tmp_path: Path) -> None:
+def test_exec_says_whether_the_settings_arrive_in_the_program_and_is_not_its_child(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     script, wanted = ARRIVAL[kind]
     code = "import os, time, jaxlib.xla_client\nprint(os.getpid(), flush=True)\ntime.sleep(2.5)\n"
     code += "try: print(os.waitpid(-1, os.WNOHANG))\nexcept ChildProcessError: print('no children')"
     (tmp_path / "train.py").write_text(code)
     file = cpu_winner(tmp_path, {"xla_cpu_a": "1"})
-    command = ["sh", "-c", f"{script} {sys.executable} train.py"]
-    own = {n: v for n, v in os.environ.items() if n != "XLA_FLAGS"}
-    done = subprocess.run(
-        [sys.executable, "-m", "autotune", "exec", "--force", str(file), "--", *command],
-        capture_output=True, text=True, env=own, cwd=tmp_path, timeout=100, check=False,
-    )  # fmt: skip
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    command = ("sh", "-c", f"{script} {sys.executable} train.py")
+    done = autotune_process("exec", "--force", file, "--", *command, cwd=tmp_path)
     pid, children = done.stdout.splitlines()
     assert children == "no children"
     assert wanted in done.stderr

@@ -22,10 +22,8 @@ from autotune.model.spec import load_study
 from autotune.programs import look as looking
 from autotune.programs.draft import checked, study_text
 from harness.simulated_machine import write_study
-from tests.console import autotune
+from tests.console import autotune, autotune_process
 from tests.tables import toml_beside
-
-ROOT = Path(__file__).parents[2]
 
 PLAIN = """
 import sys, time
@@ -343,9 +341,8 @@ def test_a_program_that_runs_is_tuned_by_a_real_start_to_its_env_file(tmp_path: 
         study, count = re.subn(f"^{before}$", after, study, flags=re.M)
         assert count == 1
     (tmp_path / "train.toml").write_text(study)
-    command = [sys.executable, "-m", "autotune", "tune", "--yes", "--trials", "1", "--", sys.executable, "train.py"]
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_DATA_HOME": str(tmp_path / "data")}
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False, timeout=400)
+    command = ("tune", "--yes", "--trials", "1", "--", sys.executable, "train.py")
+    done = autotune_process(*command, cwd=tmp_path, XDG_DATA_HOME=str(tmp_path / "data"))
     assert done.returncode == 0, done.stdout + done.stderr
     print(done.stdout)
     assert "the winner is in" in done.stdout

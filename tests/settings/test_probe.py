@@ -117,14 +117,7 @@ def test_a_command_whose_parser_is_killed_every_time_can_be_run_again(monkeypatc
 
 
 def test_sorting_out_names_unknown_and_refused_flags(parser: ParserProcess) -> None:
-    tokens = {
-        "xla_gpu_autotune_level": "--xla_gpu_autotune_level=3",
-        "xla_gpu_no_such": "--xla_gpu_no_such=1",
-        "xla_gpu_graph_level": "--xla_gpu_graph_level=0",
-        "xla_gpu_shape_checks": "--xla_gpu_shape_checks=sometimes",
-        "xla_dump_to": "--xla_dump_to=x",
-        "xla_gpu_enable_pdl": "--xla_gpu_enable_pdl=perhaps",
-    }
+    tokens = {name: f"--{name}={value}" for name, value in CASES["sorted_out"].items()}
     unknown, refused = parser.sort_out(tokens)
     assert unknown == {"xla_gpu_no_such", "xla_gpu_graph_level"}
     assert refused == {"xla_gpu_shape_checks", "xla_gpu_enable_pdl"}

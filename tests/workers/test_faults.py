@@ -31,7 +31,7 @@ from autotune.workers.base import WorkerFailed
 from autotune.workers.command import CommandLauncher
 from autotune.workers.local import LocalLauncher
 from harness.simulated_machine import write_study
-from tests.console import autotune
+from tests.console import autotune, autotune_process
 from tests.runs import TYPED
 from tests.tables import toml_beside
 
@@ -64,10 +64,7 @@ def study_of(folder: Path, faults: Collection[str]) -> Path:
     shutil.copy(PROGRAMS / "faults.py", folder)
     sets = "".join(f'[[search.first]]\nname = "{f}"\nsettings = {{ NCCL_FAULT = "{f}" }}\n' for f in faults)
     (folder / "study.toml").write_text(STUDY.replace("trials = 1", f"trials = {len(faults)}") + sets)
-    done = subprocess.run(
-        [sys.executable, "-m", "autotune", *RUN, "run"], cwd=folder, capture_output=True, text=True, check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "NCCL_MARK": str(folder)},
-    )  # fmt: skip
+    done = autotune_process(*RUN, "run", cwd=folder, timeout_s=700, NCCL_MARK=str(folder))
     assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
     return folder
 

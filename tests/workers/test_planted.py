@@ -4,29 +4,23 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from autotune.model.clock import Stopwatch
 from autotune.model.errors import AutotuneError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import FailureKind
 from autotune.model.proofs import describe_stalls
 from autotune.model.records import ConclusionRecord, ConfirmRun, FinalistResult, Outcome, SoakRecord
-from autotune.model.spec import parse_study
 from autotune.results.export import ExportFormat, render_winner
 from autotune.results.winner import disagreements, winner_of
 from autotune.rundir.store import Store
-from autotune.study.stages import new_run, run_study
-from tests.runs import Diary, there
-from tests.workers.conftest import PROGRAMS, command
+from tests.runs import there
+from tests.workers.conftest import command, whole_study
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 PLANTED = {"xla_cpu_enable_fast_math": "true"}
-MEASURE = {"pairs_cap": 16}
-CONFIRM = {"finalists": 1, "processes": 3, "isolated": 0, "soak": "3s"}
 
 
 @pytest.fixture(autouse=True)
@@ -37,18 +31,10 @@ def sizes(monkeypatch: pytest.MonkeyPatch) -> None:
 def study(tmp_path: Path, fault: str, *, pairs: int = 6) -> tuple[ConclusionRecord, Store]:
     """A whole study of the program with one fault."""
     search = {"trials": 1, "settings": {"xla_cpu_enable_fast_math": [False, True]}}
-    data: dict[str, Any] = {
-        "name": "planted",
-        "workload": command(fault, program="planted.py", hook=True),
-        "search": search,
-        "measure": MEASURE,
-        "confirm": CONFIRM,
-    }
-    diary = Diary()
-    run = new_run(parse_study(data), tmp_path / "run", study_dir=PROGRAMS, view=diary, watch=Stopwatch())
+    workload = command(fault, program="planted.py", hook=True)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("autotune.study.lanes.proof_size", lambda *_, **__: pairs)
-        return run_study(run), run.store
+        return whole_study(tmp_path, workload, soak="3s", search=search, measure={"pairs_cap": 16})
 
 
 def refused(store: Store) -> str:

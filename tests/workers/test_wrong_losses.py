@@ -8,17 +8,14 @@ from typing import Any
 
 import pytest
 
-from autotune.model.clock import Stopwatch
 from autotune.model.errors import AutotuneError, LaunchError
 from autotune.model.measurement import LOSS_NOT_CHECKED, FailureKind
 from autotune.model.records import AaRecord, ConclusionRecord, ConfirmRun, Outcome, TrialResult
-from autotune.model.spec import parse_study
 from autotune.results.export import ExportFormat, render_winner
 from autotune.results.winner import require_loss, winner_of
 from autotune.rundir.store import Store
-from autotune.study.stages import new_run, run_study
-from tests.runs import Diary, there
-from tests.workers.conftest import PROGRAMS, command
+from tests.runs import there
+from tests.workers.conftest import command, whole_study
 
 FLAG = {"xla_cpu_enable_fast_min_max": True}
 MEASURE = {"pairs_cap": 8, "block_s": 0.01, "start_limit_s": 170}
@@ -31,17 +28,7 @@ SEARCH = {
 
 def run(tmp_path: Path, workload: dict[str, Any], **measure: Any) -> tuple[ConclusionRecord, Store]:
     """A study of one set, which is faster than the reference and planted."""
-    spec = parse_study(
-        {
-            "name": "planted",
-            "workload": workload,
-            "search": SEARCH,
-            "measure": {**MEASURE, **measure},
-            "confirm": {"finalists": 1, "processes": 3, "isolated": 0, "soak": "1s"},
-        }
-    )
-    study = new_run(spec, tmp_path / "run", study_dir=PROGRAMS, view=Diary(), watch=Stopwatch())
-    return run_study(study), study.store
+    return whole_study(tmp_path, workload, search=SEARCH, measure={**MEASURE, **measure})
 
 
 def hooked(fault: str) -> dict[str, Any]:
