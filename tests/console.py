@@ -37,10 +37,10 @@ def autotune(*arguments: str | Path, cwd: Path | None = None, **env: str) -> sub
 
 
 def autotune_process(
-    *arguments: str | Path, cwd: Path | None = None, timeout_s: float = 400, **env: str
+    *arguments: str | Path, cwd: Path | None = None, timeout_s: float = 400, module: str = "autotune", **env: str
 ) -> subprocess.CompletedProcess[str]:
     """The same of a process of its own, as a user starts it."""
-    command, own = [sys.executable, "-m", "autotune", *map(str, arguments)], {"PYTHONPATH": str(ROOT), **env}
+    command, own = [sys.executable, "-m", module, *map(str, arguments)], {"PYTHONPATH": str(ROOT), **env}
     return subprocess.run(
         command, cwd=cwd, env={**os.environ, **own}, capture_output=True, text=True, check=False, timeout=timeout_s
     )

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
-from autotune.cli import flags as cli_flags
+from autotune.cli.app import app
 from autotune.model.errors import SettingError
 from autotune.settings.catalog import load_catalog
 
@@ -19,14 +18,9 @@ Call = Callable[..., Any]
 
 @pytest.fixture
 def call(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Call:
-    """Calls a command as `autotune` mounts it; one probe serves all tests."""
+    """Calls a command; one probe serves all tests."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp()))
     monkeypatch.delenv("XLA_FLAGS", raising=False)
-    app = typer.Typer(pretty_exceptions_enable=False)
-    app.add_typer(cli_flags.flags_app, name="flags")
-    app.add_typer(cli_flags.recipes_app, name="recipes")
-    for command in (cli_flags.symptoms, cli_flags.space, cli_flags.doctor):
-        app.command()(command)
 
     def invoke(*arguments: str) -> Any:
         result = CliRunner().invoke(app, arguments)

@@ -12,10 +12,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from typer import Typer
 from typer.testing import CliRunner, Result
 
 from autotune.cli import results as cli_results
+from autotune.cli.app import app
 from autotune.model.errors import AutotuneError
 from autotune.results import conditions
 from autotune.results.conditions import Conditions, differences, this_machine
@@ -31,18 +31,6 @@ from tests.runs import make_winner
 from tests.tables import toml_beside
 
 CASES = toml_beside(__file__)
-
-app = Typer()
-for command in (
-    cli_results.report,
-    cli_results.compare,
-    cli_results.export,
-    cli_results.verify,
-    cli_results.best,
-    cli_results.recheck,
-):
-    app.command()(command)
-app.add_typer(cli_results.library_app, name="library")
 
 
 def call(*arguments: object, code: int = 0) -> Result:
