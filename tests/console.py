@@ -15,6 +15,8 @@ import pytest
 
 from autotune.cli.app import main
 
+ROOT = Path(__file__).parents[1]
+
 
 def autotune(*arguments: str | Path, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
     """What `autotune ARGUMENTS` prints in folder `cwd`, and its exit status; any exception but its own is raised."""
@@ -32,6 +34,16 @@ def autotune(*arguments: str | Path, cwd: Path | None = None, **env: str) -> sub
                 code = end.code if isinstance(end.code, int) else int(end.code is not None)
     out.seek(0), err.seek(0)
     return subprocess.CompletedProcess(words, code, out.read(), err.read())
+
+
+def autotune_process(
+    *arguments: str | Path, cwd: Path | None = None, timeout_s: float = 400, module: str = "autotune", **env: str
+) -> subprocess.CompletedProcess[str]:
+    """The same of a process of its own, as a user starts it."""
+    command, own = [sys.executable, "-m", module, *map(str, arguments)], {"PYTHONPATH": str(ROOT), **env}
+    return subprocess.run(
+        command, cwd=cwd, env={**os.environ, **own}, capture_output=True, text=True, check=False, timeout=timeout_s
+    )
 
 
 def commands(group: Any, above: str = "") -> Iterator[tuple[str, Any]]:

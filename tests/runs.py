@@ -231,25 +231,11 @@ def run_replay(tmp_path: Path) -> Run:
     return run
 
 
-TYPED = """
-name = "typed"
-[workload]
-entry = "llama"
-[search]
-trials = 5
-[search.settings]
-xla_backend_optimization_level = [1, 2, 3]
-xla_cpu_prefer_vector_width = [128, 256, 512]
-[measure]
-pairs_cap = 12
-[confirm]
-processes = 3
-finalists = 1
-[simulation]
-noise = "quiet"
-effects = { "xla_backend_optimization_level=1" = 0.9 }
-"""
+TYPED = Path(__file__).with_name("typed.toml").read_text(encoding="utf-8")
 """A study file of a simulated machine, on which one setting makes steps a tenth shorter."""
+
+SMALL_ATLAS = Path(__file__).with_name("small_atlas")
+"""A made-up table of the atlas: two releases, three cells of the old and two of the new; tests tell its answers."""
 
 EFFECTS = {"xla_a=1": 0.95, "xla_b=1": 1.04, "xla_d=2": 0.97}
 

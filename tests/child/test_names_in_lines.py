@@ -8,7 +8,6 @@ import json
 import os
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +20,10 @@ from autotune.model.sections import ReadSpec
 from autotune.programs.look import doubt_of, read_log, reading_of
 from autotune.programs.probe import Probe
 from tests.console import autotune
+from tests.tables import toml_beside
 
-LOGS = tomllib.loads((Path(__file__).parent / "public_logs.toml").read_text())["log"]
-LINES = tomllib.loads(Path(__file__).with_name("lines.toml").read_text(encoding="utf-8"))
+LOGS = toml_beside(__file__, "public_logs.toml")["log"]
+LINES = toml_beside(__file__, "lines.toml")
 COUNT = 24
 TOOK_S = [0.5 + 0.001 * (7 * i % 11 - 5) for i in range(COUNT)]
 """Durations around 500 ms, as jitter makes them."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,9 @@ from autotune.child.steps import Step, StepReader
 from autotune.model.flags import FlagSet
 from autotune.model.spec import parse_study
 from autotune.workers.settings_check import check_environment, check_options, check_processes
+from tests.tables import toml_beside
 
-LINES = tomllib.loads(Path(__file__).with_name("lines.toml").read_text(encoding="utf-8"))
+LINES = toml_beside(__file__, "lines.toml")
 
 
 @pytest.mark.parametrize("said", LINES["said"]["steps"], ids=lambda said: said["line"])

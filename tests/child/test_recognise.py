@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,8 +9,9 @@ from hypothesis import strategies as st
 from autotune.child.recognise import propose, recognise
 from autotune.child.steps import StepReader
 from autotune.model.sections import ReadSpec
+from tests.tables import toml_beside
 
-LINES = tomllib.loads(Path(__file__).with_name("lines.toml").read_text(encoding="utf-8"))
+LINES = toml_beside(__file__, "lines.toml")
 
 
 @pytest.mark.parametrize("name", LINES["kinds"])

@@ -8,7 +8,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +20,10 @@ from harness.sandbox import wait_for
 from harness.simulated_machine import write_study
 from tests.console import autotune
 from tests.runs import TYPED
+from tests.tables import toml_beside
 
 ROOT = Path(__file__).parents[2]
-BAD_CALLS = tomllib.loads(Path(__file__).with_name("bad_calls.toml").read_text(encoding="utf-8"))
+BAD_CALLS = toml_beside(__file__, "bad_calls.toml")
 
 
 @pytest.fixture

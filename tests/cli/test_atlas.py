@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import pytest
-from typer.testing import CliRunner
 
-from autotune.cli.app import app
-from tests.atlas_tables import small
+from autotune.settings.atlas import read_atlas
+from tests.console import autotune
+from tests.runs import SMALL_ATLAS
 
 COMBINE = "xla_gpu_all_gather_combine_threshold_bytes"
 
 
-def run(*words: str) -> str:
-    done = CliRunner().invoke(app, list(words), catch_exceptions=False)
-    assert done.exit_code in (0, 1), done.output
-    return done.output
-
-
 def test_where_a_setting_is_active(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autotune.settings.atlas.load_atlas", small)  # as if this table came with the package
-    lines = run("atlas", "show", COMBINE).splitlines()
+    monkeypatch.setattr(
+        "autotune.settings.atlas.load_atlas", lambda: read_atlas(SMALL_ATLAS)
+    )  # as if this table came with the package
+    lines = autotune("atlas", "show", COMBINE).stdout.splitlines()
     assert [line.split("\t")[:4] for line in lines] == [
         ["jaxlib", "value", "verdict", "in"],
         ["0.12.0.1", "1073741824", "same", "2 of 2 cells"],

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
-from autotune.cli import flags as cli_flags
+from autotune.cli.app import app
 from autotune.model.errors import SettingError
 from autotune.settings.catalog import load_catalog
 
@@ -19,14 +18,9 @@ Call = Callable[..., Any]
 
 @pytest.fixture
 def call(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Call:
-    """Calls a command as `autotune` mounts it; one probe serves all tests."""
+    """Calls a command; one probe serves all tests."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp()))
     monkeypatch.delenv("XLA_FLAGS", raising=False)
-    app = typer.Typer(pretty_exceptions_enable=False)
-    app.add_typer(cli_flags.flags_app, name="flags")
-    app.add_typer(cli_flags.recipes_app, name="recipes")
-    for command in (cli_flags.symptoms, cli_flags.space, cli_flags.doctor):
-        app.command()(command)
 
     def invoke(*arguments: str) -> Any:
         result = CliRunner().invoke(app, arguments)
@@ -93,18 +87,8 @@ def test_the_block_of_a_script_is_printed_for_this_build(call: Call, tmp_path: P
         call("flags", "migrate")
 
 
-STUDY = """
-name = "a-study"
-[workload]
-entry = "llama-small"
-[search]
-groups = ["cpu"]
-"""
-
-
-def test_the_space_of_a_study_is_printed(call: Call, tmp_path: Path) -> None:
-    study = tmp_path / "study.toml"
-    study.write_text(STUDY)
+def test_the_space_of_a_study_is_printed(call: Call) -> None:
+    study = Path(__file__).with_name("cpu_study.toml")
     text = call("space", str(study)).stdout
     assert "xla_cpu_scheduler_type\t'CPU_SCHEDULER_TYPE_DEFAULT', " in text
     assert " points on jaxlib " in text

@@ -6,7 +6,6 @@ import contextlib
 import json
 import shlex
 import shutil
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,10 +23,11 @@ from harness.simulated_machine import write_study
 from tests.compiler.rules import Rules, screen
 from tests.console import commands
 from tests.runs import TYPED, make_winner
+from tests.tables import toml_beside
 
 STUDY = TYPED + 'failures = { "xla_cpu_prefer_vector_width=128" = "compile_error" }\n'
 
-CALLS = tomllib.loads(Path(__file__).with_name("json_calls.toml").read_text(encoding="utf-8"))
+CALLS = toml_beside(__file__, "json_calls.toml")
 
 
 def with_json() -> set[str]:

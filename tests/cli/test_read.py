@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.console import autotune
+from tests.tables import toml_beside
+
+CASES = toml_beside(__file__)
 
 PRINTS = """
 import time
@@ -56,33 +59,16 @@ def test_a_program_that_is_silent_in_a_pipe_gets_a_terminal(tmp_path: Path) -> N
     assert "terminal = true" in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("arguments", "status", "words"),
-    [
-        ((), 0, "6 steps in 7 lines, 35 ms"),
-        (("--pattern", r"dt=(?P<step_s>\S+)"), 0, "6 steps in 7 lines, 35 ms"),
-        (("--pattern", "(?P<speed>x)"), 2, "got speed"),
-        (("--pattern", "nothing like it"), 1, "0 steps in 7 lines"),
-        (("--preset", "maxtxt"), 2, "did you mean `maxtext`"),
-    ],
-)
-def test_a_saved_log(tmp_path: Path, arguments: tuple[str, ...], status: int, words: str) -> None:
+@pytest.mark.parametrize(("arguments", "status", "words"), CASES["saved_logs"])
+def test_a_saved_log(tmp_path: Path, arguments: list[str], status: int, words: str) -> None:
     (tmp_path / "log.txt").write_text("hello\n" + "".join(f"step {i} dt=0.0{i}\n" for i in range(1, 7)))
     done = read(*arguments, "log.txt", cwd=tmp_path)
     assert (done.returncode, words in done.stdout + done.stderr) == (status, True), done.stdout + done.stderr
 
 
-@pytest.mark.parametrize(
-    ("arguments", "status", "words"),
-    [
-        (("train.log", "--json"), 2, "type: autotune read --json train.log"),
-        (("trian.log",), 2, "there is no file trian.log, and no command of that name; did you mean `train.log`?"),
-        (("--", "true"), 1, "let it print each step"),
-        (("--", "sh", "-c", "kill -SEGV $$"), 1, "ended by SIGSEGV"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "status", "words"), CASES["reads_nothing"])
 def test_a_call_that_reads_nothing_says_what_to_do(
-    tmp_path: Path, arguments: tuple[str, ...], status: int, words: str
+    tmp_path: Path, arguments: list[str], status: int, words: str
 ) -> None:
     (tmp_path / "train.log").write_text("step 1: 5 ms\n")
     done = read(*arguments, cwd=tmp_path)

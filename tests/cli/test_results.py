@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,10 +12,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from typer import Typer
 from typer.testing import CliRunner, Result
 
 from autotune.cli import results as cli_results
+from autotune.cli.app import app
 from autotune.model.errors import AutotuneError
 from autotune.results import conditions
 from autotune.results.conditions import Conditions, differences, this_machine
@@ -27,20 +26,11 @@ from autotune.rundir.lock import Lock
 from autotune.rundir.store import Store
 from autotune.study import preflight, recheck
 from harness.simulated_machine import SimulatedLauncher, simulation_of
-from tests.console import autotune
+from tests.console import autotune, autotune_process
 from tests.runs import make_winner
+from tests.tables import toml_beside
 
-app = Typer()
-for command in (
-    cli_results.report,
-    cli_results.compare,
-    cli_results.export,
-    cli_results.verify,
-    cli_results.best,
-    cli_results.recheck,
-):
-    app.command()(command)
-app.add_typer(cli_results.library_app, name="library")
+CASES = toml_beside(__file__)
 
 
 def call(*arguments: object, code: int = 0) -> Result:
@@ -173,15 +163,7 @@ def test_verify_holds_where_it_was_proven(finished: Store, tmp_path: Path, monke
     assert json.loads(call("verify", finished.path, "--json").stdout)["status"] == "holds"
 
 
-@pytest.mark.parametrize(
-    ("field", "proven"),
-    [
-        ("device_kind", "NVIDIA H100 80GB HBM3"),
-        ("jaxlib", "0.10.2"),
-        ("plugin", "jax-cuda13-plugin 0.11.1"),
-        ("driver", "570"),
-    ],
-)
+@pytest.mark.parametrize(("field", "proven"), CASES["differences"])
 def test_verify_names_each_difference_and_fails(here: None, tmp_path: Path, field: str, proven: object) -> None:
     changed: dict[str, Any] = {field: proven}
     file = exported(tmp_path, **changed)
@@ -219,10 +201,7 @@ def test_exec_runs_where_it_was_proven_and_says_what_it_set(tmp_path: Path) -> N
     hostile = "$(touch canary) 'x'"
     file = cpu_winner(tmp_path, {"xla_cpu_a": "1", "OMP_PLACES": hostile})
     script = 'printf "%s|%s" "$XLA_FLAGS" "$OMP_PLACES"; exit 7'
-    done = subprocess.run(
-        [sys.executable, "-m", "autotune", "exec", "--force", str(file), "--", "sh", "-c", script],
-        capture_output=True, text=True, env={**os.environ, "XLA_FLAGS": "--xla_cpu_z=3"}, timeout=100, check=False,
-    )  # fmt: skip
+    done = autotune_process("exec", "--force", file, "--", "sh", "-c", script, XLA_FLAGS="--xla_cpu_z=3")
     assert done.returncode == 7, done.stderr
     assert done.stdout == f"--xla_cpu_a=1 --xla_cpu_z=3|{hostile}"
     assert "gives xla_cpu_a=1 (winner)" in done.stderr
@@ -238,18 +217,17 @@ ARRIVAL = {
 
 
 @pytest.mark.parametrize("kind", ARRIVAL)
-def test_exec_says_whether_the_settings_arrive_in_the_program_and_is_not_its_child(kind: str, tmp_path: Path) -> None:
+def test_exec_says_whether_the_settings_arrive_in_the_program_and_is_not_its_child(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     script, wanted = ARRIVAL[kind]
     code = "import os, time, jaxlib.xla_client\nprint(os.getpid(), flush=True)\ntime.sleep(2.5)\n"
     code += "try: print(os.waitpid(-1, os.WNOHANG))\nexcept ChildProcessError: print('no children')"
     (tmp_path / "train.py").write_text(code)
     file = cpu_winner(tmp_path, {"xla_cpu_a": "1"})
-    command = ["sh", "-c", f"{script} {sys.executable} train.py"]
-    own = {n: v for n, v in os.environ.items() if n != "XLA_FLAGS"}
-    done = subprocess.run(
-        [sys.executable, "-m", "autotune", "exec", "--force", str(file), "--", *command],
-        capture_output=True, text=True, env=own, cwd=tmp_path, timeout=100, check=False,
-    )  # fmt: skip
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    command = ("sh", "-c", f"{script} {sys.executable} train.py")
+    done = autotune_process("exec", "--force", file, "--", *command, cwd=tmp_path)
     pid, children = done.stdout.splitlines()
     assert children == "no children"
     assert wanted in done.stderr

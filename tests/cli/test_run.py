@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 from unittest.mock import Mock
@@ -15,7 +13,7 @@ from autotune.model.records import ConclusionRecord, Outcome
 from autotune.results.export import read_winner
 from autotune.rundir.store import Store
 from autotune.study import recheck
-from tests.console import autotune
+from tests.console import autotune, autotune_process
 
 QUICKSTART = Path(__file__).parents[2] / "studies" / "quickstart.toml"
 
@@ -29,7 +27,6 @@ def test_the_first_study_proves_its_winner_and_ends_with_its_use(tmp_path: Path)
         assert before in study
         study = study.replace(before, after)
     (tmp_path / "quickstart.toml").write_text(study)
-    env = {**os.environ, "XDG_DATA_HOME": str(tmp_path / "data"), "XLA_FLAGS": ""}
     workload = ["workloads.example:build", "--set", "width=32", "--set", "rows=4096", "--steps", "3"]
     for words in (
         ["run", "quickstart.toml"],
@@ -37,8 +34,7 @@ def test_the_first_study_proves_its_winner_and_ends_with_its_use(tmp_path: Path)
         ["exec", "runs/quickstart", "--", sys.executable, "-m", "workloads", *workload],
         ["verify", "runs/quickstart/winner.env"],
     ):
-        command = [sys.executable, "-m", "autotune", *words]
-        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False, timeout=380)
+        done = autotune_process(*words, cwd=tmp_path, XDG_DATA_HOME=str(tmp_path / "data"), XLA_FLAGS="")
         assert done.returncode == 0, (words, done.stdout + done.stderr)
     ended = Store.open(tmp_path / "runs/quickstart").last(ConclusionRecord)
     assert ended is not None

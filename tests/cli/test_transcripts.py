@@ -17,6 +17,7 @@ from autotune.study import builds
 from autotune.study.builds import measure_builds
 from tests.console import autotune
 from tests.runs import BUILDS, builds_session
+from tests.tables import toml_beside
 
 TRANSCRIPTS = Path(__file__).parent / "transcripts"
 SMALL = Path(__file__).parents[1] / "rundir" / "small"
@@ -26,17 +27,7 @@ workload = { entry = "llama" }
 device = { platform = "cuda", count = 8 }
 search = { time_budget = "2h" }
 """
-COMMANDS = {
-    "status": ["status", "run"],
-    "show": ["show", "run"],
-    "show-trial": ["show", "run", "1"],
-    "show-failed": ["show", "run", "2"],
-    "report": ["report", "run", "--md"],
-    "compare": ["compare", "run", "again"],
-    "export-env": ["export", "run", "--format", "env"],
-    "submit": ["submit", "study.toml", "--nodes", "2", "--gpus-per-node", "8", "--time", "4h", "--dry-run",
-               "--python", "python3"],
-}  # fmt: skip
+COMMANDS = toml_beside(__file__)["transcripts"]
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_prints_its_transcript(name: str, folder: Path) -> None:
-    done = autotune(*COMMANDS[name], cwd=folder, COLUMNS="120")
+    done = autotune(*COMMANDS[name].split(), cwd=folder, COLUMNS="120")
     assert done.returncode == 0, done.stderr
     agrees(name, done.stdout, folder)
 

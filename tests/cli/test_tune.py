@@ -22,9 +22,8 @@ from autotune.model.spec import load_study
 from autotune.programs import look as looking
 from autotune.programs.draft import checked, study_text
 from harness.simulated_machine import write_study
-from tests.console import autotune
-
-ROOT = Path(__file__).parents[2]
+from tests.console import autotune, autotune_process
+from tests.tables import toml_beside
 
 PLAIN = """
 import sys, time
@@ -78,16 +77,7 @@ def test_a_program_that_ends_is_asked_for_no_more_steps_than_it_makes(
     assert spec.measure.run_steps <= 30 - WARMUP_STEPS - 1
 
 
-HOSTILE = {
-    "prints nothing": ("import time; time.sleep(1)", "printed nothing"),
-    "crashes at once": ("import no_such_thing", "ModuleNotFoundError: No module named 'no_such_thing'"),
-    "dies of a signal": ("import os; os.kill(os.getpid(), 11)", "died of SIGSEGV"),
-    "dies of a signal in its shell": ("import sys; sys.exit(128 + 9)", "died of SIGKILL"),
-    "never prints a step": ("for i in range(3): print('apple', 'pear')", "apple pear"),
-    "prints one line": ("print('training')", "it printed one line only"),
-    "wants standard input": ("name = input('your name? ')", "It reads standard input"),
-    "makes too few steps": (PLAIN.format(steps=8), "at least 16 steps"),
-}
+HOSTILE = toml_beside(__file__)["hostile_programs"]
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
@@ -100,23 +90,7 @@ def test_a_program_that_cannot_be_tuned_is_told_what_to_do(kind: str, tmp_path: 
     assert not (tmp_path / "train.toml").exists()
 
 
-UNKNOWN = {
-    "lines of its own": (
-        "for i in range(900):\n    time.sleep(.02)\n"
-        "    print(f'it {i}: L={4.2 - i / 1e3:.3f} (20.{i % 3}ms)', flush=True)",
-        "If this line is a step's",
-    ),
-    "JSON lines only": (
-        "for i in range(900):\n    time.sleep(.02)\n    with open('metrics.jsonl', 'a') as f:\n"
-        "        f.write(json.dumps({'step': i, 'loss': 4.2 - i / 1e3}) + '\\n')",
-        "It writes steps to metrics.jsonl",
-    ),
-    "a bar": (
-        "for i in range(900):\n    time.sleep(.02)\n"
-        "    print(f'Training: {i // 9}% |{\"#\" * (i // 30):30}|', end='\\r', flush=True)",
-        "it draws a progress bar",
-    ),
-}
+UNKNOWN = toml_beside(__file__)["unknown_lines"]
 
 
 @pytest.mark.parametrize("kind", UNKNOWN)
@@ -367,9 +341,8 @@ def test_a_program_that_runs_is_tuned_by_a_real_start_to_its_env_file(tmp_path: 
         study, count = re.subn(f"^{before}$", after, study, flags=re.M)
         assert count == 1
     (tmp_path / "train.toml").write_text(study)
-    command = [sys.executable, "-m", "autotune", "tune", "--yes", "--trials", "1", "--", sys.executable, "train.py"]
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_DATA_HOME": str(tmp_path / "data")}
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False, timeout=400)
+    command = ("tune", "--yes", "--trials", "1", "--", sys.executable, "train.py")
+    done = autotune_process(*command, cwd=tmp_path, XDG_DATA_HOME=str(tmp_path / "data"))
     assert done.returncode == 0, done.stdout + done.stderr
     print(done.stdout)
     assert "the winner is in" in done.stdout

@@ -14,52 +14,9 @@ from harness.sandbox import Slurm, wait_for
 from harness.simulated_machine import write_study
 from tests.cluster.conftest import ROOT, autotune, copy_programs
 
-SIMULATED = """
-name = "simulated"
-[workload]
-entry = "llama"
-[device]
-node_count = {node_count}
-[search]
-trials = {trials}
-{search}
-[search.settings]
-xla_cpu_prefer_vector_width = [128, 256, 512]
-xla_backend_optimization_level = [0, 1, 2, 3]
-xla_cpu_multi_thread_eigen = [true, false]
-[measure]
-pairs_cap = 8
-[confirm]
-processes = 3
-finalists = 1
-soak = 0
-[simulation]
-delay_s = {delay_s}
-noise = "quiet"
-effects = {{ "xla_backend_optimization_level=1" = 0.9 }}
-"""
-
-REAL = """
-name = "real"
-[workload]
-entry = "faulty:build"
-[device]
-count = {count}
-node_count = {node_count}
-[search]
-trials = {trials}
-[search.settings]
-xla_cpu_prefer_vector_width = [128, 256, 512]
-xla_backend_optimization_level = [1, 2]
-[measure]
-pairs_cap = 8
-block_limit_s = 25
-[confirm]
-isolated = 0
-processes = 3
-finalists = 1
-soak = 0
-"""
+SIMULATED, REAL = (
+    Path(__file__).with_name(f"{kind}_study.txt").read_text(encoding="utf-8") for kind in ("simulated", "real")
+)
 
 
 def write(folder: Path, text: str = SIMULATED, **values: object) -> Path:

@@ -13,6 +13,9 @@ import pytest
 from autotune.cluster.submit import JobRequest, Program, estimate, idle_gpus, render_script
 from autotune.model.errors import StudyFileError
 from autotune.model.spec import StudySpec, parse_study
+from tests.tables import toml_beside
+
+CASES = toml_beside(__file__)
 
 ROOT = Path(__file__).parents[2]
 FOLDER = Path("/shared/me/project")
@@ -55,22 +58,10 @@ def test_what_the_refusal_says_to_ask_for_is_enough() -> None:
     script_of(spec, request_of(time_s=8 * 3600 + 120.0))
 
 
-@pytest.mark.parametrize(
-    ("device", "nodes", "gpus", "words"),
-    [
-        ({"count": 8}, 4, 8, None),
-        ({}, 4, 8, None),  # a trial takes all that it sees
-        ({"count": 16, "node_count": 2}, 4, 8, None),
-        ({"count": 1}, 4, 8, "28 of 32 GPUs would stand idle: a lane of 1 nodes"),
-        ({"count": 8, "node_count": 2}, 4, 8, "16 of 32 GPUs would stand idle: a lane of 2 nodes"),
-        ({"count": 8, "node_count": 2}, 4, 4, None),
-        ({"platform": "cpu"}, 2, 8, "all 16 GPUs would stand idle"),
-        ({"platform": "cpu"}, 2, None, None),
-    ],
-)
-def test_idle_gpus_are_told_of(device: dict[str, Any], nodes: int, gpus: int | None, words: str | None) -> None:
-    told = idle_gpus(spec_of(**device), request_of(nodes=nodes, gpus_per_node=gpus))
-    assert told is None if words is None else words in str(told)
+@pytest.mark.parametrize(("device", "nodes", "gpus", "words"), CASES["idle_gpus"])
+def test_idle_gpus_are_told_of(device: dict[str, Any], nodes: int, gpus: Any, words: str) -> None:
+    told = idle_gpus(spec_of(**device), request_of(nodes=nodes, gpus_per_node=gpus or None))
+    assert told is None if not words else words in str(told)
 
 
 def test_gpu_hours_are_foretold_and_what_a_warning_advises_leaves_none_idle() -> None:

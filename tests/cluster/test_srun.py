@@ -21,6 +21,9 @@ from autotune.workers.local import LocalWorker
 from autotune.workers.srun import SrunLauncher
 from harness.sandbox import Slurm, wait_for
 from tests.cluster.conftest import ROOT, Allocate, marked
+from tests.tables import toml_beside
+
+CASES = toml_beside(__file__)
 
 pytestmark = pytest.mark.cluster
 
@@ -169,15 +172,7 @@ def test_a_node_that_loses_power_is_no_fault_of_the_settings(slurm: Slurm, alloc
         slurm.wait_until_back("127.0.0.2")
 
 
-@pytest.mark.parametrize(
-    ("base", "words"),
-    [
-        ({}, "autotune submit"),
-        ({"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "127.0.0.1"}, r"this job has 1 \(127\.0\.0\.1\)"),
-        ({"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "127.0.0.[1-2]", "AUTOTUNE_SRUN": "'"}, "AUTOTUNE_SRUN must be"),
-        ({"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "127.0.0.[x]"}, "this job has 0"),
-    ],
-)
+@pytest.mark.parametrize(("base", "words"), CASES["places_without_nodes"])
 def test_a_place_without_nodes_says_what_to_do(slurm: Slurm, base: dict[str, str], words: str) -> None:
     with pytest.raises(LaunchError, match=words):
         SrunLauncher(two_nodes(), study_dir=".", base={**slurm.env, **base})

@@ -16,6 +16,9 @@ from harness.sandbox import Slurm, wait_for
 from tests.cluster.conftest import ROOT, autotune, marked
 from tests.cluster.jobs import ended, logs, submit, trials_of, wait_for_trials, write
 from tests.runs import is_whole
+from tests.tables import toml_beside
+
+CASES = toml_beside(__file__)
 
 pytestmark = pytest.mark.cluster
 
@@ -105,20 +108,7 @@ def test_groups_of_nodes_are_a_lane_each(slurm: Slurm, tmp_path: Path) -> None:
     assert {r.by for r in Store.open(tmp_path / "run").of(TrialResult)} == {"127.0.0.1", "127.0.0.3"}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--partition", "gpus"], "SLURM refuses `sbatch`: sbatch: error: invalid partition specified: gpus"),
-        (["--partition", "gpu", "--nodes", "5"], "SLURM would never start this one (Partition"),
-        (["--partition", "gpu", "--time", "3h"], "SLURM would never start this one (Partition"),
-        (["--partition", "gpu", "--gpus-per-node", "9"], "SLURM refuses `sbatch`"),
-        (["--partition", "gpu", "--time", "480"], "--time must look like 30m or 8h"),
-        (["--partition", "gpu", "--time", "08:00"], "--time must look like 30m or 8h"),
-        (["--partition", "gpu", "--time", "1m", "--grace", "2m"], "--grace must be shorter than --time"),
-        (["--partition", "gpu", "--sbatch", "--no-such-option"], "SLURM refuses `sbatch`"),
-        (["--partition", "gpu", "--sbatch", '--comment="x'], "must not hold quotes"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "words"), CASES["refused_jobs"])
 def test_what_would_fail_or_wait_for_ever_is_refused(
     slurm: Slurm, tmp_path: Path, arguments: list[str], words: str
 ) -> None:

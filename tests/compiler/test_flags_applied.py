@@ -27,14 +27,8 @@ from tests.runs import there
 
 WIDTH = "xla_cpu_prefer_vector_width"
 MARKER = "/tmp/folder/dump"
-WRITTEN = f"""xla_cpu_prefer_vector_width: 128
-xla_gpu_enable_triton_gemm: false
-xla_gpu_autotune_gemm_rtol: 0.600000
-xla_disable_hlo_passes: "one"
-xla_disable_hlo_passes: "two"
-xla_dump_to: "{MARKER}"
-xla_detailed_logging: false
-"""
+DUMPS = Path(__file__).parent / "dumps"
+WRITTEN = (DUMPS / "debug_options.txt").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
@@ -200,13 +194,7 @@ def test_the_first_canary_that_changes_the_program_stands_in_the_report() -> Non
 
 
 FOUND = {"hlo_digest": "7", "versions": {}, "compile_s": 1.0, "memory": None}
-MODULE = """HloModule jit_step
-
-ENTRY %main (p: f32[4]) -> f32[4] {
-  %p = f32[4]{0} parameter(0)
-  ROOT %n = f32[4]{0} negate(f32[4]{0} %p)
-}
-"""
+MODULE = (DUMPS / "negate.hlo").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

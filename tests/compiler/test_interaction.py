@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 
 import pytest
 
-from autotune.compiler.interaction import InteractionSearch, TimeUp
+from autotune.compiler.interaction import InteractionSearch
 from autotune.model.flags import FlagSet
 from harness.known_programs import Effect, KnownCompiler, random_compiler
 
@@ -80,34 +79,6 @@ def test_setting_that_mends_or_undoes_another_is_not_dead() -> None:
     no_ops, found = machine.screened()
     assert found.found_active == {"xla_2": ("xla_0",)} or found.found_active == {"xla_2": ("xla_0", "xla_1")}
     assert no_ops == {"xla_3", "xla_4"}
-
-
-@dataclasses.dataclass
-class Clock:
-    """Ends the time after so many compilations."""
-
-    machine: KnownCompiler
-    allowed: int
-    is_up: bool = False
-
-    def program(self, settings: FlagSet) -> str | None:
-        self.is_up = settings not in self.machine.compiled and len(self.machine.compiled) == self.allowed
-        if self.is_up:
-            raise TimeUp
-        return self.machine.program(settings)
-
-
-def test_when_the_time_is_up_nothing_unsettled_is_called_dead() -> None:
-    for allowed in range(40):
-        machine = KnownCompiler(
-            {n: ["1"] for n in names(8)}, [Effect({"xla_0": "1", "xla_1": "1"}), Effect({"xla_2": "1"})]
-        )
-        clock = Clock(machine, allowed)
-        no_ops = {n: ["1"] for n in names(8) if n != "xla_2"}
-        found = InteractionSearch(clock.program, no_ops, {"xla_2": ["1"]}).run((), {}, lambda done, of: None)
-        called_no_ops = set(no_ops) - set(found.found_active) - set(found.unsettled)
-        assert not {"xla_0", "xla_1"} & called_no_ops, allowed
-        assert bool(found.unsettled) == clock.is_up, allowed
 
 
 def test_equal_seeds_compile_the_same_sets_and_progress_ends_at_what_was_planned() -> None:

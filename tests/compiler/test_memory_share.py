@@ -12,6 +12,7 @@ from autotune.compiler.screen import open_screener
 from autotune.compiler.targets import Target, Topology, load_target
 from autotune.model.flags import FlagSet
 from autotune.model.spec import StudySpec
+from tests.runs import there
 
 H100, EIGHT, HERE = load_target("h100-sxm"), Topology(1, 8), Path(__file__).parent
 NEWER, OLDER = "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"
@@ -25,8 +26,7 @@ def study(baseline: dict[str, str]) -> StudySpec:
 
 def opened(baseline: dict[str, str], target: Target = H100) -> tuple[Target, int | None]:
     with open_screener(study(baseline), study_dir=HERE, target=target, topology=EIGHT) as (_, screen):
-        assert screen.job.target is not None
-        return screen.job.target, screen.limit_bytes(screen.baseline)
+        return there(screen.job.target), screen.limit_bytes(screen.baseline)
 
 
 @pytest.fixture
@@ -59,7 +59,6 @@ def test_program_of_a_study_with_little_memory_is_another_one() -> None:
     def compiled(baseline: dict[str, str]) -> CompiledProgram:
         with open_screener(study(baseline), study_dir=HERE, target=H100, topology=EIGHT) as (_, screen):
             found = screen.result(FlagSet()).program
-        assert found is not None
-        return found
+        return there(found)
 
     assert compiled({}).fingerprint != compiled({NEWER: "0.0015"}).fingerprint

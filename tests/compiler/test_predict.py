@@ -11,6 +11,9 @@ from autotune.compiler.program import Collective, CompiledProgram, Op, OpKind
 from autotune.compiler.targets import Network, Target, Topology, load_target
 from autotune.results.screen_words import predicted_lines
 from tests.runs import there
+from tests.tables import toml_beside
+
+CASES = toml_beside(__file__)
 
 NETWORK = Network(
     nvlink_links=10,
@@ -179,16 +182,7 @@ def test_product_is_not_timed_by_xlas_estimate_of_a_tiling_that_no_autotuner_cho
 
 # Points of XLA's own measured table (`kDefaultMatmulPTable` in the plugin of jaxlib 0.10.2, bf16), in TFLOP/s; the
 # GPU was idle before, so its matrix units reached more than they do while it trains.
-@pytest.mark.parametrize(
-    ("target", "share", "product", "measured"),
-    [
-        ("h100-sxm", 0.866, (4, 4096, 4096, 4096), 789),
-        ("h100-sxm", 0.866, (4, 1024, 4096, 2048), 714),
-        ("h100-sxm", 0.866, (4, 4096, 4096, 256), 505),
-        ("b200", 0.756, (2, 4096, 4096, 4096), 1467),
-        ("b200", 0.756, (4, 1024, 4096, 2048), 1279),
-    ],
-)
+@pytest.mark.parametrize(("target", "share", "product", "measured"), CASES["measured_products"])
 def test_products_take_what_xla_measured(
     target: str, share: float, product: tuple[int, int, int, int], measured: float
 ) -> None:
@@ -245,17 +239,7 @@ def test_nvlink_domain_of_several_nodes_is_not_left() -> None:
 
 
 # XLA's own measured table of collectives (`kDefaultCollectivePTable` in the plugin of jaxlib 0.10.2): 8 GPUs, in us.
-@pytest.mark.parametrize(
-    ("target", "kind", "size", "measured_us"),
-    [
-        ("h100-sxm", "all-reduce", 2048, 36.0),
-        ("h100-sxm", "all-reduce", 2_147_483_648, 9338.2),
-        ("h100-sxm", "all-gather", 4096, 29.1),
-        ("h100-sxm", "all-to-all", 131_072, 36.4),
-        ("b200", "all-reduce", 65_536, 45.0),
-        ("b200", "all-gather", 2_147_483_648, 3048.3),
-    ],
-)
+@pytest.mark.parametrize(("target", "kind", "size", "measured_us"), CASES["measured_collectives"])
 def test_collectives_take_what_xla_measured(target: str, kind: str, size: int, measured_us: float) -> None:
     network = there(load_target(target).network)
     ratio = collective_time(collective(kind, size), network, 8) / (measured_us * 1e-6)

@@ -16,6 +16,9 @@ from scipy.stats import spearmanr, t
 from autotune.compiler.predict import published, why_no_interval
 from autotune.compiler.targets import parse_topology, target_names
 from autotune.model.flags import parse_set
+from tests.tables import toml_beside
+
+CASES = toml_beside(__file__)
 
 ROOT = Path(__file__).parents[2]
 ROWS: dict[str, Any] = tomllib.loads((ROOT / "benchmarks/published/rows.toml").read_text(encoding="utf-8"))
@@ -64,23 +67,10 @@ def test_what_predictions_carry_is_what_the_results_say() -> None:
     assert f"{near} of {len(logs)} published runs" in published()["words"]
 
 
-@pytest.mark.parametrize(
-    ("entry", "options", "why"),
-    [
-        ("llama3-8b", {}, None),
-        ("llama3-70b", {"seq": 8192}, None),
-        ("gpt2-124m", {"seq": 2048, "attention": "xla"}, None),
-        ("gpt2-124m", {"seq": 4096, "attention": "xla"}, "attention xla"),
-        ("llama3-8b", {"attention": "xla"}, "attention xla"),
-        ("llama3-8b", {"seq": 131072}, "attention by default"),
-        ("llama3-8b", {"dtype": "float8"}, "float8"),
-        ("mixtral-8x7b", {}, "mixtral"),
-        ("train:build", {}, "your own"),
-    ],
-)
-def test_what_was_not_compared_has_no_interval(entry: str, options: dict[str, Any], why: str | None) -> None:
+@pytest.mark.parametrize(("entry", "options", "why"), CASES["intervals"])
+def test_what_was_not_compared_has_no_interval(entry: str, options: dict[str, Any], why: str) -> None:
     found = why_no_interval(entry, options)
-    assert found is None if why is None else why in (found or "")
+    assert found is None if not why else why in (found or "")
 
 
 def test_predictions_meet_what_was_published() -> None:

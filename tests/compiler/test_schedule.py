@@ -90,13 +90,7 @@ def test_equal_programs_have_no_differences_and_different_ones_always_one() -> N
 @pytest.mark.parametrize("colon", [":", ": "], ids=["as XLA writes it", "as JAX does, and XLA leaves it"])
 @pytest.mark.parametrize(("mask", "share"), [("CAUSAL", 0.5), ("PADDING_CAUSAL", 0.5), ("NO_MASK", 1.0)])
 def test_cudnns_attention_is_a_kernel_that_takes_time(colon: str, mask: str, share: float) -> None:
-    text = """HloModule jit_step
-
-ENTRY %main (q: bf16[2,4096,8,128]) -> bf16[2,4096,8,128] {
-  %q = bf16[2,4096,8,128]{3,2,1,0} parameter(0)
-  ROOT %attend = (bf16[2,4096,8,128], u8[0]) custom-call(%q, %q, %q), custom_call_target="__cudnn$fmhaSoftmax", backend_config={"cudnn_fmha_backend_config":{"mask_type":"CAUSAL"}}
-}
-"""  # noqa: E501
+    text = (DUMPS / "attention.hlo").read_text(encoding="utf-8")
     module = parse_module(text.replace('"mask_type":"CAUSAL"', f'"mask_type"{colon}"{mask}"'))
     reader = Reader(module, {1: "attend"}, device_count=1, gpus_per_node=1)
     (op,) = reader.schedule(parse_thunks("001: kCuDnn [source | sink] cuDnn"))
@@ -113,13 +107,7 @@ ENTRY %main (q: bf16[2,4096,8,128]) -> bf16[2,4096,8,128] {
     ("kind", "takes_time"), [("Fft", True), ("Unheard", True), ("PartitionId", False), ("UnheardDone", False)]
 )
 def test_a_kind_of_operation_that_nobody_named_moves_its_arrays(kind: str, takes_time: bool) -> None:
-    text = """HloModule m
-
-ENTRY %main (a: f32[1048576]) -> f32[1048576] {
-  %a = f32[1048576]{0} parameter(0)
-  ROOT %odd = f32[1048576]{0} odd(%a)
-}
-"""
+    text = (DUMPS / "odd.hlo").read_text(encoding="utf-8")
     reader = Reader(parse_module(text), {1: "odd"}, device_count=1, gpus_per_node=1)
     (op,) = reader.schedule(parse_thunks(f"001: k{kind} [source | sink] odd"))
     assert op.bytes == (2 * 4 * 1048576 if takes_time else 0)

@@ -11,6 +11,7 @@ import pytest
 
 from autotune.compiler import hlo
 from autotune.compiler.hlo import parse_module, trip_count
+from tests.tables import toml_beside
 
 COMPARE = {"LT": operator.lt, "LE": operator.le, "GT": operator.gt, "GE": operator.ge, "NE": operator.ne}
 MOST = 50
@@ -85,20 +86,7 @@ def test_a_loop_whose_first_turn_was_peeled_begins_where_that_ended() -> None:
     assert counted(inside) == 7
 
 
-LIARS = {
-    "begins at an argument": {"begins": "%start = s32[] add(%n, %n)"},
-    "begins at what a computation read": {"begins": "%start = s32[] custom-call(%a), custom_call_target=\"x\""},
-    "doubles": {"step": "%next = s32[] add(%i, %i)"},
-    "multiplies": {"step": "%next = s32[] multiply(%i, %one)"},
-    "is chosen by the data": {"step": "%next = s32[] custom-call(%x, %i), custom_call_target=\"x\""},
-    "stands still": {"step": "%next = s32[] copy(%i)"},
-    "comes from another member": {"step": "%j = s32[] get-tuple-element(%p), index=0\n  %next = s32[] add(%j, %one)"},
-    "counts in floats": {"dtype": "f32", "begins": "%zero = f32[] constant(0)", "step": "%next = f32[] add(%i, %one)"},
-    "ends at equality that it steps over": {
-        "direction": "NE", "step": "%three = s32[] constant(3)\n  %next = s32[] add(%i, %three)",
-    },
-    "ends when equal": {"direction": "EQ"},
-}  # fmt: skip
+LIARS = toml_beside(__file__)["loops_that_do_not_count"]
 
 
 @pytest.mark.parametrize("loop", LIARS.values(), ids=LIARS.keys())

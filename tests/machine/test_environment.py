@@ -2,19 +2,9 @@ from __future__ import annotations
 
 from autotune.machine import environment
 from autotune.model.flags import FlagSet
+from tests.tables import toml_beside
 
-CALLER = {
-    "PATH": "/bin",
-    "HF_TOKEN": "hf_secret",
-    "AWS_SECRET_ACCESS_KEY": "secret",
-    "XLA_FLAGS": "--xla_gpu_a=1 --xla_b='x y'",
-    "XLA_PYTHON_CLIENT_MEM_FRACTION": ".9",
-    "NCCL_PROTO": "LL",
-    "NCCL_SOCKET_IFNAME": "eth0",
-    "OMP_NUM_THREADS": "3",
-    "CUDA_VISIBLE_DEVICES": "1",
-    "JAX_COORDINATOR_ADDRESS": "10.0.0.1:1",
-}
+CALLER = toml_beside(__file__)["caller"]
 
 
 def test_worker_gets_exactly_the_settings_and_the_callers_site() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from autotune.child.packages import installed_versions
 from autotune.machine.host import describe_machine, measured_versions, spare_processors, would_run_on
+from tests.tables import toml_beside
 
 
 def machine(root: Path, *, cores: int, threads: int = 1) -> Path:
@@ -40,14 +41,7 @@ def test_only_whole_cores_that_may_be_used_are_given(tmp_path: Path) -> None:
 
 
 def test_of_the_environment_only_what_is_allow_listed_is_recorded_and_no_person() -> None:
-    caller = {
-        "XLA_FLAGS": "--xla_gpu_a=1",
-        "NCCL_SOCKET_IFNAME": "eth0",
-        "HF_TOKEN": "hf_secret",
-        "AUTOTUNE_STORAGE": "postgresql://me:secret@host/db",
-        "HOME": "/home/secret",
-    }
-    facts = describe_machine(caller)
+    facts = describe_machine(toml_beside(__file__)["recorded"])
     assert facts["variables"] == {"NCCL_SOCKET_IFNAME": "eth0", "XLA_FLAGS": "--xla_gpu_a=1"}
     assert "secret" not in json.dumps(facts)
     assert {"jax", "jaxlib", "optuna"} <= set(facts["versions"])

@@ -14,6 +14,9 @@ import jsonschema  # type: ignore[import-untyped]
 import pytest
 
 from autotune.model.spec import StudySpec
+from tests.tables import toml_beside
+
+CASES = toml_beside(__file__)
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = StudySpec.model_json_schema()
@@ -39,16 +42,7 @@ def test_the_example_studies_are_legal_by_the_schema_that_editors_read(file: Pat
     jsonschema.Draft202012Validator(schema).validate(tomllib.loads(file.read_text()))
 
 
-@pytest.mark.parametrize(
-    ("section", "key", "value"),
-    [
-        ("search", "time_budget", "soon"),
-        ("search", "trails", 3),
-        ("limits", "memory", "72 elephants"),
-        ("confirm", "soak", -1),
-        ("device", "platform", "abacus"),
-    ],
-)
+@pytest.mark.parametrize(("section", "key", "value"), CASES["refused_keys"])
 def test_what_is_refused_is_refused_by_the_schema_too(section: str, key: str, value: Any) -> None:
     study: dict[str, Any] = {"name": "x", "workload": {"entry": "llama"}, section: {key: value}}
     with pytest.raises(ValueError, match=key):

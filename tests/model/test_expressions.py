@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import tomllib
-from pathlib import Path
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune.model.expressions import LARGEST, Expression
+from tests.tables import toml_beside
 
-TOLD = tomllib.loads(Path(__file__).with_name("expressions.toml").read_text(encoding="utf-8"))
+TOLD = toml_beside(__file__, "expressions.toml")
 VALUES = {"batch": 16, "seq": 1024, "rate": 0.5, "attention": "cudnn", "fused": True, "mesh": {"fsdp": 4}, "gone": None}
 
 

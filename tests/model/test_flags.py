@@ -5,9 +5,7 @@ from __future__ import annotations
 import random
 import string
 import sys
-import tomllib
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -26,12 +24,13 @@ from autotune.model.flags import (
 from autotune.model.spec import parse_study
 from autotune.settings.catalog import load_catalog, load_recipes
 from autotune.settings.probe import ParserProcess
+from tests.tables import toml_beside
 
 NAMES = st.text(string.ascii_lowercase + string.digits + "_", min_size=1, max_size=12).map("xla_".__add__)
 TEXTS = st.text(st.characters(exclude_categories=["C", "Z"], include_characters=" "), max_size=20)
 TRICKY = st.text("""ab"'\\ ,=-+ü""", max_size=12)
 SETS = st.dictionaries(NAMES, TEXTS | TRICKY, max_size=6).map(FlagSet)
-NAMED = tomllib.loads(Path(__file__).with_name("flags.toml").read_text(encoding="utf-8"))
+NAMED = toml_beside(__file__, "flags.toml")
 ENVIRONMENT_NAMES = st.sampled_from(["NCCL_PROTO", "PJRT_NPROC", "jax_enable_pgle", "MALLOC_TRIM_THRESHOLD_"])
 
 
@@ -100,15 +99,7 @@ def test_a_stray_word_is_refused_because_xla_would_drop_all_after_it(parser: Par
         FlagSet.parse(text)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("–xla_gpu_autotune_level=3", "not ASCII"),  # noqa: RUF001
-        ("-xla_gpu_autotune_level=3", "--xla_name=value"),
-        ("--gpu_autotune_level=3", "--xla_name=value"),
-        ("--XLA_GPU_X=3", "--xla_name=value"),
-    ],
-)
+@pytest.mark.parametrize(("text", "message"), NAMED["refused"])
 def test_what_is_no_flag_is_refused(text: str, message: str) -> None:
     with pytest.raises(SettingError, match=message):
         FlagSet.parse(text)

@@ -23,6 +23,9 @@ from autotune.model.options import (
     options_in,
 )
 from autotune.model.spec import StudySpec, parse_study
+from tests.tables import toml_beside
+
+CASES = toml_beside(__file__)
 
 ENTRY = {"entry": "llama-small", "options": {"batch": 8}}
 COMMAND = {
@@ -168,16 +171,7 @@ def limited(**sections: Any) -> StudySpec:
     return parse_study({**data, **sections})
 
 
-@pytest.mark.parametrize(
-    ("settings", "allowed"),
-    [
-        ({}, True),
-        ({"option.batch": "8"}, False),
-        ({"option.batch": "8", "option.accumulate": "2"}, True),
-        ({"option.attention": '"cudnn"'}, False),
-        ({"option.attention": '"cudnn"', "option.dtype": '"bfloat16"'}, True),
-    ],
-)
+@pytest.mark.parametrize(("settings", "allowed"), CASES["rules"])
 def test_what_is_absent_has_the_references_value(settings: dict[str, str], allowed: bool) -> None:
     assert (broken_rule(FlagSet(settings), RULES, VALUES) is None) is allowed
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ import pytest
 
 from autotune.model.errors import StudyFileError
 from autotune.model.spec import load_study, parse_study
+from tests.tables import toml_beside
 
 MINIMAL = {"name": "s", "workload": {"entry": "llama"}}
 
@@ -47,7 +47,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, content: bytes | No
 
 def refused_studies() -> Iterator[tuple[dict[str, Any], str]]:
     """The studies of `refused_studies.toml`, each whole, and what is said of it."""
-    for group in tomllib.loads(Path(__file__).with_name("refused_studies.toml").read_text(encoding="utf-8")).values():
+    for group in toml_beside(__file__, "refused_studies.toml").values():
         for row in group["refused"]:
             said, study = row.pop("said"), {"name": "s", **group.get("study", {})}
             for key, value in row.items():

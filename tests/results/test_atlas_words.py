@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 import autotune
 from autotune.model.errors import SettingError
-from autotune.settings.atlas import Atlas, atlas_findings
-from tests.atlas_tables import small, write
+from autotune.settings.atlas import Atlas, atlas_findings, read_atlas
+from tests.runs import SMALL_ATLAS
 
 COMBINE = "xla_gpu_all_gather_combine_threshold_bytes"
 SCHEDULE = "xla_gpu_enable_latency_hiding_scheduler"
-SMALL = small()
+SMALL = read_atlas(SMALL_ATLAS)
 
 
-def test_the_frame_holds_every_row_and_can_be_counted(tmp_path: Path) -> None:
-    frame = autotune.atlas(write(SMALL, tmp_path / "table"))
+def test_the_frame_holds_every_row_and_can_be_counted() -> None:
+    frame = autotune.atlas(SMALL_ATLAS)
     assert len(frame) == len(SMALL.rows)
     moe = frame[(frame.workload == "moe") & (frame.kind == "setting") & (frame.jaxlib == "0.10.2")]
     assert sorted(zip(moe.name, moe.verdict, strict=True)) == [

@@ -2,41 +2,29 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from autotune.cli.app import app
 from harness.simulated_machine import write_study
-
-ROOT = Path(__file__).parents[2]
+from tests.console import autotune, autotune_process
 
 SLOW_BASELINE = Path(__file__).with_name("slow_baseline.toml").read_text(encoding="utf-8")
 
 
-def autotune(folder: Path, *arguments: str, code: int = 0) -> str:
+def started(folder: Path, *arguments: str, code: int = 0) -> str:
     """What a command prints, run as a user runs it."""
-    done = subprocess.run(
-        [sys.executable, "-m", "harness.simulated_machine", *arguments],
-        cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=800,
-        check=False,
-    )  # fmt: skip
+    done = autotune_process(*arguments, cwd=folder, timeout_s=800, module="harness.simulated_machine")
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout
 
 
 def called(folder: Path, *arguments: str, code: int = 0) -> str:
     """What a command that starts no process prints, called in this one."""
-    with contextlib.chdir(folder):
-        result = CliRunner().invoke(app, arguments)
-    assert result.exit_code == code, result.output
-    return result.stdout
+    done = autotune(*arguments, cwd=folder)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout
 
 
 RUN = "runs/slow-baseline"
@@ -53,7 +41,7 @@ def proven(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     """The folder of a study whose steps come from a formula, or are real."""
     folder = tmp_path_factory.mktemp("chain")
     write_study(folder / "study.toml", SLOW_BASELINE + request.param)
-    (folder / "conclusion.json").write_text(autotune(folder, "run", "study.toml", "--json"))
+    (folder / "conclusion.json").write_text(started(folder, "run", "study.toml", "--json"))
     return folder
 
 
@@ -62,14 +50,14 @@ def test_a_winner_that_was_proven_elsewhere_is_executed_by_force_alone(proven: P
     called(proven, "export", RUN, "--format", "env", "-o", "winner.env")
     assert "device_kind: proven with simulated, here cpu" in called(proven, "verify", "winner.env", code=1)
     command = ("winner.env", "--", "sh", "-c", 'printf %s "$XLA_FLAGS"')
-    assert autotune(proven, "exec", *command, code=2) == ""
-    assert autotune(proven, "exec", "--force", *command) == "--xla_backend_optimization_level=2"
+    assert started(proven, "exec", *command, code=2) == ""
+    assert started(proven, "exec", "--force", *command) == "--xla_backend_optimization_level=2"
 
 
 @pytest.mark.timeout(1500)
 def test_a_winner_is_found_to_hold_and_takes_its_older_proof_s_place(proven: Path) -> None:
     kept = called(proven, "library", "add", RUN).strip()
-    again = json.loads(autotune(proven, "recheck", RUN, "--json"))
+    again = json.loads(started(proven, "recheck", RUN, "--json"))
     assert again["outcome"] == "winner"
     assert "xla_backend_optimization_level=2 still holds" in again["sentence"]
     # The recheck is a proof of its own: exported and kept in the older one's place.

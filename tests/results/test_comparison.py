@@ -13,6 +13,9 @@ from autotune.model.errors import NotComparableError
 from autotune.results.comparison import compare_stores
 from autotune.rundir.store import Store
 from tests.runs import EFFECTS, record, replay_study
+from tests.tables import toml_beside
+
+CASES = toml_beside(__file__)
 
 Alter = Callable[..., Path]
 
@@ -48,18 +51,7 @@ def test_versions_side_by_side(finished: Store, newer: Store, altered: Alter) ->
     assert any(c.startswith("xla_a=1: in the winner") and c.endswith("no-op with 0.10.0") for c in table.changes)
 
 
-@pytest.mark.parametrize(
-    ("field", "change"),
-    [
-        ("gpu", {"device_kind": "NVIDIA H200"}),
-        ("count", {"device_count": 7}),
-        ("count", {"process_count": 2}),
-        ("mesh", {"mesh": {"fsdp": 8}}),
-        ("jaxlib", {"versions": {"jaxlib": "9.9.9"}}),
-        ("workload", {"study": {"workload": {"entry": "moe"}}}),
-        ("workload", {"study": {"workload": {"entry": "llama", "options": {"seq": 7}}}}),
-    ],
-)
+@pytest.mark.parametrize(("field", "change"), CASES["compared"])
 def test_a_difference_is_refused_by_name_unless_it_is_the_axis(
     finished: Store, altered: Alter, field: str, change: dict[str, object]
 ) -> None:

@@ -19,6 +19,9 @@ from autotune.rundir.store import Store
 from harness.fake_cuda import make_cuda
 from harness.fake_nvml import FakeNvml, missing
 from tests.runs import there
+from tests.tables import toml_beside
+
+CASES = toml_beside(__file__)
 
 needs_nvml = pytest.mark.skipif(bool(missing()), reason=missing())
 
@@ -82,38 +85,19 @@ def test_a_second_gpu_of_another_kind_is_no_matter_of_a_study_on_one(aa_run: AaR
     }
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "words"),
-    [
-        ("driver", "580.95.05", ("580.65.06", "580.95.05")),
-        ("cublas", "12.9.3", ("12.9.1", "12.9.3")),
-        ("cudnn", "9.28.0", ("9.10.2", "9.28.0")),
-        ("nccl", None, ("2.27.3", "none")),
-    ],
-)
+@pytest.mark.parametrize(("name", "value", "words"), CASES["changed_libraries"])
 def test_a_changed_library_is_named(
-    aa_run: AaRecord, here: dict[str, Any], name: str, value: str | None, words: tuple[str, str]
+    aa_run: AaRecord, here: dict[str, Any], name: str, value: str, words: list[str]
 ) -> None:
-    here["versions"] = {n: v for n, v in (MEASURED | {name: value}).items() if v is not None}
-    assert found(proven(aa_run, count=1)) == {name: words}
+    here["versions"] = {n: v for n, v in (MEASURED | {name: value}).items() if v}
+    assert found(proven(aa_run, count=1)) == {name: tuple(words)}
 
 
-@pytest.mark.parametrize(
-    ("change", "field", "words"),
-    [
-        ({"vbios": "96.01"}, "vbios", "96.01"),
-        ({"gsp": "570.1"}, "gsp", "570.1"),
-        ({"application_clock_mhz": 1410}, "clocks", "up to 1980 / 3201 MHz, set to 1410 / 3201 MHz"),
-        ({"power_limit_w": 450.0}, "power_limit", "450 W"),
-        ({"persistence": False}, "modes", "persistence off, MIG off, ECC on"),
-        ({"ecc": False}, "modes", "persistence on, MIG off, ECC off"),
-        ({"vbios": None}, "vbios", "not told: NVML must answer (pip install nvidia-ml-py)"),
-    ],
-)
+@pytest.mark.parametrize(("change", "field", "words"), CASES["changed_gpus"])
 def test_changed_firmware_and_settings_of_a_gpu_are_named(
     aa_run: AaRecord, here: dict[str, Any], change: dict[str, Any], field: str, words: str
 ) -> None:
-    here["gpus"][0] = STATE.model_copy(update=change)
+    here["gpus"][0] = STATE.model_copy(update={n: None if v == "" else v for n, v in change.items()})
     assert {n: there for n, (_, there) in found(proven(aa_run, count=1)).items()} == {field: words}
 
 

@@ -21,6 +21,9 @@ from autotune.study.recheck import recheck_winner
 from harness.simulated import GivenSetup, given_run
 from harness.simulated_machine import SimulatedLauncher
 from tests.runs import EFFECTS, Diary, make_winner, replay_study
+from tests.tables import toml_beside
+
+CASES = toml_beside(__file__)
 
 
 def h200(**conditions: object) -> Winner:
@@ -113,15 +116,7 @@ def test_a_winner_that_still_holds_is_proven_anew(finished: Store, tmp_path: Pat
     assert build(store)["finalists"][0]["stage"] == "recheck"
 
 
-@pytest.mark.parametrize(
-    ("replay", "words"),
-    [
-        ({}, "it is no faster than the default"),
-        ({"effects": {"xla_a=1": 1.1}}, "it is slower than the default"),
-        ({"failures": {"xla_d=2": "unknown_flag"}}, "does not run any more: unknown flag"),
-        ({"noise": {"white_sd": 0.02, "process_sd": 0.02}}, "is not proven any more: the difference is not resolved"),
-    ],
-)
+@pytest.mark.parametrize(("replay", "words"), CASES["lost_winners"])
 def test_a_winner_that_does_not_hold_is_not_exported(
     finished: Store, tmp_path: Path, replay: dict[str, object], words: str
 ) -> None:

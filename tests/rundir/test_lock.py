@@ -8,7 +8,6 @@ import os
 import socket
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,8 +18,9 @@ from autotune.model.errors import RunDirectoryError
 from autotune.rundir import lock
 from autotune.rundir.lock import Lock, Mount, is_held, mount_of, read_holder
 from tests.runs import there
+from tests.tables import toml_beside
 
-MOUNTS = tomllib.loads(Path(__file__).with_name("mounts.toml").read_text(encoding="utf-8"))
+MOUNTS = toml_beside(__file__, "mounts.toml")
 
 
 @pytest.mark.parametrize("path", MOUNTS["paths"])

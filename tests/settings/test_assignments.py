@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import tomllib
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,12 +11,14 @@ from autotune.settings.assignments import COMPUTED, read_assignments
 from autotune.settings.check import SettingVerdict, check_given, check_text, migrate_text
 from autotune.settings.known import KnownSettings
 from autotune.settings.probe import ProbeReport
+from tests.tables import toml_beside
 
-CASES = tomllib.loads((Path(__file__).parent / "assignments.toml").read_text())["case"]
-FILES = tomllib.loads((Path(__file__).parent / "public_files.toml").read_text())["file"]
+CASES = toml_beside(__file__)
+READ = toml_beside(__file__, "assignments.toml")["case"]
+FILES = toml_beside(__file__, "public_files.toml")["file"]
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case["text"][:30])
+@pytest.mark.parametrize("case", READ, ids=lambda case: case["text"][:30])
 def test_assignments_are_read_as_their_language_makes_them(case: dict[str, Any]) -> None:
     assert dict(read_assignments(case["text"])) == case["sets"]
 
@@ -39,30 +39,7 @@ def gpu(report: ProbeReport) -> KnownSettings:
 LEVEL, GEMM = "xla_gpu_autotune_level", "xla_gpu_enable_triton_gemm"
 
 
-@pytest.mark.parametrize(
-    ("text", "verdicts"),
-    [
-        (f'export XLA_FLAGS="--{LEVEL}=3 \\ \n --{GEMM}=false"', ["effective", "unknown", "no effect"]),
-        (f'export XLA_FLAGS="--{LEVEL}=3 --{LEVEL}=2"', ["no effect", "effective"]),
-        (f'export XLA_FLAGS="-{LEVEL}=3"', ["unknown"]),
-        (f'export XLA_FLAGS="--{LEVEL} 3"', ["wrong type or value", "unknown"]),
-        (f'export XLA_FLAGS="--{LEVEL}=$LEVEL --xla_gpu_made_up=$LEVEL"', ["effective", "unknown"]),
-        (f'import os\nos.environ["XLA_FLAGS"] = "--{LEVEL}=" + str(n)', ["effective"]),
-        (f"# --{LEVEL}=x\nNCCL_PROTO=Simple", ["effective"]),
-        ("export NCCL_PORTO=LL", ["unknown"]),
-        (f'F = {{"{LEVEL}": 3, "{LEVEL}x": 1}}\nf()', ["effective", "unknown"]),
-        (f'declare -A F=([{LEVEL}]=3)\nXLA_FLAGS+=" --$k=${{F[$k]}}"', ["not judged"]),
-        ("export JAX_ENABLE_PGEL=1 JAX_OF_MY_OWN=1", ["unknown"]),
-        (f'LIBTPU_INIT_ARGS="--xla_tpu_a=1 --{LEVEL}=x"', ["not judged"]),
-        (f'ARGS="--{LEVEL}=x"\nLIBTPU_INIT_ARGS="$ARGS --xla_tpu_a=1"', ["not judged"]),
-        (f"if '--{LEVEL}' in os.environ['XLA_FLAGS']:\n  f()", ["not judged"]),
-        ('$env:NCCL_PROTO = "LL"', ["not judged"]),
-        ('export NCCL_NET_GDR_LEVEL=SYS\n$env:NCCL_NET = "IB"', ["effective", "not judged"]),
-        ('{  // "NCCL_ALGO": "Ring",\n  "env": {"NCCL_NET": "IB"},\n}', ["effective"]),
-        ("echo $NCCL_PROTO ${NCCL_ALGO}\npython train.py", []),
-        ("", []),
-    ],
-)
+@pytest.mark.parametrize(("text", "verdicts"), CASES["judged"])
 def test_a_script_is_judged_as_its_process_would_read_it(gpu: KnownSettings, text: str, verdicts: list[str]) -> None:
     assert [str(c.verdict) for c in check_text(text, gpu)] == verdicts
 
@@ -74,17 +51,7 @@ def test_flags_may_be_given_as_their_assignment(gpu: KnownSettings, given: list[
     assert {c.verdict for c in checks} == {SettingVerdict.EFFECTIVE}
 
 
-@pytest.mark.parametrize(
-    ("text", "settings"),
-    [
-        ("F=--xla_gpu_enable_async_all_gather=false\nXLA_FLAGS='--xla_gpu_enable_async_all_reduce=false '$F",
-         {"xla_gpu_disable_async_collectives": "ALLGATHER,ALLREDUCE"}),
-        ("# --xla_gpu_graph_level=1\nexport XLA_FLAGS=${M:---xla_gpu_graph_level=0}",
-         {"xla_gpu_enable_command_buffer": ""}),
-        ("LIBTPU_INIT_ARGS=--xla_tpu_a=1\nNCCL_PROTO=LL", {"NCCL_PROTO": "LL"}),
-        (f"if '--{GEMM}=false' not in f:\n  x = '--{LEVEL}=%d' % 0", {}),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("text", "settings"), CASES["migrated"])
 def test_what_a_script_sets_is_migrated_and_nothing_else(
     gpu: KnownSettings, text: str, settings: dict[str, str]
 ) -> None:

@@ -19,6 +19,9 @@ from autotune.settings.known import KnownSettings
 from autotune.settings.probe import ParserProcess, ProbeReport
 from autotune.settings.space import build_space
 from tests.settings.conftest import docs_script
+from tests.tables import toml_beside
+
+CASES = toml_beside(__file__)
 
 TABLE = Path(__file__).with_name("flags_by_build.json")
 LINE = re.compile(r"(xla|src|plugins|transformer_engine)/[\w/-]+\.\w+:[1-9]\d*(@[0-9a-f]{12})?")
@@ -70,14 +73,7 @@ def test_since_and_removed_are_what_thirteen_builds_say(builds: Mapping[str, set
     assert wrong_lives(load_catalog(), builds) == []
 
 
-@pytest.mark.parametrize(
-    ("name", "change"),
-    [
-        ("xla_gpu_enable_async_collectives", {"removed": "0.10.2"}),  # so said the catalogue until 0.5.3 was asked
-        ("xla_gpu_enable_pdl", {"since": ""}),
-        ("xla_gpu_autotune_level", {"since": "0.10.2"}),
-    ],
-)
+@pytest.mark.parametrize(("name", "change"), CASES["wrong_lives"])
 def test_a_wrong_since_or_removed_is_found(builds: Mapping[str, set[str]], name: str, change: dict[str, str]) -> None:
     catalog = load_catalog()
     wrong = dataclasses.replace(catalog[name], **change)  # type: ignore[arg-type]
@@ -122,15 +118,7 @@ def test_every_setting_is_described_from_a_source() -> None:
     assert not [s.name for s in catalog.values() if s.tier is Tier.LISTED and s.summary.endswith("described.")]
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"summary": "Known to the build; meaning not yet described."},
-        {"summary": "A switch."},
-        {"source_line": ""},
-        {"source_line": "xla/xla.proto"},
-    ],
-)
+@pytest.mark.parametrize("change", CASES["without_meaning"])
 def test_a_setting_without_a_meaning_is_found(change: dict[str, str]) -> None:
     catalog = load_catalog()
     wrong = dataclasses.replace(catalog["xla_gpu_autotune_level"], **change)  # type: ignore[arg-type]

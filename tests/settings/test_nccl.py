@@ -18,6 +18,7 @@ from autotune.settings.check import SettingVerdict, check_setting, migrate_text
 from autotune.settings.known import KnownSettings, format_setting
 from autotune.settings.space import SearchSpace, build_space
 from tests.settings.conftest import docs_script
+from tests.tables import toml_beside
 
 HERE = Path(__file__).parent
 # First release, last release, line and default of each variable; the newest of the releases that were asked is 2.30.7.
@@ -82,28 +83,9 @@ def test_a_wrong_claim_is_found(name: str, change: dict[str, Any], claim: str) -
 
 
 def test_the_script_reads_each_way_in_which_nccl_asks_for_a_variable() -> None:
-    script = docs_script("ask_nccl")
-    source = (
-        'src/init.cc:62:NCCL_PARAM(WinEnable, "WIN_ENABLE", 1);',
-        'src/init.cc:818:NCCL_PARAM(P2pNetChunkSize, "P2P_NET_CHUNKSIZE", (1 << 17)); /* 128 kB */',
-        'src/allocator.cc:14:NCCL_PARAM(ShadowMempoolMaxSize, "SHADOW_MEMPOOL_MAX_SIZE", 1LL << 30);',
-        'src/sym_kernels.cc:131:NCCL_PARAM(SymCTAs, "SYM_CTAS", 0)',
-        "src/debug.cc:80:DEFINE_NCCL_PARAM(ncclParamWarn, bool, NCCL_WARN_ENABLE_DEBUG_INFO, false,",
-        'src/enqueue.cc:2055:    const char* algoEnv = ncclGetEnv("NCCL_ALGO");',
-        'src/graph/tuning.cc:458:  const char* algoStr = ncclGetEnv("NCCL_ALGO");',
-        'src/graph/paths.cc:289:  NCCLCHECK(ncclGetLevel(&level, "NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL"));',
-        'src/init.cc:99:  INFO(NCCL_ENV, "NCCL_SOMETHING is no such variable");',
-    )
-    assert script.parameters("\n".join(f"v2.30.7-1:{row}" for row in source)) == [
-        ("NCCL_WIN_ENABLE", "src/init.cc:62", "1"),
-        ("NCCL_P2P_NET_CHUNKSIZE", "src/init.cc:818", "131072"),
-        ("NCCL_SHADOW_MEMPOOL_MAX_SIZE", "src/allocator.cc:14", "1073741824"),
-        ("NCCL_SYM_CTAS", "src/sym_kernels.cc:131", "0"),
-        ("NCCL_WARN_ENABLE_DEBUG_INFO", "src/debug.cc:80", "false"),
-        ("NCCL_ALGO", "src/graph/tuning.cc:458", ""),
-        ("NCCL_P2P_LEVEL", "src/graph/paths.cc:289", ""),
-        ("NCCL_P2P_DISABLE", "src/graph/paths.cc:289", ""),
-    ]
+    script, cases = docs_script("ask_nccl"), toml_beside(__file__)
+    found = script.parameters("\n".join(f"v2.30.7-1:{line}" for line in cases["nccl_lines"]))
+    assert [list(variable) for variable in found] == cases["nccl_variables"]
 
 
 def space_of(known: KnownSettings, groups: list[str], *, nodes: int) -> SearchSpace:

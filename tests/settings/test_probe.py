@@ -12,6 +12,9 @@ from autotune.model.errors import STOPPED, LaunchError, StoppedError
 from autotune.model.flags import parse_text_proto
 from autotune.settings.probe import FlagInfo, ParserProcess, ProbeReport, probe_build, read_debug_options
 from tests.console import autotune as autotune_command
+from tests.tables import toml_beside
+
+CASES = toml_beside(__file__)
 
 FLAG_COUNTS = {"0.10.2": 309, "0.11.2": 339, "0.12.0.1": 350}  # counted in the builds' own usage text
 
@@ -29,17 +32,7 @@ def test_every_flag_with_its_default_is_taken_and_changes_nothing(report: ProbeR
     assert parser.ask(" ".join(tokens.values())).options == parser.ask("").options
 
 
-@pytest.mark.parametrize(
-    ("name", "kind", "default"),
-    [
-        ("xla_gpu_autotune_level", "int32", "4"),
-        ("xla_gpu_enable_triton_gemm", "bool", "true"),
-        ("xla_gpu_all_gather_combine_threshold_bytes", "int64", "31457287"),
-        ("xla_gpu_auto_spmd_partitioning_memory_budget_ratio", "float", "1.1"),
-        ("xla_disable_hlo_passes", "string", ""),
-        ("xla_cpu_enable_fast_min_max", "bool", "false"),
-    ],
-)
+@pytest.mark.parametrize(("name", "kind", "default"), CASES["types"])
 def test_type_and_default_are_those_of_the_build(report: ProbeReport, name: str, kind: str, default: str) -> None:
     assert (report.flags[name].type, report.flags[name].default) == (kind, default)
 
@@ -124,35 +117,14 @@ def test_a_command_whose_parser_is_killed_every_time_can_be_run_again(monkeypatc
 
 
 def test_sorting_out_names_unknown_and_refused_flags(parser: ParserProcess) -> None:
-    tokens = {
-        "xla_gpu_autotune_level": "--xla_gpu_autotune_level=3",
-        "xla_gpu_no_such": "--xla_gpu_no_such=1",
-        "xla_gpu_graph_level": "--xla_gpu_graph_level=0",
-        "xla_gpu_shape_checks": "--xla_gpu_shape_checks=sometimes",
-        "xla_dump_to": "--xla_dump_to=x",
-        "xla_gpu_enable_pdl": "--xla_gpu_enable_pdl=perhaps",
-    }
+    tokens = {name: f"--{name}={value}" for name, value in CASES["sorted_out"].items()}
     unknown, refused = parser.sort_out(tokens)
     assert unknown == {"xla_gpu_no_such", "xla_gpu_graph_level"}
     assert refused == {"xla_gpu_shape_checks", "xla_gpu_enable_pdl"}
 
 
 def test_text_protos_are_read_with_lists_maps_and_escapes() -> None:
-    text = """goo.gle/debugproto
-number: 3
-path: "a\\"b\\303\\274"
-kinds: ONE
-kinds: TWO
-options {
-  key: "k2"
-  value: "v2"
-}
-filter {
-  ranges {
-    first: 1
-  }
-}
-"""
+    text = CASES["text_proto"]
     assert parse_text_proto(text) == {
         "number": ["3"], "path": ['a"bü'], "kinds": ["ONE", "TWO"], "options": ["k2=v2"], "filter": ["first=1"],
     }  # fmt: skip

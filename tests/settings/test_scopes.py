@@ -13,6 +13,9 @@ from autotune.settings.catalog import Scope, Stage, Tier, load_catalog
 from autotune.settings.known import KnownSettings
 from autotune.settings.space import GIVES, SearchSpace, build_space
 from tests.settings.conftest import rows_of
+from tests.tables import toml_beside
+
+CASES = toml_beside(__file__)
 
 # Which programs were compiled for described H100s, and what each of them has: a scanned or unrolled transformer step.
 LOOP, SEVERAL, NODES = Scope.LOOP, Scope.MULTI_DEVICE, Scope.MULTI_NODE
@@ -29,6 +32,7 @@ PROGRAMS = {
 DECOMPOSER, PIPELINED = "xla_gpu_collective_permute_decomposer_threshold", "xla_gpu_enable_pipelined_p2p"
 EINSUM, COMBINE = "xla_gpu_threshold_for_windowed_einsum_mib", "xla_gpu_all_gather_combine_threshold_bytes"
 SLOP, IN_LOOPS = "xla_gpu_memory_limit_slop_factor", "xla_gpu_enable_dus_accumulator_zero_init_elimination"
+GROUPS = "p2p pipelining combining collective_matmul loops scheduling nccl multi_node"
 COMMAND = {"command": ["python", "train.py"], "hook": True}
 
 Build = Callable[..., SearchSpace]
@@ -41,17 +45,7 @@ def build(known: KnownSettings) -> Build:
         workload: dict[str, Any] = COMMAND, told: int | None = None, device: dict[str, Any] | None = None, **search: Any
     ) -> SearchSpace:
         if not search:
-            groups = [
-                "p2p",
-                "pipelining",
-                "combining",
-                "collective_matmul",
-                "loops",
-                "scheduling",
-                "nccl",
-                "multi_node",
-            ]
-            search = {"groups": groups}
+            search = {"groups": GROUPS.split()}
         device = {"platform": "cuda", **(device or {})}
         data = {"name": "scopes", "workload": workload, "device": device, "search": search}
         facts = SimpleNamespace(device_count=told, mesh={}, layer_bytes={}) if told else None
@@ -98,28 +92,13 @@ def test_nothing_is_left_out_of_what_a_command_does_not_tell(build: Build) -> No
     assert names(build(told=1)) == names(space)
 
 
-@pytest.mark.parametrize(
-    ("declared", "searched", "left_out"),
-    [
-        (
-            {"mesh": {"pipeline": 4, "data": 2}},
-            {DECOMPOSER, PIPELINED, COMBINE, IN_LOOPS, "NCCL_P2P_NET_CHUNKSIZE"},
-            set(),
-        ),
-        ({"mesh": {"data": 8}}, {COMBINE, IN_LOOPS, "NCCL_P2P_NET_CHUNKSIZE"}, {DECOMPOSER, EINSUM}),
-        (
-            {"mesh": {"data": 1}},
-            {SLOP, IN_LOOPS},
-            {COMBINE, DECOMPOSER, EINSUM, "NCCL_PROTO", "NCCL_P2P_NET_CHUNKSIZE"},
-        ),
-    ],
-)
+@pytest.mark.parametrize(("declared", "searched", "left_out"), CASES["declared"])
 def test_a_declaration_leaves_out_what_it_does_not_tell_of(
-    build: Build, declared: dict[str, Any], searched: set[str], left_out: set[str]
+    build: Build, declared: dict[str, Any], searched: list[str], left_out: list[str]
 ) -> None:
     space = build({**COMMAND, **declared})
-    assert searched <= names(space)
-    assert left_out <= set(space.left_out)
+    assert set(searched) <= names(space)
+    assert set(left_out) <= set(space.left_out)
 
 
 def test_what_a_searched_setting_brings_into_the_program_can_be_acted_on(build: Build) -> None:
@@ -144,15 +123,7 @@ def test_what_the_baseline_brings_into_the_program_can_be_acted_on(known: KnownS
     assert DECOMPOSER in names(build_space(parse_study(data), known, None))
 
 
-@pytest.mark.parametrize(
-    ("setting", "values", "workload", "device"),
-    [
-        (COMBINE, [0, 1024], {"entry": "llama"}, {"count": 1}),
-        ("NCCL_P2P_NET_CHUNKSIZE", [131072, 524288], {"entry": "llama"}, {"count": 8}),
-        (DECOMPOSER, [0, 1024], {**COMMAND, "mesh": {"data": 8}}, {}),
-        ("xla_gpu_autotune_level", [1, 4], {"entry": "llama"}, {"platform": "cpu"}),
-    ],
-)
+@pytest.mark.parametrize(("setting", "values", "workload", "device"), CASES["named"])
 def test_what_a_person_names_is_searched_and_what_the_catalogue_thinks_is_said(
     build: Build, setting: str, values: list[Any], workload: dict[str, Any], device: dict[str, Any]
 ) -> None:

@@ -15,6 +15,9 @@ import typer.main
 from autotune.cli.app import app
 from autotune.model.errors import SettingError
 from autotune.settings.catalog import load_catalog, load_recipes, load_symptoms
+from tests.tables import toml_beside
+
+CASES = toml_beside(__file__)
 
 ROOT = Path(__file__).parents[2]
 SEEDS = (ROOT / "docs" / "seeds.md").read_text("utf-8")
@@ -135,22 +138,7 @@ def test_the_counts_told_above_the_table_are_those_of_the_table() -> None:
     assert (len(rows_of(settings)), len(rows_of(advice))) == (int(told[1]), int(told[2]))
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "said"),
-    [
-        (
-            "| `xla_gpu_triton_gemm_any` | tips |",
-            "| `xla_gpu_triton_gemm_all` | tips |",
-            "xla_gpu_triton_gemm_any: named by",
-        ),
-        ("group `memory`: searched; read", "group `nccl`: searched; read", "another group"),
-        ("recipe `dreamerv3`", "recipe `dreamerv4`", "no recipe dreamerv4"),
-        ("advice of `hangs` in", "advice of `hanged` in", "no symptom"),
-        ("`autotune flags migrate`", "`autotune flags mend`", "no `autotune flags mend`"),
-        ("| post | N | another framework:", "| post | Y | another framework:", "verdict 'Y', tests []"),
-        ("| 2024 |", "| 2025 |", "document '2025'"),
-    ],
-)
+@pytest.mark.parametrize(("old", "new", "said"), CASES["false_rows"])
 def test_a_row_that_is_not_true_is_found(old: str, new: str, said: str) -> None:
     changed = SEEDS.replace(old, new)
     assert changed != SEEDS

@@ -7,6 +7,9 @@ import numpy as np
 import pytest
 
 from autotune.stats.loss_check import FORMATS, LossSpread, StepLoss, compare_traces, is_float32, rounding_of, spacing_of
+from tests.tables import toml_beside
+
+CASES = toml_beside(__file__)
 
 ALL = sorted(n for n in dir(ml_dtypes) if n.startswith(("float", "bfloat")))
 
@@ -22,17 +25,7 @@ def test_formats_of_numpy_are_as_numpy_says(name: str) -> None:
     assert spacing_of(name) == float(np.finfo(name).eps)
 
 
-@pytest.mark.parametrize(
-    ("name", "same"),
-    [
-        ("bf16", "bfloat16"), ("mixed_bfloat16", "bfloat16"), ("<class 'jax.numpy.bfloat16'>", "bfloat16"),
-        ("BFLOAT16", "bfloat16"), ("fp16", "float16"), ("half", "float16"), ("tf32", "tensorfloat32"),
-        ("float", "float32"), ("double", "float64"), ("complex64", "float32"), ("fp8", "float8"),
-        ("nanoo_fp8", "float8"), ("f8e4m3fn", "float8"), ("float8_e4m3fn/float8_e5m2", "float8"),
-        ("float8_e4m3b11fnuz", "float8"), ("bfloat16/float8_e5m2", "float8"), ("int8/bfloat16", "float8"),
-        ("int4, bfloat16", "float4"), ("bf16_bf16_f32", "bfloat16"), ("nvfp4", "float4"), ("mxfp6_e2m3", "float6"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "same"), CASES["names_of_formats"])
 def test_names_of_other_programs_are_understood(name: str, same: str) -> None:
     assert rounding_of(name) == FORMATS[same].rounding
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,6 @@ from autotune.stats.estimates import (
     Estimate,
     Floats,
     SequentialPlan,
-    TrialFinding,
     Verdict,
     estimate_aba,
     estimate_pairs,
@@ -26,6 +26,9 @@ from autotune.stats.estimates import (
     reason_to_stop,
 )  # fmt: skip
 from harness.noise import EVEN_MODELS, NOISE_MODELS, Machine, NoiseModel, Process, log_ratios, run_pairs
+from tests.tables import toml_beside
+
+CASES = toml_beside(__file__)
 
 
 def estimate(ratio: float, low: float, high: float) -> Estimate:
@@ -79,20 +82,9 @@ def test_pairs_without_a_time_are_refused(values: list[float]) -> None:
         estimate_pairs(values)
 
 
-@pytest.mark.parametrize(
-    ("low", "high", "verdict"),
-    [
-        (0.90, 0.994, Verdict.FASTER),
-        (0.90, 0.996, Verdict.UNRESOLVED),
-        (1.006, 1.20, Verdict.SLOWER),
-        (1.004, 1.20, Verdict.UNRESOLVED),
-        (0.996, 1.004, Verdict.NO_DIFFERENCE),
-        (0.994, 1.004, Verdict.UNRESOLVED),
-        (0.80, 1.20, Verdict.UNRESOLVED),
-    ],
-)
-def test_verdict_needs_the_interval_clear_of_the_band(low: float, high: float, verdict: Verdict) -> None:
-    assert judge(estimate((low + high) / 2, low, high), min_effect=0.005) is verdict
+@pytest.mark.parametrize(("low", "high", "verdict"), CASES["verdicts"])
+def test_verdict_needs_the_interval_clear_of_the_band(low: float, high: float, verdict: str) -> None:
+    assert judge(estimate((low + high) / 2, low, high), min_effect=0.005) == verdict
 
 
 def test_looks_grow_by_half_and_end_at_the_cap() -> None:
@@ -106,23 +98,11 @@ def test_critical_value_is_pococks_for_equal_steps(looks: int, constant: float) 
     assert pocock_critical_value(tuple(range(1, looks + 1)), 0.95) == pytest.approx(constant, abs=6e-4)
 
 
-@pytest.mark.parametrize(
-    ("ratio", "low", "high", "provable", "finding"),
-    [
-        (0.90, 0.80, 0.99, None, TrialFinding.PROMISING),
-        (0.90, 0.80, 0.99, 0.1, TrialFinding.PROMISING),
-        (0.90, 0.80, 0.99, 0.11, TrialFinding.OPEN),  # a proof finds such a gain by luck only
-        (0.999, 0.994, 1.2, None, TrialFinding.PROMISING),  # room for an effect, whatever else
-        (1.0, 0.90, 1.1, None, TrialFinding.OPEN),  # by its own figure it brings nothing
-        (1.2, 0.90, 1.3, 0.02, TrialFinding.OPEN),
-        (0.999, 0.995, 1.1, None, TrialFinding.NOT_PROMISING),  # no room for what would matter
-        (0.97, 0.0, math.inf, 0.02, TrialFinding.PROMISING),  # too few pairs for an interval
-    ],
-)
+@pytest.mark.parametrize(("ratio", "low", "high", "provable", "finding"), CASES["findings"])
 def test_a_trial_promises_what_a_proof_finds(
-    ratio: float, low: float, high: float, provable: float | None, finding: TrialFinding
+    ratio: float, low: float, high: float, provable: Any, finding: str
 ) -> None:
-    assert finding_of(estimate(ratio, low, high), min_effect=0.005, provable=provable) is finding
+    assert finding_of(estimate(ratio, low, high), min_effect=0.005, provable=provable or None) == finding
 
 
 def test_blocks_of_two_processes_prove_nothing_of_their_settings() -> None:

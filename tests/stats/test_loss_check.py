@@ -18,6 +18,9 @@ from autotune.stats.loss_check import (
     spread_between,
 )
 from tests.runs import there
+from tests.tables import toml_beside
+
+CASES = toml_beside(__file__)
 
 LOSSES = [7.0, 6.5, 6.1, 5.9, 5.8]
 NORMS = [3.0, 2.5, 2.0, 1.5, 1.1]
@@ -99,20 +102,11 @@ def test_a_reference_that_is_not_finite_and_an_unknown_dtype_are_errors() -> Non
         spread_between({0: StepLoss(1.0), 3: StepLoss(2.0)}, {0: StepLoss(1.0), 3: StepLoss(math.nan)})
 
 
-@pytest.mark.parametrize(
-    "edited",
-    [
-        {"losses": (0.1, math.inf)},
-        {"losses": (0.2, 0.1)},
-        {"losses": (-0.1, 0.1)},
-        {"steps": (5, 5)},
-        {"steps": (-1, 5)},
-        {"norms": (0.1,)},
-    ],
-)
-def test_a_spread_that_no_references_show_is_refused(edited: dict[str, tuple[float, ...]]) -> None:
+@pytest.mark.parametrize("edited", CASES["impossible_spreads"])
+def test_a_spread_that_no_references_show_is_refused(edited: dict[str, list[float]]) -> None:
+    figures = {name: tuple(values) for name, values in edited.items()}
     with pytest.raises(ValueError, match="spread of losses"):
-        LossSpread(**{"steps": (0, 5), "losses": (0.1, 0.2), "norms": (0.1, 0.2), **edited})  # type: ignore[arg-type]
+        LossSpread(**{"steps": (0, 5), "losses": (0.1, 0.2), "norms": (0.1, 0.2), **figures})  # type: ignore[arg-type]
 
 
 def test_spreads_of_two_references_are_joined_by_the_larger_and_equal_ones_say_nothing() -> None:

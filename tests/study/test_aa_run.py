@@ -117,8 +117,7 @@ def test_trials_and_ablations_have_the_spread_in_their_intervals(run_replay: Run
     measured += [r for r in store.of(AblationResult) if r.comparison is not None]  # type: ignore[misc]
     assert len(measured) > 4
     for result in measured:
-        assert result.directory is not None
-        ratios = [log_ratio(p) for p in store.pairs(result.directory)]
+        ratios = [log_ratio(p) for p in store.pairs(there(result.directory))]
         assert there(result.comparison).estimate == widen(SequentialPlan(cap=40).estimate(ratios), spread)
 
 

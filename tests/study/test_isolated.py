@@ -78,8 +78,7 @@ def test_a_study_in_aba_runs_finds_the_best_set(run_replay: Run) -> None:
 def test_raw_runs_are_kept_and_make_the_estimate(run_replay: Run) -> None:
     _, store, _ = run_replay(replay_study(effects=EFFECTS, study=ISOLATED), trials=3)
     for result in store.of(TrialResult):
-        assert result.directory is not None
-        pairs = list(store.pairs(result.directory))
+        pairs = list(store.pairs(there(result.directory)))
         assert len(pairs) == 6
         assert pairs[0].candidate_s == pairs[1].candidate_s
         assert len(pairs[0].candidate_s) >= 20
@@ -182,8 +181,7 @@ def test_a_clear_effect_and_what_cannot_beat_the_incumbent_stop_early() -> None:
     isolated = sequential(plan, min_effect=0.005, incumbent=None).stop(noisy)
     against = sequential(plan, min_effect=0.005, incumbent=best).stop(noisy)
     assert isolated is None
-    assert against is not None
-    assert "best so far" in against
+    assert "best so far" in there(against)
 
 
 SET = FlagSet({"xla_a": "1"})
@@ -196,8 +194,7 @@ def tried(finished: Store, folder: Path, *, reference: str, first: str, last: st
     measured = []
 
     def compare(request: ComparisonRequest[Any]) -> Compared[Any]:
-        assert request.inspect is not None
-        settled = request.inspect(of_reference, of_first)
+        settled = there(request.inspect)(of_reference, of_first)
         if settled is not None:
             return Compared(reference=of_reference, candidate=of_first, settled=settled)
         measured.append(request.candidate)

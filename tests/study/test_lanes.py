@@ -10,11 +10,13 @@ import socket
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from autotune.cluster.engine import JOINED, LEFT, Message, Told
+from autotune.measure.lane import _Progress
 from autotune.measure.runner import TaskRunner
 from autotune.measure.tasks import Assignment
 from autotune.model.errors import LaunchError, StoppedError, StudyFileError
@@ -36,22 +38,11 @@ Fate = Callable[[str, Assignment], "list[Mapping[str, Any]] | None"]
 """What a lane says instead of doing a unit; None lets it do it."""
 
 
-class Sink:
-    """Gathers what a lane says on its way."""
-
-    def __init__(self, run: StudyRun, said: list[Told], lane: str) -> None:
-        self._run, self._said, self._lane = run, said, lane
-
-    def phase(self, what: str) -> None:
-        self._said.append(Told(self._lane, {"type": "phase", "what": what}))
-
-    def pair(self, folder: Path, pair: Any, work: Any = None) -> None:
-        parts = self._run.store.relative(folder).split("/")
-        message = {"type": "pair", "folder": parts, "pair": pair.model_dump(mode="json")}
-        self._said.append(Told(self._lane, message))
-
-    def incident(self, what: str) -> None:
-        self._said.append(Told(self._lane, {"type": "incident", "what": what}))
+def telling(run: StudyRun, said: list[Told], lane: str) -> _Progress:
+    """What the program of a lane says on its way, gathered."""
+    channel: Any = SimpleNamespace(send=lambda kind, **fields: said.append(Told(lane, {"type": kind, **fields})))
+    folders: Any = run.store
+    return _Progress(channel, folders)
 
 
 class Scripted:
@@ -89,8 +80,8 @@ class Scripted:
         spec, said = self._run.spec, list[Told]()
         if lane not in self._runners:
             launcher = SimulatedLauncher(spec, seed=len(self._runners))
-            self._runners[lane] = TaskRunner(spec, self._run.store, launcher, Sink(self._run, said, lane))
-        self._runners[lane].context.progress = Sink(self._run, said, lane)
+            self._runners[lane] = TaskRunner(spec, self._run.store, launcher, telling(self._run, said, lane))
+        self._runners[lane].context.progress = telling(self._run, said, lane)
         try:
             record = self._runners[lane].do(assignment)
             said.append(Told(lane, {"type": "result", "record": record.model_dump(mode="json", exclude_none=True)}))

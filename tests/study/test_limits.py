@@ -98,8 +98,7 @@ def test_a_compiled_program_that_needs_too_much_is_never_launched() -> None:
     memory = SimpleNamespace(peak_bytes=3 << 30)
     screen = SimpleNamespace(result=lambda settings: SimpleNamespace(program=SimpleNamespace(memory=memory)))
     assert compiled_over_limit(study("3GiB"), screen, HUNGRY) is None  # type: ignore[arg-type]
-    failure = compiled_over_limit(study("2GiB"), screen, HUNGRY)  # type: ignore[arg-type]
-    assert failure is not None
+    failure = there(compiled_over_limit(study("2GiB"), screen, HUNGRY))  # type: ignore[arg-type]
     assert (failure.kind, failure.phase) == (FailureKind.OUT_OF_MEMORY, LIMIT_PHASE)
     assert "3 GiB (by its compiled program, never launched)" in failure.message
     unknown = SimpleNamespace(result=lambda settings: SimpleNamespace(program=None))

@@ -35,6 +35,9 @@ from autotune.study.samplers import check_sampler
 from autotune.study.stages import STAGES
 from autotune.workers.base import WorkerFailed
 from tests.runs import EFFECTS, SPACE, Noting, Run, failed, replay_study, there
+from tests.tables import toml_beside
+
+CASES = toml_beside(__file__)
 
 RANDOM = {"search": {"sampler": "random"}}
 """For studies whose proposals do not matter: a model of the trials costs half of a run."""
@@ -249,16 +252,7 @@ def test_a_study_that_was_stopped_proposes_what_it_would_have(run_replay: Run, s
     assert [r.settings for r in resumed.of(TrialResult)] == [r.settings for r in whole.of(TrialResult)]
 
 
-@pytest.mark.parametrize(
-    ("sampler", "words"),
-    [
-        ("best", "one of additive, tpe"),
-        ("no.such.module:Class", "must be importable as MODULE:CLASS"),
-        ("optuna.samplers:NoSuch", "must be importable as MODULE:CLASS"),
-        ("builtins:dict", "must name a sampler of Optuna"),
-        ("optuna.samplers:GridSampler", "must take `seed` alone"),
-    ],
-)
+@pytest.mark.parametrize(("sampler", "words"), CASES["no_samplers"])
 def test_what_is_no_sampler_is_refused_before_anything_starts(sampler: str, words: str) -> None:
     with pytest.raises(StudyFileError, match=words):
         check_sampler(with_sampler(sampler).search)

@@ -28,6 +28,9 @@ from autotune.study.stages import run_study
 from harness.simulated import GivenSetup, given_run
 from tests.compiler.rules import BUFFER, COMBINE, OVERLAP, SLOP, TRITON, Deaf, Rules, screen, space
 from tests.runs import Diary, Noting, asking, replay_study, there
+from tests.tables import toml_beside
+
+CASES = toml_beside(__file__)
 
 EFFECTS = {f"{COMBINE}=11": 0.93, f"{BUFFER}=true": 0.5}
 INERT = [f"{SLOP}=17", f"{SLOP}=19"]
@@ -219,16 +222,7 @@ def test_leaving_out_a_setting_that_changes_no_program_is_not_measured(tmp_path:
     assert launcher.sets.count(FlagSet({COMBINE: "11"})) == 0  # the other was: whole against without
 
 
-@pytest.mark.parametrize(
-    ("more", "on", "said"),
-    [
-        ({}, False, ""),
-        ({"screen": {"enabled": True}}, True, ""),
-        ({"device": {"platform": "cuda"}, "screen": {"enabled": False}}, False, ""),
-        ({"workload": {"command": ["true"], "hook": True}, "screen": {"enabled": True}}, False, "runs a command"),
-        ({"workload": {"command": ["true"], "hook": True}, "device": {"platform": "cuda"}}, False, ""),
-    ],
-)
+@pytest.mark.parametrize(("more", "on", "said"), CASES["screened"])
 def test_studies_are_screened_where_they_ask_for_it(more: dict[str, Any], on: bool, said: str) -> None:
     spec = parse_study({"name": "a", "workload": {"entry": "llama"}, **more})
     is_on, why_not = is_wanted(spec)

@@ -15,6 +15,9 @@ from autotune.model.records import AaRecord, AblationResult, ConfirmRun, Failing
 from autotune.model.spec import StudySpec
 from harness.gpu_memory import GpuMemory, OnSharedGpu
 from tests.runs import Run, replay_study, there
+from tests.tables import toml_beside
+
+CASES = toml_beside(__file__)
 
 EFFECTS = {"xla_a=1": 0.9, "xla_d=2": 0.95}
 FIRST = (
@@ -78,8 +81,7 @@ def test_memory_that_runs_out_at_a_later_step_is_no_fault_of_the_set(run_replay:
     conclusion, store, _ = run_replay(spec, trials=4, launcher=launcher, first=FIRST)
     assert conclusion.settings == FlagSet({"xla_a": "1", "xla_d": "2"})
     first = next(r for r in store.of(TrialResult) if r.settings.get("xla_a") and r.comparison)
-    assert first.directory is not None
-    pairs = list(store.pairs(first.directory))  # those of the interleaved blocks before are not among them
+    pairs = list(store.pairs(there(first.directory)))  # those of the interleaved blocks before are not among them
     assert [p.index for p in pairs] == list(range(there(first.comparison).pair_count))
 
 
@@ -113,16 +115,7 @@ def test_what_does_not_fit_in_turns_or_alone_ends_the_study_with_advice(run_repl
         run_replay(spec, launcher=OnSharedGpu(spec, need=gib(70.0)))
 
 
-@pytest.mark.parametrize(
-    ("environment", "fits"),
-    [
-        ({"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.40"}, True),
-        ({"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.9"}, False),
-        ({SHARE: "0.9"}, False),
-        ({SHARE: "0.4"}, True),
-        ({"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}, True),
-    ],
-)
+@pytest.mark.parametrize(("environment", "fits"), CASES["own_shares"])
 def test_a_program_that_sets_its_share_itself_is_left_to_it(
     run_replay: Run, environment: Mapping[str, str], fits: bool
 ) -> None:

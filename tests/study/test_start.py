@@ -29,6 +29,9 @@ from autotune.study.live import LineView
 from harness.simulated_machine import write_study
 from tests.console import autotune as command_line
 from tests.runs import TYPED, there
+from tests.tables import toml_beside
+
+CASES = toml_beside(__file__)
 
 STUDY = TYPED.replace('"typed"', '"small"').replace("trials = 5", "trials = 4")
 
@@ -65,15 +68,7 @@ def test_a_mapping_is_the_same_study_as_its_file(here: Path, capsys: pytest.Capt
     assert capsys.readouterr().out == ""
 
 
-@pytest.mark.parametrize(
-    ("wrong", "arguments"),
-    [
-        ("time_budget", {"time_budget": "half an hour"}),
-        ("trials", {"trials": 0}),
-        ("serch", {"study": {"name": "x", "workload": {"entry": "llama"}, "serch": {}}}),
-        ("no such file", {"study": "smal.toml"}),
-    ],
-)
+@pytest.mark.parametrize(("wrong", "arguments"), CASES["illegal_calls"])
 def test_what_is_not_legal_starts_nothing(here: Path, wrong: str, arguments: dict[str, object]) -> None:
     before = sorted(here.rglob("*"))
     with pytest.raises(StudyFileError, match=wrong):

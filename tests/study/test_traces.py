@@ -22,6 +22,9 @@ from autotune.rundir.store import Store
 from autotune.workers.base import WorkerFailed
 from harness.simulated_machine import LOSSES, SimulatedWorker, parse_simulated
 from tests.runs import Noting, Run, Times, failed, on_blocks, there, worker_report
+from tests.tables import toml_beside
+
+CASES = toml_beside(__file__)
 
 FAST = FlagSet({"xla_a": "1"})
 DATA = {"name": "traced", "workload": {"entry": "llama"}, "simulation": {"effects": {"xla_a=1": 0.8}}}
@@ -217,38 +220,22 @@ def pair(step: int, reference: float, candidate: float) -> Pair:
     return Pair.model_validate({**data, "loss": {"step": step, "reference": reference, "candidate": candidate}})
 
 
-@pytest.mark.parametrize(
-    ("one", "other", "refused"),
-    [
-        ([2.0, 1.9, 1.8], [2.0, 1.9, 1.8 * 1.06], "at step 2 it is 1.8 in one and 1.908 in another"),
-        ([2.0, 1.9, 1.8], [2.0, 1.9, 1.8 * 1.04], None),
-        ([2.0, 0.1, 1e-3], [2.0, 0.1, 2e-3], None),  # near 0 any two losses differ by far
-    ],
-)
+@pytest.mark.parametrize(("one", "other", "refused"), CASES["far_apart"])
 def test_equal_runs_that_are_far_apart_are_an_alarm_and_no_tolerance(
-    one: list[float], other: list[float], refused: str | None
+    one: list[float], other: list[float], refused: str
 ) -> None:
     reports = [report(losses=tuple(losses), grad_norms=()) for losses in (one, other)]
-    if refused is None:
+    if not refused:
         assert spread_of_aa_run(reports, []).seen(2) > 0
         return
     with pytest.raises(LaunchError, match=refused):
         spread_of_aa_run(reports, [])
 
 
-@pytest.mark.parametrize(
-    ("first", "later", "is_refused"),
-    [
-        ((0, 1, 2), (50, 51, 52), True),
-        ((0, 50, 100), (150, 200, 250), True),
-        ((90, 91, 92), (90, 91, 92), False),
-        ((3, 60, 110), (7, 70, 120), False),  # a bar that is drawn by the clock
-        ((), (5, 6), False),
-    ],
-)
+@pytest.mark.parametrize(("first", "later", "is_refused"), CASES["resumed"])
 def test_a_later_run_that_begins_at_another_step_is_refused(
-    first: tuple[int, ...], later: tuple[int, ...], is_refused: bool
+    first: list[int], later: list[int], is_refused: bool
 ) -> None:
-    reports = [report().model_copy(update={"step_numbers": numbers}) for numbers in (first, later)]
+    reports = [report().model_copy(update={"step_numbers": tuple(numbers)}) for numbers in (first, later)]
     with pytest.raises(LaunchError) if is_refused else contextlib.nullcontext():
         refuse_resumed(*reports)

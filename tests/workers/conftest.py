@@ -11,10 +11,15 @@ from typing import Any
 import psutil
 import pytest
 
+from autotune.model.clock import Stopwatch
 from autotune.model.flags import FlagSet
+from autotune.model.records import ConclusionRecord
 from autotune.model.spec import StudySpec, parse_study
+from autotune.rundir.store import Store
+from autotune.study.stages import new_run, run_study
 from autotune.workers.command import CommandLauncher
 from autotune.workers.local import LocalLauncher, LocalWorker
+from tests.runs import Diary
 
 PROGRAMS = Path(__file__).parent / "programs"
 PRINTED = {"pattern": r"step \d+: (?P<step_ms>[\d.]+) ms", "loss": r"loss = (?P<loss>\S+)"}
@@ -32,6 +37,16 @@ def command(*arguments: str, program: str = "train.py", **workload: Any) -> dict
     if "hook" not in workload:
         workload.setdefault("read", PRINTED)
     return {"command": [sys.executable, program, *arguments], **workload}
+
+
+def whole_study(
+    folder: Path, workload: dict[str, Any], *, soak: str = "1s", **sections: Any
+) -> tuple[ConclusionRecord, Store]:
+    """A study of one of the programs, to its conclusion, with one finalist and a short proof."""
+    confirm = {"finalists": 1, "processes": 3, "isolated": 0, "soak": soak}
+    spec = parse_study({"name": "whole", "workload": workload, "confirm": confirm, **sections})
+    run = new_run(spec, folder / "run", study_dir=PROGRAMS, view=Diary(), watch=Stopwatch())
+    return run_study(run), run.store
 
 
 Start = Callable[..., LocalWorker]

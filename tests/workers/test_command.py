@@ -17,7 +17,11 @@ from autotune.model.block_sizes import CHECK_STEPS, WARMUP_STEPS
 from autotune.model.flags import PROFILE
 from autotune.model.measurement import FailureKind
 from autotune.workers.base import WorkerFailed
+from tests.runs import there
+from tests.tables import toml_beside
 from tests.workers.conftest import PRINTED, PROGRAMS, Start, command, study
+
+CASES = toml_beside(__file__)
 
 HOOKED: dict[str, Any] = {"program": "hooked.py", "hook": True}
 HANGS_SOON = {"block_limit_s": 2}
@@ -42,22 +46,12 @@ def test_steps_and_losses_of_an_unknown_program_are_read(start: Start, tmp_path:
     assert worker.report.fingerprint.startswith("c"), worker.report.program_problem
 
 
-@pytest.mark.parametrize(
-    ("fault", "kind"),
-    [
-        ("crash", FailureKind.CRASH),
-        ("oom", FailureKind.OUT_OF_MEMORY),
-        ("hang", FailureKind.HANG),
-        ("raise", FailureKind.WORKLOAD_ERROR),
-        ("swallowed", FailureKind.WORKLOAD_ERROR),
-        ("status of a shell", FailureKind.CRASH),
-    ],
-)
-def test_what_goes_wrong_in_a_program_is_named(start: Start, fault: str, kind: FailureKind) -> None:
+@pytest.mark.parametrize(("fault", "kind"), CASES["faults_of_a_program"])
+def test_what_goes_wrong_in_a_program_is_named(start: Start, fault: str, kind: str) -> None:
     worker = start(study(plain(fault), measure=HANGS_SOON if fault == "hang" else {}))
     with pytest.raises(WorkerFailed) as error:
         worker.run_block(50)
-    assert error.value.failure.kind is kind
+    assert error.value.failure.kind == kind
     assert error.value.failure.phase == "step"
     assert any("step 13:" in line for line in error.value.failure.last_lines)
     assert error.value.failure.exit_status == {"swallowed": 0, "status of a shell": 139, "oom": 1, "raise": 1}.get(
@@ -87,8 +81,7 @@ def test_output_without_steps_is_told_with_its_last_lines(start: Start, tmp_path
         start(study(plain("", "5", read=wrong)))
     told = re.search(r"\((\d+) lines\)", error.value.failure.message)
     lines = (tmp_path / "worker.log").read_text().splitlines()
-    assert told is not None
-    assert int(told[1]) == len(lines)  # of another kind, too
+    assert int(there(told)[1]) == len(lines)  # of another kind, too
     assert len([line for line in lines if line.startswith(("step", "  loss"))]) == 10
     assert error.value.failure.kind is FailureKind.NO_RESULT
 
@@ -101,19 +94,7 @@ def test_a_pattern_that_backtracks_for_ever_is_an_error_and_not_a_hang(start: St
         start(spec)
 
 
-LOOP = """
-import atexit, signal, sys, time
-def said(*_):
-    print("saved " + "y" * 200_000, flush=True)
-    {at_signal}
-{before}
-try:
-    while True:
-        print("step 1: 5.0 ms", flush=True)
-        time.sleep(0.001)
-finally:
-    print("finally", flush=True)
-"""
+LOOP = (PROGRAMS / "stubborn.txt").read_text(encoding="utf-8")
 TERM = "signal.signal(signal.SIGINT, lambda *_: None); signal.signal(signal.SIGTERM, said)"
 ENDINGS = {
     "an interrupt runs finally and atexit": ("atexit.register(said)", "pass", ["finally", "saved yyy"]),
@@ -160,8 +141,7 @@ def test_the_process_that_a_launcher_starts_is_the_one_that_is_reported(start: S
     assert report.versions["jaxlib"] == importlib.metadata.version("jaxlib")
     assert report.versions["python"].startswith(f"{sys.version_info[0]}.{sys.version_info[1]}")
     assert report.device_kind == "cpu"
-    assert report.packages is not None
-    assert (Path(report.packages).expanduser() / "jaxlib").is_dir()
+    assert (Path(there(report.packages)).expanduser() / "jaxlib").is_dir()
 
 
 # ---------------------------------------------------------------------- settings that do not arrive
@@ -224,20 +204,12 @@ def test_a_hooked_loop_waits_for_its_turns_and_reports(start: Start, tmp_path: P
     assert "the loop has ended" in (tmp_path / "worker.log").read_text()
 
 
-@pytest.mark.parametrize(
-    ("fault", "kind"),
-    [
-        ("crash", FailureKind.CRASH),
-        ("oom", FailureKind.OUT_OF_MEMORY),
-        ("hang", FailureKind.HANG),
-        ("nan", FailureKind.WRONG_LOSS),
-    ],
-)
-def test_what_goes_wrong_in_a_hooked_loop_is_named(start: Start, fault: str, kind: FailureKind) -> None:
+@pytest.mark.parametrize(("fault", "kind"), CASES["faults_of_a_hooked_loop"])
+def test_what_goes_wrong_in_a_hooked_loop_is_named(start: Start, fault: str, kind: str) -> None:
     worker = start(study(plain(fault, hook=True), measure=HANGS_SOON if fault == "hang" else {}))
     with pytest.raises(WorkerFailed) as error:
         worker.run_block(19)
-    assert error.value.failure.kind is kind
+    assert error.value.failure.kind == kind
 
 
 def test_a_hook_in_a_process_that_the_study_did_not_start_says_so(start: Start) -> None:

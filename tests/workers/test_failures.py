@@ -1,15 +1,14 @@
 from __future__ import annotations
 
-import tomllib
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from autotune.model.measurement import Failure, FailureKind
 from autotune.workers.failures import classify_failure, collision_of
+from tests.tables import toml_beside
 
-ENDINGS = tomllib.loads(Path(__file__).with_name("failures.toml").read_text(encoding="utf-8"))
+ENDINGS = toml_beside(__file__, "failures.toml")
 UNKNOWN = "F external/xla/xla/parse_flags_from_env.cc:234] Unknown flag in XLA_FLAGS: --xla_gpu_nope=1"
 
 
@@ -43,20 +42,10 @@ def test_the_message_is_the_line_that_says_it() -> None:
 
 
 @pytest.mark.parametrize("line", ENDINGS["harmless"])
-@pytest.mark.parametrize(
-    ("exit_status", "rest", "kind"),
-    [
-        (-11, ("Fatal Python error: Segmentation fault",), FailureKind.CRASH),
-        (-6, (), FailureKind.CRASH),
-        (1, ("F1122 02:31:08.1 7 x.cc:1] ptxas fatal : Unresolved extern function",), FailureKind.COMPILE_ERROR),
-        (1, ("Traceback (most recent call last):", "ValueError: heads"), FailureKind.NO_RESULT),
-    ],
-)
-def test_memory_that_xla_does_without_is_no_failure(
-    line: str, exit_status: int, rest: tuple[str, ...], kind: FailureKind
-) -> None:
-    assert end_of(exit_status, "step 1", line, *rest).kind is kind
-    assert end_of(exit_status, *rest, line).kind is kind
+@pytest.mark.parametrize(("exit_status", "rest", "kind"), ENDINGS["harmless_beside"])
+def test_memory_that_xla_does_without_is_no_failure(line: str, exit_status: int, rest: list[str], kind: str) -> None:
+    assert end_of(exit_status, "step 1", line, *rest).kind == kind
+    assert end_of(exit_status, *rest, line).kind == kind
 
 
 @pytest.mark.parametrize("line", ENDINGS["missing"])

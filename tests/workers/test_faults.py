@@ -31,26 +31,14 @@ from autotune.workers.base import WorkerFailed
 from autotune.workers.command import CommandLauncher
 from autotune.workers.local import LocalLauncher
 from harness.simulated_machine import write_study
-from tests.console import autotune
+from tests.console import autotune, autotune_process
 from tests.runs import TYPED
+from tests.tables import toml_beside
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = Path(__file__).parent / "programs"
 
-FAULTS: dict[str, tuple[FailureKind | None, str | None, str, str]] = {
-    "compile error": (FailureKind.COMPILE_ERROR, None, "compile", "no_such_target"),
-    "segmentation fault": (FailureKind.CRASH, "SIGSEGV", "step", "died of SIGSEGV"),
-    "kill": (FailureKind.CRASH, "SIGKILL", "step", "the kernel did for want of memory"),
-    "device memory": (FailureKind.OUT_OF_MEMORY, None, "compile", "RESOURCE_EXHAUSTED"),
-    "hang in compile": (FailureKind.HANG, None, "compile", "no answer within"),
-    "hang in step": (FailureKind.HANG, None, "step", "no answer within"),
-    "nan": (FailureKind.WRONG_LOSS, None, "check", "nan"),
-    "diverging": (FailureKind.WRONG_LOSS, None, "check", "must be"),
-    "hang at exit": (None, None, "", ""),
-    "grandchild": (None, None, "", ""),
-}
-"""Fault of a trial: how it is recorded (None: as a good measurement), its signal, its phase, words of its message."""
-
+FAULTS = toml_beside(__file__)["faults"]
 STUDY = (PROGRAMS / "faults.toml").read_text(encoding="utf-8")
 
 SIMULATED = TYPED.replace("trials = 5", "trials = 9").replace("[1, 2, 3]", "[0, 1, 2, 3]")
@@ -76,10 +64,7 @@ def study_of(folder: Path, faults: Collection[str]) -> Path:
     shutil.copy(PROGRAMS / "faults.py", folder)
     sets = "".join(f'[[search.first]]\nname = "{f}"\nsettings = {{ NCCL_FAULT = "{f}" }}\n' for f in faults)
     (folder / "study.toml").write_text(STUDY.replace("trials = 1", f"trials = {len(faults)}") + sets)
-    done = subprocess.run(
-        [sys.executable, "-m", "autotune", *RUN, "run"], cwd=folder, capture_output=True, text=True, check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "NCCL_MARK": str(folder)},
-    )  # fmt: skip
+    done = autotune_process(*RUN, "run", cwd=folder, timeout_s=700, NCCL_MARK=str(folder))
     assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
     return folder
 
@@ -95,11 +80,11 @@ def assert_named(study: Path, fault: str) -> None:
     kind, signal, phase, words = FAULTS[fault]
     store = Store.open(study / "run")
     result = next(r for r in store.of(TrialResult) if r.settings.get("NCCL_FAULT") == fault)
-    if kind is None:
+    if not kind:
         assert (result.status, result.failure) == (TrialStatus.MEASURED, None)
     else:
         assert result.failure is not None
-        assert (result.failure.kind, result.failure.signal, result.failure.phase) == (kind, signal, phase)
+        assert (result.failure.kind, result.failure.signal or "", result.failure.phase) == (kind, signal, phase)
         assert words in result.failure.message
     assert store.last(ConclusionRecord) is not None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,9 @@ import pytest
 
 from autotune.model.measurement import Failure
 from autotune.workers.failures import LAST_LINES, classify_failure, last_lines
+from tests.tables import toml_beside
 
-ENDINGS = tomllib.loads(Path(__file__).with_name("endings.toml").read_text(encoding="utf-8"))
+ENDINGS = toml_beside(__file__, "endings.toml")
 CODE = "state = update(state)"
 PIECES = {
     "steps": "".join(f"step {i} loss {4.0 - 0.1 * i:.2f}\n" for i in range(8)),

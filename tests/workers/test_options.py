@@ -4,27 +4,19 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from autotune.model.clock import Stopwatch
 from autotune.model.flags import FlagSet
 from autotune.model.records import Outcome, TrialResult
-from autotune.model.spec import parse_study
 from autotune.results.winner import winner_of
 from autotune.study.reproduce import by_hand
-from autotune.study.stages import new_run, run_study
-from tests.runs import Diary
-from tests.workers.conftest import PRINTED, PROGRAMS, Start, study
+from tests.console import autotune_process
+from tests.workers.conftest import PRINTED, Start, study, whole_study
 
-MEASURE = {
-    "pairs_cap": 12, "block_s": 0.02, "run_steps": 30,
-
-}  # fmt: skip
+MEASURE = {"pairs_cap": 12, "block_s": 0.02, "run_steps": 30}
 OPTIONS = {"rounds": [24, 1], "kind": ["a", "b b"]}
 
 
@@ -32,34 +24,20 @@ OPTIONS = {"rounds": [24, 1], "kind": ["a", "b b"]}
 @pytest.mark.timeout(600)
 def test_a_planted_better_option_of_an_entry_wins_and_is_handed_on(tmp_path: Path) -> None:
     search = {"trials": 3, "options": {"rounds": [24, 12, 1]}}
-    data: dict[str, Any] = {
-        "name": "options",
-        "workload": {"entry": "optional:build", "tokens_per_step": 1},
-        "search": search,
-    }
-    confirm = {"finalists": 1, "processes": 3, "isolated": 0, "soak": "1s"}
-    spec = parse_study({**data, "measure": MEASURE, "confirm": confirm})
-    diary = Diary()
-    run = new_run(spec, tmp_path / "run", study_dir=PROGRAMS, view=diary, watch=Stopwatch())
-    conclusion = run_study(run)
-    assert conclusion.outcome is Outcome.WINNER, (conclusion.sentence, diary.notes)
+    workload = {"entry": "optional:build", "tokens_per_step": 1}
+    conclusion, store = whole_study(tmp_path, workload, search=search, measure=MEASURE)
+    assert conclusion.outcome is Outcome.WINNER, conclusion.sentence
     assert conclusion.settings == FlagSet({"option.rounds": "1"})
-    winner = winner_of(run.store)
+    winner = winner_of(store)
     assert winner.options == {"rounds": 1}
     assert winner.workload_options == {"rounds": 24}
     assert winner.environment == {}
-    best = next(r for r in run.store.of(TrialResult) if r.settings.get("option.rounds") == "1")
-    assert "--set rounds=1" in by_hand(run.store, best)[-1]
+    best = next(r for r in store.of(TrialResult) if r.settings.get("option.rounds") == "1")
+    assert "--set rounds=1" in by_hand(store, best)[-1]
     placed = [sys.executable, "-c", "import sys; print(sys.argv[1])", "--rounds={rounds}"]
-    shown = subprocess.run(
-        [sys.executable, "-m", "autotune", "exec", str(run.store.path), "--", *placed],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    shown = autotune_process("exec", str(store.path), "--", *placed)
     assert (shown.returncode, shown.stdout) == (0, "--rounds=1\n"), shown.stderr
-    lost = subprocess.run(
-        [sys.executable, "-m", "autotune", "exec", str(run.store.path), "--", sys.executable, "-c", ""],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    lost = autotune_process("exec", str(store.path), "--", sys.executable, "-c", "")
     assert lost.returncode != 0
     assert "must have {rounds} where that goes" in lost.stderr
 

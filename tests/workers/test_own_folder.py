@@ -26,53 +26,11 @@ from autotune.workers.command import CommandLauncher
 from autotune.workers.local import LocalWorker
 from autotune.workers.own_folder import SHARED, OwnFolder
 from tests.runs import Told
+from tests.tables import toml_beside
 from tests.workers.conftest import study
 
-LOOP = """
-for step in range(first, first + 4000):
-    time.sleep(0.002)
-    print(f"step {step}: {step_ms} ms loss = {1 / (step + 1):.6f}", flush=True)
-    save(step)
-"""
-RESUMES = """
-import os, time
-os.makedirs("ckpt", exist_ok=True)
-first, step_ms = max(map(int, os.listdir("ckpt")), default=0), 2.0
-def save(step):
-    open(os.path.abspath(f"ckpt/{step}"), "w").write("weights")
-"""
-KEEPS_THREE = (
-    RESUMES
-    + """
-    for old in sorted(map(int, os.listdir("ckpt")))[:-3]:
-        os.remove(f"ckpt/{old}")
-"""
-)
-LOCKS = """
-import os, time
-os.close(os.open("train.lock", os.O_CREAT | os.O_EXCL))
-first, step_ms = 0, 2.0
-def save(step):
-    pass
-"""
-APPENDS = """
-import time
-first, step_ms = 0, 2.0
-def save(step):
-    with open("metrics.csv", "a") as file:
-        file.write(f"{step}\\n")
-"""
-KINDS = {"resumes": RESUMES, "keeps the last three": KEEPS_THREE, "takes a lock file": LOCKS, "appends": APPENDS}
-BINDS = """
-import socket, sys, time
-import autotune.hook
-server = socket.socket()
-server.bind(("127.0.0.1", int(sys.argv[1])))
-server.listen()
-for i, _ in enumerate(autotune.hook.steps(range(10_000))):
-    time.sleep(0.001)
-    autotune.hook.report(loss=1 / (i + 1))
-"""
+PROGRAMS = toml_beside(__file__, "own_folder.toml")
+LOOP, KINDS = PROGRAMS["loop"], PROGRAMS["kinds"]
 READ = {"pattern": r"(?P<step_ms>[\d.]+) ms", "loss": r"loss = (?P<loss>\S+)"}
 
 
@@ -154,7 +112,7 @@ def test_without_an_overlay_a_small_folder_is_copied_and_a_large_one_is_shared_a
 ) -> None:
     monkeypatch.setattr(own_folder, "overlay_problem", lambda folder: "not allowed")
     own_folder.kind_for.cache_clear()
-    spec = program(project, KEEPS_THREE + LOOP)
+    spec = program(project, KINDS["keeps the last three"] + LOOP)
     os.mkfifo(project / "pipe")
     before = content(project / "ckpt")
     worker = begin(spec, project)
@@ -189,7 +147,7 @@ def test_what_is_kept_is_kept_and_the_user_may_share_the_folder(project: Path, s
 def test_a_program_that_keeps_its_checkpoints_in_the_folder_of_its_trial_begins_anew_each_time(
     project: Path, tmp_path: Path
 ) -> None:
-    text = RESUMES.replace("import os, time", "import os, sys, time\nos.chdir(sys.argv[1])")
+    text = KINDS["resumes"].replace("import os, time", "import os, sys, time\nos.chdir(sys.argv[1])")
     (project / "train.py").write_text(text + LOOP)
     spec = study({"command": [sys.executable, "train.py", "{folder}"], "read": READ})
     launcher = CommandLauncher(spec, study_dir=str(project), base=os.environ)
@@ -217,7 +175,7 @@ def aa_run(spec: StudySpec, project: Path, run: Path) -> tuple[AaRecord, Told]:
 
 
 def test_a_program_that_resumes_in_a_shared_folder_is_refused(project: Path, tmp_path: Path) -> None:
-    spec = program(project, RESUMES + LOOP)
+    spec = program(project, KINDS["resumes"] + LOOP)
     shared = spec.model_copy(update={"workload": spec.workload.model_copy(update={"folder": "shared"})})
     with pytest.raises(LaunchError, match=r"one began at 90 and a later one at .* goes on from what an earlier run"):
         aa_run(shared, project, tmp_path / "run")
@@ -227,7 +185,7 @@ def test_two_processes_that_want_one_port_run_one_at_a_time(project: Path, tmp_p
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    (project / "train.py").write_text(BINDS)
+    (project / "train.py").write_text(PROGRAMS["binds"])
     command = [sys.executable, "train.py", str(port)]
     spec = study({"command": command, "hook": True}, measure={"pairs_cap": 6, "run_steps": 10})
     before = content(project)

@@ -4,29 +4,23 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from autotune.model.clock import Stopwatch
 from autotune.model.errors import AutotuneError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import FailureKind
 from autotune.model.proofs import describe_stalls
 from autotune.model.records import ConclusionRecord, ConfirmRun, FinalistResult, Outcome, SoakRecord
-from autotune.model.spec import parse_study
 from autotune.results.export import ExportFormat, render_winner
 from autotune.results.winner import disagreements, winner_of
 from autotune.rundir.store import Store
-from autotune.study.stages import new_run, run_study
-from tests.runs import Diary
-from tests.workers.conftest import PROGRAMS, command
+from tests.runs import there
+from tests.workers.conftest import command, whole_study
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 PLANTED = {"xla_cpu_enable_fast_math": "true"}
-MEASURE = {"pairs_cap": 16}
-CONFIRM = {"finalists": 1, "processes": 3, "isolated": 0, "soak": "3s"}
 
 
 @pytest.fixture(autouse=True)
@@ -37,18 +31,10 @@ def sizes(monkeypatch: pytest.MonkeyPatch) -> None:
 def study(tmp_path: Path, fault: str, *, pairs: int = 6) -> tuple[ConclusionRecord, Store]:
     """A whole study of the program with one fault."""
     search = {"trials": 1, "settings": {"xla_cpu_enable_fast_math": [False, True]}}
-    data: dict[str, Any] = {
-        "name": "planted",
-        "workload": command(fault, program="planted.py", hook=True),
-        "search": search,
-        "measure": MEASURE,
-        "confirm": CONFIRM,
-    }
-    diary = Diary()
-    run = new_run(parse_study(data), tmp_path / "run", study_dir=PROGRAMS, view=diary, watch=Stopwatch())
+    workload = command(fault, program="planted.py", hook=True)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("autotune.study.lanes.proof_size", lambda *_, **__: pairs)
-        return run_study(run), run.store
+        return whole_study(tmp_path, workload, soak="3s", search=search, measure={"pairs_cap": 16})
 
 
 def refused(store: Store) -> str:
@@ -70,8 +56,7 @@ def test_a_stall_every_forty_steps_is_no_winner_however_fast_the_typical_step(tm
     assert conclusion.outcome is Outcome.NOTHING_BEATS_THE_DEFAULT
     (result,) = store.of(FinalistResult)
     assert result.veto is not None
-    assert result.corrected is not None
-    assert result.corrected.high < 0.9  # by its typical step it is far ahead
+    assert there(result.corrected).high < 0.9  # by its typical step it is far ahead
     assert "one stall of 52" in result.veto
     assert "(reference: no stall)" in result.veto
     assert 15 < typical_gain(result.veto) < 30
@@ -103,8 +88,7 @@ def test_what_shows_only_in_a_long_run_is_no_winner(
     if fault == "late-stall":
         assert 15 < typical_gain(record.failure.message) < 30
     assert record.failure.message in conclusion.sentence
-    assert record.arms is not None
-    assert len(record.arms.looks) == looks  # each of them showed it
+    assert len(there(record.arms).looks) == looks  # each of them showed it
     assert words in refused(store)
 
 
@@ -114,11 +98,9 @@ def test_an_honest_set_is_exported_with_what_its_soak_saw(tmp_path: Path, fault:
     assert conclusion.settings == FlagSet(PLANTED), conclusion.sentence
     assert disagreements(store, conclusion) == []
     (record,) = store.of(SoakRecord)
-    assert record.arms is not None
-    look = record.arms.looks[-1]
-    assert look.reference is not None
+    look = there(record.arms).looks[-1]
     assert len(look.candidate.host) >= 20
-    assert len(look.reference.host) >= 20
+    assert len(there(look.reference).host) >= 20
     if fault == "warm-up":
         sizes = [size for _, size in look.candidate.host]
         assert sizes[-1] - sizes[0] > 50 << 20  # it did grow

@@ -14,7 +14,7 @@ from autotune.measure.context import MeasurementContext
 from autotune.model.flags import FlagSet
 from autotune.rundir.store import Folders
 from autotune.workers.command import CommandLauncher
-from tests.runs import Told
+from tests.runs import Told, there
 from tests.workers.conftest import PROGRAMS, command, study
 
 # The seconds that clocks of a real GPU take to settle are not what this is about.
@@ -65,8 +65,7 @@ def test_processes_on_one_gpu_take_turns_where_they_fit(
         candidate=FlagSet({"NCCL_PROTO": "LL"}), folder=folder, name="pair", rule=fixed(2), is_proof=True
     )
     found = Interleaved(context).compare(request)
-    assert found.comparison is not None
-    assert found.comparison.mode == mode
+    assert there(found.comparison).mode == mode
     assert len(sink.incidents) == told, sink.incidents
     assert all("share of the GPU's memory itself" in what for what in sink.incidents)
 

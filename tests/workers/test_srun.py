@@ -9,7 +9,10 @@ import pytest
 from autotune.model.errors import LaunchError
 from autotune.workers import srun
 from autotune.workers.srun import SRUN_VARIABLE, SrunLauncher
+from tests.tables import toml_beside
 from tests.workers.conftest import command, study
+
+CASES = toml_beside(__file__)
 
 JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-3]"}
 
@@ -30,16 +33,7 @@ def test_a_trial_takes_the_first_nodes_of_its_job() -> None:
     assert found._extra == ["--mpi=none", "--comment=a b"]
 
 
-@pytest.mark.parametrize(
-    ("base", "nodes", "words"),
-    [
-        ({}, 2, "must run inside a SLURM job"),
-        ({"SLURM_JOB_ID": "7"}, 2, "must run inside a SLURM job"),
-        ({"SLURM_JOB_NODELIST": "n[1-3]"}, 2, "must run inside a SLURM job"),
-        (JOB, 4, "this job has 3"),
-        ({**JOB, SRUN_VARIABLE: "'"}, 2, "must be quoted"),
-    ],
-)
+@pytest.mark.parametrize(("base", "nodes", "words"), CASES["lacking_jobs"])
 def test_what_a_job_lacks_is_told(base: dict[str, str], nodes: int, words: str) -> None:
     with pytest.raises(LaunchError, match=words):
         launcher(base, nodes=nodes)

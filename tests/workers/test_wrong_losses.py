@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from autotune.model.clock import Stopwatch
 from autotune.model.errors import AutotuneError, LaunchError
 from autotune.model.measurement import LOSS_NOT_CHECKED, FailureKind
 from autotune.model.records import AaRecord, ConclusionRecord, ConfirmRun, Outcome, TrialResult
-from autotune.model.spec import parse_study
 from autotune.results.export import ExportFormat, render_winner
 from autotune.results.winner import require_loss, winner_of
 from autotune.rundir.store import Store
-from autotune.study.stages import new_run, run_study
-from tests.runs import Diary
-from tests.workers.conftest import PROGRAMS, command
+from tests.runs import there
+from tests.workers.conftest import command, whole_study
 
 FLAG = {"xla_cpu_enable_fast_min_max": True}
 MEASURE = {"pairs_cap": 8, "block_s": 0.01, "start_limit_s": 170}
@@ -33,17 +28,7 @@ SEARCH = {
 
 def run(tmp_path: Path, workload: dict[str, Any], **measure: Any) -> tuple[ConclusionRecord, Store]:
     """A study of one set, which is faster than the reference and planted."""
-    spec = parse_study(
-        {
-            "name": "planted",
-            "workload": workload,
-            "search": SEARCH,
-            "measure": {**MEASURE, **measure},
-            "confirm": {"finalists": 1, "processes": 3, "isolated": 0, "soak": "1s"},
-        }
-    )
-    study = new_run(spec, tmp_path / "run", study_dir=PROGRAMS, view=Diary(), watch=Stopwatch())
-    return run_study(study), study.store
+    return whole_study(tmp_path, workload, search=SEARCH, measure={**MEASURE, **measure})
 
 
 def hooked(fault: str) -> dict[str, Any]:
@@ -78,10 +63,8 @@ def test_what_goes_wrong_after_the_first_steps_is_found_after_a_block(
     step = int(message.split()[message.split().index("step") + 1])
     assert step >= 12
     (trial,) = store.of(TrialResult)
-    assert trial.directory is not None
-    told = [p.loss for p in store.pairs(trial.directory)]
-    assert told[-1] is not None
-    assert told[-1].step == step
+    told = [p.loss for p in store.pairs(there(trial.directory))]
+    assert there(told[-1]).step == step
     assert all(p is not None and p.step < 12 for p in told[:-1])  # found at the first block that shows it
 
 
@@ -92,13 +75,6 @@ def test_a_reference_that_tells_no_number_ends_the_study_and_says_where(tmp_path
     with pytest.raises(LaunchError, match=f"of the reference must be finite at every step.*{where}.*mend the workload"):
         run(tmp_path, hooked(fault))
     assert not Store.open(tmp_path / "run").of(TrialResult)
-
-
-def autotune(*arguments: str, code: int) -> subprocess.CompletedProcess[str]:
-    """The command as a user types it; it must end with that status."""
-    done = subprocess.run([sys.executable, "-m", "autotune", *arguments], capture_output=True, text=True, check=False)
-    assert done.returncode == code, done.stderr
-    return done
 
 
 @pytest.mark.slow
@@ -141,7 +117,6 @@ def test_the_same_step_with_a_right_loss_is_exported(tmp_path: Path) -> None:
         assert record.loss.is_ok
         assert "measured on the reference in another rounding" in record.loss.words
     winner = winner_of(store)
-    assert winner.loss is not None
-    assert winner.loss.is_ok
+    assert there(winner.loss).is_ok
     require_loss(winner := winner_of(store))
     assert json.loads(render_winner(winner, ExportFormat.JSON))["loss_checked"] is True

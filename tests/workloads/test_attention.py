@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.tables import toml_beside
 from tests.workloads.conftest import SOON
 from workloads.attention import capped_attention, causal_attention
 from workloads.base import WorkloadError
@@ -20,14 +21,14 @@ from workloads.mesh import AXES
 from workloads.noise import uniform
 from workloads.presets import FAMILIES, PRESETS
 
+CASES = toml_beside(__file__)
+
 SIZES: dict[str, Any] = {"vocab": 23, "layers": 2, "d_model": 10, "ffw": 7, "heads": 4, "kv_heads": 2, "seq": 13}
 
 
 def layout(capability: Any, **axes: int) -> Any:
     """A mesh of described devices: what `DecoderConfig.settled` reads of one, and no more."""
-    device = SimpleNamespace(
-        device_kind="a device", **({} if capability is None else {"compute_capability": capability})
-    )
+    device = SimpleNamespace(device_kind="a device", **({} if not capability else {"compute_capability": capability}))
     shape = dict.fromkeys(AXES, 1) | axes
     return SimpleNamespace(
         mesh=SimpleNamespace(devices=np.array([device], dtype=object), shape=shape), size=lambda axis: shape["context"]
@@ -36,28 +37,11 @@ def layout(capability: Any, **axes: int) -> Any:
 
 @pytest.mark.parametrize(
     ("capability", "options", "axes", "chosen"),
-    [
-        ("9.0", {}, {}, "cudnn"),
-        ("12.0", {"dtype": "float8"}, {}, "cudnn"),
-        ("9.0", {}, {"tensor": 8, "pipeline": 2}, "cudnn"),
-        ("9.0", {"head_size": 256}, {}, "cudnn"),
-        ("9.0", {"head_size": 264}, {}, "xla"),
-        ("8.9", {"head_size": 136}, {}, "xla"),
-        ("9.0", {"sinks": True}, {}, "xla"),
-        ("9.0", {"attention_cap": 50.0}, {}, "xla"),
-        ("9.0", {"window": 4}, {}, "cudnn"),
-        ("9.0", {"head_size": 60}, {}, "xla"),
-        ("9.0", {"dtype": "float32"}, {}, "xla"),
-        ("9.0", {}, {"context": 2}, "xla"),
-        ("7.5", {}, {}, "xla"),
-        (None, {}, {}, "xla"),
-        ("9.0", {"attention": "xla"}, {}, "xla"),
-        ("9.0", {"attention": "ring"}, {"context": 2}, "ring"),
-    ],
+    CASES["attention"],
     ids=str,
 )
 def test_auto_is_fused_attention_wherever_cudnn_has_it(
-    capability: str | None, options: dict[str, Any], axes: dict[str, int], chosen: str
+    capability: str, options: dict[str, Any], axes: dict[str, int], chosen: str
 ) -> None:
     config = DecoderConfig(**{**SIZES, "head_size": 64, **options})
     assert config.settled(layout(capability, **axes)).attention == chosen
@@ -74,20 +58,6 @@ def test_no_preset_asks_for_attention_without_fusion() -> None:
 def test_the_record_says_what_was_chosen_not_what_was_asked() -> None:
     config = load("llama-tiny", {"mesh": {"data": 1}, "dtype": "bfloat16", "head_size": 64}).config
     assert config["attention"] == "xla"  # these are CPUs
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({}, "`dtype` bfloat16 or float8"),
-        ({"dtype": "bfloat16", "mesh": {"context": 2}}, "context = 1"),
-        ({"dtype": "bfloat16"}, "compute capability 8.0"),
-    ],
-)
-def test_asking_for_cudnn_where_it_is_not_says_what_it_needs(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(WorkloadError, match=r"`attention` = cudnn needs") as caught:
-        load("llama-tiny", {"mesh": {"data": 1}, "attention": "cudnn", **options})
-    assert words in str(caught.value)
 
 
 def test_without_cudnn_another_program_is_not_compiled_silently(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,56 +9,16 @@ from typing import Any
 import jax
 import pytest
 
+from tests.tables import toml_beside
 from workloads.base import WorkloadError, jit_step
 from workloads.loading import load
+
+CASES = toml_beside(__file__)
 
 
 @pytest.mark.parametrize(
     ("entry", "options", "words"),
-    [
-        ("lama", {}, ["`lama`", "`llama`", "Families:"]),
-        ("qwen3-8", {}, ["`qwen3-8`", "`qwen3-8b`"]),
-        ("llama", {"size": "tyny"}, ["`size`", "'tyny'", "`tiny`"]),
-        ("llama-tiny", {"size": "small"}, ["`size` goes with a family"]),
-        ("llama", {"remmat": "full"}, ["`remmat`", "`remat`", "Known: size"]),
-        ("llama", {"remat": "ful"}, ["none, dots, full", "'ful'", "`full`"]),
-        ("llama", {"layers": True}, ["`layers`", "type int", "True"]),
-        ("llama", {"layers": 0}, ["`layers`", "at least 1"]),
-        ("llama", {"learning_rate": float("nan")}, ["`learning_rate`", "above 0"]),
-        ("llama", {"scan": 1}, ["`scan`", "type bool"]),
-        ("llama", {"mesh": 8}, ["`mesh`", "8"]),
-        ("llama", {"mesh": {"fdsp": 2}}, ["`fdsp`", "`fsdp`"]),
-        ("llama", {"mesh": {"data": 16}}, ["8 devices", "16"]),
-        ("llama", {"mesh": {"data": -1, "fsdp": 3}}, ["8 devices", "fsdp=3"]),
-        ("llama", {"mesh": {"data": -1, "fsdp": -1}}, ["only one", "data and fsdp"]),
-        ("llama", {"mesh": {"data": 8}, "batch": 12}, ["`batch`", "multiple of 8", "data=8", "12"]),
-        ("llama", {"mesh": {"tensor": 8}}, ["`kv_heads`", "multiple of 8", "4"]),
-        ("llama", {"mesh": {"context": 4}, "seq": 66}, ["`seq`", "multiple of 4", "66"]),
-        ("llama", {"mesh": {"pipeline": 3}}, ["`layers`", "multiple of 3", "4"]),
-        ("llama", {"mesh": {"pipeline": 2}, "scan": False}, ["`scan`", "pipeline"]),
-        ("llama", {"mesh": {"pipeline": 2}, "batch": 6}, ["`microbatches` = 4", "6"]),
-        ("llama", {"mesh": {"expert": 2}}, ["expert", "experts"]),
-        ("llama", {"mesh": {"data": 1}, "accumulate": 3}, ["`accumulate`", "8 and 3"]),
-        ("llama", {"mesh": {"data": 1}, "input_dropout": -0.1}, ["`input_dropout`", "-0.1"]),
-        ("llama", {"mesh": {"pipeline": 2}, "input_dropout": 0.1}, ["`input_dropout`", "pipeline"]),
-        ("llama", {"mesh": {"data": 1}, "head_size": 5}, ["`head_size`", "even"]),
-        ("llama", {"mesh": {"data": 1}, "kv_heads": 3}, ["`heads`", "8 and 3"]),
-        ("gpt", {"mesh": {"data": 1}, "max_seq": 31}, ["`seq`", "31", "32"]),
-        ("moe", {"mesh": {"data": 1}, "top_k": 5}, ["`top_k`"]),
-        ("moe", {"mesh": {"data": 1}, "activation": "gelu"}, ["`experts`", "`activation`", "gate"]),
-        ("llama", {"mesh": {"data": 1}, "local_layers": 1}, ["`local_layers`", "`window`"]),
-        ("llama", {"mesh": {"data": 1}, "value_size": 8}, ["`value_size`", "`kv_rank`"]),
-        ("llama", {"mesh": {"data": 1}, "shared_experts": 1}, ["`shared_experts`", "`experts`"]),
-        ("gemma", {"mesh": {"context": 2}, "attention": "ring"}, ["ring", "`window` = 0"]),
-        ("gpt-oss", {"mesh": {"data": 1}, "attention": "cudnn", "dtype": "bfloat16"}, ["cudnn", "`sinks` = false"]),
-        ("gpt-oss", {"mesh": {"pipeline": 2}, "layers": 6}, ["pipeline = 2", "6 `layers`", "`local_layers` = 1"]),
-        ("deepseek", {"mesh": {"pipeline": 2}}, ["pipeline = 2", "`dense_layers` = 1"]),
-        ("deepseek", {"mesh": {"fsdp": 3}, "d_model": 129, "batch": 9}, ["`kv_rank`", "multiple of 3", "32"]),
-        ("deepseek", {"mesh": {"data": 1}, "top_k": 5}, ["`top_k`", "`router_top_groups`"]),
-        ("deepseek", {"mesh": {"data": 1}, "kv_heads": 4}, ["`kv_rank`", "`kv_heads` = `heads`"]),
-        ("rssm", {"mesh": {"fsdp": 2}}, ["data only", "fsdp=2"]),
-        ("rssm", {"mesh": {"data": 1}, "heads": 2}, ["`heads`", "`rssm`"]),
-    ],
+    CASES["refused"],
     ids=str,
 )
 def test_a_wrong_option_is_refused_with_advice(entry: str, options: dict[str, Any], words: list[str]) -> None:
@@ -68,15 +28,7 @@ def test_a_wrong_option_is_refused_with_advice(entry: str, options: dict[str, An
         assert word in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("entry", "words"),
-    [
-        ("no_such_module:build", ["`no_such_module` was not found", "PYTHONPATH"]),
-        ("workloads.no_such:build", ["`workloads.no_such` was not found"]),
-        ("workloads.example:buidl", ["`buidl`", "`build`"]),
-        ("json:JSONDecodeError", ["JSONDecodeError", "without a callable `step`"]),
-    ],
-)
+@pytest.mark.parametrize(("entry", "words"), CASES["wrong_entries"])
 def test_a_wrong_entry_is_refused_with_advice(entry: str, words: list[str]) -> None:
     options = {"msg": "m", "doc": "d", "pos": 0} if entry.startswith("json") else {}
     with pytest.raises((WorkloadError, TypeError)) as caught:

@@ -12,7 +12,6 @@ import pytest
 from flax import nnx
 
 from tests.workloads.conftest import SOON, train
-from workloads.base import WorkloadError
 from workloads.float8 import HISTORY, Scaling, matmul_current, matmul_delayed, new_scaling
 from workloads.loading import load
 from workloads.noise import uniform
@@ -115,17 +114,3 @@ def test_scales_are_no_weights() -> None:
         for v in jax.tree.leaves(low.abstract_state["params"], is_leaf=lambda v: isinstance(v, nnx.Variable))
     }
     assert kinds == {True: jnp.float32, False: jnp.bfloat16}
-
-
-@pytest.mark.parametrize(
-    ("family", "options", "rule"),
-    [
-        ("llama", {"dtype": "bfloat16"}, "needs `dtype` float8"),
-        ("moe", {}, "without experts"),
-        ("llama", {"mesh": {"pipeline": 2}}, "pipeline = 1"),
-        ("llama", {"accumulate": 2}, "`accumulate` = 1"),
-    ],
-)
-def test_what_delayed_scales_do_not_go_with_is_refused(family: str, options: dict[str, Any], rule: str) -> None:
-    with pytest.raises(WorkloadError, match=rule):
-        load(family, {**SMALL, "mesh": {"data": 1}, **options})

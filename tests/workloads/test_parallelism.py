@@ -12,11 +12,14 @@ import optax  # type: ignore[import-untyped]
 import pytest
 
 from autotune.compiler.hlo import parse_module
+from tests.runs import there
+from tests.tables import toml_beside
 from tests.workloads.conftest import compile_soon, first_state
 from workloads.base import Workload, jit_step
 from workloads.loading import load
 from workloads.step import bytes_per_device
 
+CASES = toml_beside(__file__)
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 
 # every size is a prime times no more than what the meshes below need
@@ -67,7 +70,13 @@ def single_device(family: str, options: tuple[tuple[str, Any], ...]) -> tuple[fl
     return first_step(build(family, {"data": 1}, **dict(options)))[:2]
 
 
-def check_same(family: str, mesh: dict[str, int], options: dict[str, Any], collectives: tuple[str, ...]) -> None:
+SPLITS = [pytest.param(*split, marks=getattr(pytest.mark, mark) if mark else ()) for mark, *split in CASES["splits"]]
+
+
+@pytest.mark.parametrize(("family", "mesh", "options", "collectives"), SPLITS, ids=str)
+def test_a_split_program_equals_one_on_one_device(
+    family: str, mesh: dict[str, int], options: dict[str, Any], collectives: list[str]
+) -> None:
     model_options = {k: v for k, v in options.items() if k in ("routing", "scan", "input_dropout")}
     loss, gradients = single_device(family, tuple(model_options.items()))
     split_loss, split_gradients, text = first_step(build(family, mesh, **options))
@@ -78,79 +87,6 @@ def check_same(family: str, mesh: dict[str, int], options: dict[str, Any], colle
     for name, gradient in gradients.items():
         np.testing.assert_allclose(split_gradients[name], gradient, rtol=1e-4, atol=2e-6 * largest, err_msg=name)
     assert set(collectives) <= {c for c in COLLECTIVES if re.search(rf" {c}(-start)?\(", text)}
-
-
-@pytest.mark.parametrize(
-    ("family", "mesh", "options", "collectives"),
-    [
-        ("llama", {"fsdp": 2, "tensor": 2}, {}, ("all-reduce", "all-gather")),
-        *(
-            pytest.param(*case, marks=pytest.mark.gate)
-            for case in (
-                ("llama", {"data": 8}, {}, ("all-reduce",)),
-                ("llama", {"data": 2}, {"zero": "optimizer"}, ("all-reduce", "all-gather")),
-                ("llama", {"fsdp": 4}, {}, ("all-reduce", "all-gather")),
-                ("llama", {"context": 4}, {}, ("all-gather",)),
-                ("llama", {"context": 4}, {"attention": "ring"}, ("collective-permute",)),
-                ("llama", {"pipeline": 2, "fsdp": 2}, {}, ("collective-permute", "all-gather")),
-                ("moe", {"expert": 4}, {}, ("all-gather", "reduce-scatter")),
-                ("moe", {"expert": 4}, {"routing": "capacity"}, ("all-to-all",)),
-            )
-        ),
-    ],
-    ids=str,
-)
-def test_one_axis_equals_one_device(
-    family: str, mesh: dict[str, int], options: dict[str, Any], collectives: tuple[str, ...]
-) -> None:
-    check_same(family, mesh, options, collectives)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("family", "mesh", "options", "collectives"),
-    [
-        ("gpt", {"fsdp": 2, "tensor": 2}, {}, ("all-gather",)),
-        ("llama", {"data": 2, "fsdp": 2, "tensor": 2}, {"zero": "optimizer"}, ("all-gather",)),
-        ("llama", {"context": 2, "tensor": 2, "pipeline": 2}, {"attention": "ring"}, ("collective-permute",)),
-        ("moe", {"expert": 2, "fsdp": 2, "tensor": 2}, {"routing": "capacity"}, ("all-to-all",)),
-        ("moe", {"expert": 2, "context": 2}, {}, ("reduce-scatter",)),
-        ("moe", {"expert": 2, "pipeline": 2, "fsdp": 2}, {}, ("collective-permute", "reduce-scatter")),
-        ("gpt", {"fsdp": 2, "tensor": 2}, {"embedding_lookup": "one_hot"}, ("all-gather",)),
-        ("gpt", {"fsdp": 2, "context": 2}, {"input_dropout": 0.25, "scan": False}, ("all-gather",)),
-        ("gemma", {"pipeline": 2, "context": 2}, {}, ("collective-permute", "all-gather")),
-        ("gemma", {"tensor": 2}, {"input_dropout": 0.25, "remat": "full"}, ("all-reduce",)),
-        ("olmo", {"fsdp": 2, "tensor": 2}, {}, ("all-gather",)),
-        ("gpt-oss", {"expert": 2, "tensor": 2}, {}, ("all-reduce", "reduce-scatter")),
-        ("gpt-oss", {"expert": 2, "tensor": 2}, {"routing": "capacity"}, ("all-to-all",)),
-        ("deepseek", {"fsdp": 2, "tensor": 2}, {}, ("all-gather",)),
-        ("deepseek", {"context": 2, "tensor": 2}, {"attention": "ring"}, ("collective-permute",)),
-        ("deepseek", {"expert": 2, "context": 2}, {"routing": "capacity"}, ("all-to-all",)),
-        ("rssm", {"data": 4}, {}, ("all-reduce",)),
-        ("rssm", {"data": 2}, {"zero": "optimizer", "unroll": 2}, ("all-gather",)),
-    ],
-    ids=str,
-)
-def test_products_of_axes_equal_one_device(
-    family: str, mesh: dict[str, int], options: dict[str, Any], collectives: tuple[str, ...]
-) -> None:
-    check_same(family, mesh, {"batch": 8, **options}, collectives)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        pytest.param({"accumulate": 4}, marks=pytest.mark.gate),
-        pytest.param({"embedding_lookup": "one_hot"}, marks=pytest.mark.gate),
-        pytest.param({"input_dropout": 0.25, "remat": "full", "accumulate": 2}, marks=pytest.mark.gate),
-        pytest.param({"remat": "full"}, marks=pytest.mark.slow),
-        pytest.param({"accumulate": 2, "remat": "dots"}, marks=pytest.mark.slow),
-        pytest.param({"remat": "save_dot_with_context_except_mlp"}, marks=pytest.mark.slow),
-    ],
-    ids=str,
-)
-def test_how_it_is_computed_does_not_change_the_gradients(options: dict[str, Any]) -> None:
-    check_same("llama", {"data": 2}, options, ("all-reduce",))
 
 
 @pytest.mark.gate
@@ -169,8 +105,7 @@ def test_a_policy_that_saves_more_computes_less_again() -> None:
 
 
 def test_weights_and_moments_are_kept_in_the_dtype_that_is_asked_for() -> None:
-    state = build("llama", {"data": 1}, weight_dtype="bfloat16").abstract_state
-    assert state is not None
+    state = there(build("llama", {"data": 1}, weight_dtype="bfloat16").abstract_state)
     kept = {leaf.dtype.name for leaf in jax.tree.leaves(state) if leaf.shape}
     assert kept == {"bfloat16"}
     assert {leaf.dtype.name for leaf in jax.tree.leaves(build("llama", {"data": 1}).abstract_state) if leaf.shape} == {
@@ -219,8 +154,7 @@ def test_tokens_go_to_their_experts_and_not_to_everybody() -> None:
 
 def held(family: str, part: str, mesh: dict[str, int], **options: Any) -> int:
     """Bytes of a part of the state that one device holds."""
-    state = build(family, mesh, **options).abstract_state
-    assert state is not None
+    state = there(build(family, mesh, **options).abstract_state)
     return bytes_per_device(state[part])
 
 

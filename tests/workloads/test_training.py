@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.tables import toml_beside
 from tests.workloads.conftest import SOON, compile_soon, first_state, train
 from workloads.__main__ import main
 from workloads.layers import dropout, layer_seeds, matmul
@@ -19,6 +20,8 @@ from workloads.moe import balance_loss
 from workloads.noise import Stream, uniform
 from workloads.recurrent import lambda_returns
 from workloads.ring import ring_attention
+
+CASES = toml_beside(__file__)
 
 ONE = {"data": 1}
 
@@ -165,15 +168,7 @@ def test_the_command_describes_a_model_that_fits_no_machine(capsys: pytest.Captu
     assert found["state_shapes"]["layers.ffw.up"].startswith("float32[126, 16384, 53248]")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["lama"], "`llama`"),
-        (["llama", "--mesh", "fsdp"], "axis=size"),
-        (["llama", "--set", "remat"], "NAME=VALUE"),
-        (["llama", "--set", "remat=ful"], "`full`"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "words"), CASES["wrong_calls"])
 def test_the_command_explains_what_is_wrong(
     arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
