@@ -39,7 +39,7 @@ def missing(out: Path) -> list[str]:
         ends = [r for r in rows if "end" in r]
         left = set(ends[-1]["left_out"]) - set(done) if ends else set()
         found += [f"{part}: {name} broke" for name in sorted(broken)]
-        found += [f"{part}: no time for {name}" for name in sorted(left)]
+        found += [f"{part}: no time for {', '.join(sorted(left))}"] if left else []
         if not ends:
             found.append(f"{part} was cut off")
     return found
@@ -236,8 +236,9 @@ def ranks(done: dict[str, Row]) -> list[str]:
             more += f"; memory {format_bytes(told)} predicted, {format_bytes(seen)} measured"
         lines.append(f"* {name}: {a['count']} programs, {order}{more}.")
         if "sets" in row:
+            lines[-1] += " Step times over the default's:"
             base = next(s for s in row["sets"] if s["name"] == "default")
             for s in row["sets"]:
                 told, seen = (format_ratio(s[key] / base[key]) for key in ("predicted_s", "measured_s"))
-                lines.append(f"  * {s['name']}: {told} of the default's step time predicted, {seen} measured")
+                lines.append(f"  * {s['name']}: {told} predicted, {seen} measured")
     return lines
