@@ -14,7 +14,7 @@ study = channel.receive()
 while (unit := channel.receive())["type"] == "unit":
     channel.send("begun", pid=os.getpid(), token=study["token"], cores=[*os.sched_getaffinity(0)])
     if unit["do"] == "die":
-        print("about to die")
+        print("about to die", flush=True)
         os._exit(3)
     if unit["do"] == "lie":  # what only an engine may say
         for kind in ("left", "joined", "gone", "hello", "closed"):
