@@ -13,6 +13,10 @@ from typing import Any
 
 import pytest
 
+from benchmarks.gpu.estimates import estimate_ratios
+from benchmarks.gpu.ranks import runs_of
+from benchmarks.gpu.report import write
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -106,6 +110,27 @@ def test_figures_of_a_dry_run_and_measured_ones_do_not_share_a_folder(tmp_path: 
     assert "--out must hold results of one machine" in done.stderr
     assert not (tmp_path / "search-dense.jsonl").exists()
     assert do("ranks", tmp_path).returncode == 0, "what only reads may run on another machine"
+
+
+def test_the_page_and_the_readme_say_what_was_measured(tmp_path: Path) -> None:
+    results = ROOT / "benchmarks" / "results" / "gpu"
+    write(results, tmp_path, json.loads((results / "made_by.json").read_text()))
+    for found in tmp_path.iterdir():
+        assert found.read_text() == (ROOT / "docs" / found.name).read_text(), "run benchmarks.gpu.report --docs"
+
+    ratios = estimate_ratios(runs_of(results, "dense"), default="default").ratios.values()
+    open_ones = [r for r in ratios if r.low < 1.0 < r.high]
+    slower = sorted(100 * (r.ratio - 1) for r in ratios if r.low > 1.0)
+    few, many = [s for s in slower if s < 5], [s for s in slower if s > 5]
+    assert len(open_ones) + len(slower) == len(ratios) == 10, "one is faster"
+    most = max(100 * max(1 - r.low, r.high - 1) for r in open_ones)
+    (order,) = [r for r in rows(results, "ranks") if r.get("unit") == "table dense"][-1:]
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    assert (
+        f"{len(open_ones)} differs from it by less than {most:.1f} %, {len(few)} cost {few[0]:.1f} to {few[-1]:.1f} % "
+        f"and {len(many)} cost {many[0]:.1f} to {many[-1]:.1f} %. The order was predicted without a GPU (rank "
+        f"correlation {order['agreement']['spearman']:.2f})"
+    ) in readme
 
 
 COVERAGE = """
