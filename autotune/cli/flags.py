@@ -163,9 +163,9 @@ def show_in_atlas(
     as_json: options.Json = False,
 ) -> None:
     """Shows where a setting is active, and what it does there."""
-    from autotune.settings.atlas import atlas_findings, load_atlas
+    from autotune.settings.atlas import atlas_findings, atlas_folder, read_atlas
 
-    found = atlas_findings(load_atlas(), name.strip().lstrip("-").partition("=")[0])
+    found = atlas_findings(read_atlas(atlas_folder()), name.strip().lstrip("-").partition("=")[0])
     if as_json:
         print_json(found)
         return
