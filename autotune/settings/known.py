@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 
 from autotune.model.errors import close_matches
 from autotune.settings.catalog import Catalog, Setting, Stage, load_catalog, older
@@ -18,6 +18,9 @@ _JAX_BOOLEANS = {
 }
 _HEXADECIMAL = re.compile(r"[+-]?0[xX][0-9a-fA-F]+")  # the parser reads floats as C does
 _INTEGER_BITS = {"int32": 31, "int64": 63}
+
+_SHOWN_APART = frozenset({"name", "summary", "type", "step", "sources", "source_line"})
+"""Fields of an entry that `flags show` formats in another way."""
 
 UNSET = "(unset)"
 """Default in the catalogue of a setting that is unset by default."""
@@ -285,37 +288,17 @@ def _ways(flag: FlagInfo, build: ProbeReport) -> str:
 
 
 def _in_catalog(setting: Setting, catalog: Catalog) -> list[Pair]:
-    versions = [f"from {v} {d!r}" if v else repr(d) for v, d in setting.defaults.items()]
-    needs = [*setting.needs, *_conditions("if", setting.when), *_conditions("unless", setting.unless)]
-    trying = [repr(v) for v in setting.values]
-    if setting.low is not None:
-        trying = [f"{setting.low} to {setting.high}"]
-    sensible = [f"at least {setting.minimum:g}"] if setting.minimum is not None else []
-    sensible += [f"at most {setting.maximum:g}"] if setting.maximum is not None else []
-    changed = setting.changed_programs
-    seen = "" if changed is None else ", ".join(changed) or "none of the test programs"
+    """Formats what an entry says, under the keys of its table."""
+    values = {f.name: getattr(setting, f.name) for f in fields(setting) if f.name not in _SHOWN_APART}
     sources = [catalog.sources[s] for s in setting.sources]
     return [
-        ("known defaults", "; ".join(versions)),
-        ("since", setting.since),
-        ("gone since", setting.removed),
-        ("replaced by", setting.renamed_to),
-        ("group", f"{', '.join((setting.group, *setting.also_in))} ({setting.tier})"),
-        ("scope", ", ".join(setting.scopes)),
-        ("stage", setting.stage),
-        ("worth trying", ", ".join(trying)),
-        ("sensible range", ", ".join(sensible)),
-        ("changes results", setting.numerics),
-        ("memory", setting.memory),
-        ("compile time", setting.compile),
-        ("danger", setting.danger),
-        ("acts", "; ".join(needs)),
-        ("excludes", ", ".join(setting.excludes)),
-        ("seen to change", seen),
+        *((name.replace("_", " "), _in_words(value)) for name, value in values.items() if value not in (False, None)),
         ("sources", "; ".join(f"{s.title} <{s.url}>" for s in sources)),
         ("source line", next((s.link(setting.source_line) for s in sources if s.commit and setting.source_line), "")),
     ]
 
 
-def _conditions(word: str, rules: Mapping[str, Iterable[str]]) -> list[str]:
-    return [f"{word} {name} is {' or '.join(map(repr, values))}" for name, values in rules.items()]
+def _in_words(value: object) -> str:
+    if isinstance(value, Mapping):
+        return "; ".join(f"{key}: {_in_words(of_key)}" if key else _in_words(of_key) for key, of_key in value.items())
+    return ", ".join(repr(str(item)) for item in value) if isinstance(value, tuple) else str(value)

@@ -17,7 +17,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -178,9 +178,6 @@ ANSWER_LIMIT_S, STOP_PATIENCE_S = 60.0, 1.0
 _UNKNOWN = re.compile(r"Unknown flags? in XLA_FLAGS: (.*)")
 _BAD_VALUE = re.compile(r"Couldn't interpret value .* for flag (xla_\w+)")
 _PARSER = "jaxlib's flag parser"
-_TRIES = 3
-"""Of a probe whose processes are killed from outside."""
-
 _BATCH = 100  # jaxlib cuts what it logs at 15,000 characters: the names of unknown flags, and the text of --help
 
 
@@ -306,15 +303,8 @@ def probe_build(
 
     Raises:
         LaunchError: If the interpreter cannot be started, has no jaxlib, or does not answer in time.
-        StoppedError: If it was killed from outside again and again.
+        StoppedError: If it was killed from outside.
     """
-    for _ in range(_TRIES - 1):
-        with contextlib.suppress(StoppedError):
-            return _probe(python, platform, cache_dir)
-    return _probe(python, platform, cache_dir)
-
-
-def _probe(python: str, platform: Platform, cache_dir: Path | None) -> ProbeReport:
     here = _locate(python)
     whole = {n: v for n, v in here.versions.items() if _PLUGIN_FOLDERS.get(n) in here.folders}
     plugin = cuda_plugin(whole) if platform == "cuda" else None
@@ -512,24 +502,11 @@ def _ask_effects(flags: Mapping[str, FlagInfo], base: Answer, parser: ParserProc
     return effects
 
 
-def probe_named(plugin: str, python: str | None, *, note: Callable[[str], None]) -> ProbeReport:
+def probe_named(plugin: str, python: str | None) -> ProbeReport:
     """Probes a build for the command line.
 
     Args:
         plugin: ``cpu``, ``cuda``, or ``auto`` for the CUDA plugin if it is installed.
-        note: Called if the CPU library has to answer for ``cuda``.
-
-    Raises:
-        LaunchError: If the interpreter cannot be asked.
     """
-    interpreter = python or driver_python()
-    if plugin == "cpu":
-        return probe_build(interpreter, platform="cpu")
-    report = probe_build(interpreter, platform="cuda")
-    if report.plugin is None:
-        if plugin == "auto":
-            return dataclasses.replace(report, platform="cpu")  # without a plugin both ask the same library
-        note(
-            "the CUDA plugin is not installed; the CPU library of the same release answers, which holds the same flags"
-        )
-    return report
+    report = probe_build(python or driver_python(), platform="cpu" if plugin == "cpu" else "cuda")
+    return dataclasses.replace(report, platform="cpu") if plugin == "auto" and report.plugin is None else report

@@ -12,6 +12,7 @@ import math
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib import resources
 
 from autotune.model.errors import SettingError, close_matches
 from autotune.model.flags import DEFAULT, FlagSet, render_value
@@ -19,7 +20,7 @@ from autotune.model.measurement import WorkloadFacts
 from autotune.model.options import option_setting, option_text
 from autotune.model.sections import Domain
 from autotune.model.spec import StudySpec
-from autotune.settings.catalog import NEVER_SEARCHED, Scope, Setting, Stage, Tier, older
+from autotune.settings.catalog import NEVER_SEARCHED, Scope, Setting, Stage, Tier, older, read_data
 from autotune.settings.known import KnownSetting, KnownSettings, canonical_value, is_default
 
 LISTABLE = 4096
@@ -190,31 +191,29 @@ def format_domain(parameter: Parameter) -> str:
     return f"{parameter.low} to {parameter.high}{how}"
 
 
-DEFAULT_GROUPS = {
-    "cpu": ("cpu", "cpu_process"),
-    "cuda": ("scheduling", "pipelining", "combining", "loops", "command_buffer", "gemm", "fusion", "memory"),
-}
-"""Groups that are searched when a study names nothing."""
-
 _LAYER_MULTIPLES = (0.25, 0.5, 1, 2, 4, 8)  # of one layer's bytes: the advice is at least one layer
 _NO_LAYER = "in powers of two, for the workload does not report the bytes of a layer (`layer_bytes`)"
 _NO_LAYER_YET = "a run searches 0.25 to 8 times one layer's bytes when its reference has reported them (`layer_bytes`)"
 _SEARCHED_TIERS = (Tier.TUNE, Tier.NUMERICS)
-_REASONS = {
-    Tier.EXPERT: "for experts: name it in `search.settings` to search it",
-    Tier.AVOID: "rarely of use, or known trouble: name it in `search.settings` to search it",
-    Tier.TOOL: "diagnostics or compile time only",
-    Tier.DANGER: "not for training",
-    Tier.NOOP: "accepted, but does nothing",
-    Tier.REMOVED: "gone from all tested builds",
-    Tier.LISTED: "not searched by default: name it in `search.settings` to search it",
-}
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    default_groups: Mapping[str, tuple[str, ...]]
+    axes: Mapping[str, frozenset[Scope]]
+    tiers: Mapping[Tier, str]
+    missing: Mapping[Scope, str]
+
+
+_KNOWN = read_data(resources.files("autotune") / "data" / "space.toml", _Known)
+GIVES = _KNOWN.axes
+"""Axis of `workload.mesh` to the scopes of its programs."""
 
 
 def build_space(
     spec: StudySpec, known: KnownSettings, reference: WorkloadFacts | None, *, cpu_count: int | None = None
 ) -> SearchSpace:
-    """Builds the space of a study; one that names nothing searches `DEFAULT_GROUPS`.
+    """Builds the space of a study; one that names nothing searches the default groups of its platform.
 
     Args:
         reference: Facts from running or compiling the program; None before that.
@@ -225,7 +224,7 @@ def build_space(
     search = spec.search
     asked = list(search.groups)
     if not (asked or search.settings or search.options):
-        asked = list(DEFAULT_GROUPS[spec.device.platform])
+        asked = list(_KNOWN.default_groups[spec.device.platform])
     legal = known.catalog.groups
     for group in asked:
         if group not in legal:
@@ -311,7 +310,7 @@ class SpaceBuilder:
             return f"an older name of {newer}" if self._known[newer].exists or not newer.startswith("xla_") else ""
         if entry.tier is Tier.NUMERICS and not numerics:
             return f"changes results: name the group {entry.group!r} to search it"
-        return "" if entry.tier in _SEARCHED_TIERS else _REASONS[entry.tier]
+        return "" if entry.tier in _SEARCHED_TIERS else _KNOWN.tiers[entry.tier]
 
     def _cannot_act(self, setting: KnownSetting) -> str:
         """Why a setting cannot act in this study; empty if it may."""
@@ -473,26 +472,6 @@ def option_parameters(spec: StudySpec) -> Iterator[Parameter]:
         yield Parameter(name=option_setting(name), choices=choices, default=own)
 
 
-_SEVERAL = frozenset({Scope.MULTI_DEVICE})
-
-GIVES: Mapping[str, frozenset[Scope]] = {
-    "data": _SEVERAL,
-    "fsdp": _SEVERAL | {Scope.SHARDED_MATMUL},
-    "tensor": _SEVERAL | {Scope.SHARDED_MATMUL, Scope.COLLECTIVE_PERMUTE},
-    "expert": _SEVERAL | {Scope.SHARDED_MATMUL, Scope.COLLECTIVE_PERMUTE},
-    "context": _SEVERAL | {Scope.SHARDED_MATMUL, Scope.COLLECTIVE_PERMUTE},
-    "pipeline": _SEVERAL | {Scope.SHARDED_MATMUL, Scope.COLLECTIVE_PERMUTE},
-}
-"""Axis of `workload.mesh` to the scopes of its programs."""
-
-_MISSING = {
-    Scope.MULTI_DEVICE: "acts on several devices, the study has one",
-    Scope.MULTI_NODE: "acts across nodes, the study has one",
-    Scope.COLLECTIVE_PERMUTE: "acts on collective-permutes, the study declares nothing that has any",
-    Scope.SHARDED_MATMUL: "acts on matrix products that are split over devices, the study declares none",
-}
-
-
 def known_scopes(spec: StudySpec, reference: WorkloadFacts | None) -> dict[Scope, bool]:
     """Maps scopes to whether the program has them, by counts or declarations; unknown scopes are missing."""
     workload, nodes = spec.workload, spec.device.node_count
@@ -520,7 +499,7 @@ def why_no_effect(entry: Setting, known: Mapping[Scope, bool], made: Collection[
         made: Scopes that other settings of the study may add to the program.
     """
     missing = (s for s in entry.scopes if known.get(s) is False and s not in made)
-    return next((_MISSING[s] for s in missing), "")
+    return next((_KNOWN.missing[s] for s in missing), "")
 
 
 def _device_count(spec: StudySpec, reference: WorkloadFacts | None) -> int | None:
