@@ -33,11 +33,7 @@ CANNOT_DRAW = ("", "dumb", "unknown")
 
 
 def start_program(command: Sequence[str], cwd: str, *, terminal: bool) -> tuple[subprocess.Popen[bytes], int]:
-    """Starts a program in a session of its own, without input; returns it and the descriptor of its output.
-
-    Raises:
-        OSError: If it cannot be started.
-    """
+    """Starts a program in a session of its own, without input; returns it and the descriptor of its output."""
     ours, theirs = os.openpty() if terminal else os.pipe()
     environment = dict(os.environ)
     try:

@@ -305,11 +305,7 @@ def _read_by(pattern: str, lines: Sequence[str]) -> list[str]:
 
 
 def _condition(lines: Sequence[str], loss: str = "") -> str:
-    """Returns the condition of an expression for lines of training, by one rank; empty where none is needed.
-
-    Args:
-        loss: The expression of the loss, without which lines with the loss of an evaluation are left out.
-    """
+    """Returns the condition for lines of training, by one rank, and of no other loss than that of an expression."""
     condition = ""
     for other in (_EVALUATION, _OF_EVALUATION)[: 1 + bool(loss)]:
         left_out = _read_by(other, lines)
@@ -520,11 +516,7 @@ def draws_bar(line: str) -> bool:
 
 
 def propose(lines: Sequence[str], *, at: Sequence[float] | None = None) -> Recognised | None:
-    """Finds rules for the commonest shape of lines; None if there are none that read its lines.
-
-    Args:
-        at: Time of each line, seconds on any clock.
-    """
+    """Finds rules for the commonest shape of lines with their times in seconds; None if none read them."""
     shapes = [shape_of(line) for line in lines]
     common = max(set(shapes), key=shapes.count, default="")
     chosen = [i for i, shape in enumerate(shapes) if shape == common]

@@ -67,11 +67,7 @@ def split(text: str) -> tuple[float | None, str]:
 
 
 def undivided(line: str, *, decimal: bool | None = None) -> str:
-    """Returns a line without separators of thousands, and with points for decimal commas.
-
-    Args:
-        decimal: Whether its commas are decimal; None if the line itself tells.
-    """
+    """Returns a line without separators of thousands; with points for commas that are decimal or, for None, look so."""
     if "," not in line:
         return line
     if has_decimal_commas(line) if decimal is None else decimal:
@@ -141,11 +137,7 @@ class Step:
 
 
 class StepReader:
-    """Reads steps from lines by rules (see `autotune.model.sections.ReadSpec`).
-
-    Raises:
-        ValueError: If a rule cannot work.
-    """
+    """Reads steps from lines by rules (see `autotune.model.sections.ReadSpec`); ValueError if one cannot work."""
 
     def __init__(self, rules: Mapping[str, Any]) -> None:
         preset = PRESETS[rules["preset"]] if rules.get("preset") else {}
@@ -190,12 +182,7 @@ class StepReader:
         return bool(self._unit == "step")
 
     def read(self, line: str, now_s: float) -> Step | None:
-        """Reads one line; None if it holds neither duration nor loss.
-
-        Args:
-            line: Without its end; terminal sequences are ignored.
-            now_s: Time of the line, on any clock.
-        """
+        """Reads a line of some time on any clock; None if it holds neither duration nor loss."""
         said = self._said(plain(line))
         lost, step = number(said.get("loss")), number(said.get("step"))
         step = step if step is not None and math.isfinite(step) else None

@@ -160,9 +160,9 @@ def show_in_atlas(
     as_json: options.Json = False,
 ) -> None:
     """Shows where a setting is active, and what it does there."""
-    from autotune.settings.atlas import atlas_findings, atlas_folder, read_atlas
+    from autotune.settings.atlas import FOLDER, atlas_findings, read_atlas
 
-    found = atlas_findings(read_atlas(atlas_folder()), name.strip().lstrip("-").partition("=")[0])
+    found = atlas_findings(read_atlas(FOLDER), name.strip().lstrip("-").partition("=")[0])
     if as_json:
         print_json(found)
         return

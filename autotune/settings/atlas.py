@@ -11,7 +11,6 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,11 +19,12 @@ from pydantic import TypeAdapter, ValidationError
 
 from autotune.model.errors import SettingError, close_matches
 from autotune.model.numbers import Record
-from autotune.settings.catalog import release_of
+from autotune.settings.catalog import DATA, release_of
 
 if TYPE_CHECKING:
     import pandas as pd
 
+FOLDER = DATA / "atlas"
 SCHEMA_VERSION = 1
 HEADER = f'{{"atlas": {SCHEMA_VERSION}}}'
 
@@ -96,11 +96,7 @@ class AtlasRow(Record):
 
 
 def read_atlas(folder: Traversable) -> list[AtlasRow]:
-    """Reads the table in a folder.
-
-    Raises:
-        SettingError: If the folder is missing, or a file has another schema.
-    """
+    """Reads the table in a folder; SettingError if it is missing, or has another schema."""
     if not folder.is_dir():
         raise SettingError(f"a table of the atlas must lie in a folder but {folder} is none")
     files = sorted((p for p in folder.iterdir() if p.name.endswith(".jsonl")), key=lambda p: p.name)
@@ -108,11 +104,7 @@ def read_atlas(folder: Traversable) -> list[AtlasRow]:
 
 
 def read_rows(path: Traversable) -> list[AtlasRow]:
-    """Reads one file of the table.
-
-    Raises:
-        SettingError: If a line has another schema.
-    """
+    """Reads one file of the table; SettingError if a line has another schema."""
     adapter = TypeAdapter(AtlasRow)
     head, *lines = path.read_text("utf-8").splitlines() or [""]
     if head != HEADER:
@@ -127,11 +119,6 @@ def read_rows(path: Traversable) -> list[AtlasRow]:
                 f"{path.name}: line {number} must be a row of the atlas (schema {SCHEMA_VERSION}) but {wrong['msg']}"
             ) from error
     return rows
-
-
-def atlas_folder() -> Traversable:
-    """The table's folder in this package."""
-    return resources.files("autotune") / "data" / "atlas"
 
 
 # ---------------------------------------------------------------------- views
@@ -155,7 +142,7 @@ def atlas(folder: str | Path | None = None) -> pd.DataFrame:
 
     rows = [
         {**row.model_dump(mode="json"), "changes": "; ".join(row.changes), "needs": "; ".join(row.needs)}
-        for row in read_atlas(atlas_folder() if folder is None else Path(folder))
+        for row in read_atlas(FOLDER if folder is None else Path(folder))
     ]
     frame = pd.DataFrame(rows, columns=list(AtlasRow.model_fields))
     return frame.astype({**dict.fromkeys(("gpus", "peak_bytes", "compiled"), "Int64"), "seconds": "float64"})

@@ -9,7 +9,6 @@ import shutil
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 
 import psutil
@@ -17,7 +16,7 @@ import psutil
 from autotune.machine.gpus import Gpu, Runner, are_hidden, find_gpus, has_device_file, run_program
 from autotune.machine.host import packages_of
 from autotune.model.units import format_bytes
-from autotune.settings.catalog import read_data
+from autotune.settings.catalog import DATA, read_data
 from autotune.settings.check import SettingCheck, find_steering
 from autotune.settings.known import KnownSettings
 
@@ -54,7 +53,7 @@ class _Known:
     findings: Mapping[str, Finding]
 
 
-_KNOWN = read_data(resources.files("autotune") / "data" / "doctor.toml", _Known)
+_KNOWN = read_data(DATA / "doctor.toml", _Known)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,11 +82,7 @@ def diagnose(
     run: Runner = run_program,
     root: Path = Path("/"),
 ) -> Diagnosis:
-    """Diagnoses software, devices, scheduler, container and environment.
-
-    Args:
-        known: Settings of the installed build; None if it could not be asked.
-    """
+    """Diagnoses software, devices, scheduler, container and environment; `known` is None without a build to ask."""
     gpus = find_gpus(run)
     versions = find_versions(python, run)
     is_asked = _names_gpus(environment)

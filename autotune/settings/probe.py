@@ -136,12 +136,9 @@ _TYPES = {
 
 
 def read_debug_options(library: Path) -> tuple[tuple[FlagInfo, ...], frozenset[str]]:
-    """Reads the fields of DebugOptions and its reserved (removed) names from a library.
+    """Reads the fields of DebugOptions and its removed names from a library; LaunchError without a descriptor.
 
     Only type, `repeated` and the full names of an enum (empty if it is defined in another file) are filled.
-
-    Raises:
-        LaunchError: If the library holds no such descriptor.
     """
     with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         start = data.find(_FILE_START)
@@ -224,11 +221,7 @@ class ParserProcess:
         self._child.close(STOP_PATIENCE_S)
 
     def ask(self, text: str) -> Answer:
-        """Parses one text.
-
-        Raises:
-            LaunchError: If the child does not answer.
-        """
+        """Parses one text; LaunchError if the child does not answer."""
         reply = self._question({"xla_flags": text})
         log = str(reply["log"])
         found = _UNKNOWN.search(log)
@@ -263,11 +256,7 @@ class ParserProcess:
         return unknown, refused
 
     def jax_options(self) -> dict[str, dict[str, Any]]:
-        """Reads type, legal values and present value of every ``jax.config`` option.
-
-        Raises:
-            LaunchError: If the child does not answer.
-        """
+        """Reads type, legal values and present value of every ``jax.config`` option; LaunchError as `ask`."""
         return self._question({"jax_options": True})
 
     def _question(self, question: Mapping[str, Any]) -> dict[str, Any]:
@@ -503,10 +492,6 @@ def _ask_effects(flags: Mapping[str, FlagInfo], base: Answer, parser: ParserProc
 
 
 def probe_named(plugin: str, python: str | None) -> ProbeReport:
-    """Probes a build for the command line.
-
-    Args:
-        plugin: ``cpu``, ``cuda``, or ``auto`` for the CUDA plugin if it is installed.
-    """
+    """Probes a build; `plugin` is ``cpu``, ``cuda``, or ``auto`` for the CUDA plugin if it is installed."""
     report = probe_build(python or driver_python(), platform="cpu" if plugin == "cpu" else "cuda")
     return dataclasses.replace(report, platform="cpu") if plugin == "auto" and report.plugin is None else report

@@ -12,7 +12,6 @@ import math
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib import resources
 
 from autotune.model.errors import SettingError, close_matches
 from autotune.model.flags import DEFAULT, FlagSet, render_value
@@ -20,7 +19,7 @@ from autotune.model.measurement import WorkloadFacts
 from autotune.model.options import option_setting, option_text
 from autotune.model.sections import Domain
 from autotune.model.spec import StudySpec
-from autotune.settings.catalog import NEVER_SEARCHED, Scope, Setting, Stage, Tier, older, read_data
+from autotune.settings.catalog import DATA, NEVER_SEARCHED, Scope, Setting, Stage, Tier, older, read_data
 from autotune.settings.known import KnownSetting, KnownSettings, canonical_value, is_default
 
 LISTABLE = 4096
@@ -110,11 +109,7 @@ class SearchSpace:
     """Searched setting to a note for the user."""
 
     def suggest(self, ask: Callable[[Parameter], str]) -> FlagSet:
-        """Builds a point by asking for a value of each active parameter in order.
-
-        Raises:
-            SettingError: If an answer is not one of the values.
-        """
+        """Builds a point by asking for a value of each active parameter; SettingError if the answer is none of them."""
         chosen: dict[str, str] = {}
         for parameter in self.parameters:
             if not self._is_active(parameter, chosen):
@@ -205,7 +200,7 @@ class _Known:
     missing: Mapping[Scope, str]
 
 
-_KNOWN = read_data(resources.files("autotune") / "data" / "space.toml", _Known)
+_KNOWN = read_data(DATA / "space.toml", _Known)
 GIVES = _KNOWN.axes
 """Axis of `workload.mesh` to the scopes of its programs."""
 
@@ -267,8 +262,8 @@ class SpaceBuilder:
                 f"`search.settings` must name settings of {build.build} but it lacks {name}"
                 f"{close_matches(name, build.names)}; try: autotune flags show {name}"
             )
-        if setting.danger:
-            raise SettingError(f"`search.settings` must not name {name}: {setting.danger}")
+        if setting.entry.danger:
+            raise SettingError(f"`search.settings` must not name {name}: {setting.entry.danger}")
         if reason := self._cannot_act(setting):
             self._notes[name] = f"named by the study, so it is searched; the catalogue says: {reason}"
         parameter = _own_parameter(name, domain, self._blank(setting))
@@ -282,14 +277,10 @@ class SpaceBuilder:
         """Records the scopes that settings of the study, its baseline and `picked` may add to the program."""
         named = [self._known[n].entry for n in (*self.found, *self._baseline)]
         makers = [s for s in picked if s.makes and not self._cannot_act(self._known[s.name])]
-        self._made = {scope for s in (*named, *makers) if s is not None for scope in s.makes}
+        self._made = {scope for s in (*named, *makers) for scope in s.makes}
 
     def add_from_catalog(self, entry: Setting, *, numerics: bool) -> None:
-        """Adds a setting with the catalogue's domain, or the reason why it is not searched.
-
-        Args:
-            numerics: Whether to add settings that change results, because the study names their group.
-        """
+        """Adds a setting with the catalogue's domain, or why it is not searched; `numerics` allows other results."""
         setting = self._known[entry.name]
         reason = self._not_by_group(entry, numerics=numerics) or self._cannot_act(setting)
         parameter = None if reason else self._catalog_parameter(entry, setting)
@@ -315,7 +306,7 @@ class SpaceBuilder:
     def _cannot_act(self, setting: KnownSetting) -> str:
         """Why a setting cannot act in this study; empty if it may."""
         entry, flag, build = setting.entry, setting.flag, self._known.build.build
-        if entry is None:
+        if not setting.is_catalogued:
             return ""
         if entry.kind in ("xla", "jax") and not setting.exists:
             since = f"; it came with {entry.since}" if entry.since else ""
@@ -352,7 +343,7 @@ class SpaceBuilder:
     def _blank(self, setting: KnownSetting) -> Parameter:
         """A parameter without its choices; its default is what runs without it: the baseline's value first."""
         default, entry = self._baseline.get(setting.name, setting.default), setting.entry
-        if setting.name not in self._baseline and setting.flag is None and setting.option is None and entry is not None:
+        if setting.name not in self._baseline and setting.flag is None and setting.option is None:
             # The catalogue's default of a variable may be a remark instead of a value.
             is_value = default in entry.values or (default or "").isdigit()
             default = default if is_value else None
@@ -362,7 +353,7 @@ class SpaceBuilder:
             default=default,
             type=setting.type,
             spellings=setting.spellings,
-            group=entry.group if entry is not None else "",
+            group=entry.group,
         )
 
     def space(self) -> SearchSpace:
@@ -396,7 +387,7 @@ class SpaceBuilder:
         """Other parameters to the values under which this one acts, or the reason why it never does."""
         entry = self._known[name].entry
         rules = []
-        if entry is not None and not (entry.condition_since and older(self._known.build.jaxlib, entry.condition_since)):
+        if not (entry.condition_since and older(self._known.build.jaxlib, entry.condition_since)):
             rules = [(o, v, True) for o, v in entry.when.items()] + [(o, v, False) for o, v in entry.unless.items()]
         active: dict[str, tuple[str, ...]] = {}
         for other, values, wanted in rules:
@@ -493,11 +484,7 @@ def known_scopes(spec: StudySpec, reference: WorkloadFacts | None) -> dict[Scope
 
 
 def why_no_effect(entry: Setting, known: Mapping[Scope, bool], made: Collection[Scope] = ()) -> str:
-    """Why a setting certainly does nothing in this program, as a clause; empty if it may act.
-
-    Args:
-        made: Scopes that other settings of the study may add to the program.
-    """
+    """Why a setting does nothing in this program, to which others may add the scopes `made`; empty if it may act."""
     missing = (s for s in entry.scopes if known.get(s) is False and s not in made)
     return next((_KNOWN.missing[s] for s in missing), "")
 

@@ -11,7 +11,7 @@ COMBINE = "xla_gpu_all_gather_combine_threshold_bytes"
 
 
 def test_where_a_setting_is_active(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autotune.settings.atlas.atlas_folder", lambda: SMALL_ATLAS)
+    monkeypatch.setattr("autotune.settings.atlas.FOLDER", SMALL_ATLAS)
     lines = autotune("atlas", "show", COMBINE).stdout.splitlines()
     assert [line.split("\t")[:4] for line in lines] == [
         ["jaxlib", "value", "verdict", "in"],

@@ -139,7 +139,7 @@ def test_an_entry_that_does_not_fit_is_named_with_what_must_hold(tmp_path: Path,
     text = "\n".join(f"{k} = {v}" for k, v in keys.items() if not line.startswith(k))
     (tmp_path / "mine.toml").write_text(f"[xla_x]\n{text}\n{line}\n")
     with pytest.raises(SettingError, match=said):
-        read_entries(tmp_path / "mine.toml", Setting)
+        read_entries("mine.toml", Setting, tmp_path)
 
 
 def test_symptoms_name_groups_that_can_be_searched() -> None:
