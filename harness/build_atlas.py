@@ -35,7 +35,7 @@ from autotune.model.flags import FlagSet
 from autotune.model.measurement import WorkloadFacts
 from autotune.model.spec import StudySpec, parse_study
 from autotune.model.units import parse_duration
-from autotune.settings.atlas import HEADER, AtlasRow, AtlasVerdict, atlas_folder, read_rows
+from autotune.settings.atlas import HEADER, AtlasRow, AtlasVerdict, read_rows
 from autotune.settings.catalog import NEVER_SEARCHED, Setting, Stage, Tier, read_entries
 from autotune.settings.known import KnownSettings
 from autotune.settings.probe import probe_build
@@ -89,7 +89,7 @@ class ModelKind:
 
 def load_kinds() -> dict[str, ModelKind]:
     """Loads the kinds of models by name."""
-    return read_entries(atlas_folder() / "kinds.toml", ModelKind)
+    return read_entries("atlas/kinds.toml", ModelKind)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import errno
 import fcntl
+import glob
 import json
 import os
 import re
@@ -32,11 +33,7 @@ CANNOT_DRAW = ("", "dumb", "unknown")
 
 
 def start_program(command: Sequence[str], cwd: str, *, terminal: bool) -> tuple[subprocess.Popen[bytes], int]:
-    """Starts a program in a session of its own, without input; returns it and the descriptor of its output.
-
-    Raises:
-        OSError: If it cannot be started.
-    """
+    """Starts a program in a session of its own, without input; returns it and the descriptor of its output."""
     ours, theirs = os.openpty() if terminal else os.pipe()
     environment = dict(os.environ)
     try:
@@ -124,22 +121,17 @@ def lines_of(name: str) -> Lines:
 
 
 def find(path: Path) -> Path | None:
-    """Resolves a path: a file, or the newest file of a pattern (``*`` in its last parts) or folder."""
-    return path if _is_fixed(path) else _newest(_candidates(path))
-
-
-def _is_fixed(path: Path) -> bool:
-    return not any(c in str(path) for c in "*?[") and not path.is_dir()
+    """Resolves a path: a file, or the newest file of a pattern or folder; None if there is none."""
+    return _newest(_candidates(path))
 
 
 def _candidates(path: Path) -> list[Path]:
     """Files of a path, a folder or a pattern."""
+    if path.is_file():
+        return [path]
     if path.is_dir():
         return next((found for kind in FILE_KINDS if (found := list(path.rglob(kind)))), [])
-    if _is_fixed(path):
-        return [path] if path.is_file() else []
-    fixed = next(p for p in path.parents if not any(c in str(p) for c in "*?["))
-    return [p for p in fixed.glob(str(path.relative_to(fixed))) if p.is_file()]
+    return [Path(name) for name in glob.glob(str(path)) if Path(name).is_file()]  # noqa: PTH207 (of absolute patterns)
 
 
 def _newest(paths: Iterable[Path]) -> Path | None:

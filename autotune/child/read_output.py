@@ -49,14 +49,7 @@ def _interrupt(*_: object) -> None:
 
 
 class ProgramRun:
-    """Runs a user's program, forwards its output, and handles its lines in a subclass.
-
-    Args:
-        job: ``command``, ``cwd``, ``rules`` with ``file`` and ``terminal``, and fields of the subclass.
-
-    Raises:
-        OSError: If the program cannot be started.
-    """
+    """Runs the ``command`` of a job and forwards its output; a subclass handles the lines. OSError if it cannot."""
 
     def __init__(self, channel: Channel, job: Mapping[str, Any]) -> None:
         self.channel = channel

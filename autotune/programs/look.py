@@ -476,7 +476,7 @@ def read_log(path: Path) -> Probe:
     """
     found = find(path)
     if found is None:
-        raise AutotuneError(f"a folder must hold a log but there is no .jsonl or .csv in {path}")
+        raise AutotuneError(f"a log must be a file, or a folder with a .jsonl or .csv file, but {path} is none")
     try:
         content, kind = _text_of(plain_content(found))
         lines = list(lines_of(found.name.removesuffix(".gz")).feed(content + b"\n"))

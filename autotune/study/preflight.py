@@ -53,7 +53,7 @@ class Preflight:
 
     def runtime_settings(self, settings: FlagSet) -> FlagSet:
         """See `autotune.study.run.Setup`; unknown settings count as read at run time."""
-        return FlagSet({n: v for n, v in settings.items() if self.known[n].stage is not Stage.PROGRAM})
+        return FlagSet({n: v for n, v in settings.items() if self.known[n].entry.stage is not Stage.PROGRAM})
 
     def space(self, reference: WorkloadFacts | None) -> SearchSpace:
         """Builds the search space of this study on this build.

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from autotune.model.errors import SettingError
 from autotune.settings.catalog import Catalog, Setting, Stage, Tier, load_catalog, load_symptoms, older, read_entries
 from autotune.settings.known import UNSET, KnownSettings
 from autotune.settings.probe import ProbeReport
+from tests.settings.conftest import doctored
 
 # Every setting that the five pages we started from name.
 PAGES = sorted(
@@ -65,10 +65,7 @@ def test_every_claim_holds_on_this_build(report: ProbeReport) -> None:
     ],
 )
 def test_a_wrong_claim_is_found(report: ProbeReport, name: str, change: dict[str, object]) -> None:
-    catalog = load_catalog()
-    wrong = dataclasses.replace(catalog[name], **change)  # type: ignore[arg-type]
-    doctored = Catalog([*(s for s in catalog.values() if s.name != name), wrong], catalog.sources)
-    assert [c.partition(":")[0] for c in false_claims(doctored, report)] == [name]
+    assert [c.partition(":")[0] for c in false_claims(doctored(name, change), report)] == [name]
 
 
 def test_every_setting_of_the_build_has_an_entry(report: ProbeReport) -> None:
@@ -139,7 +136,7 @@ def test_an_entry_that_does_not_fit_is_named_with_what_must_hold(tmp_path: Path,
     text = "\n".join(f"{k} = {v}" for k, v in keys.items() if not line.startswith(k))
     (tmp_path / "mine.toml").write_text(f"[xla_x]\n{text}\n{line}\n")
     with pytest.raises(SettingError, match=said):
-        read_entries(tmp_path / "mine.toml", Setting)
+        read_entries("mine.toml", Setting, tmp_path)
 
 
 def test_symptoms_name_groups_that_can_be_searched() -> None:
