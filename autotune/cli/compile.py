@@ -95,8 +95,7 @@ def list_targets(as_json: options.Json = False) -> None:
 
     found, lines = [load_target(name) for name in target_names()], []
     if as_json:
-        rows = [plain(t) for t in found]
-        print_json([{name: value for name, value in row.items() if name != "config_text"} for row in rows])
+        print_json([plain(t) for t in found])
         return
     for t in found:
         links = f"NVLink over {t.network.nvlink_domain} GPUs" if t.network.nvlink_links else "PCIe"

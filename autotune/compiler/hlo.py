@@ -12,11 +12,13 @@ cuDNN's attention count as bytes only.
 
 from __future__ import annotations
 
+import importlib.resources
 import itertools
 import json
 import math
 import operator
 import re
+import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -25,6 +27,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 Devices = NDArray[np.int64]
+
+NAMES: dict[str, Any] = tomllib.loads((importlib.resources.files("autotune") / "data" / "hlo.toml").read_text("utf-8"))
+"""Names of opcodes and thunks; the file says what each table is."""
 
 _BITS = {"pred": 8, "token": 0, "opaque": 0}
 """Of the types whose name does not say it, as ``bf16`` and ``f8e4m3fn`` do."""
@@ -314,14 +319,6 @@ def _value(module: Module, instruction: Instruction, operands: list[Value], argu
     return int(does(*numbers)) if does is not None and len(numbers) == len(operands) == 2 else None
 
 
-_FREE = frozenset({
-    "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "reshape", "broadcast", "iota", "copy",
-    "transpose", "slice", "dynamic-slice", "dynamic-update-slice", "concatenate", "pad", "gather", "reverse",
-    "partition-id", "replica-id", "after-all", "optimization-barrier",
-})  # fmt: skip
-_VIEWS = frozenset({"bitcast", "reshape", "copy", "convert", "transpose"})
-_SLICERS = frozenset({"dynamic-slice", "slice", "gather"})
-
 Product = tuple[int, int, int, int]
 """Batch, rows, columns and depth of a matrix product: b x m x n x k."""
 
@@ -376,7 +373,7 @@ def _of_one(module: Module, computation: Computation, instruction: Instruction) 
         return Work(float(sum(a.elements for a in arrays[0][:1])) if arrays else 0.0)
     if instruction.opcode == "fusion" and "calls" in instruction.called:  # Triton nests its dots
         return _of_computation(module, module.computations[instruction.called["calls"]])
-    if instruction.opcode in _FREE or not instruction.shape:
+    if instruction.opcode in NAMES["free"] or not instruction.shape:
         return Work()
     return Work(float(instruction.shape[0].elements))
 
@@ -413,30 +410,28 @@ def _read_bytes(value: Instruction, users: dict[str, list[Instruction]]) -> floa
     """Bytes read of one operand of a fusion."""
     total = 0.0
     for user in users.get(value.name, ()):
-        if user.opcode in _SLICERS and user.operands[0] == value.name:
+        if user.opcode in NAMES["slicers"] and user.operands[0] == value.name:
             total += user.bytes
+        elif user.opcode in NAMES["views"]:
+            total += _read_bytes(user, users)
         elif user.opcode == "dynamic-update-slice" and user.operands[0] == value.name:
             continue  # overwritten in place
-        elif user.opcode in _VIEWS:
-            total += _read_bytes(user, users)
-        elif user.opcode == "tuple":
-            continue
-        else:
+        elif user.opcode != "tuple":
             return float(value.bytes)
     return min(total, float(value.bytes))
 
 
 def _roots(fused: Computation) -> Iterable[Instruction]:
     root = fused.root
-    return (
-        [fused.instructions[o] for o in root.operands if o in fused.instructions] if root.opcode == "tuple" else [root]
-    )
+    if root.opcode != "tuple":
+        return [root]
+    return [fused.instructions[o] for o in root.operands if o in fused.instructions]
 
 
 def _written_bytes(fused: Computation, root: Instruction) -> float:
     """Bytes written for one result of a fusion."""
     seen = root
-    while seen.opcode in _VIEWS and seen.operands and seen.operands[0] in fused.instructions:
+    while seen.opcode in NAMES["views"] and seen.operands and seen.operands[0] in fused.instructions:
         seen = fused.instructions[seen.operands[0]]
     if seen.opcode == "dynamic-update-slice" and len(seen.operands) > 1 and seen.operands[1] in fused.instructions:
         return float(fused.instructions[seen.operands[1]].bytes)

@@ -27,7 +27,7 @@ def describe_screen(report: ScreenReport) -> list[str]:
     """Summarises a screen in a few lines."""
     place = f"{report.target} {report.topology}" if report.limit_bytes is not None else "this CPU"
     counts = ", ".join(f"{len(report.of_effect(effect))} {words}" for effect, words in _EFFECTS.items())
-    canary = f"; flags are applied: the canary [{report.canary.settings}] changes the program" if report.canary else ""
+    canary = f"; flags are applied: the canary [{report.canary}] changes the program"
     lines = [f"screen for {place}: {counts}{canary}"]
     if no_ops := report.of_effect(Effect.NO_OP):
         lines.append(f"no-ops here, left out of the search: {', '.join(s.name for s in no_ops)}")

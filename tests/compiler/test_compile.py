@@ -205,7 +205,7 @@ def test_compiler_options_in_another_process_give_the_same_fingerprint(
     command = [sys.executable, "-c", BY_COMPILER_OPTIONS, json.dumps(order), str(tmp_path)]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=True)
     found = json.loads(done.stdout.splitlines()[-1])
-    other = read_program(tmp_path, found, is_gpu=True, device_count=8, gpus_per_node=8)
+    other = read_program(tmp_path, found, job.topology, is_gpu=True)
     assert other.fingerprint == program(results, DOUBLE_BUFFERED).fingerprint
 
 

@@ -5,8 +5,7 @@ from dataclasses import asdict
 
 import pytest
 
-from autotune.compiler import predict as module
-from autotune.compiler.predict import Prediction, collective_time, kernel_time, predict_step, product_time
+from autotune.compiler.predict import FIGURES, Prediction, collective_time, kernel_time, predict_step, product_time
 from autotune.compiler.program import Collective, CompiledProgram, Op, OpKind
 from autotune.compiler.targets import Network, Target, Topology, load_target
 from autotune.results.screen_words import predicted_lines
@@ -24,7 +23,7 @@ NETWORK = Network(
     pcie_bytes_per_s=50e9,
 )
 TARGET = Target(
-    name="t", title="T", config_text="", memory_bytes=1 << 30, memory_bytes_per_s=1e12, core_count=7,
+    title="T", sources=(), device={"device_memory_size": 1 << 30, "memory_bandwidth": 1e12, "core_count": 7},
     flops_per_s={"bf16": 100e12, "tf32": 50e12, "scalar": 10e12}, network=NETWORK, matrix_share=0.5,
 )  # fmt: skip
 
@@ -32,9 +31,9 @@ TARGET = Target(
 @pytest.fixture(autouse=True)
 def plain(monkeypatch: pytest.MonkeyPatch) -> None:
     """Launches take no time, collectives hold no cores: times are easily told."""
-    monkeypatch.setattr(module, "MEMORY_SHARE", 0.8)
-    for name in ("KERNEL_GAP_S", "GRAPH_GAP_S", "HOST_LAUNCH_S", "NVLINK_CORES", "PCIE_CORES"):
-        monkeypatch.setattr(module, name, 0)
+    monkeypatch.setitem(FIGURES, "memory_share", 0.8)
+    for name in ("kernel_gap_s", "graph_gap_s", "host_launch_s", "nvlink_cores", "pcie_cores"):
+        monkeypatch.setitem(FIGURES, name, 0)
 
 
 def kernel(name: str, seconds: float) -> Op:
@@ -105,7 +104,7 @@ def test_loop_counts_by_its_trips_with_overlap_across_iterations(trips: int) -> 
 
 def beside(cores: int, *ops: Op, target: Target = TARGET) -> Prediction:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "NVLINK_CORES", cores)
+        patch.setitem(FIGURES, "nvlink_cores", cores)
         return predict_step(program(*ops), target, Topology(1, 8))
 
 
@@ -149,7 +148,7 @@ def test_loop_of_unknown_length_counts_once_and_is_named() -> None:
 
 
 def test_command_buffer_is_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "HOST_LAUNCH_S", 1.0)
+    monkeypatch.setitem(FIGURES, "host_launch_s", 1.0)
     tiny = [kernel(str(i), 1e-6) for i in range(5)]
     graph = Op(kind=OpKind.GRAPH, name="g", content=tuple(tiny))
     alone = predict_step(program(*tiny), TARGET, Topology(1, 8))
@@ -220,7 +219,7 @@ def test_network_of_the_user_wins_over_the_table_and_decides_what_crosses_it() -
 
 def test_collectives_move_their_share_over_the_slowest_link() -> None:
     found = collective_time(collective("all-gather", 8 * 10**9), NETWORK, 8)
-    assert found == pytest.approx(7e9 / 100e9 + 8.4e-6 + 7 * 3.4e-6 + module.NCCL_LAUNCH_S)
+    assert found == pytest.approx(7e9 / 100e9 + 8.4e-6 + 7 * 3.4e-6 + FIGURES["nccl_launch_s"])
     reduce, scatter = (collective_time(collective(k, 10**10), NETWORK, 8) for k in ("all-reduce", "reduce-scatter"))
     assert reduce == pytest.approx(2 * scatter, rel=0.01)
     alone = collective_time(collective("all-gather", 10**10, group=8, nodes=8), NETWORK, 8)

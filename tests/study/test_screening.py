@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from autotune.compiler.targets import load_target, toolkit_of
+from autotune.compiler.targets import load_target
 from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import FailureKind
@@ -136,7 +136,7 @@ def test_a_resumed_study_is_not_screened_again_and_still_shares(run: Run) -> Non
 def test_a_study_that_goes_on_is_screened_again_where_the_gpu_is_described_otherwise(run: Run) -> None:
     run(study(), Rules(), trials=1)
     rules = Rules()
-    rules.job.target = load_target("h100-sxm", toolkit=toolkit_of({"jax-cuda13-plugin": "1"}))
+    rules.job.target = load_target("h100-sxm", versions={"jax-cuda13-plugin": "1"})
     _, store, _, _ = run(study(), rules, trials=2)
     reports = [r.report for r in store.of(ScreenRecord) if r.report is not None]
     assert len({r["target_digest"] for r in reports}) == len(reports) == 2
