@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import importlib.resources
 import itertools
-import json
 import math
 import operator
 import re
@@ -382,11 +381,14 @@ def _of_dot(module: Module, computation: Computation, dot: Instruction) -> Work:
     left = next(iter(module.operand_arrays(computation, dot)), ())
     if not left or not dot.shape:
         return Work()
-    depth, batch = (
-        math.prod(left[0].dims[int(d)] for d in (dot.attribute(rf"{name}=\{{([\d,]*)\}}") or "").split(",") if d)
-        for name in ("lhs_contracting_dims", "lhs_batch_dims")
-    )
+    depth, batch = (_size_along(dot, name, left[0]) or 1 for name in ("lhs_contracting", "lhs_batch"))
     return _product(left[0], dot.shape[0], depth, batch)
+
+
+def _size_along(instruction: Instruction, name: str, left: Array) -> int | None:
+    """Size of the left operand along the dimensions that a dot or a library call names; None if it names none."""
+    found = instruction.attribute(rf'{name}_(?:dims=|dimensions":\s*)[{{\[]([\d,"\s]*)')
+    return None if found is None else math.prod(left.dims[int(d)] for d in re.findall(r"\d+", found))
 
 
 def _product(left: Array, result: Array, depth: int, batch: int) -> Work:
@@ -443,18 +445,12 @@ def _of_custom_call(call: Instruction, operands: list[Array]) -> Work:
     target = call.attribute(r'custom_call_target="([^"]*)"') or ""
     if target.startswith("__cublas") and operands:
         left = operands[0]
-        depth, batch = (_dims(call, name, left) for name in ("lhs_contracting", "lhs_batch"))
+        depth, batch = (_size_along(call, name, left) for name in ("lhs_contracting", "lhs_batch"))
         return _product(left, call.shape[0], depth or left.dims[-1], batch or 1)
     if target.startswith("__cudnn$fmha") and len(operands) >= 2:
         flops = _attention_flops(call, target, operands[0], operands[1])
         return Work(matrix_flops=flops, matrix_dtype=operands[0].dtype)
     return Work()
-
-
-def _dims(call: Instruction, name: str, left: Array) -> int | None:
-    """Size of the left operand along named dimensions; None if the call does not give them."""
-    found = re.search(rf'"{name}_dimensions":\s*(\[[^\]]*\])', call.attributes)
-    return math.prod(left.dims[int(d)] for d in json.loads(found[1])) if found else None
 
 
 def _attention_flops(call: Instruction, target: str, query: Array, key: Array) -> float:

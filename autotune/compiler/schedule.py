@@ -85,11 +85,6 @@ def _open_section(stack: list[Thunk], name: str) -> None:
             return
 
 
-def parse_names(text: str) -> dict[int, str]:
-    """Maps thunk numbers to HLO instructions."""
-    return {int(number): name for name, number in _NAME.findall(text)}
-
-
 def fingerprint(hlo_digest: str, thunks: str) -> str:
     """Digest of a program compiled for a described GPU; `thunks` counts without its notes on neighbours."""
     return hashlib.sha256(f"{hlo_digest}\0{_LINKS.sub('', thunks)}".encode()).hexdigest()[:16]
@@ -234,7 +229,7 @@ def read_program(folder: Path, found: Mapping[str, Any], topology: Topology, *, 
             f"a compiled step must have instructions and a GPU's must have thunks but XLA's dump holds no {what}; "
             "a workload may have switched it off (xla_dump_to): leave XLA_FLAGS to autotune"
         )
-    reader = Reader(module, parse_names(names), topology)
+    reader = Reader(module, {int(number): name for name, number in _NAME.findall(names)}, topology)
     opcodes, custom_calls = counts(module)
     return CompiledProgram(
         fingerprint=found.get("fingerprint") or fingerprint(found["hlo_digest"], thunks),

@@ -16,7 +16,6 @@ from autotune.compiler.compiler import Compiler
 from autotune.compiler.interaction import Chains, Domains, InteractionSearch, kernel_choices
 from autotune.compiler.program import CompiledProgram, CompileResult, changes
 from autotune.compiler.targets import Target, Topology, load_target, memory_fraction, parse_topology, target_here
-from autotune.machine.environment import caller_environment
 from autotune.model.errors import LaunchError, StoppedError, StudyFileError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Settings, WorkerReport
@@ -476,7 +475,6 @@ def open_screener(
         target=target,
         topology=cluster,
         paths=(str(study_dir),),
-        base=caller_environment(),
     )
     with Compiler(job, cache_dir=cache_dir, progress=progress, processors=processors) as compiler:
         yield moved, Screener(compiler, baseline=spec.baseline, catalog=load_catalog())

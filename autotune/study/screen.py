@@ -195,19 +195,11 @@ class StudyScreener:
             self._store.append(ScreenRecord(target=target, topology=topology, reason=said))
 
     def _wait(self, work: Callable[[], R]) -> R:
-        """Runs work on the compiling thread, and waits for it."""
-        return self._pool.submit(self._give_way, work, is_beside=self.is_measuring()).result()
-
-    def _give_way(self, work: Callable[[], R], *, is_beside: bool) -> R:
-        """Runs work, beside a measurement on processors that it can spare."""
-        screen = self._screen
-        if screen is None or not is_beside:
-            return work()
-        screen.keep_to(spare_processors(screen.job.topology.gpus_per_node))
-        try:
-            return work()
-        finally:
-            screen.keep_to(())
+        """Runs work on the compiling thread, beside a measurement on processors that it can spare, and waits for it."""
+        if self._screen is not None:
+            here = self._screen.job.topology
+            self._screen.keep_to(spare_processors(here.gpus_per_node) if self.is_measuring() else ())
+        return self._pool.submit(work).result()
 
     def precheck(self, settings: FlagSet) -> Precheck:
         """Returns a set's program and whether it fits."""

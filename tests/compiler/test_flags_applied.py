@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,6 +23,7 @@ from autotune.model.flags import FlagSet
 from autotune.settings.catalog import load_catalog
 from tests.compiler.rules import COMBINE, Deaf, Rules, screen
 
+NONE, SMALL = FlagSet(), "small_workload:make"
 WIDTH = "xla_cpu_prefer_vector_width"
 MARKER = "/tmp/folder/dump"
 DUMPS = Path(__file__).parent / "dumps"
@@ -63,28 +63,18 @@ def test_a_compilation_without_proof_is_an_error_of_its_own(asked: dict[str, str
     assert said in str(error.value)
 
 
-def job_of(entry: str, target: str | None, **options: Any) -> CompileJob:
-    return CompileJob(
-        entry=entry,
-        options=options,
-        target=load_target(target) if target else None,
-        topology=parse_topology("1x1"),
-        paths=(str(Path(__file__).parent),),
-    )
-
-
 def kept(folder: Path) -> list[Path]:
     return [p for p in folder.rglob("*") if p.is_file()]
 
 
-def run_screen(job: CompileJob, cache: Path) -> Any:
+def run_screen(job: CompileJob, cache: Path, baseline: FlagSet = NONE) -> Any:
     with Compiler(job, cache_dir=cache) as compiler:
-        return Screener(compiler, baseline=FlagSet(), catalog=load_catalog()).run({}, {}), compiler._lowers_first
+        return Screener(compiler, baseline=baseline, catalog=load_catalog()).run({}, {}), compiler._lowers_first
 
 
 @pytest.mark.gate
-def test_flags_act_on_the_cpu_though_building_starts_a_backend(tmp_path: Path) -> None:
-    report, _ = run_screen(job_of("small_workload:make", None, touch=True), tmp_path)
+def test_flags_act_on_the_cpu_though_building_starts_a_backend(tmp_path: Path, toy_job: Any) -> None:
+    report, _ = run_screen(toy_job("1x1", None, SMALL, touch=True), tmp_path)
     assert report.canary in CPU_CANARIES
     assert len(kept(tmp_path)) == report.compiled_count >= 2
 
@@ -94,15 +84,15 @@ def test_flags_act_on_the_cpu_though_building_starts_a_backend(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("entry", "touch", "lowers_first"),
     [
-        ("small_workload:make", False, True),
-        ("small_workload:make", True, False),
+        (SMALL, False, True),
+        (SMALL, True, False),
         ("touching_workload:make", False, False),
     ],
 )
 def test_flags_act_for_a_described_gpu_wherever_a_workload_starts_a_backend(
-    tmp_path: Path, entry: str, touch: bool, lowers_first: bool
+    tmp_path: Path, toy_job: Any, entry: str, touch: bool, lowers_first: bool
 ) -> None:
-    report, how = run_screen(job_of(entry, "h100-sxm", touch=touch), tmp_path)
+    report, how = run_screen(toy_job("1x1", entry=entry, touch=touch), tmp_path)
     assert how is lowers_first
     assert report.canary in GPU_CANARIES
 
@@ -141,31 +131,26 @@ def lying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], No
 @pytest.mark.gate
 @pytest.mark.parametrize(
     ("lie", "asked", "said"),
-    [("''", {}, "does not say that it read them"), (f"flags + ' --{WIDTH}=128'", {WIDTH: "256"}, "became 128")],
+    [
+        ("''", {}, "does not say that it read them"),
+        (f"flags + ' --{WIDTH}=128'", {WIDTH: "256"}, "became 128"),
+        ("' '.join(f for f in flags.split() if 'xla_dump_to' in f)", {}, "no canary does"),  # leaves the proof
+    ],
 )
-def test_worker_that_lies_is_found_by_the_proof_and_nothing_is_kept(
-    tmp_path: Path, lying: Callable[[str], None], lie: str, asked: dict[str, str], said: str
+def test_worker_that_lies_is_found_and_nothing_is_kept(
+    tmp_path: Path, toy_job: Any, lying: Callable[[str], None], lie: str, asked: dict[str, str], said: str
 ) -> None:
     lying(lie)
-    job = job_of("small_workload:make", None)
-    with Compiler(job, cache_dir=tmp_path / "cache") as compiler, pytest.raises(LaunchError, match=said):
-        list(compiler.compile([FlagSet(asked)]))
+    with pytest.raises(LaunchError, match=said):
+        run_screen(toy_job("1x1", None, SMALL), tmp_path / "cache", FlagSet(asked))
     assert kept(tmp_path / "cache") == []
 
 
 @pytest.mark.gate
-def test_lie_that_leaves_the_proof_is_found_by_the_canary(tmp_path: Path, lying: Callable[[str], None]) -> None:
-    lying("' '.join(f for f in flags.split() if 'xla_dump_to' in f)")
-    with pytest.raises(LaunchError, match="no canary does"):
-        run_screen(job_of("small_workload:make", None), tmp_path / "cache")
-    assert kept(tmp_path / "cache") == []
-
-
-@pytest.mark.gate
-def test_option_of_jax_that_the_workload_changes_did_not_arrive(tmp_path: Path) -> None:
-    job = job_of("small_workload:make", None, matmul="float32")
-    with Compiler(job, cache_dir=tmp_path) as compiler, pytest.raises(LaunchError, match="program made it float32"):
-        list(compiler.compile([FlagSet({"jax_default_matmul_precision": "bfloat16"})]))
+def test_option_of_jax_that_the_workload_changes_did_not_arrive(tmp_path: Path, toy_job: Any) -> None:
+    asked = FlagSet({"jax_default_matmul_precision": "bfloat16"})
+    with pytest.raises(LaunchError, match="program made it float32"):
+        run_screen(toy_job("1x1", None, SMALL, matmul="float32"), tmp_path, asked)
     assert kept(tmp_path) == []
 
 
@@ -212,14 +197,14 @@ def test_a_step_that_takes_no_time_is_an_error() -> None:
 
 
 def test_results_of_another_version_of_the_worker_are_not_believed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, toy_job: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def compiled(self: Compiler, seat: object, settings: FlagSet) -> CompileResult:
         program = CompiledProgram(fingerprint="7", versions={}, device_count=1, compile_s=1.0, memory=None)
         return CompileResult(settings=settings, program=program)
 
     monkeypatch.setattr(compiler_module.Compiler, "_tried", compiled)
-    job = dataclasses.replace(job_of("small_workload:make", None), versions={"jaxlib": "7"})
+    job = toy_job("1x1", None)
 
     def compile_once() -> Iterator[bool]:
         with Compiler(job, cache_dir=tmp_path) as compiler:
