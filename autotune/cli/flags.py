@@ -204,8 +204,7 @@ def space(
     preview = preview_space(spec, study_dir=folder, run_dir=options.RUNS / spec.name, python=python, note=note)
     found = preview.space
     if as_json:
-        facts = {"source": preview.source, "device_count": preview.device_count, "layer_bytes": preview.layer_bytes}
-        print_json(plain(found, size=found.size(), build=preview.build, facts=facts))
+        print_json(plain(found, size=found.size(), build=preview.build, source=preview.source))
         return
     rows = [(p.name, format_domain(p), p.default_choice or "''", format_condition(p)) for p in found.parameters]
     print_table(("parameter", "values", "default", "active if"), rows)

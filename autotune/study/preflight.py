@@ -215,15 +215,11 @@ class SpacePreview:
         space: Before the screen.
         build: Name of the probed library.
         source: Source of the workload's facts, as text.
-        device_count: None if it is not known.
-        layer_bytes: Bytes of ``weights`` and ``gradients`` of one layer.
     """
 
     space: SearchSpace
     build: str
     source: str
-    device_count: int | None = None
-    layer_bytes: Mapping[str, int] = field(default_factory=dict)
 
 
 def preview_space(
@@ -246,19 +242,12 @@ def preview_space(
     known = known_settings(spec, asked)
     store = _run_of(spec, run_dir)
     aa_run = store.last(AaRecord) if store is not None else None
-    facts: WorkloadFacts | None = aa_run.reference if aa_run is not None else None
+    facts, source = None, "the study; its reference reports more when it runs"
+    if aa_run is not None:
+        facts, source = aa_run.reference, f"the reference of {run_dir}"
     if python is None:
         refuse_other_build(known.build.jaxlib, asked, spec, facts)
-    space = build_space(spec, known, facts)
-    return SpacePreview(
-        space=space,
-        build=known.build.build,
-        source=f"the reference of {run_dir}"
-        if facts is not None
-        else "the study; its reference reports more when it runs",
-        device_count=facts.device_count if facts is not None else spec.device.count,
-        layer_bytes=facts.layer_bytes if facts else {},
-    )
+    return SpacePreview(space=build_space(spec, known, facts), build=known.build.build, source=source)
 
 
 def _run_of(spec: StudySpec, path: Path) -> Store | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -39,7 +40,7 @@ def _plugin(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", [NEWER, OLDER])
 def test_share_of_the_baseline_is_what_is_compiled_for(name: str) -> None:
     target, limit = opened({name: "0.92"})
-    assert target.config_text == H100.with_memory(0.92).config_text != H100.config_text
+    assert target.config_text == replace(H100, memory_share=0.92).config_text != H100.config_text
     assert limit == int(H100.memory_bytes * 0.92)
 
 

@@ -97,8 +97,6 @@ def test_a_loop_that_only_looks_as_if_it_counted_is_not_known(loop: dict[str, st
     assert counted(told) == 5
 
 
-def test_a_counter_without_end_takes_no_time() -> None:
-    doubled = "\n  ".join(f"%d{i + 1} = s32[] add(%d{i}, %d{i})" for i in range(80))
-    assert counted(module(begins="%begin = s32[] copy(%d80)", also=f"%d0 = s32[] constant(0)\n  {doubled}")) is None
-    moved = "\n  ".join(f"%d{i + 1} = s32[] copy(%d{i})" for i in range(5000))
-    assert counted(module(begins="%begin = s32[] copy(%d5000)", also=f"%d0 = s32[] constant(0)\n  {moved}")) is None
+def test_a_long_chain_before_the_loop_takes_no_time() -> None:
+    doubled = "\n  ".join(f"%d{i + 1} = s32[] add(%d{i}, %d{i})" for i in range(5000))
+    assert counted(module(begins="%begin = s32[] copy(%d5000)", also=f"%d0 = s32[] constant(0)\n  {doubled}")) == 10

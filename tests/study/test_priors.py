@@ -19,6 +19,7 @@ def report(*settings: SettingReport) -> ScreenReport:
     return ScreenReport(
         target="h100-sxm", topology="1x8", versions={}, reference=SetReport(name="reference", settings=FlagSet()),
         settings=settings, sets=(), limit_bytes=None, compiled_count=1, cached_count=0, duration_s=1.0,
+        canary=FlagSet(),
     )  # fmt: skip
 
 
