@@ -18,7 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +32,7 @@ from autotune.measure.durations import (
     isolated_aa_s,
     refuse_short_budget,
 )
-from autotune.measure.loss_gate import LossTrace, not_finite, refuse_not_finite
+from autotune.measure.loss_gate import LossTrace, refuse_not_finite
 from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import (
@@ -40,7 +40,6 @@ from autotune.model.measurement import (
     INTERLEAVED,
     Arm,
     Comparison,
-    FailureKind,
     Pair,
     SameStep,
     WorkerReport,
@@ -61,7 +60,6 @@ from autotune.stats.estimates import (
 from autotune.workers.base import Worker, WorkerFailed
 from autotune.workers.failures import collision_of
 
-S = TypeVar("S")
 R = TypeVar("R")
 
 CANDIDATE_RETRIES = 2
@@ -76,8 +74,8 @@ FEWEST_LONG_PAIRS = 4
 LARGEST_GAP = 0.1
 """Share by which the steps of a program that runs on by itself may miss the time over which its energy was counted."""
 
-Inspect = Callable[[WorkerReport, WorkerReport], S | None]
-"""Called with the reports of reference and candidate before anything is measured; what it gives settles the matter."""
+Inspect = Callable[[WorkerReport, WorkerReport], bool]
+"""Says from the reports of reference and candidate whether they need no measurement; may raise WorkerFailed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +121,7 @@ def fixed(count: int) -> StoppingRule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ComparisonRequest(Generic[S]):
+class ComparisonRequest:
     """What is to be compared, and how."""
 
     candidate: FlagSet
@@ -136,25 +134,21 @@ class ComparisonRequest(Generic[S]):
     """What to compare with, in a fresh process; None is the study's reference."""
     is_proof: bool = False
     """One fresh pair of processes, even of the study's reference."""
-    inspect: Inspect[S] | None = None
+    inspect: Inspect | None = None
+    """Also has each block's losses held to the reference's."""
 
     @property
     def sets(self) -> tuple[FlagSet, FlagSet]:
         """Reference and candidate."""
         return self.against or FlagSet(), self.candidate
 
-    def settled_by(self, reference: WorkerReport, candidate: WorkerReport) -> S | None:
-        """What the inspection of both reports says, if it settles the matter."""
-        return self.inspect(reference, candidate) if self.inspect is not None else None
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Compared(Generic[S]):
-    """Result of a comparison: its pairs and their figures, or what the inspection of both reports `settled` before."""
+class Compared:
+    """Result of a comparison: its pairs and their figures; none where the reports needed no measurement."""
 
     reference: WorkerReport
     candidate: WorkerReport
-    settled: S | None = None
     pairs: Sequence[Pair] = ()
     comparison: Comparison | None = None
 
@@ -179,7 +173,7 @@ class Comparer(ABC):
     def __init__(self, context: MeasurementContext) -> None:
         self.context = context
 
-    def compare(self, request: ComparisonRequest[S]) -> Compared[S]:
+    def compare(self, request: ComparisonRequest) -> Compared:
         """Measures a set until its interval is as good as it gets.
 
         Raises:
@@ -223,7 +217,7 @@ class Comparer(ABC):
         return None
 
     @abstractmethod
-    def _compare(self, request: ComparisonRequest[S]) -> Compared[S]:
+    def _compare(self, request: ComparisonRequest) -> Compared:
         """One try of `compare`; raises `ReferenceFailed` where it was not the candidate."""
 
     @abstractmethod
@@ -256,7 +250,7 @@ class Interleaved(Comparer):
 
     mode = INTERLEAVED
 
-    def _compare(self, request: ComparisonRequest[S]) -> Compared[S]:
+    def _compare(self, request: ComparisonRequest) -> Compared:
         context, folder = self.context, request.folder
         with contextlib.ExitStack() as stack:
             if request.is_proof or request.against is not None:
@@ -270,13 +264,11 @@ class Interleaved(Comparer):
                 trace = context.reference_trace or LossTrace(context.spec, first.report)
             return self._run(request, first, second, trace)
 
-    def _run(
-        self, request: ComparisonRequest[S], reference: Worker, candidate: Worker, trace: LossTrace
-    ) -> Compared[S]:
+    def _run(self, request: ComparisonRequest, reference: Worker, candidate: Worker, trace: LossTrace) -> Compared:
         reports = (reference.report, candidate.report)
         work = work_between(request.sets, reports)
-        if (settled := request.settled_by(*reports)) is not None:
-            return Compared(reference=reports[0], candidate=reports[1], settled=settled)
+        if request.inspect is not None and request.inspect(*reports):
+            return Compared(reference=reports[0], candidate=reports[1])
 
         def check(pair: Pair) -> None:
             if request.inspect is not None:
@@ -506,7 +498,7 @@ class Isolated(Comparer):
         self._beside = beside
         self._run_steps: int | None = None
 
-    def _compare(self, request: ComparisonRequest[S]) -> Compared[S]:
+    def _compare(self, request: ComparisonRequest) -> Compared:
         """One fresh run of either in a proof, else as many ABA runs as the study asks for."""
         reports: dict[Arm, WorkerReport] = {}
         pairs: list[Pair] = []
@@ -519,8 +511,8 @@ class Isolated(Comparer):
                     if before is not None:
                         both = (reports[Arm.REFERENCE], reports[Arm.CANDIDATE])
                         work = work_between(request.sets, both)
-                        if not pairs and (settled := request.settled_by(*both)) is not None:
-                            return Compared(reference=both[0], candidate=both[1], settled=settled)
+                        if not pairs and request.inspect is not None and request.inspect(*both):
+                            return Compared(reference=both[0], candidate=both[1])
                     run = self._run(request, arm, worker)
                 if before is not None:
                     pairs.append(self._keep(request, len(pairs), before, run, work))
@@ -532,7 +524,7 @@ class Isolated(Comparer):
             comparison=self._figures(pairs, found, stopped=stopped, work=work),
         )  # fmt: skip
 
-    def _orders(self, request: ComparisonRequest[S]) -> list[list[Arm]]:
+    def _orders(self, request: ComparisonRequest) -> list[list[Arm]]:
         """The arms in order: neighbours make a pair. In a proof a coin, seeded by the name, decides who goes first."""
         order = [Arm.REFERENCE, Arm.CANDIDATE]
         if not request.is_proof:
@@ -542,14 +534,14 @@ class Isolated(Comparer):
         return [order]
 
     @contextlib.contextmanager
-    def _started(self, request: ComparisonRequest[S], arm: Arm) -> Iterator[Worker]:
+    def _started(self, request: ComparisonRequest, arm: Arm) -> Iterator[Worker]:
         """A fresh process of one arm; the log of a reference lies beside the candidate's."""
         with self._blaming(request, arm):
             worker = self.context.start(request.sets[arm is Arm.CANDIDATE], self._folder(request, arm), isolated=True)
         with contextlib.closing(worker):
             yield worker
 
-    def _run(self, request: ComparisonRequest[S], arm: Arm, worker: Worker) -> Run:
+    def _run(self, request: ComparisonRequest, arm: Arm, worker: Worker) -> Run:
         context, at_s = self.context, self.context.now_s
         if not any(request.sets) and self._run_steps is None:  # the first run of all: is there time for the others?
             left_s = isolated_aa_s(context.spec, worker.report)
@@ -562,27 +554,23 @@ class Isolated(Comparer):
             context.has_run = True
         return run
 
-    def _folder(self, request: ComparisonRequest[S], arm: Arm) -> Path:
+    def _folder(self, request: ComparisonRequest, arm: Arm) -> Path:
         is_candidate = arm is Arm.CANDIDATE
         return request.folder if is_candidate else self.context.folder_in(request.folder, "reference")
 
     @contextlib.contextmanager
-    def _blaming(self, request: ComparisonRequest[S], arm: Arm) -> Iterator[None]:
+    def _blaming(self, request: ComparisonRequest, arm: Arm) -> Iterator[None]:
         """Says of a failing process that it was the reference, if it was."""
         try:
             yield
         except WorkerFailed as error:
             if arm is Arm.CANDIDATE:
                 raise
-            if error.failure.kind is FailureKind.WRONG_LOSS and not request.sets[0]:
-                raise not_finite(error.failure.message) from error
             if not (self.context.has_run or error.infrastructure):
                 raise LaunchError(self.context.reference_cannot_run(error.failure)) from error
             raise ReferenceFailed(error) from error
 
-    def _keep(
-        self, request: ComparisonRequest[S], index: int, first: Run, second: Run, work: WorkPerStep | None
-    ) -> Pair:
+    def _keep(self, request: ComparisonRequest, index: int, first: Run, second: Run, work: WorkPerStep | None) -> Pair:
         """Stores two runs as a pair, and holds the candidate's losses against the reference's."""
         reference, candidate = (first, second) if first.arm is Arm.REFERENCE else (second, first)
         told = candidate.trace.beside(reference.trace)
@@ -633,9 +621,7 @@ class Isolated(Comparer):
     def _aa_run(self, folder: Path) -> AaRun:
         """Each isolated run is a fresh process already, so they are few."""
         measure = self.context.spec.measure
-        request: ComparisonRequest[None] = ComparisonRequest(
-            candidate=FlagSet(), folder=folder, name="floor", rule=fixed(measure.aba_runs)
-        )
+        request = ComparisonRequest(candidate=FlagSet(), folder=folder, name="floor", rule=fixed(measure.aba_runs))
         found = self._compare(request)
         assert found.comparison is not None
         start_s = statistics.mean((found.reference.start_s, found.candidate.start_s))

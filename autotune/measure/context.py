@@ -17,10 +17,11 @@ from autotune.machine.telemetry import NO_WATCH, GpuWatch, open_meter, open_watc
 from autotune.measure.loss_gate import (
     LossGate,
     LossTrace,
+    not_comparable,
     not_finite,
     refuse_not_finite,
     refuse_resumed,
-    unusable_dtype,
+    refuse_unusable_dtype,
 )
 from autotune.measure.memory import MemoryShare, refuse_over_limit
 from autotune.measure.tasks import Assignment
@@ -178,8 +179,7 @@ class MeasurementContext:
             worker.report = with_declared_work(self.spec, settings, worker.report)
             refuse_over_limit(self.spec, worker.report)
             self.gpus.follow([g.uuid for g in worker.report.gpus or () if g.uuid is not None])
-            if (failure := unusable_dtype(worker.report)) is not None:
-                raise WorkerFailed(failure)
+            refuse_unusable_dtype(worker.report)
             self._first_report = self._first_report or worker.report
             refuse_resumed(self._first_report, worker.report)
         except (WorkerFailed, LaunchError):
@@ -360,9 +360,9 @@ def work_between(settings: tuple[FlagSet, FlagSet], reports: tuple[WorkerReport,
         problem = (
             f"both arms must report their work per step but {tells} says {reference or candidate}, {silent} nothing"
         )
-        raise _not_comparable(f"{problem}; {HOW_TO_SAY}")
+        raise not_comparable(f"{problem}; {HOW_TO_SAY}")
     if base.of_kind("option") == ours.of_kind("option"):
-        raise _not_comparable(
+        raise not_comparable(
             f"a step must do the same under the same options but the reference says {reference} tokens and the "
             f"candidate {candidate}; flags change how fast it is, so the program reports something else than it does"
         )
@@ -378,12 +378,12 @@ def with_declared_work(spec: StudySpec, settings: FlagSet, report: WorkerReport)
     try:
         declared = spec.work_under(settings)
     except ValueError as error:
-        raise _not_comparable(str(error)) from None
+        raise not_comparable(str(error)) from None
     if declared is None:
         return report
     told = report.tokens_per_step
     if told and told != declared:
-        raise _not_comparable(
+        raise not_comparable(
             f"`workload.tokens_per_step` gives {declared} for {settings.of_kind('option')} but the program says "
             f"{told} tokens a step; mend the expression, or take it out"
         )
@@ -401,7 +401,3 @@ def refuse_untold_work(spec: StudySpec, reference: WorkerReport) -> None:
             "where options are searched, the work of a step must be known but the workload does not tell its tokens "
             f"per step, so half a batch would pass for twice the speed; {HOW_TO_SAY}"
         )
-
-
-def _not_comparable(message: str) -> WorkerFailed:
-    return WorkerFailed(Failure(kind=FailureKind.WORKLOAD_ERROR, message=message, phase="check"))

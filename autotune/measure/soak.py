@@ -103,8 +103,10 @@ def soak_isolated(context: MeasurementContext, task: SoakTask, folder: Path) -> 
 
         arms, failure = _judge_arms(task, run, reference, look_again)
         if failure is None:
-            judged = _judge_loss(context, task.basis, run, reference)
-            loss, failure = (None, judged) if isinstance(judged, Failure) else (judged, None)
+            try:
+                loss = _judge_loss(context, task.basis, run, reference)
+            except WorkerFailed as error:
+                failure = error.failure
     return SoakRecord(
         settings=task.settings,
         steps_s=round(sum(run.times), 3),
@@ -205,9 +207,7 @@ def _look(run: LongRun, reference: LongRun) -> SoakLook:
     return SoakLook(candidate=run.arm(beside), reference=beside.arm(run) if beside is not None else None)
 
 
-def _judge_loss(
-    context: MeasurementContext, basis: LossBasis, run: LongRun, reference: LongRun
-) -> LossCheck | Failure | None:
+def _judge_loss(context: MeasurementContext, basis: LossBasis, run: LongRun, reference: LongRun) -> LossCheck | None:
     """Holds the losses of a long run against those of the reference; None where that adds nothing to its blocks."""
     if reference.failure is not None:
         said = reference.failure.message
@@ -216,5 +216,5 @@ def _judge_loss(
     assert reference.report is not None and run.report is not None  # noqa: PT018
     reports = reference.report, run.report
     judged = context.losses.check_soak(basis, reports, (reference.losses, run.losses), steps=len(run.times))
-    is_news = isinstance(judged, Failure) or judged.is_ok is not None or not reference.losses
+    is_news = judged.is_ok is not None or not reference.losses
     return judged if is_news or basis not in STEP_BY_STEP else None

@@ -8,14 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from autotune.measure.compare import Compared, ComparisonRequest, aba_estimate, fixed, sequential
-from autotune.measure.runner import measure_trial
-from autotune.measure.tasks import Assignment, TrialTask
+from autotune.measure.compare import aba_estimate, fixed, sequential
 from autotune.model.block_sizes import LONGEST_BLOCK_STEPS
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Arm, FailureKind, Pair, log_ratio
@@ -27,12 +23,10 @@ from autotune.model.records import (
     FinalistResult,
     IncidentRecord,
     Outcome,
-    TrialConfig,
     TrialResult,
     TrialStatus,
 )
 from autotune.model.sections import MeasureSpec
-from autotune.rundir.store import Store
 from autotune.stats.estimates import SequentialPlan, Verdict, estimate_pairs
 from autotune.workers.base import Worker
 from harness.simulated_machine import SimulatedWorker
@@ -184,47 +178,33 @@ def test_a_clear_effect_and_what_cannot_beat_the_incumbent_stop_early() -> None:
     assert "best so far" in there(against)
 
 
-SET = FlagSet({"xla_a": "1"})
+ONE, TWO = FlagSet({"xla_a": "1"}), FlagSet({"xla_d": "2"})
 
 
-def tried(finished: Store, folder: Path, *, reference: str, first: str, last: str) -> tuple[TrialResult, int]:
-    """A trial whose first and last process ran these programs; how often it was measured."""
-    comparison = next(r.comparison for r in finished.of(TrialResult) if r.comparison is not None)
-    of_reference, of_first, of_last = (worker_report(fingerprint=program) for program in (reference, first, last))
-    measured = []
-
-    def compare(request: ComparisonRequest[Any]) -> Compared[Any]:
-        settled = there(request.inspect)(of_reference, of_first)
-        if settled is not None:
-            return Compared(reference=of_reference, candidate=of_first, settled=settled)
-        measured.append(request.candidate)
-        return Compared(reference=of_reference, candidate=of_last, comparison=comparison)
-
-    context: Any = SimpleNamespace(
-        spec=finished.spec, folders=SimpleNamespace(write_beside=lambda *_: None),
-        losses=SimpleNamespace(check=lambda *_: None, with_blocks=lambda *_: None),
-        assignment=Assignment(programs={"known": 7}),
-        program_key=lambda settings, told: told.fingerprint,
-    )  # fmt: skip
-    task = TrialTask(config=TrialConfig(number=9, origin="test", settings=SET))
-    comparer: Any = SimpleNamespace(compare=compare, mode="aba")
-    return measure_trial(context, comparer, SequentialPlan(), task, folder, name="trial-9"), len(measured)
-
-
-@pytest.mark.parametrize(("program", "duplicate"), [("the default's", REFERENCE_NUMBER), ("known", 7)])
-def test_a_program_that_is_known_is_not_measured_again(
-    program: str, duplicate: int, finished: Store, tmp_path: Path
+@pytest.mark.parametrize(
+    ("one", "two", "same_as", "is_known"),
+    [
+        ("default", "new", [REFERENCE_NUMBER, None], [True, True]),
+        ("new", "new", [None, 1], [True, True]),
+        ("new", "other", [None, None], [True, True]),
+        ("at random", "at random", [None, None], [False, False]),  # or it compiles more as it runs
+    ],
+)
+def test_a_known_program_is_not_measured_again_and_no_name_outlives_its_program(
+    run_replay: Run, one: str, two: str, same_as: list[int | None], is_known: list[bool]
 ) -> None:
-    result, count = tried(finished, tmp_path, reference="the default's", first=program, last=program)
-    assert (result.status, result.same_as, count) == (TrialStatus.SAME_PROGRAM, duplicate, 0)
+    spec, programs = replay_study(study=ISOLATED), {FlagSet(): "default", ONE: one, TWO: two}
 
+    def compile_it(worker: SimulatedWorker, settings: FlagSet, folder: Path) -> None:
+        program = programs.get(settings, "default")
+        number = str(len(launcher.started)) if program == "at random" else ""
+        worker.report = worker.report.model_copy(update={"fingerprint": program + number})
 
-def test_a_program_of_its_own_is_measured_and_known_unless_it_compiles_another_later(
-    finished: Store, tmp_path: Path
-) -> None:
-    result, count = tried(finished, tmp_path, reference="the default's", first="new", last="new")
-    assert (result.status, result.program_key, count) == (TrialStatus.MEASURED, "new", 1)
-    # It compiles at random, or more as it runs: another set with its first program is no duplicate of it.
-    result, _ = tried(finished, tmp_path, reference="the default's", first="new", last="another")
-    assert (result.status, result.program_key) == (TrialStatus.MEASURED, None)
-    assert there(result.worker).fingerprint == "another"
+    launcher = Noting(spec, after=compile_it)
+    _, store, _ = run_replay(spec, trials=2, first=(("one", ONE), ("two", TWO)), launcher=launcher)
+    results = store.of(TrialResult)
+    assert [r.same_as for r in results] == same_as
+    assert [r.program_key is not None for r in results] == is_known
+    started = [folder for _, folder in launcher.started]
+    starts = [started.count(store.path / there(r.directory)) for r in results]
+    assert starts == [1 if same is not None else 3 for same in same_as]
