@@ -382,13 +382,7 @@ class InterleavedBlocks:
         check: Callable[[Pair], None] = lambda pair: None,
         begin: int = 0,
     ) -> tuple[list[Pair], str]:
-        """Runs pairs of blocks until `stop` gives a reason; gives all pairs and that reason.
-
-        Args:
-            seed: Of the coins.
-            check: Called with each pair once it is kept.
-            begin: Number of the first pair.
-        """
+        """Runs pairs of blocks, numbered from `begin`, until `stop` gives a reason; gives them and that reason."""
         context = self.context
         rng, steps = random.Random(f"{context.spec.seed}/{seed}"), context.steps_for(self.workers[0])
         for trace, worker in zip(self.traces, self.workers, strict=True):
@@ -396,9 +390,7 @@ class InterleavedBlocks:
         pairs: list[Pair] = []
         ratios: list[float] = []
         while True:
-            order = [Arm.REFERENCE, Arm.CANDIDATE]
-            if rng.random() >= 0.5:
-                order.reverse()
+            order = [*Arm] if rng.random() < 0.5 else [*reversed(Arm)]
             pair = self._pair(begin + len(pairs), order, steps)
             context.progress.pair(self.folder, pair, self.work)
             check(pair)
@@ -429,15 +421,13 @@ class InterleavedBlocks:
 
 
 class Timed(NamedTuple):
-    """Seconds of the steps of a block or run: those in which the device settles, and those that count.
-
-    Also joules, and the seconds of all steps by a clock that is not the program's.
-    """
+    """Seconds of the steps of a block or run: those in which the device settles, and those that count."""
 
     settling_s: tuple[float, ...]
     counted_s: tuple[float, ...]
     joules: float | None
     clock_s: float | None
+    """Of all steps, by a clock that is not the program's."""
 
 
 def _make_pair(index: int, first: Arm, at_s: float, reference: Timed, candidate: Timed, loss: SameStep | None) -> Pair:
@@ -458,10 +448,7 @@ def _make_pair(index: int, first: Arm, at_s: float, reference: Timed, candidate:
 
 
 def aa_pairs(report: WorkerReport, steps: int) -> int:
-    """Pairs of blocks with each process of an A/A run: a third of the time that it takes to start one.
-
-    And as many as last some seconds, as in a proof: see `autotune.stats.aa_noise.moments`.
-    """
+    """Pairs of blocks with each process of an A/A run: a third of the time of its start, and as `moments` asks."""
     pair_s = 2 * steps * statistics.median(report.warmup_step_times_s)
     least, most = AA_PAIRS
     least = FEWEST_LONG_PAIRS if pair_s >= LONG_PAIR_S else least
@@ -484,18 +471,14 @@ class Run(NamedTuple):
 
 
 class Isolated(Comparer):
-    """Fresh runs, one after the other; nothing else may be running here.
-
-    Args:
-        beside: Interleaved blocks of each arm in the pairs of processes with which its runs are compared; None where
-            the study measures in isolation.
-    """
+    """Fresh runs, one after the other; nothing else may be running here."""
 
     mode = ABA
 
     def __init__(self, context: MeasurementContext, *, beside: int | None = None) -> None:
         super().__init__(context)
         self._beside = beside
+        """Interleaved blocks of each arm in the pairs with which its runs are compared; None if all are isolated."""
         self._run_steps: int | None = None
 
     def _compare(self, request: ComparisonRequest) -> Compared:
@@ -526,18 +509,18 @@ class Isolated(Comparer):
 
     def _orders(self, request: ComparisonRequest) -> list[list[Arm]]:
         """The arms in order: neighbours make a pair. In a proof a coin, seeded by the name, decides who goes first."""
-        order = [Arm.REFERENCE, Arm.CANDIDATE]
         if not request.is_proof:
-            return [[*order, Arm.REFERENCE]] * self.context.spec.measure.aba_runs
-        if random.Random(f"{self.context.spec.seed}/{request.name}").random() < 0.5:
-            order.reverse()
-        return [order]
+            return [[*Arm, Arm.REFERENCE]] * self.context.spec.measure.aba_runs
+        is_last = random.Random(f"{self.context.spec.seed}/{request.name}").random() < 0.5
+        return [[*reversed(Arm)] if is_last else [*Arm]]
 
     @contextlib.contextmanager
     def _started(self, request: ComparisonRequest, arm: Arm) -> Iterator[Worker]:
         """A fresh process of one arm; the log of a reference lies beside the candidate's."""
         with self._blaming(request, arm):
-            worker = self.context.start(request.sets[arm is Arm.CANDIDATE], self._folder(request, arm), isolated=True)
+            is_candidate, folder = arm is Arm.CANDIDATE, request.folder
+            own = folder if is_candidate else self.context.folder_in(folder, "reference")
+            worker = self.context.start(request.sets[is_candidate], own, isolated=True)
         with contextlib.closing(worker):
             yield worker
 
@@ -547,16 +530,12 @@ class Isolated(Comparer):
             left_s = isolated_aa_s(context.spec, worker.report)
             refuse_short_budget(context.spec, worker.report, begun_s=context.assignment.at_s, aa_s=left_s)
         with self._blaming(request, arm):
-            run = Run(arm, at_s, worker.report, *self._measure(worker, self._folder(request, arm), arm))
+            run = Run(arm, at_s, worker.report, *self._measure(worker, arm))
         if arm is Arm.REFERENCE:
             if not request.sets[0]:
                 refuse_not_finite(run.report)
             context.has_run = True
         return run
-
-    def _folder(self, request: ComparisonRequest, arm: Arm) -> Path:
-        is_candidate = arm is Arm.CANDIDATE
-        return request.folder if is_candidate else self.context.folder_in(request.folder, "reference")
 
     @contextlib.contextmanager
     def _blaming(self, request: ComparisonRequest, arm: Arm) -> Iterator[None]:
@@ -581,7 +560,7 @@ class Isolated(Comparer):
             self.context.losses.check_block(request.sets, (reference.report, candidate.report), pair.loss)
         return pair
 
-    def _measure(self, worker: Worker, folder: Path, arm: Arm) -> tuple[Timed, LossTrace]:
+    def _measure(self, worker: Worker, arm: Arm) -> tuple[Timed, LossTrace]:
         """The steps of one run."""
         spec, meter = self.context.spec, self.context.meter
         steps = self._run_steps or spec.measure.run_steps

@@ -153,13 +153,10 @@ class LossGate:
     def check_soak(
         self, basis: LossBasis, reports: Reports, losses: tuple[LongLosses, LongLosses], *, steps: int
     ) -> LossCheck:
-        """Compares the losses of two long runs: the last word on a set with another dtype or batch.
+        """Compares the losses of two long runs, the candidate's of `steps`: the last word on another dtype or batch.
 
         Sets that do the same work are held to the reference step by step, as far as the spread of references reaches,
         and as whole curves.
-
-        Args:
-            steps: Of the candidate's run.
         """
         reference, candidate = reports
         if basis in STEP_BY_STEP:
@@ -346,12 +343,9 @@ SLOWEST_ROUNDING = 2.0
 
 
 class LossTrace:
-    """Losses of one process: of each of its first steps, then of the steps that end its blocks.
+    """Losses of one process by step, from 0: of each of its first steps, then of the steps that end its blocks.
 
-    Attributes:
-        told: By step, counted from 0.
-        done: Steps of the process so far.
-        last: The last step that its last block reported; None where it reported none.
+    So far it has `done` so many steps; `last` is the step that its last block reported.
     """
 
     def __init__(self, spec: StudySpec, report: WorkerReport) -> None:
@@ -375,11 +369,7 @@ class LossTrace:
             self.take(worker, rest)
 
     def refuse_shorter(self, reference: LossTrace) -> None:
-        """Refuses a candidate that stops reporting while the reference goes on: nobody could see it go wrong.
-
-        Raises:
-            WorkerFailed: If after a block of as many steps it reported no step as late.
-        """
+        """Refuses, by a WorkerFailed, a candidate that reports no step as late as the reference's last one."""
         wanted, mine = reference.last, self.last
         if wanted is not None and (mine is None or mine < wanted):
             ends = "is reported nowhere" if mine is None else f"ends at step {mine}"
@@ -399,11 +389,7 @@ class LossTrace:
 
 
 def refuse_not_finite(report: WorkerReport) -> None:
-    """Refuses a reference whose first steps tell a loss that is no number: nothing can be held to it.
-
-    Raises:
-        LaunchError: If there is one.
-    """
+    """Refuses a reference whose first steps tell a loss that is no number, by a LaunchError."""
     if problem := _not_a_number(report):
         raise not_finite(problem)
 
@@ -427,11 +413,7 @@ def not_finite(what: str) -> LaunchError:
 
 
 def spread_of_aa_run(reports: Sequence[WorkerReport], pairs: Sequence[Pair]) -> LossSpread:
-    """How far processes of the reference were apart, over their first steps and the blocks of an A/A run.
-
-    Args:
-        reports: Of the living reference, then of the others.
-        pairs: Of the living one with all others.
+    """How far processes of the reference, the living one first, were apart over their first steps and their blocks.
 
     Raises:
         LaunchError: If a loss or norm is not finite, or equal runs did not begin alike.
@@ -448,11 +430,7 @@ def spread_of_aa_run(reports: Sequence[WorkerReport], pairs: Sequence[Pair]) -> 
 
 
 def _refuse_unequal(one: Trace, other: Trace, *, least_scale: float) -> None:
-    """Refuses runs of one set whose losses are too far apart to have begun alike.
-
-    Args:
-        least_scale: Of what a difference is a share, at least: near 0 any two losses differ by far.
-    """
+    """Refuses runs of a set whose losses, as shares of `least_scale` at least, differ too much to have begun alike."""
     for step in sorted(set(one) & set(other)):
         losses = (one[step].loss, other[step].loss)
         difference = abs(losses[0] - losses[1]) / max(abs(losses[0]), least_scale, 1e-12)
@@ -467,15 +445,10 @@ def _refuse_unequal(one: Trace, other: Trace, *, least_scale: float) -> None:
 
 
 def refuse_resumed(first: WorkerReport, later: WorkerReport) -> None:
-    """Refuses a program that goes on where an earlier run ended, by the numbers that it prints of its first steps.
-
-    A program that prints by the clock may begin anywhere between two lines: so far apart the numbers may be.
-
-    Raises:
-        LaunchError: With both numbers.
-    """
+    """Refuses, by a LaunchError, a program whose first step numbers say that it goes on where an earlier run ended."""
     if not (first.step_numbers and later.step_numbers):
         return
+    # What prints by the clock may begin anywhere between two lines.
     between = [b - a for r in (first, later) for a, b in itertools.pairwise(r.step_numbers)]
     begins = first.step_numbers[0], later.step_numbers[0]
     if abs(begins[1] - begins[0]) > max(between, default=1):
@@ -494,11 +467,7 @@ def _both(told: SameStep) -> tuple[dict[int, StepLoss], dict[int, StepLoss]]:
 
 
 def spread_of_rounding(spec: StudySpec, worker: Worker, reference: WorkerReport, pairs: Sequence[Pair]) -> LossSpread:
-    """How far the reference in another rounding is off, over blocks like those of an A/A run.
-
-    Args:
-        worker: The reference in another rounding, fresh.
-        pairs: Of the A/A run.
+    """How far a fresh reference in another rounding is off, over blocks like the pairs of an A/A run.
 
     Raises:
         WorkerFailed: If the worker fails, or reports what is not finite.

@@ -54,11 +54,7 @@ ONLY_LANE = ""
 
 
 class TaskRunner:
-    """One lane's measurement context, and how it compares.
-
-    Attributes:
-        comparer: How it compares; may change once the A/A run has told what fits into memory.
-    """
+    """One lane's measurement context, and how it compares: that may change once the A/A run tells what fits."""
 
     def __init__(self, spec: StudySpec, folders: Folders, launcher: Launcher, progress: ProgressSink) -> None:
         self._spec = spec
