@@ -1,20 +1,27 @@
-"""Two processes on one GPU: whoever runs out of its memory is measured alone, in every stage, and the study goes on."""
+"""Memory: who runs out of a shared GPU's is measured alone, and what needs more than the study's limit fails."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from autotune.model.errors import LaunchError
+from autotune.measure.compare import Interleaved, Isolated
+from autotune.measure.context import ReferenceFailed
+from autotune.measure.memory import LIMIT_PHASE, MemoryShare, compiled_over_limit, over_limit, refuse_over_limit
+from autotune.model.errors import LaunchError, SettingError
 from autotune.model.flags import FlagSet
+from autotune.model.measurement import DeviceMemory, FailureKind
 from autotune.model.records import AaRecord, AblationResult, ConfirmRun, FailingSetRecord, IncidentRecord, TrialResult
 from autotune.model.spec import StudySpec
+from autotune.study.preflight import keeping_rules, rule_defaults
+from autotune.workers.base import WorkerFailed
 from harness.gpu_memory import GpuMemory, OnSharedGpu
-from tests.runs import Run, replay_study, there
+from tests.runs import Run, failed, replay_study, there, worker_report
 from tests.tables import toml_beside
 
 CASES = toml_beside(__file__)
@@ -64,8 +71,8 @@ def test_one_set_that_needs_more_than_its_share_is_tried_beside_another_only_onc
     assert conclusion.settings == FlagSet({"xla_a": "1", "xla_d": "2"})
     found = {("xla_a" in r.settings, r.comparison.mode) for r in store.of(TrialResult) if r.comparison}
     assert found == {(True, "aba"), (False, "interleaved")}
-    failed = [s.without(SHARE) for s in launcher.failed]
-    assert len(failed) == len(set(failed))
+    refused = [s.without(SHARE) for s in launcher.failed]
+    assert len(refused) == len(set(refused))
     proof = [r for r in store.of(ConfirmRun) if r.settings == conclusion.settings]
     assert proof
     assert all(r.is_isolated and r.failure is None for r in proof)
@@ -146,3 +153,139 @@ def test_the_fake_gpu_hands_out_memory_as_xla_does(tmp_path: Path) -> None:
         gpu.use("second", 30 * 10**9, 36 * 10**9)
     with pytest.raises(ValueError, match=re.escape("Remove the latter one")):
         gpu.take("third", {SHARE: "0.4", "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.4"})
+
+
+HUNGRY, MODEST = FlagSet({"xla_a": "1"}), FlagSet({"xla_b": "1"})
+FAST_IF_HUNGRY = {"xla_a=1": 0.7, "xla_b=1": 0.9}
+
+
+def limited(limit: str, **measure: Any) -> StudySpec:
+    """Without settings a process takes 1 GiB."""
+    return replay_study(
+        effects=FAST_IF_HUNGRY, memory_effects={"xla_a=1": 2.0}, study={"limits": {"memory": limit}, "measure": measure}
+    )
+
+
+@pytest.mark.parametrize("mode", ["interleaved", "aba"])
+def test_the_fastest_set_is_not_the_winner_if_it_needs_too_much(run_replay: Run, mode: str) -> None:
+    first = (("hungry", HUNGRY), ("modest", MODEST))
+    conclusion, store, _ = run_replay(limited("1.5GiB", mode=mode), trials=2, first=first)
+    failure = there(next(t.failure for t in store.of(TrialResult) if t.settings == HUNGRY))
+    assert (failure.kind, failure.phase) == (FailureKind.OUT_OF_MEMORY, LIMIT_PHASE)
+    assert "at most 1.5 GiB of each device (limits.memory) but needs 2 GiB (measured)" in failure.message
+    assert conclusion.settings == MODEST
+    conclusion, _, _ = run_replay(limited("2GiB", mode=mode), trials=2, first=first, folder="room")
+    assert conclusion.settings == HUNGRY
+
+
+@pytest.mark.parametrize("mode", ["interleaved", "aba"])
+def test_a_reference_above_the_limit_is_an_error_at_the_aa_run(run_replay: Run, mode: str) -> None:
+    with pytest.raises(LaunchError, match=r"the reference .* must run but did not: .*at most 512 MiB"):
+        run_replay(limited("512MiB", mode=mode), trials=2)
+
+
+def test_a_program_that_does_not_tell_its_memory_cannot_be_held_to_a_limit(run_replay: Run) -> None:
+    spec = replay_study(effects=FAST_IF_HUNGRY, study={"limits": {"memory": "72GiB"}})
+    with pytest.raises(LaunchError, match=r"must report its memory for limits\.memory"):
+        run_replay(spec, trials=2)
+
+
+def test_the_fullest_device_counts() -> None:
+    devices = (DeviceMemory(peak_bytes=1 << 30), DeviceMemory(peak_bytes=3 << 30))
+    report = worker_report(platform="cuda", device_count=2, peak_bytes=1 << 30, device_memory=devices)
+    refuse_over_limit(limited("3GiB"), report)
+    with pytest.raises(WorkerFailed, match="needs 3 GiB"):
+        refuse_over_limit(limited("2GiB"), report)
+
+
+class OnlySpec:
+    """A context in which nothing runs."""
+
+    def __init__(self, spec: StudySpec) -> None:
+        self.spec = spec
+        self.share = MemoryShare(spec)
+
+    def release_reference(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("is_reference", "sets", "remembered"),
+    [
+        (False, (FlagSet(), HUNGRY), HUNGRY),
+        (True, (HUNGRY, MODEST), HUNGRY),  # the whole set of an ablation
+        (True, (FlagSet(), MODEST), None),  # of the study's reference the A/A run tells
+    ],
+)
+def test_what_does_not_fit_beside_another_is_tried_alone_and_what_is_over_the_limit_is_not(
+    is_reference: bool, sets: tuple[FlagSet, FlagSet], remembered: FlagSet | None
+) -> None:
+    spec = study(limits={"memory": "1GiB"})
+    comparer = Interleaved(OnlySpec(spec))  # type: ignore[arg-type]
+    assert comparer.instead(WorkerFailed(there(over_limit(spec, 2 << 30, "measured"))), sets) is None
+    error = failed(FailureKind.OUT_OF_MEMORY, "RESOURCE_EXHAUSTED", phase="warm-up")
+    assert isinstance(comparer.instead(ReferenceFailed(error) if is_reference else error, sets), Isolated)
+    for tried in (HUNGRY, MODEST):
+        assert isinstance(comparer.for_sets(FlagSet(), tried), Isolated) == (tried == remembered)
+
+
+def test_a_compiled_program_that_needs_too_much_is_never_launched() -> None:
+    memory = SimpleNamespace(peak_bytes=3 << 30)
+    screen = SimpleNamespace(result=lambda settings: SimpleNamespace(program=SimpleNamespace(memory=memory)))
+    assert compiled_over_limit(limited("3GiB"), screen, HUNGRY) is None  # type: ignore[arg-type]
+    failure = there(compiled_over_limit(limited("2GiB"), screen, HUNGRY))  # type: ignore[arg-type]
+    assert (failure.kind, failure.phase) == (FailureKind.OUT_OF_MEMORY, LIMIT_PHASE)
+    assert "3 GiB (by its compiled program, never launched)" in failure.message
+    unknown = SimpleNamespace(result=lambda settings: SimpleNamespace(program=None))
+    assert compiled_over_limit(limited("2GiB"), unknown, HUNGRY) is None  # type: ignore[arg-type]
+
+
+class Build:
+    """What a build knows of two flags."""
+
+    build = SimpleNamespace(build="jaxlib 0.0", flags={"xla_a": None, "xla_b": None})
+
+    def __getitem__(self, name: str) -> SimpleNamespace:
+        return SimpleNamespace(exists=name in self.build.flags, default={"xla_a": "4"}.get(name))
+
+
+def test_rules_take_the_builds_defaults_and_name_no_flag_that_it_lacks() -> None:
+    limits = {"rules": ["xla_a == none or xla_a >= 4 or NCCL_NTHREADS == 128"]}
+    spec = replay_study(study={"limits": limits})
+    defaults = rule_defaults(spec, Build())  # type: ignore[arg-type]
+    assert defaults == {"xla_a": "4"}
+    assert spec.broken_rule(FlagSet(), defaults) is None
+    assert spec.broken_rule(FlagSet({"xla_a": "2"}), defaults) == limits["rules"][0]
+    lacking = replay_study(study={"limits": {"rules": ["xla_bb != 1"]}})
+    with pytest.raises(SettingError, match=r"jaxlib 0\.0 has but got xla_bb; did you mean `xla_b`"):
+        rule_defaults(lacking, Build())  # type: ignore[arg-type]
+
+
+def test_no_set_that_breaks_a_rule_is_ever_tried(run_replay: Run) -> None:
+    effects = {"xla_a=1": 0.9, "xla_a=2": 0.8, "xla_d=1": 0.97}
+    rules = ["xla_a == xla_b", "not (xla_a == 2 and xla_d == 2)"]
+    spec = replay_study(effects=effects, study={"limits": {"rules": rules}})
+    conclusion, store, _ = run_replay(spec, trials=14)
+    tried = [r.settings for r in store.of(TrialResult)]
+    assert len(tried) == 14  # of 15: (a, b) equal, times c, times d, less two of the second rule and the default
+    assert all(spec.broken_rule(s) is None for s in tried)
+    # `xla_b` does nothing, but without it the set would be none that may be tried.
+    assert conclusion.settings is not None
+    assert (conclusion.settings["xla_a"], conclusion.settings["xla_b"]) == ("2", "2")
+    assert all(spec.broken_rule(s) is None for s in (conclusion.settings, *(r.settings for r in store.of(ConfirmRun))))
+
+
+def test_the_sampler_knows_the_rules_and_leaves_nothing_to_chance(run_replay: Run) -> None:
+    """Four in five sets are forbidden: asked until it hit one that is not, it would be passed over for random ones."""
+    rules = ["xla_a == xla_b", "not (xla_a == 2 and xla_d == 2)"]
+    spec = replay_study(effects={"xla_a=1": 0.9}, study={"limits": {"rules": rules}})
+    _, store, _ = run_replay(spec, trials=8)
+    assert [r.origin for r in store.of(TrialResult)] == ["additive"] * 8
+
+
+def test_the_callers_environment_and_recipes_keep_the_rules_too() -> None:
+    spec = replay_study(study={"limits": {"rules": ["xla_a != 2"]}})
+    notes: list[str] = []
+    first = (("your environment", FlagSet({"xla_a": "2"})), ("recipe x", FlagSet({"xla_b": "1"})))
+    assert keeping_rules(spec, first, {}, notes.append) == first[1:]
+    assert notes == ["your environment is not tried: it breaks the rule 'xla_a != 2'"]
