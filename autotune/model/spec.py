@@ -201,7 +201,7 @@ class StudySpec(Section):
     @property
     def rule_settings(self) -> tuple[str, ...]:
         """Settings that `limits.rules` name."""
-        names = {n for text in self.limits.rules for n in Expression(text, is_condition=True).names}
+        names = {n for text in self.limits.rules for n in Expression(text).names}
         return tuple(sorted(names - set(self.reference_options)))
 
     def broken_rule(self, settings: FlagSet, defaults: Mapping[str, str] | None = None) -> str | None:
@@ -220,7 +220,7 @@ class StudySpec(Section):
             return None
         expression = Expression(text)
         found = expression.value({name: options[name] for name in expression.names})
-        if not isinstance(found, int) or found < 1:
+        if type(found) is not int or found < 1:
             raise ValueError(f"`workload.tokens_per_step` must be a whole number above 0 but {text!r} gives {found!r}")
         return found
 
