@@ -139,7 +139,7 @@ def _templates() -> jinja2.Environment:
     """Returns the templates of `data/export`, one for each format but JSON."""
     env = jinja2.Environment(
         loader=jinja2.PackageLoader("autotune", "data/export"),
-        autoescape=False,  # noqa: S701 (no HTML)
+        autoescape=False,
         trim_blocks=True,
         keep_trailing_newline=True,
         undefined=jinja2.StrictUndefined,

@@ -7,15 +7,7 @@ from typing import Any
 import pytest
 
 from autotune.model.errors import StudyFileError
-from autotune.model.redaction import (
-    REDACTED,
-    is_secret_name,
-    redact_command,
-    redact_data,
-    redact_text,
-    redacted_names,
-    refuse_redacted,
-)
+from autotune.model.redaction import REDACTED, is_secret_name, redact_command, redact_data, redact_text, refuse_redacted
 from autotune.model.sections import WITH_SECRETS
 from autotune.model.spec import StudySpec, parse_study
 
@@ -71,7 +63,7 @@ def test_secrets_of_a_command_are_redacted_once_and_for_all(command: list[str]) 
     assert len(redacted) == len(command)
     assert redacted[0] == command[0]
     assert redact_command(redacted) == redacted  # or a study would change when it is read back
-    assert redacted_names(redacted)
+    assert REDACTED in str(redacted)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +79,6 @@ def test_secrets_of_a_command_are_redacted_once_and_for_all(command: list[str]) 
 )  # fmt: skip
 def test_what_is_no_secret_stays(command: list[str]) -> None:
     assert redact_command(command) == tuple(command)
-    assert redacted_names(redact_command(command)) == ()
 
 
 def test_secrets_of_options_are_redacted_wherever_they_lie() -> None:
@@ -102,7 +93,6 @@ def test_secrets_of_options_are_redacted_wherever_they_lie() -> None:
     kept = ("auth", "mesh", "key", "scan", "tokens", "lr", "note", "list")
     assert {n: redacted[n] for n in kept} == {n: options[n] for n in kept}
     assert redact_data(redacted) == redacted
-    assert redacted_names(redacted) == ("api_key", "key", "token", "id", "pin", "password", "secrets")
 
 
 @pytest.mark.timeout(30)
@@ -147,9 +137,9 @@ def test_neither_a_description_nor_an_error_shows_a_secret() -> None:
         assert "hunter2" not in str(error.value)
 
 
-def test_what_was_redacted_is_refused_by_name() -> None:
-    spec = StudySpec.model_validate(study("--token", "abc", "--wandb-key=abc").model_dump(mode="json"))
-    with pytest.raises(
-        StudyFileError, match=r"its secrets \(token, wandb-key\) but the run has \*\*\* .*; give it again"
-    ):
+def test_what_was_redacted_is_refused_and_shown_without_the_other_secrets() -> None:
+    spec = study("--token", "***", "--wandb-key=abc")
+    with pytest.raises(StudyFileError, match=r'but the run has \*\*\* .*"--token", "\*\*\*".*; give it again') as error:
         refuse_redacted(spec.workload.command, spec.workload.options, source="the run", advice="give it again")
+    assert "abc" not in str(error.value)
+    refuse_redacted(study("--lr", "1").workload.command, {}, source="the run", advice="none is needed")
