@@ -129,23 +129,6 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     console.print(table)
 
 
-def print_blocks(blocks: Iterable[Sequence[str]]) -> None:
-    """Prints blocks of lines, indented below the first; a terminal wraps them to its width."""
-    from rich.padding import Padding
-    from rich.text import Text
-
-    from autotune.model.redaction import visible_line
-
-    console = make_console()
-    for first, *rest in blocks:
-        if not console.is_terminal:
-            print_lines([first, *(f"  {line}" for line in rest)])
-            continue
-        console.print(Text(visible_line(first), style="bold"))
-        for line in rest:
-            console.print(Padding(Text(visible_line(line)), (0, 0, 0, 2), expand=False))
-
-
 def print_study(store: Store) -> None:
     """Prints the tables and the conclusion of a study."""
     from autotune.model.records import ConclusionRecord, Outcome

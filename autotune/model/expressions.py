@@ -62,7 +62,7 @@ class Expression:
             if not isinstance(part, _ALLOWED):
                 raise ValueError(f"{_LEGAL} but {text!r:.200} holds {_name_of(part)}")
             value = part.value if isinstance(part, ast.Constant) else 0
-            if type(value) not in (int, float, str, bool) or (not isinstance(value, str) and abs(value) > LARGEST):
+            if type(value) not in (int, float, str, bool) or (isinstance(value, int | float) and abs(value) > LARGEST):
                 raise ValueError(f"{_LEGAL} but {text!r:.200} holds {value!r:.60}")
         found = {part.id for part in parts if isinstance(part, ast.Name)}
         self.names = tuple(sorted(found - set(CONSTANTS)))

@@ -17,14 +17,7 @@ def packaged_table(name: str) -> dict[str, Any]:
 
 
 def plain_content(path: Path, *, most: int = -1) -> bytes:
-    """Reads a plain file.
-
-    Args:
-        most: Bytes that are read; -1 for all.
-
-    Raises:
-        OSError: If it is not a plain file, or cannot be read.
-    """
+    """Reads at most so many bytes of a plain file; raises OSError if it is none, or cannot be read."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)

@@ -92,11 +92,7 @@ def is_variable(name: str) -> bool:
 
 
 def refuse_unprintable(name: str, value: str) -> None:
-    """Refuses a value with control characters, also where JSON of an option escapes them.
-
-    Raises:
-        SettingError: If it holds anything but printable text.
-    """
+    """Raises SettingError if a value holds control characters, also where JSON of an option escapes them."""
     for text in (value, *(_texts(value) if name.startswith(OPTION) else ())):
         if not text.isprintable():
             odd = next(c for c in text if not c.isprintable())
@@ -123,8 +119,7 @@ def _texts(value: str) -> Iterator[str]:
 
 
 HUNG_AT = 838
-"""Step at which a public run hung, all its processes alive, with COLLECTIVES in its command buffers; without them it
-did not (github.com/marin-community/marin/pull/8277)."""
+"""Step at which a run hung with COLLECTIVES in its command buffers (github.com/marin-community/marin/pull/8277)."""
 
 
 def captures_collectives(settings: Mapping[str, str]) -> bool:
@@ -138,11 +133,7 @@ def reaches_out(name: str) -> bool:
 
 
 def refuse_reaching_out(names: Iterable[str]) -> None:
-    """Refuses settings that write or read files or load code, for what is handed on to others.
-
-    Raises:
-        SettingError: If there is one, with its name.
-    """
+    """Raises SettingError if settings that are handed on to others write or read files or load code."""
     if found := [n for n in names if reaches_out(n)]:
         raise SettingError(
             f"what is handed on must not write or read files or load code but {', '.join(found)} can; "
@@ -188,10 +179,7 @@ def split_tokens(text: str) -> list[str]:
 
 
 def parse_tokens(text: str) -> tuple[FlagToken, ...]:
-    """Parses an XLA_FLAGS text into its tokens, in order.
-
-    XLA itself stops silently at the first token that does not start with a dash.
-    """
+    """Parses an XLA_FLAGS text into its tokens; XLA stops silently at the first one that does not start with a dash."""
     found = []
     for token in split_tokens(text):
         body = token[2:] if token.startswith("--") else token.lstrip("-" + _DASHES)
@@ -211,9 +199,6 @@ def render_value(value: Value) -> str:
 
 class FlagSet(Mapping[str, str]):
     """An immutable set of settings, in canonical (sorted) order; equal sets compare and hash equal.
-
-    Args:
-        settings: Name to value; values are rendered to text.
 
     Raises:
         SettingError: If a name is not one that may be set, or a value is not printable text.
@@ -374,12 +359,11 @@ def parse_set(text: str) -> FlagSet:
 
 
 def shrink(settings: FlagSet, fails: Callable[[FlagSet], bool | None]) -> tuple[FlagSet, bool]:
-    """Finds a minimal failing part of a set by delta debugging, and tells whether it is minimal.
+    """Finds a minimal failing part of a failing set by delta debugging, and tells whether it is minimal.
 
     Zeller and Hildebrandt, "Simplifying and isolating failure-inducing input", IEEE TSE 28(2), 2002.
 
     Args:
-        settings: A set that fails.
         fails: Whether a part does; None if no more may be asked.
     """
     current, pieces = list(settings), 2

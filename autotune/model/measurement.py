@@ -94,11 +94,7 @@ class GpusDuring(Record):
 
 
 def held_in_one_arm(during: Sequence[GpusDuring]) -> list[str]:
-    """Reasons for which one arm alone was held back, over some measurements together, one sentence each.
-
-    Then the two arms did not run on the same machine, and neither a gain nor a loss can be told. An arm's own power is
-    no such reason (`OF_THE_PROGRAM`).
-    """
+    """Reasons for which one arm alone was held back, so that nothing can be told; its own power is none."""
     known = set(HELD_BACK).intersection(*(d.reference.held_back.keys() & d.candidate.held_back.keys() for d in during))
     found = []
     for reason in [r for r in HELD_BACK if r in known and r not in OF_THE_PROGRAM]:
@@ -390,13 +386,7 @@ def log_ratio(pair: Pair, work: WorkPerStep | None = None) -> float:
 
 
 def is_divided_as_told(pair: Pair, sizes: BlockSizes, *, is_isolated: bool = False) -> bool:
-    """Whether a pair counts exactly the steps that the study's sizes say.
-
-    Args:
-        pair: Its raw blocks.
-        sizes: Of the study.
-        is_isolated: Whether it surely holds isolated runs; else it may, for a study may come to measure one at a time.
-    """
+    """Whether a pair counts exactly the steps that the study's sizes say; any pair may hold isolated runs."""
     counted = (pair.reference_s, pair.candidate_s)
     ways = (sizes.split_isolated,) if is_isolated else (sizes.split, sizes.split_isolated)
     return any(tuple(way(pair.ran_s(arm))[1] for arm in Arm) == counted for way in ways)

@@ -17,7 +17,6 @@ from typing import Any
 from autotune.model.errors import StudyFileError
 
 REDACTED = "***"
-"""Placeholder of a secret."""
 
 _STRONG = re.compile(
     "password|passwd|passphrase|secret|credential|authorization|bearer|cookie|apikey|accesskey|privatekey|signingkey"
@@ -125,15 +124,7 @@ def redact_data(data: Any, name: str = "") -> Any:
 
 
 def refuse_redacted(*parts: Any, source: str, advice: str) -> None:
-    """Refuses to run a command or options with placeholders where secrets were.
-
-    Args:
-        source: Where they come from.
-        advice: What the user should do.
-
-    Raises:
-        StudyFileError: If a secret was redacted in them.
-    """
+    """Raises StudyFileError if a command or options have placeholders where secrets were; `source` is their origin."""
     for part in parts:
         shown = json.dumps(redact_data(part), default=str)
         if REDACTED in json.dumps(part, default=str):
@@ -157,11 +148,7 @@ def _words(name: str) -> list[str]:
 
 
 def _is_secret(name: str, value: str, before: str = "") -> bool:
-    """Whether a value under a name is a secret; a short number under a weak name is a count or a seed.
-
-    Args:
-        before: The words before the name.
-    """
+    """Whether a value under a name is a secret, after some words; a short number under a weak one is a count."""
     if name == _SHORT:
         is_plain = re.fullmatch(r"[\d:]*|.*/.*|" + re.escape(REDACTED), value) is not None
         return not is_plain and not _OTHERWISE.search(_COMMAND_END.split(before)[-1])

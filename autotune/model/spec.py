@@ -47,12 +47,7 @@ from autotune.model.sections import (
 
 
 def explain(error: Any, model: type[BaseModel]) -> str:
-    """One line for one error of pydantic: the key as written in TOML, what was got, what is legal.
-
-    Args:
-        error: As `ValidationError.errors` lists it.
-        model: Of the whole file.
-    """
+    """One line for one error of pydantic: the key as written in TOML, what was got, what is legal."""
     location = [p for p in error["loc"] if not (isinstance(p, str) and p.startswith(("list[", "dict[", "function")))]
     key = ".".join(str(p) for p in location)
     if error["type"] == "extra_forbidden":
@@ -84,7 +79,6 @@ def _legal_keys(location: list[Any], whole: type[BaseModel]) -> list[str]:
 
 
 STUDY_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
-"""Pattern of a study's name."""
 
 
 FEWEST_TRIALS = 4
@@ -330,11 +324,7 @@ def load_study(path: Path) -> StudySpec:
 
 
 def parse_study(data: dict[str, Any], *, source: str = "study") -> StudySpec:
-    """Checks a study given as plain data; `source` names it in messages.
-
-    Raises:
-        StudyFileError: If a key or value is not legal.
-    """
+    """Checks a study given as plain data, or raises StudyFileError; `source` names it in messages."""
     if is_nested_deeper(data):
         raise _too_deep(source)
     try:

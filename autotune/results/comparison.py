@@ -61,7 +61,7 @@ class ComparisonTable:
     (settings), default_step_s, provable, winner (``(not settled)``, with a ratio of NaN, if the study is inconclusive,
     nothing ran, or it has not ended)."""
     settings: pd.DataFrame
-    """One row per setting and value, one column per study, and `agreement`: differ (these stand first), agree or empty."""
+    """One row per setting and value, one column per study, and `agreement`: differ (stands first), agree or empty."""
 
     def to_markdown(self) -> str:
         """Renders the comparison as Markdown."""

@@ -317,12 +317,17 @@ class Store(Folders):
             RunDirectoryError: If the disk is full or gone; earlier records stay intact.
         """
         stamped = record.model_copy(update={"at_s": round(self.watch.total_s, 3)})
+        written = self._persist(stamped)
+        if self._is_sole_writer:
+            self._add(stamped, written)  # type: ignore[arg-type]
+
+    def _persist(self, record: Stamped) -> int:
+        """Writes one record; returns its bytes in the file."""
         if (directory := getattr(record, "directory", None)) is not None:
             sync_upwards(self.path / directory / PAIRS, self.path)  # a figure needs its raw samples
-        line = stamped.model_dump_json(exclude_none=True) + "\n"
+        line = record.model_dump_json(exclude_none=True) + "\n"
         append_synced(self._file, line)
-        if self._is_sole_writer:
-            self._add(stamped, len(line.encode()))  # type: ignore[arg-type]
+        return len(line.encode())
 
     def append_news(self, record: R) -> None:
         """Appends a record unless an earlier one (of conclusions: the newest one) is equal except for its stamps.
