@@ -15,20 +15,11 @@ from autotune.rundir.store import Store
 from autotune.study.recheck import recheck_study
 from harness.simulated_machine import write_study
 from tests.console import autotune
+from tests.tables import toml_beside
 
 pytestmark = pytest.mark.filterwarnings("ignore:Query string argument")
 
-PROGRAM = """
-import os, sys, time
-open("got.txt", "a").write(repr(sys.argv[1:]) + os.environ["HF_TOKEN"] + "\\n")
-for step in range(200):
-    if "level=2" in os.environ.get("XLA_FLAGS", "") and step == 4:
-        print(sys.argv)
-        sys.exit("train.py: error: unrecognized arguments: " + " ".join(sys.argv[1:]))
-    step_ms = 8.0 if "level=1" in os.environ.get("XLA_FLAGS", "") else 10.0
-    time.sleep(step_ms / 1000)
-    print(f"step {step}: {step_ms} ms, loss = 1.0", flush=True)
-"""
+PROGRAM = toml_beside(__file__)["programs"]["secretive"]
 SECRET = ["--wandb-key=hunter2-a", "--token", "hunter2-b", "API_KEY=hunter2-c", "--db=postgresql://me:hunter2-d@h/x"]
 
 STUDY = Path(__file__).with_name("secretive.toml").read_text(encoding="utf-8")

@@ -20,17 +20,10 @@ def test_a_sum_is_a_number_and_a_condition_true_or_false(text: str) -> None:
     assert (type(found), found) == (type(value), value)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "__import__('os').system('touch /tmp/x')", "batch.__class__.__mro__",
-        "().__class__.__bases__[0].__subclasses__()", "[x for x in (1, 2)]", "(lambda: 1)()", "f'{batch}'",
-        "batch if seq else 1", "(batch := 4)", "9 ** 9 ** 9", "2 << 100", "batch / 2", "batch @ seq", "batch[0]",
-        "'a' * 10", "'a' in attention", "b'1'", "...", "1j", "*batch", "await batch", "batch; seq", "", "batch *",
-        "1e400", "9" * 30, "batch\x00", "(" * 300 + "1" + ")" * 300, "-" * 450 + "1", "+".join(["1"] * 200),
-        "batch" + " " * 1000,
-    ],
-)  # fmt: skip
+LONG = ["9" * 30, "(" * 300 + "1" + ")" * 300, "-" * 450 + "1", "+".join(["1"] * 200), "batch" + " " * 1000]
+
+
+@pytest.mark.parametrize("text", [*TOLD["attacks"], *LONG])
 def test_an_attacker_gets_nothing_run(text: str) -> None:
     with pytest.raises(ValueError, match=r"an expression|needs a number where") as error:
         Expression(text).value(VALUES)
