@@ -91,7 +91,7 @@ def durations_of(spec: StudySpec, result: AaRecord, runs: Sequence[ConfirmRun]) 
 
 def _costs(spec: StudySpec, result: AaRecord) -> BlockCosts:
     step_s, aa_run = result.comparison.reference_step_s, result.noise
-    return spec.block_sizes.costs(step_s=step_s, start_s=aa_run.start_s + aa_run.settle_steps * step_s)
+    return BlockCosts(spec.block_sizes, step_s, aa_run.start_s + aa_run.settle_steps * step_s)
 
 
 def pair_of_processes_s(spec: StudySpec, result: AaRecord) -> float:
@@ -132,7 +132,7 @@ def beside_reference_s(reference: WorkerReport, *, steps: int) -> float:
 def isolated_aa_s(spec: StudySpec, reference: WorkerReport) -> float:
     """Returns the seconds of the rest of an A/A run in ABA runs, while the first of its runs is in hand."""
     step_s = statistics.median(reference.warmup_step_times_s or (0.0,))
-    costs = spec.block_sizes.costs(step_s=step_s, start_s=reference.start_s)
+    costs = BlockCosts(spec.block_sizes, step_s, reference.start_s)
     run_s = costs.isolated_run_s(pairs=1, least_steps=spec.measure.run_steps)
     return 3 * spec.measure.aba_runs * run_s  # the first has started, one in another rounding is yet to start
 

@@ -251,7 +251,7 @@ class Lanes:
             self.incident(str(message["what"]), name)
         elif kind == "file":
             folder = self._inside(lane.pending, message["folder"])
-            self._store.write_beside(folder, str(message["name"]), lambda: str(message["text"]))
+            self._store.write_beside(folder, str(message["name"]), str(message["text"]))
         elif kind in ANSWERS:
             self._answer(lane, lane.pending, message)
 

@@ -124,7 +124,7 @@ def refuse_missing_secrets(spec: StudySpec, *, source: str) -> None:
     """Refuses a study read from a record in which secrets were redacted.
 
     Raises:
-        StudyFileError: With the names of the secrets.
+        StudyFileError: If one was.
     """
     advice = "name the study file that has them (`recheck --study STUDY.toml`, or `run STUDY.toml`)"
     refuse_redacted(spec.workload.command, spec.workload.options, source=source, advice=advice)
