@@ -10,8 +10,10 @@ import functools
 import itertools
 import math
 import re
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib import resources
 from statistics import fmean, stdev
 from typing import NamedTuple
 
@@ -26,32 +28,14 @@ class Format(NamedTuple):
     """One floating-point format."""
 
     name: str
-    """As NumPy or XLA has it, without the variants of 8 bits and fewer."""
     mantissa: int
     """Explicit bits of its mantissa."""
     rounding: float
     """Relative difference of the loss that its rounding may cause at the first step."""
 
 
-FORMATS = {
-    f.name: f
-    for f in (
-        Format("float64", 52, 32 * 2.0**-53),
-        Format("float32", 23, 32 * 2.0**-24),
-        Format("tensorfloat32", 10, 2.0**-10),
-        Format("float16", 10, 2.0**-10),
-        Format("bfloat16", 7, 2.0**-8),
-        Format("float8", 2, 2.0**-6),
-        Format("float6", 2, 2.0**-5),
-        Format("float4", 1, 2.0**-4),
-    )
-}
-"""By name, finest first.
-
-Narrow products are scaled and summed in float32, and their errors average out; float32's own sums do not. Seen on
-XLA:CPU (jax 0.10.2, llama-tiny, 20 steps, nine flag sets against none): float32 at most 1e-7 at the first step and
-4e-7 later, bfloat16 1.2e-4, 1.1e-3 within 5 steps and 7e-3 within 20; gradient norms 2 to 10 times that.
-"""
+_KNOWN = tomllib.loads((resources.files("autotune") / "data" / "number_formats.toml").read_text("utf-8"))
+FORMATS = {n: Format(n, known["mantissa"], 2.0 ** known["rounding_exponent"]) for n, known in _KNOWN.items()}
 
 _FLOAT = re.compile(r"(?<![a-z])(?:mx|nv)?(bfloat|bf|tensorfloat|tf|float|fp|f|complex|c)_?(\d+)(?:_?e\d+m(\d+))?")
 _PLAIN = {"half": "float16", "single": "float32", "float": "float32", "double": "float64"}

@@ -16,28 +16,15 @@ from typing import Any
 from autotune.child.fingerprint import strip_hlo
 from autotune.machine.files import COMPILES, Scratch
 from autotune.model.flags import FlagSet, parse_text_proto
-from autotune.workers.settings_check import DUMP_FLAG, check_debug_options
+from autotune.workers.settings_check import DUMP_FLAG, IN_FORCE, check_debug_options
 
 BEFORE, AFTER = ".before_optimizations.txt", ".cpu_after_optimizations.txt"
 BUFFERS, MEMORY = ".cpu_after_optimizations-buffer-assignment.txt", ".cpu_after_optimizations-memory-usage-report.txt"
 OPTIONS = ".debug_options"
 
-SHOWN_BY_DUMP = frozenset(
-    {
-        "xla_cpu_copy_insertion_use_region_analysis",
-        "xla_cpu_enable_concurrency_optimized_scheduler",
-        "xla_cpu_enable_platform_dependent_math",
-        "xla_cpu_experimental_enable_tiling_propagation",
-        "xla_cpu_max_isa",
-        "xla_cpu_prefer_vector_width",
-        "xla_cpu_scheduler_type",
-        "xla_cpu_use_fusion_emitters",
-        "xla_cpu_use_new_xtile_lowering",
-    }
-)
-"""Flags whose whole effect is visible in a dump: `benchmarks/command_programs.py` compares each of their values with
-the executable that XLA serializes. Other flags are part of the fingerprint, since they may act in thunks, which XLA
-does not dump."""
+SHOWN_BY_DUMP = frozenset(IN_FORCE["shown_by_dump"])
+"""Flags whose whole effect is visible in a dump. Other flags are part of the fingerprint, since they may act in thunks,
+which XLA does not dump."""
 
 _TOTAL = re.compile(r"^Total bytes: (\d+)", re.MULTILINE)
 
