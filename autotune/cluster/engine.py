@@ -1,7 +1,6 @@
 """The protocol of engines, which offer lanes that do one unit of work at a time; and the engine of process lanes.
 
-An engine carries messages between `autotune.study` and its lane program, reports lanes that come and go, and ends what
-runs on them. It keeps no state that a study needs: a lost lane or a killed driver loses only the unit in hand.
+It keeps no state that a study needs: a lost lane or a killed driver loses only the unit in hand.
 
 Every message is a flat JSON object with a ``type``. A lane receives ``study`` once, then one ``unit`` after the other.
 It sends any number of messages for each unit, the last of them one of `ANSWERS`. The engine itself adds two:
@@ -37,8 +36,7 @@ LANE_COMMAND = ("-m", "autotune.measure.lane")
 LOG_BYTES = 1_000_000
 PATIENCE_S = 15.0
 START_LIMIT_S = 300.0
-"""Time limit of a lane program's first message: a busy controller delays it, and so does a shared disk when a hundred
-nodes read their packages at once."""
+"""Time limit of a lane program's first message: a busy controller or shared disk delays it."""
 
 MOST_STARTS = 5
 PAUSE_S = 2.0
@@ -114,8 +112,7 @@ class _Lane:
 class Processes:
     """Lanes of this machine, side by side on its devices, or steps on the nodes of a SLURM job; see `Engine`.
 
-    Each lane program runs behind a guard, which ends everything below it when the driver ends, however that was. SLURM
-    places steps, kills them and finds lost nodes; this class only notices that a step has ended.
+    Each lane program runs behind a guard, which ends everything below it when the driver ends, however that was.
     """
 
     def __init__(self, places: Sequence[Place], study: Message, *, logs: Path, words: str) -> None:

@@ -1,7 +1,7 @@
 """Environments of child processes; the only reader of `os.environ`.
 
 A worker gets the caller's environment without everything that steers performance, plus exactly the settings under
-trial: what a user sources from an exported file is what was measured. Only allow-listed variables are ever stored.
+trial. Only allow-listed variables are ever stored.
 """
 
 from __future__ import annotations

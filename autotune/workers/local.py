@@ -226,10 +226,7 @@ class LocalWorker(Worker):
         return errors
 
     def _ended(self, errors: dict[int, dict[str, Any]]) -> WorkerFailed:
-        """Classifies the end of a worker; a rank that a signal killed without a message counts as the cause.
-
-        A lost rank makes its peers fail with connection errors, so all get a moment to end.
-        """
+        """Classifies the end of a worker; a rank that a signal killed without a message counts as the cause."""
         errors = {**errors, **self._wait_for_ends(LAST_WORDS_S)}
         ends = {rank: p.end for rank, p in enumerate(self._processes) if p.end is not None}
         silent = [r for r, end in ends.items() if r not in errors and (end["exit_status"] or 0) < 0]

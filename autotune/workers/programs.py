@@ -1,8 +1,8 @@
 """Compiled programs of a user's process on the CPU, read from a dump of XLA.
 
 ``--xla_dump_to`` makes XLA write each compiled module: its HLO after all optimizations, its buffers, its object files,
-and the options in force. (JAX's compilation cache misses programs, and its keys change with every flag.) The programs
-are known only if one process compiled, every module is complete, and nothing is compiled later.
+and the options in force. The programs are known only if one process compiled, every module is complete, and nothing is
+compiled later.
 """
 
 from __future__ import annotations
@@ -78,11 +78,9 @@ class ProgramWatch:
         return tuple(dict.fromkeys(clause for found in options for clause in check_debug_options(settings, found)))
 
     def read_programs(self, process_count: int) -> dict[str, Any]:
-        """Reads the programs compiled so far by the processes that have loaded XLA.
+        """Returns the fields of a `WorkerReport` that the programs compiled so far tell.
 
-        Returns:
-            Fields of a `WorkerReport`: ``fingerprint``, equal for equal programs of one machine and build;
-            ``peak_bytes``, memory of the largest module with arguments and results; ``compile_s``.
+        They are ``fingerprint``, ``peak_bytes`` of the largest module, and ``compile_s``.
 
         Raises:
             NotKnown: If the dump is not complete.
