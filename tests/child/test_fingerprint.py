@@ -10,21 +10,7 @@ from autotune.child.fingerprint import code_parts, fingerprint, strip_hlo
 from autotune.machine import environment
 from autotune.model.flags import FlagSet
 
-PROGRAM = """
-import sys
-import jax, jax.numpy as jnp
-from autotune.child.fingerprint import fingerprint
-jax.config.update("jax_num_cpu_devices", 1)
-for _ in range(int(sys.argv[1])):  # modules compiled before must not matter
-    jax.jit(lambda x: x * 3)(1.0)
-def loss(w, x):
-    y, _ = jax.lax.scan(lambda c, v: (jnp.tanh(c @ v) + jnp.exp(-c), None), x, w)
-    return jnp.sum(y * y)
-shapes = jax.ShapeDtypeStruct((3, 65, 65), "float32"), jax.ShapeDtypeStruct((17, 65), "float32")
-lowered = jax.jit(jax.grad(loss)).lower(*shapes)
-for options in eval(sys.argv[2]):
-    print(fingerprint(lowered.compile(compiler_options=options)))
-"""
+PROGRAM = Path(__file__).with_name("fingerprint_program.txt").read_text(encoding="utf-8")
 NARROW = "xla_cpu_prefer_vector_width"
 
 
