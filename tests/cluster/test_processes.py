@@ -16,15 +16,9 @@ from autotune.cluster.engine import JOINED, LEFT, Place, Processes, Told
 from autotune.model.errors import NodeLostError
 from autotune.workers.base import GuardedProcess
 from tests.cluster.conftest import ROOT
+from tests.tables import toml_beside
 
-FAIR = """
-from autotune.child.channel import Channel
-channel = Channel()
-assert channel.receive()["type"] == "study"
-channel.send("alive")
-while channel.receive()["type"] == "unit":
-    channel.send("result")
-"""
+FAIR = toml_beside(__file__, "programs.toml")["fair_lane"]
 ENV = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -123,21 +122,9 @@ def test_faults_of_the_program_keep_their_names(allocate: Allocate, start: Start
 
 @pytest.mark.parametrize("victim", [pytest.param("driver", marks=pytest.mark.gate), "srun", "guard"])
 def test_no_rank_outlives_driver_step_or_guard(slurm: Slurm, allocate: Allocate, tmp_path: Path, victim: str) -> None:
-    code = f"""
-        import os, time
-        from pathlib import Path
-        from autotune.model.clock import Stopwatch
-        from autotune.model.flags import FlagSet
-        from autotune.workers.srun import SrunLauncher
-        from tests.cluster.test_srun import PROGRAMS, two_nodes
-        launcher = SrunLauncher(two_nodes(), study_dir=str(PROGRAMS), base=os.environ)
-        worker = launcher.start(FlagSet(), Path({str(tmp_path)!r}), progress=lambda phase: None)
-        Path({str(tmp_path / "ready")!r}).touch()
-        while True:
-            worker.run_block(100)
-    """
+    command = [sys.executable, "-c", toml_beside(__file__, "programs.toml")["trial_on_two_nodes"], str(tmp_path)]
     env = {**allocate(2), "PYTHONPATH": str(ROOT), "MARK": str(tmp_path)}
-    driver = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], env=env, stderr=subprocess.DEVNULL)
+    driver = subprocess.Popen(command, env=env, stderr=subprocess.DEVNULL)
     try:
         wait_for((tmp_path / "ready").exists, "the trial runs")
         both = list(ranks(slurm).values())
