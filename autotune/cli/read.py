@@ -136,7 +136,7 @@ def _summary(found: Mapping[str, Any], fits: Sequence[Recognised], probe: Probe)
     """Formats the figures, remarks, and the table for a study file."""
     from autotune.child.recognise import propose
     from autotune.model.units import format_seconds
-    from autotune.programs.draft import toml_lines
+    from autotune.programs.draft import to_toml
     from autotune.programs.look import doubt_of
 
     count = len(found["lines"])
@@ -157,5 +157,5 @@ def _summary(found: Mapping[str, Any], fits: Sequence[Recognised], probe: Probe)
         said.append("tokens each second are read: say --tokens-per-step to have steps of them")
     rules = {**found["rules"], **({"terminal": True} if found["terminal"] else {})}
     tokens = rules.pop("tokens_per_step", None)
-    said += ["", "[workload.read]", *toml_lines(rules)]
+    said += ["", "[workload.read]", *(f"{key} = {to_toml(value)}" for key, value in rules.items())]
     return said if tokens is None else [*said, "", "[workload]", f"tokens_per_step = {tokens}"]

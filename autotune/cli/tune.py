@@ -207,7 +207,6 @@ def planned(asked: ProbeRequest, name: str, *, trials: int, budget_s: float | No
 def show_plan(found: ProbeResult, plan: Plan, file: Path) -> None:
     """Prints the findings of the probe, the search space with its reason, and the time."""
     from autotune.model.units import format_about, format_seconds
-    from autotune.programs.draft import WHY
     from autotune.study.preflight import preview_space
 
     preview = preview_space(plan.spec, study_dir=file.resolve().parent, run_dir=options.RUNS / plan.spec.name)
@@ -232,7 +231,7 @@ def show_plan(found: ProbeResult, plan: Plan, file: Path) -> None:
         *_rows_of_files(probe, plan.starts),
         ("times", f"ready after {format_seconds(steps.start_s)}, a step takes {format_seconds(steps.step_s)}; {seen}"),
         ("search", f"{len(names)} settings of {preview.build}: {', '.join(names[:MOST_NAMES])}{more}"),
-        ("because", WHY[plan.kind]),
+        ("because", plan.why),
         ("time", f"{format_about(plan.budget_s)} in all; a run takes {format_seconds(plan.run_s)}, a trial "
                  f"{format_about(plan.trial_s)}: reference, candidate, reference, twice"),
         *([("careful", _too_short(plan))] if plan.budget_s < plan.needed_s else []),
