@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from autotune.child.output import LONGEST_LINE
-from autotune.child.steps import PRESETS, StepReader, factor, numbers_of, plain, read_table, undivided
+from autotune.child.steps import PRESETS, SECONDS, StepReader, factor, numbers_of, plain, read_table, undivided
 
 FEWEST_STEPS = 3
 """Least number of readings for a rule to fit."""
@@ -55,7 +55,8 @@ _BETWEEN = re.compile(r"(?:[\s\"'=:(\[]|\b(?:in|of|is)\b|\b(?:Array|tensor)\()*$
 _APART = re.compile(r"[^\w ./()-]|\s-+\s|\s{2,}|\t")
 
 _KNOWN = read_table("lines.toml")
-_UNITS = {word: group for group, words in _KNOWN["units"].items() for word in words}
+_GROUPS = {1.0: "step_s", 1e-3: "step_ms", 1e-6: "step_us"}
+_UNITS = {unit: _GROUPS[size] for unit, size in SECONDS.items() if size in _GROUPS}
 _MANY, _TOTALS, _TIMES, _MEANS = (frozenset(_KNOWN["words"][name]) for name in ("many", "totals", "times", "means"))
 _STEPS = _MANY.union(_KNOWN["words"]["one"])
 _LOSSES: Sequence[str] = _KNOWN["words"]["losses"]
@@ -510,11 +511,6 @@ def shape_of(line: str) -> str:
     return " ".join(_FIGURE.sub("#", BAR.sub("…", plain(line[:LONGEST_LINE]))).split())
 
 
-def draws_bar(line: str) -> bool:
-    """Whether a line holds a progress bar."""
-    return BAR.search(plain(line)) is not None
-
-
 def propose(lines: Sequence[str], *, at: Sequence[float] | None = None) -> Recognised | None:
     """Finds rules for the commonest shape of lines with their times in seconds; None if none read them."""
     shapes = [shape_of(line) for line in lines]
@@ -541,7 +537,7 @@ def _counters(lines: Sequence[str]) -> Iterator[dict[str, Any]]:
     if counters:
         loss = {"loss": lost.pattern(_LOSS_NUMBER)} if lost is not None else {}
         yield {"pattern": counters[0][-1].pattern(r"(?P<step>\d+)"), **loss}
-    if len(text := _FIGURE.split(lines[-1])[0].strip()) > 1 and not draws_bar(lines[-1]):
+    if len(text := _FIGURE.split(lines[-1])[0].strip()) > 1 and BAR.search(lines[-1]) is None:
         yield {"pattern": "^" + _literal(text)}
 
 

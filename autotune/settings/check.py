@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import NamedTuple
 
 from autotune.machine.environment import caller_environment
 from autotune.model.errors import SettingError, close_matches
@@ -272,25 +271,17 @@ def _overridden(check: SettingCheck, name: str, value: str) -> SettingCheck:
     return SettingCheck(name, check.value, SettingVerdict.NO_EFFECT, reason, "remove it")
 
 
-class Migration(NamedTuple):
-    """Settings for the installed build, with notes on those renamed or left out."""
-
-    settings: FlagSet
-    notes: tuple[str, ...]
-
-
-def migrate_text(text: str, known: KnownSettings) -> Migration:
-    """Translates the settings of a script to the installed build; those that cannot be known are noted."""
-    asked, notes = dict[str, str](), list[str]()
+def migrate_text(text: str, known: KnownSettings, *, note: Callable[[str], None] = lambda text: None) -> FlagSet:
+    """Translates the settings of a script to the installed build; `note` tells what is renamed, left out or unknown."""
+    asked = dict[str, str]()
     for check in check_text(text, known):
         name, value = check.name, "true" if check.value is None else check.value
         may_be_set = name.startswith(("xla_", "jax_")) or is_variable(name)
         if check.verdict is SettingVerdict.NOT_JUDGED or COMPUTED in value or not may_be_set:
-            notes.append(f"{name} stays where it is: {check.reason}")
+            note(f"{name} stays where it is: {check.reason}")
         else:
             asked[name] = combine(name, asked[name], value) if name in asked else value
-    settings = for_build(FlagSet(asked), known, note=notes.append)
-    return Migration(settings=settings, notes=tuple(notes))
+    return for_build(FlagSet(asked), known, note=note)
 
 
 def check_text(text: str, known: KnownSettings) -> tuple[SettingCheck, ...]:
