@@ -148,9 +148,8 @@ def show_recipe(
     if as_json:
         print_json(recipe)
         return
-    for line in (recipe.source, recipe.date, recipe.for_hardware, recipe.note):
-        if line:
-            print(f"# {line}")
+    for line in filter(None, (recipe.source, recipe.date, recipe.for_hardware, recipe.note)):
+        print(f"# {line}")
     for name_, value in recipe.settings.items():
         print(f"{name_}={value}")
 

@@ -161,7 +161,8 @@ class KnownSettings:
         if setting.exists or setting.is_catalogued:
             return ""
         is_of_build = as_flag or setting.name.startswith(("xla_", "jax_"))
-        return close_matches(setting.name, self.build.names if is_of_build else self.catalog)
+        names = [*self.build.flags, *self.build.jax_options] if is_of_build else self.catalog
+        return close_matches(setting.name, names)
 
 
 def _uncatalogued(name: str) -> Setting:
