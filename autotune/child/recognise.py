@@ -225,8 +225,8 @@ def _candidates(lines: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
     lost = _loss_of(shapes)
     loss = {"loss": lost.pattern(_LOSS_NUMBER, _longer(lost.label, names))} if lost is not None else {}
     for name, preset in PRESETS.items():
-        is_read = bool(_read_by(preset["loss"], lines))
-        yield -(name != "absl"), _narrowed({"preset": name, **({} if is_read else loss)}, lines)
+        own = {} if _read_by(preset["loss"], lines) else loss
+        yield -(name != "absl"), _narrowed({"preset": name, **own}, lines)
     yield from _json_rules(lines)
     for mention in shapes:
         if (rank := mention.rank) is not None:

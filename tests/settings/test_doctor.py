@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from autotune.machine.gpus import Runner
-from autotune.settings.check import SettingVerdict, find_steering
+from autotune.settings.check import SettingVerdict, check_variables
 from autotune.settings.doctor import diagnose, find_places, format_diagnosis, gpu_findings
 from autotune.settings.known import KnownSettings
 
@@ -53,7 +53,7 @@ def test_variables_that_steer_are_judged_and_others_are_not_shown(known: KnownSe
         "HOME": "/home/me",
         "AWS_SECRET_ACCESS_KEY": "secret",
     }
-    found = find_steering(environment, known)
+    found = check_variables(environment.items(), known)
     assert [(c.name, c.verdict) for c in found] == [
         ("xla_gpu_graph_level", SettingVerdict.RENAMED),
         ("xla_gpu_autotune_level", SettingVerdict.ALREADY_DEFAULT),
