@@ -16,16 +16,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from autotune.child.output import LONGEST_LINE
-from autotune.child.steps import PRESETS, StepReader, factor, numbers_of, plain, read_table, undivided
+from autotune.child.steps import PRESETS, SECONDS, StepReader, factor, numbers_of, plain, read_table, undivided
 
-FEWEST_STEPS = 3
-"""Least number of readings for a rule to fit."""
+FEWEST_STEPS, FEWEST_LINES = 3, 5
+"""Least number of readings for a rule to fit, and of lines of one shape for a proposal."""
 
-AGREES = (0.5, 2.0)
-"""Range of printed durations over the time between their lines in which a loop waits for its device."""
-
-ALIKE = (0.85, 1.15)
-"""Range of printed durations over the time between their lines in which both agree."""
+AGREES, ALIKE = (0.5, 2.0), (0.85, 1.15)
+"""Printed durations over the time between their lines: where a loop waits for its device, and where both agree."""
 
 MEAN, IN_BRACKETS = 4, 5
 """Ranks of the mean of several steps and of a duration in brackets, read where a saved log tells nothing else."""
@@ -55,7 +52,8 @@ _BETWEEN = re.compile(r"(?:[\s\"'=:(\[]|\b(?:in|of|is)\b|\b(?:Array|tensor)\()*$
 _APART = re.compile(r"[^\w ./()-]|\s-+\s|\s{2,}|\t")
 
 _KNOWN = read_table("lines.toml")
-_UNITS = {word: group for group, words in _KNOWN["units"].items() for word in words}
+_GROUPS = {1.0: "step_s", 1e-3: "step_ms", 1e-6: "step_us"}
+_UNITS = {unit: _GROUPS[size] for unit, size in SECONDS.items() if size in _GROUPS}
 _MANY, _TOTALS, _TIMES, _MEANS = (frozenset(_KNOWN["words"][name]) for name in ("many", "totals", "times", "means"))
 _STEPS = _MANY.union(_KNOWN["words"]["one"])
 _LOSSES: Sequence[str] = _KNOWN["words"]["losses"]
@@ -227,8 +225,8 @@ def _candidates(lines: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
     lost = _loss_of(shapes)
     loss = {"loss": lost.pattern(_LOSS_NUMBER, _longer(lost.label, names))} if lost is not None else {}
     for name, preset in PRESETS.items():
-        is_read = bool(_read_by(preset["loss"], lines))
-        yield -(name != "absl"), _narrowed({"preset": name, **({} if is_read else loss)}, lines)
+        own = {} if _read_by(preset["loss"], lines) else loss
+        yield -(name != "absl"), _narrowed({"preset": name, **own}, lines)
     yield from _json_rules(lines)
     for mention in shapes:
         if (rank := mention.rank) is not None:
@@ -369,14 +367,11 @@ def _fit_of(
     reader = StepReader({**rules, "tokens_per_step": tokens or 1})
     reads_tokens = reader.needs_tokens or _TOKENS_PER_S in rules.get("pattern", "")
     blind = reads_tokens and tokens is None
-    times, examples = [], []
-    came: list[tuple[float, int | None]] = []
-    for line, now in zip(lines, at if at is not None else itertools.repeat(0.0), strict=False):
-        step = reader.read(line, now)
-        if step is not None and step.step_s is not None:
-            times.append(step.step_s)
-            examples.append(line)
-            came.append((now, _counter_of(line)))
+    clock_s = at if at is not None else [0.0] * len(lines)
+    read = [(line, now_s, reader.read(line, now_s)) for line, now_s in zip(lines, clock_s, strict=True)]
+    found = [(line, now_s, step.step_s) for line, now_s, step in read if step is not None and step.step_s is not None]
+    times = [step_s for _, _, step_s in found]
+    came = [(now_s, _counter_of(line)) for line, now_s, _ in found]
     clock = reader.uses_clock
     if len(times) < FEWEST_STEPS or (not (clock or "dt" in rules.get("pattern", "")) and only_grow(times)):
         return None
@@ -387,7 +382,7 @@ def _fit_of(
         agrees = None  # perhaps not every step has a line: there is no counter
     return Recognised(
         {**rules, **({"tokens_per_step": tokens} if reads_tokens and tokens else {})}, len(times),
-        None if blind or (clock and at is None) else typical, examples[len(examples) // 2], clock, agrees, reads_tokens,
+        None if blind or (clock and at is None) else typical, found[len(found) // 2][0], clock, agrees, reads_tokens,
         bursts, rank,
     )  # fmt: skip
 
@@ -493,9 +488,6 @@ def _spread(told: Sequence[float | None]) -> list[float]:
 
 # ---------------------------------------------------------------------- lines that no rule fits
 
-FEWEST_LINES = 5
-"""Least number of lines of one shape for a proposal."""
-
 BAR = re.compile(r"[^\w\s]{4,}(?:\s*[^\w\s])*|[^\w\s](?:[^\w\s]|\s){6,}[^\w\s]")
 """A progress bar."""
 
@@ -508,11 +500,6 @@ def shape_of(line: str) -> str:
     if keys := numbers_of(line):
         return " ".join([_JSON, *sorted(keys)])
     return " ".join(_FIGURE.sub("#", BAR.sub("…", plain(line[:LONGEST_LINE]))).split())
-
-
-def draws_bar(line: str) -> bool:
-    """Whether a line holds a progress bar."""
-    return BAR.search(plain(line)) is not None
 
 
 def propose(lines: Sequence[str], *, at: Sequence[float] | None = None) -> Recognised | None:
@@ -541,7 +528,7 @@ def _counters(lines: Sequence[str]) -> Iterator[dict[str, Any]]:
     if counters:
         loss = {"loss": lost.pattern(_LOSS_NUMBER)} if lost is not None else {}
         yield {"pattern": counters[0][-1].pattern(r"(?P<step>\d+)"), **loss}
-    if len(text := _FIGURE.split(lines[-1])[0].strip()) > 1 and not draws_bar(lines[-1]):
+    if len(text := _FIGURE.split(lines[-1])[0].strip()) > 1 and BAR.search(lines[-1]) is None:
         yield {"pattern": "^" + _literal(text)}
 
 

@@ -22,14 +22,11 @@ def read_table(name: str) -> dict[str, Any]:
 PRESETS: Mapping[str, Mapping[str, str]] = read_table("trainers.toml")
 """Patterns of known trainers. Without a printed duration, the time between lines counts."""
 
-_TIMES = {
-    "s": 1.0, "sec": 1.0, "second": 1.0, "ms": 1e-3, "msec": 1e-3, "millisecond": 1e-3, "us": 1e-6, "usec": 1e-6,
-    "µs": 1e-6, "μs": 1e-6, "microsecond": 1e-6, "ns": 1e-9, "min": 60.0, "minute": 60.0,
-}  # fmt: skip
-_WHOLES = {
-    "it": "steps", "iter": "steps", "iteration": "steps", "step": "steps", "batch": "steps", "update": "steps",
-    "tok": "tokens", "token": "tokens",
-}  # fmt: skip
+_UNITS = read_table("lines.toml")["units"]
+SECONDS: Mapping[str, float] = _UNITS["seconds"]
+"""Units of time in seconds."""
+
+_WHOLES: Mapping[str, str] = _UNITS["counted"]
 _SECONDS = ("s", "sec", "second")
 _SIZES = {"k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9}
 
@@ -92,20 +89,14 @@ def factor(unit: str) -> tuple[str, float] | None:
     None for any other text than s, ms, s/it, ms/step, it/s, tok/s and the like.
     """
     above, _, below = re.sub(r"\s+", "", unit.lower()).replace("per", "/").partition("/")
-    time = _TIMES.get(above) or _TIMES.get(above.removesuffix("s"))
-    if time is not None and (not below or _counts(below) == "steps"):
+    time = SECONDS.get(above)
+    if time is not None and (not below or _WHOLES.get(below) == "steps"):
         return "time", time
     if below in _SECONDS:
         for prefix, size in {"": 1.0, **_SIZES}.items():
-            if above.startswith(prefix) and (counted := _counts(above[len(prefix) :])):
+            if above.startswith(prefix) and (counted := _WHOLES.get(above[len(prefix) :])):
                 return counted, size
     return None
-
-
-def _counts(word: str) -> str | None:
-    """What a word such as ``its``, ``step`` or ``tokens`` counts, or None."""
-    singular = word.removesuffix("es") if word == "batches" else word.removesuffix("s")
-    return _WHOLES.get(singular)
 
 
 _NAMED = {
@@ -137,7 +128,12 @@ class Step:
 
 
 class StepReader:
-    """Reads steps from lines by rules (see `autotune.model.sections.ReadSpec`); ValueError if one cannot work."""
+    """Reads steps from lines by rules (see `autotune.model.sections.ReadSpec`); ValueError if one cannot work.
+
+    Attributes:
+        needs_tokens: Whether a rate of tokens is read, which needs the tokens of a step.
+        uses_clock: Whether the time between lines counts.
+    """
 
     def __init__(self, rules: Mapping[str, Any]) -> None:
         preset = PRESETS[rules["preset"]] if rules.get("preset") else {}
@@ -149,6 +145,8 @@ class StepReader:
         self._loss: re.Pattern[str] | None = None
         if self._key is None:
             self._take_patterns(rules.get("pattern") or preset["pattern"], rules.get("loss") or preset.get("loss"))
+        self.needs_tokens: bool = self._unit == "tokens_per_s"
+        self.uses_clock: bool = self._unit == "step"
         self._last: tuple[float, int] | None = None
         self._decimal: bool | None = None
 
@@ -170,16 +168,6 @@ class StepReader:
         if ("unit" in self._pattern.groupindex) != (units == ["value"]):
             raise ValueError("the groups `value` and `unit` of a `pattern` must come together, as 12.5 and ms do")
         self._unit = units[0] if units else "step"
-
-    @property
-    def needs_tokens(self) -> bool:
-        """Whether a rate of tokens is read, which needs the tokens of a step."""
-        return bool(self._unit == "tokens_per_s")
-
-    @property
-    def uses_clock(self) -> bool:
-        """Whether the time between lines counts."""
-        return bool(self._unit == "step")
 
     def read(self, line: str, now_s: float) -> Step | None:
         """Reads a line of some time on any clock; None if it holds neither duration nor loss."""

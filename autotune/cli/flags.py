@@ -109,16 +109,17 @@ def migrate_flags(
     if (file is None) == (not text):
         raise SettingError("give either flags or --file")
     before = read_script(file) if file is not None else " ".join(text or ())
-    migration = migrate_text(before, KnownSettings(probe_named(plugin, python)))
+    notes = list[str]()
+    settings = migrate_text(before, KnownSettings(probe_named(plugin, python)), note=notes.append)
     if as_json:
-        print_json(migration._asdict())
+        print_json({"settings": settings, "notes": notes})
         return
-    environment = migration.settings.to_environment()
+    environment = settings.to_environment()
     block = "".join(f"{name}={shlex.quote(value)}\n" for name, value in environment.items())
     if dict(read_assignments(block)) != environment:
-        raise SettingError(f"a shell must read the block as it is but does not; write by hand: {migration.settings}")
+        raise SettingError(f"a shell must read the block as it is but does not; write by hand: {settings}")
     print_exact(block)
-    for text_ in migration.notes:
+    for text_ in notes:
         print(text_, file=sys.stderr)
 
 
@@ -147,9 +148,8 @@ def show_recipe(
     if as_json:
         print_json(recipe)
         return
-    for line in (recipe.source, recipe.date, recipe.for_hardware, recipe.note):
-        if line:
-            print(f"# {line}")
+    for line in filter(None, (recipe.source, recipe.date, recipe.for_hardware, recipe.note)):
+        print(f"# {line}")
     for name_, value in recipe.settings.items():
         print(f"{name_}={value}")
 

@@ -18,18 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.child.output import find, lines_of
-from autotune.child.recognise import (
-    ALIKE,
-    BAR,
-    FEWEST_LINES,
-    MEAN,
-    Recognised,
-    clock_of,
-    draws_bar,
-    propose,
-    recognise,
-    shape_of,
-)
+from autotune.child.recognise import ALIKE, BAR, FEWEST_LINES, MEAN, Recognised, clock_of, propose, recognise, shape_of
 from autotune.child.steps import StepReader, plain
 from autotune.machine.environment import caller_environment, child_environment, driver_python
 from autotune.machine.files import COMPILES, Scratch
@@ -581,7 +570,7 @@ def _why_no_steps(request: ProbeRequest, probe: Probe, steps: int, watch: StepWa
             f"{_last_lines(probe.lines)}\n  Let it run longer, or print a line at every step"
         )
     wanted = "no line fits the pattern that was given" if request.rules else "no line is known to be a step's"
-    if any(map(draws_bar, probe.lines[-SHOWN_LINES:])):
+    if any(BAR.search(plain(line)) for line in probe.lines[-SHOWN_LINES:]):
         wanted = "it draws a progress bar in which no step is known"
     if len(probe.lines) == 1:
         wanted = "it printed one line only"

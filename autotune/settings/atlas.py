@@ -15,9 +15,9 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
-from autotune.model.errors import SettingError, close_matches
+from autotune.model.errors import SettingError, close_matches, first_problem
 from autotune.model.numbers import Record
 from autotune.settings.catalog import DATA, release_of
 
@@ -105,19 +105,16 @@ def read_atlas(folder: Traversable) -> list[AtlasRow]:
 
 def read_rows(path: Traversable) -> list[AtlasRow]:
     """Reads one file of the table; SettingError if a line has another schema."""
-    adapter = TypeAdapter(AtlasRow)
     head, *lines = path.read_text("utf-8").splitlines() or [""]
     if head != HEADER:
         raise SettingError(f"{path.name}: the first line of a table of the atlas must be {HEADER} but got {head!r}")
     rows = []
     for number, line in enumerate(lines, 2):
         try:
-            rows.append(adapter.validate_json(line))
+            rows.append(AtlasRow.model_validate_json(line))
         except ValidationError as error:
-            wrong = error.errors()[0]
-            raise SettingError(
-                f"{path.name}: line {number} must be a row of the atlas (schema {SCHEMA_VERSION}) but {wrong['msg']}"
-            ) from error
+            wanted = f"line {number} must be a row of the atlas (schema {SCHEMA_VERSION})"
+            raise SettingError(f"{path.name}: {wanted} but {first_problem(error)}") from error
     return rows
 
 

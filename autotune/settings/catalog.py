@@ -109,7 +109,6 @@ class Setting:
     type: str
     """One of bool, int, int32, int64, float, string, enum, message."""
     also_in: tuple[str, ...] = ()
-    """Further groups."""
     tri_state: bool = False
     """Whether being unset differs from every value."""
     repeated: bool = False
@@ -121,9 +120,8 @@ class Setting:
     step: int = 1
     power_of_two: bool = False
     minimum: float | None = None
-    """Smallest sensible value; the parser may accept others."""
+    """Smallest sensible value, as `maximum` is the largest; the parser may accept others."""
     maximum: float | None = None
-    """Largest sensible value."""
     scopes: tuple[Scope, ...] = ()
     """The program must have all of them."""
     makes: tuple[Scope, ...] = ()
@@ -158,7 +156,6 @@ class Setting:
     condition_since: str = ""
     """First jaxlib for which `when` and `unless` hold; empty if for all."""
     renamed_to: str = ""
-    """The newer name."""
     renamed_values: Mapping[str, str] = field(default_factory=dict)
     """Its values to those of the newer name; other values need no replacement."""
     stood_for: tuple[str, ...] = ()

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import NamedTuple
 
 from autotune.machine.environment import caller_environment
 from autotune.model.errors import SettingError, close_matches
@@ -83,7 +82,9 @@ def check_setting(name: str, value: str, known: KnownSettings, *, as_flag: bool 
         judged = SettingVerdict.BAD_VALUE, refused, advice
     elif setting.is_flag and known.is_older_name(setting):
         replacement = known.replacement(setting, value)
-        judged = _judge_older_name(setting, value, replacement)
+        advice = "write the new name" if replacement is not None else "remove it: that is the default"
+        new = f"{setting.entry.renamed_to}={renamed_value(setting.entry, value)}"
+        judged = SettingVerdict.RENAMED, f"an older name that now sets {new}", advice
     elif not exists and (of_variable := _judge_variable(setting, known)) is not None:
         replacement = known.replacement(setting, value) if of_variable[0] is SettingVerdict.RENAMED else None
         judged = of_variable
@@ -166,14 +167,6 @@ def _never_acts(setting: KnownSetting, build: str) -> str:
     if entry.platform in NEVER_SEARCHED:
         return NEVER_SEARCHED[entry.platform]
     return f"{build} takes it and stores it nowhere" if flag is not None and not flag.sets else ""
-
-
-def _judge_older_name(setting: KnownSetting, value: str, replacement: Pair | None) -> Judgement:
-    """Judges an old name that the parser still accepts."""
-    reason = f"an older name that now sets {setting.entry.renamed_to}={renamed_value(setting.entry, value)}"
-    if replacement is None:
-        return SettingVerdict.RENAMED, f"{reason}, which is the default", "remove it"
-    return SettingVerdict.RENAMED, reason, "write the new name"
 
 
 def _judge_missing(
@@ -272,25 +265,17 @@ def _overridden(check: SettingCheck, name: str, value: str) -> SettingCheck:
     return SettingCheck(name, check.value, SettingVerdict.NO_EFFECT, reason, "remove it")
 
 
-class Migration(NamedTuple):
-    """Settings for the installed build, with notes on those renamed or left out."""
-
-    settings: FlagSet
-    notes: tuple[str, ...]
-
-
-def migrate_text(text: str, known: KnownSettings) -> Migration:
-    """Translates the settings of a script to the installed build; those that cannot be known are noted."""
-    asked, notes = dict[str, str](), list[str]()
+def migrate_text(text: str, known: KnownSettings, *, note: Callable[[str], None] = lambda text: None) -> FlagSet:
+    """Translates the settings of a script to the installed build; `note` tells what is renamed, left out or unknown."""
+    asked = dict[str, str]()
     for check in check_text(text, known):
         name, value = check.name, "true" if check.value is None else check.value
         may_be_set = name.startswith(("xla_", "jax_")) or is_variable(name)
         if check.verdict is SettingVerdict.NOT_JUDGED or COMPUTED in value or not may_be_set:
-            notes.append(f"{name} stays where it is: {check.reason}")
+            note(f"{name} stays where it is: {check.reason}")
         else:
             asked[name] = combine(name, asked[name], value) if name in asked else value
-    settings = for_build(FlagSet(asked), known, note=notes.append)
-    return Migration(settings=settings, notes=tuple(notes))
+    return for_build(FlagSet(asked), known, note=note)
 
 
 def check_text(text: str, known: KnownSettings) -> tuple[SettingCheck, ...]:
@@ -325,11 +310,6 @@ def _name_of(variable: str) -> str:
     return variable.lower() if variable.startswith("JAX_") else variable
 
 
-def find_steering(environment: Mapping[str, str], known: KnownSettings) -> tuple[SettingCheck, ...]:
-    """Checks what an environment sets, XLA's flags first."""
-    return check_variables(sorted(environment.items(), key=lambda item: (item[0] != "XLA_FLAGS", item)), known)
-
-
 def named_sets(spec: StudySpec, known: KnownSettings, *, every: bool) -> dict[str, FlagSet]:
     """The study's own sets and recipes (with `every` all recipes), translated to the build."""
     names = list(load_recipes()) if every else list(spec.search.recipes)
@@ -349,7 +329,7 @@ def check_given(
     if file is not None:
         return check_text(read_script(file), known)
     if from_environment:
-        return find_steering(caller_environment(), known)
+        return check_variables(caller_environment().items(), known)
     is_script = re.match(r"\s*(export\s+)?[A-Za-z_]\w*=", flags[0]) is not None
     return check_text(shlex.join(flags), known) if is_script else check_xla_flags(" ".join(flags), known)
 

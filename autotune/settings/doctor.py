@@ -17,7 +17,7 @@ from autotune.machine.gpus import Gpu, Runner, are_hidden, find_gpus, has_device
 from autotune.machine.host import packages_of
 from autotune.model.units import format_bytes
 from autotune.settings.catalog import DATA, read_data
-from autotune.settings.check import SettingCheck, find_steering
+from autotune.settings.check import SettingCheck, check_variables
 from autotune.settings.known import KnownSettings
 
 _MISSING = "not installed"
@@ -88,7 +88,7 @@ def diagnose(
     is_asked = _names_gpus(environment)
     if gpus:
         versions["driver"] = gpus[0].driver
-    steering = find_steering(environment, known) if known is not None else ()
+    steering = check_variables(environment.items(), known) if known is not None else ()
     load = psutil.getloadavg()[0]
     cpus = len(os.sched_getaffinity(0))
     findings = [

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 from autotune.model.errors import close_matches
-from autotune.settings.catalog import Catalog, Setting, Stage, Tier, load_catalog, older
+from autotune.settings.catalog import Setting, Stage, Tier, load_catalog, older
 from autotune.settings.probe import FlagInfo, JaxOption, ProbeReport
 
 Pair = tuple[str, str]
@@ -19,8 +19,8 @@ _JAX_BOOLEANS = {
 _HEXADECIMAL = re.compile(r"[+-]?0[xX][0-9a-fA-F]+")  # the parser reads floats as C does
 _INTEGER_BITS = {"int32": 31, "int64": 63}
 
-_SHOWN_APART = frozenset({"name", "summary", "type", "step", "sources", "source_line"})
-"""Fields of an entry that `flags show` formats in another way."""
+_SHOWN_APART = frozenset({"name", "summary", "type", "tier", "stage", "spellings", "sources", "source_line"})
+"""Fields that `flags show` formats in another way."""
 
 UNSET = "(unset)"
 """Default in the catalogue of a setting that is unset by default."""
@@ -137,8 +137,8 @@ class KnownSettings:
     def replacement(self, setting: KnownSetting, value: str) -> Pair | None:
         """Name and value to write instead: the newer name, or on an old build the older one."""
         entry = setting.entry
-        if setting.is_catalogued and entry.kind == "env":
-            return (entry.renamed_to, value) if entry.renamed_to else None
+        if entry.renamed_to and entry.kind == "env":
+            return entry.renamed_to, value
         if entry.renamed_to in self.build.flags:
             new = renamed_value(entry, value)
             if new is None or (setting.is_flag and self[entry.renamed_to].is_default(new)):
@@ -161,7 +161,8 @@ class KnownSettings:
         if setting.exists or setting.is_catalogued:
             return ""
         is_of_build = as_flag or setting.name.startswith(("xla_", "jax_"))
-        return close_matches(setting.name, self.build.names if is_of_build else self.catalog)
+        names = [*self.build.flags, *self.build.jax_options] if is_of_build else self.catalog
+        return close_matches(setting.name, names)
 
 
 def _uncatalogued(name: str) -> Setting:
@@ -245,52 +246,35 @@ def _enum_problem(value: str, flag: FlagInfo) -> str:
 
 
 def format_setting(entry: Setting, known: KnownSettings) -> list[Pair]:
-    """Formats all knowledge of a setting as (label, text); unknown texts are empty."""
-    return [*_in_build(entry, known), *_in_catalog(entry, known.catalog)]
+    """Formats what the build and the catalogue say, under their own names, as (label, text); texts may be empty."""
+    sources = [known.catalog.sources[s] for s in entry.sources]
+    return [
+        *_in_build(entry, known),
+        ("in the catalogue", f"{entry.tier}, acts in stage {entry.stage}"),
+        *_fields(entry),
+        ("sources", "; ".join(f"{s.title} <{s.url}>" for s in sources)),
+        ("source line", next((s.link(entry.source_line) for s in sources if s.commit and entry.source_line), "")),
+    ]
 
 
 def _in_build(entry: Setting, known: KnownSettings) -> list[Pair]:
-    setting, build = known[entry.name], known.build
-    said = setting.flag or setting.option
-    if said is None and entry.kind == "env":
-        return [("in this build", "an environment variable"), ("type", entry.type)]
-    if said is None:
-        return [("in this build", "" if entry.kind == "layout" else f"{build.build} does not have it")]
-    kind, edits = said.type, ""
-    ways = f"jax {build.jax}: through its variable in upper case, or jax.config"
-    if setting.flag is not None:
-        ways = _ways(setting.flag, build)
-        kind += " list" if setting.flag.repeated and kind != "message" else ""
-        edits = "; +X and -X change the default list" if setting.flag.edits else ""
+    said = known[entry.name].flag or known[entry.name].option
+    if said is not None:
+        return [("in this build", known.build.build), ("type", said.type), *_fields(said)]
+    elsewhere = {"env": "an environment variable", "layout": ""}
     return [
-        ("in this build", ways),
-        ("type", kind),
-        ("legal values", ", ".join(said.values) + edits),
-        ("default here", "unset" if said.default is None else repr(said.default)),
+        ("in this build", elsewhere.get(entry.kind, f"{known.build.build} does not have it")),
+        ("type", entry.type),
     ]
 
 
-def _ways(flag: FlagInfo, build: ProbeReport) -> str:
-    """How the build receives a flag, and the options it sets under other names."""
-    ways = ["XLA_FLAGS"] * flag.in_xla_flags + ["compiler options"] * flag.in_compiler_options
-    sets = "" if flag.sets in ((flag.name,), ()) else f"; sets {', '.join(flag.sets)}"
-    if flag.in_xla_flags and not flag.sets:
-        sets = "; stored nowhere"
-    return f"{build.build}: through {' and '.join(ways) or 'nothing'}{sets}"
-
-
-def _in_catalog(setting: Setting, catalog: Catalog) -> list[Pair]:
-    """Formats what an entry says, under the keys of its table."""
-    values = {f.name: getattr(setting, f.name) for f in fields(setting) if f.name not in _SHOWN_APART}
-    sources = [catalog.sources[s] for s in setting.sources]
-    return [
-        *((name.replace("_", " "), _in_words(value)) for name, value in values.items() if value not in (False, None)),
-        ("sources", "; ".join(f"{s.title} <{s.url}>" for s in sources)),
-        ("source line", next((s.link(setting.source_line) for s in sources if s.commit and setting.source_line), "")),
-    ]
+def _fields(said: Setting | FlagInfo | JaxOption) -> list[Pair]:
+    """Formats the fields that differ from their defaults, under their own names."""
+    values = {f.name: getattr(said, f.name) for f in fields(said) if getattr(said, f.name) != f.default}
+    return [(name.replace("_", " "), _in_words(value)) for name, value in values.items() if name not in _SHOWN_APART]
 
 
 def _in_words(value: object) -> str:
     if isinstance(value, Mapping):
         return "; ".join(f"{key}: {_in_words(of_key)}" if key else _in_words(of_key) for key, of_key in value.items())
-    return ", ".join(repr(str(item)) for item in value) if isinstance(value, tuple) else str(value)
+    return ", ".join(repr(str(item)) for item in value) if isinstance(value, tuple) else str(value) or "''"

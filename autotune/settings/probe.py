@@ -109,11 +109,6 @@ class ProbeReport:
         """The build for messages: ``jaxlib 0.10.2``."""
         return f"jaxlib {self.jaxlib}" + (f" with {self.plugin}" if self.plugin else "")
 
-    @property
-    def names(self) -> list[str]:
-        """Names of all flags and jax options."""
-        return [*self.flags, *self.jax_options]
-
 
 _REPORT = TypeAdapter(ProbeReport)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from autotune.model.errors import SettingError, close_matches
@@ -49,12 +49,6 @@ class Parameter:
     condition: Mapping[str, tuple[str, ...]] | None = None
     """Other parameter to the values under which this one acts; None if always."""
     group: str = ""
-
-    def __post_init__(self) -> None:
-        if (self.choices is None) == (self.low is None or self.high is None):
-            raise ValueError(f"{self.name} must have either choices or a range")
-        if self.choices is not None and (not self.choices or len(set(self.choices)) != len(self.choices)):
-            raise ValueError(f"{self.name} must have distinct choices but got {self.choices!r}")
 
     @property
     def size(self) -> int:
@@ -260,7 +254,7 @@ class SpaceBuilder:
         if name.startswith(("xla_", "jax_")) and not setting.exists:
             raise SettingError(
                 f"`search.settings` must name settings of {build.build} but it lacks {name}"
-                f"{close_matches(name, build.names)}; try: autotune flags show {name}"
+                f"{self._known.hint(setting)}; try: autotune flags show {name}"
             )
         if setting.entry.danger:
             raise SettingError(f"`search.settings` must not name {name}: {setting.entry.danger}")
@@ -319,7 +313,8 @@ class SpaceBuilder:
             return f"acts on {entry.platform}, the study runs on {self._platform}"
         if entry.group == "pgle" and entry.kind == "jax" and self._is_entry:
             return "does nothing to a step that is compiled ahead of time; name a profile, or run a command"
-        return self._known.avoided(entry) or why_no_effect(entry, self._scopes, self._made)
+        missing = (s for s in entry.scopes if self._scopes.get(s) is False and s not in self._made)
+        return self._known.avoided(entry) or next((_KNOWN.missing[scope] for scope in missing), "")
 
     def _catalog_parameter(self, entry: Setting, setting: KnownSetting) -> Parameter | None:
         """A parameter with the catalogue's values; None without any."""
@@ -481,12 +476,6 @@ def known_scopes(spec: StudySpec, reference: WorkloadFacts | None) -> dict[Scope
     if workload.command is None or (Scope.MULTI_DEVICE in lacks and Scope.MULTI_DEVICE not in has):
         lacks.add(Scope.MULTI_NODE)  # a command may start processes elsewhere, an entry runs where it is put
     return {scope: scope in has for scope in Scope if scope in has | lacks}
-
-
-def why_no_effect(entry: Setting, known: Mapping[Scope, bool], made: Collection[Scope] = ()) -> str:
-    """Why a setting does nothing in this program, to which others may add the scopes `made`; empty if it may act."""
-    missing = (s for s in entry.scopes if known.get(s) is False and s not in made)
-    return next((_KNOWN.missing[s] for s in missing), "")
 
 
 def _device_count(spec: StudySpec, reference: WorkloadFacts | None) -> int | None:

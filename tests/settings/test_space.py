@@ -30,7 +30,7 @@ Build = Callable[..., SearchSpace]
 @pytest.fixture(scope="module")
 def build(known: KnownSettings) -> Build:
     def make(**changes: Any) -> SearchSpace:
-        facts = {n: changes.pop(n) for n in ("device_count", "mesh", "layer_bytes") if n in changes}
+        facts: dict[str, Any] = {n: changes.pop(n) for n in ("device_count", "mesh", "layer_bytes") if n in changes}
         device = {n: changes.pop(n) for n in ("platform", "node_count") if n in changes}
         return space_of(known, {"device_count": 1, **facts}, device=device, search=changes)
 
