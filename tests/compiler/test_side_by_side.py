@@ -20,7 +20,7 @@ from autotune.machine.host import available_memory_bytes
 from autotune.model.flags import FlagSet
 from autotune.model.time_limits import CompileLimits
 from autotune.settings.catalog import load_catalog
-from tests.compiler.rules import BUFFER, COMBINE, SLOP, Rules, screen, space
+from tests.compiler.rules import BUFFER, COMBINE, SLOP, Rules, screen
 from tests.tables import toml_beside
 
 CASES = toml_beside(__file__)
@@ -150,25 +150,6 @@ def test_named_sets_go_first_then_settings_that_many_of_them_hold() -> None:
     order = screen(Rules()).wanted({COMBINE: ["1"], BUFFER: ["1", "2"], SLOP: ["1"]}, named)
     assert order[:2] == [*named.values()]
     assert [next(iter(s)) for s in order[2:]] == [SLOP, BUFFER, BUFFER, COMBINE]
-
-
-class Batches(Rules):
-    """Gives what it compiles in another order, as several workers do."""
-
-    def compile(self, sets: Any) -> Iterator[CompileResult]:
-        yield from reversed(list(super().compile(sets)))
-
-
-def test_verdicts_do_not_depend_on_who_is_ready_first() -> None:
-    values = {p.name: [v for v in p.values() if not p.is_absent(v)] for p in space().parameters}
-    named = {"a": FlagSet({BUFFER: "true", COMBINE: "11"}), "b": FlagSet({SLOP: "17"})}
-
-    def report(rules: Rules) -> Any:
-        catalog: Any = load_catalog()
-        made: Any = rules
-        return Screener(made, baseline=FlagSet(), catalog=catalog).run(values, named)
-
-    assert report(Batches()) == report(Rules())
 
 
 @pytest.mark.parametrize(("files", "left"), CASES["memory_limits"])
