@@ -173,7 +173,7 @@ def test_real_compilations_at_once_give_the_verdicts_of_those_in_a_row(toy_job: 
     def report(processors: int) -> tuple[Any, set[int]]:
         with Compiler(toy_job(), processors=lambda: processors) as opened:
             found = Screener(opened, baseline=FlagSet(), catalog=load_catalog()).run(values, {})
-            return found, {id(w) for w in opened.workers}
+            return found, set(opened.workers)
 
     (alone, one), (beside, several) = report(1), report(max(2, len(os.sched_getaffinity(0))))
     assert len(one) == 1 < len(several)
