@@ -304,7 +304,8 @@ def compiler_problem(versions: Mapping[str, str]) -> str | None:
     parts = {n: v for n, v in versions.items() if n not in ("jax", "jaxlib")}
     if not any(all(part in parts for part in whole) for whole in _WHOLE_PLUGINS):
         got = f"only {', '.join(parts)} is installed" if parts else "none is installed"
-        return f"compiling for a GPU needs XLA's CUDA plugin but {got}; in autotune's folder run: pip install -e '.[screen]'"
+        advice = "in autotune's folder run: pip install -e '.[screen]'"
+        return f"compiling for a GPU needs XLA's CUDA plugin but {got}; {advice}"
     wrong = [f"{name} {version}" for name, version in parts.items() if version != jaxlib]
     if wrong:
         fix = " ".join(f"{name}=={jaxlib}" for name in parts)
