@@ -75,6 +75,7 @@ class Compiler:
 
     Attributes:
         kept_to: Processors that later compilations may use; empty for all.
+        workers: The running workers, by seat.
 
     Raises:
         LaunchError: If no fitting CUDA plugin is installed.
@@ -97,16 +98,11 @@ class Compiler:
         self._host_bytes = 0
         self._progress = progress
         self._processors = processors
-        self._workers: dict[int, CompileWorker] = {}
+        self.workers: dict[int, CompileWorker] = {}
         # A JAX backend that starts before the fork disables the fork's flags, and listing a CPU's devices starts one.
         self._lowers_first = job.target is not None
         self._is_stopped = False
         self._has_estimates = True
-
-    @property
-    def workers(self) -> list[CompileWorker]:
-        """The running workers."""
-        return list(self._workers.values())
 
     def compile(self, sets: Sequence[FlagSet]) -> Generator[CompileResult, None, None]:
         """Compiles each distinct set, and yields cached results first; failures are results too.
@@ -143,7 +139,7 @@ class Compiler:
             while waiting or running:
                 while waiting and free:
                     seat = free.pop(0)
-                    shared = self._workers[seat].shared if seat in self._workers else None
+                    shared = self.workers[seat].shared if seat in self.workers else None
                     settings = next((s for s in waiting if worker_settings(s) == shared), waiting[0])
                     waiting.remove(settings)
                     running[pool.submit(self._one, seat, settings)] = seat
@@ -167,7 +163,7 @@ class Compiler:
         shared = worker_settings(settings)
         for _ in range(WORKER_RESTARTS + 1):
             self._refuse_if_stopped()
-            worker = self._workers.get(seat)
+            worker = self.workers.get(seat)
             if worker is None or worker.shared != shared:
                 worker = self._start(seat, shared)
             self._refuse_if_stopped()
@@ -197,7 +193,7 @@ class Compiler:
         """Starts a worker; if the workload starts a JAX backend in it, another that lowers in its forks."""
         self._end(seat)
         worker = CompileWorker(self.job, shared, self._progress, lowers_first=self._lowers_first, kept_to=self.kept_to)
-        self._workers[seat] = worker
+        self.workers[seat] = worker
         if worker.is_touched:
             self._progress("the workload starts a backend as it is built: each set is built in a process of its own")
             self._lowers_first = False
@@ -205,7 +201,7 @@ class Compiler:
         return worker
 
     def _end(self, seat: int) -> None:
-        if (worker := self._workers.pop(seat, None)) is not None:
+        if (worker := self.workers.pop(seat, None)) is not None:
             worker.close()
 
     def forget(self, sets: Iterable[FlagSet]) -> None:
@@ -215,12 +211,12 @@ class Compiler:
     def abort(self) -> None:
         """Stops all compilations, from any thread; they and later ones raise `StoppedError`."""
         self._is_stopped = True
-        for worker in self.workers:
+        for worker in list(self.workers.values()):
             worker.abort()
 
     def close(self) -> None:
         """Ends the workers; a later compilation starts new ones."""
-        for seat in list(self._workers):
+        for seat in list(self.workers):
             self._end(seat)
 
     def __enter__(self) -> Compiler:

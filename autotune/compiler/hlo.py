@@ -1,13 +1,10 @@
 """Parses optimized HLO modules: instructions, device groups, trip counts, work of kernels.
 
-Trip counts: passes that peel a loop, such as pipelining, lose its trip count. The loop's counter, a scalar integer, is
-then run until the condition ends the loop. All else counts as unknown, because a wrong count gives a wrong step time.
-XLA's own counting before that is in xla/service/while_loop_analysis.cc.
-
-Work of kernels: the rules follow XLA's own cost analysis (xla/service/hlo_cost_analysis.cc and
-gpu_hlo_cost_analysis.cc): a dot is 2 FLOPs for each multiplied pair, an elementwise operation 1 for each element, and
-an operand of which a fusion reads a slice counts as that slice. Convolutions and custom calls other than cuBLAS's and
-cuDNN's attention count as bytes only.
+A pass that peels a loop loses its trip count. The loop's counter, a scalar integer, is then run until the condition
+ends the loop (before that xla/service/while_loop_analysis.cc counts). All else is unknown: a wrong count gives a wrong
+step time. Work follows XLA's cost analysis (xla/service/hlo_cost_analysis.cc, gpu_hlo_cost_analysis.cc): a dot is 2
+FLOPs for each multiplied pair, an elementwise operation 1 for each element, and an operand of which a fusion reads a
+slice counts as that slice. Convolutions and custom calls but cuBLAS's and cuDNN's attention count as bytes only.
 """
 
 from __future__ import annotations

@@ -197,11 +197,10 @@ class Screener:
             self.compile_all(wanted, progress)
         skipped = {n for n, values in judged.items() if not all(self.is_known(FlagSet({n: v})) for v in values)}
         found = [self._setting(n, v) for n, v in domains.items() if n not in skipped]
-
-        def row_done(done: int, of: int) -> None:
-            progress(len(wanted) + done, len(wanted) + of)
-
-        found, unsettled = self._interaction_test(found, others, chains or {}, row_done)
+        before = len(wanted)
+        found, unsettled = self._interaction_test(
+            found, others, chains or {}, lambda done, of: progress(before + done, before + of)
+        )
         skipped |= unsettled
         self.is_over = lambda: False
         seen = {(reference.fingerprint, self._to_measure(self.baseline)): ("reference", FlagSet())}

@@ -21,10 +21,6 @@ from autotune.settings.catalog import read_data
 
 _COUNTED_ON = 0.80
 
-MATRIX_SHARE = 0.65
-"""Default of `Target.matrix_share`: that of an H100, see `docs/predictions.md`."""
-
-EXTRA = ".[screen]"
 _WHOLE_PLUGINS = tuple((plugin, plugin.replace("-plugin", "-pjrt")) for plugin in CUDA_PLUGINS)
 
 
@@ -62,7 +58,7 @@ class Target:
     flops_per_s: Mapping[str, float]
     """Peak rate of the matrix units by type of input (``bf16``, ``f8``, ``tf32`` ...), and ``scalar``."""
     network: Network
-    matrix_share: float = MATRIX_SHARE
+    matrix_share: float = 0.65  # that of an H100, see docs/predictions.md
     """Share of the matrix units' peak that large products reach during training."""
     kinds: tuple[str, ...] = ()
     """Names of the GPU in JAX."""
@@ -308,9 +304,8 @@ def compiler_problem(versions: Mapping[str, str]) -> str | None:
     parts = {n: v for n, v in versions.items() if n not in ("jax", "jaxlib")}
     if not any(all(part in parts for part in whole) for whole in _WHOLE_PLUGINS):
         got = f"only {', '.join(parts)} is installed" if parts else "none is installed"
-        return (
-            f"compiling for a GPU needs XLA's CUDA plugin but {got}; in autotune's folder run: pip install -e '{EXTRA}'"
-        )
+        advice = "in autotune's folder run: pip install -e '.[screen]'"
+        return f"compiling for a GPU needs XLA's CUDA plugin but {got}; {advice}"
     wrong = [f"{name} {version}" for name, version in parts.items() if version != jaxlib]
     if wrong:
         fix = " ".join(f"{name}=={jaxlib}" for name in parts)

@@ -34,16 +34,13 @@ REFUSED = frozenset({SettingVerdict.DANGEROUS})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preflight:
-    """The setup of a checked study; see `autotune.study.run.Setup`.
-
-    Attributes:
-        known: Settings of the installed build.
-        python: Interpreter of that build, under which the study's program runs.
-    """
+    """The setup of a checked study; see `autotune.study.run.Setup`."""
 
     spec: StudySpec
     known: KnownSettings
+    """Settings of the installed build."""
     python: str
+    """Interpreter of that build, under which the study's program runs."""
     first: tuple[tuple[str, FlagSet], ...]
     rule_defaults: Mapping[str, str] = field(default_factory=dict)
 
@@ -197,12 +194,10 @@ def keeping_rules(
 
 def _values(domain: object) -> list[str | bool | int | float]:
     """Returns the values of a domain to check: all of a list, both ends of a range."""
-    if isinstance(domain, dict):
-        found: list[str | bool | int | float] = []
-        for value in domain.values():
-            found += value if isinstance(value, list) else []
-        return found + [domain[k] for k in ("low", "high") if k in domain]
-    return list(domain) if isinstance(domain, list) else []
+    if not isinstance(domain, dict):
+        return list(domain) if isinstance(domain, list) else []
+    listed = [value for of in domain.values() if isinstance(of, list) for value in of]
+    return listed + [domain[k] for k in ("low", "high") if k in domain]
 
 
 # ---------------------------------------------------------------------- preview
@@ -210,17 +205,14 @@ def _values(domain: object) -> list[str | bool | int | float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpacePreview:
-    """The search space of a study before it runs.
-
-    Attributes:
-        space: Before the screen.
-        build: Name of the probed library.
-        source: Source of the workload's facts, as text.
-    """
+    """The search space of a study before it runs."""
 
     space: SearchSpace
+    """Before the screen."""
     build: str
+    """Name of the probed library."""
     source: str
+    """Source of the workload's facts, as text."""
 
 
 def preview_space(

@@ -53,15 +53,12 @@ NO_OPS_TOGETHER = "no-ops together"
 
 @dataclass(frozen=True, slots=True)
 class Precheck:
-    """The result of compiling a set.
-
-    Attributes:
-        key: Identifies its program and the settings read at run time; None if it is not known.
-        failure: Why it must not be launched.
-    """
+    """The result of compiling a set."""
 
     key: str | None = None
+    """Identifies its program and the settings read at run time; None if it is not known."""
     failure: Failure | None = None
+    """Why it must not be launched."""
 
 
 def is_wanted(spec: StudySpec) -> tuple[bool, str]:
@@ -218,11 +215,6 @@ class StudyScreener:
             failure = does_not_fit(screen, settings)
         return Precheck(screen.program_key(settings), failure if self._believes_memory else None)
 
-    def is_same_program(self, one: FlagSet, other: FlagSet) -> bool:
-        """Whether two sets give the same program, as far as compiling can tell."""
-        key = self.precheck(one).key
-        return key is not None and key == self.precheck(other).key
-
     def close(self) -> None:
         """Ends the compile worker."""
         self._is_on = False
@@ -253,15 +245,12 @@ def open_study_screener(store: Store, view: Callbacks) -> Iterator[StudyScreener
 
 @dataclass(frozen=True, slots=True)
 class NoOpRecheck:
-    """Sets that are tried because the screen may be wrong on the actual GPU.
-
-    Attributes:
-        sets: One or two sets of all no-op settings.
-        whole: The space to search if one of them differs from the reference.
-    """
+    """Sets that are tried because the screen may be wrong on the actual GPU."""
 
     sets: tuple[FlagSet, ...]
+    """One or two sets of all no-op settings."""
     whole: SearchSpace
+    """The space to search if one of them differs from the reference."""
 
 
 def recheck_of(space: SearchSpace, report: ScreenReport) -> NoOpRecheck | None:

@@ -84,15 +84,10 @@ def test_topology_in_xlas_form_keeps_nvlink_domains_together(target: str, topolo
     assert parse_topology(topology).for_xla(load_target(target).network) == xla
 
 
-def test_nodes_that_do_not_fill_domains_are_refused() -> None:
-    with pytest.raises(StudyFileError, match="multiple of 18"):
-        parse_topology("19x4").for_xla(load_target("gb200").network)
-
-
-@pytest.mark.parametrize("text", ["", "x8", "0x8", "8x", "8x8x8", "-1", "2x0", "eight"])
-def test_odd_topologies_are_refused(text: str) -> None:
-    with pytest.raises(StudyFileError, match="8x8"):
-        parse_topology(text)
+@pytest.mark.parametrize("text", ["", "x8", "0x8", "8x", "8x8x8", "-1", "2x0", "eight", "19x4"])
+def test_odd_topologies_and_nodes_that_do_not_fill_domains_are_refused(text: str) -> None:
+    with pytest.raises(StudyFileError, match="multiple of 18" if text == "19x4" else "8x8"):
+        parse_topology(text).for_xla(load_target("gb200").network)
 
 
 def test_a_target_file_of_the_user_has_the_form_of_the_packaged_ones(tmp_path: Path) -> None:
@@ -105,9 +100,6 @@ def test_a_target_file_of_the_user_has_the_form_of_the_packaged_ones(tmp_path: P
         load_target(str(path))
     with pytest.raises(StudyFileError, match="readable"):
         load_target(str(tmp_path / "none.toml"))
-
-
-WHOLE = {"jax": "0.10.2", "jaxlib": "0.10.2", "jax-cuda12-plugin": "0.10.2", "jax-cuda12-pjrt": "0.10.2"}
 
 
 @pytest.mark.parametrize(("versions", "said"), TARGETS["plugins"])
