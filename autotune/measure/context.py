@@ -121,12 +121,12 @@ class MeasurementContext:
         """
         attempt = 0
         while True:
-            is_given = self.share.is_given(settings, isolated=isolated)
-            merged = self.share.settings_of(settings, isolated=isolated)
+            share = self.share.given(settings, isolated=isolated)
+            merged = self.spec.baseline.merge(settings).merge(share)
             try:
                 return self._checked(self._launcher.start(merged, folder, progress=self.progress.phase), settings)
             except WorkerFailed as error:
-                if is_given and self.share.is_refused(error.failure):
+                if share and self.share.is_refused(error.failure):
                     if not self.share.is_programs_own:
                         said = "the program sets its share of the GPU's memory itself, so it is left to it"
                         self.progress.incident(f"{said}: {error}"[:300])
