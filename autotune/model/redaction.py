@@ -1,8 +1,8 @@
 """Makes text from outside safe to keep and to show: redacts secrets, spells out control characters.
 
 A program gets its arguments and options as they are. What is recorded, exported, shown or hashed goes through here
-first, so a secret's value is no part of a study's identity. A secret is known by its name (`data/secret_names.toml`), or
-by its shape: the rules of gitleaks (`data/secrets.json`, written by `docs/write_secret_rules.py`).
+first, so a secret's value is no part of a study's identity. A secret is known by its name (`data/secret_names.toml`)
+or by its shape: the rules of gitleaks (`data/secrets.json`, written by `docs/write_secret_rules.py`).
 """
 
 from __future__ import annotations
