@@ -282,17 +282,12 @@ async def _reach(address: str) -> None:
 
 def _refuse_another_driver(client: Client) -> None:
     """Refuses a cluster with another driver: both studies would disturb each other's times."""
-    clients = client.run_on_scheduler(_clients)
+    clients = client.run_on_scheduler(lambda dask_scheduler: list(dask_scheduler.clients))
     if others := [c for c in clients if c.startswith(f"Client-{TOPIC}-") and c != client.id]:
         raise LaunchError(
             f"a Dask cluster must have one study at a time but another driver is there ({others[0]}); wait "
             "until it has ended, or start another cluster"
         )
-
-
-def _clients(dask_scheduler: Any) -> list[str]:
-    """Runs on the scheduler; lists the ids of its clients."""
-    return list(dask_scheduler.clients)
 
 
 # ---------------------------------------------------------------------- on the workers
