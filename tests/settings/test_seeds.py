@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -83,7 +83,7 @@ def _wrong_words(row: Row) -> Iterator[str]:
     for command in re.findall(r"`autotune ([a-z]+(?: [a-z]+)?)", row.where):
         if not _is_command(command.split()):
             yield f"there is no `autotune {command}`"
-    named = {
+    named: dict[str, tuple[str, Collection[str]]] = {
         "recipe": (r"recipes? `(\w+)`", load_recipes()),
         "symptom": (r"`(\w+)` in `autotune symp", load_symptoms()),
     }
