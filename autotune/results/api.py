@@ -94,8 +94,8 @@ class Study:
 
         Returns:
             Columns stage (aa_run, trial, confirm, isolated, minimise, recheck, builds), trial, measurement (folder),
-            pair, arm, is_first (its block ran before the other arm's), step (within the block), step_s, at_s (of the pair,
-            since the study began), is_counted (False while the device settles).
+            pair, arm, is_first (its block ran before the other arm's), step (within the block), step_s, at_s (of the
+            pair, since the study began), is_counted (False while the device settles).
         """
         rows = []
         for stage, trial, directory in self._measurements():
