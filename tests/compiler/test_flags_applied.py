@@ -147,7 +147,7 @@ def test_nothing_is_a_no_op_where_no_canary_acts(target: str | None, canaries: t
 def test_the_first_canary_that_changes_the_program_stands_in_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
     assert screen(Rules()).run({}, {}).canary == GPU_CANARIES[0]
     # A step without graphs: the first canary changes nothing.
-    monkeypatch.setattr(Rules, "canaries", lambda self, s: [c for c in GPU_CANARIES[1:] if s.merge(c) == s])
+    monkeypatch.setattr(Rules, "canaries", lambda self, s: [str(c) for c in GPU_CANARIES[1:] if s.merge(c) == s])
     assert screen(Rules()).run({}, {}).canary == GPU_CANARIES[1]
 
 
