@@ -11,7 +11,7 @@ quickstart: $(VENV)/.installed
 	$(BIN)/autotune run studies/quickstart.toml
 	$(BIN)/autotune export $(FIRST) --format env -o $(FIRST)/winner.env
 	$(BIN)/autotune exec $(FIRST) -- $(BIN)/python -m workloads workloads.example:build \
-	    --set width=4 --set rows=65536 --steps 10
+	    --set width=4 --set rows=32768 --steps 10
 	$(BIN)/autotune verify $(FIRST)/winner.env
 
 # Tests in sets (CONTRIBUTING.md). As many workers as cores: more threads of one's linear algebra would wait for the other's.

@@ -27,7 +27,7 @@ def test_the_first_study_proves_its_winner_and_ends_with_its_use(tmp_path: Path)
         assert before in study
         study = study.replace(before, after)
     (tmp_path / "quickstart.toml").write_text(study)
-    workload = ["workloads.example:build", "--set", "width=4", "--set", "rows=65536", "--steps", "3"]
+    workload = ["workloads.example:build", "--set", "width=4", "--set", "rows=32768", "--steps", "3"]
     for words in (
         ["run", "quickstart.toml"],
         ["export", "runs/quickstart", "--format", "env", "-o", "runs/quickstart/winner.env"],
