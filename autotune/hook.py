@@ -40,10 +40,9 @@ class HookError(RuntimeError):
 
 
 def steps(batches: Iterable[T], *, sync: Callable[[], Any] | None = None) -> Iterator[T]:
-    """Yields the batches of a training loop, under a study in measured blocks.
+    """Yields the batches of a training loop, under a study in measured blocks and as often as needed.
 
     Args:
-        batches: Under a study iterated as often as needed.
         sync: Waits until the device has finished all work of the loop; default: waits for all arrays of JAX.
 
     Raises:

@@ -142,7 +142,7 @@ def calibrate(effect: float, *, large: int = 3000) -> int:
         contextlib.closing(begin(spec, folder, Console(quiet=True))) as session,
     ):
         probe(session)
-        request: ComparisonRequest[None] = ComparisonRequest(
+        request = ComparisonRequest(
             candidate=FlagSet({VARIABLE: str(large)}),
             folder=session.store.folder("trials", "large"),
             name="c",

@@ -92,7 +92,7 @@ class MemoryStore(Store):
         """Keeps nothing: what is estimated from the pairs is in the records."""
         return lambda pair: None
 
-    def write_beside(self, folder: Path, name: str, make_text: Callable[[], str]) -> None:
+    def write_beside(self, folder: Path, name: str, text: str) -> None:
         """Writes nothing."""
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from harness import simulated_machine
+from tests.console import started as started
 from tests.runs import _own_data_dir as _own_data_dir
 from tests.runs import altered as altered
 from tests.runs import finished as finished

@@ -51,3 +51,12 @@ def commands(group: Any, above: str = "") -> Iterator[tuple[str, Any]]:
     for name, command in getattr(group, "commands", {}).items():
         yield above + name, command
         yield from commands(command, f"{above}{name} ")
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], dict[str, str]]]:
+    """The commands that `exec` would have put in its place, each with its environment."""
+    found: list[tuple[list[str], dict[str, str]]] = []
+    monkeypatch.setattr(os, "execvpe", lambda file, arguments, environment: found.append((arguments, environment)))
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    return found

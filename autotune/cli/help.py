@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterable, Mapping
-from importlib import resources
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
 
-_COMMANDS = tomllib.loads((resources.files("autotune") / "data" / "commands.toml").read_text("utf-8"))
+from autotune.model.files import packaged_table
+
+_COMMANDS = packaged_table("commands.toml")
 
 GROUPS: Mapping[str, Iterable[str]] = {
     title: dict.fromkeys(name.partition(" ")[0] for name in table) for title, table in _COMMANDS.items()

@@ -83,13 +83,15 @@ def make_console(*, stderr: bool = False) -> Console:
     return console if console.is_terminal else _visible_console()(**as_it_is, width=160, no_color=True)
 
 
-def print_lines(lines: Iterable[str], *, style: str | None = None, stderr: bool = False) -> None:
-    """Prints each text on one line, which only a terminal folds."""
+def print_lines(
+    lines: Iterable[str], *, style: str | None = None, stderr: bool = False, at_words: bool = False
+) -> None:
+    """Prints each text on one line, which only a terminal folds, or is folded `at_words` for its width."""
     from autotune.model.redaction import visible_line
 
     console = make_console(stderr=stderr)
     for line in lines:
-        console.print(visible_line(line), style=style, soft_wrap=True)
+        console.print(visible_line(line), style=style, soft_wrap=not (at_words and console.is_terminal))
 
 
 def note(text: str) -> None:
@@ -127,23 +129,6 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     for row in rows:
         table.add_row(*(Text(visible_line(c), style=_COLOURS.get(getattr(c, "style", ""), "")) for c in row))
     console.print(table)
-
-
-def print_blocks(blocks: Iterable[Sequence[str]]) -> None:
-    """Prints blocks of lines, indented below the first; a terminal wraps them to its width."""
-    from rich.padding import Padding
-    from rich.text import Text
-
-    from autotune.model.redaction import visible_line
-
-    console = make_console()
-    for first, *rest in blocks:
-        if not console.is_terminal:
-            print_lines([first, *(f"  {line}" for line in rest)])
-            continue
-        console.print(Text(visible_line(first), style="bold"))
-        for line in rest:
-            console.print(Padding(Text(visible_line(line)), (0, 0, 0, 2), expand=False))
 
 
 def print_study(store: Store) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from autotune.cli import options
-from autotune.cli.printing import print_blocks, print_json, print_lines, print_study
+from autotune.cli.printing import print_json, print_lines, print_study
 
 if TYPE_CHECKING:
     from autotune.model.measurement import Pair
@@ -43,7 +43,9 @@ def status(
     if not found:
         print("no runs here yet; `autotune run studies/quickstart.toml` makes one")
         return
-    print_blocks(map(_block, found))
+    for head, *rest in map(_block, found):
+        print_lines([head], style="bold", at_words=True)
+        print_lines((f"  {line}" for line in rest), at_words=True)
 
 
 def _block(status: StudyStatus | UnreadableRun) -> list[str]:

@@ -94,7 +94,7 @@ def tune(
     if dry_run:
         print_lines([f"nothing was started; run it: autotune run {shlex.quote(str(file))}"])
         return
-    _run(file, trials=trials, time_budget=time_budget, asked=asked)
+    _run(file, trials=trials, time_budget=time_budget)
 
 
 # ---------------------------------------------------------------------- options
@@ -182,13 +182,6 @@ def refuse_other_rules(asked: ProbeRequest, file: Path, platform: str | None, kn
 # ---------------------------------------------------------------------- probe, show, write
 
 
-def typed_command() -> str:
-    """Returns this call as typed, with secrets redacted."""
-    from autotune.model.redaction import redact_command
-
-    return shlex.join(["autotune", *redact_command(sys.argv[1:])])
-
-
 def planned(asked: ProbeRequest, name: str, *, trials: int, budget_s: float | None) -> tuple[Plan, ProbeResult]:
     """Probes a program once, with progress on the console, and plans its study."""
     from autotune.model.redaction import redact_command
@@ -207,7 +200,8 @@ def planned(asked: ProbeRequest, name: str, *, trials: int, budget_s: float | No
     except KeyboardInterrupt:
         print("\nautotune: stopped; the program was ended, and nothing is written", file=sys.stderr)
         raise typer.Exit(130) from None
-    return plan_of(found, name=name, trials=trials, budget_s=budget_s, said=typed_command()), found
+    said = shlex.join(["autotune", *redact_command(sys.argv[1:])])
+    return plan_of(found, name=name, trials=trials, budget_s=budget_s, said=said), found
 
 
 def show_plan(found: ProbeResult, plan: Plan, file: Path) -> None:
@@ -299,7 +293,7 @@ def write_study(file: Path, text: str, command: Sequence[str]) -> None:
 # ---------------------------------------------------------------------- run
 
 
-def _run(file: Path, *, trials: int | None, time_budget: str | None, asked: ProbeRequest) -> None:
+def _run(file: Path, *, trials: int | None, time_budget: str | None) -> None:
     from autotune.model.records import Outcome
     from autotune.model.spec import load_study
     from autotune.study.engines import choose_engine
@@ -309,39 +303,26 @@ def _run(file: Path, *, trials: int | None, time_budget: str | None, asked: Prob
     path = options.RUNS / spec.name
     done = run_and_print(spec, file, path, as_json=False, make_engine=choose_engine(spec, ()))
     conclusion, store = done.conclusion, done.store
+    command = spec.workload.shown.command or ()
     if conclusion.outcome is Outcome.WINNER:
-        _write_winner(store, path, asked)
+        _write_winner(store, path, shlex.join(command))
     else:
         minutes = math.ceil(max(conclusion.needed_s or 0.0, 2 * (spec.search.time_budget or store.watch.total_s)) / 60)
         given_more = ["--time-budget", f"{minutes}m", "--name", spec.name]
-        again = shlex.join(["autotune", "tune", *given_more, "--", *_shown(store, asked)])
-        print_lines(
-            [
-                "",
-                "no winner was proven, so no env file is written. Continue the same study with more time:",
-                f"  {again}",
-            ]
-        )
+        again = shlex.join(["autotune", "tune", *given_more, "--", *command])
+        print("\nno winner was proven, so no env file is written. Continue the same study with more time:")
+        print_lines([f"  {again}"])
 
 
-def _shown(store: Store, asked: ProbeRequest) -> tuple[str, ...]:
-    """Returns the command without its secrets."""
-    return store.spec.workload.shown.command or asked.command
-
-
-def _write_winner(store: Store, path: Path, asked: ProbeRequest) -> None:
+def _write_winner(store: Store, path: Path, command: str) -> None:
     from autotune.results.export import ExportFormat, render_winner
     from autotune.results.winner import winner_of
     from autotune.rundir.files import write_atomically
 
     file = path / "winner.env"
     write_atomically(file, render_winner(winner_of(store), ExportFormat.ENV))
-    command = shlex.join(_shown(store, asked))
-    print_lines(
-        [
-            "",
-            f"the winner is in {file}; use it:",
-            f"  (. ./{file} && {command})",
-            f"  autotune exec {path} -- {command}   # after checking that this machine is still the same",
-        ]
-    )
+    use = [
+        f"(. ./{file} && {command})",
+        f"autotune exec {path} -- {command}   # after checking that nothing changed here",
+    ]
+    print_lines(["", f"the winner is in {file}; use it:", *(f"  {line}" for line in use)])

@@ -18,7 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +32,7 @@ from autotune.measure.durations import (
     isolated_aa_s,
     refuse_short_budget,
 )
-from autotune.measure.loss_gate import LossTrace, not_finite, refuse_not_finite
+from autotune.measure.loss_gate import LossTrace, refuse_not_finite
 from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import (
@@ -40,7 +40,6 @@ from autotune.model.measurement import (
     INTERLEAVED,
     Arm,
     Comparison,
-    FailureKind,
     Pair,
     SameStep,
     WorkerReport,
@@ -61,7 +60,6 @@ from autotune.stats.estimates import (
 from autotune.workers.base import Worker, WorkerFailed
 from autotune.workers.failures import collision_of
 
-S = TypeVar("S")
 R = TypeVar("R")
 
 CANDIDATE_RETRIES = 2
@@ -76,8 +74,8 @@ FEWEST_LONG_PAIRS = 4
 LARGEST_GAP = 0.1
 """Share by which the steps of a program that runs on by itself may miss the time over which its energy was counted."""
 
-Inspect = Callable[[WorkerReport, WorkerReport], S | None]
-"""Called with the reports of reference and candidate before anything is measured; what it gives settles the matter."""
+Inspect = Callable[[WorkerReport, WorkerReport], bool]
+"""Says from the reports of reference and candidate whether they need no measurement; may raise WorkerFailed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +121,7 @@ def fixed(count: int) -> StoppingRule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ComparisonRequest(Generic[S]):
+class ComparisonRequest:
     """What is to be compared, and how."""
 
     candidate: FlagSet
@@ -136,25 +134,21 @@ class ComparisonRequest(Generic[S]):
     """What to compare with, in a fresh process; None is the study's reference."""
     is_proof: bool = False
     """One fresh pair of processes, even of the study's reference."""
-    inspect: Inspect[S] | None = None
+    inspect: Inspect | None = None
+    """Also has each block's losses held to the reference's."""
 
     @property
     def sets(self) -> tuple[FlagSet, FlagSet]:
         """Reference and candidate."""
         return self.against or FlagSet(), self.candidate
 
-    def settled_by(self, reference: WorkerReport, candidate: WorkerReport) -> S | None:
-        """What the inspection of both reports says, if it settles the matter."""
-        return self.inspect(reference, candidate) if self.inspect is not None else None
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Compared(Generic[S]):
-    """Result of a comparison: its pairs and their figures, or what the inspection of both reports `settled` before."""
+class Compared:
+    """Result of a comparison: its pairs and their figures; none where the reports needed no measurement."""
 
     reference: WorkerReport
     candidate: WorkerReport
-    settled: S | None = None
     pairs: Sequence[Pair] = ()
     comparison: Comparison | None = None
 
@@ -179,7 +173,7 @@ class Comparer(ABC):
     def __init__(self, context: MeasurementContext) -> None:
         self.context = context
 
-    def compare(self, request: ComparisonRequest[S]) -> Compared[S]:
+    def compare(self, request: ComparisonRequest) -> Compared:
         """Measures a set until its interval is as good as it gets.
 
         Raises:
@@ -223,7 +217,7 @@ class Comparer(ABC):
         return None
 
     @abstractmethod
-    def _compare(self, request: ComparisonRequest[S]) -> Compared[S]:
+    def _compare(self, request: ComparisonRequest) -> Compared:
         """One try of `compare`; raises `ReferenceFailed` where it was not the candidate."""
 
     @abstractmethod
@@ -256,7 +250,7 @@ class Interleaved(Comparer):
 
     mode = INTERLEAVED
 
-    def _compare(self, request: ComparisonRequest[S]) -> Compared[S]:
+    def _compare(self, request: ComparisonRequest) -> Compared:
         context, folder = self.context, request.folder
         with contextlib.ExitStack() as stack:
             if request.is_proof or request.against is not None:
@@ -270,13 +264,11 @@ class Interleaved(Comparer):
                 trace = context.reference_trace or LossTrace(context.spec, first.report)
             return self._run(request, first, second, trace)
 
-    def _run(
-        self, request: ComparisonRequest[S], reference: Worker, candidate: Worker, trace: LossTrace
-    ) -> Compared[S]:
+    def _run(self, request: ComparisonRequest, reference: Worker, candidate: Worker, trace: LossTrace) -> Compared:
         reports = (reference.report, candidate.report)
         work = work_between(request.sets, reports)
-        if (settled := request.settled_by(*reports)) is not None:
-            return Compared(reference=reports[0], candidate=reports[1], settled=settled)
+        if request.inspect is not None and request.inspect(*reports):
+            return Compared(reference=reports[0], candidate=reports[1])
 
         def check(pair: Pair) -> None:
             if request.inspect is not None:
@@ -390,13 +382,7 @@ class InterleavedBlocks:
         check: Callable[[Pair], None] = lambda pair: None,
         begin: int = 0,
     ) -> tuple[list[Pair], str]:
-        """Runs pairs of blocks until `stop` gives a reason; gives all pairs and that reason.
-
-        Args:
-            seed: Of the coins.
-            check: Called with each pair once it is kept.
-            begin: Number of the first pair.
-        """
+        """Runs pairs of blocks, numbered from `begin`, until `stop` gives a reason; gives them and that reason."""
         context = self.context
         rng, steps = random.Random(f"{context.spec.seed}/{seed}"), context.steps_for(self.workers[0])
         for trace, worker in zip(self.traces, self.workers, strict=True):
@@ -404,9 +390,7 @@ class InterleavedBlocks:
         pairs: list[Pair] = []
         ratios: list[float] = []
         while True:
-            order = [Arm.REFERENCE, Arm.CANDIDATE]
-            if rng.random() >= 0.5:
-                order.reverse()
+            order = [*Arm] if rng.random() < 0.5 else [*reversed(Arm)]
             pair = self._pair(begin + len(pairs), order, steps)
             context.progress.pair(self.folder, pair, self.work)
             check(pair)
@@ -437,15 +421,13 @@ class InterleavedBlocks:
 
 
 class Timed(NamedTuple):
-    """Seconds of the steps of a block or run: those in which the device settles, and those that count.
-
-    Also joules, and the seconds of all steps by a clock that is not the program's.
-    """
+    """Seconds of the steps of a block or run: those in which the device settles, and those that count."""
 
     settling_s: tuple[float, ...]
     counted_s: tuple[float, ...]
     joules: float | None
     clock_s: float | None
+    """Of all steps, by a clock that is not the program's."""
 
 
 def _make_pair(index: int, first: Arm, at_s: float, reference: Timed, candidate: Timed, loss: SameStep | None) -> Pair:
@@ -466,10 +448,7 @@ def _make_pair(index: int, first: Arm, at_s: float, reference: Timed, candidate:
 
 
 def aa_pairs(report: WorkerReport, steps: int) -> int:
-    """Pairs of blocks with each process of an A/A run: a third of the time that it takes to start one.
-
-    And as many as last some seconds, as in a proof: see `autotune.stats.aa_noise.moments`.
-    """
+    """Pairs of blocks with each process of an A/A run: a third of the time of its start, and as `moments` asks."""
     pair_s = 2 * steps * statistics.median(report.warmup_step_times_s)
     least, most = AA_PAIRS
     least = FEWEST_LONG_PAIRS if pair_s >= LONG_PAIR_S else least
@@ -492,21 +471,17 @@ class Run(NamedTuple):
 
 
 class Isolated(Comparer):
-    """Fresh runs, one after the other; nothing else may be running here.
-
-    Args:
-        beside: Interleaved blocks of each arm in the pairs of processes with which its runs are compared; None where
-            the study measures in isolation.
-    """
+    """Fresh runs, one after the other; nothing else may be running here."""
 
     mode = ABA
 
     def __init__(self, context: MeasurementContext, *, beside: int | None = None) -> None:
         super().__init__(context)
         self._beside = beside
+        """Interleaved blocks of each arm in the pairs with which its runs are compared; None if all are isolated."""
         self._run_steps: int | None = None
 
-    def _compare(self, request: ComparisonRequest[S]) -> Compared[S]:
+    def _compare(self, request: ComparisonRequest) -> Compared:
         """One fresh run of either in a proof, else as many ABA runs as the study asks for."""
         reports: dict[Arm, WorkerReport] = {}
         pairs: list[Pair] = []
@@ -519,8 +494,8 @@ class Isolated(Comparer):
                     if before is not None:
                         both = (reports[Arm.REFERENCE], reports[Arm.CANDIDATE])
                         work = work_between(request.sets, both)
-                        if not pairs and (settled := request.settled_by(*both)) is not None:
-                            return Compared(reference=both[0], candidate=both[1], settled=settled)
+                        if not pairs and request.inspect is not None and request.inspect(*both):
+                            return Compared(reference=both[0], candidate=both[1])
                     run = self._run(request, arm, worker)
                 if before is not None:
                     pairs.append(self._keep(request, len(pairs), before, run, work))
@@ -532,57 +507,49 @@ class Isolated(Comparer):
             comparison=self._figures(pairs, found, stopped=stopped, work=work),
         )  # fmt: skip
 
-    def _orders(self, request: ComparisonRequest[S]) -> list[list[Arm]]:
+    def _orders(self, request: ComparisonRequest) -> list[list[Arm]]:
         """The arms in order: neighbours make a pair. In a proof a coin, seeded by the name, decides who goes first."""
-        order = [Arm.REFERENCE, Arm.CANDIDATE]
         if not request.is_proof:
-            return [[*order, Arm.REFERENCE]] * self.context.spec.measure.aba_runs
-        if random.Random(f"{self.context.spec.seed}/{request.name}").random() < 0.5:
-            order.reverse()
-        return [order]
+            return [[*Arm, Arm.REFERENCE]] * self.context.spec.measure.aba_runs
+        is_last = random.Random(f"{self.context.spec.seed}/{request.name}").random() < 0.5
+        return [[*reversed(Arm)] if is_last else [*Arm]]
 
     @contextlib.contextmanager
-    def _started(self, request: ComparisonRequest[S], arm: Arm) -> Iterator[Worker]:
+    def _started(self, request: ComparisonRequest, arm: Arm) -> Iterator[Worker]:
         """A fresh process of one arm; the log of a reference lies beside the candidate's."""
         with self._blaming(request, arm):
-            worker = self.context.start(request.sets[arm is Arm.CANDIDATE], self._folder(request, arm), isolated=True)
+            is_candidate, folder = arm is Arm.CANDIDATE, request.folder
+            own = folder if is_candidate else self.context.folder_in(folder, "reference")
+            worker = self.context.start(request.sets[is_candidate], own, isolated=True)
         with contextlib.closing(worker):
             yield worker
 
-    def _run(self, request: ComparisonRequest[S], arm: Arm, worker: Worker) -> Run:
+    def _run(self, request: ComparisonRequest, arm: Arm, worker: Worker) -> Run:
         context, at_s = self.context, self.context.now_s
         if not any(request.sets) and self._run_steps is None:  # the first run of all: is there time for the others?
             left_s = isolated_aa_s(context.spec, worker.report)
             refuse_short_budget(context.spec, worker.report, begun_s=context.assignment.at_s, aa_s=left_s)
         with self._blaming(request, arm):
-            run = Run(arm, at_s, worker.report, *self._measure(worker, self._folder(request, arm), arm))
+            run = Run(arm, at_s, worker.report, *self._measure(worker, arm))
         if arm is Arm.REFERENCE:
             if not request.sets[0]:
                 refuse_not_finite(run.report)
             context.has_run = True
         return run
 
-    def _folder(self, request: ComparisonRequest[S], arm: Arm) -> Path:
-        is_candidate = arm is Arm.CANDIDATE
-        return request.folder if is_candidate else self.context.folder_in(request.folder, "reference")
-
     @contextlib.contextmanager
-    def _blaming(self, request: ComparisonRequest[S], arm: Arm) -> Iterator[None]:
+    def _blaming(self, request: ComparisonRequest, arm: Arm) -> Iterator[None]:
         """Says of a failing process that it was the reference, if it was."""
         try:
             yield
         except WorkerFailed as error:
             if arm is Arm.CANDIDATE:
                 raise
-            if error.failure.kind is FailureKind.WRONG_LOSS and not request.sets[0]:
-                raise not_finite(error.failure.message) from error
             if not (self.context.has_run or error.infrastructure):
                 raise LaunchError(self.context.reference_cannot_run(error.failure)) from error
             raise ReferenceFailed(error) from error
 
-    def _keep(
-        self, request: ComparisonRequest[S], index: int, first: Run, second: Run, work: WorkPerStep | None
-    ) -> Pair:
+    def _keep(self, request: ComparisonRequest, index: int, first: Run, second: Run, work: WorkPerStep | None) -> Pair:
         """Stores two runs as a pair, and holds the candidate's losses against the reference's."""
         reference, candidate = (first, second) if first.arm is Arm.REFERENCE else (second, first)
         told = candidate.trace.beside(reference.trace)
@@ -593,7 +560,7 @@ class Isolated(Comparer):
             self.context.losses.check_block(request.sets, (reference.report, candidate.report), pair.loss)
         return pair
 
-    def _measure(self, worker: Worker, folder: Path, arm: Arm) -> tuple[Timed, LossTrace]:
+    def _measure(self, worker: Worker, arm: Arm) -> tuple[Timed, LossTrace]:
         """The steps of one run."""
         spec, meter = self.context.spec, self.context.meter
         steps = self._run_steps or spec.measure.run_steps
@@ -633,9 +600,7 @@ class Isolated(Comparer):
     def _aa_run(self, folder: Path) -> AaRun:
         """Each isolated run is a fresh process already, so they are few."""
         measure = self.context.spec.measure
-        request: ComparisonRequest[None] = ComparisonRequest(
-            candidate=FlagSet(), folder=folder, name="floor", rule=fixed(measure.aba_runs)
-        )
+        request = ComparisonRequest(candidate=FlagSet(), folder=folder, name="floor", rule=fixed(measure.aba_runs))
         found = self._compare(request)
         assert found.comparison is not None
         start_s = statistics.mean((found.reference.start_s, found.candidate.start_s))

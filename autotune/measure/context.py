@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import statistics
 import time
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -17,16 +18,17 @@ from autotune.machine.telemetry import NO_WATCH, GpuWatch, open_meter, open_watc
 from autotune.measure.loss_gate import (
     LossGate,
     LossTrace,
+    not_comparable,
     not_finite,
     refuse_not_finite,
     refuse_resumed,
-    unusable_dtype,
+    refuse_unusable_dtype,
 )
 from autotune.measure.memory import MemoryShare, refuse_over_limit
 from autotune.measure.tasks import Assignment
 from autotune.model.errors import LaunchError, NodeLostError, StoppedError
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import Arm, Failure, FailureKind, Pair, WorkerReport, WorkPerStep
+from autotune.model.measurement import Failure, FailureKind, Pair, WorkerReport, WorkPerStep
 from autotune.model.records import AaRecord
 from autotune.model.spec import StudySpec
 from autotune.model.time_limits import TimeLimits, limits_after
@@ -64,14 +66,7 @@ class ProgressSink(Protocol):
 
 
 class MeasurementContext:
-    """The place where comparisons are made; each lane has one.
-
-    Attributes:
-        assignment: The task in hand, and what the driver said with it.
-        has_run: Whether a reference ever ran: one that never did cannot run at all.
-        restarts: How often the reference was lost over the task in hand.
-        share: What two processes on one GPU get of its memory, and who does not fit so.
-    """
+    """The place where comparisons are made; each lane has one."""
 
     def __init__(self, spec: StudySpec, folders: Folders, launcher: Launcher, progress: ProgressSink) -> None:
         self.spec = spec
@@ -81,6 +76,7 @@ class MeasurementContext:
         self.losses = LossGate(spec, LossSpread(), 0.0)
         self.reference_trace: LossTrace | None = None
         self.has_run = False
+        """Whether a reference ever ran: one that never did cannot run at all."""
         self.restarts = 0
         self.share = MemoryShare(spec)
         self.gpus = _open_watch(spec)
@@ -119,25 +115,26 @@ class MeasurementContext:
     def start(self, settings: FlagSet, folder: Path, *, isolated: bool = False) -> Worker:
         """Starts a worker under the baseline plus `settings`; faults of the machine are retried, others never.
 
-        A kill counts as one where no setting could have caused it.
-
         Raises:
             WorkerFailed: If it never became ready; `NodeLostError` if nodes that it needs are gone.
             LaunchError: If its program goes on where an earlier run ended.
         """
         attempt = 0
         while True:
-            is_given = self.share.is_given(settings, isolated=isolated)
-            merged = self.share.settings_of(settings, isolated=isolated)
+            share = self.share.given(settings, isolated=isolated)
+            merged = self.spec.baseline.merge(settings).merge(share)
             try:
                 return self._checked(self._launcher.start(merged, folder, progress=self.progress.phase), settings)
             except WorkerFailed as error:
-                if is_given and self.share.is_refused(error.failure):
-                    self._leave_share_to_program(error)
+                if share and self.share.is_refused(error.failure):
+                    if not self.share.is_programs_own:
+                        said = "the program sets its share of the GPU's memory itself, so it is left to it"
+                        self.progress.incident(f"{said}: {error}"[:300])
+                    self.share.is_programs_own = True
                     continue
                 is_reference = not settings and may_be_killed_from_outside(error.failure)
                 if not error.infrastructure and not is_reference:
-                    raise
+                    raise  # a kill counts as a fault of the machine where no setting could have caused it
                 if attempt == INFRASTRUCTURE_RETRIES:
                     if error.failure.kind is FailureKind.NODE_LOST:  # no trial can run here any more
                         raise NodeLostError(
@@ -150,12 +147,7 @@ class MeasurementContext:
                 time.sleep(0.5 * attempt)
 
     def where_it_fits(self, work: Callable[[bool], R], *, isolated: bool) -> R:
-        """Has one process do something; where it finds too little memory beside the reference, once more in isolation.
-
-        Args:
-            work: Starts the process, and ends it; told whether that is alone.
-            isolated: Whether it is alone from the start.
-        """
+        """Has `work` start and end a process, told whether it is alone; alone where memory was short beside another."""
         try:
             return work(isolated)
         except WorkerFailed as error:
@@ -164,22 +156,13 @@ class MeasurementContext:
         self.release_reference()
         return work(True)
 
-    def _leave_share_to_program(self, error: WorkerFailed) -> None:
-        """Gives no process a share of the GPU's memory from now on: their program takes what it wants."""
-        if not self.share.is_programs_own:
-            self.share.is_programs_own = True
-            self.progress.incident(
-                f"the program sets its share of the GPU's memory itself, so it is left to it: {error}"[:300]
-            )
-
     def _checked(self, worker: Worker, settings: FlagSet) -> Worker:
         """A worker whose report holds what the study file says of its work; ended if it is not within the limits."""
         try:
             worker.report = with_declared_work(self.spec, settings, worker.report)
             refuse_over_limit(self.spec, worker.report)
             self.gpus.follow([g.uuid for g in worker.report.gpus or () if g.uuid is not None])
-            if (failure := unusable_dtype(worker.report)) is not None:
-                raise WorkerFailed(failure)
+            refuse_unusable_dtype(worker.report)
             self._first_report = self._first_report or worker.report
             refuse_resumed(self._first_report, worker.report)
         except (WorkerFailed, LaunchError):
@@ -190,20 +173,16 @@ class MeasurementContext:
     def start_both(self, reference: FlagSet, candidate: FlagSet, folder: Path, *, name: str) -> tuple[Worker, Worker]:
         """Starts two fresh workers, at once or, where the device asks for it, one after the other.
 
-        A coin decides who is first: whoever starts second chooses its kernels, memory and cores beside a neighbour.
-
-        Args:
-            folder: Where the candidate's log goes.
-            name: Seeds the coin.
+        A coin, seeded by `name`, decides who is first: the second chooses its kernels, memory and cores beside another.
 
         Raises:
             WorkerFailed: If the candidate failed; `ReferenceFailed` if the reference did, whatever became of the other.
         """
-        beside = self.folder_in(folder, "reference")
-        arms = [(Arm.REFERENCE, (reference, beside)), (Arm.CANDIDATE, (candidate, folder))]
-        random.Random(f"{self.spec.seed}/{name}/start").shuffle(arms)
-        found = self._start_each(dict(arms))
-        first, second = found[Arm.REFERENCE], found[Arm.CANDIDATE]
+        asked = [(reference, self.folder_in(folder, "reference")), (candidate, folder)]
+        order = [0, 1]
+        random.Random(f"{self.spec.seed}/{name}/start").shuffle(order)
+        found = self._start_each([asked[at] for at in order])
+        first, second = (found[order.index(at)] for at in (0, 1))
         if isinstance(first, WorkerFailed):
             if not isinstance(second, WorkerFailed):
                 second.close()
@@ -215,23 +194,24 @@ class MeasurementContext:
             refuse_not_finite(first.report)
         return first, second
 
-    def _start_each(self, asked: Mapping[Arm, tuple[FlagSet, Path]]) -> dict[Arm, Worker | WorkerFailed]:
+    def _start_each(self, asked: Sequence[tuple[FlagSet, Path]]) -> list[Worker | WorkerFailed]:
         """Starts both at once, for starting is not measured; or in order, where each times kernels while it starts."""
-        found: dict[Arm, Worker | WorkerFailed] = {}
-        with ThreadPoolExecutor(max_workers=1 if self.spec.block_sizes.in_order else len(asked)) as pool:
-            futures = {arm: pool.submit(self.start, *one) for arm, one in asked.items()}
+
+        def start(settings: FlagSet, folder: Path) -> Worker | WorkerFailed:
             try:
-                errors = {arm: future.exception() for arm, future in futures.items()}
-            except BaseException:  # interrupted: do not wait until all have compiled
+                return self.start(settings, folder)
+            except WorkerFailed as error:
+                return error
+
+        with ThreadPoolExecutor(max_workers=1 if self.spec.block_sizes.in_order else len(asked)) as pool:
+            futures = [pool.submit(start, *one) for one in asked]
+            try:
+                wait(futures)
+                return [future.result() for future in futures]
+            except BaseException:  # interrupted, or nothing can start here: do not wait until all have compiled
                 pool.shutdown(wait=False, cancel_futures=True)
                 self.close()
                 raise
-        for arm, error in errors.items():
-            if error is not None and not isinstance(error, WorkerFailed):
-                self.close()
-                raise error
-            found[arm] = futures[arm].result() if error is None else error
-        return found
 
     def reference(self) -> Worker:
         """The living reference; started when first asked for, and again after it died, a bounded number of times.
@@ -319,8 +299,7 @@ def time_limits_after(spec: StudySpec, aa_run: AaRecord) -> TimeLimits:
 
 def typical_step_s(worker: Worker) -> float:
     """Seconds of a step of a worker, from its warm-up."""
-    times = worker.report.warmup_step_times_s
-    return sorted(times)[len(times) // 2]
+    return statistics.median_high(worker.report.warmup_step_times_s)
 
 
 def _open_watch(spec: StudySpec) -> GpuWatch:
@@ -346,11 +325,8 @@ HOW_TO_SAY = 'say what a step does: `workload.tokens_per_step = "batch * seq"`, 
 def work_between(settings: tuple[FlagSet, FlagSet], reports: tuple[WorkerReport, WorkerReport]) -> WorkPerStep | None:
     """What a step of reference and candidate does; None where both do the same, or neither tells.
 
-    Arms that differ in it are compared by time per token, never by time per step.
-
     Raises:
-        WorkerFailed: If one of them tells and the other does not, or if they differ though their options are the same:
-            a flag may change how fast a step is, and not what it does.
+        WorkerFailed: If one of them tells and the other does not, or if they differ though their options are the same.
     """
     (base, ours), (reference, candidate) = settings, (r.tokens_per_step or None for r in reports)
     if reference == candidate:
@@ -360,9 +336,9 @@ def work_between(settings: tuple[FlagSet, FlagSet], reports: tuple[WorkerReport,
         problem = (
             f"both arms must report their work per step but {tells} says {reference or candidate}, {silent} nothing"
         )
-        raise _not_comparable(f"{problem}; {HOW_TO_SAY}")
+        raise not_comparable(f"{problem}; {HOW_TO_SAY}")
     if base.of_kind("option") == ours.of_kind("option"):
-        raise _not_comparable(
+        raise not_comparable(
             f"a step must do the same under the same options but the reference says {reference} tokens and the "
             f"candidate {candidate}; flags change how fast it is, so the program reports something else than it does"
         )
@@ -370,20 +346,16 @@ def work_between(settings: tuple[FlagSet, FlagSet], reports: tuple[WorkerReport,
 
 
 def with_declared_work(spec: StudySpec, settings: FlagSet, report: WorkerReport) -> WorkerReport:
-    """A report with what the study file says of a step under these options.
-
-    Raises:
-        WorkerFailed: If the program itself says another number of tokens.
-    """
+    """A report with what the study file says of a step; a WorkerFailed if the program says another number of tokens."""
     try:
         declared = spec.work_under(settings)
     except ValueError as error:
-        raise _not_comparable(str(error)) from None
+        raise not_comparable(str(error)) from None
     if declared is None:
         return report
     told = report.tokens_per_step
     if told and told != declared:
-        raise _not_comparable(
+        raise not_comparable(
             f"`workload.tokens_per_step` gives {declared} for {settings.of_kind('option')} but the program says "
             f"{told} tokens a step; mend the expression, or take it out"
         )
@@ -391,17 +363,9 @@ def with_declared_work(spec: StudySpec, settings: FlagSet, report: WorkerReport)
 
 
 def refuse_untold_work(spec: StudySpec, reference: WorkerReport) -> None:
-    """Refuses a search of options whose effect on the work of a step nobody tells.
-
-    Raises:
-        LaunchError: If it is one.
-    """
+    """Refuses a search of options whose effect on the work of a step nobody tells, by a LaunchError."""
     if spec.workload.entry is not None and spec.search.options and not reference.tokens_per_step:
         raise LaunchError(
             "where options are searched, the work of a step must be known but the workload does not tell its tokens "
             f"per step, so half a batch would pass for twice the speed; {HOW_TO_SAY}"
         )
-
-
-def _not_comparable(message: str) -> WorkerFailed:
-    return WorkerFailed(Failure(kind=FailureKind.WORKLOAD_ERROR, message=message, phase="check"))

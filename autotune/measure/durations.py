@@ -56,8 +56,7 @@ class Durations:
 def durations_of(spec: StudySpec, result: AaRecord, runs: Sequence[ConfirmRun]) -> Durations | None:
     """Returns the durations of a study's pieces; None where the A/A run does not say how long a pair takes.
 
-    Args:
-        runs: Pairs of processes that have run: where they took longer than was planned, that counts.
+    Where the pairs of processes that have run (`runs`) took longer than was planned, that counts.
     """
     noise, step_s, measure = result.noise, result.comparison.reference_step_s, spec.measure
     if not noise.pair_s:
@@ -92,7 +91,7 @@ def durations_of(spec: StudySpec, result: AaRecord, runs: Sequence[ConfirmRun]) 
 
 def _costs(spec: StudySpec, result: AaRecord) -> BlockCosts:
     step_s, aa_run = result.comparison.reference_step_s, result.noise
-    return spec.block_sizes.costs(step_s=step_s, start_s=aa_run.start_s + aa_run.settle_steps * step_s)
+    return BlockCosts(spec.block_sizes, step_s, aa_run.start_s + aa_run.settle_steps * step_s)
 
 
 def pair_of_processes_s(spec: StudySpec, result: AaRecord) -> float:
@@ -109,11 +108,9 @@ def minimising_s(spec: StudySpec, takes: Durations, *, sets: int) -> float:
 
 
 def refuse_short_budget(spec: StudySpec, reference: WorkerReport, *, begun_s: float, aa_s: float) -> None:
-    """Ends a study whose time budget is used up by its A/A run, once its reference has started, by a LaunchError.
+    """Ends a study whose time budget is used up by its A/A run, by a LaunchError.
 
-    Args:
-        begun_s: Seconds of the study when the reference was started.
-        aa_s: Least seconds of the rest of the A/A run.
+    Its reference was started at `begun_s`; the rest of the A/A run takes `aa_s` at least.
     """
     budget_s, used_s = spec.search.time_budget, begun_s + reference.start_s
     if budget_s is None or not reference.start_s or used_s + aa_s <= budget_s:
@@ -135,17 +132,13 @@ def beside_reference_s(reference: WorkerReport, *, steps: int) -> float:
 def isolated_aa_s(spec: StudySpec, reference: WorkerReport) -> float:
     """Returns the seconds of the rest of an A/A run in ABA runs, while the first of its runs is in hand."""
     step_s = statistics.median(reference.warmup_step_times_s or (0.0,))
-    costs = spec.block_sizes.costs(step_s=step_s, start_s=reference.start_s)
+    costs = BlockCosts(spec.block_sizes, step_s, reference.start_s)
     run_s = costs.isolated_run_s(pairs=1, least_steps=spec.measure.run_steps)
     return 3 * spec.measure.aba_runs * run_s  # the first has started, one in another rounding is yet to start
 
 
 def aa_processes(spec: StudySpec, reference: WorkerReport, *, steps: int) -> int:
-    """Returns how many processes an A/A run starts beside its reference: fewer where the time budget is small.
-
-    Args:
-        steps: Steps of both arms that are run with each of the others.
-    """
+    """Returns how many processes an A/A run starts beside its reference, for `steps` of both within the budget."""
     budget_s, asked = spec.search.time_budget, spec.measure.aa_processes
     each_s = beside_reference_s(reference, steps=steps)
     if budget_s is None or each_s <= 0.0:
@@ -156,10 +149,7 @@ def aa_processes(spec: StudySpec, reference: WorkerReport, *, steps: int) -> int
 
 
 def aa_limit_s(spec: StudySpec, *, begun_s: float) -> float:
-    """Returns the seconds of the study from which an interleaved A/A run runs no more than it must.
-
-    Its length is planned by warm-up steps; on a busy machine others take several times as long.
-    """
+    """Returns the seconds of the study from which an A/A run runs no more than it must: its plan may be too short."""
     budget_s = spec.search.time_budget
     return math.inf if budget_s is None else begun_s + AA_SHARE / 2.0 * budget_s
 
@@ -168,10 +158,7 @@ def aa_limit_s(spec: StudySpec, *, begun_s: float) -> float:
 
 
 def power_analysis(spec: StudySpec, result: AaRecord) -> PowerAnalysis | None:
-    """Returns the smallest gain that is proven 9 times in 10, and the time of proofs; None where it is not known.
-
-    Spreads from few processes are often too small, so it rests on an upper limit: `AaNoise.cautious_process_sd`.
-    """
+    """Returns the smallest gain that is proven 9 times in 10, and the time of proofs; None where it is not known."""
     noise, confirm, takes = result.noise, spec.confirm, durations_of(spec, result, ())
     if takes is None or not noise.start_s or confirm.processes < FIRST_LOOK:
         return None

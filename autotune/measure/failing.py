@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from autotune.measure.context import MeasurementContext
@@ -20,25 +20,17 @@ MOST_STARTS, MOST_HANGS = 12, 4
 """A start that hangs costs its whole time limit, so few of them are tried."""
 
 
-def next_failure(
-    results: Sequence[TrialResult], known: Sequence[FailingSetRecord], looked_for: Container[int]
-) -> TrialResult | None:
-    """Returns a trial that crashed or hung, without a known minimal failing set and none looked for now."""
-    done = {b.trial for b in known}
-    failing = [b.smallest for b in known]
-    for result in results:
-        failure = result.failure
-        is_crash = result.status is TrialStatus.FAILED and failure is not None and failure.kind in SEARCHED
-        is_new = result.number not in done and result.number not in looked_for
-        if is_crash and is_new and not contains_failing(result.settings, failing):
-            return result
-    return None
+def needs_search(trial: TrialResult, known: Sequence[FailingSetRecord]) -> bool:
+    """Whether a trial crashed or hung by a set without a known minimal failing set."""
+    failure = trial.failure
+    if trial.status is not TrialStatus.FAILED or failure is None or failure.kind not in SEARCHED:
+        return False
+    is_done = any(b.trial == trial.number for b in known)
+    return not is_done and not contains_failing(trial.settings, [b.smallest for b in known])
 
 
-def failing_task(trial: TrialResult, results: Sequence[TrialResult]) -> FailingSetTask:
+def failing_task(trial: TrialResult, kind: FailureKind, results: Sequence[TrialResult]) -> FailingSetTask:
     """Makes the search for a trial's minimal failing set; what other trials tell is not started again."""
-    assert trial.failure is not None
-    kind = trial.failure.kind
     known = []
     for result in results:
         if result.status is TrialStatus.MEASURED:
@@ -61,14 +53,9 @@ def most_starts(kind: FailureKind) -> int:
 def minimise_failure(
     context: MeasurementContext, task: FailingSetTask, folder: Path, *, isolated: bool
 ) -> FailingSetRecord:
-    """Finds the smallest part of a failing set that fails in the same way.
-
-    Args:
-        isolated: Whether nothing runs beside a process here: it need not share a GPU's memory then.
-    """
-    kind = task.failure_kind
+    """Finds the smallest part of a failing set that fails in the same way; `isolated`: with nothing beside it."""
+    kind, starts = task.failure_kind, 0
     most = most_starts(kind)
-    starts = 0
     known: dict[FlagSet, bool] = {FlagSet(): False, task.settings: True}
     for part, is_failing in task.known:
         known.setdefault(part, is_failing)

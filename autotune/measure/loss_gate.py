@@ -7,6 +7,7 @@ long run decides, in the soak.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import math
@@ -85,16 +86,11 @@ _DTYPE_OPTION = re.compile(r"dtype|precision|quant|fp8|float8|bf16|amp$")
 _DATA_OPTION = re.compile(r"(^|_)(?<!micro_)(batch|seq|sequence|length|context)")
 
 
-def changed_options(spec: StudySpec, sets: Sets) -> list[str]:
-    """Options of a candidate that have another value than those of the set that it is compared with."""
-    before, after = ({**spec.reference_options, **options_in(settings)} for settings in sets)
-    return [n for n, value in after.items() if n not in before or before[n] != value]
-
-
 def basis_of(spec: StudySpec, sets: Sets, reports: Reports) -> LossBasis:
     """How the loss of a candidate can be compared with the reference's."""
     reference, candidate = reports
-    changed = changed_options(spec, sets)
+    before, after = ({**spec.reference_options, **options_in(settings)} for settings in sets)
+    changed = [n for n, value in after.items() if n not in before or before[n] != value]
     if not changed:
         return LossBasis.STEPS
     if reference.dtype != candidate.dtype or any(_DTYPE_OPTION.search(n) for n in changed):
@@ -113,31 +109,29 @@ class LossGate:
     aa_tolerance: float
     """Largest relative difference seen between the first steps of two runs of the reference."""
 
-    def check(self, settings: FlagSet, reports: Reports) -> LossCheck | Failure:
-        """Compares the first steps: what is wrong, or what was compared, and where nothing could be, that."""
+    def check(self, settings: FlagSet, reports: Reports) -> LossCheck:
+        """Compares the first steps: what was compared, or that nothing could be.
+
+        Raises:
+            WorkerFailed: If the candidate does not train as the reference does; so do the checks below.
+        """
         reference, candidate = reports
         basis = basis_of(self.spec, (FlagSet(), settings), reports)
         if not reference.losses:
             return _silent(basis, "the reference")
         if not candidate.losses and basis is not LossBasis.STEPS:
             return _silent(basis, "the candidate")
-        is_as_much = reference.tokens_per_step == candidate.tokens_per_step  # though rows may be cut otherwise
-        if basis in STEP_BY_STEP or (basis is LossBasis.WORK and is_as_much):
-            found = self._step_by_step(basis, reference, candidate)
-            if basis in STEP_BY_STEP or isinstance(found, LossCheck):
-                return found
+        if basis in STEP_BY_STEP:
+            return self._step_by_step(basis, reference, candidate)
+        if basis is LossBasis.WORK and reference.tokens_per_step == candidate.tokens_per_step:
+            with contextlib.suppress(WorkerFailed):  # rows may be cut otherwise
+                return self._step_by_step(basis, reference, candidate)
         return _at_equal_work(reference, candidate, basis, aa_tolerance=self.aa_tolerance)
 
     def check_block(self, sets: Sets, reports: Reports, told: SameStep | None) -> None:
-        """Compares what both arms reported of the same step after a pair of blocks.
-
-        Raises:
-            WorkerFailed: If the candidate does not train as the reference does.
-        """
-        if told is None or basis_of(self.spec, sets, reports) not in STEP_BY_STEP:
-            return
-        if (failure := self._wrong_at(*_both(told), reports[0], phase="step")) is not None:
-            raise WorkerFailed(failure)
+        """Compares what both arms reported of the same step after a pair of blocks."""
+        if told is not None and basis_of(self.spec, sets, reports) in STEP_BY_STEP:
+            self._refuse_wrong(*_both(told), reports[0], phase="step")
 
     def with_blocks(self, check: LossCheck | None, pairs: Sequence[Pair], reference: WorkerReport) -> LossCheck | None:
         """A check of first steps, extended by the blocks after them, none of which was wrong."""
@@ -153,21 +147,17 @@ class LossGate:
 
     def check_soak(
         self, basis: LossBasis, reports: Reports, losses: tuple[LongLosses, LongLosses], *, steps: int
-    ) -> LossCheck | Failure:
-        """Compares the losses of two long runs: the last word on a set with another dtype or batch.
+    ) -> LossCheck:
+        """Compares the losses of two long runs, the candidate's of `steps`: the last word on another dtype or batch.
 
         Sets that do the same work are held to the reference step by step, as far as the spread of references reaches,
         and as whole curves.
-
-        Args:
-            steps: Of the candidate's run.
         """
         reference, candidate = reports
         if basis in STEP_BY_STEP:
             if not all(losses):
                 return _silent(basis, "the candidate" if losses[0] else "the reference")
-            if (failure := self._wrong_in_soak(reference, *losses)) is not None:
-                return failure
+            self._refuse_wrong_in_soak(reference, *losses)
             least_scale = COLLAPSED * abs(next(iter(reference.losses), 0.0))
             return _long_run(basis, compare_curves(*losses, least_scale=least_scale), steps=steps)
         by_work = [
@@ -180,20 +170,19 @@ class LossGate:
         )
         return _long_run(basis, found, steps=steps)
 
-    def _wrong_in_soak(self, report: WorkerReport, reference: LongLosses, candidate: LongLosses) -> Failure | None:
-        """What is wrong at a step of both within the spread of references."""
+    def _refuse_wrong_in_soak(self, report: WorkerReport, reference: LongLosses, candidate: LongLosses) -> None:
+        """Compares the steps of both within the spread of references."""
         told, mine = dict(reference), dict(candidate)
         begin, last = first_step(self.spec) - 1, max(self.spread.steps, default=0)
         common = [n for n in told if n in mine and begin + n <= last]
         base, own = ({begin + n: StepLoss(run[n]) for n in common} for run in (told, mine))
-        return self._wrong_at(base, own, report, phase="soak")
+        self._refuse_wrong(base, own, report, phase="soak")
 
-    def _step_by_step(self, basis: LossBasis, reference: WorkerReport, candidate: WorkerReport) -> LossCheck | Failure:
+    def _step_by_step(self, basis: LossBasis, reference: WorkerReport, candidate: WorkerReport) -> LossCheck:
         """The same work, every step held to the reference's with the tolerance that references themselves showed."""
         base, mine = (first_steps(r.losses, r.grad_norms) for r in (reference, candidate))
-        failure = self._wrong_at(base, mine, reference, phase="check") or _wrong_change(reference, candidate)
-        if failure is not None:
-            return failure
+        self._refuse_wrong(base, mine, reference, phase="check")
+        _refuse_wrong_change(reference, candidate)
         largest = max(relative_difference(base[step].loss, mine[step].loss) for step in base)
         allowed = self._allowed(len(base) - 1, reference)
         words = self._agrees(basis, f"{len(base)} steps", largest, allowed)
@@ -212,17 +201,16 @@ class LossGate:
             f"last ({measured})"
         )
 
-    def _wrong_at(self, base: Trace, mine: Trace, reference: WorkerReport, *, phase: str) -> Failure | None:
+    def _refuse_wrong(self, base: Trace, mine: Trace, reference: WorkerReport, *, phase: str) -> None:
         found = compare_traces(
             base, mine, spread=self.spread, dtype=_arithmetic(reference), spacing=_spacing(reference)
         )
-        if found is None:
-            return None
-        return wrong_loss(
-            f"{found.quantity} at step {found.step} must be {found.expected!r} within {found.tolerance:.1e} "
-            f"(relative) but is {found.got!r}",
-            phase=phase,
-        )
+        if found is not None:
+            raise wrong_loss(
+                f"{found.quantity} at step {found.step} must be {found.expected!r} within {found.tolerance:.1e} "
+                f"(relative) but is {found.got!r}",
+                phase=phase,
+            )
 
 
 def _silent(basis: LossBasis, who: str) -> LossCheck:
@@ -233,7 +221,7 @@ def _silent(basis: LossBasis, who: str) -> LossCheck:
 
 def _at_equal_work(
     reference: WorkerReport, candidate: WorkerReport, basis: LossBasis, *, aa_tolerance: float
-) -> LossCheck | Failure:
+) -> LossCheck:
     classes = [rounding_of(_arithmetic(r)) for r in (reference, candidate)]
     stored = max(_spacing(r).get(LOSS, 0.0) for r in (reference, candidate))
     found = compare_first_steps(
@@ -245,7 +233,7 @@ def _at_equal_work(
         + max(4.0 * aa_tolerance, max(classes) * (DTYPE_MARGIN if basis is LossBasis.DTYPE else 1.0)),
     )
     if found.is_ok is False:
-        return wrong_loss(
+        raise wrong_loss(
             f"{_of(basis)}{found.reason} (tolerance {found.tolerance:.1e}, from the reference's own neighbouring "
             "steps)",
             phase="check",
@@ -262,14 +250,14 @@ def _at_equal_work(
     )  # fmt: skip
 
 
-def _long_run(basis: LossBasis, found: Comparability, *, steps: int) -> LossCheck | Failure:
+def _long_run(basis: LossBasis, found: Comparability, *, steps: int) -> LossCheck:
     over = f"{_of(basis)}judged by loss over {steps} steps"
     if found.is_ok is None:
         return LossCheck(basis=basis, is_ok=None, words=f"{over}: inconclusive: {found.reason}")
     difference = f"difference {format_change_of(found.difference)}, tolerance {found.tolerance:.1%}"
     if not found.is_ok:
         key = "" if basis in STEP_BY_STEP else " (confirm.loss_tolerance)"
-        return wrong_loss(
+        raise wrong_loss(
             f"{over} against the reference's after as much work: {found.reason}: {difference}{key}",
             phase="soak",
         )
@@ -279,22 +267,22 @@ def _long_run(basis: LossBasis, found: Comparability, *, steps: int) -> LossChec
     )  # fmt: skip
 
 
-def _wrong_change(reference: WorkerReport, candidate: WorkerReport) -> Failure | None:
-    """What is wrong where equal steps move the state by very different distances, as of a skipped optimizer."""
+def _refuse_wrong_change(reference: WorkerReport, candidate: WorkerReport) -> None:
+    """Refuses equal steps that move the state by very different distances, as of a skipped optimizer."""
     expected, got = reference.state_change, candidate.state_change
     if not expected or (got is not None and expected / CHANGE_FACTOR <= got <= expected * CHANGE_FACTOR):
-        return None
+        return
     told = "is not told" if got is None else f"is {got:.3g}"
-    return wrong_loss(
+    raise wrong_loss(
         f"its first steps must move the state by {expected:.3g} as the reference's do (at most {CHANGE_FACTOR:g} times "
         f"more or less), but the distance {told}",
         phase="check",
     )
 
 
-def wrong_loss(message: str, *, phase: str) -> Failure:
-    """A candidate that does not train as the reference does."""
-    return Failure(kind=FailureKind.WRONG_LOSS, message=message, phase=phase)
+def wrong_loss(message: str, *, phase: str) -> WorkerFailed:
+    """The error of a candidate that does not train as the reference does."""
+    return WorkerFailed(Failure(kind=FailureKind.WRONG_LOSS, message=message, phase=phase))
 
 
 def _of(basis: LossBasis) -> str:
@@ -314,18 +302,23 @@ def _spacing(report: WorkerReport) -> dict[str, float]:
     return {quantity: spacing for quantity, spacing in found.items() if spacing > spacing_of("float32")}
 
 
-def unusable_dtype(report: WorkerReport) -> Failure | None:
-    """What is wrong with the formats that a process names: with them its loss could not be held to another's."""
+def refuse_unusable_dtype(report: WorkerReport) -> None:
+    """Refuses formats in which a loss could not be held to another's, by a WorkerFailed."""
     told = {"loss": report.loss_dtype, "grad_norm": report.norm_dtype}
     for what, dtype in {"the step's arithmetic (config['dtype'])": report.dtype, **told}.items():
         try:
             spacing = spacing_of(dtype) if dtype is not None else 0.0
         except ValueError as error:
-            return Failure(kind=FailureKind.WORKLOAD_ERROR, message=f"{what}: {error}", phase="check")
+            raise not_comparable(f"{what}: {error}") from None
         if what in told and spacing > MOST_TOLERANCE:
-            message = f"{what} must be reported finely enough to be compared but is {dtype}: return it as float32"
-            return Failure(kind=FailureKind.WORKLOAD_ERROR, message=message, phase="check")
-    return None
+            raise not_comparable(
+                f"{what} must be reported finely enough to be compared but is {dtype}: return it as float32"
+            )
+
+
+def not_comparable(message: str) -> WorkerFailed:
+    """The error of a process whose report cannot be held to another's."""
+    return WorkerFailed(Failure(kind=FailureKind.WORKLOAD_ERROR, message=message, phase="check"))
 
 
 # ---------------------------------------------------------------------- traces of processes
@@ -345,12 +338,9 @@ SLOWEST_ROUNDING = 2.0
 
 
 class LossTrace:
-    """Losses of one process: of each of its first steps, then of the steps that end its blocks.
+    """Losses of one process by step, from 0: of each of its first steps, then of the steps that end its blocks.
 
-    Attributes:
-        told: By step, counted from 0.
-        done: Steps of the process so far.
-        last: The last step that its last block reported; None where it reported none.
+    So far it has `done` so many steps; `last` is the step that its last block reported.
     """
 
     def __init__(self, spec: StudySpec, report: WorkerReport) -> None:
@@ -374,18 +364,12 @@ class LossTrace:
             self.take(worker, rest)
 
     def refuse_shorter(self, reference: LossTrace) -> None:
-        """Refuses a candidate that stops reporting while the reference goes on: nobody could see it go wrong.
-
-        Raises:
-            WorkerFailed: If after a block of as many steps it reported no step as late.
-        """
+        """Refuses, by a WorkerFailed, a candidate that reports no step as late as the reference's last one."""
         wanted, mine = reference.last, self.last
         if wanted is not None and (mine is None or mine < wanted):
             ends = "is reported nowhere" if mine is None else f"ends at step {mine}"
-            raise WorkerFailed(
-                wrong_loss(
-                    f"its loss must be reported up to step {wanted}, as by the reference, but {ends}", phase="step"
-                )
+            raise wrong_loss(
+                f"its loss must be reported up to step {wanted}, as by the reference, but {ends}", phase="step"
             )
 
     def beside(self, reference: LossTrace) -> SameStep | None:
@@ -400,11 +384,7 @@ class LossTrace:
 
 
 def refuse_not_finite(report: WorkerReport) -> None:
-    """Refuses a reference whose first steps tell a loss that is no number: nothing can be held to it.
-
-    Raises:
-        LaunchError: If there is one.
-    """
+    """Refuses a reference whose first steps tell a loss that is no number, by a LaunchError."""
     if problem := _not_a_number(report):
         raise not_finite(problem)
 
@@ -428,11 +408,7 @@ def not_finite(what: str) -> LaunchError:
 
 
 def spread_of_aa_run(reports: Sequence[WorkerReport], pairs: Sequence[Pair]) -> LossSpread:
-    """How far processes of the reference were apart, over their first steps and the blocks of an A/A run.
-
-    Args:
-        reports: Of the living reference, then of the others.
-        pairs: Of the living one with all others.
+    """How far processes of the reference, the living one first, were apart over their first steps and their blocks.
 
     Raises:
         LaunchError: If a loss or norm is not finite, or equal runs did not begin alike.
@@ -449,11 +425,7 @@ def spread_of_aa_run(reports: Sequence[WorkerReport], pairs: Sequence[Pair]) -> 
 
 
 def _refuse_unequal(one: Trace, other: Trace, *, least_scale: float) -> None:
-    """Refuses runs of one set whose losses are too far apart to have begun alike.
-
-    Args:
-        least_scale: Of what a difference is a share, at least: near 0 any two losses differ by far.
-    """
+    """Refuses runs of a set whose losses, as shares of `least_scale` at least, differ too much to have begun alike."""
     for step in sorted(set(one) & set(other)):
         losses = (one[step].loss, other[step].loss)
         difference = abs(losses[0] - losses[1]) / max(abs(losses[0]), least_scale, 1e-12)
@@ -468,15 +440,10 @@ def _refuse_unequal(one: Trace, other: Trace, *, least_scale: float) -> None:
 
 
 def refuse_resumed(first: WorkerReport, later: WorkerReport) -> None:
-    """Refuses a program that goes on where an earlier run ended, by the numbers that it prints of its first steps.
-
-    A program that prints by the clock may begin anywhere between two lines: so far apart the numbers may be.
-
-    Raises:
-        LaunchError: With both numbers.
-    """
+    """Refuses, by a LaunchError, a program whose first step numbers say that it goes on where an earlier run ended."""
     if not (first.step_numbers and later.step_numbers):
         return
+    # What prints by the clock may begin anywhere between two lines.
     between = [b - a for r in (first, later) for a, b in itertools.pairwise(r.step_numbers)]
     begins = first.step_numbers[0], later.step_numbers[0]
     if abs(begins[1] - begins[0]) > max(between, default=1):
@@ -495,17 +462,13 @@ def _both(told: SameStep) -> tuple[dict[int, StepLoss], dict[int, StepLoss]]:
 
 
 def spread_of_rounding(spec: StudySpec, worker: Worker, reference: WorkerReport, pairs: Sequence[Pair]) -> LossSpread:
-    """How far the reference in another rounding is off, over blocks like those of an A/A run.
-
-    Args:
-        worker: The reference in another rounding, fresh.
-        pairs: Of the A/A run.
+    """How far a fresh reference in another rounding is off, over blocks like the pairs of an A/A run.
 
     Raises:
         WorkerFailed: If the worker fails, or reports what is not finite.
     """
     if problem := _not_a_number(worker.report):
-        raise WorkerFailed(wrong_loss(f"{problem} in another rounding", phase="check"))
+        raise wrong_loss(f"{problem} in another rounding", phase="check")
     told = first_steps(reference.losses, reference.grad_norms)
     told |= {p.loss.step: StepLoss(p.loss.reference, p.loss.reference_norm) for p in pairs if p.loss is not None}
     trace, spent_s = LossTrace(spec, worker.report), 0.0
@@ -516,5 +479,5 @@ def spread_of_rounding(spec: StudySpec, worker: Worker, reference: WorkerReport,
         spent_s += sum(worker.run_block(steps))
         trace.take(worker, steps)
         if not math.isfinite(worker.last_loss or 0.0):
-            raise WorkerFailed(wrong_loss(f"its loss is {worker.last_loss} at step {trace.last}", phase="step"))
+            raise wrong_loss(f"its loss is {worker.last_loss} at step {trace.last}", phase="step")
     return spread_between(told, trace.told, is_rounded=True)

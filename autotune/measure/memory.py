@@ -36,12 +36,7 @@ _REFUSED = re.compile(
 
 
 def over_limit(spec: StudySpec, peak_bytes: int | None, how: str) -> Failure | None:
-    """The failure of a set that needs more than `limits.memory`; None without a limit, or a figure.
-
-    Args:
-        peak_bytes: What it needs of the fullest device.
-        how: Where that figure is from, in words.
-    """
+    """The failure of a set that needs more than `limits.memory`; `peak_bytes` of the fullest device, known by `how`."""
     limit = spec.limits.memory
     if limit is None or peak_bytes is None or peak_bytes <= limit:
         return None
@@ -53,11 +48,7 @@ def over_limit(spec: StudySpec, peak_bytes: int | None, how: str) -> Failure | N
 
 
 def refuse_over_limit(spec: StudySpec, report: WorkerReport) -> None:
-    """Refuses a process that has taken more than the limit, or that cannot tell.
-
-    Raises:
-        WorkerFailed: If it has.
-    """
+    """Refuses a process that has taken more than the limit, or that cannot tell, by a WorkerFailed."""
     known = max([report.peak_bytes or 0, *(m.peak_bytes for m in report.device_memory)])
     if (failure := over_limit(spec, known, "measured")) is not None:
         raise WorkerFailed(failure)
@@ -95,33 +86,21 @@ def _compiled_peak(screen: Screener, settings: FlagSet) -> int | None:
 
 
 class MemoryShare:
-    """How the GPUs of one place are shared, and which sets turned out not to fit beside another process.
-
-    Attributes:
-        is_programs_own: Whether the program turned out to set its share itself, so that it is given none.
-    """
+    """How the GPUs of one place are shared, and which sets turned out not to fit beside another process."""
 
     def __init__(self, spec: StudySpec) -> None:
         self._spec = spec
         self._isolated_sets: set[FlagSet] = set()
         self.is_programs_own = False
+        """Whether the program turned out to set its share itself, so that it is given none."""
 
-    def settings_of(self, settings: FlagSet, *, isolated: bool) -> FlagSet:
-        """The baseline plus `settings`, plus the share of one of two processes unless it is alone."""
-        merged = self._spec.baseline.merge(settings)
-        return (
-            merged.merge({MEMORY_FRACTION: SHARED_FRACTION}) if self.is_given(settings, isolated=isolated) else merged
-        )
-
-    def is_given(self, settings: FlagSet, *, isolated: bool) -> bool:
-        """Whether a process is given a share: not if anybody else decides on its memory."""
-        if isolated or self.is_programs_own or self._spec.device.platform != "cuda":
-            return False
-        # Names of variables by which a study or a set decides on memory itself.
-        return not any(
-            name.endswith(("_MEM_FRACTION", "_PREALLOCATE", "_ALLOCATOR"))
-            for name in self._spec.baseline.merge(settings)
-        )
+    def given(self, settings: FlagSet, *, isolated: bool) -> dict[str, str]:
+        """What gives a process its share of the memory; nothing if it is alone, or anybody else decides on it."""
+        own = ("_MEM_FRACTION", "_PREALLOCATE", "_ALLOCATOR")  # a study or a set decides on memory itself
+        is_decided = any(name.endswith(own) for name in self._spec.baseline.merge(settings))
+        if isolated or self.is_programs_own or self._spec.device.platform != "cuda" or is_decided:
+            return {}
+        return {MEMORY_FRACTION: SHARED_FRACTION}
 
     @property
     def is_optional(self) -> bool:
@@ -146,7 +125,7 @@ class MemoryShare:
 
     def advice(self, failure: Failure) -> str:
         """What to do about a reference that cannot run, to begin a sentence with."""
-        if failure.kind is not FailureKind.OUT_OF_MEMORY or not self.is_given(FlagSet(), isolated=False):
+        if failure.kind is not FailureKind.OUT_OF_MEMORY or not self.given(FlagSet(), isolated=False):
             if is_not_installed(failure):
                 return "install what cannot be started, or write its path into `workload.command`"
             if (command := self._spec.workload.shown.command) is not None:

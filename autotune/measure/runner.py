@@ -10,10 +10,19 @@ from pathlib import Path
 
 from autotune.cluster.engine import JOINED, Message, Told
 from autotune.machine.host import describe_machine
-from autotune.measure.compare import AaRun, Comparer, ComparisonRequest, Interleaved, Isolated, fixed, sequential
+from autotune.measure.compare import (
+    AaRun,
+    Comparer,
+    ComparisonRequest,
+    Interleaved,
+    Isolated,
+    StoppingRule,
+    fixed,
+    sequential,
+)
 from autotune.measure.context import MeasurementContext, ProgressSink, ReferenceFailed
 from autotune.measure.failing import minimise_failure
-from autotune.measure.loss_gate import ROUNDINGS, not_finite, spread_of_aa_run, spread_of_rounding
+from autotune.measure.loss_gate import ROUNDINGS, spread_of_aa_run, spread_of_rounding
 from autotune.measure.soak import soak_isolated
 from autotune.measure.tasks import AaTask, AblationTask, Assignment, PairTask, SoakTask, TrialTask
 from autotune.model.errors import LaunchError
@@ -32,7 +41,7 @@ from autotune.model.records import (
 from autotune.model.spec import StudySpec
 from autotune.rundir.store import Folders
 from autotune.stats.aa_noise import DEFAULT_PROOF_SIZE
-from autotune.stats.estimates import SequentialPlan, Verdict, judge
+from autotune.stats.estimates import Estimate, SequentialPlan, Verdict, judge
 from autotune.stats.loss_check import GRAD_NORM, LossSpread
 from autotune.workers.base import Launcher, WorkerFailed
 from autotune.workers.failures import collision_of
@@ -45,11 +54,7 @@ ONLY_LANE = ""
 
 
 class TaskRunner:
-    """One lane's measurement context, and how it compares.
-
-    Attributes:
-        comparer: How it compares; may change once the A/A run has told what fits into memory.
-    """
+    """One lane's measurement context, and how it compares: that may change once the A/A run tells what fits."""
 
     def __init__(self, spec: StudySpec, folders: Folders, launcher: Launcher, progress: ProgressSink) -> None:
         self._spec = spec
@@ -81,16 +86,15 @@ class TaskRunner:
         folder = self._folders.folder(*assignment.folder)
         try:
             record = self._record(assignment, folder)
-        except ReferenceFailed as error:
-            self._lost_in_a_row += 1
+            self._lost_in_a_row = 0
+        except WorkerFailed as error:
+            self._lost_in_a_row = self._lost_in_a_row + 1 if isinstance(error, ReferenceFailed) else 0
             if self._lost_in_a_row >= MOST_LOST_IN_A_ROW or isinstance(task, AaTask):
                 raise LaunchError(
                     f"the reference must stay alive but {error.failure.message}. Look at "
                     f"{'/'.join(assignment.folder)} and aa_run/reference/worker.log, then run the same command again"
                 ) from error
             record = task.failed(error.failure)
-        else:
-            self._lost_in_a_row = 0
         done = {"directory": "/".join(assignment.folder)}
         if not isinstance(task, AaTask):
             done["duration_s"] = round(time.monotonic() - started, 3)  # type: ignore[assignment]
@@ -101,7 +105,7 @@ class TaskRunner:
         if isinstance(task, AaTask):
             return self._measure_aa(folder)
         if isinstance(task, TrialTask):
-            return measure_trial(self.context, self.comparer, self._plan, task, folder, name=name)
+            return self._trial(task, folder, name)
         if isinstance(task, PairTask):
             return self._pair(task, folder, name)
         if isinstance(task, AblationTask):
@@ -141,9 +145,7 @@ class TaskRunner:
             except ReferenceFailed:
                 raise
             except WorkerFailed as error:
-                if error.failure.kind is FailureKind.WRONG_LOSS:
-                    raise not_finite(error.failure.message) from error
-                if error.failure.phase != "step":
+                if error.failure.phase != "step" and error.failure.kind is not FailureKind.WRONG_LOSS:
                     raise LaunchError(
                         f"a second reference must run beside the first but did not: {error}; its log is "
                         f"{error.failure.log}. If both cannot have the same {collision_of(error.failure) or 'memory'}, "
@@ -167,34 +169,66 @@ class TaskRunner:
                 context.progress.incident(f"what rounding does to the loss is not known from {settings}: {error}"[:300])
         return LossSpread()
 
-    # ------------------------------------------------------------------ proofs and ablations
+    # ------------------------------------------------------------------ trials, proofs and ablations
 
-    def _pair(self, task: PairTask, folder: Path, name: str) -> AnyRecord:
-        """One fresh pair of processes: its figures, or its failure."""
-        losses = self.context.losses
+    def _rule(self, most: int | None, incumbent: Estimate | None = None) -> StoppingRule:
+        spread, min_effect = self.context.assignment.spread, self._spec.measure.min_effect
+        return sequential(self._plan, min_effect=min_effect, incumbent=incumbent, spread=spread, most=most)
+
+    def _trial(self, task: TrialTask, folder: Path, name: str) -> TrialResult:
+        """Measures a set, unless its program is known already; then the driver adds the duplicate's figures."""
+        context, settings = self.context, task.config.settings
+        report: WorkerReport | None = None
         loss: LossCheck | None = None
+        key: str | None = None
+        same_as: int | None = None
 
-        def inspect(reference: WorkerReport, candidate: WorkerReport) -> Failure | None:
-            nonlocal loss
-            checked = losses.check(task.settings, (reference, candidate))
-            loss = checked if isinstance(checked, LossCheck) else None
-            return checked if isinstance(checked, Failure) else None
+        def inspect(reference: WorkerReport, candidate: WorkerReport) -> bool:
+            nonlocal report, key, loss, same_as
+            report, key = candidate, context.program_key(settings, candidate)
+            loss = context.losses.check(settings, (reference, candidate))
+            programs = {**context.assignment.programs, context.program_key(FlagSet(), reference): REFERENCE_NUMBER}
+            same_as = programs.get(key)
+            return same_as is not None
 
-        pairs = task.pairs or DEFAULT_PROOF_SIZE
-        comparer = Isolated(self.context, beside=pairs) if task.is_isolated else self.comparer
-        request = ComparisonRequest(
-            candidate=task.settings, folder=folder, name=name, rule=fixed(pairs), is_proof=True,
-            inspect=inspect,
-        )  # fmt: skip
+        rule = self._rule(task.most, task.incumbent)
+        request = ComparisonRequest(candidate=settings, folder=folder, name=name, rule=rule, inspect=inspect)
         try:
-            found = comparer.compare(request)
+            found = self.comparer.compare(request)
         except ReferenceFailed:
             raise
         except WorkerFailed as error:
-            return task.failed(error.failure)
-        if (figures := found.comparison) is None:
-            assert found.settled is not None
-            return task.failed(found.settled)
+            outcome = TrialOutcome(status=TrialStatus.FAILED, failure=_relative(context, error.failure))
+        else:
+            if found.comparison is None:
+                outcome = TrialOutcome(status=TrialStatus.SAME_PROGRAM, same_as=same_as)
+            else:
+                loss = context.losses.with_blocks(loss, found.pairs, found.reference)
+                outcome = TrialOutcome(status=TrialStatus.MEASURED, comparison=found.comparison)
+                if context.program_key(settings, found.candidate) != key:
+                    report, key = found.candidate, None  # it compiles more as it runs, or another program each time
+        known = {"worker": report, "program_key": key, "compiled_key": task.compiled_key, "loss": loss}
+        return TrialResult(**dict(task.config), **dict(outcome), **known)
+
+    def _pair(self, task: PairTask, folder: Path, name: str) -> AnyRecord:
+        """One fresh pair of processes."""
+        losses = self.context.losses
+        loss: LossCheck | None = None
+
+        def inspect(reference: WorkerReport, candidate: WorkerReport) -> bool:
+            nonlocal loss
+            loss = losses.check(task.settings, (reference, candidate))
+            return False
+
+        pairs = task.pairs or DEFAULT_PROOF_SIZE
+        comparer = Isolated(self.context, beside=pairs) if task.is_isolated else self.comparer
+        found = comparer.compare(
+            ComparisonRequest(
+                candidate=task.settings, folder=folder, name=name, rule=fixed(pairs), is_proof=True, inspect=inspect
+            )
+        )
+        figures = found.comparison
+        assert figures is not None
         return task.base().model_copy(
             update={
                 **figures_of(found.pairs, figures.work),
@@ -212,15 +246,13 @@ class TaskRunner:
         context, settings, min_effect = self.context, task.settings, self._spec.measure.min_effect
         less = task.rest
 
-        def is_one_program(whole: WorkerReport, without: WorkerReport) -> bool | None:
-            return context.program_key(settings, whole) == context.program_key(less, without) or None
+        def is_one_program(whole: WorkerReport, without: WorkerReport) -> bool:
+            return context.program_key(settings, whole) == context.program_key(less, without)
 
-        rule = sequential(
-            self._plan, min_effect=min_effect, incumbent=None, spread=context.assignment.spread, most=task.most
-        )
         request = ComparisonRequest(
-            candidate=less, folder=folder, name=name, rule=rule, against=settings, inspect=is_one_program
-        )
+            candidate=less, folder=folder, name=name, rule=self._rule(task.most), against=settings,
+            inspect=is_one_program,
+        )  # fmt: skip
         base = AblationResult(settings=settings, left_out=task.left_out, kept=True, reason="")
         try:
             found = self.comparer.compare(request)
@@ -241,58 +273,6 @@ def pays(comparison: Comparison | None, min_effect: float) -> tuple[bool, str]:
     if found is Verdict.UNRESOLVED and comparison.estimate.ratio > 1.0:  # to lose what pays costs more than a passenger
         return True, "not settled, but faster by its estimate"
     return False, "no sign of a gain"
-
-
-# ---------------------------------------------------------------------- trials
-
-
-def measure_trial(
-    context: MeasurementContext, comparer: Comparer, plan: SequentialPlan, task: TrialTask, folder: Path, *, name: str
-) -> TrialResult:
-    """Measures one proposed set, unless its program is known already; then the driver adds the duplicate's figures."""
-    settings = task.config.settings
-    report: WorkerReport | None = None
-    key: str | None = None
-    loss: LossCheck | None = None
-
-    def inspect(reference: WorkerReport, candidate: WorkerReport) -> TrialOutcome | None:
-        nonlocal report, key, loss
-        report, key = candidate, context.program_key(settings, candidate)
-        checked = context.losses.check(settings, (reference, candidate))
-        if isinstance(checked, Failure):
-            return TrialOutcome(status=TrialStatus.FAILED, failure=checked)
-        loss = checked
-        programs = {**context.assignment.programs, context.program_key(FlagSet(), reference): REFERENCE_NUMBER}
-        if key not in programs:
-            return None
-        return TrialOutcome(status=TrialStatus.SAME_PROGRAM, same_as=programs[key])
-
-    rule = sequential(
-        plan, min_effect=context.spec.measure.min_effect, incumbent=task.incumbent,
-        spread=context.assignment.spread, most=task.most,
-    )  # fmt: skip
-    request: ComparisonRequest[TrialOutcome] = ComparisonRequest(
-        candidate=settings, folder=folder, name=name, rule=rule, inspect=inspect
-    )
-    outcome: TrialOutcome
-    try:
-        found = comparer.compare(request)
-    except ReferenceFailed:
-        raise
-    except WorkerFailed as error:
-        outcome = TrialOutcome(status=TrialStatus.FAILED, failure=_relative(context, error.failure))
-    else:
-        if found.settled is not None:
-            outcome = found.settled
-        else:
-            assert found.comparison is not None
-            loss = context.losses.with_blocks(loss, found.pairs, found.reference)
-            outcome = TrialOutcome(status=TrialStatus.MEASURED, comparison=found.comparison)
-            if key is not None and context.program_key(settings, found.candidate) != key:
-                report, key = found.candidate, None  # it compiles more as it runs, or another program each time
-    return TrialResult(
-        **dict(task.config), **dict(outcome), worker=report, program_key=key, compiled_key=task.compiled_key, loss=loss
-    )
 
 
 def _relative(context: MeasurementContext, failure: Failure) -> Failure:

@@ -7,9 +7,10 @@ not seen before. What speaks against a set by its time or memory must come again
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from autotune.measure.context import MeasurementContext, work_between
@@ -79,32 +80,27 @@ class LongRun:
 
 
 def soak_isolated(context: MeasurementContext, task: SoakTask, folder: Path) -> SoakRecord:
-    """Runs a set in isolation for as long as is asked, or until it fails; a program that ends is started again.
-
-    The reference runs as long after it, and both once more if something speaks against the set.
-    """
+    """Runs a set alone for as long as is asked, then the reference; both again if something speaks against the set."""
     asked = _Asked(
         is_enough=lambda run: sum(run.times) >= task.least_s and len(run.times) >= task.least_steps,
         least_s=task.least_s,
         least_steps=task.least_steps,
         is_compared=task.basis not in STEP_BY_STEP,
     )
-    run = _run_long(context, task.settings, folder, asked)
+    run, reference = _run_both(context, task, folder, asked)
     loss, arms, failure = None, None, run.failure
     if failure is None and run.report is not None:
-        reference = _run_reference(context, run, folder, is_compared=asked.is_compared)
 
         def look_again(number: int) -> tuple[LongRun, LongRun]:
             into = context.folder_in(folder, "again" if number == 2 else f"again-{number}")
-            again = _run_long(context, task.settings, into, asked)
-            if again.failure is not None:
-                return again, LongRun(failure=again.failure)
-            return again, _run_reference(context, again, into, is_compared=asked.is_compared)
+            return _run_both(context, task, into, asked)
 
         arms, failure = _judge_arms(task, run, reference, look_again)
         if failure is None:
-            judged = _judge_loss(context, task.basis, run, reference)
-            loss, failure = (None, judged) if isinstance(judged, Failure) else (judged, None)
+            try:
+                loss = _judge_loss(context, task.basis, run, reference)
+            except WorkerFailed as error:
+                failure = error.failure
     return SoakRecord(
         settings=task.settings,
         steps_s=round(sum(run.times), 3),
@@ -116,24 +112,26 @@ def soak_isolated(context: MeasurementContext, task: SoakTask, folder: Path) -> 
     )
 
 
+def _run_both(context: MeasurementContext, task: SoakTask, folder: Path, asked: _Asked) -> tuple[LongRun, LongRun]:
+    """The set, and the reference after it unless it failed."""
+    run = _run_long(context, task.settings, folder, asked)
+    if run.failure is not None:
+        return run, LongRun(failure=run.failure)
+    return run, _run_reference(context, run, folder, asked)
+
+
 def _run_long(context: MeasurementContext, settings: FlagSet, folder: Path, asked: _Asked) -> LongRun:
-    """Runs a set until it is enough, or it fails."""
+    """Runs a set until it is enough, or it fails; a program that ends is started again."""
     run = LongRun()
     while run.failure is None and not asked.is_enough(run):
         try:
-            worker = context.start(settings, folder, isolated=True)
+            with contextlib.closing(context.start(settings, folder, isolated=True)) as worker:
+                run.starts += 1
+                run.report = worker.report
+                worker.fresh_batches, worker.watches_memory = asked.is_compared, run.starts == 1
+                _run_process(context, worker, asked, run)
         except WorkerFailed as error:
             run.failure = error.failure
-            break
-        run.starts += 1
-        run.report = worker.report
-        worker.fresh_batches, worker.watches_memory = asked.is_compared, run.starts == 1
-        try:
-            _run_process(context, worker, asked, run)
-        except WorkerFailed as error:
-            run.failure = error.failure
-        finally:
-            worker.close()
     return run
 
 
@@ -154,24 +152,18 @@ def _run_process(context: MeasurementContext, worker: Worker, asked: _Asked, run
         context.progress.phase(f"soaking: {len(run.times)} steps, {sum(run.times):.0f} of {asked.least_s:.0f} s")
 
 
-def _run_reference(context: MeasurementContext, run: LongRun, folder: Path, *, is_compared: bool) -> LongRun:
+def _run_reference(context: MeasurementContext, run: LongRun, folder: Path, asked: _Asked) -> LongRun:
     """The reference alone for as many steps, and, where losses are compared, for as much work; tried twice."""
     steps = len(run.times)
 
     def has_done_as_much(reference: LongRun) -> bool:
         done = len(reference.times)
-        is_as_much = not is_compared or done * reference.work >= steps * run.work
+        is_as_much = not asked.is_compared or done * reference.work >= steps * run.work
         return done >= LONGEST_REFERENCE * steps or (done >= steps and is_as_much)
 
-    asked = _Asked(
-        is_enough=has_done_as_much,
-        least_s=sum(run.times),
-        least_steps=steps,
-        is_compared=is_compared,
-        block=run.block,
-    )
+    as_long = replace(asked, is_enough=has_done_as_much, least_s=sum(run.times), least_steps=steps, block=run.block)
     for _ in range(REFERENCE_TRIES):
-        reference = _run_long(context, FlagSet(), context.folder_in(folder, "reference"), asked)
+        reference = _run_long(context, FlagSet(), context.folder_in(folder, "reference"), as_long)
         if reference.failure is None:
             break
         context.progress.incident(f"the reference beside a soak failed: {reference.failure.message}"[:300])
@@ -205,9 +197,7 @@ def _look(run: LongRun, reference: LongRun) -> SoakLook:
     return SoakLook(candidate=run.arm(beside), reference=beside.arm(run) if beside is not None else None)
 
 
-def _judge_loss(
-    context: MeasurementContext, basis: LossBasis, run: LongRun, reference: LongRun
-) -> LossCheck | Failure | None:
+def _judge_loss(context: MeasurementContext, basis: LossBasis, run: LongRun, reference: LongRun) -> LossCheck | None:
     """Holds the losses of a long run against those of the reference; None where that adds nothing to its blocks."""
     if reference.failure is not None:
         said = reference.failure.message
@@ -216,5 +206,5 @@ def _judge_loss(
     assert reference.report is not None and run.report is not None  # noqa: PT018
     reports = reference.report, run.report
     judged = context.losses.check_soak(basis, reports, (reference.losses, run.losses), steps=len(run.times))
-    is_news = isinstance(judged, Failure) or judged.is_ok is not None or not reference.losses
+    is_news = judged.is_ok is not None or not reference.losses
     return judged if is_news or basis not in STEP_BY_STEP else None

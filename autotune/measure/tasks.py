@@ -41,10 +41,7 @@ class Task(Record):
 
 
 class AaTask(Record):
-    """The A/A run: each lane's first task.
-
-    It has no record of a failure: a lane on which the reference does not run is none.
-    """
+    """The A/A run, each lane's first task. It has no record of a failure: without a reference there is no lane."""
 
     kind: Literal["aa_run"] = "aa_run"
 

@@ -27,9 +27,6 @@ WARMUP_STEPS = 5
 CHECK_STEPS = 5
 """First steps whose loss and gradient norm are compared with the reference's."""
 
-AT_ONCE, IN_ORDER = STARTS, 2.0
-"""Starts' worth of seconds that a pair of processes takes to start: both at once, or one after the other."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockSizes:
@@ -49,8 +46,8 @@ class BlockSizes:
 
     @property
     def starts(self) -> float:
-        """Starts' worth of seconds that a pair of processes takes to start."""
-        return IN_ORDER if self.in_order else AT_ONCE
+        """Starts' worth of seconds that a pair of processes takes to start: one after the other, or both at once."""
+        return 2.0 if self.in_order else STARTS
 
     def counted_steps(self, step_s: float) -> int:
         """Counted steps of a block, for a step of the reference of so many seconds."""
@@ -58,19 +55,14 @@ class BlockSizes:
 
     def steps(self, step_s: float) -> int:
         """All steps of a block, settling ones first."""
-        return min(LONGEST_BLOCK_STEPS, settling_steps(self.settle_s, step_s) + self.counted_steps(step_s))
+        return min(LONGEST_BLOCK_STEPS, _steps_in(self.settle_s, step_s) + self.counted_steps(step_s))
 
     def isolated_steps(self, step_s: float, *, blocks: int, least: int) -> int:
-        """Steps of an isolated run, settling ones first.
-
-        Args:
-            blocks: It lasts at least as long as so many counted blocks.
-            least: Fewest counted steps.
-        """
+        """Steps of an isolated run, settling ones first; it counts `least` and so many blocks at least."""
         counted = max(least, blocks * self.counted_steps(step_s))
         if not self.steady_s:
             return counted
-        return settling_steps(self.steady_s, step_s) + max(counted, _steps_in(self.steady_s, step_s))
+        return _steps_in(self.steady_s, step_s) + max(counted, _steps_in(self.steady_s, step_s))
 
     def steps_beside_pairs(self, step_s: float, *, start_s: float, blocks: int, least: int) -> int:
         """Steps of an isolated run that is compared with interleaved pairs; arguments as of `isolated_steps`.
@@ -90,10 +82,6 @@ class BlockSizes:
         """Divides an isolated run likewise."""
         return settle(times_s, self.steady_s, most=0.5)
 
-    def costs(self, *, step_s: float, start_s: float) -> BlockCosts:
-        """Costs of blocks with these sizes, by seconds of a step and of a start."""
-        return BlockCosts(self, step_s, start_s)
-
 
 GPU_SIZES: dict[str, Any] = {"block_s": 2.0, "settle_s": 3.0, "steady_s": 10.0, "in_order": True}
 CPU_SIZES: dict[str, Any] = {"block_s": 0.05, "settle_s": 0.0, "steady_s": 0.0, "in_order": False}
@@ -103,16 +91,13 @@ they take 2 s, isolated runs (five times that long) have the last word."""
 
 @dataclass(frozen=True, slots=True)
 class BlockCosts:
-    """Seconds that parts of a study take, by which plans and budgets are made.
-
-    Args:
-        step_s: Of one step of the reference.
-        start_s: Until one process is compiled and warm.
-    """
+    """Seconds that parts of a study take, by which plans and budgets are made."""
 
     sizes: BlockSizes
     step_s: float
+    """Of one step of the reference."""
     start_s: float
+    """Until one process is compiled and warm."""
 
     @property
     def pair_s(self) -> float:
@@ -128,12 +113,7 @@ class BlockCosts:
         return self.sizes.starts * self.start_s + pairs * self.pair_s
 
     def isolated_run_s(self, *, pairs: int, least_steps: int) -> float:
-        """One isolated run of one arm, its start included.
-
-        Args:
-            pairs: Pairs of blocks of a process of a proof.
-            least_steps: `measure.run_steps`.
-        """
+        """One isolated run of one arm, its start included; as long as so many pairs of blocks."""
         return self.start_s + self.step_s * self.sizes.isolated_steps(self.step_s, blocks=pairs, least=least_steps)
 
     def run_beside_pairs_s(self, *, pairs: int, least_steps: int) -> float:
@@ -143,20 +123,14 @@ class BlockCosts:
 
 
 def settle(times_s: Sequence[float], settle_s: float, *, most: float) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Divides steps into those that begin within the first seconds, and those that count; by their times alone.
-
-    Args:
-        most: Share of the steps that may be left out: an arm with short steps must not lose all of them.
-    """
+    """Divides steps into those that begin within the first seconds, at most a share `most` of all, and the others."""
     begins = [0.0, *itertools.accumulate(times_s)][: len(times_s)]
     first = min(bisect.bisect_left(begins, settle_s), int(most * len(times_s) + 1e-9)) if settle_s > 0.0 else 0
     return tuple(times_s[:first]), tuple(times_s[first:])
 
 
-def settling_steps(settle_s: float, step_s: float) -> int:
-    """Steps that begin within so many seconds, about."""
-    return _steps_in(settle_s, step_s) if settle_s > 0.0 else 0
-
-
 def _steps_in(seconds: float, step_s: float) -> int:
+    """Steps that begin within so many seconds, about."""
+    if seconds <= 0.0:
+        return 0
     return min(LONGEST_BLOCK_STEPS, math.ceil(seconds / step_s)) if step_s > 0.0 else LONGEST_BLOCK_STEPS

@@ -35,17 +35,15 @@ _ORDER: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.Gt: operator.gt,
     ast.GtE: operator.ge,
 }
-_SUMS = (ast.BinOp, ast.UnaryOp, ast.Name, ast.Constant, *_ARITHMETIC, ast.USub, ast.Load)
-_CONDITIONS = (*_SUMS, ast.BoolOp, ast.And, ast.Or, ast.Not, ast.Compare, *_ORDER, ast.Eq, ast.NotEq)
+_ALLOWED = (
+    ast.BinOp, ast.UnaryOp, ast.Name, ast.Constant, *_ARITHMETIC, ast.USub, ast.Load,
+    ast.BoolOp, ast.And, ast.Or, ast.Not, ast.Compare, *_ORDER, ast.Eq, ast.NotEq,
+)  # fmt: skip
+_LEGAL = "an expression of names, numbers, quoted text, + - * //, comparisons, `and`, `or`, `not` and parentheses"
 
 
 class Expression:
     """One expression, checked when it is made.
-
-    Args:
-        text: As the user wrote it.
-        is_condition: May hold comparisons, ``and``, ``or``, ``not`` and text beside numbers; without it names, whole
-            numbers, ``+ - * //`` and parentheses are all there is.
 
     Attributes:
         names: Names of the values that it needs.
@@ -54,27 +52,23 @@ class Expression:
         ValueError: If it is not of that form; the message says what is wrong with it.
     """
 
-    def __init__(self, text: str, *, is_condition: bool = False) -> None:
+    def __init__(self, text: str) -> None:
         self.text = text
         self._tree = _parse(text)
-        allowed, literals = (_CONDITIONS, (int, float, str, bool)) if is_condition else (_SUMS, (int,))
         parts = list(ast.walk(self._tree))
         if len(parts) > MOST_PARTS:
             raise ValueError(f"an expression of at most {MOST_PARTS} parts but {text[:60]!r}... has {len(parts)}")
         for part in parts:
-            if not isinstance(part, allowed):
-                raise ValueError(f"{_legal(is_condition)} but {text!r:.200} holds {_name_of(part)}")
+            if not isinstance(part, _ALLOWED):
+                raise ValueError(f"{_LEGAL} but {text!r:.200} holds {_name_of(part)}")
             value = part.value if isinstance(part, ast.Constant) else 0
-            if type(value) not in literals or (isinstance(value, int | float) and abs(value) > LARGEST):
-                raise ValueError(f"{_legal(is_condition)} but {text!r:.200} holds {value!r:.60}")
+            if type(value) not in (int, float, str, bool) or (isinstance(value, int | float) and abs(value) > LARGEST):
+                raise ValueError(f"{_LEGAL} but {text!r:.200} holds {value!r:.60}")
         found = {part.id for part in parts if isinstance(part, ast.Name)}
         self.names = tuple(sorted(found - set(CONSTANTS)))
 
     def value(self, values: Mapping[str, object]) -> object:
-        """What it comes to.
-
-        Args:
-            values: Value of each of its `names`.
+        """Computes it from the value of each of its `names`.
 
         Raises:
             ValueError: If it comes to nothing: text in a sum, a division by zero, a number without bound ...
@@ -93,11 +87,6 @@ def _parse(text: str) -> ast.expr:
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         said = error.msg if isinstance(error, SyntaxError) else "it cannot be read"
         raise ValueError(f"an expression such as 'batch * seq' but got {text!r:.200}: {said}") from None
-
-
-def _legal(is_condition: bool) -> str:
-    more = ", comparisons, `and`, `or`, `not` and quoted text" if is_condition else ""
-    return f"an expression of names, whole numbers, + - * // and parentheses{more}"
 
 
 def _name_of(part: ast.AST) -> str:

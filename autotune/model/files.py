@@ -1,22 +1,23 @@
-"""Reads a file of the user's: a plain one, whole, without waiting for a pipe or a device."""
+"""Reads a file of the user's (a plain one, whole, without waiting for a pipe or a device) or of the package."""
 
 from __future__ import annotations
 
 import errno
 import os
 import stat
+import tomllib
+from importlib import resources
 from pathlib import Path
+from typing import Any
+
+
+def packaged_table(name: str) -> dict[str, Any]:
+    """Reads a TOML file of the folder `data` of this package."""
+    return tomllib.loads((resources.files("autotune") / "data" / name).read_text("utf-8"))
 
 
 def plain_content(path: Path, *, most: int = -1) -> bytes:
-    """Reads a plain file.
-
-    Args:
-        most: Bytes that are read; -1 for all.
-
-    Raises:
-        OSError: If it is not a plain file, or cannot be read.
-    """
+    """Reads at most so many bytes of a plain file; raises OSError if it is none, or cannot be read."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)

@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from autotune.model.errors import SettingError
+from autotune.model.files import packaged_table
 from autotune.model.redaction import is_secret_name
 
 _XLA_NAME = re.compile(r"xla_[a-z0-9_]+")
@@ -36,28 +37,10 @@ DEFAULT = "(default)"
 """The value of a setting that is left unset: a set that has it takes the setting of the baseline away."""
 _OPTION_NAME = re.compile(r"option\.[A-Za-z_][A-Za-z0-9_]{0,63}")
 
-_VARIABLE = re.compile(
-    r"NCCL_[A-Z0-9_]+|JAX_[A-Z0-9_]+|XLA_(PYTHON_)?CLIENT_[A-Z0-9_]+|PJRT_NPROC|NPROC"
-    r"|TF_(GPU_ALLOCATOR|CPP_MIN_LOG_LEVEL|FORCE_[A-Z0-9_]+|CUDNN_[A-Z0-9_]+)|NVIDIA_TF32_OVERRIDE"
-    r"|CUDA_(DEVICE_MAX_CONNECTIONS|DEVICE_ORDER|LAUNCH_BLOCKING|MODULE_LOADING|SCALE_LAUNCH_QUEUES|VISIBLE_DEVICES)"
-    r"|(OMP|MKL|OPENBLAS)_NUM_THREADS|OMP_(DYNAMIC|PLACES|PROC_BIND|SCHEDULE|WAIT_POLICY)|FI_PROVIDER|FI_EFA_[A-Z0-9_]+"
-    r"|NVTE_[A-Z0-9_]+|NVSHMEM_[A-Z0-9_]+|UCX_(TLS|NET_DEVICES|MEMTYPE_CACHE|(IB|MAX|RC|RNDV)_[A-Z0-9_]+)"
-    r"|MALLOC_(ARENA_MAX|ARENA_TEST|MMAP_MAX_|MMAP_THRESHOLD_|PERTURB_|TOP_PAD_|TRIM_THRESHOLD_)|GLIBC_TUNABLES"
-)
-"""Variables that steer XLA, JAX, NCCL and other transports, Transformer Engine, threads or the allocator."""
-
-_REACHES_OUT = re.compile(
-    r"(^|_)(ADDR|ADDRESS|COMM_ID|CONF|DIR|DUMP|FILE|FILENAME|LIB|LIBRARY|LIBRARIES|PATH|PLUGIN|PLUGINS|TO)(_|$)"
-)
-"""Of those, what names a library to load, a file to write or read, or another machine to talk to."""
-
-_FILE_OPTION = re.compile(
-    r"(^|_)(dir|directory|dump|dumping|dumps|file|filename|(?<!fast_)path|plugins?)(_|$)|_(to|from)$"
-    r"|^jax_\w*address|xla_backend_extra_options|xla_gpu_(asm|ptx_compiler)_extra_flags"
-)
-"""XLA flags and JAX options that write or read files or load code: found in all of the catalogue, and by their names in
-builds to come. The options for LLVM and for the assembler can name files, too."""
-
+_TOLD = packaged_table("settings.toml")
+_VARIABLE = re.compile("|".join(_TOLD["variables"]))
+_REACHES_OUT = re.compile(_TOLD["variables_reaching_out"])
+_FILE_OPTION = re.compile("|".join(_TOLD["flags_reaching_out"]))
 
 PROFILE = "xla_gpu_pgle_profile_file_or_directory_path"
 KERNELS = "xla_gpu_load_autotune_results_from"
@@ -75,7 +58,10 @@ def kind_of(name: str) -> str:
         return "xla"
     if _JAX_NAME.fullmatch(name):
         return "jax"
-    if _OPTION_NAME.fullmatch(name):
+    if name.startswith(OPTION):
+        if not _OPTION_NAME.fullmatch(name):
+            got = name.removeprefix(OPTION)
+            raise SettingError(f"an option must be named like a keyword argument, such as batch, but got {got!r:.100}")
         _refuse_secret(name)
         return "option"
     if not _ENV_NAME.fullmatch(name):
@@ -106,11 +92,7 @@ def is_variable(name: str) -> bool:
 
 
 def refuse_unprintable(name: str, value: str) -> None:
-    """Refuses a value with control characters, also where JSON of an option escapes them.
-
-    Raises:
-        SettingError: If it holds anything but printable text.
-    """
+    """Raises SettingError if a value holds control characters, also where JSON of an option escapes them."""
     for text in (value, *(_texts(value) if name.startswith(OPTION) else ())):
         if not text.isprintable():
             odd = next(c for c in text if not c.isprintable())
@@ -137,8 +119,7 @@ def _texts(value: str) -> Iterator[str]:
 
 
 HUNG_AT = 838
-"""Step at which a public run hung, all its processes alive, with COLLECTIVES in its command buffers; without them it
-did not (github.com/marin-community/marin/pull/8277)."""
+"""Step at which a run hung with COLLECTIVES in its command buffers (github.com/marin-community/marin/pull/8277)."""
 
 
 def captures_collectives(settings: Mapping[str, str]) -> bool:
@@ -152,37 +133,13 @@ def reaches_out(name: str) -> bool:
 
 
 def refuse_reaching_out(names: Iterable[str]) -> None:
-    """Refuses settings that write or read files or load code, for what is handed on to others.
-
-    Raises:
-        SettingError: If there is one, with its name.
-    """
+    """Raises SettingError if settings that are handed on to others write or read files or load code."""
     if found := [n for n in names if reaches_out(n)]:
         raise SettingError(
             f"what is handed on must not write or read files or load code but {', '.join(found)} can; "
             "take it out of the study and prove the rest again"
         )
 
-
-LISTS = frozenset({
-    "xla_disable_hlo_passes", "xla_enable_hlo_passes_only", "xla_gpu_hlo_custom_call_allowlist",
-    "xla_gpu_llvm_ir_file", "xla_gpu_ptx_compiler_extra_flags", "xla_gpu_ptx_file",
-})  # fmt: skip
-"""Flags whose repetitions add up instead of replacing each other."""
-
-MAPS = frozenset({
-    "xla_backend_extra_options", "xla_gpu_analytical_latency_estimator_options",
-    "xla_gpu_experimental_cost_model_gemm_tiling_options",
-})  # fmt: skip
-"""Flags whose repetitions add up key by key."""
-
-EDITABLE = frozenset({
-    "xla_cpu_experimental_onednn_fusion_type", "xla_cpu_experimental_xnn_fusion_type",
-    "xla_cpu_experimental_ynn_fusion_type", "xla_gpu_enable_collectives_command_buffer_filter",
-    "xla_gpu_enable_command_buffer", "xla_gpu_experimental_autotune_backends",
-    "xla_gpu_experimental_use_collective_kernels", "xla_gpu_unsupported_use_cross_host_one_shot_kernel",
-})  # fmt: skip
-"""Flags whose value may be a change of the list so far: ``+COLLECTIVES,-CUDNN``."""
 
 _SPACE = " \t\r\n"  # other white space is part of a token for XLA
 _QUOTED = re.compile(r"""(-[-_A-Za-z0-9]*=)(?:"((?:[^"\\]|\\.|\\\Z)*)"?|'([^']*)'?)""", re.DOTALL)
@@ -222,10 +179,7 @@ def split_tokens(text: str) -> list[str]:
 
 
 def parse_tokens(text: str) -> tuple[FlagToken, ...]:
-    """Parses an XLA_FLAGS text into its tokens, in order.
-
-    XLA itself stops silently at the first token that does not start with a dash.
-    """
+    """Parses an XLA_FLAGS text into its tokens; XLA stops silently at the first one that does not start with a dash."""
     found = []
     for token in split_tokens(text):
         body = token[2:] if token.startswith("--") else token.lstrip("-" + _DASHES)
@@ -245,9 +199,6 @@ def render_value(value: Value) -> str:
 
 class FlagSet(Mapping[str, str]):
     """An immutable set of settings, in canonical (sorted) order; equal sets compare and hash equal.
-
-    Args:
-        settings: Name to value; values are rendered to text.
 
     Raises:
         SettingError: If a name is not one that may be set, or a value is not printable text.
@@ -361,12 +312,12 @@ def _unquoted(name: str, value: str) -> str:
 
 def combine(name: str, earlier: str, later: str) -> str:
     """The one value that acts as two of the same flag, one after the other."""
-    if name in LISTS:
+    if name in _TOLD["lists"]:
         return ",".join(v for v in (earlier, later) if v)
-    if name in MAPS:
+    if name in _TOLD["maps"]:
         entries = [e.partition("=") for e in f"{earlier},{later}".split(",") if e]
         return ",".join(f"{key}={value}" for key, value in {k: v for k, _, v in entries}.items())
-    if name not in EDITABLE or not _is_edit(later):
+    if name not in _TOLD["editable"] or not _is_edit(later):
         return later
     if _is_edit(earlier):
         return f"{earlier},{later}"
@@ -408,12 +359,11 @@ def parse_set(text: str) -> FlagSet:
 
 
 def shrink(settings: FlagSet, fails: Callable[[FlagSet], bool | None]) -> tuple[FlagSet, bool]:
-    """Finds a minimal failing part of a set by delta debugging, and tells whether it is minimal.
+    """Finds a minimal failing part of a failing set by delta debugging, and tells whether it is minimal.
 
     Zeller and Hildebrandt, "Simplifying and isolating failure-inducing input", IEEE TSE 28(2), 2002.
 
     Args:
-        settings: A set that fails.
         fails: Whether a part does; None if no more may be asked.
     """
     current, pieces = list(settings), 2

@@ -57,7 +57,6 @@ class GpuState(Record):
     """As its driver calls it; of a MIG part, the part's."""
     uuid: str | None = None
     index: Count | None = None
-    """As nvidia-smi counts."""
     vbios: str | None = None
     gsp: str | None = None
     """Firmware version of its system processor."""
@@ -78,16 +77,13 @@ class ArmOfGpus(Record):
     seconds: Elapsed
     """All blocks together."""
     looks: Count = 0
-    """Samples of each GPU within them."""
     held_back: dict[str, Elapsed] = Field(default_factory=dict)
     """Seconds for which the worst GPU was held back, by reason (`HELD_BACK`); a reason that the GPUs do not report is
     missing in both arms."""
     clock_mhz: Amount | None = None
     """Mean clock of the slowest GPU; None where no sample fell into a block."""
     power_w: Amount | None = None
-    """Mean power of all GPUs together."""
     temperature_c: Count | None = None
-    """Highest of any GPU."""
 
 
 class GpusDuring(Record):
@@ -98,11 +94,7 @@ class GpusDuring(Record):
 
 
 def held_in_one_arm(during: Sequence[GpusDuring]) -> list[str]:
-    """Reasons for which one arm alone was held back, over some measurements together, one sentence each.
-
-    Then the two arms did not run on the same machine, and neither a gain nor a loss can be told. An arm's own power is
-    no such reason (`OF_THE_PROGRAM`).
-    """
+    """Reasons for which one arm alone was held back, so that nothing can be told; its own power is none."""
     known = set(HELD_BACK).intersection(*(d.reference.held_back.keys() & d.candidate.held_back.keys() for d in during))
     found = []
     for reason in [r for r in HELD_BACK if r in known and r not in OF_THE_PROGRAM]:
@@ -216,16 +208,12 @@ class WorkerReport(Record):
     step_numbers: tuple[int, ...] = ()
     """By which a program that is read names its first lines of steps."""
     grad_norms: tuple[float, ...]
-    """Global gradient norms of the same steps."""
     state_change: Amount | None = None
     """Euclidean distance by which these steps moved some arrays of the state; None where nobody can see the state."""
     dtype: str = "float32"
-    """In which a step computes."""
     loss_dtype: str | None = None
-    """In which its loss is reported."""
     norm_dtype: str | None = None
     warmup_step_times_s: tuple[Elapsed, ...]
-    """Never part of an estimate."""
     peak_bytes: Count | None = None
     """Largest over the devices; on CPU host memory, of a command there its largest compiled program."""
     device_memory: tuple[DeviceMemory, ...] = ()
@@ -235,7 +223,6 @@ class WorkerReport(Record):
     layer_bytes: dict[str, Count] = Field(default_factory=dict)
     mesh: dict[str, Count] = Field(default_factory=dict)
     versions: dict[str, str] = Field(default_factory=dict)
-    """Of JAX, loaded libraries and the GPUs' driver."""
     packages: str | None = None
     """Folder from which a user's program imported jaxlib, ``~`` for the user's home."""
     gpus: tuple[GpuState, ...] | None = None
@@ -269,9 +256,7 @@ class SameStep(Record):
     reference: Finite
     """Its loss there, in this pair or, if it has lived longer, an earlier one."""
     candidate: Finite
-    """Its loss there."""
     reference_norm: Finite | None = None
-    """Its global gradient norm."""
     candidate_norm: Finite | None = None
 
 
@@ -287,7 +272,6 @@ class Pair(Record):
     """Seconds of each step before those, in which the device settled after the switch."""
     candidate_settling_s: tuple[StepTime, ...] | None = None
     at_s: Elapsed
-    """Seconds since the study began, over all its sessions."""
     reference_j: Joules | None = None
     """Joules that all devices drew during the block; None if nothing counted them."""
     candidate_j: Joules | None = None
@@ -333,15 +317,12 @@ class Comparison(Record):
 
     estimate: Estimate
     reference_step_s: StepTime
-    """Median step, seconds."""
     candidate_step_s: StepTime
-    """Median step, seconds."""
     pair_count: Count
     mode: str
     """`INTERLEAVED` or `ABA`."""
     stopped: str
     warnings: tuple[str, ...] = ()
-    """What the machine did meanwhile that makes the figures doubtful."""
     energy: EnergyUse | None = None
     """None where nothing counted it, or blocks were too short for the counters."""
     during: GpusDuring | None = None
@@ -379,9 +360,7 @@ class LossCheck(Record):
     """Largest relative difference; above 0 the candidate's loss is higher."""
     tolerance: Amount | None = None
     steps: Count | None = None
-    """Number of steps compared one by one."""
     words: str
-    """What was compared and what came out."""
     is_final: bool = True
     """Whether a later, longer check adds nothing."""
 
@@ -407,13 +386,7 @@ def log_ratio(pair: Pair, work: WorkPerStep | None = None) -> float:
 
 
 def is_divided_as_told(pair: Pair, sizes: BlockSizes, *, is_isolated: bool = False) -> bool:
-    """Whether a pair counts exactly the steps that the study's sizes say.
-
-    Args:
-        pair: Its raw blocks.
-        sizes: Of the study.
-        is_isolated: Whether it surely holds isolated runs; else it may, for a study may come to measure one at a time.
-    """
+    """Whether a pair counts exactly the steps that the study's sizes say; any pair may hold isolated runs."""
     counted = (pair.reference_s, pair.candidate_s)
     ways = (sizes.split_isolated,) if is_isolated else (sizes.split, sizes.split_isolated)
     return any(tuple(way(pair.ran_s(arm))[1] for arm in Arm) == counted for way in ways)

@@ -40,14 +40,7 @@ def option_setting(name: str) -> str:
     """
     if name == FOLDER:
         raise SettingError(f"an option must not be named {FOLDER!r}, which stands for the trial's folder; rename it")
-    try:
-        kind_of(OPTION + name)
-    except SettingError as error:
-        if "secret" in str(error):
-            raise
-        raise SettingError(
-            f"an option must be named like a keyword argument, such as batch, but got {name!r:.100}"
-        ) from error
+    kind_of(OPTION + name)
     return OPTION + name
 
 
@@ -82,11 +75,10 @@ def options_in(settings: Mapping[str, str]) -> dict[str, Any]:
 
 
 MOST_NESTED = 32
-"""Lists and tables in each other, in a file of the user's."""
 
 
 def is_nested_deeper(data: Any, most: int = MOST_NESTED) -> bool:
-    """Whether lists and tables lie deeper in each other than so often."""
+    """Whether lists and tables of a user's file lie deeper in each other than so often."""
     inner = data.values() if isinstance(data, Mapping) else data if isinstance(data, list | tuple) else ()
     return most < 0 or any(is_nested_deeper(value, most - 1) for value in inner)
 
@@ -111,10 +103,7 @@ def filled(part: str, options: Mapping[str, Any]) -> str:
 
 
 def filled_command(command: Sequence[str], options: Mapping[str, Any]) -> list[str]:
-    """A command with each option in its place.
-
-    An argument with spaces is taken for a script, unless it is an assignment (``NAME=text``, as for `env`) that does
-    not follow a ``-c``: a value is quoted in a script, as the one word that it is for a shell.
+    """A command with each option in its place; in a script (see `_is_script`) a value is quoted as one word.
 
     Raises:
         SettingError: If a value would not stay one word of a script.
@@ -126,6 +115,7 @@ def filled_command(command: Sequence[str], options: Mapping[str, Any]) -> list[s
 
 
 def _is_script(before: str, part: str) -> bool:
+    """Whether an argument has spaces and is no assignment (``NAME=text``, as for `env`), or follows a ``-c``."""
     is_assignment = re.match(r"[A-Za-z_]\w*=", part) is not None
     return re.search(r"\s", part) is not None and (not is_assignment or re.fullmatch(r"-\w*c", before) is not None)
 
@@ -160,36 +150,31 @@ def plain(value: Any) -> str:
 
 
 MOST_COMBINATIONS = 10_000
-"""Of the values of one rule's names that are tried when the study is loaded."""
 
 
 def broken_rule(settings: Mapping[str, str], rules: Iterable[str], options: Mapping[str, Any]) -> str | None:
-    """The first rule that a set breaks, or None.
-
-    Args:
-        settings: A candidate merged into what holds without it: settings, and options as ``option.NAME``.
-        options: The reference's options (`StudySpec.reference_options`).
+    """The first rule that a set, merged into what holds without it, breaks; options are those of the reference.
 
     Raises:
         StudyFileError: If a rule cannot be evaluated for this set, such as a sum over text.
     """
     values = {n: plain_value(v) for n, v in settings.items() if not n.startswith(OPTION)}
     values |= {**options, **options_in(settings)}
-    return next((text for text in rules if not _holds(Expression(text, is_condition=True), values)), None)
+    return next((text for text in rules if not _holds(Expression(text), values)), None)
 
 
 def check_rules(rules: Iterable[str], domains: Mapping[str, Sequence[Any]]) -> None:
     """Refuses rules that are malformed, name an unknown option or setting, or hold for no candidate.
 
     Args:
-        domains: Option to all values that a candidate may have, the reference's included.
+        domains: Values of each option, the reference's included.
 
     Raises:
         ValueError: With the rule and what is wrong with it.
     """
     for text in rules:
         try:
-            rule = Expression(text, is_condition=True)
+            rule = Expression(text)
         except ValueError as error:
             raise ValueError(f"`limits.rules` must be: {error}") from None
         for name in rule.names:
@@ -199,26 +184,17 @@ def check_rules(rules: Iterable[str], domains: Mapping[str, Sequence[Any]]) -> N
                     f"`limits.rules`: {text!r} names {name!r}, which is neither a setting nor an option in "
                     f"`workload.options` or `search.options`; write it there{hint}"
                 )
-        if all(name in domains for name in rule.names):
-            _try_all(rule, domains)
+        if not set(rule.names) <= set(domains):
+            continue
+        truths = {_holds(rule, values) for values in combinations(rule.names, domains)}  # none may fail in a study
+        if truths == {False}:
+            raise ValueError(f"`limits.rules`: nothing that is searched keeps {rule.text!r}")
 
 
 def combinations(names: Sequence[str], domains: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
     """The first `MOST_COMBINATIONS` combinations of some options' values."""
     for values in itertools.islice(itertools.product(*(domains[n] for n in names)), MOST_COMBINATIONS):
         yield dict(zip(names, values, strict=True))
-
-
-def _try_all(rule: Expression, domains: Mapping[str, Sequence[Any]]) -> None:
-    """Evaluates a rule for all values of its options, so that none fails in the middle of a study."""
-    truths = set()
-    for values in combinations(rule.names, domains):
-        try:
-            truths.add(_holds(rule, values))
-        except StudyFileError as error:
-            raise ValueError(f"{error}") from None
-    if truths == {False}:
-        raise ValueError(f"`limits.rules`: nothing that is searched keeps {rule.text!r}")
 
 
 def _holds(rule: Expression, values: Mapping[str, object]) -> bool:

@@ -25,7 +25,6 @@ from autotune.model.records import (
     ConfirmRun,
     FinalistResult,
     ProofRecord,
-    SoakArm,
     SoakArms,
     SoakLook,
 )
@@ -51,23 +50,16 @@ LEAST_SEGMENTS = 4
 """Of each run, for its time to be judged."""
 
 
-def total_of(pairs: Sequence[Pair], work: WorkPerStep | None) -> TotalTime:
-    """Total times of both arms over the raw pairs of one pair of processes, untrimmed; per token where work differs."""
-    return compare_totals(
-        list(itertools.chain.from_iterable(p.reference_s for p in pairs)),
-        list(itertools.chain.from_iterable(p.candidate_s for p in pairs)),
-        work_ratio=work.ratio if work is not None else 1.0,
-    )
-
-
 def figures_of(pairs: Sequence[Pair], work: WorkPerStep | None) -> dict[str, Any]:
-    """The fields of a `ConfirmRun` that its raw pairs give."""
+    """The fields of a `ConfirmRun` that its raw pairs give; totals are untrimmed, and per token where work differs."""
+    reference_s = [t for p in pairs for t in p.reference_s]
+    candidate_s = [t for p in pairs for t in p.candidate_s]
     return {
         "pair_count": len(pairs),
-        "reference_step_s": statistics.median(t for p in pairs for t in p.reference_s),
-        "candidate_step_s": statistics.median(t for p in pairs for t in p.candidate_s),
+        "reference_step_s": statistics.median(reference_s),
+        "candidate_step_s": statistics.median(candidate_s),
         "untold": untold_share(pairs),
-        "total": total_of(pairs, work),
+        "total": compare_totals(reference_s, candidate_s, work_ratio=work.ratio if work is not None else 1.0),
         "log_ratio": math.log(estimate_pairs([log_ratio(p, work) for p in pairs]).ratio),
     }
 
@@ -89,20 +81,15 @@ def untold_share(pairs: Sequence[Pair]) -> float | None:
 
 
 def veto_of(runs: Sequence[ConfirmRun], typical: Estimate | None) -> str | None:
-    """Why a set is no winner although its typical step may be faster; None if nothing speaks against it.
-
-    One arm alone was held back by its GPUs, or the set is slower in total.
-
-    Args:
-        runs: All pairs of processes of one proof of the set.
-        typical: The proof's estimate of the typical step.
-    """
-    if typical is not None and (held := held_in_one_arm([r.during for r in runs if r.during is not None])):
+    """Why a set is no winner although its `typical` step may be faster; None if nothing speaks against it."""
+    if typical is None:
+        return None
+    if held := held_in_one_arm([r.during for r in runs if r.during is not None]):
         return "; ".join(held)
-    if typical is not None and (share := _untold(runs, typical)) is not None:
+    if (share := _untold(runs, typical)) is not None:
         return f"by the clock of autotune its steps take {share:.1%} longer than it tells, not so the reference"
     totals, log_ratios = _told(runs)
-    if typical is None or len(totals) < 2 or (found := slower_total(totals, log_ratios, typical)) is None:
+    if len(totals) < 2 or (found := slower_total(totals, log_ratios, typical)) is None:
         return None
     mine, base = (add_stalls([getattr(t, arm) for t in totals]) for arm in ("candidate", "reference"))
     return f"{_stalls_beside(mine, base)}: {_in_total(found.ratio, math.log(typical.ratio))}"
@@ -122,12 +109,6 @@ def _untold(runs: Sequence[ConfirmRun], typical: Estimate) -> float | None:
     mean, error = statistics.fmean(shares), statistics.stdev(shares) / math.sqrt(len(shares))
     is_sure = mean > student_quantile(2 * ALPHA_UNTOLD, len(shares) - 1) * error
     return mean if is_sure and mean > max(LEAST_UNTOLD, UNTOLD_SHARE * (1.0 - typical.ratio)) else None
-
-
-def training_total(runs: Sequence[ConfirmRun], typical: Estimate) -> Estimate | None:
-    """Ratio of total times where it differs from that of the typical step; None where it does not."""
-    totals, log_ratios = _told(runs)
-    return apart_total(totals, log_ratios, typical) if len(totals) >= 2 else None
 
 
 def _told(runs: Sequence[ConfirmRun]) -> tuple[list[TotalTime], list[float]]:
@@ -173,16 +154,13 @@ def _slow(arms: SoakArms, looks: Sequence[SoakLook]) -> Iterator[tuple[FailureKi
     ratio = ratio or lost_gain(found, log_ratio=arms.typical, process_sd=arms.process_sd)
     if ratio is not None:
         mine, base = add_stalls(stalls), add_stalls(beside)
+        segments = pairs[-1][0].segment_s
+        along = " ".join(f"{segment / segments[0]:.2f}" for segment in segments)
         yield (
             FailureKind.SLOWER_IN_TOTAL,
             f"over {pairs[-1][0].step_count} steps it is {_in_total(ratio, arms.typical)}: "
-            f"{_stalls_beside(mine, base)}; step times along its run, of its first tenth: {_along(pairs[-1][0])}",
+            f"{_stalls_beside(mine, base)}; step times along its run, of its first tenth: {along}",
         )
-
-
-def _along(arm: SoakArm) -> str:
-    """Formats the segments of a run as factors of the first one."""
-    return " ".join(f"{segment / arm.segment_s[0]:.2f}" for segment in arm.segment_s)
 
 
 def _in_total(total: float, typical: float | None) -> str:
@@ -238,11 +216,11 @@ def standing(
         stage=proof.stage, trial=trial, settings=proof.settings, verdict=Verdict.UNRESOLVED, process_count=len(mine),
         most=most, work=next((r.work for r in mine if r.work is not None), None),
     )  # fmt: skip
+    ratios = [r.log_ratio for r in mine if r.log_ratio is not None]
     if (failure := next((r.failure for r in mine if r.failure is not None), None)) is not None:
-        able = sum(r.log_ratio is not None for r in mine)
-        update = {"failure": failure, "process_count": able, "reason": "a process failed"}
+        update = {"failure": failure, "process_count": len(ratios), "reason": "a process failed"}
         return Standing(base.model_copy(update=update), is_over=True)
-    ratios, plan = ratios_of(mine), ProofPlan(base=proof.base, error=proof.error, least=proof.least)
+    plan = ProofPlan(base=proof.base, error=proof.error, least=proof.least)
     if proof.stage == ISOLATED:
         min_effect = 0.0
 
@@ -298,13 +276,9 @@ def is_alone_due(proven: FinalistResult, aa_run: AaRecord | None, runs: Sequence
 
 
 def report_of(proven: FinalistResult, isolated: FinalistResult | None, runs: Sequence[ConfirmRun]) -> Report:
-    """The figure to report of a proven set, or what its isolated runs say against it.
+    """The figure to report of a proven set, or what its isolated runs say against it, if there are any.
 
     Isolated runs that cannot tell are no consent.
-
-    Args:
-        isolated: The proof of its isolated runs; None where there was no isolated run.
-        runs: Pairs of processes, those of other sets included.
     """
     mine = [r for r in runs if r.settings == proven.settings and r.stage in (proven.stage, ISOLATED)]
     estimate = reported_gain(proven, isolated, mine)
@@ -350,23 +324,15 @@ def reported_gain(
     winners even where luck is needed to be named, down to 1 study in 30. In pairs a neighbour idles beside each arm,
     in production none does, so the interval covers that of isolated runs, too; and where the interleaved figure lies
     outside their interval, theirs is reported. Likewise of total times, where a typical step is not what training gets.
-
-    Args:
-        proven: The proof in turns.
-        isolated: The proof in isolated runs; None where there are none.
-        runs: All pairs of processes of the set.
     """
     found = proven.corrected
     if found is None:
         return None
-    others = [training_total(runs, found), isolated.estimate if isolated is not None else None]
+    totals, log_ratios = _told(runs)
+    total = apart_total(totals, log_ratios, found) if len(totals) >= 2 else None
+    others = [total, isolated.estimate if isolated is not None else None]
     for other in [other for other in others if other is not None and other.high < 1.0]:
         ratio = found.ratio if other.low <= found.ratio <= other.high else other.ratio
         low, high = min(found.low, other.low), max(found.high, other.high)
         found = Estimate(ratio=ratio, low=low, high=high, level=found.level, pair_count=found.pair_count)
     return found
-
-
-def ratios_of(runs: Sequence[ConfirmRun]) -> list[float]:
-    """Log ratios of the pairs of processes that have one."""
-    return [r.log_ratio for r in runs if r.log_ratio is not None]

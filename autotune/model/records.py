@@ -35,7 +35,6 @@ class TaskRecord(Stamped):
     """Result of one task of a lane."""
 
     duration_s: Elapsed = 0.0
-    """Seconds that it took."""
     directory: str | None = None
     """Folder of its logs and raw samples, within the run directory."""
 
@@ -74,11 +73,9 @@ class AblationResult(TaskRecord):
 
 
 Chance = Annotated[float, Field(ge=0, le=1)]
-"""A probability."""
 
 INERT = 0.2
-"""Chance to act below which a setting counts as inert: sets that differ by such settings alone are one finalist, and a
-winner's are left out together by one measurement. That measurement decides, so that the bound need not be strict."""
+"""Chance to act below which a setting counts as inert; a measurement decides, so that the bound need not be strict."""
 
 
 class Believed(Record):
@@ -94,7 +91,6 @@ class ValueEffect(Believed):
 
     value: str
     trials: Count
-    """How many had it and ran."""
 
 
 class SettingEffect(Record):
@@ -132,7 +128,6 @@ class EffectsRecord(Stamped):
 
     kind: Literal["effects"] = "effects"
     trials: Count
-    """Of the study at that time."""
     measured: Count
     """Those that the model could learn speed from."""
     settings: tuple[SettingEffect, ...]
@@ -140,7 +135,6 @@ class EffectsRecord(Stamped):
     pairs: tuple[PairEffect, ...] = ()
     """Those with some chance to interact, likeliest first."""
     best: BestPredicted
-    """Empty settings where that is the default."""
 
     def useful(self, settings: FlagSet, *, least: float) -> FlagSet:
         """The set without inert settings and without values that surely gain less than `least` (a share).
@@ -200,7 +194,6 @@ class SoakArm(Record):
     host: Annotated[MemorySamples, Field(max_length=1000)] = ()
     """Memory of its first process and its children; empty where not reported."""
     device: Annotated[MemorySamples, Field(max_length=1000)] = ()
-    """Likewise of its devices."""
 
 
 class SoakLook(Record):
@@ -208,7 +201,7 @@ class SoakLook(Record):
 
     candidate: SoakArm
     reference: SoakArm | None = None
-    """As many steps of the reference; None if it failed, then memory alone is judged."""
+    """None if it failed: then memory alone is judged."""
 
 
 class SoakArms(Record):
@@ -221,7 +214,6 @@ class SoakArms(Record):
     process_sd: Amount = 0.0
     """Standard deviation of that between pairs of processes."""
     work: WorkPerStep | None = None
-    """What a step of each arm does, where it differs."""
 
 
 REFERENCE_NUMBER = 0
@@ -271,7 +263,6 @@ class TrialResult(TrialConfig, TrialOutcome, TaskRecord):
 
     kind: Literal["trial"] = "trial"
     worker: WorkerReport | None = None
-    """What the candidate's process reported, if it became ready."""
     program_key: str | None = None
     """Names the program that ran and the settings that are read at run time."""
     compiled_key: str | None = None
@@ -326,7 +317,6 @@ class LedgerRecord(Stamped):
     device_s: float
     """Seconds of devices reserved for it, summed over devices: what a cluster charges."""
     lanes: tuple[str, ...] = ()
-    """Those of now."""
 
 
 class AaRecord(Stamped):
@@ -342,7 +332,6 @@ class AaRecord(Stamped):
     loss_spread: LossSpread
     """How far references were apart, by step; candidates are held to it."""
     power: PowerAnalysis | None = None
-    """Of the study's first A/A run, where times are known and real."""
     directory: str
 
     @property
@@ -371,16 +360,12 @@ class ConfirmRun(TaskRecord):
     candidate_step_s: StepTime | None = None
     energy: EnergyUse | None = None
     work: WorkPerStep | None = None
-    """Where set, ratios are per token."""
     loss: LossCheck | None = None
     is_isolated: bool = False
     """Whether each arm ran with nothing beside it though the study interleaves."""
     total: TotalTime | None = None
-    """Total times and stalls of both arms."""
     untold: Change | None = None
-    """See `autotune.model.proofs.untold_share`."""
     warnings: tuple[str, ...] = ()
-    """What the machine did meanwhile that makes the figures doubtful."""
     during: GpusDuring | None = None
 
 
@@ -393,12 +378,10 @@ class ProofRecord(Stamped):
 
     kind: Literal["proof"] = "proof"
     stage: str
-    """As in `ConfirmRun`."""
     settings: Settings
     base: Count
     """Pairs of processes within which most of the error is spent; see `autotune.stats.proof.ProofPlan`."""
     error: Annotated[float, Field(gt=0, lt=0.1)]
-    """One-sided error over all looks."""
     least: Count
     """Pairs of processes before the set is called faster."""
     first: Count = 0
@@ -420,11 +403,9 @@ class FinalistResult(Stamped):
     process_count: Count
     failure: Failure | None = None
     work: WorkPerStep | None = None
-    """Where it differs from the reference's."""
     most: Count | None = None
     """Cap of pairs of processes; None of what has none."""
     reason: str = ""
-    """Why the proof ended."""
     veto: str | None = None
     """Why a set with a faster typical step is no winner."""
 
@@ -471,7 +452,6 @@ class SoakRecord(TaskRecord):
     kind: Literal["soak"] = "soak"
     settings: Settings
     steps_s: Elapsed
-    """Seconds of all steps."""
     step_count: Count
     starts: Count
     """Processes that it took; several where a program ends by itself."""
@@ -480,7 +460,6 @@ class SoakRecord(TaskRecord):
     failure: Failure | None = None
     """What ended it early, or what both arms show against it."""
     arms: SoakArms | None = None
-    """None of a soak that failed early."""
 
 
 class FailingSetRecord(TaskRecord):
@@ -490,12 +469,10 @@ class FailingSetRecord(TaskRecord):
     trial: Count
     failure_kind: FailureKind
     settings: Settings
-    """The whole set of the trial."""
     smallest: Settings
     is_minimal: bool
     """Whether no setting of it can be left out, by single starts."""
     starts: Count
-    """Processes that were started to find it."""
 
 
 class IncidentRecord(Stamped):

@@ -10,14 +10,13 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import Any
 
 from autotune.model.errors import StudyFileError
 
 REDACTED = "***"
-"""Placeholder of a secret."""
 
 _STRONG = re.compile(
     "password|passwd|passphrase|secret|credential|authorization|bearer|cookie|apikey|accesskey|privatekey|signingkey"
@@ -124,43 +123,15 @@ def redact_data(data: Any, name: str = "") -> Any:
     return REDACTED if is_number and _is_secret(name, str(data)) else data
 
 
-def redacted_names(data: Any) -> tuple[str, ...]:
-    """Names of what was redacted in a command or in options, each once; a text without a name is named by its key."""
-    return tuple(dict.fromkeys(_redacted_names(data, "")))
-
-
 def refuse_redacted(*parts: Any, source: str, advice: str) -> None:
-    """Refuses to run with placeholders where secrets were.
-
-    Args:
-        parts: Command and options that are to be run.
-        source: Where they come from.
-        advice: What the user should do.
-
-    Raises:
-        StudyFileError: If a secret was redacted in them.
-    """
-    names = [n for part in parts for n in redacted_names(part)]
-    if names:
-        raise StudyFileError(
-            f"the workload must get its secrets ({', '.join(names)}) but {source} has {REDACTED} in their place, "
-            f"for they are never recorded; {advice}, or let the program read them from environment variables"
-        )
-
-
-def _redacted_names(data: Any, name: str) -> Iterator[str]:
-    if isinstance(data, Mapping):
-        for key, value in data.items():
-            yield from _redacted_names(value, str(key))
-    elif isinstance(data, list | tuple):
-        before = ""
-        for value in data:
-            option = _BARE_OPTION.fullmatch(before)
-            yield from _redacted_names(value, option["name"] if option else name)
-            before = value if isinstance(value, str) else ""
-    elif isinstance(data, str) and REDACTED in data:
-        found = re.findall(rf"([A-Za-z_][\w.-]*)=[^\s=]*?{re.escape(REDACTED)}", data)
-        yield from found or [name or "a secret"]
+    """Raises StudyFileError if a command or options have placeholders where secrets were; `source` is their origin."""
+    for part in parts:
+        shown = json.dumps(redact_data(part), default=str)
+        if REDACTED in json.dumps(part, default=str):
+            raise StudyFileError(
+                f"the workload must get its secrets but {source} has {REDACTED} in their place ({shown}), for they are "
+                f"never recorded; {advice}, or let the program read them from environment variables"
+            )
 
 
 def _nearer(key: str, outer: str) -> str:
@@ -177,11 +148,7 @@ def _words(name: str) -> list[str]:
 
 
 def _is_secret(name: str, value: str, before: str = "") -> bool:
-    """Whether a value under a name is a secret; a short number under a weak name is a count or a seed.
-
-    Args:
-        before: The words before the name.
-    """
+    """Whether a value under a name is a secret, after some words; a short number under a weak one is a count."""
     if name == _SHORT:
         is_plain = re.fullmatch(r"[\d:]*|.*/.*|" + re.escape(REDACTED), value) is not None
         return not is_plain and not _OTHERWISE.search(_COMMAND_END.split(before)[-1])

@@ -38,12 +38,7 @@ class Section(BaseModel):
 
 
 def number_or_text(pattern: str, *, least: str = "exclusiveMinimum") -> WithJsonSchema:
-    """Schema of a quantity with a unit: a number, or text such as ``30m``.
-
-    Args:
-        pattern: Of the text.
-        least: ``minimum`` if 0 is legal, else ``exclusiveMinimum``.
-    """
+    """Schema of a quantity with a unit: a number, or text such as ``30m``; `least` is ``minimum`` if 0 is legal."""
     return WithJsonSchema(
         {"anyOf": [{"type": "number", least: 0}, {"type": "string", "pattern": pattern}]}, mode="validation"
     )
@@ -100,11 +95,7 @@ class ReadSpec(Section):
 
     @classmethod
     def refuse_bad(cls, rules: Mapping[str, Any]) -> None:
-        """Checks rules that are not of a study file.
-
-        Raises:
-            StudyFileError: If one of them is not legal.
-        """
+        """Raises StudyFileError if rules that are not of a study file are not legal."""
         try:
             cls.model_validate(rules)
         except ValidationError as error:

@@ -47,12 +47,7 @@ from autotune.model.sections import (
 
 
 def explain(error: Any, model: type[BaseModel]) -> str:
-    """One line for one error of pydantic: the key as written in TOML, what was got, what is legal.
-
-    Args:
-        error: As `ValidationError.errors` lists it.
-        model: Of the whole file.
-    """
+    """One line for one error of pydantic: the key as written in TOML, what was got, what is legal."""
     location = [p for p in error["loc"] if not (isinstance(p, str) and p.startswith(("list[", "dict[", "function")))]
     key = ".".join(str(p) for p in location)
     if error["type"] == "extra_forbidden":
@@ -84,7 +79,6 @@ def _legal_keys(location: list[Any], whole: type[BaseModel]) -> list[str]:
 
 
 STUDY_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
-"""Pattern of a study's name."""
 
 
 FEWEST_TRIALS = 4
@@ -201,7 +195,7 @@ class StudySpec(Section):
     @property
     def rule_settings(self) -> tuple[str, ...]:
         """Settings that `limits.rules` name."""
-        names = {n for text in self.limits.rules for n in Expression(text, is_condition=True).names}
+        names = {n for text in self.limits.rules for n in Expression(text).names}
         return tuple(sorted(names - set(self.reference_options)))
 
     def broken_rule(self, settings: FlagSet, defaults: Mapping[str, str] | None = None) -> str | None:
@@ -220,7 +214,7 @@ class StudySpec(Section):
             return None
         expression = Expression(text)
         found = expression.value({name: options[name] for name in expression.names})
-        if not isinstance(found, int) or found < 1:
+        if type(found) is not int or found < 1:
             raise ValueError(f"`workload.tokens_per_step` must be a whole number above 0 but {text!r} gives {found!r}")
         return found
 
@@ -330,11 +324,7 @@ def load_study(path: Path) -> StudySpec:
 
 
 def parse_study(data: dict[str, Any], *, source: str = "study") -> StudySpec:
-    """Checks a study given as plain data; `source` names it in messages.
-
-    Raises:
-        StudyFileError: If a key or value is not legal.
-    """
+    """Checks a study given as plain data, or raises StudyFileError; `source` names it in messages."""
     if is_nested_deeper(data):
         raise _too_deep(source)
     try:

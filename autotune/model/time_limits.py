@@ -39,12 +39,7 @@ class TimeLimits(Record):
 
 
 def limits_after(measure: MeasureSpec, *, start_s: float = 0.0, step_s: float = 0.0) -> TimeLimits:
-    """The limits that the study sets, else those that follow from its reference.
-
-    Args:
-        start_s: Seconds until the reference was ready; 0 if not known yet.
-        step_s: Seconds of its step; 0 if not known yet.
-    """
+    """The limits that the study sets, else those that follow from its reference; 0 where a time is not known yet."""
     follows_s = max(LEAST_START_S, START_FACTOR * start_s) if start_s else UNKNOWN_START_S
     is_set = measure.block_limit_s is not None
     return TimeLimits(
@@ -62,11 +57,7 @@ class CompileLimits(NamedTuple):
 
 
 def compile_limits(reference_s: float = 0.0) -> CompileLimits:
-    """Limits of one compilation, by the reference's.
-
-    Args:
-        reference_s: Processor seconds of the reference's compilation; 0 if not known yet.
-    """
+    """Limits of one compilation, by the processor seconds of the reference's; 0 is not known yet."""
     if not reference_s:
         return CompileLimits(UNKNOWN_COMPILE_S)
     processor_s = max(LEAST_COMPILE_S, COMPILE_FACTOR * reference_s)

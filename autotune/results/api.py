@@ -110,14 +110,13 @@ class Study:
     def _measurements(self) -> Iterator[tuple[str, int, str]]:
         """Yields stage, trial number (0 for the reference) and folder of each measurement."""
         for record in self.store.records():
-            if isinstance(record, AaRecord):
-                yield "aa_run", REFERENCE_NUMBER, record.directory
-            elif isinstance(record, TrialResult) and record.directory is not None:
-                yield "trial", record.number, record.directory
-            elif isinstance(record, ConfirmRun) and record.directory is not None:
+            if not isinstance(record, AaRecord | TrialResult | ConfirmRun | AblationResult) or record.directory is None:
+                continue
+            if isinstance(record, ConfirmRun):
                 yield record.stage, record.trial, record.directory
-            elif isinstance(record, AblationResult) and record.directory is not None:
-                yield "minimise", REFERENCE_NUMBER, record.directory
+            else:
+                stage = "minimise" if isinstance(record, AblationResult) else record.kind
+                yield stage, record.number if isinstance(record, TrialResult) else REFERENCE_NUMBER, record.directory
 
     def estimated_effects(self) -> pd.DataFrame:
         """Returns effects estimated by a model (unverified), likeliest first; empty before the search has ended.

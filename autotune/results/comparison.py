@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,9 +61,7 @@ class ComparisonTable:
     (settings), default_step_s, provable, winner (``(not settled)``, with a ratio of NaN, if the study is inconclusive,
     nothing ran, or it has not ended)."""
     settings: pd.DataFrame
-    """One row per setting and value, one column per study, and `agreement`: agree, differ or empty."""
-    changes: tuple[str, ...]
-    """The settings in which studies differ, in words."""
+    """One row per setting and value, one column per study, and `agreement`: differ (stands first), agree or empty."""
 
     def to_markdown(self) -> str:
         """Renders the comparison as Markdown."""
@@ -84,7 +82,6 @@ class ComparisonTable:
             "same": dict(self.same),
             "studies": json.loads(self.frame.to_json(orient="records")),
             "settings": json.loads(self.settings.reset_index().to_json(orient="records")),
-            "changes": list(self.changes),
         }
 
     def _repr_html_(self) -> str:
@@ -121,14 +118,11 @@ def compare_stores(stores: Sequence[Store], *, by: Sequence[str] = ()) -> Compar
     order = sorted(range(len(stores)), key=lambda i: [_natural(facts[i][f]) for f in by])
     stores, facts = [stores[i] for i in order], [facts[i] for i in order]
     names = _names(stores)
-    settings = _settings_table({name: _states(store) for name, store in zip(names, stores, strict=True)})
-    labels = [", ".join(m[f] for f in by) or name for name, m in zip(names, facts, strict=True)]
     return ComparisonTable(
         by=tuple(by),
         same={f: facts[0][f] for f in FIELDS if len({m[f] for m in facts}) == 1},
         frame=pd.DataFrame([_row(n, s, m, by) for n, s, m in zip(names, stores, facts, strict=True)]),
-        settings=settings,
-        changes=tuple(_changes(settings, labels)),
+        settings=_settings_table({name: _states(store) for name, store in zip(names, stores, strict=True)}),
     )
 
 
@@ -172,8 +166,7 @@ def _row(name: str, store: Store, facts: Mapping[str, str], by: Sequence[str]) -
     conclusion, aa_run, results = store.last(ConclusionRecord), store.last(AaRecord), store.of(TrialResult)
     settings = conclusion.settings if conclusion else None
     e = conclusion.estimate if conclusion else None
-    outcome = conclusion.outcome if conclusion else None
-    keeps_default = outcome is Outcome.NOTHING_BEATS_THE_DEFAULT  # of any other without a winner nothing is known
+    keeps_default = conclusion is not None and conclusion.outcome is Outcome.NOTHING_BEATS_THE_DEFAULT
     return {
         "study": name,
         **{field: facts[field] for field in by},
@@ -227,8 +220,8 @@ def _settings_table(states: Mapping[str, Mapping[str, tuple[str, str]]]) -> pd.D
     for setting in names:
         cells = [found.get(setting, ("not tried", "")) for found in states.values()]
         rows.append([*(" ".join(c).strip() for c in cells), _agreement([state for state, _ in cells])])
-    index = pd.Index(names, name="setting")
-    return pd.DataFrame(rows, columns=[*states, "agreement"], index=index)
+    table = pd.DataFrame(rows, columns=[*states, "agreement"], index=pd.Index(names, name="setting"))
+    return table.sort_values("agreement", ascending=False, kind="stable")
 
 
 def _agreement(found: Sequence[str]) -> str:
@@ -237,12 +230,6 @@ def _agreement(found: Sequence[str]) -> str:
     if len(known) < 2:
         return ""
     return "agree" if len(set(known)) == 1 else "differ"
-
-
-def _changes(settings: pd.DataFrame, labels: Sequence[str]) -> Iterator[str]:
-    """Formats each setting in which the studies differ, with its state in each of them."""
-    for name, row in settings[settings["agreement"] == "differ"].iterrows():
-        yield f"{name}: " + ", ".join(f"{state} with {label}" for state, label in zip(row, labels, strict=False))
 
 
 def _shown(table: ComparisonTable) -> list[dict[str, str]]:

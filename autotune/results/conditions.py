@@ -107,8 +107,6 @@ def this_machine(*, platform: str, workload: str | None = None, like: Conditions
     """Returns the conditions of this machine without starting JAX.
 
     Args:
-        platform: ``cpu`` or ``cuda``.
-        workload: Hash of the workload.
         like: Conditions to compare with: they limit the number of GPUs, and libraries and firmware are looked up
             (seconds) only if these know them.
     """

@@ -6,13 +6,14 @@ error: a setting that arrives changed was never measured.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import shlex
-from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 
+import jinja2
 from pydantic import ValidationError
 
 from autotune.model.errors import AutotuneError, first_problem
@@ -58,7 +59,17 @@ def render_winner(winner: Winner, form: ExportFormat) -> str:
     Raises:
         AutotuneError: If the format cannot represent one of its values.
     """
-    return _WRITERS[form](winner)
+    if form is ExportFormat.JSON:
+        return _json(winner)
+    evidence, record = format_evidence(winner), comment_line(winner)
+    text = _templates().get_template(f"{form}.j2").render(winner=winner, evidence=evidence, record=record)
+    longest = max(len(line.encode()) for line in text.split("\n"))
+    if form is ExportFormat.DOCKER and longest > LONGEST_DOCKER_LINE:
+        raise AutotuneError(
+            f"a Docker env-file's lines must have at most {LONGEST_DOCKER_LINE} bytes but one has {longest}; "
+            "use --format shell as the container's entry point"
+        )
+    return text
 
 
 def is_unchanged(text: str, winner: Winner) -> bool:
@@ -123,56 +134,19 @@ def format_evidence(winner: Winner) -> list[str]:
     return list(map(visible_line, lines))
 
 
-def _comments(winner: Winner) -> str:
-    return "".join(f"# {line}\n" for line in [*format_evidence(winner), comment_line(winner)])
-
-
-def _exports(winner: Winner) -> str:
-    """Renders variables for any POSIX shell; the caller's XLA_FLAGS go first, so the winner's win."""
-    lines = []
-    for name, value in winner.environment.items():
-        own = '"${XLA_FLAGS:+$XLA_FLAGS }"' if name == "XLA_FLAGS" else ""
-        lines.append(f"export {name}={own}{shlex.quote(value)}\n")
-    return "".join(lines)
-
-
-def _env(winner: Winner) -> str:
-    """Renders variables for any POSIX shell to source."""
-    return _comments(winner) + _exports(winner)
-
-
-def _shell(winner: Winner) -> str:
-    """Renders a script that runs a command under the winner."""
-    return f"#!/bin/sh\n{_comments(winner)}{_exports(winner)}" + 'exec "$@"\n'
-
-
-def _docker(winner: Winner) -> str:
-    """Renders a file for `docker --env-file`: a value extends to the end of its line, without quoting."""
-    text = _comments(winner) + "".join(f"{name}={value}\n" for name, value in winner.environment.items())
-    longest = max(len(line.encode()) for line in text.split("\n"))
-    if longest > LONGEST_DOCKER_LINE:
-        raise AutotuneError(
-            f"a Docker env-file's lines must have at most {LONGEST_DOCKER_LINE} bytes but one has {longest}; "
-            "use --format shell as the container's entry point"
-        )
-    return text
-
-
-def _sbatch(winner: Winner) -> str:
-    """Renders a job script; `--export=NAME=value` would split values at commas, so the script exports them."""
-    head = [f"#SBATCH --job-name={winner.study}", f"#SBATCH --nodes={winner.node_count}"]
-    if winner.conditions.platform == "cuda" and winner.conditions.device_count:
-        head.append(f"#SBATCH --gpus-per-node={winner.conditions.device_count}")
-    head.append(f"#SBATCH --ntasks-per-node={max(1, winner.process_count // winner.node_count)}")
-    head.append("#SBATCH --export=ALL")
-    return (
-        "#!/bin/bash\n"
-        + "\n".join(head)
-        + "\n"
-        + _comments(winner)
-        + _exports(winner)
-        + 'exec srun --export=ALL "$@"\n'
+@functools.cache
+def _templates() -> jinja2.Environment:
+    """Returns the templates of `data/export`, one for each format but JSON."""
+    env = jinja2.Environment(
+        loader=jinja2.PackageLoader("autotune", "data/export"),
+        autoescape=False,
+        trim_blocks=True,
+        keep_trailing_newline=True,
+        undefined=jinja2.StrictUndefined,
     )
+    env.filters["quote"] = shlex.quote
+    env.globals |= {"dotted": dotted, "plain": plain}
+    return env
 
 
 def _json(winner: Winner) -> str:
@@ -184,33 +158,6 @@ def _json(winner: Winner) -> str:
         "winner": json.loads(winner.model_dump_json(exclude_none=True)),
     }
     return json.dumps(data, indent=1, ensure_ascii=True) + "\n"
-
-
-def _maxtext(winner: Winner) -> str:
-    """Renders a launch script like MaxText's own for GPUs: variables, then the trainer with arguments and options.
-
-    The trainer has been this module since 0.2.5 (https://github.com/AI-Hypercomputer/maxtext,
-    src/maxtext/trainers/pre_train/train.py).
-    """
-    own = "".join(f" {shlex.quote(f'{name}={plain(value)}')}" for name, value in dotted(winner.options).items())
-    head = f"#!/bin/bash\n{_comments(winner)}{_exports(winner)}"
-    return f'{head}exec python3 -m maxtext.trainers.pre_train.train "$@"{own}\n'
-
-
-def _arguments(winner: Winner) -> str:
-    """Renders a flag file of absl: one argument a line, comments, no quoting."""
-    return _comments(winner) + "".join(f"--{name}={plain(value)}\n" for name, value in winner.options.items())
-
-
-_WRITERS: dict[ExportFormat, Callable[[Winner], str]] = {
-    ExportFormat.ENV: _env,
-    ExportFormat.SHELL: _shell,
-    ExportFormat.DOCKER: _docker,
-    ExportFormat.SBATCH: _sbatch,
-    ExportFormat.JSON: _json,
-    ExportFormat.MAXTEXT: _maxtext,
-    ExportFormat.ARGUMENTS: _arguments,
-}
 
 
 # ---------------------------------------------------------------------- reading it back

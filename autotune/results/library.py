@@ -85,7 +85,7 @@ def best_known(
 
     Args:
         jaxlib: A version or a prefix: ``0.11`` matches ``0.11.1``.
-        workload: Name, such as ``llama3-8b``, or hash.
+        workload: Name or hash.
 
     Raises:
         AutotuneError: If the library is empty.

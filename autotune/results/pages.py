@@ -1,35 +1,27 @@
-"""Parts of pages: templates, table cells, and self-contained SVG charts coloured by CSS.
-
-A chart has no fixed width: positions on its x axis are percents, all else is in pixels. So text keeps its size on a
-phone.
-"""
+"""Parts of pages: templates, table cells, and self-contained SVG charts coloured by CSS."""
 
 from __future__ import annotations
 
 import functools
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
-from xml.sax.saxutils import escape, quoteattr
 
 import jinja2
 from markupsafe import Markup
 
 from autotune.model.redaction import visible, visible_line
-from autotune.model.units import format_ratio, format_seconds
-
-WIDTH = 760
-"""Width of a chart on its own, in pixels."""
+from autotune.model.units import format_seconds
 
 LEFT, RIGHT = 4.0, 96.0
 """Ends of the x axis, in percents of the width."""
 
-TOP, BOTTOM = 14, 36
-"""Room above and below the axes, in pixels."""
+TRACE_TOP, TRACE_END, TRACE_HEIGHT = 14, 184, 220
+"""Upper and lower end of the axes of raw step times, and the height of the chart, in pixels."""
 
 MOST_LABELS = 60
 """Limit of rows with a label each."""
@@ -61,7 +53,7 @@ def _templates(is_markdown: bool) -> jinja2.Environment:
     """Returns an environment that escapes every value; code blocks use the filter `code` instead."""
     env = jinja2.Environment(
         loader=jinja2.PackageLoader("autotune", "data/report"),
-        autoescape=lambda name: name is not None and (".html" in name or ".md" in name),
+        autoescape=True,
         finalize=_as_markdown if is_markdown else _as_text,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -107,6 +99,11 @@ class Mark:
     style: str
     """CSS class: good, same, open, promising, unpromising, failed, aa_run."""
 
+    @property
+    def has_interval(self) -> bool:
+        """Whether `x` has an interval."""
+        return not math.isnan(self.x_ends[0])
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
@@ -119,7 +116,7 @@ class Chart:
     @property
     def picture(self) -> str:
         """The chart as a standalone SVG document with its colours."""
-        svg = self.svg or _svg((), 1, self.title)
+        svg = self.svg or '<svg role="img"></svg>'
         scope = "svg.autotune"  # the style must not reach the rest of a notebook's page
         style = render("chart.css.j2", root=scope, svg=scope)
         head = f'<svg xmlns="http://www.w3.org/2000/svg" class="autotune" {svg.removeprefix("<svg ")}'
@@ -135,19 +132,19 @@ class Chart:
 
 
 class _Scale:
-    """Maps numbers to positions, on a linear or logarithmic scale."""
+    """Maps numbers to positions from `start` to `end`, on a linear or logarithmic scale."""
 
     def __init__(self, low: float, high: float, start: float, end: float, *, log: bool = False) -> None:
         if not low < high:
             pad = abs(low) * 0.01 or 0.5
             low, high = low - pad, high + pad
         self.low, self.high, self.log = low, high, log
-        self._start, self._end = start, end
+        self.start, self.end = start, end
 
     def __call__(self, value: float) -> float:
         value = min(max(value, self.low), self.high)
         a, b, v = (math.log(x) if self.log else x for x in (self.low, self.high, value))
-        return self._start + (v - a) / (b - a) * (self._end - self._start)
+        return self.start + (v - a) / (b - a) * (self.end - self.start)
 
     def ticks(self, count: int = 6) -> list[float]:
         """Returns round numbers inside the range."""
@@ -173,22 +170,11 @@ def forest(
         return ""
     labelled = len(rows) <= MOST_LABELS
     row_px = 36.0 if labelled else max(1.6, 1500.0 / len(rows))
-    height = TOP + row_px * len(rows) + BOTTOM
     spread = [x for r in rows for x in (r.x, *r.x_ends) if 0.0 < x < math.inf]
-    low, high = _trimmed([*spread, 1 - 2 * band, 1 + 2 * band])
-    x = _Scale(low, high, LEFT, RIGHT, log=True)
-    end = height - BOTTOM
-    parts = [_rect(x(1 - band), TOP, x(1 + band) - x(1 - band), end - TOP, "band")]
-    parts += [_vertical(x, t, end, format_ratio(t)) for t in x.ticks()]
-    parts.append(_line(x(1), TOP, x(1), end, "unit"))
-    for i, row in enumerate(rows):
-        y = TOP + row_px * (i + (0.72 if labelled else 0.5))
-        body = _text(0, y - 11, row.label[:150], "label", anchor="start") if labelled else ""
-        body += _interval(x, row.x_ends, row.style, at_y=y)
-        body += _mark(x(row.x), y, row.style, 4.5 if labelled else max(1.2, row_px / 2.5))
-        parts.append(f"<g><title>{escape(visible(row.detail))}</title>{body}</g>")
-    parts.append(_text(50, height - 4, f"{of} over the default's (left is less)", "axis"))
-    return _svg(parts, height, description)
+    x = _Scale(*_trimmed([*spread, 1 - 2 * band, 1 + 2 * band]), LEFT, RIGHT, log=True)
+    radius = 4.5 if labelled else max(1.2, row_px / 2.5)
+    shown = {"labelled": labelled, "row_px": row_px, "radius": radius, "of": of, "description": description}
+    return render("forest.svg.j2", rows=rows, x=x, band=band, **shown)
 
 
 def traces(blocks: Sequence[tuple[str, Sequence[float]]]) -> str:
@@ -200,27 +186,14 @@ def traces(blocks: Sequence[tuple[str, Sequence[float]]]) -> str:
     times = [t for _, block in blocks for t in block]
     if not times:
         return ""
-    height = 220
-    end = height - BOTTOM
-    x = _Scale(0, len(times), LEFT, RIGHT)
-    y = _Scale(*_trimmed(times), end, TOP)
-    parts = [_vertical(x, t, end, f"{t:g}") for t in x.ticks()]
-    for t in y.ticks(5):
-        parts.append(_line(0, y(t), 100, y(t), "grid"))
-        parts.append(_text(0, y(t) - 3, format_seconds(t), "tick", anchor="start"))
-    parts.append(_text(50, height - 4, "step, in the order of running", "axis"))
-    paths: dict[str, list[str]] = {"reference": [], "candidate": []}
-    at = 0
+    x, y = _Scale(0, len(times), LEFT, RIGHT), _Scale(*_trimmed(times), TRACE_END, TRACE_TOP)
+    paths, at = {"reference": "", "candidate": ""}, 0.5
     for arm, block in blocks:
-        paths[arm] += [f"M{at + i + 0.5} {y(t):.1f}h0" for i, t in enumerate(block)]
+        paths[arm] += "".join(f"M{at + i} {y(t):.1f}h0" for i, t in enumerate(block))
         at += len(block)
-    width = 5.0 if len(times) < 400 else 2.5
-    dots = [f'<path class="dots {arm}" stroke-width="{width}" d="{"".join(d)}"/>' for arm, d in paths.items()]
-    parts.append(
-        f'<svg x="{LEFT}%" width="{RIGHT - LEFT}%" height="{height}" viewBox="0 0 {len(times)} {height}" '
-        f'preserveAspectRatio="none">{"".join(dots)}</svg>'  # stretched to the axis
-    )
-    return _svg(parts, height, "step times of reference and candidate, interleaved")
+    levels = [(y(t), format_seconds(t)) for t in y.ticks(5)]
+    sizes = {"count": len(times), "height": TRACE_HEIGHT, "end": TRACE_END}
+    return render("traces.svg.j2", x=x, levels=levels, paths=paths, **sizes)
 
 
 def _trimmed(values: Sequence[float]) -> tuple[float, float]:
@@ -232,41 +205,3 @@ def _trimmed(values: Sequence[float]) -> tuple[float, float]:
     low, high = max(low, inner_low - room), min(high, inner_high + room)
     pad = 0.04 * (high - low)
     return (low - pad if low > pad else low), high + pad
-
-
-def _svg(parts: Iterable[str], height: float, description: str) -> str:
-    label = quoteattr(visible(description))
-    size = f'width="{WIDTH}" height="{height:.0f}"'
-    return f'<svg {size} role="img" aria-label={label}>{"".join(parts)}</svg>'
-
-
-def _vertical(x: _Scale, at: float, bottom: float, text: str) -> str:
-    return _line(x(at), TOP, x(at), bottom, "grid") + _text(x(at), bottom + 15, text, "tick")
-
-
-def _mark(x: float, y: float, style: str, radius: float) -> str:
-    """Draws a mark whose shape depends on the style, so that colour is not needed."""
-    if style == "unpromising":
-        size = f'width="{2 * radius:.1f}" height="{2 * radius:.1f}" transform="translate({-radius:.1f})"'
-        return f'<rect class="mark {style}" x="{x:.2f}%" y="{y - radius:.1f}" {size}/>'
-    return f'<circle class="mark {style}" cx="{x:.2f}%" cy="{y:.1f}" r="{radius:.1f}"/>'
-
-
-def _interval(scale: _Scale, ends: tuple[float, float], style: str, *, at_y: float) -> str:
-    """Draws the bar of an interval, cut at the axis; empty without an interval."""
-    if math.isnan(ends[0]):
-        return ""
-    low, high = (scale(max(end, scale.low)) for end in ends)
-    return _line(low, at_y, high, at_y, f"bar {style}")
-
-
-def _line(x1: float, y1: float, x2: float, y2: float, style: str) -> str:
-    return f'<line class="{style}" x1="{x1:.2f}%" y1="{y1:.1f}" x2="{x2:.2f}%" y2="{y2:.1f}"/>'
-
-
-def _rect(x: float, y: float, width: float, height: float, style: str) -> str:
-    return f'<rect class="{style}" x="{x:.2f}%" y="{y:.1f}" width="{width:.2f}%" height="{height:.1f}"/>'
-
-
-def _text(x: float, y: float, text: str, style: str, *, anchor: str = "middle") -> str:
-    return f'<text class="{style}" x="{x:.2f}%" y="{y:.1f}" text-anchor="{anchor}">{escape(visible(text))}</text>'

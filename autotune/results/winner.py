@@ -57,7 +57,6 @@ from autotune.stats.proof import ERROR, ISOLATED_ERROR, ISOLATED_PAIRS, LEAST_PA
 WINNER_VERSION = 2
 
 RUNS = "runs"
-"""Folder of run directories."""
 
 PROOFS = (CONFIRM, BUILDS, "recheck")
 """Stages of a `FinalistResult` that prove a winner."""
@@ -70,11 +69,7 @@ ROUNDING = 1e-6
 
 
 def refuse_to_hand_on(settings: FlagSet) -> FlagSet:
-    """Refuses settings that no winner may hold: those that reach files or code, or are dangerous by the catalogue.
-
-    Raises:
-        SettingError: If there is such a setting.
-    """
+    """Raises SettingError if settings reach files or code, or are dangerous by the catalogue."""
     from autotune.settings.catalog import load_catalog
 
     refuse_reaching_out(settings)
@@ -97,15 +92,10 @@ class Winner(Record):
 
     Attributes:
         settings: The whole measured set, baseline and options included.
-        baseline: The part of `settings` that the reference had too.
         workload_options: Options of the reference; those in `settings` override them.
         step_s: Median step of the winner in its proof, seconds.
-        node_count: Machines that the workload spans.
         soaked_s: Seconds of the soak; None if there was none.
-        soak: The soak's result, in words.
-        work: Work of a step where it differs from the default's: then `estimate` is of time per `unit`.
-        unit: What that counts, in one word.
-        loss: How its loss was compared with the default's, or that it was not.
+        work: Work of a step where it differs from the default's: then `estimate` is of time per token.
         run: Name of the run directory whose records prove it, without the folder that it lies in.
     """
 
@@ -444,11 +434,7 @@ def loss_addition(evidence: Sequence[AnyRecord]) -> str:
 
 
 def require_loss(winner: Winner) -> None:
-    """Refuses a winner whose loss was not compared with the default's.
-
-    Raises:
-        AutotuneError: If its loss was not compared.
-    """
+    """Raises AutotuneError if the loss of a winner was not compared with the default's."""
     if winner.loss is None or not winner.loss.is_ok:
         said = winner.loss.words if winner.loss is not None else f"{LOSS_NOT_CHECKED}: its records do not say how"
         raise AutotuneError(

@@ -20,11 +20,7 @@ _PIECE = 1 << 16
 
 
 def refuse_path(name: str) -> None:
-    """Refuses a name that could lead out of the run directory.
-
-    Raises:
-        RunDirectoryError: If it is not a plain name.
-    """
+    """Raises RunDirectoryError if a name is not plain, and so could lead out of the run directory."""
     if not _NAME.fullmatch(name):
         raise RunDirectoryError(
             f"what lies inside a run must have a plain name (letters, digits, `.`, `_`, `-`) but got {name!r}"
@@ -32,11 +28,7 @@ def refuse_path(name: str) -> None:
 
 
 def refuse_links(folder: Path) -> None:
-    """Refuses a folder that holds symbolic links.
-
-    Raises:
-        RunDirectoryError: If it holds one, or cannot be read.
-    """
+    """Raises RunDirectoryError if a folder holds symbolic links, or cannot be read."""
     try:
         with os.scandir(folder) as entries:
             link = next((e.path for e in entries if e.is_symlink()), None)
@@ -69,12 +61,7 @@ def folder_within(root: Path, *parts: str) -> Path:
 
 
 def append_synced(path: Path, line: str, *, sync: bool = True) -> None:
-    """Appends one line with one write, and removes a part of it on failure; cuts off a torn line first.
-
-    Args:
-        path: The file, made if missing; only this process may write it.
-        line: With its newline.
-        sync: Sync file and folder before returning.
+    """Appends one line, which has its newline, with one write, or nothing; cuts off a torn line first.
 
     Raises:
         RunDirectoryError: If the file cannot be written, or is a symbolic link.
@@ -137,11 +124,7 @@ def sync_upwards(file: Path, root: Path) -> None:
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Writes a file whole or not at all.
-
-    Raises:
-        RunDirectoryError: If it cannot be written.
-    """
+    """Writes a file whole, or raises RunDirectoryError."""
     try:
         replace_file(path, content)
     except OSError as error:

@@ -27,7 +27,6 @@ NUMBER_KEY = "autotune:number"
 """User attribute of a trial that holds its number in the run directory."""
 
 JOURNAL = "optuna.log"
-"""File name of the journal in the run directory."""
 
 ATTEMPTS = 3
 PAUSE_S = 0.3
@@ -71,7 +70,12 @@ class OptunaStudy:
 
     def finish(self) -> None:
         """Tells open trials as failed; never raises."""
-        self._try(_fail_open_trials)
+
+        def fail_open_trials(_: BaseStorage, study: optuna.Study) -> None:
+            for left in _open_trials(study):
+                study.tell(left.number, state=TrialState.FAIL)
+
+        self._try(fail_open_trials)
 
     def news(self) -> list[str]:
         """Returns the notes for the user since the last call."""
@@ -187,11 +191,6 @@ def _storage_of(where: Path | str) -> BaseStorage:
 
 def _open_trials(study: optuna.Study) -> list[FrozenTrial]:
     return study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
-
-
-def _fail_open_trials(storage: BaseStorage, study: optuna.Study) -> None:
-    for left in _open_trials(study):
-        study.tell(left.number, state=TrialState.FAIL)
 
 
 def _root(error: BaseException) -> str:

@@ -69,11 +69,7 @@ class Folders:
         self.path = path
 
     def folder(self, *parts: str) -> Path:
-        """Makes a folder if needed.
-
-        Raises:
-            RunDirectoryError: If a part is not a plain name or is a symbolic link, or the folder cannot be made.
-        """
+        """Makes a folder if needed; raises as `folder_within`."""
         return folder_within(self.path, *parts)
 
     def relative(self, path: Path) -> str:
@@ -90,13 +86,13 @@ class Folders:
             raise cannot_write(file, error) from error
         return lambda pair: append_synced(file, pair.model_dump_json(exclude_none=True) + "\n", sync=False)
 
-    def write_beside(self, folder: Path, name: str, make_text: Callable[[], str]) -> None:
+    def write_beside(self, folder: Path, name: str, text: str) -> None:
         """Writes a file for people to read beside a measurement."""
         refuse_path(name)
-        write_atomically(folder / name, make_text())
+        write_atomically(folder / name, text)
 
     def pairs(self, directory: str) -> Iterator[Pair]:
-        """Reads the raw pairs of blocks of one measurement; ignores a torn last line.
+        """Reads the raw pairs of one measurement but a torn last line.
 
         Raises:
             RunDirectoryError: If the file is damaged or cannot be read.
@@ -123,44 +119,6 @@ def unnamed_folders(path: Path, records: Iterable[AnyRecord]) -> list[str]:
     named = {PurePosixPath(d) for r in records if (d := getattr(r, "directory", None)) is not None}
     held = {f.parent.relative_to(path) for name in FOLDERS for f in (path / name).rglob(PAIRS)}
     return sorted(str(f) for f in held if not named & {PurePosixPath(f), *map(PurePosixPath, f.parents)})
-
-
-class _Records:
-    """In-memory index of the records of one file by type; only appended lines are read again."""
-
-    def __init__(self, file: Path) -> None:
-        self._file = file
-        self._size = 0
-        self.all: list[AnyRecord] = []
-        self._of: defaultdict[type[Stamped], list[Stamped]] = defaultdict(list)
-
-    def of(self, kind: type[R]) -> list[R]:
-        return self._of[kind]  # type: ignore[return-value]
-
-    def add(self, record: AnyRecord, size: int) -> None:
-        """Adds a record that was appended to the file, with its size in bytes."""
-        self._size += size
-        self.all.append(record)
-        self._of[type(record)].append(record)
-
-    def refresh(self) -> None:
-        """Reads appended lines, or all if the file has become shorter; ignores a torn last line."""
-        try:
-            size = self._file.stat().st_size if self._file.exists() else 0
-            if size == self._size:
-                return
-            if size < self._size:
-                self._size = 0
-                self.all.clear()
-                self._of.clear()
-            with self._file.open("rb") as stream:
-                stream.seek(self._size)
-                lines = stream.read().split(b"\n")[:-1]
-        except OSError as error:
-            raise cannot_read(self._file, error) from error
-        what = f"a record of schema {SCHEMA_VERSION}"
-        for number, line in enumerate(lines, len(self.all) + 1):
-            self.add(_parse_line(RECORD, line, self._file, number, what=what), len(line) + 1)
 
 
 def _parse_line(kind: TypeAdapter[T], line: bytes, file: Path, number: int, *, what: str) -> T:
@@ -196,7 +154,9 @@ class Store(Folders):
         self.earlier: Path | None = None
         self._file = path / RECORDS
         self._lock: Lock | None = None
-        self._records = _Records(self._file)
+        self._size = 0
+        self._all: list[AnyRecord] = []
+        self._by_type: defaultdict[type[Stamped], list[Stamped]] = defaultdict(list)
         self._is_sole_writer = False
         self._is_read = False
 
@@ -204,7 +164,7 @@ class Store(Folders):
 
     @classmethod
     def open(cls, path: Path) -> Store:
-        """Opens an existing run directory for reading.
+        """Opens a run directory for reading.
 
         Raises:
             RunDirectoryError: If it is not one, or has another schema.
@@ -359,7 +319,7 @@ class Store(Folders):
         stamped = record.model_copy(update={"at_s": round(self.watch.total_s, 3)})
         written = self._persist(stamped)
         if self._is_sole_writer:
-            self._records.add(stamped, written)  # type: ignore[arg-type]
+            self._add(stamped, written)  # type: ignore[arg-type]
 
     def _persist(self, record: Stamped) -> int:
         """Writes one record; returns its bytes in the file."""
@@ -389,23 +349,44 @@ class Store(Folders):
             RunDirectoryError: If the file is damaged or cannot be read.
         """
         self._refresh()
-        return list(self._records.all)
+        return list(self._all)
 
     def _refresh(self) -> None:
-        """Reads records that others have appended; a sole writer needs this once."""
-        if not (self._is_sole_writer and self._is_read):
-            self._records.refresh()
-            self._is_read = True
+        """Reads appended lines (a sole writer does so once), or all if the file has become shorter."""
+        if self._is_sole_writer and self._is_read:
+            return
+        self._is_read = True
+        try:
+            size = self._file.stat().st_size if self._file.exists() else 0
+            if size == self._size:
+                return
+            if size < self._size:
+                self._size = 0
+                self._all.clear()
+                self._by_type.clear()
+            with self._file.open("rb") as stream:
+                stream.seek(self._size)
+                lines = stream.read().split(b"\n")[:-1]
+        except OSError as error:
+            raise cannot_read(self._file, error) from error
+        what = f"a record of schema {SCHEMA_VERSION}"
+        for number, line in enumerate(lines, len(self._all) + 1):
+            self._add(_parse_line(RECORD, line, self._file, number, what=what), len(line) + 1)
+
+    def _add(self, record: AnyRecord, size: int) -> None:
+        """Adds a record of so many bytes in the file."""
+        self._size += size
+        self._all.append(record)
+        self._by_type[type(record)].append(record)
 
     def of(self, kind: type[R]) -> list[R]:
         """Returns all records of one type, in order."""
-        self._refresh()
-        return list(self._records.of(kind))
+        return self.since(kind, 0)
 
     def since(self, kind: type[R], count: int) -> list[R]:
         """Returns all records of one type after the first `count`."""
         self._refresh()
-        return self._records.of(kind)[count:]
+        return self._by_type[kind][count:]  # type: ignore[return-value]
 
     def last(self, kind: type[R]) -> R | None:
         """Returns the newest record of one type, or None."""
@@ -437,13 +418,7 @@ def _is_own(path: Path) -> bool:
 
 @contextlib.contextmanager
 def driver_session(store: Store, *, trials: int, command: Sequence[str]) -> Iterator[None]:
-    """Records the begin of a driver, and counts its time.
-
-    Args:
-        store: A locked run directory.
-        trials: Requested trials of all sessions.
-        command: The command line; recorded without secrets.
-    """
+    """Records the begin of a driver in a locked run directory, and counts its time; `trials` are of all sessions."""
     store.append(
         SessionRecord(
             identity=store.spec.identity,
@@ -459,10 +434,7 @@ def driver_session(store: Store, *, trials: int, command: Sequence[str]) -> Iter
 
 
 def earlier_runs(store: Store) -> int:
-    """Counts finished searches of the same study, whatever its seed and budget, beside a run directory.
-
-    What cannot be read does not count.
-    """
+    """Counts readable finished searches of the same study, whatever its seed and budget, beside a run directory."""
     asked, count = store.spec.question, 0
     for file in store.path.parent.glob(f"*/{STUDY}"):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):

@@ -42,30 +42,18 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Observations:
-    """Measured sets.
-
-    Attributes:
-        codes: Shape (trials, factors).
-        values: Log of step time over the reference's, shape (trials,).
-        sds: Standard errors, shape (trials,).
-        duplicates: Pairs of rows (copy, original) with one program, of which only the original was measured.
-    """
+    """Measured sets, shape (trials, factors): logs of their step times over the reference's, with standard errors."""
 
     codes: Codes
     values: Floats
     sds: Floats
     duplicates: tuple[tuple[int, int], ...] = ()
+    """Rows (copy, original) with one program, of which only the original was measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """All effects, as one draw or their mean has them.
-
-    Attributes:
-        main: Change of the log step time at each value of each setting, of inert ones if they acted.
-        pairs: The same for active pairs.
-        inert: Settings that do not act.
-    """
+    """All effects, as a draw or their mean has them: changes of the log step time, of inert settings if they acted."""
 
     main: list[Floats]
     pairs: dict[Pair, Floats]
@@ -77,11 +65,7 @@ class Tables:
         return own + sum(float(table[codes[i], codes[j]]) for (i, j), table in self.pairs.items())
 
     def smallest(self, risks: Risks, unit: float) -> Codes:
-        """Finds the set with the least sum of effects and risks by coordinate descent; not settled.
-
-        Args:
-            unit: Cost of a unit of risk, as a log ratio.
-        """
+        """Finds the set with the least sum of effects and risks, which cost `unit` (a log ratio); not settled."""
         main = [own + unit * risk for own, risk in zip(self.main, risks.single, strict=True)]
         pairs = dict(self.pairs)
         for pair, risk in risks.pairs.items():
@@ -108,12 +92,7 @@ class Tables:
 
 
 class Draws:
-    """Draws of all effects from the posterior.
-
-    Args:
-        coefs: Coefficients of each block if it acts, shape (draws, blocks, rank), zero-padded.
-        acts: Whether it acts, shape (draws, blocks).
-    """
+    """Draws of whether each block acts, shape (draws, blocks), and of its coefficients then, shape (..., rank)."""
 
     def __init__(self, design: Design, index: NDArray[np.int64], coefs: Floats, acts: NDArray[np.bool_]) -> None:
         self._design, self._coefs, self._acts = design, coefs, acts
@@ -153,12 +132,7 @@ def _tables(design: Design, coefs: Floats, acts: NDArray[np.bool_]) -> Tables:
 
 
 class AdditiveModel:
-    """The posterior of effects.
-
-    Args:
-        has_origin: Whether the default's value is 0, as for ratios to the reference; else it is estimated.
-        jumps: States of each walk; more for estimates that must name settings which were always changed together.
-    """
+    """The posterior of effects; the default's value is estimated unless that is 0, as for ratios (`has_origin`)."""
 
     def __init__(
         self, design: Design, seen: Observations, *, seed: int, has_origin: bool = True, jumps: int = JUMPS

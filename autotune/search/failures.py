@@ -44,12 +44,9 @@ class Risks(NamedTuple):
 
 
 class FailureModel:
-    """Probabilities of values, and of pairs of values, to make a set fail.
+    """Probabilities of values, and of pairs of values, to make a set fail; sets have shape (sets, factors).
 
-    Args:
-        ran: Shape (sets, factors).
-        failed: Likewise.
-        known: Combinations that are known to fail; those of more than two values may hold a smaller cause.
+    Combinations that are `known` to fail may, if of more than two values, hold a smaller cause.
     """
 
     def __init__(self, design: Design, ran: Codes, failed: Codes, known: Iterable[Cause]) -> None:
@@ -130,14 +127,9 @@ def _suspects(failed: Sequence[Cause], ran: Codes) -> list[list[Cause]]:
 
 
 def _infer(held: Sequence[Sequence[Cause]], ran_values: int) -> tuple[dict[Cause, float], float]:
-    """Passes messages between failures and their possible causes.
+    """Passes messages between failures and their possible causes (`held`), where so many values ran.
 
-    Args:
-        held: Possible causes of each failure.
-        ran_values: Number of values that ran.
-
-    Returns:
-        The probability of each cause, and the share of failing values.
+    Returns the probability of each cause, and the share of failing values.
     """
     causes = {cause: at for at, cause in enumerate(dict.fromkeys(c for h in held for c in h))}
     is_single = np.array([len(cause) == 1 for cause in causes], dtype=bool)

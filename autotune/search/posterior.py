@@ -38,13 +38,11 @@ class State:
 
     Attributes:
         sizes: Blocks in the model, each with the index of its size.
-        places: Where each of them has its coefficients in `mean`.
+        places: Where each of them has its coefficients in `mean` and `cov`.
         columns: Their features.
-        mean: Mean of their coefficients.
-        cov: Covariance of their coefficients.
         precision: Of each block's coefficients by the data alone, shape (blocks, rank, rank).
         pull: `precision` times their mean by the data alone, shape (blocks, rank), zero-padded.
-        log_odds: Prior log odds of each block, shape (blocks,).
+        log_odds: Prior, shape (blocks,).
     """
 
     sizes: Mapping[int, int]
@@ -86,11 +84,10 @@ class Chain:
     """The Markov chain over sets of blocks.
 
     Args:
-        features: Of each trial, over the standard error of its value, shape (trials, features); coefficients are in
-            units of `SIZES`.
+        features: Of each trial, over the standard error of its value, shape (trials, features).
         values: Over their standard errors, shape (trials,).
         starts: Start of each block's features, and end of the last, shape (blocks + 1,).
-        log_odds: Prior log odds of each block, shape (blocks,).
+        log_odds: Prior, shape (blocks,).
     """
 
     def __init__(self, features: Floats, values: Floats, starts: NDArray[np.int64], log_odds: Floats) -> None:

@@ -61,7 +61,6 @@ class AdditiveFlagSampler(BaseSampler):
 
     Args:
         space: None for the distributions of finished trials.
-        flags: Prior knowledge of settings.
         is_log_ratio: Whether values are logs of ratios to the default's; else they are positive and their logs are
             modelled.
     """

@@ -44,21 +44,12 @@ _TINY = 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Factor:
-    """A searched setting.
-
-    Attributes:
-        size: Number of values.
-        default: Code of the default; None if it is not among the values.
-        scale: Places of ordered values, in the unit in which effects are smooth (log bytes for thresholds); None for
-            unordered ones. The default's may be unknown (nan).
-        group: Pairs of one group may interact; may be empty.
-        needs: Another factor to the codes of its values under which this one acts.
-        p_active: Prior probability of an effect; None for the usual one.
-    """
+    """A setting of `size` values with its prior knowledge (`Flag`), in codes."""
 
     size: int
     default: int | None = 0
     scale: tuple[float, ...] | None = None
+    """Places of ordered values, in the unit in which effects are smooth (log bytes for thresholds); nan if unknown."""
     group: str = ""
     needs: Mapping[int, frozenset[int]] = field(default_factory=dict)
     p_active: float | None = None
@@ -84,25 +75,16 @@ class Flag:
 
 
 class Block(NamedTuple):
-    """Features of one effect.
-
-    Attributes:
-        factors: One setting, or two that interact.
-        table: Features of each value; for a pair, of each combination in row-major order.
-    """
+    """Features of each value of one setting, or of each combination of two that interact, in row-major order."""
 
     factors: tuple[int, ...]
     table: Floats
 
 
 class Design:
-    """All blocks of a space.
+    """All blocks of a space whose factors each follow those that they need.
 
     A set is a row of codes, one for each factor; the code after the last value means "not set".
-
-    Args:
-        factors: Each after those that it needs.
-        pairs: Pairs that may interact; None for `likely_pairs`.
     """
 
     def __init__(self, factors: Sequence[Factor], pairs: Sequence[tuple[int, int]] | None = None) -> None:
@@ -190,12 +172,12 @@ class CodedSpace:
     def __init__(self, space: Mapping[str, BaseDistribution], flags: Mapping[str, Flag]) -> None:
         self.names = _ordered(list(space), flags)
         self._at = {n: i for i, n in enumerate(self.names)}
-        self.choices = [_values_of(space[n], flags.get(n, Flag()).default) for n in self.names]
+        self._flags = [flags.get(n, Flag()) for n in self.names]
+        self.choices = [_values_of(space[n], flag.default) for n, flag in zip(self.names, self._flags, strict=True)]
         self._ranges = [
             None if isinstance(space[n], CategoricalDistribution) else np.array(values, dtype=float)
             for n, values in zip(self.names, self.choices, strict=True)
         ]
-        self._flags = [flags.get(n, Flag()) for n in self.names]
         self.factors = [self._factor(i, space[n]) for i, n in enumerate(self.names)]
         self._plain = Design(self.factors, [])
 

@@ -34,7 +34,7 @@ from autotune.stats.estimates import (
 
 CAUTION = 0.9
 """Confidence of the upper limit from which it is announced what can be proven. Spreads from few processes are often
-too small; with this limit the announced power of 90 % is held on average (tests/study/test_power.py)."""
+too small; with this limit the announced power of 90 % is held on average (tests/study/test_compare.py)."""
 
 
 ALPHA_SETTLING = 0.001

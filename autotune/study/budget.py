@@ -34,24 +34,20 @@ LIMITED = (CONFIRM, ISOLATED)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timetable:
-    """The split of a study's time after its A/A run.
-
-    Attributes:
-        budget_s: The whole budget; `used_s` of it before the search.
-        least_s: Least time for the proof of one set, from finalist to soak.
-        reserved_s: Time reserved for proofs.
-        trial_s: Time of a trial that ends at its first look.
-        trials: Trials of `trial_s` that fit beside `reserved_s`, at most the requested ones.
-        fewest: Trials beside one proof in the budget that would do.
-    """
+    """The split of a study's time, `budget_s` in all; its A/A run ended after `used_s`."""
 
     budget_s: float
     used_s: float
     least_s: float
+    """For the least proof of one set, from finalist to soak."""
     reserved_s: float
+    """For proofs."""
     trial_s: float
+    """A trial that ends at its first look."""
     trials: int
+    """Those that fit beside `reserved_s`, at most the requested ones."""
     fewest: int
+    """Beside one proof, in the budget that would do."""
 
     @property
     def needed_s(self) -> float:
@@ -65,18 +61,14 @@ class Timetable:
 
 
 class TimeLeft:
-    """The time budget in one session.
-
-    Attributes:
-        budget_s: Of the whole study; None without one.
-        unproven: Sets that may gain whose proof did not begin or end for lack of time.
-    """
+    """The time budget in one session."""
 
     def __init__(self, store: Store, lanes: Lanes) -> None:
         self._store = store
         self._lanes = lanes
         self.budget_s = store.spec.search.time_budget
         self.unproven: list[FlagSet] = []
+        """Sets that may gain whose proof did not begin or end for lack of time."""
 
     # ------------------------------------------------------------------ time left
 
@@ -125,11 +117,8 @@ class TimeLeft:
     def allows_pair(self, stage: str, *, is_needed: bool) -> bool:
         """Whether one more pair of processes of a proof fits with all that must follow.
 
-        If the rest cannot fit any more, for pairs take longer than planned, finalists get the time: a larger budget
-        resumes there.
-
-        Args:
-            is_needed: Whether no other set has passed.
+        If the rest cannot fit any more, and no other set has passed (`is_needed`), finalists get the time: a larger
+        budget resumes there.
         """
         takes = self.takes
         if takes is None or stage not in LIMITED:
@@ -140,10 +129,9 @@ class TimeLeft:
         return stage == CONFIRM and is_needed and not self.is_used_up(pair_s)
 
     def allows_proofs(self, begun: Sequence[tuple[FlagSet, int]]) -> list[FlagSet]:
-        """Returns the first sets that have time to be minimised and proven; the others are added to `unproven`.
+        """Returns the first of some sets, best first with their pairs of processes so far, that have time for a proof.
 
-        Args:
-            begun: Each set, best first, with the pairs of processes that it has run.
+        The others are added to `unproven`.
         """
         takes, needed_s, allowed = self.takes, 0.0, list[FlagSet]()
         for settings, done in begun:

@@ -49,11 +49,7 @@ class Build:
     settings: FlagSet
 
     def refuse_other(self, ran_on: str | None) -> None:
-        """Refuses a program that ran on another jaxlib; None where it is not known on which.
-
-        Raises:
-            StudyFileError: With both versions.
-        """
+        """Refuses a program that ran on another jaxlib, by a StudyFileError; None where it is not known on which."""
         if ran_on not in (None, self.report.jaxlib):
             raise StudyFileError(
                 f"under {self.python} the program must run on jaxlib {self.report.jaxlib} but it ran on jaxlib "

@@ -47,10 +47,9 @@ LEAST_GROUP = 2
 # ---------------------------------------------------------------------- candidates
 
 
-def choose_candidates(run: StudyRun, without: Container[int]) -> list[TrialResult]:
-    """Returns the best trials that are worth a proof, except the numbers in `without`."""
-    spec, results = run.spec, [r for r in run.store.of(TrialResult) if r.number not in without]
-    count, min_effect = spec.confirm.finalists, spec.measure.min_effect
+def _choose_candidates(run: StudyRun, without: Container[int]) -> list[TrialResult]:
+    results = [r for r in run.store.of(TrialResult) if r.number not in without]
+    count, min_effect = run.spec.confirm.finalists, run.spec.measure.min_effect
     return worth_proving(results, count=count, min_effect=min_effect, effects=run.store.last(EffectsRecord))
 
 
@@ -93,15 +92,14 @@ def minimise(run: StudyRun) -> None:
 
 def _finalists(run: StudyRun, without: Container[int]) -> list[Candidate]:
     """Returns the best trials for whose proofs there is time, without the settings that do not pay."""
-    chosen = choose_candidates(run, without)
-    allowed = run.time.allows_proofs([(f.settings, _pairs_of_trial(run, f.number)) for f in chosen])
+    chosen = _choose_candidates(run, without)
+    allowed = run.time.allows_proofs([(f.settings, len(_runs_of_trial(run, f.number))) for f in chosen])
     if len(allowed) < len(chosen):
         run.view.note(f"of {len(chosen)} sets that may gain there is time for the proofs of {len(allowed)}")
     found: dict[FlagSet, Candidate] = {}
     for trial in chosen[: len(allowed)]:
-        minimal = _begun(run, trial.number)
-        if minimal is None:
-            minimal = _minimal(run, trial.settings)
+        begun = _runs_of_trial(run, trial.number)  # a larger budget goes on with that set
+        minimal = begun[0].settings if begun else _minimal(run, trial.settings)
         found.setdefault(minimal, Candidate(trial.number, minimal, SetState.MINIMAL))
     return list(found.values())
 
@@ -113,14 +111,8 @@ def _minimal(run: StudyRun, settings: FlagSet) -> FlagSet:
     return minimise_set(run, settings)
 
 
-def _begun(run: StudyRun, number: int) -> FlagSet | None:
-    """Returns the set of a trial whose proof an earlier session began: a larger budget goes on with that one."""
-    begun = (r.settings for r in run.store.of(ConfirmRun) if r.stage == CONFIRM and r.trial == number)
-    return next(begun, None)
-
-
-def _pairs_of_trial(run: StudyRun, number: int) -> int:
-    return sum(r.stage == CONFIRM and r.trial == number for r in run.store.of(ConfirmRun))
+def _runs_of_trial(run: StudyRun, number: int) -> list[ConfirmRun]:
+    return [r for r in run.store.of(ConfirmRun) if r.stage == CONFIRM and r.trial == number]
 
 
 def minimise_set(run: StudyRun, winner: FlagSet) -> FlagSet:
@@ -164,10 +156,7 @@ def _of_no_use(run: StudyRun, winner: FlagSet) -> tuple[str, ...]:
 
 
 def _ablation(run: StudyRun, settings: FlagSet, left_out: LeftOut, *, share: float) -> AblationResult | None:
-    """Returns the effect of leaving settings out, as recorded or measured now in a share of the time left.
-
-    It is None, with a note, if there is no time for it.
-    """
+    """Returns what leaving settings out does, recorded or measured in a share of the time left; None without time."""
     known = (a for a in run.store.of(AblationResult) if (a.settings, a.left_out) == (settings, left_out))
     if (found := next(known, None)) is None:
         names = names_left_out(left_out)
@@ -202,7 +191,7 @@ def confirm(run: StudyRun) -> None:
         name_winner(run)
         if run.winner is not None or run.time.takes is None:
             return
-        begun = any(_pairs_of_trial(run, f.number) for f in choose_candidates(run, tried))
+        begun = any(_runs_of_trial(run, f.number) for f in _choose_candidates(run, tried))
         if not run.search_more() and not begun:
             return  # no time for more, and no earlier session has proven more
         run.candidates += _finalists(run, tried)
@@ -220,17 +209,12 @@ def _prove_finalists(run: StudyRun, finalists: Sequence[Candidate]) -> None:
 def name_winner(run: StudyRun) -> None:
     """Compares the best confirmed set with isolated runs; if they do not agree, the next one."""
     confirmed = [c for c in run.candidates if c.state is SetState.CONFIRMED]
-    for candidate in sorted(confirmed, key=_proven_ratio):
+    for candidate in sorted(confirmed, key=lambda c: c.proof_ratio):
         assert candidate.proof is not None
         candidate.report = report(run, candidate.proof)
         candidate.state = SetState.PROVEN if candidate.report.objection is None else SetState.REFUTED
         if run.winner is not None:
             return
-
-
-def _proven_ratio(confirmed: Candidate) -> float:
-    proof = confirmed.proof
-    return proof.corrected.ratio if proof is not None and proof.corrected else 1.0
 
 
 def report(run: StudyRun, proven: FinalistResult) -> Report:
@@ -292,9 +276,8 @@ def prove(run: StudyRun, sets: Sequence[tuple[int, FlagSet]], *, stage: str) -> 
         sets: Trial number and settings of each.
         stage: Name of the runs in the records; runs of another stage are never used.
     """
-    plan_proofs(run, stage, [settings for _, settings in sets])
-    most = most_pairs(run, stage)
-    proofs = [_Open(run, trial, plan, most) for trial, s in sets if (plan := _plan_of(run.store, stage, s)) is not None]
+    plans, most = _plans(run, stage, [settings for _, settings in sets]), most_pairs(run, stage)
+    proofs = [_Open(run, trial, plans[settings], most) for trial, settings in sets]
 
     def next_task() -> PendingTask | None:
         passed = [p.ratio for p in proofs if p.standing().result.is_passed]
@@ -373,25 +356,21 @@ def most_pairs(run: StudyRun, stage: str) -> int:
     return max(FIRST_LOOK, confirm.isolated if stage == ISOLATED else confirm.processes)
 
 
-def plan_proofs(run: StudyRun, stage: str, sets: Sequence[FlagSet]) -> None:
-    """Records the plan of each proof, with its share of the study's error, unless it is recorded already."""
+def _plans(run: StudyRun, stage: str, sets: Sequence[FlagSet]) -> dict[FlagSet, ProofRecord]:
+    """Returns the plan of each proof, recorded with its share of the study's error, now or in an earlier session."""
     store, most = run.store, most_pairs(run, stage)
-    new = [s for s in sets if _plan_of(store, stage, s) is None]
-    if not new:
-        return
+    plans = {p.settings: p for p in store.of(ProofRecord) if p.stage == stage}
+    new = [s for s in sets if s not in plans]
     plan = alone_plan(most)
-    if stage != ISOLATED:
-        used = sum(p.error for p in store.of(ProofRecord) if p.stage == stage)
+    if stage != ISOLATED and new:
+        used = sum(p.error for p in plans.values())
         plan = ProofPlan(base=most, error=allot(ERROR, used, len(new)), least=LEAST_PAIRS)
     for settings in new:
         first = max((r.repeat + 1 for r in _runs(store, stage, settings)), default=0)
-        store.append(
-            ProofRecord(stage=stage, settings=settings, base=plan.base, error=plan.error, least=plan.least, first=first)
-        )
-
-
-def _plan_of(store: Store, stage: str, settings: FlagSet) -> ProofRecord | None:
-    return next((p for p in store.of(ProofRecord) if p.stage == stage and p.settings == settings), None)
+        numbers = {"base": plan.base, "error": plan.error, "least": plan.least, "first": first}
+        plans[settings] = ProofRecord.model_validate({"stage": stage, "settings": settings, **numbers})
+        store.append(plans[settings])
+    return plans
 
 
 def _runs(store: Store, stage: str, settings: FlagSet) -> list[ConfirmRun]:

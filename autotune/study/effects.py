@@ -24,11 +24,7 @@ _SEED = 0
 
 
 class StudyEffects:
-    """The model fitted to all trials of a study, failed ones included, in its settings' names and values.
-
-    Args:
-        least: Smallest gain of interest, as a share; a setting that gains less is not in the best set.
-    """
+    """The model fitted to all trials of a study; the best set has no setting that gains less than `least`, a share."""
 
     def __init__(
         self,

@@ -79,11 +79,7 @@ def choose_engine(
 
 
 def study_message(spec: StudySpec, *, study_dir: str, run: Path | None) -> dict[str, Any]:
-    """Builds the first message to a lane.
-
-    Args:
-        run: The run directory; None if the lane cannot read it.
-    """
+    """Builds the first message to a lane; `run` is the run directory, None if the lane cannot read it."""
     return {
         "type": "study",
         "study": spec.model_dump(mode="json", context=WITH_SECRETS),

@@ -62,11 +62,7 @@ class _Lane:
 
 
 class Ledger:
-    """Counts device-seconds of a study over all sessions.
-
-    A device counts while it is allocated, busy or idle, as a cluster charges it. The study's stopwatch leaves out time
-    in a queue, pauses of the job and jumps of the clock.
-    """
+    """Counts device-seconds of a study over all sessions: a device counts while it is allocated, busy or idle."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -75,36 +71,21 @@ class Ledger:
         self._counted_s = self._written_s = store.watch.total_s
         self._lanes: tuple[str, ...] = ()
 
-    def count(self, devices: int) -> None:
-        """Adds the time since the last call for so many devices."""
-        now_s = self._store.watch.total_s
+    def count(self, lanes: Sequence[str], devices: int, *, is_last: bool = False) -> None:
+        """Adds the time since the last call; writes a record if the last one is old, or lanes have come or gone."""
+        now_s, lanes = self._store.watch.total_s, tuple(filter(None, lanes))
         self.device_s += (now_s - self._counted_s) * devices
         self._counted_s = now_s
-
-    def write_if_due(self, lanes: Sequence[str]) -> None:
-        """Writes a record if the last one is old, or lanes have come or gone since."""
-        is_news = tuple(filter(None, lanes)) != self._lanes
-        if is_news or self._store.watch.total_s - self._written_s >= WRITE_EVERY_S:
-            self.write(lanes)
-
-    def write(self, lanes: Sequence[str]) -> None:
-        """Writes a record with the present lanes."""
-        self._lanes = tuple(filter(None, lanes))
-        self._store.append(LedgerRecord(device_s=round(self.device_s, 3), lanes=self._lanes))
-        self._written_s = self._store.watch.total_s
+        if is_last or lanes != self._lanes or now_s - self._written_s >= WRITE_EVERY_S:
+            self._store.append(LedgerRecord(device_s=round(self.device_s, 3), lanes=lanes))
+            self._lanes, self._written_s = lanes, now_s
 
 
 class Lanes:
-    """All lanes of one session.
-
-    Args:
-        runtime: Selects the settings that are read when a program runs.
-
-    Attributes:
-        engine: Set before the first use.
-    """
+    """All lanes of one session; `runtime` selects the settings that are read when a program runs."""
 
     engine: Engine
+    """Set before the first use."""
 
     def __init__(self, store: Store, view: Callbacks, runtime: Callable[[FlagSet], FlagSet]) -> None:
         self._store = store
@@ -125,12 +106,10 @@ class Lanes:
         Raises:
             LaunchError: If the reference runs on none of them.
         """
-        while True:
-            for lane in self._lanes.values():
-                if lane.aa_run is not None:
-                    return lane.aa_run
+        while (found := self._aa_run) is None:
             self._begin_aa_runs()
             self._listen()
+        return found
 
     def work(self, source: Callable[[], PendingTask | None]) -> None:
         """Gives tasks to free lanes until there is none left and all results are recorded.
@@ -140,20 +119,16 @@ class Lanes:
         """
         while True:
             self._begin_aa_runs()
-            is_dry = False
-            while (lane := self._free()) is not None:
-                pending = self._pending.pop(0) if self._pending else source()
-                if pending is None:
-                    is_dry = True
-                    break
+            while (lane := self._free()) is not None and (pending := self._next(source)) is not None:
                 self._begin(lane, pending)
-            if not self._at_work() and not self._pending:
-                if is_dry:
+            if not self._at_work():
+                if (pending := self._next(source)) is None:  # nothing to do, even if a lane joins
                     return
-                if (pending := source()) is None:  # nothing to do, even if a lane joins
-                    return
-                self._pending.append(pending)
+                self._pending.insert(0, pending)
             self._listen()
+
+    def _next(self, source: Callable[[], PendingTask | None]) -> PendingTask | None:
+        return self._pending.pop(0) if self._pending else source()
 
     def do(self, pending: PendingTask) -> None:
         """Runs one task."""
@@ -162,15 +137,18 @@ class Lanes:
 
     def close(self) -> None:
         """Ends every lane and writes the ledger."""
-        self.ledger.count(self.device_count)
-        self.ledger.write(self.names)
+        self.ledger.count(self.names, self.device_count, is_last=True)
         self.engine.close()
         self._lanes.clear()
 
     @property
+    def _aa_run(self) -> AaRecord | None:
+        return next((x.aa_run for x in self._lanes.values() if x.aa_run is not None), None)
+
+    @property
     def limits(self) -> TimeLimits | None:
         """Time limits of processes on the first lane that has an A/A run; None before there is one."""
-        return next((time_limits_after(self._store.spec, x.aa_run) for x in self._lanes.values() if x.aa_run), None)
+        return time_limits_after(self._store.spec, self._aa_run) if self._aa_run is not None else None
 
     @property
     def names(self) -> Sequence[str]:
@@ -196,13 +174,12 @@ class Lanes:
         return any(x.pending is not None and not isinstance(x.pending.task, AaTask) for x in self._lanes.values())
 
     def _begin_aa_runs(self) -> None:
-        for lane in self._lanes.values():
-            if lane.aa_run is None and lane.pending is None:
-                if not self._has_said_aa_run:
-                    self._has_said_aa_run = True
-                    self._store.tell_stage("A/A run")
-                    self._view.stage("A/A run", "the reference against itself: smallest gain that can be detected")
-                self._begin(lane, PendingTask(AaTask(), aa_folder(lane.name), "aa_run", lambda record: None))
+        for lane in [x for x in self._lanes.values() if x.aa_run is None and x.pending is None]:
+            if not self._has_said_aa_run:
+                self._has_said_aa_run = True
+                self._store.tell_stage("A/A run")
+                self._view.stage("A/A run", "the reference against itself: smallest gain that can be detected")
+            self._begin(lane, PendingTask(AaTask(), aa_folder(lane.name), "aa_run", lambda record: None))
 
     def _begin(self, lane: _Lane, pending: PendingTask) -> None:
         lane.pending, lane.heard_s = pending, self._store.watch.total_s
@@ -223,8 +200,7 @@ class Lanes:
         if not isinstance(task, PairTask) or task.pairs is not None:
             return task
         aa_runs = self._store.of(AaRecord)
-        spec = self._store.spec
-        pairs = proof_size(aa_runs[0].noise if aa_runs else None, starts=spec.block_sizes.starts)
+        pairs = proof_size(aa_runs[0].noise if aa_runs else None, starts=self._store.spec.block_sizes.starts)
         return task.model_copy(update={"pairs": pairs})
 
     def _settings_of(self, task: AnyTask) -> FlagSet:
@@ -244,8 +220,7 @@ class Lanes:
             self._take(told)
         watch = self._store.watch
         watch.hold(not self._lanes)  # time without a lane is time in a queue
-        self.ledger.count(self.device_count)
-        self.ledger.write_if_due(self.names)
+        self.ledger.count(self.names, self.device_count)
         for lane in list(self._lanes.values()):
             if lane.pending is not None and lane.name and watch.total_s - lane.heard_s > SILENT_S:
                 self._view.note(f"lane {lane.name} has been silent for {SILENT_S:.0f} s and is given up")
@@ -276,7 +251,7 @@ class Lanes:
             self.incident(str(message["what"]), name)
         elif kind == "file":
             folder = self._inside(lane.pending, message["folder"])
-            self._store.write_beside(folder, str(message["name"]), lambda: str(message["text"]))
+            self._store.write_beside(folder, str(message["name"]), str(message["text"]))
         elif kind in ANSWERS:
             self._answer(lane, lane.pending, message)
 
@@ -390,19 +365,10 @@ class Lanes:
 
 
 def refuse_strangers(own: AaRecord, others: Iterable[AaRecord]) -> None:
-    """Refuses a lane whose device or versions differ from those of the lanes before it.
-
-    Raises:
-        LaunchError: If they differ.
-    """
+    """Refuses a lane whose device or versions differ from those of the lanes before it, by a LaunchError."""
+    mine = _facts(own)
     for other in others:
-        a, b = other.reference, own.reference
-        facts = {
-            "kind of device": (a.device_kind, b.device_kind),
-            "number of devices": (a.device_count, b.device_count),
-        }
-        facts |= {f"version of {n}": (a.versions.get(n), b.versions.get(n)) for n in MUST_AGREE}
-        differing = "; ".join(f"{what}: {x} there, {y} here" for what, (x, y) in facts.items() if x != y)
+        differing = "; ".join(f"{w}: {x} there, {mine[w]} here" for w, x in _facts(other).items() if x != mine[w])
         if differing:
             raise LaunchError(
                 f"the lanes of one study must be alike but this one differs from {other.by or 'the one before'} "
@@ -410,12 +376,14 @@ def refuse_strangers(own: AaRecord, others: Iterable[AaRecord]) -> None:
             )
 
 
-def refuse_upgraded(known: AaRecord, versions: Mapping[str, str]) -> None:
-    """Refuses to resume a study after an upgrade: old and new measurements are not comparable.
+def _facts(aa_run: AaRecord) -> dict[str, object]:
+    told = aa_run.reference
+    versions = {f"version of {n}": told.versions.get(n) for n in MUST_AGREE}
+    return {"kind of device": told.device_kind, "number of devices": told.device_count, **versions}
 
-    Raises:
-        LaunchError: If the version of JAX, jaxlib or a CUDA plugin has changed since the A/A run was measured.
-    """
+
+def refuse_upgraded(known: AaRecord, versions: Mapping[str, str]) -> None:
+    """Refuses to resume after an upgrade of JAX, jaxlib or a CUDA plugin, by a LaunchError: nothing is comparable."""
     before = known.provenance.get("versions", {})
     changed = [
         f"{name} was {before[name]} and is {versions.get(name, 'not there')} now"

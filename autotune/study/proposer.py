@@ -12,7 +12,6 @@ import math
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import optuna
@@ -40,8 +39,6 @@ from autotune.study.samplers import (
 )  # fmt: skip
 from autotune.study.screen import NO_OPS_TOGETHER, NoOpRecheck, contradicts
 
-EMPTY: Mapping[str, Any] = MappingProxyType({})
-
 PREDICTED_BEST = "predicted best"
 """Origin of the last trial of a search: the best expected set by all other trials."""
 
@@ -62,12 +59,7 @@ FAILURE_PENALTY = 0.1
 
 
 class Proposer:
-    """Proposes the next set, never a known one.
-
-    Args:
-        first: Sets to try before the sampler proposes, each with its origin.
-        recheck: Sets to try after `first`, because the screen may be wrong on the actual GPU.
-    """
+    """Proposes the next set, never a known one: those of `first` and of `recheck` before the sampler's."""
 
     def __init__(
         self,
@@ -77,14 +69,14 @@ class Proposer:
         first: Sequence[tuple[str, FlagSet]],
         stored: OptunaStudy | None = None,
         recheck: NoOpRecheck | None = None,
-        rule_defaults: Mapping[str, str] = EMPTY,
-        priors: Mapping[str, float] = EMPTY,
+        rule_defaults: Mapping[str, str] | None = None,
+        priors: Mapping[str, float] | None = None,
     ) -> None:
         self._spec = spec
         self._space = space
         self._recheck = recheck
         self._min_effect = spec.measure.min_effect
-        self._rule_defaults = rule_defaults
+        self._rule_defaults = rule_defaults or {}
         self._notes: list[str] = []
         no_ops = recheck.sets if recheck else ()
         self._first = [*first, *((NO_OPS_TOGETHER, s) for s in no_ops if self._is_allowed(s))]
@@ -97,7 +89,7 @@ class Proposer:
         self._see(FlagSet())
         self._worst = 0.0
         self._history: list[FrozenTrial] = []
-        self._priors = priors
+        self._priors = priors or {}
         self._stored = stored
 
     def begin(self, config: TrialConfig) -> None:
@@ -277,11 +269,7 @@ class Proposer:
 
 
 def open_study(spec: StudySpec, storage: Path | str) -> OptunaStudy:
-    """Opens the study in an Optuna storage.
-
-    Raises:
-        StudyFileError: If the storage cannot be opened.
-    """
+    """Opens the study in an Optuna storage; raises StudyFileError if it cannot be opened."""
     return OptunaStudy(storage, f"{spec.name}-{spec.identity}")
 
 

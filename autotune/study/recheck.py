@@ -54,9 +54,7 @@ class NothingToSearch:
 
 
 def recheck_winner(run: StudyRun, winner: Winner) -> ConclusionRecord:
-    """Measures a winner in fresh pairs of processes against the default; the run directory then is its new proof.
-
-    Resumes where it was stopped: a recorded A/A run and recorded pairs of processes are not run again.
+    """Measures a winner in fresh pairs of processes against the default, from where an earlier session stopped.
 
     Args:
         run: From `new_run` with `NothingToSearch`, and the workload, baseline and measuring of the winner's study.

@@ -12,15 +12,10 @@ from autotune.rundir.store import Store
 
 
 def find_trial(store: Store, number: int) -> TrialResult:
-    """Returns one trial's result; numbers start at 1.
-
-    Raises:
-        AutotuneError: If there is no such trial.
-    """
+    """Returns one trial's result; numbers start at 1. Raises AutotuneError if there is none."""
     results = store.of(TrialResult)
-    for result in results:
-        if result.number == number:
-            return result
+    if found := [r for r in results if r.number == number]:
+        return found[0]
     raise AutotuneError(
         f"a trial's number must be between 1 and {len(results)} but got {number}; see `autotune show {store.path}`"
     )

@@ -71,19 +71,18 @@ class SetState(StrEnum):
 
 @dataclass
 class Candidate:
-    """A set that a trial nominated.
-
-    Attributes:
-        trial: Number of the first trial with it.
-        proof: In fresh pairs of processes.
-        report: The figure to report, and any objection.
-    """
+    """A set that a trial nominated; `report` has the figure to report, and any objection."""
 
     trial: int
     settings: FlagSet
     state: SetState
     proof: FinalistResult | None = None
     report: Report = field(default_factory=Report)
+
+    @property
+    def proof_ratio(self) -> float:
+        """Its ratio by the proof; 1 without one."""
+        return self.proof.corrected.ratio if self.proof is not None and self.proof.corrected else 1.0
 
 
 @dataclass(kw_only=True)
@@ -94,16 +93,13 @@ class StudyRun:
     from stage to stage within the session.
 
     Attributes:
-        open_store: Opens the run directory; called after the study was checked.
+        open_store: Called after the study was checked.
         prepare: Probes the build and checks the study; its argument receives notes.
         storage: URL of the study's Optuna storage; None for a journal in the run directory.
         devices: Groups of this machine's devices, one for each lane; empty for all in one.
-        make_engine: Creates the engine; default: this process is the only lane.
-        command: The driver's command line, for the record.
-        asked_trials: For the record of the session; default: those of the study.
-        screener: None if the study is not screened.
+        make_engine: None if this process is the only lane.
+        command, asked_trials: For the record of the session.
         recheck: Sets to try because the screen may be wrong on the actual GPU.
-        facts: Facts about the workload from the reference's report.
         first: Sets to try before the sampler proposes, with origins.
         search_more: Tries more sets with the time that proofs left, and returns whether it did.
         candidates: Best first.
@@ -171,17 +167,12 @@ class StudyRun:
             )
 
     def _to_hold(self) -> Sequence[str]:
-        """Returns the devices to reserve against other studies on this machine.
-
-        CPU cores are reserved only if they were named. A SLURM job's devices are its own already, and two jobs may both
-        number theirs from 0.
-        """
-        spec = self.spec
+        """Returns the devices to reserve against other studies on this machine; CPU cores only if they were named."""
         if "SLURM_JOB_ID" in caller_environment():
-            return ()
+            return ()  # they are its own already, and two jobs may both number theirs from 0
         if self.make_engine is not None and not self.devices:
             return ()  # lanes are elsewhere, and their workers reserve devices
-        if self.devices or spec.device.platform != "cuda":
+        if self.devices or self.spec.device.platform != "cuda":
             return [device for group in self.devices for device in group]
         visible = visible_gpu_ids(caller_environment())
         return parse_devices(visible) if visible else ()
@@ -206,11 +197,7 @@ class Stopped(KeyboardInterrupt):
 
 @contextlib.contextmanager
 def stoppable() -> Iterator[None]:
-    """Turns the signals of batch systems into a clean stop; only the main thread can receive them.
-
-    Raises:
-        Stopped: Inside the block, at the first SIGTERM or SIGUSR1.
-    """
+    """Raises Stopped inside the block at the first SIGTERM or SIGUSR1; only the main thread can receive them."""
 
     def stop(number: int, frame: object) -> None:
         for other in old:  # a second signal must not interrupt the clean-up

@@ -27,12 +27,9 @@ SURE_SD = 1e-4
 
 
 class Questions:
-    """A sampler at one trial, which gives any number of points.
+    """A sampler at one trial, which gives any number of points without opening the trial: known ones are passed over.
 
-    It is called through `optuna.samplers.BaseSampler` without opening a trial, for known points are passed over.
-
-    Args:
-        trials: Finished ones, and those that other lanes run.
+    `trials` are finished ones, and those that other lanes run.
     """
 
     def __init__(self, trials: Sequence[FrozenTrial], sampler: BaseSampler) -> None:
@@ -55,16 +52,6 @@ class Questions:
             )
 
         return choose
-
-
-def check_sampler(search: SearchSpec) -> None:
-    """Creates the study's sampler once, so that a mistake is found before anything starts.
-
-    Raises:
-        StudyFileError: If there is none of that name, or it needs more than a seed.
-    """
-    if search.sampler != ADDITIVE:
-        make_sampler(search, 0)
 
 
 def make_sampler(search: SearchSpec, seed: int) -> BaseSampler:

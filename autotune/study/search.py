@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from autotune.measure.durations import RECENT
-from autotune.measure.failing import failing_task, most_starts, next_failure
+from autotune.measure.failing import failing_task, most_starts, needs_search
 from autotune.measure.tasks import PendingTask
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import Failure, FailureKind
+from autotune.model.measurement import FailureKind
 from autotune.model.records import EffectsRecord, FailingSetRecord, TrialConfig, TrialResult, TrialStatus
 from autotune.study.budget import TRIAL_SHARE, format_timetable
 from autotune.study.prefilter import Known, evaluate
@@ -99,10 +99,8 @@ class Search:
 
     def _mind_the_budget(self, results: Sequence[TrialResult]) -> None:
         """Ends the search when one more trial would reach into the time of the proofs, or the budget is used up."""
-        time = self._run.time
-        trial_s, kept_s = self._trial_s(results), self._kept_s
-        if time.is_used_up(trial_s, kept_s) and not self._is_over:
-            kept = ", what is left is kept for proofs" if kept_s else ""
+        if self._run.time.is_used_up(self._trial_s(results), self._kept_s) and not self._is_over:
+            kept = ", what is left is kept for proofs" if self._kept_s else ""
             self._run.view.note(f"time budget used: the search ends after {len(results)} of {self._asked} trials{kept}")
             self._is_over = True
 
@@ -171,24 +169,25 @@ class Search:
     def _look_for_cause(self, results: Sequence[TrialResult]) -> PendingTask | None:
         """Returns the task of finding a minimal failing set, if a trial crashed or hung."""
         self._read_causes()
-        if not self._cases:
-            return None
-        known, trial = self._store.of(FailingSetRecord), None
-        while self._cases and trial is None:  # a failure that needs no search now needs none later
-            trial = next_failure([self._cases.pop(0)], known, ())
-        if trial is None or trial.failure is None or not self._has_time_for_cause(trial.failure):
-            return None
-        number = f"{trial.number:04d}"
-        task = failing_task(trial, results)
-        return PendingTask(task, ("failing", number), f"failing-{number}", self._end_failing_set)
+        known = self._store.of(FailingSetRecord)
+        while self._cases:  # a failure that needs no search now needs none later
+            trial = self._cases.pop(0)
+            if not needs_search(trial, known) or trial.failure is None:
+                continue
+            kind, number = trial.failure.kind, f"{trial.number:04d}"
+            if not self._has_time_for_cause(kind):
+                return None
+            task = failing_task(trial, kind, results)
+            return PendingTask(task, ("failing", number), f"failing-{number}", self._end_failing_set)
+        return None
 
-    def _has_time_for_cause(self, failure: Failure) -> bool:
+    def _has_time_for_cause(self, kind: FailureKind) -> bool:
         """Whether that task fits beside the time reserved for proofs, even with all its starts."""
         takes, limits = self._run.time.takes, self._run.lanes.limits
         if takes is None or self._table is None:
             return True
-        each_s = limits.start_s if failure.kind is FailureKind.HANG and limits is not None else takes.start_s
-        return not self._run.time.is_used_up(most_starts(failure.kind) * each_s, self._kept_s)
+        each_s = limits.start_s if kind is FailureKind.HANG and limits is not None else takes.start_s
+        return not self._run.time.is_used_up(most_starts(kind) * each_s, self._kept_s)
 
     def _end_failing_set(self, record: FailingSetRecord) -> None:
         self._store.append(record)

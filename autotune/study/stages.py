@@ -7,29 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
-from autotune.cluster.engine import Engine
 from autotune.model.clock import Stopwatch
-from autotune.model.measurement import Stamped
-from autotune.model.records import (
-    AaRecord,
-    AblationResult,
-    Callbacks,
-    ConclusionRecord,
-    ConfirmRun,
-    EffectsRecord,
-    FailingSetRecord,
-    FinalistResult,
-    LedgerRecord,
-    ProofRecord,
-    ScreenRecord,
-    SessionRecord,
-    SoakRecord,
-    TrialResult,
-)  # fmt: skip
+from autotune.model.records import Callbacks, ConclusionRecord
 from autotune.model.spec import StudySpec
 from autotune.rundir.optuna_study import JOURNAL
 from autotune.rundir.store import Store
@@ -43,14 +25,6 @@ from autotune.study.screen import priors_of, screened_by
 from autotune.study.search import Search
 
 
-class Stage(NamedTuple):
-    """One stage: its name in docs/study.md, its function, and the types of records that it writes."""
-
-    name: str
-    do: Callable[[StudyRun], None]
-    records: tuple[type[Stamped], ...]
-
-
 def run_study(run: StudyRun) -> ConclusionRecord:
     """Runs a study to its conclusion, from where earlier sessions stopped.
 
@@ -58,8 +32,8 @@ def run_study(run: StudyRun) -> ConclusionRecord:
         AutotuneError: If the study cannot start or go on; its records stay.
     """
     with contextlib.closing(run):
-        for stage in STAGES:
-            stage.do(run)
+        for stage in STAGES.values():
+            stage(run)
     return run.conclusion
 
 
@@ -101,16 +75,17 @@ def conclude(run: StudyRun) -> None:
     run.conclusion = record_conclusion(run)
 
 
-STAGES = (
-    Stage("probe", probe, (SessionRecord, LedgerRecord)),
-    Stage("A/A run", aa_run, (AaRecord,)),
-    Stage("screen", screen, (ScreenRecord,)),
-    Stage("search", search, (TrialResult, FailingSetRecord, EffectsRecord)),
-    Stage("minimise", minimise, (AblationResult,)),
-    Stage("confirm", confirm, (ProofRecord, ConfirmRun, FinalistResult)),
-    Stage("soak", soak, (SoakRecord,)),
-    Stage("conclude", conclude, (ConclusionRecord,)),
-)
+STAGES = {
+    "probe": probe,
+    "A/A run": aa_run,
+    "screen": screen,
+    "search": search,
+    "minimise": minimise,
+    "confirm": confirm,
+    "soak": soak,
+    "conclude": conclude,
+}
+"""In order, by their names in docs/study.md."""
 
 
 def new_run(
@@ -121,13 +96,10 @@ def new_run(
     view: Callbacks,
     watch: Stopwatch,
     storage: str | None = None,
-    devices: Sequence[Sequence[str]] = (),
-    make_engine: Callable[[StudyRun], Engine] | None = None,
-    command: Sequence[str] = (),
     setup: Setup | None = None,
-    asked_trials: int | None = None,
+    **session: Any,
 ) -> StudyRun:
-    """Creates the session of a study, for `run_study`, without starting or writing anything; see also `StudyRun`.
+    """Creates the session of a study, for `run_study`, without starting or writing anything; see `StudyRun`.
 
     Args:
         path: The run directory, created or resumed.
@@ -141,8 +113,5 @@ def new_run(
         open_store=lambda: create(watch=watch),
         prepare=lambda note: setup or prepare(spec, study_dir=study_dir, storage=storage, note=note),
         storage=storage,
-        devices=devices,
-        make_engine=make_engine,
-        command=command,
-        asked_trials=asked_trials,
+        **session,
     )

@@ -71,11 +71,7 @@ def _read(study: str | Path | Mapping[str, Any]) -> tuple[StudySpec, Path]:
 
 
 def study_with(spec: StudySpec, *, trials: int | None, time_budget: str | None) -> StudySpec:
-    """Gives a study another size; None keeps its own.
-
-    Raises:
-        StudyFileError: If the resulting study is not legal.
-    """
+    """Gives a study another size, None its own; raises StudyFileError if that is not legal."""
     data = spec.model_dump(context=WITH_SECRETS)
     given = {"trials": trials, "time_budget": time_budget}
     data["search"] |= {key: value for key, value in given.items() if value is not None}
@@ -85,12 +81,7 @@ def study_with(spec: StudySpec, *, trials: int | None, time_budget: str | None) 
 def run_shown(
     spec: StudySpec, path: Path, console: Console, *, do: Callable[[StudyRun], object] = run_study, **session: Any
 ) -> StudyRun:
-    """Runs a study to its conclusion with its progress on a console.
-
-    Args:
-        path: The run directory.
-        do: What the session is for.
-        session: See `new_run`.
+    """Runs a study, or what else `do` does with its session, with its progress on a console; see `new_run`.
 
     Raises:
         AutotuneError: If the study cannot start or go on; its records stay.

@@ -45,11 +45,9 @@ class StudyStatus:
         stage: The current one; None before the first begins, and if the study does not run.
         since: When that stage began, UTC, ISO 8601.
         left_s: Seconds left of the time budget; None without one, or if the study does not run.
-        failed: Trials without a step time.
         elapsed_s: Time of the study's last record, in seconds.
-        device_hours: Hours for which devices were allocated, summed over them.
-        best: Ratio of the best set so far with its interval, not yet proven; None while it is the default.
-        screen: The screen in a line; None without one.
+        device_hours: Summed over devices, while they were allocated.
+        best: Ratio of the best set so far, not yet proven; None while it is the default.
         outcome: None before the conclusion; `sentence` is empty then.
     """
 
@@ -81,11 +79,7 @@ class UnreadableRun:
 
 
 def study_status(path: Path) -> StudyStatus:
-    """Reads the status of the study of a run directory.
-
-    Raises:
-        RunDirectoryError: If it is none.
-    """
+    """Reads the status of a study; raises RunDirectoryError if the path is no run directory."""
     store = Store.open(path)
     results, session, (state, ended) = store.of(TrialResult), store.last(SessionRecord), run_state(store)
     elapsed_s = max((r.at_s for r in store.records()), default=0.0)

@@ -17,22 +17,15 @@ from autotune.cli.app import main
 from autotune.cli.printing import make_console
 from autotune.model.clock import Stopwatch
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import Failure, FailureKind
-from autotune.model.records import (
-    RECORD,
-    FailingSetRecord,
-    IncidentRecord,
-    SoakRecord,
-    TrialConfig,
-    TrialResult,
-    TrialStatus,
-)
+from autotune.model.measurement import Failure
+from autotune.model.records import RECORD, TrialConfig, TrialResult, TrialStatus
 from autotune.model.redaction import visible, visible_line
 from autotune.model.spec import StudySpec
 from autotune.results.api import load
 from autotune.results.export import ExportFormat
 from autotune.rundir.store import Store
 from autotune.study.live import LineView
+from tests.tables import toml_beside
 
 EVIL = "\x1b[31m\x1b]0;pwned\x07[/b][old]`x`<script>alert(1)</script>|\u202e\x9b2J\n# new\r:smile: [a](http://e)"
 """A title for the terminal, markup of Rich, Markdown and HTML, an override of direction, C1, a line of its own."""
@@ -66,20 +59,7 @@ def evil(data: Any, check: Any, place: tuple[Any, ...] = (), *, keep: str = NAME
     return data
 
 
-FAILURE = Failure(
-    kind=FailureKind.CRASH, message="died", phase="step", log="trials/0001/worker.log", last_lines=("one", "two")
-)
-MORE = (
-    IncidentRecord(what="tried again"),
-    SoakRecord(settings=FlagSet({"xla_a": "1"}), steps_s=1, step_count=1, starts=1),
-    FailingSetRecord(
-        trial=1, failure_kind=FailureKind.CRASH, settings=FlagSet({"xla_a": "1"}), smallest=FlagSet({"xla_a": "1"}),
-        is_minimal=True, starts=2,
-    ),
-    TrialResult(
-        number=41, settings=FlagSet({"xla_a": "1"}), origin="TPE", status=TrialStatus.FAILED, failure=FAILURE
-    ),
-)  # fmt: skip
+MORE = [RECORD.validate_python(record) for record in toml_beside(__file__)["hostile_records"]]
 
 
 @pytest.fixture(scope="module")
@@ -237,9 +217,8 @@ def test_what_is_told_while_a_study_runs(stream: type[io.StringIO], monkeypatch:
         view.pair([0.0])
         view.note(EVIL)
         view.trial_starts(config, 5)
-        view.trial_ends(
-            TrialResult(**dict(config), status=TrialStatus.FAILED, failure=FAILURE.model_copy(update={"message": EVIL}))
-        )
+        failure = Failure(kind="crash", message=EVIL, phase="x")
+        view.trial_ends(TrialResult(**dict(config), status=TrialStatus.FAILED, failure=failure))
     assert "pwned" in out.getvalue()
     assert_harmless(out, io.StringIO())
 

@@ -106,11 +106,8 @@ def mutate(run: Path, rng: random.Random) -> str:
 
 @pytest.mark.parametrize(("seed", "count"), [(1, 8), pytest.param(2, 200, marks=pytest.mark.slow)])
 def test_a_run_in_which_something_changed_gives_the_same_winner_or_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, count: int
+    tmp_path: Path, started: list[Any], seed: int, count: int
 ) -> None:
-    started: list[str] = []
-    monkeypatch.setattr(os, "execvpe", lambda file, arguments, environment: started.append(environment["XLA_FLAGS"]))
-    monkeypatch.delenv("XLA_FLAGS", raising=False)
     rng, refused, library = random.Random(seed), 0, tmp_path / "library"
     for number in range(count):
         run = Path(shutil.copytree(SMALL, tmp_path / f"{number}" / "run"))
@@ -125,7 +122,7 @@ def test_a_run_in_which_something_changed_gives_the_same_winner_or_none(
         ):  # fmt: skip
             cli(*command)
         shutil.rmtree(tmp_path / f"{number}")
-    assert set(started) <= {WINNER.environment["XLA_FLAGS"]}
+    assert {environment["XLA_FLAGS"] for _, environment in started} <= {WINNER.environment["XLA_FLAGS"]}
     assert 0 < refused < count
 
 
@@ -140,11 +137,8 @@ def differing(file: Path) -> set[str]:
 
 @pytest.mark.parametrize(("seed", "count"), [(1, 12), pytest.param(2, 100, marks=pytest.mark.slow)])
 def test_a_file_in_which_something_changed_is_not_used_as_if_it_had_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, count: int
+    tmp_path: Path, started: list[Any], seed: int, count: int
 ) -> None:
-    started: list[dict[str, str]] = []
-    monkeypatch.setattr(os, "execvpe", lambda file, arguments, environment: started.append(environment))
-    monkeypatch.delenv("XLA_FLAGS", raising=False)
     shutil.copytree(SMALL, tmp_path / SMALL.name)
     rng, elsewhere = random.Random(seed), differing(SMALL)
     for _ in range(count):
@@ -156,6 +150,6 @@ def test_a_file_in_which_something_changed_is_not_used_as_if_it_had_not(
         assert not changed or differing(file) - elsewhere, (form, file.read_bytes())
         cli("exec", file, "--force", "--", "true")
         cli("library", "add", file, "--library", tmp_path / "l")
-    assert {e["XLA_FLAGS"] for e in started} <= {WINNER.environment["XLA_FLAGS"]}
+    assert {environment["XLA_FLAGS"] for _, environment in started} <= {WINNER.environment["XLA_FLAGS"]}
     kept = [parse_winner(p.read_text(), source="l") for p in (tmp_path / "l").rglob("*.json")]
     assert all(proven(winner) == proven(WINNER) for winner in kept)

@@ -14,20 +14,8 @@ from tests.tables import toml_beside
 
 CASES = toml_beside(__file__)
 
-PRINTS = """
-import time
-for i in range(12):
-    time.sleep(0.02)
-    print(f"step {i} loss {3 - i / 10} took 1,234.5 us", flush=True)
-"""
-SILENT = """
-import sys, time
-if not sys.stdout.isatty():
-    sys.exit()
-for i in range(12):
-    time.sleep(0.02)
-    print(f"\\x1b[1mTraining\\x1b[0m \\u2501\\u2501\\u2578 {i}/100 0:00:03", end="\\r", flush=True)
-"""
+PRINTS = CASES["programs"]["prints"]
+SILENT = CASES["programs"]["silent"]
 
 
 def read(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:

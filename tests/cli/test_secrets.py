@@ -15,20 +15,11 @@ from autotune.rundir.store import Store
 from autotune.study.recheck import recheck_study
 from harness.simulated_machine import write_study
 from tests.console import autotune
+from tests.tables import toml_beside
 
 pytestmark = pytest.mark.filterwarnings("ignore:Query string argument")
 
-PROGRAM = """
-import os, sys, time
-open("got.txt", "a").write(repr(sys.argv[1:]) + os.environ["HF_TOKEN"] + "\\n")
-for step in range(200):
-    if "level=2" in os.environ.get("XLA_FLAGS", "") and step == 4:
-        print(sys.argv)
-        sys.exit("train.py: error: unrecognized arguments: " + " ".join(sys.argv[1:]))
-    step_ms = 8.0 if "level=1" in os.environ.get("XLA_FLAGS", "") else 10.0
-    time.sleep(step_ms / 1000)
-    print(f"step {step}: {step_ms} ms, loss = 1.0", flush=True)
-"""
+PROGRAM = toml_beside(__file__)["programs"]["secretive"]
 SECRET = ["--wandb-key=hunter2-a", "--token", "hunter2-b", "API_KEY=hunter2-c", "--db=postgresql://me:hunter2-d@h/x"]
 
 STUDY = Path(__file__).with_name("secretive.toml").read_text(encoding="utf-8")
@@ -107,7 +98,7 @@ def test_nothing_that_is_shown_or_shared_has_them(folder: Path) -> None:
 
 
 def test_a_recheck_asks_for_them_instead_of_running_without(folder: Path) -> None:
-    words = r"secrets \(wandb-key, token, API_KEY, db\).*--study STUDY.toml.*environment variables"
+    words = r"secrets .*--wandb-key=\*{3}.*--token.*API_KEY=\*{3}.*--study STUDY.toml.*environment variables"
     with pytest.raises(StudyFileError, match=words):
         recheck_study(folder / "run", None)
     assert recheck_study(folder / "run", folder / "study.toml")[0].workload.command == (
@@ -140,7 +131,7 @@ def test_a_real_program_gets_them_and_nobody_else(tmp_path: Path) -> None:
 
 def test_a_study_file_with_struck_out_secrets_or_one_as_a_setting_is_refused(folder: Path) -> None:
     (folder / "struck.toml").write_text(text_of(["--token", "***"]))
-    assert "secrets (token)" in secretly("run", "struck.toml", "--run-dir", "other", cwd=folder, code=2).stderr
+    assert "must get its secrets" in secretly("run", "struck.toml", "--run-dir", "other", cwd=folder, code=2).stderr
     (folder / "setting.toml").write_text(text_of(["--lr", "1"]) + '[baseline]\nWANDB_API_KEY = "hunter2-g"\n')
     done = secretly("run", "setting.toml", "--run-dir", "other", cwd=folder, code=2)
     (folder / "setting.toml").unlink()

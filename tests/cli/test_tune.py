@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shlex
@@ -23,22 +24,12 @@ from autotune.programs import look as looking
 from autotune.programs.draft import checked, study_text
 from harness.simulated_machine import write_study
 from tests.console import autotune, autotune_process
+from tests.runs import there
 from tests.tables import toml_beside
 
-PLAIN = """
-import sys, time
-print("setting up")
-for step in range({steps}):
-    time.sleep(0.02)
-    print(f"step {{step}}: loss {{1 / (step + 1):.5f}}, step_time_ms={{20.0 + step % 3:.2f}}")
-"""
-CHILDREN = """
-import subprocess, sys
-print("hello")
-subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", "{mark}"])
-import time
-time.sleep(600)
-"""
+CASES = toml_beside(__file__)
+PROGRAMS = CASES["programs"]
+PLAIN = PROGRAMS["plain"]
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +45,7 @@ def look(folder: Path, text: str, *arguments: str) -> subprocess.CompletedProces
 
 
 def test_a_plain_program_is_understood_and_its_study_passes_the_checks(tmp_path: Path) -> None:
-    done = look(tmp_path, PLAIN.format(steps=2000), "--trials", "7", "--time-budget", "20m")
+    done = look(tmp_path, PLAIN, "--trials", "7", "--time-budget", "20m")
     assert done.returncode == 0, done.stderr
     assert "such as: step " in done.stdout
     assert "as step_ms" in done.stdout
@@ -66,18 +57,22 @@ def test_a_plain_program_is_understood_and_its_study_passes_the_checks(tmp_path:
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_program_that_ends_is_asked_for_no_more_steps_than_it_makes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(looking, "ENOUGH_S", 60.0)
-    done = look(tmp_path, PLAIN.format(steps=30))
+UNDERSTOOD = CASES["understood_programs"]
+
+
+@pytest.mark.parametrize("kind", UNDERSTOOD)
+def test_what_a_program_does_is_understood(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = UNDERSTOOD[kind]
+    monkeypatch.setattr(looking, "ENOUGH_S", case.get("enough_s", 0.5))
+    done = look(tmp_path, case["text"], *case.get("options", ()))
     assert done.returncode == 0, done.stderr
-    assert "then it ended by itself" in done.stdout
+    assert case["said"] in done.stdout + done.stderr
     spec = load_study(tmp_path / "train.toml")
-    assert spec.measure.run_steps <= 30 - WARMUP_STEPS - 1
+    assert case.get("read", {}).items() <= there(spec.workload.read).rules().items()
+    assert spec.measure.run_steps <= case.get("steps", math.inf) - WARMUP_STEPS - 1
 
 
-HOSTILE = toml_beside(__file__)["hostile_programs"]
+HOSTILE = CASES["hostile_programs"]
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
@@ -90,7 +85,7 @@ def test_a_program_that_cannot_be_tuned_is_told_what_to_do(kind: str, tmp_path: 
     assert not (tmp_path / "train.toml").exists()
 
 
-UNKNOWN = toml_beside(__file__)["unknown_lines"]
+UNKNOWN = CASES["unknown_lines"]
 
 
 @pytest.mark.parametrize("kind", UNKNOWN)
@@ -116,63 +111,23 @@ def test_not_understanding_is_quick_and_the_proposal_works(
     assert loss.split()[1].startswith(("4.1", "4.0")), "the summary says which loss it reads"
 
 
-def test_steps_that_are_written_to_a_file_are_read_there(tmp_path: Path) -> None:
-    text = "import json, time\nfor i in range(400):\n    time.sleep(0.02)\n    print('x', flush=True)\n"
-    text += "    with open('log.jsonl', 'a') as f: f.write(json.dumps({'perf': {'step_s': 0.02}}) + '\\n')\n"
-    done = look(tmp_path, text, "--step-json", "perf.step_s", "--step-file", "log.jsonl")
-    assert done.returncode == 0, done.stderr
-    read = load_study(tmp_path / "train.toml").workload.read
-    assert read is not None
-    assert (read.file, read.json_key) == ("log.jsonl", "perf.step_s")
-    assert "a step takes 20 ms" in done.stdout
-
-
-def test_a_program_that_is_silent_in_a_pipe_gets_a_terminal(tmp_path: Path) -> None:
-    silent = "import sys, time\nif not sys.stdout.isatty():\n    time.sleep(1)\n    sys.exit()\n"
-    done = look(tmp_path, silent + PLAIN.format(steps=300))
-    assert done.returncode == 0, done.stderr
-    assert "with a terminal of its own" in done.stderr
-    read = load_study(tmp_path / "train.toml").workload.read
-    assert read is not None
-    assert read.terminal
-
-
 def test_a_look_that_takes_too_long_ends_with_everything_that_it_started(tmp_path: Path) -> None:
     mark = f"look-{os.getpid()}-{time.time_ns()}"
-    done = look(tmp_path, CHILDREN.format(mark=mark), "--look-limit", "3s")
+    done = look(tmp_path, PROGRAMS["children"].replace("MARK", mark), "--look-limit", "3s")
     assert done.returncode == 2
     assert "--look-limit" in done.stderr
     assert not [p for p in psutil.process_iter(["cmdline"]) if mark in (p.info["cmdline"] or ())]
-
-
-WRITER = """
-import os, time
-os.makedirs("ckpt", exist_ok=True)
-for step in range(3000):
-    time.sleep(0.02)
-    print(f"step {step}: loss {1 / (step + 1):.5f}, step_time_ms=20.00")
-    for folder in ("ckpt", "OUTSIDE"):
-        with open(f"{folder}/{step}", "w") as file:
-            file.write("weights")
-"""
 
 
 def test_a_look_leaves_the_folder_as_it_was_and_tells_what_is_written_elsewhere(tmp_path: Path) -> None:
     project, outside = tmp_path / "project", tmp_path / "checkpoints"
     for folder in (project, outside):
         folder.mkdir()
-    done = look(project, WRITER.replace("OUTSIDE", str(outside)))
+    done = look(project, PROGRAMS["writer"].replace("OUTSIDE", str(outside)))
     assert done.returncode == 0, done.stderr
     assert sorted(p.name for p in project.iterdir()) == ["train.py", "train.toml"]
     assert f"this program writes {outside}/0 and " in done.stdout
     assert "is started up to" in done.stdout
-
-
-def test_a_late_first_step_is_waited_for(tmp_path: Path) -> None:
-    late = "import time\nprint('compiling', flush=True)\ntime.sleep(2)\n" + PLAIN.format(steps=300)
-    done = look(tmp_path, late)
-    assert done.returncode == 0, done.stderr
-    assert "ready after 2" in done.stdout
 
 
 @given(name=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1))
@@ -190,7 +145,7 @@ def test_arguments_arrive_as_they_are_and_a_launcher_is_seen_through(tmp_path: P
     (tmp_path / "pack").mkdir()
     (tmp_path / "pack" / "__init__.py").touch()
     saved = "import json, os, sys\nopen(os.environ['SEEN'], 'w').write(json.dumps(sys.argv[1:]))\nimport jaxlib\n"
-    (tmp_path / "pack" / "main.py").write_text(saved + "import jaxlib.xla_client\n" + PLAIN.format(steps=2000))
+    (tmp_path / "pack" / "main.py").write_text(saved + "import jaxlib.xla_client\n" + PLAIN)
     (tmp_path / "run.sh").write_text(f'exec {sys.executable} -m pack.main "$@"\n')
     seen = tmp_path.with_name("seen.json")
     done = autotune("tune", "--dry-run", "--", "bash", "run.sh", *HYDRA, cwd=tmp_path, SEEN=str(seen))
@@ -203,12 +158,6 @@ def test_arguments_arrive_as_they_are_and_a_launcher_is_seen_through(tmp_path: P
 
 
 LOADS_XLA = "import os, sys, jaxlib.xla_client\n"
-AGAIN = """
-import os, sys
-if os.environ.get("XLA_FLAGS") != "--xla_cpu_enable_fast_math=true":
-    os.environ["XLA_FLAGS"] = "--xla_cpu_enable_fast_math=true"
-    os.execv(sys.executable, [sys.executable, *sys.argv])
-"""
 FLAG, SCRIPT = "--xla_cpu_enable_fast_math=true", f'{sys.executable} train.py "$@"'
 LOSES_FLAGS = {
     "exports its own": f'export XLA_FLAGS="{FLAG}"\n{SCRIPT}',
@@ -219,8 +168,8 @@ LOSES_FLAGS = {
 
 @pytest.mark.parametrize("kind", LOSES_FLAGS)
 def test_a_script_that_lets_no_settings_arrive_is_told_before_the_study(kind: str, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(LOADS_XLA + PLAIN.format(steps=2000))
-    (tmp_path / "again.py").write_text(AGAIN + (tmp_path / "train.py").read_text())
+    (tmp_path / "train.py").write_text(LOADS_XLA + PLAIN)
+    (tmp_path / "again.py").write_text(PROGRAMS["again"] + (tmp_path / "train.py").read_text())
     (tmp_path / "run.sh").write_text(LOSES_FLAGS[kind] + "\n")
     done = autotune("tune", "--dry-run", "--", "bash", "run.sh", cwd=tmp_path)
     assert done.returncode == 2
@@ -231,7 +180,7 @@ def test_a_script_that_lets_no_settings_arrive_is_told_before_the_study(kind: st
 
 
 def test_the_settings_of_a_script_become_the_baseline_and_its_devices_those_of_the_study(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(LOADS_XLA + PLAIN.format(steps=2000))
+    (tmp_path / "train.py").write_text(LOADS_XLA + PLAIN)
     own = f"{FLAG} --xla_force_host_platform_device_count=3 --xla_dump_to=/nowhere"
     (tmp_path / "run.sh").write_text(f'export XLA_FLAGS="$XLA_FLAGS {own}" OMP_NUM_THREADS=2\n{SCRIPT}\n')
     done = autotune("tune", "--dry-run", "--", "bash", "run.sh", cwd=tmp_path)
@@ -246,11 +195,11 @@ def test_the_settings_of_a_script_become_the_baseline_and_its_devices_those_of_t
 def test_python_that_replaces_its_flags_while_it_runs_is_found_out_by_what_xla_compiles(tmp_path: Path) -> None:
     compiles = "import jax\njax.config.update('jax_platforms', 'cpu')\njax.numpy.ones(3).block_until_ready()\n"
     replaces = f"import os\nos.environ['XLA_FLAGS'] = {FLAG!r}\n"
-    done = look(tmp_path, replaces + compiles + PLAIN.format(steps=2000))
+    done = look(tmp_path, replaces + compiles + PLAIN)
     assert done.returncode == 2
     assert "train.py sets XLA_FLAGS itself" in done.stderr
     adds = replaces.replace(" = ", " += ' ' + ")
-    assert look(tmp_path, adds + compiles + PLAIN.format(steps=2000)).returncode == 0
+    assert look(tmp_path, adds + compiles + PLAIN).returncode == 0
 
 
 @pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="this machine has a GPU")
@@ -271,7 +220,7 @@ def test_names_follow_the_program() -> None:
 
 
 def test_another_command_gets_another_file_and_the_same_one_goes_on(tmp_path: Path) -> None:
-    look(tmp_path, PLAIN.format(steps=2000))
+    look(tmp_path, PLAIN)
     before = (tmp_path / "train.toml").read_text()
     again = autotune("tune", "--dry-run", "--", sys.executable, "train.py", cwd=tmp_path)
     assert "going on with the study train.toml" in again.stdout
@@ -287,7 +236,7 @@ def test_another_command_gets_another_file_and_the_same_one_goes_on(tmp_path: Pa
 
 
 def test_a_command_with_a_secret_is_written_for_nobody_else(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(PLAIN.format(steps=2000))
+    (tmp_path / "train.py").write_text(PLAIN)
     token = "hf_" + "a1" * 12
     done = autotune("tune", "--dry-run", "--", sys.executable, "train.py", f"--token={token}", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -298,7 +247,7 @@ def test_a_command_with_a_secret_is_written_for_nobody_else(tmp_path: Path) -> N
 
 def test_the_end_is_an_env_file_and_the_line_that_uses_it(tmp_path: Path) -> None:
     """A formula takes the place of the measuring, so that there is a winner; all else is real."""
-    look(tmp_path, PLAIN.format(steps=2000))
+    look(tmp_path, PLAIN)
     study = (tmp_path / "train.toml").read_text()
     study = study.replace('groups = ["cpu"]', "settings = { xla_backend_optimization_level = [1, 2] }")
     effects = '{ "xla_backend_optimization_level=1" = 0.9 }'
@@ -315,23 +264,10 @@ def test_the_end_is_an_env_file_and_the_line_that_uses_it(tmp_path: Path) -> Non
     assert f"autotune exec runs/train -- {sys.executable} train.py" in done.stdout
 
 
-QUICK = """
-import os, time
-ms = 1.6 if "optimization_level=1" in os.environ.get("XLA_FLAGS", "") else 2.0
-first = int(open("checkpoint").read()) if os.path.exists("checkpoint") else 0
-os.close(os.open("train.lock", os.O_CREAT | os.O_EXCL))
-for step in range(first, 200):
-    time.sleep(ms / 1e3)
-    print(f"step {step}: loss {1 / (step + 1):.5f}, step_time_ms={ms:.2f}", flush=True)
-    if step % 50 == 0:
-        open("checkpoint", "w").write(str(step))
-"""
-
-
 @pytest.mark.gate
 @pytest.mark.timeout(500)
 def test_a_program_that_runs_is_tuned_by_a_real_start_to_its_env_file(tmp_path: Path) -> None:
-    assert look(tmp_path, QUICK).returncode == 0
+    assert look(tmp_path, PROGRAMS["quick"]).returncode == 0
     study = (tmp_path / "train.toml").read_text()
     smaller = {
         r"groups = .*": "settings = { xla_backend_optimization_level = [1] }", "processes = .*": "processes = 3",

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.model.block_sizes import BlockSizes, settle
+from autotune.model.block_sizes import BlockCosts, BlockSizes, settle
 from autotune.model.errors import StudyFileError
 from autotune.model.measurement import Arm, Pair, is_divided_as_told
 from autotune.model.spec import StudySpec, parse_study
@@ -85,10 +85,10 @@ def test_a_liar_who_leaves_out_a_slow_step_more_is_found() -> None:
 
 def test_costs_are_what_the_sizes_make() -> None:
     sizes = BlockSizes(block_s=2.0, block_steps=3, settle_s=3.0, steady_s=10.0, in_order=True)
-    costs = sizes.costs(step_s=0.5, start_s=45.0)
+    costs = BlockCosts(sizes, step_s=0.5, start_s=45.0)
     assert costs.pair_s == pytest.approx(2 * (6 + 4) * 0.5)
     assert costs.trial_s(8) == pytest.approx(45 + 80)
     assert costs.fresh_pair_s(2) == pytest.approx(90 + 20)
     assert costs.isolated_run_s(pairs=2, least_steps=20) == pytest.approx(45 + 0.5 * (20 + 20))
-    at_once = BlockSizes(block_s=0.05, block_steps=3).costs(step_s=0.05, start_s=10.0)
+    at_once = BlockCosts(BlockSizes(block_s=0.05, block_steps=3), step_s=0.05, start_s=10.0)
     assert at_once.fresh_pair_s(4) == pytest.approx(15 + 4 * 2 * 3 * 0.05)

@@ -16,38 +16,24 @@ VALUES = {"batch": 16, "seq": 1024, "rate": 0.5, "attention": "cudnn", "fused": 
 @pytest.mark.parametrize("text", TOLD["values"])
 def test_a_sum_is_a_number_and_a_condition_true_or_false(text: str) -> None:
     value = TOLD["values"][text]
-    found = Expression(text, is_condition=isinstance(value, bool)).value(VALUES)
+    found = Expression(text).value(VALUES)
     assert (type(found), found) == (type(value), value)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "__import__('os').system('touch /tmp/x')", "batch.__class__.__mro__",
-        "().__class__.__bases__[0].__subclasses__()", "[x for x in (1, 2)]", "(lambda: 1)()", "f'{batch}'",
-        "batch if seq else 1", "(batch := 4)", "9 ** 9 ** 9", "2 << 100", "batch / 2", "batch @ seq", "batch[0]",
-        "'a' * 10", "'a' in attention", "b'1'", "...", "1j", "*batch", "await batch", "batch; seq", "", "batch *",
-        "1e400", "9" * 30, "batch\x00", "(" * 300 + "1" + ")" * 300, "-" * 450 + "1", "+".join(["1"] * 200),
-        "batch" + " " * 1000,
-    ],
-)  # fmt: skip
+LONG = ["9" * 30, "(" * 300 + "1" + ")" * 300, "-" * 450 + "1", "+".join(["1"] * 200), "batch" + " " * 1000]
+
+
+@pytest.mark.parametrize("text", [*TOLD["attacks"], *LONG])
 def test_an_attacker_gets_nothing_run(text: str) -> None:
-    for is_condition in (False, True):
-        with pytest.raises(ValueError, match=r"an expression|needs a number where") as error:
-            Expression(text, is_condition=is_condition).value(VALUES)
-        assert len(str(error.value)) < 600
-
-
-@pytest.mark.parametrize("text", ["'cudnn'", "batch == 16", "not batch", "true and true", "1.5", "None"])
-def test_a_sum_holds_no_condition_and_no_text(text: str) -> None:
-    with pytest.raises(ValueError, match="an expression of names, whole numbers"):
-        Expression(text)
+    with pytest.raises(ValueError, match=r"an expression|needs a number where") as error:
+        Expression(text).value(VALUES)
+    assert len(str(error.value)) < 600
 
 
 @pytest.mark.parametrize("text", TOLD["wrong"])
 def test_what_comes_to_nothing_is_said(text: str) -> None:
     with pytest.raises(ValueError, match=TOLD["wrong"][text]):
-        Expression(text, is_condition=True).value(VALUES)
+        Expression(text).value(VALUES)
 
 
 @given(st.integers(0, 10**6), st.integers(1, 10**6), st.sampled_from(["+", "-", "*", "//"]))
@@ -59,12 +45,12 @@ def test_it_computes_as_python_does(a: int, b: int, op: str) -> None:
 @given(st.text(max_size=60))
 def test_no_text_does_anything_but_be_refused(text: str) -> None:
     try:
-        found = Expression(text, is_condition=True)
+        found = Expression(text)
     except ValueError:
         return
     assert all(name.isidentifier() for name in found.names)
 
 
 def test_names_are_told_and_constants_are_none() -> None:
-    assert Expression("b == true and a * b > none", is_condition=True).names == ("a", "b")
+    assert Expression("b == true and a * b > none").names == ("a", "b")
     assert LARGEST > 10**15  # tokens of a step of any cluster

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from itertools import product
+from typing import Any
 
 import pytest
 
@@ -32,28 +35,21 @@ def test_figures_in_words() -> None:
     assert [format_joules(j) for j in (12.5, 3100, math.inf)] == ["12.5 J", "3.1 kJ", "-"]
 
 
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [("1h30m", 5400.0), ("250 ms", 0.25), (90, 90.0), ("08:00:00", 28800.0), ("1-12:00:30", 129630.0)],
-)
-def test_durations(text: str | float, seconds: float) -> None:
-    assert parse_duration(text) == seconds
+DURATIONS: dict[str | float, float] = {"1h30m": 5400.0, "250 ms": 0.25, 90: 90.0, "08:00:00": 28800.0, "1-12:00:30": 129630.0}
+SIZES: dict[str | float, int] = {"72GiB": 72 << 30, "80GB": 80 * 10**9, "1.5 MiB": 3 << 19, 1024: 1024, "7B": 7}
+NO_DURATIONS = ("90", "08:00", "1-12", "-5m", "00:00:00", "")
+NO_SIZES = ("", "GiB", "-1GiB", "0", "72 gigs", "1e9", "nan", True, "9999999TiB", "1GiBB")
+REFUSED = [*product([parse_duration], NO_DURATIONS), *product([parse_bytes], NO_SIZES)]
 
 
-@pytest.mark.parametrize("text", ["90", "08:00", "1-12", "-5m", "00:00:00", ""])
-def test_a_duration_without_a_unit_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="a duration must"):
-        parse_duration(text)
+def test_durations_and_sizes_are_read() -> None:
+    assert {text: parse_duration(text) for text in DURATIONS} == DURATIONS
+    assert {text: parse_bytes(text) for text in SIZES} == SIZES
 
 
 @pytest.mark.parametrize(
-    ("text", "value"), [("72GiB", 72 << 30), ("80GB", 80 * 10**9), ("1.5 MiB", 3 << 19), (1024, 1024), ("7B", 7)]
+    ("parse", "text"), [*product([parse_duration], NO_DURATIONS), *product([parse_bytes], NO_SIZES)]
 )
-def test_sizes(text: str | int, value: int) -> None:
-    assert parse_bytes(text) == value
-
-
-@pytest.mark.parametrize("text", ["", "GiB", "-1GiB", "0", "72 gigs", "1e9", "nan", True, "9999999TiB", "1GiBB"])
-def test_what_is_no_size(text: str) -> None:
-    with pytest.raises(ValueError, match="a size must"):
-        parse_bytes(text)
+def test_what_is_no_duration_or_size_is_refused(parse: Callable[[Any], float], text: str | bool) -> None:
+    with pytest.raises(ValueError, match=r"a (duration|size) must"):
+        parse(text)

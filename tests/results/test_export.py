@@ -19,25 +19,10 @@ from autotune.results.export import ExportFormat, is_unchanged, parse_winner, re
 from autotune.results.winner import Winner, winner_of
 from autotune.rundir.store import Store
 from tests.runs import make_winner
+from tests.tables import toml_beside
 
-ALL = {
-    "NCCL_SPACES": "  a b  ",
-    "NCCL_SINGLE": "it's",
-    "NCCL_DOUBLE": 'say "hi"',
-    "NCCL_COMMAND": "$(touch canary)`touch canary`;touch canary #",
-    "NCCL_DOLLARS": "$HOME ${HOME} $$ $$(HOME) $(HOME) $",
-    "NCCL_BACKSLASH": "a\\b\\n\\",
-    "NCCL_EQUALS": "=a=b",
-    "NCCL_COMMA": "a,b='c'",
-    "NCCL_HASH": "#not a comment",
-    "NCCL_UNICODE": "é ß 字 😀",
-    "NCCL_EMPTY": "",
-    "NCCL_YAML": "- yes: [no, {~",
-    "NCCL_BANG": "!x %VAR% ^",
-    "jax_default_matmul_precision": "'''x\"\"\"",
-    "xla_gpu_a": "two words",
-    "xla_gpu_b": "quo\"te's \\ $(touch canary)",
-}
+CASES = toml_beside(__file__)
+ALL = CASES["hostile_settings"]
 
 Read = Callable[[str, Path], dict[str, str]]
 
@@ -160,14 +145,7 @@ def test_a_winner_of_a_later_form_is_refused() -> None:
         parse_winner(text, source="file")
 
 
-OPTIONS = {
-    "batch": 16,
-    "rate": 2.5e-4,
-    "fused": True,
-    "attention": "$(touch canary)`touch canary`; 'x' \"y\" \\ #",
-    "mesh": {"fsdp": 8, "tensor": 2},
-    "layers": [1, "two"],
-}
+OPTIONS = CASES["hostile_options"]
 
 
 @pytest.fixture

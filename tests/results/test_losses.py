@@ -19,7 +19,6 @@ from autotune.model.errors import AutotuneError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import LOSS_NOT_CHECKED, LossBasis, LossCheck
 from autotune.model.records import ConfirmRun, Outcome, SoakRecord
-from autotune.model.units import LARGEST_TOLD, format_provable
 from autotune.results.api import load
 from autotune.results.comparison import compare_stores
 from autotune.results.export import ExportFormat, is_unchanged, parse_winner, render_winner
@@ -138,8 +137,3 @@ def test_a_comparison_does_not_name_the_default_as_winner(finished: Store, open_
     assert by_study["open"][0] == "(not settled)"
     assert math.isnan(by_study["open"][1])
     assert by_study["none"] == ("(default)", 1.0)
-
-
-def test_no_bound_of_a_hundred_percent_is_told() -> None:
-    assert format_provable(LARGEST_TOLD) != format_provable(LARGEST_TOLD - 0.001)
-    assert format_provable(math.nan) == "-"

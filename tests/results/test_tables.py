@@ -13,6 +13,7 @@ from autotune.results.api import Study
 from autotune.results.tables import TRIAL_COLUMNS, TrialRow, trial_row
 from autotune.rundir.store import Store
 from tests.runs import EFFECTS
+from tests.tables import toml_beside
 
 
 def truth(settings: FlagSet) -> float:
@@ -40,18 +41,6 @@ def test_frames_hold_what_the_formula_says(finished: Store) -> None:
     assert (aa_run.groupby("pair")["is_first"].mean() == 0.5).all()
 
 
-ESTIMATE = {"ratio": 0.9, "low": 0.8, "high": 0.95, "level": 0.95, "pair_count": 7}
-ENERGY = {"reference_step_j": 6.0, "candidate_step_j": 3.0}
-COMPARISON = {
-    "estimate": ESTIMATE, "reference_step_s": 2.0, "candidate_step_s": 1.8, "pair_count": 8,
-    "mode": "interleaved", "stopped": "settled", "energy": ENERGY,
-}  # fmt: skip
-WORKER = {
-    "fingerprint": "f", "platform": "cpu", "device_kind": "cpu", "device_count": 1, "compile_s": 4.0, "start_s": 5.0,
-    "losses": (), "grad_norms": (), "warmup_step_times_s": (), "peak_bytes": 1024, "tokens_per_step": 90,
-}  # fmt: skip
-
-
 def row(**outcome: Any) -> TrialRow:
     fields = {"number": 3, "settings": {"xla_a": "1"}, "origin": "tpe", "at_s": 9.0, "duration_s": 8.0, "by": "w"}
     return trial_row(TrialResult.model_validate({**fields, **outcome}), min_effect=0.005, provable=None)
@@ -62,7 +51,7 @@ def is_known(value: object) -> bool:
 
 
 def test_a_measured_trial_fills_every_column_that_is_its() -> None:
-    found = row(status="measured", comparison=COMPARISON, worker=WORKER)
+    found = row(**toml_beside(__file__)["measured_trial"])
     unknown = {c for c in TRIAL_COLUMNS if not is_known(getattr(found, c))}
     assert unknown == {"failure", "message", "same_as"}
     assert (found.trial, found.settings, found.status, found.finding) == (3, "xla_a=1", "measured", "promising")

@@ -11,7 +11,7 @@ import pytest
 
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Arm, Pair, WorkPerStep
-from autotune.model.proofs import total_of
+from autotune.model.proofs import figures_of
 from autotune.model.records import ConclusionRecord, FinalistResult, Outcome
 from autotune.results.format import format_finalist
 from autotune.results.report import render_markdown
@@ -99,6 +99,6 @@ def test_totals_are_of_every_step_of_every_block_and_per_unit_of_work() -> None:
         Pair(index=i, first=Arm.REFERENCE, reference_s=(1.0, 1.0), candidate_s=(1.0, 2.0 + i), at_s=0.0)
         for i in range(3)
     ]
-    total = total_of(pairs, WorkPerStep(reference=1, candidate=2))
+    total = figures_of(pairs, WorkPerStep(reference=1, candidate=2))["total"]
     assert total.log_ratio == pytest.approx(0.0)  # 12 s over 6, for twice the work
     assert (total.candidate.steps, total.candidate.typical_s, total.candidate.count) == (6, 1.5, 0)

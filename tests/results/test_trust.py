@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -18,9 +17,12 @@ from autotune.results.report import render_markdown
 from autotune.results.winner import Verification, check_records, disagreements, winner_of
 from autotune.rundir.store import Store
 from tests.runs import make_winner, rewrite
+from tests.tables import toml_beside
 
 SMALL = Path(__file__).parents[1] / "rundir" / "small"
 Change = Callable[[dict[str, Any]], Any]
+CASES = toml_beside(__file__)
+TWICE = {"ratio": 0.5, "low": 0.49, "high": 0.51}
 
 
 def edited(source: Path, target: Path, kind: str, change: Change, **which: Any) -> Path:
@@ -31,10 +33,6 @@ def edited(source: Path, target: Path, kind: str, change: Change, **which: Any) 
 
     rewrite(Path(shutil.copytree(source, target)), edit)
     return target
-
-
-def figures(ratio: float) -> dict[str, Any]:
-    return {"ratio": ratio, "low": ratio - 0.01, "high": ratio + 0.01}
 
 
 @pytest.mark.parametrize("kind", ["conclusion", "finalist", "confirm_run", "soak", "trial", "failing_set"])
@@ -69,16 +67,7 @@ def test_nor_a_value_that_ends_a_line(value: str) -> None:
         parse_winner(text, source="file")
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("xla_dump_to", "must not write or read files"),
-        ("xla_gpu_cuda_data_dir", "must not write or read files"),
-        ("jax_compilation_cache_dir", "must not write or read files"),
-        ("xla_gpu_mock_custom_calls", "is dangerous"),
-        ("xla_gpu_hlo_custom_call_allowlist", "is dangerous"),
-    ],
-)
+@pytest.mark.parametrize(("name", "words"), CASES["dangerous_settings"])
 def test_what_reaches_files_or_is_dangerous_is_not_handed_on(
     finished: Store, tmp_path: Path, name: str, words: str
 ) -> None:
@@ -113,41 +102,23 @@ def test_a_run_gives_what_it_concludes(finished: Store) -> None:
         assert parse_winner(render_winner(winner_of(finished), form), source="x") == winner
 
 
-FORGED: list[tuple[str, dict[str, Any], Change, str]] = [
-    ("conclusion", {}, lambda r: r["estimate"].update(figures(0.5)), "the record says 0.500"),
-    ("conclusion", {}, lambda r: r.update(sentence="twice as fast"), "the sentence of the conclusion does not"),
-    ("conclusion", {}, lambda r: r.update(settings={"xla_cpu_max_isa": "AVX2"}), "no proof of xla_cpu_max_isa=AVX2"),
-    ("conclusion", {}, lambda r: r.update(soaked_s=1e6), "soaked for 1e"),
-    ("finalist", {"stage": "confirm"}, lambda r: r["estimate"].update(figures(0.5)), "the record says 0.500"),
-    ("finalist", {"stage": "confirm"}, lambda r: r["corrected"].update(figures(0.5)), "the record says 0.500"),
-    ("finalist", {"stage": "isolated"}, lambda r: r.update(verdict="slower"), "give verdict faster, the record says"),
-    ("finalist", {"stage": "isolated"}, lambda r: r.update(process_count=9), "give process count 4, the record says 9"),
-    ("finalist", {"stage": "isolated"}, lambda r: r["estimate"].update(figures(0.5)), "the record says 0.500"),
-    ("finalist", {"stage": "isolated"}, lambda r: r.update(veto="it is slower"), "give vetoed False"),
-    ("finalist", {"stage": "isolated"}, lambda r: r.update(stage="else"), "are not recorded"),
-    ("proof", {"stage": "confirm"}, lambda r: r.update(error=0.02), "may err in"),
-    ("proof", {"stage": "confirm"}, lambda r: r.update(least=4), "planned with too few pairs"),
-    ("proof", {"stage": "confirm"}, lambda r: r.update(stage="other"), "has no plan"),
-    ("confirm_run", {"stage": "confirm"}, lambda r: r.update(log_ratio=math.log(0.5)), "give log ratio"),
-    ("confirm_run", {"stage": "confirm"}, lambda r: r.update(pair_count=60), "give pair count 20, the record says 60"),
-    ("confirm_run", {"stage": "confirm"}, lambda r: r.update(candidate_step_s=0.001), "give candidate step s"),
-    ("confirm_run", {"stage": "confirm"}, lambda r: r.pop("total"), "the record says None"),
-    ("confirm_run", {"stage": "confirm"}, lambda r: r.update(directory="../elsewhere"), "it has no raw pairs"),
-    (
-        "confirm_run",
-        {"stage": "confirm"},
-        lambda r: r.update(directory="confirm/confirm-c35704c3cbec-00"),
-        "name the same",
-    ),
-    ("soak", {}, lambda r: r.update(failure={"kind": "hang", "message": "m", "phase": "p"}), "the soak of .* says m"),
-]
+def merge(record: dict[str, Any], change: dict[str, Any]) -> None:
+    """Puts a change of `cases.toml` into a record."""
+    for key, value in change.items():
+        if value == "(gone)":
+            del record[key]
+        elif isinstance(value, dict) and key in record:
+            merge(record[key], value)
+        else:
+            record[key] = value
 
 
-@pytest.mark.parametrize(("kind", "which", "change", "words"), FORGED, ids=lambda v: v if isinstance(v, str) else "")
+@pytest.mark.parametrize(("kind", "stage", "change", "words"), CASES["forged_records"])
 def test_a_figure_edited_after_the_fact_is_refused(
-    tmp_path: Path, kind: str, which: dict[str, Any], change: Change, words: str
+    tmp_path: Path, kind: str, stage: str, change: dict[str, Any], words: str
 ) -> None:
-    run = edited(SMALL, tmp_path / "run", kind, change, **which)
+    which = {"stage": stage} if stage else {}
+    run = edited(SMALL, tmp_path / "run", kind, lambda r: merge(r, change), **which)
     for use in (lambda: winner_of(Store.open(run)), lambda: read_winner(run)):
         with pytest.raises(AutotuneError, match=rf"must follow from the records(.|\n)*{words}"):
             use()
@@ -183,24 +154,14 @@ def test_an_exported_file_is_compared_with_its_run_where_that_is_here(finished: 
     assert check_records(read_winner(away), away, run=run) == Verification()
 
 
-@pytest.mark.parametrize(
-    ("change", "field"),
-    [
-        (lambda w: w["estimate"].update(figures(0.5)), "estimate"),
-        (lambda w: w["settings"].update(NCCL_ALGO="Ring"), "settings"),
-        (lambda w: w.update(sentence="twice as fast"), "sentence"),
-        (lambda w: w["conditions"].update(cpu="any"), "conditions"),
-        (lambda w: w.update(machine="another"), "machine"),
-        (lambda w: w.update(loss=None), "loss"),
-    ],
-)
+@pytest.mark.parametrize(("change", "field"), CASES["forged_files"])
 def test_a_file_that_says_something_else_than_its_run_differs(
-    finished: Store, tmp_path: Path, change: Change, field: str
+    finished: Store, tmp_path: Path, change: dict[str, Any], field: str
 ) -> None:
     shutil.copytree(finished.path, tmp_path / "runs" / "mine")
     winner = winner_of(Store.open(tmp_path / "runs" / "mine"))
     data = json.loads(winner.model_dump_json())
-    change(data)
+    merge(data, change)
     forged = type(winner).model_validate(data)
     file = tmp_path / "winner.json"
     file.write_text(render_winner(forged, ExportFormat.JSON))  # consistent in itself
@@ -231,7 +192,7 @@ def test_a_file_cannot_name_a_run_elsewhere(finished: Store, tmp_path: Path, nam
 
 
 def test_what_is_shown_of_an_edited_run_says_so(tmp_path: Path) -> None:
-    run = edited(SMALL, tmp_path / "run", "conclusion", lambda r: r["estimate"].update(figures(0.5)))
+    run = edited(SMALL, tmp_path / "run", "conclusion", lambda r: r["estimate"].update(TWICE))
     shown = render_markdown(Store.open(run))
     assert "DO NOT BELIEVE the conclusion: xla_cpu_prefer_vector_width=512: its proof gives estimate 0.9" in shown
     assert "DO NOT BELIEVE" not in render_markdown(Store.open(SMALL))

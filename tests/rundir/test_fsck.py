@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import shutil
 from collections import Counter
 from collections.abc import Callable
@@ -108,50 +109,29 @@ def test_a_torn_end_is_harmless_and_cut_by_the_next_session(run_dir: Path, tail:
     assert check_run(run_dir).problems == ()
 
 
-@pytest.mark.parametrize("torn", [b'{"kind":"incident","at_s":1.0,"wh', b"\0" * 300])
-def test_two_joined_lines_stop_the_study_with_advice(run_dir: Path, torn: bytes) -> None:
-    index = line_of_trial(run_dir, 3)
-    change_line(run_dir, index, lambda line: torn + line)
-    with pytest.raises(RunDirectoryError, match=rf"line {index + 1} .*autotune fsck"):
-        Store.open(run_dir).records()
-    with pytest.raises(RunDirectoryError, match="autotune fsck"):
-        record(run_dir, SPEC, trials=TRIALS)
-    shown = CliRunner().invoke(app, ["fsck", str(run_dir)])
-    assert shown.exit_code == 1
-    assert f"records.jsonl line {index + 1}" in shown.stdout
+WINNERS = 0
+DAMAGES: dict[str, tuple[int, Callable[[bytes], bytes], str]] = {
+    "a line torn into the next": (3, lambda line: b'{"kind":"incident","wh' + line, "is none of this schema's"),
+    "zeros before a line": (3, lambda line: b"\0" * 300 + line, "is none of this schema's"),
+    "a trial that is lost": (5, lambda line: line[:-10] + b"\n", "is none of this schema's"),
+    "the winner's trial": (WINNERS, lambda line: b"rubbish\n", r"names trial \d, which is not there"),
+    "a trial twice": (2, lambda line: line + line, r"is a second record of trial 2; the first is line \d"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_records_are_named_and_the_study_goes_on_without_them(run_dir: Path, damage: str) -> None:
+    number, change, said = DAMAGES[damage]
+    number = number or there(there(Store.open(run_dir).last(ConclusionRecord)).trial)
+    change_line(run_dir, line_of_trial(run_dir, number), change)
+    assert any(re.search(rf"^records\.jsonl line \d+: .*{said}", str(p)) for p in check_run(run_dir).problems)
+    assert CliRunner().invoke(app, ["fsck", str(run_dir)]).exit_code == 1
+    if is_lost := damage != "a trial twice":
+        with pytest.raises(RunDirectoryError, match=r"line \d+ .*autotune fsck"):
+            record(run_dir, SPEC, trials=TRIALS)
     assert wrong(mend(run_dir)) == []
+    assert len(Store.open(run_dir).of(TrialResult)) == TRIALS - is_lost
     goes_on(run_dir)
-
-
-def test_a_trial_whose_record_is_lost_is_measured_again(run_dir: Path) -> None:
-    index = line_of_trial(run_dir, 5)
-    lost = lines_of(run_dir)[index][:-9] + b"\n"
-    change_line(run_dir, index, lambda line: lost)
-    assert wrong(mend(run_dir)) == []
-    assert [t.number for t in Store.open(run_dir).of(TrialResult)] == [1, 2, 3, 4, 6, 7]
-    goes_on(run_dir)
-
-
-def test_proofs_of_a_lost_trial_are_made_again(run_dir: Path) -> None:
-    conclusion = there(Store.open(run_dir).last(ConclusionRecord))
-    assert conclusion.trial is not None
-    change_line(run_dir, line_of_trial(run_dir, conclusion.trial), lambda line: b"rubbish\n")
-    assert any(f"names trial {conclusion.trial}, which is not there" in p.what for p in check_run(run_dir).problems)
-    assert wrong(mend(run_dir)) == []
-    assert Store.open(run_dir).last(ConclusionRecord) is None
-    goes_on(run_dir)
-
-
-def test_a_trial_that_is_recorded_twice_is_named_and_the_first_counts(run_dir: Path) -> None:
-    lines = lines_of(run_dir)
-    index = line_of_trial(run_dir, 2)
-    other = lines[index].replace(b'"at_s":', b'"at_s":9')
-    (run_dir / "records.jsonl").write_bytes(b"".join([*lines, other]))
-    (problem,) = check_run(run_dir).problems
-    assert problem.line == len(lines) + 1
-    assert f"second record of trial 2; the first is line {index + 1}" in problem.what
-    assert wrong(mend(run_dir)) == []
-    assert (run_dir / "records.jsonl").read_bytes() == b"".join(lines)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\0" * 4096, b"[]", b'{"schema_version": 3}'])

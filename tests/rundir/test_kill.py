@@ -20,25 +20,9 @@ from harness.sandbox import Postgres, Slurm, missing_slurm
 pytestmark = pytest.mark.timeout(900)
 PLAIN = Path(__file__).parents[1] / "workers/programs/plain.py"
 PROOFS = ("minimise", "confirm", "isolated runs", "soak")
-HOOKED = f"""
-name = "killed-hooked"
-[workload]
-command = ['{sys.executable}', '{PLAIN}']
-hook = true
-[search]
-trials = {{trials}}
-[search.settings]
-xla_cpu_prefer_vector_width = [128, 256, 512]
-xla_backend_optimization_level = [1, 2, 3]
-[measure]
-pairs_cap = 8
-block_s = 0.05
-[confirm]
-processes = 3
-finalists = 1
-isolated = 0
-soak = 0
-"""
+HOOKED = (
+    Path(__file__).with_name("hooked.toml").read_text().replace("PYTHON", sys.executable).replace("PROGRAM", str(PLAIN))
+)
 
 
 def assert_exact(tally: dict[str, Any]) -> None:

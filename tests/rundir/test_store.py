@@ -179,7 +179,7 @@ def fill(path: Path) -> None:
     store = Store.create_or_resume(path, spec, study_dir=path.parent)
     store.append(IncidentRecord(what="x"))
     folder = store.folder("trials", "0001", "reference")
-    store.write_beside(folder, "request.json", lambda: "{}")
+    store.write_beside(folder, "request.json", "{}")
     store.pair_writer(folder)(Pair(index=0, first="reference", reference_s=(1.0,), candidate_s=(1.0,), at_s=0.0))
     store.close()
 

@@ -27,9 +27,17 @@ class Planted(NamedTuple):
         return float(sum(self.truth[i, c] for i, c in enumerate(codes)))
 
 
-def learn(codes: Codes, values: Floats, *, sizes: int = 3, seed: int = 0, failed: Codes | None = None) -> Effects:
+def learn(
+    codes: Codes,
+    values: Floats,
+    *,
+    sizes: int = 3,
+    seed: int = 0,
+    failed: Codes | None = None,
+    design: Design | None = None,
+) -> Effects:
     count = codes.shape[1]
-    design = Design([Factor(size=sizes, group=f"g{i % 4}") for i in range(count)])
+    design = design or Design([Factor(size=sizes, group=f"g{i % 4}") for i in range(count)])
     seen = Observations(codes, values, np.full(len(codes), NOISE))
     bad = failed if failed is not None else np.zeros((0, count), dtype=np.int64)
     return Effects(AdditiveModel(design, seen, seed=seed, jumps=200), FailureModel(design, codes, bad, []), seed=seed)
@@ -147,8 +155,7 @@ def test_a_setting_without_another_value_than_the_default_cannot_act() -> None:
     design = Design([Factor(size=1), Factor(size=2), Factor(size=2)])
     codes = rng.integers(0, 2, (30, 3)) * np.array([0, 1, 1])
     values = -0.03 * codes[:, 1] + rng.normal(0, NOISE, 30)
-    model = AdditiveModel(design, Observations(codes, values, np.full(30, NOISE)), seed=0)
-    found = Effects(model, FailureModel(design, codes, np.zeros((0, 3), dtype=np.int64), []), seed=0)
+    found = learn(codes, values, design=design)
     assert found.p_active[0] == 0.0
     assert found.p_active[1] > 0.95
     best = found.best(list(codes))
@@ -162,6 +169,5 @@ def test_a_setting_that_another_switches_on_is_opened_where_that_pays() -> None:
     design = Design(factors)
     codes = np.array([design.settle(c) for c in rng.integers(0, 2, (60, 6))])
     values = 0.002 * codes[:, 0] - 0.04 * codes[:, 1] + rng.normal(0, NOISE, 60)
-    model = AdditiveModel(design, Observations(codes, values, np.full(60, NOISE)), seed=0)
-    found = Effects(model, FailureModel(design, codes, np.zeros((0, 6), dtype=np.int64), []), seed=0)
+    found = learn(codes, values, design=design)
     assert found.best(list(codes))[:2].tolist() == [1, 1]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import optuna
@@ -13,10 +13,12 @@ import pytest
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 from optuna.trial import TrialState
 
-from autotune.search.additive import GREEDY
+from autotune.search.acquisition import propose
+from autotune.search.additive import GREEDY, AdditiveModel
+from autotune.search.failures import FailureModel
 from autotune.search.posterior import BURN_IN
 from autotune.search.sampler import DUPLICATE_KEY, MANY_JUMPS, MOST_PAIRS, SD_KEY, AdditiveFlagSampler
-from autotune.search.space import Flag
+from autotune.search.space import CodedSpace, Codes, Flag
 
 SETTINGS = [f"flag_{i:02d}" for i in range(30)]
 SPACE: dict[str, BaseDistribution] = {n: CategoricalDistribution(["false", "true"]) for n in SETTINGS}
@@ -59,11 +61,17 @@ def _searched(seed: int) -> tuple[optuna.trial.FrozenTrial, ...]:
     return tuple(search(sampler(seed), effect, 50, seed).trials)
 
 
-def searched(trials: int, made: AdditiveFlagSampler | None = None, seed: int = 0) -> optuna.Study:
+def searched(trials: int, seed: int = 0) -> optuna.Study:
     """The study that `search(sampler(seed), effect, trials, seed)` makes; the longest is made once for all tests."""
-    study = optuna.create_study(sampler=made or sampler(seed))
+    study = optuna.create_study(sampler=sampler(seed))
     study.add_trials(_searched(seed)[:trials])
     return study
+
+
+def chances(made: AdditiveFlagSampler, trials: Sequence[optuna.trial.FrozenTrial]) -> dict[str, float]:
+    """What is believed of each setting after some trials."""
+    coded, model, _ = made.fit(trials)
+    return dict(zip(coded.names, map(float, model.p_active()), strict=True))
 
 
 def best_true(study: optuna.Study) -> float:
@@ -76,11 +84,25 @@ def test_five_settings_of_thirty_that_act_are_found(seed: int) -> None:
 
 
 def test_what_trials_taught_names_what_acts_and_what_does_not() -> None:
-    coded, model, _ = sampler().fit(searched(50).trials)
-    chance = dict(zip(coded.names, model.p_active(), strict=True))
+    chance = chances(sampler(), searched(50).trials)
     assert all(chance[n] > (0.9 if abs(change) > 0.02 else 0.5) for n, change in GOOD.items())
     inert = [chance[n] for n in SETTINGS if n not in GOOD and n not in BAD]
     assert np.mean(inert) < 0.15
+
+
+class Learned(NamedTuple):
+    """What was learned of some trials, and the sets that ran."""
+
+    coded: CodedSpace
+    model: AdditiveModel
+    failures: FailureModel
+    ran: Codes
+
+
+def learned(trials: int) -> Learned:
+    study = searched(trials)
+    coded, model, failures = sampler().fit(study.trials)
+    return Learned(coded, model, failures, coded.table([c for c, _ in coded.split(study.trials)[0]]))
 
 
 def test_equal_seeds_and_histories_give_equal_proposals() -> None:
@@ -132,17 +154,9 @@ def told(params: Mapping[str, Any], value: float, **attrs: Any) -> optuna.trial.
 
 
 def test_a_trial_is_believed_by_its_own_width_and_without_one_not_at_all() -> None:
-    chances = []
-    for sd in (0.005, 0.2):
-        made, study = sampler(), optuna.create_study()
-        study.add_trials([told({"flag_09": "true"}, -0.08, **{SD_KEY: sd}) for _ in range(2)])
-        coded, model, _ = made.fit(study.trials)
-        chances.append(model.p_active()[coded.names.index("flag_09")])
-    assert chances[0] > 0.95
-    assert chances[1] < 0.3
-    for width in (math.inf, math.nan, -1.0):
-        coded, model, _ = sampler().fit([told({"flag_09": "true"}, -0.08, **{SD_KEY: width}) for _ in range(2)])
-        assert model.p_active()[coded.names.index("flag_09")] < 0.2
+    for sd, low, high in ((0.005, 0.95, 1.0), (0.2, 0.0, 0.3), *((w, 0.0, 0.2) for w in (math.inf, math.nan, -1.0))):
+        trials = [told({"flag_09": "true"}, -0.08, **{SD_KEY: sd}) for _ in range(2)]
+        assert low <= chances(sampler(), trials)["flag_09"] <= high, sd
 
 
 def test_a_duplicate_is_no_second_measurement_but_tells_what_does_nothing() -> None:
@@ -154,10 +168,9 @@ def test_a_duplicate_is_no_second_measurement_but_tells_what_does_nothing() -> N
         "duplicate": [one, same],
         "two": [one, told(same.params, -0.02, **{SD_KEY: 0.01})],
     }.items():
-        made, study = sampler(), optuna.create_study()
+        study = optuna.create_study()
         study.add_trials(trials)
-        coded, model, _ = made.fit(study.trials)
-        chance = dict(zip(coded.names, model.p_active(), strict=True))
+        chance = chances(sampler(), study.trials)
         found[name] = (chance["flag_09"], chance["flag_10"])
     assert abs(found["duplicate"][0] - found["one"][0]) < 0.05
     assert found["duplicate"][1] < found["one"][1] / 2
@@ -167,12 +180,11 @@ def test_a_duplicate_is_no_second_measurement_but_tells_what_does_nothing() -> N
 def test_priors_lead_until_data_wash_them_out() -> None:
     flags = {**FLAGS, "flag_02": Flag(default="false", p_active=0.8), "flag_03": Flag(default="false", p_active=0.01)}
     made = AdditiveFlagSampler(SPACE, flags, seed=0, is_log_ratio=True)
-    coded, model, _ = made.fit([])
-    chance = dict(zip(coded.names, model.p_active(), strict=True))
+    chance = chances(made, [])
     assert chance["flag_02"] > 0.75
     assert chance["flag_03"] < 0.05
     coded, model, _ = made.fit(searched(50).trials)
-    chance = dict(zip(coded.names, model.p_active(), strict=True))
+    chance = chances(made, searched(50).trials)
     assert chance["flag_02"] < 0.75
     assert abs(model.mean.main[coded.names.index("flag_02")][1]) < 0.01  # it does nothing
     assert chance["flag_03"] > 0.9  # it acts
@@ -296,3 +308,68 @@ def test_a_conditional_setting_is_searched_where_it_acts() -> None:
         assert trial.params["on"] == "yes" or trial.params["depth"] == 0
         study.tell(trial, -0.1 * trial.params["depth"])
     assert study.best_params == {"on": "yes", "depth": 3}
+
+
+@pytest.mark.parametrize("is_risky", [False, True])
+def test_what_is_proposed_is_expected_to_improve_more_than_draws_are(
+    is_risky: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the definition of expected improvement, over draws that the proposals did not see."""
+    coded, model, failures, ran = learned(14)
+    if is_risky:  # one of two settings that pay, or of three that do nothing, made two sets fail
+        suspects = [coded.names.index(n) for n in ("flag_00", "flag_03", "flag_04", "flag_11", "flag_21")]
+        cleared, failed = ran.copy(), np.zeros((2, len(coded.names)), dtype=np.int64)
+        cleared[:, suspects], failed[:, suspects] = 0, 1
+        failures = FailureModel(model.design, cleared, failed, [])
+    draws = model.draws(np.random.default_rng(1), 600)
+    least = np.minimum(draws.totals(ran).min(axis=1), 0.0)
+
+    def improvement(share: float) -> float:
+        monkeypatch.setattr("autotune.search.acquisition.IMPROVING_SHARE", share)
+        rngs = [np.random.default_rng(seed) for seed in range(40)]
+        codes = np.array([propose(model, failures, rng, tried=ran) for rng in rngs])
+        gains = np.maximum(least[:, None] - draws.totals(codes), 0.0).mean(axis=0)
+        return float((gains * np.exp(failures.log_survivals(codes))).mean())
+
+    assert improvement(1.0) > 1.2 * improvement(0.0)
+
+
+def test_totals_of_samples_are_on_average_what_is_expected() -> None:
+    _, model, _, codes = learned(25)
+    many = model.draws(np.random.default_rng(0), 4000).totals(codes)
+    expected = np.array([model.mean.total(c) for c in codes])
+    errors = many.std(axis=0) / math.sqrt(len(many))
+    assert (np.abs(many.mean(axis=0) - expected) < 5 * errors).all()
+
+
+def test_no_set_that_is_known_or_being_tried_counts_as_an_improvement(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a worker tries is known to the next one: the same belief then proposes another set."""
+    monkeypatch.setattr("autotune.search.acquisition.IMPROVING_SHARE", 1.0)
+    _, model, failures, ran = learned(25)
+    first = propose(model, failures, np.random.default_rng(3), tried=ran)
+    draws = model.draws(np.random.default_rng(1), 2000)
+
+    def improvement(codes: Codes, known: Codes) -> float:
+        least = draws.totals(known).min(axis=1)
+        return float(np.maximum(least - draws.totals(codes[None])[:, 0], 0.0).mean())
+
+    assert improvement(first, ran) > 0
+    assert improvement(first, np.concatenate([ran, first[None]])) == pytest.approx(0)
+    second = propose(model, failures, np.random.default_rng(3), tried=np.concatenate([ran, first[None]]))
+    assert improvement(second, np.concatenate([ran, first[None]])) > 0
+
+
+def test_chances_to_run_of_many_sets_are_those_of_each() -> None:
+    def measure(params: Mapping[str, Any]) -> float:
+        if params["flag_05"] == "true":
+            raise ValueError("it crashed")
+        return effect(params)
+
+    made = sampler()
+    made.known_failing = [{"flag_13": "true"}]
+    study = search(made, measure, 12)
+    coded, _, failures = made.fit(study.trials)
+    rows = np.random.default_rng(0).integers(2, size=(40, len(coded.names)))
+    together = failures.log_survivals(rows)
+    np.testing.assert_allclose(together, [float(failures.log_survivals(row[None])[0]) for row in rows])
+    assert len(set(together.round(6))) > 3

@@ -15,7 +15,6 @@ from autotune.model.records import (
     ConclusionRecord,
     EffectsRecord,
     FinalistResult,
-    PairEffect,
     SettingEffect,
     TrialResult,
     TrialStatus,
@@ -27,6 +26,7 @@ from autotune.settings.space import Parameter, SearchSpace
 from autotune.study.confirm import worth_proving
 from autotune.study.proposer import PREDICTED_BEST, Proposer
 from tests.runs import Run, record, replay_study, there
+from tests.tables import toml_beside
 
 WIDE = SearchSpace(
     tuple(
@@ -159,32 +159,13 @@ def test_of_nothing_but_inert_settings_the_likeliest_stays_to_be_measured(minimi
     assert (set(group.left_out), group.kept) == (set(LONG) - {"xla_00"}, True)  # for xla_01 pays
 
 
-def effects(*settings: SettingEffect, pairs: tuple[PairEffect, ...] = ()) -> EffectsRecord:
-    return EffectsRecord(trials=1, measured=1, settings=settings, pairs=pairs, best=NO_BEST)
-
-
-def of(name: str, chance: float, *, low: float = 0.9, needs: tuple[str, ...] = ()) -> SettingEffect:
-    value = ValueEffect(value="1", ratio=max(1.0, low), low=low, high=1.1, trials=3)
-    return SettingEffect(name=name, chance=chance, values=(value,), needs=needs)
-
-
-@pytest.mark.parametrize(
-    ("found", "useful"),
-    [
-        (effects(of("xla_a", 0.9), of("xla_b", 0.1)), {"xla_a", "xla_z"}),
-        # It acts, but this value of it does not better a set.
-        (effects(of("xla_a", 0.9), of("xla_b", 0.9, low=0.999)), {"xla_a", "xla_z"}),
-        # A gate does nothing itself, but what acts is behind it.
-        (effects(of("xla_a", 0.9, needs=("xla_b",)), of("xla_b", 0.01)), {"xla_a", "xla_b", "xla_z"}),
-        # Neither does anything alone.
-        (
-            effects(
-                of("xla_a", 0.1), of("xla_b", 0.1), pairs=(PairEffect(names=("xla_a", "xla_b"), chance=0.8),)
-            ),
-            {"xla_a", "xla_b", "xla_z"},
-        ),
-    ],
-)  # fmt: skip
-def test_what_is_of_use_in_a_set(found: EffectsRecord, useful: set[str]) -> None:
-    whole = FlagSet({"xla_a": 1, "xla_b": 1, "xla_z": 1})  # nothing is known of xla_z, which was not searched
-    assert set(found.useful(whole, least=0.005)) == useful
+@pytest.mark.parametrize("case", toml_beside(__file__)["useful"], ids=lambda case: str(case["why"]))
+def test_what_is_of_use_in_a_set(case: dict[str, Any]) -> None:
+    settings = []
+    for name, known in case["settings"].items():
+        value = ValueEffect(value="1", ratio=1.0, low=known.get("low", 0.9), high=1.1, trials=3)
+        needs = tuple(known.get("needs", ()))
+        settings.append(SettingEffect(name=name, chance=known["chance"], values=(value,), needs=needs))
+    told = {"trials": 1, "measured": 1, "settings": settings, "pairs": case.get("pairs", ()), "best": NO_BEST}
+    whole = FlagSet(dict.fromkeys(("xla_a", "xla_b", "xla_z"), 1))
+    assert list(EffectsRecord.model_validate(told).useful(whole, least=0.005)) == case["useful"]

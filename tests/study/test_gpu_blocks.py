@@ -35,6 +35,7 @@ from harness.fake_nvml import HW_THERMAL, POWER_BRAKE, SW_POWER_CAP, FakeNvml, m
 from harness.simulated import GivenSetup, given_run
 from harness.simulated_machine import SimulatedLauncher, SimulatedWorker
 from tests.runs import SPACE, Diary, Noting, Run, Times, Told, asking, failed, on_blocks, replay_study, there
+from tests.tables import toml_beside
 
 GPU: dict[str, Any] = {"device": {"platform": "cuda", "count": 1}}
 QUICK = {"finalists": 1, "minimise": False, "soak": 0}
@@ -294,21 +295,7 @@ def test_a_proof_on_an_h100_is_not_vetoed_because_the_slow_set_was_at_its_power_
     assert veto_of(runs, finalist.estimate) is None
 
 
-HOT, COOL = during({"hw_thermal": 3.0}, {"hw_thermal": 0.0}), during({"hw_thermal": 0.0}, {"hw_thermal": 0.0})
-
-
-@pytest.mark.parametrize(
-    ("processes", "is_held"),
-    [
-        ([HOT], True),
-        ([HOT, COOL], True),
-        ([HOT, *[COOL] * 9], False),  # one hot minute among many
-        ([HOT, during({}, {})], False),  # what one process did not tell is not made of the others
-        ([], False),
-        ([during({"hw_thermal": 0.04}, {"hw_thermal": 0.0}, seconds=0.1)], False),
-        ([during({"sw_power_cap": 2.5}, {"sw_power_cap": 0.0})], False),  # what draws less power is faster for that
-        ([during({"sw_power_cap": 0.0, "power_brake": 0.0}, {"sw_power_cap": 9.0, "power_brake": 1.0})], True),
-    ],
-)
-def test_one_arm_is_held_back_over_all_its_processes(processes: list[GpusDuring], is_held: bool) -> None:
-    assert bool(held_in_one_arm(processes)) is is_held
+@pytest.mark.parametrize("case", toml_beside(__file__)["held_back"], ids=lambda case: str(case["why"]))
+def test_one_arm_is_held_back_over_all_its_processes(case: dict[str, Any]) -> None:
+    processes = [during(one, other, case.get("seconds", 10.0)) for one, other in case["arms"]]
+    assert bool(held_in_one_arm(processes)) is case["is_held"]

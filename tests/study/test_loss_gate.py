@@ -5,6 +5,9 @@ Studies of programs in unusual number formats come to their end; what cannot be 
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,11 +16,18 @@ from typing import Any
 
 import pytest
 
-from autotune.measure.loss_gate import OTHER_ROUNDING
+from autotune.measure.loss_gate import (
+    OTHER_ROUNDING,
+    ROUNDINGS,
+    LossTrace,
+    refuse_not_finite,
+    refuse_resumed,
+    spread_of_aa_run,
+)
 from autotune.model.errors import AutotuneError, LaunchError
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import FailureKind, LossBasis
-from autotune.model.records import AaRecord, ConfirmRun, Outcome, SoakRecord, TrialResult, TrialStatus
+from autotune.model.measurement import LOSS_NOT_CHECKED, FailureKind, LossBasis, Pair, WorkerReport
+from autotune.model.records import AaRecord, ConfirmRun, IncidentRecord, Outcome, SoakRecord, TrialResult, TrialStatus
 from autotune.model.spec import StudySpec
 from autotune.results.export import ExportFormat, render_winner
 from autotune.results.report import render_markdown
@@ -25,8 +35,10 @@ from autotune.results.winner import disagreements, winner_of
 from autotune.rundir.store import Store
 from autotune.settings.space import Parameter, SearchSpace
 from autotune.study.recheck import verify_winner
+from autotune.workers.base import WorkerFailed
 from harness.simulated_machine import LOSSES, SimulatedWorker, parse_simulated
-from tests.runs import Noting, Run, Times, on_blocks, replay_study, there
+from tests.runs import Noting, Run, Times, failed, on_blocks, replay_study, there, worker_report
+from tests.tables import toml_beside
 
 FUSED = FlagSet({"option.attention": '"cudnn"'})
 HALF = FlagSet({"option.dtype": '"bfloat16"'})
@@ -53,25 +65,32 @@ class Behaviour:
     """What the workers of a set do: their report, the loss after so many steps; and which blocks had fresh batches."""
 
     update: dict[str, Any] = field(default_factory=dict)
-    late: Callable[[int], float] | None = None
+    late: Callable[[int], float | None] | None = None
     fresh: list[bool] = field(default_factory=list)
+    lag: int = 0
+    fails: bool = False
 
 
-def acting(spec: StudySpec, parts: dict[FlagSet, Behaviour]) -> Noting:
-    """Workers of some sets tell other losses than the formula's."""
+def acting(spec: StudySpec, parts: dict[FlagSet, Behaviour], **every: Any) -> Noting:
+    """Workers of some sets tell other losses than the formula's, or do not start; all report `every`."""
+
+    def before(settings: FlagSet, folder: Path) -> None:
+        if settings in parts and parts[settings].fails:
+            raise failed(FailureKind.OUT_OF_MEMORY, "too large", phase="compile")
 
     def after(worker: SimulatedWorker, settings: FlagSet, folder: Path) -> None:
         part = parts.get(settings, Behaviour())
-        worker.report = worker.report.model_copy(update=part.update)
+        worker.report = worker.report.model_copy(update={**every, **part.update})
 
         def tell(times: Times, done: int) -> None:
             worker.last_loss = part.late(done + len(times)) if part.late is not None else worker.last_loss
+            worker.loss_lag = part.lag
             part.fresh.append(worker.fresh_batches)
 
         if settings in parts:
             on_blocks(worker, tell)
 
-    return Noting(spec, after=after)
+    return Noting(spec, before=before, after=after)
 
 
 @pytest.fixture
@@ -244,17 +263,8 @@ def test_flags_alone_are_judged_as_ever(tried: Any) -> None:
     assert wrong.failure.kind is FailureKind.WRONG_LOSS
 
 
-FIRST = (("fast", FlagSet({"xla_a": 1})), ("other", FlagSet({"xla_b": 1})))
-
-
-def speaking(spec: StudySpec, every: dict[str, Any], some: dict[str, Any] | None = None) -> Noting:
-    """Workers that name their formats: one for all, another for those with a setting."""
-
-    def after(worker: SimulatedWorker, settings: FlagSet, folder: Path) -> None:
-        update = {**every, **(some if some and "xla_a" in settings else {})}
-        worker.report = worker.report.model_copy(update=update)
-
-    return Noting(spec, after=after)
+FAST = FlagSet({"xla_a": "1"})
+FIRST = (("fast", FAST), ("other", FlagSet({"xla_b": 1})))
 
 
 @pytest.mark.parametrize(
@@ -267,7 +277,7 @@ def speaking(spec: StudySpec, every: dict[str, Any], some: dict[str, Any] | None
 )
 def test_a_study_in_a_narrow_format_comes_to_its_end(run_replay: Run, dtype: str) -> None:
     spec = replay_study(effects={"xla_a=1": 0.9})
-    launcher = speaking(spec, {"dtype": dtype, "loss_dtype": "bfloat16", "norm_dtype": "float8_e5m2"})
+    launcher = acting(spec, {}, dtype=dtype, loss_dtype="bfloat16", norm_dtype="float8_e5m2")
     conclusion, store, _ = run_replay(spec, trials=2, launcher=launcher, first=FIRST)
     assert {r.status for r in store.of(TrialResult)} == {TrialStatus.MEASURED}
     assert conclusion.settings == FlagSet({"xla_a": "1"})
@@ -275,7 +285,7 @@ def test_a_study_in_a_narrow_format_comes_to_its_end(run_replay: Run, dtype: str
 
 def test_a_wrong_loss_in_a_narrow_format_is_still_wrong(run_replay: Run) -> None:
     spec = replay_study(effects={"xla_a=1": 0.9}, failures={"xla_a=1": "wrong_loss"})  # half as much again
-    launcher = speaking(spec, {"dtype": "float8_e5m2", "loss_dtype": "bfloat16"})
+    launcher = acting(spec, {}, dtype="float8_e5m2", loss_dtype="bfloat16")
     _, store, _ = run_replay(spec, trials=2, launcher=launcher, first=FIRST)
     wrong = [r for r in store.of(TrialResult) if r.settings.get("xla_a") == "1"]
     assert wrong
@@ -284,14 +294,214 @@ def test_a_wrong_loss_in_a_narrow_format_is_still_wrong(run_replay: Run) -> None
 
 def test_a_set_whose_format_has_no_rounding_is_a_failed_trial(run_replay: Run) -> None:
     spec = replay_study(effects={"xla_b=1": 0.9})
-    _, store, _ = run_replay(spec, trials=2, first=FIRST, launcher=speaking(spec, {}, {"loss_dtype": "int32"}))
-    failed = [r for r in store.of(TrialResult) if r.failure is not None]
-    assert failed
-    assert all("xla_a" in r.settings for r in failed)
-    assert all(r.failure and "an integer has no rounding" in r.failure.message for r in failed)
+    _, store, _ = run_replay(
+        spec, trials=2, first=FIRST, launcher=acting(spec, {FAST: Behaviour({"loss_dtype": "int32"})})
+    )
+    (wrong,) = [r for r in store.of(TrialResult) if r.failure is not None]
+    assert wrong.settings == FAST
+    assert "an integer has no rounding" in there(wrong.failure).message
 
 
 def test_a_reference_whose_format_nobody_knows_ends_the_study_with_advice(run_replay: Run) -> None:
     spec = replay_study()
     with pytest.raises(LaunchError, match=r"arithmetic .*'quantized'.*name the one in which the loss is computed"):
-        run_replay(spec, launcher=speaking(spec, {"dtype": "quantized"}))
+        run_replay(spec, launcher=acting(spec, {}, dtype="quantized"))
+
+
+CASES = toml_beside(__file__)
+DATA = {"name": "traced", "workload": {"entry": "llama"}, "simulation": {"effects": {"xla_a=1": 0.8}}}
+SPEC = parse_simulated(DATA)
+FIRST_STEP = 10
+"""Number of the first step of a block: five are checked, five warm up."""
+
+
+Tells = Callable[[int, float], float | None]
+"""The loss that is told instead of one, at some step."""
+
+
+@pytest.fixture
+def traced(run_replay: Run) -> Callable[..., tuple[Any, Store]]:
+    """Runs a study of one set; processes of one (`of`) tell another loss, from some step on, those of another fail."""
+
+    def run(told: Tells, *, of: FlagSet = FAST, lag: int = 0, fails: FlagSet = BIG, **more: Any) -> Any:
+        spec = parse_simulated({**DATA, **more})
+        tells = Behaviour(late=lambda steps: told(FIRST_STEP + steps - 1, LOSSES[-1]), lag=lag)
+        launcher = acting(spec, {of: tells, fails: Behaviour(fails=True)})
+        return run_replay(spec, trials=1, first=FIRST[:1], launcher=launcher)[:2]
+
+    return run
+
+
+def wrong_since(step: int, share: float = 0.5) -> Callable[[int, float], float]:
+    return lambda now, loss: loss * (1 + share * (now >= step))
+
+
+@pytest.mark.parametrize("since", [12, 20, 30])
+def test_a_loss_that_goes_wrong_in_a_block_ends_the_trial_there(traced: Any, since: int) -> None:
+    conclusion, store = traced(wrong_since(since))
+    (trial,) = store.of(TrialResult)
+    assert trial.failure.kind is FailureKind.WRONG_LOSS
+    last = there(list(store.pairs(trial.directory))[-1].loss)
+    assert last.step >= since > last.step - 10
+    assert f"loss at step {last.step} must be 5.5" in trial.failure.message
+    assert (last.reference, last.candidate) == (5.5, 8.25)
+    assert conclusion.outcome is Outcome.NOTHING_RAN
+
+
+def test_one_that_goes_wrong_after_all_trials_and_proofs_is_found_by_the_soak(traced: Any) -> None:
+    conclusion, store = traced(wrong_since(400))
+    assert all(r.loss.is_ok for r in store.of(ConfirmRun))
+    failure = store.of(SoakRecord)[0].failure
+    assert (failure.kind, failure.phase) == (FailureKind.WRONG_LOSS, "soak")
+    assert "its loss is above" in failure.message
+    assert conclusion.outcome is Outcome.NOTHING_BEATS_THE_DEFAULT
+    assert "xla_a=1 was faster but failed after" in conclusion.sentence
+
+
+def test_an_honest_one_says_over_how_much_it_was_compared(traced: Any) -> None:
+    conclusion, store = traced(wrong_since(0, share=0.0))
+    assert conclusion.outcome is Outcome.WINNER
+    assert LOSS_NOT_CHECKED not in conclusion.sentence
+    for run in store.of(ConfirmRun):
+        assert run.loss.steps == 5 + run.pair_count
+        assert "after blocks up to step" in run.loss.words
+    (soak,) = store.of(SoakRecord)
+    assert soak.loss.basis is LossBasis.STEPS
+    assert soak.loss.words.startswith(f"judged by loss over {soak.step_count} steps against the reference's")
+    assert winner_of(store).loss == soak.loss
+
+
+def test_runs_alone_are_of_blocks_as_short_as_those_in_turns(traced: Any) -> None:
+    """One long block would have four batches, be learned by heart, and its loss would tell nothing."""
+    ends: list[int] = [FIRST_STEP - 1]
+
+    def told(now: int, loss: float) -> float:
+        ends.extend([now] if now > ends[-1] else [FIRST_STEP - 1, now])  # a fresh process begins again
+        return loss
+
+    conclusion, store = traced(told, confirm={"soak": 0})
+    assert conclusion.outcome is Outcome.WINNER
+    isolated = [r for r in store.of(ConfirmRun) if r.is_isolated]
+    assert isolated
+    longest = [len(p.candidate_s) for r in isolated if r.directory for p in store.pairs(r.directory)]
+    block = len(next(iter(store.pairs("trials/0001"))).candidate_s)
+    assert min(longest) > block
+    assert {b - a for a, b in itertools.pairwise(ends) if b > a} == {block}
+
+
+SILENT = "its loss must be reported up to step 29, as by the reference"
+
+
+@pytest.mark.parametrize(
+    ("told", "lag", "words"),
+    [
+        (lambda now, loss: None, 3, SILENT),
+        (lambda now, loss: loss, 3, SILENT),
+        (wrong_since(12), 0, "loss at step 29 must be 5.5"),
+    ],
+    ids=["none", "an earlier step's", "wrong at its end"],
+)
+def test_one_at_a_time_the_end_of_a_run_is_compared(traced: Any, told: Any, lag: int, words: str) -> None:
+    _, store = traced(told, lag=lag, measure={"mode": "aba"})
+    (trial,) = store.of(TrialResult)
+    assert trial.failure.kind is FailureKind.WRONG_LOSS
+    assert words in trial.failure.message
+
+
+@pytest.mark.parametrize("mode", ["interleaved", "aba"])
+def test_another_rounding_runs_in_every_study_and_makes_the_tolerance(traced: Any, mode: str) -> None:
+    _, store = traced(lambda now, loss: loss * 1.001, of=ROUNDINGS[0], measure={"mode": mode})
+    (aa_run,) = store.of(AaRecord)
+    assert aa_run.loss_spread.is_rounded
+    assert aa_run.loss_spread.losses[-1] == pytest.approx(1e-3)
+    assert aa_run.loss_spread.steps[-1] >= 29
+    (trial,) = store.of(TrialResult)
+    last = max(p.loss.step for p in store.pairs(trial.directory) if p.loss is not None)
+    assert trial.loss.tolerance == aa_run.loss_spread.tolerance(last, dtype="float32")
+    assert 4e-3 < trial.loss.tolerance < 16e-3
+    assert "measured on the reference in another rounding" in trial.loss.words
+
+
+@pytest.mark.parametrize("loss", [LOSSES[-1] * 1.001, math.nan], ids=["the milder one runs", "nor does the milder one"])
+def test_where_the_reference_does_not_run_in_another_rounding_a_milder_one_is_tried(traced: Any, loss: float) -> None:
+    _, store = traced(lambda now, told: loss, of=ROUNDINGS[1], fails=ROUNDINGS[0])
+    (aa_run,), (trial,) = store.of(AaRecord), store.of(TrialResult)
+    assert aa_run.loss_spread.is_rounded == math.isfinite(loss)
+    assert ("no reference ran in another rounding" in trial.loss.words) != math.isfinite(loss)
+    said = [i.what for i in store.of(IncidentRecord)]
+    assert any("jax_disable_most_optimizations=true" in what and "too large" in what for what in said)
+    assert any("is nan at step" in what for what in said) != math.isfinite(loss)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("quantity", ["losses", "grad_norms"])
+def test_a_reference_that_is_no_number_is_an_error_of_the_study(bad: float, quantity: str) -> None:
+    good = report()
+    other = report(**{quantity: (5.0, 4.0, bad)})
+    refuse_not_finite(good)
+    what = "loss" if quantity == "losses" else "gradient norm"
+    for reports in ([other], [good, other], [good, good, other]):
+        with pytest.raises(LaunchError, match=f"must be finite at every step.*its {what} is {bad} at step 2; mend"):
+            spread_of_aa_run(reports, [])
+
+
+def test_what_blocks_of_all_second_processes_show_is_in_the_spread() -> None:
+    pairs = [pair(10, 5.0, 5.0), pair(20, 5.0, 5.05), pair(10, 5.0, 5.005), pair(20, 5.0, 5.0)]
+    spread = spread_of_aa_run([report(), report()], pairs)
+    assert spread.steps == (0, 1, 2, 10, 20)
+    assert spread.losses[-2:] == pytest.approx((0.001, 0.01))
+    assert not spread.is_rounded
+
+
+def test_a_candidate_meets_a_reference_that_lived_longer_at_its_own_step() -> None:
+    old, young, worker = LossTrace(SPEC, report()), LossTrace(SPEC, report()), Told()
+    for loss in (4.0, 3.0, 2.0):
+        worker.last_loss = loss
+        old.take(worker, 4)  # type: ignore[arg-type]
+    worker.last_loss = 9.0
+    young.take(worker, 4)  # type: ignore[arg-type]
+    told = there(young.beside(old))
+    assert (told.step, told.reference, told.candidate) == (13, 4.0, 9.0)
+    odd = LossTrace(SPEC, report())
+    odd.take(worker, 5)  # type: ignore[arg-type]
+    assert odd.beside(old) is None
+    with pytest.raises(WorkerFailed, match="reported up to step 21, as by the reference, but ends at step 13"):
+        young.refuse_shorter(old)
+
+
+class Told:
+    """What a trace asks of a worker."""
+
+    last_loss: float | None = None
+    last_norm: float | None = None
+    loss_lag = 0
+
+
+def report(**more: Any) -> WorkerReport:
+    return worker_report(**{"losses": (5.0, 4.0, 3.0), "grad_norms": (1.0, 1.0, 1.0), **more})
+
+
+def pair(step: int, reference: float, candidate: float) -> Pair:
+    data = {"index": 0, "first": "reference", "reference_s": [1.0], "candidate_s": [1.0], "at_s": 0.0}
+    return Pair.model_validate({**data, "loss": {"step": step, "reference": reference, "candidate": candidate}})
+
+
+@pytest.mark.parametrize(("one", "other", "refused"), CASES["far_apart"])
+def test_equal_runs_that_are_far_apart_are_an_alarm_and_no_tolerance(
+    one: list[float], other: list[float], refused: str
+) -> None:
+    reports = [report(losses=tuple(losses), grad_norms=()) for losses in (one, other)]
+    if not refused:
+        assert spread_of_aa_run(reports, []).seen(2) > 0
+        return
+    with pytest.raises(LaunchError, match=refused):
+        spread_of_aa_run(reports, [])
+
+
+@pytest.mark.parametrize(("first", "later", "is_refused"), CASES["resumed"])
+def test_a_later_run_that_begins_at_another_step_is_refused(
+    first: list[int], later: list[int], is_refused: bool
+) -> None:
+    reports = [report().model_copy(update={"step_numbers": tuple(numbers)}) for numbers in (first, later)]
+    with pytest.raises(LaunchError) if is_refused else contextlib.nullcontext():
+        refuse_resumed(*reports)

@@ -10,7 +10,16 @@ import pytest
 
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import FailureKind
-from autotune.model.records import ConclusionRecord, ConfirmRun, FinalistResult, Outcome, ProofRecord, TrialResult
+from autotune.model.records import (
+    AaRecord,
+    ConclusionRecord,
+    ConfirmRun,
+    FinalistResult,
+    Outcome,
+    ProofRecord,
+    SoakRecord,
+    TrialResult,
+)
 from autotune.results.winner import disagreements
 from autotune.rundir.store import RECORDS, Store
 from autotune.settings.space import SearchSpace
@@ -18,6 +27,7 @@ from autotune.stats.estimates import TrialFinding, Verdict
 from autotune.stats.proof import ERROR
 from autotune.study.budget import TimeLeft
 from tests.runs import EFFECTS, Noting, Run, failed, replay_study, rewrite, there
+from tests.tables import toml_beside
 
 NOTHING = SearchSpace(())
 FAST = FlagSet({"xla_a": "1"})
@@ -222,3 +232,70 @@ def test_who_asks_again_until_a_study_names_a_winner_is_told_how_often(run_repla
     (tmp_path / "run-1" / "study.json").write_text("{")
     again, _, _ = run_replay(study(0.9), trials=1, first=FIRST, space=NOTHING, folder="last")
     assert "this is run 4 " in again.sentence
+
+
+QUIET = {"white_sd": 0.01, "process_sd": 0.003}
+"""Steps of 20 ms on a machine whose processes differ by 0.3 %; a soak of 60 s has 3000 of them."""
+
+
+def attacked(run_replay: Run, gain: float, *, seed: int = 0, **how: Any) -> tuple[ConclusionRecord, Store]:
+    noise, confirm = {**QUIET, **how.pop("noise", {})}, {"soak": "60s", **how.pop("confirm", {})}
+    spec = replay_study(
+        effects={"xla_a=1": 1 - gain}, noise=noise, step_s=0.02, study={"seed": seed, "confirm": confirm}, **how
+    )
+    conclusion, store, _ = run_replay(spec, trials=1, first=FIRST, space=NOTHING, folder=f"run-{seed}")
+    return conclusion, store
+
+
+@pytest.mark.parametrize("gain", [0.02, 0.05, pytest.param(0.08, marks=pytest.mark.slow)])
+def test_an_honest_gain_is_named(run_replay: Run, gain: float) -> None:
+    conclusion, store = attacked(run_replay, gain)
+    assert conclusion.outcome is Outcome.WINNER, conclusion.sentence
+    assert len(store.of(SoakRecord)) == 1
+    assert disagreements(store, conclusion) == []
+
+
+ATTACKS = [
+    pytest.param(case, id=f"{kind}: {name}", marks=[pytest.mark.slow] if number else [])
+    for kind, cases in toml_beside(__file__, "attackers.toml").items()
+    for number, (name, case) in enumerate(cases.items())
+]
+
+
+@pytest.mark.parametrize("case", ATTACKS)
+def test_a_set_that_only_looks_faster_is_not_named(run_replay: Run, case: dict[str, Any]) -> None:
+    machine = {key: case[key] for key in ("noise", "start_s", "told_effects", "confirm") if key in case}
+    for seed in case.get("seeds", [0]):
+        conclusion, store = attacked(run_replay, case["gain"], seed=seed, **machine)
+        assert conclusion.outcome is not Outcome.WINNER, conclusion.sentence
+        assert case.get("says", "") in conclusion.sentence
+        finalists, settled = store.of(FinalistResult), store.of(AaRecord)[0].noise.settle_steps
+        assert any(f.veto is not None for f in finalists) or not case.get("vetoed")
+        assert not any(f.is_passed for f in finalists if f.stage == case.get("refused"))
+        assert abs(settled - case.get("settles", settled)) <= 15
+        soaks = [there(r.failure).kind for r in store.of(SoakRecord)]
+        assert soaks == case.get("soak", soaks)
+
+
+def test_our_clock_finds_nothing_where_steps_are_told_as_they_are(run_replay: Run) -> None:
+    _, store = attacked(run_replay, 0.3, confirm={"soak": 0})
+    shares = [r.untold for r in store.of(ConfirmRun)]
+    assert shares
+    assert all(share is not None and abs(share) < 0.01 for share in shares)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gain", [0.02, 0.03, 0.05, 0.08])
+@pytest.mark.parametrize("process_sd", [0.001, 0.002, 0.004, 0.006, 0.009])
+def test_honest_gains_are_still_named_on_twenty_machines(run_replay: Run, gain: float, process_sd: float) -> None:
+    conclusion, _ = attacked(run_replay, gain, noise={"process_sd": process_sd, "white_sd": 0.02}, seed=int(1e4 * gain))
+    assert conclusion.outcome is Outcome.WINNER, conclusion.sentence
+
+
+def test_a_coin_decides_who_starts_first_on_a_cpu_too(run_replay: Run) -> None:
+    spec = replay_study(effects={"xla_a=1": 0.9}, noise=QUIET, study={"confirm": {"soak": 0, "isolated": 0}})
+    launcher = Noting(spec)
+    run_replay(spec, trials=1, first=FIRST, space=NOTHING, launcher=launcher)
+    of_proof = [folder.name == "reference" for _, folder in launcher.started if "confirm" in folder.parts]
+    assert len(of_proof) == 24
+    assert set(of_proof[::2]) == {True, False}

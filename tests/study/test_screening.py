@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from autotune.compiler.screen import Effect, ScreenReport, SetReport, SettingReport, ValueReport
 from autotune.compiler.targets import load_target, toolkit_of
 from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
@@ -19,11 +20,12 @@ from autotune.model.measurement import FailureKind
 from autotune.model.records import AblationResult, ConclusionRecord, Outcome, ScreenRecord, TrialResult, TrialStatus
 from autotune.model.spec import StudySpec, parse_study
 from autotune.rundir.store import Store
+from autotune.search.additive import EXPECTED, MOST_LIKELY
 from autotune.settings.space import Parameter, SearchSpace
 from autotune.study import screen as stage
 from autotune.study import stages
 from autotune.study.confirm import minimise_set
-from autotune.study.screen import NO_OPS_TOGETHER, StudyScreener, contradicts, is_wanted
+from autotune.study.screen import LARGEST_PRIOR, NO_OPS_TOGETHER, StudyScreener, contradicts, is_wanted, priors_of
 from autotune.study.stages import run_study
 from harness.simulated import GivenSetup, given_run
 from tests.compiler.rules import BUFFER, COMBINE, OVERLAP, SLOP, TRITON, Deaf, Rules, screen, space
@@ -32,6 +34,7 @@ from tests.tables import toml_beside
 
 CASES = toml_beside(__file__)
 
+SPACE = space()
 EFFECTS = {f"{COMBINE}=11": 0.93, f"{BUFFER}=true": 0.5}
 INERT = [f"{SLOP}=17", f"{SLOP}=19"]
 
@@ -62,12 +65,12 @@ def run(tmp_path: Path, screened: Any) -> Run:
     """Runs a simulated study whose screen compiles by rules."""
 
     def go(
-        spec: StudySpec, rules: Any, *, trials: int = 6, first: tuple[tuple[str, FlagSet], ...] = ()
+        spec: StudySpec, rules: Any, *, trials: int = 6, space: SearchSpace = SPACE, **setup: Any
     ) -> tuple[ConclusionRecord, Store, Diary, Noting]:
         screened(spec, rules)
         diary, launcher = Diary(), Noting(spec)
-        setup = GivenSetup(given_space=space(), first=first, given_launcher=launcher)
-        study = given_run(asking(spec, trials), tmp_path / "run", setup, diary)
+        given = GivenSetup(given_space=space, given_launcher=launcher, **setup)
+        study = given_run(asking(spec, trials), tmp_path / "run", given, diary)
         return run_study(study), study.store, diary, launcher
 
     return go
@@ -253,16 +256,14 @@ def whole() -> SearchSpace:
 
 
 @pytest.fixture
-def rechecked(tmp_path: Path, screened: Any) -> Rechecked:
+def rechecked(run: Run) -> Rechecked:
     """Runs a simulated study on a GPU on which the screen's no-ops may do what `simulation` says."""
 
     def go(trials: int, platform: str = "cuda", **simulation: Any) -> tuple[Store, Diary]:
         spec = study(platform, simulation={"noise": {"white_sd": 1e-4}, **simulation})
-        screened(spec, Rules(target="h100-sxm" if platform == "cuda" else None))
-        diary = Diary()
-        made = given_run(asking(spec, trials), tmp_path / "run", GivenSetup(given_space=whole()), diary)
-        run_study(made)
-        return made.store, diary
+        rules = Rules(target="h100-sxm" if platform == "cuda" else None)
+        _, store, diary, _ = run(spec, rules, trials=trials, space=whole())
+        return store, diary
 
     return go
 
@@ -308,3 +309,52 @@ def test_study_that_goes_on_proposes_what_it_would_have_proposed(rechecked: Rech
 def test_where_the_screen_compiled_for_what_runs_there_is_no_doubt(rechecked: Rechecked) -> None:
     store, _ = rechecked(4, platform="cpu")
     assert not any(r.origin == NO_OPS_TOGETHER for r in store.of(TrialResult))
+
+
+def valued(text: str, *changes: str, message: str = "") -> ValueReport:
+    return ValueReport(value=text, is_active=bool(changes), changes=changes, message=message)
+
+
+def reported(*settings: SettingReport) -> ScreenReport:
+    return ScreenReport(
+        target="h100-sxm", topology="1x8", versions={}, reference=SetReport(name="reference", settings=FlagSet()),
+        settings=settings, sets=(), limit_bytes=None, compiled_count=1, cached_count=0, duration_s=1.0,
+    )  # fmt: skip
+
+
+def searched(*names: str) -> SearchSpace:
+    return SearchSpace(tuple(Parameter(name=n, choices=("0", "1", "2"), default="0") for n in names))
+
+
+NAMES = tuple(f"xla_unknown_{i}" for i in range(20))
+
+
+def test_what_nothing_is_known_of_shares_the_expected_number() -> None:
+    found = priors_of(searched(*NAMES), None)
+    assert sum(found.values()) == pytest.approx(EXPECTED)
+    assert max(priors_of(searched(*NAMES[:3]), None).values()) == pytest.approx(MOST_LIKELY)
+
+
+def test_what_changes_the_program_is_thought_likelier_than_what_does_not() -> None:
+    settings = [
+        SettingReport(
+            name=NAMES[0],
+            effect=Effect.ACTIVE,
+            stage="program",
+            values=(valued("1", "a", "b"), valued("2")),
+        ),
+        SettingReport(
+            name=NAMES[1],
+            effect=Effect.ACTIVE,
+            stage="program",
+            values=(valued("1"),),
+            interacts_with=("xla_other",),
+        ),
+        SettingReport(name=NAMES[2], effect=Effect.FAILS, stage="program", values=(valued("1", message="no"),)),
+        SettingReport(name=NAMES[3], effect=Effect.NO_OP, stage="program", values=(valued("1"),)),
+        SettingReport(name=NAMES[4], effect=Effect.MEASURE, stage="runtime"),
+    ]
+    found = priors_of(searched(*NAMES), reported(*settings))
+    active, together, fails, no_op, measure = (found[n] for n in NAMES[:5])
+    assert active > together == measure > fails == no_op > 0
+    assert max(found.values()) <= LARGEST_PRIOR

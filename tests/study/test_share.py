@@ -1,20 +1,36 @@
-"""Two processes on one GPU: whoever runs out of its memory is measured alone, in every stage, and the study goes on."""
+"""Memory: who runs out of a shared GPU's is measured alone, and what needs more than the study's limit fails."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from autotune.model.errors import LaunchError
+from autotune.measure.compare import Interleaved, Isolated
+from autotune.measure.context import ReferenceFailed
+from autotune.measure.memory import LIMIT_PHASE, MemoryShare, compiled_over_limit, over_limit, refuse_over_limit
+from autotune.model.errors import LaunchError, SettingError
 from autotune.model.flags import FlagSet
-from autotune.model.records import AaRecord, AblationResult, ConfirmRun, FailingSetRecord, IncidentRecord, TrialResult
+from autotune.model.measurement import DeviceMemory, FailureKind
+from autotune.model.records import (
+    AaRecord,
+    AblationResult,
+    ConclusionRecord,
+    ConfirmRun,
+    FailingSetRecord,
+    IncidentRecord,
+    TrialResult,
+)
 from autotune.model.spec import StudySpec
+from autotune.rundir.store import Store
+from autotune.study.preflight import keeping_rules, rule_defaults
+from autotune.workers.base import WorkerFailed
 from harness.gpu_memory import GpuMemory, OnSharedGpu
-from tests.runs import Run, replay_study, there
+from tests.runs import Diary, Run, failed, replay_study, there, worker_report
 from tests.tables import toml_beside
 
 CASES = toml_beside(__file__)
@@ -44,10 +60,19 @@ def modes(store: Any) -> set[str]:
     return {r.comparison.mode for r in store.of(TrialResult) if r.comparison}
 
 
-def test_a_reference_that_does_not_fit_into_its_share_runs_alone(run_replay: Run) -> None:
-    spec = study()
-    launcher = OnSharedGpu(spec, need=gib(53.9))  # 57.9e9 bytes of 80e9
-    conclusion, store, diary = run_replay(spec, trials=4, launcher=launcher, first=FIRST)
+@pytest.fixture
+def shared(run_replay: Run) -> Callable[..., tuple[ConclusionRecord, Store, Diary, OnSharedGpu]]:
+    """Runs a study of which each process takes the memory that it needs."""
+
+    def run(spec: StudySpec | None = None, *, trials: int = 4, first: Any = FIRST, **needs: Any) -> Any:
+        launcher = OnSharedGpu(spec or study(), **needs)
+        return *run_replay(spec or study(), trials=trials, launcher=launcher, first=first), launcher
+
+    return run
+
+
+def test_a_reference_that_does_not_fit_into_its_share_runs_alone(shared: Any) -> None:
+    conclusion, store, diary, launcher = shared(need=gib(53.9))  # 57.9e9 bytes of 80e9
     aa_run = there(store.last(AaRecord))
     assert aa_run.comparison.mode == "aba"
     assert aa_run.loss_spread.steps  # the rounding of the reference ran alone, too
@@ -57,15 +82,13 @@ def test_a_reference_that_does_not_fit_into_its_share_runs_alone(run_replay: Run
     assert any("do not fit into the device's memory" in note for note in diary.notes)
 
 
-def test_one_set_that_needs_more_than_its_share_is_tried_beside_another_only_once(run_replay: Run) -> None:
-    spec = study()
-    launcher = OnSharedGpu(spec, need=gib(20.0, xla_a=50.0))
-    conclusion, store, _ = run_replay(spec, trials=4, launcher=launcher, first=FIRST)
+def test_one_set_that_needs_more_than_its_share_is_tried_beside_another_only_once(shared: Any) -> None:
+    conclusion, store, _, launcher = shared(need=gib(20.0, xla_a=50.0))
     assert conclusion.settings == FlagSet({"xla_a": "1", "xla_d": "2"})
     found = {("xla_a" in r.settings, r.comparison.mode) for r in store.of(TrialResult) if r.comparison}
     assert found == {(True, "aba"), (False, "interleaved")}
-    failed = [s.without(SHARE) for s in launcher.failed]
-    assert len(failed) == len(set(failed))
+    refused = [s.without(SHARE) for s in launcher.failed]
+    assert len(refused) == len(set(refused))
     proof = [r for r in store.of(ConfirmRun) if r.settings == conclusion.settings]
     assert proof
     assert all(r.is_isolated and r.failure is None for r in proof)
@@ -75,53 +98,44 @@ def test_one_set_that_needs_more_than_its_share_is_tried_beside_another_only_onc
     assert [r.failure for r in store.of(TrialResult)] == [None] * 4
 
 
-def test_memory_that_runs_out_at_a_later_step_is_no_fault_of_the_set(run_replay: Run) -> None:
-    spec = study()
-    launcher = OnSharedGpu(spec, need=gib(20.0), grown=gib(20.0, xla_a=50.0))
-    conclusion, store, _ = run_replay(spec, trials=4, launcher=launcher, first=FIRST)
+def test_memory_that_runs_out_at_a_later_step_is_no_fault_of_the_set(shared: Any) -> None:
+    conclusion, store, _, _ = shared(need=gib(20.0), grown=gib(20.0, xla_a=50.0))
     assert conclusion.settings == FlagSet({"xla_a": "1", "xla_d": "2"})
     first = next(r for r in store.of(TrialResult) if r.settings.get("xla_a") and r.comparison)
     pairs = list(store.pairs(there(first.directory)))  # those of the interleaved blocks before are not among them
     assert [p.index for p in pairs] == list(range(there(first.comparison).pair_count))
 
 
-def test_rounding_that_needs_more_than_the_share_runs_alone(run_replay: Run) -> None:
+def test_rounding_that_needs_more_than_the_share_runs_alone(shared: Any) -> None:
     def need(settings: FlagSet) -> float:
         return 50.0 if "xla_a" not in settings and settings else 20.0  # what changes rounding, and nothing else
 
-    spec = study()
-    _, store, _ = run_replay(
-        spec, trials=1, launcher=OnSharedGpu(spec, need=need), first=(("a", FlagSet({"xla_a": 1})),)
-    )
+    _, store, _, _ = shared(trials=1, need=need)
     aa_run = there(store.last(AaRecord))
     assert aa_run.comparison.mode == "interleaved"
     assert not [i for i in store.of(IncidentRecord) if "rounding" in i.what]
 
 
-def test_a_cause_is_looked_for_alone_where_parts_of_the_set_need_the_whole_gpu(run_replay: Run) -> None:
-    spec = study(replay={"failures": {"xla_b=1": "crash"}})
+def test_a_cause_is_looked_for_alone_where_parts_of_the_set_need_the_whole_gpu(shared: Any) -> None:
     first = (("crashes", FlagSet({"xla_a": "2", "xla_b": "1", "xla_d": "1"})),)
-    _, store, _ = run_replay(spec, trials=2, first=first, launcher=OnSharedGpu(spec, need=gib(53.9)))
+    crashing = study(replay={"failures": {"xla_b=1": "crash"}})
+    _, store, _, _ = shared(crashing, trials=2, first=first, need=gib(53.9))
     failing = store.of(FailingSetRecord)[0]
     assert (failing.smallest, failing.is_minimal) == (FlagSet({"xla_b": "1"}), True)
 
 
-def test_what_does_not_fit_in_turns_or_alone_ends_the_study_with_advice(run_replay: Run) -> None:
-    spec = study(measure={"mode": "interleaved"})
+def test_what_does_not_fit_in_turns_or_alone_ends_the_study_with_advice(shared: Any) -> None:
     with pytest.raises(LaunchError, match=r"measure\.mode"):
-        run_replay(spec, launcher=OnSharedGpu(spec, need=gib(53.9)))
-    spec = study()
+        shared(study(measure={"mode": "interleaved"}), need=gib(53.9))
     with pytest.raises(LaunchError, match=r"must run but did not: out_of_memory: .*RESOURCE_EXHAUSTED"):
-        run_replay(spec, launcher=OnSharedGpu(spec, need=gib(70.0)))
+        shared(need=gib(70.0))
 
 
 @pytest.mark.parametrize(("environment", "fits"), CASES["own_shares"])
 def test_a_program_that_sets_its_share_itself_is_left_to_it(
-    run_replay: Run, environment: Mapping[str, str], fits: bool
+    shared: Any, environment: Mapping[str, str], fits: bool
 ) -> None:
-    spec = study()
-    launcher = OnSharedGpu(spec, need=gib(20.0), environment=environment)
-    _, store, _ = run_replay(spec, trials=1, launcher=launcher)
+    _, store, _, launcher = shared(trials=1, first=(), need=gib(20.0), environment=environment)
     assert modes(store) == {"interleaved" if fits else "aba"}
     told = [i.what for i in store.of(IncidentRecord) if "share of the GPU's memory itself" in i.what]
     is_named = any("FRACTION" in name for name in environment)
@@ -129,12 +143,10 @@ def test_a_program_that_sets_its_share_itself_is_left_to_it(
     assert sum(SHARE in s for s in launcher.started) == 1 or not is_named
 
 
-def test_a_share_that_the_study_names_is_not_taken_from_the_program(run_replay: Run) -> None:
+def test_a_share_that_the_study_names_is_not_taken_from_the_program(shared: Any) -> None:
     """What the user asks for must arrive: only our own share gives way."""
-    spec = study(baseline={SHARE: "0.4"})
-    launcher = OnSharedGpu(spec, need=gib(20.0), environment={SHARE: "0.9"})
     with pytest.raises(LaunchError, match="not_applied"):
-        run_replay(spec, launcher=launcher)
+        shared(study(baseline={SHARE: "0.4"}), need=gib(20.0), environment={SHARE: "0.9"})
 
 
 def test_the_fake_gpu_hands_out_memory_as_xla_does(tmp_path: Path) -> None:
@@ -146,3 +158,103 @@ def test_the_fake_gpu_hands_out_memory_as_xla_does(tmp_path: Path) -> None:
         gpu.use("second", 30 * 10**9, 36 * 10**9)
     with pytest.raises(ValueError, match=re.escape("Remove the latter one")):
         gpu.take("third", {SHARE: "0.4", "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.4"})
+
+
+HUNGRY, MODEST = FlagSet({"xla_a": "1"}), FlagSet({"xla_b": "1"})
+
+
+def limited(limit: str) -> StudySpec:
+    return study(limits={"memory": limit})
+
+
+def test_the_fullest_device_counts() -> None:
+    devices = (DeviceMemory(peak_bytes=1 << 30), DeviceMemory(peak_bytes=3 << 30))
+    report = worker_report(platform="cuda", device_count=2, peak_bytes=1 << 30, device_memory=devices)
+    refuse_over_limit(limited("3GiB"), report)
+    with pytest.raises(WorkerFailed, match="needs 3 GiB"):
+        refuse_over_limit(limited("2GiB"), report)
+
+
+class OnlySpec:
+    """A context in which nothing runs."""
+
+    def __init__(self, spec: StudySpec) -> None:
+        self.spec = spec
+        self.share = MemoryShare(spec)
+
+    def release_reference(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("is_reference", "sets", "remembered"),
+    [
+        (False, (FlagSet(), HUNGRY), HUNGRY),
+        (True, (HUNGRY, MODEST), HUNGRY),  # the whole set of an ablation
+        (True, (FlagSet(), MODEST), None),  # of the study's reference the A/A run tells
+    ],
+)
+def test_what_does_not_fit_beside_another_is_tried_alone_and_what_is_over_the_limit_is_not(
+    is_reference: bool, sets: tuple[FlagSet, FlagSet], remembered: FlagSet | None
+) -> None:
+    spec = study(limits={"memory": "1GiB"})
+    comparer = Interleaved(OnlySpec(spec))  # type: ignore[arg-type]
+    assert comparer.instead(WorkerFailed(there(over_limit(spec, 2 << 30, "measured"))), sets) is None
+    error = failed(FailureKind.OUT_OF_MEMORY, "RESOURCE_EXHAUSTED", phase="warm-up")
+    assert isinstance(comparer.instead(ReferenceFailed(error) if is_reference else error, sets), Isolated)
+    for tried in (HUNGRY, MODEST):
+        assert isinstance(comparer.for_sets(FlagSet(), tried), Isolated) == (tried == remembered)
+
+
+def test_a_compiled_program_that_needs_too_much_is_never_launched() -> None:
+    memory = SimpleNamespace(peak_bytes=3 << 30)
+    screen = SimpleNamespace(result=lambda settings: SimpleNamespace(program=SimpleNamespace(memory=memory)))
+    assert compiled_over_limit(limited("3GiB"), screen, HUNGRY) is None  # type: ignore[arg-type]
+    failure = there(compiled_over_limit(limited("2GiB"), screen, HUNGRY))  # type: ignore[arg-type]
+    assert (failure.kind, failure.phase) == (FailureKind.OUT_OF_MEMORY, LIMIT_PHASE)
+    assert "3 GiB (by its compiled program, never launched)" in failure.message
+    unknown = SimpleNamespace(result=lambda settings: SimpleNamespace(program=None))
+    assert compiled_over_limit(limited("2GiB"), unknown, HUNGRY) is None  # type: ignore[arg-type]
+
+
+class Build:
+    """What a build knows of two flags."""
+
+    build = SimpleNamespace(build="jaxlib 0.0", flags={"xla_a": None, "xla_b": None})
+
+    def __getitem__(self, name: str) -> SimpleNamespace:
+        return SimpleNamespace(exists=name in self.build.flags, default={"xla_a": "4"}.get(name))
+
+
+def test_rules_take_the_builds_defaults_and_name_no_flag_that_it_lacks() -> None:
+    limits = {"rules": ["xla_a == none or xla_a >= 4 or NCCL_NTHREADS == 128"]}
+    spec = replay_study(study={"limits": limits})
+    defaults = rule_defaults(spec, Build())  # type: ignore[arg-type]
+    assert defaults == {"xla_a": "4"}
+    assert spec.broken_rule(FlagSet(), defaults) is None
+    assert spec.broken_rule(FlagSet({"xla_a": "2"}), defaults) == limits["rules"][0]
+    lacking = replay_study(study={"limits": {"rules": ["xla_bb != 1"]}})
+    with pytest.raises(SettingError, match=r"jaxlib 0\.0 has but got xla_bb; did you mean `xla_b`"):
+        rule_defaults(lacking, Build())  # type: ignore[arg-type]
+
+
+def test_no_set_that_breaks_a_rule_is_ever_tried(run_replay: Run) -> None:
+    effects = {"xla_a=1": 0.9, "xla_a=2": 0.8, "xla_d=1": 0.97}
+    rules = ["xla_a == xla_b", "not (xla_a == 2 and xla_d == 2)"]
+    spec = replay_study(effects=effects, study={"limits": {"rules": rules}})
+    conclusion, store, _ = run_replay(spec, trials=14)
+    tried = [r.settings for r in store.of(TrialResult)]
+    assert len(tried) == 14  # of 15: (a, b) equal, times c, times d, less two of the second rule and the default
+    assert all(spec.broken_rule(s) is None for s in tried)
+    # `xla_b` does nothing, but without it the set would be none that may be tried.
+    assert conclusion.settings is not None
+    assert (conclusion.settings["xla_a"], conclusion.settings["xla_b"]) == ("2", "2")
+    assert all(spec.broken_rule(s) is None for s in (conclusion.settings, *(r.settings for r in store.of(ConfirmRun))))
+
+
+def test_the_callers_environment_and_recipes_keep_the_rules_too() -> None:
+    spec = replay_study(study={"limits": {"rules": ["xla_a != 2"]}})
+    notes: list[str] = []
+    first = (("your environment", FlagSet({"xla_a": "2"})), ("recipe x", FlagSet({"xla_b": "1"})))
+    assert keeping_rules(spec, first, {}, notes.append) == first[1:]
+    assert notes == ["your environment is not tried: it breaks the rule 'xla_a != 2'"]

@@ -61,7 +61,7 @@ def test_processes_on_one_gpu_take_turns_where_they_fit(
 ) -> None:
     context, sink = benches(needed, *variables)
     folder = context.folders.folder("pair")
-    request: ComparisonRequest[None] = ComparisonRequest(
+    request = ComparisonRequest(
         candidate=FlagSet({"NCCL_PROTO": "LL"}), folder=folder, name="pair", rule=fixed(2), is_proof=True
     )
     found = Interleaved(context).compare(request)
